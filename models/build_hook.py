@@ -1,0 +1,16 @@
+"""Lets `pip install .` build the model when it is missing, and puts it into the wheel."""
+
+from pathlib import Path
+from runpy import run_path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import (  # pyright: ignore[reportMissingImports]
+    BuildHookInterface,
+)
+
+
+class ModelHook(BuildHookInterface):
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        model: Path = run_path(str(Path(__file__).with_name("build_model.py")))["ensure_model"]()
+        if version != "editable":  # there sediment.py finds the model beside itself
+            build_data["force_include"][str(model)] = f"sediment_models/{model.name}"
