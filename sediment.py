@@ -1,0 +1,3724 @@
+"""Sediment: semantic memory for AI agents. One module, one file of data, no network.
+
+Promises (tests hold each of them)
+----------------------------------
+1. One file of program (this one), one file of data: a single SQLite database, no sidecar.
+2. Offline. No network socket is ever opened; the encoder's library is kept from its telemetry.
+3. The text is the truth. Chunks, vectors and the word index are derived from it.
+4. Nothing is lost. Only `forget` deletes. Replacing keeps the old text, hidden, behind the new
+   one. Every change is one transaction, on disk before it is answered.
+5. Cheap until it must not be: --version, --help, list, get, forget, stats and the MCP handshake
+   import neither numpy nor onnxruntime.
+
+The file
+--------
+SQLite in WAL mode, `application_id` 0x5ED10001, `user_version` = number of migrations applied.
+    items     one row a memory: id, content, project_id (NULL = global), created_at (unix
+              seconds), and ended_at/ended_by/successor once another item has replaced it
+    chunks    spans [start, end) of code points into an item's content, and their context
+    vectors   chunk -> float32[dimension], little-endian, unit length
+    pending   chunks whose vector is still to be made
+    words     FTS5 (porter stems, unicode61), rowid = chunk, contentless: text stands once
+    graph_nodes, graph_edges, access_log, consolidation_queue, history, projects, meta
+
+Ranking
+-------
+Candidates are the items whose best chunk is nearest to the query by cosine, united with those
+whose chunk has the best BM25, found separately inside the own scope (project and global) and in
+other projects. With c the best chunk's cosine and b its BM25:
+    score = (c + WORDS_WEIGHT * b / max b) * (1 or CROSS_PROJECT_FACTOR)
+
+Use from Python
+---------------
+    from sediment import Memory
+    memory = Memory("notes.db", project="demo")
+    memory.store("We deploy on Fridays, after the canary is green.")
+    memory.recall("when can I release?")["results"][0]["content"]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import unicodedata
+import uuid
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import click
+
+if TYPE_CHECKING:
+    import apsw
+    from tokenizers import Tokenizer
+
+# onnxruntime reports home unless told otherwise before its import; whoever imports this
+# module, as a program or a library, is covered by this line.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy only carries vectors here
+
+__version__ = "0.1.0"
+__all__ = ["Encoder", "Memory", "SedimentError", "__version__"]
+
+
+# ---------------------------------------------------------------------------------------------
+# Constants
+#
+# Every number that limits or ranks something stands here, once, with what set it.
+# ---------------------------------------------------------------------------------------------
+
+CONTENT_MAX = 1_000_000  # bytes of one memory; a book chapter is 50,000
+QUERY_MAX = 10_000  # bytes of one query; the encoder reads about 1,000 of them
+ID_MAX = 255  # characters of an id given by import
+LIMIT_MAX = 1_000  # --limit above this is a mistake, not a wish
+SERVED_MAX = 100  # results or items in one tool answer
+ANSWER_MAX = 10_000  # characters of one tool answer; clients cut or divert longer ones
+LINE_MAX = 10 * 2**20  # bytes of one message on the wire
+PAGE_SIZE = 8_000  # JSON characters of one page of a long memory: leaves room for its frame
+RATE_LIMIT = 600  # tool calls a minute; SEDIMENT_RATE_LIMIT=0 lifts it
+PREVIEW = 100  # characters of a long memory shown in lists
+
+INLINE_CHUNKS = 32  # encoded before the answer (about 1 s); a longer text is answered first
+IMPORT_BATCH = 128  # rows a transaction: 0.6 ms of commit against seconds of encoding
+CANDIDATES = 100  # per index and scope; 50 and 200 give the same tables on our sets
+QUERY_TERMS = 64  # distinct words of a query that are looked up
+WORDS_WEIGHT = 0.3  # best constant share of BM25: mean MRR of four sets 63.3, cosine alone 54.5
+CROSS_PROJECT_FACTOR = 0.875  # as in the original: another project's hit must be clearly better
+CONFLICT_COSINE = 0.912  # nearer than this to a new memory is worth a remark (0.85 on 1/(3-2c))
+CONFLICTS_SHOWN = 4
+
+CHUNK_THRESHOLD = 1_000  # characters; below, one vector says it all
+CHUNK_MAX = 800  # about 200 tokens of English: with its context it fills most of the window
+CHUNK_MIN = 200  # a piece of prose shorter than this says too little to be found by meaning
+CHUNK_OVERLAP = 100  # a thought that is cut in two stays findable
+CODE_MIN, YAML_MIN = 100, 50  # characters after which a definition or key opens a new chunk
+CONTEXT_MAX = 120  # a longer context would take the window from what it describes
+SIGNATURE_MAX = 60
+
+BUSY_TIMEOUT = 30_000  # ms a writer waits for another before it gives up
+PRELOAD_DELAY = 2.0  # s between tools/list and loading the encoder in the background
+PARENT_POLL = 2.0  # s between looks at whether the client still lives
+ENCODER_THREADS = 2  # 1.8 times one thread at 128 tokens; more gain little on texts this short
+
+SCOPES = ("project", "global")
+APPLICATION_ID = 0x5ED10001
+MODEL = "all-MiniLM-L6-v2"
+
+
+# ---------------------------------------------------------------------------------------------
+# Errors
+#
+# One small family. A message names what is wrong and what to do; the shell prints it as one
+# line and exits 1, a tool call returns it to the agent. Anything else is a bug in this file.
+# ---------------------------------------------------------------------------------------------
+
+
+class SedimentError(Exception):
+    """Something the user or agent can put right; `str(error)` is one line that says how."""
+
+
+class InvalidInput(SedimentError):
+    """A text, id, number or name that cannot be taken as it is."""
+
+
+class NotFound(SedimentError):
+    """No such memory, or none that this project may see."""
+
+
+class DatabaseError(SedimentError):
+    """The file is not ours, cannot be read, or cannot be written."""
+
+
+class ModelError(SedimentError):
+    """The encoder's files are missing, damaged or of another model than the database."""
+
+
+# ---------------------------------------------------------------------------------------------
+# Text
+#
+# What may be stored, and how times and words are written. Everything from outside passes
+# through here before it meets the encoder or the database.
+# ---------------------------------------------------------------------------------------------
+
+# Scripts written without spaces, which the word index would take for one endless word.
+_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
+_UNSPACED = re.compile(f"[{_CJK}]")
+_TERM = re.compile(rf"[{_CJK}]+|[^\W_{_CJK}]+")
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def check_text(text: object, what: str, limit: int) -> str:
+    """The text itself if it can be stored or searched; InvalidInput says why not."""
+    if not isinstance(text, str):
+        raise InvalidInput(f"{what} must be a string, not {type(text).__name__}")
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        bad = f"U+{ord(text[error.start]):04X} at character {error.start}"
+        raise InvalidInput(f"{what} is not valid Unicode: lone surrogate {bad}") from None
+    if size > limit:
+        raise InvalidInput(f"{what} is too large: {size:,} bytes, and the limit is {limit:,}")
+    if not text.strip():
+        raise InvalidInput(f"{what} must not be empty")
+    if "\0" in text:
+        raise InvalidInput(f"{what} contains a NUL character (U+0000): text only, please")
+    return text
+
+
+def check_id(value: object) -> str:
+    """An id as given: 1 to 255 printable characters."""
+    if not isinstance(value, str) or not 1 <= len(value) <= ID_MAX or not value.isprintable():
+        raise InvalidInput(f"an id is 1 to {ID_MAX} printable characters, not {_show(value)}")
+    return value
+
+
+def check_limit(value: object) -> int:
+    """A number of results: a whole number from 1 to LIMIT_MAX."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LIMIT_MAX:
+        raise InvalidInput(f"limit must be a whole number, 1 to {LIMIT_MAX}, not {_show(value)}")
+    return value
+
+
+def check_scope(value: object, allowed: tuple[str, ...] = SCOPES) -> str:
+    """A scope's name in lower case."""
+    if isinstance(value, str) and value.lower() in allowed:
+        return value.lower()
+    raise InvalidInput(f"scope must be one of {', '.join(allowed)}, not {_show(value)}")
+
+
+def _show(value: object) -> str:
+    """A value short enough for an error message, safe to print."""
+    text = ascii(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def parse_time(value: object) -> int:
+    """Unix seconds from unix seconds or an ISO 8601 date or time (UTC unless it says else)."""
+    moment: object = value
+    with contextlib.suppress(ValueError, OverflowError, OSError):
+        if isinstance(moment, str):
+            moment = _seconds_of(moment)
+        if isinstance(moment, (int, float)) and not isinstance(moment, bool) and moment >= 0:
+            datetime.fromtimestamp(moment, UTC)  # refuses what no calendar has
+            return int(moment)
+    raise InvalidInput(
+        f"a time is unix seconds or ISO 8601 like 2024-05-31T18:00, not {_show(value)}"
+    )
+
+
+def _seconds_of(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        return float(text)
+    moment = datetime.fromisoformat(text)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def iso_time(seconds: int) -> str:
+    """RFC 3339, in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def spaced(text: str) -> str:
+    """The text as the word index sees it: every ideograph, kana and hangul a word."""
+    return _UNSPACED.sub(r" \g<0> ", text) if not text.isascii() else text
+
+
+def words_query(query: str) -> str:
+    """An FTS5 expression for any of the query's words; empty when it has none.
+
+    Neighbouring characters of an unspaced script are looked up in pairs, as a phrase.
+    """
+    terms: dict[str, None] = {}
+    for run in _TERM.findall(query.lower()):
+        if len(run) > 1 and _UNSPACED.match(run):
+            terms.update(dict.fromkeys(" ".join(pair) for pair in pairwise(run)))
+        else:
+            terms[run] = None
+    return " OR ".join(f'"{term}"' for term in list(terms)[:QUERY_TERMS])
+
+
+def one_line(text: str, width: int) -> str:
+    """The beginning of a text on one line, cut with an ellipsis."""
+    flat = " ".join(text[: width * 4].split())
+    return flat if len(flat) <= width and len(text) <= width * 4 else flat[: width - 1] + "…"
+
+
+def printable(text: str) -> str:
+    """Text for a terminal: control characters and direction overrides made visible."""
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+
+
+# ---------------------------------------------------------------------------------------------
+# Chunking
+#
+# The encoder reads 256 tokens; a longer text is cut where its own structure has joints, and
+# each chunk is embedded with the heading, signature or key path that it stands under.
+# ---------------------------------------------------------------------------------------------
+
+
+class Chunk(NamedTuple):
+    """A part of a text that gets a vector of its own; `text[start:end]` is the part."""
+
+    start: int
+    end: int
+    context: str  # heading path, signature or key path; "" when there is none
+
+
+class _Section(NamedTuple):
+    """A stretch of text under one heading, definition or key: never joined with its neighbours."""
+
+    start: int
+    end: int
+    context: str
+
+
+def split_text(text: str, fits: Callable[[str], bool]) -> list[Chunk]:
+    """One chunk of a short text; else chunks of at most CHUNK_MAX characters with a context.
+
+    Each satisfies `fits`, its context included. Everything but white space is in some chunk,
+    and only neighbours in prose overlap. A single character that does not fit is a chunk all
+    the same: it must not be lost.
+    """
+    if len(text) <= CHUNK_THRESHOLD and fits(text):
+        start, end = _trim(text, 0, len(text))
+        return [Chunk(start, end, "")] if start < end else []
+    kind = detect_type(text)
+    prose = kind in ("markdown", "text")
+    chunks: list[Chunk] = []
+    for section in _SECTIONS[kind](text):
+        pieces = _pieces(text, section, prose)
+        fitting = [chunk for piece in pieces for chunk in _fitting(text, piece, fits, prose)]
+        chunks += _overlapping(text, fitting, fits) if prose else fitting
+    return chunks
+
+
+# What kind of text it is.
+
+_YAML_PAIR = re.compile(r"\s*(?:- +)?[\w-]+:(?:\s|$)")
+# What may stand in the first column of YAML: a key, an item, a comment, a marker, a bracket.
+_YAML_TOP = re.compile(r"""([\w"'$./<*-][^:(]*):(?:\s|$)|-(?:\s|$)|[#%?{}\[\]]|\.\.\.|\s|$""")
+_FRONT_MATTER = re.compile(r"\s*---[ \t\r]*\n(?:.*\n)*?---[ \t\r]*\n")
+_HEADING_LINE = re.compile(r"^##? ", re.MULTILINE)
+_SUBHEADING = re.compile(r"#{2,6} ")
+_CODE_LINE = re.compile(
+    r"^[ \t]*(?:(?:pub )?fn|def|class|function|const|let|var|import|export|struct|impl|trait) ",
+    re.MULTILINE,
+)
+# A line that only a program has in its first column.
+_PROGRAM_LINE = re.compile(
+    r"#!/|from [\w.]+ import |import [\w., ]+\s*$|#include [<\"]|(?:async )?def \w+ *\("
+    r"|(?:pub |export )?(?:fn|func|function) \w+ *[(<]|class \w+[\w(), .=]*[:{]\s*$"
+)
+
+
+def detect_type(text: str) -> str:
+    """Which rules cut this text: "json", "yaml", "markdown", "code" or "text"."""
+    text = text.strip()
+    if _is_json(text):
+        return "json"
+    front = _FRONT_MATTER.match(text)
+    if front and not _is_yaml(text[front.end() :]):
+        return "markdown"
+    if _is_yaml(text):
+        return "yaml"
+    if _is_markdown(text):
+        return "markdown"
+    return "code" if _CODE_LINE.search(text) else "text"
+
+
+def _is_json(text: str) -> bool:
+    if text[:1] + text[-1:] not in ("{}", "[]"):
+        return False
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _is_yaml(text: str) -> bool:
+    """Key lines at the top, and in the first column nothing that YAML does not allow.
+
+    The second test keeps out code, letters and transcripts ("Ann: ...", many times): a mapping
+    has each key once.
+    """
+    pairs = sum(1 for line in text.split("\n", 10)[:10] if _YAML_PAIR.match(line))
+    if pairs < (1 if text.startswith("---") else 2):
+        return False
+    keys: set[str] = set()
+    for _, line in _lines(text):
+        top = _YAML_TOP.match(line)
+        if line.startswith("---"):
+            keys.clear()
+        elif not top or top[1] in keys or _PROGRAM_LINE.match(line):
+            return False
+        elif top[1]:
+            keys.add(top[1])
+    return True
+
+
+def _is_markdown(text: str) -> bool:
+    """Headings outside code fences, and these not outnumbered by the lines of a program.
+
+    "# " begins a comment in half the languages; "## " hardly ever.
+    """
+    if not _HEADING_LINE.search(text) or not next(_headings(text), None):
+        return False
+    lines = [line for _, line in _unfenced_lines(text)]
+    subheadings = sum(1 for line in lines if _SUBHEADING.match(line))
+    return subheadings >= sum(1 for line in lines if _PROGRAM_LINE.match(line))
+
+
+def _lines(text: str, start: int = 0) -> Iterator[tuple[int, str]]:
+    """Each line with its offset; only a newline ends a line."""
+    while start < len(text):
+        end = text.find("\n", start) + 1 or len(text)
+        yield start, text[start:end]
+        start = end
+
+
+# Markdown: sections are what stands under a heading.
+
+_FENCE = re.compile(r"\s*(`{3,}(?=[^`]*$)|~{3,})")
+_HEADING = re.compile(r" {0,3}(#{1,6})[ \t]+(?=\S)")
+_UNDERLINE = re.compile(r" {0,3}(={2,}|-{2,})\s*$")
+# A line that an underline below makes a heading: no list item, quotation, table or rule.
+_TITLE = re.compile(r" {0,3}(?!\d+[.)]\s|[-*+>|=])\S")
+
+
+class _Heading(NamedTuple):
+    start: int
+    end: int
+    level: int
+    title: str
+
+
+def _markdown_sections(text: str) -> list[_Section]:
+    front = _FRONT_MATTER.match(text)
+    start = body = front.end() if front else 0
+    sections = [_Section(0, start, "")]
+    path: list[_Heading] = []
+    for heading in _headings(text, start):
+        # A heading with nothing under it means nothing alone: it stays with the next one.
+        if text[body : heading.start].strip():
+            sections.append(_Section(start, heading.start, _heading_path(path)))
+            start = heading.start
+        while path and path[-1].level >= heading.level:
+            path.pop()
+        path.append(heading)
+        body = heading.end
+    return [*sections, _Section(start, len(text), _heading_path(path))]
+
+
+def _headings(text: str, begin: int = 0) -> Iterator[_Heading]:
+    """The headings after `begin`, both "# " and underlined ones."""
+    above: tuple[int, str] | None = None  # a paragraph of one line: an underline may follow
+    blank = True  # whether a paragraph can begin in this line
+    for start, line in _unfenced_lines(text, begin):
+        end = start + len(line)
+        found = None
+        if mark := _HEADING.match(line):
+            found = _Heading(start, end, len(mark[1]), _heading_title(line[mark.end() :]))
+        elif above and (mark := _UNDERLINE.match(line)):
+            level = 1 if mark[1][0] == "=" else 2
+            found = _Heading(above[0], end, level, _heading_title(above[1]))
+        if found:
+            yield found
+        above = (start, line) if blank and not found and _TITLE.match(line) else None
+        blank = bool(found) or not line.strip()
+
+
+def _unfenced_lines(text: str, begin: int = 0) -> Iterator[tuple[int, str]]:
+    """Each line with its offset, lines of fenced code as empty ones."""
+    fence = ""
+    for start, line in _lines(text, begin):
+        mark = _FENCE.match(line)
+        yield start, "" if fence or mark else line
+        if not fence:
+            fence = mark[1] if mark else ""
+        elif mark and mark[1].startswith(fence) and not line[mark.end() :].strip():
+            fence = ""
+
+
+def _heading_title(line: str) -> str:
+    title = line[: 2 * CONTEXT_MAX].strip()
+    unmarked = title.rstrip("#")
+    return unmarked.rstrip() if unmarked.endswith((" ", "\t")) else title
+
+
+def _heading_path(path: list[_Heading]) -> str:
+    return _clip_path(" > ".join(_clip(heading.title) for heading in path))
+
+
+def _clip(label: str) -> str:
+    return label if len(label) <= SIGNATURE_MAX else label[:SIGNATURE_MAX].rstrip() + "..."
+
+
+def _clip_path(path: str) -> str:
+    """The end of a long path: its last names say most about the chunk."""
+    return path if len(path) <= CONTEXT_MAX else "..." + path[3 - CONTEXT_MAX :]
+
+
+# Code: sections begin at definitions, and at top-level lines after a body.
+
+# A name with more small words behind it is prose ("type of the item") in a comment or docstring.
+_DEFINITION = re.compile(
+    r"[ \t]*(?:(?:pub(?:\([^)\n]*\))?|public|private|protected|internal|static|abstract|final"
+    r"|async|export|default|unsafe|extern|inline|virtual|override|open|data|sealed) +)*"
+    r"(?:fn|def|class|func|fun|function|impl|struct|enum|trait|mod|module|namespace|interface"
+    r"|type|protocol|extension|macro_rules!)[ \t*<]+(?=[\w$(<'&])"
+    r"(?!\w+,? +(?!extends|implements|for|where|struct|interface|func)[a-z])"
+    r"|[ \t]*(?:public|private|protected) +\w[^;=\n]*\("
+)
+# Only in the first column do these begin something; in a body they are just statements.
+_TOP_DEFINITION = re.compile(
+    r"(?:const|let|var|static|export|module\.exports|void|int|char|double|float|bool|#define)\b"
+    r"|(?!(?:if|elif|else|for|while|with|return|assert|raise|throw|await|new|using|case)\b)"
+    r"(?:[A-Za-z_][\w:<>]*[ \t*&]+)+[\w:~]+\([^;]*$"
+)
+_TOP_STATEMENT = re.compile(r"[A-Za-z_]")
+# Lines that belong to the definition below them: decorators, attributes, comments, templates.
+_LEAD = re.compile(r"[ \t]*(?:@|#\[|#(?=[\s#:]|$)|//|/\*|\*(?=[\s/*]|$)|--[ \-]|template *<)")
+_DECORATOR = re.compile(r"[ \t]*(?:@|#\[)")
+
+
+def _code_sections(text: str) -> list[_Section]:
+    sections: list[_Section] = []
+    start, depth, context = 0, 0, ""
+    for at, new_depth, path in _definitions(text):
+        # The end of a class ends its last method too, however short that is.
+        if at - start > CODE_MIN or new_depth < depth:
+            sections.append(_Section(start, at, context))
+            start, depth, context = at, new_depth, path
+        elif path:  # what the open chunk holds is small: the newcomer describes it better
+            depth, context = new_depth, path
+    return [*sections, _Section(start, len(text), context)]
+
+
+def _definitions(text: str) -> Iterator[tuple[int, int, str]]:
+    """Where definitions and top-level blocks begin, how deep, and "parent > definition"."""
+    parents: list[tuple[int, str]] = []
+    after_body = blank = False
+    for head, line in _headed_lines(text):
+        indent = len(line) - len(line.lstrip(" \t"))
+        if signature := _signature(line, indent):
+            while parents and parents[-1][0] >= indent:
+                parents.pop()
+            parents.append((indent, signature))
+            yield head, len(parents), _clip_path(" > ".join(name for _, name in parents))
+        elif after_body and blank and _TOP_STATEMENT.match(line):
+            yield head, 1, ""
+        blank = not line.strip()
+        after_body = after_body if blank else indent > 0 or line[0] in "})]"
+
+
+def _headed_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Each line that is no comment or decorator, with the offset where those above it begin."""
+    head: int | None = None
+    brackets = 0  # open in a decorator: its arguments may go over several lines
+    for start, line in _lines(text):
+        if _LEAD.match(line) or (brackets > 0 and not _DEFINITION.match(line)):
+            head = start if head is None else head
+            if brackets or _DECORATOR.match(line):
+                brackets += sum(map(line.count, "([")) - sum(map(line.count, ")]"))
+        else:
+            yield start if head is None else head, line
+            head, brackets = None, 0
+
+
+def _signature(line: str, indent: int) -> str:
+    """The first line of a definition without its brackets, "" for any other line."""
+    line = line[: 2 * CONTEXT_MAX]
+    if not (_DEFINITION.match(line) or (indent == 0 and _TOP_DEFINITION.match(line))):
+        return ""
+    return _clip(line.strip().rstrip("{[(:= "))
+
+
+# JSON and YAML: members packed together, those too large opened and packed in their turn.
+
+_JSON_TOKEN = re.compile(r'"([^"\\]*(?:\\.[^"\\]*)*)"(\s*:)?|[\[\]{},]')
+_YAML_MEMBER = re.compile(r"""( *)(?:(-)(?:\s|$)|([\w.$/<*][^:]*|"[^"]*"|'[^']*'):(?:\s|$))""")
+_YAML_LEAD = re.compile(r" *#|---")
+_YAML_BLOCK = re.compile(r"[:-] +[|>][-+\d]*\s*$")
+
+
+class _Member:
+    """A value in a JSON or YAML text, from behind the one before it to the one after it."""
+
+    __slots__ = ("end", "key", "members", "start")
+
+    def __init__(self, start: int, key: str | None = None):
+        self.start = self.end = start
+        self.key = key  # None for an element of an array
+        self.members: list[_Member] = []
+
+
+def _json_tree(text: str) -> _Member:
+    """The members of valid JSON; the json module does not tell where a value stands."""
+    root = _Member(0)
+    path = [root]
+    for token in _JSON_TOKEN.finditer(text):
+        mark = token[0]
+        if mark in "]}":
+            _close(path, token.start())
+        elif mark in "[{,":
+            if mark == ",":
+                _close(path, token.end())
+            member = _Member(token.end())
+            path[-1].members.append(member)
+            path.append(member)
+        elif token[2]:
+            path[-1].key = token[1][:CONTEXT_MAX]
+    _close(path, len(text))
+    return root
+
+
+def _yaml_tree(text: str) -> _Member:
+    """The members of YAML as far as indentation tells them; values in flow style stay whole."""
+    root = _Member(0)
+    path, depths = [root], [-1]
+    for start, depth, key in _yaml_members(text):
+        while depths[-1] >= depth:
+            depths.pop()
+            _close(path, start)
+        member = _Member(start, key)
+        path[-1].members.append(member)
+        path.append(member)
+        depths.append(depth)
+    while path:
+        _close(path, len(text))
+    return root
+
+
+def _yaml_members(text: str) -> Iterator[tuple[int, int, str | None]]:
+    """Keys and list items: offset (of a comment right above, if any), depth, key."""
+    head: int | None = None
+    block: int | None = None  # indentation of the key whose literal text goes on
+    for start, line in _lines(text):
+        indent = len(line) - len(line.lstrip(" "))
+        if block is not None and (indent > block or not line.strip()):
+            continue
+        block = None
+        if _YAML_LEAD.match(line):
+            head = start if head is None else head
+            continue
+        if member := _YAML_MEMBER.match(line):
+            # An item may stand right below its key: half a step deeper than the key.
+            depth = 2 * indent + (1 if member[2] else 0)
+            key = None if member[2] else member[3].strip("\"'")[:CONTEXT_MAX]
+            yield start if head is None else head, depth, key
+            if _YAML_BLOCK.search(line):
+                block = len(line) - len(line.lstrip(" -"))
+        head = None
+
+
+def _close(path: list[_Member], end: int) -> None:
+    member = path.pop()
+    member.end = end
+    if end - member.start <= CHUNK_MAX:
+        member.members.clear()  # it stays whole
+
+
+def _member_sections(root: _Member, enough: int) -> list[_Section]:
+    """Members packed up to CHUNK_MAX; at the top a key closes a pack that is larger than enough.
+
+    What opens a container goes with its first member and what closes it with its last.
+    """
+    sections: list[_Section] = []
+    todo = [(root, root.start, root.end, "")]
+    while todo:
+        parent, start, end, path = todo.pop()
+        first = 0  # the member that the open pack begins with
+        for index, member in enumerate(parent.members):
+            member_end = end if index + 1 == len(parent.members) else member.end
+            full = member_end - start > CHUNK_MAX or (
+                parent is root and member.key is not None and member.start - start > enough
+            )
+            if index > first and (full or member.members):
+                context = _pack_path(path, parent, first, index)
+                sections.append(_Section(start, member.start, context))
+                start, first = member.start, index
+            if member.members:
+                todo.append((member, start, member_end, _key_path(path, parent, index)))
+                start, first = member_end, index + 1
+        if start < end:
+            context = _pack_path(path, parent, first, len(parent.members))
+            sections.append(_Section(start, end, context))
+    return sorted(sections)
+
+
+def _pack_path(path: str, parent: _Member, first: int, last: int) -> str:
+    return _key_path(path, parent, first) if last - first == 1 else path
+
+
+def _key_path(path: str, parent: _Member, index: int) -> str:
+    key = parent.members[index].key
+    if key is None:
+        return _clip_path(f"{path}[{index}]")
+    return _clip_path(f"{path}.{key}" if path else key)
+
+
+_SECTIONS: dict[str, Callable[[str], list[_Section]]] = {
+    "json": lambda text: _member_sections(_json_tree(text), CHUNK_MAX),
+    "yaml": lambda text: _member_sections(_yaml_tree(text), YAML_MIN),
+    "markdown": _markdown_sections,
+    "code": _code_sections,
+    "text": lambda text: [_Section(0, len(text), "")],
+}
+
+
+# Pieces: a section cut to CHUNK_MAX, and to what fits the model's window.
+
+_SENTENCE = r"[.?!][\"')\]*_”’»]*\s+|[。？！｡]+[」』”’）]*\s*"
+_LIST_LINE = r"\n(?=[ \t]*(?:[-*+|>#]|\d+[.)] |```|~~~))"
+_PARAGRAPH = re.compile(r"\n\s*\n")
+_LINE = re.compile(r"\n")
+_BLANK = re.compile(r"\s+")
+_CLAUSE = re.compile(r"[,;，、；]")
+# Where to cut, best first: the first kind found near enough is taken. Prose is often broken
+# into lines inside a sentence, code is not.
+_PROSE_BREAKS = (_PARAGRAPH, re.compile(f"{_SENTENCE}|{_LIST_LINE}"), _LINE, _BLANK, _CLAUSE)
+_CODE_BREAKS = (_PARAGRAPH, _LINE, re.compile(_SENTENCE), _BLANK, _CLAUSE)
+# The overlap may be half as long again, or half, for a good place to begin.
+_TAIL_MIN = CHUNK_OVERLAP // 2
+_TAIL_MAX = CHUNK_OVERLAP + CHUNK_OVERLAP // 2
+_JOINER = "\u200d"
+# A cluster of more code points than this is no character that anyone reads.
+_CLUSTER_MAX = 32
+
+
+def _pieces(text: str, section: _Section, prose: bool) -> Iterator[Chunk]:
+    """Cut a section into pieces of at most CHUNK_MAX, as full as good breaks allow."""
+    start, end = _trim(text, section.start, section.end)
+    room = CHUNK_MAX
+    while end - start > room:
+        limit = min(start + room, end - CHUNK_MIN)
+        cut = _best_cut(text, start + CHUNK_MIN, limit, limit, prose)
+        yield Chunk(start, cut, section.context)
+        start = cut
+        if prose:
+            room = CHUNK_MAX - _TAIL_MAX
+    yield Chunk(start, end, section.context)
+
+
+def _fitting(text: str, chunk: Chunk, fits: Callable[[str], bool], prose: bool) -> Iterator[Chunk]:
+    """Halve a chunk, and the halves, until all fit."""
+    todo = [chunk]
+    while todo:
+        start, end, context = todo.pop()
+        start, end = _trim(text, start, end)
+        if start == end:
+            continue
+        if fits(embedding_text(text, Chunk(start, end, context))):
+            yield Chunk(start, end, context)
+            continue
+        # A context that fills over half the window would leave hardly any room for the text.
+        while context and not fits(f"{context}\n{context}"):
+            context = context[(len(context) + 1) // 2 :]
+        middle, margin = (start + end) // 2, max(1, (end - start) // 4)
+        cut = _best_cut(text, start + margin, end - margin, middle, prose)
+        if start < cut < end:
+            todo += Chunk(cut, end, context), Chunk(start, cut, context)
+        elif context:
+            todo.append(Chunk(start, end, ""))
+        elif end - start > 1:
+            todo += Chunk(middle, end, ""), Chunk(start, middle, "")
+        else:
+            yield Chunk(start, end, "")
+
+
+def _overlapping(text: str, chunks: list[Chunk], fits: Callable[[str], bool]) -> Iterator[Chunk]:
+    """The chunks of a section of prose, each begun with the last words of the one before.
+
+    Done last, when it is known what fits: no chunk consists of repeated words only.
+    """
+    yield from chunks[:1]
+    for before, chunk in pairwise(chunks):
+        target = before.end - CHUNK_OVERLAP
+        start = _best_cut(text, before.end - _TAIL_MAX, before.end - _TAIL_MIN, target, True)
+        longer = chunk._replace(start=_trim(text, start, chunk.end)[0])
+        large = before.end - before.start >= 2 * _TAIL_MAX and chunk.end - start <= CHUNK_MAX
+        yield longer if large and fits(embedding_text(text, longer)) else chunk
+
+
+def embedding_text(text: str, chunk: Chunk) -> str:
+    """What the encoder reads of a chunk: where it stands, then what it says."""
+    body = text[chunk.start : chunk.end]
+    return f"{chunk.context}\n{body}" if chunk.context else body
+
+
+def _best_cut(text: str, low: int, high: int, target: int, prose: bool) -> int:
+    """The break of the best kind from low to high that is nearest to target."""
+    for kind in _PROSE_BREAKS if prose else _CODE_BREAKS:
+        cuts = [found.end() for found in kind.finditer(text, low, high)]
+        if cuts:
+            return min(cuts, key=lambda cut: abs(cut - target))
+    for cut in range(target, max(target - _CLUSTER_MAX, 0), -1):
+        if not _one_character(text[cut - 1], text[cut]):
+            return cut
+    return target
+
+
+def _one_character(left: str, right: str) -> bool:
+    """Whether two code points belong to one visible character."""
+    return (
+        unicodedata.category(right).startswith("M")
+        or _JOINER in (left, right)
+        or "\U0001f3fb" <= right <= "\U0001f3ff"  # skin tones
+        or (left, right) == ("\r", "\n")
+        or ("\ud800" <= left <= "\udbff" and "\udc00" <= right <= "\udfff")
+    )
+
+
+def _trim(text: str, start: int, end: int) -> tuple[int, int]:
+    """The span without white space around it, but with the first line's indentation."""
+    span = text[start:end]
+    first = start + len(span) - len(span.lstrip())
+    end = start + len(span.rstrip())
+    if first >= end:
+        return start, start
+    line = text.rfind("\n", start, first) + 1
+    if not line and start > 0 and text[start - 1] != "\n":
+        return first, end
+    return max(line, start), end
+
+
+# ---------------------------------------------------------------------------------------------
+# Encoder
+#
+# all-MiniLM-L6-v2 on onnxruntime: text in, unit vector out, one text at a time so that no
+# vector depends on its neighbours. Nothing is imported or read before it is needed.
+# ---------------------------------------------------------------------------------------------
+
+
+def cache_dir() -> Path:
+    """Where unpacked programs and notes about checked files live; safe to delete."""
+    if override := os.environ.get("SEDIMENT_CACHE"):
+        return Path(override)
+    import platformdirs
+
+    return platformdirs.user_cache_path("sediment", appauthor=False)
+
+
+def model_dir() -> Path:
+    """The folder of the bundled model: beside the module in a checkout, .pyz or wheel."""
+    here = Path(__file__).resolve().parent
+    for parent in ("models", "sediment_models"):
+        if (here / parent / MODEL / "manifest.json").is_file():
+            return here / parent / MODEL
+    raise ModelError(f"the model {MODEL} is missing beside {here}: run `make`, or reinstall")
+
+
+class Model:
+    """A model folder and what its manifest promises: sizes and SHA-256 of each file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
+            self.name: str = manifest["name"]
+            self.dimension: int = manifest["dimension"]
+            self.max_tokens: int = manifest["max_tokens"]
+            self.files: dict[str, dict[str, Any]] = manifest["files"]
+            self.digest: str = self.files["weights.bin"]["sha256"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ModelError(
+                f"{folder}/manifest.json cannot be read ({error}): reinstall"
+            ) from None
+
+    def check(self, full: bool = False) -> None:
+        """Stop on a damaged file: by size and time against the last full check, else by digest."""
+        seen, note = self._signature(), cache_dir() / "checked-models.json"
+        known = _read_json(note)
+        if not full and known.get(str(self.folder)) == seen:
+            return
+        for name, facts in self.files.items():
+            self._check_digest(name, facts["sha256"])
+        with contextlib.suppress(OSError):  # without a cache every start checks in full
+            note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_atomically(note, json.dumps(known | {str(self.folder): seen}))
+
+    def _signature(self) -> list[list[int]]:
+        try:
+            stats = [os.stat(self.folder / name) for name in self.files]
+        except OSError as error:
+            raise ModelError(f"the model is incomplete ({error}): {self._remedy()}") from None
+        return [[stat.st_size, stat.st_mtime_ns] for stat in stats]
+
+    def _check_digest(self, name: str, expected: str) -> None:
+        with open(self.folder / name, "rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != expected:
+                path = self.folder / name
+                raise ModelError(f"the model file {path} is damaged: {self._remedy()}")
+
+    def _remedy(self) -> str:
+        return f"delete {self.folder.parent.parent} and run again, or reinstall"
+
+
+class Encoder:
+    """Texts to unit vectors; tokenizer and session are loaded at first use, from any thread.
+
+    A one-shot process takes the session that starts fastest (10 + 9 ms to the first vector);
+    a resident one pays 65 ms once for optimised weights, then 2.3 ms instead of 5.3 for a
+    short text (8 tokens, one thread).
+    """
+
+    def __init__(self, folder: Path | None = None, *, resident: bool = True) -> None:
+        self.model = Model(folder or model_dir())
+        self.resident = resident
+        self._lock = threading.Lock()
+        self._tokenizer: Tokenizer | None = None
+        self._session: Any = None
+
+    def tokens(self, text: str) -> list[int]:
+        """Token ids with [CLS] and [SEP], cut to the model's window."""
+        ids, window = self._load_tokenizer().encode(text).ids, self.model.max_tokens
+        return ids if len(ids) <= window else [*ids[: window - 1], ids[-1]]
+
+    def count_tokens(self, text: str) -> int:
+        """How many tokens the whole text has, [CLS] and [SEP] included."""
+        return len(self._load_tokenizer().encode(text).ids)
+
+    def fits(self, text: str) -> bool:
+        """Whether nothing of the text would be cut off."""
+        return self.count_tokens(text) <= self.model.max_tokens
+
+    def embed(self, text: str) -> bytes:
+        """The text's vector: float32[dimension], little-endian, of length 1."""
+        session = self.load()
+        import numpy
+
+        ids = numpy.array(self.tokens(text), numpy.int64)
+        return session.run(None, {"ids": ids})[0].astype("<f4").tobytes()
+
+    def load(self) -> Any:
+        """The session, ready to run: what the first `embed` would otherwise wait for."""
+        with self._lock:
+            if self._session is None:
+                self._session = self._open_session()
+        return self._session
+
+    def _load_tokenizer(self) -> Tokenizer:
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = self._open_tokenizer()
+        return self._tokenizer
+
+    def _open_tokenizer(self) -> Tokenizer:
+        from tokenizers import Tokenizer
+
+        self.model.check()
+        tokenizer = Tokenizer.from_file(str(self.model.folder / "tokenizer.json"))
+        tokenizer.no_padding()  # the file's own settings are for batches
+        tokenizer.no_truncation()
+        return tokenizer
+
+    def _open_session(self) -> Any:
+        self.model.check()
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        options.intra_op_num_threads = min(ENCODER_THREADS, os.cpu_count() or 1)
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        if not self.resident:
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            options.add_session_config_entry("session.disable_prepacking", "1")
+        path = str(self.model.folder / "model.onnx")
+        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of ours; anything else counts as an empty one."""
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file in one step, so that a reader or a crash never meets half of it."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        draft.write_text(text, "utf-8")
+        os.replace(draft, path)
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+
+
+# ---------------------------------------------------------------------------------------------
+# Database
+#
+# One SQLite file through apsw, whose own SQLite loads sqlite-vec on every Python. A connection
+# a thread; writes are short IMMEDIATE transactions; reading a file that is not there yet reads
+# an empty database in memory, so that no reading command creates anything.
+# ---------------------------------------------------------------------------------------------
+
+
+def default_database() -> Path:
+    """The one place for a person's memory.
+
+    On Linux it follows from HOME alone: several clients start servers without XDG_DATA_HOME,
+    and a memory in two places is a memory lost.
+    """
+    if sys.platform.startswith("linux"):
+        return Path.home() / ".local" / "share" / "sediment" / "memory.db"
+    import platformdirs
+
+    return platformdirs.user_data_path("sediment", appauthor=False) / "memory.db"
+
+
+def m001_initial(connection: apsw.Connection) -> None:
+    """Items, chunks, vectors, words; graph, access and queue as the original names them."""
+    connection.execute("""
+        CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
+        CREATE TABLE items(
+            seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE,
+            content TEXT NOT NULL, content_type TEXT NOT NULL, project_id TEXT,
+            created_at INTEGER NOT NULL, stored_at INTEGER NOT NULL,
+            ended_at INTEGER, ended_by TEXT, successor TEXT) STRICT;
+        CREATE INDEX items_live ON items(project_id, created_at) WHERE ended_at IS NULL;
+        CREATE INDEX items_successor ON items(successor) WHERE successor IS NOT NULL;
+        CREATE TABLE chunks(
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            item INTEGER NOT NULL REFERENCES items ON DELETE CASCADE,
+            position INTEGER NOT NULL, start INTEGER NOT NULL, "end" INTEGER NOT NULL,
+            context TEXT NOT NULL DEFAULT '', UNIQUE(item, position)) STRICT;
+        CREATE TABLE vectors(
+            chunk INTEGER PRIMARY KEY REFERENCES chunks ON DELETE CASCADE,
+            vector BLOB NOT NULL) STRICT;
+        CREATE TABLE pending(
+            chunk INTEGER PRIMARY KEY REFERENCES chunks ON DELETE CASCADE) STRICT;
+        CREATE VIRTUAL TABLE words USING fts5(
+            text, context, content='', tokenize='porter unicode61 remove_diacritics 2');
+        INSERT INTO words(words, rank) VALUES('secure-delete', 1);
+        CREATE TABLE graph_nodes(
+            id TEXT PRIMARY KEY, project_id TEXT NOT NULL DEFAULT '',
+            created_at INTEGER NOT NULL) STRICT;
+        CREATE TABLE graph_edges(
+            from_id TEXT NOT NULL, to_id TEXT NOT NULL, edge_type TEXT NOT NULL,
+            strength REAL NOT NULL DEFAULT 0, rel_type TEXT NOT NULL DEFAULT '',
+            count INTEGER NOT NULL DEFAULT 0, last_at INTEGER NOT NULL DEFAULT 0,
+            created_at INTEGER NOT NULL, UNIQUE(from_id, to_id, edge_type)) STRICT;
+        CREATE INDEX graph_edges_from ON graph_edges(from_id, edge_type);
+        CREATE INDEX graph_edges_to ON graph_edges(to_id, edge_type);
+        CREATE TABLE access_log(
+            item_id TEXT PRIMARY KEY, access_count INTEGER NOT NULL DEFAULT 0,
+            last_accessed_at INTEGER, created_at INTEGER NOT NULL,
+            validation_count INTEGER NOT NULL DEFAULT 0) STRICT;
+        CREATE TABLE consolidation_queue(
+            item_id_a TEXT NOT NULL, item_id_b TEXT NOT NULL, similarity REAL NOT NULL,
+            status TEXT NOT NULL DEFAULT 'pending', created_at INTEGER NOT NULL,
+            UNIQUE(item_id_a, item_id_b)) STRICT;
+        CREATE TABLE history(
+            id INTEGER PRIMARY KEY, action TEXT NOT NULL, item_id TEXT NOT NULL,
+            other_id TEXT, at INTEGER NOT NULL, detail TEXT NOT NULL DEFAULT '{}') STRICT;
+        CREATE TABLE projects(
+            location TEXT PRIMARY KEY, project_id TEXT NOT NULL) STRICT, WITHOUT ROWID;
+    """)
+
+
+# Each takes the schema one step further; `user_version` counts how many have run.
+MIGRATIONS: list[Callable[[apsw.Connection], None]] = [m001_initial]
+
+
+class Database:
+    """The file, and a connection to it for each thread that asks."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.has_distance = False
+        self._local = threading.local()
+        self._all: list[apsw.Connection] = []
+        self._lock = threading.Lock()
+
+    def reader(self) -> apsw.Connection:
+        """This thread's connection; an empty database in memory while there is no file."""
+        return self._connection(create=False)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[apsw.Connection]:
+        """One write, whole or not at all, on disk when the block ends.
+
+        Raises DatabaseError when the file cannot be written.
+        """
+        connection = self._connection(create=True)
+        with self._explained():
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+
+    def rows(self, sql: str, *values: Any) -> list[Any]:
+        """All rows of a query, each a tuple."""
+        with self._explained():
+            return fetch(self.reader(), sql, *values)
+
+    def value(self, sql: str, *values: Any) -> Any:
+        """The first column of the first row, or None."""
+        rows = self.rows(sql, *values)
+        return rows[0][0] if rows else None
+
+    def close(self) -> None:
+        """Close every thread's connection."""
+        with self._lock:
+            for connection in self._all:
+                connection.close()
+            self._all.clear()
+        self._local = threading.local()
+
+    def _connection(self, create: bool) -> apsw.Connection:
+        """The thread's connection, reopened when the file came, went or was exchanged."""
+        local, now = self._local, self._identity()
+        stale = getattr(local, "identity", ()) != now
+        if stale or (create and now is None):
+            self._forget(getattr(local, "connection", None))
+            with self._explained():
+                local.connection = self._open(create)
+            local.identity = self._identity()
+        return local.connection
+
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            stat = os.stat(self.path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise DatabaseError(f"cannot open {self.path}: {error.strerror}") from None
+        return stat.st_dev, stat.st_ino
+
+    def _open(self, create: bool) -> apsw.Connection:
+        import apsw
+
+        if self.path.is_dir():
+            raise DatabaseError(f"{self.path} is a folder: --db takes a file, e.g. memory.db")
+        if not self.path.exists() and not create:
+            connection = self._remember(apsw.Connection(":memory:"))
+        else:
+            create_private(self.path)
+            connection = self._remember(_connect(self.path))
+        _configure(connection)
+        self.has_distance = _load_distance(connection)
+        _check_ours(connection, self.path)
+        _migrate(connection, self.path)
+        return connection
+
+    def _remember(self, connection: apsw.Connection) -> apsw.Connection:
+        with self._lock:
+            self._all.append(connection)
+        return connection
+
+    def _forget(self, connection: apsw.Connection | None) -> None:
+        if connection is not None:
+            with self._lock:
+                self._all.remove(connection)
+            connection.close()
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """SQLite's errors in words that say what to do."""
+        import apsw
+
+        try:
+            yield
+        except apsw.NotADBError:
+            reason = "is not a Sediment database: choose another file with --db"
+        except (apsw.ReadOnlyError, apsw.CantOpenError, apsw.PermissionsError):
+            reason = "cannot be written: check its permissions and its folder's, or use --db"
+        except apsw.BusyError:
+            reason = f"was locked by another process for {BUSY_TIMEOUT // 1000} s: try again"
+        except apsw.FullError:
+            reason = "cannot grow, the disk is full: free some space; nothing was changed"
+        except apsw.CorruptError:
+            reason = "is damaged: keep a copy, then restore a backup or an export"
+        except apsw.IOError as error:
+            reason = f"cannot be read or written ({error}): check the disk"
+        else:
+            return
+        raise DatabaseError(f"{self.path} {reason}") from None
+
+
+def fetch(connection: apsw.Connection, sql: str, *values: Any) -> list[Any]:
+    """All rows of a query, each a tuple."""
+    return list(connection.execute(sql, values))
+
+
+def create_private(path: Path) -> None:
+    """An empty file for this user's eyes only, in a folder likewise where that is new too."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    except PermissionError:
+        if not path.exists():
+            raise DatabaseError(f"{path} cannot be created: no permission; use --db") from None
+    except OSError as error:
+        if not path.exists():
+            reason = error.strerror or error
+            raise DatabaseError(f"{path} cannot be created ({reason}); use --db") from None
+
+
+def _connect(path: Path) -> apsw.Connection:
+    """Open for writing; for reading alone where the file or its disk allow no more."""
+    import apsw
+
+    if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
+        return apsw.Connection(str(path))
+    flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+    # Without a -wal beside it nobody is writing, and SQLite needs no lock file to read it.
+    still = "" if Path(f"{path}-wal").exists() else "?immutable=1"
+    return apsw.Connection(f"{path.resolve().as_uri()}{still}", flags=flags)
+
+
+def _configure(connection: apsw.Connection) -> None:
+    connection.set_busy_timeout(BUSY_TIMEOUT)
+    if not connection.readonly("main"):
+        _use_wal(connection)
+    connection.pragma("synchronous", "full")  # an answered change survives a power cut
+    connection.pragma("foreign_keys", "on")
+    connection.pragma("secure_delete", "on")
+    connection.pragma("temp_store", "memory")
+
+
+def _use_wal(connection: apsw.Connection) -> None:
+    """Write-ahead logging, set once in a file's life; that switch alone ignores busy_timeout."""
+    import apsw
+
+    deadline = time.monotonic() + BUSY_TIMEOUT / 1000
+    while connection.pragma("journal_mode") not in ("wal", "memory"):
+        try:
+            connection.pragma("journal_mode", "wal")
+        except apsw.BusyError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+
+
+def _load_distance(connection: apsw.Connection) -> bool:
+    """sqlite-vec's distance functions, where it has a build; by path, as its package
+    would import numpy."""
+    from importlib.util import find_spec
+
+    import apsw
+
+    spec = find_spec("sqlite_vec")
+    if spec is None or not spec.origin:
+        return False
+    connection.enable_load_extension(True)
+    try:
+        connection.load_extension(str(Path(spec.origin).parent / "vec0"))
+    except apsw.ExtensionLoadingError:
+        return False
+    finally:
+        connection.enable_load_extension(False)
+    return True
+
+
+def _check_ours(connection: apsw.Connection, path: Path) -> None:
+    """Refuse another program's database and one of a later Sediment."""
+    version = connection.pragma("user_version")
+    tables = connection.execute("SELECT count(*) FROM sqlite_schema").get
+    if tables and connection.pragma("application_id") != APPLICATION_ID:
+        raise DatabaseError(f"{path} is another program's database: choose another with --db")
+    if version > len(MIGRATIONS):
+        raise DatabaseError(f"{path} was made by a newer Sediment: update this program")
+
+
+def _migrate(connection: apsw.Connection, path: Path) -> None:
+    """Run the migrations that the file has not seen, all in one transaction."""
+    if connection.pragma("user_version") >= len(MIGRATIONS):
+        return
+    if connection.readonly("main"):
+        raise DatabaseError(f"{path} is of an older version and cannot be written: copy it first")
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        for migrate in MIGRATIONS[connection.pragma("user_version") :]:
+            migrate(connection)
+        connection.pragma("application_id", APPLICATION_ID)
+        connection.pragma("user_version", len(MIGRATIONS))
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+
+
+# ---------------------------------------------------------------------------------------------
+# Projects
+#
+# Which project a folder belongs to. A git repository is its oldest root commit, so that clones
+# and worktrees share one memory; any other folder gets a UUID in .sediment/config when it first
+# stores something. The home folder and / are nobody's project: what is stored there is global.
+# ---------------------------------------------------------------------------------------------
+
+_GIT_ID = re.compile(r"[0-9a-f]{40,64}")
+
+
+def find_root(folder: Path) -> Path | None:
+    """The project's top folder: the nearest with .sediment/ or .git, else the folder itself."""
+    folder = folder.resolve()
+    barred = {Path(folder.anchor), Path.home().resolve()}
+    for candidate in [folder, *folder.parents][:100]:
+        if candidate in barred:
+            break
+        if (candidate / ".sediment").is_dir() or (candidate / ".git").exists():
+            return candidate
+    return None if folder in barred else folder
+
+
+def git_folder(root: Path) -> Path | None:
+    """The folder that all worktrees of a repository share; None outside git."""
+    dot_git = root / ".git"
+    try:
+        if dot_git.is_file():  # a worktree or submodule: "gitdir: PATH"
+            dot_git = root / dot_git.read_text("utf-8").removeprefix("gitdir:").strip()
+        if not (dot_git / "HEAD").exists():
+            return None
+        common = dot_git / "commondir"
+        return (
+            dot_git / common.read_text("utf-8").strip() if common.exists() else dot_git
+        ).resolve()
+    except (OSError, ValueError):
+        return None
+
+
+def git_id(root: Path) -> str | None:
+    """The oldest root commit's id; None without git, a commit, or the whole history."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(root), *words]
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20
+        )
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    try:
+        if git("rev-parse", "--is-shallow-repository") != "false":
+            return None
+        commits = git("rev-list", "--max-parents=0", "HEAD").split()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    # Newest first; a subtree merged in later must not rename the project.
+    return commits[-1] if commits and _GIT_ID.fullmatch(commits[-1]) else None
+
+
+class Projects:
+    """Resolves a folder or a given name to a project id, remembering answers in the database."""
+
+    def __init__(self, database: Database, given: str | None, folder: Path | None) -> None:
+        self.database = database
+        self.given = given
+        self.folder = folder
+        if given is not None:
+            self._take(given)
+
+    def _take(self, given: str) -> None:
+        """A name with a slash, or that starts with . or ~, is a folder; any other is an id."""
+        if "/" not in given and os.sep not in given and not given.startswith((".", "~")):
+            check_id(given)
+            return
+        self.given, self.folder = None, Path(given).expanduser()
+        if not self.folder.is_dir():
+            raise InvalidInput(f"the project folder {given} does not exist")
+
+    @property
+    def root(self) -> Path | None:
+        """The project's folder; None when it was given by id, or at home and in /."""
+        if self.given is not None:
+            return None
+        try:
+            return find_root(self.folder or Path.cwd())
+        except OSError:  # the working folder was deleted
+            return None
+
+    def current(self, create: bool = False) -> str | None:
+        """The project id; None when there is none (yet). `create` may give a folder its id.
+
+        Only `create` writes: the folder's .sediment/config, or the database's own note.
+        """
+        if self.given is not None:
+            return self.given
+        root = self.root
+        if root is None:
+            return None
+        config = _read_json(root / ".sediment" / "config")
+        known = config.get("project_id")
+        if isinstance(known, str) and known and config.get("source") == "git-root-commit":
+            return self._moved(config, known, create)
+        derived = self._git_project(root, create)
+        if derived and isinstance(known, str):
+            return self._upgrade(root, known, derived, create)
+        if derived or isinstance(known, str):
+            return derived or known
+        return self._noted(root) or (self._invent(root) if create else None)
+
+    def _git_project(self, root: Path, create: bool) -> str | None:
+        """The repository's id, from the database's note of it; git is asked once."""
+        shared = git_folder(root)
+        if shared is None:
+            return None
+        key = f"git:{shared}:{shared.stat().st_ino}"  # another repository may come to this path
+        known = self._note(key)
+        if known is None and (known := git_id(root)) and create:
+            self._write_note(key, known)
+        return known
+
+    def _noted(self, root: Path) -> str | None:
+        return self._note(f"folder:{root}")
+
+    def _note(self, key: str) -> str | None:
+        return self.database.value("SELECT project_id FROM projects WHERE location = ?", key)
+
+    def _write_note(self, key: str, project: str) -> None:
+        with self.database.transaction() as connection:
+            connection.execute("INSERT OR REPLACE INTO projects VALUES(?, ?)", (key, project))
+
+    def _upgrade(self, root: Path, old: str, new: str, create: bool) -> str:
+        """A folder that had a UUID has its first commit: its memories move to the git id."""
+        config = {"project_id": new, "source": "git-root-commit", "migrated_from": old}
+        if create:
+            self._write_config(root, config)
+        return self._moved(config, new, create)
+
+    def _count(self, project: str) -> bool:
+        sql = "SELECT EXISTS(SELECT 1 FROM items WHERE project_id = ?)"
+        return bool(self.database.value(sql, project))
+
+    def _moved(self, config: dict[str, Any], project: str, create: bool) -> str:
+        """Carry over what this database still has under the id from before the first commit.
+
+        Until something is written, it is read where it stands.
+        """
+        old = config.get("migrated_from")
+        if not isinstance(old, str) or not self._count(old):
+            return project
+        if not create:
+            return project if self._count(project) else old
+        with self.database.transaction() as connection:
+            for table in ("items", "graph_nodes", "projects"):
+                sql = f"UPDATE {table} SET project_id = ? WHERE project_id = ?"
+                connection.execute(sql, (project, old))
+        return project
+
+    def _invent(self, root: Path) -> str:
+        """A new UUID, kept with the folder; in the database alone where that can't be written."""
+        project = str(uuid.uuid4())
+        if self._write_config(root, {"project_id": project, "source": "uuid"}):
+            # A process that raced us may have written last: its id is everyone's.
+            return _read_json(root / ".sediment" / "config").get("project_id", project)
+        self._write_note(f"folder:{root}", project)
+        return project
+
+    def _write_config(self, root: Path, config: dict[str, Any]) -> bool:
+        folder = root / ".sediment"
+        try:
+            folder.mkdir(exist_ok=True)
+            write_atomically(folder / "config", json.dumps(config, indent=2) + "\n")
+        except OSError:
+            return False
+        return True
+
+
+# ---------------------------------------------------------------------------------------------
+# Items
+#
+# The rows of one memory. These three functions are the only ones that add, end or erase an
+# item, so that its text, chunks, vectors, words and graph node never part company.
+# ---------------------------------------------------------------------------------------------
+
+
+class Item(NamedTuple):
+    """A memory ready to be written: its chunks, and a vector for each or none at all."""
+
+    id: str
+    content: str
+    content_type: str
+    project_id: str | None
+    created_at: int
+    chunks: list[Chunk]
+    vectors: list[bytes]
+    ended_at: int | None = None
+    ended_by: str | None = None
+    successor: str | None = None
+
+
+def insert_item(connection: apsw.Connection, item: Item) -> bool:
+    """Write an item with all that hangs on it; False when its id is taken."""
+    columns = "id, content, content_type, project_id, created_at, stored_at, ended_at, ended_by"
+    values = (item.id, item.content, item.content_type, item.project_id, item.created_at)
+    seq = connection.execute(
+        f"INSERT INTO items({columns}, successor) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        " ON CONFLICT(id) DO NOTHING RETURNING seq",
+        (*values, int(time.time()), item.ended_at, item.ended_by, item.successor),
+    ).get
+    if seq is None:
+        return False
+    for position, chunk in enumerate(item.chunks):
+        vector = item.vectors[position] if item.vectors else None
+        _insert_chunk(connection, seq, position, chunk, item.content, vector)
+    connection.execute(
+        "INSERT OR IGNORE INTO graph_nodes VALUES(?, ?, ?)",
+        (item.id, item.project_id or "", item.created_at),
+    )
+    return True
+
+
+def _insert_chunk(
+    connection: apsw.Connection,
+    item: int,
+    position: int,
+    chunk: Chunk,
+    content: str,
+    vector: bytes | None,
+) -> None:
+    id = connection.execute(
+        'INSERT INTO chunks(item, position, start, "end", context) VALUES(?, ?, ?, ?, ?)'
+        " RETURNING id",
+        (item, position, chunk.start, chunk.end, chunk.context),
+    ).get
+    words = spaced(content[chunk.start : chunk.end]), spaced(chunk.context)
+    connection.execute("INSERT INTO words(rowid, text, context) VALUES(?, ?, ?)", (id, *words))
+    if vector is None:
+        connection.execute("INSERT INTO pending VALUES(?)", (id,))
+    else:
+        connection.execute("INSERT INTO vectors VALUES(?, ?)", (id, vector))
+
+
+def end_item(connection: apsw.Connection, old: str, successor: str, by: str) -> None:
+    """Hide an item behind the one that takes its place; nothing of it is lost."""
+    now = int(time.time())
+    connection.execute(
+        "UPDATE items SET ended_at = ?, ended_by = ?, successor = ? WHERE id = ?",
+        (now, by, successor, old),
+    )
+    connection.execute(
+        "INSERT OR IGNORE INTO graph_edges"
+        "(from_id, to_id, edge_type, strength, last_at, created_at)"
+        " VALUES(?, ?, 'supersedes', 1.0, ?, ?)",
+        (successor, old, now, now),
+    )
+    connection.execute(
+        "INSERT INTO history(action, item_id, other_id, at) VALUES(?, ?, ?, ?)",
+        (by, successor, old, now),
+    )
+
+
+def erase_item(connection: apsw.Connection, id: str) -> int:
+    """Remove an item and the versions hidden behind it from every table; how many there were."""
+    doomed = fetch(
+        connection,
+        "WITH RECURSIVE lineage(id) AS (SELECT ?1 UNION"
+        " SELECT items.id FROM items JOIN lineage ON items.successor = lineage.id)"
+        " SELECT items.seq, items.id, items.content FROM items JOIN lineage USING (id)",
+        id,
+    )
+    for seq, doomed_id, content in doomed:
+        _erase_words(connection, seq, content)
+        connection.execute("DELETE FROM items WHERE seq = ?", (seq,))
+        for table, column in _MENTIONS:
+            connection.execute(f"DELETE FROM {table} WHERE {column} = ?", (doomed_id,))
+    return len(doomed)
+
+
+# Where an item's id stands outside its own row.
+_MENTIONS = (
+    ("graph_nodes", "id"),
+    ("graph_edges", "from_id"),
+    ("graph_edges", "to_id"),
+    ("access_log", "item_id"),
+    ("consolidation_queue", "item_id_a"),
+    ("consolidation_queue", "item_id_b"),
+    ("history", "item_id"),
+    ("history", "other_id"),
+)
+
+
+def _erase_words(connection: apsw.Connection, item: int, content: str) -> None:
+    """The word index keeps no text of its own: what is taken out must be told to it again."""
+    chunks = fetch(connection, 'SELECT id, start, "end", context FROM chunks WHERE item = ?', item)
+    connection.executemany(
+        "INSERT INTO words(words, rowid, text, context) VALUES('delete', ?, ?, ?)",
+        [(id, spaced(content[start:end]), spaced(context)) for id, start, end, context in chunks],
+    )
+
+
+# ---------------------------------------------------------------------------------------------
+# Graph and access
+#
+# What is known about memories beyond their words: which are alike, and which were looked at.
+# ---------------------------------------------------------------------------------------------
+
+
+def enqueue(connection: apsw.Connection, id: str, others: Iterable[tuple[str, float]]) -> None:
+    """Queue pairs of items for a closer look: (other id, cosine) of each."""
+    now = int(time.time())
+    connection.executemany(
+        "INSERT OR IGNORE INTO consolidation_queue(item_id_a, item_id_b, similarity, created_at)"
+        " VALUES(?, ?, ?, ?)",
+        [(*sorted((id, other)), similarity, now) for other, similarity in others],
+    )
+
+
+def count_access(connection: apsw.Connection, ids: Iterable[str]) -> None:
+    """Note that items were shown."""
+    connection.executemany(
+        "INSERT INTO access_log(item_id, access_count, last_accessed_at, created_at)"
+        " SELECT id, 1, ?2, created_at FROM items WHERE id = ?1"
+        " ON CONFLICT(item_id) DO UPDATE"
+        " SET access_count = access_count + 1, last_accessed_at = excluded.last_accessed_at",
+        [(id, int(time.time())) for id in ids],
+    )
+
+
+def count_validation(connection: apsw.Connection, id: str) -> None:
+    """Note that somebody confirmed an item."""
+    connection.execute(
+        "INSERT INTO access_log(item_id, created_at, validation_count)"
+        " SELECT id, created_at, 1 FROM items WHERE id = ?"
+        " ON CONFLICT(item_id) DO UPDATE SET validation_count = validation_count + 1",
+        (id,),
+    )
+
+
+# ---------------------------------------------------------------------------------------------
+# Recall
+#
+# Two indexes are asked, each inside the scope before its cut: vectors by cosine, words by BM25.
+# What either finds is scored by both, so that an exact identifier that is far in vector space
+# and a paraphrase that shares no word are both reachable.
+# ---------------------------------------------------------------------------------------------
+
+_OWN = "(i.project_id IS NULL OR i.project_id = ?)"
+_FOREIGN = "(i.project_id IS NOT NULL AND i.project_id IS NOT ?)"
+
+
+class Evidence(NamedTuple):
+    """The best chunk of an item in one index: cosine in [-1, 1], or BM25 >= 0."""
+
+    item: int
+    chunk: int
+    score: float
+
+
+class Hit(NamedTuple):
+    """An item's place in a ranking."""
+
+    item: int
+    chunk: int
+    score: float
+    cosine: float
+    foreign: bool
+
+
+def nearest(
+    database: Database, vector: bytes, where: str, value: Any, limit: int = CANDIDATES
+) -> list[Evidence]:
+    """Live items by the cosine of their best chunk, within a condition with one parameter."""
+    source = (
+        "FROM items i CROSS JOIN chunks c ON c.item = i.seq CROSS JOIN vectors v ON v.chunk = c.id"
+        f" WHERE i.ended_at IS NULL AND {where}"
+    )
+    database.reader()
+    if not database.has_distance:
+        rows = database.rows(f"SELECT i.seq, c.id, v.vector {source}", value)
+        return _nearest_in_memory(rows, vector)[:limit]
+    sql = (
+        f"SELECT i.seq, c.id, min(vec_distance_cosine(v.vector, ?)) AS distance {source}"
+        " GROUP BY i.seq ORDER BY distance LIMIT ?"
+    )
+    return [
+        Evidence(item, chunk, 1 - far)
+        for item, chunk, far in database.rows(sql, vector, value, limit)
+    ]
+
+
+def _nearest_in_memory(rows: list[tuple[int, int, bytes]], vector: bytes) -> list[Evidence]:
+    """The same where sqlite-vec has no build: one matrix product over all the rows."""
+    if not rows:
+        return []
+    import numpy
+
+    items, chunks, vectors = zip(*rows, strict=True)
+    query = numpy.frombuffer(vector, "<f4")
+    cosines = numpy.frombuffer(b"".join(vectors), "<f4").reshape(-1, len(query)) @ query
+    best: dict[int, Evidence] = {}
+    for row in numpy.argsort(-cosines, kind="stable").tolist():
+        best.setdefault(items[row], Evidence(items[row], chunks[row], float(cosines[row])))
+    return list(best.values())
+
+
+def matching(
+    database: Database, expression: str, where: str, value: Any, limit: int = CANDIDATES
+) -> list[Evidence]:
+    """Live items by the BM25 of their best chunk, within a condition with one parameter."""
+    if not expression:
+        return []
+    sql = (
+        "WITH hits AS MATERIALIZED"
+        " (SELECT rowid AS chunk, -rank AS score FROM words WHERE words MATCH ?)"
+        " SELECT i.seq, c.id, max(hits.score) AS score"
+        " FROM hits JOIN chunks c ON c.id = hits.chunk JOIN items i ON i.seq = c.item"
+        f" WHERE i.ended_at IS NULL AND {where} GROUP BY i.seq ORDER BY score DESC, i.seq LIMIT ?"
+    )
+    return [Evidence(*row) for row in database.rows(sql, expression, value, limit)]
+
+
+def rank(database: Database, query: str, vector: bytes | None, project: str | None) -> list[Hit]:
+    """Candidates from both indexes and both scopes, best first."""
+    expression = words_query(query)
+    by_words: dict[int, Evidence] = {}
+    by_vector: dict[int, Evidence] = {}
+    foreign: set[int] = set()
+    for where in (_OWN, _FOREIGN):
+        found = matching(database, expression, where, project)
+        near = nearest(database, vector, where, project) if vector else []
+        by_words.update({hit.item: hit for hit in found})
+        by_vector.update({hit.item: hit for hit in near})
+        if where is _FOREIGN:
+            foreign.update(hit.item for hit in [*found, *near])
+    if vector:
+        _add_missing(database, vector, by_words, by_vector)
+    hits = _fuse(by_words, by_vector, foreign, CROSS_PROJECT_FACTOR if project else 1.0)
+    return sorted(hits, key=lambda hit: (-hit.score, -hit.item))
+
+
+def _add_missing(
+    database: Database, vector: bytes, by_words: dict[int, Evidence], by_vector: dict[int, Evidence]
+) -> None:
+    """The cosines of items that the words alone brought up."""
+    missing = json.dumps([item for item in by_words if item not in by_vector])
+    where = "i.seq IN (SELECT value FROM json_each(?))"
+    for hit in nearest(database, vector, where, missing, 2 * CANDIDATES):
+        by_vector[hit.item] = hit
+
+
+def _fuse(
+    by_words: dict[int, Evidence],
+    by_vector: dict[int, Evidence],
+    foreign: set[int],
+    foreign_factor: float,
+) -> Iterator[Hit]:
+    """The ranking formula of the header, item by item."""
+    top = max((hit.score for hit in by_words.values()), default=0) or 1
+    for item in by_words.keys() | by_vector.keys():
+        word, near = by_words.get(item), by_vector.get(item)
+        words = WORDS_WEIGHT * word.score / top if word else 0.0
+        cosine = near.score if near and math.isfinite(near.score) else 0.0
+        factor = foreign_factor if item in foreign else 1.0
+        # The excerpt to show: where the words are, if they are what speaks for the item.
+        told = word if word and (near is None or word.score > top / 2) else near
+        chunk = told.chunk if told else 0
+        yield Hit(item, chunk, (cosine + words) * factor, cosine, item in foreign)
+
+
+# ---------------------------------------------------------------------------------------------
+# Transfer
+#
+# Everything in and out as JSON Lines: one item a line, with its id, so that importing a file
+# twice changes nothing and a copy of a memory is the memory.
+# ---------------------------------------------------------------------------------------------
+
+_ENDED = ("ended_at", "ended_by", "successor")
+
+
+def export_rows(database: Database) -> Iterator[dict[str, Any]]:
+    """Every item of the file, oldest first, replaced ones and other projects' included."""
+    columns = f"seq, id, content, created_at, project_id, {', '.join(_ENDED)}"
+    sql = f"SELECT {columns} FROM items WHERE seq > ? ORDER BY seq LIMIT 500"
+    last = 0
+    while rows := database.rows(sql, last):
+        for last, id, content, created, project, *ended in rows:  # noqa: B007 - the next page's start
+            row = {"id": id, "content": content, "created_at": created}
+            row |= {"scope": "project", "project": project} if project else {"scope": "global"}
+            facts = zip(_ENDED, ended, strict=True)
+            yield row | {name: value for name, value in facts if value is not None}
+
+
+class Importer:
+    """Reads JSON Lines into items; each batch is committed before the next is read.
+
+    prepare  makes an Item of (id, content, project, created_at), vectors and all
+    project  what rows that name no project get
+    Afterwards `stored` and `existing` count rows, `refused` tells (line, reason) of the rest.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        prepare: Callable[[str, str, str | None, int], Item],
+        project: str | None,
+    ) -> None:
+        self.database = database
+        self.prepare = prepare
+        self.project = project
+        self.stored = self.existing = 0
+        self.refused: list[tuple[int, str]] = []
+        self._nameless: dict[str, int] = {}
+
+    def run(self, lines: Iterable[str], progress: Callable[[int], object] | None = None) -> None:
+        """Import all lines; calls `progress(lines done)` after each commit."""
+        for batch in _batches(enumerate(lines, 1), IMPORT_BATCH):
+            rows = [(number, row) for number, line in batch if (row := self._read(number, line))]
+            self._store([row for number, row in rows if self._is_new(number, row)])
+            if progress:
+                progress(len(batch))
+
+    def _read(self, number: int, line: str) -> dict[str, Any] | None:
+        """A checked row, or None for an empty line and for one that is refused."""
+        if not line.strip():
+            return None
+        try:
+            return self._checked(parse_json(line))
+        except (ValueError, RecursionError):
+            self.refused.append((number, "not a JSON object"))
+        except SedimentError as error:
+            self.refused.append((number, str(error)))
+        return None
+
+    def _checked(self, row: object) -> dict[str, Any]:
+        if not isinstance(row, dict):
+            raise InvalidInput("not a JSON object")
+        content = check_text(row.get("content"), "content", CONTENT_MAX)
+        ended, by, successor = (row.get(name) for name in _ENDED)
+        created = row.get("created_at")
+        return {
+            "id": check_id(row["id"]) if row.get("id") is not None else self._derived_id(content),
+            "content": content,
+            "project": self._project_of(row),
+            "created_at": int(time.time()) if created is None else parse_time(created),
+            "ended_at": parse_time(ended) if ended is not None else None,
+            "ended_by": check_id(by) if by is not None else None,
+            "successor": check_id(successor) if successor is not None else None,
+        }
+
+    def _project_of(self, row: dict[str, Any]) -> str | None:
+        if row.get("scope") is not None and check_scope(row["scope"]) == "global":
+            return None
+        return check_id(row["project"]) if row.get("project") is not None else self.project
+
+    def _derived_id(self, content: str) -> str:
+        """The same id for the n-th line with a text each time the file is imported."""
+        nth = self._nameless[content] = self._nameless.get(content, 0) + 1
+        return str(uuid.uuid5(uuid.NAMESPACE_OID, f"sediment {nth} {content}"))
+
+    def _is_new(self, number: int, row: dict[str, Any]) -> bool:
+        known = self.database.value("SELECT content FROM items WHERE id = ?", row["id"])
+        if known is None:
+            return True
+        if known == row["content"]:
+            self.existing += 1
+        else:
+            reason = f"the id {row['id']} is taken by another text: forget that, or change this id"
+            self.refused.append((number, reason))
+        return False
+
+    def _store(self, rows: list[dict[str, Any]]) -> None:
+        items = [self._item(row) for row in rows]
+        with self.database.transaction() as connection:
+            added = sum(insert_item(connection, item) for item in items)
+        self.stored += added
+        self.existing += len(items) - added  # twice in this batch, or another process's
+
+    def _item(self, row: dict[str, Any]) -> Item:
+        item = self.prepare(row["id"], row["content"], row["project"], row["created_at"])
+        return item._replace(**{name: row[name] for name in _ENDED})
+
+
+def _batches(rows: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    batch: list[Any] = []
+    for row in rows:
+        batch.append(row)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def parse_json(text: str | bytes) -> Any:
+    """A JSON value; ValueError also for NaN and Infinity, which JSON does not have."""
+
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+# ---------------------------------------------------------------------------------------------
+# Memory
+#
+# The public API. The shell and the MCP server are thin: they parse, call one method here, and
+# render what it returns. Every method returns plain data, the same that --json prints.
+# ---------------------------------------------------------------------------------------------
+
+
+class Memory:
+    """A person's memory, seen from one project.
+
+    path     the database file; SEDIMENT_DB, then the default place, when not given
+    project  a project's id, or its folder (anything with a slash, or that starts with . or ~);
+             SEDIMENT_PROJECT when not given
+    folder   where to look for the project otherwise; the working folder when not given
+    resident False makes the first vector cheap and each later one dearer
+
+    All methods raise SedimentError, with one line that says what to do. Threads may share one.
+    """
+
+    def __init__(
+        self,
+        path: str | Path | None = None,
+        *,
+        project: str | None = None,
+        folder: Path | None = None,
+        resident: bool = True,
+    ) -> None:
+        chosen = path or os.environ.get("SEDIMENT_DB") or default_database()
+        self.database = Database(Path(chosen).expanduser())
+        given = project or os.environ.get("SEDIMENT_PROJECT") or None
+        self.projects = Projects(self.database, given, folder)
+        self._resident = resident
+        self._lock = threading.Lock()
+        self._encoder: Encoder | None = None
+
+    def __enter__(self) -> Memory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file. Nothing is lost without it."""
+        self.database.close()
+
+    @property
+    def encoder(self) -> Encoder:
+        """The encoder, made at first use."""
+        with self._lock:
+            if self._encoder is None:
+                self._encoder = Encoder(resident=self._resident)
+        return self._encoder
+
+    # Storing
+
+    def store(
+        self,
+        content: str,
+        *,
+        scope: str | None = None,
+        replace: str | None = None,
+        created_at: object = None,
+    ) -> dict[str, Any]:
+        """Keep a text; returns {success, id, scope, message, and what there is to remark}.
+
+        `replace` names the id of the item that this one supersedes: it stays in the file,
+        hidden, and passes its scope on unless another is asked for. A text of more than
+        INLINE_CHUNKS chunks is answered before it has vectors: see `embed_pending`.
+        """
+        check_text(content, "content", CONTENT_MAX)
+        created = int(time.time()) if created_at is None else parse_time(created_at)
+        old = self._own_item(replace) if replace is not None else None
+        wanted = check_scope(scope) if scope is not None else None
+        project, remark = self._destination(wanted, old)
+        item = self._prepare(str(uuid.uuid4()), content, project, created)
+        conflicts = self._conflicts(item, old["id"] if old else None)
+        self._write(item, old, conflicts)
+        return _store_answer(item, old, conflicts, remark)
+
+    def _destination(self, scope: str | None, old: dict[str, Any] | None) -> tuple[str | None, str]:
+        """The project to store in (None = global), and a remark when it is not as asked."""
+        if scope is None and old is not None:
+            return old["project_id"], ""
+        if scope == "global":
+            return None, ""
+        project = self.projects.current(create=True)
+        return project, "" if project else " (no project here: the home folder and / are none)"
+
+    def _prepare(self, id: str, content: str, project: str | None, created: int) -> Item:
+        """Everything that takes time, before the transaction: chunks and their vectors."""
+        chunks = split_text(content, self.encoder.fits)
+        vectors: list[bytes] = []
+        if len(chunks) <= INLINE_CHUNKS and self._same_model():
+            vectors = [self._embed_span(content, chunk) for chunk in chunks]
+        return Item(id, content, detect_type(content), project, created, chunks, vectors)
+
+    def _embed_span(self, content: str, chunk: Chunk) -> bytes:
+        return self.encoder.embed(embedding_text(content, chunk))
+
+    def _same_model(self) -> bool:
+        """Whether the file's vectors, if it has any, are of this encoder."""
+        digest = self.database.value("SELECT value FROM meta WHERE key = 'model_digest'")
+        return digest in (None, self.encoder.model.digest)
+
+    def _conflicts(self, item: Item, replaced: str | None) -> list[dict[str, Any]]:
+        """Own and global items so near to a new one that they may say the same."""
+        if not item.vectors:
+            return []
+        here, first = self.projects.current(), item.vectors[0]
+        found = nearest(self.database, first, _OWN, here, CONFLICTS_SHOWN + 1)
+        near = {hit.item: hit.score for hit in found if hit.score >= CONFLICT_COSINE}
+        rows = self._items(near)
+        return [
+            {"id": row["id"], "content": row["content"], "similarity": near[seq]}
+            for seq, row in rows.items()
+            if row["id"] != replaced
+        ][:CONFLICTS_SHOWN]
+
+    def _write(
+        self, item: Item, old: dict[str, Any] | None, conflicts: list[dict[str, Any]]
+    ) -> None:
+        with self.database.transaction() as connection:
+            _claim_model(connection, self.encoder.model)
+            insert_item(connection, item)
+            enqueue(connection, item.id, [(row["id"], row["similarity"]) for row in conflicts])
+            if old:
+                if not _is_live(connection, old["id"]):  # another process was quicker
+                    raise NotFound(f"no memory {old['id']} to replace: nothing was stored")
+                end_item(connection, old["id"], item.id, "replace")
+                count_validation(connection, item.id)
+
+    def embed_pending(
+        self, progress: Callable[[int], object] | None = None, stop: Callable[[], bool] = bool
+    ) -> int:
+        """Make the vectors that long texts still miss; returns how many were made.
+
+        One process at a time does this for a file; where another is at it, 0 at once. Calls
+        `progress(chunks made)`; ends early, with nothing lost, when `stop()` is true.
+        """
+        made = 0
+        while not stop() and self._same_model() and self._lease():
+            batch = self._pending(8)
+            if not batch:
+                break
+            vectors = [(self.encoder.embed(text), chunk) for chunk, text in batch if not stop()]
+            with self.database.transaction() as connection:
+                _claim_model(connection, self.encoder.model)
+                _fill(connection, vectors)
+            made += len(vectors)
+            if progress:
+                progress(len(vectors))
+        self._release()
+        return made
+
+    def pending(self) -> int:
+        """How many chunks have no vector yet; they are found by their words."""
+        return self.database.value("SELECT count(*) FROM pending")
+
+    def _pending(self, limit: int) -> list[tuple[int, str]]:
+        rows = self.database.rows(
+            'SELECT p.chunk, i.content, c.start, c."end", c.context'
+            " FROM pending p JOIN chunks c ON c.id = p.chunk JOIN items i ON i.seq = c.item"
+            " ORDER BY p.chunk LIMIT ?",
+            limit,
+        )
+        return [(chunk, embedding_text(content, Chunk(*span))) for chunk, content, *span in rows]
+
+    def _lease(self) -> bool:
+        """Be the one process that fills in vectors, for the next half minute."""
+        if not self.pending():
+            return False
+        me, now = f"{os.getpid()}-{id(self)}", int(time.time())
+        with self.database.transaction() as connection:
+            holder = connection.execute("SELECT value FROM meta WHERE key = 'embedding'").get
+            owner, until = (holder or f"{me} 0").split()
+            if owner != me and int(until) > now:
+                return False
+            value = f"{me} {now + 30}"
+            connection.execute("INSERT OR REPLACE INTO meta VALUES('embedding', ?)", (value,))
+        return True
+
+    def _release(self) -> None:
+        me = f"{os.getpid()}-{id(self)} "
+        sql = "SELECT 1 FROM meta WHERE key = 'embedding' AND substr(value, 1, ?) = ?"
+        if self.database.value(sql, len(me), me):
+            with self.database.transaction() as connection:
+                connection.execute("DELETE FROM meta WHERE key = 'embedding'")
+
+    # Recalling
+
+    def recall(self, query: str, *, limit: int = 5, record: bool = True) -> dict[str, Any]:
+        """The memories that answer a query, best first: {count, results, message?}.
+
+        Each result has id, content, similarity (the score, "0.00" to "1.00"), created, and
+        where they apply raw_similarity (the cosine), relevant_excerpt and position (the best
+        chunk of a long memory, whose content is then cut), cross_project. A query that is
+        exactly an item's id returns that item's whole text, a page at a time: the next is
+        asked for as "ID page 2". `record=False` leaves the access log alone.
+        """
+        check_text(query, "query", QUERY_MAX)
+        check_limit(limit)
+        answer = self._page(query.strip()) or self._search(query, limit)
+        if record:
+            self.record_access(row["id"] for row in answer["results"])
+        return answer
+
+    def record_access(self, ids: Iterable[str]) -> None:
+        """Note that items were shown; a file that can't be written now is no reason to fail."""
+        shown = list(ids)
+        if not shown:
+            return
+        with contextlib.suppress(DatabaseError), self.database.transaction() as connection:
+            count_access(connection, shown)
+
+    def _search(self, query: str, limit: int) -> dict[str, Any]:
+        project = self.projects.current()
+        same = self._same_model()
+        vector = self.encoder.embed(query) if same and self._has_vectors() else None
+        hits = rank(self.database, query, vector, project)[:limit]
+        answer: dict[str, Any] = {"count": len(hits), "results": self._results(hits)}
+        if not hits:
+            answer["message"] = "No items found for this query."
+        if not same:
+            answer["notice"] = "The vectors here are of another model: found by words alone."
+        return answer
+
+    def _has_vectors(self) -> bool:
+        return bool(self.database.value("SELECT EXISTS(SELECT 1 FROM vectors)"))
+
+    def _results(self, hits: list[Hit]) -> list[dict[str, Any]]:
+        items = self._items(hit.item for hit in hits)
+        spans = self._spans([hit.chunk for hit in hits])
+        return [
+            _result(items[hit.item], hit, spans[hit.chunk])
+            for hit in hits
+            if hit.item in items and hit.chunk in spans  # forgotten a moment ago
+        ]
+
+    def _items(self, seqs: Iterable[int]) -> dict[int, dict[str, Any]]:
+        """Items by row number, in the order asked for."""
+        wanted = list(seqs)
+        sql = f"SELECT {_ITEM} FROM items i WHERE i.seq IN (SELECT value FROM json_each(?))"
+        rows = {row[0]: _item(row) for row in self.database.rows(sql, json.dumps(wanted))}
+        return {seq: rows[seq] for seq in wanted if seq in rows}
+
+    def _spans(self, chunks: list[int]) -> dict[int, tuple[int, int, int]]:
+        """Of each chunk its position, start and end."""
+        sql = (
+            'SELECT id, position, start, "end" FROM chunks'
+            " WHERE id IN (SELECT value FROM json_each(?))"
+        )
+        return {row[0]: row[1:] for row in self.database.rows(sql, json.dumps(chunks))}
+
+    def _page(self, query: str) -> dict[str, Any] | None:
+        """One page of the item that the query names, if it names one."""
+        row, number = self._find(query), 1
+        if row is None and (asked := re.fullmatch(r"(.+) page (\d{1,6})", query)):
+            row, number = self._find(asked[1]), int(asked[2])
+        if row is None:
+            return None
+        pages = paginate(row["content"])
+        if not 1 <= number <= len(pages):
+            raise InvalidInput(f"{row['id']} has pages 1 to {len(pages)}, not {number}")
+        start, end = pages[number - 1]
+        result = {"id": row["id"], "content": row["content"][start:end], "similarity": "1.00"}
+        result["created"] = iso_time(row["created_at"])
+        if self._is_foreign(row):
+            result["cross_project"] = True
+        if len(pages) > 1:
+            result |= {"page": number, "pages": len(pages)}
+        if number < len(pages):
+            result["next"] = f"{row['id']} page {number + 1}"
+        return {"count": 1, "results": [result]}
+
+    # In and out
+
+    def import_rows(
+        self,
+        lines: Iterable[str],
+        scope: str | None = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> dict[str, Any]:
+        """Store JSON Lines; returns {success, stored, existing, refused: [{line, reason}]}.
+
+        A row keeps its id, created_at, project and scope; without them it gets an id that
+        follows from its text, the present time, and `scope` in the current project. Ids that
+        are there already are left as they are. Calls `progress(lines)` after each commit.
+        """
+        project = (
+            None if check_scope(scope or "project") == "global" else self.projects.current(True)
+        )
+        importer = Importer(self.database, self._prepare, project)
+        importer.run(lines, progress)
+        refused = [{"line": line, "reason": reason} for line, reason in importer.refused]
+        counts = {"stored": importer.stored, "existing": importer.existing}
+        return {"success": not refused, **counts, "refused": refused}
+
+    def export_rows(self) -> Iterator[dict[str, Any]]:
+        """Every item of the file as `import_rows` takes it, replaced ones included."""
+        return export_rows(self.database)
+
+    # Looking after them
+
+    def list_items(self, *, limit: int = 20, scope: str = "project") -> dict[str, Any]:
+        """The newest items first: {count, total, items, message?}.
+
+        scope: "project" (this one's), "global", or "all" (both).
+        """
+        check_limit(limit)
+        where, values = self._scope(check_scope(scope, (*SCOPES, "all")))
+        total = self.database.value(f"SELECT count(*) FROM items i WHERE {where}", *values)
+        sql = (
+            f"SELECT {_ITEM} FROM items i WHERE {where} ORDER BY created_at DESC, seq DESC LIMIT ?"
+        )
+        items = [_listed(_item(row)) for row in self.database.rows(sql, *values, limit)]
+        answer: dict[str, Any] = {"count": len(items), "total": total, "items": items}
+        if not items:
+            answer["message"] = "No items stored yet."
+        return answer
+
+    def _scope(self, scope: str) -> tuple[str, tuple[str | None, ...]]:
+        live = "i.ended_at IS NULL AND"
+        if scope == "global":
+            return f"{live} i.project_id IS NULL", ()
+        own = "i.project_id = ?" if scope == "project" else _OWN
+        return f"{live} {own}", (self.projects.current(),)
+
+    def get(self, id: str) -> dict[str, Any]:
+        """One item's whole text and facts, by its id or a beginning of it that no other has."""
+        row = self._find(check_id(id)) or self._find_prefix(id)
+        if row is None:
+            raise NotFound(f"no memory with the id {_show(id)}: see `list`")
+        self._check_own(row, "read")
+        facts = _listed(row) | {"content_type": row["content_type"]}
+        if row["project_id"]:
+            facts["project"] = row["project_id"]
+        if row["successor"]:
+            facts |= {"ended": iso_time(row["ended_at"]), "replaced_by": row["successor"]}
+        return facts
+
+    def forget(self, *ids: str) -> dict[str, Any]:
+        """Erase items, with the versions they replaced; all of those named, or none."""
+        doomed = [self._own_item(id)["id"] for id in dict.fromkeys(ids)]
+        with self.database.transaction() as connection:
+            erased = sum(erase_item(connection, id) for id in doomed)
+        self._checkpoint()
+        named = ", ".join(doomed)
+        older = f", and {erased - len(doomed)} older version(s)" if erased > len(doomed) else ""
+        return {"success": True, "ids": doomed, "message": f"Deleted {named}{older}."}
+
+    def _checkpoint(self) -> None:
+        """Bring the erased pages from the log into the file, unless somebody still reads it."""
+        connection = self.database.reader()
+        connection.set_busy_timeout(0)
+        with contextlib.suppress(Exception):
+            connection.wal_checkpoint(mode=3)  # SQLITE_CHECKPOINT_TRUNCATE
+        connection.set_busy_timeout(BUSY_TIMEOUT)
+
+    def stats(self, *, verify: bool = False) -> dict[str, Any]:
+        """What there is: the file, its counts, the project, the model. `verify` reads it all."""
+        database, model = self.database, self.encoder.model
+        if verify:
+            model.check(full=True)
+        count = "SELECT count(*) FROM items i WHERE"
+        current = self.projects.current()
+        return {
+            "database": str(database.path),
+            "exists": database.path.exists(),
+            "bytes": database.path.stat().st_size if database.path.exists() else 0,
+            "schema": len(MIGRATIONS),
+            "items": database.value(f"{count} i.ended_at IS NULL"),
+            "replaced_items": database.value(f"{count} i.ended_at IS NOT NULL"),
+            "chunks": database.value("SELECT count(*) FROM chunks"),
+            "pending_chunks": self.pending(),
+            "project": current,
+            "project_items": database.value(
+                f"{count} i.ended_at IS NULL AND i.project_id = ?", current
+            ),
+            "global_items": database.value(f"{count} i.ended_at IS NULL AND i.project_id IS NULL"),
+            "model": model.name,
+            "dimension": model.dimension,
+            "same_model": self._same_model(),
+            **({"verified": True} if verify else {}),
+        }
+
+    def _find(self, id: str) -> dict[str, Any] | None:
+        rows = self.database.rows(f"SELECT {_ITEM} FROM items i WHERE i.id = ?", id)
+        return _item(rows[0]) if rows else None
+
+    def _find_prefix(self, prefix: str) -> dict[str, Any] | None:
+        """The one visible item whose id begins so; InvalidInput when there are several."""
+        sql = f"SELECT {_ITEM} FROM items i WHERE substr(i.id, 1, ?) = ? AND {_OWN} LIMIT 2"
+        rows = self.database.rows(sql, len(prefix), prefix, self.projects.current())
+        if len(rows) > 1:
+            raise InvalidInput(f"several ids begin with {_show(prefix)}: give more of it")
+        return _item(rows[0]) if rows else None
+
+    def _own_item(self, id: object) -> dict[str, Any]:
+        """A live item that this project may change."""
+        row = self._find(check_id(id))
+        if row is None or row["ended_at"] is not None:
+            successor = f"; {row['successor']} replaced it" if row else ""
+            raise NotFound(f"no memory with the id {_show(id)} (not found){successor}")
+        self._check_own(row, "change")
+        return row
+
+    def _check_own(self, row: dict[str, Any], what: str) -> None:
+        if self._is_foreign(row):
+            raise NotFound(f"{row['id']} belongs to another project: {what} it there (--project)")
+
+    def _is_foreign(self, row: dict[str, Any]) -> bool:
+        return row["project_id"] not in (None, self.projects.current())
+
+
+# The columns of an item that callers see, and the same as a dict.
+_COLUMNS = (
+    "seq",
+    "id",
+    "content",
+    "content_type",
+    "project_id",
+    "created_at",
+    "ended_at",
+    "successor",
+)
+_ITEM = ", ".join(f"i.{column}" for column in _COLUMNS) + (
+    ", (SELECT count(*) FROM chunks c WHERE c.item = i.seq)"
+)
+
+
+def _item(row: tuple[Any, ...]) -> dict[str, Any]:
+    return dict(zip((*_COLUMNS, "chunks"), row, strict=True))
+
+
+def _listed(row: dict[str, Any]) -> dict[str, Any]:
+    listed = {"id": row["id"], "content": row["content"], "created": iso_time(row["created_at"])}
+    listed["scope"] = "project" if row["project_id"] else "global"
+    if row["chunks"] > 1:
+        listed["chunked"] = True
+    return listed
+
+
+def _result(row: dict[str, Any], hit: Hit, span: tuple[int, int, int]) -> dict[str, Any]:
+    content, (position, start, end) = row["content"], span
+    result = {"id": row["id"], "content": content, "similarity": _two_places(hit.score)}
+    result["created"] = iso_time(row["created_at"])
+    if abs(hit.score - hit.cosine) > 0.001:
+        result["raw_similarity"] = _two_places(hit.cosine)
+    if row["chunks"] > 1:
+        result["content"] = content[:PREVIEW]
+        result["relevant_excerpt"] = content[start:end]
+        result["position"] = {
+            "chunk": position + 1,
+            "chunks": row["chunks"],
+            "start": start,
+            "end": end,
+            "length": len(content),
+        }
+    if hit.foreign:
+        result["cross_project"] = True
+    return result
+
+
+def _two_places(score: float) -> str:
+    """A score as the original's clients read it: a string from "0.00" to "1.00"."""
+    return f"{min(1.0, max(0.0, score)):.2f}"
+
+
+def _store_answer(
+    item: Item, old: dict[str, Any] | None, conflicts: list[dict[str, Any]], remark: str
+) -> dict[str, Any]:
+    scope = "project" if item.project_id else "global"
+    message = f"Stored in {scope} scope{remark}"
+    answer: dict[str, Any] = {"success": True, "id": item.id, "scope": scope}
+    if old:
+        answer["replaced_id"] = old["id"]
+        message += f", replaced {old['id']}"
+    if conflicts:
+        rows = [row | {"similarity": _two_places(row["similarity"])} for row in conflicts]
+        answer["potential_conflicts"] = rows
+    if not item.vectors:
+        answer["pending_chunks"] = len(item.chunks)
+        message += (
+            f"; {len(item.chunks)} chunks are found by their words until their vectors are made"
+        )
+    answer["message"] = message + "."
+    return answer
+
+
+def _claim_model(connection: apsw.Connection, model: Model) -> None:
+    """The first vectors decide which model the file is of."""
+    facts = {"model_name": model.name, "model_digest": model.digest, "dimension": model.dimension}
+    rows = [(key, str(value)) for key, value in facts.items()]
+    connection.executemany("INSERT OR IGNORE INTO meta VALUES(?, ?)", rows)
+
+
+def _is_live(connection: apsw.Connection, id: str) -> bool:
+    sql = "SELECT 1 FROM items WHERE id = ? AND ended_at IS NULL"
+    return connection.execute(sql, (id,)).fetchone() is not None
+
+
+def _fill(connection: apsw.Connection, vectors: list[tuple[bytes, int]]) -> None:
+    """Give pending chunks their vectors; a chunk forgotten meanwhile is left out."""
+    connection.executemany(
+        "INSERT OR IGNORE INTO vectors(vector, chunk)"
+        " SELECT ?1, ?2 WHERE EXISTS(SELECT 1 FROM pending WHERE chunk = ?2)",
+        vectors,
+    )
+    connection.executemany("DELETE FROM pending WHERE chunk = ?", [(row[1],) for row in vectors])
+
+
+def paginate(text: str) -> list[tuple[int, int]]:
+    """Spans of a text whose JSON each is at most PAGE_SIZE characters long."""
+    pages, start = [], 0
+    while start < len(text):
+        size = PAGE_SIZE
+        while (length := json_length(text[start : start + size])) > PAGE_SIZE:
+            size = max(1, size * PAGE_SIZE // (length + 1))
+        pages.append((start, min(start + size, len(text))))
+        start += size
+    return pages
+
+
+def json_length(value: object) -> int:
+    """Characters of a value as it is written in an answer."""
+    return len(to_json(value))
+
+
+def to_json(value: object) -> str:
+    """Compact JSON, with characters as themselves."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+# ---------------------------------------------------------------------------------------------
+# MCP server
+#
+# JSON-RPC 2.0, one message a line on stdin and stdout. Two eras in one process: revisions up to
+# 2025-11-25 open with `initialize`; from 2026-07-28 on every request carries its revision in
+# `_meta` and there is no session. The reading thread answers everything but tool calls, so ping
+# and cancellation work while a call runs; one worker thread runs the calls in order.
+# ---------------------------------------------------------------------------------------------
+
+HANDSHAKE_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
+STATELESS_VERSION = "2026-07-28"
+BATCH_VERSION = "2025-03-26"  # the one revision with JSON-RPC batches
+_META = "io.modelcontextprotocol/"
+LIST_TTL = 3_600_000  # ms a client may keep the tool list: it changes with the program only
+
+PARSE_ERROR, INVALID_REQUEST, UNKNOWN_METHOD, INVALID_PARAMS = -32700, -32600, -32601, -32602
+INTERNAL_ERROR, UNSUPPORTED_VERSION = -32603, -32022
+
+INSTRUCTIONS = """\
+Sediment is your long-term memory: it outlives this conversation and is shared with every later one.
+
+recall: call it at the start of a task, before asking the user something they may have told you \
+before, and whenever earlier decisions, preferences, conventions or fixes could matter. Ask in \
+plain words; meaning counts, not spelling. No result means that nothing is known.
+
+store: call it at once when the user states a preference, corrects you, decides something with a \
+reason, or when you find out something that was hard to find out. One fact a call, in a sentence \
+that makes sense without this conversation. scope "global" for what holds in every project. When \
+a fact has changed, pass the old id as replace_id. Not for passing task details, secrets, or \
+what the code and its README already say.
+
+list shows the newest memories; forget deletes one that is wrong or that the user wants gone. \
+To read all of a long memory, recall its id."""
+
+
+def _object(required: list[str], **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": required}
+
+
+def _array(items: dict[str, Any], description: str) -> dict[str, Any]:
+    return {"type": "array", "items": items, "description": description}
+
+
+def _text(description: str, **more: Any) -> dict[str, Any]:
+    return {"type": "string", "description": description, **more}
+
+
+def _whole(description: str, **more: Any) -> dict[str, Any]:
+    return {"type": "integer", "description": description, **more}
+
+
+_MESSAGE = _text("What happened, in a sentence.")
+_CREATED = _text("When it was stored, RFC 3339.")
+_TRUE = {"type": "boolean"}
+
+
+class Tool(NamedTuple):
+    """A tool as clients see it."""
+
+    name: str
+    title: str
+    description: str
+    input: dict[str, Any]
+    output: dict[str, Any]
+    read_only: bool = False
+    destructive: bool = False
+    idempotent: bool = False
+
+    def listing(self) -> dict[str, Any]:
+        """The entry in tools/list; store and recall ask to be shown to the model in full."""
+        listing = {
+            "name": self.name,
+            "title": self.title,
+            "description": self.description,
+            "inputSchema": self.input,
+            "outputSchema": self.output,
+            "annotations": {
+                "title": self.title,
+                "readOnlyHint": self.read_only,
+                "destructiveHint": self.destructive,
+                "idempotentHint": self.idempotent,
+                "openWorldHint": False,
+            },
+        }
+        if self.name in ("store", "recall"):
+            listing["_meta"] = {"anthropic/alwaysLoad": True}
+        return listing
+
+
+_RESULT = _object(
+    ["id", "content", "similarity"],
+    id=_text("Names the memory in replace_id, forget, and recall (to read all of it)."),
+    content=_text("The text; its beginning when relevant_excerpt is there."),
+    similarity=_text("How well it fits, 0.00 to 1.00."),
+    raw_similarity=_text("The cosine alone."),
+    created=_CREATED,
+    relevant_excerpt=_text("The part of a long memory that fits best."),
+    position={"type": "object", "description": "Where in the memory that part stands."},
+    cross_project={**_TRUE, "description": "It belongs to another project."},
+    page=_whole("Which page of a long memory this is."),
+    pages=_whole("How many there are."),
+    next=_text("The query that returns the next page."),
+)
+
+TOOLS = (
+    Tool(
+        "store",
+        "Store a memory",
+        "Keep a fact, preference, decision or finding for later conversations. Call it as soon "
+        "as such a thing comes up; one fact a call, understandable by itself. Long documents "
+        "are welcome (up to 1 MB). The answer names memories that say nearly the same.",
+        _object(
+            ["content"],
+            content=_text("What to remember."),
+            scope=_text(
+                "project (default) or global: true in every project.",
+                enum=list(SCOPES),
+                default="project",
+            ),
+            replace_id=_text("Id of the memory that this one supersedes."),
+        ),
+        _object(
+            ["success", "id", "message"],
+            success=_TRUE,
+            id=_text("Id of the new memory."),
+            scope=_text("project or global."),
+            message=_MESSAGE,
+            replaced_id=_text("Id of the memory that it superseded."),
+            pending_chunks=_whole("Parts of a long text that are still being encoded."),
+            potential_conflicts=_array(
+                _object(
+                    ["id", "content", "similarity"],
+                    id=_text("Id of a memory that says nearly the same."),
+                    content=_text("Its text."),
+                    similarity=_text("Cosine, 0.00 to 1.00."),
+                ),
+                "Memories to replace or forget, if this one makes them obsolete.",
+            ),
+        ),
+    ),
+    Tool(
+        "recall",
+        "Recall memories",
+        "Search memory by meaning and by words. Call it before starting a task and whenever "
+        "something decided, preferred or found earlier could matter. Best first, up to limit; "
+        "long memories show the part that fits. A query that is just an id reads that memory.",
+        _object(
+            ["query"],
+            query=_text("What you want to know, in plain words; or an id."),
+            limit=_whole("How many results at most, 1 to 100 (default 5).", default=5),
+        ),
+        _object(
+            ["count", "results"],
+            count=_whole("How many results there are."),
+            results=_array(_RESULT, "Best first."),
+            message=_MESSAGE,
+            notice=_text("What keeps this answer from being as good as it could be."),
+        ),
+        read_only=True,
+        idempotent=True,
+    ),
+    Tool(
+        "list",
+        "List memories",
+        "Show the newest memories, newest first. For looking around; to find something, recall.",
+        _object(
+            [],
+            limit=_whole("How many at most, 1 to 100 (default 10).", default=10),
+            scope=_text(
+                "project (default), global, or all (both).",
+                enum=[*SCOPES, "all"],
+                default="project",
+            ),
+        ),
+        _object(
+            ["count", "items"],
+            count=_whole("How many items are shown."),
+            total=_whole("How many there are."),
+            items=_array(
+                _object(
+                    ["id", "content"],
+                    id=_text("Id."),
+                    content=_text("The first 100 characters."),
+                    created=_CREATED,
+                    scope=_text("project or global."),
+                    chunked={**_TRUE, "description": "It is long; recall its id to read it."},
+                ),
+                "Newest first.",
+            ),
+            message=_MESSAGE,
+        ),
+        read_only=True,
+        idempotent=True,
+    ),
+    Tool(
+        "forget",
+        "Forget a memory",
+        "Delete one memory for good, with the versions it replaced. To correct a fact, store "
+        "the new one with replace_id instead.",
+        _object(["id"], id=_text("Id of the memory, from recall, list or store.")),
+        _object(
+            ["success", "message"],
+            success=_TRUE,
+            ids=_array(_text("Id."), "What was deleted."),
+            message=_MESSAGE,
+        ),
+        destructive=True,
+        idempotent=True,
+    ),
+)
+
+# What each tool takes, and what its arguments are called in Memory's methods.
+_ARGUMENTS: dict[str, dict[str, str]] = {
+    "store": {
+        "content": "content",
+        "scope": "scope",
+        "replace_id": "replace",
+        "created_at": "created_at",  # taken, not advertised: for imports by script
+    },
+    "recall": {"query": "query", "limit": "limit"},
+    "list": {"limit": "limit", "scope": "scope"},
+    "forget": {"id": "id"},
+}
+
+
+class ProtocolError(Exception):
+    """A request that is answered with a JSON-RPC error."""
+
+    def __init__(self, code: int, message: str, data: Any = None) -> None:
+        super().__init__(message)
+        self.error = {"code": code, "message": message}
+        if data is not None:
+            self.error["data"] = data
+
+
+class Call(NamedTuple):
+    """A tool call on its way to the worker, and where its answer goes."""
+
+    name: str
+    arguments: dict[str, Any]
+    answer: Callable[[dict[str, Any]], None]
+    cancelled: threading.Event
+
+
+def call_tool(memory: Memory, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Run a tool; SedimentError's text tells the agent what to change."""
+    known = _ARGUMENTS[name]
+    if unknown := sorted(arguments.keys() - known.keys()):
+        allowed = ", ".join(word for word in known if word != "created_at")
+        raise InvalidInput(f"{name} takes {allowed}; not {_show(', '.join(unknown))}")
+    schema = next(tool for tool in TOOLS if tool.name == name).input
+    for word in schema["required"]:
+        if word not in arguments:
+            raise InvalidInput(f"{name} needs the argument {word}")
+    values = {known[word]: value for word, value in arguments.items() if value is not None}
+    if "limit" in values:
+        values["limit"] = min(check_limit(values["limit"]), SERVED_MAX)
+    if name == "store":
+        return memory.store(**values)
+    if name == "recall":
+        return memory.recall(**values, record=False)
+    if name == "list":
+        return memory.list_items(**{"limit": 10, **values})
+    return memory.forget(values.get("id"))  # type: ignore[arg-type] - checked there
+
+
+def fit_answer(answer: dict[str, Any]) -> dict[str, Any]:
+    """An answer of at most ANSWER_MAX characters: texts are shortened, facts dropped last."""
+    rows = answer.get("results") or answer.get("items") or answer.get("potential_conflicts")
+    if rows is None or json_length(answer) <= ANSWER_MAX:
+        return answer
+    key = next(key for key, value in answer.items() if value is rows)
+
+    def shortened(length: int, without: tuple[str, ...] = ()) -> dict[str, Any]:
+        return answer | {key: [_shorten(row, length, without) for row in rows]}
+
+    for without in ((), ("position", "raw_similarity"), ("position", "raw_similarity", "created")):
+        if json_length(shortened(20, without)) <= ANSWER_MAX:
+            fitting = bisect_right(
+                range(20, CONTENT_MAX),
+                False,
+                key=lambda length: json_length(shortened(length, without)) > ANSWER_MAX,
+            )
+            return shortened(fitting + 19, without)
+    return _cut_rows(shortened(0, ("position", "raw_similarity", "created")), key)
+
+
+def _shorten(row: dict[str, Any], length: int, without: tuple[str, ...]) -> dict[str, Any]:
+    short = {name: value for name, value in row.items() if name not in without}
+    for name in ("content", "relevant_excerpt"):
+        if len(short.get(name, "")) > length:
+            short[name] = short[name][:length] + "…"
+    return short
+
+
+def _cut_rows(answer: dict[str, Any], key: str) -> dict[str, Any]:
+    """Ids alone can be too much, at 255 characters each: then the last rows have to go."""
+    rows = answer[key]
+    while rows and json_length(answer) > ANSWER_MAX - 100:
+        rows = rows[: len(rows) * 9 // 10]
+        answer = answer | {key: rows, "message": f"Only the first {len(rows)} fit; ask for fewer."}
+    return answer | ({"count": len(rows)} if "count" in answer else {})
+
+
+class RateLimit:
+    """At most so many calls in each window of 60 s; 0 is no limit."""
+
+    def __init__(self) -> None:
+        asked = os.environ.get("SEDIMENT_RATE_LIMIT", "")
+        self.allowed = int(asked) if asked.isdecimal() else RATE_LIMIT
+        self._start, self._count = -60.0, 0
+
+    def exceeded(self) -> bool:
+        """Count one more call, and say whether it is one too many."""
+        now = time.monotonic()
+        if now - self._start >= 60:
+            self._start, self._count = now, 0
+        self._count += 1
+        return bool(self.allowed) and self._count > self.allowed
+
+
+class Worker:
+    """Runs tool calls one after the other, and between them what can wait."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self._calls: deque[Call] = deque()
+        self._ready = threading.Condition()
+        self._closing = False
+        self._idle = threading.Event()
+        self._idle.set()
+        self._chores = threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Call) -> None:
+        """Put a call at the end of the queue."""
+        with self._ready:
+            self._calls.append(call)
+            self._ready.notify()
+
+    def preload(self) -> None:
+        """Load the encoder and begin what was left undone, unless that has happened already."""
+        with contextlib.suppress(SedimentError):  # the first call will say it
+            self.memory.encoder.load()
+            self._start_chores()
+
+    def finish(self, timeout: float | None = None) -> None:
+        """Answer what is queued, then end; wait for that at most `timeout` seconds."""
+        with self._ready:
+            self._closing = True
+            self._ready.notify()
+        self._thread.join(timeout)
+
+    def _work(self) -> None:
+        while call := self._next():
+            self._idle.clear()
+            if not call.cancelled.is_set():
+                self._run(call)
+            else:
+                call.answer({})
+            self._idle.set()
+
+    def _next(self) -> Call | None:
+        with self._ready:
+            while not self._calls and not self._closing:
+                self._ready.wait()
+            return self._calls.popleft() if self._calls else None
+
+    def _run(self, call: Call) -> None:
+        result: dict[str, Any] = {}
+        shown: list[str] = []
+        try:
+            answer = call_tool(self.memory, call.name, call.arguments)
+            if call.name == "recall":
+                shown = [row["id"] for row in answer["results"]]
+            if call.name == "list":
+                answer["items"] = [_shorten(row, PREVIEW, ()) for row in answer["items"]]
+            answer = fit_answer(answer)
+            result = {"content": [_content(to_json(answer))], "structuredContent": answer}
+        except SedimentError as error:
+            result = _tool_error(str(error))
+        except Exception:  # a fault of ours must not take the client's session down
+            traceback.print_exc()
+            result = _tool_error("Sediment failed here; its log (stderr) says where.")
+        call.answer({} if call.cancelled.is_set() else result)
+        self.memory.record_access(shown)
+        if call.name in ("store", "recall"):
+            self._start_chores()
+
+    def _start_chores(self) -> None:
+        """Have the vectors of long texts made, in the pauses between calls."""
+        with contextlib.suppress(SedimentError):
+            if self.memory.pending() and not self._chores.is_set():
+                self._chores.set()
+                threading.Thread(target=self._do_chores, daemon=True).start()
+
+    def _do_chores(self) -> None:
+        with contextlib.suppress(SedimentError):
+            self.memory.embed_pending(stop=self._interrupted)
+        self._chores.clear()
+
+    def _interrupted(self) -> bool:
+        self._idle.wait()
+        return self._closing
+
+
+def _content(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def _tool_error(text: str) -> dict[str, Any]:
+    return {"content": [_content(text)], "isError": True}
+
+
+Methods = dict[str, Callable[[Any, dict[str, Any]], dict[str, Any]]]
+
+
+class Server:
+    """The protocol: takes messages in, sends answers out through `send`, one JSON text each."""
+
+    def __init__(self, memory: Memory, send: Callable[[str], None]) -> None:
+        self._send_line = send
+        self._rate = RateLimit()
+        self._worker = Worker(memory)
+        self._calls: dict[str | int, Call] = {}
+        self._batches = False
+        self._preload: threading.Timer | None = None
+
+    def receive(self, line: bytes | None) -> None:
+        """Take one line from the client; None stands for one longer than LINE_MAX."""
+        if line is None:
+            self._send(
+                _error(INVALID_REQUEST, f"message too large: the limit is {LINE_MAX:,} bytes")
+            )
+        elif line.strip():
+            try:
+                message = parse_json(line.decode())
+            except (ValueError, RecursionError) as error:
+                self._send(_error(PARSE_ERROR, f"not a JSON message: {_show(str(error))}"))
+            else:
+                self._take(message)
+
+    def finish(self, timeout: float | None = None) -> None:
+        """Answer all that was received, then stop."""
+        if self._preload:
+            self._preload.cancel()
+        self._worker.finish(timeout)
+
+    def _send(self, message: Any) -> None:
+        if message:
+            self._send_line(json.dumps(message, separators=(",", ":"), allow_nan=False))
+
+    def _take(self, message: Any) -> None:
+        if not isinstance(message, list):
+            self._handle(message, self._send)
+        elif self._batches and message:
+            batch = Batch(len(message), self._send)
+            for part in message:
+                self._handle(part, batch.add)
+        else:
+            self._send(_error(INVALID_REQUEST, "batches belong to revision 2025-03-26 alone"))
+
+    def _handle(self, message: Any, answer: Callable[[Any], None]) -> None:
+        """Answer a message through `answer`, now or when its call has run; {} is no answer."""
+        if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
+            return answer(_error(INVALID_REQUEST, "not a JSON-RPC 2.0 message", _id_of(message)))
+        if "method" not in message and ("result" in message or "error" in message):
+            return answer({})  # the answer to a question nobody asked
+        if "id" not in message and "method" in message:
+            self._notice(message)
+            return answer({})
+        id = _id_of(message)
+        if id is None or not isinstance(message.get("method"), str):
+            text = "a request has a method, and an id that is a string or a whole number"
+            return answer(_error(INVALID_REQUEST, text, id))
+        try:
+            self._dispatch(id, message["method"], message.get("params", {}), answer)
+        except ProtocolError as error:
+            answer({"jsonrpc": "2.0", "id": id, "error": error.error})
+
+    def _notice(self, message: dict[str, Any]) -> None:
+        params = message.get("params")
+        if message["method"] == "notifications/cancelled" and isinstance(params, dict):
+            id = _id_of({"id": params.get("requestId")})
+            if id is not None and (call := self._calls.get(id)):
+                call.cancelled.set()
+
+    def _dispatch(
+        self, id: str | int, method: str, params: Any, answer: Callable[[Any], None]
+    ) -> None:
+        if not isinstance(params, dict):
+            raise ProtocolError(INVALID_PARAMS, "params must be an object")
+        stateless = _is_stateless(params)
+
+        def reply(result: dict[str, Any]) -> None:
+            if result:
+                answer({"jsonrpc": "2.0", "id": id, "result": _finished(result, stateless)})
+            else:
+                answer({})
+
+        if method == "tools/call":
+            return self._call(id, params, reply)
+        answers = self._STATELESS if stateless else self._HANDSHAKE
+        if method not in answers:
+            self._unknown(method, stateless)
+        answer(
+            {
+                "jsonrpc": "2.0",
+                "id": id,
+                "result": _finished(answers[method](self, params), stateless),
+            }
+        )
+
+    def _unknown(self, method: str, stateless: bool) -> None:
+        if method == "server/discover" and not stateless:
+            raise ProtocolError(INVALID_PARAMS, f"_meta needs {_META}protocolVersion")
+        raise ProtocolError(UNKNOWN_METHOD, f"unknown method {_show(method)}")
+
+    def _initialize(self, params: dict[str, Any]) -> dict[str, Any]:
+        asked = params.get("protocolVersion")
+        version = asked if asked in HANDSHAKE_VERSIONS else HANDSHAKE_VERSIONS[-1]
+        self._batches = version == BATCH_VERSION
+        facts = {"capabilities": {"tools": {}}, "serverInfo": SERVER_INFO}
+        return {"protocolVersion": version, **facts, "instructions": INSTRUCTIONS}
+
+    def _discover(self, _: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "supportedVersions": [STATELESS_VERSION],
+            "capabilities": {"tools": {}},
+            "instructions": INSTRUCTIONS,
+            **_CACHEABLE,
+        }
+
+    def _ping(self, _: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
+    def _list_tools(self, params: dict[str, Any]) -> dict[str, Any]:
+        if params.get("cursor"):
+            raise ProtocolError(INVALID_PARAMS, "no such cursor: the four tools are one page")
+        if self._preload is None:
+            self._preload = threading.Timer(PRELOAD_DELAY, self._worker.preload)
+            self._preload.daemon = True
+            self._preload.start()
+        return {"tools": [tool.listing() for tool in TOOLS], **_CACHEABLE}
+
+    _HANDSHAKE: ClassVar[Methods] = {
+        "initialize": _initialize,
+        "ping": _ping,
+        "tools/list": _list_tools,
+    }
+    _STATELESS: ClassVar[Methods] = {"server/discover": _discover, "tools/list": _list_tools}
+
+    def _call(
+        self, id: str | int, params: dict[str, Any], reply: Callable[[dict[str, Any]], None]
+    ) -> None:
+        name, arguments = params.get("name"), params.get("arguments", {})
+        if not isinstance(name, str) or not isinstance(arguments, dict):
+            raise ProtocolError(INVALID_PARAMS, "tools/call takes a name and an arguments object")
+        if name not in _ARGUMENTS:
+            raise ProtocolError(INVALID_PARAMS, f"unknown tool {_show(name)}")
+        if self._rate.exceeded():
+            return reply(
+                _tool_error(f"Rate limit: {self._rate.allowed} calls a minute. Wait, then retry.")
+            )
+
+        def answer(result: dict[str, Any]) -> None:
+            if self._calls.get(id) is call:
+                del self._calls[id]
+            reply(result)
+
+        call = Call(name, arguments, answer, threading.Event())
+        self._calls[id] = call
+        self._worker.submit(call)
+
+
+SERVER_INFO = {"name": "sediment", "title": "Sediment", "version": __version__}
+_CACHEABLE = {"ttlMs": LIST_TTL, "cacheScope": "public"}
+
+
+class Batch:
+    """The answers to one batch, sent as one array when the last is there."""
+
+    def __init__(self, size: int, send: Callable[[Any], None]) -> None:
+        self._missing, self._send = size, send
+        self._answers: list[Any] = []
+        self._lock = threading.Lock()
+
+    def add(self, answer: Any) -> None:
+        """Take one answer, {} for a message that has none."""
+        with self._lock:
+            self._missing -= 1
+            if answer:
+                self._answers.append(answer)
+            done = not self._missing and self._answers
+        if done:
+            self._send(self._answers)
+
+
+def _id_of(message: Any) -> str | int | None:
+    """A usable request id, or None."""
+    id = message.get("id") if isinstance(message, dict) else None
+    return id if isinstance(id, (str, int)) and not isinstance(id, bool) else None
+
+
+def _error(code: int, text: str, id: str | int | None = None) -> dict[str, Any]:
+    """An error answer; without an id when the request's could not be read."""
+    known = {} if id is None else {"id": id}
+    return {"jsonrpc": "2.0", **known, "error": {"code": code, "message": text}}
+
+
+def _is_stateless(params: dict[str, Any]) -> bool:
+    """Whether a request is of the stateless era; ProtocolError when it is but not rightly so."""
+    meta = params.get("_meta")
+    if not isinstance(meta, dict) or f"{_META}protocolVersion" not in meta:
+        return False
+    version = meta[f"{_META}protocolVersion"]
+    if version != STATELESS_VERSION:
+        data = {"supported": [STATELESS_VERSION], "requested": version}
+        raise ProtocolError(UNSUPPORTED_VERSION, "unsupported protocol version", data)
+    if not isinstance(meta.get(f"{_META}clientCapabilities"), dict):
+        raise ProtocolError(INVALID_PARAMS, f"_meta needs {_META}clientCapabilities")
+    return True
+
+
+def _finished(result: dict[str, Any], stateless: bool) -> dict[str, Any]:
+    """A result in the dress of its era."""
+    if stateless:
+        return {"resultType": "complete", **result, "_meta": {f"{_META}serverInfo": SERVER_INFO}}
+    return {name: value for name, value in result.items() if name not in _CACHEABLE}
+
+
+def read_lines(read: Callable[[], bytes]) -> Iterator[bytes | None]:
+    """Lines from chunks of bytes, b"" ending them; None for a line longer than LINE_MAX."""
+    buffer, too_long = bytearray(), False
+    while data := read():
+        *ends, rest = data.split(b"\n")
+        for end in ends:
+            yield None if too_long or len(buffer) + len(end) > LINE_MAX else bytes(buffer) + end
+            buffer, too_long = bytearray(), False
+        too_long = too_long or len(buffer) + len(rest) > LINE_MAX
+        buffer = bytearray() if too_long else buffer
+        buffer += b"" if too_long else rest
+    if buffer or too_long:
+        yield None if too_long else bytes(buffer)
+
+
+def serve(memory: Memory) -> None:
+    """Speak MCP on stdin and stdout until either the client or a signal ends it."""
+    source, wire = _take_wire()
+    lock = threading.Lock()
+
+    def send(text: str) -> None:
+        data = text.encode() + b"\n"
+        with lock, contextlib.suppress(BrokenPipeError):  # nobody is left to read it
+            while data:
+                data = data[os.write(wire, data) :]
+
+    server = Server(memory, send)
+    _end_with_parent()
+    try:
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            if number := getattr(signal, name, None):
+                signal.signal(number, _stop)
+        for line in read_lines(lambda: os.read(source, 65536)):
+            server.receive(line)
+        server.finish()
+    except _Stopped:
+        server.finish(timeout=1.0)
+    # Daemon threads may still hold the encoder; the file is safe at any moment.
+    os._exit(0)
+
+
+class _Stopped(BaseException):
+    """A signal asked the server to end."""
+
+
+def _stop(*_: object) -> None:
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if number := getattr(signal, name, None):
+            signal.signal(number, signal.SIG_IGN)
+    raise _Stopped
+
+
+def _take_wire() -> tuple[int, int]:
+    """Keep stdin and stdout for the protocol: what else prints goes to stderr, reads nothing."""
+    source, wire = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return source, wire
+
+
+def _end_with_parent() -> None:
+    """End when the client is gone, even if somebody else still holds our stdin open."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_POLL)
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+# ---------------------------------------------------------------------------------------------
+# Setting up a client
+#
+# `init` tells clients how to start the server and agents when to use it. It adds to files that
+# people own: an addition is made once, and a file that cannot be understood is left alone.
+# ---------------------------------------------------------------------------------------------
+
+_BEGIN, _END = "<!-- sediment -->", "<!-- /sediment -->"
+AGENT_INSTRUCTIONS = f"""{_BEGIN}
+# Memory
+
+You have a long-term memory through the `sediment` MCP server (in Claude Code its tools are
+called `mcp__sediment__store`, `mcp__sediment__recall`, `mcp__sediment__list` and
+`mcp__sediment__forget`). It outlives this conversation: use it without being asked.
+
+## When to recall
+- At the start of a task, and before asking the user about something they may have told you.
+- Whenever earlier decisions, preferences, conventions or fixes could matter.
+
+## When to store
+- At once when the user states a preference, corrects you, or decides something; keep the reason.
+- What was hard to find out. One fact each, in a sentence that stands by itself.
+- `scope: "global"` for what holds in every project. `replace_id` when a fact has changed.
+
+## What not to store
+- Passing details of the task, secrets, and what the code or its README already say.
+{_END}
+"""
+
+
+def server_command() -> list[str]:
+    """How a client starts this very program, in absolute paths."""
+    program = Path(sys.argv[0]).resolve()
+    if program.suffix == ".pyz" or program.name == "sediment.py":
+        return [sys.executable, str(program), "serve"]
+    return [str(program), "serve"]
+
+
+def server_entry(database: Path) -> dict[str, Any]:
+    """The server's entry under mcpServers; the database only where it is not the usual one."""
+    command, *arguments = server_command()
+    entry: dict[str, Any] = {"command": command, "args": arguments}
+    if database != default_database():
+        entry["env"] = {"SEDIMENT_DB": str(database.resolve())}
+    return entry
+
+
+def add_server(path: Path, entry: dict[str, Any]) -> str:
+    """Put the server into a .mcp.json; returns what was done."""
+    config: Any = {}
+    if path.exists():
+        try:
+            config = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise InvalidInput(f"{path} is not valid JSON ({error}): left as it is") from None
+    servers = config.setdefault("mcpServers", {}) if isinstance(config, dict) else None
+    if not isinstance(servers, dict):
+        raise InvalidInput(f"{path} has no object of mcpServers: left as it is")
+    if "sediment" in servers:
+        return f"{path}: has a server called sediment already"
+    servers["sediment"] = entry
+    return _write_for_owner(path, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+
+
+def add_instructions(path: Path) -> str:
+    """Append the agent instructions to a CLAUDE.md or AGENTS.md; returns what was done."""
+    try:
+        text = path.read_text("utf-8") if path.exists() else ""
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{path} cannot be read as text ({error}): left as it is") from None
+    if _BEGIN in text or "mcp__sediment__" in text:
+        return f"{path}: has the instructions already"
+    gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
+    return _write_for_owner(path, text + gap + AGENT_INSTRUCTIONS)
+
+
+def _write_for_owner(path: Path, text: str) -> str:
+    """Write through a link to the file it means; its permissions stay."""
+    done = "extended" if path.exists() else "created"
+    target = path.resolve()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        mode = target.stat().st_mode if target.exists() else None
+        write_atomically(target, text)
+        if mode is not None:
+            os.chmod(target, mode)
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be written ({error.strerror})") from None
+    return f"{path}: {done}"
+
+
+def initialize(memory: Memory, everywhere: bool) -> dict[str, Any]:
+    """Prepare a project (or, `everywhere`, this user's agents); says what was done."""
+    if everywhere:
+        home = Path.home()
+        targets = [home / ".claude" / "CLAUDE.md", home / ".codex" / "AGENTS.md"]
+        done = [add_instructions(path) for path in targets]
+        words = " ".join(shlex.quote(word) for word in server_command())
+        done.append(
+            f"To add the server for every project: claude mcp add -s user sediment -- {words}"
+        )
+        return {"project": None, "root": None, "done": done}
+    root = memory.projects.root
+    if root is None:
+        raise InvalidInput("no project here (the home folder and / are none): use --global, or cd")
+    project = memory.projects.current(create=True)
+    done = [add_server(root / ".mcp.json", server_entry(memory.database.path))]
+    files = dict.fromkeys((root / name).resolve() for name in ("CLAUDE.md", "AGENTS.md"))
+    done += [add_instructions(path) for path in files]
+    return {"project": project, "root": str(root), "done": done}
+
+
+# ---------------------------------------------------------------------------------------------
+# Command line
+#
+# Thin commands: parse, call one method of Memory, print what it returned, as a person's text
+# or with --json as one document.
+# ---------------------------------------------------------------------------------------------
+
+
+class Context:
+    """The options before the command, and the memory they mean."""
+
+    def __init__(self, db: str | None, project: str | None, as_json: bool, verbose: bool) -> None:
+        self.db, self.project = db, project
+        self.json, self.verbose = as_json, verbose
+
+    def memory(self, resident: bool = False, folder: Path | None = None) -> Memory:
+        return Memory(self.db, project=self.project, folder=folder, resident=resident)
+
+    def show(
+        self, answer: dict[str, Any], render: Callable[[dict[str, Any]], Iterable[str]]
+    ) -> None:
+        """Print an answer as JSON, or the lines that `render` makes of it."""
+        if self.json:
+            click.echo(json.dumps(answer, indent=2, sort_keys=True, ensure_ascii=False))
+        else:
+            for line in render(answer):
+                click.echo(line)
+
+    def say(self, text: str) -> None:
+        """A remark beside the answer, for --verbose."""
+        if self.verbose:
+            click.echo(text, err=True)
+
+
+def _common(command: Callable[..., None]) -> Callable[..., None]:
+    """Let the general options stand after the command too, where people put them."""
+    for flag, text in (("--json", "Print one JSON document."), ("--db", "The database file.")):
+        kind: dict[str, Any] = {"is_flag": True} if flag == "--json" else {"metavar": "FILE"}
+        command = click.option(flag, expose_value=False, callback=_late, help=text, **kind)(command)
+    for flag, kind in (("--project", {"metavar": "ID"}), ("--verbose", {"is_flag": True})):
+        command = click.option(flag, expose_value=False, callback=_late, hidden=True, **kind)(
+            command
+        )
+    return command
+
+
+def _late(context: click.Context, option: click.Parameter, value: Any) -> None:
+    if value and option.name:
+        setattr(context.obj, option.name, value)
+
+
+_LIMIT = click.IntRange(1, LIMIT_MAX)
+_SCOPE = click.Choice(SCOPES, case_sensitive=False)
+_ANY_SCOPE = click.Choice((*SCOPES, "all"), case_sensitive=False)
+
+
+class _Group(click.Group):
+    """One-line errors, and commands in the order of the file."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SedimentError as error:
+            raise click.ClickException(printable(str(error))) from None
+
+
+@click.group(
+    cls=_Group,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(__version__, "-V", "--version", message="sediment %(version)s")
+@click.option(
+    "--db", metavar="FILE", help="The database file (else SEDIMENT_DB, else the default place)."
+)
+@click.option(
+    "--project",
+    metavar="ID",
+    help="A project's id or folder (else SEDIMENT_PROJECT, else from here).",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("-v", "--verbose", is_flag=True, help="Say more, on stderr.")
+@click.pass_context
+def cli(
+    context: click.Context, db: str | None, project: str | None, as_json: bool, verbose: bool
+) -> None:
+    """Semantic memory for AI agents: one file, offline.
+
+    \b
+    Examples:
+      sediment store "We deploy on Fridays, after the canary is green."
+      sediment recall "when can I release?"
+      sediment serve                         # the MCP server, on stdio
+    """
+    context.obj = Context(db, project, as_json, verbose)
+    context.color = False if os.environ.get("NO_COLOR") else None
+    if context.invoked_subcommand is None:
+        if sys.stdin.isatty():
+            click.echo(context.get_help())
+        else:
+            context.invoke(serve_command)
+
+
+_shared = click.make_pass_decorator(Context)
+
+
+@cli.command()
+@click.argument("content")
+@click.option("-s", "--scope", type=_SCOPE, help="project (default), or global: for every project.")
+@click.option("--replace", metavar="ID", help="The item that this one supersedes.")
+@click.option("--created-at", metavar="TIME", help="Back-date it: unix seconds or ISO 8601.")
+@_common
+@_shared
+def store(
+    shared: Context, content: str, scope: str | None, replace: str | None, created_at: str | None
+) -> None:
+    """Store a text; "-" reads it from a pipe.
+
+    \b
+    Examples:
+      sediment store "Staging database is on port 5433."
+      git log -1 --format=%B | sediment store -
+      sediment store --scope global "I prefer tabs."
+    """
+    text = read_stdin() if content == "-" else content
+    with shared.memory() as memory:
+        answer = memory.store(text, scope=scope, replace=replace, created_at=created_at)
+        shared.show(answer, render_stored)
+        _finish_pending(memory, shared)
+
+
+@cli.command()
+@click.argument("query")
+@click.option("-l", "--limit", type=_LIMIT, default=5, show_default=True, help="How many at most.")
+@_common
+@_shared
+def recall(shared: Context, query: str, limit: int) -> None:
+    """Find what answers a query, by meaning and by words.
+
+    \b
+    Examples:
+      sediment recall "when can I release?"
+      sediment recall "auth decisions" --limit 3 --json | jq -r '.results[].content'
+      sediment recall 6f1c6c1e-…             # an id alone: that item's text
+    """
+    with shared.memory() as memory:
+        answer = memory.recall(query, limit=limit, record=False)
+        shared.show(answer, render_recalled)
+        memory.record_access(row["id"] for row in answer["results"])
+
+
+@cli.command("list")
+@click.option("-l", "--limit", type=_LIMIT, default=20, show_default=True, help="How many at most.")
+@click.option(
+    "-s", "--scope", type=_ANY_SCOPE, default="project", show_default=True, help="all: both."
+)
+@_common
+@_shared
+def list_command(shared: Context, limit: int, scope: str) -> None:
+    """List the newest items of this project, or the global ones.
+
+    \b
+    Examples:
+      sediment list
+      sediment list --scope all --limit 100 --json | jq -r '.items[].id'
+    """
+    with shared.memory() as memory:
+        shared.show(memory.list_items(limit=limit, scope=scope), render_listed)
+
+
+@cli.command()
+@click.argument("id")
+@_common
+@_shared
+def get(shared: Context, id: str) -> None:
+    """Print the whole text of one item; the beginning of its id is enough.
+
+    \b
+    Example:
+      sediment get 6f1c6c1e
+    """
+    with shared.memory() as memory:
+        shared.show(memory.get(id), lambda item: [printable(item["content"])])
+
+
+@cli.command()
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@_common
+@_shared
+def forget(shared: Context, ids: tuple[str, ...]) -> None:
+    """Delete items for good, with the versions they replaced; all those named, or none.
+
+    \b
+    Example:
+      sediment forget 6f1c6c1e-91a3-4f8e-8e5c-0c2a5d3f9b11
+    """
+    with shared.memory() as memory:
+        shared.show(memory.forget(*ids), lambda answer: [printable(answer["message"])])
+
+
+@cli.command()
+@click.option("--verify", is_flag=True, help="Check every byte of the model's files.")
+@_common
+@_shared
+def stats(shared: Context, verify: bool) -> None:
+    """Show the database, its counts, the project and the model."""
+    with shared.memory() as memory:
+        shared.show(memory.stats(verify=verify), render_facts)
+
+
+@cli.command("import")
+@click.argument("file", type=click.File("rb"))
+@click.option("-s", "--scope", type=_SCOPE, help="For rows that name none (default: project).")
+@_common
+@_shared
+def import_command(shared: Context, file: IO[bytes], scope: str | None) -> None:
+    """Store the items of a JSON Lines FILE ("-": stdin); known ids are left as they are.
+
+    A line is {"content": …} with, as far as known, id, created_at, project, scope.
+
+    \b
+    Examples:
+      sediment import notes.jsonl
+      sediment --db old.db export | sediment import -
+    """
+    start = time.monotonic()
+    with shared.memory(resident=True) as memory:
+        try:
+            with progress_bar("importing", _count_lines(file)) as add:
+                answer = memory.import_rows(text_lines(file), scope, add)
+        except KeyboardInterrupt:
+            reason = "interrupted: what was committed is kept; run it again to go on"
+            raise SedimentError(reason) from None
+        answer["seconds"] = round(time.monotonic() - start, 1)
+        shared.show(answer, render_imported)
+        _finish_pending(memory, shared)
+    if answer["refused"]:
+        raise click.exceptions.Exit(1)
+
+
+@cli.command()
+@click.argument("file", required=False, type=click.Path(dir_okay=False))
+@_common
+@_shared
+def export(shared: Context, file: str | None) -> None:
+    """Write all items of all projects as JSON Lines to FILE, or to stdout.
+
+    \b
+    Examples:
+      sediment export backup.jsonl
+      sediment export | jq -r 'select(.scope == "global").content'
+    """
+    with shared.memory() as memory:
+        lines = (json.dumps(row, ensure_ascii=False) for row in memory.export_rows())
+        if file is None:
+            for line in lines:
+                click.echo(line)
+            return
+        count = write_lines(Path(file), lines)
+        answer = {"success": True, "file": file, "count": count}
+        shared.show(answer, lambda _: [f"Exported {count} items to {file}."])
+
+
+@cli.command()
+@click.option("--local", "where", flag_value="local", default=True, help="This project (default).")
+@click.option(
+    "--global", "where", flag_value="global", help="This user's agents, in every project."
+)
+@click.option(
+    "--print", "where", flag_value="print", help="Change nothing; print what would be added."
+)
+@_common
+@_shared
+def init(shared: Context, where: str) -> None:
+    """Prepare this project: register the server in .mcp.json, tell agents when to use it.
+
+    Adds to .mcp.json, CLAUDE.md and AGENTS.md what is not there yet; the rest stays.
+    """
+    with shared.memory() as memory:
+        if where == "print":
+            servers = {"mcpServers": {"sediment": server_entry(memory.database.path)}}
+            answer = {"mcp.json": servers, "instructions": AGENT_INSTRUCTIONS}
+            shared.show(
+                answer, lambda _: [json.dumps(servers, indent=2), "", AGENT_INSTRUCTIONS.rstrip()]
+            )
+        else:
+            shared.show(initialize(memory, where == "global"), render_initialized)
+
+
+@cli.command("serve")
+@_common
+@_shared
+def serve_command(shared: Context) -> None:
+    """Speak MCP on stdin and stdout, for an agent's client.
+
+    \b
+    Example (Claude Code):
+      claude mcp add sediment -- python3 /path/to/sediment.pyz serve
+    """
+    hint = os.environ.get("CLAUDE_PROJECT_DIR")
+    folder = Path(hint) if hint and Path(hint).is_dir() else None
+    serve(shared.memory(resident=True, folder=folder))
+
+
+@cli.command()
+@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print the completion script of a shell.
+
+    \b
+    Example:
+      sediment completion bash > ~/.local/share/bash-completion/completions/sediment
+    """
+    from click.shell_completion import get_completion_class
+
+    name = context.find_root().info_name or "sediment"
+    variable = f"_{name}_COMPLETE".replace("-", "_").replace(".", "_").upper()
+    kind = get_completion_class(shell)
+    if kind is not None:
+        click.echo(kind(cli, {}, name, variable).source())
+
+
+# Input and progress
+
+
+def read_stdin() -> str:
+    """The UTF-8 text on stdin, without the newline that `echo` adds."""
+    return decode(sys.stdin.buffer.read(), "stdin").rstrip("\r\n")
+
+
+def decode(data: bytes, what: str) -> str:
+    """UTF-8 bytes as text; InvalidInput says where they are something else."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidInput(
+            f"{what} is not UTF-8 text (byte {error.start}): convert it first"
+        ) from None
+
+
+def text_lines(file: IO[bytes]) -> Iterator[str]:
+    """Lines of a JSON Lines file; one that is not UTF-8 is refused with its number, not all."""
+    for line in file:
+        yield line.decode("utf-8-sig", "surrogateescape")
+
+
+def _count_lines(file: IO[bytes]) -> int | None:
+    """How many lines a file has; unknown for a pipe."""
+    if not file.seekable():
+        return None
+    count = sum(1 for _ in file)
+    file.seek(0)
+    return count
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> int:
+    """Write lines to a private file that appears when it is whole; returns their number."""
+    draft, count = path.with_name(f"{path.name}.{os.getpid()}.tmp"), 0
+    try:
+        descriptor = os.open(draft, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            for line in lines:
+                file.write(line + "\n")
+                count += 1
+        os.replace(draft, path)
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be written ({error.strerror})") from None
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+    return count
+
+
+@contextlib.contextmanager
+def progress_bar(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A bar with a rate on a terminal's stderr, fed with counts of what was done; else nothing."""
+    start, done = time.monotonic(), 0
+    unknown = iter(()) if total is None else None
+    with click.progressbar(
+        unknown,
+        total,
+        label,
+        show_pos=True,
+        item_show_func=lambda rate: rate,
+        file=sys.stderr,
+        hidden=not sys.stderr.isatty(),
+    ) as bar:
+        shown: Any = bar
+
+        def add(count: int) -> None:
+            nonlocal done
+            done += count
+            shown.update(count, f"{done / max(time.monotonic() - start, 0.001):.0f}/s")
+
+        yield add
+
+
+def _finish_pending(memory: Memory, shared: Context) -> None:
+    """Make the vectors of long texts, after the answer; interrupting that loses nothing."""
+    if not (total := memory.pending()):
+        return
+    sys.stdout.flush()
+    try:
+        with progress_bar("encoding", total) as add:
+            memory.embed_pending(add)
+    except KeyboardInterrupt:
+        shared.say("interrupted: the next store, import or serve goes on")
+
+
+# What people see
+
+
+def _dim(text: str) -> str:
+    return click.style(text, dim=True)
+
+
+def _field(name: str, value: object) -> str:
+    return f"{_dim(f'{name:<16}')}{printable(str(value))}"
+
+
+def render_stored(answer: dict[str, Any]) -> Iterator[str]:
+    yield _field("id", answer["id"])
+    yield _field("message", answer["message"])
+    for row in answer.get("potential_conflicts", []):
+        text = one_line(row["content"], 60)
+        yield _field("similar", f"{row['similarity']}  {row['id']}  {text}")
+
+
+def render_recalled(answer: dict[str, Any]) -> Iterator[str]:
+    for row in answer["results"]:
+        marks = " (other project)" if row.get("cross_project") else ""
+        similarity = click.style(row["similarity"], fg="green", bold=True)
+        yield f"{similarity}  {_dim(printable(row['id']))}  {_dim(row['created'][:10])}{marks}"
+        if "page" in row or "next" in row:
+            yield printable(row["content"])
+            yield _dim(f"page {row['page']} of {row['pages']}")
+        elif "position" in row:
+            place = row["position"]
+            yield f"      {printable(one_line(row['relevant_excerpt'], 300))}"
+            yield "      " + _dim(
+                f"part {place['chunk']} of {place['chunks']}: `get {row['id']}` shows all"
+            )
+        else:
+            yield from (f"      {line}" for line in printable(row["content"]).splitlines())
+    for remark in ("message", "notice"):
+        if remark in answer:
+            yield answer[remark]
+
+
+def render_listed(answer: dict[str, Any]) -> Iterator[str]:
+    if not answer["items"]:
+        yield answer["message"]
+        return
+    yield _dim(f"{answer['count']} of {answer['total']}, newest first")
+    for item in answer["items"]:
+        text = printable(one_line(item["content"], 80))
+        yield f"{printable(item['id'])}  {_dim(item['created'][:10])}  {item['scope']:<7}  {text}"
+
+
+def render_facts(answer: dict[str, Any]) -> Iterator[str]:
+    for name, value in answer.items():
+        yield _field(name.replace("_", " "), "-" if value is None else value)
+
+
+def render_imported(answer: dict[str, Any]) -> Iterator[str]:
+    rate = answer["stored"] / max(answer["seconds"], 0.1)
+    known = f", {answer['existing']} were there already" if answer["existing"] else ""
+    yield f"Stored {answer['stored']} items{known} ({answer['seconds']} s, {rate:.0f} a second)."
+    for row in answer["refused"]:
+        yield f"line {row['line']}: {printable(row['reason'])}"
+
+
+def render_initialized(answer: dict[str, Any]) -> Iterator[str]:
+    if answer["root"]:
+        yield _field("project", answer["project"])
+        yield _field("folder", answer["root"])
+    yield from map(printable, answer["done"])
+
+
+def main() -> int:
+    """The program; returns its exit code."""
+    program = Path(sys.argv[0]).name
+    name = program if program.endswith(".pyz") else "sediment"
+    try:
+        return cli.main(prog_name=name, standalone_mode=False) or 0
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else name
+        click.echo(f"Error: {error.format_message()} See `{command} --help`.", err=True)
+        return error.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    except BrokenPipeError:  # the reader of a pipeline had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
