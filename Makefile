@@ -1,0 +1,84 @@
+# Builds dist/sediment.pyz and checks it. `make help` lists the targets.
+
+PYTHON ?= python3
+UV ?= uv
+TAG := $(shell $(PYTHON) -c "import sys; v = sys.version_info; v >= (3, 11) and print('cp%d%d' % v[:2])" 2>/dev/null)
+BUILD := build/$(TAG)
+LOCKS := .ci/requirements
+SOURCES := sediment.py build_zipapp.py models tests
+PYZ := dist/sediment.pyz
+# The locks are complete, so pip need not look for dependencies; nothing is compiled here.
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary=:all:
+RUN := SEDIMENT_PYZ=$(CURDIR)/$(PYZ)
+
+.PHONY: all demo test lint bench bench-quality lock clean help python FORCE
+all: $(PYZ)
+
+help:
+	@echo 'make                           build $(PYZ)   (PYTHON=python3.12 chooses the Python)'
+	@echo 'make demo                      show what Sediment does'
+	@echo 'make test                      build, and run all tests'
+	@echo 'make lint                      ruff and pyright'
+	@echo 'make bench                     measure speed'
+	@echo 'make bench-quality DATA=DIR    measure recall on the data set in DIR'
+	@echo 'make lock                      renew the pinned requirements (needs uv)'
+	@echo 'make clean                     remove everything built'
+
+python:
+	@test -n "$(TAG)" || { echo "error: Sediment needs Python 3.11 or later, and PYTHON=$(PYTHON) is not: try make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "error: $(PYTHON) cannot make virtual environments: install its venv module (Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
+
+# Virtual environments, one folder for each Python version: $(1) is the name, $(2) its locks.
+define venv
+$(BUILD)/$(1)/.ready: $(2) | python
+	rm -rf $$(@D)
+	$$(PYTHON) -m venv $$(@D)
+	$$(@D)/bin/python $$(PIP_INSTALL) $$(foreach lock,$(2),-r $$(lock))
+	touch $$@
+endef
+RUNTIME := $(LOCKS)/runtime.txt $(LOCKS)/build.txt
+$(eval $(call venv,venv,$(RUNTIME)))
+$(eval $(call venv,dev,$(RUNTIME) $(LOCKS)/dev.txt))
+$(eval $(call venv,mcp1,$(LOCKS)/mcp1.txt))
+$(eval $(call venv,mcp2,$(LOCKS)/mcp2.txt))
+
+# Changes only when PYTHON does, so that another Python builds another .pyz.
+build/python: FORCE | python
+	@mkdir -p build
+	@echo $(TAG) | cmp -s - $@ || echo $(TAG) > $@
+
+$(PYZ): sediment.py build_zipapp.py models/build_model.py models/manifest.json $(RUNTIME) build/python $(BUILD)/venv/.ready
+	$(BUILD)/venv/bin/python models/build_model.py
+	$(BUILD)/venv/bin/python build_zipapp.py
+
+demo: $(PYZ)
+	$(RUN) tests/demo.sh
+
+test: $(PYZ) $(BUILD)/dev/.ready $(BUILD)/mcp1/.ready $(BUILD)/mcp2/.ready
+	$(RUN) SEDIMENT_MCP1=$(CURDIR)/$(BUILD)/mcp1/bin/python SEDIMENT_MCP2=$(CURDIR)/$(BUILD)/mcp2/bin/python \
+		$(BUILD)/dev/bin/python -m pytest -q -n 2
+
+lint: $(BUILD)/dev/.ready
+	$(BUILD)/dev/bin/ruff check $(SOURCES)
+	$(BUILD)/dev/bin/ruff format --check $(SOURCES)
+	$(BUILD)/dev/bin/pyright --pythonpath $(BUILD)/dev/bin/python
+
+bench: $(PYZ) $(BUILD)/dev/.ready
+	$(RUN) $(BUILD)/dev/bin/python tests/bench.py
+
+bench-quality: $(PYZ) $(BUILD)/dev/.ready
+	@test -n "$(DATA)" || { echo "error: say where the data set is: make bench-quality DATA=FOLDER" >&2; exit 1; }
+	$(RUN) $(BUILD)/dev/bin/python tests/bench_quality.py "$(DATA)"
+
+# Each lock holds for all platforms and for CPython 3.11 and later.
+LOCK := $(UV) pip compile --quiet --upgrade --universal --generate-hashes --python-version 3.11 --no-header --no-annotate
+lock:
+	@mkdir -p build
+	@cd $(LOCKS) && for name in runtime build dev mcp1 mcp2; do \
+		$(LOCK) $$(test $$name = runtime && echo --no-deps) $$name.in -o ../../build/$$name.txt && \
+		{ echo "# Made from $$name.in by: make lock"; cat ../../build/$$name.txt; } > $$name.txt || exit 1; \
+	done
+
+clean:
+	rm -rf build dist models/all-MiniLM-L6-v2 .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

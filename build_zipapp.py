@@ -1,0 +1,441 @@
+"""Build `dist/sediment.pyz`: the program, its model and its libraries in one executable file.
+
+Run it with a Python that has the packages of `.ci/requirements/runtime.txt`; the file then works
+with that CPython version and platform. It holds `__main__.py` (BOOTSTRAP below) and one stored
+member, `payload.zip`, which the bootstrap unpacks once into the user's cache. The same inputs give
+the same file.
+"""
+
+from __future__ import annotations
+
+import compileall
+import hashlib
+import os
+import py_compile
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+MODEL = Path("models/all-MiniLM-L6-v2")
+PACKAGES = ("apsw", "click", "numpy", "onnxruntime", "platformdirs", "sqlite-vec", "tokenizers")
+WINDOWS_PACKAGES = ("colorama",)
+
+# What Sediment never imports. `check` runs the pruned tree before it is packed.
+PRUNED = (
+    "../*",  # commands
+    "*.pyc",
+    "*.pyi",
+    "*.pxd",
+    "*.pyx",
+    "*.h",
+    "*.a",
+    "*.lib",
+    "*/py.typed",
+    "*/tests/*",
+    "*.dist-info/sboms/*",
+    "*.dist-info/[!MLl]*",  # METADATA and licences stay
+    "apsw/fts_test_strings",
+    "apsw/shell.py",
+    "apsw/speedtest.py",
+    "apsw/sqlite_extra*",
+    "numpy/_core/_*_tests.*",
+    "numpy/_core/_simd.*",  # for numpy's own tests
+    "numpy/_pyinstaller/*",
+    "numpy/distutils/*",
+    "numpy/f2py/*",
+    "numpy/random/*",
+    "numpy/testing/*",
+    "numpy/typing/*",
+    "onnxruntime/backend/*",
+    "onnxruntime/capi/libonnxruntime.so*",  # the C library: the Python module has its own copy
+    "onnxruntime/datasets/*",
+    "onnxruntime/quantization/*",
+    "onnxruntime/tools/*",
+    "onnxruntime/transformers/*",
+    "platformdirs/pytest_plugin.py",
+    "tokenizers/tools/*",
+)
+
+# Kept to what Python 2.7 can parse, so that a wrong Python gets a message and no SyntaxError. A
+# start that finds the unpacked folder must stay cheap: what only unpacking needs is imported there.
+BOOTSTRAP = r'''"""Start Sediment: unpack it once into the user's cache, then run it from there."""
+import errno
+import os
+import sys
+
+BUILT_FOR = None
+DIGEST = None
+PYZ = SEDIMENT_PYZ = os.path.dirname(os.path.abspath(__file__))
+UID = os.getuid() if hasattr(os, "getuid") else 0
+
+try:
+    import fcntl
+except ImportError:  # Windows, where a folder in use cannot be renamed anyway
+    fcntl = None
+
+
+def say(message):
+    if sys.stderr:
+        sys.stderr.write("sediment: %s\n" % message)
+
+
+def fail(message):
+    say(message)
+    sys.exit(1)
+
+
+def this_python():
+    """What the libraries inside are built for: Python, version, system, machine, C library."""
+    implementation = getattr(sys, "implementation", None)
+    version = "%d.%d" % sys.version_info[:2] + getattr(sys, "abiflags", "")
+    system = sys.platform.replace("linux2", "linux")  # as Python 2 says
+    machine = os.uname()[4] if hasattr(os, "uname") else os.getenv("PROCESSOR_ARCHITECTURE", "")
+    name, libc = (getattr(implementation, key, "") for key in ("name", "_multiarch"))
+    return [name or "python", version, system, machine, libc]
+
+
+def check_python():
+    this = this_python()
+    same = [mine == built or not (mine and built) for mine, built in zip(this, BUILT_FOR)]
+    if not all(same):
+        advice = "run it with python" + BUILT_FOR[1] if all(same[2:]) else "it cannot run here"
+        if sys.version_info >= (3, 11):
+            advice += ", or rebuild it from source with: make PYTHON=" + sys.executable
+        names = [" ".join(filter(None, parts)) for parts in (BUILT_FOR, this)]
+        fail("%s is built for %s; this is %s: %s" % (PYZ, names[0], names[1], advice))
+
+
+def cache_root():
+    """Where the unpacked versions live; None if nothing names a folder and there is no home."""
+    xdg = "LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME"
+    base = os.getenv("SEDIMENT_CACHE")
+    if not base and sys.platform != "darwin" and os.path.isabs(os.getenv(xdg, "")):
+        base = os.getenv(xdg)
+    home = os.path.expanduser("~")
+    if not base and os.path.isabs(home) and os.path.isdir(home):
+        base = os.path.join(home, "Library/Caches" if sys.platform == "darwin" else ".cache")
+    return base and os.path.join(os.path.realpath(base), "sediment")
+
+
+def temporary_root():
+    import tempfile
+
+    root = os.path.join(tempfile.gettempdir(), "sediment-%d" % UID)
+    if os.path.lexists(root) and problem(root):  # somebody else's: never run what is in there
+        import atexit
+        import shutil
+
+        root = tempfile.mkdtemp(prefix="sediment-")
+        atexit.register(shutil.rmtree, root, True)
+    return root
+
+
+def problem(root):
+    """Why the program cannot be unpacked to this folder, or run from it; None if it can."""
+    if not root:
+        return "there is no home folder"
+    try:
+        if not os.path.lexists(root):
+            os.makedirs(root)
+        status = os.lstat(root)
+        if not os.path.isdir(root) or os.path.islink(root):
+            return "it is not a folder"
+        if fcntl and (status.st_uid not in (0, UID) or status.st_mode & 0o022):
+            return "others can write to it"
+        if fcntl and os.statvfs(root).f_flag & getattr(os, "ST_NOEXEC", 0):
+            return "it is mounted noexec"
+        if not os.path.exists(os.path.join(root, DIGEST)) and not os.access(root, os.W_OK):
+            return "it is not writable"
+    except OSError as error:
+        return error.strerror
+
+
+def choose_root():
+    root = cache_root()
+    reason = problem(root)
+    if not reason:
+        return root
+    refused, root = "%s (%s)" % (root or "a cache", reason), temporary_root()
+    reason = problem(root)
+    if reason:
+        fail("cannot use %s nor %s (%s): set SEDIMENT_CACHE to a folder" % (refused, root, reason))
+    say("cannot use %s, using %s: set SEDIMENT_CACHE to choose a folder" % (refused, root))
+    return root
+
+
+def claim(folder):
+    """Hold the folder's lock, shared, until this process ends; False if there is no folder."""
+    path = os.path.join(folder, ".lock")
+    try:
+        lock = os.open(path, os.O_RDONLY)
+        if fcntl:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        # Another version may have removed the folder while this one waited for the lock.
+        return os.path.samestat(os.fstat(lock), os.stat(path))
+    except OSError as error:
+        return error.errno != errno.ENOENT  # some file systems know no locks
+
+
+def unpack(root):
+    """Fill a temporary folder and rename it: the unpacked folder appears whole, or not at all."""
+    import io
+    import shutil
+    import tempfile
+    import zipfile
+
+    folder = tempfile.mkdtemp(prefix="tmp-", dir=root)
+    try:
+        open(os.path.join(folder, ".lock"), "w").close()
+        if fcntl:  # Windows cannot rename a folder with an open file
+            claim(folder)
+        with zipfile.ZipFile(PYZ) as pyz:
+            payload = io.BytesIO(pyz.read("payload.zip"))
+        with zipfile.ZipFile(payload) as files:
+            files.extractall(folder)
+        check_model(os.path.join(folder, "models", "all-MiniLM-L6-v2"))
+        os.rename(folder, os.path.join(root, DIGEST))
+    except OSError as error:
+        if not os.path.isdir(os.path.join(root, DIGEST)):  # else another process was quicker
+            fail("cannot unpack to %s (%s)" % (root, error.strerror))
+    except Exception as error:
+        fail("%s is damaged (%s): get or build it again" % (PYZ, error))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_model(folder):
+    import hashlib
+    import json
+
+    with open(os.path.join(folder, "manifest.json")) as manifest:
+        expected = json.load(manifest)["files"]
+    for name in expected:
+        with open(os.path.join(folder, name), "rb") as data:
+            if hashlib.sha256(data.read()).hexdigest() != expected[name]["sha256"]:
+                raise ValueError("wrong sha256 of " + name)
+
+
+def sweep(root):
+    """Remove other versions, and copies that were never finished, unless a process uses them."""
+    import re
+
+    for name in os.listdir(root):
+        if name != DIGEST and re.match(r"(tmp-\w+|[0-9a-f]{16})$", name):
+            remove_idle(root, name)
+
+
+def remove_idle(root, name):
+    import shutil
+    import time
+
+    folder, lock = os.path.join(root, name), None
+    try:
+        path = os.path.join(folder, ".lock")
+        if fcntl and os.path.exists(path):
+            lock = os.open(path, os.O_RDWR)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        elif time.time() - os.stat(folder).st_mtime < 3600:
+            return
+        if not name.startswith("tmp-"):  # vanish at once: nobody may start from half of it
+            os.rename(folder, os.path.join(root, "tmp-" + name))
+            folder = os.path.join(root, "tmp-" + name)
+        shutil.rmtree(folder, ignore_errors=True)
+    except OSError:
+        pass  # in use
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def unpacked():
+    """The folder of this version, unpacked if it is not there."""
+    umask = os.umask(0o077)
+    try:
+        root = choose_root()
+        folder = os.path.join(root, DIGEST)
+        for attempt in range(3):
+            if claim(folder):
+                if attempt:
+                    sweep(root)
+                return folder
+            unpack(root)
+        fail("%s is damaged: delete it and try again" % folder)
+    except OSError as error:
+        fail("cannot unpack: %s" % error)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    finally:
+        os.umask(umask)
+
+
+def main():
+    check_python()
+    folder = unpacked()
+    sys.path[0] = folder
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+    try:
+        import sediment
+    except ImportError as error:
+        fail("%s is damaged (%s): delete it and try again" % (folder, error))
+    return sediment.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+'''
+
+
+def files_of(package: str) -> Iterator[tuple[str, Path]]:
+    """The files of an installed package that are worth packing, with their path inside."""
+    for file in distribution(package).files or ():
+        name = file.as_posix()
+        if not any(fnmatchcase(name, pattern) for pattern in PRUNED):
+            yield name, Path(str(file.locate()))
+
+
+def everything() -> Iterator[tuple[str, str, Path]]:
+    """(part, path inside, file) of all that goes in."""
+    yield "sediment", "sediment.py", HERE / "sediment.py"
+    for file in sorted((HERE / MODEL).iterdir()):
+        yield "model", str(MODEL / file.name), file
+    for package in PACKAGES + (WINDOWS_PACKAGES if sys.platform == "win32" else ()):
+        for name, file in files_of(package):
+            yield package, name, file
+
+
+def stage(folder: Path) -> dict[str, str]:
+    """Copy everything into the folder and compile it; gives the part of each path inside."""
+    parts = {}
+    for part, name, file in everything():
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target)
+        parts[name] = part
+    # Unchecked: the folder never changes, so a start need not compare times.
+    unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    compileall.compile_dir(folder, quiet=1, stripdir=folder, invalidation_mode=unchecked)
+    return parts
+
+
+CHECK = """
+import sys; sys.path.insert(0, sys.argv[1])
+import apsw, click, json, numpy, onnxruntime, platformdirs, sediment, sqlite3, tokenizers
+from pathlib import Path
+model = Path(sys.argv[1], "models", "all-MiniLM-L6-v2")
+ids = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json")).encode("hello world").ids
+session = onnxruntime.InferenceSession(model / "model.onnx", providers=["CPUExecutionProvider"])
+vector = session.run(None, {"ids": numpy.array(ids)})[0]
+database = apsw.Connection(":memory:")
+database.enable_load_extension(True)
+database.load_extension(str(Path(sys.argv[1], "sqlite_vec", "vec0")))
+distance = database.execute("select vec_distance_cosine(?, ?)", [vector.tobytes()] * 2).get
+assert abs(distance) < 1e-6 and abs(numpy.linalg.norm(vector) - 1) < 1e-5
+assert all(m.__file__.startswith(sys.argv[1]) for m in (apsw, click, numpy, onnxruntime))
+"""
+
+
+def check(folder: Path) -> None:
+    """Embed and compare a text with nothing but the pruned tree and the standard library."""
+    python = [sys.executable, "-I", "-S", "-B", "-c", CHECK, str(folder)]
+    environment = {**os.environ, "ORT_DISABLE_TELEMETRY": "1"}
+    subprocess.run(python, check=True, env=environment, cwd=folder)
+
+
+def add(archive: zipfile.ZipFile, name: str, data: bytes, method: int) -> int:
+    """Add a member without a date, so that the archive depends on its contents alone."""
+    member = zipfile.ZipInfo(name)
+    member.compress_type = method
+    member.external_attr = 0o644 << 16
+    archive.writestr(member, data, compresslevel=9)
+    return member.compress_size
+
+
+def source_of(name: str) -> str:
+    """The path a compiled file was compiled from, so that it counts for the same part."""
+    path = Path(name)
+    if path.parent.name != "__pycache__":
+        return name
+    return str(path.parent.parent / (path.name.split(".")[0] + ".py"))
+
+
+def pack(folder: Path, parts: dict[str, str], target: Path) -> Counter[str]:
+    """Write the payload; gives the compressed size of each part."""
+    sizes: Counter[str] = Counter()
+    with zipfile.ZipFile(target, "w") as payload:
+        for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+            name = file.relative_to(folder).as_posix()
+            size = add(payload, name, file.read_bytes(), zipfile.ZIP_DEFLATED)
+            sizes[parts[source_of(name)]] += size
+    return sizes
+
+
+def bootstrap(payload: bytes) -> str:
+    template: dict[str, Any] = {"__name__": "bootstrap", "__file__": ""}
+    exec(BOOTSTRAP, template)
+    digest = hashlib.sha256(payload).hexdigest()[:16]
+    text = BOOTSTRAP.replace("BUILT_FOR = None", f"BUILT_FOR = {template['this_python']()!r}")
+    return text.replace("DIGEST = None", f'DIGEST = "{digest}"')
+
+
+def compiled(source: str, folder: Path) -> bytes:
+    """Spares each start the compilation; another Python falls back to the source beside it."""
+    file = folder / "__main__.py"
+    file.write_text(source, encoding="ascii")
+    unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    code = py_compile.compile(str(file), None, file.name, True, invalidation_mode=unchecked)
+    return Path(str(code)).read_bytes()
+
+
+def write_pyz(payload: bytes, scratch: Path, target: Path) -> None:
+    source = bootstrap(payload)
+    draft = scratch / "sediment.pyz"
+    draft.write_bytes(b"#!/usr/bin/env python3\n")
+    with zipfile.ZipFile(draft, "a") as pyz:
+        add(pyz, "__main__.pyc", compiled(source, scratch), zipfile.ZIP_STORED)
+        add(pyz, "__main__.py", source.encode(), zipfile.ZIP_STORED)
+        add(pyz, "payload.zip", payload, zipfile.ZIP_STORED)
+    draft.chmod(0o755)
+    target.parent.mkdir(exist_ok=True)
+    draft.replace(target)
+
+
+def report(target: Path, sizes: Counter[str]) -> None:
+    for part, size in sizes.most_common():
+        print(f"{size / 1e6:8.2f} MB  {part}")
+    print(f"{target.stat().st_size / 1e6:8.2f} MB  {target.relative_to(HERE)}")
+
+
+def build(target: Path) -> None:
+    if not (HERE / MODEL).is_dir():
+        raise FileNotFoundError(f"no {MODEL}: run models/build_model.py first")
+    (HERE / "build").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=HERE / "build") as name:
+        scratch = Path(name)
+        folder = scratch / "payload"
+        parts = stage(folder)
+        check(folder)
+        sizes = pack(folder, parts, scratch / "payload.zip")
+        write_pyz((scratch / "payload.zip").read_bytes(), scratch, target)
+    report(target, sizes)
+
+
+def main() -> int:
+    try:
+        build(HERE / "dist" / "sediment.pyz")
+    except (ImportError, OSError, subprocess.CalledProcessError) as error:
+        print(f"build_zipapp: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
