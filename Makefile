@@ -80,5 +80,5 @@ lock:
 	done
 
 clean:
-	rm -rf build dist models/all-MiniLM-L6-v2 .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist models/all-MiniLM-L6-v2 models/checked.json .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

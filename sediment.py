@@ -40,6 +40,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import math
 import os
@@ -158,7 +159,9 @@ class ModelError(SedimentError):
 # Scripts written without spaces, which the word index would take for one endless word.
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
 _UNSPACED = re.compile(f"[{_CJK}]")
-_TERM = re.compile(rf"[{_CJK}]+|[^\W_{_CJK}]+")
+# Marks that belong to the letter before them; the index ignores or splits at them itself.
+_MARKS = "\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u0900-\u0dff\u0e31-\u0e4e"
+_TERM = re.compile(rf"[{_CJK}]+|[^\W_{_CJK}](?:[^\W_{_CJK}]|[{_MARKS}])*")
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -809,9 +812,9 @@ def _trim(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def cache_dir() -> Path:
-    """Where unpacked programs and notes about checked files live; safe to delete."""
+    """A folder of this user's that is safe to delete."""
     if override := os.environ.get("SEDIMENT_CACHE"):
-        return Path(override)
+        return Path(override) / "sediment"
     import platformdirs
 
     return platformdirs.user_cache_path("sediment", appauthor=False)
@@ -845,7 +848,7 @@ class Model:
 
     def check(self, full: bool = False) -> None:
         """Stop on a damaged file: by size and time against the last full check, else by digest."""
-        seen, note = self._signature(), cache_dir() / "checked-models.json"
+        seen, note = self._signature(), self._note()
         known = _read_json(note)
         if not full and known.get(str(self.folder)) == seen:
             return
@@ -855,6 +858,11 @@ class Model:
             note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomically(note, json.dumps(known | {str(self.folder): seen}))
 
+    def _note(self) -> Path:
+        """Where the last full check is noted: with the model, or the cache if that is not ours."""
+        own = os.access(self.folder.parent, os.W_OK)
+        return (self.folder.parent if own else cache_dir()) / "checked.json"
+
     def _signature(self) -> list[list[int]]:
         try:
             stats = [os.stat(self.folder / name) for name in self.files]
@@ -863,13 +871,20 @@ class Model:
         return [[stat.st_size, stat.st_mtime_ns] for stat in stats]
 
     def _check_digest(self, name: str, expected: str) -> None:
-        with open(self.folder / name, "rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != expected:
-                path = self.folder / name
-                raise ModelError(f"the model file {path} is damaged: {self._remedy()}")
+        path = self.folder / name
+        try:
+            with open(path, "rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            reason = f"the model file {path} cannot be read ({error.strerror})"
+            raise ModelError(f"{reason}: {self._remedy()}") from None
+        if digest != expected:
+            raise ModelError(f"the model file {path} is damaged: {self._remedy()}")
 
     def _remedy(self) -> str:
-        return f"delete {self.folder.parent.parent} and run again, or reinstall"
+        if cache_dir().resolve() in self.folder.resolve().parents:  # an unpacked program
+            return f"delete {self.folder.parent.parent} and run again, or reinstall"
+        return "run `make` in a checkout, else reinstall"
 
 
 class Encoder:
@@ -949,16 +964,24 @@ def _read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file of ours; anything else counts as an empty one."""
     try:
         value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file in one step, so that a reader or a crash never meets half of it."""
+def write_atomically(path: Path, text: str, mode: int | None = None) -> None:
+    """Replace a file in one step, so that a reader or a crash never meets half of it.
+
+    With a mode the file has those permissions, and nobody reads more of it on the way.
+    """
     draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
     try:
-        draft.write_text(text, "utf-8")
+        descriptor = os.open(draft, flags, 0o666 if mode is None else 0o600)
+        with open(descriptor, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+        if mode is not None:
+            os.chmod(draft, mode)
         os.replace(draft, path)
     finally:
         with contextlib.suppress(OSError):
@@ -974,14 +997,32 @@ def write_atomically(path: Path, text: str) -> None:
 # ---------------------------------------------------------------------------------------------
 
 
+def home() -> Path | None:
+    """The user's folder, if there is one."""
+    with contextlib.suppress(RuntimeError):
+        return Path.home()
+    return None
+
+
+def expand_home(path: str | Path) -> Path:
+    """A path with a leading ~ or ~user written out."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise InvalidInput(f"{path}: there is no such home folder") from None
+
+
 def default_database() -> Path:
     """The one place for a person's memory.
 
     On Linux it follows from HOME alone: several clients start servers without XDG_DATA_HOME,
     and a memory in two places is a memory lost.
     """
+    here = home()
+    if here is None:
+        raise DatabaseError("there is no home folder to keep the database in: use --db")
     if sys.platform.startswith("linux"):
-        return Path.home() / ".local" / "share" / "sediment" / "memory.db"
+        return here / ".local" / "share" / "sediment" / "memory.db"
     import platformdirs
 
     return platformdirs.user_data_path("sediment", appauthor=False) / "memory.db"
@@ -1045,7 +1086,7 @@ class Database:
     """The file, and a connection to it for each thread that asks."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path = path.absolute()  # wherever the program goes, and ":memory:" is a name too
         self.has_distance = False
         self._local = threading.local()
         self._all: list[apsw.Connection] = []
@@ -1056,14 +1097,16 @@ class Database:
         return self._connection(create=False)
 
     @contextlib.contextmanager
-    def transaction(self) -> Iterator[apsw.Connection]:
+    def transaction(self, wait: int = BUSY_TIMEOUT) -> Iterator[apsw.Connection]:
         """One write, whole or not at all, on disk when the block ends.
 
-        Raises DatabaseError when the file cannot be written.
+        Raises DatabaseError when the file cannot be written, or not within `wait` ms.
         """
         connection = self._connection(create=True)
         with self._explained():
+            connection.set_busy_timeout(wait)
             connection.execute("BEGIN IMMEDIATE")
+            connection.set_busy_timeout(BUSY_TIMEOUT)
             try:
                 yield connection
                 connection.execute("COMMIT")
@@ -1082,6 +1125,11 @@ class Database:
         rows = self.rows(sql, *values)
         return rows[0][0] if rows else None
 
+    def size(self) -> int:
+        """Bytes on disk, the log of recent changes included."""
+        paths = (Path(f"{self.path}{suffix}") for suffix in ("", "-wal"))
+        return sum(path.stat().st_size for path in paths if path.is_file())
+
     def close(self) -> None:
         """Close every thread's connection."""
         with self._lock:
@@ -1090,15 +1138,20 @@ class Database:
             self._all.clear()
         self._local = threading.local()
 
+    def leave(self) -> None:
+        """Close this thread's connection; one that is needed after all is opened anew."""
+        connection = getattr(self._local, "connection", None)
+        self._local.__dict__.clear()
+        self._forget(connection)
+
     def _connection(self, create: bool) -> apsw.Connection:
         """The thread's connection, reopened when the file came, went or was exchanged."""
         local, now = self._local, self._identity()
         stale = getattr(local, "identity", ()) != now
         if stale or (create and now is None):
-            self._forget(getattr(local, "connection", None))
+            self.leave()
             with self._explained():
-                local.connection = self._open(create)
-            local.identity = self._identity()
+                local.connection, local.identity = self._open(create)
         return local.connection
 
     def _identity(self) -> tuple[int, int] | None:
@@ -1110,21 +1163,30 @@ class Database:
             raise DatabaseError(f"cannot open {self.path}: {error.strerror}") from None
         return stat.st_dev, stat.st_ino
 
-    def _open(self, create: bool) -> apsw.Connection:
+    def _open(self, create: bool) -> tuple[apsw.Connection, tuple[int, int] | None]:
+        """A connection, and which file it is to: None for one in memory."""
         import apsw
 
         if self.path.is_dir():
             raise DatabaseError(f"{self.path} is a folder: --db takes a file, e.g. memory.db")
-        if not self.path.exists() and not create:
-            connection = self._remember(apsw.Connection(":memory:"))
-        else:
+        if os.fsencode(self.path).decode("utf-8", "ignore") != str(self.path):
+            raise DatabaseError(f"{self.path} has a name that is not UTF-8: choose another")
+        if create:
             create_private(self.path)
-            connection = self._remember(_connect(self.path))
-        _configure(connection)
-        self.has_distance = _load_distance(connection)
-        _check_ours(connection, self.path)
-        _migrate(connection, self.path)
-        return connection
+        # Asked before opening: a file that comes or is exchanged meanwhile is noticed next time.
+        identity = self._identity()
+        fresh = apsw.Connection(":memory:") if identity is None else _connect(self.path)
+        connection = self._remember(fresh)
+        try:
+            connection.set_busy_timeout(BUSY_TIMEOUT)
+            _check_ours(connection, self.path)  # before anything changes in it
+            _configure(connection)
+            self.has_distance = _load_distance(connection)
+            _migrate(connection, self.path)
+        except BaseException:
+            self._forget(connection)
+            raise
+        return connection, identity
 
     def _remember(self, connection: apsw.Connection) -> apsw.Connection:
         with self._lock:
@@ -1166,11 +1228,19 @@ def fetch(connection: apsw.Connection, sql: str, *values: Any) -> list[Any]:
     return list(connection.execute(sql, values))
 
 
+_creating = threading.Lock()
+
+
 def create_private(path: Path) -> None:
     """An empty file for this user's eyes only, in a folder likewise where that is new too."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        # O_EXCL: closing a file that SQLite has open would drop its locks, in all of this process.
+        # The lock: no other thread may connect to a new file before it is closed here.
+        with _creating:
+            os.close(os.open(path.resolve(), os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except FileExistsError:
+        return
     except PermissionError:
         if not path.exists():
             raise DatabaseError(f"{path} cannot be created: no permission; use --db") from None
@@ -1193,7 +1263,6 @@ def _connect(path: Path) -> apsw.Connection:
 
 
 def _configure(connection: apsw.Connection) -> None:
-    connection.set_busy_timeout(BUSY_TIMEOUT)
     if not connection.readonly("main"):
         _use_wal(connection)
     connection.pragma("synchronous", "full")  # an answered change survives a power cut
@@ -1209,7 +1278,9 @@ def _use_wal(connection: apsw.Connection) -> None:
     deadline = time.monotonic() + BUSY_TIMEOUT / 1000
     while connection.pragma("journal_mode") not in ("wal", "memory"):
         try:
-            connection.pragma("journal_mode", "wal")
+            if connection.pragma("journal_mode", "wal") == "wal":
+                return
+            raise apsw.IOError("this disk cannot have a write-ahead log")
         except apsw.BusyError:
             if time.monotonic() > deadline:
                 raise
@@ -1278,13 +1349,28 @@ _GIT_ID = re.compile(r"[0-9a-f]{40,64}")
 def find_root(folder: Path) -> Path | None:
     """The project's top folder: the nearest with .sediment/ or .git, else the folder itself."""
     folder = folder.resolve()
-    barred = {Path(folder.anchor), Path.home().resolve()}
+    barred = {Path(folder.anchor), (home() or Path(folder.anchor)).resolve()}
     for candidate in [folder, *folder.parents][:100]:
         if candidate in barred:
             break
         if (candidate / ".sediment").is_dir() or (candidate / ".git").exists():
             return candidate
     return None if folder in barred else folder
+
+
+def _written(path: Path) -> str:
+    """A path as text for the database, which takes only Unicode."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def _read_config(root: Path) -> dict[str, Any]:
+    """A folder's .sediment/config; one without a usable project id counts as none."""
+    config = _read_json(root / ".sediment" / "config")
+    try:
+        check_id(config.get("project_id"))
+    except InvalidInput:
+        return {}
+    return config
 
 
 def git_folder(root: Path) -> Path | None:
@@ -1306,21 +1392,24 @@ def git_folder(root: Path) -> Path | None:
 def git_id(root: Path) -> str | None:
     """The oldest root commit's id; None without git, a commit, or the whole history."""
 
+    # In a hook GIT_DIR and its like name the repository of the hook, whatever the folder.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+
     def git(*words: str) -> str:
         command = ["git", "-C", str(root), *words]
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20, env=env
         )
         return done.stdout.strip() if done.returncode == 0 else ""
 
     try:
         if git("rev-parse", "--is-shallow-repository") != "false":
             return None
-        commits = git("rev-list", "--max-parents=0", "HEAD").split()
-    except (OSError, subprocess.SubprocessError):
+        # Along first parents: a history merged in, however old, must not rename the project.
+        commit = git("rev-list", "--first-parent", "--max-parents=0", "HEAD")
+    except (OSError, ValueError, subprocess.SubprocessError):
         return None
-    # Newest first; a subtree merged in later must not rename the project.
-    return commits[-1] if commits and _GIT_ID.fullmatch(commits[-1]) else None
+    return commit if _GIT_ID.fullmatch(commit) else None
 
 
 class Projects:
@@ -1328,25 +1417,19 @@ class Projects:
 
     def __init__(self, database: Database, given: str | None, folder: Path | None) -> None:
         self.database = database
-        self.given = given
-        self.folder = folder
-        if given is not None:
-            self._take(given)
-
-    def _take(self, given: str) -> None:
-        """A name with a slash, or that starts with . or ~, is a folder; any other is an id."""
-        if "/" not in given and os.sep not in given and not given.startswith((".", "~")):
-            check_id(given)
-            return
-        self.given, self.folder = None, Path(given).expanduser()
-        if not self.folder.is_dir():
-            raise InvalidInput(f"the project folder {given} does not exist")
+        # With a slash, or . or ~ in front, the given name is a folder, which must be there.
+        named = given is not None and ("/" in given or os.sep in given or given[0] in ".~")
+        self.given = None if named else given
+        self.folder = expand_home(given) if given and named else folder
+        self._named = given if named else None
 
     @property
     def root(self) -> Path | None:
         """The project's folder; None when it was given by id, or at home and in /."""
         if self.given is not None:
             return None
+        if self._named and self.folder and not self.folder.is_dir():
+            raise InvalidInput(f"the project folder {self._named} does not exist")
         try:
             return find_root(self.folder or Path.cwd())
         except OSError:  # the working folder was deleted
@@ -1358,34 +1441,33 @@ class Projects:
         Only `create` writes: the folder's .sediment/config, or the database's own note.
         """
         if self.given is not None:
-            return self.given
+            return check_id(self.given)
         root = self.root
         if root is None:
             return None
-        config = _read_json(root / ".sediment" / "config")
+        config = _read_config(root)
         known = config.get("project_id")
-        if isinstance(known, str) and known and config.get("source") == "git-root-commit":
+        if known and config.get("source") == "git-root-commit":
             return self._moved(config, known, create)
         derived = self._git_project(root, create)
-        if derived and isinstance(known, str):
+        if derived and known:
             return self._upgrade(root, known, derived, create)
-        if derived or isinstance(known, str):
-            return derived or known
-        return self._noted(root) or (self._invent(root) if create else None)
+        return derived or known or self._noted(root) or (self._invent(root) if create else None)
 
     def _git_project(self, root: Path, create: bool) -> str | None:
         """The repository's id, from the database's note of it; git is asked once."""
         shared = git_folder(root)
         if shared is None:
             return None
-        key = f"git:{shared}:{shared.stat().st_ino}"  # another repository may come to this path
+        # Another repository may come to this path.
+        key = f"git:{_written(shared)}:{shared.stat().st_ino}"
         known = self._note(key)
         if known is None and (known := git_id(root)) and create:
             self._write_note(key, known)
         return known
 
     def _noted(self, root: Path) -> str | None:
-        return self._note(f"folder:{root}")
+        return self._note(f"folder:{_written(root)}")
 
     def _note(self, key: str) -> str | None:
         return self.database.value("SELECT project_id FROM projects WHERE location = ?", key)
@@ -1423,11 +1505,13 @@ class Projects:
 
     def _invent(self, root: Path) -> str:
         """A new UUID, kept with the folder; in the database alone where that can't be written."""
-        project = str(uuid.uuid4())
-        if self._write_config(root, {"project_id": project, "source": "uuid"}):
-            # A process that raced us may have written last: its id is everyone's.
-            return _read_json(root / ".sediment" / "config").get("project_id", project)
-        self._write_note(f"folder:{root}", project)
+        with self.database.transaction() as connection:  # one process at a time
+            if known := _read_config(root).get("project_id") or self._noted(root):
+                return known  # another was quicker
+            project = str(uuid.uuid4())
+            if not self._write_config(root, {"project_id": project, "source": "uuid"}):
+                row = (f"folder:{_written(root)}", project)
+                connection.execute("INSERT OR REPLACE INTO projects VALUES(?, ?)", row)
         return project
 
     def _write_config(self, root: Path, config: dict[str, Any]) -> bool:
@@ -1480,6 +1564,13 @@ def insert_item(connection: apsw.Connection, item: Item) -> bool:
     connection.execute(
         "INSERT OR IGNORE INTO graph_nodes VALUES(?, ?, ?)",
         (item.id, item.project_id or "", item.created_at),
+    )
+    connection.execute(  # an imported item may bring its lineage, in either order
+        "INSERT OR IGNORE INTO graph_edges"
+        "(from_id, to_id, edge_type, strength, last_at, created_at)"
+        " SELECT i.successor, i.id, 'supersedes', 1.0, i.ended_at, i.ended_at"
+        " FROM items i JOIN items s ON s.id = i.successor WHERE i.id = ?1 OR i.successor = ?1",
+        (item.id,),
     )
     return True
 
@@ -1575,8 +1666,8 @@ def enqueue(connection: apsw.Connection, id: str, others: Iterable[tuple[str, fl
     now = int(time.time())
     connection.executemany(
         "INSERT OR IGNORE INTO consolidation_queue(item_id_a, item_id_b, similarity, created_at)"
-        " VALUES(?, ?, ?, ?)",
-        [(*sorted((id, other)), similarity, now) for other, similarity in others],
+        " SELECT min(id, ?1), max(id, ?1), ?2, ?3 FROM items WHERE id = ?4",
+        [(id, similarity, now, other) for other, similarity in others],
     )
 
 
@@ -1610,6 +1701,7 @@ def count_validation(connection: apsw.Connection, id: str) -> None:
 # ---------------------------------------------------------------------------------------------
 
 _OWN = "(i.project_id IS NULL OR i.project_id = ?)"
+_LIVE_GLOBAL = "i.ended_at IS NULL AND i.project_id IS NULL"
 _FOREIGN = "(i.project_id IS NOT NULL AND i.project_id IS NOT ?)"
 
 
@@ -1774,11 +1866,13 @@ class Importer:
         self.project = project
         self.stored = self.existing = 0
         self.refused: list[tuple[int, str]] = []
-        self._nameless: dict[str, int] = {}
+        self._nameless: dict[tuple[str | None, str], int] = {}
+        self._batch: dict[str, str] = {}  # texts by id, of the batch that is being read
 
     def run(self, lines: Iterable[str], progress: Callable[[int], object] | None = None) -> None:
         """Import all lines; calls `progress(lines done)` after each commit."""
         for batch in _batches(enumerate(lines, 1), IMPORT_BATCH):
+            self._batch.clear()
             rows = [(number, row) for number, line in batch if (row := self._read(number, line))]
             self._store([row for number, row in rows if self._is_new(number, row)])
             if progress:
@@ -1801,11 +1895,13 @@ class Importer:
             raise InvalidInput("not a JSON object")
         content = check_text(row.get("content"), "content", CONTENT_MAX)
         ended, by, successor = (row.get(name) for name in _ENDED)
-        created = row.get("created_at")
+        created, project, id = row.get("created_at"), self._project_of(row), row.get("id")
+        if (ended is None) != (successor is None):
+            raise InvalidInput("ended_at and successor go together: give both or neither")
         return {
-            "id": check_id(row["id"]) if row.get("id") is not None else self._derived_id(content),
+            "id": check_id(id) if id is not None else self._derived_id(content, project),
             "content": content,
-            "project": self._project_of(row),
+            "project": project,
             "created_at": int(time.time()) if created is None else parse_time(created),
             "ended_at": parse_time(ended) if ended is not None else None,
             "ended_by": check_id(by) if by is not None else None,
@@ -1817,14 +1913,17 @@ class Importer:
             return None
         return check_id(row["project"]) if row.get("project") is not None else self.project
 
-    def _derived_id(self, content: str) -> str:
-        """The same id for the n-th line with a text each time the file is imported."""
-        nth = self._nameless[content] = self._nameless.get(content, 0) + 1
-        return str(uuid.uuid5(uuid.NAMESPACE_OID, f"sediment {nth} {content}"))
+    def _derived_id(self, content: str, project: str | None) -> str:
+        """The same id for a project's n-th line with a text each time the file is imported."""
+        nth = self._nameless[project, content] = self._nameless.get((project, content), 0) + 1
+        return str(uuid.uuid5(uuid.NAMESPACE_OID, to_json(["sediment", nth, project, content])))
 
     def _is_new(self, number: int, row: dict[str, Any]) -> bool:
-        known = self.database.value("SELECT content FROM items WHERE id = ?", row["id"])
+        known = self._batch.get(row["id"])
         if known is None:
+            known = self.database.value("SELECT content FROM items WHERE id = ?", row["id"])
+        if known is None:
+            self._batch[row["id"]] = row["content"]
             return True
         if known == row["content"]:
             self.existing += 1
@@ -1838,7 +1937,7 @@ class Importer:
         with self.database.transaction() as connection:
             added = sum(insert_item(connection, item) for item in items)
         self.stored += added
-        self.existing += len(items) - added  # twice in this batch, or another process's
+        self.existing += len(items) - added  # another process's, a moment ago
 
     def _item(self, row: dict[str, Any]) -> Item:
         item = self.prepare(row["id"], row["content"], row["project"], row["created_at"])
@@ -1894,11 +1993,12 @@ class Memory:
         resident: bool = True,
     ) -> None:
         chosen = path or os.environ.get("SEDIMENT_DB") or default_database()
-        self.database = Database(Path(chosen).expanduser())
+        self.database = Database(expand_home(chosen))
         given = project or os.environ.get("SEDIMENT_PROJECT") or None
         self.projects = Projects(self.database, given, folder)
         self._resident = resident
         self._lock = threading.Lock()
+        self._embedding = threading.Lock()
         self._encoder: Encoder | None = None
 
     def __enter__(self) -> Memory:
@@ -1998,7 +2098,9 @@ class Memory:
                 count_validation(connection, item.id)
 
     def embed_pending(
-        self, progress: Callable[[int], object] | None = None, stop: Callable[[], bool] = bool
+        self,
+        progress: Callable[[int], object] = lambda _: None,
+        stop: Callable[[], bool] = lambda: False,
     ) -> int:
         """Make the vectors that long texts still miss; returns how many were made.
 
@@ -2006,18 +2108,23 @@ class Memory:
         `progress(chunks made)`; ends early, with nothing lost, when `stop()` is true.
         """
         made = 0
-        while not stop() and self._same_model() and self._lease():
-            batch = self._pending(8)
-            if not batch:
-                break
-            vectors = [(self.encoder.embed(text), chunk) for chunk, text in batch if not stop()]
-            with self.database.transaction() as connection:
-                _claim_model(connection, self.encoder.model)
-                _fill(connection, vectors)
-            made += len(vectors)
-            if progress:
+        if not self._embedding.acquire(blocking=False):  # another thread is at it
+            return made
+        try:
+            while not stop() and self._same_model() and self._lease():
+                batch = self._pending(8)
+                if not batch:
+                    break
+                vectors = [(self.encoder.embed(text), chunk) for chunk, text in batch if not stop()]
+                with self.database.transaction() as connection:
+                    _claim_model(connection, self.encoder.model)
+                    _fill(connection, vectors)
+                made += len(vectors)
                 progress(len(vectors))
-        self._release()
+        finally:
+            with contextlib.suppress(DatabaseError):  # it runs out by itself
+                self._release()
+            self._embedding.release()
         return made
 
     def pending(self) -> int:
@@ -2067,7 +2174,7 @@ class Memory:
         """
         check_text(query, "query", QUERY_MAX)
         check_limit(limit)
-        answer = self._page(query.strip()) or self._search(query, limit)
+        answer = self._page(query) or self._page(query.strip()) or self._search(query, limit)
         if record:
             self.record_access(row["id"] for row in answer["results"])
         return answer
@@ -2077,7 +2184,7 @@ class Memory:
         shown = list(ids)
         if not shown:
             return
-        with contextlib.suppress(DatabaseError), self.database.transaction() as connection:
+        with contextlib.suppress(DatabaseError), self.database.transaction(wait=500) as connection:
             count_access(connection, shown)
 
     def _search(self, query: str, limit: int) -> dict[str, Any]:
@@ -2085,8 +2192,9 @@ class Memory:
         same = self._same_model()
         vector = self.encoder.embed(query) if same and self._has_vectors() else None
         hits = rank(self.database, query, vector, project)[:limit]
-        answer: dict[str, Any] = {"count": len(hits), "results": self._results(hits)}
-        if not hits:
+        results = self._results(hits)
+        answer: dict[str, Any] = {"count": len(results), "results": results}
+        if not results:
             answer["message"] = "No items found for this query."
         if not same:
             answer["notice"] = "The vectors here are of another model: found by words alone."
@@ -2134,6 +2242,8 @@ class Memory:
         result["created"] = iso_time(row["created_at"])
         if self._is_foreign(row):
             result["cross_project"] = True
+        if row["successor"]:
+            result["replaced_by"] = row["successor"]
         if len(pages) > 1:
             result |= {"page": number, "pages": len(pages)}
         if number < len(pages):
@@ -2159,7 +2269,7 @@ class Memory:
         )
         importer = Importer(self.database, self._prepare, project)
         importer.run(lines, progress)
-        refused = [{"line": line, "reason": reason} for line, reason in importer.refused]
+        refused = [{"line": line, "reason": reason} for line, reason in sorted(importer.refused)]
         counts = {"stored": importer.stored, "existing": importer.existing}
         return {"success": not refused, **counts, "refused": refused}
 
@@ -2183,15 +2293,16 @@ class Memory:
         items = [_listed(_item(row)) for row in self.database.rows(sql, *values, limit)]
         answer: dict[str, Any] = {"count": len(items), "total": total, "items": items}
         if not items:
-            answer["message"] = "No items stored yet."
+            others = self.database.value(f"SELECT count(*) FROM items i WHERE {_LIVE_GLOBAL}")
+            hint = f" here; {others} global (scope all shows them)" if others else ""
+            answer["message"] = f"No items stored yet{hint}."
         return answer
 
     def _scope(self, scope: str) -> tuple[str, tuple[str | None, ...]]:
-        live = "i.ended_at IS NULL AND"
         if scope == "global":
-            return f"{live} i.project_id IS NULL", ()
+            return _LIVE_GLOBAL, ()
         own = "i.project_id = ?" if scope == "project" else _OWN
-        return f"{live} {own}", (self.projects.current(),)
+        return f"i.ended_at IS NULL AND {own}", (self.projects.current(),)
 
     def get(self, id: str) -> dict[str, Any]:
         """One item's whole text and facts, by its id or a beginning of it that no other has."""
@@ -2218,10 +2329,12 @@ class Memory:
 
     def _checkpoint(self) -> None:
         """Bring the erased pages from the log into the file, unless somebody still reads it."""
+        import apsw
+
         connection = self.database.reader()
         connection.set_busy_timeout(0)
-        with contextlib.suppress(Exception):
-            connection.wal_checkpoint(mode=3)  # SQLITE_CHECKPOINT_TRUNCATE
+        with contextlib.suppress(apsw.Error):
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         connection.set_busy_timeout(BUSY_TIMEOUT)
 
     def stats(self, *, verify: bool = False) -> dict[str, Any]:
@@ -2234,7 +2347,7 @@ class Memory:
         return {
             "database": str(database.path),
             "exists": database.path.exists(),
-            "bytes": database.path.stat().st_size if database.path.exists() else 0,
+            "bytes": database.size(),
             "schema": len(MIGRATIONS),
             "items": database.value(f"{count} i.ended_at IS NULL"),
             "replaced_items": database.value(f"{count} i.ended_at IS NOT NULL"),
@@ -2266,7 +2379,7 @@ class Memory:
     def _own_item(self, id: object) -> dict[str, Any]:
         """A live item that this project may change."""
         row = self._find(check_id(id))
-        if row is None or row["ended_at"] is not None:
+        if row is None or (row["ended_at"] is not None and self._find(row["successor"])):
             successor = f"; {row['successor']} replaced it" if row else ""
             raise NotFound(f"no memory with the id {_show(id)} (not found){successor}")
         self._check_own(row, "change")
@@ -2489,7 +2602,7 @@ class Tool(NamedTuple):
 
 
 _RESULT = _object(
-    ["id", "content", "similarity"],
+    ["id", "content"],
     id=_text("Names the memory in replace_id, forget, and recall (to read all of it)."),
     content=_text("The text; its beginning when relevant_excerpt is there."),
     similarity=_text("How well it fits, 0.00 to 1.00."),
@@ -2498,6 +2611,7 @@ _RESULT = _object(
     relevant_excerpt=_text("The part of a long memory that fits best."),
     position={"type": "object", "description": "Where in the memory that part stands."},
     cross_project={**_TRUE, "description": "It belongs to another project."},
+    replaced_by=_text("Id of the memory that superseded it: read that."),
     page=_whole("Which page of a long memory this is."),
     pages=_whole("How many there are."),
     next=_text("The query that returns the next page."),
@@ -2651,7 +2765,7 @@ def call_tool(memory: Memory, name: str, arguments: dict[str, Any]) -> dict[str,
         raise InvalidInput(f"{name} takes {allowed}; not {_show(', '.join(unknown))}")
     schema = next(tool for tool in TOOLS if tool.name == name).input
     for word in schema["required"]:
-        if word not in arguments:
+        if arguments.get(word) is None:
             raise InvalidInput(f"{name} needs the argument {word}")
     values = {known[word]: value for word, value in arguments.items() if value is not None}
     if "limit" in values:
@@ -2662,7 +2776,7 @@ def call_tool(memory: Memory, name: str, arguments: dict[str, Any]) -> dict[str,
         return memory.recall(**values, record=False)
     if name == "list":
         return memory.list_items(**{"limit": 10, **values})
-    return memory.forget(values.get("id"))  # type: ignore[arg-type] - checked there
+    return memory.forget(values["id"])
 
 
 def fit_answer(answer: dict[str, Any]) -> dict[str, Any]:
@@ -2672,22 +2786,36 @@ def fit_answer(answer: dict[str, Any]) -> dict[str, Any]:
         return answer
     key = next(key for key, value in answer.items() if value is rows)
 
-    def shortened(length: int, without: tuple[str, ...] = ()) -> dict[str, Any]:
+    def shortened(length: int, without: tuple[str, ...]) -> dict[str, Any]:
         return answer | {key: [_shorten(row, length, without) for row in rows]}
 
-    for without in ((), ("position", "raw_similarity"), ("position", "raw_similarity", "created")):
-        if json_length(shortened(20, without)) <= ANSWER_MAX:
+    for without, least in _DISPENSABLE:
+        if json_length(shortened(least, without)) <= ANSWER_MAX:
             fitting = bisect_right(
-                range(20, CONTENT_MAX),
+                range(least, CONTENT_MAX),
                 False,
                 key=lambda length: json_length(shortened(length, without)) > ANSWER_MAX,
             )
-            return shortened(fitting + 19, without)
-    return _cut_rows(shortened(0, ("position", "raw_similarity", "created")), key)
+            return shortened(least + fitting - 1, without)
+    return _cut_rows(shortened(0, _DISPENSABLE[-1][0]), key)
+
+
+# What goes from crowded rows, in this order, and how much of their texts then stays at least.
+_FIRST = ("position", "raw_similarity")
+_DISPENSABLE = (
+    ((), 20),
+    (_FIRST, 20),
+    ((*_FIRST, "created"), 20),
+    ((*_FIRST, "created", "relevant_excerpt"), 10),
+    ((*_FIRST, "created", "relevant_excerpt", "similarity", "scope"), 0),
+)
 
 
 def _shorten(row: dict[str, Any], length: int, without: tuple[str, ...]) -> dict[str, Any]:
+    """A row without some members and with its texts cut; one text of two is what fits best."""
     short = {name: value for name, value in row.items() if name not in without}
+    if "relevant_excerpt" in without:
+        short["content"] = row.get("relevant_excerpt", row["content"])
     for name in ("content", "relevant_excerpt"):
         if len(short.get(name, "")) > length:
             short[name] = short[name][:length] + "…"
@@ -2731,6 +2859,7 @@ class Worker:
         self._idle = threading.Event()
         self._idle.set()
         self._chores = threading.Event()
+        self._chore: threading.Thread | None = None
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
@@ -2752,14 +2881,19 @@ class Worker:
             self._closing = True
             self._ready.notify()
         self._thread.join(timeout)
+        if self._chore:  # it stops at the next text, and lets the next process go on at once
+            self._chore.join(1.0)
 
     def _work(self) -> None:
         while call := self._next():
             self._idle.clear()
-            if not call.cancelled.is_set():
-                self._run(call)
-            else:
-                call.answer({})
+            try:
+                if not call.cancelled.is_set():
+                    self._run(call)
+                else:
+                    call.answer({})
+            except Exception:  # the calls behind it still want their answers
+                traceback.print_exc()
             self._idle.set()
 
     def _next(self) -> Call | None:
@@ -2794,11 +2928,13 @@ class Worker:
         with contextlib.suppress(SedimentError):
             if self.memory.pending() and not self._chores.is_set():
                 self._chores.set()
-                threading.Thread(target=self._do_chores, daemon=True).start()
+                self._chore = threading.Thread(target=self._do_chores, daemon=True)
+                self._chore.start()
 
     def _do_chores(self) -> None:
         with contextlib.suppress(SedimentError):
             self.memory.embed_pending(stop=self._interrupted)
+        self.memory.database.leave()
         self._chores.clear()
 
     def _interrupted(self) -> bool:
@@ -3016,8 +3152,11 @@ def _is_stateless(params: dict[str, Any]) -> bool:
     if not isinstance(meta, dict) or f"{_META}protocolVersion" not in meta:
         return False
     version = meta[f"{_META}protocolVersion"]
+    if not isinstance(version, str):
+        raise ProtocolError(INVALID_PARAMS, f"{_META}protocolVersion must be a string")
     if version != STATELESS_VERSION:
-        data = {"supported": [STATELESS_VERSION], "requested": version}
+        supported = [STATELESS_VERSION, *reversed(HANDSHAKE_VERSIONS)]
+        data = {"supported": supported, "requested": version}
         raise ProtocolError(UNSUPPORTED_VERSION, "unsupported protocol version", data)
     if not isinstance(meta.get(f"{_META}clientCapabilities"), dict):
         raise ProtocolError(INVALID_PARAMS, f"_meta needs {_META}clientCapabilities")
@@ -3137,8 +3276,11 @@ called `mcp__sediment__store`, `mcp__sediment__recall`, `mcp__sediment__list` an
 
 def server_command() -> list[str]:
     """How a client starts this very program, in absolute paths."""
+    import zipfile
+
     program = Path(sys.argv[0]).resolve()
-    if program.suffix == ".pyz" or program.name == "sediment.py":
+    # A .pyz may have been renamed to `sediment`; the .exe that pip makes is a zip file, too.
+    if program.suffix == ".py" or (program.suffix != ".exe" and zipfile.is_zipfile(program)):
         return [sys.executable, str(program), "serve"]
     return [str(program), "serve"]
 
@@ -3155,10 +3297,12 @@ def server_entry(database: Path) -> dict[str, Any]:
 def add_server(path: Path, entry: dict[str, Any]) -> str:
     """Put the server into a .mcp.json; returns what was done."""
     config: Any = {}
+    text = ""
     if path.exists():
         try:
-            config = json.loads(path.read_text("utf-8"))
-        except (OSError, ValueError) as error:
+            text = _read_owned(path)
+            config = json.loads(text)
+        except (ValueError, RecursionError) as error:
             raise InvalidInput(f"{path} is not valid JSON ({error}): left as it is") from None
     servers = config.setdefault("mcpServers", {}) if isinstance(config, dict) else None
     if not isinstance(servers, dict):
@@ -3166,31 +3310,46 @@ def add_server(path: Path, entry: dict[str, Any]) -> str:
     if "sediment" in servers:
         return f"{path}: has a server called sediment already"
     servers["sediment"] = entry
-    return _write_for_owner(path, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+    added = json.dumps(config, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace")
+    return _write_for_owner(path, _same_newlines(added.decode() + "\n", text))
 
 
 def add_instructions(path: Path) -> str:
     """Append the agent instructions to a CLAUDE.md or AGENTS.md; returns what was done."""
     try:
-        text = path.read_text("utf-8") if path.exists() else ""
-    except (OSError, ValueError) as error:
+        text = _read_owned(path) if path.exists() else ""
+    except ValueError as error:
         raise InvalidInput(f"{path} cannot be read as text ({error}): left as it is") from None
     if _BEGIN in text or "mcp__sediment__" in text:
         return f"{path}: has the instructions already"
     gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
-    return _write_for_owner(path, text + gap + AGENT_INSTRUCTIONS)
+    return _write_for_owner(path, text + _same_newlines(gap + AGENT_INSTRUCTIONS, text))
+
+
+def _read_owned(path: Path) -> str:
+    """The text of somebody's file, with its line ends as they are."""
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            return file.read()
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read ({error.strerror}): left as it is") from None
+
+
+def _same_newlines(text: str, neighbour: str) -> str:
+    """A text with line ends like those of the file it goes to."""
+    return text.replace("\n", "\r\n") if "\r\n" in neighbour else text
 
 
 def _write_for_owner(path: Path, text: str) -> str:
     """Write through a link to the file it means; its permissions stay."""
     done = "extended" if path.exists() else "created"
-    target = path.resolve()
+    target = Path(os.path.realpath(path))
+    if target.is_symlink():
+        raise InvalidInput(f"{path} is a link that leads in a circle: left as it is")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        mode = target.stat().st_mode if target.exists() else None
-        write_atomically(target, text)
-        if mode is not None:
-            os.chmod(target, mode)
+        mode = target.stat().st_mode & 0o7777 if target.exists() else None
+        write_atomically(target, text, mode)
     except OSError as error:
         raise InvalidInput(f"{path} cannot be written ({error.strerror})") from None
     return f"{path}: {done}"
@@ -3199,8 +3358,10 @@ def _write_for_owner(path: Path, text: str) -> str:
 def initialize(memory: Memory, everywhere: bool) -> dict[str, Any]:
     """Prepare a project (or, `everywhere`, this user's agents); says what was done."""
     if everywhere:
-        home = Path.home()
-        targets = [home / ".claude" / "CLAUDE.md", home / ".codex" / "AGENTS.md"]
+        here = home()
+        if here is None:
+            raise InvalidInput("there is no home folder to set agents up in")
+        targets = [here / ".claude" / "CLAUDE.md", here / ".codex" / "AGENTS.md"]
         done = [add_instructions(path) for path in targets]
         words = " ".join(shlex.quote(word) for word in server_command())
         done.append(
@@ -3209,11 +3370,13 @@ def initialize(memory: Memory, everywhere: bool) -> dict[str, Any]:
         return {"project": None, "root": None, "done": done}
     root = memory.projects.root
     if root is None:
-        raise InvalidInput("no project here (the home folder and / are none): use --global, or cd")
+        given = memory.projects.given
+        why = f"{_show(given)} is an id" if given else "the home folder and / are none"
+        raise InvalidInput(f"no project folder here ({why}): use --global, or cd to one")
     project = memory.projects.current(create=True)
     done = [add_server(root / ".mcp.json", server_entry(memory.database.path))]
-    files = dict.fromkeys((root / name).resolve() for name in ("CLAUDE.md", "AGENTS.md"))
-    done += [add_instructions(path) for path in files]
+    files = dict.fromkeys(os.path.realpath(root / name) for name in ("CLAUDE.md", "AGENTS.md"))
+    done += [add_instructions(Path(path)) for path in files]
     return {"project": project, "root": str(root), "done": done}
 
 
@@ -3283,7 +3446,7 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except SedimentError as error:
-            raise click.ClickException(printable(str(error))) from None
+            raise click.ClickException(str(error)) from None
 
 
 @click.group(
@@ -3473,6 +3636,10 @@ def export(shared: Context, file: str | None) -> None:
       sediment export | jq -r 'select(.scope == "global").content'
     """
     with shared.memory() as memory:
+        if file is None and shared.json:
+            rows = list(memory.export_rows())
+            shared.show({"count": len(rows), "items": rows}, lambda _: [])
+            return
         lines = (json.dumps(row, ensure_ascii=False) for row in memory.export_rows())
         if file is None:
             for line in lines:
@@ -3526,6 +3693,7 @@ def serve_command(shared: Context) -> None:
 
 @cli.command()
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
+@_common
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
     """Print the completion script of a shell.
@@ -3540,7 +3708,8 @@ def completion(context: click.Context, shell: str) -> None:
     variable = f"_{name}_COMPLETE".replace("-", "_").replace(".", "_").upper()
     kind = get_completion_class(shell)
     if kind is not None:
-        click.echo(kind(cli, {}, name, variable).source())
+        script = kind(cli, {}, name, variable).source()
+        context.obj.show({"shell": shell, "script": script}, lambda _: [script])
 
 
 # Input and progress
@@ -3675,9 +3844,10 @@ def render_listed(answer: dict[str, Any]) -> Iterator[str]:
         yield answer["message"]
         return
     yield _dim(f"{answer['count']} of {answer['total']}, newest first")
+    width = max(len(item["id"]) for item in answer["items"])
     for item in answer["items"]:
         text = printable(one_line(item["content"], 80))
-        yield f"{printable(item['id'])}  {_dim(item['created'][:10])}  {item['scope']:<7}  {text}"
+        yield f"{item['id']:<{width}}  {_dim(item['created'][:10])}  {item['scope']:<7}  {text}"
 
 
 def render_facts(answer: dict[str, Any]) -> Iterator[str]:
@@ -3704,20 +3874,35 @@ def main() -> int:
     """The program; returns its exit code."""
     program = Path(sys.argv[0]).name
     name = program if program.endswith(".pyz") else "sediment"
+    _repair_streams()
     try:
         return cli.main(prog_name=name, standalone_mode=False) or 0
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else name
-        click.echo(f"Error: {error.format_message()} See `{command} --help`.", err=True)
-        return error.exit_code
+        return _fail(f"{error.format_message()} See `{command} --help`.", error.exit_code)
     except click.ClickException as error:
-        error.show()
-        return error.exit_code
+        return _fail(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         return 130
-    except BrokenPipeError:  # the reader of a pipeline had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 0
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what a full disk did not take is dropped
+        return _fail(str(error), 1)
+
+
+def _fail(text: str, code: int) -> int:
+    """One line on stderr, whatever names stand in it."""
+    click.echo(f"Error: {printable(text)}".replace("\n", "\\x0a"), err=True)
+    return code
+
+
+def _repair_streams() -> None:
+    """What is printed is UTF-8 in any locale; a closed stdin is an empty one."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115 - for as long as the program runs
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Names that are not Unicode show as \udcff, in JSON too.
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 if __name__ == "__main__":

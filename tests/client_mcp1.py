@@ -1,0 +1,53 @@
+"""Runs in an environment with mcp 1.30: uses each tool of a server, prints what came back.
+
+python client_mcp1.py COMMAND...
+"""
+
+# pyright: reportMissingImports=false
+
+import asyncio
+import json
+import os
+import sys
+from typing import Any
+
+from mcp import ClientSession, StdioServerParameters
+from mcp.client.stdio import stdio_client
+
+
+async def use(session: ClientSession) -> dict[str, Any]:
+    """What the server says of itself, its tools, and the answer to a call of each."""
+
+    async def call(tool: str, **arguments: Any) -> Any:
+        result = await session.call_tool(tool, arguments)
+        text = result.content[0].text
+        assert result.isError or json.loads(text) == result.structuredContent
+        return text if result.isError else result.structuredContent
+
+    opened = await session.initialize()
+    await session.send_ping()
+    tools = (await session.list_tools()).tools
+    empty = await call("recall", query="anything"), await call("list")
+    stored = await call("store", content="We deploy on Fridays.", scope="global")
+    return {
+        "name": opened.serverInfo.name,
+        "version": opened.protocolVersion,
+        "instructions": opened.instructions,
+        "tools": [tool.name for tool in tools],
+        "empty": empty,
+        "store": stored,
+        "recall": await call("recall", query="when do we deploy?", limit=3),
+        "list": await call("list", scope="all"),
+        "forget": await call("forget", id=stored["id"]),
+        "refused": await call("forget", id=stored["id"]),
+    }
+
+
+async def main() -> None:
+    command, *arguments = sys.argv[1:]
+    server = StdioServerParameters(command=command, args=arguments, env=dict(os.environ))
+    async with stdio_client(server) as (read, write), ClientSession(read, write) as session:
+        print(json.dumps(await use(session)))
+
+
+asyncio.run(main())

@@ -1,0 +1,52 @@
+"""Runs in an environment with mcp 2.3: uses each tool of a server, prints what came back.
+
+    python client_mcp2.py MODE COMMAND...
+
+MODE is how to open: auto, legacy (the handshake), or a stateless revision.
+"""
+
+# pyright: reportMissingImports=false
+
+import asyncio
+import json
+import os
+import sys
+from typing import Any
+
+from mcp import Client, StdioServerParameters
+
+
+async def use(client: Client) -> dict[str, Any]:
+    """What the server says of itself, its tools, and the answer to a call of each."""
+
+    async def call(tool: str, **arguments: Any) -> Any:
+        result = await client.call_tool(tool, arguments)
+        text = result.content[0].text
+        assert result.is_error or json.loads(text) == result.structured_content
+        return text if result.is_error else result.structured_content
+
+    tools = (await client.list_tools()).tools
+    empty = await call("recall", query="anything"), await call("list")
+    stored = await call("store", content="We deploy on Fridays.", scope="global")
+    return {
+        "name": client.server_info.name if client.server_info else None,
+        "version": client.protocol_version,
+        "instructions": client.instructions,
+        "tools": [tool.name for tool in tools],
+        "empty": empty,
+        "store": stored,
+        "recall": await call("recall", query="when do we deploy?", limit=3),
+        "list": await call("list", scope="all"),
+        "forget": await call("forget", id=stored["id"]),
+        "refused": await call("forget", id=stored["id"]),
+    }
+
+
+async def main() -> None:
+    mode, command, *arguments = sys.argv[1:]
+    server = StdioServerParameters(command=command, args=arguments, env=dict(os.environ))
+    async with Client(server, mode=mode) as client:
+        print(json.dumps(await use(client)))
+
+
+asyncio.run(main())

@@ -1,0 +1,498 @@
+"""The commands: what they print for people and for scripts, and what they do with bad input."""
+
+import json
+import os
+import pty
+import re
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, Run
+from program import Program, files, heed_permissions, one_line
+
+FRIDAYS = "We deploy on Fridays, after the canary is green."
+
+
+@pytest.fixture
+def here(run_pyz: Run, tmp_path: Path) -> Program:
+    return Program(run_pyz, tmp_path / "project")
+
+
+def stored(database: Path) -> list[tuple[str, str]]:
+    """The ids and texts in a database file, read without the program."""
+    connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
+    try:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        return connection.execute("SELECT id, content FROM items ORDER BY seq").fetchall()
+    finally:
+        connection.close()
+
+
+# What each command does
+
+
+def test_store_recall_get_forget(here: Program, tmp_path: Path) -> None:
+    id = here.store(FRIDAYS)
+    assert FRIDAYS in here.ok("recall", "when can I release?")
+    assert here.json("recall", "when can I release?", "--limit", "1")["results"][0]["id"] == id
+    assert here.json("get", id)["content"] == FRIDAYS
+    assert here.ok("get", id[:8]) == FRIDAYS + "\n"
+    assert id in here.ok("forget", id)
+    assert here.contents() == set()
+    assert stored(tmp_path / ".local" / "share" / "sediment" / "memory.db") == []
+
+
+def test_replace_hides_the_old_text(here: Program) -> None:
+    old = here.store("The port is 5432.")
+    new = here.json("store", "The port is 5433.", "--replace", old)
+    assert new["replaced_id"] == old
+    assert here.contents() == {"The port is 5433."}
+    assert here.json("get", old)["replaced_by"] == new["id"]
+    assert new["id"] in here.error("store", "The port is 5434.", "--replace", old)
+
+
+def test_forget_several_or_none(here: Program) -> None:
+    one, two, three = (here.store(text) for text in ("one", "two", "three"))
+    here.error("forget", one, "nothing", two)
+    assert here.contents() == {"one", "two", "three"}
+    assert here.json("forget", one, two, one)["ids"] == [one, two]
+    assert here.contents() == {"three"}
+    assert "(not found)" in here.error("forget", one)
+    here.ok("forget", three)
+
+
+def test_get_by_a_beginning_of_the_id(here: Program) -> None:
+    rows = [{"id": id, "content": f"text of {id}"} for id in ("abc-1", "abc-2", "abd", "a")]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    here.ok("import", "-", input=lines)
+    assert here.ok("get", "abd") == "text of abd\n"
+    assert here.ok("get", "abc-1") == "text of abc-1\n"
+    assert here.ok("get", "a") == "text of a\n"
+    assert "several ids begin with 'abc'" in here.error("get", "abc")
+    assert "no memory" in here.error("get", "%")
+    assert "no memory" in here.error("get", "ABC-1")
+
+
+def test_scopes(here: Program, tmp_path: Path) -> None:
+    other = here.at(tmp_path / "other")
+    here.store("of here")
+    foreign = other.store("of there")
+    other.store("of all", "--scope", "Global")
+    assert here.contents() == here.contents("--scope", "project") == {"of here"}
+    assert here.contents("--scope", "global") == {"of all"}
+    assert here.contents("-s", "ALL") == {"of here", "of all"}
+    listed = {item["content"]: item["scope"] for item in here.json("list", "-s", "all")["items"]}
+    assert listed == {"of here": "project", "of all": "global"}
+    for words in (["get", foreign], ["forget", foreign], ["store", "x", "--replace", foreign]):
+        assert "another project" in here.error(*words)
+    assert other.contents() == {"of there"}
+
+
+def test_the_newest_come_first(here: Program) -> None:
+    here.store("middle", "--created-at", "2024-05-31")
+    here.store("newest")
+    here.store("oldest", "--created-at", "86400")
+    items = here.json("list", "--limit", "2")
+    assert [item["content"] for item in items["items"]] == ["newest", "middle"]
+    assert (items["count"], items["total"]) == (2, 3)
+    assert items["items"][1]["created"] == "2024-05-31T00:00:00+00:00"
+
+
+def test_store_from_a_pipe(here: Program) -> None:
+    text = "größer\n\n日本語 🎉\n  indented"
+    done = here.run("store", "-", input=f"\ufeff{text}\r\n".encode(), text=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert here.contents() == {text}
+
+
+def test_which_database(here: Program, tmp_path: Path) -> None:
+    env = {"SEDIMENT_DB": str(tmp_path / "env.db")}
+    here.store("by variable", env=env)
+    here.store("by option", "--db", "option.db", env=env)
+    assert here.contents(env=env) == {"by variable"}
+    assert here.contents("--db", "option.db") == {"by option"}
+    assert here.json("--db", "~/env.db", "stats")["items"] == 1
+    assert here.json("stats")["exists"] is False
+
+
+def test_a_database_with_a_special_name(here: Program) -> None:
+    here.store("kept", "--db", ":memory:")
+    assert here.contents("--db", ":memory:") == {"kept"}
+
+
+def test_stats_count(here: Program) -> None:
+    here.store("one")
+    here.store("two", "--scope", "global")
+    facts = here.json("stats", "--verify")
+    assert facts["verified"] is True
+    assert (facts["items"], facts["project_items"], facts["global_items"]) == (2, 1, 1)
+    said = dict(re.findall(r"^(\S[\S ]*?)  +(.*)$", here.ok("stats"), re.MULTILINE))
+    assert said["items"] == "2"
+    assert said["project"] == facts["project"]
+
+
+def test_import_says_which_lines_it_refused(here: Program) -> None:
+    lines = '{"content": "good"}\nbad\n\n{"content": ""}\n{"content": "also good"}\n'
+    done = here.run("import", "-", "--json", input=lines)
+    assert done.returncode == 1
+    assert [row["line"] for row in json.loads(done.stdout)["refused"]] == [2, 4]
+    assert here.contents() == {"good", "also good"}
+
+
+def test_export_to_a_file_for_this_user(here: Program) -> None:
+    here.store("secret")
+    assert here.json("export", "out.jsonl") == {"success": True, "file": "out.jsonl", "count": 1}
+    path = here.folder / "out.jsonl"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.read_text() == here.ok("export")
+    assert files(here.folder) == {".sediment", ".sediment/config", "out.jsonl"}
+
+
+# --json, before the command and after it
+
+
+@pytest.mark.parametrize(
+    ("words", "empty"),
+    [
+        (["list"], {"count": 0, "total": 0, "items": [], "message": "No items stored yet."}),
+        (["recall", "x"], {"count": 0, "results": [], "message": "No items found for this query."}),
+        (["export"], {"count": 0, "items": []}),
+        (["stats"], None),
+        (["completion", "fish"], None),
+        (["init", "--print"], None),
+        (["init"], None),
+        (["import", "-"], None),
+        (["store", "text"], None),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_one_document(here: Program, words: list[str], empty: dict[str, Any] | None) -> None:
+    before = json.loads(here.ok("--json", *words))
+    after = json.loads(here.ok(*words, "--json"))
+    assert set(before) <= set(after)
+    if empty is not None:
+        assert before == after == empty
+
+
+def test_json_keeps_every_character(here: Program) -> None:
+    text = "é 日本 🎉 \x1b[31m \u2028 \u202e \x7f \t end"
+    here.store(text)
+    assert here.contents(env={"PYTHONIOENCODING": "latin-1"}) == {text}
+    assert json.loads(here.ok("export", "--json"))["items"][0]["content"] == text
+
+
+# For people
+
+
+def test_columns_stand_below_each_other(here: Program) -> None:
+    rows = [{"id": id, "content": "text"} for id in ("a", "long-" * 12, "middle")]
+    rows += [{"id": "b", "content": "text", "scope": "global"}]
+    here.ok("import", "-", input="".join(json.dumps(row) + "\n" for row in rows))
+    _, *lines = here.ok("list", "--scope", "all").splitlines()
+    assert len(lines) == 4
+    for column in (r"\d{4}-\d\d-\d\d  ", "(project|global )  ", "text$"):
+        assert len({found(column, line).start() for line in lines}) == 1
+    assert len({found(" {2,}", line).end() for line in here.ok("stats").splitlines()}) == 1
+
+
+def found(pattern: str, line: str) -> re.Match[str]:
+    match = re.search(pattern, line)
+    assert match, line
+    return match
+
+
+def test_long_texts_are_cut_in_lists(here: Program) -> None:
+    here.store("word " * 40 + "\nsecond line")
+    _, line = here.ok("list").splitlines()
+    assert line.endswith("…")
+    assert len(line) < 160
+
+
+def on_terminal(here: Program, pyz: Path, *args: str, **env: str) -> str:
+    """What the program writes to a terminal."""
+    master, slave = pty.openpty()
+    everything = {"PATH": os.environ["PATH"], "HOME": str(here.folder.parent), **env}
+    command = [sys.executable, str(pyz), *args]
+    process = subprocess.Popen(
+        command, stdin=slave, stdout=slave, stderr=slave, env=everything, cwd=here.folder
+    )
+    os.close(slave)
+    output = b""
+    while data := _read(master):
+        output += data
+    os.close(master)
+    assert process.wait(60) == 0, output
+    return output.decode()
+
+
+def _read(master: int) -> bytes:
+    try:
+        return os.read(master, 65536)
+    except OSError:  # the other side is closed
+        return b""
+
+
+def test_colour_is_for_terminals(here: Program, pyz: Path, unpacked: Path) -> None:
+    here.store("blue")
+    cache = {"SEDIMENT_CACHE": str(unpacked), "TERM": "xterm"}
+    for words in (["list"], ["recall", "colour"], ["stats"]):
+        assert "\x1b[" in on_terminal(here, pyz, *words, **cache)
+        assert "\x1b" not in on_terminal(here, pyz, *words, **cache, NO_COLOR="1")
+        assert "\x1b" not in here.ok(*words)
+    assert "\x1b" not in on_terminal(here, pyz, "--json", "list", **cache)
+
+
+def test_no_command(here: Program, pyz: Path, unpacked: Path) -> None:
+    shown = on_terminal(here, pyz, SEDIMENT_CACHE=str(unpacked))
+    assert shown.startswith("Usage: ")
+    ping = '{"jsonrpc":"2.0","id":7,"method":"ping"}\n'
+    assert json.loads(here.ok(input=ping)) == {"jsonrpc": "2.0", "id": 7, "result": {}}
+    assert here.ok("serve", input=ping) == here.ok(input=ping)
+
+
+ESCAPES = "\x1b]0;title\x07\x1b[2J \x9b31m \u202e \u2066 \r\b over \x7f"
+
+
+def test_escapes_do_not_reach_the_terminal(here: Program) -> None:
+    id = here.store(f"short {ESCAPES}")
+    here.store(f"# Long\n\n{f'many words {ESCAPES} again. ' * 60}")
+    for words in (["list"], ["recall", "words"], ["recall", id], ["get", id], ["stats"]):
+        said = here.ok(*words)
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", said), said
+    similar = here.ok("store", f"short {ESCAPES}")
+    assert "similar" in similar
+    assert not re.search("[\x1b\x9b\u202e]", similar)
+    assert "\\x1b]0;title" in here.ok("get", id)
+
+
+def test_errors_name_what_was_given_safely(here: Program) -> None:
+    assert "\\x1b[31m" in here.error("--project", "./\x1b[31mred", "list")
+    for words in (["list", "--db", "x\ny"], ["--project", "./a\nb", "list"]):
+        (here.folder / "x\ny").mkdir(exist_ok=True)
+        here.error(*words)
+    here.error("list", "--a\nb", code=2)
+    here.error("import", "no\nfile", code=2)
+    here.error("export", "no\nfolder/file")
+
+
+# Bad input
+
+BYTES = {"invalid UTF-8": b"ab\xff", "surrogate": b"\xed\xa0\x80", "NUL": b"a\0b", "empty": b"\n"}
+BYTES["too large"] = b"a" * 1_000_001
+BYTES["program"] = b"\x7fELF\x02\x01\x01" + bytes(range(256))
+
+
+@pytest.fixture(scope="module")
+def seeded(tmp_path_factory: pytest.TempPathFactory, pyz: Path, unpacked: Path) -> Path:
+    """A database with one item, and a folder of its own."""
+    home = tmp_path_factory.mktemp("seeded")
+    env = {"PATH": os.environ["PATH"], "HOME": str(home), "SEDIMENT_CACHE": str(unpacked)}
+    command = [sys.executable, str(pyz), "store", FRIDAYS, "--db", "seeded.db"]
+    subprocess.run(command, cwd=home, env=env, check=True, capture_output=True)
+    return home / "seeded.db"
+
+
+@pytest.fixture
+def unharmed(seeded: Path, here: Program, run_pyz: Run) -> Iterator[Program]:
+    """The program on the seeded database, which must be the same afterwards."""
+    before = stored(seeded)
+    yield Program(run_pyz, here.folder, SEDIMENT_DB=str(seeded))
+    assert stored(seeded) == before
+    assert [text for _, text in before] == [FRIDAYS]
+    assert files(here.folder) == set()
+
+
+@pytest.mark.parametrize("name", BYTES)
+def test_bytes_that_are_no_text(unharmed: Program, name: str) -> None:
+    done = unharmed.run("store", "-", input=BYTES[name], text=False)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert re.search("UTF-8|NUL|empty|too large", one_line(done.stderr.decode()))
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["store", ""], "empty"),
+        (["store", " \n\t"], "empty"),
+        (["store", os.fsdecode(b"ab\xff")], "not valid Unicode"),
+        (["recall", ""], "empty"),
+        (["recall", "x" * 10_001], "too large: 10,001 bytes"),
+        (["recall", os.fsdecode(b"\xed\xa0\x80")], "not valid Unicode"),
+        (["store", "text", "--created-at", "yesterday"], "time"),
+        (["store", "text", "--created-at", "-5"], "time"),
+        (["store", "text", "--created-at", "1e400"], "time"),
+        (["store", "text", "--created-at", "nan"], "time"),
+        (["store", "text", "--replace", "nothing"], "not found"),
+        (["get", ""], "1 to 255"),
+        (["get", "a\nb"], "1 to 255"),
+        (["get", "x" * 256], "1 to 255"),
+        (["get", os.fsdecode(b"\xff")], "1 to 255"),
+        (["get", "00000000-0000-4000-8000-000000000000"], "no memory"),
+        (["forget", ""], "1 to 255"),
+        (["forget", "\x1b[31m"], "1 to 255"),
+        (["forget", "00000000-0000-4000-8000-000000000000"], "not found"),
+        (["export", "none/out.jsonl"], "cannot be written"),
+    ],
+)
+def test_wrong_values(unharmed: Program, words: list[str], reason: str) -> None:
+    assert reason in unharmed.error(*words)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["list", "--limit", "0"], "1<=x<=1000"),
+        (["list", "--limit", "-1"], "1<=x<=1000"),
+        (["recall", "x", "--limit", str(10**9)], "1<=x<=1000"),
+        (["recall", "x", "--limit", "5x"], "5x"),
+        (["list", "--scope", "mine"], "'project', 'global', 'all'"),
+        (["store", "x", "--scope", "all"], "'project', 'global'"),
+        (["store"], "CONTENT"),
+        (["forget"], "ID"),
+        (["list", "extra"], "extra"),
+        (["import", "none.jsonl"], "none.jsonl"),
+        (["import", "."], "directory"),
+        (["export", "."], "directory"),
+        (["--nonsense"], "--nonsense"),
+    ],
+)
+def test_wrong_usage(unharmed: Program, words: list[str], reason: str) -> None:
+    assert reason in unharmed.error(*words, code=2)
+
+
+def a_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def a_text_file(path: Path) -> None:
+    path.write_text("Dear diary, this is no database. " * 50)
+
+
+def a_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def another_database(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.executescript("CREATE TABLE songs(name); INSERT INTO songs VALUES('Eleanor')")
+    connection.close()
+
+
+@pytest.mark.parametrize("make", [a_folder, a_text_file, a_pipe, another_database])
+def test_what_is_no_database(here: Program, make: Callable[[Path], None]) -> None:
+    path = here.folder / "thing"
+    make(path)
+    before = path.read_bytes() if path.is_file() else b""
+    assert "thing" in here.error("list", "--db", "thing")
+    assert "thing" in here.error("store", "text", "--db", "thing")
+    assert files(here.folder) == {"thing"}
+    assert (path.read_bytes() if path.is_file() else b"") == before
+
+
+def test_a_folder_that_cannot_be_made(here: Program) -> None:
+    (here.folder / "file").write_text("")
+    for place in ("file/sub/memory.db", "/proc/none/memory.db", "~nobody-of-this-name/memory.db"):
+        assert "memory.db" in here.error("store", "text", "--db", place)
+    here.folder.chmod(0o500)
+    here.error("store", "text", "--db", "sub/memory.db", preexec_fn=heed_permissions)
+    assert files(here.folder) == {"file"}
+    here.folder.chmod(0o700)
+
+
+def test_a_database_whose_name_is_not_unicode(here: Program) -> None:
+    assert "caf\\" in here.error("store", "text", "--db", os.fsdecode(b"caf\xe9.db"))
+    assert files(here.folder) == set()
+    here.store("text", "--db", "café.db")
+    assert here.contents("--db", "café.db") == {"text"}
+
+
+# Odd surroundings
+
+
+def test_a_closed_stdin_is_an_empty_one(here: Program) -> None:
+    def close() -> None:
+        os.close(0)
+
+    assert "empty" in one_line(here.run("store", "-", preexec_fn=close).stderr)
+    for words in ([], ["serve"], ["list"], ["import", "-"]):
+        done = here.run(*words, preexec_fn=close)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_full_disk_behind_stdout(here: Program) -> None:
+    here.store(FRIDAYS)
+    for words in (["list"], ["--json", "list"], ["export"], ["--help"]):
+        with full_disk() as full:
+            done = here.run(*words, stdout=full, capture_output=False, stderr=subprocess.PIPE)
+        assert done.returncode == 1
+        one_line(done.stderr)
+
+
+def full_disk() -> Any:
+    """A file that takes nothing; where the system has none, one that is open for reading."""
+    return open("/dev/full", "wb") if Path("/dev/full").exists() else open(ROOT / "README.md")
+
+
+def test_a_reader_that_has_enough(here: Program) -> None:
+    lines = "".join(json.dumps({"content": f"{n} " + "x" * 900}) + "\n" for n in range(200))
+    here.ok("import", "-", input=lines)
+    done = here.run("export", "--json")
+    assert len(done.stdout) > 150_000
+    read, write = os.pipe()
+    os.close(read)
+    done = here.run("export", stdout=write, capture_output=False, stderr=subprocess.PIPE)
+    os.close(write)
+    assert done.stderr == ""
+
+
+HOMELESS = """
+import pwd, runpy, sys
+pwd.getpwuid = lambda user: {}[user]
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_without_a_home(here: Program, pyz: Path, unpacked: Path) -> None:
+    """As in a container whose user has neither HOME nor an entry in the list of users."""
+    env = {"PATH": os.environ["PATH"], "SEDIMENT_CACHE": str(unpacked)}
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", HOMELESS, str(pyz), *words]
+        return subprocess.run(command, env=env, cwd=here.folder, capture_output=True, text=True)
+
+    assert "--db" in one_line(run("store", "text").stderr)
+    assert one_line(run("init", "--global").stderr)
+    done = run("store", "text", "--db", "here.db")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert here.contents("--db", "here.db") == {"text"}
+
+
+# What need not be loaded is not
+
+
+@pytest.mark.parametrize(
+    "words", [["--version"], ["--help"], ["list"], ["get", "{id}"], ["stats"], ["forget", "{id}"]]
+)
+def test_light_commands_load_no_encoder(here: Program, words: list[str]) -> None:
+    id = here.store(FRIDAYS)
+    watched = {"PYTHONPROFILEIMPORTTIME": "1"}
+    done = here.run(*(word.format(id=id) for word in words), env=watched)
+    assert done.returncode == 0
+    assert not modules(done.stderr) & {"numpy", "onnxruntime", "tokenizers"}
+
+
+def test_recall_loads_the_encoder(here: Program) -> None:
+    """Or else the test above would see nothing."""
+    here.store(FRIDAYS)
+    done = here.run("recall", "release", env={"PYTHONPROFILEIMPORTTIME": "1"})
+    assert modules(done.stderr) >= {"numpy", "onnxruntime", "tokenizers"}
+
+
+def modules(stderr: str) -> set[str]:
+    return set(re.findall(r"^import time:.*\| +(\w+)$", stderr, re.MULTILINE))

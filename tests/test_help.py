@@ -1,0 +1,103 @@
+"""What the program says about itself is there, and true."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Run
+from program import Program
+
+COMMANDS = (
+    "store", "recall", "list", "get", "forget", "stats", "import", "export", "init", "serve",
+    "completion",
+)  # fmt: skip
+
+
+@pytest.fixture
+def here(run_pyz: Run, tmp_path: Path) -> Program:
+    return Program(run_pyz, tmp_path / "project")
+
+
+def test_the_version(here: Program) -> None:
+    assert re.fullmatch(r"sediment \d+\.\d+\.\d+\S*\n", here.ok("--version"))
+    assert here.ok("-V") == here.ok("--version")
+
+
+def test_help_names_every_command(here: Program) -> None:
+    said = here.ok("--help")
+    assert here.ok("-h") == said
+    listed = re.findall(r"^  (\w+) {2,}\S", said.split("Commands:")[1], re.MULTILINE)
+    assert tuple(listed) == COMMANDS
+    for option in ("--db", "--project", "--json", "--version", "SEDIMENT_DB", "SEDIMENT_PROJECT"):
+        assert option in said
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(here: Program, command: str) -> None:
+    usage, text = here.ok(command, "--help").split("\n\n", 1)
+    assert usage.startswith("Usage: ")
+    sentence = text.split("\n\n")[0]
+    assert re.fullmatch(r"[A-Z][^\0]{20,}[.;:]", sentence.strip()), sentence
+    options = text.split("Options:")[1]
+    described = re.findall(r"^  (-\S.*?)(?: {2,}|\n +)\S", options, re.MULTILINE)
+    assert len(described) == len(re.findall(r"^  -", options, re.MULTILINE)), "one has no text"
+
+
+def test_the_readme_names_them() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    for command in COMMANDS:
+        assert re.search(rf"`{command}\b|sediment {command}\b", readme), command
+    for name in ("--json", "--db", "--project", "SEDIMENT_DB", "SEDIMENT_PROJECT", "--print"):
+        assert name in readme
+
+
+def test_wrong_usage_says_where_help_is(here: Program) -> None:
+    assert re.search(r"`\S+ --help`", here.error("remember", code=2))
+    assert re.search(r"`\S+ list --help`", here.error("list", "--nonsense", code=2))
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_completion_script(here: Program, shell: str) -> None:
+    script = here.ok("completion", shell)
+    assert f"{shell}_complete" in script
+    assert here.json("completion", shell) == {"shell": shell, "script": script.removesuffix("\n")}
+
+
+def test_another_shell(here: Program) -> None:
+    assert "tcsh" in here.error("completion", "tcsh", code=2)
+
+
+COMPLETE = """
+source "$1"
+shift
+COMP_WORDS=("$@")
+COMP_CWORD=$(($# - 1))
+$(complete -p "${PROGRAM##*/}" | sed 's/.* -F \\([^ ]*\\) .*/\\1/') "$PROGRAM"
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+def completed(here: Program, pyz: Path, *words: str) -> set[str]:
+    """What bash proposes for a command line."""
+    here.folder.joinpath("script").write_text(here.ok("completion", "bash"))
+    wrapper = here.folder / pyz.name
+    wrapper.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{pyz}" "$@"\n')
+    wrapper.chmod(0o755)
+    env = {"PATH": "/usr/bin:/bin:/usr/local/bin", "PROGRAM": str(wrapper)}
+    env["SEDIMENT_CACHE"] = str(here.folder / "cache")
+    command = ["bash", "--norc", "-c", COMPLETE, "bash", "./script", str(wrapper), *words]
+    done = subprocess.run(
+        command, cwd=here.folder, env=env, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+    return set(done.stdout.split())
+
+
+def test_bash_proposes_commands_and_options(here: Program, pyz: Path, unpacked: Path) -> None:
+    (here.folder / "cache").symlink_to(unpacked)
+    assert completed(here, pyz, "") >= set(COMMANDS)
+    assert completed(here, pyz, "st") == {"store", "stats"}
+    assert completed(here, pyz, "list", "--scope", "") == {"project", "global", "all"}
+    assert "--created-at" in completed(here, pyz, "store", "--")

@@ -1,0 +1,290 @@
+"""`sediment init` adds to files that people own: once, and without harm to what stands there."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Run
+from program import Program, files, heed_permissions, repository
+
+TOOLS = ("store", "recall", "list", "forget")
+HELLO = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"},
+    },
+}
+LIST = {
+    "jsonrpc": "2.0",
+    "id": 2,
+    "method": "tools/call",
+    "params": {"name": "list", "arguments": {"scope": "global"}},
+}
+
+
+@pytest.fixture
+def here(run_pyz: Run, tmp_path: Path) -> Program:
+    return Program(run_pyz, tmp_path / "project")
+
+
+def entry(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / ".mcp.json").read_text())["mcpServers"]["sediment"]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The files that init is about, with their bytes."""
+    names = (".mcp.json", "CLAUDE.md", "AGENTS.md")
+    return {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
+
+
+def is_instructed(text: str) -> bool:
+    """Whether a text has the agent instructions, once."""
+    whole = all(text.count(f"mcp__sediment__{tool}") == 1 for tool in TOOLS)
+    return whole and text.count("<!-- sediment -->") == text.count("<!-- /sediment -->") == 1
+
+
+def start(command: list[str], folder: Path, **env: str) -> list[dict[str, Any]]:
+    """What a server answers that a client started with as little as clients give."""
+    small = {"PATH": "/usr/bin:/bin", "HOME": str(folder), **env}
+    lines = "".join(json.dumps(message) + "\n" for message in (HELLO, LIST))
+    done = subprocess.run(
+        command, input=lines, env=small, cwd="/", capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def assert_starts(command: list[str], folder: Path, **env: str) -> None:
+    hello, listed = start(command, folder, **env)
+    assert hello["result"]["serverInfo"]["name"] == "sediment"
+    assert "known to all" in json.dumps(listed["result"])
+
+
+def test_a_new_project(here: Program, unpacked: Path, tmp_path: Path) -> None:
+    said = here.ok("init")
+    assert files(here.folder) == {
+        ".mcp.json", "CLAUDE.md", "AGENTS.md", ".sediment", ".sediment/config",
+    }  # fmt: skip
+    for name in ("CLAUDE.md", "AGENTS.md"):
+        assert f"{name}: created" in said
+        assert is_instructed((here.folder / name).read_text())
+    here.store("known to all", "--scope", "global")
+    server = entry(here.folder)
+    assert set(server) == {"command", "args"}
+    command = [server["command"], *server["args"]]
+    assert_starts(command, tmp_path, SEDIMENT_CACHE=str(unpacked))
+
+
+def test_twice_is_once(here: Program) -> None:
+    here.ok("init")
+    before = contents(here.folder)
+    assert len(before) == 3
+    assert here.ok("init", "--local").count("already") == 3
+    assert contents(here.folder) == before
+
+
+def test_a_repository_needs_no_config(here: Program) -> None:
+    root = repository(here.folder)
+    (here.folder / "sub").mkdir()
+    answer = here.at(here.folder / "sub").json("init")
+    assert answer["project"] == root
+    assert answer["root"] == str(here.folder)
+    assert set(contents(here.folder)) == {".mcp.json", "CLAUDE.md", "AGENTS.md"}
+    assert not (here.folder / ".sediment").exists()
+    assert files(here.folder / "sub") == set()
+
+
+def test_the_database_in_the_entry_is_absolute(
+    here: Program, unpacked: Path, tmp_path: Path
+) -> None:
+    here.store("known to all", "--scope", "global", "--db", "own.db")
+    here.ok("init", "--db", "own.db")
+    server = entry(here.folder)
+    assert server["env"] == {"SEDIMENT_DB": str(here.folder / "own.db")}
+    command = [server["command"], *server["args"]]
+    assert_starts(command, tmp_path, SEDIMENT_CACHE=str(unpacked), **server["env"])
+
+
+def as_link(pyz: Path, path: Path) -> None:
+    path.symlink_to(pyz)
+
+
+def as_copy(pyz: Path, path: Path) -> None:
+    shutil.copyfile(pyz, path)
+
+
+@pytest.mark.parametrize("install", [as_link, as_copy])
+def test_a_program_called_sediment(
+    here: Program, pyz: Path, unpacked: Path, tmp_path: Path, install: Callable[[Path, Path], None]
+) -> None:
+    program = tmp_path / "sediment"
+    install(pyz, program)
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "SEDIMENT_CACHE": str(unpacked)}
+    subprocess.run([sys.executable, str(program), "init"], cwd=here.folder, env=env, check=True)
+    here.store("known to all", "--scope", "global")
+    server = entry(here.folder)
+    command = [server["command"], *server["args"]]
+    assert_starts(command, tmp_path, SEDIMENT_CACHE=str(unpacked))
+
+
+# What is there already
+
+
+def test_other_servers_stay(here: Program) -> None:
+    other = {"command": "npx", "args": ["-y", "zürich"], "env": {"TOKEN": "x"}}
+    before = {"z": [1, 2.5, None], "mcpServers": {"zoo": other, "abc": {"url": "u"}}, "a": "é"}
+    (here.folder / ".mcp.json").write_text(json.dumps(before))
+    here.ok("init")
+    after = json.loads((here.folder / ".mcp.json").read_text())
+    assert list(after) == ["z", "mcpServers", "a"]
+    assert list(after["mcpServers"]) == ["zoo", "abc", "sediment"]
+    del after["mcpServers"]["sediment"]
+    assert after == before
+
+
+def test_a_server_called_sediment_stays(here: Program) -> None:
+    text = '{"mcpServers": {"sediment": {"command": "mine"}}}'
+    (here.folder / ".mcp.json").write_text(text)
+    here.ok("init")
+    assert (here.folder / ".mcp.json").read_text() == text
+
+
+def test_half_a_character_in_the_file_stays(here: Program) -> None:
+    (here.folder / ".mcp.json").write_text(r'{"cut": "\ud83d"}')
+    here.ok("init")
+    assert json.loads((here.folder / ".mcp.json").read_text())["cut"] == "\ud83d"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "// {}", "[]", "7", '{"mcpServers": []}', '{"mcpServers": null}', "[" * 100_000],
+    ids=["empty", "cut", "comment", "list", "number", "list of servers", "null", "deep"],
+)
+def test_a_file_that_is_not_understood_is_left_alone(here: Program, text: str) -> None:
+    (here.folder / ".mcp.json").write_text(text)
+    assert ".mcp.json" in here.error("init")
+    assert contents(here.folder) == {".mcp.json": text.encode()}
+
+
+@pytest.mark.parametrize("text", ["", "# Ours", "# Ours\n", "# Ours\n\nüber\n\n"])
+def test_what_people_wrote_stays(here: Program, text: str) -> None:
+    (here.folder / "CLAUDE.md").write_text(text)
+    assert "CLAUDE.md: extended" in here.ok("init")
+    after = (here.folder / "CLAUDE.md").read_text()
+    assert is_instructed(after)
+    assert re.fullmatch(re.escape(text) + r"\n{0,2}<!-- sediment -->\n[^\0]*", after)
+
+
+def test_line_ends_stay(here: Program) -> None:
+    (here.folder / "CLAUDE.md").write_bytes(b"# Ours\r\n\r\nText\r\n")
+    (here.folder / ".mcp.json").write_bytes(b'{\r\n  "mcpServers": {}\r\n}\r\n')
+    here.ok("init")
+    after = contents(here.folder)
+    assert after["CLAUDE.md"].startswith(b"# Ours\r\n\r\nText\r\n\r\n<!-- sediment -->\r\n")
+    for name in ("CLAUDE.md", ".mcp.json"):
+        assert b"\n" not in after[name].replace(b"\r\n", b"")
+
+
+def test_instructions_in_other_words_are_enough(here: Program) -> None:
+    text = "Use mcp__sediment__recall first.\n"
+    (here.folder / "CLAUDE.md").write_text(text)
+    here.ok("init")
+    assert (here.folder / "CLAUDE.md").read_text() == text
+    assert is_instructed((here.folder / "AGENTS.md").read_text())
+
+
+def test_a_file_that_is_no_text_is_left_alone(here: Program) -> None:
+    (here.folder / "CLAUDE.md").write_bytes(b"# Stra\xdfe\n")
+    assert "CLAUDE.md" in here.error("init")
+    assert (here.folder / "CLAUDE.md").read_bytes() == b"# Stra\xdfe\n"
+
+
+def test_one_file_under_two_names_is_extended_once(here: Program) -> None:
+    (here.folder / "AGENTS.md").write_text("# Ours\n")
+    (here.folder / "CLAUDE.md").symlink_to("AGENTS.md")
+    here.ok("init")
+    here.ok("init")
+    assert os.readlink(here.folder / "CLAUDE.md") == "AGENTS.md"
+    assert not (here.folder / "AGENTS.md").is_symlink()
+    assert is_instructed((here.folder / "AGENTS.md").read_text())
+
+
+def test_a_link_leads_to_the_file_that_is_extended(here: Program, tmp_path: Path) -> None:
+    (tmp_path / "shared.json").write_text("{}")
+    (here.folder / ".mcp.json").symlink_to("../shared.json")
+    here.ok("init")
+    assert (here.folder / ".mcp.json").is_symlink()
+    assert "sediment" in json.loads((tmp_path / "shared.json").read_text())["mcpServers"]
+
+
+def test_links_in_a_circle(here: Program) -> None:
+    (here.folder / "CLAUDE.md").symlink_to("AGENTS.md")
+    (here.folder / "AGENTS.md").symlink_to("CLAUDE.md")
+    here.error("init")
+    assert os.readlink(here.folder / "AGENTS.md") == "CLAUDE.md"
+
+
+def test_permissions_stay(here: Program) -> None:
+    for name, text, mode in ((".mcp.json", "{}", 0o600), ("CLAUDE.md", "# Ours\n", 0o664)):
+        (here.folder / name).write_text(text)
+        (here.folder / name).chmod(mode)
+    here.ok("init")
+    modes = [(here.folder / name).stat().st_mode & 0o777 for name in (".mcp.json", "CLAUDE.md")]
+    assert modes == [0o600, 0o664]
+
+
+def test_a_folder_that_cannot_be_written(here: Program) -> None:
+    here.folder.chmod(0o500)
+    assert ".mcp.json" in here.error("init", preexec_fn=heed_permissions)
+    assert files(here.folder) == set()
+    here.folder.chmod(0o700)
+
+
+# For this user, and for nobody
+
+
+def test_for_every_project(here: Program, unpacked: Path, tmp_path: Path) -> None:
+    (tmp_path / ".claude").mkdir()
+    (tmp_path / ".claude" / "CLAUDE.md").write_text("# Mine\n")
+    said = here.ok("init", "--global")
+    written = [tmp_path / ".claude" / "CLAUDE.md", tmp_path / ".codex" / "AGENTS.md"]
+    before = [path.read_text() for path in written]
+    assert all(is_instructed(text) for text in before)
+    assert before[0].startswith("# Mine\n")
+    assert files(here.folder) == set()
+    here.ok("init", "--global")
+    assert [path.read_text() for path in written] == before
+    command = shlex.split(said.splitlines()[-1].split(" -- ")[1])
+    here.store("known to all", "--scope", "global")
+    assert_starts(command, tmp_path, SEDIMENT_CACHE=str(unpacked))
+
+
+def test_print_writes_nothing(here: Program, tmp_path: Path) -> None:
+    before = files(tmp_path)
+    said = here.ok("init", "--print")
+    answer = here.json("init", "--print")
+    assert files(tmp_path) == before
+    assert is_instructed(said)
+    assert is_instructed(answer["instructions"])
+    shown = json.loads(said[: said.index("\n}\n") + 3])
+    assert shown == answer["mcp.json"]
+    here.ok("init")
+    assert json.loads((here.folder / ".mcp.json").read_text()) == shown
+
+
+def test_there_must_be_a_project_folder(here: Program, tmp_path: Path) -> None:
+    assert "home folder" in here.at(tmp_path).error("init")
+    assert "'team' is an id" in here.error("init", "--project", "team")
+    assert files(here.folder) == set()

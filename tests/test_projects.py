@@ -1,0 +1,357 @@
+"""Which project a folder is: one for all clones, one for each folder, none at home."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Run
+from program import (
+    Program,
+    commit,
+    files,
+    first_commit,
+    git,
+    heed_permissions,
+    one_line,
+    repository,
+)
+
+
+@pytest.fixture
+def here(run_pyz: Run, tmp_path: Path) -> Program:
+    return Program(run_pyz, tmp_path / "project")
+
+
+def config(folder: Path) -> dict[str, str]:
+    return json.loads((folder / ".sediment" / "config").read_text())
+
+
+def is_uuid(id: str | None) -> bool:
+    return id is not None and str(uuid.UUID(id)) == id
+
+
+# Git repositories
+
+
+def test_a_repository_is_its_first_commit(here: Program) -> None:
+    root = repository(here.folder, commits=3)
+    (here.folder / "src" / "deep").mkdir(parents=True)
+    here.store("kept for the repository")
+    assert here.project() == root
+    assert here.at(here.folder / "src" / "deep").contents() == {"kept for the repository"}
+    assert files(here.folder).isdisjoint({".sediment", "src/.sediment"})
+
+
+def test_clones_and_worktrees_are_one_project(here: Program, tmp_path: Path) -> None:
+    repository(here.folder, commits=2)
+    git(here.folder, "worktree", "add", "-q", "--detach", str(tmp_path / "worktree"), "HEAD")
+    git(tmp_path, "clone", "-q", str(here.folder), "clone")
+    commit(tmp_path / "clone", "goes on")
+    here.store("said once")
+    for place in ("worktree", "clone"):
+        assert here.at(tmp_path / place).contents() == {"said once"}
+
+
+def test_git_is_asked_once(here: Program, tmp_path: Path) -> None:
+    root = repository(here.folder)
+    here.store("one")
+    empty = tmp_path / "no programs"
+    empty.mkdir()
+    without_git = {"PATH": str(empty)}
+    assert here.project(env=without_git) == root
+    here.store("two", env=without_git)
+    assert here.contents() == {"one", "two"}
+    assert not (here.folder / ".sediment").exists()
+
+
+def test_without_git_a_repository_is_a_folder(here: Program, tmp_path: Path) -> None:
+    repository(here.folder)
+    here.store("stored while git was missing", env={"PATH": str(tmp_path)})
+    assert is_uuid(config(here.folder)["project_id"])
+    here.store("stored with git")
+    assert here.project() == first_commit(here.folder)
+    assert here.contents() == {"stored while git was missing", "stored with git"}
+
+
+def test_another_repository_at_the_same_path_is_another_project(here: Program) -> None:
+    repository(here.folder)
+    here.store("of the old one")
+    (here.folder / ".git").rename(here.folder.parent / "old")
+    new = repository(here.folder, day=2)
+    assert here.project() == new
+    assert here.contents() == set()
+
+
+def test_a_submodule_is_its_own_project(here: Program, tmp_path: Path) -> None:
+    library = repository(tmp_path / "library", day=2)
+    app = repository(here.folder)
+    git(here.folder, "submodule", "--quiet", "add", str(tmp_path / "library"), "library")
+    assert (here.folder / "library" / ".git").is_file()
+    assert here.at(here.folder / "library").project() == library
+    assert here.project() == app
+
+
+def test_an_older_history_merged_in_does_not_rename(here: Program, tmp_path: Path) -> None:
+    root = repository(here.folder, day=9)
+    repository(tmp_path / "library", day=2)
+    git(here.folder, "fetch", "-q", str(tmp_path / "library"), "main")
+    git(here.folder, "merge", "-q", "--allow-unrelated-histories", "FETCH_HEAD", "-m", "merge")
+    assert here.project() == root
+
+
+def test_git_variables_of_a_hook_do_not_mislead(here: Program, tmp_path: Path) -> None:
+    root, other = repository(here.folder), tmp_path / "other"
+    repository(other, day=2)
+    here.store("from a hook", env={"GIT_DIR": str(other / ".git"), "GIT_WORK_TREE": str(other)})
+    assert here.project() == root
+    assert here.contents() == {"from a hook"}
+
+
+def test_a_git_file_that_leads_nowhere(here: Program) -> None:
+    (here.folder / ".git").write_text("gitdir: ../gone\n")
+    (here.folder / "sub").mkdir()
+    here.at(here.folder / "sub").store("kept")
+    assert is_uuid(config(here.folder)["project_id"])
+    assert here.contents() == {"kept"}
+
+
+def test_a_shallow_clone_becomes_the_project_once_it_is_whole(
+    here: Program, tmp_path: Path
+) -> None:
+    root = repository(here.folder, commits=3)
+    git(tmp_path, "clone", "-q", "--depth=1", here.folder.as_uri(), "shallow")
+    shallow = here.at(tmp_path / "shallow")
+    shallow.store("stored in the shallow clone")
+    assert is_uuid(shallow.project())
+    git(shallow.folder, "fetch", "-q", "--unshallow")
+    shallow.store("stored in the whole one")
+    assert shallow.project() == root
+    assert here.contents() == {"stored in the shallow clone", "stored in the whole one"}
+
+
+# Other folders
+
+
+def test_a_folder_gets_its_id_with_the_first_memory(here: Program) -> None:
+    assert here.project() is None
+    here.store("first")
+    written = config(here.folder)
+    assert written["source"] == "uuid"
+    assert is_uuid(written["project_id"])
+    (here.folder / "sub").mkdir()
+    here.at(here.folder / "sub").store("second")
+    assert here.contents() == {"first", "second"}
+    assert config(here.folder) == written
+    assert files(here.folder) == {"sub", ".sediment", ".sediment/config"}
+
+
+def test_a_folder_that_moves_keeps_its_memories(here: Program, tmp_path: Path) -> None:
+    here.store("goes along")
+    here.folder.rename(tmp_path / "moved")
+    assert here.at(tmp_path / "moved").contents() == {"goes along"}
+
+
+def test_the_first_commit_takes_the_memories_along(here: Program) -> None:
+    here.store("from before git")
+    old = config(here.folder)["project_id"]
+    git(here.folder, "init", "-q")
+    assert here.project() == old
+    commit(here.folder, "first")
+    assert here.contents() == {"from before git"}
+    assert config(here.folder)["project_id"] == old, "reading wrote something"
+    here.store("from after")
+    root = first_commit(here.folder)
+    expected = {"project_id": root, "source": "git-root-commit", "migrated_from": old}
+    assert config(here.folder) == expected
+    assert here.project() == root
+    assert here.contents() == {"from before git", "from after"}
+    assert here.contents("--project", old) == set()
+
+
+def test_reading_creates_nothing(here: Program, tmp_path: Path) -> None:
+    repository(tmp_path / "repository")
+    for folder in (here.folder, tmp_path / "repository"):
+        place, before = here.at(folder), files(folder)
+        place.ok("list")
+        place.ok("recall", "anything")
+        place.ok("stats")
+        place.ok("export")
+        place.error("get", "nothing")
+        place.error("forget", "nothing")
+        assert files(folder) == before
+    assert not (tmp_path / ".local").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "not JSON",
+        "[]",
+        "[" * 100_000,
+        '{"project_id": 7, "source": "git-root-commit"}',
+        '{"project_id": "", "source": "uuid"}',
+        r'{"project_id": "\ud800", "source": "git-root-commit"}',
+        '{"project_id": "a\\u0000b"}',
+    ],
+    ids=["empty", "text", "list", "deep", "number", "no id", "surrogate", "NUL"],
+)
+def test_a_config_that_says_nothing_is_replaced(here: Program, text: str) -> None:
+    (here.folder / ".sediment").mkdir()
+    (here.folder / ".sediment" / "config").write_text(text)
+    assert here.project() is None
+    here.store("kept")
+    assert is_uuid(config(here.folder)["project_id"])
+    assert here.contents() == {"kept"}
+
+
+def test_a_config_that_cannot_be_read(here: Program) -> None:
+    (here.folder / ".sediment" / "config").mkdir(parents=True)
+    here.store("kept")
+    assert is_uuid(here.project())
+    assert here.contents() == {"kept"}
+
+
+def test_a_read_only_folder_has_its_id_in_the_database(here: Program) -> None:
+    here.folder.chmod(0o500)
+    here.store("one", preexec_fn=heed_permissions)
+    here.store("two", preexec_fn=heed_permissions)
+    assert files(here.folder) == set()
+    assert is_uuid(here.project())
+    assert here.contents() == {"one", "two"}
+    here.folder.chmod(0o700)
+
+
+def test_a_name_that_is_not_unicode(here: Program, tmp_path: Path) -> None:
+    name = b"caf\xe9" if sys.platform == "linux" else "café".encode()  # elsewhere none exist
+    there = here.at(tmp_path / os.fsdecode(name))
+    there.store("kept")
+    assert there.contents() == {"kept"}
+    there.folder.joinpath(".sediment", "config").unlink()
+    there.folder.joinpath(".sediment").rmdir()
+    there.folder.joinpath(".sediment").write_text("no folder")
+    there.store("noted in the database")
+    assert there.contents() == {"noted in the database"}
+    there.ok("init")
+    assert json.loads(there.ok("init", "--json"))["root"].startswith(str(tmp_path))
+
+
+RACE = r"""
+import multiprocessing, os, pathlib, sys
+from sediment import Memory
+
+def resolve(barrier, number, folder):
+    for turn in range(15):
+        memory = Memory(folder / "memory.db", folder=folder / str(turn))
+        memory.stats()
+        barrier.wait(60)
+        os.write(1, f"{turn} {memory.projects.current(create=True)}\n".encode())
+
+folder = pathlib.Path(sys.argv[1])
+for turn in range(15):
+    (folder / str(turn)).mkdir()
+barrier = multiprocessing.Barrier(4)
+several = [multiprocessing.Process(target=resolve, args=(barrier, n, folder)) for n in range(4)]
+for process in several:
+    process.start()
+for process in several:
+    process.join()
+"""
+
+
+def test_processes_that_start_at_once_agree(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", RACE, str(tmp_path)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 60, done.stderr
+    assert len(set(lines)) == 15, "several ids for one folder"
+
+
+# No project
+
+
+def test_home_is_no_project(here: Program, tmp_path: Path) -> None:
+    home = here.at(tmp_path)
+    assert "global scope (no project here" in home.ok("store", "stored at home")
+    assert home.project() is None
+    assert here.contents("--scope", "global") == {"stored at home"}
+    assert not (tmp_path / ".sediment").exists()
+
+
+def test_home_is_no_project_though_it_is_a_repository(here: Program, tmp_path: Path) -> None:
+    repository(tmp_path)
+    home = here.at(tmp_path)
+    assert home.json("store", "dotfiles")["scope"] == "global"
+    here.store("a folder at home is one")
+    assert is_uuid(here.project())
+
+
+def test_the_top_of_the_disk_is_no_project(here: Program) -> None:
+    top = here.at(Path(here.folder.anchor))
+    assert top.json("store", "stored at the top")["scope"] == "global"
+    assert top.project() is None
+
+
+def test_a_folder_that_was_deleted(here: Program, tmp_path: Path, pyz: Path) -> None:
+    gone = tmp_path / "gone"
+    for words in (["store", "from nowhere"], ["list", "--scope", "global"]):
+        gone.mkdir()
+        done = here.run(*words, cwd=gone, preexec_fn=gone.rmdir)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "global" in done.stdout
+    gone.mkdir()
+    done = here.run("init", cwd=gone, preexec_fn=gone.rmdir)
+    assert done.returncode == 1
+    one_line(done.stderr)
+
+
+# Named projects
+
+
+def test_a_project_by_id(here: Program) -> None:
+    here.store("of the named one", "--project", "team")
+    assert here.contents("--project", "team") == {"of the named one"}
+    assert here.contents(env={"SEDIMENT_PROJECT": "team"}) == {"of the named one"}
+    assert here.contents("--project", "other", env={"SEDIMENT_PROJECT": "team"}) == set()
+    assert here.contents() == set()
+    assert files(here.folder) == set()
+
+
+def test_a_project_by_folder(here: Program, tmp_path: Path) -> None:
+    root = repository(tmp_path / "repository")
+    (tmp_path / "repository" / "sub").mkdir()
+    names = (str(tmp_path / "repository"), "../repository/sub", "~/repository", "~/repository/")
+    assert {here.project("--project", name) for name in names} == {root}
+    assert here.project(env={"SEDIMENT_PROJECT": "../repository"}) == root
+    assert here.at(tmp_path / "repository").project("--project", ".") == root
+    assert here.project("--project", "~") is None
+
+
+@pytest.mark.parametrize("name", ["./none", "/none/at/all", "~/none", "~nobody-of-this-name/x"])
+def test_a_folder_that_does_not_exist(here: Program, name: str) -> None:
+    assert name in here.error("--project", name, "store", "text")
+    assert files(here.folder) == set()
+
+
+@pytest.mark.parametrize("name", ["x" * 256, "a\nb", "\x1b[31m"])
+def test_an_id_that_is_none(here: Program, name: str) -> None:
+    assert re.search("1 to 255 printable characters", here.error("--project", name, "list"))
+
+
+def test_the_nearest_mark_counts(here: Program) -> None:
+    outer = repository(here.folder)
+    inner = here.folder / "inner"
+    (inner / ".sediment").mkdir(parents=True)
+    (inner / "sub").mkdir()
+    here.at(inner / "sub").store("of the inner one")
+    assert here.at(inner).contents() == {"of the inner one"}
+    assert here.project() == outer
+    shutil.rmtree(inner / ".sediment")
+    assert here.at(inner).project() == outer

@@ -1,0 +1,301 @@
+"""What may be stored or asked, and how times, words and pages are written."""
+
+import apsw
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sediment
+from sediment import (
+    InvalidInput,
+    check_id,
+    check_limit,
+    check_scope,
+    check_text,
+    iso_time,
+    json_length,
+    one_line,
+    paginate,
+    parse_time,
+    printable,
+    spaced,
+    words_query,
+)
+
+LAST_SECOND = 253_402_300_799  # of the year 9999
+anything = st.text(st.characters())  # lone surrogates and NUL included
+
+
+# Texts
+
+
+@pytest.mark.parametrize("text", ["a", " a ", "\ufeffa", "line\r\n\ttab", "日本語", "😀", "\x01a"])
+def test_a_text_is_taken_as_it_is(text: str) -> None:
+    assert check_text(text, "content", 100) == text
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n\t\r", "\u00a0\u2003\u3000"])
+def test_white_space_alone_is_no_text(text: str) -> None:
+    with pytest.raises(InvalidInput, match="query must not be empty"):
+        check_text(text, "query", 100)
+
+
+@pytest.mark.parametrize("value", [None, 1, b"bytes", ["a"], {"a": 1}])
+def test_only_a_string_is_a_text(value: object) -> None:
+    with pytest.raises(InvalidInput, match=f"must be a string, not {type(value).__name__}"):
+        check_text(value, "content", 100)
+
+
+def test_the_limit_counts_bytes_and_is_allowed_itself() -> None:
+    assert check_text("é" * 5, "content", 10)
+    with pytest.raises(InvalidInput, match="too large: 1,002 bytes, and the limit is 1,000"):
+        check_text("é" * 501, "content", 1_000)
+
+
+def test_a_lone_surrogate_is_named_with_its_place() -> None:
+    with pytest.raises(InvalidInput, match=r"lone surrogate U\+D83D at character 3"):
+        check_text("abc\ud83d", "content", 100)
+
+
+def test_nul_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="NUL"):
+        check_text("a\0b", "content", 100)
+
+
+@given(anything)
+def test_any_string_is_taken_unchanged_or_refused_in_one_line(text: str) -> None:
+    try:
+        taken, refusal = check_text(text, "content", 60), ""
+    except InvalidInput as error:
+        taken, refusal = text, str(error)
+    assert taken == text
+    assert refusal.isprintable()
+
+
+# Ids, limits, scopes
+
+
+@pytest.mark.parametrize("id", ["a", "a b", "x" * 255, "https://example.org/?q=1#2", "naïve/日本"])
+def test_ids_that_are_taken(id: str) -> None:
+    assert check_id(id) == id
+
+
+@pytest.mark.parametrize("id", ["", "x" * 256, "a\n", "\0", "a\tb", "\ud800", "\u202e", None, 7])
+def test_ids_that_are_refused(id: object) -> None:
+    with pytest.raises(InvalidInput, match="an id is 1 to 255 printable characters") as caught:
+        check_id(id)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 130
+
+
+@pytest.mark.parametrize(("value", "limit"), [(1, 1), (1_000, 1_000), (5.0, 5)])
+def test_limits_that_are_taken(value: object, limit: int) -> None:
+    assert check_limit(value) == limit
+    assert type(check_limit(value)) is int
+
+
+@pytest.mark.parametrize("value", [0, -1, 1_001, 1.5, float("nan"), float("inf"), True, "5", None])
+def test_limits_that_are_refused(value: object) -> None:
+    with pytest.raises(InvalidInput, match="limit must be a whole number, 1 to 1000"):
+        check_limit(value)
+
+
+def test_scopes_have_any_case_and_the_allowed_ones_are_named() -> None:
+    assert check_scope("GLOBAL") == "global"
+    with pytest.raises(InvalidInput, match="scope must be one of project, global, not 'all'"):
+        check_scope("all")
+
+
+# Times
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        (0, 0),
+        (1_700_000_000.9, 1_700_000_000),
+        ("1700000000", 1_700_000_000),
+        ("1970-01-02", 86_400),
+        ("1970-01-01T01:00", 3_600),
+        ("1970-01-01T01:00:00Z", 3_600),
+        ("1970-01-01 01:00:00.5+01:00", 0),
+        ("9999-12-31T23:59:59", LAST_SECOND),
+    ],
+)
+def test_times_that_are_understood(value: object, seconds: int) -> None:
+    assert parse_time(value) == seconds
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(-1, 1e400, float("nan"), LAST_SECOND + 1, 10**400, True, None, []),
+        *("", "-1", "soon", "1969-12-31", "2024-13-01", "nan", "inf", "9" * 5_000),
+    ],
+)
+def test_times_that_are_refused(value: object) -> None:
+    with pytest.raises(InvalidInput, match="a time is unix seconds or ISO 8601") as caught:
+        parse_time(value)
+    assert len(str(caught.value)) < 150
+
+
+@given(st.integers(0, LAST_SECOND))
+def test_a_time_that_is_written_can_be_read(seconds: int) -> None:
+    assert parse_time(iso_time(seconds)) == seconds
+    assert iso_time(seconds).endswith("+00:00")
+
+
+# Words
+
+
+def index(*texts: str) -> apsw.Connection:
+    """A real word index over texts."""
+    connection = apsw.Connection(":memory:")
+    sediment.m001_initial(connection)
+    rows = [(number, spaced(text)) for number, text in enumerate(texts)]
+    connection.executemany("INSERT INTO words(rowid, text, context) VALUES(?, ?, '')", rows)
+    return connection
+
+
+def found(connection: apsw.Connection, query: str) -> list[int]:
+    """The texts that a query's words find."""
+    expression = words_query(query)
+    if not expression:
+        return []
+    sql = "SELECT rowid FROM words WHERE words MATCH ? ORDER BY rowid"
+    return [row[0] for row in connection.execute(sql, (expression,))]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        *('say "hello', "a NEAR b", "NEAR(x y)", "NOT", "x AND", "OR OR", "w*", "^w", "text:w"),
+        *("-w", "(w", "w)", "{w}", "w + w", "'", '""', "\\", "a:b:c", "`", "%", "$w", "?1", "@w"),
+        "w\x01w",
+    ],
+)
+def test_the_syntax_of_the_index_is_only_text(query: str) -> None:
+    texts = ("w hello near not and or text", "nothing of that kind")
+    assert found(index(*texts), query) in ([0], [])
+
+
+@given(st.text(st.sampled_from("aé\"'()*^:-+{}<>NEARORNOT .\\\u0301日本ーाि𠮷")))
+def test_no_query_is_a_syntax_error(query: str) -> None:
+    found(index("a text"), query)
+
+
+def test_any_of_the_words_is_enough_and_stems_count() -> None:
+    connection = index("we deployed on Fridays", "the canary is green", "unrelated")
+    assert found(connection, "deploying canaries") == [0, 1]
+
+
+def test_operators_are_words_like_others() -> None:
+    connection = index("or not and near", "else")
+    assert all(found(connection, word) == [0] for word in ("OR", "NOT", "AND", "NEAR"))
+
+
+@pytest.mark.parametrize(
+    ("text", "query"),
+    [
+        ("the résumé of Zoë", "resume"),
+        ("the resume", "résumé"),
+        ("the re\u0301sume\u0301", "re\u0301sume\u0301"),
+        ("İstanbul", "İSTANBUL"),
+        ("snake_case_name", "case"),
+        ("ERR_CONN_42", "err_conn_42"),
+        ("С новым годом", "ГОДОМ"),
+    ],
+)
+def test_a_word_is_found_however_it_is_written(text: str, query: str) -> None:
+    assert found(index("else", text), query) == [1]
+
+
+def test_an_accent_in_two_code_points_does_not_split_a_word() -> None:
+    connection = index("resume", "re", "sum", "sume")
+    assert found(connection, "re\u0301sume\u0301") == [0]
+
+
+def test_vowel_signs_do_not_split_a_word() -> None:
+    connection = index("हिन्दी भाषा", "ह द", "न")
+    assert found(connection, "हिन्दी") == [0]
+
+
+def test_neighbouring_ideographs_are_looked_up_in_pairs() -> None:
+    assert words_query("東京都") == '"東 京" OR "京 都"'
+    connection = index("東京都に住む", "京都に行く", "東の京", "都")
+    assert found(connection, "東京都") == [0, 1]
+    assert found(connection, "都") == [0, 1, 3]
+
+
+def test_scripts_are_told_apart_inside_a_word() -> None:
+    assert words_query("iPhoneの画面") == '"iphone" OR "の 画" OR "画 面"'
+    assert found(index("新しいiPhone15を買った", "else"), "iphone15") == [0]
+
+
+def test_words_are_asked_once_and_only_so_many() -> None:
+    assert words_query("tea Tea TEA") == '"tea"'
+    many = words_query(" ".join(f"w{number}" for number in range(3_000)))
+    assert many.count(" OR ") == sediment.QUERY_TERMS - 1
+    assert found(index("w0", "w63", "w64"), " ".join(f"w{n}" for n in range(3_000))) == [0, 1]
+
+
+def test_one_endless_word_is_no_trouble() -> None:
+    assert found(index("x" * 10_000, "x"), "x" * 10_000) == [0]
+
+
+@pytest.mark.parametrize("query", ["", "?!", "_ _", "😀", "…—"])
+def test_a_query_without_words_asks_nothing(query: str) -> None:
+    assert words_query(query) == ""
+
+
+# On a terminal
+
+
+@given(anything)
+def test_nothing_printed_can_steer_a_terminal(text: str) -> None:
+    shown = printable(text)
+    assert not any(ch in shown for ch in "\x1b\x9b\r\x07\x08\x7f\0\u202e\u2066")
+    assert shown.count("\n") == text.count("\n")
+
+
+def test_control_characters_are_shown_and_the_rest_is_left() -> None:
+    assert printable("a\x1b[31m\tb\nc\u202ed") == "a\\x1b[31m\tb\nc\\x202ed"
+
+
+@given(anything, st.integers(2, 40))
+def test_one_line_is_short_and_flat(text: str, width: int) -> None:
+    line = one_line(text, width)
+    assert len(line) <= width
+    assert "\n" not in line
+
+
+def test_one_line_shows_where_it_was_cut() -> None:
+    assert one_line("a\n b", 10) == "a b"
+    assert one_line("abcdef", 4) == "abc…"
+
+
+# Pages
+
+
+def assert_pages(text: str) -> None:
+    pages = paginate(text)
+    assert "".join(text[start:end] for start, end in pages) == text
+    assert all(start < end for start, end in pages)
+    assert all(json_length(text[start:end]) <= sediment.PAGE_SIZE for start, end in pages)
+
+
+@given(st.lists(st.tuples(st.text(max_size=40), st.integers(1, 600)), max_size=6))
+def test_pages_join_to_the_text_and_fit(parts: list[tuple[str, int]]) -> None:
+    assert_pages("".join(part * times for part, times in parts))
+
+
+@pytest.mark.parametrize("char", ["a", '"', "\n", "\x01", "日", "😀", "\u2028"])
+@pytest.mark.parametrize("length", [1, 1_333, 7_998, 7_999, 8_000, 20_001])
+def test_pages_of_the_worst_characters_fit(char: str, length: int) -> None:
+    assert_pages(char * length)
+    assert_pages("a" * 7_900 + char * length)
+
+
+def test_pages_are_as_few_as_can_be() -> None:
+    assert paginate("a" * 7_998) == [(0, 7_998)]
+    assert paginate("a" * 7_999) == [(0, 7_998), (7_998, 7_999)]

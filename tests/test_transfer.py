@@ -1,0 +1,331 @@
+"""Everything in and out as JSON Lines, and nothing on the way lost or doubled."""
+
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from storage import child, consistent, finish, hear, kill, lines, open_memory, rows_of, values
+
+import sediment
+from sediment import InvalidInput, Memory
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "memory.db"
+
+
+@pytest.fixture
+def memory(path: Path) -> Iterator[Memory]:
+    with open_memory(path) as memory:
+        yield memory
+        if path.exists():
+            consistent(memory)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Iterator[Memory]:
+    """An empty memory, of another project, to import into."""
+    with open_memory(tmp_path / "copy.db", project="elsewhere") as memory:
+        yield memory
+        consistent(memory)
+
+
+def exported(memory: Memory) -> list[dict[str, Any]]:
+    return list(memory.export_rows())
+
+
+def done(stored: int, existing: int = 0) -> dict[str, Any]:
+    """The answer to an import in which nothing was refused."""
+    return {"success": True, "stored": stored, "existing": existing, "refused": []}
+
+
+# Round trips
+
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)
+printables = st.characters(exclude_categories=["C", "Z"], include_characters=" ")
+items = st.fixed_dictionaries(
+    {
+        "id": st.text(printables, min_size=1, max_size=255),
+        "content": texts.filter(str.strip),
+        "created_at": st.integers(0, 253_402_300_799),
+    },
+    optional={"project": st.sampled_from(["demo", "other", "https://example.org/x y"])},
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(items, max_size=6, unique_by=lambda row: row["id"]))
+def test_what_goes_in_comes_out(rows: list[dict[str, Any]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        with open_memory(Path(folder) / "one.db") as one:
+            assert one.import_rows(lines(rows), "global") == done(len(rows))
+            out = exported(one)
+        assert [
+            {name: row[name] for name in given} for row, given in zip(out, rows, strict=True)
+        ] == rows
+        with open_memory(Path(folder) / "two.db", project="elsewhere") as two:
+            assert two.import_rows(lines(out)) == done(len(rows))
+            assert exported(two) == out
+            assert two.import_rows(lines(out)) == done(0, len(rows))
+            if rows:
+                consistent(two)
+
+
+def test_export_gives_what_is_documented(memory: Memory) -> None:
+    own = memory.store("Ours.", created_at=5)["id"]
+    shared = memory.store("Everybody's.", scope="global", created_at=3)["id"]
+    mine = {"id": own, "content": "Ours.", "created_at": 5, "scope": "project", "project": "demo"}
+    everybody = {"id": shared, "content": "Everybody's.", "created_at": 3, "scope": "global"}
+    assert exported(memory) == [mine, everybody]
+
+
+def test_replaced_items_and_projects_are_carried_over(memory: Memory, copy: Memory) -> None:
+    old = memory.store("Port 8080.")["id"]
+    new = memory.store("Port 9090.", replace=old, scope="global")["id"]
+    newest = memory.store("Port 7070.", replace=new, scope="project")["id"]
+    assert copy.import_rows(lines(exported(memory))) == done(3)
+    assert exported(copy) == exported(memory)
+    with open_memory(copy.database.path, project="demo") as moved:
+        assert [row["id"] for row in moved.list_items(scope="all")["items"]] == [newest]
+        assert moved.get(old) == memory.get(old)
+        assert moved.recall("8080") == moved.recall("8080") | {"count": 1}
+        assert "2 older version(s)" in moved.forget(newest)["message"]
+    assert exported(copy) == []
+
+
+def test_lineage_is_carried_over_in_any_order(memory: Memory, copy: Memory) -> None:
+    old = memory.store("Port 8080.")["id"]
+    memory.store("Port 9090.", replace=old)
+    copy.import_rows(lines(reversed(exported(memory))))
+    columns = "from_id, to_id, edge_type, strength"
+    assert rows_of(copy, "graph_edges", columns) == rows_of(memory, "graph_edges", columns)
+
+
+def test_a_large_file_is_exported_whole(memory: Memory) -> None:
+    rows = [{"id": f"{number:04}", "content": f"{number}"} for number in range(501)]
+    memory.import_rows(lines(rows))
+    assert [row["id"] for row in exported(memory)] == [row["id"] for row in rows]
+
+
+def test_imported_items_are_items_like_others(memory: Memory) -> None:
+    row = {"id": "note/1", "content": "The ferry sails at noon.", "created_at": "2020-02-02"}
+    memory.import_rows(lines([row]))
+    result = memory.recall("when does the ferry sail?")["results"][0]
+    assert (result["id"], result["created"]) == ("note/1", "2020-02-02T00:00:00+00:00")
+    assert memory.get("note/1")["project"] == "demo"
+    new = memory.store("The ferry sails at one.", replace="note/1")["id"]
+    assert memory.forget(new)["success"]
+
+
+def test_a_long_text_is_imported_and_its_vectors_are_made_later(memory: Memory) -> None:
+    text = "\n\n".join(f"Paragraph {n} of a very long report. " * 18 for n in range(40))
+    assert memory.import_rows(lines([{"id": "report", "content": text}])) == done(1)
+    assert memory.pending() > sediment.INLINE_CHUNKS
+    assert exported(memory)[0]["content"] == text
+
+
+# Ids
+
+
+@pytest.mark.parametrize(
+    "id",
+    ["a", "x" * 255, "two words", "https://example.org/a?b=c#d", "a/b\\c", "日本", "'; --", "%"],
+)
+def test_an_id_is_kept_and_works_everywhere(memory: Memory, id: str) -> None:
+    memory.import_rows(lines([{"id": id, "content": "The ferry sails at noon."}]))
+    assert memory.get(id)["id"] == id
+    assert memory.recall(id)["results"][0]["content"] == "The ferry sails at noon."
+    assert memory.recall(f"{id} page 1")["results"][0]["id"] == id
+    assert memory.forget(id)["ids"] == [id]
+    assert exported(memory) == []
+
+
+def test_importing_twice_changes_nothing(memory: Memory) -> None:
+    rows = [{"id": "a", "content": "one"}, {"content": "two"}, {"content": "two"}]
+    assert memory.import_rows(lines(rows)) == done(3)
+    before = rows_of(memory, "items")
+    assert memory.import_rows(lines(rows)) == done(0, 3)
+    assert rows_of(memory, "items") == before
+
+
+def test_equal_texts_are_different_memories(memory: Memory) -> None:
+    rows = [{"content": "same"}] * 3 + [{"id": "a", "content": "same"}]
+    assert memory.import_rows(lines(rows)) == done(4)
+    assert memory.list_items()["total"] == 4
+
+
+def test_rows_without_an_id_can_go_to_each_project(memory: Memory) -> None:
+    rows = lines([{"content": "The ferry sails at noon."}])
+    assert memory.import_rows(rows) == done(1)
+    with open_memory(memory.database.path, project="other") as other:
+        assert other.import_rows(rows) == done(1)
+        assert other.import_rows(rows, "global") == done(1)
+        assert other.list_items(scope="all")["total"] == 2
+    assert memory.import_rows(rows) == done(0, 1)
+
+
+def test_a_forgotten_item_can_be_imported_again(memory: Memory) -> None:
+    row = lines([{"id": "a", "content": "one"}])
+    memory.import_rows(row)
+    memory.forget("a")
+    assert memory.import_rows(row) == done(1)
+
+
+@pytest.mark.parametrize("apart", [0, 200])
+def test_an_id_that_another_text_has_is_refused(memory: Memory, apart: int) -> None:
+    rows = [{"id": "a", "content": "one"}, *({"id": f"{n}", "content": "x"} for n in range(apart))]
+    answer = memory.import_rows(lines([*rows, {"id": "a", "content": "another"}]))
+    assert answer["stored"] == 1 + apart
+    assert [row["line"] for row in answer["refused"]] == [2 + apart]
+    assert "the id a is taken by another text" in answer["refused"][0]["reason"]
+    assert memory.get("a")["content"] == "one"
+    assert memory.import_rows(lines([{"id": "a", "content": "more"}]))["refused"]
+
+
+# Scopes
+
+
+def test_a_rows_own_scope_and_project_come_first(memory: Memory) -> None:
+    rows = [
+        {"id": "plain", "content": "x"},
+        {"id": "global", "content": "x", "scope": "GLOBAL", "project": "other"},
+        {"id": "other", "content": "x", "project": "other"},
+        {"id": "project", "content": "x", "scope": "project"},
+    ]
+    memory.import_rows(lines(rows))
+    sql = "SELECT id, project_id FROM items"
+    projects = dict(memory.database.rows(sql))
+    assert projects == {"plain": "demo", "global": None, "other": "other", "project": "demo"}
+
+
+def test_the_scope_asked_for_is_for_rows_that_have_none(memory: Memory) -> None:
+    memory.import_rows(lines([{"id": "a", "content": "x"}]), "Global")
+    assert memory.get("a")["scope"] == "global"
+    with pytest.raises(InvalidInput, match="scope must be one of"):
+        memory.import_rows([], "all")
+
+
+# What is refused
+
+GOOD = {"id": "good", "content": "The ferry sails at noon."}
+BAD = [
+    ("nonsense", "not a JSON object"),
+    ("{", "not a JSON object"),
+    ('["array"]', "not a JSON object"),
+    ("null", "not a JSON object"),
+    ("7", "not a JSON object"),
+    ("[" * 100_000, "not a JSON object"),
+    ('{"content": "x"} {"content": "y"}', "not a JSON object"),
+    ('{"content": NaN}', "not a JSON object"),
+    ('{"content": "x", "created_at": Infinity}', "not a JSON object"),
+    ("{}", "content must be a string, not NoneType"),
+    ('{"content": 7}', "content must be a string, not int"),
+    ('{"content": ["x"]}', "content must be a string, not list"),
+    ('{"content": ""}', "content must not be empty"),
+    ('{"content": " \\n"}', "content must not be empty"),
+    ('{"content": "a\\u0000b"}', "NUL"),
+    ('{"content": "\\ud83d"}', "lone surrogate"),
+    (json.dumps({"content": "é" * 500_001}), "too large"),
+    ('{"content": "x", "id": 7}', "an id is"),
+    ('{"content": "x", "id": ""}', "an id is"),
+    ('{"content": "x", "id": "a\\nb"}', "an id is"),
+    ('{"content": "x", "id": "\\ud83d"}', "an id is"),
+    ('{"content": "x", "id": {}}', "an id is"),
+    ('{"content": "x", "created_at": "soon"}', "a time is"),
+    ('{"content": "x", "created_at": -1}', "a time is"),
+    ('{"content": "x", "created_at": 1e999}', "a time is"),
+    ('{"content": "x", "created_at": true}', "a time is"),
+    ('{"content": "x", "scope": "mine"}', "scope must be"),
+    ('{"content": "x", "scope": 7}', "scope must be"),
+    ('{"content": "x", "project": ""}', "an id is"),
+    ('{"content": "x", "project": []}', "an id is"),
+    ('{"content": "x", "ended_at": "soon", "successor": "y"}', "a time is"),
+    ('{"content": "x", "ended_at": 5}', "ended_at and successor go together"),
+    ('{"content": "x", "successor": "y"}', "ended_at and successor go together"),
+]
+
+
+def test_bad_rows_are_named_and_all_others_are_stored(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sediment, "IMPORT_BATCH", 8)
+    text = [json.dumps(GOOD), *(line for line, _ in BAD), "", json.dumps(GOOD | {"id": "last"})]
+    answer = memory.import_rows(text)
+    assert answer["success"] is False
+    assert answer["stored"] == 2
+    assert [row["line"] for row in answer["refused"]] == list(range(2, len(BAD) + 2))
+    for row, (line, reason) in zip(answer["refused"], BAD, strict=True):
+        assert reason in row["reason"], line[:80]
+        assert len(row["reason"]) < 200
+    assert [row["id"] for row in exported(memory)] == ["good", "last"]
+
+
+def test_refusals_are_told_in_the_order_of_the_lines(memory: Memory) -> None:
+    memory.import_rows(lines([GOOD]))
+    text = [json.dumps(GOOD | {"content": "another"}), "nonsense", *lines([GOOD])]
+    answer = memory.import_rows(text)
+    assert [row["line"] for row in answer["refused"]] == [1, 2]
+    assert answer["existing"] == 1
+
+
+def test_empty_lines_and_white_space_are_nothing(memory: Memory) -> None:
+    assert memory.import_rows(["", " \n", f"  {json.dumps(GOOD)}\r\n", "\n"]) == done(1)
+    assert memory.import_rows([]) == done(0)
+
+
+def test_a_version_without_its_successor_can_still_be_forgotten(memory: Memory) -> None:
+    row = {"id": "old", "content": "x", "ended_at": 5, "successor": "never came"}
+    assert memory.import_rows(lines([row])) == done(1)
+    assert memory.list_items()["total"] == 0
+    assert memory.get("old")["replaced_by"] == "never came"
+    assert memory.forget("old")["ids"] == ["old"]
+    assert exported(memory) == []
+
+
+# Interruptions
+
+
+def test_each_batch_is_kept_before_the_next_is_read(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sediment, "IMPORT_BATCH", 4)
+    seen: list[int] = []
+    stored: list[int] = []
+
+    def source() -> Iterator[str]:
+        for number in range(10):
+            stored.append(len(exported(memory)))
+            yield json.dumps({"content": f"Fact {number}."})
+
+    memory.import_rows(source(), progress=seen.append)
+    assert stored == [0] * 4 + [4] * 4 + [8] * 2
+    assert seen == [4, 4, 2]
+
+
+def test_an_import_that_is_killed_keeps_its_batches_and_can_be_done_again(
+    tmp_path: Path, memory: Memory, path: Path
+) -> None:
+    source = tmp_path / "rows.jsonl"
+    source.write_text("\n".join(lines({"content": f"Fact {n % 50}."} for n in range(100))))
+    script = """
+sediment.IMPORT_BATCH = 8
+memory = Memory(sys.argv[1], project="demo", resident=False)
+with open(sys.argv[2]) as file:
+    said(memory.import_rows(file, progress=said)["stored"])
+"""
+    process = child(script, path, source)
+    assert [hear(process) for _ in range(3)] == ["8"] * 3
+    kill(process)
+    kept = len(values(memory, "SELECT id FROM items"))
+    assert 24 <= kept < 100
+    assert kept % 8 == 0
+    consistent(memory)
+    stored = int(finish(child(script, path, source)).split()[-1])
+    assert stored == 100 - kept
+    assert memory.list_items()["total"] == 100
