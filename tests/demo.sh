@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# What Sediment does, on a scratch memory: each command, then what it printed.
+set -eu
+cd "$(dirname "$0")/.."
+pyz=${SEDIMENT_PYZ:-dist/sediment.pyz}
+python=${PYTHON:-python3}
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+export SEDIMENT_DB=$scratch/memory.db SEDIMENT_PROJECT=demo
+
+sediment() { "$python" "$pyz" "$@"; }
+show() { printf '\n\033[1m$ %s\033[0m\n' "$*"; }
+
+show sediment store '"Mara is vegetarian and wants nothing spicy."'
+sediment store "Mara is vegetarian and wants nothing spicy."
+show 'echo "we deploy on Fridays only after the canary is green" | sediment store -'
+echo "we deploy on Fridays only after the canary is green" | sediment store -
+show sediment store '"The gateway listens on port 18789, PostgreSQL on 5433."'
+sediment store "The gateway listens on port 18789, PostgreSQL on 5433."
+show 'sediment store - < tests/runbook.md'
+sediment store - < tests/runbook.md
+
+for query in "is it safe to ship today?" "what could I cook for her?" 18789 "how do we know that a restore works?"; do
+    show sediment recall "\"$query\"" --limit 1
+    sediment recall "$query" --limit 1
+done
+
+show sediment list
+sediment list
+id=$(sediment recall 18789 --limit 1 --json | sed -n 's/.*"id": "\(.*\)",/\1/p')
+show sediment forget "$id"
+sediment forget "$id"
+show sediment recall '18789 --limit 1 --json'
+sediment recall 18789 --limit 1 --json
+
+show 'sediment serve     # an MCP client: initialize, then tools/call recall'
+client='{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"demo","version":"1"}}'
+call='{"name":"recall","arguments":{"query":"who renews the certificates?","limit":1}}'
+for request in "\"method\":\"initialize\",\"params\":$client" "\"method\":\"tools/call\",\"params\":$call"; do
+    echo "{\"jsonrpc\":\"2.0\",\"id\":$((id_ = ${id_:-0} + 1)),$request}"
+done | tee /dev/stderr | sediment serve | cut -c 1-600
+printf '\nAdd it to Claude Code:  claude mcp add sediment -- %s %s serve\n' \
+    "$(command -v "$python")" "$(cd "$(dirname "$pyz")" && pwd)/$(basename "$pyz")"

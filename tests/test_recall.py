@@ -1,0 +1,82 @@
+"""Recall: how words and meaning are weighed against each other, query by query."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sediment
+from sediment import Memory, words_share
+
+scores = st.lists(st.floats(0.01, 100), max_size=30)
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Memory]:
+    with Memory(tmp_path / "memory.db", project="demo") as memory:
+        yield memory
+
+
+def best(memory: Memory, query: str) -> str:
+    return memory.recall(query, limit=1)["results"][0]["content"]
+
+
+@given(scores)
+def test_the_share_of_words_is_bounded(found: list[float]) -> None:
+    assert 0 <= words_share(found) <= sediment.WORDS_WEIGHT
+
+
+def test_words_that_fit_everything_alike_count_nothing() -> None:
+    assert words_share([70.0] * 10) == 0
+    assert words_share([70.0] * 9) == sediment.WORDS_WEIGHT
+
+
+def test_words_that_prove_little_count_little() -> None:
+    assert words_share([2.0]) < words_share([20.0]) < words_share([40.0]) == words_share([80.0])
+
+
+def test_common_english_words_are_known(memory: Memory) -> None:
+    common = memory.encoder.commonness
+    assert common("the") > common("could") > common("kitchen") > common("xylophonist") == 0
+    assert common("i") > 0.1
+
+
+def test_a_long_text_full_of_small_words_does_not_win(memory: Memory) -> None:
+    mara = "Mara is vegetarian and wants nothing spicy."
+    memory.store(mara)
+    memory.store((Path(__file__).parent / "runbook.md").read_text("utf-8"))
+    assert best(memory, "what could I cook for her?") == mara
+
+
+def test_a_rare_identifier_is_found_by_its_word(memory: Memory) -> None:
+    for number in range(40):
+        memory.store(f"The service of team {number} listens on port {9000 + number}.")
+    assert best(memory, "9017") == "The service of team 17 listens on port 9017."
+
+
+def test_a_paraphrase_without_a_common_word_is_found(memory: Memory) -> None:
+    memory.store("We ship on Fridays once the canary is healthy.")
+    memory.store("The cafeteria closes at three.")
+    assert best(memory, "when can I release?") == "We ship on Fridays once the canary is healthy."
+
+
+def test_the_same_question_gets_the_same_answer_again(memory: Memory) -> None:
+    for number in range(30):
+        memory.store(f"Ticket {number} was about the login page.")
+    first = memory.recall("login tickets", limit=30)
+    assert [memory.recall("login tickets", limit=30) for _ in range(3)] == [first] * 3
+
+
+def test_words_alone_rank_by_bm25_and_vectors_alone_by_cosine(memory: Memory) -> None:
+    for text in ("alpha beta", "alpha gamma", "delta epsilon"):
+        memory.store(text)
+    words = sediment.weigh_words(memory.database, "alpha beta", memory.encoder.commonness)
+    by_words = sediment.rank(memory.database, words, None, "demo")
+    assert [hit.item for hit in by_words] == [1, 2]
+    none = sediment.weigh_words(memory.database, "", memory.encoder.commonness)
+    vector = memory.encoder.embed("alpha beta")
+    hits = sediment.rank(memory.database, none, vector, "demo")
+    assert hits[0].item == 1
+    assert all(hit.score == hit.cosine for hit in hits)
