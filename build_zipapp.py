@@ -145,7 +145,7 @@ def problem(root):
         return "there is no home folder"
     try:
         if not os.path.lexists(root):
-            os.makedirs(root)
+            os.makedirs(root, exist_ok=True)
         status = os.lstat(root)
         if not os.path.isdir(root) or os.path.islink(root):
             return "it is not a folder"
