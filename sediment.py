@@ -116,6 +116,7 @@ TELLING_MIN = 0.1  # a word with less of the rarest one's information is not wor
 CROSS_PROJECT_FACTOR = 0.875  # as in the original: another project's hit must be clearly better
 CONFLICT_COSINE = 0.912  # nearer than this to a new memory is worth a remark (0.85 on 1/(3-2c))
 CONFLICTS_SHOWN = 4
+REFUSED_SHOWN = 20  # lines of an import; more would scroll the summary away
 
 CHUNK_THRESHOLD = 1_000  # characters; below, one vector says it all
 CHUNK_MAX = 800  # about 200 tokens of English: with its context it fills most of the window
@@ -181,6 +182,8 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 def check_text(text: object, what: str, limit: int) -> str:
     """The text itself if it can be stored or searched; InvalidInput says why not."""
+    if text is None:
+        raise InvalidInput(f"{what} is missing")
     if not isinstance(text, str):
         raise InvalidInput(f"{what} must be a string, not {type(text).__name__}")
     try:
@@ -236,7 +239,8 @@ def parse_time(value: object) -> int:
             datetime.fromtimestamp(moment, UTC)  # refuses what no calendar has
             return int(moment)
     raise InvalidInput(
-        f"a time is unix seconds or ISO 8601 like 2024-05-31T18:00, not {_show(value)}"
+        "a time is unix seconds or ISO 8601 like 2024-05-31T18:00, from 1970 on,"
+        f" not {_show(value)}"
     )
 
 
@@ -1301,7 +1305,8 @@ def _connect(path: Path) -> apsw.Connection:
     flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
     # Without a -wal beside it nobody is writing, and SQLite needs no lock file to read it.
     still = "" if Path(f"{path}-wal").exists() else "?immutable=1"
-    return apsw.Connection(f"{path.resolve().as_uri()}{still}", flags=flags)
+    name = re.sub("[%?#]", lambda mark: f"%{ord(mark[0]):02x}", str(path))
+    return apsw.Connection(f"file:{name}{still}", flags=flags)
 
 
 def _configure(connection: apsw.Connection) -> None:
@@ -1952,8 +1957,12 @@ class Importer:
         self._nameless: dict[tuple[str | None, str], int] = {}
         self._batch: dict[str, str] = {}  # texts by id, of the batch that is being read
 
-    def run(self, lines: Iterable[str], progress: Callable[[int], object] | None = None) -> None:
-        """Import all lines; calls `progress(lines done)` after each commit."""
+    def run(
+        self,
+        lines: Iterable[str | dict[str, Any]],
+        progress: Callable[[int], object] | None = None,
+    ) -> None:
+        """Import all lines (or rows); calls `progress(lines done)` after each commit."""
         for batch in _batches(enumerate(lines, 1), IMPORT_BATCH):
             self._batch.clear()
             rows = [(number, row) for number, line in batch if (row := self._read(number, line))]
@@ -1961,12 +1970,12 @@ class Importer:
             if progress:
                 progress(len(batch))
 
-    def _read(self, number: int, line: str) -> dict[str, Any] | None:
+    def _read(self, number: int, line: str | dict[str, Any]) -> dict[str, Any] | None:
         """A checked row, or None for an empty line and for one that is refused."""
-        if not line.strip():
+        if isinstance(line, str) and not line.strip():
             return None
         try:
-            return self._checked(parse_json(line))
+            return self._checked(parse_json(line) if isinstance(line, str) else line)
         except (ValueError, RecursionError):
             self.refused.append((number, "not a JSON object"))
         except SedimentError as error:
@@ -2075,6 +2084,8 @@ class Memory:
         folder: Path | None = None,
         resident: bool = True,
     ) -> None:
+        if path == "" or project == "":
+            raise InvalidInput("the database or project given is an empty name: leave it out?")
         chosen = path or os.environ.get("SEDIMENT_DB") or default_database()
         self.database = Database(expand_home(chosen))
         given = project or os.environ.get("SEDIMENT_PROJECT") or None
@@ -2338,11 +2349,13 @@ class Memory:
 
     def import_rows(
         self,
-        lines: Iterable[str],
+        lines: Iterable[str | dict[str, Any]],
         scope: str | None = None,
         progress: Callable[[int], object] | None = None,
     ) -> dict[str, Any]:
-        """Store JSON Lines; returns {success, stored, existing, refused: [{line, reason}]}.
+        """Store JSON Lines, or such rows as dicts.
+
+        Returns {success, stored, existing, refused: [{line, reason}]}.
 
         A row keeps its id, created_at, project and scope; without them it gets an id that
         follows from its text, the present time, and `scope` in the current project. Ids that
@@ -2465,7 +2478,8 @@ class Memory:
         row = self._find(check_id(id))
         if row is None or (row["ended_at"] is not None and self._find(row["successor"])):
             successor = f"; {row['successor']} replaced it" if row else ""
-            raise NotFound(f"no memory with the id {_show(id)} (not found){successor}")
+            hint = successor or "; `list` and `recall` show whole ids"
+            raise NotFound(f"no memory with the id {_show(id)} (not found){hint}")
         self._check_own(row, "change")
         return row
 
@@ -2619,7 +2633,7 @@ Sediment is your long-term memory: it outlives this conversation and is shared w
 
 recall: call it at the start of a task, before asking the user something they may have told you \
 before, and whenever earlier decisions, preferences, conventions or fixes could matter. Ask in \
-plain words; meaning counts, not spelling. No result means that nothing is known.
+plain words; meaning counts, not spelling. A similarity near zero means that nothing fits.
 
 store: call it at once when the user states a preference, corrects you, decides something with a \
 reason, or when you find out something that was hard to find out. One fact a call, in a sentence \
@@ -3511,7 +3525,7 @@ def _common(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _late(context: click.Context, option: click.Parameter, value: Any) -> None:
-    if value and option.name:
+    if value not in (None, False) and option.name:
         setattr(context.obj, option.name, value)
 
 
@@ -3642,14 +3656,17 @@ def list_command(shared: Context, limit: int, scope: str) -> None:
 @_common
 @_shared
 def get(shared: Context, id: str) -> None:
-    """Print the whole text of one item; the beginning of its id is enough.
+    """Print one item whole. The beginning of its id is enough.
 
     \b
     Example:
       sediment get 6f1c6c1e
     """
     with shared.memory() as memory:
-        shared.show(memory.get(id), lambda item: [printable(item["content"])])
+        item = memory.get(id)
+        shared.show(item, lambda item: [printable(item["content"])])
+        if "replaced_by" in item and not shared.json:
+            click.echo(printable(f"(replaced by {item['replaced_by']})"), err=True)
 
 
 @cli.command()
@@ -3657,7 +3674,7 @@ def get(shared: Context, id: str) -> None:
 @_common
 @_shared
 def forget(shared: Context, ids: tuple[str, ...]) -> None:
-    """Delete items for good, with the versions they replaced; all those named, or none.
+    """Delete items for good. The versions they replaced go too; all those named, or none.
 
     \b
     Example:
@@ -3683,7 +3700,7 @@ def stats(shared: Context, verify: bool) -> None:
 @_common
 @_shared
 def import_command(shared: Context, file: IO[bytes], scope: str | None) -> None:
-    """Store the items of a JSON Lines FILE ("-": stdin); known ids are left as they are.
+    """Store the items of a JSON Lines FILE. "-" is stdin; known ids are left as they are.
 
     A line is {"content": …} with, as far as known, id, created_at, project, scope.
 
@@ -3712,7 +3729,7 @@ def import_command(shared: Context, file: IO[bytes], scope: str | None) -> None:
 @_common
 @_shared
 def export(shared: Context, file: str | None) -> None:
-    """Write all items of all projects as JSON Lines to FILE, or to stdout.
+    """Write all items as JSON Lines. Of all projects; to FILE, or to stdout.
 
     \b
     Examples:
@@ -3745,7 +3762,7 @@ def export(shared: Context, file: str | None) -> None:
 @_common
 @_shared
 def init(shared: Context, where: str) -> None:
-    """Prepare this project: register the server in .mcp.json, tell agents when to use it.
+    """Prepare this project and its agents.
 
     Adds to .mcp.json, CLAUDE.md and AGENTS.md what is not there yet; the rest stays.
     """
@@ -3830,20 +3847,37 @@ def _count_lines(file: IO[bytes]) -> int | None:
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> int:
-    """Write lines to a private file that appears when it is whole; returns their number."""
-    draft, count = path.with_name(f"{path.name}.{os.getpid()}.tmp"), 0
+    """Write lines to a private file that appears when it is whole; returns their number.
+
+    A link leads to the file it means, which keeps its mode; a pipe or device is written to.
+    """
     try:
-        descriptor = os.open(draft, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            for line in lines:
-                file.write(line + "\n")
-                count += 1
-        os.replace(draft, path)
+        if path.exists() and not path.is_file():
+            return _write_all(os.open(path, os.O_WRONLY), lines)
+        return _write_whole(Path(os.path.realpath(path)), lines)
     except OSError as error:
         raise InvalidInput(f"{path} cannot be written ({error.strerror})") from None
+
+
+def _write_whole(path: Path, lines: Iterable[str]) -> int:
+    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    mode = path.stat().st_mode & 0o7777 if path.exists() else 0o600
+    try:
+        count = _write_all(os.open(draft, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), lines)
+        os.chmod(draft, mode)
+        os.replace(draft, path)
     finally:
         with contextlib.suppress(OSError):
             draft.unlink()
+    return count
+
+
+def _write_all(descriptor: int, lines: Iterable[str]) -> int:
+    count = 0
+    with open(descriptor, "w", encoding="utf-8") as file:
+        for line in lines:
+            file.write(line + "\n")
+            count += 1
     return count
 
 
@@ -3876,6 +3910,9 @@ def _finish_pending(memory: Memory, shared: Context) -> None:
     if not (total := memory.pending()):
         return
     sys.stdout.flush()
+    if total > INLINE_CHUNKS:
+        later = "Ctrl-C is safe: the next store, import or serve goes on"
+        click.echo(f"encoding {total} parts of long texts ({later})", err=True)
     try:
         with progress_bar("encoding", total) as add:
             memory.embed_pending(add)
@@ -3912,15 +3949,20 @@ def render_recalled(answer: dict[str, Any]) -> Iterator[str]:
             yield _dim(f"page {row['page']} of {row['pages']}")
         elif "position" in row:
             place = row["position"]
-            yield f"      {printable(one_line(row['relevant_excerpt'], 300))}"
-            yield "      " + _dim(
-                f"part {place['chunk']} of {place['chunks']}: `get {row['id']}` shows all"
-            )
+            yield from _indented(row["relevant_excerpt"])
+            part = f"part {place['chunk']} of {place['chunks']}"
+            yield "      " + _dim(printable(f"{part}: `get {row['id']}` shows all"))
         else:
-            yield from (f"      {line}" for line in printable(row["content"]).splitlines())
+            yield from _indented(row["content"])
+        if "replaced_by" in row:
+            yield "      " + _dim(printable(f"replaced by {row['replaced_by']}"))
     for remark in ("message", "notice"):
         if remark in answer:
             yield answer[remark]
+
+
+def _indented(text: str) -> Iterator[str]:
+    return (f"      {line}" for line in printable(text).splitlines())
 
 
 def render_listed(answer: dict[str, Any]) -> Iterator[str]:
@@ -3942,9 +3984,12 @@ def render_facts(answer: dict[str, Any]) -> Iterator[str]:
 def render_imported(answer: dict[str, Any]) -> Iterator[str]:
     rate = answer["stored"] / max(answer["seconds"], 0.1)
     known = f", {answer['existing']} were there already" if answer["existing"] else ""
-    yield f"Stored {answer['stored']} items{known} ({answer['seconds']} s, {rate:.0f} a second)."
-    for row in answer["refused"]:
+    items = "1 item" if answer["stored"] == 1 else f"{answer['stored']} items"
+    yield f"Stored {items}{known} ({answer['seconds']} s, {rate:.0f} a second)."
+    for row in answer["refused"][:REFUSED_SHOWN]:
         yield f"line {row['line']}: {printable(row['reason'])}"
+    if (more := len(answer["refused"]) - REFUSED_SHOWN) > 0:
+        yield f"and {more} more lines refused (--json names them all)"
 
 
 def render_initialized(answer: dict[str, Any]) -> Iterator[str]:
@@ -3963,7 +4008,8 @@ def main() -> int:
         return cli.main(prog_name=name, standalone_mode=False) or 0
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else name
-        return _fail(f"{error.format_message()} See `{command} --help`.", error.exit_code)
+        reason = " ".join(error.format_message().split()).rstrip(".")
+        return _fail(f"{reason}. See `{command} --help`.", error.exit_code)
     except click.ClickException as error:
         return _fail(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt):

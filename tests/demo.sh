@@ -40,4 +40,4 @@ for request in "\"method\":\"initialize\",\"params\":$client" "\"method\":\"tool
     echo "{\"jsonrpc\":\"2.0\",\"id\":$((id_ = ${id_:-0} + 1)),$request}"
 done | tee /dev/stderr | sediment serve | cut -c 1-600
 printf '\nAdd it to Claude Code:  claude mcp add sediment -- %s %s serve\n' \
-    "$(command -v "$python")" "$(cd "$(dirname "$pyz")" && pwd)/$(basename "$pyz")"
+    "$("$python" -c 'import sys; print(sys.executable)')" "$(cd "$(dirname "$pyz")" && pwd)/$(basename "$pyz")"

@@ -496,3 +496,53 @@ def test_recall_loads_the_encoder(here: Program) -> None:
 
 def modules(stderr: str) -> set[str]:
     return set(re.findall(r"^import time:.*\| +(\w+)$", stderr, re.MULTILINE))
+
+
+# Where an export goes
+
+
+def test_an_export_goes_through_a_link_and_keeps_the_mode(here: Program) -> None:
+    here.store(FRIDAYS)
+    target, link = here.folder / "target", here.folder / "link"
+    target.touch(0o640)
+    link.symlink_to(target)
+    here.ok("export", str(link))
+    assert link.is_symlink()
+    assert FRIDAYS in target.read_text()
+    assert target.stat().st_mode & 0o777 == 0o640
+
+
+def test_an_export_to_a_pipe_is_read_at_its_other_end(here: Program) -> None:
+    here.store(FRIDAYS)
+    source, sink = os.pipe()
+    with os.fdopen(source) as reader:
+        here.ok("export", f"/dev/fd/{sink}", pass_fds=(sink,))
+        os.close(sink)
+        assert FRIDAYS in reader.read()
+
+
+def test_a_device_that_takes_nothing_is_named_and_stays(here: Program) -> None:
+    here.store(FRIDAYS)
+    assert "No space left" in here.error("export", "/dev/full")
+    assert Path("/dev/full").is_char_device()
+
+
+def test_an_empty_name_is_not_the_default(here: Program) -> None:
+    for flag in ("--db", "--project"):
+        assert "empty" in here.error("store", FRIDAYS, flag, "")
+
+
+def test_many_refused_lines_are_summed_up(here: Program) -> None:
+    done = here.run("import", "-", input="nonsense\n" * 30)
+    assert done.returncode == 1
+    assert len(done.stdout.splitlines()) == 22
+    assert "10 more" in done.stdout
+
+
+def test_the_text_of_a_replaced_item_says_so(here: Program) -> None:
+    old = here.store(FRIDAYS)
+    new = here.store("We deploy daily.", "--replace", old)
+    done = here.run("get", old)
+    assert done.stdout == FRIDAYS + "\n"
+    assert new in done.stderr
+    assert f"replaced by {new}" in here.ok("recall", old)

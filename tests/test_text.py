@@ -40,7 +40,12 @@ def test_white_space_alone_is_no_text(text: str) -> None:
         check_text(text, "query", 100)
 
 
-@pytest.mark.parametrize("value", [None, 1, b"bytes", ["a"], {"a": 1}])
+def test_no_text_at_all_is_named() -> None:
+    with pytest.raises(InvalidInput, match="the note is missing"):
+        check_text(None, "the note", 100)
+
+
+@pytest.mark.parametrize("value", [1, b"bytes", ["a"], {"a": 1}])
 def test_only_a_string_is_a_text(value: object) -> None:
     with pytest.raises(InvalidInput, match=f"must be a string, not {type(value).__name__}"):
         check_text(value, "content", 100)

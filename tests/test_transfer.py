@@ -224,7 +224,7 @@ BAD = [
     ('{"content": "x"} {"content": "y"}', "not a JSON object"),
     ('{"content": NaN}', "not a JSON object"),
     ('{"content": "x", "created_at": Infinity}', "not a JSON object"),
-    ("{}", "content must be a string, not NoneType"),
+    ("{}", "content is missing"),
     ('{"content": 7}', "content must be a string, not int"),
     ('{"content": ["x"]}', "content must be a string, not list"),
     ('{"content": ""}', "content must not be empty"),
@@ -329,3 +329,9 @@ with open(sys.argv[2]) as file:
     stored = int(finish(child(script, path, source)).split()[-1])
     assert stored == 100 - kept
     assert memory.list_items()["total"] == 100
+
+
+def test_rows_may_be_given_as_dicts(memory: Memory, copy: Memory) -> None:
+    memory.store("Tabs, not spaces.")
+    assert copy.import_rows(memory.export_rows()) == done(1)
+    assert exported(copy) == exported(memory)
