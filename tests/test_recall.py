@@ -80,3 +80,14 @@ def test_words_alone_rank_by_bm25_and_vectors_alone_by_cosine(memory: Memory) ->
     hits = sediment.rank(memory.database, none, vector, "demo")
     assert hits[0].item == 1
     assert all(hit.score == hit.cosine for hit in hits)
+
+
+def test_a_manual_of_many_parts_does_not_crowd_out_a_sentence(memory: Memory) -> None:
+    sentence = "we deploy on Fridays only after the canary is green"
+    memory.store(sentence)
+    vector = memory.encoder.embed("when can I release?")
+    (hit,) = sediment.nearest(memory.database, vector, "i.project_id = ?", "demo")
+    alike = sediment.Evidence(2, 2, hit.score, 227)
+    ranked = sediment._fuse({}, {hit.item: hit, 2: alike}, 0.0, set(), 1.0)
+    scores = {found.item: found.score for found in ranked}
+    assert scores[hit.item] - scores[2] > 0.05
