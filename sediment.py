@@ -28,10 +28,10 @@ whose chunk has the best BM25, found separately inside the own scope (project an
 other projects. With c the best chunk's cosine and b its BM25:
     score = (c - LENGTH_DISCOUNT * ln chunks + share * b / max b) * (1 or CROSS_PROJECT_FACTOR)
     share = WORDS_WEIGHT * gap * evidence
-How much the words count is thus decided for each query: `gap` is how far the best b stands above
-the tenth best, relative to it (words that fit everything tell nothing apart); `evidence` is the
-best b up to EVIDENCE_MIN, relative to that (words that everybody uses prove nothing). In b a
-word's information (Robertson and Sparck Jones' idf, smoothed by its rarity in English) counts
+How much the words count is thus decided for each query. `gap` is how far the best b stands above
+the tenth best chunk's, relative to it: words that fit everything tell nothing apart. `evidence`
+is the best b up to EVIDENCE_MIN, relative to that: words that everybody uses prove nothing. In b
+a word's information (Robertson and Sparck Jones' idf, smoothed by its rarity in English) counts
 squared: once as BM25 has it, once more because it is the rare words that carry a query.
 
 Use from Python
@@ -105,9 +105,9 @@ IMPORT_BATCH = 128  # rows a transaction: 0.6 ms of commit against seconds of en
 CANDIDATES = 100  # per index and scope; 50 and 200 give the same tables on our sets
 QUERY_TERMS = 64  # distinct words of a query that are looked up, the rarest in English
 # How far words count beside meaning; mean MRR of our five sets with plain BM25 / its maximum and
-# the best constant share 67.9, with information squared 68.7, with the gap 69.1 as well.
+# the best constant share 67.9, with information squared 68.7, with the gap as well 69.1.
 WORDS_WEIGHT = 0.5  # 0.4 to 0.7 are within 0.5 of each other
-GAP_DEPTH = 10  # the tenth best item; 5 is 0.6 worse, 20 is 0.3 worse
+GAP_DEPTH = 10  # the tenth best chunk; 5 is 0.6 worse, 20 is 0.1 worse
 # What the best item's words must amount to: one word that 1 of 150 chunks has, ln(150) squared.
 # Real queries have more (99 % of them at least 20); in a small memory, chance hits have 1 to 8.
 EVIDENCE_MIN = 25
@@ -1841,21 +1841,23 @@ def matching(
     where: str,
     value: Any,
     limit: int = CANDIDATES,
-) -> list[Evidence]:
+) -> tuple[list[Evidence], float]:
     """Live items by the weighted BM25 of their best chunk, within a condition with one
-    parameter."""
+    parameter; and the score of the chunk that is GAP_DEPTH-th best of all."""
     if not weights:
-        return []
+        return [], 0.0
     one = "SELECT rowid AS chunk, -rank * ? AS score FROM words WHERE words MATCH ?"
     sql = (
         f"WITH hits AS ({' UNION ALL '.join([one] * len(weights))}),"
         " chunk_hits AS MATERIALIZED (SELECT chunk, sum(score) AS score FROM hits GROUP BY chunk)"
-        " SELECT i.seq, c.id, max(h.score) AS score"
+        " SELECT i.seq, c.id, max(h.score) AS score,"
+        f" (SELECT score FROM chunk_hits ORDER BY score DESC LIMIT 1 OFFSET {GAP_DEPTH - 1})"
         " FROM chunk_hits h JOIN chunks c ON c.id = h.chunk JOIN items i ON i.seq = c.item"
         f" WHERE i.ended_at IS NULL AND {where} GROUP BY i.seq ORDER BY score DESC, i.seq LIMIT ?"
     )
     terms = [part for phrase, weight in weights.items() for part in (weight, f'"{phrase}"')]
-    return [Evidence(*row) for row in database.rows(sql, *terms, value, limit)]
+    rows = database.rows(sql, *terms, value, limit)
+    return [Evidence(*row[:3]) for row in rows], (rows[0][3] or 0.0) if rows else 0.0
 
 
 def rank(
@@ -1865,8 +1867,10 @@ def rank(
     by_words: dict[int, Evidence] = {}
     by_vector: dict[int, Evidence] = {}
     foreign: set[int] = set()
+    tenths: list[float] = []
     for where in (_OWN, _FOREIGN):
-        found = matching(database, weights, where, project)
+        found, tenth = matching(database, weights, where, project)
+        tenths.append(tenth)
         near = nearest(database, vector, where, project) if vector else []
         by_words.update({hit.item: hit for hit in found})
         by_vector.update({hit.item: hit for hit in near})
@@ -1874,18 +1878,18 @@ def rank(
             foreign.update(hit.item for hit in [*found, *near])
     if vector:
         _add_missing(database, vector, by_words, by_vector)
-    share = words_share([hit.score for hit in by_words.values()])
+    best = max((hit.score for hit in by_words.values()), default=0.0)
+    share = words_share(best, max(tenths))
     hits = _fuse(by_words, by_vector, share, foreign, CROSS_PROJECT_FACTOR if project else 1.0)
     return sorted(hits, key=lambda hit: (-hit.score, -hit.item))
 
 
-def words_share(scores: list[float]) -> float:
+def words_share(best: float, tenth: float) -> float:
     """What the best item by words gains by them, 0 to WORDS_WEIGHT: see the header."""
-    best = sorted(scores, reverse=True)[:GAP_DEPTH]
     if not best:
         return 0.0
-    tenth = best[-1] if len(best) == GAP_DEPTH else 0.0
-    return WORDS_WEIGHT * (best[0] - tenth) / best[0] * min(1.0, best[0] / EVIDENCE_MIN)
+    gap = max(0.0, best - tenth) / best
+    return WORDS_WEIGHT * gap * min(1.0, best / EVIDENCE_MIN)
 
 
 def _add_missing(

@@ -699,7 +699,7 @@ def test_texts_without_spaces_are_found_by_their_words(
         memory.store(noise)
     id = memory.store(text)["id"]
     words = sediment.weigh_words(memory.database, query, memory.encoder.commonness)
-    by_words = sediment.matching(memory.database, words, "i.project_id = ?", "demo")
+    by_words, _ = sediment.matching(memory.database, words, "i.project_id = ?", "demo")
     assert len(by_words) == 1
     assert first(memory, query)["id"] == id
 

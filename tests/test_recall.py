@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import sediment
 from sediment import Memory, words_share
 
-scores = st.lists(st.floats(0.01, 100), max_size=30)
+scores = st.floats(0, 1000)
 
 
 @pytest.fixture
@@ -23,18 +23,18 @@ def best(memory: Memory, query: str) -> str:
     return memory.recall(query, limit=1)["results"][0]["content"]
 
 
-@given(scores)
-def test_the_share_of_words_is_bounded(found: list[float]) -> None:
-    assert 0 <= words_share(found) <= sediment.WORDS_WEIGHT
+@given(scores, scores)
+def test_the_share_of_words_is_bounded(best: float, tenth: float) -> None:
+    assert 0 <= words_share(best, tenth) <= sediment.WORDS_WEIGHT
 
 
 def test_words_that_fit_everything_alike_count_nothing() -> None:
-    assert words_share([70.0] * 10) == 0
-    assert words_share([70.0] * 9) == sediment.WORDS_WEIGHT
+    assert words_share(70, 70) == 0
+    assert words_share(70, 0) == sediment.WORDS_WEIGHT
 
 
 def test_words_that_prove_little_count_little() -> None:
-    assert words_share([2.0]) < words_share([20.0]) < words_share([40.0]) == words_share([80.0])
+    assert words_share(2, 0) < words_share(20, 0) < words_share(40, 0) == words_share(80, 0)
 
 
 def test_common_english_words_are_known(memory: Memory) -> None:
@@ -80,6 +80,14 @@ def test_words_alone_rank_by_bm25_and_vectors_alone_by_cosine(memory: Memory) ->
     hits = sediment.rank(memory.database, none, vector, "demo")
     assert hits[0].item == 1
     assert all(hit.score == hit.cosine for hit in hits)
+
+
+def test_small_words_in_many_parts_are_no_evidence(memory: Memory) -> None:
+    sentence = "we deploy on Fridays only after the canary is green"
+    memory.store(sentence)
+    part = "What you can do when this part is on, and when it is not. " * 4
+    memory.store("\n\n".join(f"## Part {number}\n\n{part}" for number in range(30)))
+    assert memory.recall("when can I release?", limit=1)["results"][0]["content"] == sentence
 
 
 def test_a_manual_of_many_parts_does_not_crowd_out_a_sentence(memory: Memory) -> None:
