@@ -1006,23 +1006,31 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def write_atomically(path: Path, text: str, mode: int | None = None) -> None:
-    """Replace a file in one step, so that a reader or a crash never meets half of it.
+@contextlib.contextmanager
+def replacing(path: Path, mode: int | None = None) -> Iterator[IO[str]]:
+    """A file to write that takes the path's place in one step, once it is whole.
 
-    With a mode the file has those permissions, and nobody reads more of it on the way.
+    A reader or a crash never meets half of it. With a mode the file has those permissions, and
+    nobody reads more of it on the way.
     """
     draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
     try:
         descriptor = os.open(draft, flags, 0o666 if mode is None else 0o600)
         with open(descriptor, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
+            yield file
         if mode is not None:
             os.chmod(draft, mode)
         os.replace(draft, path)
     finally:
         with contextlib.suppress(OSError):
             draft.unlink()
+
+
+def write_atomically(path: Path, text: str, mode: int | None = None) -> None:
+    """Give a file this text, and as `replacing` does, a mode."""
+    with replacing(path, mode) as file:
+        file.write(text)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -3864,31 +3872,21 @@ def write_lines(path: Path, lines: Iterable[str]) -> int:
     """
     try:
         if path.exists() and not path.is_file():
-            return _write_all(os.open(path, os.O_WRONLY), lines)
-        return _write_whole(Path(os.path.realpath(path)), lines)
+            with open(os.open(path, os.O_WRONLY), "w", encoding="utf-8") as file:
+                return _write_all(file, lines)
+        target = Path(os.path.realpath(path))
+        mode = target.stat().st_mode & 0o7777 if target.exists() else 0o600
+        with replacing(target, mode) as file:
+            return _write_all(file, lines)
     except OSError as error:
         raise InvalidInput(f"{path} cannot be written ({error.strerror})") from None
 
 
-def _write_whole(path: Path, lines: Iterable[str]) -> int:
-    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    mode = path.stat().st_mode & 0o7777 if path.exists() else 0o600
-    try:
-        count = _write_all(os.open(draft, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), lines)
-        os.chmod(draft, mode)
-        os.replace(draft, path)
-    finally:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-    return count
-
-
-def _write_all(descriptor: int, lines: Iterable[str]) -> int:
+def _write_all(file: IO[str], lines: Iterable[str]) -> int:
     count = 0
-    with open(descriptor, "w", encoding="utf-8") as file:
-        for line in lines:
-            file.write(line + "\n")
-            count += 1
+    for line in lines:
+        file.write(line + "\n")
+        count += 1
     return count
 
 

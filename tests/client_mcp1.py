@@ -11,6 +11,7 @@ import os
 import sys
 from typing import Any
 
+from client_steps import use_tools
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
@@ -27,19 +28,12 @@ async def use(session: ClientSession) -> dict[str, Any]:
     opened = await session.initialize()
     await session.send_ping()
     tools = (await session.list_tools()).tools
-    empty = await call("recall", query="anything"), await call("list")
-    stored = await call("store", content="We deploy on Fridays.", scope="global")
     return {
         "name": opened.serverInfo.name,
         "version": opened.protocolVersion,
         "instructions": opened.instructions,
         "tools": [tool.name for tool in tools],
-        "empty": empty,
-        "store": stored,
-        "recall": await call("recall", query="when do we deploy?", limit=3),
-        "list": await call("list", scope="all"),
-        "forget": await call("forget", id=stored["id"]),
-        "refused": await call("forget", id=stored["id"]),
+        **await use_tools(call),
     }
 
 

@@ -13,6 +13,7 @@ import os
 import sys
 from typing import Any
 
+from client_steps import use_tools
 from mcp import Client, StdioServerParameters
 
 
@@ -26,19 +27,12 @@ async def use(client: Client) -> dict[str, Any]:
         return text if result.is_error else result.structured_content
 
     tools = (await client.list_tools()).tools
-    empty = await call("recall", query="anything"), await call("list")
-    stored = await call("store", content="We deploy on Fridays.", scope="global")
     return {
         "name": client.server_info.name if client.server_info else None,
         "version": client.protocol_version,
         "instructions": client.instructions,
         "tools": [tool.name for tool in tools],
-        "empty": empty,
-        "store": stored,
-        "recall": await call("recall", query="when do we deploy?", limit=3),
-        "list": await call("list", scope="all"),
-        "forget": await call("forget", id=stored["id"]),
-        "refused": await call("forget", id=stored["id"]),
+        **await use_tools(call),
     }
 
 

@@ -3,10 +3,13 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from storage import consistent, open_memory
+
+from sediment import Memory
 
 ROOT = Path(__file__).resolve().parent.parent
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -38,3 +41,18 @@ def run_pyz(pyz: Path, unpacked: Path, tmp_path: Path) -> Run:
         return subprocess.run(command, input=input, env={**clean, **(env or {})}, **options)
 
     return run
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a test keeps its database."""
+    return tmp_path / "memory.db"
+
+
+@pytest.fixture
+def memory(path: Path) -> Iterator[Memory]:
+    """A memory seen from the project "demo"; its tables must agree when the test ends."""
+    with open_memory(path) as memory:
+        yield memory
+        if path.exists():
+            consistent(memory)

@@ -40,19 +40,6 @@ ENDLESS = "\n\n".join(
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "memory.db"
-
-
-@pytest.fixture
-def memory(path: Path) -> Iterator[Memory]:
-    with open_memory(path) as memory:
-        yield memory
-        if path.exists():
-            consistent(memory)
-
-
-@pytest.fixture
 def other(path: Path) -> Iterator[Memory]:
     """The same file, seen from another project."""
     with open_memory(path, project="other") as memory:

@@ -16,19 +16,6 @@ from sediment import InvalidInput, Memory
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "memory.db"
-
-
-@pytest.fixture
-def memory(path: Path) -> Iterator[Memory]:
-    with open_memory(path) as memory:
-        yield memory
-        if path.exists():
-            consistent(memory)
-
-
-@pytest.fixture
 def copy(tmp_path: Path) -> Iterator[Memory]:
     """An empty memory, of another project, to import into."""
     with open_memory(tmp_path / "copy.db", project="elsewhere") as memory:
