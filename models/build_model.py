@@ -2,6 +2,7 @@
 
 The weights come from a pinned PyPI wheel. The graph is written below as ONNX text: one text at a
 time, so no batch, no padding and no mask; mean pooling and L2 normalisation are part of the graph.
+The states of the tokens are a second output, for a query that is pooled by what its words tell.
 The result is the same byte for byte wherever it is built, and `manifest.json` pins its digests.
 
 Matrices are stored as fp16 in `weights.bin` and cast to fp32 when used: 45 MB instead of 91
@@ -53,7 +54,7 @@ implied.
 
 HEAD = """
 <ir_version: 11, opset_import: ["" : 23]>
-minilm (int64[tokens] ids) => (float[384] embedding)
+minilm (int64[tokens] ids) => (float[384] embedding, float[tokens, 384] states)
 <int64[1] zero = {0}, int64[1] one = {1}> {
 """
 
@@ -70,6 +71,7 @@ EMBED = """
 """
 
 POOL = """
+  states = Identity(x6)
   mean = ReduceMean<keepdims=0>(x6, zero)
   length = ReduceL2<keepdims=1>(mean, zero)
   embedding = Div(mean, length)
