@@ -190,8 +190,8 @@ def test_json_keeps_every_character(here: Program) -> None:
 
 
 def test_columns_stand_below_each_other(here: Program) -> None:
-    rows = [{"id": id, "content": "text"} for id in ("a", "long-" * 12, "middle")]
-    rows += [{"id": "b", "content": "text", "scope": "global"}]
+    rows = [{"id": id, "content": f"{id[0]} text"} for id in ("a", "long-" * 12, "middle")]
+    rows += [{"id": "b", "content": "b text", "scope": "global"}]
     here.ok("import", "-", input="".join(json.dumps(row) + "\n" for row in rows))
     _, *lines = here.ok("list", "--scope", "all").splitlines()
     assert len(lines) == 4
@@ -264,7 +264,7 @@ def test_escapes_do_not_reach_the_terminal(here: Program) -> None:
     for words in (["list"], ["recall", "words"], ["recall", id], ["get", id], ["stats"]):
         said = here.ok(*words)
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", said), said
-    similar = here.ok("store", f"short {ESCAPES}")
+    similar = here.ok("store", f"short {ESCAPES} again")
     assert "similar" in similar
     assert not re.search("[\x1b\x9b\u202e]", similar)
     assert "\\x1b]0;title" in here.ok("get", id)

@@ -105,7 +105,7 @@ ORIGINALS = {
 }
 OURS = {
     "items": "seq id content content_type project_id created_at stored_at ended_at ended_by "
-    "successor",
+    "successor text_hash",
     "chunks": "id item position start end context",
     "vectors": "chunk vector",
     "pending": "chunk",
@@ -624,28 +624,30 @@ def test_the_tables_agree_after_any_changes(steps: list[tuple[str, int, str]]) -
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(sediment, "INLINE_CHUNKS", 3)
         with open_memory(Path(folder) / "memory.db") as memory:
-            live: list[str] = []
+            live: dict[tuple[str, str | None], str] = {}
             for step in steps:
                 change(memory, live, *step)
             assert sorted(values(memory, "SELECT id FROM items WHERE ended_at IS NULL")) == (
-                sorted(live)
+                sorted(live.values())
             )
             if steps:
                 consistent(memory)
 
 
-def change(memory: Memory, live: list[str], action: str, number: int, scope: str) -> None:
-    """One step; `live` follows which items there must be."""
-    id = live[number % len(live)] if live else None
+def change(
+    memory: Memory, live: dict[tuple[str, str | None], str], action: str, number: int, scope: str
+) -> None:
+    """One step; `live` follows which items there must be, by text and project."""
+    key = list(live)[number % len(live)] if live else None
+    project = "demo" if scope == "project" else None
     if action in ("store", "long"):
         text = f"{number}. {LONG}" if action == "long" else FACTS[number % len(FACTS)]
-        live.append(memory.store(text, scope=scope)["id"])
-    elif action == "replace" and id:
-        live.remove(id)
-        live.append(memory.store(FACTS[number % len(FACTS)], replace=id)["id"])
-    elif action == "forget" and id:
-        memory.forget(id)
-        live.remove(id)
+        live[text, project] = memory.store(text, scope=scope)["id"]
+    elif action == "replace" and key:
+        text, old = FACTS[number % len(FACTS)], live.pop(key)
+        live[text, key[1]] = memory.store(text, replace=old)["id"]
+    elif action == "forget" and key:
+        memory.forget(live.pop(key))
     elif action == "recall":
         assert len(memory.recall("tea")["results"]) <= len(live)
     elif action == "embed":

@@ -10,8 +10,8 @@ from conftest import ROOT, Run
 from program import Program
 
 COMMANDS = (
-    "store", "recall", "list", "get", "forget", "stats", "import", "export", "init", "serve",
-    "completion",
+    "store", "recall", "list", "get", "forget", "history", "undo", "graph", "consolidate", "stats",
+    "import", "export", "init", "serve", "completion",
 )  # fmt: skip
 
 
@@ -49,7 +49,10 @@ def test_the_readme_names_them() -> None:
     readme = (ROOT / "README.md").read_text("utf-8")
     for command in COMMANDS:
         assert re.search(rf"`{command}\b|sediment {command}\b", readme), command
-    for name in ("--json", "--db", "--project", "SEDIMENT_DB", "SEDIMENT_PROJECT", "--print"):
+    for name in (
+        "--json", "--db", "--project", "--print", "--explain", "--as-of", "--anyway", "--ranking",
+        "SEDIMENT_DB", "SEDIMENT_PROJECT", "SEDIMENT_RANKING", "SEDIMENT_CONSOLIDATE",
+    ):  # fmt: skip
         assert name in readme
 
 

@@ -72,14 +72,17 @@ def test_the_same_question_gets_the_same_answer_again(memory: Memory) -> None:
 def test_words_alone_rank_by_bm25_and_vectors_alone_by_cosine(memory: Memory) -> None:
     for text in ("alpha beta", "alpha gamma", "delta epsilon"):
         memory.store(text)
-    words = sediment.weigh_words(memory.database, "alpha beta", memory.encoder.commonness)
-    by_words = sediment.rank(memory.database, words, None, "demo")
-    assert [hit.item for hit in by_words] == [1, 2]
-    none = sediment.weigh_words(memory.database, "", memory.encoder.commonness)
+    words = sediment.weigh_words(memory.database, "alpha beta", memory._lexicon)
+    found, _ = sediment.candidates(memory.database, words, None, "demo")
+    assert sorted(found, key=lambda one: -one.bm25)[0].item == 1
+    assert {one.item for one in found} == {1, 2}
+    assert all(one.cosine is None for one in found)
+    none = sediment.weigh_words(memory.database, "", memory._lexicon)
     vector = memory.encoder.embed("alpha beta")
-    hits = sediment.rank(memory.database, none, vector, "demo")
-    assert hits[0].item == 1
-    assert all(hit.score == hit.cosine for hit in hits)
+    found, share = sediment.candidates(memory.database, none, vector, "demo")
+    assert {one.item for one in found} == {1, 2, 3}
+    assert share == 0
+    assert all(sediment.default_score(one, share, 1.0).score == one.cosine for one in found)
 
 
 def test_small_words_in_many_parts_are_no_evidence(memory: Memory) -> None:
@@ -94,8 +97,8 @@ def test_a_manual_of_many_parts_does_not_crowd_out_a_sentence(memory: Memory) ->
     sentence = "we deploy on Fridays only after the canary is green"
     memory.store(sentence)
     vector = memory.encoder.embed("when can I release?")
-    (hit,) = sediment.nearest(memory.database, vector, "i.project_id = ?", "demo")
-    alike = sediment.Evidence(2, 2, hit.score, 227)
-    ranked = sediment._fuse({}, {hit.item: hit, 2: alike}, 0.0, set(), 1.0)
-    scores = {found.item: found.score for found in ranked}
-    assert scores[hit.item] - scores[2] > 0.05
+    none = sediment.weigh_words(memory.database, "", memory._lexicon)
+    (one,), _ = sediment.candidates(memory.database, none, vector, "demo")
+    many = one._replace(chunks=227)
+    scores = [sediment.default_score(found, 0.0, 1.0).score for found in (one, many)]
+    assert scores[0] - scores[1] > 0.05

@@ -1,0 +1,203 @@
+"""Consolidation: what is merged and what is only linked, by whom, and that nothing is lost."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from program import Program
+from storage import child, consistent, finish, open_memory, rows_of
+from wire import Wire, small_env
+
+import sediment
+from sediment import Memory
+
+PORT = "The gateway listens on port 18789."
+AGAIN = "Note: The gateway listens on port 18789."
+OTHER = "The gateway listens on port 18790."
+COFFEE = "Coffee is served at eight in the blue room."
+
+
+def put(memory: Memory, *texts: str) -> list[str]:
+    """Import texts, a second apart, and return their ids."""
+    rows = [{"id": f"m{n}", "content": text, "created_at": n} for n, text in enumerate(texts)]
+    assert memory.import_rows(rows)["success"]
+    return [row["id"] for row in rows]
+
+
+def live(memory: Memory) -> set[str]:
+    return {item["id"] for item in memory.list_items(limit=100)["items"]}
+
+
+def test_the_same_said_again_becomes_one(memory: Memory) -> None:
+    first, second = put(memory, PORT, AGAIN)
+    answer = memory.consolidate()
+    assert (answer["merged"], answer["linked"]) == (1, 0)
+    assert (answer["pairs"][0]["keep"]["id"], answer["pairs"][0]["other"]["id"]) == (second, first)
+    assert live(memory) == {second}
+    assert memory.get(first)["content"] == PORT
+    assert [row["content"] for row in memory.history(second)["versions"]] == [PORT, AGAIN]
+    assert memory.consolidate() == {"merged": 0, "linked": 0, "pairs": []}
+
+
+def test_what_differs_in_a_number_is_linked(memory: Memory) -> None:
+    first, second = put(memory, PORT, OTHER)
+    answer = memory.consolidate()
+    assert (answer["merged"], answer["linked"]) == (0, 1)
+    assert any("18789" in reason or "cosine" in reason for reason in answer["pairs"][0]["reasons"])
+    assert live(memory) == {first, second}
+    (edge,) = memory.graph(first)["edges"]
+    assert (edge["type"], edge["label"]) == ("related", "similar")
+
+
+def test_other_projects_and_scopes_are_not_merged(memory: Memory, path: Path) -> None:
+    with open_memory(path, project="other") as other:
+        other.import_rows([{"content": PORT}])
+    memory.import_rows([{"content": AGAIN}])
+    memory.store(f"FYI: {PORT}", scope="global")
+    assert memory.consolidate()["merged"] == 0
+    assert not rows_of(memory, "history")
+
+
+def test_a_dry_run_changes_nothing(memory: Memory) -> None:
+    put(memory, PORT, AGAIN, COFFEE)
+    names = ("items", "graph_edges", "consolidation_queue", "history", "graph_nodes")
+    before = {name: rows_of(memory, name) for name in names}
+    answer = memory.consolidate(dry_run=True)
+    assert answer["merged"] == 1
+    assert {name: rows_of(memory, name) for name in names} == before
+
+
+def test_undo_takes_a_merge_apart_for_good(memory: Memory) -> None:
+    first, second, coffee = put(memory, PORT, AGAIN, COFFEE)
+    for _ in range(3):
+        memory.record_access([first, coffee])
+    memory.record_access([second])
+    names = ("items", "chunks", "vectors", "graph_nodes", "graph_edges", "access_log")
+    before = {name: sorted(rows_of(memory, name), key=repr) for name in names}
+    memory.consolidate()
+    counts = dict(rows_of(memory, "access_log", "item_id, access_count"))
+    assert counts[second] == 4
+    memory.undo(second)
+    assert {name: sorted(rows_of(memory, name), key=repr) for name in names} == before
+    with memory.database.transaction() as connection:
+        sediment.enqueue(connection, first, [(second, 1.0)])
+        connection.execute("UPDATE consolidation_queue SET status = 'pending'")
+    (pair,) = memory.consolidate()["pairs"]
+    assert pair["action"] == "linked"
+    assert "undo" in pair["reasons"][0]
+
+
+def test_a_merge_keeps_what_came_after_it(memory: Memory) -> None:
+    first, second, coffee = put(memory, PORT, AGAIN, COFFEE)
+    memory.record_access([first, coffee])
+    memory.consolidate()
+    memory.record_access([second, coffee])
+    memory.undo(first)
+    assert {(e["from"], e["to"], e["count"]) for e in memory.graph(second)["edges"]} == (
+        {(*sorted((second, coffee)), 1)}
+    )
+
+
+def test_long_memories_are_compared_whole(memory: Memory) -> None:
+    text = "".join(f"Paragraph {n} tells of tea and of nothing else at all.\n\n" for n in range(60))
+    put(memory, text, text.replace("Paragraph 59 tells of tea", "Paragraph 59 tells of tar"))
+    memory.embed_pending()
+    answer = memory.consolidate()
+    assert (answer["merged"], answer["linked"]) == (0, 1)
+    assert len(live(memory)) == 2
+
+
+def test_pairs_wait_for_their_vectors(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sediment, "INLINE_CHUNKS", 0)
+    put(memory, PORT, AGAIN)
+    assert memory.consolidate()["pairs"] == []
+    memory.embed_pending()
+    assert memory.consolidate()["merged"] == 1
+
+
+def test_stopping_loses_nothing(memory: Memory) -> None:
+    put(
+        memory,
+        *(f"{prefix}The gate of team {n} is green." for n in range(4) for prefix in ("", "Note: ")),
+    )
+    looks = iter([False, False, False, True])
+    memory.consolidate(stop=lambda: next(looks, True))
+    consistent(memory)
+    memory.consolidate()
+    assert len(live(memory)) == 4
+
+
+def test_triangles_of_links_become_clusters(memory: Memory) -> None:
+    put(memory, *(f"The team of the shop meets on floor {n} every Monday." for n in (2, 3, 4)))
+    assert memory.consolidate()["linked"] == 3
+    kinds = {row[2] for row in rows_of(memory, "graph_edges")}
+    assert kinds == {"related", "cluster_sibling"}
+
+
+def test_two_processes_merge_each_pair_once(memory: Memory, path: Path) -> None:
+    texts = [f"{p}The gate of team {n} is green." for n in range(8) for p in ("", "Note: ")]
+    put(memory, *texts)
+    script = """
+memory = Memory(sys.argv[1], project="demo")
+said("ready")
+input()
+while memory.has_chores():
+    memory.consolidate()
+    time.sleep(0.01)
+"""
+    processes = [child(script, path) for _ in range(2)]
+    outs = [finish(process, "go\n") for process in processes]
+    assert len(outs) == 2
+    assert len(live(memory)) == 8
+    merges = [row for row in rows_of(memory, "history", "action, other_id") if row[0] == "merge"]
+    assert len(merges) == len(set(merges)) == 8
+
+
+# Who does it
+
+
+def wait(until: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not until():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("setting", "count"), [("1", 1), ("0", 2)])
+def test_a_server_merges_in_its_pauses_unless_told_not_to(
+    tmp_path: Path, path: Path, setting: str, count: int
+) -> None:
+    env = small_env(tmp_path, SEDIMENT_DB=str(path), SEDIMENT_PROJECT="demo")
+    wire = Wire(tmp_path, env | {"SEDIMENT_CONSOLIDATE": setting})
+    wire.call("store", content=PORT)
+    wire.call("store", content=AGAIN)
+    wire.call("recall", query="which port?")
+    if setting == "1":
+        wait(lambda: wire.call("list")["total"] == 1)
+    else:
+        time.sleep(1)
+    assert wire.call("list")["total"] == count
+    wire.end()
+
+
+def test_import_consolidates_and_one_shot_commands_do_not(here: Program) -> None:
+    here.ok("store", PORT)
+    here.ok("store", AGAIN)
+    here.ok("recall", "port")
+    assert json.loads(here.ok("list", "--json"))["total"] == 2
+    plan = here.ok("consolidate", "--dry-run")
+    assert plan.startswith("1 would be merged, 0 would be linked.")
+    assert json.loads(here.ok("list", "--json"))["total"] == 2
+    here.run("import", "-", input='{"content": "something else"}\n')
+    (item,) = (i for i in json.loads(here.ok("list", "--json"))["items"] if "port" in i["content"])
+    assert "merge" in here.ok("history", item["id"])
+    assert "live again" in here.ok("undo", item["id"])
+    assert json.loads(here.ok("list", "--json"))["total"] == 3
+
+
+@pytest.fixture
+def here(run_pyz: Any, tmp_path: Path) -> Program:
+    return Program(run_pyz, tmp_path / "project")

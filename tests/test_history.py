@@ -1,0 +1,205 @@
+"""Replacing, undoing, and what is known of an item's past."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from storage import consistent, open_memory, rows_of
+
+from sediment import InvalidInput, Memory, NotFound
+
+TEA = "Tea is served at four."
+LATER = "Tea is served at five."
+COFFEE = "Coffee is served at eight in the blue room."
+
+
+def texts(answer: dict[str, Any]) -> list[str]:
+    return [row["content"] for row in answer["results"]]
+
+
+def tables(memory: Memory) -> dict[str, list[tuple[Any, ...]]]:
+    """What undo must bring back as it was; history itself only grows."""
+    names = ("items", "chunks", "vectors", "graph_nodes", "graph_edges", "access_log")
+    return {name: sorted(rows_of(memory, name), key=repr) for name in names}
+
+
+def link_up(memory: Memory, *ids: str) -> None:
+    """Have these recalled together, three times."""
+    for _ in range(3):
+        memory.record_access(ids)
+
+
+def test_the_same_text_is_stored_once_and_counted(memory: Memory) -> None:
+    one = memory.store(TEA)["id"]
+    for again in (TEA, f"  {TEA} ", TEA.replace(" ", "\n")):
+        answer = memory.store(again)
+        assert (answer["id"], answer["already_stored"]) == (one, True)
+    assert memory.list_items()["total"] == 1
+    assert rows_of(memory, "access_log", "item_id, validation_count") == [(one, 3)]
+    assert [event["action"] for event in memory.history(one)["events"]] == ["confirm"] * 3
+
+
+def test_each_scope_has_its_own(memory: Memory, path: Path) -> None:
+    ids = {memory.store(TEA)["id"], memory.store(TEA, scope="global")["id"]}
+    with open_memory(path, project="other") as other:
+        ids.add(other.store(TEA)["id"])
+    assert len(ids) == 3
+
+
+def test_case_is_part_of_a_text(memory: Memory) -> None:
+    ids = {memory.store(f"The password is {word}.")["id"] for word in ("Wagon", "wagon", "WAGON")}
+    assert len(ids) == 3
+
+
+def test_a_fact_that_comes_back_is_the_newest(memory: Memory) -> None:
+    one = memory.store(TEA, created_at=1_000)["id"]
+    memory.store(LATER, created_at=2_000)
+    answer = memory.store(TEA, created_at=3_000)
+    assert answer["id"] != one
+    assert answer["replaced_id"] == one
+    assert texts(memory.recall("when is tea?")) == [TEA, LATER]
+    assert memory.list_items()["items"][0]["content"] == TEA
+    assert memory.list_items()["total"] == 2
+
+
+def test_something_else_in_between_is_no_other_version(memory: Memory) -> None:
+    one = memory.store(TEA, created_at=1_000)["id"]
+    memory.store("The gateway listens on port 18789.", created_at=2_000)
+    assert memory.store(TEA)["id"] == one
+
+
+def test_replacing_by_a_text_that_is_there_keeps_one_of_it(memory: Memory) -> None:
+    tea, later = memory.store(TEA)["id"], memory.store(LATER)["id"]
+    answer = memory.store(LATER, replace=tea)
+    assert (answer["id"], answer["replaced_id"]) == (later, tea)
+    assert memory.list_items()["total"] == 1
+    memory.undo(tea)
+    assert {item["id"] for item in memory.list_items()["items"]} == {tea}
+
+
+def test_replacing_carries_links_and_counts_a_validation(memory: Memory) -> None:
+    tea, coffee = memory.store(TEA)["id"], memory.store(COFFEE)["id"]
+    link_up(memory, tea, coffee)
+    later = memory.store(LATER, replace=tea)["id"]
+    edges = memory.graph(later)["edges"]
+    assert {edge["type"]: edge.get("count", 0) for edge in edges} == (
+        {"co_accessed": 3, "supersedes": 0}
+    )
+    assert dict(rows_of(memory, "access_log", "item_id, validation_count"))[later] == 1
+    assert memory.recall("when is tea?")["results"][0]["supersedes"] == [tea]
+
+
+def test_undo_restores_everything(memory: Memory) -> None:
+    tea, coffee = memory.store(TEA)["id"], memory.store(COFFEE)["id"]
+    link_up(memory, tea, coffee)
+    before = tables(memory)
+    later = memory.store(LATER, replace=tea)["id"]
+    answer = memory.undo(later)
+    assert (answer["restored"], answer["hidden"]) == (tea, later)
+    after = tables(memory)
+    hidden = after["items"].pop(next(i for i, row in enumerate(after["items"]) if row[1] == later))
+    assert hidden[2] == LATER
+    assert after["items"] == before["items"]
+    assert set(before["vectors"]) < set(after["vectors"])
+    kept = [edge for edge in after["graph_edges"] if later not in edge[:2]]
+    assert kept == before["graph_edges"]
+    assert texts(memory.recall("when is tea?", anyway=True))[0] == TEA
+
+
+def test_undo_of_undo_is_redo(memory: Memory) -> None:
+    tea = memory.store(TEA)["id"]
+    later = memory.store(LATER, replace=tea)["id"]
+    memory.undo(tea)
+    assert memory.get(later)["replaced_by"] == tea
+    memory.undo(later)
+    assert memory.get(tea)["replaced_by"] == later
+    assert "replaced_by" not in memory.get(later)
+    actions = [event["action"] for event in memory.history(tea)["events"]]
+    assert actions == ["replace", "undo", "replace"]
+
+
+def test_undo_goes_back_step_by_step(memory: Memory) -> None:
+    ids = [memory.store("Version 0 of the plan.")["id"]]
+    for number in (1, 2, 3):
+        ids.append(memory.store(f"Version {number} of the plan.", replace=ids[-1])["id"])
+    memory.undo(ids[3])
+    memory.undo(ids[2])
+    assert [item["id"] for item in memory.list_items()["items"]] == [ids[1]]
+    assert [row["id"] for row in memory.history(ids[0])["versions"]] == ids
+
+
+def test_there_is_nothing_to_undo(memory: Memory) -> None:
+    id = memory.store(TEA)["id"]
+    with pytest.raises(NotFound, match="neither replaced nor"):
+        memory.undo(id)
+    with pytest.raises(NotFound):
+        memory.undo("unknown")
+
+
+def test_the_past_of_other_projects_is_theirs(memory: Memory, path: Path) -> None:
+    with open_memory(path, project="other") as other:
+        tea = other.store(TEA)["id"]
+        other.store(LATER, replace=tea)
+    for call in (memory.history, memory.undo, memory.graph):
+        with pytest.raises(NotFound, match="another project"):
+            call(tea)
+
+
+def test_forgetting_leaves_no_history(memory: Memory) -> None:
+    tea = memory.store(TEA)["id"]
+    later = memory.store(LATER, replace=tea)["id"]
+    memory.undo(later)
+    memory.undo(later)
+    memory.forget(later)
+    assert not rows_of(memory, "history")
+    assert not rows_of(memory, "items")
+
+
+def test_recall_as_of_a_day_answers_from_that_day(memory: Memory) -> None:
+    tea = memory.store(TEA, created_at="2026-01-01T00:00:00Z")["id"]
+    memory.store(LATER, replace=tea, created_at="2026-03-01T00:00:00Z")
+    memory.store("Tea is served at six.", created_at="2026-05-01T00:00:00Z")
+
+    def then(day: str) -> list[str]:
+        return texts(memory.recall("when is tea?", as_of=f"2026-{day}T12:00:00Z"))
+
+    assert memory.recall("tea?", as_of="2025-12-31T00:00:00Z")["results"] == []
+    assert then("02-01") == [TEA]
+    assert then("04-01") == [LATER]
+    assert set(then("06-01")) == {LATER, "Tea is served at six."}
+    with pytest.raises(InvalidInput):
+        memory.recall("tea?", as_of="the other day")
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["store", "replace", "undo", "access"]), st.integers(0, 9)),
+    max_size=12,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(STEPS)
+def test_no_text_is_lost_by_replacing_and_undoing(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
+) -> None:
+    with open_memory(tmp_path_factory.mktemp("past") / "memory.db") as memory:
+        stored: set[str] = set()
+        for action, number in steps:
+            live = [item["id"] for item in memory.list_items(limit=100)["items"]]
+            id = live[number % len(live)] if live else None
+            text = f"Fact {number} of the plan."
+            if action == "store" or (action == "replace" and id):
+                memory.store(text, replace=id if action == "replace" else None)
+                stored.add(text)
+            elif action == "undo" and id:
+                with contextlib.suppress(NotFound):  # it has replaced nothing
+                    memory.undo(id)
+            elif action == "access" and id:
+                memory.record_access(live[:3])
+        kept = {row[0] for row in memory.database.rows("SELECT content FROM items")}
+        assert kept == stored
+        if steps:
+            consistent(memory)

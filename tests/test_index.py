@@ -1,0 +1,134 @@
+"""The vectors that a long-lived process keeps: the same answers as the file's, always."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy
+import pytest
+from storage import child, finish, open_memory
+
+import sediment
+from sediment import Memory
+
+TOPICS = ["tea", "glaciers", "the gateway", "music", "ports", "bread", "a bridge", "taxes"]
+QUERIES = ["when is tea?", "which port?", "who plays?", "the bridge is closed", "bake", "money"]
+
+
+@pytest.fixture
+def memory(path: Path) -> Iterator[Memory]:
+    with open_memory(path) as memory:
+        for number in range(40):
+            memory.store(f"Remark {number} is about {TOPICS[number % len(TOPICS)]}.")
+        yield memory
+
+
+def agree(memory: Memory, limit: int = 10) -> None:
+    """The index finds what a scan of the file finds, inside the scope and outside."""
+    assert memory._index
+    for query in QUERIES:
+        vector = memory.encoder.embed(query)
+        with memory.database.snapshot():
+            found = memory._index.nearest(vector, "demo", limit)
+        for got, where in zip(found, (sediment._OWN, sediment._FOREIGN), strict=True):
+            live = f"{sediment._LIVE} AND {where}"
+            expected = sediment.nearest(memory.database, vector, live, "demo", limit)
+            assert [hit.item for hit in got] == [hit.item for hit in expected]
+            assert [hit.chunks for hit in got] == [hit.chunks for hit in expected]
+            assert [hit.score for hit in got] == pytest.approx(
+                [hit.score for hit in expected], abs=1e-5
+            )
+
+
+def test_it_agrees_with_the_file(memory: Memory) -> None:
+    agree(memory)
+
+
+def test_it_follows_every_change(memory: Memory, path: Path) -> None:
+    agree(memory)
+    ids = [item["id"] for item in memory.list_items(limit=10)["items"]]
+    memory.forget(*ids[:3])
+    later = memory.store("Tea is no longer served.", replace=ids[4])["id"]
+    agree(memory)
+    memory.undo(later)
+    agree(memory)
+    with open_memory(path, project="other") as other:
+        other.store("Tea is served elsewhere.")
+    memory.store("Tea is served everywhere.", scope="global")
+    agree(memory)
+
+
+def test_it_follows_other_processes(memory: Memory, path: Path) -> None:
+    agree(memory)
+    script = """
+memory = Memory(sys.argv[1], project="demo")
+for number in range(5):
+    memory.store(f"Tea number {number} comes from another process.")
+"""
+    finish(child(script, path))
+    agree(memory)
+    memory.recall("tea from another process")
+    assert "another process" in memory.recall("tea of another process")["results"][0]["content"]
+
+
+def test_vectors_that_come_late_are_taken_up(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agree(memory)
+    monkeypatch.setattr(sediment, "INLINE_CHUNKS", 0)
+    memory.store("A late vector about tea leaves.")
+    monkeypatch.undo()
+    memory.store("An early vector about tea cups.")
+    agree(memory)
+    memory.embed_pending()
+    agree(memory)
+
+
+def test_a_project_that_is_renamed_keeps_its_memories(memory: Memory) -> None:
+    agree(memory)
+    with memory.database.transaction() as connection:
+        connection.execute("UPDATE items SET project_id = 'demo2' WHERE seq % 2")
+        connection.execute("INSERT OR REPLACE INTO meta VALUES('moved', 'x')")
+    agree(memory)
+
+
+def test_another_file_is_another_memory(memory: Memory, path: Path) -> None:
+    agree(memory)
+    with open_memory(path.with_name("new.db")) as other:
+        other.store("Tea is served in the new file.")
+        other.database.reader().wal_checkpoint()
+    for suffix in ("-wal", "-shm"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+    path.with_name("new.db").rename(path)
+    (row,) = memory.recall("tea")["results"]
+    assert "new file" in row["content"]
+
+
+@pytest.mark.parametrize("kept", [sediment.KEPT_VECTORS, 0])
+def test_bits_find_nearly_all_of_many(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    monkeypatch.setattr(sediment, "SCANNED", 12)
+    monkeypatch.setattr(sediment, "KEPT_VECTORS", kept)
+    memory._index = index = sediment.VectorIndex(memory.database, 384)
+    same = 0
+    for query in QUERIES:
+        vector = memory.encoder.embed(query)
+        with memory.database.snapshot():
+            found, _ = index.nearest(vector, "demo", 3)
+        live = f"{sediment._LIVE} AND {sediment._OWN}"
+        expected = sediment.nearest(memory.database, vector, live, "demo", 3)
+        same += len({hit.item for hit in found} & {hit.item for hit in expected})
+    assert same >= 0.8 * 3 * len(QUERIES)
+
+
+def test_signs_are_packed_in_order() -> None:
+    vectors = numpy.eye(384, dtype=numpy.float32) - 0.5
+    assert sediment._bits(vectors).shape == (384, 6)
+    assert (numpy.bitwise_count(sediment._bits(vectors)).sum(1) == 1).all()
+
+
+def test_an_empty_file_has_nothing(tmp_path: Path) -> None:
+    with open_memory(tmp_path / "none.db") as memory:
+        assert memory.recall("anything")["results"] == []
+        memory.store("Something.")
+        assert len(memory.recall("anything", anyway=True)["results"]) == 1

@@ -1,0 +1,199 @@
+"""Ranking profiles: the original's numbers, the floor, explanations, and what must not matter."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from storage import open_memory
+
+import sediment
+from sediment import Candidate, Facts, InvalidInput, Memory
+
+DAY = sediment.DAY
+cosines = st.floats(-1, 1)
+NO_LEXICON = sediment.Lexicon(lambda _: [], lambda _: 0.0)
+
+
+def candidate(**facts: Any) -> Candidate:
+    """A candidate of one chunk in the own project."""
+    empty = Candidate(1, 1, 1, False, 0.0, 0.0, 0.0, 0.0)
+    return empty._replace(**facts)
+
+
+def facts(**known: Any) -> Facts:
+    return Facts("", 0, 0, None, 0, 0)._replace(**known)
+
+
+def contents(answer: dict[str, Any]) -> list[str]:
+    return [row["content"] for row in answer["results"]]
+
+
+# classic: the original's check values
+
+
+@pytest.mark.parametrize(
+    ("cosine", "similarity"),
+    [(1, 1), (0.95, 0.909), (0.9118, 0.85), (0.8, 0.714), (0.5, 0.5), (0, 0.333), (-0.167, 0.30)],
+)
+def test_classic_similarity(cosine: float, similarity: float) -> None:
+    assert sediment.classic_similarity(cosine) == pytest.approx(similarity, abs=0.0006)
+
+
+@pytest.mark.parametrize(("ratio", "boost"), [(1, 0.12), (0.9, 0.0972), (0.5, 0.03), (0, 0)])
+def test_classic_boost_and_project_factor(ratio: float, boost: float) -> None:
+    one = candidate(cosine=0.5, relative=ratio)
+    assert sediment.classic_score(one, 0.5, 0.875).score == pytest.approx(0.5 + boost)
+    foreign = one._replace(foreign=True)
+    assert sediment.classic_score(foreign, 0.5, 0.875).score == pytest.approx((0.5 + boost) * 0.875)
+
+
+@pytest.mark.parametrize(
+    ("known", "final"),
+    [
+        (facts(created_at=100 * DAY), 0.5),
+        (facts(created_at=70 * DAY), 0.25),
+        (facts(created_at=0, last_access=100 * DAY, accesses=1), 0.535),
+        (facts(created_at=100 * DAY, accesses=100), 0.731),
+        (facts(created_at=40 * DAY, accesses=3, validations=1, edges=4), 0.200),
+    ],
+)
+def test_classic_age_frequency_and_trust(known: Facts, final: float) -> None:
+    factors = sediment.classic_factors(known, 100 * DAY)
+    assert 0.5 * math.prod(factors.values()) == pytest.approx(final, abs=0.001)
+
+
+def test_classic_is_at_most_one(memory: Memory) -> None:
+    memory.store("Tea is served at four.")
+    for _ in range(3):
+        answer = memory.recall("Tea is served at four.", ranking="classic", explain=True)
+    (row,) = answer["results"]
+    assert row["similarity"] == "1.00"
+    assert row["parts"]["access"] > 1
+    assert row["parts"]["boost"] == pytest.approx(0.12)
+
+
+def test_the_ranking_is_chosen_by_the_environment_too(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.store("Tea is served at four.")
+    monkeypatch.setenv("SEDIMENT_RANKING", "classic")
+    assert "boost" in memory.recall("tea", explain=True)["results"][0]["parts"]
+    parts = memory.recall("tea", explain=True, ranking="default")["results"][0]["parts"]
+    assert "boost" not in parts
+    monkeypatch.setenv("SEDIMENT_RANKING", "best")
+    with pytest.raises(InvalidInput, match="default, classic"):
+        memory.recall("tea")
+
+
+# default: what must not matter
+
+
+def test_being_shown_changes_no_answer(memory: Memory) -> None:
+    for number in range(30):
+        memory.store(f"Ticket {number} was about the login page of the shop.")
+    question = "Which ticket was about the login page?"
+    first = contents(memory.recall(question, record=False))
+    for _ in range(20):
+        memory.recall("Ticket 29")
+    assert contents(memory.recall(question, record=False)) == first
+
+
+def test_age_alone_changes_no_answer(tmp_path: Path) -> None:
+    facts = ["Tea is served at four.", "The gateway is in the cellar.", "Mara is vegetarian."]
+    for order in (facts, facts[::-1]):
+        with open_memory(tmp_path / f"{order[0]}.db") as memory:
+            for number, text in enumerate(order):
+                memory.store(text, created_at=number * 100 * DAY)
+            for query, text in (
+                ("what does Mara eat?", facts[2]),
+                ("where is the gateway?", facts[1]),
+            ):
+                assert contents(memory.recall(query))[0] == text
+
+
+def test_what_was_confirmed_decides_between_equals(memory: Memory) -> None:
+    rows = [{"id": name, "content": "Tea is served at four."} for name in ("a", "b", "c")]
+    memory.import_rows(rows)
+    with memory.database.transaction() as connection:
+        sediment.count_validation(connection, "b")
+    assert memory.recall("when is tea?")["results"][0]["id"] == "b"
+
+
+@given(st.integers(0, 10**6))
+def test_trust_is_bounded(validations: int) -> None:
+    hit = sediment.default_score(candidate(cosine=0.5), 0.0, 1.0)
+    (after,) = sediment.default_adjust(
+        [hit], {1: facts(validations=validations)}, "", NO_LEXICON, 5
+    )
+    assert 0 <= after.score - hit.score <= sediment.TRUST_MAX
+
+
+# Explanations
+
+
+def test_the_parts_make_the_score(memory: Memory) -> None:
+    memory.store("Tea is served at four in the garden.")
+    memory.store("Cake is served at five in the hall.")
+    for row in memory.recall("when is tea served?", explain=True)["results"]:
+        parts = row["parts"]
+        score = parts["cosine"] + parts.get("words", 0) + parts.get("length", 0)
+        score = score * parts["project"] + parts.get("trust", 0)
+        assert float(row["similarity"]) == pytest.approx(min(1, score), abs=0.006)
+        assert float(row.get("raw_similarity", row["similarity"])) == pytest.approx(
+            parts["cosine"], abs=0.006
+        )
+    assert "parts" not in memory.recall("when is tea served?")["results"][0]
+
+
+# The floor
+
+
+def test_questions_on_other_subjects_get_nothing(memory: Memory) -> None:
+    for number in range(40):
+        memory.store(f"The service of team {number} listens on port {9000 + number}.")
+    answer = memory.recall("Who painted the ceiling of the chapel?")
+    assert answer["results"] == []
+    assert answer["held_back"] == 5
+    assert "5 unrelated" in answer["message"]
+    assert len(memory.recall("Who painted the ceiling?", anyway=True)["results"]) == 5
+
+
+def test_min_score_takes_the_place_of_the_floor(memory: Memory) -> None:
+    memory.store("Tea is served at four.")
+    memory.store("The gateway listens on port 18789.")
+    assert contents(memory.recall("tea time", min_score=0.3)) == ["Tea is served at four."]
+    assert memory.recall("tea time", min_score=0.3)["held_back"] == 1
+    assert len(memory.recall("tea time", min_score=-1)["results"]) == 2
+    assert memory.recall("tea time", min_score=2)["results"] == []
+
+
+def test_all_words_of_a_query_are_enough(memory: Memory) -> None:
+    for number in range(40):
+        memory.store(f"The service of team {number} listens on port {9000 + number}.")
+    memory.store("xq7-zulu: see the red folder in the cellar, third shelf from the left")
+    assert contents(memory.recall("xq7-zulu"))[0].startswith("xq7-zulu")
+
+
+@given(cosines, st.floats(0, 1))
+def test_relevance_grows_with_both(cosine: float, coverage: float) -> None:
+    value = sediment.relevance(candidate(cosine=cosine, coverage=coverage))
+    assert value >= cosine
+    more = sediment.relevance(candidate(cosine=cosine, coverage=min(1, coverage + 0.1)))
+    assert more >= value
+
+
+def test_fewer_memories_need_less() -> None:
+    floors = [sediment.chance_floor(count) for count in (1, 10, 100, 1_000, 1_000_000)]
+    assert floors == sorted(floors)
+    assert 0 < floors[0] < floors[2] < sediment.FLOOR
+    assert floors[-1] == sediment.FLOOR
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Memory]:
+    with open_memory(tmp_path / "memory.db") as memory:
+        yield memory

@@ -1,0 +1,101 @@
+"""The newest version of a fact stands before older ones; what only looks alike keeps its place."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+from hypothesis import given
+from hypothesis import strategies as st
+from storage import open_memory
+
+import sediment
+from sediment import Memory
+
+DAY = sediment.DAY
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Memory]:
+    with open_memory(tmp_path / "memory.db") as memory:
+        yield memory
+
+
+def trial(name: str) -> list[dict[str, Any]]:
+    lines = (ROOT / "tests/trials" / name).read_text("utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def filled(memory: Memory, groups: list[list[str]], gap: int) -> None:
+    """Texts of each group a gap apart, with the ids of their group and place."""
+    memory.import_rows(
+        {"id": f"{number}-{place}", "content": text, "created_at": 10**9 + gap * place}
+        for number, texts in enumerate(groups)
+        for place, text in enumerate(texts)
+    )
+
+
+def order(memory: Memory, query: str, number: int) -> list[int]:
+    """The places of a group's texts in the answer."""
+    rows = memory.recall(query, limit=50, anyway=True)["results"]
+    ids = [row["id"].split("-") for row in rows]
+    return [int(place) for group, place in ids if group == str(number)]
+
+
+@pytest.mark.parametrize("gap", [60, 30 * DAY])
+def test_the_newest_version_comes_first(memory: Memory, gap: int) -> None:
+    sequences = trial("versions.jsonl")
+    filled(memory, [row["sequence"] for row in sequences], gap)
+    newest = [
+        order(memory, row["query"], number)[:1] == [len(row["sequence"]) - 1]
+        for number, row in enumerate(sequences)
+    ]
+    assert sum(newest) >= 0.9 * len(newest)
+
+
+def test_what_only_looks_alike_keeps_its_place(memory: Memory) -> None:
+    groups = trial("lookalikes.jsonl")
+    filled(memory, [row["items"] for row in groups], 30 * DAY)
+    kept = [
+        order(memory, row["query"], number)[:1] == [row["expected"]]
+        for number, row in enumerate(groups)
+    ]
+    assert sum(kept) >= 0.95 * len(kept)
+
+
+def test_texts_of_one_moment_have_no_order_of_their_own(memory: Memory) -> None:
+    sequences = trial("versions.jsonl")[:20]
+    filled(memory, [row["sequence"] for row in sequences], 0)
+    for row in sequences:
+        found = memory.recall(row["query"], limit=50, anyway=True, explain=True)["results"]
+        assert all("age" not in result["parts"] for result in found)
+
+
+def test_age_is_explained_and_nothing_is_hidden(memory: Memory) -> None:
+    texts = ["Session timeout is 30 minutes.", "Session timeout is now 2 hours."]
+    filled(memory, [texts], DAY)
+    rows = memory.recall("how many minutes is the session timeout?", explain=True)["results"]
+    assert [row["content"] for row in rows] == texts[::-1]
+    assert rows[0]["parts"]["age"] > 0
+    scores = [float(row["similarity"]) for row in rows]
+    assert scores == sorted(scores, reverse=True)
+
+
+WORDS = ["a", "the", "gate", "port", "is", "now", "8080", "9090", "team", "moved"]
+words = st.lists(st.sampled_from(WORDS), min_size=1)
+versions = st.lists(
+    st.builds(sediment.Version, words.map(" ".join), st.floats(0, 1), st.integers(0, 3)),
+    max_size=8,
+)
+LEXICON = sediment.Lexicon(sediment.stemmer(), lambda _: 0.01)
+
+
+@given(versions, st.integers(0, 9))
+def test_reordering_loses_and_invents_nothing(found: list[Any], enough: int) -> None:
+    found.sort(key=lambda version: -version.score)
+    query = "which port is the gate on?"
+    places = sediment.newest_first(found, query, LEXICON, enough)
+    assert sorted(places) == list(range(len(found)))
+    assert places[:enough] == sediment.newest_first(found, query, LEXICON, 99)[:enough]
