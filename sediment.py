@@ -74,7 +74,7 @@ from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from itertools import accumulate, combinations, pairwise
+from itertools import accumulate, combinations, islice, pairwise
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -113,14 +113,14 @@ PREVIEW = 100  # characters of a long memory shown in lists
 INLINE_CHUNKS = 32  # encoded before the answer (about 1 s); a longer text is answered first
 IMPORT_BATCH = 128  # rows a transaction: 0.6 ms of commit against seconds of encoding
 # Rows of which the cosine is taken exactly, those with most bits in common with the query. Of 500
-# queries to 100,000 vectors 99.6 % get the ten that an exact search finds; with 1,000, 99.2 %.
-SCANNED = 2_000
+# queries to 100,000 vectors 99.6 % get the ten that an exact search finds with 2,000 of them.
+SCANNED = 4_000
 KEPT_VECTORS = 150_000  # 230 MB; of more, a long-lived process keeps the bits alone, 48 each
 CANDIDATES = 50  # per index and scope, or as many as are asked for; 200 give the same tables
 LEXICON_TEXTS = 5_000  # chunks whose stems a process keeps: some 5 MB
 # Chunks that a query's words are looked up in, and those of one word in which they are counted:
-# 6,000 take 4 ms, and 25,000, as usual among 100,000 chunks, take 120. Our sets do not notice.
-SCORED_ROWS, COUNTED_ROWS = 6_000, 1_000
+# 10,000 take 6 ms; 25,000, as usual among 100,000 chunks, take 50. 6,000 cost functions 0.3.
+SCORED_ROWS, COUNTED_ROWS = 10_000, 1_000
 QUERY_TERMS = 64  # distinct words of a query that are looked up, the rarest in English
 # Ranking. Figures are the mean MRR of our five sets (tests/RANKING.md has them one by one); it
 # was 67.9 with BM25 / its maximum times the best constant, 69.3 with information squared and the
@@ -184,8 +184,10 @@ CODE_MIN, YAML_MIN = 100, 50  # characters after which a definition or key opens
 CONTEXT_MAX = 120  # a longer context would take the window from what it describes
 SIGNATURE_MAX = 60
 
+PAGE_BYTES = 8_192  # holds five vectors; of 4,096, which hold two, a quarter would stay empty
 BUSY_TIMEOUT = 30_000  # ms a writer waits for another before it gives up
 PRELOAD_DELAY = 2.0  # s between tools/list and loading the encoder in the background
+SHOWN_DELAY, SHOWN_MAX = 0.2, 100  # s of quiet, or answers, before a server notes what it showed
 PARENT_POLL = 2.0  # s between looks at whether the client still lives
 ENCODER_THREADS = 2  # 1.8 times one thread at 128 tokens; more gain little on texts this short
 
@@ -1516,6 +1518,7 @@ def _connect(path: Path) -> apsw.Connection:
 
 def _configure(connection: apsw.Connection) -> None:
     if not connection.readonly("main"):
+        connection.pragma("page_size", PAGE_BYTES)  # of a new file
         _use_wal(connection)
     connection.pragma("synchronous", "full")  # an answered change survives a power cut
     connection.pragma("foreign_keys", "on")
@@ -2003,8 +2006,9 @@ class Item(NamedTuple):
 def same_text(connection: apsw.Connection, content: str, project: str | None) -> str | None:
     """The id of the live item of a project (or global) that has this text."""
     sql = (
+        # The plus keeps SQLite from walking all of the project instead of one hash.
         "SELECT id, content FROM items WHERE text_hash = ? AND ended_at IS NULL"
-        " AND project_id IS ? ORDER BY created_at DESC, seq DESC"
+        " AND +project_id IS ? ORDER BY created_at DESC, seq DESC"
     )
     text = normalized(content)
     rows = fetch(connection, sql, text_hash(content), project)
@@ -2651,24 +2655,12 @@ def matching(
     live: str = _LIVE,
     limit: int = CANDIDATES,
 ) -> tuple[list[tuple[Evidence, bool]], float]:
-    """Items by the BM25 of their best chunk, with whether they are another project's:
-    `limit` of either kind; and the score of the chunk that is GAP_DEPTH-th best of all."""
+    """Items by the BM25 of their best chunk, with whether they are another project's: `limit` of
+    the own scope, and the foreign ones met on the way; and the GAP_DEPTH-th best chunk's score."""
     if not words.terms:
         return [], 0.0
-    sql = (
-        f"WITH hits AS ({' UNION ALL '.join(_hits_of(term) for term in words.terms)}),"
-        " chunk_hits AS MATERIALIZED (SELECT chunk, sum(score) AS score FROM hits GROUP BY chunk"
-        " ORDER BY score DESC LIMIT ?),"
-        " found AS (SELECT i.seq AS item, c.id AS chunk, max(h.score) AS score,"
-        f" {_FOREIGN} AS other FROM chunk_hits h"
-        " JOIN chunks c ON c.id = h.chunk JOIN items i ON i.seq = c.item"
-        f" WHERE {live} GROUP BY i.seq),"
-        " placed AS (SELECT *, row_number() OVER (PARTITION BY other ORDER BY score DESC, item)"
-        " AS place FROM found)"
-        " SELECT item, chunk, score, other,"
-        f" (SELECT score FROM chunk_hits ORDER BY score DESC LIMIT 1 OFFSET {GAP_DEPTH - 1})"
-        " FROM placed WHERE place <= ? ORDER BY score DESC, item"
-    )
+    hits = " UNION ALL ".join(_hits_of(term) for term in words.terms)
+    sql = f"SELECT chunk, sum(score) FROM ({hits}) GROUP BY chunk ORDER BY 2 DESC, chunk"
     values = [
         value
         for term in words.terms
@@ -2677,18 +2669,36 @@ def matching(
             term.stems[0] if term.counted else f'"{term.phrase}"',
         )
     ]
-    # Where all is in the own scope, what is cut here would not have come among the best.
-    enough = -1 if _has_foreign(database, project) else 10 * limit
-    rows = database.rows(sql, *values, enough, project, limit)
-    found = [(Evidence(*row[:3]), bool(row[3])) for row in rows]
-    return found, (rows[0][4] or 0.0) if rows else 0.0
+    chunks = iter(database.reader().execute(sql, values))
+    found: dict[int, tuple[Evidence, bool]] = {}
+    scores: list[float] = []
+    own, size = 0, 2 * limit
+    # Best first, and only as many as it takes: looking up the items is what costs.
+    while own < limit and (batch := list(islice(chunks, size))):
+        scores += [score for _, score in batch]
+        for item, chunk, score, foreign in _items_of(database, batch, project, live):
+            if item not in found:
+                found[item] = Evidence(item, chunk, score), foreign
+                own += not foreign
+        size *= 4
+    return list(found.values()), scores[GAP_DEPTH - 1] if len(scores) >= GAP_DEPTH else 0.0
 
 
-def _has_foreign(database: Database, project: str | None) -> bool:
-    """Whether any live item is another project's, by the two ends of the index."""
-    sql = f"SELECT {{}}(i.project_id) FROM items i WHERE {_LIVE}"
-    ends = {database.value(sql.format(end)) for end in ("min", "max")}
-    return not ends <= {None, project}
+def _items_of(
+    database: Database, chunks: list[tuple[int, float]], project: str | None, live: str
+) -> list[tuple[int, int, float, bool]]:
+    """Of chunks and their scores: (item, chunk, score, foreign) of the live ones, in order."""
+    sql = (
+        f"SELECT c.id, i.seq, {_FOREIGN} FROM json_each(?) j JOIN chunks c ON c.id = j.value"
+        f" JOIN items i ON i.seq = c.item WHERE {live}"
+    )
+    rows = database.rows(sql, project, json.dumps([chunk for chunk, _ in chunks]))
+    places = {chunk: (item, bool(foreign)) for chunk, item, foreign in rows}
+    return [
+        (places[chunk][0], chunk, score, places[chunk][1])
+        for chunk, score in chunks
+        if chunk in places
+    ]
 
 
 def _hits_of(term: Term) -> str:
@@ -3667,13 +3677,15 @@ class Memory:
             self.record_access(row["id"] for row in answer["results"])
         return answer
 
-    def record_access(self, ids: Iterable[str]) -> None:
-        """Note that items were shown; a file that can't be written now is no reason to fail."""
-        shown = list(ids)
+    def record_access(self, *answers: Iterable[str]) -> None:
+        """Note the ids that each answer showed; a file that can't be written now is no reason to
+        fail."""
+        shown = [ids for ids in map(list, answers) if ids]
         if not shown:
             return
         with contextlib.suppress(DatabaseError), self.database.transaction(wait=500) as connection:
-            count_access(connection, shown)
+            for ids in shown:
+                count_access(connection, ids)
 
     def _search(
         self, query: str, limit: int, profile: Profile, moment: int | None
@@ -4686,6 +4698,7 @@ class Worker:
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
         self._calls: deque[Call] = deque()
+        self._shown: list[list[str]] = []  # ids of answers that are still to be noted
         self._ready = threading.Condition()
         self._closing = False
         self._idle = threading.Event()
@@ -4717,7 +4730,12 @@ class Worker:
             self._chore.join(1.0)
 
     def _work(self) -> None:
-        while call := self._next():
+        while (call := self._next()) or self._shown or not self._closing:
+            if call is None or len(self._shown) >= SHOWN_MAX:
+                self.memory.record_access(*self._shown)
+                self._shown.clear()
+            if call is None:
+                continue
             self._idle.clear()
             try:
                 if not call.cancelled.is_set():
@@ -4729,9 +4747,10 @@ class Worker:
             self._idle.set()
 
     def _next(self) -> Call | None:
+        """The next call; None when there is time for other things, or at the end."""
         with self._ready:
-            while not self._calls and not self._closing:
-                self._ready.wait()
+            if not self._calls and not self._closing:
+                self._ready.wait(SHOWN_DELAY if self._shown else None)
             return self._calls.popleft() if self._calls else None
 
     def _run(self, call: Call) -> None:
@@ -4751,7 +4770,8 @@ class Worker:
             _log_fault()
             result = _tool_error("Sediment failed here; its log (stderr) says where.")
         call.answer({} if call.cancelled.is_set() else result)
-        self.memory.record_access(shown)
+        if shown:
+            self._shown.append(shown)
         if call.name in ("store", "recall"):
             self._start_chores()
 

@@ -1,68 +1,213 @@
-"""How fast Sediment is: `make bench`.
+"""How fast and how large Sediment is: `make bench`.
 
-Everything is a ratio to a floor measured in the same run, because machines are noisy: a warm call
-against the bare encoder call on the same texts, a cold command against the imports it cannot
-avoid. Medians of several rounds; the last column is the spread of the rounds. Also written to
-dist/bench.json.
+Every time is a ratio to a floor that is measured in the same run, turn about with what it is the
+floor of (A B A B ...), because machines are noisy. Each ratio comes with its margin: what two
+runs on one commit may differ by, from resampling the turns; measuring goes on until the margin is
+small or the time for it is over. One table, dist/bench.json and dist/bench.svg.
+
+The bare encoder call is tokenising and running the product's own graph in the fastest session
+found here, in 32 bits, on the same texts, right behind another such call.
+
+recall_N       MCP recall, limit 5, over the wire, with N memories in the file / bare encoder call
+recall_p95     the 95th percentile of these calls / their median, with the fewest and most memories,
+               in the half of the calls that waited least for a core that others used
+store_N        MCP store, on disk when answered / bare encoder call (each is forgotten again)
+cold_recall    the process `sediment.pyz recall Q --json`, with the fewest memories
+               / `python -c "import numpy, onnxruntime, tokenizers"`
+cold_list      the process `sediment.pyz list --json` / `python -c "import click, sqlite3, json"`
+handshake      from starting the server to its answer to server/discover
+               / `python -c "import json"`
+import_rate    memories a second through import / encoded a second by the bare encoder
+rss_idle       MB of the server that has answered tools/list and not yet loaded the encoder
+rss_N          MB after 100 recalls with N memories
+bytes_per_memory   bytes of the closed file for a memory of 250 characters, all indexes
+pyz_mb         MB of the .pyz; below the table, what each part of it takes
+exact_top10    share of questions to the most memories whose ten best by cosine are the true ten
+
+`--peer 'COMMAND'` (may be repeated) measures another MCP server with tools `store` (content) and
+`recall` (query, limit), `--chroma PYTHON` the query of chromadb, which that Python must have, with
+the same vectors; the query alone, without encoding. Both add a column.
 """
 
 from __future__ import annotations
 
+import argparse
+import io
 import json
+import math
 import os
-import random
+import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+# What the product sets for itself: a BLAS of one thread and no telemetry. Floors get the same.
+LIKE_SEDIMENT = {"OPENBLAS_NUM_THREADS": "1", "ORT_DISABLE_TELEMETRY": "1"}
+os.environ |= {"SEDIMENT_CONSOLIDATE": "0", **LIKE_SEDIMENT}
 
-from wire import Wire, small_env  # noqa: E402
+import numpy  # noqa: E402
+from bench_corpus import (  # noqa: E402
+    LONGEST,
+    PROJECT,
+    Corpus,
+    Memo,
+    fill,
+    rows,
+    stored_vectors,
+)
+from bench_plot import plot  # noqa: E402
+from tokenizers import Tokenizer  # noqa: E402
+from wire import STATELESS, Wire, small_env  # noqa: E402
 
 from sediment import Encoder, Memory  # noqa: E402
 
-ITEMS = 1_000
-ROUNDS = 5
 PYZ = os.environ.get("SEDIMENT_PYZ") or str(ROOT / "dist" / "sediment.pyz")
+ITEMS = "1000,10000,100000"
+ENCODED = 1_000  # memories that go through the encoder, at most; the others get made-up vectors
+MEASURED = 3_000  # memories in the file whose bytes are counted
+GOOD_MARGIN, WORST_MARGIN = 0.04, 0.10
+LONGEST_STAGE = 110  # s at one size, on a machine too noisy for the margin
+STRETCHES = 10  # of consecutive turns, of which a resampled run is made
+RESAMPLED = 400  # times; more do not change the second digit of a margin
 
-SUBJECTS = "the gateway|our staging database|Mara|the billing job|the search index|CI|the CDN|auth"
-ACTIONS = "moved to|is rebuilt by|was blocked by|depends on|must never call|prefers|logs to|retries"
-OBJECTS = "port 18789|PostgreSQL 15|the nightly export|a feature flag|Redis|the canary|a queue|S3"
-PEOPLE = ("Ana", "Bo", "Cy", "Di", "Eve")
-REASONS = "since the outage|for compliance|because of latency|until the audit|after the migration"
+
+# What is measured, and how sure it is.
 
 
-def sentences(count: int, seed: int) -> list[str]:
-    """Memories that read like memories; all different."""
-    rng = random.Random(seed)
-    parts = [words.split("|") for words in (SUBJECTS, ACTIONS, OBJECTS, REASONS)]
-    return [
-        f"{' '.join(map(rng.choice, parts))} (ticket {seed}-{number}), decided with "
-        f"{rng.choice(['Ana', 'Bo', 'Cy', 'Di', 'Eve'])} in week {rng.randrange(1, 53)}."
-        for number in range(count)
-    ]
+class Figure(NamedTuple):
+    """A line of the table."""
+
+    name: str
+    value: float
+    margin: float | None = None  # relative
+    told: str = ""
+
+
+class Ratio:
+    """Two things that are timed turn about; each takes the number of the turn, gives seconds."""
+
+    def __init__(
+        self,
+        name: str,
+        above: Callable[[int], float],
+        below: Callable[[int], float],
+        turns: tuple[int, int],
+        pid: int | None = None,
+    ) -> None:
+        self.name = name
+        self.turns = turns  # at least, at most
+        self.pid = pid  # who does the work above, when it is not a process of its own
+        self.waits: list[float] = []  # of the work above, the share spent waiting for a core
+        self._measure = above, below
+        self.above: list[float] = []
+        self.below: list[float] = []
+
+    def take(self) -> None:
+        """Measure one turn."""
+        turn, (above, below) = len(self.above), self._measure
+        waited = waiting(self.pid)
+        self.above.append(above(turn))
+        self.waits.append((waiting(self.pid) - waited) / self.above[-1])
+        self.below.append(below(turn))
+
+    def settled(self) -> bool:
+        """Whether more turns would tell nothing more."""
+        least, most = self.turns
+        taken = len(self.above)
+        if taken < least or (taken % 10 and taken < most):  # looking costs milliseconds
+            return False
+        return taken >= most or self.estimate()[1] <= GOOD_MARGIN
+
+    def estimate(self) -> tuple[float, float]:
+        """The ratio and its margin: of medians or the median one, whichever varies less."""
+        above, below = numpy.array(self.above), numpy.array(self.below)
+        picks = resampling(len(above))
+        medians = numpy.median(above[picks], 1) / numpy.median(below[picks], 1)
+        ratios = numpy.median((above / below)[picks], 1)
+        of_medians = statistics.median(self.above) / statistics.median(self.below)
+        of_ratios = float(numpy.median(above / below))
+        return min(
+            (of_medians, margin(medians, of_medians)),
+            (of_ratios, margin(ratios, of_ratios)),
+            key=lambda pair: pair[1],
+        )
+
+    def figure(self) -> Figure:
+        """The line for this ratio, with both times."""
+        times = [1000 * statistics.median(taken) for taken in (self.above, self.below)]
+        told = f"{times[0]:.3g} ms / {times[1]:.3g} ms, {len(self.above)} turns"
+        return Figure(self.name, *self.estimate(), told)
+
+
+def resampling(count: int) -> Any:
+    """Row numbers of samples that might as well have been taken.
+
+    Whole stretches are drawn: a neighbour's work lasts for many turns.
+    """
+    length = math.ceil(count / STRETCHES)
+    starts = numpy.random.default_rng(count).integers(0, count, (RESAMPLED, STRETCHES, 1))
+    places = (starts + numpy.arange(length)) % count
+    return places.reshape(RESAMPLED, -1)[:, :count]
+
+
+def margin(values: Any, value: float) -> float:
+    """By how much two such values differ at most, in 19 of 20 cases, relative to one of them."""
+    return 1.96 * math.sqrt(2) * float(numpy.std(values)) / value
+
+
+def settle(ratios: Iterable[Ratio], limit: float) -> None:
+    """Measure turn about until each ratio is settled or the seconds are over."""
+    end, left = time.perf_counter() + limit, list(ratios)
+    while left and time.perf_counter() < end:
+        for ratio in left:
+            ratio.take()
+        left = [ratio for ratio in left if not ratio.settled()]
+
+
+def tail(name: str, ratio: Ratio) -> Figure:
+    """The 95th percentile relative to the median, of the half that was disturbed least."""
+    calm = numpy.argsort(ratio.waits, kind="stable")[: len(ratio.waits) // 2]
+    values = numpy.array(ratio.above)[calm]
+
+    def of(samples: Any) -> Any:
+        return numpy.percentile(samples, 95, axis=-1) / numpy.median(samples, axis=-1)
+
+    value = float(of(values))
+    share = 100 * max(ratio.waits[place] for place in calm)
+    told = f"{1000 * numpy.percentile(values, 95):.3g} ms, {len(values)} calls"
+    told += f" that waited at most {share:.1f} % for a core"
+    return Figure(name, value, margin(of(values[resampling(len(values))]), value), told)
 
 
 def seconds(work: Callable[[], object]) -> float:
+    """How long this takes."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
-def median_of(work: Callable[[Any], object], inputs: Iterable[Any]) -> float:
-    return statistics.median(seconds(lambda value=value: work(value)) for value in inputs)
+def short(count: int) -> str:
+    """1000 as it stands in names: 1k."""
+    return f"{count // 1000}k" if count % 1000 == 0 else str(count)
 
 
-def command(*words: str, env: dict[str, str]) -> Callable[[int], object]:
-    """A whole process, as a function to time."""
-    line = [sys.executable, *words]
-    return lambda _: subprocess.run(line, env=env, check=True, capture_output=True)
+def waiting(pid: int | None) -> float:
+    """Seconds for which a process's threads had work and no core (Linux; elsewhere 0)."""
+    try:
+        threads = list(Path(f"/proc/{pid}/task").glob("*/schedstat"))
+        return sum(int(thread.read_text().split()[1]) for thread in threads) / 1e9
+    except OSError:
+        return 0.0
 
 
 def resident(pid: int) -> float:
@@ -74,94 +219,464 @@ def resident(pid: int) -> float:
     return int(status.split("VmRSS:")[1].split()[0]) / 1024
 
 
-class Bench:
-    """Collects each figure over the rounds."""
-
-    def __init__(self) -> None:
-        self.rounds: dict[str, list[float]] = {}
-
-    def add(self, name: str, value: float) -> None:
-        self.rounds.setdefault(name, []).append(value)
-
-    def report(self) -> dict[str, float]:
-        """Print the table; returns the medians."""
-        print("| figure | median | spread |\n| --- | --- | --- |")
-        medians = {}
-        for name, values in self.rounds.items():
-            middle = medians[name] = statistics.median(values)
-            spread = (max(values) - min(values)) / middle if middle else 0
-            print(f"| {name} | {middle:.3g} | {100 * spread:.0f} % |")
-        return medians
+# What it is measured against.
 
 
-def warm(bench: Bench, wire: Wire, encoder: Encoder, turn: int) -> None:
-    """Calls to a running server, against the bare encoder call on the same texts."""
-    texts = sentences(40, 1000 + turn)
-    queries = [text.split(" (")[0] for text in texts]
-    floor = median_of(encoder.embed, queries)
-    bench.add("encoder call, query (ms)", floor * 1000)
-    recalled = median_of(lambda query: wire.call("recall", query=query), queries)
-    bench.add("recall_1k", recalled / floor)
-    floor = median_of(encoder.embed, texts)
-    bench.add("store_1k", median_of(lambda text: wire.call("store", content=text), texts) / floor)
+class BareEncoder:
+    """The product's graph and tokenizer and nothing around them."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.folder = Encoder().model.folder
+        self._tokenizer = Tokenizer.from_file(str(self.folder / "tokenizer.json"))
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        # Which is faster depends on the machine and on who else uses it.
+        sessions = {threads: self._open(threads) for threads in (1, 2)}
+        times: dict[int, list[float]] = {threads: [] for threads in sessions}
+        for text in texts:
+            for threads, self._session in sessions.items():
+                times[threads].append(self.seconds(text))
+        self.threads = min(times, key=lambda threads: statistics.median(times[threads]))
+        self._session = sessions[self.threads]
+
+    def _open(self, threads: int) -> Any:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        options.intra_op_num_threads = threads
+        # Spinning threads would take the cores from the server that is measured next.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        path = str(self.folder / "model.onnx")
+        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+    def __call__(self, text: str) -> Any:
+        ids = numpy.array(self._tokenizer.encode(text).ids, numpy.int64)
+        return self._session.run(["embedding"], {"ids": ids})[0]
+
+    def seconds(self, text: str) -> float:
+        """How long one call takes."""
+        return seconds(lambda: self(text))
+
+    def awake(self, text: str) -> float:
+        """The same behind another call: one after a pause takes a fifth longer."""
+        self("a call that wakes threads and fills caches")
+        return self.seconds(text)
 
 
-def cold(bench: Bench, env: dict[str, str]) -> None:
-    """Whole processes, against the interpreter with the imports they need."""
-    imports = median_of(command("-c", "import numpy, onnxruntime, tokenizers", env=env), range(3))
-    recalled = median_of(command(PYZ, "recall", "which port?", "--json", env=env), range(3))
-    bench.add("cold_recall", recalled / imports)
-    bench.add("cold recall (ms)", recalled * 1000)
-    imports = median_of(command("-c", "import click, sqlite3, json", env=env), range(5))
-    listed = median_of(command(PYZ, "list", "--json", env=env), range(5))
-    bench.add("cold_list", listed / imports)
-    bench.add("cold list (ms)", listed * 1000)
+def scan_seconds(vectors: Any) -> float:
+    """The shortest look at every vector: a product with each, on all cores."""
+    query = numpy.array(vectors[0])
+    parts = numpy.array_split(vectors, os.cpu_count() or 1)
+    with ThreadPoolExecutor(len(parts)) as pool:
+
+        def look() -> None:
+            list(pool.map(lambda part: part @ query, parts))
+
+        return min(seconds(look) for _ in range(25))
 
 
-def handshake(bench: Bench, folder: Path, env: dict[str, str]) -> None:
-    """From spawn to the first answer."""
-    floor = median_of(command("-c", "import json", env=env), range(5))
+def python(env: dict[str, str], *words: str) -> Callable[[int], float]:
+    """A whole Python process, as something to time."""
+    line = [sys.executable, *words]
+    return lambda _: seconds(
+        lambda: subprocess.run(line, env=env, check=True, stdout=subprocess.PIPE)
+    )
 
-    def answer(_: int) -> None:
-        wire = Wire(folder, env)
-        wire.handshake()
+
+# The runs.
+
+
+class Lab:
+    """A scratch folder with a database, what is stored there, and what has been found out."""
+
+    def __init__(self, folder: Path, sizes: list[int]) -> None:
+        self.folder = folder
+        self.sizes = sizes
+        self.path = folder / "memory.db"
+        cache = os.environ.get("SEDIMENT_CACHE") or str(folder / "cache")
+        facts = {"SEDIMENT_DB": str(self.path), "SEDIMENT_PROJECT": PROJECT}
+        switches = {"SEDIMENT_RATE_LIMIT": "0", "SEDIMENT_CONSOLIDATE": "0"}
+        self.env = small_env(folder, **facts, **switches, **LIKE_SEDIMENT, SEDIMENT_CACHE=cache)
+        self.corpus = Corpus(Encoder().model.folder / "tokenizer.json", seed=1)
+        self.memos: list[Memo] = self.corpus.memos(min(ENCODED, sizes[0]))
+        self.bare = BareEncoder([memo.text for memo in self.memos[:60]])
+        self.figures: list[Figure] = []
+        self.lines: dict[str, list[tuple[int, float]]] = {}  # of the plot
+        self._asked = self._filled = 0
+
+    def add(self, *figures: Figure) -> None:
+        """Note figures for the table."""
+        self.figures += figures
+
+    def questions(self, count: int) -> list[str]:
+        """The next questions, each about some memory that the encoder has seen."""
+        first, self._asked = self._asked, self._asked + count
+        return [
+            self.memos[place % len(self.memos)].question for place in range(first, first + count)
+        ]
+
+    def memory(self, path: Path | None = None) -> Memory:
+        """The database, from Python."""
+        return Memory(path or self.path, project=PROJECT)
+
+    def importing(self) -> None:
+        """Store the first memories, against the encoder alone on the same texts."""
+        batches = [self.memos[first : first + 50] for first in range(0, len(self.memos), 50)]
+        with self.memory() as memory:
+            memory.encoder.embed("the first call loads the encoder")
+
+            def stored(turn: int) -> float:
+                lines = rows([memo.text for memo in batches[turn]], turn)
+                return seconds(lambda: memory.import_rows(lines))
+
+            def encoded(turn: int) -> float:
+                return sum(self.bare.seconds(memo.text) for memo in batches[turn])
+
+            ratio = Ratio("import_rate", encoded, stored, (len(batches), len(batches)))
+            settle([ratio], math.inf)
+            rates = [len(self.memos) / sum(taken) for taken in (ratio.below, ratio.above)]
+            told = f"{rates[0]:.0f} / {rates[1]:.0f} a second"
+            self.add(Figure(ratio.name, *ratio.estimate(), told))
+            _, self.parents = stored_vectors(memory)
+
+    def grow(self, size: int) -> None:
+        """Fill the database up to a size."""
+        with self.memory() as memory:
+            missing = size - max(self._filled, len(self.memos))
+            took = seconds(lambda: fill(memory, self.corpus.texts(missing), self.parents, size))
+        self._filled = size
+        say(f"{size:,} memories, {missing:,} of them filled in within {took:.1f} s")
+
+    def processes(self) -> list[Ratio]:
+        """Whole processes, against the interpreter with the imports they cannot avoid."""
+        question, env = self.questions(1)[0], self.env
+        needs = {"recall": "numpy, onnxruntime, tokenizers", "list": "click, sqlite3, json"}
+        recall = python(env, PYZ, "recall", question, "--json")
+        listing = python(env, PYZ, "list", "--json")
+        listing(0)  # the first start unpacks the program
+        return [
+            Ratio("cold_recall", recall, python(env, "-c", f"import {needs['recall']}"), (40, 80)),
+            Ratio("cold_list", listing, python(env, "-c", f"import {needs['list']}"), (30, 80)),
+            Ratio("handshake", self._greet, python(env, "-c", "import json"), (30, 100)),
+        ]
+
+    def _greet(self, _: int) -> float:
+        start = time.perf_counter()
+        wire = Wire(self.folder, self.env)
+        wire.meta = STATELESS
+        answer = wire.request("server/discover")
+        took = time.perf_counter() - start
         wire.kill()
+        assert "result" in answer, answer
+        return took
 
-    bench.add("handshake", median_of(answer, range(5)) / floor)
+    def calls(self, client: Wire | Peer, name: str, turns: tuple[int, int]) -> list[Ratio]:
+        """Recall and store over the wire, against the bare encoder call on the same texts."""
+        questions, texts = self.questions(turns[1]), self.corpus.texts(turns[1])
+
+        def recall(turn: int) -> float:
+            return seconds(lambda: client.call("recall", query=questions[turn], limit=5))
+
+        def store(turn: int) -> float:
+            start = time.perf_counter()
+            answer = client.call("store", content=texts[turn])
+            took = time.perf_counter() - start
+            client.call("forget", id=answer["id"])  # so that the file keeps its size
+            return took
+
+        return [
+            Ratio(
+                f"{what}_{name}",
+                work,
+                lambda turn, on=on: self.bare.awake(on[turn]),
+                turns,
+                client.process.pid,
+            )
+            for what, work, on in (("recall", recall, questions), ("store", store, texts))
+        ]
+
+    def serving(self, size: int) -> None:
+        """The running server at one size; at the smallest, whole processes between its calls."""
+        name, edge = short(size), size in (self.sizes[0], self.sizes[-1])
+        wire = Wire(self.folder, self.env)
+        wire.handshake()
+        wire.request("tools/list")
+        if size == self.sizes[0]:
+            self.add(Figure("rss_idle", resident(wire.pid), told="MB"))
+        wire.call("recall", query="the first call loads the encoder")
+        # A percentile takes many calls; with few memories they are cheap.
+        turns = (600, 800) if size == self.sizes[0] else (200, 400) if edge else (60, 200)
+        recall, store = self.calls(wire, name, turns)
+        store.turns = (min(200, turns[0]), turns[1])
+        for _ in range(100):
+            recall.take()
+        used = resident(wire.pid)
+        shown = [recall]
+        if edge:
+            shown.append(store)
+        if size == self.sizes[0]:
+            shown += self.processes()
+        settle(shown, LONGEST_STAGE)
+        wire.end()
+        self.add(*(ratio.figure() for ratio in shown))
+        if edge:
+            self.add(tail(f"recall_p95_{name}", recall))
+            self.add(Figure(f"rss_{name}", used, told="MB"))
+        for line, taken in (("recall", recall.above), ("bare encoder call", recall.below)):
+            self.lines.setdefault(line, []).append((size, 1000 * statistics.median(taken)))
+
+    def size_of_memory(self) -> None:
+        """Bytes of a file with nothing but memories of one length."""
+        path, corpus = self.folder / "size.db", self.corpus
+        texts = [" ".join(corpus.texts(4))[:LONGEST] for _ in range(MEASURED)]
+        with self.memory(path) as memory:
+            fill(memory, texts, self.parents, seed=2)
+        told = f"{MEASURED:,} memories of {LONGEST} characters"
+        self.add(Figure("bytes_per_memory", path.stat().st_size / MEASURED, told=told))
+
+    def truth(self, count: int = 100) -> None:
+        """The ten best by cosine, against a look at every vector; and how long such a look is."""
+        with self.memory() as memory:
+            ids, vectors = stored_vectors(memory)
+            places = {id: place for place, id in enumerate(ids)}
+            equal = 0
+            for question in self.questions(count):
+                found, query = cosine_recall(memory, question)
+                cosines = vectors @ numpy.frombuffer(query, "<f4")
+                tenth = numpy.partition(cosines, -10)[-10] - 1e-6  # equal but for rounding
+                good = [id for id in found if cosines[places[id]] >= tenth]
+                equal += len(good) == 10
+        self.add(Figure("exact_top10", equal / count, told=f"{count} questions"))
+        scan = scan_seconds(vectors)
+        told = f"ms for {len(vectors):,} vectors, {vectors.nbytes / scan / 1e9:.1f} GB/s"
+        self.add(Figure("scan_at_bandwidth", 1000 * scan, told=told))
+        self.lines["scan at memory bandwidth"] = [
+            (size, 1000 * scan * size / len(vectors)) for size in self.sizes
+        ]
+        numpy.savez(self.folder / "vectors.npz", vectors=vectors, queries=self.parents[:100])
+
+    def peer(self, command: str) -> dict[str, Figure]:
+        """Recall and store of another server, with as many memories as the smallest size has."""
+        peer = Peer(shlex.split(command), self.folder)
+        for memo in self.memos[: self.sizes[0]]:
+            peer.call("store", content=memo.text)
+        for text in self.corpus.texts(self.sizes[0] - len(self.memos)):
+            peer.call("store", content=text)
+        ratios = self.calls(peer, short(self.sizes[0]), (40, 100))
+        settle(ratios, 60)
+        peer.end()
+        return {ratio.name: ratio.figure() for ratio in ratios}
+
+    def chroma(self, interpreter: str) -> dict[str, Figure]:
+        """Milliseconds of chromadb's query; nothing where it is not installed."""
+        if subprocess.run([interpreter, "-c", "import chromadb"], capture_output=True).returncode:
+            return {}
+        given = [str(self.folder), *map(str, self.sizes)]
+        done = subprocess.run(
+            [interpreter, "-c", CHROMA, *given], check=True, stdout=subprocess.PIPE, text=True
+        )
+        times = {int(size): taken for size, taken in json.loads(done.stdout).items()}
+        return {
+            f"recall_{short(size)}": Figure("", 1000 * statistics.median(taken), told="ms")
+            for size, taken in times.items()
+        }
 
 
-def bulk(bench: Bench, memory: Memory) -> None:
-    """An import, against the encoder alone on the same texts."""
-    texts = sentences(ITEMS, 1)
-    alone = seconds(lambda: [memory.encoder.embed(text) for text in texts])
-    lines = [json.dumps({"content": text}) for text in texts]
-    imported = seconds(lambda: memory.import_rows(lines))
-    bench.add("import_rate", alone / imported)
-    bench.add("import (memories a second)", ITEMS / imported)
-    size = "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
-    bench.add("bytes_per_memory", memory.database.value(size) / ITEMS)
+def cosine_recall(memory: Memory, question: str) -> tuple[list[str], bytes]:
+    """The ids of the ten best by meaning alone, and the vector that was looked for."""
+    seen: list[bytes] = []
+    encoder = memory.encoder
+    embed = encoder.embed_query
+
+    def watched(*given: Any) -> bytes:
+        seen.append(embed(*given))
+        return seen[-1]
+
+    setattr(encoder, "embed_query", watched)  # noqa: B010 - a method, says pyright
+    try:
+        answer = memory.recall(question, limit=10, ranking="cosine", anyway=True, record=False)
+    finally:
+        setattr(encoder, "embed_query", embed)  # noqa: B010
+    return [row["id"] for row in answer["results"]], seen[-1]
+
+
+class Peer:
+    """Another MCP server; unlike Wire it forgives what the protocol does not forbid."""
+
+    def __init__(self, command: list[str], folder: Path) -> None:
+        scratch = {"SEDIMENT_DB": str(folder / "peer.db"), "SEDIMENT_RATE_LIMIT": "0"}
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=folder,
+            env=os.environ | scratch,  # its models may be anywhere
+        )
+        self._id = 0
+        client = {"name": "bench", "version": "1"}
+        hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": client}
+        self.request("initialize", hello)
+        self._send({"jsonrpc": "2.0", "method": "notifications/initialized"})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps(message).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def request(self, method: str, params: dict[str, Any]) -> Any:
+        """Ask one thing; notifications that come before the answer are skipped."""
+        self._id += 1
+        self._send({"jsonrpc": "2.0", "id": self._id, "method": method, "params": params})
+        assert self.process.stdout
+        for line in self.process.stdout:
+            message = json.loads(line)
+            if message.get("id") == self._id and "method" not in message:
+                return message["result"]
+        raise SystemExit("bench: the peer is gone")
+
+    def call(self, tool: str, **arguments: Any) -> Any:
+        """Call a tool; returns the JSON of its answer's text, if it is any."""
+        result = self.request("tools/call", {"name": tool, "arguments": arguments})
+        text = result["content"][0]["text"]
+        assert not result.get("isError"), text
+        try:
+            return json.loads(text)
+        except ValueError:
+            return {"id": text}
+
+    def end(self) -> None:
+        """End the server."""
+        self.process.kill()
+        self.process.wait()
+
+
+CHROMA = """
+import json, sys, time
+import chromadb, numpy
+folder, sizes = sys.argv[1], [int(size) for size in sys.argv[2:]]
+data = numpy.load(folder + "/vectors.npz")
+client = chromadb.PersistentClient(
+    folder + "/chroma", chromadb.config.Settings(anonymized_telemetry=False))
+items = client.create_collection("items", metadata={"hnsw:space": "cosine"})
+done, times = 0, {}
+for size in sizes:
+    while done < size:
+        part = range(done, min(done + 2000, size))
+        vectors = data["vectors"][part.start:part.stop]
+        items.add(ids=[str(place) for place in part], embeddings=vectors)
+        done = part.stop
+    times[size] = []
+    for query in data["queries"]:
+        start = time.perf_counter()
+        items.query(query_embeddings=[query], n_results=5)
+        times[size].append(time.perf_counter() - start)
+print(json.dumps(times))
+"""
+
+
+# What is shown.
+
+
+def say(text: str) -> None:
+    """Tell who waits how far it is."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def parts_of_program() -> dict[str, float]:
+    """What each part of the .pyz takes, in MB as packed, largest first."""
+    with zipfile.ZipFile(PYZ) as program, program.open("payload.zip") as payload:
+        packed = zipfile.ZipFile(io.BytesIO(payload.read()))
+    sizes: Counter[str] = Counter()
+    for member in packed.infolist():
+        sizes[member.filename.split("/")[0].split(".")[0].split("-")[0]] += member.compress_size
+    return {name: round(size / 1e6, 2) for name, size in sizes.most_common()}
+
+
+def table(figures: list[Figure], peers: dict[str, dict[str, Figure]]) -> str:
+    """All figures in Markdown, with a column for each peer."""
+    lines = [
+        ["figure", "value", "margin", "measured", *peers],
+        ["---"] * (4 + len(peers)),
+        *(
+            [*cells(figure), *(cell(peer, figure.name) for peer in peers.values())]
+            for figure in figures
+        ),
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def cells(figure: Figure) -> list[str]:
+    """A figure's cells; a margin that is too large is marked."""
+    sure = ""
+    if figure.margin is not None:
+        sure = f"{100 * figure.margin:.1f} %" + (" !" if figure.margin > WORST_MARGIN else "")
+    value = f"{figure.value:,.0f}" if figure.value >= 1000 else f"{figure.value:.3g}"
+    return [figure.name, value, sure, figure.told]
+
+
+def cell(peer: dict[str, Figure], name: str) -> str:
+    """A peer's figure of this name, if there is one."""
+    figure = peer.get(name)
+    return f"{figure.value:.3g} ({figure.told})" if figure else ""
+
+
+def record(figures: list[Figure], more: dict[str, Any]) -> str:
+    """All figures as JSON: the values by name, then margins and what was measured."""
+    values: dict[str, Any] = {}
+    for name, value, *_ in figures:
+        field, _, size = name.partition("recall_p95_")
+        if size:
+            values.setdefault("recall_p95", {})[size] = value
+        else:
+            values[field] = value
+    values["margins"] = {figure.name: figure.margin for figure in figures if figure.margin}
+    values["measured"] = {figure.name: figure.told for figure in figures if figure.told}
+    return json.dumps(values | more, indent=2) + "\n"
+
+
+def run(lab: Lab, peers: list[str], chroma: str | None) -> dict[str, dict[str, Figure]]:
+    """Measure everything; returns the peers' figures."""
+    lab.importing()
+    for size in lab.sizes:
+        lab.grow(size)
+        lab.serving(size)
+    lab.truth()
+    lab.size_of_memory()
+    lab.add(Figure("pyz_mb", Path(PYZ).stat().st_size / 1e6, told="MB"))
+    columns = {command: lab.peer(command) for command in peers}
+    if chroma and (measured := lab.chroma(chroma)):
+        columns["chromadb"] = measured
+    return columns
 
 
 def main() -> None:
-    bench = Bench()
+    parser = argparse.ArgumentParser(description="Measure how fast and how large Sediment is.")
+    parser.add_argument("--items", default=ITEMS, help=f"memories in the file (default {ITEMS})")
+    parser.add_argument("--peer", action="append", default=[], metavar="COMMAND")
+    parser.add_argument("--chroma", metavar="PYTHON", help="an interpreter that has chromadb")
+    given = parser.parse_args()
+    start = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        cache = os.environ.get("SEDIMENT_CACHE") or str(folder / "cache")
-        facts = {"SEDIMENT_DB": str(folder / "memory.db"), "SEDIMENT_PROJECT": "bench"}
-        env = small_env(folder, **facts, SEDIMENT_RATE_LIMIT="0", SEDIMENT_CACHE=cache)
-        with Memory(folder / "memory.db", project="bench") as memory:
-            bulk(bench, memory)
-            wire = Wire(folder, env)
-            wire.handshake()
-            bench.add("rss_idle", resident(wire.pid))
-            for turn in range(ROUNDS):
-                warm(bench, wire, memory.encoder, turn)
-                cold(bench, env)
-                handshake(bench, folder, env)
-            bench.add("rss_1k", resident(wire.pid))
-            wire.end()
-    bench.add("pyz_mb", Path(PYZ).stat().st_size / 1e6)
-    (ROOT / "dist" / "bench.json").write_text(json.dumps(bench.report(), indent=2) + "\n")
+        lab = Lab(Path(scratch), sorted(map(int, given.items.split(","))))
+        peers = run(lab, given.peer, given.chroma)
+    parts = parts_of_program()
+    print(table(lab.figures, peers))
+    print(
+        "\nMB of the .pyz:",
+        ", ".join(f"{name} {size:g}" for name, size in parts.items() if size >= 0.05),
+    )
+    took = time.perf_counter() - start
+    print(f"Bare encoder on {lab.bare.threads} thread(s). All this took {took:.0f} s.")
+    values = {
+        command: {name: cell.value for name, cell in column.items()}
+        for command, column in peers.items()
+    }
+    more = {"parts": parts, "peers": values, "seconds": round(took)}
+    (ROOT / "dist").mkdir(exist_ok=True)
+    (ROOT / "dist" / "bench.json").write_text(record(lab.figures, more))
+    (ROOT / "dist" / "bench.svg").write_text(plot(lab.lines))
 
 
 if __name__ == "__main__":

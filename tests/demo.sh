@@ -25,6 +25,20 @@ for query in "is it safe to ship today?" "what could I cook for her?" 18789 "how
     sediment recall "$query" --limit 1
 done
 
+show 'sediment recall "who painted the ceiling of the chapel?"     # nothing fits'
+sediment recall "who painted the ceiling of the chapel?"
+show 'sediment store "The session timeout is 30 minutes." --created-at 2026-01-01'
+sediment store "The session timeout is 30 minutes." --created-at 2026-01-01
+show 'sediment store "The session timeout was raised to 2 hours." --created-at 2026-03-01'
+sediment store "The session timeout was raised to 2 hours." --created-at 2026-03-01
+show 'sediment recall "how many minutes is the session timeout?" --limit 2     # newest first'
+sediment recall "how many minutes is the session timeout?" --limit 2
+show 'sediment recall "session timeout" --limit 1 --as-of 2026-02-01 --explain'
+sediment recall "session timeout" --limit 1 --as-of 2026-02-01 --explain
+show 'sediment store "Note: The session timeout was raised to 2 hours."; sediment consolidate'
+sediment store "Note: The session timeout was raised to 2 hours."
+sediment consolidate
+
 show sediment list
 sediment list
 id=$(sediment recall 18789 --limit 1 --json | sed -n 's/.*"id": "\(.*\)",/\1/p')
