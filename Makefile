@@ -20,7 +20,7 @@ help:
 	@echo 'make test                      build, and run all tests'
 	@echo 'make lint                      ruff and pyright'
 	@echo 'make bench                     measure speed'
-	@echo 'make bench-quality DATA=DIR    measure recall on the data set in DIR'
+	@echo 'make bench-quality DATA=DIR    measure recall on the data sets in DIR   (SEEDS="1 2")'
 	@echo 'make lock                      renew the pinned requirements (needs uv)'
 	@echo 'make clean                     remove everything built'
 
@@ -68,7 +68,7 @@ bench: $(PYZ) $(BUILD)/dev/.ready
 
 bench-quality: $(PYZ) $(BUILD)/dev/.ready
 	@test -n "$(DATA)" || { echo "error: say where the data set is: make bench-quality DATA=FOLDER" >&2; exit 1; }
-	$(RUN) $(BUILD)/dev/bin/python tests/bench_quality.py "$(DATA)"
+	$(RUN) $(BUILD)/dev/bin/python tests/bench_quality.py "$(DATA)" $(if $(SEEDS),--seeds $(SEEDS))
 
 # Each lock holds for all platforms and for CPython 3.11 and later.
 LOCK := $(UV) pip compile --quiet --upgrade --universal --generate-hashes --python-version 3.11 --no-header --no-annotate

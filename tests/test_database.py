@@ -127,6 +127,16 @@ def test_every_table_is_there_with_its_columns(path: Path) -> None:
         assert [row[0] for row in database.rows(sql)] == columns.split()
 
 
+def test_a_file_of_the_first_schema_is_taken_along(path: Path, memory: Memory) -> None:
+    memory.store("Tea is served at four.")
+    with memory.database.transaction() as connection:
+        connection.execute("DROP INDEX items_text; ALTER TABLE items DROP COLUMN text_hash")
+        connection.pragma("user_version", 1)
+    memory.close()
+    assert memory.store("Tea is served at four.")["already_stored"]
+    assert memory.database.reader().pragma("user_version") == len(MIGRATIONS)
+
+
 def test_reading_what_is_not_there_creates_nothing(tmp_path: Path, memory: Memory) -> None:
     assert memory.list_items()["total"] == 0
     assert memory.recall("anything")["results"] == []
