@@ -3648,8 +3648,8 @@ class Memory:
         supersedes (the versions behind it). Beside them may stand graph_expanded, what is
         linked to the first results, and suggested, what is often recalled with them.
 
-        Results that have nothing to do with the query are held back, unless `anyway`; so are
-        those with a score below `min_score`, where that is given. `as_of` (unix seconds or ISO
+        Results that have nothing to do with the query are held back; with `min_score`, those
+        with a lower score instead; with `anyway`, none. `as_of` (unix seconds or ISO
         8601) asks what was live then. `ranking` is a name in PROFILES; SEDIMENT_RANKING when
         not given. `explain` adds the parts of each score. `record=False` leaves the access log
         alone. A query that is exactly an item's id returns that item's whole text, a page at a
@@ -3663,11 +3663,7 @@ class Memory:
         if page is None:
             moment = None if as_of is None else parse_time(as_of)
             hits, notice = self._search(query, limit, profile, moment)
-            chunks = self.database.value("SELECT count(*) FROM chunks")
-            if anyway or min_score is not None:
-                kept = [hit for hit in hits if hit.score >= (min_score or -math.inf)]
-            else:
-                kept = relevant(hits, profile.floor(chunks))
+            kept = hits if anyway else self._kept(hits, profile, min_score)
             answer = self._answer(kept, explain) | notice
             if held := len(hits) - len(kept):
                 answer["held_back"] = held
@@ -3676,6 +3672,13 @@ class Memory:
         if record:
             self.record_access(row["id"] for row in answer["results"])
         return answer
+
+    def _kept(self, hits: list[Hit], profile: Profile, min_score: float | None) -> list[Hit]:
+        """Hits that score enough or, where nothing was said about that, fit the query at all."""
+        if min_score is not None:
+            return [hit for hit in hits if hit.score >= min_score]
+        chunks = self.database.value("SELECT count(*) FROM chunks")
+        return relevant(hits, profile.floor(chunks))
 
     def record_access(self, *answers: Iterable[str]) -> None:
         """Note the ids that each answer showed; a file that can't be written now is no reason to
