@@ -132,8 +132,8 @@ GAP_DEPTH = 10  # the tenth best chunk; 7 gives 0.3 less, 15 gives 0.2 less
 # Real queries have more; in a small memory, chance hits have 1 to 8, and 60 is still better.
 EVIDENCE_MIN = 30  # 1 to 50 are within 0.1 of each other
 BM25_K1 = 0.3  # 0.2 to 0.4 are within 0.2 of each other; FTS5's k1 = 1.2, b = 0.75 gives 1.1 less
-# Succession. Shares of 50 and of 90 sequences of versions whose newest comes first, of 116 facts
-# that only look alike and keep their places, and points of R@5 that dated chat turns lose.
+# Succession. Sequences of versions, of 50 and of 90, whose newest comes first; look-alikes, of
+# 125, that keep their places; and points of R@5 that dated chat turns lose.
 VERSION_SCORE = 0.55  # of the older one's score; 0.5 costs one look-alike, 0.6 two sequences
 UNSHARED_MAX = 14.5  # nats that either may say alone, a rare word has 5.3; 16.5 costs chat 1.6
 UNSHARED_CHANGED = 13.5  # more where a change is told; 10 costs one sequence, 20 costs none
@@ -2289,11 +2289,12 @@ def _tells_of_change(new: Said, old: Said) -> bool:
 
 
 def _competes(new: Said, old: Said, query: frozenset[str], lexicon: Lexicon) -> bool:
-    """Whether nothing that the query asks, and the earlier one has, stands otherwise in the
-    later one: staging is no later version of production."""
+    """Whether the later one still says what the query asks and the earlier one has. It may lack
+    such a word if it tells of a change, but not have another in its place: what a server runs
+    on is no later version of who owns it, nor staging of production."""
     asked = query & old.bag
     lost = asked - new.bag
-    if any(map(_has_digit, lost)):
+    if lost and (any(map(_has_digit, lost)) or not _tells_of_change(new, old)):
         return False
     rivals: set[str] = set()
     for gone, come in _swaps(old.words, new.words) if lost else ():
@@ -3454,7 +3455,7 @@ class Memory:
         known = same_text(self.database.reader(), content, project)
         if old and known == old["id"]:  # nothing changes but that it holds
             old = None
-        if known and not self._is_contested(known):
+        if known and not self._is_contested(known, created):
             return self._confirm(known, old)
         item = self._prepare(new_id(), content, project, created)
         ended = {old["id"]: "replace"} if old else {}
@@ -3482,8 +3483,8 @@ class Memory:
             message += f", replaced {old['id']}"
         return answer | {"message": message + "."}
 
-    def _is_contested(self, id: str) -> bool:
-        """Whether a later item may be another version of what this one says."""
+    def _is_contested(self, id: str, until: int) -> bool:
+        """Whether an item between this one and a time may be another version of what it says."""
         row = self._item(id)
         sql = (
             "SELECT v.vector FROM chunks c JOIN vectors v ON v.chunk = c.id"
@@ -3492,7 +3493,8 @@ class Memory:
         vector = self.database.value(sql, row["seq"])
         if vector is None:
             return False
-        where = f"{_LIVE} AND {_OWN} AND i.created_at >= {row['created_at']:d}"
+        span = f"{row['created_at']:d} AND {until:d}"
+        where = f"{_LIVE} AND {_OWN} AND i.created_at BETWEEN {span}"
         near = nearest(self.database, vector, where, self.projects.current(), 10)
         rivals = self._items(hit.item for hit in near if hit.score >= RIVAL_COSINE)
         mine = row["created_at"], row["seq"]
@@ -3664,11 +3666,11 @@ class Memory:
             moment = None if as_of is None else parse_time(as_of)
             hits, notice = self._search(query, limit, profile, moment)
             kept = hits if anyway else self._kept(hits, profile, min_score)
-            answer = self._answer(kept, explain) | notice
+            answer = self._answer(kept, explain, moment is None) | notice
             if held := len(hits) - len(kept):
                 answer["held_back"] = held
             if not kept:
-                answer["message"] = _nothing_found(held)
+                answer["message"] = _nothing_found(held, min_score)
         if record:
             self.record_access(row["id"] for row in answer["results"])
         return answer
@@ -3728,15 +3730,15 @@ class Memory:
         chunks = json.dumps([hit.chunk for hit in hits])
         return {row[0]: Facts(*row[1:]) for row in self.database.rows(sql, chunks)}
 
-    def _answer(self, hits: list[Hit], explain: bool) -> dict[str, Any]:
-        """What callers see of these hits, and of what stands around them in the graph."""
+    def _answer(self, hits: list[Hit], explain: bool, around: bool) -> dict[str, Any]:
+        """What callers see of these hits, and of what stands around them in the graph now."""
         results = self._results(hits)
         if explain:
             parts = {hit.item: hit.parts for hit in hits}
             for seq, row in results.items():
                 row["parts"] = {name: round(value, 4) for name, value in parts[seq].items()}
         answer: dict[str, Any] = {"count": len(results), "results": list(results.values())}
-        return answer | self._around(answer["results"])
+        return answer | (self._around(answer["results"]) if around else {})
 
     def _around(self, results: list[dict[str, Any]]) -> dict[str, Any]:
         """Name each result's neighbours and older versions; return what else to look at."""
@@ -4250,9 +4252,11 @@ def _result(row: dict[str, Any], hit: Hit, span: tuple[int, int, int]) -> dict[s
     return result
 
 
-def _nothing_found(held: int) -> str:
+def _nothing_found(held: int, min_score: float | None) -> str:
     if not held:
         return "No items found for this query."
+    if min_score is not None:
+        return f"No items found that score {min_score:g} or more; {held} held back."
     return f"No items found that have to do with this query; {held} unrelated ones held back."
 
 
