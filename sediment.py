@@ -1071,7 +1071,10 @@ class Encoder:
 
     def tokens(self, text: str) -> list[int]:
         """Token ids with [CLS] and [SEP], cut to the model's window."""
-        ids, window = self._load_tokenizer().encode(text).ids, self.model.max_tokens
+        return self._in_window(self._load_tokenizer().encode(text).ids)
+
+    def _in_window(self, ids: list[int]) -> list[int]:
+        window = self.model.max_tokens
         return ids if len(ids) <= window else [*ids[: window - 1], ids[-1]]
 
     def count_tokens(self, text: str) -> int:
@@ -1110,7 +1113,8 @@ class Encoder:
         session = self.load()
         import numpy
 
-        encoding, ids = self._load_tokenizer().encode(text), self.tokens(text)
+        encoding = self._load_tokenizer().encode(text)
+        ids = self._in_window(encoding.ids)
         starts = [weights[start] if end else 0.0 for start, end in encoding.offsets[: len(ids) - 1]]
         starts.append(0.0)  # what closes the text
         inputs = {"ids": numpy.array(ids, numpy.int64)}
@@ -2174,6 +2178,11 @@ CHANGE = _word_class(
 )
 
 
+def information(held: float, chunks: int) -> float:
+    """Nats that a word tells which so many of the chunks have: Robertson and Sparck Jones' idf."""
+    return math.log(1 + (chunks - held + 0.5) / (held + 0.5))
+
+
 class Lexicon:
     """Stems of texts, and what they tell in English: nats, by the commonest form seen."""
 
@@ -2192,7 +2201,7 @@ class Lexicon:
             if form not in self._forms:
                 self._forms.add(form)
                 held = ENGLISH_CHUNKS * self.commonness(form)
-                worth = math.log(1 + (ENGLISH_CHUNKS - held + 0.5) / (held + 0.5))
+                worth = information(held, ENGLISH_CHUNKS)
                 self._worth[stem] = min(worth, self._worth.get(stem, worth))
         return tuple(stem for stem, _ in found)
 
@@ -2367,15 +2376,21 @@ def nearest(
     ]
 
 
+def _matrix(rows: list[tuple[Any, ...]]) -> Any:
+    """The vectors that stand last in rows, one below the other."""
+    import numpy
+
+    return numpy.frombuffer(b"".join(row[-1] for row in rows), "<f4").reshape(len(rows), -1)
+
+
 def _nearest_in_memory(rows: list[tuple[int, int, bytes]], vector: bytes) -> list[Evidence]:
     """The same where sqlite-vec has no build: one matrix product over all the rows."""
     if not rows:
         return []
     import numpy
 
-    items, chunks, vectors = zip(*rows, strict=True)
-    query = numpy.frombuffer(vector, "<f4")
-    cosines = numpy.frombuffer(b"".join(vectors), "<f4").reshape(-1, len(query)) @ query
+    items, chunks, _ = zip(*rows, strict=True)
+    cosines = _matrix(rows) @ numpy.frombuffer(vector, "<f4")
     best: dict[int, Evidence] = {}
     counts = Counter(items)
     for row in numpy.argsort(-cosines, kind="stable").tolist():
@@ -2500,15 +2515,13 @@ class VectorIndex:
         self._pending = {row[0] for row in self.database.rows("SELECT chunk FROM pending")}
 
     def _add(self, rows: list[tuple[int, int, str, bytes]]) -> None:
-        import numpy
-
         if not rows:
             return
         start, end = self._count, self._count + len(rows)
         if end > len(self._chunks):
             self._grow(end + end // 4 + 64)
-        chunks, items, projects, vectors = zip(*rows, strict=True)
-        matrix = numpy.frombuffer(b"".join(vectors), "<f4").reshape(len(rows), -1)
+        chunks, items, projects, _ = zip(*rows, strict=True)
+        matrix = _matrix(rows)
         self._chunks[start:end], self._items[start:end] = chunks, items
         self._scopes[start:end] = [self._known.setdefault(p, len(self._known)) for p in projects]
         if end <= KEPT_VECTORS:
@@ -2568,11 +2581,12 @@ class Term(NamedTuple):
 
 class Words(NamedTuple):
     """What a query's words tell: those worth looking up, the information of each character's
-    word, and the score of a chunk that has every word once."""
+    word, and the score of a chunk that has every word once; among so many chunks."""
 
     terms: list[Term]
     told: list[float]
     ideal: float
+    chunks: int
 
 
 class Candidate(NamedTuple):
@@ -2615,8 +2629,7 @@ class Hit(NamedTuple):
 def weigh_words(database: Database, query: str, lexicon: Lexicon) -> Words:
     """How much information each word of a query has.
 
-    A word tells more the fewer chunks have it here and elsewhere: Robertson and Sparck Jones' idf,
-    with ENGLISH_CHUNKS chunks of English added.
+    A word tells more the fewer chunks have it, here and in ENGLISH_CHUNKS chunks of English.
     """
     places: dict[str, list[int]] = {}
     for phrase, start, end in query_phrases(query):
@@ -2628,13 +2641,13 @@ def weigh_words(database: Database, query: str, lexicon: Lexicon) -> Words:
         for phrase in sorted(places, key=lexicon.commonness)[:QUERY_TERMS]:
             found = database.value("SELECT count(*) FROM words WHERE words MATCH ?", f'"{phrase}"')
             held = found + ENGLISH_CHUNKS * lexicon.commonness(phrase)
-            information = math.log(1 + (total + ENGLISH_CHUNKS - held + 0.5) / (held + 0.5))
+            tells = information(held, total + ENGLISH_CHUNKS)
             for place in places[phrase]:
-                told[place] = max(told[place], information)
+                told[place] = max(told[place], tells)
             stems = lexicon.stems(phrase)
-            terms.setdefault(stems, Term(stems, phrase, information, found))
+            terms.setdefault(stems, Term(stems, phrase, tells, found))
     ideal = sum(term.information**2 for term in terms.values())
-    return Words(_telling(list(terms.values())), told, ideal)
+    return Words(_telling(list(terms.values())), told, ideal, total)
 
 
 def _telling(terms: list[Term]) -> list[Term]:
@@ -3130,12 +3143,6 @@ def _first_vectors(database: Database, after: int, limit: int) -> list[tuple[Any
         " JOIN chunks w ON w.id = p.chunk AND w.position = 0), 1 << 62) ORDER BY i.seq LIMIT ?"
     )
     return database.rows(sql, after, limit)
-
-
-def _matrix(rows: list[tuple[Any, ...]]) -> Any:
-    import numpy
-
-    return numpy.frombuffer(b"".join(row[-1] for row in rows), "<f4").reshape(len(rows), -1)
 
 
 def queued_pairs(database: Database, limit: int) -> list[tuple[str, str]]:
@@ -3664,8 +3671,8 @@ class Memory:
         answer: dict[str, Any] = page or {}
         if page is None:
             moment = None if as_of is None else parse_time(as_of)
-            hits, notice = self._search(query, limit, profile, moment)
-            kept = hits if anyway else self._kept(hits, profile, min_score)
+            hits, floor, notice = self._search(query, limit, profile, moment)
+            kept = hits if anyway else _kept(hits, floor, min_score)
             answer = self._answer(kept, explain, moment is None) | notice
             if held := len(hits) - len(kept):
                 answer["held_back"] = held
@@ -3674,13 +3681,6 @@ class Memory:
         if record:
             self.record_access(row["id"] for row in answer["results"])
         return answer
-
-    def _kept(self, hits: list[Hit], profile: Profile, min_score: float | None) -> list[Hit]:
-        """Hits that score enough or, where nothing was said about that, fit the query at all."""
-        if min_score is not None:
-            return [hit for hit in hits if hit.score >= min_score]
-        chunks = self.database.value("SELECT count(*) FROM chunks")
-        return relevant(hits, profile.floor(chunks))
 
     def record_access(self, *answers: Iterable[str]) -> None:
         """Note the ids that each answer showed; a file that can't be written now is no reason to
@@ -3694,8 +3694,8 @@ class Memory:
 
     def _search(
         self, query: str, limit: int, profile: Profile, moment: int | None
-    ) -> tuple[list[Hit], dict[str, str]]:
-        """The best hits, and a notice when they are not as good as they could be."""
+    ) -> tuple[list[Hit], float, dict[str, str]]:
+        """The best hits, their floor, and a notice when they are not as good as they could be."""
         project, same = self.projects.current(), self._same_model()
         words = weigh_words(self.database, query, self._lexicon)
         vector = None
@@ -3713,7 +3713,7 @@ class Memory:
         known = [hit for hit in hits if hit.item in facts]  # some were forgotten just now
         hits = profile.adjust(known, facts, query, self._lexicon, limit)[:limit]
         notice = "The vectors here are of another model: found by words alone."
-        return hits, {} if same else {"notice": notice}
+        return hits, profile.floor(words.chunks), {} if same else {"notice": notice}
 
     def _facts(self, hits: list[Hit]) -> dict[int, Facts]:
         """What else ranking may look at, by row number."""
@@ -3904,12 +3904,12 @@ class Memory:
 
     def _proposed(self, stop: Callable[[], bool]) -> list[tuple[str, Pair]]:
         """What `consolidate` would do now."""
-        queue = {tuple(sorted(ids)): 0.0 for ids in queued_pairs(self.database, -1)}
+        queue = [tuple(sorted(ids)) for ids in queued_pairs(self.database, -1)]
         examined = self.database.value(f"SELECT {_EXAMINED}")
         for _, pairs in near_pairs(self.database, examined):
-            queue |= {tuple(sorted(pair[:2])): 0.0 for pair in pairs}
-        embed = self.encoder.embed
-        found = (judge(self.database, (a, b), embed) for a, b in queue if not stop())
+            queue += [tuple(sorted(pair[:2])) for pair in pairs]
+        embed, pairs = self.encoder.embed, dict.fromkeys(queue)
+        found = (judge(self.database, (a, b), embed) for a, b in pairs if not stop())
         return [("linked" if pair.reasons else "merged", pair) for pair in found if pair]
 
     def _consolidated(self, done: list[tuple[str, Pair]]) -> dict[str, Any]:
@@ -4250,6 +4250,13 @@ def _result(row: dict[str, Any], hit: Hit, span: tuple[int, int, int]) -> dict[s
     if hit.foreign:
         result["cross_project"] = True
     return result
+
+
+def _kept(hits: list[Hit], floor: float, min_score: float | None) -> list[Hit]:
+    """Hits that score enough or, where nothing was said about that, fit the query at all."""
+    if min_score is not None:
+        return [hit for hit in hits if hit.score >= min_score]
+    return relevant(hits, floor)
 
 
 def _nothing_found(held: int, min_score: float | None) -> str:
