@@ -51,7 +51,9 @@ show 'sediment serve     # an MCP client: initialize, then tools/call recall'
 client='{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"demo","version":"1"}}'
 call='{"name":"recall","arguments":{"query":"who renews the certificates?","limit":1}}'
 for request in "\"method\":\"initialize\",\"params\":$client" "\"method\":\"tools/call\",\"params\":$call"; do
-    echo "{\"jsonrpc\":\"2.0\",\"id\":$((id_ = ${id_:-0} + 1)),$request}"
-done | tee /dev/stderr | sediment serve | cut -c 1-600
+    line="{\"jsonrpc\":\"2.0\",\"id\":$((id_ = ${id_:-0} + 1)),$request}"
+    echo "$line" >&2 # not through /dev/stderr, which would empty a file that the demo is sent to
+    echo "$line"
+done | sediment serve | cut -c 1-600
 printf '\nAdd it to Claude Code:  claude mcp add sediment -- %s %s serve\n' \
     "$("$python" -c 'import sys; print(sys.executable)')" "$(cd "$(dirname "$pyz")" && pwd)/$(basename "$pyz")"
