@@ -24,7 +24,8 @@ SQLite in WAL mode, `application_id` 0x5ED10001, `user_version` = number of migr
     pending   chunks whose vector is still to be made
     words     FTS5 (porter stems, unicode61), rowid = chunk, contentless: text stands once
     graph_nodes, graph_edges (related, supersedes, co_accessed, cluster_sibling), access_log,
-    consolidation_queue, history (what each end of an item added elsewhere), projects, meta
+    consolidation_queue, history (what each end of an item added elsewhere), projects, meta,
+    changes (which items ended, came back, moved or went, for those who keep rows in memory)
 
 Ranking
 -------
@@ -60,6 +61,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import itertools
 import json
 import math
 import os
@@ -115,12 +117,14 @@ IMPORT_BATCH = 128  # rows a transaction: 0.6 ms of commit against seconds of en
 # Rows of which the cosine is taken exactly, those with most bits in common with the query. Of 500
 # queries to 100,000 vectors 99.6 % get the ten that an exact search finds with 2,000 of them.
 SCANNED = 4_000
+SCAN_BLOCK = 16_384  # rows whose bits are compared at once: what stays in a core's cache
 KEPT_VECTORS = 150_000  # 230 MB; of more, a long-lived process keeps the bits alone, 48 each
-CANDIDATES = 50  # per index and scope, or as many as are asked for; 200 give the same tables
-LEXICON_TEXTS = 5_000  # chunks whose stems a process keeps: some 5 MB
+CANDIDATES = 30  # per index and scope, or as many as are asked for; 200 give the same tables
+LEXICON_TEXTS, SAID_TEXTS = 5_000, 1_000  # chunks whose stems a process keeps: some 5 MB each
 # Chunks that a query's words are looked up in, and those of one word in which they are counted:
 # 10,000 take 6 ms; 25,000, as usual among 100,000 chunks, take 50. 6,000 cost functions 0.3.
 SCORED_ROWS, COUNTED_ROWS = 10_000, 1_000
+FOUND_ROWS = 2_000  # of a word that is looked for in all chunks; how often it is follows from them
 QUERY_TERMS = 64  # distinct words of a query that are looked up, the rarest in English
 # Ranking. Figures are the mean MRR of our five sets (tests/RANKING.md has them one by one); it
 # was 67.9 with BM25 / its maximum times the best constant, 69.3 with information squared and the
@@ -154,7 +158,6 @@ CROSS_PROJECT_FACTOR = 0.875  # as in the original: another project's hit must b
 FLOOR, FLOOR_CHUNKS = 0.28, 1_000
 COVERAGE_ENOUGH = 0.6  # of the query's information: foreign questions find up to 0.43 by chance
 TRUST_MAX = 0.01  # added for what people confirmed: less than lies between two good answers
-POOL = 50  # hits of which more is looked up than the two indexes know
 # The original's, for the classic ranking: of BM25, of age in days, and of the least similarity.
 CLASSIC_BOOST, CLASSIC_GAMMA, CLASSIC_HALF_LIFE, CLASSIC_FLOOR = 0.12, 2.0, 30, 0.30
 CONFLICT_COSINE = 0.912  # nearer than this to a new memory is worth a remark (0.85 on 1/(3-2c))
@@ -1057,9 +1060,9 @@ _CHUNK_WORDS = 40
 class Encoder:
     """Texts to unit vectors; tokenizer and session are loaded at first use, from any thread.
 
-    A one-shot process takes the session that starts fastest (10 + 9 ms to the first vector);
-    a resident one pays 65 ms once for optimised weights, then 2.3 ms instead of 5.3 for a
-    short text (8 tokens, one thread).
+    A one-shot process takes the session that starts fastest (9 + 8 ms to the first vector);
+    a resident one pays 65 ms once for optimised weights, then 1.9 ms instead of 4 for a short
+    text (12 tokens, two threads).
     """
 
     def __init__(self, folder: Path | None = None, *, resident: bool = True) -> None:
@@ -1152,7 +1155,10 @@ class Encoder:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         options.intra_op_num_threads = min(ENCODER_THREADS, os.cpu_count() or 1)
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        # Threads wait for each other within a run without sleeping, not between runs: 1.9 ms
+        # instead of 2.9 for 12 tokens.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "1")
+        options.add_session_config_entry("session.force_spinning_stop", "1")
         if not self.resident:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.add_session_config_entry("session.disable_prepacking", "1")
@@ -1297,8 +1303,24 @@ def m002_same_text(connection: apsw.Connection) -> None:
     connection.create_scalar_function("hash_of", None)
 
 
+def m003_changes(connection: apsw.Connection) -> None:
+    """Which items ended, came back, moved or went, for those who keep in memory what is live."""
+    connection.execute("""
+        CREATE TABLE changes(
+            number INTEGER PRIMARY KEY AUTOINCREMENT, item INTEGER NOT NULL) STRICT;
+        CREATE TRIGGER item_changed AFTER UPDATE OF ended_at, project_id ON items
+            BEGIN INSERT INTO changes(item) VALUES(old.seq); END;
+        CREATE TRIGGER item_erased AFTER DELETE ON items
+            BEGIN INSERT INTO changes(item) VALUES(old.seq); END;
+    """)
+
+
 # Each takes the schema one step further; `user_version` counts how many have run.
-MIGRATIONS: list[Callable[[apsw.Connection], None]] = [m001_initial, m002_same_text]
+MIGRATIONS: list[Callable[[apsw.Connection], None]] = [
+    m001_initial,
+    m002_same_text,
+    m003_changes,
+]
 
 
 class Database:
@@ -1337,13 +1359,20 @@ class Database:
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[None]:
         """Let this thread's reads see one state of the file, whatever others write meanwhile."""
+        local = self._local
+        if getattr(local, "pinned", None):  # within another one
+            yield
+            return
         connection = self.reader()
         with self._explained():
             connection.execute("BEGIN")
             try:
+                fetch(connection, "SELECT 1 FROM meta LIMIT 1")  # only a read begins it
+                local.pinned = connection
                 yield
             finally:
-                if connection is self._local.connection:  # the same file is still there
+                local.pinned = None
+                if connection is local.connection:  # nobody has closed it
                     connection.execute("COMMIT")
 
     def rows(self, sql: str, *values: Any) -> list[Any]:
@@ -1356,11 +1385,20 @@ class Database:
         rows = self.rows(sql, *values)
         return rows[0][0] if rows else None
 
-    def generation(self) -> tuple[Any, ...]:
-        """What is another when rows that were read may be of other projects now, or of another
-        file."""
-        moved = self.value("SELECT value FROM meta WHERE key = 'moved'")
-        return self._local.identity, moved
+    def version(self) -> tuple[Any, ...]:
+        """Within a snapshot, what is another in every other state of the file: its identity, and
+        a count that each connection keeps for itself."""
+        local = self._local
+        return local.identity, local.serial, self.reader().data_version()
+
+    def settled(self, sql: str) -> Any:
+        """Within a snapshot, the value of a query that is asked once for each state of the file."""
+        local, version = self._local, self.version()
+        if getattr(local, "settled_at", None) != version:
+            local.settled, local.settled_at = {}, version
+        if sql not in local.settled:
+            local.settled[sql] = self.value(sql)
+        return local.settled[sql]
 
     def size(self) -> int:
         """Bytes on disk, the log of recent changes included."""
@@ -1383,12 +1421,16 @@ class Database:
 
     def _connection(self, create: bool) -> apsw.Connection:
         """The thread's connection, reopened when the file came, went or was exchanged."""
-        local, now = self._local, self._identity()
+        local = self._local
+        if pinned := getattr(local, "pinned", None):
+            return pinned
+        now = self._identity()
         stale = getattr(local, "identity", ()) != now
         if stale or (create and now is None):
             self.leave()
             with self._explained():
                 local.connection, local.identity = self._open(create)
+                local.serial = next(_serials)
         return local.connection
 
     def _identity(self) -> tuple[int, int] | None:
@@ -1486,6 +1528,7 @@ def fetch(connection: apsw.Connection, sql: str, *values: Any) -> list[Any]:
 
 
 _creating = threading.Lock()
+_serials = itertools.count()  # of connections
 
 
 def create_private(path: Path) -> None:
@@ -1766,8 +1809,6 @@ class Projects:
             for table in ("items", "graph_nodes", "projects"):
                 sql = f"UPDATE {table} SET project_id = ? WHERE project_id = ?"
                 connection.execute(sql, (project, old))
-            row = ("moved", new_id())  # for those who keep in memory what is whose
-            connection.execute("INSERT OR REPLACE INTO meta VALUES(?, ?)", row)
         return project
 
     def _invent(self, root: Path) -> str:
@@ -2205,6 +2246,14 @@ class Lexicon:
                 self._worth[stem] = min(worth, self._worth.get(stem, worth))
         return tuple(stem for stem, _ in found)
 
+    @functools.lru_cache(maxsize=SAID_TEXTS)  # noqa: B019
+    def said(self, text: str) -> Said:
+        """A text's words, as every query sees them."""
+        words = self.stems(text)
+        bag = frozenset(words)
+        plain = frozenset(word for word in bag - CHANGE if not _has_digit(word))
+        return Said(words[:ALIGNED_WORDS], bag, plain, bag - CHANGE, 0.0)
+
     def worth(self, stems: Iterable[str]) -> float:
         """What stems tell together."""
         return sum(self._worth[stem] for stem in stems)
@@ -2214,15 +2263,14 @@ class Lexicon:
         return sum(self._worth[stem] ** 2 for stem in stems)
 
 
-class Said:
-    """A hit as its words: `own` are those that are neither the query's nor words of change."""
+class Said(NamedTuple):
+    """A text as its words: `own` are those that are neither the query's nor words of change."""
 
-    def __init__(self, words: Sequence[str], query: frozenset[str], lexicon: Lexicon) -> None:
-        self.words = words[:ALIGNED_WORDS]
-        self.bag = frozenset(words)
-        self.plain = frozenset(word for word in self.bag - CHANGE if not _has_digit(word))
-        self.own = self.bag - query - CHANGE
-        self.worth = lexicon.worth(self.own)
+    words: tuple[str, ...]
+    bag: frozenset[str]
+    plain: frozenset[str]  # neither words of change nor with a digit
+    own: frozenset[str]
+    worth: float  # of its own words
 
 
 def _has_digit(word: str) -> bool:
@@ -2243,12 +2291,12 @@ def newest_first(hits: list[Version], query: str, lexicon: Lexicon, enough: int)
     Only the first `enough` places are looked into; the rest follow as they stood.
     """
     asked = frozenset(lexicon.stems(query))
-    read: dict[int, Said] = {}
 
+    @functools.cache
     def said(place: int) -> Said:
-        if place not in read:
-            read[place] = Said(lexicon.stems(hits[place].text), asked, lexicon)
-        return read[place]
+        plain = lexicon.said(hits[place].text)
+        own = plain.own - asked
+        return plain._replace(own=own, worth=lexicon.worth(own))
 
     def succeeds(new: int, old: int) -> bool:
         return (
@@ -2277,9 +2325,9 @@ def newest_first(hits: list[Version], query: str, lexicon: Lexicon, enough: int)
 
 def _says_little_else(new: Said, old: Said, query: frozenset[str], lexicon: Lexicon) -> bool:
     """Whether what only one of them says weighs little against what the query asks of both."""
-    if abs(new.worth - old.worth) > UNSHARED_MAX + UNSHARED_CHANGED + UNSHARED_KEYED:
-        return False
     unshared = max(new.worth, old.worth) - lexicon.worth(new.own & old.own)
+    if unshared > UNSHARED_MAX + UNSHARED_CHANGED + UNSHARED_KEYED:
+        return False
     said = lexicon.worth(new.plain | old.plain)
     key = lexicon.worth(new.bag & old.bag & query) / said if said else 0.0
     room = UNSHARED_MAX + UNSHARED_KEYED * key
@@ -2400,18 +2448,19 @@ def _nearest_in_memory(rows: list[tuple[int, int, bytes]], vector: bytes) -> lis
 
 
 class VectorIndex:
-    """A file's vectors as a long-lived process keeps them: found without reading them all again.
+    """A file's chunks as a long-lived process keeps them: found without reading them all again.
 
-    The sign of each number is a bit, and the bits that two vectors share tell nearly how near
-    they are: of SCANNED rows that share most, the cosines are exact. The file stays the only
-    truth: every search takes up what was added, and what is found is looked up there, so that
-    what was forgotten or replaced does not show.
+    The sign of each number is a bit. How far these bits agree with the query, each weighed by
+    how large the query's own number is, tells nearly how near a vector is: of the SCANNED rows
+    that agree most, the cosines are exact. The file stays the only truth: what was added, ended
+    or forgotten since the last search is taken up before the next. To be used in a snapshot.
     """
 
     def __init__(self, database: Database, dimension: int) -> None:
         self.database, self.dimension = database, dimension
         self._lock = threading.Lock()
-        self._facts: Any = None  # of the file whose rows are here
+        self._version: Any = None  # of the file, when its rows were taken up
+        self._file: Any = ()  # no file at all is one too: an empty database
 
     def nearest(
         self, vector: bytes, project: str | None, limit: int = CANDIDATES
@@ -2422,50 +2471,95 @@ class VectorIndex:
         query = numpy.frombuffer(vector, "<f4")
         with self._lock:
             self._refresh()
-            scopes, own = self._scopes[: self._count], self._known.get(project or "", -1)
-            inside = (scopes == 0) | (scopes == own)
-            if self._count <= 2 * SCANNED:
-                cosines = self._vectors[: self._count] @ query
-                exact = [
-                    (rows, cosines[rows]) for rows in map(numpy.flatnonzero, (inside, ~inside))
-                ]
-            else:
-                distances = self._distances(query)
-                exact = [self._exact(query, distances, wanted) for wanted in (inside, ~inside)]
-            inner, outer = (self._best(rows, cosines, limit) for rows, cosines in exact)
-            return inner, outer
+            live, own = ~self._gone[: self._count], self._own(project)
+            inside, outside = live & own, live & ~own
+            few = self._count <= 2 * SCANNED
+            told = self._vectors[: self._count] @ query if few else self._agreement(query)
+            found = []
+            for wanted in (inside, outside):
+                rows = numpy.flatnonzero(wanted)
+                if not few:
+                    scanned = SCANNED if wanted is inside else SCANNED // 4
+                    rows = _highest(rows, told[rows], scanned)
+                cosines = told[rows] if few else self._rows_of(rows) @ query
+                found.append(self._best(rows, cosines, limit))
+            return found[0], found[1]
 
-    def _exact(self, query: Any, distances: Any, wanted: Any) -> tuple[Any, Any]:
-        """The wanted rows that have most bits in common with the query, and their cosines."""
+    def places(self, chunks: list[int], project: str | None) -> dict[int, tuple[int, bool]]:
+        """Of live chunks their items, and whether these are another project's."""
         import numpy
 
-        rows = numpy.flatnonzero(wanted)
-        if len(rows) > SCANNED:
-            far = distances[rows]
-            counts = numpy.bincount(far, minlength=self.dimension + 1)
-            rows = rows[far <= int(numpy.searchsorted(counts.cumsum(), SCANNED))]
-        return rows, self._rows_of(rows) @ query
+        with self._lock:
+            self._refresh()
+            wanted = numpy.array(chunks, numpy.int64)
+            rows = numpy.searchsorted(self._chunks[: self._count], wanted)
+            items, foreign = self._items[rows].tolist(), (~self._own(project))[rows].tolist()
+            live = (~self._gone[rows]).tolist()
+            return {
+                chunk: (item, other)
+                for chunk, item, other, here in zip(chunks, items, foreign, live, strict=True)
+                if here
+            }
+
+    def cosines(self, vector: bytes, items: list[int]) -> list[Evidence]:
+        """The best chunk of each of these items."""
+        import numpy
+
+        with self._lock:
+            starts, ends = self._ranges(numpy.array(items, numpy.int64))
+            rows = numpy.concatenate([*map(numpy.arange, starts, ends), numpy.empty(0, int)])
+            cosines = self._rows_of(rows) @ numpy.frombuffer(vector, "<f4")
+            return self._best(rows, cosines, len(rows))
+
+    def _own(self, project: str | None) -> Any:
+        """Which rows are the project's or global."""
+        scopes = self._scopes[: self._count]
+        return (scopes == 0) | (scopes == self._known.get(project or "", -1))
+
+    def _ranges(self, items: Any) -> tuple[Any, Any]:
+        """The first row of each item, and the row behind its last."""
+        import numpy
+
+        known = self._items[: self._count]
+        return numpy.searchsorted(known, items), numpy.searchsorted(known, items, "right")
+
+    def _agreement(self, query: Any) -> Any:
+        """How far each row's bits agree with the query's, the larger numbers counting more.
+
+        The query's numbers have weights of 0 to 3, each of its two bits a mask of the rows'.
+        """
+        import numpy
+
+        weights = numpy.clip(numpy.rint(1.5 * abs(query) / abs(query).mean()), 0, 3).astype(int)
+        signs, ones, twos = (_bits(mask[None])[0] for mask in (query > 0, weights & 1, weights & 2))
+        total = numpy.zeros(self._count, numpy.int16)
+        for first in range(0, self._count, SCAN_BLOCK):
+            part = total[first : first + SCAN_BLOCK]
+            block = self._codes[:, first : first + len(part)]
+            for word, sign, one, two in zip(block, signs, ones, twos, strict=True):
+                differ = word ^ sign
+                part -= numpy.bitwise_count(differ & one)
+                part -= 2 * numpy.bitwise_count(differ & two)
+        return total
 
     def _best(self, rows: Any, cosines: Any, limit: int) -> list[Evidence]:
         """The best items among these rows."""
         import numpy
 
-        order = numpy.argsort(-cosines, kind="stable")[: 4 * limit]
-        best: dict[int, tuple[int, float]] = {}
-        for item, chunk, cosine in zip(
-            self._items[rows[order]].tolist(),
-            self._chunks[rows[order]].tolist(),
-            cosines[order].tolist(),
-            strict=True,
-        ):
-            best.setdefault(item, (chunk, cosine))
-        counts = dict(self._live(list(best)))
-        found = [
-            Evidence(item, *evidence, counts[item])
-            for item, evidence in best.items()
-            if item in counts
+        if self._waiting:  # these have no vector yet
+            made = ~numpy.isin(rows, list(self._waiting.values()))
+            rows, cosines = rows[made], cosines[made]
+        top = _highest(numpy.arange(len(rows)), cosines, 4 * limit)
+        top = top[numpy.lexsort((rows[top], -cosines[top]))]
+        items, first = numpy.unique(self._items[rows[top]], return_index=True)
+        first.sort()
+        top = top[first[:limit]]
+        items, chunks = self._items[rows[top]], self._chunks[rows[top]]
+        starts, ends = self._ranges(items)
+        columns = (items, chunks, cosines[top], ends - starts)
+        return [
+            Evidence(*row) for row in zip(*(column.tolist() for column in columns), strict=True)
         ]
-        return found[:limit]
 
     def _rows_of(self, rows: Any) -> Any:
         """The vectors of rows: from memory, or of a very large file from there."""
@@ -2476,92 +2570,106 @@ class VectorIndex:
         chunks = self._chunks[rows].tolist()
         sql = "SELECT chunk, vector FROM vectors WHERE chunk IN (SELECT value FROM json_each(?))"
         found = dict(self.database.rows(sql, json.dumps(chunks)))
-        nothing = bytes(4 * self.dimension)  # forgotten
+        nothing = bytes(4 * self.dimension)  # waits for its vector
         data = b"".join(found.get(chunk, nothing) for chunk in chunks)
         return numpy.frombuffer(data, "<f4").reshape(-1, self.dimension)
 
-    def _live(self, items: list[int]) -> list[tuple[int, int]]:
-        """Which of these are live, each with the number of its chunks."""
-        sql = (
-            "SELECT i.seq, (SELECT count(*) FROM chunks c WHERE c.item = i.seq) FROM items i"
-            f" WHERE i.seq IN (SELECT value FROM json_each(?)) AND {_LIVE}"
-        )
-        return self.database.rows(sql, json.dumps(items))
-
-    def _distances(self, query: Any) -> Any:
-        """How many bits each row has otherwise than the query."""
-        import numpy
-
-        total = numpy.zeros(self._count, numpy.uint16)
-        for word, bits in zip(self._codes, _bits(query[None])[0], strict=True):
-            total += numpy.bitwise_count(word[: self._count] ^ bits)
-        return total
-
     def _refresh(self) -> None:
-        """Take up the vectors that were made since the last search."""
-        facts = self.database.generation()
-        if facts != self._facts:
-            self._clear(facts)
-        waiting = json.dumps(sorted(self._pending))
-        select = (
-            "SELECT v.chunk, c.item, coalesce(i.project_id, ''), v.vector FROM vectors v"
-            " JOIN chunks c ON c.id = v.chunk JOIN items i ON i.seq = c.item WHERE v.chunk"
-        )
-        if self._pending:
-            self._add(self.database.rows(f"{select} IN (SELECT value FROM json_each(?))", waiting))
-        while rows := self.database.rows(f"{select} > ? ORDER BY 1 LIMIT 5000", self._last):
-            self._last = rows[-1][0]
-            self._add(rows)
-        self._pending = {row[0] for row in self.database.rows("SELECT chunk FROM pending")}
-
-    def _add(self, rows: list[tuple[int, int, str, bytes]]) -> None:
-        if not rows:
+        """Take up what happened to the file since the last search."""
+        version = self.database.version()
+        if version == self._version:
             return
-        start, end = self._count, self._count + len(rows)
-        if end > len(self._chunks):
-            self._grow(end + end // 4 + 64)
-        chunks, items, projects, _ = zip(*rows, strict=True)
-        matrix = _matrix(rows)
-        self._chunks[start:end], self._items[start:end] = chunks, items
-        self._scopes[start:end] = [self._known.setdefault(p, len(self._known)) for p in projects]
-        if end <= KEPT_VECTORS:
+        if version[0] != self._file:
+            self._clear(version[0])
+        waiting = json.dumps(list(self._waiting))
+        sql = "SELECT chunk, vector FROM vectors WHERE chunk IN (SELECT value FROM json_each(?))"
+        for chunk, vector in self.database.rows(sql, waiting) if self._waiting else ():
+            self._set(self._waiting.pop(chunk), _matrix([(vector,)]))
+        self._add_new()
+        self._mark_changes()
+        self._version = version
+
+    def _add_new(self) -> None:
+        sql = (
+            "SELECT c.id, c.item, coalesce(i.project_id, ''), i.ended_at IS NOT NULL, v.vector"
+            " FROM chunks c JOIN items i ON i.seq = c.item LEFT JOIN vectors v ON v.chunk = c.id"
+            " WHERE c.id > ? ORDER BY c.id LIMIT 5000"
+        )
+        while rows := self.database.rows(sql, self._last):
+            start, end = self._count, self._count + len(rows)
+            if end > len(self._chunks):
+                self._grow(end + end // 4 + 64)
+            chunks, items, projects, gone, vectors = zip(*rows, strict=True)
+            self._chunks[start:end], self._items[start:end] = chunks, items
+            self._gone[start:end], self._scopes[start:end] = gone, list(map(self._scope, projects))
+            waiting = [row for row, vector in enumerate(vectors) if vector is None]
+            self._waiting |= {chunks[row]: start + row for row in waiting}
+            self._count, self._last = end, chunks[-1]
+            nothing = bytes(4 * self.dimension)
+            self._set(start, _matrix([(vector or nothing,) for vector in vectors]))
+
+    def _set(self, start: int, matrix: Any) -> None:
+        end = start + len(matrix)
+        if end <= len(self._vectors):
             self._vectors[start:end] = matrix
-        self._codes[:, start:end] = _bits(matrix).T
-        self._count = end
+        self._codes[:, start:end] = _bits(matrix > 0).T
+
+    def _scope(self, project: str) -> int:
+        return self._known.setdefault(project, len(self._known))
+
+    def _mark_changes(self) -> None:
+        """What ended, came back, moved to another project or was forgotten."""
+        sql = (
+            "SELECT max(n.number), n.item, coalesce(i.project_id, ''), i.seq IS NULL OR i.ended_at"
+            " IS NOT NULL FROM changes n LEFT JOIN items i ON i.seq = n.item"
+            " WHERE n.number > ? GROUP BY n.item"
+        )
+        for number, item, project, gone in self.database.rows(sql, self._changed):
+            (start,), (end,) = self._ranges([item])
+            self._gone[start:end], self._scopes[start:end] = gone, self._scope(project)
+            self._changed = max(self._changed, number)
 
     def _grow(self, size: int) -> None:
         """Make room; what is not used yet takes no memory."""
         import numpy
 
-        names = ["_chunks", "_items", "_scopes"]
-        if size <= KEPT_VECTORS:
-            names.append("_vectors")
-        for name in names:
+        for name in ("_chunks", "_items", "_scopes", "_gone", "_vectors"):
             old = getattr(self, name)
-            new = numpy.empty((size, *old.shape[1:]), old.dtype)
-            new[: self._count] = old[: self._count]
+            length = size if name != "_vectors" else min(size, KEPT_VECTORS)
+            new = numpy.empty((length, *old.shape[1:]), old.dtype)
+            new[: self._count] = old[: self._count][:length]
             setattr(self, name, new)
         codes = numpy.empty((len(self._codes), size), numpy.uint64)
         codes[:, : self._count] = self._codes[:, : self._count]
         self._codes = codes
 
-    def _clear(self, facts: Any) -> None:
+    def _clear(self, file: Any) -> None:
         import numpy
 
-        self._facts, self._count, self._last = facts, 0, 0
-        self._pending: set[int] = set()
+        self._file, self._count, self._last = file, 0, 0
+        self._changed = self.database.value("SELECT coalesce(max(number), 0) FROM changes")
+        self._waiting: dict[int, int] = {}  # rows by the chunk whose vector they wait for
         self._known = {"": 0}
         self._chunks, self._items = numpy.empty(0, numpy.int64), numpy.empty(0, numpy.int64)
-        self._scopes = numpy.empty(0, numpy.int32)
+        self._scopes, self._gone = numpy.empty(0, numpy.int32), numpy.empty(0, bool)
         self._vectors = numpy.empty((0, self.dimension), numpy.float32)
         self._codes = numpy.empty((self.dimension // 64, 0), numpy.uint64)
 
 
 def _bits(matrix: Any) -> Any:
-    """The signs of vectors, 64 to a number."""
+    """What is true in rows, 64 numbers to one."""
     import numpy
 
-    return numpy.packbits(matrix > 0, axis=1).view(numpy.uint64)
+    return numpy.packbits(matrix.astype(bool), axis=1).view(numpy.uint64)
+
+
+def _highest(rows: Any, values: Any, count: int) -> Any:
+    """The rows with the highest values, in any order."""
+    import numpy
+
+    if len(rows) <= count:
+        return rows
+    return rows[numpy.argpartition(values, -count)[-count:]]
 
 
 class Term(NamedTuple):
@@ -2637,9 +2745,9 @@ def weigh_words(database: Database, query: str, lexicon: Lexicon) -> Words:
     terms: dict[tuple[str, ...], Term] = {}
     told = [0.0] * len(query)
     with database.snapshot():
-        total = database.value("SELECT count(*) FROM chunks")
-        for phrase in sorted(places, key=lexicon.commonness)[:QUERY_TERMS]:
-            found = database.value("SELECT count(*) FROM words WHERE words MATCH ?", f'"{phrase}"')
+        total = database.settled("SELECT count(*) FROM chunks")
+        phrases = sorted(places, key=lexicon.commonness)[:QUERY_TERMS]
+        for phrase, found in zip(phrases, _counts(database, phrases), strict=True):
             held = found + ENGLISH_CHUNKS * lexicon.commonness(phrase)
             tells = information(held, total + ENGLISH_CHUNKS)
             for place in places[phrase]:
@@ -2648,6 +2756,22 @@ def weigh_words(database: Database, query: str, lexicon: Lexicon) -> Words:
             terms.setdefault(stems, Term(stems, phrase, tells, found))
     ideal = sum(term.information**2 for term in terms.values())
     return Words(_telling(list(terms.values())), told, ideal, total)
+
+
+def _counts(database: Database, phrases: list[str]) -> list[int]:
+    """How many chunks have each of these phrases."""
+    if not phrases:
+        return []
+    one = (
+        "SELECT count(*), max(rowid) FROM"
+        f" (SELECT rowid FROM words WHERE words MATCH ? LIMIT {FOUND_ROWS})"
+    )
+    rows = database.rows(
+        " UNION ALL ".join([one] * len(phrases)), *(f'"{phrase}"' for phrase in phrases)
+    )
+    # Of a word that is everywhere, as often as among the first chunks.
+    last = database.settled("SELECT max(id) FROM chunks") or 0
+    return [found if found < FOUND_ROWS else found * last // upto for found, upto in rows]
 
 
 def _telling(terms: list[Term]) -> list[Term]:
@@ -2665,12 +2789,12 @@ def _telling(terms: list[Term]) -> list[Term]:
 def matching(
     database: Database,
     words: Words,
-    project: str | None,
-    live: str = _LIVE,
+    places: Callable[[list[int]], dict[int, tuple[int, bool]]],
     limit: int = CANDIDATES,
 ) -> tuple[list[tuple[Evidence, bool]], float]:
     """Items by the BM25 of their best chunk, with whether they are another project's: `limit` of
-    the own scope, and the foreign ones met on the way; and the GAP_DEPTH-th best chunk's score."""
+    the own scope, and the foreign ones met on the way; and the GAP_DEPTH-th best chunk's score.
+    `places` tells of live chunks whose they are."""
     if not words.terms:
         return [], 0.0
     hits = " UNION ALL ".join(_hits_of(term) for term in words.terms)
@@ -2690,29 +2814,26 @@ def matching(
     # Best first, and only as many as it takes: looking up the items is what costs.
     while own < limit and (batch := list(islice(chunks, size))):
         scores += [score for _, score in batch]
-        for item, chunk, score, foreign in _items_of(database, batch, project, live):
-            if item not in found:
+        here = places([chunk for chunk, _ in batch])
+        for chunk, score in batch:
+            item, foreign = here.get(chunk, (0, False))
+            if item and item not in found:
                 found[item] = Evidence(item, chunk, score), foreign
                 own += not foreign
         size *= 4
     return list(found.values()), scores[GAP_DEPTH - 1] if len(scores) >= GAP_DEPTH else 0.0
 
 
-def _items_of(
-    database: Database, chunks: list[tuple[int, float]], project: str | None, live: str
-) -> list[tuple[int, int, float, bool]]:
-    """Of chunks and their scores: (item, chunk, score, foreign) of the live ones, in order."""
+def places_of(
+    database: Database, chunks: list[int], project: str | None, live: str = _LIVE
+) -> dict[int, tuple[int, bool]]:
+    """Of live chunks their items, and whether these are another project's."""
     sql = (
         f"SELECT c.id, i.seq, {_FOREIGN} FROM json_each(?) j JOIN chunks c ON c.id = j.value"
         f" JOIN items i ON i.seq = c.item WHERE {live}"
     )
-    rows = database.rows(sql, project, json.dumps([chunk for chunk, _ in chunks]))
-    places = {chunk: (item, bool(foreign)) for chunk, item, foreign in rows}
-    return [
-        (places[chunk][0], chunk, score, places[chunk][1])
-        for chunk, score in chunks
-        if chunk in places
-    ]
+    rows = database.rows(sql, project, json.dumps(chunks))
+    return {chunk: (item, bool(foreign)) for chunk, item, foreign in rows}
 
 
 def _hits_of(term: Term) -> str:
@@ -2735,7 +2856,13 @@ def candidates(
     limit: int = CANDIDATES,
 ) -> tuple[list[Candidate], float]:
     """What either index finds, inside the scope and outside; and what the words are worth."""
-    found, tenth = matching(database, words, project, live, limit)
+
+    def places(chunks: list[int]) -> dict[int, tuple[int, bool]]:
+        if index:
+            return index.places(chunks, project)
+        return places_of(database, chunks, project, live)
+
+    found, tenth = matching(database, words, places, limit)
     by_words = {hit.item: hit for hit, _ in found}
     foreign = {hit.item for hit, other in found if other}
     by_vector: dict[int, Evidence] = {}
@@ -2750,9 +2877,12 @@ def candidates(
         by_vector |= {hit.item: hit for hit in (*inside, *outside)}
         foreign |= {hit.item for hit in outside}
         # The cosines of those that the words alone brought up.
-        missing = json.dumps([item for item in by_words if item not in by_vector])
-        where = "i.seq IN (SELECT value FROM json_each(?))"
-        more = nearest(database, vector, where, missing, 2 * limit)
+        missing = [item for item in by_words if item not in by_vector]
+        if index:
+            more = index.cosines(vector, missing)
+        else:
+            where = "i.seq IN (SELECT value FROM json_each(?))"
+            more = nearest(database, vector, where, json.dumps(missing), len(missing))
         by_vector |= {hit.item: hit for hit in more}
     best = max((hit.score for hit in by_words.values()), default=0.0)
     items = by_words.keys() | by_vector.keys()
@@ -2811,13 +2941,6 @@ def rank(
     return sorted(hits, key=lambda hit: (-hit.score, -hit.item))[:depth]
 
 
-def _hit(candidate: Candidate, relevance: float, parts: dict[str, float], score: float) -> Hit:
-    """A hit; parts that do nothing are left out."""
-    told = {name: value for name, value in parts.items() if value}
-    cosine = candidate.cosine or 0.0
-    return Hit(candidate.item, candidate.chunk, score, cosine, candidate.foreign, relevance, told)
-
-
 # default: the formula of the header.
 
 
@@ -2835,7 +2958,8 @@ def default_score(candidate: Candidate, share: float, factor: float) -> Hit:
         "project": project,
     }
     score = (cosine + words + length) * project
-    return _hit(candidate, relevance(candidate), parts, score)
+    item, chunk, foreign = candidate.item, candidate.chunk, candidate.foreign
+    return Hit(item, chunk, score, cosine, foreign, relevance(candidate), parts)
 
 
 def chance_floor(chunks: int) -> float:
@@ -2905,7 +3029,9 @@ def classic_score(candidate: Candidate, _: float, factor: float) -> Hit:
         "boost": boost,
         "project": project,
     }
-    return _hit(candidate, similarity, parts, (similarity + boost) * project)
+    score = (similarity + boost) * project
+    item, chunk, foreign = candidate.item, candidate.chunk, candidate.foreign
+    return Hit(item, chunk, score, cosine, foreign, similarity, parts)
 
 
 def classic_factors(facts: Facts, now: float) -> dict[str, float]:
@@ -2934,13 +3060,14 @@ def classic_adjust(hits: list[Hit], facts: dict[int, Facts], *_: Any) -> list[Hi
 
 def cosine_score(candidate: Candidate, _: float, __: float) -> Hit:
     """Meaning alone."""
-    cosine = candidate.cosine or 0.0
-    return _hit(candidate, 1.0, {"cosine": cosine}, cosine)
+    cosine, foreign = candidate.cosine or 0.0, candidate.foreign
+    return Hit(candidate.item, candidate.chunk, cosine, cosine, foreign, 1.0, {"cosine": cosine})
 
 
 def bm25_score(candidate: Candidate, _: float, __: float) -> Hit:
     """Words alone, relative to the best."""
-    return _hit(candidate, 1.0, {"bm25": candidate.bm25}, candidate.relative)
+    cosine, foreign, parts = candidate.cosine or 0.0, candidate.foreign, {"bm25": candidate.bm25}
+    return Hit(candidate.item, candidate.chunk, candidate.relative, cosine, foreign, 1.0, parts)
 
 
 def unadjusted(hits: list[Hit], *_: Any) -> list[Hit]:
@@ -3529,7 +3656,8 @@ class Memory:
 
     def _same_model(self) -> bool:
         """Whether the file's vectors, if it has any, are of this encoder."""
-        digest = self.database.value("SELECT value FROM meta WHERE key = 'model_digest'")
+        with self.database.snapshot():
+            digest = self.database.settled("SELECT value FROM meta WHERE key = 'model_digest'")
         return digest in (None, self.encoder.model.digest)
 
     def _conflicts(self, item: Item, ended: Container[str]) -> list[dict[str, Any]]:
@@ -3667,7 +3795,8 @@ class Memory:
         check_text(query, "query", QUERY_MAX)
         check_limit(limit)
         profile = PROFILES[check_ranking(ranking)]
-        page = self._page(query) or self._page(query.strip())
+        named = dict.fromkeys((query, query.strip()))
+        page = next(filter(None, map(self._page, named)), None)
         answer: dict[str, Any] = page or {}
         if page is None:
             moment = None if as_of is None else parse_time(as_of)
@@ -3696,19 +3825,24 @@ class Memory:
         self, query: str, limit: int, profile: Profile, moment: int | None
     ) -> tuple[list[Hit], float, dict[str, str]]:
         """The best hits, their floor, and a notice when they are not as good as they could be."""
-        project, same = self.projects.current(), self._same_model()
-        words = weigh_words(self.database, query, self._lexicon)
-        vector = None
-        if same and self._has_vectors():
-            vector = self.encoder.embed_query(query, words.told)
-        depth = max(limit, POOL)
+        project = self.projects.current()
+        index = self._index if moment is None else None
         with self.database.snapshot():
-            index = self._index if moment is None else None
-            live = live_at(moment)
-            count = max(limit, CANDIDATES)
-            found, share = candidates(self.database, words, vector, project, live, index, count)
+            same, vector = self._same_model(), None
+            words = weigh_words(self.database, query, self._lexicon)
+            if same and self.database.settled("SELECT EXISTS(SELECT 1 FROM vectors)"):
+                vector = self.encoder.embed_query(query, words.told)
+            found, share = candidates(
+                self.database,
+                words,
+                vector,
+                project,
+                live_at(moment),
+                index,
+                max(limit, CANDIDATES),
+            )
             factor = CROSS_PROJECT_FACTOR if project else 1.0
-            hits = rank(found, share, profile, depth, factor)
+            hits = rank(found, share, profile, max(limit, VERSIONS_DEPTH), factor)
             facts = self._facts(hits)
         known = [hit for hit in hits if hit.item in facts]  # some were forgotten just now
         hits = profile.adjust(known, facts, query, self._lexicon, limit)[:limit]
@@ -3736,7 +3870,8 @@ class Memory:
         if explain:
             parts = {hit.item: hit.parts for hit in hits}
             for seq, row in results.items():
-                row["parts"] = {name: round(value, 4) for name, value in parts[seq].items()}
+                told = {name: round(value, 4) for name, value in parts[seq].items()}
+                row["parts"] = {name: value for name, value in told.items() if value}
         answer: dict[str, Any] = {"count": len(results), "results": list(results.values())}
         return answer | (self._around(answer["results"]) if around else {})
 
@@ -3788,9 +3923,6 @@ class Memory:
                 row["content"] = item["content"][:PREVIEW]
             rows.append(row)
         return rows
-
-    def _has_vectors(self) -> bool:
-        return bool(self.database.value("SELECT EXISTS(SELECT 1 FROM vectors)"))
 
     def _results(self, hits: list[Hit]) -> dict[int, dict[str, Any]]:
         items = self._items(hit.item for hit in hits)

@@ -686,7 +686,9 @@ def test_texts_without_spaces_are_found_by_their_words(
         memory.store(noise)
     id = memory.store(text)["id"]
     words = sediment.weigh_words(memory.database, query, memory._lexicon)
-    by_words, _ = sediment.matching(memory.database, words, "demo")
+    by_words, _ = sediment.matching(
+        memory.database, words, lambda chunks: sediment.places_of(memory.database, chunks, "demo")
+    )
     assert len(by_words) == 1
     assert first(memory, query)["id"] == id
 
