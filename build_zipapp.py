@@ -286,11 +286,11 @@ def main():
         import sediment
     except ImportError as error:
         fail("%s is damaged (%s): delete it and try again" % (folder, error))
-    return sediment.main()
+    sediment.run()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
 '''
 
 

@@ -58,6 +58,7 @@ Use from Python
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import io
@@ -76,7 +77,7 @@ from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from itertools import accumulate, combinations, islice, pairwise
+from itertools import accumulate, combinations, pairwise
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -114,13 +115,15 @@ PREVIEW = 100  # characters of a long memory shown in lists
 
 INLINE_CHUNKS = 32  # encoded before the answer (about 1 s); a longer text is answered first
 IMPORT_BATCH = 128  # rows a transaction: 0.6 ms of commit against seconds of encoding
-# Rows of which the cosine is taken exactly, those with most bits in common with the query. Of 500
-# queries to 100,000 vectors 99.6 % get the ten that an exact search finds with 2,000 of them.
-SCANNED = 4_000
+# Rows of which the cosine is taken exactly, the nearest by their bits. Of 500 queries to 100,000
+# vectors with noise, 99.6 % get the ten that an exact search finds with 2,000, all with 3,000.
+SCANNED = (3_000, 750)  # of the own scope, and of other projects
+NEAR_SCANNED = (300, 0)  # what says nearly the same stands among the first
 SCAN_BLOCK = 16_384  # rows whose bits are compared at once: what stays in a core's cache
 KEPT_VECTORS = 150_000  # 230 MB; of more, a long-lived process keeps the bits alone, 48 each
 CANDIDATES = 30  # per index and scope, or as many as are asked for; 200 give the same tables
-LEXICON_TEXTS, SAID_TEXTS = 5_000, 1_000  # chunks whose stems a process keeps: some 5 MB each
+# Chunks and words whose stems a process keeps, and chunks ready to compare: a few MB each.
+LEXICON_TEXTS, LEXICON_WORDS, SAID_TEXTS = 5_000, 20_000, 1_000
 # Chunks that a query's words are looked up in, and those of one word in which they are counted:
 # 10,000 take 6 ms; 25,000, as usual among 100,000 chunks, take 50. 6,000 cost functions 0.3.
 SCORED_ROWS, COUNTED_ROWS = 10_000, 1_000
@@ -1068,7 +1071,7 @@ class Encoder:
     def __init__(self, folder: Path | None = None, *, resident: bool = True) -> None:
         self.model = Model(folder or model_dir())
         self.resident = resident
-        self._lock = threading.Lock()
+        self._locks = {"tokenizer": threading.Lock(), "session": threading.Lock()}
         self._tokenizer: Tokenizer | None = None
         self._session: Any = None
 
@@ -1128,13 +1131,22 @@ class Encoder:
 
     def load(self) -> Any:
         """The session, ready to run: what the first `embed` would otherwise wait for."""
-        with self._lock:
+        with self._locks["session"]:
             if self._session is None:
                 self._session = self._open_session()
         return self._session
 
+    def begin_loading(self) -> None:
+        """Load the session beside what the caller does until it needs it."""
+        if self._session is None:
+            threading.Thread(target=self._load_quietly, daemon=True).start()
+
+    def _load_quietly(self) -> None:
+        with contextlib.suppress(Exception):  # whoever needs it meets it again
+            self.load()
+
     def _load_tokenizer(self) -> Tokenizer:
-        with self._lock:
+        with self._locks["tokenizer"]:
             if self._tokenizer is None:
                 self._tokenizer = self._open_tokenizer()
         return self._tokenizer
@@ -1519,7 +1531,17 @@ def stemmer() -> Callable[[str], list[tuple[str, str]]]:
             (str(stem), data[int(start) : int(end)].decode().lower()) for start, end, stem in found
         ]
 
-    return stems
+    @functools.lru_cache(maxsize=LEXICON_WORDS)
+    def stem(word: str) -> tuple[str, str]:
+        return stems(word)[0]
+
+    def quickly(text: str) -> list[tuple[str, str]]:
+        return list(map(stem, _ASCII_WORDS.findall(text))) if text.isascii() else stems(text)
+
+    return quickly
+
+
+_ASCII_WORDS = _Pattern("[0-9A-Za-z]+")  # as unicode61 cuts them
 
 
 def fetch(connection: apsw.Connection, sql: str, *values: Any) -> list[Any]:
@@ -2274,7 +2296,7 @@ class Said(NamedTuple):
 
 
 def _has_digit(word: str) -> bool:
-    return any(map(str.isdigit, word))
+    return not word.isalpha() and any(map(str.isdigit, word))
 
 
 class Version(NamedTuple):
@@ -2450,9 +2472,9 @@ def _nearest_in_memory(rows: list[tuple[int, int, bytes]], vector: bytes) -> lis
 class VectorIndex:
     """A file's chunks as a long-lived process keeps them: found without reading them all again.
 
-    The sign of each number is a bit. How far these bits agree with the query, each weighed by
-    how large the query's own number is, tells nearly how near a vector is: of the SCANNED rows
-    that agree most, the cosines are exact. The file stays the only truth: what was added, ended
+    The sign of each number is a bit. How many of these bits are other than the query's, each
+    weighed by how large the query's own number is, tells nearly how far a vector is: of the
+    SCANNED nearest rows the cosines are exact. The file stays the only truth: what was added, ended
     or forgotten since the last search is taken up before the next. To be used in a snapshot.
     """
 
@@ -2462,25 +2484,31 @@ class VectorIndex:
         self._version: Any = None  # of the file, when its rows were taken up
         self._file: Any = ()  # no file at all is one too: an empty database
 
+    def refresh(self) -> None:
+        """Take up what happened to the file since the last search."""
+        with self._lock:
+            self._refresh()
+
     def nearest(
-        self, vector: bytes, project: str | None, limit: int = CANDIDATES
+        self,
+        vector: bytes,
+        project: str | None,
+        limit: int = CANDIDATES,
+        scanned: tuple[int, int] = SCANNED,
     ) -> tuple[list[Evidence], list[Evidence]]:
-        """Live items by the cosine of their best chunk: of the own scope, and of other projects."""
+        """Live items by the cosine of their best chunk: of the own scope, and of other projects.
+        Among many, that is taken of so many rows of each."""
         import numpy
 
         query = numpy.frombuffer(vector, "<f4")
         with self._lock:
             self._refresh()
-            live, own = ~self._gone[: self._count], self._own(project)
-            inside, outside = live & own, live & ~own
-            few = self._count <= 2 * SCANNED
-            told = self._vectors[: self._count] @ query if few else self._agreement(query)
+            few = self._count <= 2 * sum(SCANNED)
+            told = self._vectors[: self._count] @ query if few else self._distances(query)
             found = []
-            for wanted in (inside, outside):
-                rows = numpy.flatnonzero(wanted)
+            for rows, enough in zip(self._live_rows(project), scanned, strict=True):
                 if not few:
-                    scanned = SCANNED if wanted is inside else SCANNED // 4
-                    rows = _highest(rows, told[rows], scanned)
+                    rows = _nearest_rows(rows, told[rows], enough)
                 cosines = told[rows] if few else self._rows_of(rows) @ query
                 found.append(self._best(rows, cosines, limit))
             return found[0], found[1]
@@ -2511,6 +2539,15 @@ class VectorIndex:
             cosines = self._rows_of(rows) @ numpy.frombuffer(vector, "<f4")
             return self._best(rows, cosines, len(rows))
 
+    def _live_rows(self, project: str | None) -> tuple[Any, Any]:
+        """The rows of the own scope, and those of other projects."""
+        import numpy
+
+        if project not in self._rows:
+            live, own = ~self._gone[: self._count], self._own(project)
+            self._rows[project] = numpy.flatnonzero(live & own), numpy.flatnonzero(live & ~own)
+        return self._rows[project]
+
     def _own(self, project: str | None) -> Any:
         """Which rows are the project's or global."""
         scopes = self._scopes[: self._count]
@@ -2523,11 +2560,9 @@ class VectorIndex:
         known = self._items[: self._count]
         return numpy.searchsorted(known, items), numpy.searchsorted(known, items, "right")
 
-    def _agreement(self, query: Any) -> Any:
-        """How far each row's bits agree with the query's, the larger numbers counting more.
-
-        The query's numbers have weights of 0 to 3, each of its two bits a mask of the rows'.
-        """
+    def _distances(self, query: Any) -> Any:
+        """How many of each row's bits are other than the query's; its numbers, by their size,
+        count 0 to 3 times, and the two bits of that are masks of the rows' bits."""
         import numpy
 
         weights = numpy.clip(numpy.rint(1.5 * abs(query) / abs(query).mean()), 0, 3).astype(int)
@@ -2538,8 +2573,8 @@ class VectorIndex:
             block = self._codes[:, first : first + len(part)]
             for word, sign, one, two in zip(block, signs, ones, twos, strict=True):
                 differ = word ^ sign
-                part -= numpy.bitwise_count(differ & one)
-                part -= 2 * numpy.bitwise_count(differ & two)
+                part += numpy.bitwise_count(differ & one)
+                part += 2 * numpy.bitwise_count(differ & two)
         return total
 
     def _best(self, rows: Any, cosines: Any, limit: int) -> list[Evidence]:
@@ -2575,7 +2610,6 @@ class VectorIndex:
         return numpy.frombuffer(data, "<f4").reshape(-1, self.dimension)
 
     def _refresh(self) -> None:
-        """Take up what happened to the file since the last search."""
         version = self.database.version()
         if version == self._version:
             return
@@ -2587,7 +2621,7 @@ class VectorIndex:
             self._set(self._waiting.pop(chunk), _matrix([(vector,)]))
         self._add_new()
         self._mark_changes()
-        self._version = version
+        self._version, self._rows = version, {}
 
     def _add_new(self) -> None:
         sql = (
@@ -2661,6 +2695,14 @@ def _bits(matrix: Any) -> Any:
     import numpy
 
     return numpy.packbits(matrix.astype(bool), axis=1).view(numpy.uint64)
+
+
+def _nearest_rows(rows: Any, distances: Any, count: int) -> Any:
+    """The rows with the smallest distances, small whole numbers: so many, and those as near."""
+    import numpy
+
+    reach = numpy.bincount(distances).cumsum().searchsorted(count)
+    return rows[distances <= reach]
 
 
 def _highest(rows: Any, values: Any, count: int) -> Any:
@@ -2798,7 +2840,7 @@ def matching(
     if not words.terms:
         return [], 0.0
     hits = " UNION ALL ".join(_hits_of(term) for term in words.terms)
-    sql = f"SELECT chunk, sum(score) FROM ({hits}) GROUP BY chunk ORDER BY 2 DESC, chunk"
+    sql = f"SELECT chunk, sum(score) FROM ({hits}) GROUP BY chunk ORDER BY 2 DESC, chunk LIMIT ?"
     values = [
         value
         for term in words.terms
@@ -2807,20 +2849,19 @@ def matching(
             term.stems[0] if term.counted else f'"{term.phrase}"',
         )
     ]
-    chunks = iter(database.reader().execute(sql, values))
-    found: dict[int, tuple[Evidence, bool]] = {}
-    scores: list[float] = []
-    own, size = 0, 2 * limit
-    # Best first, and only as many as it takes: looking up the items is what costs.
-    while own < limit and (batch := list(islice(chunks, size))):
-        scores += [score for _, score in batch]
-        here = places([chunk for chunk, _ in batch])
-        for chunk, score in batch:
+    size = 2 * limit
+    while True:
+        best = database.rows(sql, *values, size)
+        here = places([chunk for chunk, _ in best])
+        found: dict[int, tuple[Evidence, bool]] = {}
+        for chunk, score in best:
             item, foreign = here.get(chunk, (0, False))
             if item and item not in found:
                 found[item] = Evidence(item, chunk, score), foreign
-                own += not foreign
-        size *= 4
+        if len(best) < size or sum(not foreign for _, foreign in found.values()) >= limit:
+            break
+        size *= 8  # nearly all were another project's, or pieces of the same few memories
+    scores = [score for _, score in best]
     return list(found.values()), scores[GAP_DEPTH - 1] if len(scores) >= GAP_DEPTH else 0.0
 
 
@@ -3565,6 +3606,13 @@ class Memory:
     def _lexicon(self) -> Lexicon:
         return Lexicon(stemmer(), self.encoder.commonness)
 
+    def preload(self) -> None:
+        """Read what the first recall would otherwise wait for: the encoder, and the vectors."""
+        self.encoder.load()
+        if self._index:
+            with self.database.snapshot():
+                self._index.refresh()
+
     # Storing
 
     def store(
@@ -3645,6 +3693,7 @@ class Memory:
 
     def _prepare(self, id: str, content: str, project: str | None, created: int) -> Item:
         """Everything that takes time, before the transaction: chunks and their vectors."""
+        self.encoder.begin_loading()
         chunks = split_text(content, self.encoder.fits)
         vectors: list[bytes] = []
         if len(chunks) <= INLINE_CHUNKS and self._same_model():
@@ -3667,7 +3716,7 @@ class Memory:
         here, first = self.projects.current(), item.vectors[0]
         if self._index:
             with self.database.snapshot():
-                found, _ = self._index.nearest(first, here, CONFLICTS_SHOWN + 2)
+                found, _ = self._index.nearest(first, here, CONFLICTS_SHOWN + 2, NEAR_SCANNED)
         else:
             where = f"{_LIVE} AND {_OWN}"
             found = nearest(self.database, first, where, here, CONFLICTS_SHOWN + 2)
@@ -3829,8 +3878,11 @@ class Memory:
         index = self._index if moment is None else None
         with self.database.snapshot():
             same, vector = self._same_model(), None
+            near = same and self.database.settled("SELECT EXISTS(SELECT 1 FROM vectors)")
+            if near:
+                self.encoder.begin_loading()
             words = weigh_words(self.database, query, self._lexicon)
-            if same and self.database.settled("SELECT EXISTS(SELECT 1 FROM vectors)"):
+            if near:
                 vector = self.encoder.embed_query(query, words.told)
             found, share = candidates(
                 self.database,
@@ -4439,11 +4491,12 @@ def _check_live(connection: apsw.Connection, id: str) -> None:
         raise NotFound(f"no memory {id} to replace: nothing was stored")
 
 
-# The neighbours of all rows up to this one have been looked at, and now those of the next.
+# The neighbours of all rows up to this one have been looked at; now those of the last one have,
+# and no row is between.
 _EXAMINED = "coalesce((SELECT value + 0 FROM meta WHERE key = 'examined'), 0)"
 _EXAMINED_NEXT = (
-    "INSERT OR REPLACE INTO meta SELECT 'examined', last FROM (SELECT max(seq) AS last FROM items)"
-    f" WHERE {_EXAMINED} = last - 1"
+    "INSERT OR REPLACE INTO meta SELECT 'examined', (SELECT max(seq) FROM items)"
+    f" WHERE (SELECT count(*) FROM (SELECT 1 FROM items WHERE seq > {_EXAMINED} LIMIT 2)) = 1"
 )
 
 
@@ -4863,8 +4916,9 @@ class Worker:
     def preload(self) -> None:
         """Load the encoder and begin what was left undone, unless that has happened already."""
         with contextlib.suppress(SedimentError):  # the first call will say it
-            self.memory.encoder.load()
+            self.memory.preload()
             self._start_chores()
+        self.memory.database.leave()
 
     def finish(self, timeout: float | None = None) -> None:
         """Answer what is queued, then end; wait for that at most `timeout` seconds."""
@@ -6130,5 +6184,18 @@ def _repair_streams() -> None:
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
+def run() -> None:
+    """The program as a process: ends without taking apart what the system frees at once, which
+    is 15 ms of 190, and which a library that is still being loaded might not survive."""
+    code = main()
+    try:
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
+    except (OSError, ValueError):
+        sys.exit(code)  # Python says what cannot be written
+    atexit._run_exitfuncs()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

@@ -109,7 +109,7 @@ def test_another_file_is_another_memory(memory: Memory, path: Path) -> None:
 def test_bits_find_nearly_all_of_many(
     memory: Memory, monkeypatch: pytest.MonkeyPatch, kept: int
 ) -> None:
-    monkeypatch.setattr(sediment, "SCANNED", 12)
+    monkeypatch.setattr(sediment, "SCANNED", (12, 3))
     monkeypatch.setattr(sediment, "KEPT_VECTORS", kept)
     memory._index = index = sediment.VectorIndex(memory.database, 384)
     same = 0
