@@ -2506,7 +2506,8 @@ class VectorIndex:
             few = self._count <= 2 * sum(SCANNED)
             told = self._vectors[: self._count] @ query if few else self._distances(query)
             found = []
-            for rows, enough in zip(self._live_rows(project), scanned, strict=True):
+            for foreign, enough in enumerate(scanned):
+                rows = self._live_rows(project, bool(foreign)) if enough else _no_rows()
                 if not few:
                     rows = _nearest_rows(rows, told[rows], enough)
                 cosines = told[rows] if few else self._rows_of(rows) @ query
@@ -2535,18 +2536,18 @@ class VectorIndex:
 
         with self._lock:
             starts, ends = self._ranges(numpy.array(items, numpy.int64))
-            rows = numpy.concatenate([*map(numpy.arange, starts, ends), numpy.empty(0, int)])
+            rows = numpy.concatenate([*map(numpy.arange, starts, ends), _no_rows()])
             cosines = self._rows_of(rows) @ numpy.frombuffer(vector, "<f4")
             return self._best(rows, cosines, len(rows))
 
-    def _live_rows(self, project: str | None) -> tuple[Any, Any]:
-        """The rows of the own scope, and those of other projects."""
+    def _live_rows(self, project: str | None, foreign: bool) -> Any:
+        """The rows of the own scope, or those of other projects."""
         import numpy
 
-        if project not in self._rows:
-            live, own = ~self._gone[: self._count], self._own(project)
-            self._rows[project] = numpy.flatnonzero(live & own), numpy.flatnonzero(live & ~own)
-        return self._rows[project]
+        if (project, foreign) not in self._rows:
+            wanted = self._own(project) ^ foreign
+            self._rows[project, foreign] = numpy.flatnonzero(wanted & ~self._gone[: self._count])
+        return self._rows[project, foreign]
 
     def _own(self, project: str | None) -> Any:
         """Which rows are the project's or global."""
@@ -2695,6 +2696,12 @@ def _bits(matrix: Any) -> Any:
     import numpy
 
     return numpy.packbits(matrix.astype(bool), axis=1).view(numpy.uint64)
+
+
+def _no_rows() -> Any:
+    import numpy
+
+    return numpy.empty(0, numpy.int64)
 
 
 def _nearest_rows(rows: Any, distances: Any, count: int) -> Any:

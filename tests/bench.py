@@ -10,10 +10,12 @@ found here, in 32 bits, on the same texts, right behind another such call.
 
 recall_N       MCP recall, limit 5, over the wire, with N memories in the file / bare encoder call
 recall_p95     the 95th percentile of these calls / their median, with the fewest and most memories,
-               in the half of the calls that waited least for a core that others used
+               in the half of the calls that waited least for a core that others used, in the
+               median of ten stretches of calls
 store_N        MCP store, on disk when answered / bare encoder call (each is forgotten again)
 cold_recall    the process `sediment.pyz recall Q --json`, with the fewest memories
                / `python -c "import numpy, onnxruntime, tokenizers"`
+cold_recall_served   the same while a server has the file open
 cold_list      the process `sediment.pyz list --json` / `python -c "import click, sqlite3, json"`
 handshake      from starting the server to its answer to server/discover
                / `python -c "import json"`
@@ -43,7 +45,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -77,6 +79,7 @@ ENCODED = 1_000  # memories that go through the encoder, at most; the others get
 MEASURED = 3_000  # memories in the file whose bytes are counted
 GOOD_MARGIN, WORST_MARGIN = 0.04, 0.10
 LONGEST_STAGE = 110  # s at one size, on a machine too noisy for the margin
+LISTING = "click, sqlite3, json"  # what listing cannot do without
 STRETCHES = 10  # of consecutive turns, of which a resampled run is made
 RESAMPLED = 400  # times; more do not change the second digit of a margin
 
@@ -177,16 +180,19 @@ def settle(ratios: Iterable[Ratio], limit: float) -> None:
 def tail(name: str, ratio: Ratio) -> Figure:
     """The 95th percentile relative to the median, of the half that was disturbed least."""
     calm = numpy.argsort(ratio.waits, kind="stable")[: len(ratio.waits) // 2]
-    values = numpy.array(ratio.above)[calm]
-
-    def of(samples: Any) -> Any:
-        return numpy.percentile(samples, 95, axis=-1) / numpy.median(samples, axis=-1)
-
-    value = float(of(values))
+    values = numpy.array(ratio.above)[numpy.sort(calm)]
+    # A neighbour's work lasts for a while: each stretch has its own tail, and the median is ours.
+    tails = [
+        numpy.percentile(part, 95) / numpy.median(part)
+        for part in numpy.array_split(values, STRETCHES)
+    ]
+    value = float(numpy.median(tails))
+    picks = numpy.random.default_rng(0).integers(0, STRETCHES, (RESAMPLED, STRETCHES))
+    medians = numpy.median(numpy.array(tails)[picks], axis=1)
     share = 100 * max(ratio.waits[place] for place in calm)
     told = f"{1000 * numpy.percentile(values, 95):.3g} ms, {len(values)} calls"
     told += f" that waited at most {share:.1f} % for a core"
-    return Figure(name, value, margin(of(values[resampling(len(values))]), value), told)
+    return Figure(name, value, margin(medians, value), told)
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -303,6 +309,7 @@ class Lab:
         self.memos: list[Memo] = self.corpus.memos(min(ENCODED, sizes[0]))
         self.bare = BareEncoder([memo.text for memo in self.memos[:60]])
         self.figures: list[Figure] = []
+        self.parts: list[str] = []  # of a recall's time, at each size
         self.lines: dict[str, list[tuple[int, float]]] = {}  # of the plot
         self._asked = self._filled = 0
 
@@ -349,18 +356,23 @@ class Lab:
         self._filled = size
         say(f"{size:,} memories, {missing:,} of them filled in within {took:.1f} s")
 
-    def processes(self) -> list[Ratio]:
-        """Whole processes, against the interpreter with the imports they cannot avoid."""
-        question, env = self.questions(1)[0], self.env
-        needs = {"recall": "numpy, onnxruntime, tokenizers", "list": "click, sqlite3, json"}
-        recall = python(env, PYZ, "recall", question, "--json")
-        listing = python(env, PYZ, "list", "--json")
-        listing(0)  # the first start unpacks the program
-        return [
-            Ratio("cold_recall", recall, python(env, "-c", f"import {needs['recall']}"), (40, 80)),
-            Ratio("cold_list", listing, python(env, "-c", f"import {needs['list']}"), (30, 80)),
-            Ratio("handshake", self._greet, python(env, "-c", "import json"), (30, 100)),
+    def cold_recall(self, name: str) -> Ratio:
+        """A whole process, against the interpreter with the imports that it cannot avoid."""
+        recall = python(self.env, PYZ, "recall", self.questions(1)[0], "--json")
+        recall(0)  # the first start unpacks the program
+        floor = python(self.env, "-c", "import numpy, onnxruntime, tokenizers")
+        return Ratio(name, recall, floor, (40, 80))
+
+    def processes(self) -> None:
+        """Whole processes, with no server running."""
+        listing = python(self.env, PYZ, "list", "--json")
+        ratios = [
+            self.cold_recall("cold_recall"),
+            Ratio("cold_list", listing, python(self.env, "-c", f"import {LISTING}"), (30, 80)),
+            Ratio("handshake", self._greet, python(self.env, "-c", "import json"), (30, 100)),
         ]
+        settle(ratios, LONGEST_STAGE)
+        self.add(*(ratio.figure() for ratio in ratios))
 
     def _greet(self, _: int) -> float:
         start = time.perf_counter()
@@ -398,7 +410,7 @@ class Lab:
         ]
 
     def serving(self, size: int) -> None:
-        """The running server at one size; at the smallest, whole processes between its calls."""
+        """The running server at one size; at the smallest, whole processes beside it."""
         name, edge = short(size), size in (self.sizes[0], self.sizes[-1])
         wire = Wire(self.folder, self.env)
         wire.handshake()
@@ -417,15 +429,35 @@ class Lab:
         if edge:
             shown.append(store)
         if size == self.sizes[0]:
-            shown += self.processes()
+            shown.append(self.cold_recall("cold_recall_served"))
         settle(shown, LONGEST_STAGE)
         wire.end()
         self.add(*(ratio.figure() for ratio in shown))
+        self.parts.append(f"{name}: {self.parts_of_recall(recall)}")
         if edge:
             self.add(tail(f"recall_p95_{name}", recall))
             self.add(Figure(f"rss_{name}", used, told="MB"))
         for line, taken in (("recall", recall.above), ("bare encoder call", recall.below)):
             self.lines.setdefault(line, []).append((size, 1000 * statistics.median(taken)))
+
+    def parts_of_recall(self, recall: Ratio) -> str:
+        """Where the time of a call goes: it is run again in this process, watched."""
+        spent: defaultdict[str, float] = defaultdict(float)
+        with self.memory() as memory:
+            watch(memory.encoder, "embed_query", spent)
+            watch(memory.database, "rows", spent)
+            memory.recall("the first call loads the encoder", record=False)
+            spent.clear()
+            questions = self.questions(100)
+            took = seconds(lambda: [memory.recall(text, record=False) for text in questions])
+        calls, statements = len(questions), spent["rows calls"] / len(questions)
+        encoder, sqlite = (1000 * spent[name] / calls for name in ("embed_query", "rows"))
+        python = 1000 * took / calls - encoder - sqlite
+        there = 1000 * (statistics.median(recall.above)) - encoder - sqlite - python
+        return (
+            f"encoder {encoder:.2g} ms, SQLite {sqlite:.2g} ms ({statements:.0f} queries),"
+            f" Python and numpy {python:.2g} ms; wire and a server's colder caches {there:.2g} ms"
+        )
 
     def size_of_memory(self) -> None:
         """Bytes of a file with nothing but memories of one length."""
@@ -500,6 +532,21 @@ def cosine_recall(memory: Memory, question: str) -> tuple[list[str], bytes]:
     finally:
         setattr(encoder, "embed_query", embed)  # noqa: B010
     return [row["id"] for row in answer["results"]], seen[-1]
+
+
+def watch(owner: Any, name: str, spent: defaultdict[str, float]) -> None:
+    """Add up how long a method takes, and how often it is called."""
+    method = getattr(owner, name)
+
+    def watched(*given: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return method(*given)
+        finally:
+            spent[name] += time.perf_counter() - start
+            spent[f"{name} calls"] += 1
+
+    setattr(owner, name, watched)
 
 
 class Peer:
@@ -640,6 +687,8 @@ def record(figures: list[Figure], more: dict[str, Any]) -> str:
 def run(lab: Lab, peers: list[str], chroma: str | None) -> dict[str, dict[str, Figure]]:
     """Measure everything; returns the peers' figures."""
     lab.importing()
+    lab.grow(lab.sizes[0])
+    lab.processes()
     for size in lab.sizes:
         lab.grow(size)
         lab.serving(size)
@@ -668,13 +717,14 @@ def main() -> None:
         "\nMB of the .pyz:",
         ", ".join(f"{name} {size:g}" for name, size in parts.items() if size >= 0.05),
     )
+    print("A recall with", "\nand with ".join(lab.parts))
     took = time.perf_counter() - start
     print(f"Bare encoder on {lab.bare.threads} thread(s). All this took {took:.0f} s.")
     values = {
         command: {name: cell.value for name, cell in column.items()}
         for command, column in peers.items()
     }
-    more = {"parts": parts, "peers": values, "seconds": round(took)}
+    more = {"parts": parts, "parts_of_recall": lab.parts, "peers": values, "seconds": round(took)}
     (ROOT / "dist").mkdir(exist_ok=True)
     (ROOT / "dist" / "bench.json").write_text(record(lab.figures, more))
     (ROOT / "dist" / "bench.svg").write_text(plot(lab.lines))
