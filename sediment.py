@@ -19,7 +19,8 @@ SQLite in WAL mode, `application_id` 0x5ED10001, `user_version` = number of migr
     items     one row a memory: id, content, project_id (NULL = global), created_at (unix
               seconds), text_hash, and ended_at/ended_by/successor once another item has
               taken its place ("replace", "repeat" of the same text, "merge", "undo")
-    chunks    spans [start, end) of code points into an item's content, and their context
+    chunks    spans [start, end) of code points into an item's content, and their context;
+              numbered in the order of their items
     vectors   chunk -> float32[dimension], little-endian, unit length
     pending   chunks whose vector is still to be made
     words     FTS5 (porter stems, unicode61), rowid = chunk, contentless: text stands once
@@ -114,6 +115,9 @@ RATE_LIMIT = 600  # tool calls a minute; SEDIMENT_RATE_LIMIT=0 lifts it
 PREVIEW = 100  # characters of a long memory shown in lists
 
 INLINE_CHUNKS = 32  # encoded before the answer (about 1 s); a longer text is answered first
+FREE_MIN = 2**24  # bytes of disk; with fewer the next copy or checkpoint may not fit
+REINDEX_BATCH = 16  # items a transaction; a second's work at most is done twice
+CHUNKER = 1  # counts the ways of cutting texts, so that `reindex` knows its own work
 IMPORT_BATCH = 128  # rows a transaction: 0.6 ms of commit against seconds of encoding
 # Rows of which the cosine is taken exactly, the nearest by their bits. Of 500 queries to 100,000
 # vectors with noise, 99.6 % get the ten that an exact search finds with 2,000, all with 3,000.
@@ -198,10 +202,10 @@ PARENT_POLL = 2.0  # s between looks at whether the client still lives
 ENCODER_THREADS = 2  # 1.8 times one thread at 128 tokens; more gain little on texts this short
 
 SCOPES = ("project", "global")
+PRUNED = "prune"  # why an item ended that has nothing in its place
 RANKINGS = ("default", "classic", "cosine", "bm25")
 APPLICATION_ID = 0x5ED10001
 MODEL = "all-MiniLM-L6-v2"
-DIMENSION = 384  # of its vectors
 
 
 # ---------------------------------------------------------------------------------------------
@@ -351,6 +355,18 @@ def _seconds_of(text: str) -> float:
         return float(text)
     moment = datetime.fromisoformat(text)
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def parse_age(value: object) -> int:
+    """Unix seconds from an age ("90d", "12w", "1y"), or from a time as `parse_time` takes it."""
+    found = _AGE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if not found:
+        return parse_time(value)
+    days = {"h": 1 / 24, "d": 1, "w": 7, "y": 365}[found[2].lower()]
+    return int(time.time() - float(found[1]) * days * DAY)
+
+
+_AGE = _Pattern(r"(\d+(?:\.\d+)?)\s*([hdwy])", re.IGNORECASE)
 
 
 def iso_time(seconds: int) -> str:
@@ -1327,11 +1343,23 @@ def m003_changes(connection: apsw.Connection) -> None:
     """)
 
 
+def m004_staged(connection: apsw.Connection) -> None:
+    """Where new chunks and vectors wait for their day while all are made anew."""
+    connection.execute("""
+        CREATE TABLE staged(
+            item INTEGER NOT NULL REFERENCES items ON DELETE CASCADE,
+            position INTEGER NOT NULL, start INTEGER NOT NULL, "end" INTEGER NOT NULL,
+            context TEXT NOT NULL, vector BLOB NOT NULL,
+            PRIMARY KEY(item, position)) STRICT;
+    """)
+
+
 # Each takes the schema one step further; `user_version` counts how many have run.
 MIGRATIONS: list[Callable[[apsw.Connection], None]] = [
     m001_initial,
     m002_same_text,
     m003_changes,
+    m004_staged,
 ]
 
 
@@ -1356,7 +1384,7 @@ class Database:
         Raises DatabaseError when the file cannot be written, or not within `wait` ms.
         """
         connection = self._connection(create=True)
-        with self._explained():
+        with self.explained():
             connection.set_busy_timeout(wait)
             connection.execute("BEGIN IMMEDIATE")
             connection.set_busy_timeout(BUSY_TIMEOUT)
@@ -1376,7 +1404,7 @@ class Database:
             yield
             return
         connection = self.reader()
-        with self._explained():
+        with self.explained():
             connection.execute("BEGIN")
             try:
                 fetch(connection, "SELECT 1 FROM meta LIMIT 1")  # only a read begins it
@@ -1389,7 +1417,7 @@ class Database:
 
     def rows(self, sql: str, *values: Any) -> list[Any]:
         """All rows of a query, each a tuple."""
-        with self._explained():
+        with self.explained():
             return fetch(self.reader(), sql, *values)
 
     def value(self, sql: str, *values: Any) -> Any:
@@ -1431,6 +1459,10 @@ class Database:
         self._local.__dict__.clear()
         self._forget(connection)
 
+    def writer(self) -> apsw.Connection:
+        """This thread's connection to a file that is made if it is not there."""
+        return self._connection(create=True)
+
     def _connection(self, create: bool) -> apsw.Connection:
         """The thread's connection, reopened when the file came, went or was exchanged."""
         local = self._local
@@ -1440,7 +1472,7 @@ class Database:
         stale = getattr(local, "identity", ()) != now
         if stale or (create and now is None):
             self.leave()
-            with self._explained():
+            with self.explained():
                 local.connection, local.identity = self._open(create)
                 local.serial = next(_serials)
         return local.connection
@@ -1462,6 +1494,7 @@ class Database:
             raise DatabaseError(f"{self.path} is a folder: --db takes a file, e.g. memory.db")
         if os.fsencode(self.path).decode("utf-8", "ignore") != str(self.path):
             raise DatabaseError(f"{self.path} has a name that is not UTF-8: choose another")
+        _refuse_link(self.path)
         if create:
             create_private(self.path)
         # Asked before opening: a file that comes or is exchanged meanwhile is noticed next time.
@@ -1492,8 +1525,8 @@ class Database:
             connection.close()
 
     @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        """SQLite's errors in words that say what to do."""
+    def explained(self, path: Path | None = None) -> Iterator[None]:
+        """SQLite's errors, with this file or another, in words that say what to do."""
         import apsw
 
         try:
@@ -1507,12 +1540,12 @@ class Database:
         except apsw.FullError:
             reason = "cannot grow, the disk is full: free some space; nothing was changed"
         except apsw.CorruptError:
-            reason = "is damaged: keep a copy, then restore a backup or an export"
+            reason = "is damaged: run `doctor --repair`, or `restore` a backup"
         except apsw.IOError as error:
             reason = f"cannot be read or written ({error}): check the disk"
         else:
             return
-        raise DatabaseError(f"{self.path} {reason}") from None
+        raise DatabaseError(f"{path or self.path} {reason}") from None
 
 
 def stemmer() -> Callable[[str], list[tuple[str, str]]]:
@@ -1556,11 +1589,16 @@ _serials = itertools.count()  # of connections
 def create_private(path: Path) -> None:
     """An empty file for this user's eyes only, in a folder likewise where that is new too."""
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in reversed([path.parent, *path.parent.parents]):
+            if not folder.exists():
+                folder.mkdir(exist_ok=True)
+                folder.chmod(0o700)  # whatever the umask
         # O_EXCL: closing a file that SQLite has open would drop its locks, in all of this process.
         # The lock: no other thread may connect to a new file before it is closed here.
         with _creating:
-            os.close(os.open(path.resolve(), os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+            file = os.open(path.resolve(), os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+            os.chmod(path, 0o600)
+            os.close(file)
     except FileExistsError:
         return
     except PermissionError:
@@ -1570,6 +1608,13 @@ def create_private(path: Path) -> None:
         if not path.exists():
             reason = error.strerror or error
             raise DatabaseError(f"{path} cannot be created ({reason}); use --db") from None
+
+
+def _refuse_link(path: Path) -> None:
+    """A link may lead to a file of this user's only: whoever set another one up wants something."""
+    with contextlib.suppress(FileNotFoundError):
+        if path.is_symlink() and hasattr(os, "getuid") and path.stat().st_uid != os.getuid():
+            raise DatabaseError(f"{path} is a link to somebody else's file: name that with --db")
 
 
 def _connect(path: Path) -> apsw.Connection:
@@ -1636,6 +1681,55 @@ def _load_distance(connection: apsw.Connection) -> bool:
     return True
 
 
+def copy_database(source: apsw.Connection, target: Path) -> None:
+    """Copy what was committed into one file, whole or not there at all; others go on writing.
+
+    Raises DatabaseError when there is something at `target`, or no room for it.
+    """
+    import apsw
+
+    draft = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    if os.path.lexists(target):
+        raise DatabaseError(f"{target} is there already: choose another name")
+    create_private(draft)
+    try:
+        with contextlib.closing(apsw.Connection(str(draft))) as copy:
+            with copy.backup("main", source, "main") as backup:
+                backup.step()  # all pages at one moment
+            copy.pragma("journal_mode", "delete")  # one file, and no log beside it
+            if (found := copy.pragma("quick_check")) != "ok":
+                raise DatabaseError(f"the copy for {target} is not sound ({found}): run `doctor`")
+        os.link(draft, target)  # unlike a renaming, it takes nobody's place
+    except apsw.Error as error:
+        raise DatabaseError(f"{target} cannot be written ({error}): is there room?") from None
+    except OSError as error:
+        raise DatabaseError(f"{target} cannot be written ({error.strerror})") from None
+    finally:
+        for suffix in ("", "-journal", "-wal", "-shm"):
+            Path(f"{draft}{suffix}").unlink(missing_ok=True)
+
+
+def aside(path: Path, why: str) -> Path:
+    """A name for a copy beside a file that nothing has yet."""
+    stem = f"{path.name}.{why}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = (
+        path.with_name(stem + (f"-{number}" if number else "")) for number in itertools.count()
+    )
+    return next(name for name in names if not os.path.lexists(name))
+
+
+def note_copy(connection: apsw.Connection, copy: Path) -> None:
+    """Remember a copy, so that `forget` can say where else a text still stands."""
+    connection.execute(
+        "INSERT OR REPLACE INTO meta VALUES(?, ?)", (f"copy:{copy}", str(int(time.time())))
+    )
+
+
+def new_generation(connection: apsw.Connection) -> None:
+    """Tell those who keep rows in memory that all of them may be others now."""
+    connection.execute("INSERT OR REPLACE INTO meta VALUES('generation', ?)", (new_id(),))
+
+
 def _check_ours(connection: apsw.Connection, path: Path) -> None:
     """Refuse another program's database and one of a later Sediment."""
     version = connection.pragma("user_version")
@@ -1647,21 +1741,32 @@ def _check_ours(connection: apsw.Connection, path: Path) -> None:
 
 
 def _migrate(connection: apsw.Connection, path: Path) -> None:
-    """Run the migrations that the file has not seen, all in one transaction."""
+    """Run the migrations that the file has not seen, all in one transaction; an older file is
+    copied first."""
     if connection.pragma("user_version") >= len(MIGRATIONS):
         return
     if connection.readonly("main"):
         raise DatabaseError(f"{path} is of an older version and cannot be written: copy it first")
     connection.execute("BEGIN IMMEDIATE")
     try:
-        for migrate in MIGRATIONS[connection.pragma("user_version") :]:
-            migrate(connection)
-        connection.pragma("application_id", APPLICATION_ID)
-        connection.pragma("user_version", len(MIGRATIONS))
+        known = connection.pragma("user_version")  # another process may have been quicker
+        if 0 < known < len(MIGRATIONS):
+            with contextlib.closing(_connect(path)) as before:  # this one has begun to write
+                copy_database(before, copy := aside(path, f"version-{known}"))
+        _upgrade(connection)
+        if 0 < known < len(MIGRATIONS):
+            note_copy(connection, copy)
         connection.execute("COMMIT")
     except BaseException:
         connection.execute("ROLLBACK")
         raise
+
+
+def _upgrade(connection: apsw.Connection) -> None:
+    for migrate in MIGRATIONS[connection.pragma("user_version") :]:
+        migrate(connection)
+    connection.pragma("application_id", APPLICATION_ID)
+    connection.pragma("user_version", len(MIGRATIONS))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -2185,6 +2290,16 @@ def restore_item(connection: apsw.Connection, old: str) -> str:
     return reason or ""
 
 
+def prune_item(connection: apsw.Connection, id: str) -> None:
+    """Hide an item with nothing in its place; `restore_item` brings it back."""
+    connection.execute(
+        "UPDATE items SET ended_at = max(created_at, ?), ended_by = ?"
+        " WHERE id = ? AND ended_at IS NULL",
+        (int(time.time()), PRUNED, id),
+    )
+    note(connection, PRUNED, id)
+
+
 def erase_item(connection: apsw.Connection, id: str) -> int:
     """Remove an item and the versions hidden behind it from every table; how many there were."""
     doomed = fetch(
@@ -2469,6 +2584,9 @@ def _nearest_in_memory(rows: list[tuple[int, int, bytes]], vector: bytes) -> lis
     return list(best.values())
 
 
+_GENERATION = "SELECT value FROM meta WHERE key = 'generation'"
+
+
 class VectorIndex:
     """A file's chunks as a long-lived process keeps them: found without reading them all again.
 
@@ -2614,8 +2732,9 @@ class VectorIndex:
         version = self.database.version()
         if version == self._version:
             return
-        if version[0] != self._file:
-            self._clear(version[0])
+        file = version[0], self.database.settled(_GENERATION)
+        if file != self._file:
+            self._clear(file)
         waiting = json.dumps(list(self._waiting))
         sql = "SELECT chunk, vector FROM vectors WHERE chunk IN (SELECT value FROM json_each(?))"
         for chunk, vector in self.database.rows(sql, waiting) if self._waiting else ():
@@ -2911,16 +3030,18 @@ def candidates(
         return places_of(database, chunks, project, live)
 
     found, tenth = matching(database, words, places, limit)
+    found = [(hit, other) for hit, other in found if not other or crosses_projects()]
     by_words = {hit.item: hit for hit, _ in found}
     foreign = {hit.item for hit, other in found if other}
     by_vector: dict[int, Evidence] = {}
     if vector:
         if index:
-            inside, outside = index.nearest(vector, project, limit)
+            scanned = SCANNED if crosses_projects() else (SCANNED[0], 0)
+            inside, outside = index.nearest(vector, project, limit, scanned)
         else:
             inside, outside = (
                 nearest(database, vector, f"{live} AND {where}", project, limit)
-                for where in (_OWN, _FOREIGN)
+                for where in (_OWN, _FOREIGN if crosses_projects() else f"{_FOREIGN} AND 0")
             )
         by_vector |= {hit.item: hit for hit in (*inside, *outside)}
         foreign |= {hit.item for hit in outside}
@@ -2940,6 +3061,11 @@ def candidates(
         )
         for item in items
     ], words_share(best, tenth)
+
+
+def crosses_projects() -> bool:
+    """Whether recall may also show other projects' memories."""
+    return os.environ.get("SEDIMENT_CROSS_PROJECT") != "0"
 
 
 def _candidate(
@@ -3431,6 +3557,7 @@ class Importer:
     """Reads JSON Lines into items; each batch is committed before the next is read.
 
     prepare  makes an Item of (id, content, project, created_at), vectors and all
+    claim    notes, in the transaction that stores vectors, which model made them
     project  what rows that name no project get
     Afterwards `stored` and `existing` count rows, `refused` tells (line, reason) of the rest.
     """
@@ -3439,10 +3566,11 @@ class Importer:
         self,
         database: Database,
         prepare: Callable[[str, str, str | None, int], Item],
+        claim: Callable[[apsw.Connection], None],
         project: str | None,
     ) -> None:
         self.database = database
-        self.prepare = prepare
+        self.prepare, self.claim = prepare, claim
         self.project = project
         self.stored = self.existing = 0
         self.refused: list[tuple[int, str]] = []
@@ -3480,7 +3608,7 @@ class Importer:
         content = check_text(row.get("content"), "content", CONTENT_MAX)
         ended, by, successor = (row.get(name) for name in _ENDED)
         created, project, id = row.get("created_at"), self._project_of(row), row.get("id")
-        if (ended is None) != (successor is None):
+        if (ended is None) != (successor is None) and by != PRUNED:
             raise InvalidInput("ended_at and successor go together: give both or neither")
         return {
             "id": check_id(id) if id is not None else self._derived_id(content, project),
@@ -3521,6 +3649,8 @@ class Importer:
     def _store(self, rows: list[dict[str, Any]]) -> None:
         items = [self._item(row) for row in rows]
         with self.database.transaction() as connection:
+            if any(item.vectors for item in items):
+                self.claim(connection)
             added = sum(insert_item(connection, item) for item in items)
         self.stored += added
         self.existing += len(items) - added  # another process's, a moment ago
@@ -3548,6 +3678,409 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError(f"{name} is not JSON")
 
     return json.loads(text, parse_constant=refuse)
+
+
+# ---------------------------------------------------------------------------------------------
+# Care
+#
+# Checks, and what is done when they fail. What is derived is made anew from the texts. A file
+# that SQLite gives up at the first bad page is read page by page, and what still can be read is
+# put into a new one. Nothing is done to a file before a copy of it lies beside it.
+# ---------------------------------------------------------------------------------------------
+
+
+class Check(NamedTuple):
+    """One thing that was looked at: `status` is ok, warning or broken."""
+
+    name: str
+    status: str
+    detail: str = ""
+
+
+# What must not be there: each query gives the ids or numbers of such rows.
+INCONSISTENT = {
+    "items without chunks": "SELECT seq FROM items WHERE seq NOT IN (SELECT item FROM chunks)",
+    "chunks without an item": "SELECT id FROM chunks WHERE item NOT IN (SELECT seq FROM items)",
+    "chunks out of the order of their items": (
+        "SELECT id FROM (SELECT id, item, lag(item) OVER (ORDER BY id) AS before FROM chunks)"
+        " WHERE item < before"
+    ),
+    "chunks with neither vector nor a place in the queue, or with both": (
+        "SELECT id FROM chunks WHERE (id IN (SELECT chunk FROM vectors))"
+        " = (id IN (SELECT chunk FROM pending))"
+    ),
+    "vectors without a chunk": "SELECT chunk FROM vectors EXCEPT SELECT id FROM chunks",
+    "queued chunks that are not there": "SELECT chunk FROM pending EXCEPT SELECT id FROM chunks",
+    "words without a chunk": "SELECT id FROM words_docsize EXCEPT SELECT id FROM chunks",
+    "chunks without words": "SELECT id FROM chunks EXCEPT SELECT id FROM words_docsize",
+    "items without their graph node": (
+        "SELECT id FROM (SELECT id, coalesce(project_id, '') FROM items"
+        " EXCEPT SELECT id, project_id FROM graph_nodes)"
+    ),
+    "graph nodes without an item": "SELECT id FROM graph_nodes EXCEPT SELECT id FROM items",
+    "edges to nowhere": (
+        "SELECT from_id FROM graph_edges UNION SELECT to_id FROM graph_edges"
+        " EXCEPT SELECT id FROM items"
+    ),
+    "accesses to nothing": "SELECT item_id FROM access_log EXCEPT SELECT id FROM items",
+    "queued pairs of nothing": (
+        "SELECT item_id_a FROM consolidation_queue UNION SELECT item_id_b FROM"
+        " consolidation_queue EXCEPT SELECT id FROM items"
+    ),
+    "queued pairs out of order": (
+        "SELECT item_id_a FROM consolidation_queue WHERE item_id_a >= item_id_b"
+    ),
+    "history of nothing": (
+        "SELECT item_id FROM history UNION SELECT other_id FROM history"
+        " WHERE other_id IS NOT NULL EXCEPT SELECT id FROM items"
+    ),
+    "items that ended with nothing in their place": (
+        "SELECT id FROM items WHERE (ended_at IS NULL) != (successor IS NULL)"
+        f" AND ended_by IS NOT '{PRUNED}'"
+    ),
+}
+
+
+def check_rows(connection: apsw.Connection) -> Iterator[Check]:
+    """Whether the tables agree with one another."""
+    for what, sql in INCONSISTENT.items():
+        found = [row[0] for row in connection.execute(sql)]
+        if found:
+            some = ", ".join(map(str, found[:3]))
+            yield Check(
+                "tables", "broken", f"{len(found)} {what}: {some}{', …' * (len(found) > 3)}"
+            )
+
+
+def check_spans(connection: apsw.Connection) -> list[int]:
+    """The items whose chunks do not lie in order in their text, or leave some of it out."""
+    wrong: list[int] = []
+    spans: dict[int, list[tuple[int, int, int]]] = {}
+    sql = 'SELECT item, position, start, "end" FROM chunks ORDER BY item, position'
+    for item, *span in connection.execute(sql):
+        spans.setdefault(item, []).append(tuple(span))
+    for item, content in connection.execute("SELECT seq, content FROM items"):
+        if not _covers(content, spans.get(item, [])):
+            wrong.append(item)
+    return wrong
+
+
+def _covers(content: str, spans: list[tuple[int, int, int]]) -> bool:
+    covered = 0
+    for place, (position, start, end) in enumerate(spans):
+        if position != place or not start < end <= len(content) or content[covered:start].strip():
+            return False
+        covered = max(covered, end)
+    return bool(spans) and not content[covered:].strip()
+
+
+def check_words(connection: apsw.Connection) -> list[int]:
+    """The chunks of which the word index holds other words than their texts have."""
+    import apsw
+
+    told: Counter[int] = Counter()  # of each chunk, a sum over its words and where they stand
+    for stem, chunk, column, place in connection.execute("SELECT * FROM temp.postings"):
+        told[chunk] += hash((stem, column, place))
+    tokenizer = connection.fts5_tokenizer("porter", ["unicode61", "remove_diacritics", "2"])
+    sql = (
+        'SELECT c.id, substr(i.content, c.start + 1, c."end" - c.start), c.context'
+        " FROM chunks c JOIN items i ON i.seq = c.item"
+    )
+    for chunk, *texts in connection.execute(sql):
+        for column, text in zip(("text", "context"), texts, strict=True):
+            stems = tokenizer(spaced(text).encode(), apsw.FTS5_TOKENIZE_DOCUMENT, None)
+            for place, (_, _, stem) in enumerate(stems):
+                told[chunk] -= hash((stem, column, place))
+    return [chunk for chunk, left in told.items() if left]
+
+
+def check_vectors(connection: apsw.Connection, dimension: int) -> list[int]:
+    """The chunks whose vector is not one of this length, or not of length 1."""
+    import numpy
+
+    wrong: list[int] = []
+    rows = connection.execute("SELECT chunk, vector FROM vectors")
+    for batch in _batches(rows, EXAMINE_BATCH):
+        sound = [row for row in batch if len(row[1]) == 4 * dimension]
+        wrong += {row[0] for row in batch} - {row[0] for row in sound}
+        if sound:
+            lengths = numpy.linalg.norm(_matrix(sound), axis=1)
+            far = ~(abs(lengths - 1) < 0.001)  # NaN too
+            wrong += [row[0] for row, bad in zip(sound, far, strict=True) if bad]
+    return wrong
+
+
+def check_pages(connection: apsw.Connection) -> str:
+    """What SQLite finds wrong with the file; nothing when it is sound."""
+    import apsw
+
+    try:
+        found = [row[0] for row in connection.execute("PRAGMA integrity_check(20)")]
+    except (apsw.CorruptError, apsw.NotADBError, apsw.IOError) as error:
+        found = [str(error)]
+    return "" if found == ["ok"] else "; ".join(found)
+
+
+def mend(connection: apsw.Connection, dimension: int, split: Callable[[str], list[Chunk]]) -> None:
+    """Make anew what is derived and does not agree with the texts, in a transaction of the
+    caller's. Vectors that are missing are queued."""
+    for table, column in _MENTIONS:
+        connection.execute(f"DELETE FROM {table} WHERE {column} NOT IN (SELECT id FROM items)")
+    connection.execute(f"""
+        DELETE FROM chunks WHERE item NOT IN (SELECT seq FROM items);
+        DELETE FROM consolidation_queue WHERE item_id_a >= item_id_b;
+        UPDATE items SET ended_at = NULL, ended_by = NULL, successor = NULL
+            WHERE (ended_at IS NULL) != (successor IS NULL) AND ended_by IS NOT '{PRUNED}'
+            OR successor NOT IN (SELECT id FROM items);
+        DELETE FROM graph_nodes;
+        INSERT INTO graph_nodes SELECT id, coalesce(project_id, ''), created_at FROM items;
+    """)
+    wrong_items = check_spans(connection)
+    for item in wrong_items:
+        connection.execute("DELETE FROM chunks WHERE item = ?", (item,))
+        content = connection.execute("SELECT content FROM items WHERE seq = ?", (item,)).get
+        connection.executemany(
+            'INSERT INTO chunks(item, position, start, "end", context) VALUES(?, ?, ?, ?, ?)',
+            [(item, position, *chunk) for position, chunk in enumerate(split(content))],
+        )
+    if wrong_items:
+        _renumber_chunks(connection)
+    wrong = [(chunk,) for chunk in check_vectors(connection, dimension)]
+    connection.executemany("DELETE FROM vectors WHERE chunk = ?", wrong)
+    connection.execute("""
+        DELETE FROM vectors WHERE chunk NOT IN (SELECT id FROM chunks);
+        DELETE FROM pending;
+        INSERT INTO pending SELECT id FROM chunks WHERE id NOT IN (SELECT chunk FROM vectors);
+    """)
+    fill_words(connection)
+    new_generation(connection)
+
+
+def _renumber_chunks(connection: apsw.Connection) -> None:
+    """Number the chunks anew, in the order of their items, as those who keep them rely on."""
+    connection.execute("""
+        CREATE TEMP TABLE again AS SELECT c.*, v.vector FROM chunks c
+            LEFT JOIN vectors v ON v.chunk = c.id;
+        DELETE FROM chunks;
+        INSERT INTO chunks(item, position, start, "end", context)
+            SELECT item, position, start, "end", context FROM again ORDER BY item, position;
+        INSERT INTO vectors SELECT c.id, a.vector FROM chunks c JOIN again a
+            ON a.item = c.item AND a.position = c.position WHERE a.vector IS NOT NULL;
+        DROP TABLE again;
+    """)
+
+
+def fill_words(connection: apsw.Connection) -> None:
+    """Make the word index anew from the texts."""
+    connection.execute("INSERT INTO words(words) VALUES('delete-all')")
+    rows = fetch(
+        connection,
+        'SELECT c.id, substr(i.content, c.start + 1, c."end" - c.start), c.context'
+        " FROM chunks c JOIN items i ON i.seq = c.item",
+    )
+    connection.executemany(
+        "INSERT INTO words(rowid, text, context) VALUES(?, ?, ?)",
+        ((chunk, spaced(text), spaced(context)) for chunk, text, context in rows),
+    )
+
+
+# Reading a damaged file, by the description at https://www.sqlite.org/fileformat2.html.
+
+
+class Rescued(NamedTuple):
+    """What a damaged file still holds: rows by their number, and ids that an index names."""
+
+    items: dict[int, list[Any]]
+    chunks: dict[int, list[Any]]
+    vectors: dict[int, bytes]
+    others: dict[str, list[list[Any]]]
+    notes: dict[str, str]
+    named: set[str]
+
+    def lost(self) -> list[str]:
+        """The ids that are named somewhere and whose rows could not be read."""
+        return sorted(self.named - {values[1] for values in self.items.values()} - _FTS5_NAMES)
+
+
+# Tables by the kinds of value in their columns, which is how a page of them is known.
+_SHAPES = {
+    "items": ("n", "s", "s", "s", "sn", "i", "i", "in", "sn", "sn", "i"),
+    "chunks": ("n", "i", "i", "i", "i", "s"),
+    "vectors": ("n", "b"),
+    "access_log": ("s", "i", "in", "i", "i"),
+    "graph_edges": ("s", "s", "s", "fi", "s", "i", "i", "i"),
+    "history": ("n", "s", "s", "sn", "i", "s"),
+}
+_KINDS = {type(None): "n", str: "s", int: "i", float: "f", bytes: "b"}
+_TABLE_LEAF, _INDEX_PAGES = 0x0D, {0x02: 4, 0x0A: 0}  # and the bytes before a cell's size
+
+
+def rescue(data: bytes) -> Rescued:
+    """All rows of ours that can be read in the pages of a file."""
+    found = Rescued({}, {}, {}, {}, {}, set())
+    size = int.from_bytes(data[16:18], "big")
+    # The first page may be the damaged one; its number of bytes is then what the pages tell.
+    sizes = [65536 if size == 1 else size] if size == 1 or size in _PAGE_SIZES else _PAGE_SIZES
+    size = max(sizes, key=lambda size: sum(1 for _ in _rows_of_pages(data, size)))
+    for rowid, values in _rows_of_pages(data, size):
+        table = _table_of(values) if rowid is not None else None
+        if rowid is None:
+            _take_entry(found, values)
+        elif table == "items":
+            found.items[rowid] = values
+        elif table == "chunks":
+            found.chunks[rowid] = values
+        elif table == "vectors":
+            found.vectors[rowid] = values[1]
+        elif table:
+            found.others.setdefault(table, []).append(values)
+    return found
+
+
+def _take_entry(found: Rescued, values: list[Any]) -> None:
+    """An entry of an index by id, or of a table of keys and values."""
+    kinds = list(map(type, values))
+    if kinds == [str, int]:
+        found.named.add(values[0])
+    elif kinds == [str, str]:
+        found.notes[values[0]] = values[1]
+
+
+_FTS5_NAMES = {"version", "secure-delete", "pgsz", "rank", "automerge"}  # of its settings
+
+
+_PAGE_SIZES = (8192, 4096, 1024, 2048, 16384, 32768, 512)
+
+
+def _table_of(values: list[Any]) -> str | None:
+    """The table that such a row is of."""
+    kinds = [_KINDS[type(value)] for value in values]
+    for table, shape in _SHAPES.items():
+        short = len(shape) - (table == "items")  # its last column was added later
+        if short <= len(kinds) <= len(shape) and all(map(str.__contains__, shape, kinds)):
+            return table
+    return None
+
+
+def _rows_of_pages(data: bytes, size: int) -> Iterator[tuple[int | None, list[Any]]]:
+    """(row number, values) of each row of each table, and (None, values) of each index entry."""
+    for start in range(0, len(data), size):
+        page = data[start : start + size]
+        head = 100 if start == 0 else 0
+        if len(page) < size or page[head] not in (_TABLE_LEAF, *_INDEX_PAGES):
+            continue
+        first = head + (12 if page[head] == 0x02 else 8)
+        for number in range(int.from_bytes(page[head + 3 : head + 5], "big")):
+            place = int.from_bytes(page[first + 2 * number : first + 2 * number + 2], "big")
+            with contextlib.suppress(IndexError, ValueError):  # what cannot be read is lost
+                yield _cell(data, page, place)
+
+
+def _cell(data: bytes, page: bytes, place: int) -> tuple[int | None, list[Any]]:
+    """One cell: its row number, if it is of a table, and its values."""
+    size = len(page)  # all of it is used: no extension of ours reserves any
+    kind = page[0] if page[0] in (_TABLE_LEAF, *_INDEX_PAGES) else page[100]
+    rowid = None
+    length, place = _varint(page, place + _INDEX_PAGES.get(kind, 0))
+    if kind == _TABLE_LEAF:
+        rowid, place = _varint(page, place)
+    most = size - 35 if kind == _TABLE_LEAF else (size - 12) * 64 // 255 - 23
+    local = length
+    if length > most:
+        least = (size - 12) * 32 // 255 - 23
+        local = least + (length - least) % (size - 4)
+        local = least if local > most else local
+    payload = page[place : place + local]
+    after = int.from_bytes(page[place + local : place + local + 4], "big")
+    return rowid, _values(payload + _overflow(data, after, length - local, size))
+
+
+def _overflow(data: bytes, page: int, missing: int, size: int) -> bytes:
+    """The rest of a long row, from the chain of pages that holds it."""
+    parts: list[bytes] = []
+    while missing > 0:
+        start = (page - 1) * size
+        if page < 1 or start + size > len(data):
+            raise ValueError("the chain leads out of the file")
+        parts.append(data[start + 4 : start + min(size, 4 + missing)])
+        missing -= len(parts[-1])
+        page = int.from_bytes(data[start : start + 4], "big")
+    return b"".join(parts)
+
+
+def _varint(data: bytes, place: int) -> tuple[int, int]:
+    """A number of one to nine bytes, and where it ends."""
+    value = 0
+    for count in range(8):
+        value = value << 7 | data[place + count] & 0x7F
+        if data[place + count] < 0x80:
+            return value, place + count + 1
+    return value << 8 | data[place + 8], place + 9
+
+
+def _values(payload: bytes) -> list[Any]:
+    """The values of a record. Raises ValueError where it is not a whole one."""
+    end, place = _varint(payload, 0)
+    kinds, values, at = [], [], end
+    while place < end:
+        kind, place = _varint(payload, place)
+        kinds.append(kind)
+    for kind in kinds:
+        length = (0, 1, 2, 3, 4, 6, 8, 8, 0, 0, 0, 0)[kind] if kind < 12 else (kind - 12) // 2
+        part = payload[at : at + length]
+        if len(part) < length:
+            raise ValueError("a record that ends too early")
+        values.append(_value(kind, part))
+        at += length
+    return values
+
+
+def _value(kind: int, part: bytes) -> Any:
+    if kind >= 12:
+        return part.decode() if kind % 2 else part
+    if kind == 7:
+        import struct
+
+        return struct.unpack(">d", part)[0]
+    if kind in (8, 9):
+        return kind - 8
+    return int.from_bytes(part, "big", signed=True) if kind else None
+
+
+def rebuild(found: Rescued, target: Database, split: Callable[[str], list[Chunk]]) -> None:
+    """Write what was rescued into a new file; vectors that are missing are queued."""
+    with target.transaction() as connection:
+        notes = [(key, value) for key, value in found.notes.items() if key in _MODEL_FACTS]
+        connection.executemany("INSERT OR IGNORE INTO meta VALUES(?, ?)", notes)
+        places = [row for row in found.notes.items() if row[0].startswith(("git:", "folder:"))]
+        connection.executemany("INSERT OR IGNORE INTO projects VALUES(?, ?)", places)
+        whole = len(notes) == len(_MODEL_FACTS)  # else nobody knows which model made the vectors
+        spans: dict[int, list[tuple[int, Chunk, bytes]]] = {}
+        for chunk, values in found.chunks.items():
+            _, item, position, start, end, context = values
+            vector = found.vectors.get(chunk, b"") if whole else b""
+            spans.setdefault(item, []).append((position, Chunk(start, end, context), vector))
+        for seq, values in sorted(found.items.items()):
+            insert_item(connection, _rescued_item(values, sorted(spans.get(seq, [])), split))
+        for table, rows in found.others.items():
+            for row in rows:
+                marks = ", ".join("?" * len(row))
+                connection.execute(f"INSERT OR IGNORE INTO {table} VALUES({marks})", row)
+
+
+_MODEL_FACTS = ("model_name", "model_digest", "dimension")
+
+
+def _rescued_item(
+    values: list[Any], parts: list[tuple[int, Chunk, bytes]], split: Callable[[str], list[Chunk]]
+) -> Item:
+    """An item as it was, with its chunks and vectors if all of them were found."""
+    _, id, content, kind, project, created, _, ended, by, successor, *_ = values
+    chunks, vectors = [part[1] for part in parts], [part[2] for part in parts]
+    if not _covers(content, [(part[0], part[1].start, part[1].end) for part in parts]):
+        chunks, vectors = split(content), []
+    vectors = vectors if all(vectors) else []
+    return Item(id, content, kind, project, created, chunks, vectors, ended, by, successor)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -3588,8 +4121,6 @@ class Memory:
         self._lock = threading.Lock()
         self._embedding = threading.Lock()
         self._encoder: Encoder | None = None
-        # A process that lives longer than one command keeps the vectors at hand.
-        self._index = VectorIndex(self.database, DIMENSION) if resident else None
 
     def __enter__(self) -> Memory:
         return self
@@ -3608,6 +4139,12 @@ class Memory:
             if self._encoder is None:
                 self._encoder = Encoder(resident=self._resident)
         return self._encoder
+
+    @functools.cached_property
+    def _index(self) -> VectorIndex | None:
+        """A process that lives longer than one command keeps the vectors at hand."""
+        dimension = self.encoder.model.dimension
+        return VectorIndex(self.database, dimension) if self._resident else None
 
     @functools.cached_property
     def _lexicon(self) -> Lexicon:
@@ -3709,6 +4246,9 @@ class Memory:
 
     def _embed_span(self, content: str, chunk: Chunk) -> bytes:
         return self.encoder.embed(embedding_text(content, chunk))
+
+    def _claim(self, connection: apsw.Connection) -> None:
+        _claim_model(connection, self.encoder.model)
 
     def _same_model(self) -> bool:
         """Whether the file's vectors, if it has any, are of this encoder."""
@@ -4018,7 +4558,7 @@ class Memory:
         row, number = self._find(query), 1
         if row is None and (asked := re.fullmatch(r"(.+) page (\d{1,6})", query)):
             row, number = self._find(asked[1]), int(asked[2])
-        if row is None:
+        if row is None or (self._is_foreign(row) and not crosses_projects()):
             return None
         pages = paginate(row["content"])
         if not 1 <= number <= len(pages):
@@ -4140,9 +4680,12 @@ class Memory:
         if hidden is None:
             raise NotFound(f"{row['id']} has neither replaced nor been merged with anything")
         old, successor = hidden["id"], hidden["successor"]
-        other = self._find(successor)
+        other = self._find(successor) if successor else None
         with self.database.transaction() as connection:
             reason = restore_item(connection, old)
+            if successor is None:
+                note(connection, "undo", old)
+                return {"success": True, "restored": old, "message": f"{old} is live again."}
             swap = reason != "merge" and other is not None and other["ended_at"] is None
             if swap:
                 end_item(connection, successor, old, "replace" if reason == "undo" else "undo")
@@ -4186,7 +4729,8 @@ class Memory:
             facts = _listed(version) | {"live": version["ended_at"] is None}
             if reason:
                 facts |= {"ended": iso_time(version["ended_at"]), "ended_by": reason}
-                facts["successor"] = version["successor"]
+                if version["successor"]:
+                    facts["successor"] = version["successor"]
             versions.append(facts)
         ids = json.dumps([version["id"] for version in versions])
         events = [
@@ -4254,7 +4798,7 @@ class Memory:
         project = (
             None if check_scope(scope or "project") == "global" else self.projects.current(True)
         )
-        importer = Importer(self.database, self._prepare, project)
+        importer = Importer(self.database, self._prepare, self._claim, project)
         importer.run(lines, progress)
         refused = [{"line": line, "reason": reason} for line, reason in sorted(importer.refused)]
         counts = {"stored": importer.stored, "existing": importer.existing}
@@ -4309,7 +4853,17 @@ class Memory:
         self._checkpoint()
         named = ", ".join(doomed)
         older = f", and {erased - len(doomed)} older version(s)" if erased > len(doomed) else ""
-        return {"success": True, "ids": doomed, "message": f"Deleted {named}{older}."}
+        answer: dict[str, Any] = {"success": True, "ids": doomed}
+        message = f"Deleted {named}{older}."
+        if copies := self._copies():
+            answer["copies"] = copies
+            message += f" Copies of the file may still have it: {', '.join(copies)}."
+        return answer | {"message": message}
+
+    def _copies(self) -> list[str]:
+        """The copies of this file that were made and are still there."""
+        rows = self.database.rows("SELECT substr(key, 6) FROM meta WHERE key GLOB 'copy:*'")
+        return [name for (name,) in rows if os.path.lexists(name)]
 
     def _checkpoint(self) -> None:
         """Bring the erased pages from the log into the file, unless somebody still reads it."""
@@ -4320,6 +4874,325 @@ class Memory:
         with contextlib.suppress(apsw.Error):
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         connection.set_busy_timeout(BUSY_TIMEOUT)
+
+    # Care
+
+    def backup(self, path: str | Path) -> dict[str, Any]:
+        """Copy the database into one file, checked; others may go on writing meanwhile.
+
+        Raises DatabaseError when there is something at `path`, or no room for it.
+        """
+        target = expand_home(path).absolute()
+        self._must_exist()
+        with self.database.explained():
+            copy_database(self.database.reader(), target)
+        with contextlib.suppress(DatabaseError):  # a file that cannot be written is copied too
+            self._note_copy(target)
+        items = Database(target).value("SELECT count(*) FROM items")
+        message = f"Copied {items} items to {target}, and read the copy back."
+        facts = {"path": str(target), "bytes": target.stat().st_size, "items": items}
+        return {"success": True, **facts, "message": message}
+
+    def _must_exist(self) -> None:
+        if not self.database.path.exists():
+            raise NotFound(f"there is no database at {self.database.path} yet")
+
+    def _note_copy(self, copy: Path) -> None:
+        with self.database.transaction() as connection:
+            note_copy(connection, copy)
+
+    def restore(self, path: str | Path) -> dict[str, Any]:
+        """Make the database what a copy of it is; what it was is copied aside first.
+
+        It is written through SQLite, so that servers that have it open go on with the new one.
+        Raises DatabaseError when the copy is damaged, or not one of ours.
+        """
+        source, live = expand_home(path).absolute(), self.database.path
+        if not source.is_file():
+            raise NotFound(f"there is no file {source}")
+        draft = aside(live, "restoring")
+        try:
+            self._draft(source, draft)
+            kept = self._put(draft, "before-restore")
+        finally:
+            draft.unlink(missing_ok=True)
+        items = self.database.value("SELECT count(*) FROM items")
+        message = f"Restored {items} items from {source}."
+        answer = {"success": True, "path": str(source), "items": items}
+        if kept:
+            answer["kept"] = str(kept)
+            message += f" What was there before is in {kept}."
+        return answer | {"message": message}
+
+    def _draft(self, source: Path, draft: Path) -> None:
+        """A copy with today's schema, and pages of the size that this database has."""
+        with self.database.explained(source), contextlib.closing(_connect(source)) as given:
+            _check_ours(given, source)
+            if not given.pragma("user_version"):
+                raise DatabaseError(f"{source} holds nothing: choose another file")
+            if found := check_pages(given):
+                reason = f"is damaged ({found}): try --db {source} doctor --repair"
+                raise DatabaseError(f"{source} {reason}")
+            copy_database(given, draft)
+        with contextlib.closing(_connect(draft)) as copy, copy:
+            _upgrade(copy)
+            new_generation(copy)
+        if self.database.path.exists():
+            with contextlib.suppress(DatabaseError), contextlib.closing(_connect(draft)) as copy:
+                size = self.database.reader().pragma("page_size")
+                copy.execute(f"PRAGMA page_size = {size}; VACUUM")
+
+    def _put(self, new: Path, why: str) -> Path | None:
+        """Put a file in the database's place; where that one is, if there was any."""
+        import apsw
+
+        live = self.database.path
+        kept = aside(live, why) if live.exists() else None
+        try:
+            connection = self.database.writer()
+            if kept:
+                copy_database(connection, kept)
+            with (
+                self.database.explained(),
+                contextlib.closing(apsw.Connection(str(new))) as source,
+                connection.backup("main", source, "main") as backup,
+            ):
+                backup.step()
+        except DatabaseError:
+            if kept is None or os.path.lexists(kept):
+                raise
+            self._exchange(new, kept)  # what is there cannot even be read
+        if kept:
+            self._note_copy(kept)
+        return kept
+
+    def _exchange(self, new: Path, kept: Path) -> None:
+        """Put a file in the place of a damaged one, which stays under another name."""
+        live = self.database.path
+        self.database.close()
+        os.link(live, kept)
+        for suffix in ("-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(f"{live}{suffix}", f"{kept}{suffix}")
+        os.chmod(new, 0o600)
+        os.replace(new, live)
+
+    def doctor(self) -> dict[str, Any]:
+        """Look at everything: {healthy, checks}; each check has name, status and detail.
+
+        A status is ok, warning or broken; one that is broken is what `repair` is for.
+        """
+        checks = [*self._check_file(), *self._check_contents(), *self._check_surroundings()]
+        rows = [check._asdict() for check in checks]
+        return {"healthy": all(check.status != "broken" for check in checks), "checks": rows}
+
+    def _check_file(self) -> Iterator[Check]:
+        from shutil import disk_usage
+
+        path = self.database.path
+        if not path.exists():
+            yield Check("file", "ok", f"{path} is not there yet: the first store makes it")
+            return
+        yield Check("file", "ok", f"{path}, {self.database.size():,} bytes")
+        for place, allowed in ((path, 0o600), (path.parent, 0o755)):
+            mode = place.stat().st_mode & 0o777
+            if mode & ~allowed and sys.platform != "win32":
+                yield Check("permissions", "warning", f"{place} is open to others ({mode:o})")
+        free = disk_usage(path.parent).free
+        if free < max(FREE_MIN, self.database.size()):
+            yield Check("space", "warning", f"{free:,} bytes are free: a copy needs as many again")
+
+    def _check_contents(self) -> Iterator[Check]:
+        if not self.database.path.exists():
+            return
+        try:
+            with self.database.explained(), contextlib.closing(_connect(self.database.path)) as own:
+                # Asked anew: FTS5 takes what another process wrote for damage in a connection
+                # that knew the index before.
+                if found := check_pages(own):
+                    yield Check("pages", "broken", found)
+                    return
+            yield Check("pages", "ok", "SQLite finds the file sound")
+            with self.database.snapshot():
+                yield from self._check_tables(self.database.reader())
+        except DatabaseError as error:
+            yield Check("pages", "broken", str(error))
+
+    def _check_tables(self, connection: apsw.Connection) -> Iterator[Check]:
+        wrong = list(check_rows(connection))
+        for name, found, what in (
+            ("chunks", check_spans(connection), "items whose chunks do not cover their text"),
+            ("words", check_words(connection), "chunks whose words are not their text's"),
+            ("vectors", check_vectors(connection, self._dimension()), "vectors that are none"),
+        ):
+            if found:
+                wrong.append(Check(name, "broken", f"{len(found)} {what}"))
+        yield from wrong
+        if not wrong:
+            counted = {
+                name: connection.execute(f"SELECT count(*) FROM {name}").get
+                for name in ("items", "chunks", "vectors")
+            }
+            told = ", ".join(f"{count:,} {name}" for name, count in counted.items())
+            yield Check("tables", "ok", f"{told} agree with the texts")
+        if waiting := self.pending():
+            yield Check("queue", "ok", f"{waiting:,} chunks wait for their vectors")
+
+    def _dimension(self) -> int:
+        known = self.database.value("SELECT value FROM meta WHERE key = 'dimension'")
+        return int(known or self.encoder.model.dimension)
+
+    def _check_surroundings(self) -> Iterator[Check]:
+        import apsw
+
+        try:
+            self.encoder.model.check(full=True)
+            yield Check("model", "ok", f"{self.encoder.model.name}, every byte as it should be")
+            with contextlib.suppress(DatabaseError):
+                if not self._same_model():
+                    remedy = "found by words alone: `reindex` makes them anew"
+                    yield Check("model", "warning", f"the vectors are of another model, {remedy}")
+        except ModelError as error:
+            yield Check("model", "broken", str(error))
+        fast = "with" if self.database.has_distance else "without"
+        python = ".".join(map(str, sys.version_info[:3]))
+        told = f"Python {python}, SQLite {apsw.sqlite_lib_version()} {fast} sqlite-vec"
+        yield Check("program", "ok", f"Sediment {__version__}, {told}")
+
+    def repair(self) -> dict[str, Any]:
+        """Mend what `doctor` finds broken, after a copy: {healthy, kept, lost, rescued?, message}.
+
+        What is derived is made anew from the texts. Where the pages themselves are damaged, all
+        that can be read in them goes into a new file; `lost` has the ids of what could not.
+        """
+        if not any(check.status == "broken" for check in self._check_contents()):
+            return {"healthy": True, "message": "Nothing is broken."}
+        if self._pages_are_sound():
+            kept = aside(self.database.path, "before-repair")
+            copy_database(self.database.reader(), kept)
+            with self.database.transaction() as connection:
+                mend(connection, self._dimension(), self._split)
+                note_copy(connection, kept)
+            answer: dict[str, Any] = {"kept": str(kept), "lost": []}
+            message = "Made anew what did not agree with the texts."
+        else:
+            answer = self._rescue()
+            message = f"Rescued {answer['rescued']} items from the pages that can be read"
+            lost = f"; {len(answer['lost'])} could not be: {', '.join(answer['lost'][:10])}"
+            message += (lost if answer["lost"] else "; none is lost") + "."
+        healthy = not any(check.status == "broken" for check in self._check_contents())
+        message += f" What was there before is in {answer['kept']}."
+        return {"healthy": healthy, **answer, "message": message}
+
+    def _pages_are_sound(self) -> bool:
+        try:
+            with self.database.explained(), contextlib.closing(_connect(self.database.path)) as own:
+                _check_ours(own, self.database.path)
+                return not check_pages(own)
+        except DatabaseError:
+            return False
+
+    def _rescue(self) -> dict[str, Any]:
+        """Put what can be read of a damaged file into a new one, and that in its place."""
+        live = self.database.path
+        found = rescue(_merged(live))
+        draft, kept = aside(live, "rescued"), aside(live, "damaged")
+        new = Database(draft)
+        rebuild(found, new, self._split)
+        with new.transaction() as connection:
+            mend(connection, self._dimension_of(found), self._split)
+            new_generation(connection)
+            note_copy(connection, kept)
+        new.close()
+        self._exchange(draft, kept)
+        return {"kept": str(kept), "rescued": len(found.items), "lost": found.lost()}
+
+    def _dimension_of(self, found: Rescued) -> int:
+        return int(found.notes.get("dimension", self.encoder.model.dimension))
+
+    def _split(self, content: str) -> list[Chunk]:
+        return split_text(content, self.encoder.fits)
+
+    def reindex(
+        self,
+        progress: Callable[[int], object] = lambda _: None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> dict[str, Any]:
+        """Make all chunks and vectors anew, with today's chunker and this encoder's model.
+
+        The old ones answer until the new ones are all there and take their place in one
+        transaction. Interrupted, it goes on where it was. Calls `progress(items done)`.
+        """
+        self._must_exist()
+        goal = f"{self.encoder.model.digest} {CHUNKER}"
+        with self.database.transaction() as connection:
+            if connection.execute("SELECT value FROM meta WHERE key = 'reindex'").get != goal:
+                connection.execute("DELETE FROM staged")
+                connection.execute("INSERT OR REPLACE INTO meta VALUES('reindex', ?)", (goal,))
+        progress(self.database.value("SELECT count(DISTINCT item) FROM staged"))
+        while batch := self.database.rows(f"{_UNSTAGED} LIMIT {REINDEX_BATCH}"):
+            if stop():
+                return {"success": False, "message": "Interrupted: reindex goes on from here."}
+            rows = [row for item in batch for row in self._staged_rows(*item)]
+            with self.database.transaction() as connection:
+                _stage(connection, rows)
+            progress(len(batch))
+        with self.database.transaction() as connection:
+            for item in fetch(connection, _UNSTAGED):  # stored a moment ago
+                _stage(connection, self._staged_rows(*item))
+            switch_to_staged(connection)
+            _claim_model(connection, self.encoder.model)
+            chunks = connection.execute("SELECT count(*) FROM chunks").get
+        items = self.database.value("SELECT count(*) FROM items")
+        message = f"Made {chunks} chunks of {items} items anew, with {self.encoder.model.name}."
+        return {"success": True, "items": items, "chunks": chunks, "message": message}
+
+    def _staged_rows(self, item: int, content: str) -> list[tuple[Any, ...]]:
+        return [
+            (item, position, *chunk, self._embed_span(content, chunk))
+            for position, chunk in enumerate(self._split(content))
+        ]
+
+    def prune(
+        self,
+        older_than: object,
+        *,
+        scope: str = "project",
+        confirmed: bool = False,
+        dry_run: bool = False,
+    ) -> dict[str, Any]:
+        """Hide memories that are older and were not shown since: {count, items, dry_run?}.
+
+        `older_than` is an age ("90d", "12w", "1y") or a time. What people confirmed, or put in
+        another's place, stays unless `confirmed`. `undo` brings each back until `purge`.
+        """
+        before = parse_age(older_than)
+        where, values = self._scope(check_scope(scope))
+        sql = (
+            f"SELECT {_ITEM} FROM items i LEFT JOIN access_log a ON a.item_id = i.id"
+            f" WHERE {_LIVE} AND {where}"
+            f" AND max(i.created_at, coalesce(a.last_accessed_at, 0)) < {before:d}"
+            " AND (? OR coalesce(a.validation_count, 0) = 0 AND NOT EXISTS"
+            " (SELECT 1 FROM items o WHERE o.successor = i.id)) ORDER BY i.created_at, i.seq"
+        )
+        doomed = [_item(row) for row in self.database.rows(sql, *values, confirmed)]
+        if not dry_run and doomed:
+            with self.database.transaction() as connection:
+                for row in doomed:
+                    prune_item(connection, row["id"])
+        answer = {"count": len(doomed), "items": list(map(_listed, doomed))}
+        return answer | ({"dry_run": True} if dry_run else {})
+
+    def purge(self, *, scope: str = "project") -> dict[str, Any]:
+        """Erase what `prune` has hidden, for good: {count, message}."""
+        project = None if check_scope(scope) == "global" else self.projects.current()
+        sql = f"SELECT id FROM items WHERE ended_by = '{PRUNED}' AND project_id IS ?"
+        ids = [id for (id,) in self.database.rows(sql, project)]
+        with self.database.transaction() as connection:
+            for id in ids:
+                erase_item(connection, id)
+        self._checkpoint()
+        return {"count": len(ids), "message": f"Erased {len(ids)} pruned item(s)."}
 
     def stats(self, *, verify: bool = False) -> dict[str, Any]:
         """What there is: the file, its counts, the project, the model. `verify` reads it all."""
@@ -4515,6 +5388,49 @@ def _fill(connection: apsw.Connection, vectors: list[tuple[bytes, int]]) -> None
         vectors,
     )
     connection.executemany("DELETE FROM pending WHERE chunk = ?", [(row[1],) for row in vectors])
+
+
+_UNSTAGED = "SELECT seq, content FROM items WHERE seq NOT IN (SELECT item FROM staged)"
+
+
+def _stage(connection: apsw.Connection, rows: list[tuple[Any, ...]]) -> None:
+    """Keep new chunks with their vectors; those of items forgotten meanwhile are left out."""
+    connection.executemany(
+        "INSERT OR IGNORE INTO staged SELECT ?1, ?2, ?3, ?4, ?5, ?6"
+        " WHERE EXISTS(SELECT 1 FROM items WHERE seq = ?1)",
+        rows,
+    )
+
+
+def switch_to_staged(connection: apsw.Connection) -> None:
+    """Let the new chunks and vectors take the place of the old ones."""
+    connection.execute("""
+        DELETE FROM chunks;
+        INSERT INTO chunks(item, position, start, "end", context)
+            SELECT item, position, start, "end", context FROM staged ORDER BY item, position;
+        INSERT INTO vectors SELECT c.id, s.vector FROM chunks c JOIN staged s
+            ON s.item = c.item AND s.position = c.position;
+        DELETE FROM staged;
+        DELETE FROM meta WHERE key IN ('model_name', 'model_digest', 'dimension', 'reindex');
+    """)
+    fill_words(connection)
+    new_generation(connection)
+
+
+def _merged(path: Path) -> bytes:
+    """A damaged file with what its log holds, as far as SQLite can still put that in."""
+    import tempfile
+
+    import apsw
+
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        copy = Path(folder) / path.name
+        for suffix in ("", "-wal"):
+            if os.path.exists(f"{path}{suffix}"):
+                Path(f"{copy}{suffix}").write_bytes(Path(f"{path}{suffix}").read_bytes())
+        with contextlib.suppress(apsw.Error), contextlib.closing(_connect(copy)) as connection:
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        return copy.read_bytes()
 
 
 def paginate(text: str) -> list[tuple[int, int]]:
@@ -5738,6 +6654,121 @@ def consolidate(shared: Context, dry_run: bool) -> None:
 
 
 @cli.command()
+@click.option("--older-than", metavar="AGE", help="An age (90d, 12w, 1y) or a date.")
+@click.option("-s", "--scope", type=_SCOPE, default="project", show_default=True)
+@click.option("--confirmed", is_flag=True, help="What people confirmed or corrected, too.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; print what would be hidden.")
+@click.option("--purge", is_flag=True, help="Erase for good what was pruned before.")
+@_common
+@_shared
+def prune(
+    shared: Context, older_than: str | None, purge: bool, scope: str, dry_run: bool, confirmed: bool
+) -> None:
+    """Hide memories that are old and were not recalled since; `undo` brings one back.
+
+    Nothing is pruned unless you ask for it.
+
+    \b
+    Examples:
+      sediment prune --older-than 180d --dry-run
+      sediment prune --older-than 1y --scope global
+      sediment prune --purge
+    """
+    if purge == bool(older_than):
+        raise click.UsageError("give either --older-than AGE or --purge")
+    with shared.memory() as memory:
+        if purge:
+            shared.show(memory.purge(scope=scope), _message)
+        else:
+            answer = memory.prune(older_than, scope=scope, confirmed=confirmed, dry_run=dry_run)
+            shared.show(answer, render_pruned)
+
+
+@cli.command()
+@click.option("--repair", is_flag=True, help="Mend what is broken; a copy is made first.")
+@_common
+@_shared
+def doctor(shared: Context, repair: bool) -> None:
+    """Check the database, the model and the place they are in.
+
+    Ends with 1 when something is broken. With --repair what is derived is made anew from the
+    texts, and what can be read of a damaged file is put into a new one.
+
+    \b
+    Examples:
+      sediment doctor
+      sediment doctor --repair
+      sediment doctor --json | jq '.checks[] | select(.status != "ok")'
+    """
+    with shared.memory() as memory:
+        if repair:
+            answer = memory.repair()
+            shared.show(answer, _message)
+            _finish_pending(memory, shared)
+        else:
+            answer = memory.doctor()
+            shared.show(answer, render_checked)
+    if not answer["healthy"]:
+        raise click.exceptions.Exit(1)
+
+
+@cli.command()
+@click.argument("file", type=click.Path(dir_okay=False))
+@_common
+@_shared
+def backup(shared: Context, file: str) -> None:
+    """Copy the whole database to FILE, while servers run, and check the copy.
+
+    \b
+    Examples:
+      sediment backup memory-$(date +%F).db
+    """
+    with shared.memory() as memory:
+        shared.show(memory.backup(file), _message)
+
+
+@cli.command()
+@click.argument("file", type=click.Path(dir_okay=False))
+@_common
+@_shared
+def restore(shared: Context, file: str) -> None:
+    """Make the database what it was in a backup FILE; today's is copied aside first.
+
+    Servers that are running go on with what was restored.
+
+    \b
+    Examples:
+      sediment restore memory-2026-01-31.db
+    """
+    with shared.memory() as memory:
+        shared.show(memory.restore(file), _message)
+
+
+@cli.command()
+@_common
+@_shared
+def reindex(shared: Context) -> None:
+    """Make all chunks and vectors anew, after a change of model or program.
+
+    Until all are there the old ones answer. Interrupted, it goes on where it was.
+
+    \b
+    Examples:
+      sediment reindex
+      SEDIMENT_EMBEDDING_MODEL=~/models/mine sediment reindex
+    """
+    with shared.memory(resident=True) as memory:
+        try:
+            counts = memory.stats()
+            total = counts["items"] + counts["replaced_items"]
+            with progress_bar("reindexing", total) as add:
+                answer = memory.reindex(add)
+        except KeyboardInterrupt:
+            raise SedimentError("interrupted: run it again to go on from here") from None
+        shared.show(answer, _message)
+
+
+@cli.command()
 @click.option("--verify", is_flag=True, help="Check every byte of the model's files.")
 @_common
 @_shared
@@ -6135,6 +7166,27 @@ def render_consolidated(answer: dict[str, Any], dry_run: bool) -> Iterator[str]:
 def render_facts(answer: dict[str, Any]) -> Iterator[str]:
     for name, value in answer.items():
         yield _field(name.replace("_", " "), "-" if value is None else value)
+
+
+def _message(answer: dict[str, Any]) -> Iterator[str]:
+    yield printable(answer["message"])
+
+
+def render_pruned(answer: dict[str, Any]) -> Iterator[str]:
+    """What was hidden, or would be."""
+    for row in answer["items"]:
+        yield f"{row['id']}  {one_line(row['content'], PREVIEW)}"
+    count = "1 memory" if answer["count"] == 1 else f"{answer['count']} memories"
+    done = "would be hidden" if answer.get("dry_run") else "hidden; `undo ID` brings one back"
+    yield f"{count} {done}." if answer["count"] else "Nothing is that old."
+
+
+def render_checked(answer: dict[str, Any]) -> Iterator[str]:
+    """A line for each check."""
+    for check in answer["checks"]:
+        yield f"{check['status']:8}{check['name']}: {printable(check['detail'])}"
+    if not answer["healthy"]:
+        yield "Something is broken: `doctor --repair` copies the file, then mends it."
 
 
 def render_imported(answer: dict[str, Any]) -> Iterator[str]:

@@ -114,6 +114,7 @@ OURS = {
     "history": "id action item_id other_id at detail",
     "projects": "location project_id",
     "changes": "number item",
+    "staged": "item position start end context vector",
 }
 
 
@@ -126,19 +127,6 @@ def test_every_table_is_there_with_its_columns(path: Path) -> None:
     for table, columns in (ORIGINALS | OURS).items():
         sql = f"SELECT name FROM pragma_table_info('{table}')"
         assert [row[0] for row in database.rows(sql)] == columns.split()
-
-
-def test_a_file_of_the_first_schema_is_taken_along(path: Path, memory: Memory) -> None:
-    memory.store("Tea is served at four.")
-    with memory.database.transaction() as connection:
-        connection.execute("DROP INDEX items_text; ALTER TABLE items DROP COLUMN text_hash")
-        connection.execute(
-            "DROP TRIGGER item_changed; DROP TRIGGER item_erased; DROP TABLE changes"
-        )
-        connection.pragma("user_version", 1)
-    memory.close()
-    assert memory.store("Tea is served at four.")["already_stored"]
-    assert memory.database.reader().pragma("user_version") == len(MIGRATIONS)
 
 
 def test_reading_what_is_not_there_creates_nothing(tmp_path: Path, memory: Memory) -> None:
@@ -667,3 +655,34 @@ def change(
     elif action == "embed":
         memory.embed_pending()
         assert memory.pending() == 0
+
+
+def test_a_link_to_somebody_elses_file_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_memory(tmp_path / "memory.db") as memory:
+        memory.store("Mine.")
+    (tmp_path / "link.db").symlink_to(tmp_path / "memory.db")
+    assert open_memory(tmp_path / "link.db").list_items()["total"] == 1
+    monkeypatch.setattr(os, "getuid", lambda: os.stat(tmp_path).st_uid + 1)
+    with pytest.raises(DatabaseError, match="somebody else's"):
+        open_memory(tmp_path / "link.db").list_items()
+    assert open_memory(tmp_path / "memory.db").list_items()["total"] == 1
+
+
+@pytest.mark.parametrize("umask", [0, 0o077, 0o777])
+def test_what_is_written_is_private_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        with open_memory(tmp_path / "new" / "memory.db") as memory:
+            memory.store("Mine.")
+            memory.backup(tmp_path / "new" / "copy.db")
+            modes = {
+                path.name: path.stat().st_mode & 0o777
+                for path in memory.database.path.parent.iterdir()
+            }
+    finally:
+        os.umask(before)
+    assert set(modes.values()) == {0o600}, modes
+    assert len(modes) == 4
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700

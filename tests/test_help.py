@@ -10,8 +10,9 @@ from conftest import ROOT, Run
 from program import Program
 
 COMMANDS = (
-    "store", "recall", "list", "get", "forget", "history", "undo", "graph", "consolidate", "stats",
-    "import", "export", "init", "serve", "completion",
+    "store", "recall", "list", "get", "forget", "history", "undo", "graph", "consolidate", "prune",
+    "doctor", "backup", "restore", "reindex", "stats", "import", "export", "init", "serve",
+    "completion",
 )  # fmt: skip
 
 
@@ -52,6 +53,7 @@ def test_the_readme_names_them() -> None:
     for name in (
         "--json", "--db", "--project", "--print", "--explain", "--as-of", "--anyway", "--ranking",
         "SEDIMENT_DB", "SEDIMENT_PROJECT", "SEDIMENT_RANKING", "SEDIMENT_CONSOLIDATE",
+        "SEDIMENT_CROSS_PROJECT", "--repair", "--older-than", "--purge",
     ):  # fmt: skip
         assert name in readme
 

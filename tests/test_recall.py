@@ -102,3 +102,16 @@ def test_a_manual_of_many_parts_does_not_crowd_out_a_sentence(memory: Memory) ->
     many = one._replace(chunks=227)
     scores = [sediment.default_score(found, 0.0, 1.0).score for found in (one, many)]
     assert scores[0] - scores[1] > 0.05
+
+
+def test_other_projects_can_be_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "memory.db"
+    with Memory(path, project="theirs") as theirs:
+        id = theirs.store("The gateway listens on port 18789.")["id"]
+    for resident in (True, False):
+        memory = Memory(path, project="ours", resident=resident)
+        monkeypatch.delenv("SEDIMENT_CROSS_PROJECT", raising=False)
+        assert memory.recall("gateway port")["results"][0]["cross_project"]
+        monkeypatch.setenv("SEDIMENT_CROSS_PROJECT", "0")
+        for query in ("gateway port", "18789", id, f"{id} page 1"):
+            assert memory.recall(query, anyway=True)["results"] == []

@@ -1,0 +1,524 @@
+"""Copies, checks and repairs: nothing is lost, and what is lost is named."""
+
+import os
+import random
+import sqlite3
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+from storage import child, consistent, finish, hear, open_memory, rows_of, tell
+
+import sediment
+from sediment import DatabaseError, InvalidInput, Memory, NotFound
+
+TEXTS = [f"Remark {number} is about {topic}." for number in range(12) for topic in ("tea", "ports")]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "memory.db"
+
+
+@pytest.fixture
+def memory(path: Path) -> Iterator[Memory]:
+    with open_memory(path) as memory:
+        memory.import_rows([{"content": text} for text in TEXTS])
+        yield memory
+
+
+def contents(memory: Memory) -> set[str]:
+    return {row["content"] for row in memory.export_rows()}
+
+
+def broken(memory: Memory) -> set[str]:
+    return {check["name"] for check in memory.doctor()["checks"] if check["status"] == "broken"}
+
+
+def copies(path: Path, why: str) -> list[Path]:
+    return sorted(path.parent.glob(f"{path.name}.{why}-*"))
+
+
+# Backup and restore
+
+
+def test_a_backup_is_one_file_with_everything(memory: Memory, tmp_path: Path) -> None:
+    target = tmp_path / "copy.db"
+    answer = memory.backup(target)
+    assert (answer["path"], answer["items"]) == (str(target), len(TEXTS))
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+    assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["copy.db"]
+    with open_memory(target) as copy:
+        assert contents(copy) == set(TEXTS)
+        consistent(copy)
+
+
+def test_a_backup_takes_nobodys_place(memory: Memory, tmp_path: Path) -> None:
+    for name in ("file", "link"):
+        target = tmp_path / name
+        target.symlink_to("nowhere") if name == "link" else target.write_text("mine")
+        with pytest.raises(DatabaseError, match="there already"):
+            memory.backup(target)
+    assert (tmp_path / "file").read_text() == "mine"
+    with pytest.raises(DatabaseError, match="cannot be"):
+        memory.backup("/proc/nothing/copy.db")
+    with pytest.raises(NotFound, match="no database"):
+        open_memory(tmp_path / "none.db").backup(tmp_path / "none-copy.db")
+
+
+def test_a_backup_is_whole_while_others_write(memory: Memory, path: Path, tmp_path: Path) -> None:
+    script = """
+memory = Memory(sys.argv[1], project="demo")
+said("ready")
+for number in range(40):
+    memory.store(f"A remark of another process, number {number}.")
+"""
+    writer = child(script, path)
+    assert hear(writer) == "ready"
+    for number in range(5):
+        memory.backup(tmp_path / f"{number}.db")
+    finish(writer)
+    for number in range(5):
+        with open_memory(tmp_path / f"{number}.db") as copy:
+            assert contents(copy) >= set(TEXTS)
+            consistent(copy)
+
+
+def test_restoring_brings_back_what_was(memory: Memory, path: Path, tmp_path: Path) -> None:
+    memory.backup(tmp_path / "copy.db")
+    later = memory.store("Stored after the backup.")["id"]
+    answer = memory.restore(tmp_path / "copy.db")
+    assert answer["items"] == len(TEXTS)
+    assert contents(memory) == set(TEXTS)
+    consistent(memory)
+    (kept,) = copies(path, "before-restore")
+    assert answer["kept"] == str(kept)
+    with open_memory(kept) as before:
+        assert before.get(later)["content"] == "Stored after the backup."
+
+
+def test_a_server_goes_on_with_what_was_restored(memory: Memory, path: Path) -> None:
+    memory.backup(path.with_name("copy.db"))
+    script = """
+memory = Memory(sys.argv[1], project="demo")
+memory.store("The gateway listens on port 18789.")
+said(memory.recall("gateway port")["results"][0]["content"])
+sys.stdin.readline()
+said(memory.recall("gateway port")["results"][:1])
+memory.store("Said afterwards.")
+said(memory.recall("what was said afterwards?")["results"][0]["content"])
+"""
+    server = child(script, path)
+    assert "18789" in hear(server)
+    memory.restore(path.with_name("copy.db"))
+    tell(server)
+    assert "18789" not in hear(server)
+    assert hear(server) == "Said afterwards."
+    finish(server)
+    consistent(memory)
+
+
+def test_only_a_sound_copy_of_ours_is_restored(memory: Memory, tmp_path: Path) -> None:
+    before = contents(memory)
+    with sqlite3.connect(tmp_path / "other.db") as other:
+        other.execute("CREATE TABLE notes(text)")
+    (tmp_path / "empty.db").touch()
+    (tmp_path / "text.db").write_text("not a database " * 99)
+    memory.backup(tmp_path / "torn.db")
+    os.truncate(tmp_path / "torn.db", 20_000)
+    for name, message in (
+        ("other.db", "another program's"),
+        ("empty.db", "holds nothing"),
+        ("text.db", "not a Sediment database"),
+        ("torn.db", "damaged"),
+        ("none.db", "no file"),
+    ):
+        with pytest.raises((DatabaseError, NotFound), match=message):
+            memory.restore(tmp_path / name)
+    assert contents(memory) == before
+    assert not list(tmp_path.glob("**/*restor*"))
+
+
+def test_a_copy_of_other_pages_and_an_older_schema_is_restored(tmp_path: Path) -> None:
+    old = tmp_path / "old.db"
+    first_schema(old, ["An old remark about tea.", "Another one about ports."])
+    with open_memory(tmp_path / "memory.db") as memory:
+        memory.store("Something newer.")
+        memory.restore(old)
+        assert contents(memory) == {"An old remark about tea.", "Another one about ports."}
+        assert memory.database.reader().pragma("page_size") == sediment.PAGE_BYTES
+        consistent(memory)
+
+
+def test_forgetting_names_the_copies(memory: Memory, tmp_path: Path) -> None:
+    memory.backup(tmp_path / "one.db")
+    memory.backup(tmp_path / "two.db")
+    (tmp_path / "two.db").unlink()
+    id = memory.list_items()["items"][0]["id"]
+    answer = memory.forget(id)
+    assert answer["copies"] == [str(tmp_path / "one.db")]
+    assert "one.db" in answer["message"]
+
+
+# Upgrades
+
+
+def first_schema(path: Path, texts: list[str]) -> None:
+    """A file as the first version with a schema wrote it, in smaller pages."""
+    with open_memory(path) as memory:
+        memory.import_rows([{"content": text} for text in texts])
+        memory.close()
+    connection = apsw.Connection(str(path))
+    connection.pragma("journal_mode", "delete")
+    connection.execute("""
+        DROP TRIGGER item_changed; DROP TRIGGER item_erased;
+        DROP TABLE changes; DROP TABLE staged;
+        DROP INDEX items_text; ALTER TABLE items DROP COLUMN text_hash;
+        PRAGMA user_version = 1; PRAGMA page_size = 4096; VACUUM;
+        PRAGMA journal_mode = wal""")
+    connection.close()
+
+
+def test_an_older_file_is_copied_and_then_upgraded_once(path: Path) -> None:
+    first_schema(path, TEXTS)
+    script = """
+sys.stdin.readline()
+said(len(list(Memory(sys.argv[1], project="demo").export_rows())))
+"""
+    processes = [child(script, path) for _ in range(4)]
+    for process in processes:
+        tell(process)
+    assert [int(finish(process)) for process in processes] == [len(TEXTS)] * 4
+    (copy,) = copies(path, "version-1")
+    with sqlite3.connect(copy) as before:
+        assert before.execute("PRAGMA user_version").fetchone() == (1,)
+        assert before.execute("SELECT count(*) FROM items").fetchone() == (len(TEXTS),)
+    with open_memory(path) as memory:
+        consistent(memory)
+        assert memory.recall("tea", limit=30)["count"] > 10
+
+
+def test_without_room_for_the_copy_nothing_is_upgraded(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first_schema(path, TEXTS)
+
+    def full(*_: object) -> None:
+        raise DatabaseError("no room")
+
+    monkeypatch.setattr(sediment, "copy_database", full)
+    with pytest.raises(DatabaseError, match="no room"):
+        open_memory(path).stats()
+    with sqlite3.connect(path) as after:
+        assert after.execute("PRAGMA user_version").fetchone() == (1,)
+
+
+# Doctor
+
+
+def test_a_sound_file_is_healthy(memory: Memory, tmp_path: Path) -> None:
+    answer = memory.doctor()
+    assert answer["healthy"]
+    assert {check["status"] for check in answer["checks"]} == {"ok"}
+    assert {"file", "pages", "tables", "model", "program"} <= {
+        check["name"] for check in answer["checks"]
+    }
+    assert memory.repair() == {"healthy": True, "message": "Nothing is broken."}
+    assert not copies(memory.database.path, "before-repair")
+    assert open_memory(tmp_path / "none.db").doctor()["healthy"]
+
+
+DAMAGES = {
+    "words": "INSERT INTO words(words, rowid, text, context) VALUES('delete', 1, 'Remark 0', '')",
+    "vectors": "UPDATE vectors SET vector = zeroblob(1536) WHERE chunk = 2",
+    "chunks": 'UPDATE chunks SET "end" = "end" - 3 WHERE id = 3',
+    "tables": "DELETE FROM vectors WHERE chunk IN (4, 5)",
+}
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_what_is_derived_is_made_anew(memory: Memory, path: Path, what: str) -> None:
+    with memory.database.transaction() as connection:
+        connection.execute(DAMAGES[what])
+    assert what in broken(memory)
+    answer = memory.repair()
+    assert answer["healthy"]
+    assert answer["lost"] == []
+    assert Path(answer["kept"]) in copies(path, "before-repair")
+    memory.embed_pending()
+    consistent(memory)
+    for text in TEXTS[:4]:
+        assert memory.recall(text)["results"][0]["content"] == text
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "INSERT INTO graph_edges VALUES('x', 'y', 'related', 1, '', 0, 0, 0)",
+        "INSERT INTO access_log VALUES('x', 1, 1, 1, 1)",
+        "INSERT INTO history(action, item_id, at) VALUES('merge', 'x', 0)",
+        "DELETE FROM graph_nodes",
+        "INSERT INTO consolidation_queue VALUES('b', 'a', 1, 'pending', 0)",
+        "UPDATE items SET ended_at = 1 WHERE seq = 1",
+        "UPDATE items SET ended_at = 1, ended_by = 'replace', successor = 'gone' WHERE seq = 1",
+    ],
+)
+def test_rows_that_belong_to_nothing_are_taken_out(memory: Memory, sql: str) -> None:
+    with memory.database.transaction() as connection:
+        connection.execute(sql)
+    if "gone" not in sql:
+        assert broken(memory) == {"tables"}
+        assert memory.repair()["healthy"]
+        consistent(memory)
+    assert contents(memory) == set(TEXTS)
+
+
+def leaf_pages(path: Path, table: str) -> list[int]:
+    """The numbers of the pages that hold a table's rows."""
+    connection = apsw.Connection(str(path))
+    sql = "SELECT pageno FROM dbstat WHERE name = ? AND pagetype = 'leaf'"
+    pages = [row[0] for row in connection.execute(sql, (table,))]
+    connection.close()
+    return pages
+
+
+def overwrite(path: Path, page: int, seed: int = 1) -> None:
+    """Noise in the place of one page."""
+    with open(path, "r+b") as file:
+        file.seek((page - 1) * sediment.PAGE_BYTES)
+        file.write(random.Random(seed).randbytes(sediment.PAGE_BYTES))
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A file of many pages, in which one item was replaced and one has a long text."""
+    path = tmp_path_factory.mktemp("many") / "memory.db"
+    with open_memory(path) as memory:
+        rows = [{"content": f"Remark {number}: " + "tea " * (number % 90)} for number in range(120)]
+        memory.import_rows([*rows, {"content": "Long. " + "A sentence of it. " * 300}])
+        memory.store("Tea is at five.", replace=memory.store("Tea is at four.")["id"])
+        memory.recall("tea")
+        memory.close()
+    return path.read_bytes()
+
+
+@pytest.fixture
+def large(many: bytes, path: Path) -> Memory:
+    path.parent.mkdir()
+    path.write_bytes(many)
+    path.chmod(0o600)
+    return open_memory(path)
+
+
+@pytest.mark.parametrize(
+    "table", ["items", "chunks", "vectors", "words_data", "sqlite_autoindex_items_1", "first"]
+)
+def test_a_page_of_noise_loses_only_what_stood_there(large: Memory, table: str) -> None:
+    path = large.database.path
+    before = {row["id"]: row for row in large.export_rows()}
+    large.close()
+    page = 1 if table == "first" else leaf_pages(path, table)[-1]
+    overwrite(path, page)
+    damaged = path.read_bytes()
+    assert "pages" in broken(large)
+    answer = large.repair()
+    assert answer["healthy"], answer
+    assert Path(answer["kept"]).read_bytes() == damaged
+    after = {row["id"]: row for row in large.export_rows()}
+    assert set(answer["lost"]) == before.keys() - after.keys()
+    assert len(answer["lost"]) <= (99 if table == "items" else 0)
+    assert all(row["content"] == before[id]["content"] for id, row in after.items())
+    large.embed_pending()
+    consistent(large)
+    assert large.store("Said afterwards.")["success"]
+
+
+def test_what_only_the_log_has_is_rescued_too(memory: Memory, path: Path) -> None:
+    memory.close()
+    script = """
+memory = Memory(sys.argv[1], project="demo")
+memory.store("Only the log has this.")
+said("stored")
+sys.stdin.readline()
+"""
+    other = child(script, path)
+    assert hear(other) == "stored"
+    overwrite(path, leaf_pages(path, "vectors")[0])
+    other.kill()
+    other.communicate()
+    assert memory.repair()["healthy"]
+    assert "Only the log has this." in contents(memory)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "noise", "text", "zeros"])
+def test_the_file_is_never_changed_in_place(memory: Memory, path: Path, damage: str) -> None:
+    memory.close()
+    data = path.read_bytes()
+    made = {
+        "truncated": data[: len(data) // 2],
+        "noise": random.Random(1).randbytes(len(data)),
+        "text": b"no database at all " * 500,
+        "zeros": bytes(len(data)),
+    }[damage]
+    path.write_bytes(made)
+    for call in (memory.stats, lambda: memory.store("x"), lambda: memory.recall("x")):
+        with pytest.raises(DatabaseError, match=r"damaged|not a Sediment database|another program"):
+            call()
+        assert path.read_bytes() == made
+    assert not memory.doctor()["healthy"]
+    answer = memory.repair()
+    assert Path(answer["kept"]).read_bytes() == made
+    assert answer["healthy"]
+    assert contents(memory) <= set(TEXTS)
+    assert memory.store("Said afterwards.")["success"]
+
+
+# Reindexing
+
+
+def test_reindexing_gives_the_same_answers(memory: Memory) -> None:
+    long = "\n\n".join(f"## Part {number}\n\nIt is about tea. {'x ' * 200}" for number in range(9))
+    memory.store(long)
+    before = memory.recall("remark about ports", limit=20, record=False)
+    done: list[int] = []
+    answer = memory.reindex(done.append)
+    assert answer["success"]
+    assert sum(done) == answer["items"] == len(TEXTS) + 1
+    assert memory.recall("remark about ports", limit=20, record=False) == before
+    consistent(memory)
+
+
+def test_reindexing_goes_on_where_it_was(memory: Memory) -> None:
+    calls: list[int] = []
+
+    def stop() -> bool:
+        calls.append(1)
+        return len(calls) > 1
+
+    assert memory.reindex(stop=stop)["success"] is False
+    assert len({row[0] for row in rows_of(memory, "staged")}) == sediment.REINDEX_BATCH
+    assert memory.recall(TEXTS[0])["results"][0]["content"] == TEXTS[0]
+    memory.forget(memory.recall(TEXTS[0])["results"][0]["id"])
+    late = memory.store("Stored meanwhile.")["id"]
+    done: list[int] = []
+    assert memory.reindex(done.append)["items"] == len(TEXTS)
+    assert done[0] == sediment.REINDEX_BATCH - 1
+    assert rows_of(memory, "staged") == []
+    assert memory.recall("Stored meanwhile.")["results"][0]["id"] == late
+    consistent(memory)
+
+
+def test_readers_and_writers_go_on_while_it_reindexes(memory: Memory, path: Path) -> None:
+    script = """
+memory = Memory(sys.argv[1], project="demo")
+said("ready")
+print(memory.reindex()["items"])
+"""
+    other = child(script, path)
+    assert hear(other) == "ready"
+    for number in range(20):
+        text = f"Meanwhile number {number}."
+        memory.store(text)
+        assert memory.recall(text)["results"][0]["content"] == text
+    finish(other)
+    consistent(memory)
+    for number in range(20):
+        text = f"Meanwhile number {number}."
+        assert memory.recall(text)["results"][0]["content"] == text
+
+
+def test_vectors_of_another_model_are_made_anew(memory: Memory) -> None:
+    with memory.database.transaction() as connection:
+        connection.execute("UPDATE meta SET value = 'other' WHERE key = 'model_digest'")
+    assert memory.recall("tea")["notice"]
+    assert any(check["status"] == "warning" for check in memory.doctor()["checks"])
+    memory.reindex()
+    assert "notice" not in memory.recall("tea")
+    assert memory.stats()["same_model"]
+    consistent(memory)
+
+
+# Pruning
+
+
+def test_what_is_old_and_not_used_is_hidden(memory: Memory) -> None:
+    old = memory.store("An old remark.", created_at="2020-01-01")["id"]
+    used = memory.store("The gateway is in the cellar.", created_at="2020-01-01")["id"]
+    confirmed = memory.store("Mara is vegetarian.", created_at="2020-01-01")["id"]
+    memory.store("Mara is vegetarian.", created_at="2020-01-02")
+    newer = memory.store(
+        "Tea at five.",
+        created_at="2020-02-01",
+        replace=memory.store("Tea at four.", created_at="2020-01-01")["id"],
+    )["id"]
+    memory.recall("where is the gateway?", limit=1)
+    planned = memory.prune("90d", dry_run=True)
+    assert [row["id"] for row in planned["items"]] == [old]
+    assert planned["dry_run"]
+    assert memory.get(old).get("ended") is None
+    assert memory.prune("90d")["count"] == 1
+    assert memory.prune("90d")["count"] == 0
+    live = {row["id"] for row in memory.list_items(limit=100)["items"]}
+    assert old not in live
+    assert {used, confirmed, newer} <= live
+    assert memory.history(old)["events"][-1]["action"] == "prune"
+    consistent(memory)
+    assert memory.undo(old)["restored"] == old
+    pruned = memory.prune("90d", confirmed=True)["items"]
+    assert {row["id"] for row in pruned} == {old, confirmed, newer}
+
+
+def test_purging_erases_what_was_pruned(memory: Memory, path: Path) -> None:
+    memory.store("A remark with the word zanzibar.", created_at="2020-01-01")
+    memory.store("A global zanzibar.", created_at="2020-01-01", scope="global")
+    memory.prune("1y")
+    exported = list(memory.export_rows())
+    assert sum("zanzibar" in row["content"] for row in exported) == 2
+    with open_memory(path.with_name("copy.db")) as copy:
+        assert copy.import_rows(exported)["refused"] == []
+        assert copy.purge()["count"] == 1
+    assert memory.purge()["count"] == 1
+    assert memory.purge()["count"] == 0
+    assert memory.prune("1y", scope="global")["count"] == 1
+    assert memory.purge(scope="global")["count"] == 1
+    memory.close()
+    assert b"zanzibar" not in path.read_bytes()
+
+
+def test_other_projects_are_not_pruned(memory: Memory, path: Path) -> None:
+    with open_memory(path, project="other") as other:
+        other.store("Theirs.", created_at="2020-01-01")
+        assert memory.prune("1y")["count"] == 0
+        assert other.prune("1y")["count"] == 1
+        assert memory.purge()["count"] == 0
+
+
+@pytest.mark.parametrize("age", ["", "soon", "-3d", "90", None, "3 fortnights"])
+def test_what_is_no_age_is_refused(memory: Memory, age: object) -> None:
+    if age == "90":  # unix seconds
+        assert memory.prune(age)["count"] == 0
+        return
+    with pytest.raises(InvalidInput):
+        memory.prune(age)
+
+
+def test_threads_may_repair_and_recall(memory: Memory) -> None:
+    with memory.database.transaction() as connection:
+        connection.execute(DAMAGES["vectors"])
+    errors: list[Exception] = []
+
+    def work() -> None:
+        try:
+            for _ in range(20):
+                memory.recall("tea")
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    memory.repair()
+    thread.join()
+    assert errors == []
