@@ -1011,8 +1011,28 @@ def model_dir() -> Path:
     raise ModelError(f"the model {MODEL} is missing beside {here}: run `make`, or reinstall")
 
 
+def chosen_model() -> Model:
+    """The bundled model, or the one that SEDIMENT_EMBEDDING_MODEL names: by its folder, or by its
+    name in the folder `models` beside the default database."""
+    name = os.environ.get("SEDIMENT_EMBEDDING_MODEL") or MODEL
+    if name.lower() == MODEL.lower():
+        return Model(model_dir())
+    folder = expand_home(name)
+    if not folder.is_dir():
+        folder = default_database().parent / "models" / name
+    if not folder.is_dir():
+        raise ModelError(
+            f"the model {name} is neither a folder nor in {folder.parent}: copy its tokenizer.json"
+            " and model.onnx there, or unset SEDIMENT_EMBEDDING_MODEL"
+        )
+    return Model(folder) if (folder / "manifest.json").is_file() else GivenModel(folder)
+
+
 class Model:
     """A model folder and what its manifest promises: sizes and SHA-256 of each file."""
+
+    graph = "model.onnx"
+    query_prefix = ""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -1039,6 +1059,10 @@ class Model:
         with contextlib.suppress(OSError):  # without a cache every start checks in full
             note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomically(note, json.dumps(known | {str(self.folder): seen}))
+
+    def run(self, session: Any, ids: Any) -> tuple[Any, Any]:
+        """The text's vector of length 1, and a row for each token to weigh otherwise."""
+        return tuple(session.run(["embedding", "states"], {"ids": ids}))
 
     def _note(self) -> Path:
         """Where the last full check is noted: with the model, or the cache if that is not ours."""
@@ -1071,6 +1095,82 @@ class Model:
         return "run `make` in a checkout, else reinstall"
 
 
+class GivenModel(Model):
+    """A model that the user brings, in the layout that sentence-transformers exports to ONNX."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.name = folder, folder.resolve().name
+        graphs = [name for name in ("model.onnx", "onnx/model.onnx") if (folder / name).is_file()]
+        if not graphs or not (folder / "tokenizer.json").is_file():
+            raise ModelError(f"{folder} has no model.onnx or no tokenizer.json: copy them there")
+        self.graph = graphs[0]
+        config = _read_json(folder / "config.json")
+        limits = _read_json(folder / "sentence_bert_config.json")
+        self.dimension = int(config.get("hidden_size") or 0)
+        self.max_tokens = int(
+            limits.get("max_seq_length") or config.get("max_position_embeddings") or 256
+        )
+        if not self.dimension:
+            raise ModelError(f"{folder}/config.json does not say its hidden_size: copy it there")
+        self.by_first = bool(
+            _read_json(folder / "1_Pooling" / "config.json").get("pooling_mode_cls_token")
+        )
+        prompts = _read_json(folder / "config_sentence_transformers.json").get("prompts") or {}
+        self.query_prefix = str(prompts.get("query") or _QUERY_PREFIXES.get(self.name, ""))
+        self.files = {name: {} for name in (self.graph, "tokenizer.json")}
+        data = f"{self.graph}_data"  # weights of a large model stand beside the graph
+        self.files |= {data: {}} if (folder / data).is_file() else {}
+        self.digest = self._known_digest()
+
+    def check(self, full: bool = False) -> None:
+        """Nobody promised what is in these files; `full` reads them all again."""
+        if full and self._read_digest() != self.digest:
+            raise ModelError(f"the files in {self.folder} have changed: run `reindex`")
+
+    def run(self, session: Any, ids: Any) -> tuple[Any, Any]:
+        """As of the bundled one; pooled by the first token's state where the model is made so."""
+        import numpy
+
+        feeds = {"input_ids": ids, "attention_mask": ids * 0 + 1, "token_type_ids": ids * 0}
+        asked = {given.name for given in session.get_inputs()}
+        rows = {name: values[None] for name, values in feeds.items() if name in asked}
+        states = session.run([session.get_outputs()[0].name], rows)[0][0]
+        mean = states[0] if self.by_first else states.mean(0)
+        embedding = mean / numpy.linalg.norm(mean)
+        return embedding, embedding[None].repeat(len(ids), 0) if self.by_first else states
+
+    def _known_digest(self) -> str:
+        """The digest of the files, read when their size or time is another than noted."""
+        note, seen = cache_dir() / "models.json", self._signature()
+        known = _read_json(note)
+        if (entry := known.get(str(self.folder))) and entry[0] == seen:
+            return str(entry[1])
+        digest = self._read_digest()
+        with contextlib.suppress(OSError):
+            note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_atomically(note, json.dumps(known | {str(self.folder): [seen, digest]}))
+        return digest
+
+    def _read_digest(self) -> str:
+        import hashlib
+
+        digest = hashlib.sha256()
+        for name in self.files:
+            with open(self.folder / name, "rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        return digest.hexdigest()
+
+    def _remedy(self) -> str:
+        return "copy it there again"
+
+
+# What these models were trained to find in front of a query.
+_QUERY_PREFIXES: dict[str, str] = dict.fromkeys(
+    ("bge-small-en-v1.5", "bge-base-en-v1.5"),
+    "Represent this sentence for searching relevant passages: ",
+)
+
+
 # "the" is the first whole word of the vocabulary, and 8 % of what is written in English.
 _FIRST_WORD, _ZIPF_SHARE = 1996, 0.08
 _CHUNK_WORDS = 40
@@ -1085,7 +1185,7 @@ class Encoder:
     """
 
     def __init__(self, folder: Path | None = None, *, resident: bool = True) -> None:
-        self.model = Model(folder or model_dir())
+        self.model = Model(folder) if folder else chosen_model()
         self.resident = resident
         self._locks = {"tokenizer": threading.Lock(), "session": threading.Lock()}
         self._tokenizer: Tokenizer | None = None
@@ -1124,7 +1224,7 @@ class Encoder:
         import numpy
 
         ids = numpy.array(self.tokens(text), numpy.int64)
-        return session.run(["embedding"], {"ids": ids})[0].astype("<f4").tobytes()
+        return self.model.run(session, ids)[0].astype("<f4").tobytes()
 
     def embed_query(self, text: str, weights: Sequence[float]) -> bytes:
         """The same for a query, with a weight for each of its characters.
@@ -1135,12 +1235,13 @@ class Encoder:
         session = self.load()
         import numpy
 
-        encoding = self._load_tokenizer().encode(text)
+        prefix = self.model.query_prefix
+        encoding = self._load_tokenizer().encode(prefix + text)
+        weights = [*[0.0] * len(prefix), *weights]
         ids = self._in_window(encoding.ids)
         starts = [weights[start] if end else 0.0 for start, end in encoding.offsets[: len(ids) - 1]]
         starts.append(0.0)  # what closes the text
-        inputs = {"ids": numpy.array(ids, numpy.int64)}
-        plain, states = session.run(["embedding", "states"], inputs)
+        plain, states = self.model.run(session, numpy.array(ids, numpy.int64))
         pooled = numpy.array(starts, numpy.float32) @ states
         length = float(numpy.linalg.norm(pooled))
         return (pooled / length if length else plain).astype("<f4").tobytes()
@@ -1190,7 +1291,7 @@ class Encoder:
         if not self.resident:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.add_session_config_entry("session.disable_prepacking", "1")
-        path = str(self.model.folder / "model.onnx")
+        path = str(self.model.folder / self.model.graph)
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 

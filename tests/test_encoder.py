@@ -87,7 +87,9 @@ def test_threads_share_an_encoder() -> None:
     for thread in threads:
         thread.join(TIMEOUT)
     embed = shared_encoder().embed
-    assert made == {number: embed(f"thread number {number}") for number in range(8)}
+    for number in range(8):  # the last bit of the length may be another when runs overlap
+        expected = numbers(embed(f"thread number {number}"))
+        assert numpy.allclose(numbers(made[number]), expected, rtol=1e-6, atol=1e-8)
 
 
 # Tokens
