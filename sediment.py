@@ -3912,14 +3912,30 @@ def check_vectors(connection: apsw.Connection, dimension: int) -> list[int]:
 
 
 def check_pages(connection: apsw.Connection) -> str:
-    """What SQLite finds wrong with the file; nothing when it is sound."""
+    """What SQLite finds wrong with the file, and in which tables; nothing when it is sound."""
+    found = _complaints(connection, "PRAGMA integrity_check(20)")
+    if found == ["ok"]:
+        return ""
+    with contextlib.suppress(Exception):  # where not even the list of tables can be read
+        sql = "SELECT name FROM sqlite_schema WHERE type = 'table' AND rootpage"
+        names = [row[0] for row in connection.execute(sql)]
+        hit = [name for name in names if _complaints(connection, _CHECK.format(name)) != ["ok"]]
+        found += [f"hit: {', '.join(hit)}"] if hit else []
+    return "; ".join(found)
+
+
+_CHECK = "PRAGMA integrity_check('{}')"
+
+
+def _complaints(connection: apsw.Connection, sql: str) -> list[str]:
     import apsw
 
+    found: list[str] = []
     try:
-        found = [row[0] for row in connection.execute("PRAGMA integrity_check(20)")]
+        found += (line for row in connection.execute(sql) for line in row[0].splitlines())
     except (apsw.CorruptError, apsw.NotADBError, apsw.IOError) as error:
-        found = [str(error)]
-    return "" if found == ["ok"] else "; ".join(found)
+        found.append(str(error))
+    return list(dict.fromkeys(found))
 
 
 def mend(connection: apsw.Connection, dimension: int, split: Callable[[str], list[Chunk]]) -> None:
@@ -4032,7 +4048,8 @@ def rescue(data: bytes) -> Rescued:
         elif table == "chunks":
             found.chunks[rowid] = values
         elif table == "vectors":
-            found.vectors[rowid] = values[1]
+            if len(values[1]) >= _VECTOR_MIN:
+                found.vectors[rowid] = values[1]
         elif table:
             found.others.setdefault(table, []).append(values)
     return found
@@ -4050,6 +4067,7 @@ def _take_entry(found: Rescued, values: list[Any]) -> None:
 _FTS5_NAMES = {"version", "secure-delete", "pgsz", "rank", "automerge"}  # of its settings
 
 
+_VECTOR_MIN = 256  # bytes; tables of the word index have such rows too, shorter ones
 _PAGE_SIZES = (8192, 4096, 1024, 2048, 16384, 32768, 512)
 
 
@@ -4155,7 +4173,8 @@ def rebuild(found: Rescued, target: Database, split: Callable[[str], list[Chunk]
         connection.executemany("INSERT OR IGNORE INTO meta VALUES(?, ?)", notes)
         places = [row for row in found.notes.items() if row[0].startswith(("git:", "folder:"))]
         connection.executemany("INSERT OR IGNORE INTO projects VALUES(?, ?)", places)
-        whole = len(notes) == len(_MODEL_FACTS)  # else nobody knows which model made the vectors
+        # A file that never said which model it is of counts as today's; half a note does not.
+        whole = len(notes) in (0, len(_MODEL_FACTS))
         spans: dict[int, list[tuple[int, Chunk, bytes]]] = {}
         for chunk, values in found.chunks.items():
             _, item, position, start, end, context = values
@@ -5198,14 +5217,15 @@ class Memory:
         live = self.database.path
         found = rescue(_merged(live))
         draft, kept = aside(live, "rescued"), aside(live, "damaged")
-        new = Database(draft)
-        rebuild(found, new, self._split)
-        with new.transaction() as connection:
-            mend(connection, self._dimension_of(found), self._split)
-            new_generation(connection)
-            note_copy(connection, kept)
-        new.close()
-        self._exchange(draft, kept)
+        try:
+            with contextlib.closing(Database(draft)) as new:
+                rebuild(found, new, self._split)
+                with new.transaction() as connection:
+                    mend(connection, self._dimension_of(found), self._split)
+                    note_copy(connection, kept)
+            self._exchange(draft, kept)
+        finally:
+            draft.unlink(missing_ok=True)
         return {"kept": str(kept), "rescued": len(found.items), "lost": found.lost()}
 
     def _dimension_of(self, found: Rescued) -> int:
