@@ -56,6 +56,51 @@ def test_replace_hides_the_old_text(here: Program) -> None:
     assert new["id"] in here.error("store", "The port is 5434.", "--replace", old)
 
 
+def test_backup_restore_doctor_reindex(here: Program, tmp_path: Path) -> None:
+    here.store(FRIDAYS)
+    copy = tmp_path / "copy.db"
+    assert str(copy) in here.ok("backup", str(copy))
+    assert "there already" in here.error("backup", str(copy))
+    here.store("The port is 5432.")
+    assert "before-restore" in here.ok("restore", str(copy))
+    assert here.contents() == {FRIDAYS}
+    assert here.json("doctor")["healthy"]
+    assert {line.split()[0] for line in here.ok("doctor").splitlines()} == {"ok"}
+    assert here.ok("doctor", "--repair") == "Nothing is broken.\n"
+    assert "1 chunks of 1 items" in here.ok("reindex")
+
+
+def test_doctor_ends_with_1_where_something_is_broken(here: Program, tmp_path: Path) -> None:
+    here.store(FRIDAYS)
+    database = tmp_path / ".local" / "share" / "sediment" / "memory.db"
+    damaged = database.read_bytes()[:9000]
+    database.write_bytes(damaged)
+    done = here.run("doctor")
+    assert done.returncode == 1
+    assert "broken  pages: " in done.stdout
+    assert "--repair" in done.stdout.splitlines()[-1]
+    assert "doctor --repair" in here.error("store", "anything")
+    assert database.read_bytes() == damaged
+    assert "Rescued" in here.run("doctor", "--repair").stdout
+    assert here.json("doctor")["healthy"]
+    assert here.ok("store", "anything")
+
+
+def test_prune_hides_and_purges(here: Program) -> None:
+    id = here.store(FRIDAYS, "--created-at", "2020-01-01")
+    for wrong in ((), ("--purge", "--older-than", "1y"), ("--older-than", "soon")):
+        assert here.run("prune", *wrong).returncode in (1, 2)
+    assert "1 memory would be hidden" in here.ok("prune", "--older-than", "90d", "--dry-run")
+    assert here.contents() == {FRIDAYS}
+    assert id in here.ok("prune", "--older-than", "90d")
+    assert here.contents() == set()
+    here.ok("undo", id)
+    assert here.contents() == {FRIDAYS}
+    here.ok("prune", "--older-than", "90d")
+    assert here.json("prune", "--purge")["count"] == 1
+    assert "not found" in here.error("get", id) or "no memory" in here.error("get", id)
+
+
 def test_forget_several_or_none(here: Program) -> None:
     one, two, three = (here.store(text) for text in ("one", "two", "three"))
     here.error("forget", one, "nothing", two)
