@@ -451,6 +451,327 @@ def printable(text: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------------
+# Secrets
+#
+# A memory is kept for years and shown to whoever asks, so what looks like a credential is
+# replaced before it is stored, logged or embedded. A known form is redacted in doubt: one that
+# was harmless costs a look-up, one that is kept costs a new key. After a name like "password"
+# the value must look like a secret, since programs speak of passwords all day.
+# ---------------------------------------------------------------------------------------------
+
+_PRIVATE_KEY = (  # to its end; a truncated one as far as lines of base64 go
+    r"-{4,5} ?BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4,5}"
+    r"(?=(?:(?!----)[\s\S]){0,400}?[A-Za-z0-9+/]{16})"
+    r"(?:(?:[^-]|-(?!---))*+-{4,5} ?END [A-Z0-9 ]{0,40}-{4,5}"
+    r"|(?:\s{0,40}[A-Z][\w-]{1,20}: [^\n]*+|(?:\\[nr]|[\s\"'+,|>#*]){0,40}[A-Za-z0-9+/=]{16,}+)*+)"
+)
+_PUTTY_KEY = r"Private-Lines: \d+\s*?\n([A-Za-z0-9+/=]{1,64}(?:\s*?\n[A-Za-z0-9+/=]{1,64}(?!\S))*)"
+# A kind of credential, marks of which its text in lower case has one, and its form, in which a
+# group is the secret if that is not the whole. What repeats in a form is bounded or is never
+# tried twice, so that no text takes more than its length.
+_CREDENTIALS = (
+    ("private key", "private key", _PRIVATE_KEY),
+    ("private key", "private-lines:", _PUTTY_KEY),
+    ("private key", "private-mac:", r"Private-MAC: (\w{40,})"),
+    ("age key", "age-secret-key-", r"AGE-SECRET-KEY-(?:PQ-)?1\w{50,}"),
+    ("json web token", "eyj",
+     r"eyJ(?:(?<![\w-]eyJ)|(?<=\\[nrt]eyJ)|(?<=%\w\weyJ))[\w-]{8,}+\.[\w-]{8,}+\.[\w-]{8,}"),
+    ("aws access key", "akia asia", r"A(?:KI|SI)A[A-Z0-9]{16}(?!\w)"),
+    ("aws secret key", "akia asia",  # close behind the other
+     r"A(?:KI|SI)A[A-Z0-9]{16}\W[\s\S]{0,120}?(?<![\w+/])(?![0-9a-f]{40})([A-Za-z0-9+/]{40})(?![\w+/])"),
+    ("github token", "ghp_ gho_ ghu_ ghs_ ghr_", "gh[opsur]_[A-Za-z0-9]{30,}"),
+    ("github token", "github_pat_", r"github_pat_\w{30,}"),
+    ("gitlab token", "gl", r"gl(?:agent|cbt|dt|ffct|ft|imt|oas|pat|ptt|rt|rtr|soat)-[\w.-]{18,}\w"),
+    ("slack token", "xox xapp-", r"xox[abeoprs](?:\.xox[bp])?-[\w-]{10,}|xapp-\d-[\w-]{10,}"),
+    ("slack webhook", "hooks.slack.com", r"hooks\.slack\.com/[a-z]+/([\w/+-]{20,})"),
+    ("discord webhook", "/api/webhooks/", r"/api/webhooks/\d+/([\w-]{30,})"),
+    ("discord token", "mt md mj mz nt nd nj nz ot od",
+     r"[MNO][DTjz][\w-]{21,26}\.[\w-]{6}\.[\w-]{27,}"),
+    ("telegram token", ":aa", r"\d{8,10}:AA[\w-]{33}(?![\w-])"),
+    ("stripe key", "sk_ rk_", r"[rs]k_(?:live|test|prod)_\w{10,}"),
+    ("webhook secret", "whsec_", r"whsec_[A-Za-z0-9+/]{24,}=*"),
+    ("anthropic key", "sk-ant-", r"sk-ant-[\w-]{16,}"),
+    ("openai key", "sk-", r"sk-(?:(?:admin|proj|service|svcacct)-[\w-]{20,}|[A-Za-z0-9]{20,})"),
+    ("google api key", "aiza", r"AIza[\w-]{35}(?![\w-])"),
+    ("google oauth secret", "gocspx-", r"GOCSPX-[\w-]{20,}"),
+    ("google oauth token", "ya29. 1//0", r"ya29\.[\w.-]{20,}|1//0[\w-]{30,}"),
+    ("azure key", "accountkey= accesskey=", r"(?:Account|SharedAccess)Key=([\w+/]{40,}={0,2})"),
+    ("azure signature", "sig=", r"(?<![A-Za-z])sig=([\w%+/-]{40,}=?)"),
+    ("azure client secret", "q~", r"[\w~.]{3}\dQ~[\w~.-]{31,}"),
+    ("hugging face token", "hf_", "hf_[A-Za-z0-9]{30,}"),
+    ("npm token", "npm_", "npm_[A-Za-z0-9]{36,}"),
+    ("pypi token", "pypi-", r"pypi-AgE[\w-]{40,}"),
+    ("sendgrid key", "sg.", r"SG\.[\w-]{16,}\.[\w-]{16,}"),
+    ("twilio key", "sk", r"SK[0-9a-f]{32}(?!\w)"),
+    ("mailgun key", "key-", r"key-[0-9a-f]{32}(?!\w)"),
+    ("mailgun key", "mailgun", r"[0-9a-f]{32}-[0-9a-f]{8}-[0-9a-f]{8}(?![\w-])"),
+    ("mailchimp key", "-us", r"[0-9a-f]{32}-us\d{1,2}(?!\w)"),
+    ("digitalocean token", "_v1_", r"do[opr]_v1_\w{40,}"),
+    ("databricks token", "dapi", r"dapi[0-9a-f]{32}(?:-\d)?(?!\w)"),
+    ("heroku key", "hrku-", r"HRKU-[\w-]{30,}"),
+    ("shopify token", "shp", r"shp(?:at|ca|pa|ss|ua)_\w{32,}"),
+    ("square token", "sq0 eaaa", r"sq0(?:atp|csp)-[\w-]{22,}|EAAA[\w-]{60}(?![\w-])"),
+    ("linear key", "lin_", "lin_(?:api|oauth)_[A-Za-z0-9]{32,}"),
+    ("notion token", "ntn_ secret_", "ntn_[A-Za-z0-9]{40,}|secret_[A-Za-z0-9]{43,}"),
+    ("vault token", "hvs. hvb. hvr.", r"hv[sbr]\.[\w-]{20,}"),
+    ("atlassian token", "atatt3 atctt3 atbb", r"AT[AC]TT3[\w=-]{50,}|ATBB[A-Za-z0-9]{32,}"),
+    ("airtable token", "pat", r"pat[A-Za-z0-9]{14}\.\w{64,}"),
+    ("terraform token", ".atlasv1.", r"[A-Za-z0-9]{14}\.atlasv1\.[\w-]{60,}"),
+    ("api token",  # of services whose tokens are known by how they begin
+     "gsk_ xai- pplx- nvapi- r8_ tvly- lsv2_ figd_ pul- rubygems_ dp. pscale_ xkeysib- nfp_ fm2_"
+     " fo1_ ccipat_ cfpat- rdme_ pnu_ ops_eyj dt0c01. sgp_ akcp shippo_ sk-or- nrak- pmak- absk"
+     " dckr_ glsa_ glc_ sntry tskey- sbp_ sb_secret_",
+     r"(?:gsk_|xai-|pplx-|nvapi-|r8_|tvly-|lsv2_[ps][tk]_|figd_|pul-|rubygems_|dp\.[a-z]{2,5}\."
+     r"|pscale_[a-z]+_|xkeysib-|nfp_|fm2_|fo1_|CCIPAT_|CFPAT-|rdme_|pnu_|ops_eyJ|dt0c01\.|sgp_"
+     r"|AKCp|shippo_[a-z]+_|sk-or-v1-|NRAK-|PMAK-|ABSK|dckr_[po]at_|glsa_|glc_|sntry[su]_"
+     r"|tskey-[a-z]+-|sbp_|sb_secret_)[\w.+/=-]{24,}"),
+    ("url password", "://", r"://[^\s/?#:@\"'<>]{0,100}+:(?!\d{1,5}[^\w@])([^\s\"'<>/]{1,200})@"),
+    ("authorization header", "authorization",
+     r"(?i:authorization[\"'\]]{0,2} ?[:=,] ?[\"']?(?:basic|bearer|token|digest|\w{0,10}key)) +"
+     r"(?=\S{0,40}[A-Z0-9])([\w.~+/-]{8,}=*)"),
+    ("authorization header", "bearer", r"(?i:bearer) +(?=\S{0,40}\d)([\w.~+/-]{16,}=*)"),
+    ("password", "cred login",
+     r"\b(?i:cred\w{0,10}|login)(?: are| is)?[ :=]{1,3}[\w.@-]{1,40} ?[:/] ?"
+     r"((?=\S{0,40}\d)[^\s\"'`,;/]{4,})"),
+    ("password", "curl", r"\s(?:-u|--user)[ =]?[\"']?[\w.@%-]{1,64}:([^\s\"']{3,})"),
+    ("password", "sshpass login mongo",
+     r"(?:sshpass|docker login|mongo\w{0,8})[^\n|;]{0,100}?\s-p[ =]?[\"']?([^\s\"'/:]{4,})"),
+    ("password", "mysql mariadb", r"\b(?:mysql|maria)[^\n|;]{0,100}?\s-p[\"']?([^\s\"']{4,})"),
+    ("password", "identified by", r"(?i:identified by)\s+'([^'\n]{1,200})'"),
+)  # fmt: skip
+_FORMS = [
+    (mark, kind, _Pattern(form)) for kind, marks, form in _CREDENTIALS for mark in marks.split()
+]
+# The last word of a name whose value may be a secret, in lower case; those not here are passwords.
+_SECRET_NAME = _Pattern(
+    r"(passw(?:or[dt]|d)|pass(?:phrase|code)|kennwort|pass|pwd|pw|secret|token|credentials?|key)"
+    r"(?:[_-]?(?:prod(?:uction)?|dev|staging|test|live|old|new|\d{1,2}))?(?!\w)"
+)
+_MADE = {"secret": "secret", "credential": "secret", "credentials": "secret", "token": "token"}
+_MADE["key"] = "key"
+# Words before it that make a key secret, that make it none, and after which it needs no sign.
+_SECRET_KEY = _Pattern(
+    r"(?:access|account|admin|api|app|auth|client|deploy|encryption|license|master|private|secret"
+    r"|service|session|shared|signing|storage|webhook)[ _.-]?$"
+)
+_OTHER_KEY = _Pattern(
+    r"(?:cache|primary|sort|foreign|pub|public|partition|row|hash|index|idempotency|lookup|object"
+    r"|bucket|host|registry|group|routing|natural|unique|search|site|page|next|publishable|lock"
+    r"|change|request|continuation|cursor|csrf|xsrf|build|commit|content|state)[ _-]?$"
+    r"|(?:hash|sum|sha1) of (?:the |an? )?$"
+)
+_OPTION = _Pattern(r"(?:^|\s)--?[\w-]*$")
+_USED = _Pattern(
+    r"\b(?:with|using|use|enter|(?:login|user(?:name)?)[ :=]+\S+) (?:the |a |and )?$|(?:^|\n)(?:env"
+    r"|set|setenv) [\w-]*$|\b(?:set|chang\w+|reset\w*|rotat\w+|updat\w+) (?:\w+ ){0,3}$"
+)
+# What gives the name a value, and the value, which is no assignment itself.
+_GIVEN = _Pattern(
+    r"""
+    (?: \\?["'`]\]? | \*\* )?  # what closes the name
+    (?: [ \t]?:[ \t]?[\w&.\[\]<>|]{1,30}(?=[ ]=[ ]) )?  # its type
+    (?: (?P<sign> [ \t]* (?: :?={1,3} | != | [:=]> | :-?(?![:?]) | [ \t]\|[ \t] )
+            (?:\*\*)? [ \t]* (?:\*\*)?
+          | > (?=[^<>\s]{1,200}</)
+          | ["']?,? \s{1,20} \\?["']?value\\?["']? \s{0,9} [:=] \s{0,9} )
+      | (?: [ ](?:for|of|on|in|to)
+              (?:[ ](?!(?:is|was)\b) [\w@'/-]{1,40}+ (?:\.[\w@'/-]{1,40})?+ ){1,6}+
+            | [ ]\([\w .-]{1,40}\) )?
+        (?: : | [ ](?:is|was)\b (?:[ ](?:now|still|currently|always|just))?
+            (?: [ ](?:changed|set|reset|updated|rotated)[ ]to\b )? :? ) [ ]
+      | (?P<beside> [,(] (?=[ ]?["']) [ ]? | [ ](?:to[ ]|as[ ])?\(? ) )
+    (?! [bfru]{0,2}\\?["'`]{0,3}[\w.-]{0,20}(?i:passw|secret|token|key|pwd)\w{0,9}[=:] )
+    (?: [$@]?[bfruBFRU]{0,2} (?P<quote> \\? (?:["']{3}|["'`]) )
+          (?P<quoted> (?: [^\\"'`\n]{1,60} | (?!(?P=quote)) (?: \\. | [^\n] ) ){1,40}+ ) (?P=quote)
+      | (?: ["'`](?![\s+.,)|]) )?
+        (?P<bare> (?: [^\s"'`,;&<\\]{1,60} | \\(?![nrt]) | <(?![/A-Za-z])
+          | [,;&] (?! [ ]?[\w.-]{1,30}[ ]?[=:] | [#\w]{2,6}; | \s | $ ) ){1,10}+ ) )
+    """,
+    re.VERBOSE,
+)
+_LINE_BEGINS, _ENDS = (
+    _Pattern(r"(?:^|\n)[\w.-]*$"),
+    _Pattern(r"[.!]?(?:\s*$|\s*\n|[\"'`<;&])|\s+[-\\]"),
+)
+# What stands for a secret in manuals.
+_EXAMPLE = _Pattern(
+    r"(?i)example|placeholder|change.?(?:me|this|it)|replace.?(?:me|this|with)|your[\W_]|dummy"
+    r"|(?-i:x{5}|X{5})|[*•#.]{3}|…|_{4}|redacted|\[private|\btodo\b|\binsert\b"
+    r"|(?:my|some|test|fake|the)[\W_]?(?:secret|passw|token|(?:api[\W_]?)?key)"
+)
+# What refers to a secret or is of another kind: a variable, a template, an address, a cipher.
+_REFERENCE = _Pattern(
+    r"\$[A-Z_]+$|\$[a-z_]+$|\$[A-Za-z_]\w*(?:->|::|\[|\.\w|:\w)|'?`|\W*(?:%[sdr]\W*)+$|%\w+%$"
+    r"|(?:&lt;|[{<(\[]{1,3}%?)[\w\s.:/|*+=!(-]*[})>\]]*$|[$#@]\{|[$%]\(|&lt;"
+    r"|.*(?:\$\{[A-Z_]{2}|[$#]?\{(?:\d|[a-z_][\w.]*)?\}|\w://)"
+    r"|[!@*&:]+[A-Za-z_.]+$|arn:|ssh-|0x(?:\w{1,8}|\w{40})$|function\b|\w+=>|\\f|\[[0^Aa]|[\s+,.)&].*[\s+,.(&]$|[0-9A-F]{40}$"
+    r"|[~.]{0,2}/[a-z_.-]{2,}\d{0,2}/[\w./-]*$|~?\.{0,2}/[a-z_.-]+$|[Nn]/[Aa]$|SHA\d+:|[\w.-]+:\d{2,5}$|\d{4}-\d\d-\d\d"
+    r"|(?i:(?:sha|md|base|utf|oauth|argon|pbkdf|aes|rsa|[hr]s)[-_]?\d{1,4}[a-z-]{0,8}|v\d+)$"
+)
+# What programs have in its place: a call, a subscript, an attribute, a variable.
+_CODE = _Pattern(
+    r"[&*!@]*[A-Za-z_][\w.:>-]*(?:[(\[][\w\s.,:()\[\]=*&$+/-]*|<[\w\s,<>&:]*)$|[&*!]*[A-Za-z_]\w*(?:(?:\??\.|->|::)[A-Za-z_]+\d{0,2})+$"
+    r"|[a-z]\w*(?:\.[a-z]\w*)*\.(?:[A-Z][a-z\d]*+)++$|[a-z]+(?:_[a-z]+)+\d?$"
+    r"|\w*(?:Key|Token|Secret|Password)(?:s|Types?)?$"
+    r"|(?i:pass(?:wd|word)?|pwd?|secret|token|key|credentials?)\d{0,2}$"
+)
+# Words that say how a secret is, or of what type; and nothing but words.
+_ORDINARY = _Pattern(
+    r"(?i)(?<![^\W_])(?:all|an?|any|are|at|be|by|for|from|has|if|in|it|not|of|on|or|the|th?is|to|with"
+    r"|you|none|null?|nil|true|false|no|off|empty|blank|unset|default|optional|reset|mandatory"
+    r"|incorrect|wrong|(?:in)?valid|weak|strong|secure|str|string|text|varchar|char|bytes|bytearray"
+    r"|int|integer|number|bool|boolean|object|password|passw?d?|passphrase|secret|token|key|hidden"
+    r"|sample|option|command|plain|plaintext|prompt|input|value|field|login|user(?:name)?|name|e?mail"
+    r"|must|should|can|cannot|never|always|only|here|then|[^\W\d_]+(?:s|ed|ing|ive|[ai]ble))(?![^\W_])"
+)
+_REST = _Pattern(r"[^\s\"'`]*")
+_WORDS, _RUNS = _Pattern(r"[^\W\d]+(?:[ _'’-][^\W\d]+)*$"), _Pattern(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
+_PRIVATE_TAG = _Pattern(r"(?i)(?<!\*)<\s{0,9}(?:private(?:\s[^<>]*)?/?|(/)\s{0,9}private\s{0,9})>")
+_APART = _Pattern(r"(?<![^\W_])|(?=\W)|(?<=\\[nrt])|(?<=%[0-9A-Fa-f][0-9A-Fa-f])")
+
+
+def redact(text: str, secrets: bool = True) -> tuple[str, list[str]]:
+    """The text without its secrets, and what was taken out, one entry for each; without `secrets`,
+    only what is private goes."""
+    found: list[str] = []
+    while True:  # a secret may have hidden its neighbour
+        text, kinds = _redacted(text, secrets)
+        if not kinds:
+            return text, found
+        found += kinds
+
+
+def _redacted(text: str, secrets: bool) -> tuple[str, list[str]]:
+    lowered = text.replace("İ", "i").lower()  # as long as the text: no other letter grows
+    spans = list(_private(text, lowered))
+    if secrets:
+        spans += [*_credentials(text, lowered), *_assigned(text, lowered)]
+    kept, kinds, end = [], [], 0
+    for start, stop, kind in sorted(spans, key=lambda span: span[0]):
+        if start >= end:
+            kept += [text[end:start], f"[redacted: {kind}]" if kind != "private" else "[private]"]
+            kinds.append(kind)
+        end = max(end, stop)
+    return "".join([*kept, text[end:]]), kinds
+
+
+def _private(text: str, lowered: str) -> Iterator[tuple[int, int, str]]:
+    """What stands between <private> and </private>, to the end where one is not closed."""
+    depth = start = 0
+    for tag in _PRIVATE_TAG.finditer(text) if "private" in lowered else ():
+        if not tag[1]:
+            start = start if depth else tag.start()
+            depth += 1
+        elif depth:
+            depth -= 1
+            if not depth:
+                yield start, tag.end(), "private"
+    if depth:
+        yield start, len(text), "private"
+
+
+def _credentials(text: str, lowered: str) -> Iterator[tuple[int, int, str]]:
+    """What has the form of a credential."""
+    for form, kind in {form: kind for mark, kind, form in _FORMS if mark in lowered}.items():
+        for found in form.finditer(text):
+            start, stop = found.span(found.re.groups)
+            if found.re.groups:
+                secret = _literal(text[start:stop])
+            else:  # begins no word, and is none of a manual's
+                secret = _APART.match(text, start) and not _EXAMPLE.search(text[start:stop][:100])
+            if secret:
+                yield start, stop, kind
+
+
+def _assigned(text: str, lowered: str) -> Iterator[tuple[int, int, str]]:
+    """The values of names for secrets."""
+    end = 0
+    for name in _SECRET_NAME.finditer(lowered):
+        given = _GIVEN.match(text, name.end()) if name.start() >= end else None
+        if not given:
+            continue
+        start, stop = given.span("quoted" if given["quoted"] else "bare")
+        value = text[start:stop]
+        if given["bare"]:
+            value = value.rstrip(".,:;?)]}>*_|\\&")
+            end = start if re.search(r"[({]", value) else stop  # a call has names of its own
+            if _CODE.match(value[:200]):
+                continue
+        stop = _REST.match(text, stop).end() if stop - start > 500 else start + len(value)
+        strength = _strength(value[:200])
+        if strength and strength >= _needed(name, given, stop) and _literal(value):
+            end = stop
+            yield start, stop, _MADE.get(name[1], "password")
+
+
+def _strength(value: str) -> int:
+    """How much a value looks like a secret: 1 and 2 are words, 3 has digits or signs, 4 letters
+    and digits, 5 comes from a machine, 6 is so long that nothing else looks like it."""
+    mixed = [part for part in re.findall("[A-Za-z0-9]+", value) if _mixed(part)]
+    size, runs = sum(map(len, mixed)), sum(len(_RUNS.findall(part)) for part in mixed)
+    cased = value.lower() != value != value.upper()
+    digits = re.search(r"\d", value)
+    signs = len(set(re.findall(r"[^\w\s./:%-]", value))) + 2 * cased
+    if 8 <= size < (5 if size < 20 else 7) * runs and runs > 2 and 3 * size >= len(value) >= 10:
+        return 6 if cased and 20 <= len(value) < 3 * runs else 5
+    if len(value) >= 12 and signs >= 3 and " " not in value and digits:
+        return 5
+    if len(value) < 3:
+        return 0
+    if _WORDS.match(value) and not mixed:
+        return 0 if _ORDINARY.search(value) else 1 + value.islower()
+    if " " in value:
+        return 0
+    return 4 if len(value) >= 6 and (mixed or digits) and re.search(r"[^\W\d]", value) else 3
+
+
+def _mixed(part: str) -> bool:
+    """Whether letters and digits, or small and capital letters, stand side by side."""
+    if part.isalpha():
+        return len(part) >= 4 and len(part) < 2.7 * len(_RUNS.findall(part))
+    return not part.isdigit()
+
+
+def _needed(name: re.Match[str], given: re.Match[str], stop: int) -> int:
+    """The strength that a value must have after such a name, given in such a way; 9 is none."""
+    text, begin = given.string, name.start()
+    before, word = name.string[max(begin - 40, 0) : begin], text[begin : name.end()]
+    sign, beside, quoted = given["sign"] or "", given["beside"], given["quoted"]
+    setting = word.isupper() and "=" in sign
+    short = name[1] in ("pass", "pwd", "pw", "key")
+    if (
+        short
+        and before[-1:].isalpha()
+        and not (word[0].isupper() and text[begin - 1].islower())
+        and not _SECRET_KEY.search(before)
+    ):
+        return 9
+    if name[1] in _MADE:
+        if name[1] in ("key", "token") and _OTHER_KEY.search(before):
+            return 9
+        if name[1] == "key" and not _SECRET_KEY.search(before):
+            return 9 if beside and not quoted else 5 if word == "KEY" else 6
+        return 4 if setting and word == "SECRET" else 5
+    if beside and not (beside == " " and _OPTION.search(before) and text[given.end() - 1] != "-"):
+        return 4 if not short and (quoted or _USED.search(before)) else 9
+    if setting:
+        return 1
+    if name[1] in ("pass", "pw"):
+        return 9 if word.isupper() else 4
+    ends = _ENDS.match(text, stop) and (
+        sign.strip() != "=" or sign == "=" or _LINE_BEGINS.search(before)
+    )
+    return 2 if quoted or ends else 3
+
+
+def _literal(value: str) -> bool:
+    """Whether it is a value itself, not something that stands for one."""
+    word = value.strip("<>[](){}\"'`.!?")
+    manual = _EXAMPLE.search(value[:100]) or _REFERENCE.match(value) or _ORDINARY.fullmatch(word)
+    return not manual and len(set(value)) > 1
+
+
+# ---------------------------------------------------------------------------------------------
 # Chunking
 #
 # The encoder reads 256 tokens; a longer text is cut where its own structure has joints, and
@@ -3657,6 +3978,7 @@ def export_rows(database: Database) -> Iterator[dict[str, Any]]:
 class Importer:
     """Reads JSON Lines into items; each batch is committed before the next is read.
 
+    clean    gives a text without what must not be stored
     prepare  makes an Item of (id, content, project, created_at), vectors and all
     claim    notes, in the transaction that stores vectors, which model made them
     project  what rows that name no project get
@@ -3666,12 +3988,13 @@ class Importer:
     def __init__(
         self,
         database: Database,
+        clean: Callable[[str], str],
         prepare: Callable[[str, str, str | None, int], Item],
         claim: Callable[[apsw.Connection], None],
         project: str | None,
     ) -> None:
         self.database = database
-        self.prepare, self.claim = prepare, claim
+        self.clean, self.prepare, self.claim = clean, prepare, claim
         self.project = project
         self.stored = self.existing = 0
         self.refused: list[tuple[int, str]] = []
@@ -3706,7 +4029,7 @@ class Importer:
     def _checked(self, row: object) -> dict[str, Any]:
         if not isinstance(row, dict):
             raise InvalidInput("not a JSON object")
-        content = check_text(row.get("content"), "content", CONTENT_MAX)
+        content = self.clean(check_text(row.get("content"), "content", CONTENT_MAX))
         ended, by, successor = (row.get(name) for name in _ENDED)
         created, project, id = row.get("created_at"), self._project_of(row), row.get("id")
         if (ended is None) != (successor is None) and by != PRUNED:
@@ -4286,14 +4609,37 @@ class Memory:
         scope: str | None = None,
         replace: str | None = None,
         created_at: object = None,
+        allow_secrets: bool = False,
     ) -> dict[str, Any]:
         """Keep a text; returns {success, id, scope, message, and what there is to remark}.
+
+        What looks like a credential is left out before anything is written, and so is what
+        stands between <private> and </private>; `redacted` names it. `allow_secrets` (or
+        SEDIMENT_REDACT=0) keeps credentials.
 
         `replace` names the id of the item that this one supersedes: it stays in the file,
         hidden, and passes its scope on unless another is asked for. A text of more than
         INLINE_CHUNKS chunks is answered before it has vectors: see `embed_pending`.
         """
         check_text(content, "content", CONTENT_MAX)
+        content, redacted = self._cleaned(content, allow_secrets)
+        answer = self._keep(content, scope, replace, created_at)
+        if redacted:
+            answer["redacted"] = redacted
+            answer["message"] += f" Left out: {', '.join(dict.fromkeys(redacted))}."
+        return answer
+
+    def _cleaned(self, content: str, allow_secrets: bool) -> tuple[str, list[str]]:
+        """A text as it may be stored, and the kinds of what had to go."""
+        secrets = not allow_secrets and os.environ.get("SEDIMENT_REDACT") != "0"
+        text, kinds = redact(content, secrets)
+        if kinds and not text.replace("[private]", "").strip():
+            raise InvalidInput("all of this is private: nothing was stored")
+        return text, kinds
+
+    def _keep(
+        self, content: str, scope: str | None, replace: str | None, created_at: object
+    ) -> dict[str, Any]:
         created = int(time.time()) if created_at is None else parse_time(created_at)
         old = self._own_item(replace) if replace is not None else None
         wanted = check_scope(scope) if scope is not None else None
@@ -4906,10 +5252,13 @@ class Memory:
         lines: Iterable[str | dict[str, Any]],
         scope: str | None = None,
         progress: Callable[[int], object] | None = None,
+        *,
+        allow_secrets: bool = False,
     ) -> dict[str, Any]:
         """Store JSON Lines, or such rows as dicts.
 
-        Returns {success, stored, existing, refused: [{line, reason}]}.
+        Returns {success, stored, existing, refused: [{line, reason}], redacted?}; credentials
+        are left out as `store` does, and `redacted` counts them by kind.
 
         A row keeps its id, created_at, project and scope; without them it gets an id that
         follows from its text, the present time, and `scope` in the current project. Ids that
@@ -4918,11 +5267,19 @@ class Memory:
         project = (
             None if check_scope(scope or "project") == "global" else self.projects.current(True)
         )
-        importer = Importer(self.database, self._prepare, self._claim, project)
+        redacted: Counter[str] = Counter()
+
+        def clean(content: str) -> str:
+            text, kinds = self._cleaned(content, allow_secrets)
+            redacted.update(kinds)
+            return text
+
+        importer = Importer(self.database, clean, self._prepare, self._claim, project)
         importer.run(lines, progress)
         refused = [{"line": line, "reason": reason} for line, reason in sorted(importer.refused)]
         counts = {"stored": importer.stored, "existing": importer.existing}
-        return {"success": not refused, **counts, "refused": refused}
+        answer = {"success": not refused, **counts, "refused": refused}
+        return answer | ({"redacted": dict(redacted)} if redacted else {})
 
     def export_rows(self) -> Iterator[dict[str, Any]]:
         """Every item of the file as `import_rows` takes it, replaced ones included."""
@@ -5720,6 +6077,7 @@ TOOLS = (
             scope=_text("project or global."),
             message=_MESSAGE,
             replaced_id=_text("Id of the memory that it superseded."),
+            redacted=_array(_text("Kind."), "What looked like a credential and was left out."),
             already_stored={**_TRUE, "description": "This text was there; id is that memory's."},
             pending_chunks=_whole("Parts of a long text that are still being encoded."),
             potential_conflicts=_array(
@@ -5800,6 +6158,7 @@ TOOLS = (
             ["success", "message"],
             success=_TRUE,
             ids=_array(_text("Id."), "What was deleted."),
+            copies=_array(_text("File."), "Copies of the database that may still have it."),
             message=_MESSAGE,
         ),
         destructive=True,
@@ -6536,6 +6895,9 @@ def _late(context: click.Context, option: click.Parameter, value: Any) -> None:
         setattr(context.obj, option.name, value)
 
 
+_ALLOW_SECRETS = click.option(
+    "--allow-secrets", is_flag=True, help="Keep what looks like a credential, this time."
+)
 _LIMIT = click.IntRange(1, LIMIT_MAX)
 _SCOPE = click.Choice(SCOPES, case_sensitive=False)
 _ANY_SCOPE = click.Choice((*SCOPES, "all"), case_sensitive=False)
@@ -6599,12 +6961,11 @@ _shared = click.make_pass_decorator(Context)
 @click.option("-s", "--scope", type=_SCOPE, help="project (default), or global: for every project.")
 @click.option("--replace", metavar="ID", help="The item that this one supersedes.")
 @click.option("--created-at", metavar="TIME", help="Back-date it: unix seconds or ISO 8601.")
+@_ALLOW_SECRETS
 @_common
 @_shared
-def store(
-    shared: Context, content: str, scope: str | None, replace: str | None, created_at: str | None
-) -> None:
-    """Store a text; "-" reads it from a pipe.
+def store(shared: Context, content: str, **options: Any) -> None:
+    """Store a text; "-" reads it from a pipe. What looks like a credential is left out.
 
     \b
     Examples:
@@ -6614,7 +6975,7 @@ def store(
     """
     text = read_stdin() if content == "-" else content
     with shared.memory() as memory:
-        answer = memory.store(text, scope=scope, replace=replace, created_at=created_at)
+        answer = memory.store(text, **options)
         shared.show(answer, render_stored)
         _finish_pending(memory, shared)
 
@@ -6902,9 +7263,12 @@ def stats(shared: Context, verify: bool) -> None:
 @cli.command("import")
 @click.argument("file", type=click.File("rb"))
 @click.option("-s", "--scope", type=_SCOPE, help="For rows that name none (default: project).")
+@_ALLOW_SECRETS
 @_common
 @_shared
-def import_command(shared: Context, file: IO[bytes], scope: str | None) -> None:
+def import_command(
+    shared: Context, file: IO[bytes], scope: str | None, allow_secrets: bool
+) -> None:
     """Store the items of a JSON Lines FILE. "-" is stdin; known ids are left as they are.
 
     A line is {"content": …} with, as far as known, id, created_at, project, scope.
@@ -6918,7 +7282,9 @@ def import_command(shared: Context, file: IO[bytes], scope: str | None) -> None:
     with shared.memory(resident=True) as memory:
         try:
             with progress_bar("importing", _count_lines(file)) as add:
-                answer = memory.import_rows(text_lines(file), scope, add)
+                answer = memory.import_rows(
+                    text_lines(file), scope, add, allow_secrets=allow_secrets
+                )
         except KeyboardInterrupt:
             reason = "interrupted: what was committed is kept; run it again to go on"
             raise SedimentError(reason) from None
@@ -7315,6 +7681,8 @@ def render_imported(answer: dict[str, Any]) -> Iterator[str]:
     known = f", {answer['existing']} were there already" if answer["existing"] else ""
     items = "1 item" if answer["stored"] == 1 else f"{answer['stored']} items"
     yield f"Stored {items}{known} ({answer['seconds']} s, {rate:.0f} a second)."
+    if redacted := answer.get("redacted"):
+        yield f"Left out: {', '.join(f'{kind} ({count})' for kind, count in redacted.items())}."
     for row in answer["refused"][:REFUSED_SHOWN]:
         yield f"line {row['line']}: {printable(row['reason'])}"
     if (more := len(answer["refused"]) - REFUSED_SHOWN) > 0:

@@ -53,7 +53,8 @@ def test_the_readme_names_them() -> None:
     for name in (
         "--json", "--db", "--project", "--print", "--explain", "--as-of", "--anyway", "--ranking",
         "SEDIMENT_DB", "SEDIMENT_PROJECT", "SEDIMENT_RANKING", "SEDIMENT_CONSOLIDATE",
-        "SEDIMENT_CROSS_PROJECT", "SEDIMENT_EMBEDDING_MODEL", "--repair", "--older-than", "--purge",
+        "SEDIMENT_CROSS_PROJECT", "SEDIMENT_EMBEDDING_MODEL", "SEDIMENT_REDACT",
+        "--repair", "--older-than", "--purge", "--allow-secrets",
     ):  # fmt: skip
         assert name in readme
 

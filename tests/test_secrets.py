@@ -1,0 +1,1189 @@
+"""What looks like a credential is taken out of a text, and nothing else is."""
+
+import base64
+import itertools
+import json
+import random
+import re
+import string
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sediment import redact
+
+# Secrets are made by their form when a test runs: a scanner finds none in this file.
+
+DRAWN = random.Random(20_240_531)
+ALNUM = string.ascii_letters + string.digits
+DASHES = "-" * 5
+
+
+def some(alphabet: str, length: int) -> str:
+    return "".join(DRAWN.choices(alphabet, k=length))
+
+
+def hexadecimal(length: int = 32) -> str:
+    return some(string.hexdigits[:16], length)
+
+
+def alnum(length: int = 36) -> str:
+    return some(ALNUM, length)
+
+
+def lower(length: int = 32) -> str:
+    return some(string.ascii_lowercase + string.digits, length)
+
+
+def word64(length: int = 40) -> str:
+    """Base64 for addresses, which neither begins nor ends with a dash."""
+    return alnum(1) + some(ALNUM + "_-", length - 2) + alnum(1)
+
+
+def encoded(size: int = 32) -> str:
+    return base64.b64encode(DRAWN.randbytes(size)).decode()
+
+
+def uuid() -> str:
+    return "-".join(hexadecimal(length) for length in (8, 4, 4, 4, 12))
+
+
+def digits(length: int) -> str:
+    return some(string.digits, length)
+
+
+def human() -> str:
+    """A password as people choose them."""
+    names = ["Summer", "hunter", "kitten", "Blue-Lagoon", "tr0ub4dor", "Passw0rd", "liverpool"]
+    name = DRAWN.choice(names)
+    return name + str(DRAWN.randint(10, 9_999)) + DRAWN.choice(["", "", "!", "$", "#x", "_a"])
+
+
+def word() -> str:
+    words = ["swordfish", "letmein", "opensesame", "correcthorse", "iloveyou", "dragon"]
+    return DRAWN.choice(words)
+
+
+def made() -> str:
+    """A password as a manager makes them, without quotes."""
+    return alnum(3) + some(ALNUM + "!#$%^*+-_~@", 14) + digits(2) + alnum(1)
+
+
+def phrase() -> str:
+    words = ["correct", "horse", "battery", "staple", "orbit", "velvet", "lemon", "canyon"]
+    return " ".join(DRAWN.sample(words, 4))
+
+
+def json_web_token() -> str:
+    parts = ({"alg": "HS256", "typ": "JWT"}, {"sub": digits(10), "iat": 1_700_000_000})
+    written = [base64.urlsafe_b64encode(json.dumps(part).encode()).decode() for part in parts]
+    return ".".join([*(part.rstrip("=") for part in written), word64(43)])
+
+
+def pem(kind: str, *, ends: bool = True, newline: str = "\n") -> str:
+    body = encoded(400)
+    lines = [f"{DASHES}BEGIN {kind}{DASHES}", *(body[i : i + 64] for i in range(0, len(body), 64))]
+    return newline.join([*lines, f"{DASHES}END {kind}{DASHES}"] if ends else lines)
+
+
+def putty() -> str:
+    body = encoded(300)
+    return "\n".join(body[i : i + 64] for i in range(0, len(body), 64)) + "\n"
+
+
+# Credentials that are known by their form, whatever stands around them.
+FORMS: list[tuple[str, Callable[[], str]]] = [
+    ("aws access key", lambda: "AKIA" + some(string.ascii_uppercase + "234567", 16)),
+    ("aws access key", lambda: "ASIA" + some(string.ascii_uppercase + "234567", 16)),
+    ("github token", lambda: "gh" + DRAWN.choice("pousr") + "_" + alnum(36)),
+    ("github token", lambda: "github_pat_" + alnum(22) + "_" + alnum(59)),
+    ("gitlab token", lambda: "glpat-" + word64(20)),
+    ("gitlab token", lambda: "gl" + DRAWN.choice(["rt", "dt", "cbt", "ptt"]) + "-" + word64(20)),
+    ("slack token", lambda: f"xoxb-{digits(12)}-{digits(13)}-{alnum(24)}"),
+    ("slack token", lambda: f"xoxp-{digits(11)}-{digits(11)}-{digits(12)}-{hexadecimal(32)}"),
+    ("slack token", lambda: f"xapp-1-A{alnum(10).upper()}-{digits(13)}-{hexadecimal(64)}"),
+    ("stripe key", lambda: DRAWN.choice("sr") + "k_live_" + alnum(24)),
+    ("stripe key", lambda: "sk_test_" + alnum(99)),
+    ("webhook secret", lambda: "whsec_" + alnum(32)),
+    ("anthropic key", lambda: "sk-ant-api03-" + word64(93) + "AA"),
+    ("openai key", lambda: "sk-" + alnum(20) + "T3BlbkFJ" + alnum(20)),
+    ("openai key", lambda: "sk-proj-" + word64(74) + "T3BlbkFJ" + word64(74)),
+    ("openai key", lambda: "sk-svcacct-" + word64(58)),
+    ("google api key", lambda: "AIza" + "Sy" + word64(33)),
+    ("google oauth secret", lambda: "GOCSPX-" + word64(28)),
+    ("google oauth token", lambda: "ya29." + word64(120)),
+    ("azure client secret", lambda: alnum(3) + "8Q~" + word64(34)),
+    ("hugging face token", lambda: "hf_" + some(string.ascii_letters, 34)),
+    ("npm token", lambda: "npm_" + alnum(36)),
+    ("pypi token", lambda: "pypi-" + "AgEIcHlwaS5vcmc" + word64(150)),
+    ("sendgrid key", lambda: f"SG.{word64(22)}.{word64(43)}"),
+    ("twilio key", lambda: "SK" + hexadecimal(32)),
+    ("mailgun key", lambda: "key-" + hexadecimal(32)),
+    ("mailchimp key", lambda: hexadecimal(32) + "-us14"),
+    ("discord token", lambda: f"M{DRAWN.choice('TDjz')}{alnum(24)}.{alnum(6)}.{word64(38)}"),
+    ("telegram token", lambda: f"{digits(10)}:AA{word64(33)}"),
+    ("digitalocean token", lambda: f"do{DRAWN.choice('opr')}_v1_" + hexadecimal(64)),
+    ("databricks token", lambda: "dapi" + hexadecimal(32)),
+    ("heroku key", lambda: "HRKU-AA" + word64(58)),
+    ("shopify token", lambda: f"shp{DRAWN.choice(['at', 'ca', 'pa', 'ss'])}_" + hexadecimal(32)),
+    ("square token", lambda: "sq0atp-" + word64(22)),
+    ("linear key", lambda: "lin_api_" + alnum(40)),
+    ("notion token", lambda: "ntn_" + digits(11) + alnum(35)),
+    ("notion token", lambda: "secret_" + alnum(43)),
+    ("vault token", lambda: "hvs." + word64(95)),
+    ("atlassian token", lambda: "ATATT3xFfGF0" + word64(180)),
+    ("airtable token", lambda: f"pat{alnum(14)}.{hexadecimal(64)}"),
+    ("terraform token", lambda: f"{alnum(14)}.atlasv1.{alnum(67)}"),
+    ("age key", lambda: "AGE-SECRET-KEY-1" + some("QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L", 58)),
+    ("json web token", json_web_token),
+    ("api token", lambda: "gsk_" + alnum(52)),
+    ("api token", lambda: "xai-" + alnum(80)),
+    ("api token", lambda: "sk-or-v1-" + hexadecimal(64)),
+    ("api token", lambda: "dckr_pat_" + word64(27)),
+    ("api token", lambda: "glsa_" + alnum(32) + "_" + hexadecimal(8)),
+    ("api token", lambda: "dp.pt." + alnum(43)),
+    ("private key", lambda: pem("RSA PRIVATE KEY")),
+    ("private key", lambda: pem("OPENSSH PRIVATE KEY")),
+    ("private key", lambda: pem("EC PRIVATE KEY")),
+    ("private key", lambda: pem("ENCRYPTED PRIVATE KEY")),
+    ("private key", lambda: pem("PRIVATE KEY", newline="\\n")),
+    ("private key", lambda: pem("PGP PRIVATE KEY BLOCK")),
+]  # fmt: skip
+
+# Where they are met; § is the secret.
+AROUND = """\
+§
+Rotate § before Friday.
+I pasted it here by mistake: §
+Ann's is §, Bob's is in the vault.
+It is `§` (staging only).
+{"name": "ci", "token": "§"}
+export CI_TOKEN="§"
+  - SERVICE_TOKEN=§
+client = Client('§', timeout=30)
+curl -H "Authorization: Bearer §" https://api.example.org/v1/items
+The build log says\\n§\\nand then stops.
+https://api.example.org/v1/items?page=2&token=§
+<secret>§</secret>
+The answer was:
+
+    §
+
+and nothing else.""".replace("\n\n    §\n\n", "↵↵    §↵↵").split("\n")
+
+# Secrets that nothing but their name gives away: the kind, how they are made, where they stand.
+NAMED: list[tuple[str, Callable[[], str], str]] = [
+    ("password", human, "the password is §"),
+    ("password", human, "The staging password is §."),
+    ("password", human, "password: §"),
+    ("password", human, "Password = §"),
+    ("password", human, "the root password for the build server is §, ask Ann"),
+    ("password", human, "Our wifi password is: §"),
+    ("password", human, "The wifi password was changed to § last week."),
+    ("password", human, "We set the admin password to § yesterday"),
+    ("password", human, "Log in with user admin and password §"),
+    ("password", human, "Use password '§' for the demo."),
+    ("password", human, "The db password (prod) is §"),
+    ("password", human, "password for bob@corp.example: §"),
+    ("password", human, "Remember: the vault passphrase is '§'."),
+    ("password", human, "the password is still § on the old box"),
+    ("password", human, "Passwort: §"),
+    ("password", human, "pw: §"),
+    ("password", human, "user: bob, pass: §"),
+    ("password", human, "admin credentials are admin:§"),
+    ("password", human, "credentials: admin / §"),
+    ("password", human, "**Password:** §"),
+    ("password", human, "**Password**: `§`"),
+    ("password", human, "| Password | § |"),
+    ("password", human, "DB_HOST=db↵DB_PASSWORD=§↵DB_PORT=5432"),
+    ("password", human, "export PGPASSWORD=§"),
+    ("password", human, "MYSQL_PWD=§ mysql -u root shop"),
+    ("password", human, "SMTP_PASS=§"),
+    ("password", human, "smtp_pass: §"),
+    ("password", human, "ENV ROOT_PASSWORD §"),
+    ("password", human, "RUN useradd app↵ENV ROOT_PASSWORD=§"),
+    ("password", human, "spring.datasource.password=§"),
+    ("password", human, "ansible_become_pass: §"),
+    ("password", human, "- name: DB_PASSWORD↵  value: §"),
+    ("password", human, '{"user": "bob", "password": "§"}'),
+    ("password", human, "{'user': 'bob', 'passwd': '§'}"),
+    ("password", human, r'"{\"user\": \"bob\", \"password\": \"§\"}"'),
+    ("password", human, "<user>bob</user><password>§</password>"),
+    ("password", human, '<add key="Password" value="§" />'),
+    ("password", human, "const password = '§';"),
+    ("password", human, 'password := "§"'),
+    ("password", human, "$password = '§';"),
+    ("password", human, "define('DB_PASSWORD', '§');"),
+    ("password", human, "connect(host='db', password='§', port=5432)"),
+    ("password", human, 'db_password: str = "§"'),
+    ("password", human, "let pwd: string = '§';"),
+    ("password", human, 'if password == "§":'),
+    ("password", human, "os.environ['DB_PASSWORD'] = '§'"),
+    ("password", human, "password=os.environ.get('DB_PASSWORD', '')↵admin_password='§'"),
+    ("password", human, "DB_PASSWORD=${DB_PASSWORD:-§}"),
+    ("password", human, "CREATE USER bob WITH PASSWORD '§';"),
+    ("password", human, "ALTER USER 'bob' IDENTIFIED BY '§';"),
+    ("password", human, "backup --password § --host db"),
+    ("password", human, "backup --password=§ --host db"),
+    ("password", human, "mysql -u root -p§ shop"),
+    ("password", human, "sshpass -p '§' ssh bob@host"),
+    ("password", human, "docker login -u bob -p § registry.example.org"),
+    ("password", human, "curl -u admin:§ https://example.org/api"),
+    ("password", human, "machine example.org login bob password §"),
+    ("password", human, "username=bob&password=§&remember=1"),
+    ("password", human, "Server=db;Database=shop;User Id=sa;Password=§;Encrypt=True"),
+    ("password", human, "jdbc:mysql://db/shop?user=bob&password=§"),
+    ("password", word, "DB_PASSWORD=§"),
+    ("password", word, "POSTGRES_PASSWORD: §"),
+    ("password", word, "password: §"),
+    ("password", word, 'password="§"'),
+    ("password", word, "backup --password §"),
+    ("password", word, "The password is §."),
+    ("password", made, "The new password is §"),
+    ("password", made, "DB_PASSWORD='§'"),
+    ("password", made, '"password": "§",'),
+    ("password", phrase, 'passphrase = "§"'),
+    ("url password", human, "postgres://bob:§@db.internal:5432/shop"),
+    ("url password", human, "redis://:§@cache:6379/0"),
+    ("url password", human, "mongodb+srv://app:§@cluster0.mongodb.net/test?retryWrites=true"),
+    ("url password", human, "git clone https://bob:§@git.example.org/team/repo.git"),
+    ("url password", word, "Broker: amqp://guest:§@rabbit//, two nodes"),
+    ("key", hexadecimal, 'api_key = "§"'),
+    ("key", alnum, "API_KEY=§"),
+    ("key", alnum, "X-API-Key: §"),
+    ("key", alnum, '"apiKey": "§"'),
+    ("key", alnum, "report --api-key § --all"),
+    ("key", hexadecimal, "Our Datadog API key is §"),
+    ("key", uuid, "HEROKU_API_KEY=§"),
+    ("key", encoded, "encryption key: §"),
+    ("key", encoded, "PrivateKey = §"),
+    ("key", hexadecimal, "ALGOLIA_ADMIN_KEY=§"),
+    ("key", lambda: alnum(39), "MAPS_KEY = '§'"),
+    ("key", lambda: encoded(30), "AWS_SECRET_ACCESS_KEY=§"),
+    ("key", lambda: encoded(30), "Secret access key: §"),
+    ("key", made, "SECRET_KEY = '§'"),
+    ("token", lambda: hexadecimal(40), "token: §"),
+    ("token", alnum, "auth_token = '§'"),
+    ("token", alnum, "export FOO_TOKEN=§"),
+    ("token", alnum, "https://example.org/x?access_token=§&page=1"),
+    ("token", uuid, "//registry.example.org/:_authToken=§"),
+    ("token", hexadecimal, "Twilio auth token: §"),
+    ("token", alnum, "The API token for CI is §."),
+    ("token", lambda: hexadecimal(40), 'client.setToken("§")'),
+    ("secret", lower, "client_secret: §"),
+    ("secret", encoded, '"client_secret": "§"'),
+    ("secret", encoded, "JWT_SECRET=§"),
+    ("secret", lambda: word() + digits(3), "SESSION_SECRET=§"),
+    ("authorization header", alnum, "Authorization: Bearer §"),
+    ("authorization header", lambda: encoded(15), "authorization: basic §"),
+    ("authorization header", alnum, "headers = {'Authorization': 'Token §'}"),
+    ("slack webhook", lambda: f"T{alnum(8)}/B{alnum(8)}/{alnum(24)}",
+     "https://hooks.slack.com/services/§"),
+    ("discord webhook", lambda: word64(68), "https://discord.com/api/webhooks/1234567890/§"),
+    ("azure key", lambda: encoded(64), "AccountName=shop;AccountKey=§;EndpointSuffix=x"),
+    ("azure signature", lambda: alnum(43) + "%3D", "https://shop.blob.example.net/a?se=2025&sig=§"),
+    ("mailgun key", lambda: f"{hexadecimal(32)}-{hexadecimal(8)}-{hexadecimal(8)}", "Mailgun: §"),
+]  # fmt: skip
+
+# Look-alikes and talk about secrets; what stands in angle quotes is drawn, ↵ ends a line.
+HARMLESS = r"""
+password=<your password>
+password=<password>
+PASSWORD=$DB_PASSWORD
+password: ${TOKEN}
+DB_PASSWORD=${DB_PASSWORD:-}
+DB_PASSWORD=${DB_PASSWORD:?must be set}
+password = os.environ["X"]
+password = os.environ.get("DB_PASSWORD", "")
+password = os.getenv("DB_PASSWORD")
+const token = process.env.TOKEN;
+password: process.env.DB_PASSWORD,
+password = getpass()
+password = getpass.getpass("Password: ")
+password: ********
+password=changeme
+password: example
+password=xxx
+password=xxxxxxxx
+password: str
+password: str = None
+password: Optional[str] = None
+token: Optional[str]
+token: str | None = None
+password is required
+The password is required for login.
+token = next(tokens)
+the secret is to let the dough rest
+The secret is in the sauce.
+The secret to good bread is time.
+password reset link
+Send a password reset link to the user.
+api_key=YOUR_API_KEY
+API_KEY=your-api-key-here
+password: {{ vault_password }}
+password: "{{ lookup('env', 'DB_PASSWORD') }}"
+The example key ‹aws-id› is from the documentation.
+aws_secret_access_key = ‹aws-secret›
+commit ‹sha1› fixed it
+sha256:‹sha256›
+md5 ‹md5›
+The id is ‹uuid›.
+ULID 01ARZ3NDEKTSV4RRFFQ69G5FAV sorts by time
+<img src="data:image/png;base64,‹base64›‹ssh›==">
+"integrity": "sha512-‹base64›"
+ssh-ed25519 ‹ssh› bob@laptop
+‹dashes›BEGIN PUBLIC KEY‹dashes›↵MII‹base64›↵‹dashes›END PUBLIC KEY‹dashes›
+‹dashes›BEGIN CERTIFICATE‹dashes›↵MII‹base64›↵‹dashes›END CERTIFICATE‹dashes›
+!function(e,t){"object"==typeof exports?module.exports=t():e.key=t(),e.token=n.password}(this);
+image: nginx@sha256:‹sha256›
+numpy==2.4.6
+semver 1.2.3-beta.4+build.567
+Call +1 (555) 010-4477 or 020 7946 0958.
+ISBN 978-3-16-148410-0
+IBAN DE89 3704 0044 0532 0130 00
+/usr/local/lib/python3.11/site-packages/numpy/core/_multiarray_umath.so
+https://example.org/blog/2024/05/why-we-moved-from-monolith-to-services-and-back-again
+https://shop.example.org/search?q=red+shoes&sort_key=price&page=3
+https://github.com/org/repo/commit/‹sha1›
+color: #ff8800; background: #1a2b3c
+cache_key=9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0bb822cd15d6c15b0f00a08
+primary_key=True
+primary_key: user_id
+sort_key: created_at
+key: value
+foreign_key = "orders.customer_id"
+keyboard=us
+tokenizer = AutoTokenizer.from_pretrained("bert-base-uncased")
+max_tokens=4096
+token_count: 1523
+author: Jane Doe
+The secretary called at 10:15.
+monkey=banana
+monkeypatch.setenv("TOKEN", "x")
+The access token expires after 3600 seconds.
+password_hash = bcrypt.hash(password)
+if not password:
+def login(username, password):
+self.password = password
+user.password = new_password
+login(username=username, password=password)
+password=self._password
+form.password.data
+"password": "string"
+"password": null
+password: false
+password=None,
+password=""
+password=''
+password = input("Password: ")
+The password must be at least 12 characters.
+Passwords are hashed with argon2id.
+Reset your password at https://example.org/reset.
+Change the password every 90 days.
+password policy: at least 8 characters
+password-protected zip
+passwordless login
+The password field is empty.
+Password: required
+Password: (hidden)
+Enter password:
+Enter your password:
+Password for bob:
+Forgot password?
+The password was wrong.
+Your password has been changed.
+password is never stored in plain text
+The password is stored hashed.
+the password is hashed with bcrypt
+The password is case-sensitive.
+the password is at least eight characters long
+password is checked against the list of leaked ones
+The token is valid for 15 minutes.
+the token is stored in the keychain
+The token is refreshed automatically.
+token: The CSRF token
+token = request.headers.get("Authorization")
+token = create_access_token(identity=user.id)
+token = jwt.encode(payload, key, algorithm="HS256")
+token: Token
+token_type: bearer
+token_url = "https://auth.example.org/oauth/token"
+next_page_token=CAUQAA
+nextPageToken: "CiAK‹24›"
+eos_token = "<|endoftext|>"
+pad_token_id=50256
+num_tokens = 128000
+tokens = text.split()
+for token in tokens:
+tokens: 1,234
+input_tokens=1523 output_tokens=88
+secret santa is on Friday
+secrets: inherit
+secretName: db-credentials
+secretKeyRef: {name: db-credentials, key: password}
+secret: db-credentials-v2
+key: password
+name: password
+type: password
+<input type="password" name="password" id="password" autocomplete="current-password">
+<label for="password">Password</label>
+placeholder="Password"
+key = lambda item: item[1]
+sorted(items, key=len)
+sorted(rows, key=lambda row: row["created_at"])
+max(counts, key=counts.get)
+for key, value in data.items():
+key=f"user:{user_id}"
+key = (row.id, row.name)
+cache_key = f"{prefix}:{user_id}"
+redis.get(key)
+partition_key: tenant_id
+PRIMARY KEY (id)
+FOREIGN KEY (customer_id) REFERENCES customers (id)
+key_id: 4f3a9c21
+key_name: deploy
+AWS_ACCESS_KEY_ID=$AWS_ACCESS_KEY_ID
+ssh -i ~/.ssh/id_ed25519 bob@host
+public_key: ssh-rsa ‹ssh›
+PUBLIC_KEY=MFkw‹43›
+host_key: SHA256:‹43›
+The key fingerprint is SHA256:‹43› bob@laptop
+hotkey: Ctrl+Shift+P
+keyCode === 13
+press any key to continue
+API keys are kept in the vault.
+The API key is in 1Password under "Stripe".
+Ask Ann for the API key.
+api_key: ${{ secrets.API_KEY }}
+token: ${{ secrets.GITHUB_TOKEN }}
+GITHUB_TOKEN: ${{ github.token }}
+env: API_KEY: ((api-key))
+api_key = settings.API_KEY
+api_key=config["api_key"]
+apiKey: this.apiKey,
+apiKey: import.meta.env.VITE_API_KEY
+"apiKey": "<API_KEY>"
+"api_key": "..."
+api_key="sk-..."
+OPENAI_API_KEY=sk-‹xs›
+export GITHUB_TOKEN=ghp_‹xs›
+ANTHROPIC_API_KEY=your_key
+Authorization: Bearer <token>
+Authorization: Bearer $TOKEN
+Authorization: Bearer ${TOKEN}
+Authorization: Bearer YOUR_ACCESS_TOKEN
+Authorization: Bearer {token}
+-H "Authorization: Bearer $GITHUB_TOKEN"
+Bearer authentication is used for the API.
+basic authentication with username and password
+https://user:password@host/path
+https://<user>:<password>@host/
+postgres://${DB_USER}:${DB_PASSWORD}@${DB_HOST}/app
+postgresql://user:pass@localhost/db
+http://localhost:8080/users/@me
+git@github.com:org/repo.git
+ssh://git@github.com:22/org/repo.git
+http://example.org:8080/a?email=bob@example.org
+https://medium.com/@bob/some-post
+Contact: mailto:bob@example.org
+redis://localhost:6379/0
+docker run -p 8080:80 nginx
+docker run -u 1000:1000 -p 5432:5432 postgres
+mkdir -p build/output
+mysql -u root -p shop
+ssh -p 2222 bob@host
+The passphrase is optional.
+vault kv get secret/data/app
+secret/data/prod/db#password
+op://Private/GitHub/token
+password: !vault |
+password: !secret wifi_password
+password_file: /run/secrets/db_password
+DB_PASSWORD_FILE=/run/secrets/db_password
+PWD=/home/bob/project
+OLDPWD=/tmp
+echo $PWD
+pwd: /srv/app
+password=%s
+"password=%s" % password
+f"password={password}"
+"password=" + password
+'token=' + token + '&user=' + user
+print("password:", password)
+log.info("token: %s", token)
+--password PASSWORD
+--password <password>
+--password-stdin
+--token TOKEN   the API token
+--api-key KEY
+-p, --password TEXT  The password.
+-e POSTGRES_PASSWORD
+pass: 12, fail: 3
+PASS: test_login
+First pass: 80 %
+pass = True
+by-pass: 3
+pass the salt
+compass: north
+passport: C01X00T47
+The passenger's seat: 14A
+Tests pass on Python 3.11.
+bypass=true
+credentials: include
+credentials = load_credentials(path)
+credentials: same-origin
+auth: required
+auth=(user, password)
+auth_provider: github
+oauth_callback: https://example.org/callback
+session_id: ‹uuid›
+request_id=‹md5›
+trace_id: ‹md5›
+ETag: "‹sha1›"
+x-amz-request-id: 4442587FB7D0A2F9
+Content-MD5: Q2h1Y2sgSW51ZWdyaXR5IQ==
+build: 20240531-1a2b3c4
+nonce: 8f14e45fceea167a
+salt rounds: 12
+checksum of the key: 9f86d081884c7d65
+password hash: $2b$12$KIXQ4S0u5b1fZ1
+The sha1 of the token is ‹sha1›.
+node_modules/.pnpm/react@18.2.0_abc123def456/node_modules
+arn:aws:secretsmanager:us-east-1:123456789012:secret:prod/db-AbCdEf
+secret_arn = arn:aws:secretsmanager:us-east-1:123456789012:secret:prod/db-AbCdEf
+projects/my-project/secrets/db-password/versions/3
+0x‹sha1› is a token contract
+token address: 0x‹sha1›
+pk_live_ keys are public
+stripe_publishable_key: pk_test_‹24›
+site_key: 6Le‹43›
+measurement_id: G-1A2B3C4D5E
+sk-learn is not sk-image
+class="btn sk-circle-fade-dot sk-folding-cube"
+task-management-for-distributed-teams-in-2024
+risk-assessment-of-the-third-quarter
+disk-usage-analyzer-for-gnome-desktops
+ghp_ tokens start with four letters
+The prefix glpat- marks a GitLab token.
+AKIA is the prefix of a long-lived key.
+‹dashes›BEGIN RSA PRIVATE KEY‹dashes› is how a PEM key begins.
+A file that starts with ‹dashes›BEGIN OPENSSH PRIVATE KEY‹dashes› is a private key.
+xoxb- tokens are for bots
+npm_config_cache=/tmp/npm
+npm_lifecycle_event=test
+hf_hub_download(repo_id="bert-base-uncased")
+dp.sh runs the deploy
+r8_unorm is a texture format
+pat = re.compile(r"\d+")
+SG.UI.Components.Button
+SKU SK1234567890
+eyJ is how every JWT starts
+Base64: TWFuIGlzIGRpc3Rpbmd1aXNoZWQsIG5vdCBvbmx5IGJ5IGhpcyByZWFzb24=
+R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7
+WHERE password IS NULL
+ALTER TABLE users ADD COLUMN password VARCHAR(255) NOT NULL
+password TEXT NOT NULL
+SELECT token FROM sessions WHERE id = 1
+password = :password
+password = ?
+password=@password
+password = &password
+"password": {"type": "string", "minLength": 8}
+"token": {"$ref": "#/components/schemas/Token"}
+password: z.string().min(8)
+password: Joi.string().required()
+password: String!
+password String?
+password: SecretStr
+password: &str
+secret: Vec<u8>
+token: impl Into<String>
+val password: String
+let password = prompt("Password?");
+$password = $_POST['password'];
+$password = trim($input);
+password == confirm_password
+if password != other:
+password.length >= 8
+passwords don't match
+"passwordMismatch": "The passwords do not match"
+"password": "Password"
+"password": "Passwort"
+"forgot_password": "Forgot your password?"
+"confirmPassword": "Confirm password"
+"password": "Mot de passe"
+password: "Must be at least 8 characters"
+key = "value"
+"key": "user.profile.settings"
+i18n_key: checkout.payment.button.label
+translation key: checkout.payment.title
+registry_key = "HKEY_LOCAL_MACHINE\\Software\\Vendor"
+object_key: uploads/2024/05/31/IMG_20240531_180000.jpg
+s3_key = "backups/db-2024-05-31T18-00-00Z.dump.gz"
+idempotency_key: ‹uuid›
+routing_key=orders.created.v2
+group_key: team-a/2024
+license: MIT OR Apache-2.0
+The keynote starts at 09:00.
+turkey=dinner
+whiskey: 12 years
+jockey: Frankie
+keypair = KeyPair.generate()
+keystore.jks
+keyring: gnome
+keywords: alpha, beta
+key points: speed, cost, quality
+The key insight: cache the embeddings.
+The key is that nobody deploys on Fridays.
+The key to success is consistency2024.
+secret agent 007
+top secret: yes
+open secret
+The Secret Garden
+credit card ending 4242
+tracking number 1Z999AA10123456784
+VIN 1HGCM82633A004352
+MAC 00:1A:2B:3C:4D:5E
+IPv6 2001:0db8:85a3:0000:0000:8a2e:0370:7334
+lat 52.5200, lon 13.4050
+MongoDB ObjectId 507f1f77bcf86cd799439011
+GUID {6B29FC40-CA47-1067-B31D-00DD010662DA}
+Kubernetes pod api-7d4b9c6f5d-x2x9k restarted
+sess-2024-05-31.log
+com.example.app.MainActivityViewModelFactoryProviderImplementation
+ThisIsAVeryLongIdentifierNameWithManyWordsInIt2
+AbstractSingletonProxyFactoryBean
+Rotate the token every 90 days; the runbook says how.
+Who knows the password for the staging database?
+We moved all secrets into Vault in March.
+The API key belongs to the billing team, not to us.
+Never commit a password, an API key or a token.
+password managers: 1Password, Bitwarden
+The key risk is that nobody owns the migration.
+passwords are rotated by the cron job at 02:00
+token bucket: 600 requests a minute
+The tokenizer cuts at 256 tokens, and the rest is lost.
+Token limit: 200000
+total_tokens: 128431
+secretsmanager:GetSecretValue is denied for the role
+secret_name = "prod/payments/stripe"
+secret_id=prod/payments/stripe
+SecretString=$(aws secretsmanager get-secret-value --secret-id prod/db)
+TOKEN=$(cat /run/secrets/token)
+TOKEN=`vault read -field=token auth/approle/login`
+password="$(pass show db/prod)"
+PASSWORD="$1"
+--password "$DB_PASSWORD" --host "$DB_HOST"
+mysql -u root -p"$MYSQL_PWD" shop
+sshpass -e ssh bob@host
+curl -u "$USER:$TOKEN" https://api.example.org
+curl --user <name>:<token> https://api.example.org
+docker login -u bob --password-stdin registry.example.org
+password: "${DB_PASSWORD}"
+password: "%DB_PASSWORD%"
+password: '#{ENV["DB_PASSWORD"]}'
+password: @Value("${db.password}")
+password = ENV.fetch("DB_PASSWORD")
+password = Rails.application.credentials.db[:password]
+password = System.getenv("DB_PASSWORD");
+password = config.get("database", "password")
+password = request.form["password"]
+password = data.get("password")
+password = args.password
+password = self.cleaned_data["password1"]
+password1 = forms.CharField(widget=forms.PasswordInput)
+password = models.CharField(max_length=128)
+password = validated_data.pop("password")
+password_digest :string
+t.string :password_digest
+validates :password, length: { minimum: 8 }
+user.set_password(password)
+check_password(password, user.password)
+hash_password(plain: str) -> str
+def verify(token: str, secret: bytes) -> bool:
+token = secrets.token_urlsafe(32)
+secret = secrets.token_hex(16)
+SECRET_KEY = os.urandom(32)
+SECRET_KEY = env("SECRET_KEY")
+SECRET_KEY = config("SECRET_KEY", default="")
+api_key: Annotated[str, Header()]
+api_key = Depends(get_api_key)
+apiKey?: string;
+readonly token: string;
+private readonly apiKey: ApiKey,
+token: tokenSchema.parse(input.token),
+const { token, password } = req.body;
+const [password, setPassword] = useState("");
+token && localStorage.setItem("token", token);
+this.token = response.data.token;
+headers: { Authorization: `Bearer ${token}` },
+"Authorization": f"Bearer {token}",
+Authorization: Basic {{ credentials }}
+Authorization: Negotiate
+WWW-Authenticate: Basic realm="staging"
+Proxy-Authorization: <redacted>
+x-api-key: {{apiKey}}
+"x-api-key": process.env["ANTHROPIC_API_KEY"],
+openai.api_key = os.getenv("OPENAI_API_KEY")
+OPENAI_API_KEY=<your key>
+STRIPE_SECRET_KEY=sk_test_...
+AWS_SECRET_ACCESS_KEY=
+AWS_SECRET_ACCESS_KEY: ((aws-secret))
+DATABASE_URL=postgres://localhost:5432/app_development
+DATABASE_URL=postgres://app@db.internal:5432/app
+amqp://rabbit:5672/%2F
+ftp://ftp.example.org/pub/README.txt
+http://[::1]:8080/@vite/client
+https://example.org:8443/@scope/package@1.2.3
+https://registry.npmjs.org/@types/node/-/node-20.1.0.tgz
+https://example.org/docs#token=section-3
+https://example.org/?utm_source=mail&key=1&lang=en
+https://example.org/?code=200&state=open
+https://youtu.be/dQw4w9WgXcQ?t=43
+https://docs.google.com/document/d/1aBcDeFgHiJkLmNoPqRsTuVwXyZ/edit
+git+ssh://git@github.com/org/repo.git#semver:^1.2
+npm install --save-dev @types/node@20
+pip install --hash=sha256:‹sha256› requests
+poetry.lock content-hash = "‹sha256›"
+go.sum: golang.org/x/text v0.14.0 h1:‹43›=
+"resolved": "https://registry.npmjs.org/a/-/a-1.0.0.tgz", "integrity": "sha512-‹base64›"
+docker pull ghcr.io/org/app@sha256:‹sha256›
+FROM python:3.11-slim@sha256:‹sha256›
+git show ‹sha1›
+Merge ‹sha1› into main
+https://github.com/org/repo/blob/‹sha1›/src/main.py#L10-L20
+-- ‹uuid› 2024-05-31 18:00:00 INFO done
+X-Request-Id: ‹uuid›
+user_id: ‹uuid›
+run ‹md5› failed after 3 s
+etag "‹md5›"
+blob ‹sha1› 1523
+index 1a2b3c4..5d6e7f8 100644
+ssh-rsa ‹ssh› ann@desk
+ecdsa-sha2-nistp256 ‹ssh›
+‹dashes›BEGIN PGP PUBLIC KEY BLOCK‹dashes›↵‹base64›↵‹dashes›END PGP PUBLIC KEY BLOCK‹dashes›
+‹dashes›BEGIN CERTIFICATE REQUEST‹dashes›↵MII‹base64›↵‹dashes›END CERTIFICATE REQUEST‹dashes›
+‹dashes›BEGIN SSH2 PUBLIC KEY‹dashes›↵‹ssh›
+grep -r "BEGIN RSA PRIVATE KEY" .
+if b"PRIVATE KEY" in data:
+Private-Lines: 8 says how many lines of base64 follow.
+src: url(data:font/woff2;base64,‹base64›)
+//# sourceMappingURL=data:application/json;base64,‹base64›
+var a=function(t,n){return t.key===n.key&&t.token!==n.token};
+e.exports={password:t,token:n,secret:r}
+function(e){e.password=e.password||"";e.token=null}
+{keyCode:13,key:"Enter",code:"Enter"}
+{"key": "ctrl+shift+k", "command": "editor.action.deleteLines"}
+{"key": "theme", "value": "dark"}
+<key>CFBundleIdentifier</key><string>org.example.app</string>
+<string name="password_hint">Password</string>
+<input name="token" type="hidden" value="">
+<button key={item.id}>Save</button>
+"login.password.label": "Password",
+"login.password.placeholder": "Enter your password",
+"errors.password.tooShort": "The password is too short.",
+msgid "Password:"
+"passwort": "Passwort"
+Passwort vergessen?
+Mot de passe oublié ?
+Das Passwort ist falsch.
+| Name | Type | Description |
+| password | string | The password of the user |
+| token | string | required |
+| `api_key` | `str` | Key of the service, from the console |
+- `password` (string, required): the password
+- token: the CSRF token, from the cookie
+- **secret**: shared with the webhook's sender
+password (required)
+password [optional]
+:param password: the password to check
+:param str token: token of the session
+@param token the token to verify
+@param {string} password - The password.
+password: The password to hash.
+token: A valid access token.
+key: The name of the entry.
+Args: key (str): the key to look up.
+Keys are sorted by name; values by date.
+The answer key is on page 42.
+Low-key launch on 2024-06-01
+Key: A = excellent, B = good
+press Esc key 2 times
+musical key: F#m
+A-key: 440 Hz
+F5 key
+Key Largo
+The hockey team won 3:2.
+donkey kong 64
+Author: secretariat@example.org
+a secretive person
+tokenize("a b c")
+token_ids = [101, 2023, 102]
+tokens_per_second=41.7
+special_tokens_map.json
+tokenization_utils_base.py
+PASS: test_versions.py::test_upgrade_2to3
+FAIL: tests/test_auth.py
+first_pass = run(data)
+one-pass algorithm
+pass
+    pass  # nothing to do
+pass-through: true
+passing=12 failing=0
+passed: 24
+passenger: 2
+passport.use(new LocalStrategy())
+passive: true
+compass.bearing: 270
+pwd
+pwd && ls -la
+cd "$(pwd)"
+cwd=/srv/app pwd=/srv/app
+crypto.createHash("sha256").update(password).digest("hex")
+password -> argon2id hash
+password: argon2id
+password encryption: scram-sha-256
+password_encryption = scram-sha-256
+hashing password with PBKDF2-HMAC-SHA256, 600000 rounds
+min_password_length = 12
+password_min_length: 12
+PASSWORD_RESET_TIMEOUT=3600
+password_changed_at: 2024-05-31T18:00:00Z
+last_password_change=2024-05-31
+token_expires_at: 1717178400
+token expires in 3600
+ACCESS_TOKEN_EXPIRE_MINUTES=30
+TOKEN_TTL=3600
+TOKEN_URL=https://auth.example.org/token
+token_endpoint: https://auth.example.org/oauth2/v1/token
+SECRET_NAME=prod-db
+SECRET_ARN=arn:aws:secretsmanager:eu-west-1:123456789012:secret:db-AbC123
+KEY_PATH=/etc/ssl/private/server.key
+PRIVATE_KEY_PATH=./keys/private.pem
+private_key = "/etc/ssl/private/server.key"
+ssl_key: certs/server.key
+--key server.key --cert server.crt
+IdentityFile ~/.ssh/id_rsa
+ssh-keygen -t ed25519 -C "bob@laptop"
+kubectl create secret generic db --from-literal=password="$DB_PASSWORD"
+kubectl get secret db -o jsonpath="{.data.password}"
+vault write auth/userpass/users/bob password=@password.txt
+gh secret set API_KEY < key.txt
+secrets.GITHUB_TOKEN is set by the runner
+AccountKey=<key>;EndpointSuffix=core.windows.net
+sig=valid
+&sig=abc
+Twilio SIDs start with AC or SK.
+sk-SK is the Slovak locale
+sk_live_ and rk_live_ keys must not be logged.
+gho_ tokens come from OAuth apps
+xoxb is the prefix of a bot token
+hf_transfer==0.1.6
+dapi is the Databricks prefix
+SG.1.2
+ya29. is how Google's access tokens start
+a.b.c
+1.2.3.4:5432
+00:1A:2B:3C:4D:5E
++49 30 901820
+4111 1111 1111 1111 is Visa's test card
+GB29 NWBK 6016 1331 9268 19
+0-306-40615-2
+#1a2b3c #ffeedd
+rgba(255, 136, 0, 0.5)
+v2.10.0-rc.1+20240531.abcdef
+SELECT * FROM users WHERE password = crypt($1, password)
+GRANT ALL ON shop.* TO 'bob'@'%' IDENTIFIED BY PASSWORD '*'
+UPDATE users SET password = NULL
+CREATE TABLE tokens (token TEXT PRIMARY KEY, secret BLOB)
+""".strip("\n").split("\n")
+
+DRAWS: dict[str, Callable[[], str]] = {
+    "sha256": lambda: hexadecimal(64),
+    "sha1": lambda: hexadecimal(40),
+    "md5": lambda: hexadecimal(32),
+    "uuid": uuid,
+    "base64": lambda: encoded(150),
+    "ssh": lambda: "AAAAC3NzaC1lZDI1NTE5AAAAI" + alnum(43),
+    "24": lambda: alnum(24),
+    "43": lambda: alnum(43),
+    "xs": lambda: "x" * 40,
+    "dashes": lambda: DASHES,
+    "aws-id": lambda: "AKIA" + "IOSFODNN7" + "EXAMPLE",
+    "aws-secret": lambda: "wJalrXUtnFEMI/K7MDENG/" + "bPxRfiCYEXAMPLEKEY",
+}
+
+
+def drawn(text: str) -> str:
+    text = re.sub("‹(.+?)›", lambda found: DRAWS[found[1]](), text)
+    return text.replace("↵", "\n")
+
+
+def cases() -> Iterator[tuple[str, str, str]]:
+    """Kind, secret and the text around it, of every form in every place."""
+    for (kind, make), around in itertools.product(FORMS, AROUND):
+        yield kind, make(), around.replace("↵", "\n")
+    for kind, make, around in NAMED:
+        yield kind, make(), around.replace("↵", "\n")
+
+
+# Secrets
+
+
+def test_every_secret_is_replaced_and_all_else_stays_as_it_is() -> None:
+    for kind, secret, around in cases():
+        expected = around.replace("§", f"[redacted: {kind}]"), [kind]
+        assert redact(around.replace("§", secret)) == expected, (kind, secret, around)
+
+
+def test_the_corpus_is_as_wide_as_it_should_be() -> None:
+    assert len({kind for kind, _, _ in cases()}) >= 45
+    assert len(list(cases())) >= 850
+    assert len(set(HARMLESS)) >= 600
+
+
+@pytest.mark.parametrize("around", ["{}", "Noted: {} That is all.", "{}\nand more\n", "- `{}`"])
+def test_what_only_looks_like_a_secret_is_left_alone(around: str) -> None:
+    for text in map(drawn, HARMLESS):
+        assert redact(around.replace("{}", text)) == (around.replace("{}", text), []), text
+
+
+def test_what_a_machine_made_is_found_however_it_falls() -> None:
+    """It is random, so one draw proves little."""
+    named = [case for case in NAMED if case[1] not in (human, word, phrase)] * 50
+    found = sum(redact(around.replace("§", make()))[1] == [kind] for kind, make, around in named)
+    assert found >= 0.995 * len(named)
+
+
+def test_kinds_come_in_the_order_of_the_text() -> None:
+    token, key = "ghp_" + alnum(36), "AKIA" + some(string.ascii_uppercase, 16)
+    text, kinds = redact(f"password={human()} <private>a</private> {token} and {key}, {token}")
+    assert kinds == ["password", "private", "github token", "aws access key", "github token"]
+    assert text == (
+        "password=[redacted: password] [private] [redacted: github token]"
+        " and [redacted: aws access key], [redacted: github token]"
+    )
+
+
+def test_a_secret_key_close_behind_its_id_is_one() -> None:
+    id, secret = "AKIA" + some(string.ascii_uppercase, 16), alnum(20) + "/" + alnum(19)
+    text, kinds = redact(f"AWS: {id}, with {secret} (since commit {hexadecimal(40)})")
+    assert kinds == ["aws access key", "aws secret key"]
+    assert secret not in text
+    text = f"{id} was last used in commit {hexadecimal(40)}"
+    assert redact(text)[1] == ["aws access key"]
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n", "\\n", "\n    ", '\\n"\n  + "', "\n> "])
+def test_a_private_key_without_its_end_is_redacted_as_far_as_it_goes(newline: str) -> None:
+    key = pem("RSA PRIVATE KEY", ends=False, newline=newline)
+    text, kinds = redact(f"It begins so:\n{key}\nAnd then the log was cut.")
+    assert kinds == ["private key"]
+    assert text == "It begins so:\n[redacted: private key]\nAnd then the log was cut."
+
+
+def test_an_encrypted_private_key_goes_with_its_headers() -> None:
+    key = pem("RSA PRIVATE KEY", ends=False)
+    head, body = key.split("\n", 1)
+    headers = f"Proc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,{hexadecimal(32).upper()}\n\n"
+    assert redact(f"{head}\n{headers}{body}") == ("[redacted: private key]", ["private key"])
+
+
+def test_a_putty_key_loses_its_private_lines_only() -> None:
+    head = "PuTTY-User-Key-File-2: ssh-rsa\nComment: bob@laptop\nPrivate-Lines: 5\n"
+    text, kinds = redact(f"{head}{putty()}Private-MAC: {hexadecimal(40)}\n")
+    assert text == f"{head}[redacted: private key]\nPrivate-MAC: [redacted: private key]\n"
+    assert kinds == ["private key"] * 2
+
+
+def test_the_key_of_a_service_account_is_taken_out_of_its_file() -> None:
+    key = pem("PRIVATE KEY") + "\n"
+    account = {"type": "service_account", "project_id": "demo", "private_key": key}
+    text, kinds = redact(json.dumps(account, indent=2))
+    assert json.loads(text) == {**account, "private_key": "[redacted: private key]"}
+    assert kinds == ["private key"]
+
+
+def test_a_token_within_a_longer_word_is_none() -> None:
+    for kind, make in FORMS:
+        if kind in ("aws access key", "npm token", "openai key", "twilio key"):
+            assert redact(f"x{make()}")[1] == []
+
+
+# Private parts
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("a <private>b</private> c", "a [private] c"),
+        ("a <PRIVATE>b</Private> c", "a [private] c"),
+        ("a <private>b\nc\n</private>\nd", "a [private]\nd"),
+        ("a <private>b", "a [private]"),
+        ("<private>", "[private]"),
+        ("a <private>b</private> c <private>d</private>", "a [private] c [private]"),
+        ("a <private>b<private>c</private>d</private> e", "a [private] e"),
+        ("a <private>b<private>c</private>d", "a [private]"),
+        ("a <private>b</private x>c</private> d", "a [private] d"),
+        ("a <private>b</private", "a [private]"),
+        ("a <private >b</private > c", "a [private] c"),
+        ("a < private>b</ private> c", "a [private] c"),
+        ("a <private\n>b</private\n> c", "a [private] c"),
+        ('a <private reason="x">b</private> c', "a [private] c"),
+        ("a <private/>b", "a [private]"),
+        ("a <priv<private>b</private>ate>c", "a <priv[private]ate>c"),
+        ("a</private> b", "a</private> b"),
+        ("a <private>b</private></private> c", "a [private]</private> c"),
+        ("a <private>[private]</private> c", "a [private] c"),
+        ("a <privateer>b</privateer> c", "a <privateer>b</privateer> c"),
+        ("a <private-key>b</private-key> c", "a <private-key>b</private-key> c"),
+        ("private: <b>yes</b>", "private: <b>yes</b>"),
+        ("/*< private >*/ int x; /*< public >*/", "/*< private >*/ int x; /*< public >*/"),
+    ],
+)
+def test_private_parts_are_hidden_whatever_the_markup(text: str, left: str) -> None:
+    assert redact(text) == (left, ["private"] * left.count("[private]"))
+
+
+def test_a_private_part_hides_the_secrets_in_it_and_secrets_hide_no_markup() -> None:
+    assert redact(f"<private>password={human()}</private>.") == ("[private].", ["private"])
+    key = pem("RSA PRIVATE KEY")
+    for text in (f"<private>{key}</private>", f"password=<private>{key}</private>"):
+        assert key[40:60] not in redact(text)[0]
+    broken = key[:200] + "<private>here</private>" + key[200:]
+    assert redact(f"see {broken}, Bob") == ("see [redacted: private key], Bob", ["private key"])
+
+
+# Any text
+
+anything = st.text(st.characters())  # lone surrogates and NUL included
+pieces = st.sampled_from(
+    [
+        "password",
+        "secret",
+        "token",
+        "api_key",
+        "key",
+        "pwd",
+        "PASSWORD=",
+        ":",
+        "=",
+        ":=",
+        "==",
+        "is",
+        "was",
+        "for",
+        "the",
+        "to",
+        "--",
+        '"',
+        "'",
+        "`",
+        "\\",
+        "\n",
+        "\\n",
+        ",",
+        ";",
+        "&",
+        "(",
+        ")",
+        "[",
+        "]",
+        "{",
+        "}",
+        "<",
+        ">",
+        "/",
+        ".",
+        "@",
+        "://",
+        "-u",
+        "-p",
+        "curl",
+        "mysql",
+        "user",
+        "login",
+        "<private>",
+        "</private>",
+        "[private]",
+        "[redacted:password]",
+        "hunter2",
+        "Tr0ub4dor&3",
+        "letmein",
+        "x7Kq9",
+        "a1B2c3D4e5F6g7H8i9",
+        "0123456789abcdef",
+    ]
+)
+made_up = st.builds(lambda make: make[1](), st.sampled_from(FORMS))
+mixtures = st.lists(st.one_of(pieces, pieces, made_up, anything)).map("".join)
+
+
+@given(st.one_of(anything, mixtures, mixtures.map(lambda text: text.replace("]", "] "))))
+def test_what_was_redacted_once_stays_as_it_is(text: str) -> None:
+    redacted, kinds = redact(text)
+    assert redact(redacted) == (redacted, [])
+    assert bool(kinds) == (redacted != text)
+    assert redacted.count("[redacted: ") + redacted.count("[private]") >= len(kinds)
+
+
+@given(st.text(st.characters(exclude_characters="=:/@<>()[]'\"`-_. ,|\\~")))
+def test_a_text_with_nothing_that_points_to_a_secret_is_not_changed(text: str) -> None:
+    assert redact(text) == (text, [])
+
+
+@given(anything, anything)
+def test_a_token_is_found_between_any_two_texts(before: str, after: str) -> None:
+    token = "github_pat_" + alnum(40)
+    assert token not in redact(f"{before} {token} {after}")[0]
+
+
+# Time
+
+MILLION = 1_000_000
+ENDLESS = {
+    "one letter": "a",
+    "equals signs": "=",
+    "dashes": "-",
+    "quotes": '"',
+    "backslashes": "password='\\",
+    "beginnings of keys": f"{DASHES}BEGIN ",
+    "keys without an end": f"{DASHES}BEGIN PRIVATE KEY{DASHES}\n{'A' * 64}",
+    "names": "password",
+    "names and signs": "password=",
+    "names, signs and quotes": "token='",
+    "calls": "token=f(",
+    "sentences": "password for the ",
+    "values": "api_key: x ",
+    "private": "<private>",
+    "private, open": "<private ",
+    "private, closed": "</private>",
+    "headers of tokens": "eyJ-",
+    "parts of tokens": "eyJaaaaaaaaaaaa.",
+    "addresses": "://a:",
+    "prefixes": "sk-",
+    "access keys": "AKIA" + "Q" * 16 + " ",
+    "commands": "mysql -u ",
+    "headers": "Authorization: Bearer ",
+    "letters that grow": "İ",
+}
+
+
+@pytest.mark.parametrize("piece", ENDLESS.values(), ids=ENDLESS)
+def test_no_text_takes_long(piece: str) -> None:
+    assert seconds(piece * (MILLION // len(piece))) < 2  # it takes a tenth to a half of one
+
+
+def test_a_million_random_characters_do_not_take_long() -> None:
+    assert seconds(encoded(MILLION * 3 // 4)) < 2
+    pieces = [*ENDLESS.values(), " ", "\n", "x7Kq9", "=", '"']
+    assert seconds("".join(DRAWN.choices(pieces, k=MILLION // 8))) < 2
+
+
+def seconds(text: str) -> float:
+    start = time.process_time()
+    redact(text)
+    return time.process_time() - start
