@@ -11,7 +11,7 @@ PYZ := dist/sediment.pyz
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary=:all:
 RUN := SEDIMENT_PYZ=$(CURDIR)/$(PYZ)
 
-.PHONY: all demo test lint bench bench-quality lock clean help python FORCE
+.PHONY: all demo test lint bench bench-quality soak lock clean help python FORCE
 all: $(PYZ)
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo 'make lint                      ruff and pyright'
 	@echo 'make bench                     measure speed'
 	@echo 'make bench-quality DATA=DIR    measure recall on the data sets in DIR   (SEEDS="1 2")'
+	@echo 'make soak MINUTES=n             try to make it lose data, crash, hang or leak   (SEED=n)'
 	@echo 'make lock                      renew the pinned requirements (needs uv)'
 	@echo 'make clean                     remove everything built'
 
@@ -69,6 +70,9 @@ bench: $(PYZ) $(BUILD)/dev/.ready
 bench-quality: $(PYZ) $(BUILD)/dev/.ready
 	@test -n "$(DATA)" || { echo "error: say where the data set is: make bench-quality DATA=FOLDER" >&2; exit 1; }
 	$(RUN) $(BUILD)/dev/bin/python tests/bench_quality.py "$(DATA)" $(if $(SEEDS),--seeds $(SEEDS))
+
+soak: $(PYZ) $(BUILD)/dev/.ready
+	$(RUN) $(BUILD)/dev/bin/python tests/soak.py $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 
 # Each lock holds for all platforms and for CPython 3.11 and later.
 LOCK := $(UV) pip compile --quiet --upgrade --universal --generate-hashes --python-version 3.11 --no-header --no-annotate

@@ -1892,11 +1892,14 @@ class Database:
             return pinned
         now = self._identity()
         stale = getattr(local, "identity", ()) != now
+        if not stale and now and local.connection.readonly("main"):
+            # Perhaps it may be written by now; and an unlocked one sees no change by itself.
+            stale = _is_writable(self.path) or local.seen != _seen(self.path)
         if stale or (create and now is None):
             self.leave()
             with self.explained():
                 local.connection, local.identity = self._open(create)
-                local.serial = next(_serials)
+                local.serial, local.seen = next(_serials), _seen(self.path)
         return local.connection
 
     def _identity(self) -> tuple[int, int] | None:
@@ -1925,7 +1928,10 @@ class Database:
         connection = self._remember(fresh)
         try:
             connection.set_busy_timeout(BUSY_TIMEOUT)
-            _check_ours(connection, self.path)  # before anything changes in it
+            # Before anything changes in it: a log beside it may not be its own either.
+            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            _check_ours(connection, self.path)
+            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
             _configure(connection)
             self.has_distance = _load_distance(connection)
             _migrate(connection, self.path)
@@ -1961,7 +1967,7 @@ class Database:
             reason = f"was locked by another process for {BUSY_TIMEOUT // 1000} s: try again"
         except apsw.FullError:
             reason = "cannot grow, the disk is full: free some space; nothing was changed"
-        except apsw.CorruptError:
+        except (apsw.CorruptError, UnicodeDecodeError):
             reason = "is damaged: run `doctor --repair`, or `restore` a backup"
         except apsw.IOError as error:
             reason = f"cannot be read or written ({error}): check the disk"
@@ -2032,6 +2038,20 @@ def create_private(path: Path) -> None:
             raise DatabaseError(f"{path} cannot be created ({reason}); use --db") from None
 
 
+def _is_writable(path: Path) -> bool:
+    return os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+
+
+def _seen(path: Path) -> list[Any]:
+    """What is another after a change to a file, or to whether it has a log."""
+    found: list[Any] = []
+    for name in (path, f"{path}-wal"):
+        with contextlib.suppress(OSError):
+            stat = os.stat(name)
+            found.append((name, stat.st_size, stat.st_mtime_ns))
+    return found
+
+
 def _refuse_link(path: Path) -> None:
     """A link may lead to a file of this user's only: whoever set another one up wants something."""
     with contextlib.suppress(FileNotFoundError):
@@ -2043,7 +2063,7 @@ def _connect(path: Path) -> apsw.Connection:
     """Open for writing; for reading alone where the file or its disk allow no more."""
     import apsw
 
-    if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
+    if _is_writable(path):
         return apsw.Connection(str(path))
     flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
     # Without a -wal beside it nobody is writing, and SQLite needs no lock file to read it.
@@ -2180,7 +2200,8 @@ def _migrate(connection: apsw.Connection, path: Path) -> None:
             note_copy(connection, copy)
         connection.execute("COMMIT")
     except BaseException:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
         raise
 
 
@@ -2269,6 +2290,13 @@ def git_id(root: Path) -> str | None:
     return commit if _GIT_ID.fullmatch(commit) else None
 
 
+def _is_there(folder: Path | None) -> bool:
+    try:
+        return (folder or Path.cwd()).is_dir()
+    except OSError:
+        return False
+
+
 class Projects:
     """Resolves a folder or a given name to a project id, remembering answers in the database."""
 
@@ -2301,6 +2329,8 @@ class Projects:
             return check_id(self.given)
         root = self.root
         if root is None:
+            if create and not _is_there(self.folder):
+                raise InvalidInput("the project's folder is gone: store it with scope global?")
             return None
         config = _read_config(root)
         known = config.get("project_id")
@@ -3880,11 +3910,12 @@ def queued_pairs(database: Database, limit: int) -> list[tuple[str, str]]:
 def judge(database: Database, ids: tuple[str, str], embed: Callable[[str], bytes]) -> Pair | None:
     """What is to become of two items: one, if `reasons` is empty. None when one is not live."""
     sql = f"SELECT i.seq, i.id, i.content, i.project_id, i.created_at FROM items i WHERE {_LIVE}"
-    rows = database.rows(f"{sql} AND i.id IN (?, ?) ORDER BY i.created_at DESC, i.id", *ids)
-    if len(rows) < 2:
-        return None
-    (seq, id, text, project, _), (other_seq, other, other_text, other_project, _) = rows
-    cosine = _cosine(_mean_vector(database, seq), _mean_vector(database, other_seq))
+    with database.snapshot():
+        rows = database.rows(f"{sql} AND i.id IN (?, ?) ORDER BY i.created_at DESC, i.id", *ids)
+        if len(rows) < 2:
+            return None
+        (seq, id, text, project, _), (other_seq, other, other_text, other_project, _) = rows
+        cosine = _cosine(_mean_vector(database, seq), _mean_vector(database, other_seq))
     reasons = differences(other_text, text)
     if not reasons and cosine < MERGE_COSINE:  # a remark may move a vector that far
         vectors = (embed(" ".join(said(one))) for one in (text, other_text))
@@ -4644,30 +4675,37 @@ class Memory:
         old = self._own_item(replace) if replace is not None else None
         wanted = check_scope(scope) if scope is not None else None
         project, remark = self._destination(wanted, old)
-        known = same_text(self.database.reader(), content, project)
+        with self.database.explained():
+            known = same_text(self.database.reader(), content, project)
         if old and known == old["id"]:  # nothing changes but that it holds
             old = None
-        if known and not self._is_contested(known, created):
-            return self._confirm(known, old)
+        contested = known and self._is_contested(known, created)
+        if known and not contested and (answer := self._confirm(known, old)):
+            return answer
         item = self._prepare(new_id(), content, project, created)
         ended = {old["id"]: "replace"} if old else {}
         if known:  # it comes again after other versions of it: the newest must be this one
             ended.setdefault(known, "repeat")
         conflicts = self._conflicts(item, ended)
-        if (twin := self._write(item, ended, conflicts)) is not None:
-            return self._confirm(twin, old)
+        while (twin := self._write(item, ended, conflicts)) is not None:
+            if answer := self._confirm(twin, old):
+                return answer
         return _store_answer(item, next(iter(ended), None), conflicts, remark)
 
-    def _confirm(self, known: str, old: dict[str, Any] | None) -> dict[str, Any]:
+    def _confirm(self, known: str, old: dict[str, Any] | None) -> dict[str, Any] | None:
         """Count the item that has this text already as stored, in the place of another's if
-        that was asked for."""
+        that was asked for. None when somebody has just hidden or forgotten it."""
+        sql = "SELECT coalesce(project_id, '') FROM items WHERE id = ? AND ended_at IS NULL"
         with self.database.transaction() as connection:
+            project = connection.execute(sql, (known,)).get
+            if project is None:
+                return None
             count_validation(connection, known)
             note(connection, "confirm", known)
             if old:
                 _check_live(connection, old["id"])
                 end_item(connection, old["id"], known, "replace")
-        scope = "project" if self._item(known)["project_id"] else "global"
+        scope = "project" if project else "global"
         answer = {"success": True, "id": known, "scope": scope, "already_stored": True}
         message = "This text was stored already: counted as confirmed"
         if old:
@@ -4756,6 +4794,8 @@ class Memory:
             insert_item(connection, item)
             enqueue(connection, item.id, [(row["id"], row["similarity"]) for row in conflicts])
             for old, reason in ended.items():
+                if reason == "repeat" and not _is_live(connection, old):
+                    continue  # somebody has just hidden it for another reason
                 _check_live(connection, old)
                 end_item(connection, old, item.id, reason, item.created_at)
                 count_validation(connection, item.id)
@@ -4976,7 +5016,9 @@ class Memory:
         shown = list(dict.fromkeys(one.other for one in links))[:NEIGHBOURS_SHOWN]
         rows = []
         for id in shown:
-            item, one = self._item(id), first[id]
+            item, one = self._find(id), first[id]
+            if item is None:  # forgotten a moment ago
+                continue
             row: dict[str, Any] = {"id": id, "created": iso_time(item["created_at"])}
             if one.kind == CO_ACCESSED:
                 row["reason"] = f"recalled {one.count} times together with {one.id}"
@@ -5113,8 +5155,8 @@ class Memory:
         pairs = [
             {
                 "action": status,
-                "keep": {"id": pair.keep, "content": self._item(pair.keep)["content"]},
-                "other": {"id": pair.other, "content": self._item(pair.other)["content"]},
+                "keep": {"id": pair.keep, "content": self._text_of(pair.keep)},
+                "other": {"id": pair.other, "content": self._text_of(pair.other)},
                 "similarity": _two_places(pair.similarity),
                 "reasons": pair.reasons,
             }
@@ -5122,6 +5164,11 @@ class Memory:
         ]
         counts = Counter(status for status, _ in done)
         return {"merged": counts["merged"], "linked": counts["linked"], "pairs": pairs}
+
+    def _text_of(self, id: str) -> str:
+        """An item's text; none if it was forgotten a moment ago."""
+        row = self._find(id)
+        return row["content"] if row else ""
 
     def has_chores(self) -> bool:
         """Whether `embed_pending` or `consolidate` would find something to do."""
@@ -5324,7 +5371,7 @@ class Memory:
 
     def forget(self, *ids: str) -> dict[str, Any]:
         """Erase items, with the versions they replaced; all of those named, or none."""
-        doomed = [self._own_item(id)["id"] for id in dict.fromkeys(ids)]
+        doomed = list(dict.fromkeys(self._own_item(id)["id"] for id in ids))
         with self.database.transaction() as connection:
             erased = sum(erase_item(connection, id) for id in doomed)
         self._checkpoint()
@@ -5844,9 +5891,13 @@ def _claim_model(connection: apsw.Connection, model: Model) -> None:
 
 def _check_live(connection: apsw.Connection, id: str) -> None:
     """NotFound when another process was quicker to forget or replace an item."""
-    sql = "SELECT 1 FROM items WHERE id = ? AND ended_at IS NULL"
-    if connection.execute(sql, (id,)).fetchone() is None:
+    if not _is_live(connection, id):
         raise NotFound(f"no memory {id} to replace: nothing was stored")
+
+
+def _is_live(connection: apsw.Connection, id: str) -> bool:
+    sql = "SELECT 1 FROM items WHERE id = ? AND ended_at IS NULL"
+    return connection.execute(sql, (id,)).fetchone() is not None
 
 
 # The neighbours of all rows up to this one have been looked at; now those of the last one have,
@@ -6334,13 +6385,13 @@ class Worker:
 
     def _work(self) -> None:
         while (call := self._next()) or self._shown or not self._closing:
-            if call is None or len(self._shown) >= SHOWN_MAX:
-                self.memory.record_access(*self._shown)
-                self._shown.clear()
-            if call is None:
-                continue
-            self._idle.clear()
             try:
+                if call is None or len(self._shown) >= SHOWN_MAX:
+                    shown, self._shown = self._shown, []
+                    self.memory.record_access(*shown)
+                if call is None:
+                    continue
+                self._idle.clear()
                 if not call.cancelled.is_set():
                     self._run(call)
                 else:
@@ -6671,6 +6722,8 @@ def serve(memory: Memory) -> None:
         server.finish()
     except _Stopped:
         server.finish(timeout=1.0)
+    with contextlib.suppress(Exception):  # a thread may still be reading
+        memory.close()
     # Daemon threads may still hold the encoder; the file is safe at any moment.
     os._exit(0)
 

@@ -1,0 +1,123 @@
+"""Processes that are killed while others work, and while they work themselves; `make soak` goes on
+longer. Then what several do at once, one step of one between two steps of another."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import kills
+import pytest
+import storm
+from storage import consistent, open_memory
+
+import sediment
+from sediment import Memory
+
+TEA, LATER = "Tea is served at four.", "Tea is served at five."
+PORTS = [f"The staging database listens on port {port}." for port in (5433, 6543)]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="kills as POSIX does")
+def test_who_is_killed_takes_nothing_along(tmp_path: Path, unpacked: Path) -> None:
+    rage = storm.Storm(tmp_path, 48, seed=1, SEDIMENT_CACHE=str(unpacked))
+    figures = rage.run(pause=0.5, until=time.monotonic() + 8)
+    print(figures)
+    assert figures["acknowledged"] > 10
+    assert figures["killed servers"] + figures.get("killed shells", 0) > 0
+
+
+@pytest.mark.skipif(os.name != "posix", reason="kills as POSIX does")
+def test_a_change_that_is_killed_is_made_wholly_or_not_at_all(tmp_path: Path) -> None:
+    figures = kills.run(tmp_path, 27, seed=1)
+    print(figures)
+    assert figures["kills"] == 27
+    assert all(figures[f"at a {kind}"] for kind in kills.KINDS)
+
+
+# One step between two of another's.
+
+
+def in_between(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, act: Callable[[], Any]
+) -> None:
+    """Have what another process does happen right behind a step, once."""
+    step = getattr(owner, name)
+
+    def and_then(*args: Any) -> Any:
+        monkeypatch.setattr(owner, name, step)
+        found = step(*args)
+        act()
+        return found
+
+    monkeypatch.setattr(owner, name, and_then)
+
+
+@pytest.fixture
+def other(path: Path, memory: Memory) -> Memory:
+    """What another process has of the same file."""
+    return open_memory(path)
+
+
+def live(memory: Memory) -> list[str]:
+    return [item["content"] for item in memory.list_items()["items"]]
+
+
+def test_a_text_whose_twin_is_merged_while_it_is_prepared_is_stored(
+    memory: Memory, other: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is to become the newest, since another version came after its twin."""
+    for hour, text in enumerate((TEA, LATER, f"Note: {TEA}")):
+        memory.store(text, created_at=3_600 * hour)
+    in_between(monkeypatch, Memory, "_conflicts", other.consolidate)
+    memory.store(TEA)
+    assert live(memory)[0] == TEA
+
+
+def test_a_text_that_another_replaces_while_it_is_confirmed_is_stored(
+    memory: Memory, other: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = memory.store(TEA)["id"]
+    replace = lambda: other.store(LATER, replace=id)  # noqa: E731
+    in_between(monkeypatch, Memory, "_is_contested", replace)
+    memory.store(TEA)
+    assert TEA in live(memory)
+
+
+def test_a_text_that_another_forgets_while_it_is_confirmed_is_stored(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_memory(path) as memory, open_memory(path) as other:
+        id = memory.store(TEA)["id"]
+        in_between(monkeypatch, Memory, "_is_contested", lambda: other.forget(id))
+        memory.store(TEA)
+        assert live(memory) == [TEA]
+        consistent(memory)
+
+
+def test_a_recall_does_without_a_neighbour_that_another_forgets(
+    memory: Memory, other: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = {memory.store(text)["id"] for text in PORTS}
+    assert memory.consolidate()["linked"] == 1
+    (first,) = memory.recall("staging database port", limit=1)["results"]
+    (beside,) = ids - {first["id"]}
+    in_between(monkeypatch, sediment, "links_of", lambda: other.forget(beside))
+    assert memory.recall("staging database port", limit=1)["count"] == 1
+
+
+def test_consolidation_goes_on_when_another_forgets_what_it_compares(
+    memory: Memory, other: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [memory.store(text)["id"] for text in PORTS]
+    in_between(monkeypatch, sediment, "_mean_vector", lambda: other.forget(*ids))
+    assert memory.consolidate()["pairs"] == []
+
+
+def test_consolidation_tells_what_it_did_when_another_forgets_that(
+    memory: Memory, other: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [memory.store(text)["id"] for text in PORTS]
+    in_between(monkeypatch, Memory, "_release", lambda: other.forget(*ids))
+    assert memory.consolidate()["linked"] == 1
