@@ -196,6 +196,7 @@ SIGNATURE_MAX = 60
 
 PAGE_BYTES = 8_192  # holds five vectors; of 4,096, which hold two, a quarter would stay empty
 BUSY_TIMEOUT = 30_000  # ms a writer waits for another before it gives up
+BUSY_PAUSE = 16.0  # ms at most between two tries: of 8 writers none waited over 0.5 s
 PRELOAD_DELAY = 2.0  # s between tools/list and loading the encoder in the background
 SHOWN_DELAY, SHOWN_MAX = 0.2, 100  # s of quiet, or answers, before a server notes what it showed
 PARENT_POLL = 2.0  # s between looks at whether the client still lives
@@ -230,6 +231,10 @@ class NotFound(SedimentError):
 
 class DatabaseError(SedimentError):
     """The file is not ours, cannot be read, or cannot be written."""
+
+
+class DamagedError(DatabaseError):
+    """It is no database, or its pages do not agree."""
 
 
 class ModelError(SedimentError):
@@ -1816,9 +1821,9 @@ class Database:
         """
         connection = self._connection(create=True)
         with self.explained():
-            connection.set_busy_timeout(wait)
+            connection.set_busy_handler(_patience(wait))
             connection.execute("BEGIN IMMEDIATE")
-            connection.set_busy_timeout(BUSY_TIMEOUT)
+            connection.set_busy_handler(_patience())
             try:
                 yield connection
                 connection.execute("COMMIT")
@@ -1877,10 +1882,13 @@ class Database:
         return sum(path.stat().st_size for path in paths if path.is_file())
 
     def close(self) -> None:
-        """Close every thread's connection."""
+        """Close every thread's connection; a disk that fails now takes nothing that was told."""
+        import apsw
+
         with self._lock:
             for connection in self._all:
-                connection.close()
+                with contextlib.suppress(apsw.IOError):
+                    connection.close()
             self._all.clear()
         self._local = threading.local()
 
@@ -1936,7 +1944,7 @@ class Database:
         fresh = apsw.Connection(":memory:") if identity is None else _connect(self.path)
         connection = self._remember(fresh)
         try:
-            connection.set_busy_timeout(BUSY_TIMEOUT)
+            connection.set_busy_handler(_patience())
             # Before anything changes in it: a log beside it may not be its own either.
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             _check_ours(connection, self.path)
@@ -1966,10 +1974,11 @@ class Database:
         """SQLite's errors, with this file or another, in words that say what to do."""
         import apsw
 
+        kind = DatabaseError
         try:
             yield
         except apsw.NotADBError:
-            reason = "is not a Sediment database: choose another file with --db"
+            kind, reason = DamagedError, "is not a Sediment database: choose another file with --db"
         except (apsw.ReadOnlyError, apsw.CantOpenError, apsw.PermissionsError):
             reason = "cannot be written: check its permissions and its folder's, or use --db"
         except apsw.BusyError:
@@ -1977,12 +1986,12 @@ class Database:
         except apsw.FullError:
             reason = "cannot grow, the disk is full: free some space; nothing was changed"
         except (apsw.CorruptError, UnicodeDecodeError):
-            reason = "is damaged: run `doctor --repair`, or `restore` a backup"
+            kind, reason = DamagedError, "is damaged: run `doctor --repair`, or `restore` a backup"
         except apsw.IOError as error:
             reason = f"cannot be read or written ({error}): check the disk"
         else:
             return
-        raise DatabaseError(f"{path or self.path} {reason}") from None
+        raise kind(f"{path or self.path} {reason}") from None
 
 
 def stemmer() -> Callable[[str], list[tuple[str, str]]]:
@@ -2091,6 +2100,22 @@ def _configure(connection: apsw.Connection) -> None:
     connection.pragma("temp_store", "memory")
 
 
+def _patience(wait: int = BUSY_TIMEOUT) -> Callable[[int], bool]:
+    """Says whether to try again for a lock, after a pause that is never the same for two."""
+    deadline = 0.0
+
+    def again(tries: int) -> bool:
+        import random
+
+        nonlocal deadline
+        now = time.monotonic()
+        deadline = deadline if tries else now + wait / 1000
+        time.sleep(random.uniform(0.5, 1) * min(1 + tries, BUSY_PAUSE) / 1000)
+        return now < deadline
+
+    return again
+
+
 def _use_wal(connection: apsw.Connection) -> None:
     """Write-ahead logging, set once in a file's life; that switch alone ignores busy_timeout."""
     import apsw
@@ -2149,7 +2174,7 @@ def copy_database(source: apsw.Connection, target: Path) -> None:
                 backup.step()  # all pages at one moment
             copy.pragma("journal_mode", "delete")  # one file, and no log beside it
             if (found := copy.pragma("quick_check")) != "ok":
-                raise DatabaseError(f"the copy for {target} is not sound ({found}): run `doctor`")
+                raise DamagedError(f"the copy for {target} is not sound ({found}): run `doctor`")
         os.link(draft, target)  # unlike a renaming, it takes nobody's place
     except apsw.Error as error:
         raise DatabaseError(f"{target} cannot be written ({error}): is there room?") from None
@@ -5406,10 +5431,10 @@ class Memory:
         import apsw
 
         connection = self.database.reader()
-        connection.set_busy_timeout(0)
+        connection.set_busy_handler(None)
         with contextlib.suppress(apsw.Error):
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-        connection.set_busy_timeout(BUSY_TIMEOUT)
+        connection.set_busy_handler(_patience())
 
     # Care
 
@@ -5470,12 +5495,14 @@ class Memory:
                 reason = f"is damaged ({found}): try --db {source} doctor --repair"
                 raise DatabaseError(f"{source} {reason}")
             copy_database(given, draft)
-        with contextlib.closing(_connect(draft)) as copy, copy:
+        size = PAGE_BYTES
+        with contextlib.suppress(DamagedError):
+            size = self.database.reader().pragma("page_size")
+        with self.database.explained(), contextlib.closing(_connect(draft)) as copy:
+            copy.pragma("journal_mode", "off")  # nobody else knows it, and it goes if this fails
             _upgrade(copy)
             new_generation(copy)
-        if self.database.path.exists():
-            with contextlib.suppress(DatabaseError), contextlib.closing(_connect(draft)) as copy:
-                size = self.database.reader().pragma("page_size")
+            if copy.pragma("page_size") != size:
                 copy.execute(f"PRAGMA page_size = {size}; VACUUM")
 
     def _put(self, new: Path, why: str) -> Path | None:
@@ -5494,7 +5521,7 @@ class Memory:
                 connection.backup("main", source, "main") as backup,
             ):
                 backup.step()
-        except DatabaseError:
+        except DamagedError:
             if kept is None or os.path.lexists(kept):
                 raise
             self._exchange(new, kept)  # what is there cannot even be read

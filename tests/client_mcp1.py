@@ -16,7 +16,7 @@ from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
 
-async def use(session: ClientSession) -> dict[str, Any]:
+async def use(session: ClientSession, program: list[str]) -> dict[str, Any]:
     """What the server says of itself, its tools, and the answer to a call of each."""
 
     async def call(tool: str, **arguments: Any) -> Any:
@@ -33,7 +33,7 @@ async def use(session: ClientSession) -> dict[str, Any]:
         "version": opened.protocolVersion,
         "instructions": opened.instructions,
         "tools": [tool.name for tool in tools],
-        **await use_tools(call),
+        **await use_tools(call, program),
     }
 
 
@@ -41,7 +41,7 @@ async def main() -> None:
     command, *arguments = sys.argv[1:]
     server = StdioServerParameters(command=command, args=arguments, env=dict(os.environ))
     async with stdio_client(server) as (read, write), ClientSession(read, write) as session:
-        print(json.dumps(await use(session)))
+        print(json.dumps(await use(session, [command, *arguments[:-1]])))
 
 
 asyncio.run(main())

@@ -17,7 +17,7 @@ from client_steps import use_tools
 from mcp import Client, StdioServerParameters
 
 
-async def use(client: Client) -> dict[str, Any]:
+async def use(client: Client, program: list[str]) -> dict[str, Any]:
     """What the server says of itself, its tools, and the answer to a call of each."""
 
     async def call(tool: str, **arguments: Any) -> Any:
@@ -32,7 +32,7 @@ async def use(client: Client) -> dict[str, Any]:
         "version": client.protocol_version,
         "instructions": client.instructions,
         "tools": [tool.name for tool in tools],
-        **await use_tools(call),
+        **await use_tools(call, program),
     }
 
 
@@ -40,7 +40,7 @@ async def main() -> None:
     mode, command, *arguments = sys.argv[1:]
     server = StdioServerParameters(command=command, args=arguments, env=dict(os.environ))
     async with Client(server, mode=mode) as client:
-        print(json.dumps(await use(client)))
+        print(json.dumps(await use(client, [command, *arguments[:-1]])))
 
 
 asyncio.run(main())

@@ -1,13 +1,23 @@
 """What both client scripts do once they are connected."""
 
+import subprocess
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 
-async def use_tools(call: Callable[..., Awaitable[Any]]) -> dict[str, Any]:
+def care(program: list[str]) -> None:
+    """What a person does from a shell while a server is used."""
+    copy = str(Path.home() / "copy.db")
+    for words in (["backup", copy], ["reindex"], ["doctor"], ["restore", copy]):
+        subprocess.run([*program, *words], check=True, capture_output=True)
+
+
+async def use_tools(call: Callable[..., Awaitable[Any]], program: list[str]) -> dict[str, Any]:
     """The answers to a call of each tool, on an empty memory first."""
     empty = await call("recall", query="anything"), await call("list")
     stored = await call("store", content="We deploy on Fridays.", scope="global")
+    care(program)
     return {
         "empty": empty,
         "store": stored,

@@ -1,5 +1,7 @@
 """One private file, whole after every change, and never harm to a file that is not ours."""
 
+import contextlib
+import gzip
 import hashlib
 import os
 import shutil
@@ -94,7 +96,6 @@ def test_every_connection_is_safe_and_strict(path: Path) -> None:
     assert pragma("synchronous") == 2
     assert pragma("foreign_keys") == 1
     assert pragma("secure_delete") == 1
-    assert pragma("busy_timeout") == sediment.BUSY_TIMEOUT
 
 
 ORIGINALS = {
@@ -604,6 +605,25 @@ def test_a_chunk_of_nothing_is_refused(memory: Memory) -> None:
     memory.store("A fact.")
     with pytest.raises(apsw.ConstraintError), memory.database.transaction() as connection:
         connection.execute('INSERT INTO chunks(item, position, start, "end") VALUES(99, 0, 0, 1)')
+
+
+# Made by earlier versions
+
+
+def test_a_file_of_the_first_version_opens_with_all_it_holds(tmp_path: Path) -> None:
+    """It is a real one; a copy of it as it was lies beside it."""
+    path, packed = tmp_path / "memory.db", Path(__file__).with_name("first_schema.db.gz")
+    path.write_bytes(before := gzip.decompress(packed.read_bytes()))
+    with open_memory(path, "lighthouse") as memory:
+        (found, *_) = memory.recall("how often is the tower coated with paint?")["results"]
+        assert found["content"] == "The lighthouse is painted every third spring."
+        assert memory.list_items()["total"] == 3
+        consistent(memory)
+    (copy,) = tmp_path.glob("memory.db.version-1-*")
+    with contextlib.closing(apsw.Connection(str(copy))) as kept:
+        assert kept.pragma("user_version") == 1
+        assert kept.execute("SELECT count(*) FROM items").get == 3
+    assert len(before) == copy.stat().st_size
 
 
 # Any sequence of changes

@@ -389,6 +389,49 @@ def test_a_schema_that_finds_the_disk_full_is_not_made(
     test_a_change_that_finds_the_disk_full_is_not_made(name, cases, tmp_path, monkeypatch)
 
 
+# Disks that fail
+
+
+class BrokenDisk(kills.Points):
+    """From the n-th time on, whatever is asked of this kind fails, until the disk is mended."""
+
+    def __init__(self, kind: str, number: int) -> None:
+        super().__init__()
+        self.kind, self.broken_from = kind, number
+
+    def reach(self, kind: str, before: Callable[[], object] | None = None) -> bool:
+        super().reach(kind)
+        if kind == self.kind and self.passed[kind] >= self.broken_from:
+            raise apsw.IOError("disk I/O error")
+        return True
+
+
+@pytest.mark.parametrize("kind", ["read", "write", "sync"])
+@pytest.mark.parametrize("name", ["store", "replace", "forget", "import", "undo", "reindex"])
+def test_a_change_that_the_disk_fails_is_not_made(
+    name: str,
+    kind: str,
+    cases: dict[str, kills.Case],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is told or made, never half made; and all is well when the disk is."""
+    monkeypatch.setattr(sediment, "IMPORT_BATCH", kills.BATCH)
+    case = cases[name]
+    count, told = case.points[kind], 0
+    for number in sorted({1, count // 3, count // 2, count}):
+        path = kills.copied(case.base, tmp_path / "memory.db")
+        with BrokenDisk(kind, number) as disk, kills.memory_of(path) as memory:
+            try:
+                kills.CHANGES[name](memory, case.ids)
+            except DatabaseError:
+                told += 1
+            disk.broken_from = sys.maxsize
+            assert kills.state(path) in case.wholes
+            kills.look_at(memory)
+    assert told
+
+
 def no_file_grows_over(limit: int) -> Callable[[], None]:
     """For a child process: a limit that writes fail at."""
 
