@@ -26,7 +26,20 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 MODEL = Path("models/all-MiniLM-L6-v2")
-PACKAGES = ("apsw", "click", "numpy", "onnxruntime", "platformdirs", "sqlite-vec", "tokenizers")
+PACKAGES = (
+    "anyio",
+    "apsw",
+    "click",
+    "idna",
+    "numpy",
+    "onnxruntime",
+    "pathspec",
+    "platformdirs",
+    "sqlite-vec",
+    "tokenizers",
+    "typing-extensions",
+    "watchfiles",
+)
 WINDOWS_PACKAGES = ("colorama",)
 
 # What Sediment never imports. `check` runs the pruned tree before it is packed.

@@ -4,7 +4,8 @@ Promises (tests hold each of them)
 ----------------------------------
 1. One file of program (this one), one file of data: a single SQLite database, no sidecar.
 2. Offline. No network socket is ever opened; the encoder's library is kept from its telemetry.
-3. The text is the truth. Chunks, vectors and the word index are derived from it.
+3. The text is the truth. Chunks, vectors and the word index are derived from it; of an indexed
+   file, its parts, too, and recall answers from the file as it is now.
 4. Nothing is lost. Only `forget` deletes. Replacing and merging keep the old text, hidden,
    behind the new one; `undo` restores it as it was. Every change is one transaction, on disk
    before it is answered.
@@ -27,6 +28,10 @@ SQLite in WAL mode, `application_id` 0x5ED10001, `user_version` = number of migr
     graph_nodes, graph_edges (related, supersedes, co_accessed, cluster_sibling), access_log,
     consolidation_queue, history (what each end of an item added elsewhere), projects, meta,
     changes (which items ended, came back, moved or went, for those who keep rows in memory)
+    sources, files: what was asked to be indexed, and what was read; a part of a file is an item
+              with file, first_line and last_line, whose id is the hash of where it stands, what it
+              says and the model
+    embeddings  SHA-256 of model and text -> vector, of texts that left their files
 
 Ranking
 -------
@@ -70,11 +75,13 @@ import os
 import re
 import shlex
 import signal
+import stat
+import struct
 import sys
 import threading
 import time
 import unicodedata
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -125,6 +132,7 @@ SCANNED = (3_000, 750)  # of the own scope, and of other projects
 NEAR_SCANNED = (300, 0)  # what says nearly the same stands among the first
 SCAN_BLOCK = 16_384  # rows whose bits are compared at once: what stays in a core's cache
 KEPT_VECTORS = 150_000  # 230 MB; of more, a long-lived process keeps the bits alone, 48 each
+ERASED_KEPT = 2_000  # rows (4 MB) of what was erased; above that, and a third of all, begin anew
 CANDIDATES = 30  # per index and scope, or as many as are asked for; 200 give the same tables
 # Chunks and words whose stems a process keeps, and chunks ready to compare: a few MB each.
 LEXICON_TEXTS, LEXICON_WORDS, SAID_TEXTS = 5_000, 20_000, 1_000
@@ -169,6 +177,7 @@ TRUST_MAX = 0.01  # added for what people confirmed: less than lies between two 
 CLASSIC_BOOST, CLASSIC_GAMMA, CLASSIC_HALF_LIFE, CLASSIC_FLOOR = 0.12, 2.0, 30, 0.30
 CONFLICT_COSINE = 0.912  # nearer than this to a new memory is worth a remark (0.85 on 1/(3-2c))
 CONFLICTS_SHOWN = 4
+CONFLICTS_ASKED = 12  # so that some are left when parts of files stand among them
 RIVAL_COSINE = 0.5  # a later item this near may be another version; a wrong guess costs nothing
 MERGE_COSINE = 0.95  # as in the original; proposes only, see `differences`
 COMPARED_WORDS = 5_000  # a longer memory must be the same as it stands; these take 0.07 s
@@ -201,6 +210,19 @@ PRELOAD_DELAY = 2.0  # s between tools/list and loading the encoder in the backg
 SHOWN_DELAY, SHOWN_MAX = 0.2, 100  # s of quiet, or answers, before a server notes what it showed
 PARENT_POLL = 2.0  # s between looks at whether the client still lives
 ENCODER_THREADS = 2  # 1.8 times one thread at 128 tokens; more gain little on texts this short
+
+FILE_MAX = 5_000_000  # bytes of an indexed file; the longest changelogs have 2 million
+FILE_GLOBS = ("*.md", "*.markdown", "*.mdx")
+EXCERPT = 200  # characters of a file's part that recall shows to people; `expand` shows the rest
+CACHED_VECTORS = 20_000  # 30 MB of vectors of texts that left their files, for when they come back
+VECTORS_KEPT_EVERY = 64  # vectors of one file, after which an interruption loses none of them
+RACY = 2 * 10**9  # ns; a file that was read this soon after its time may have changed within it
+FILE_TRIES = 5  # readings of a file that changes while it is read
+STALE_ROUNDS = 3  # times that a recall looks again because a file had changed
+WATCH_DEBOUNCE = 1_500  # ms without a change before changes are taken up; as memsearch does
+WATCH_POLL = 1_000  # ms between looks at whether a watched folder is another one now
+COMPACT_TIMEOUT = 300.0  # s that a command that summarises may take
+REPEATED_COSINE = 0.9  # notes from which up `compact` says that they repeat one another
 
 SCOPES = ("project", "global")
 PRUNED = "prune"  # why an item ended that has nothing in its place
@@ -431,6 +453,13 @@ def _compatible(character: str) -> str:
     return unicodedata.normalize("NFKC", character) if tag in _COMPATIBLE else character
 
 
+def sha256(data: bytes) -> bytes:
+    """The SHA-256 of some bytes."""
+    import hashlib
+
+    return hashlib.sha256(data).digest()
+
+
 def text_hash(text: str) -> int:
     """64 bits by which a text is known again, however it is spaced."""
     import hashlib
@@ -646,18 +675,23 @@ _PRIVATE_TAG = _Pattern(r"(?i)(?<!\*)<\s{0,9}(?:private(?:\s[^<>]*)?/?|(/)\s{0,9
 _APART = _Pattern(r"(?<![^\W_])|(?=\W)|(?<=\\[nrt])|(?<=%[0-9A-Fa-f][0-9A-Fa-f])")
 
 
-def redact(text: str, secrets: bool = True) -> tuple[str, list[str]]:
+def redact(text: str, secrets: bool = True, lines: bool = False) -> tuple[str, list[str]]:
     """The text without its secrets, and the kinds of what was taken out; without `secrets`, only
-    what is private goes."""
+    what is private goes. With `lines` it keeps as many lines as it had."""
     found: list[str] = []
     while True:  # one may have hidden its neighbour
-        text, kinds = _redacted(text, secrets)
+        text, kinds = _redacted(text, secrets, lines)
         if not kinds:
             return text, found
         found += kinds
 
 
-def _redacted(text: str, secrets: bool) -> tuple[str, list[str]]:
+def redacts() -> bool:
+    """Whether what looks like a credential is left out where nobody says otherwise."""
+    return os.environ.get("SEDIMENT_REDACT") != "0"
+
+
+def _redacted(text: str, secrets: bool, lines: bool) -> tuple[str, list[str]]:
     lowered = text.replace("İ", "i").lower()  # as long as the text: no other letter grows
     spans = list(_private(text, lowered))
     if secrets:
@@ -666,6 +700,7 @@ def _redacted(text: str, secrets: bool) -> tuple[str, list[str]]:
     for start, stop, kind in sorted(spans, key=lambda span: span[0]):
         if start >= end:
             kept += [text[end:start], f"[redacted: {kind}]" if kind != "private" else "[private]"]
+            kept += ["\n" * text.count("\n", start, stop)] if lines else []
             kinds.append(kind)
         end = max(end, stop)
     return "".join([*kept, text[end:]]), kinds
@@ -819,14 +854,54 @@ def split_text(text: str, fits: Callable[[str], bool]) -> list[Chunk]:
     if len(text) <= CHUNK_THRESHOLD and fits(text):
         start, end = _trim(text, 0, len(text))
         return [Chunk(start, end, "")] if start < end else []
-    kind = detect_type(text)
+    return list(_chunks_of(text, detect_type(text), fits))
+
+
+def _chunks_of(text: str, kind: str, fits: Callable[[str], bool]) -> Iterator[Chunk]:
     prose = kind in ("markdown", "text")
-    chunks: list[Chunk] = []
     for section in _SECTIONS[kind](text):
         pieces = _pieces(text, section, prose)
         fitting = [chunk for piece in pieces for chunk in _fitting(text, piece, fits, prose)]
-        chunks += _overlapping(text, fitting, fits) if prose else fitting
-    return chunks
+        yield from _overlapping(text, fitting, fits) if prose else fitting
+
+
+class Part(NamedTuple):
+    """A chunk of a file: its text, where it stands, and its lines, the first being 1."""
+
+    content: str
+    context: str
+    first: int
+    last: int
+
+
+def split_file(text: str, kind: str, fits: Callable[[str], bool]) -> list[Part]:
+    """The parts of a file, cut at every heading of markdown, however short the file is."""
+    shown = visible(text) if kind == "markdown" else text
+    ends = [end for end, character in enumerate(shown) if character == "\n"]
+    parts = []
+    for start, end, context in _chunks_of(shown, kind, fits):
+        lines = bisect_left(ends, start) + 1, bisect_left(ends, end - 1) + 1
+        parts.append(Part(_BLANK_LINES.sub("\n\n", shown[start:end]), context, *lines))
+    return parts
+
+
+def visible(text: str) -> str:
+    """Markdown without front matter and comments; every line stays where it is."""
+
+    def hidden(match: re.Match[str]) -> str:
+        return match[0] if match["code"] else "\n" * match[0].count("\n")
+
+    return _HIDDEN.sub(hidden, text)
+
+
+_HIDDEN = _Pattern(
+    r"\A(?:\s*\n)?---[ \t]*\n(?:.*\n)*?(?:---|\.\.\.)[ \t]*(?:\n|\Z)"
+    r"|(?P<code>^ {0,3}(?P<fence>`{3,}|~{3,}).*\n(?:.*\n)*?(?: {0,3}(?P=fence)[`~]*[ \t]*$|.*\Z)"
+    r"|(?P<ticks>`+)(?!`).*?(?<!`)(?P=ticks)(?!`))"
+    r"|<!--[\s\S]*?-->",
+    re.MULTILINE,
+)
+_BLANK_LINES = _Pattern(r"\n(?:[ \t]*\n){2,}")
 
 
 # What kind of text it is.
@@ -1790,12 +1865,33 @@ def m004_staged(connection: apsw.Connection) -> None:
     """)
 
 
+def m005_files(connection: apsw.Connection) -> None:
+    """Folders and files that are indexed, whose parts are items; and vectors of what left them."""
+    connection.execute("""
+        CREATE TABLE sources(
+            id INTEGER PRIMARY KEY, path TEXT NOT NULL, project_id TEXT NOT NULL,
+            options TEXT NOT NULL, UNIQUE(path, project_id)) STRICT;
+        CREATE TABLE files(
+            id INTEGER PRIMARY KEY, source INTEGER NOT NULL REFERENCES sources,
+            path TEXT NOT NULL, project_id TEXT NOT NULL, size INTEGER NOT NULL,
+            changed_at INTEGER NOT NULL, read_at INTEGER NOT NULL, digest BLOB NOT NULL,
+            dated INTEGER NOT NULL, UNIQUE(path, project_id)) STRICT;
+        CREATE TABLE embeddings(
+            hash BLOB PRIMARY KEY, vector BLOB NOT NULL, used_at INTEGER NOT NULL) STRICT;
+        ALTER TABLE items ADD COLUMN file INTEGER REFERENCES files;
+        ALTER TABLE items ADD COLUMN first_line INTEGER;
+        ALTER TABLE items ADD COLUMN last_line INTEGER;
+        CREATE INDEX items_file ON items(file) WHERE file IS NOT NULL;
+    """)
+
+
 # Each takes the schema one step further; `user_version` counts how many have run.
 MIGRATIONS: list[Callable[[apsw.Connection], None]] = [
     m001_initial,
     m002_same_text,
     m003_changes,
     m004_staged,
+    m005_files,
 ]
 
 
@@ -2662,6 +2758,9 @@ class Item(NamedTuple):
     ended_at: int | None = None
     ended_by: str | None = None
     successor: str | None = None
+    file: int | None = None  # of which it is a part, from one line to another
+    first_line: int | None = None
+    last_line: int | None = None
 
 
 def same_text(connection: apsw.Connection, content: str, project: str | None) -> str | None:
@@ -2669,7 +2768,7 @@ def same_text(connection: apsw.Connection, content: str, project: str | None) ->
     sql = (
         # The plus keeps SQLite from walking all of the project instead of one hash.
         "SELECT id, content FROM items WHERE text_hash = ? AND ended_at IS NULL"
-        " AND +project_id IS ? ORDER BY created_at DESC, seq DESC"
+        " AND file IS NULL AND +project_id IS ? ORDER BY created_at DESC, seq DESC"
     )
     text = normalized(content)
     rows = fetch(connection, sql, text_hash(content), project)
@@ -2679,11 +2778,12 @@ def same_text(connection: apsw.Connection, content: str, project: str | None) ->
 def insert_item(connection: apsw.Connection, item: Item) -> bool:
     """Write an item with all that hangs on it; False when its id is taken."""
     values = (item.id, item.content, item.content_type, item.project_id, item.created_at)
+    after = item.chunks, item.vectors
     seq = connection.execute(
         "INSERT INTO items(id, content, content_type, project_id, created_at, ended_at, ended_by,"
-        " successor, stored_at, text_hash) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-        " ON CONFLICT(id) DO NOTHING RETURNING seq",
-        (*values, *item[-3:], int(time.time()), text_hash(item.content)),
+        " successor, file, first_line, last_line, stored_at, text_hash)"
+        f" VALUES({', '.join('?' * 13)}) ON CONFLICT(id) DO NOTHING RETURNING seq",
+        (*values, *item[len(values) + len(after) :], int(time.time()), text_hash(item.content)),
     ).get
     if seq is None:
         return False
@@ -2908,7 +3008,7 @@ class Version(NamedTuple):
 
     text: str
     score: float
-    created_at: int
+    created_at: int | None  # None of what stands in a file that has no date: it is as it is now
 
 
 def newest_first(hits: list[Version], query: str, lexicon: Lexicon, enough: int) -> list[int]:
@@ -2925,8 +3025,11 @@ def newest_first(hits: list[Version], query: str, lexicon: Lexicon, enough: int)
         return plain._replace(own=own, worth=lexicon.worth(own))
 
     def succeeds(new: int, old: int) -> bool:
+        later, earlier = hits[new].created_at, hits[old].created_at
         return (
-            hits[new].created_at > hits[old].created_at
+            later is not None
+            and earlier is not None
+            and later > earlier
             and hits[new].score >= VERSION_SCORE * hits[old].score > 0
             and _says_little_else(said(new), said(old), asked, lexicon)
             and _competes(said(new), said(old), asked, lexicon)
@@ -2944,7 +3047,7 @@ def newest_first(hits: list[Version], query: str, lexicon: Lexicon, enough: int)
                 and succeeds(new, old)
                 and (old == best or _competes(said(new), said(best), asked, lexicon))
             ]
-        order += sorted(versions, key=lambda place: -hits[place].created_at)
+        order += sorted(versions, key=lambda place: -(hits[place].created_at or 0))
         left = [place for place in left if place not in versions]
     return order + left
 
@@ -3008,7 +3111,8 @@ def _swaps(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[Sequence[st
 
 _OWN = "(i.project_id IS NULL OR i.project_id = ?)"
 _LIVE = "i.ended_at IS NULL"
-_LIVE_GLOBAL = f"{_LIVE} AND i.project_id IS NULL"
+_MEMORY = f"{_LIVE} AND i.file IS NULL"  # what was stored, not what stands in a file
+_MEMORY_GLOBAL = f"{_MEMORY} AND i.project_id IS NULL"
 _FOREIGN = "(i.project_id IS NOT NULL AND i.project_id IS NOT ?)"
 
 
@@ -3090,6 +3194,7 @@ class VectorIndex:
         self._lock = threading.Lock()
         self._version: Any = None  # of the file, when its rows were taken up
         self._file: Any = ()  # no file at all is one too: an empty database
+        self._count = self._erased = 0  # rows, and those of them whose items were erased
 
     def refresh(self) -> None:
         """Take up what happened to the file since the last search."""
@@ -3222,7 +3327,7 @@ class VectorIndex:
         if version == self._version:
             return
         file = version[0], self.database.settled(_GENERATION)
-        if file != self._file:
+        if file != self._file or self._erased > max(ERASED_KEPT, self._count // 3):
             self._clear(file)
         waiting = json.dumps(list(self._waiting))
         sql = "SELECT chunk, vector FROM vectors WHERE chunk IN (SELECT value FROM json_each(?))"
@@ -3263,13 +3368,14 @@ class VectorIndex:
     def _mark_changes(self) -> None:
         """What ended, came back, moved to another project or was forgotten."""
         sql = (
-            "SELECT max(n.number), n.item, coalesce(i.project_id, ''), i.seq IS NULL OR i.ended_at"
-            " IS NOT NULL FROM changes n LEFT JOIN items i ON i.seq = n.item"
-            " WHERE n.number > ? GROUP BY n.item"
+            "SELECT max(n.number), n.item, coalesce(i.project_id, ''), i.seq IS NULL,"
+            " i.seq IS NULL OR i.ended_at IS NOT NULL FROM changes n"
+            " LEFT JOIN items i ON i.seq = n.item WHERE n.number > ? GROUP BY n.item"
         )
-        for number, item, project, gone in self.database.rows(sql, self._changed):
+        for number, item, project, erased, gone in self.database.rows(sql, self._changed):
             (start,), (end,) = self._ranges([item])
             self._gone[start:end], self._scopes[start:end] = gone, self._scope(project)
+            self._erased += int(end - start) if erased else 0
             self._changed = max(self._changed, number)
 
     def _grow(self, size: int) -> None:
@@ -3289,7 +3395,7 @@ class VectorIndex:
     def _clear(self, file: Any) -> None:
         import numpy
 
-        self._file, self._count, self._last = file, 0, 0
+        self._file, self._count, self._last, self._erased = file, 0, 0, 0
         self._changed = self.database.value("SELECT coalesce(max(number), 0) FROM changes")
         self._waiting: dict[int, int] = {}  # rows by the chunk whose vector they wait for
         self._known = {"": 0}
@@ -3377,6 +3483,8 @@ class Facts(NamedTuple):
     last_access: int | None
     validations: int
     edges: int
+    dated: bool = True
+    file: int | None = None
 
 
 class Hit(NamedTuple):
@@ -3654,12 +3762,14 @@ def default_adjust(
     trusted.sort(key=lambda hit: (-hit.score, -facts[hit.item].accesses, -hit.item))
     head = trusted[:VERSIONS_DEPTH]
     if len({facts[hit.item].created_at for hit in head}) > 1:
-        versions = [
-            Version(facts[hit.item].text, hit.score, facts[hit.item].created_at) for hit in head
-        ]
+        versions = [_version(hit, facts[hit.item]) for hit in head]
         order = newest_first(versions, query, lexicon, limit)
         head = _raised([head[place] for place in order])
     return head + trusted[VERSIONS_DEPTH:]
+
+
+def _version(hit: Hit, facts: Facts) -> Version:
+    return Version(facts.text, hit.score, facts.created_at if facts.dated else None)
 
 
 def _raised(hits: list[Hit]) -> list[Hit]:
@@ -3669,6 +3779,16 @@ def _raised(hits: list[Hit]) -> list[Hit]:
             parts = hits[place].parts | {"age": gain}
             hits[place] = hits[place]._replace(score=hits[place + 1].score, parts=parts)
     return hits
+
+
+def weighed_score(
+    weights: tuple[float, float], candidate: Candidate, _: float, factor: float
+) -> Hit:
+    """Meaning and words in shares that somebody asked for."""
+    plain = default_score(candidate, 0.0, factor)
+    meaning, words = weights[0] * plain.cosine, weights[1] * candidate.relative**WORDS_POWER
+    parts = plain.parts | {"meaning": meaning, "words": words}
+    return plain._replace(score=(meaning + words) * plain.parts["project"], parts=parts)
 
 
 # classic: the original's formulas, over the same candidates and the same BM25.
@@ -3896,6 +4016,21 @@ class Pair(NamedTuple):
     reasons: list[str]
 
 
+# The neighbours of all rows up to this one have been looked at; now those of the last one have,
+# and no row is between.
+_EXAMINED = "coalesce((SELECT value + 0 FROM meta WHERE key = 'examined'), 0)"
+_EXAMINED_NEXT = (
+    "INSERT OR REPLACE INTO meta SELECT 'examined', (SELECT max(seq) FROM items)"
+    f" WHERE (SELECT count(*) FROM (SELECT 1 FROM items WHERE seq > {_EXAMINED} LIMIT 2)) = 1"
+)
+# What stands in files is not compared.
+_EXAMINED_FILES = (
+    "INSERT OR REPLACE INTO meta SELECT 'examined', (SELECT max(seq) FROM items)"
+    f" WHERE EXISTS(SELECT 1 FROM items WHERE seq > {_EXAMINED})"
+    f" AND NOT EXISTS(SELECT 1 FROM items WHERE seq > {_EXAMINED} AND file IS NULL)"
+)
+
+
 def near_pairs(database: Database, after: int) -> Iterator[tuple[int, list[tuple[Any, ...]]]]:
     """Pairs of near items of one project, of which one came after row `after`.
 
@@ -3929,7 +4064,7 @@ def _first_vectors(database: Database, after: int, limit: int) -> list[tuple[Any
     sql = (
         "SELECT i.seq, i.id, i.project_id, v.vector FROM items i"
         " JOIN chunks c ON c.item = i.seq AND c.position = 0 JOIN vectors v ON v.chunk = c.id"
-        f" WHERE {_LIVE} AND i.seq > ? AND i.seq < coalesce((SELECT min(w.item) FROM pending p"
+        f" WHERE {_MEMORY} AND i.seq > ? AND i.seq < coalesce((SELECT min(w.item) FROM pending p"
         " JOIN chunks w ON w.id = p.chunk AND w.position = 0), 1 << 62) ORDER BY i.seq LIMIT ?"
     )
     return database.rows(sql, after, limit)
@@ -4031,9 +4166,10 @@ _ENDED = ("ended_at", "ended_by", "successor")
 
 
 def export_rows(database: Database) -> Iterator[dict[str, Any]]:
-    """Every item of the file, oldest first, replaced ones and other projects' included."""
+    """Every item of the database, oldest first, replaced ones and other projects' included; but
+    for what stands in files."""
     columns = f"seq, id, content, created_at, project_id, {', '.join(_ENDED)}"
-    sql = f"SELECT {columns} FROM items WHERE seq > ? ORDER BY seq LIMIT 500"
+    sql = f"SELECT {columns} FROM items WHERE seq > ? AND file IS NULL ORDER BY seq LIMIT 500"
     last = 0
     while rows := database.rows(sql, last):
         for last, id, content, created, project, *ended in rows:  # noqa: B007 - the next page's start
@@ -4173,6 +4309,896 @@ def parse_json(text: str | bytes) -> Any:
 
 
 # ---------------------------------------------------------------------------------------------
+# Files
+#
+# Markdown that people edit, under git or not, is the truth; its parts are items that follow it.
+# A part is known by where it stands and what it says, so that the same files give the same ids in
+# any database. What has been encoded once is not encoded again, wherever it goes.
+# ---------------------------------------------------------------------------------------------
+
+
+class Options(NamedTuple):
+    """How a source is indexed: which files, and whether archived notes and secrets are kept."""
+
+    globs: tuple[str, ...] = ()  # beside FILE_GLOBS
+    exclude: tuple[str, ...] = ()
+    archive: bool = False
+    secrets: bool = False
+
+
+class Source(NamedTuple):
+    """A file or folder that somebody asked to index."""
+
+    id: int
+    path: Path
+    options: Options
+
+
+class Skipped(InvalidInput):
+    """Why a file is not indexed."""
+
+
+_DATE = _Pattern(r"(\d{4})-(\d\d)-(\d\d)")
+_ARCHIVE, _NOTES = "archive", "memory"
+
+
+def date_of(path: Path) -> datetime | None:
+    """The day in a file's name, as daily notes have it."""
+    for found in _DATE.finditer(path.stem):
+        with contextlib.suppress(ValueError):
+            return datetime(*map(int, found.groups()), tzinfo=UTC)
+    return None
+
+
+def walk(top: Path, options: Options) -> Iterator[Path]:
+    """The files to index in a folder, in order. Links, hidden files and what git ignores are left
+    out, and so is what `compact` has put away."""
+    chosen, excluded = _patterns((*FILE_GLOBS, *options.globs)), _patterns(options.exclude)
+    todo = [(top, _ignored_above(top))]
+    while todo:
+        folder, rules = todo.pop()
+        entries = _entries(folder)
+        rules = _ignored_in(folder) + rules  # the nearest decides
+        notes = folder.name == _NOTES or any(_DATE.search(entry.name) for entry in entries)
+        folders = []
+        for entry in entries:
+            path, is_folder = folder / entry.name, entry.is_dir(follow_symlinks=False)
+            name, ends = _beneath(path, top), "/" * is_folder
+            if entry.name.startswith(".") or not _is_unicode(path):
+                continue
+            if excluded.match_file(name + ends):
+                continue
+            if is_folder and notes and entry.name == _ARCHIVE and not options.archive:
+                continue
+            is_file = entry.is_file(follow_symlinks=False)
+            wanted = is_folder or (is_file and chosen.match_file(name))
+            if wanted and not _is_ignored(path, ends, rules):
+                if is_folder:
+                    folders.append((path, rules))
+                else:
+                    yield path
+        todo += reversed(folders)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return sorted(found, key=lambda entry: entry.name)
+    except OSError:  # it has just gone, or may not be read
+        return []
+
+
+def _beneath(path: Path, top: Path) -> str:
+    """A path's name from a folder above it, with slashes."""
+    return path.as_posix()[len(top.as_posix().rstrip("/")) + 1 :]
+
+
+_Rules = list[tuple[Path, Any]]
+
+
+def _patterns(lines: Iterable[str]) -> Any:
+    """Patterns as .gitignore files have them."""
+    from pathspec import GitIgnoreSpec
+
+    try:
+        return GitIgnoreSpec.from_lines(lines)
+    except ValueError as error:
+        raise InvalidInput(f"a pattern is not one ({error}): write it as in .gitignore") from None
+
+
+def _ignored_in(folder: Path) -> _Rules:
+    try:
+        lines = (folder / ".gitignore").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+    with contextlib.suppress(InvalidInput):
+        return [(folder, _patterns(lines))]
+    return []
+
+
+def _ignored_above(top: Path) -> _Rules:
+    """What git ignores by the files above a folder, up to its repository's top."""
+    rules: _Rules = []
+    for folder in top.parents if not (top / ".git").exists() else ():
+        rules += _ignored_in(folder)
+        if (folder / ".git").exists():
+            # What is asked for by name is indexed although git ignores all of it.
+            return [] if _is_ignored(top, "/", rules) else rules
+    return []
+
+
+def _is_ignored(path: Path, ends: str, rules: _Rules) -> bool:
+    for base, spec in rules:
+        if (ignored := spec.check_file(_beneath(path, base) + ends).include) is not None:
+            return ignored
+    return False
+
+
+class Seen(NamedTuple):
+    """What the system says of a file: its size in bytes, and when it changed in ns."""
+
+    size: int
+    changed_at: int
+
+
+def look(path: Path) -> Seen:
+    """Skipped says why a path is not to be read."""
+    try:
+        facts = path.stat()
+    except OSError as error:
+        raise Skipped(f"cannot be read ({error.strerror})") from None
+    if not stat.S_ISREG(facts.st_mode):
+        raise Skipped("is no plain file")
+    if facts.st_size > FILE_MAX:
+        megabytes = f"{facts.st_size / 1e6:.0f} MB"
+        raise Skipped(f"is too large ({megabytes}; the limit is {FILE_MAX / 1e6:.0f} MB)")
+    return Seen(facts.st_size, facts.st_mtime_ns)
+
+
+def read_file(path: Path) -> tuple[str, bytes, bool]:
+    """A file's text with plain newlines, its bytes, and whether all of it is UTF-8."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(FILE_MAX + 1)
+    except OSError as error:
+        raise Skipped(f"cannot be read ({error.strerror})") from None
+    if b"\0" in data[:8192]:
+        raise Skipped("is not text")
+    text = data.decode("utf-8-sig", "replace")
+    whole = "\ufffd" not in text or "\ufffd".encode() in data
+    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd")
+    return text, data, whole
+
+
+class Noted(NamedTuple):
+    """What the database knows of a file: size, times in ns, and what it is compared by."""
+
+    size: int
+    changed_at: int
+    read_at: int
+    digest: bytes
+
+
+class Work(NamedTuple):
+    """A file that was read and is to be written down: what stands in it, and vectors by part."""
+
+    path: Path
+    seen: Seen
+    digest: bytes
+    kind: str
+    parts: dict[str, Part]  # by id
+    vectors: dict[str, bytes]  # of the parts that are new
+    embedded: int  # of these, how many were made
+
+
+Plan = list[tuple[Source, Path, list[Path]]]  # a source, a path in it, and the files there
+
+
+class Files:
+    """The index of one project's files, or of the global ones.
+
+    claim    notes, in the transaction that stores vectors, which model made them
+    usable   whether the database's vectors are of this encoder: else words alone are indexed
+    secrets  whether what looks like a credential is kept in every file
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        encoder: Encoder,
+        project: str | None,
+        claim: Callable[[apsw.Connection], None],
+        usable: bool,
+        secrets: bool,
+    ) -> None:
+        self.database, self.encoder, self.project = database, encoder, project or ""
+        self.claim, self.usable, self.secrets = claim, usable, secrets
+        self.embedded = self.removed = self.removed_files = 0
+        self.changes: list[dict[str, Any]] = []
+        self.skipped: list[dict[str, str]] = []
+        self.warnings: list[dict[str, str]] = []
+
+    # Sources
+
+    def sources(self) -> list[Source]:
+        """What was asked to be indexed for this project."""
+        sql = "SELECT id, path, options FROM sources WHERE project_id = ? ORDER BY path"
+        return [
+            Source(id, Path(path), Options(*map(_frozen, json.loads(options))))
+            for id, path, options in self.database.rows(sql, self.project)
+        ]
+
+    def source_of(self, path: Path, options: Options | None) -> Source:
+        """The source that a path belongs to; a new one if it is in none, or is to be indexed in a
+        way of its own."""
+        known = [one for one in self.sources() if _is_in(path, one.path)]
+        best = max(known, key=lambda one: len(one.path.parts), default=None)
+        reached = best and (not path.exists() or self._reaches(best, path))
+        if best and reached and options in (None, best.options):
+            return best
+        told = options or (best.options if best else Options())
+        with self.database.transaction() as connection:
+            id = connection.execute(
+                "INSERT INTO sources(path, project_id, options) VALUES(?, ?, ?)"
+                " ON CONFLICT DO UPDATE SET options = excluded.options RETURNING id",
+                (str(path), self.project, json.dumps(told)),
+            ).get
+        return Source(id, path, told)
+
+    def _reaches(self, source: Source, path: Path) -> bool:
+        """Whether an index of the source comes by this path, too."""
+        found = itertools.chain(map(Path, self.known(source)), walk(source.path, source.options))
+        return path == source.path or any(_is_in(file, path) for file in found)
+
+    def remove(self, path: Path) -> int:
+        """Take what is at or under a path out of the index; how many sources and files that was."""
+        sources = [one.id for one in self.sources() if _is_in(one.path, path)]
+        doomed = [file for file in self.known() if _is_in(Path(file), path)]
+        with self.database.transaction() as connection:
+            for file in doomed:
+                self._erase(connection, file)
+            connection.executemany("DELETE FROM sources WHERE id = ?", [(id,) for id in sources])
+        return len(sources) + len(doomed)
+
+    def known(self, source: Source | None = None) -> dict[str, Noted]:
+        """What is noted of each file by its path, of all sources or of one."""
+        sql = "SELECT path, size, changed_at, read_at, digest FROM files WHERE project_id = ?"
+        sql += f" AND source = {source.id:d}" if source else ""
+        return {path: Noted(*noted) for path, *noted in self.database.rows(sql, self.project)}
+
+    # Following the files
+
+    def plan(self, path: Path | None, options: Options | None = None) -> Plan:
+        """What there is to index at or below a path, or everywhere."""
+        finish_compactions(self.database)
+        sources = self.sources()
+        if path is not None:
+            first = self.source_of(path, options)
+            sources = [first, *(one for one in sources if path in one.path.parents)]
+        return [
+            (one, within, self.find(one, within))
+            for one in sources
+            for within in [path if path and _is_in(path, one.path) else one.path]
+        ]
+
+    def find(self, source: Source, within: Path) -> list[Path]:
+        """The files of a source at or below a path that there are. What is in a source of its own
+        belongs to that."""
+        if not source.path.is_dir():
+            return [source.path] if source.path.exists() else []
+        apart = [one.path for one in self.sources() if source.path in one.path.parents]
+        return [
+            path
+            for path in walk(source.path, source.options)
+            if _is_in(path, within) and not any(_is_in(path, other) for other in apart)
+        ]
+
+    def follow(
+        self,
+        plan: Plan,
+        progress: Callable[[int], object] = lambda _: None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Bring the index of (source, path within it, files there are) up to date.
+
+        Calls `progress(files done)`. What is gone goes last, so that what has only moved is
+        encoded no second time.
+        """
+        for source, _, paths in plan:
+            known = self.known(source)
+            for path in paths:
+                if stop():
+                    return
+                self.take(path, source, known.get(str(path)))
+                progress(1)
+        for source, within, paths in plan:
+            there = set(map(str, paths))
+            gone = [path for path in self.known(source) if path not in there]
+            self.forget(path for path in gone if _is_in(Path(path), within))
+        self._tidy()
+
+    def take(self, path: Path, source: Source, noted: Noted | None) -> bool:
+        """Index one file of a source, unless it is as it was noted there; whether it was not."""
+        if noted and not is_dirty(path, noted):
+            return False
+        try:
+            for _ in range(FILE_TRIES):
+                seen, (text, data, whole) = look(path), read_file(path)
+                digest = self._digest(data, source.options)
+                if noted and noted.digest == digest:
+                    self._touch(path, seen)
+                    return False
+                if not whole:
+                    self._skip(path, "is not all UTF-8: what is not was replaced", warning=True)
+                if self._write(self._work(path, seen, digest, text, source.options), source):
+                    return True
+            raise Skipped("changes all the time: try again")
+        except Skipped as skipped:
+            self._skip(path, str(skipped))
+            return self.forget([str(path)])
+
+    def differs(self, path: Path, source: Source, noted: Noted | None) -> bool:
+        """Whether a file says something else than what was noted of it."""
+        if noted is None or not is_dirty(path, noted):
+            return noted is None
+        with contextlib.suppress(Skipped):
+            look(path)
+            return self._digest(read_file(path)[1], source.options) != noted.digest
+        return True
+
+    def _skip(self, path: Path, reason: str, warning: bool = False) -> None:
+        row = {"path": str(path), "reason": reason}
+        if row not in (rows := self.warnings if warning else self.skipped):
+            rows.append(row)
+
+    def _digest(self, data: bytes, options: Options) -> bytes:
+        """What a file is compared by: its bytes, and whether its secrets are kept."""
+        return sha256(bytes([self.keeps_secrets(options)]) + data)
+
+    def keeps_secrets(self, options: Options) -> bool:
+        """Whether what looks like a credential is kept in files of a source."""
+        return options.secrets or self.secrets
+
+    def parts(self, source: Source, within: Path) -> int:
+        """How many parts of files at or below a path there are."""
+        sql = (
+            "SELECT f.path, count(*) FROM items i JOIN files f ON f.id = i.file"
+            " WHERE f.source = ? GROUP BY f.id"
+        )
+        rows = self.database.rows(sql, source.id)
+        return sum(count for path, count in rows if _is_in(Path(path), within))
+
+    def holding(self, path: Path) -> Source:
+        """The source that an indexed file belongs to."""
+        sql = "SELECT source FROM files WHERE path = ? AND project_id = ?"
+        id = self.database.value(sql, str(path), self.project)
+        found = [one for one in self.sources() if one.id == id]
+        if not found:
+            raise NotFound(f"{path} is no longer in the index")
+        return found[0]
+
+    def _touch(self, path: Path, seen: Seen) -> None:
+        """Note that a file is as it was at a later time."""
+        created = _created(path, seen)
+        with self.database.transaction() as connection:
+            file = connection.execute(
+                "UPDATE files SET size = ?, changed_at = ?, read_at = ?"
+                " WHERE path = ? AND project_id = ? RETURNING id",
+                (*seen, time.time_ns(), str(path), self.project),
+            ).get
+            connection.execute(_CREATED_AT, (created, file))
+
+    def forget(self, paths: Iterable[str]) -> bool:
+        """Take files out of the index that are gone, or cannot be read; whether any was there."""
+        before = self.removed_files
+        known = self.known()
+        for path in paths:
+            if path not in known:
+                continue
+            with self.database.transaction() as connection:
+                erased = self._erase(connection, path)
+            if erased is not None:  # another process may have been quicker
+                self.removed_files += 1
+                self._changed(path, "removed", 0, erased)
+        return self.removed_files > before
+
+    def _changed(self, path: Path | str, action: str, embedded: int, removed: int) -> None:
+        self.embedded += embedded
+        self.removed += removed
+        told = {"path": str(path), "action": action, "embedded": embedded, "removed": removed}
+        self.changes.append(told)
+
+    # One file
+
+    def _work(self, path: Path, seen: Seen, digest: bytes, text: str, options: Options) -> Work:
+        """Everything that takes time, before the transaction."""
+        text, _ = redact(text, not self.keeps_secrets(options), lines=True)
+        kind = "markdown" if _patterns(FILE_GLOBS).match_file(path.name) else detect_type(text)
+        self.encoder.begin_loading()
+        parts = self._with_ids(path, split_file(text, kind, self.encoder.fits))
+        sql = "SELECT id FROM items WHERE id IN (SELECT value FROM json_each(?))"
+        there = {id for (id,) in self.database.rows(sql, json.dumps(list(parts)))}
+        new = {id: part for id, part in parts.items() if id not in there}
+        return Work(path, seen, digest, kind, parts, *self._embed(new))
+
+    def _with_ids(self, path: Path, parts: list[Part]) -> dict[str, Part]:
+        """By hash(source:start:end:content:model); a hash of that where a long line repeats
+        itself."""
+        known: dict[str, Part] = {}
+        for part in parts:
+            lines = f"{part.first}:{part.last}:{self._key(part).hex()}"
+            id = _short_hash(f"{self.project}:{path}:{lines}")
+            while id in known:
+                id = _short_hash(id)
+            known[id] = part
+        return known
+
+    def _key(self, part: Part) -> bytes:
+        """What the cache knows a vector by: SHA-256 of the model and of all that it reads."""
+        text = f"{self.encoder.model.digest}\n{_reading(part)}"
+        return sha256(text.encode())
+
+    def _embed(self, parts: dict[str, Part]) -> tuple[dict[str, bytes], int]:
+        """Vectors for parts: those that are there, here or anywhere, else new ones; and how many
+        were made."""
+        if not self.usable:
+            return {}, 0
+        vectors: dict[tuple[str, str], bytes] = {}
+        fresh: list[tuple[bytes, bytes]] = []
+        for part in parts.values():
+            says = part.content, part.context
+            if says in vectors:
+                continue
+            if (vector := self._known_vector(part)) is None:
+                vector = self.encoder.embed(_reading(part))
+                fresh.append((self._key(part), vector))
+                if len(fresh) % VECTORS_KEPT_EVERY == 0:
+                    self._keep(fresh[-VECTORS_KEPT_EVERY:])
+            vectors[says] = vector
+        found = {id: vectors[part.content, part.context] for id, part in parts.items()}
+        return found, len(fresh)
+
+    def _known_vector(self, part: Part) -> bytes | None:
+        sql = (
+            "SELECT v.vector FROM items i JOIN chunks c ON c.item = i.seq AND c.position = 0"
+            " JOIN vectors v ON v.chunk = c.id WHERE i.text_hash = ? AND i.ended_at IS NULL"
+            ' AND i.content = ? AND c.context = ? AND c."end" = length(i.content) LIMIT 1'
+        )
+        live = self.database.value(sql, text_hash(part.content), part.content, part.context)
+        sql = "SELECT vector FROM embeddings WHERE hash = ?"
+        return live or self.database.value(sql, self._key(part))
+
+    def _keep(self, vectors: list[tuple[bytes, bytes]]) -> None:
+        """Put vectors into the cache, by the hash of what they read."""
+        rows = [(*row, time.time_ns()) for row in vectors]
+        with self.database.transaction() as connection:
+            self.claim(connection)
+            connection.executemany("INSERT OR REPLACE INTO embeddings VALUES(?, ?, ?)", rows)
+
+    def _write(self, work: Work, source: Source) -> bool:
+        """Let the database have the file as it was read; False if that is no longer how it is."""
+        created = _created(work.path, work.seen)
+        with self.database.transaction() as connection:
+            if look(work.path) != work.seen:
+                return False
+            file, is_new = self._note(connection, work, source)
+            there = dict(fetch(connection, "SELECT id, seq FROM items WHERE file = ?", file))
+            gone = [id for id in there if id not in work.parts]
+            for id in gone:
+                self._stash(connection, there[id])
+                erase_item(connection, id)
+            if work.vectors:
+                self.claim(connection)
+            for id, part in work.parts.items():
+                if id not in there:
+                    self._insert(connection, id, part, work, file)
+            connection.execute(_CREATED_AT, (created, file))
+            connection.execute(_EXAMINED_FILES)
+        if not work.parts:
+            self._skip(work.path, "has nothing to index", warning=True)
+        self._changed(work.path, "added" if is_new else "changed", work.embedded, len(gone))
+        return True
+
+    def _note(self, connection: apsw.Connection, work: Work, source: Source) -> tuple[int, bool]:
+        """Note how the file was when it was read; its number, and whether it is a new one."""
+        names = str(work.path), self.project
+        sql = "SELECT id FROM files WHERE path = ? AND project_id = ?"
+        known = connection.execute(sql, names).get
+        facts = (source.id, *work.seen, time.time_ns(), work.digest, date_of(work.path) is not None)
+        columns = "source, size, changed_at, read_at, digest, dated"
+        if known is None:
+            sql = f"INSERT INTO files({columns}, path, project_id) VALUES(?, ?, ?, ?, ?, ?, ?, ?)"
+            connection.execute(sql, (*facts, *names))
+            return connection.last_insert_rowid(), True
+        sql = f"UPDATE files SET ({columns}) = (?, ?, ?, ?, ?, ?) WHERE id = ?"
+        connection.execute(sql, (*facts, known))
+        return known, False
+
+    def _insert(
+        self, connection: apsw.Connection, id: str, part: Part, work: Work, file: int
+    ) -> None:
+        chunk = Chunk(0, len(part.content), part.context)
+        vectors = [work.vectors[id]] if id in work.vectors else []
+        item = Item(id, part.content, work.kind, self.project or None, 0, [chunk], vectors)
+        item = item._replace(file=file, first_line=part.first, last_line=part.last)
+        insert_item(connection, item)
+        connection.execute("DELETE FROM embeddings WHERE hash = ?", (self._key(part),))
+
+    def _erase(self, connection: apsw.Connection, path: str) -> int | None:
+        """Take a file out of the index, but for its vectors; how many parts it had, if it was
+        there."""
+        rows = fetch(
+            connection,
+            "SELECT i.id, i.seq FROM items i JOIN files f ON f.id = i.file"
+            " WHERE f.path = ? AND f.project_id = ?",
+            path,
+            self.project,
+        )
+        for id, seq in rows:
+            self._stash(connection, seq)
+            erase_item(connection, id)
+        sql = "DELETE FROM files WHERE path = ? AND project_id = ?"
+        connection.execute(sql, (path, self.project))
+        return len(rows) if connection.changes() else None
+
+    def _stash(self, connection: apsw.Connection, item: int) -> None:
+        """Keep a part's vector in the cache: undone edits and other branches bring it back."""
+        sql = (
+            "SELECT i.content, c.context, v.vector FROM items i JOIN chunks c ON c.item = i.seq"
+            " JOIN vectors v ON v.chunk = c.id WHERE i.seq = ?"
+        )
+        for content, context, vector in fetch(connection, sql, item):
+            key = self._key(Part(content, context, 0, 0))
+            connection.execute(
+                "INSERT OR REPLACE INTO embeddings VALUES(?, ?, ?)", (key, vector, time.time_ns())
+            )
+
+    def _tidy(self) -> None:
+        """Keep no more vectors in the cache than CACHED_VECTORS, the last that were used."""
+        over = self.database.value("SELECT count(*) FROM embeddings") - CACHED_VECTORS
+        if over > 0:
+            with self.database.transaction() as connection:
+                connection.execute(
+                    "DELETE FROM embeddings WHERE hash IN"
+                    " (SELECT hash FROM embeddings ORDER BY used_at LIMIT ?)",
+                    (over,),
+                )
+
+
+def _reading(part: Part) -> str:
+    """What the encoder reads of a part."""
+    return embedding_text(part.content, Chunk(0, len(part.content), part.context))
+
+
+def _is_unicode(path: Path) -> bool:
+    """Whether a name can be written down; what cannot is left out of the walk."""
+    try:
+        return bool(str(path).encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def is_dirty(path: Path, noted: Noted) -> bool:
+    """Whether a file may be another than was noted of it."""
+    try:
+        same = look(path) == (noted.size, noted.changed_at)
+    except Skipped:
+        return True
+    return not same or not noted.digest or noted.read_at - noted.changed_at < RACY
+
+
+def _created(path: Path, seen: Seen) -> int:
+    """The time that a file's parts are given, in unix seconds: its day, or when it changed."""
+    day = date_of(path)
+    return int(day.timestamp()) if day else seen.changed_at // 10**9
+
+
+_CREATED_AT = "UPDATE items SET created_at = ?1 WHERE file = ?2 AND created_at <> ?1"
+
+
+def _is_in(path: Path, top: Path) -> bool:
+    """Whether a path is this one or below it."""
+    return path == top or top in path.parents
+
+
+def _short_hash(text: str) -> str:
+    return sha256(text.encode("utf-8", "surrogateescape")).hex()[:32]
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def section_at(text: str, first: int, last: int) -> tuple[int, int]:
+    """The lines of the section that some lines of markdown stand in, its subsections included."""
+    lines = text.split("\n")
+    starts = [0, *accumulate(len(line) + 1 for line in lines)]
+    headings = [
+        (bisect_right(starts, heading.start), heading.level) for heading in _headings(visible(text))
+    ]
+    above = [heading for heading in headings if heading[0] <= last]
+    if not above:
+        return 1, headings[0][0] - 1 if headings else len(lines)
+    line, level = above[-1]
+    below = (other - 1 for other, depth in headings if other > last and depth <= level)
+    return min(line, first), next(below, len(lines))
+
+
+# Watching
+
+
+def changed_tops(tops: list[Path], debounce: int, stop: threading.Event) -> Iterator[None]:
+    """Comes back whenever something in these files and folders may have changed, `debounce` ms
+    after the last of it. A folder that goes is waited for."""
+    while not stop.is_set():
+        seen, first = list(map(_identity, tops)), True
+        for changes in _events([top for top in tops if top.is_dir()], debounce, stop):
+            now = list(map(_identity, tops))
+            if changes or first or now != seen:  # at first, what came before there was a watch
+                yield
+            if now != seen:
+                break
+            first = False
+
+
+def _identity(top: Path) -> tuple[int, ...]:
+    """What tells that a watched folder is another one now, or that a file has changed."""
+    try:
+        facts = top.stat()
+    except OSError:
+        return ()
+    told = (facts.st_dev, facts.st_ino)
+    return told if stat.S_ISDIR(facts.st_mode) else (*told, facts.st_mtime_ns, facts.st_size)
+
+
+def _events(folders: list[Path], debounce: int, stop: threading.Event) -> Iterator[Any]:
+    """Sets of changes in folders, and every WATCH_POLL ms an empty one."""
+    from watchfiles import watch
+
+    def matters(_: object, name: str) -> bool:
+        below = [_beneath(Path(name), top) for top in folders if _is_in(Path(name), top)]
+        return not all(re.search(r"(?:^|/)\.(?!gitignore$)", path) for path in below)
+
+    with contextlib.suppress(FileNotFoundError):  # gone since: it is waited for
+        try:
+            if folders:
+                yield from watch(
+                    *folders,
+                    watch_filter=matters,
+                    step=debounce,
+                    debounce=4 * debounce,
+                    rust_timeout=WATCH_POLL,
+                    yield_on_timeout=True,
+                    stop_event=stop,
+                    ignore_permission_denied=True,
+                )
+                return
+        except RuntimeError:  # the system watches no more folders: look from time to time
+            while not stop.wait(max(debounce, WATCH_POLL) / 1000):
+                yield folders
+    stop.wait(WATCH_POLL / 1000)
+    yield ()
+
+
+# ---------------------------------------------------------------------------------------------
+# Notes
+#
+# Files that Sediment itself writes: what is appended to the day's note or to a file of lasting
+# facts, and the summaries that old notes are compacted to. A file of a person's is only ever added
+# to; what is compacted is moved, not deleted, and a move that was begun is ended.
+# ---------------------------------------------------------------------------------------------
+
+
+def append_lines(path: Path, beginning: str, lines: list[str]) -> tuple[int, bool]:
+    """Add lines to a text file, which is created with a beginning; the number of the first one,
+    and False when the file has them already. Whole or not at all, and on disk at the end."""
+    try:
+        made = not path.parent.exists()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if made:
+            path.parent.chmod(0o700)
+        with _locked(path) as file:
+            before = file.read()
+            known = before.decode("utf-8", "replace").splitlines()
+            for start in range(len(known)):
+                if known[start : start + len(lines)] == lines:
+                    return start + 1, False
+            gap = "" if before.endswith((b"\n", b"")[not before]) else "\n"
+            added = (gap if before else beginning) + "\n".join(lines) + "\n"
+            _append(file, added.encode(), len(before))
+            return (before + added.encode()).count(b"\n") - len(lines) + 1, True
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be written ({error.strerror})") from None
+
+
+def _append(file: IO[bytes], data: bytes, size: int) -> None:
+    left = data
+    try:
+        while left:
+            left = left[os.write(file.fileno(), left) :]
+        os.fsync(file.fileno())
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.truncate(file.fileno(), size)
+        raise
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[IO[bytes]]:
+    """A file to read and to append to, as nobody else does who asks for it here."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        with open(descriptor, "r+b", buffering=0) as file:
+            _lock(file)
+            if os.path.exists(path) and os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                yield file
+                return
+        # an editor has just put another in its place
+
+
+def _lock(file: IO[bytes]) -> None:
+    """Wait until the file is this process's, for as long as it is open."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def as_bullet(text: str, before: str = "") -> list[str]:
+    """A text as an item of a markdown list, over as many lines as it has."""
+    first, *others = text.strip().splitlines()
+    return [f"- {before}{first}", *(f"  {line}".rstrip() for line in others)]
+
+
+# Compacting
+
+_SUMMARY = "summary-"
+_BEGUN = "compacting:"  # and the folder, in meta: what is still to be done there
+
+
+class OldNote(NamedTuple):
+    """A daily note: where it is, its day, and its text as it may be passed on."""
+
+    path: Path
+    day: datetime
+    text: str
+    seen: Seen
+
+
+def old_notes(folder: Path, before: int, secrets: bool) -> list[OldNote]:
+    """The notes of a folder that have a day in their names, one earlier than a time; by day."""
+    notes = []
+    for path in walk(folder, Options()):
+        day = date_of(path)
+        if day and day.timestamp() < before and not path.name.startswith(_SUMMARY):
+            with contextlib.suppress(Skipped):
+                seen = look(path)
+                text, _ = redact(read_file(path)[0], not secrets)
+                notes.append(OldNote(path, day, text.strip(), seen))
+    return sorted(notes, key=lambda note: (note.day, note.path))
+
+
+def joined(notes: list[OldNote], folder: Path) -> str:
+    """Notes as one text, each under its file's name."""
+    return "".join(f"<!-- {_beneath(one.path, folder)} -->\n{one.text}\n\n" for one in notes)
+
+
+def run_filter(command: str, text: str, timeout: float) -> str:
+    """What a command line prints when it is given a text. InvalidInput says what went wrong."""
+    import subprocess
+
+    process = subprocess.Popen(
+        command,
+        shell=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(text.encode(), timeout)
+    except subprocess.TimeoutExpired:
+        raise InvalidInput(f"{command!r} ran past {timeout:g} s: nothing was changed") from None
+    finally:
+        _end_all(process)
+    said = " ".join(err.decode("utf-8", "replace").split())[-200:]
+    if process.returncode:
+        reason = f"failed with {process.returncode}" + (f" ({said})" if said else "")
+        raise InvalidInput(f"{command!r} {reason}: nothing was changed")
+    if not (summary := out.decode("utf-8", "replace").strip()):
+        raise InvalidInput(f"{command!r} printed nothing: nothing was changed")
+    return summary
+
+
+def _end_all(process: Any) -> None:
+    """End a command that is still running, with all that it has started."""
+    if process.poll() is None:
+        with contextlib.suppress(OSError):
+            if hasattr(os, "killpg"):
+                os.killpg(process.pid, signal.SIGKILL)
+            else:
+                process.kill()
+        process.communicate()
+
+
+def begin_compaction(database: Database, folder: Path, notes: list[OldNote], summary: str) -> Path:
+    """Put a summary in the place of notes, which move into the archive; where it is.
+
+    What is to be done is noted first, so that it is done as a whole or not at all.
+    """
+    first, last = (f"{note.day:%Y-%m-%d}" for note in (notes[0], notes[-1]))
+    target = _free(folder / f"{_SUMMARY}{first}-to-{last}.md")
+    moves = {}
+    for note in notes:
+        if not note.path.exists() or look(note.path) != note.seen:
+            raise InvalidInput(f"{note.path} has changed meanwhile: nothing was changed")
+        name = _beneath(note.path, folder)
+        moves[name] = _beneath(_free(folder / _ARCHIVE / name), folder)
+    text = f"# Summary of {first} to {last}\n\n{summary}\n"
+    plan = {"summary": target.name, "text": text, "moves": moves}
+    with database.transaction() as connection:
+        row = f"{_BEGUN}{folder}", json.dumps(plan)
+        connection.execute("INSERT OR REPLACE INTO meta VALUES(?, ?)", row)
+    finish_compactions(database)
+    return target
+
+
+def finish_compactions(database: Database) -> None:
+    """Do what is left of compactions that were begun; take back what cannot be done."""
+    for key, told in database.rows(f"SELECT key, value FROM meta WHERE key GLOB '{_BEGUN}*'"):
+        folder, plan = Path(key.removeprefix(_BEGUN)), json.loads(told)
+        moves = [(folder / old, folder / new) for old, new in plan["moves"].items()]
+        try:
+            for old, new in moves:
+                new.parent.mkdir(parents=True, exist_ok=True)
+                _move(old, new)
+            write_atomically(folder / plan["summary"], plan["text"], 0o600)
+        except OSError as error:
+            for old, new in moves:
+                with contextlib.suppress(OSError):
+                    _move(new, old)
+            _end_compaction(database, key)
+            reason = f"{folder} cannot be written ({error.strerror}): nothing was changed"
+            raise InvalidInput(reason) from None
+        _end_compaction(database, key)
+
+
+def _end_compaction(database: Database, key: str) -> None:
+    with database.transaction() as connection:
+        connection.execute("DELETE FROM meta WHERE key = ?", (key,))
+
+
+def _move(old: Path, new: Path) -> None:
+    """Rename a file that is there, in nobody's place."""
+    if old.exists() and not new.exists():
+        os.rename(old, new)
+
+
+def _free(path: Path) -> Path:
+    """A name that nothing has yet."""
+    names = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
+    return next(name for name in itertools.chain([path], names) if not os.path.lexists(name))
+
+
+def repeated(rows: list[tuple[str, Any]]) -> list[tuple[float, str, str]]:
+    """Of (source, vector) the pairs that say nearly the same, nearest first."""
+    import numpy
+
+    matrix = _matrix(rows) if rows else numpy.empty((0, 1))
+    pairs = []
+    for start in range(0, len(rows), EXAMINE_BATCH):
+        cosines = matrix[start : start + EXAMINE_BATCH] @ matrix.T
+        for row, other in numpy.argwhere(cosines >= REPEATED_COSINE).tolist():
+            if start + row < other:
+                pairs.append((float(cosines[row, other]), rows[start + row][0], rows[other][0]))
+    return sorted(pairs, reverse=True)
+
+
+# ---------------------------------------------------------------------------------------------
 # Care
 #
 # Checks, and what is done when they fail. What is derived is made anew from the texts. A file
@@ -4225,6 +5251,12 @@ INCONSISTENT = {
     "history of nothing": (
         "SELECT item_id FROM history UNION SELECT other_id FROM history"
         " WHERE other_id IS NOT NULL EXCEPT SELECT id FROM items"
+    ),
+    "parts of files that are not known": (
+        "SELECT id FROM items WHERE file IS NOT NULL AND file NOT IN (SELECT id FROM files)"
+    ),
+    "files of sources that are not known": (
+        "SELECT path FROM files WHERE source NOT IN (SELECT id FROM sources)"
     ),
     "items that ended with nothing in their place": (
         "SELECT id FROM items WHERE (ended_at IS NULL) != (successor IS NULL)"
@@ -4332,6 +5364,18 @@ def _complaints(connection: apsw.Connection, sql: str) -> list[str]:
 def mend(connection: apsw.Connection, dimension: int, split: Callable[[str], list[Chunk]]) -> None:
     """Make anew what is derived and does not agree with the texts, in a transaction of the
     caller's. Vectors that are missing are queued."""
+    connection.execute("""
+        DELETE FROM items WHERE file IS NOT NULL AND file NOT IN
+            (SELECT f.id FROM files f JOIN sources s ON s.id = f.source);
+        DELETE FROM files WHERE source NOT IN (SELECT id FROM sources);
+    """)
+    wrong_items = check_spans(connection)
+    for item in wrong_items:  # what stands in a file is read again from there
+        connection.execute(
+            "UPDATE files SET digest = x'' WHERE id = (SELECT file FROM items WHERE seq = ?)",
+            (item,),
+        )
+        connection.execute("DELETE FROM items WHERE seq = ? AND file IS NOT NULL", (item,))
     for table, column in _MENTIONS:
         connection.execute(f"DELETE FROM {table} WHERE {column} NOT IN (SELECT id FROM items)")
     connection.execute(f"""
@@ -4343,10 +5387,9 @@ def mend(connection: apsw.Connection, dimension: int, split: Callable[[str], lis
         DELETE FROM graph_nodes;
         INSERT INTO graph_nodes SELECT id, coalesce(project_id, ''), created_at FROM items;
     """)
-    wrong_items = check_spans(connection)
     for item in wrong_items:
         connection.execute("DELETE FROM chunks WHERE item = ?", (item,))
-        content = connection.execute("SELECT content FROM items WHERE seq = ?", (item,)).get
+        content = connection.execute("SELECT content FROM items WHERE seq = ?", (item,)).get or ""
         connection.executemany(
             'INSERT INTO chunks(item, position, start, "end", context) VALUES(?, ?, ?, ?, ?)',
             [(item, position, *chunk) for position, chunk in enumerate(split(content))],
@@ -4412,12 +5455,13 @@ class Rescued(NamedTuple):
 
 # Tables by the kinds of value in their columns, which is how a page of them is known.
 _SHAPES = {
-    "items": ("n", "s", "s", "s", "sn", "i", "i", "in", "sn", "sn", "i"),
+    "items": ("n", "s", "s", "s", "sn", "i", "i", "in", "sn", "sn", "i", "in", "in", "in"),
     "chunks": ("n", "i", "i", "i", "i", "s"),
     "vectors": ("n", "b"),
     "access_log": ("s", "i", "in", "i", "i"),
     "graph_edges": ("s", "s", "s", "fi", "s", "i", "i", "i"),
     "history": ("n", "s", "s", "sn", "i", "s"),
+    "sources": ("n", "s", "s", "s"),
 }
 _KINDS = {type(None): "n", str: "s", int: "i", float: "f", bytes: "b"}
 _TABLE_LEAF, _INDEX_PAGES = 0x0D, {0x02: 4, 0x0A: 0}  # and the bytes before a cell's size
@@ -4458,6 +5502,7 @@ def _take_entry(found: Rescued, values: list[Any]) -> None:
 _FTS5_NAMES = {"version", "secure-delete", "pgsz", "rank", "automerge"}  # of its settings
 
 
+_ADDED = 4  # the last columns of items, which rows from before these have not
 _VECTOR_MIN = 256  # bytes; tables of the word index have such rows too, shorter ones
 _PAGE_SIZES = (8192, 4096, 1024, 2048, 16384, 32768, 512)
 
@@ -4466,7 +5511,7 @@ def _table_of(values: list[Any]) -> str | None:
     """The table that such a row is of."""
     kinds = [_KINDS[type(value)] for value in values]
     for table, shape in _SHAPES.items():
-        short = len(shape) - (table == "items")  # its last column was added later
+        short = len(shape) - _ADDED * (table == "items")
         if short <= len(kinds) <= len(shape) and all(map(str.__contains__, shape, kinds)):
             return table
     return None
@@ -4549,8 +5594,6 @@ def _value(kind: int, part: bytes) -> Any:
     if kind >= 12:
         return part.decode() if kind % 2 else part
     if kind == 7:
-        import struct
-
         return struct.unpack(">d", part)[0]
     if kind in (8, 9):
         return kind - 8
@@ -4572,6 +5615,8 @@ def rebuild(found: Rescued, target: Database, split: Callable[[str], list[Chunk]
             vector = found.vectors.get(chunk, b"") if whole else b""
             spans.setdefault(item, []).append((position, Chunk(start, end, context), vector))
         for seq, values in sorted(found.items.items()):
+            if len(values) > _FILE and values[_FILE] is not None:
+                continue  # `index` reads it again
             insert_item(connection, _rescued_item(values, sorted(spans.get(seq, [])), split))
         for table, rows in found.others.items():
             for row in rows:
@@ -4579,6 +5624,7 @@ def rebuild(found: Rescued, target: Database, split: Callable[[str], list[Chunk]
                 connection.execute(f"INSERT OR IGNORE INTO {table} VALUES({marks})", row)
 
 
+_FILE = 11  # the place of items.file in a row
 _MODEL_FACTS = ("model_name", "model_digest", "dimension")
 
 
@@ -4678,8 +5724,12 @@ class Memory:
         replace: str | None = None,
         created_at: object = None,
         allow_secrets: bool = False,
+        into: str | Path | None = None,
     ) -> dict[str, Any]:
         """Keep a text; returns {success, id, scope, message, and what there is to remark}.
+
+        `into` names a markdown file that gets the text as a line and is indexed, instead of the
+        database alone; `source` then tells the line.
 
         What looks like a credential is left out before anything is written, and so is what
         stands between <private> and </private>; `redacted` names it. `allow_secrets` (or
@@ -4689,6 +5739,11 @@ class Memory:
         hidden, and passes its scope on unless another is asked for. A text of more than
         INLINE_CHUNKS chunks is answered before it has vectors: see `embed_pending`.
         """
+        if into is not None:
+            if replace is not None or created_at is not None:
+                raise InvalidInput("a text in a file has no id and no time: edit the file instead")
+            path = Path(os.path.realpath(expand_home(into)))
+            return self._write_down(content, path, "", "", scope or "project", allow_secrets)
         check_text(content, "content", CONTENT_MAX)
         content, redacted = self._cleaned(content, allow_secrets)
         answer = self._keep(content, scope, replace, created_at)
@@ -4699,8 +5754,7 @@ class Memory:
 
     def _cleaned(self, content: str, allow_secrets: bool) -> tuple[str, list[str]]:
         """A text as it may be stored, and the kinds of what had to go."""
-        secrets = not allow_secrets and os.environ.get("SEDIMENT_REDACT") != "0"
-        text, kinds = redact(content, secrets)
+        text, kinds = redact(content, not allow_secrets and redacts())
         if kinds and not text.replace("[private]", "").strip():
             raise InvalidInput("all of this is private: nothing was stored")
         return text, kinds
@@ -4761,7 +5815,7 @@ class Memory:
         if vector is None:
             return False
         span = f"{row['created_at']:d} AND {until:d}"
-        where = f"{_LIVE} AND {_OWN} AND i.created_at BETWEEN {span}"
+        where = f"{_MEMORY} AND {_OWN} AND i.created_at BETWEEN {span}"
         near = nearest(self.database, vector, where, self.projects.current(), 10)
         rivals = self._items(hit.item for hit in near if hit.score >= RIVAL_COSINE)
         mine = row["created_at"], row["seq"]
@@ -4804,16 +5858,16 @@ class Memory:
         here, first = self.projects.current(), item.vectors[0]
         if self._index:
             with self.database.snapshot():
-                found, _ = self._index.nearest(first, here, CONFLICTS_SHOWN + 2, NEAR_SCANNED)
+                found, _ = self._index.nearest(first, here, CONFLICTS_ASKED, NEAR_SCANNED)
         else:
-            where = f"{_LIVE} AND {_OWN}"
-            found = nearest(self.database, first, where, here, CONFLICTS_SHOWN + 2)
+            where = f"{_MEMORY} AND {_OWN}"
+            found = nearest(self.database, first, where, here, CONFLICTS_ASKED)
         near = {hit.item: hit.score for hit in found if hit.score >= CONFLICT_COSINE}
         rows = self._items(near)
         return [
             {"id": row["id"], "content": row["content"], "similarity": near[seq]}
             for seq, row in rows.items()
-            if row["id"] not in ended
+            if row["id"] not in ended and row["path"] is None
         ][:CONFLICTS_SHOWN]
 
     def _write(
@@ -4915,6 +5969,10 @@ class Memory:
         ranking: str | None = None,
         explain: bool = False,
         record: bool = True,
+        source: str | None = None,
+        vector_weight: float | None = None,
+        text_weight: float | None = None,
+        candidates: int | None = None,
     ) -> dict[str, Any]:
         """The memories that answer a query, best first: {count, results, message?, held_back?}.
 
@@ -4922,11 +5980,16 @@ class Memory:
         where they apply raw_similarity (the cosine), relevant_excerpt and position (the best
         chunk of a long memory, whose content is then cut), cross_project, related_ids, and
         supersedes (the versions behind it). Beside them may stand graph_expanded, what is
-        linked to the first results, and suggested, what is often recalled with them.
+        linked to the first results, and suggested, what is often recalled with them. A part of
+        an indexed file has its place as source, "path:start-end"; see `expand`.
 
         Results that have nothing to do with the query are held back; with `min_score`, those
         with a lower score instead; with `anyway`, none. `as_of` (unix seconds or ISO
-        8601) asks what was live then. `ranking` is a name in PROFILES; SEDIMENT_RANKING when
+        8601) asks what was live then. `source` asks only files whose path begins so, from the
+        project's folder or from the root. `vector_weight` and `text_weight` (0 to 1, shares of 1;
+        SEDIMENT_VECTOR_WEIGHT and SEDIMENT_TEXT_WEIGHT when not given) weigh meaning and words,
+        which is otherwise decided for each query; `candidates` (SEDIMENT_CANDIDATES) is how many
+        each index proposes. `ranking` is a name in PROFILES; SEDIMENT_RANKING when
         not given. `explain` adds the parts of each score. `record=False` leaves the access log
         alone. A query that is exactly an item's id returns that item's whole text, a page at a
         time: the next is asked for as "ID page 2".
@@ -4934,12 +5997,15 @@ class Memory:
         check_text(query, "query", QUERY_MAX)
         check_limit(limit)
         profile = PROFILES[check_ranking(ranking)]
+        if weights := check_weights(vector_weight, text_weight):
+            profile = profile._replace(score=functools.partial(weighed_score, weights))
         named = dict.fromkeys((query, query.strip()))
         page = next(filter(None, map(self._page, named)), None)
         answer: dict[str, Any] = page or {}
         if page is None:
             moment = None if as_of is None else parse_time(as_of)
-            hits, floor, notice = self._search(query, limit, profile, moment)
+            depth = max(limit, check_candidates(candidates))
+            hits, floor, notice = self._search(query, limit, profile, moment, depth, source)
             kept = hits if anyway else _kept(hits, floor, min_score)
             answer = self._answer(kept, explain, moment is None) | notice
             if held := len(hits) - len(kept):
@@ -4961,11 +6027,19 @@ class Memory:
                 count_access(connection, ids)
 
     def _search(
-        self, query: str, limit: int, profile: Profile, moment: int | None
+        self,
+        query: str,
+        limit: int,
+        profile: Profile,
+        moment: int | None,
+        depth: int,
+        source: str | None,
+        rounds: int = STALE_ROUNDS,
     ) -> tuple[list[Hit], float, dict[str, str]]:
         """The best hits, their floor, and a notice when they are not as good as they could be."""
         project = self.projects.current()
-        index = self._index if moment is None else None
+        index = self._index if moment is None and source is None else None
+        live = live_at(moment) + ("" if source is None else self._in_source(source))
         with self.database.snapshot():
             same, vector = self._same_model(), None
             near = same and self.database.settled("SELECT EXISTS(SELECT 1 FROM vectors)")
@@ -4979,17 +6053,26 @@ class Memory:
                 words,
                 vector,
                 project,
-                live_at(moment),
+                live,
                 index,
-                max(limit, CANDIDATES),
+                depth,
             )
             factor = CROSS_PROJECT_FACTOR if project else 1.0
             hits = rank(found, share, profile, max(limit, VERSIONS_DEPTH), factor)
             facts = self._facts(hits)
         known = [hit for hit in hits if hit.item in facts]  # some were forgotten just now
         hits = profile.adjust(known, facts, query, self._lexicon, limit)[:limit]
+        if moment is None and self._follow_shown(hits, facts, rounds):
+            return self._search(query, limit, profile, moment, depth, source, rounds - 1)
         notice = "The vectors here are of another model: found by words alone."
         return hits, profile.floor(words.chunks), {} if same else {"notice": notice}
+
+    def _in_source(self, prefix: str) -> str:
+        """The SQL condition of what stands in files whose path begins so."""
+        wanted = prefix, os.path.join(self._top, prefix.removeprefix("./"))
+        rows = self.database.rows("SELECT id, path FROM files")
+        found = [str(id) for id, path in rows if path.startswith(wanted)]
+        return f" AND i.file IN ({', '.join(found)})"
 
     def _facts(self, hits: list[Hit]) -> dict[int, Facts]:
         """What else ranking may look at, by row number."""
@@ -4998,9 +6081,9 @@ class Memory:
             " coalesce(a.access_count, 0),"
             " a.last_accessed_at, coalesce(a.validation_count, 0),"
             " (SELECT count(*) FROM graph_edges WHERE from_id = i.id)"
-            " + (SELECT count(*) FROM graph_edges WHERE to_id = i.id)"
-            " FROM chunks c JOIN items i ON i.seq = c.item"
-            " LEFT JOIN access_log a ON a.item_id = i.id"
+            " + (SELECT count(*) FROM graph_edges WHERE to_id = i.id),"
+            " coalesce(f.dated, 1), i.file FROM chunks c JOIN items i ON i.seq = c.item"
+            " LEFT JOIN access_log a ON a.item_id = i.id LEFT JOIN files f ON f.id = i.file"
             " WHERE c.id IN (SELECT value FROM json_each(?))"
         )
         chunks = json.dumps([hit.chunk for hit in hits])
@@ -5071,11 +6154,15 @@ class Memory:
     def _results(self, hits: list[Hit]) -> dict[int, dict[str, Any]]:
         items = self._items(hit.item for hit in hits)
         spans = self._spans([hit.chunk for hit in hits])
-        return {
+        rows = {
             hit.item: _result(items[hit.item], hit, spans[hit.chunk])
             for hit in hits
             if hit.item in items and hit.chunk in spans  # forgotten a moment ago
         }
+        for seq, row in rows.items():
+            if items[seq]["path"] is not None:
+                row["source"] = self._source(items[seq])
+        return rows
 
     def _item(self, id: str) -> dict[str, Any]:
         row = self._find(id)
@@ -5105,11 +6192,15 @@ class Memory:
             row, number = self._find(asked[1]), int(asked[2])
         if row is None or (self._is_foreign(row) and not crosses_projects()):
             return None
-        pages = paginate(row["content"])
+        whole = row["path"] is None or self._is_foreign(row)  # whose file is not looked at
+        content = row["content"] if whole else self._section(row)[0]
+        pages = paginate(content)
         if not 1 <= number <= len(pages):
             raise InvalidInput(f"{row['id']} has pages 1 to {len(pages)}, not {number}")
         start, end = pages[number - 1]
-        result = {"id": row["id"], "content": row["content"][start:end], "similarity": "1.00"}
+        result = {"id": row["id"], "content": content[start:end], "similarity": "1.00"}
+        if row["path"] is not None:
+            result["source"] = self._source(row)
         result["created"] = iso_time(row["created_at"])
         if self._is_foreign(row):
             result["cross_project"] = True
@@ -5120,6 +6211,368 @@ class Memory:
         if number < len(pages):
             result["next"] = f"{row['id']} page {number + 1}"
         return {"count": 1, "results": [result]}
+
+    # Files
+
+    def index(
+        self,
+        paths: Iterable[str | Path] = (),
+        *,
+        globs: Iterable[str] = (),
+        exclude: Iterable[str] = (),
+        include_archive: bool = False,
+        allow_secrets: bool = False,
+        scope: str = "project",
+        total: Callable[[int], object] = lambda _: None,
+        progress: Callable[[int], object] = lambda _: None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> dict[str, Any]:
+        """Let recall find what stands in files and folders, as they are now; without paths, in all
+        that were given before: {files, chunks, embedded, reused, removed, changes, skipped,
+        warnings, seconds, notice?}.
+
+        Markdown is indexed, and what else `globs` name; patterns are those of .gitignore. How a
+        path was indexed is remembered until it is told otherwise. chunks = embedded + reused.
+        Calls `total(files to look at)`, then `progress(files done)`. Raises NotFound for a path
+        that neither is there nor was.
+        """
+        start = time.monotonic()
+        options = Options(tuple(globs), tuple(exclude), include_archive, allow_secrets)
+        files = self._files(scope)
+        wanted = [self._path(path, files) for path in paths] or [None]
+        if wanted == [None] and not files.sources():
+            raise InvalidInput("name a file or folder to index, e.g. MEMORY.md memory/")
+        plain = options == Options()
+        plan = [row for path in wanted for row in files.plan(path, None if plain else options)]
+        total(sum(len(found) for *_, found in plan))
+        files.follow(plan, progress, stop)
+        chunks = sum(files.parts(one, within) for one, within, _ in plan)
+        answer = {
+            "files": sum(len(found) for *_, found in plan),
+            "chunks": chunks,
+            "embedded": files.embedded,
+            "reused": max(0, chunks - files.embedded),
+            "removed": files.removed,
+            "changes": files.changes,
+            "skipped": files.skipped,
+            "warnings": files.warnings,
+            "seconds": round(time.monotonic() - start, 2),
+        }
+        return answer | self._outside(path for path in wanted if path)
+
+    def _files(self, scope: str = "project") -> Files:
+        """The index of this project's files, or of the global ones."""
+        project = self.projects.current(create=True) if check_scope(scope) == "project" else None
+        return self._files_of(project)
+
+    def _files_of(self, project: str | None) -> Files:
+        usable = self._same_model()
+        return Files(self.database, self.encoder, project, self._claim, usable, not redacts())
+
+    def _path(self, given: str | Path, files: Files) -> Path:
+        """A path as it is indexed: whole, and as it is without links."""
+        path = Path(os.path.realpath(expand_home(given)))
+        if not _is_unicode(path):
+            raise InvalidInput(f"{path} has a name that is not UTF-8: rename it")
+        known = [*(one.path for one in files.sources()), *map(Path, files.known())]
+        if not os.path.lexists(path) and not any(_is_in(one, path) for one in known):
+            raise NotFound(f"there is no file or folder {path}")
+        return path
+
+    def _outside(self, paths: Iterable[Path]) -> dict[str, str]:
+        """A remark when paths are not the project's own."""
+        root = self.projects.root
+        far = [str(path) for path in paths if root and not _is_in(path, root.resolve())]
+        told = f"outside {root}, but recalled there: {', '.join(far)}"
+        return {"notice": told} if far else {}
+
+    def unindex(self, *paths: str | Path, scope: str = "project") -> dict[str, Any]:
+        """Take files and folders out of the index; they stay where they are: {success, paths,
+        message}."""
+        files, told = self._files(scope), []
+        gone = [Path(os.path.realpath(expand_home(path))) for path in paths]
+        for path in gone:
+            if not files.remove(path):
+                raise NotFound(f"{path} is not in the index: `status` shows what is")
+            told.append(f"{path} is no longer in the index.")
+            above = [one.path for one in files.sources() if one.path in path.parents]
+            if above:
+                told.append(f"{above[0]} still is: give that --exclude, or it comes back.")
+        return {"success": True, "paths": list(map(str, gone)), "message": " ".join(told)}
+
+    def watch(
+        self,
+        paths: Iterable[str | Path] = (),
+        *,
+        debounce_ms: int = WATCH_DEBOUNCE,
+        stop: threading.Event | None = None,
+        **options: Any,
+    ) -> Iterator[dict[str, Any]]:
+        """Index files and folders, then again whenever they change, until `stop` is set; yields
+        what `index` returns, first at once. Changes are taken up `debounce_ms` after the last."""
+        stop = stop or threading.Event()
+        yield (answer := self.index(paths, **options))
+        tops = [Path(os.path.realpath(expand_home(path))) for path in paths]
+        tops = tops or [one.path for one in self._files(options.get("scope", "project")).sources()]
+        for _ in changed_tops(tops, debounce_ms, stop):
+            with contextlib.suppress(NotFound):
+                answer = self.index(tops, scope=options.get("scope", "project"))
+                if answer["changes"] or answer["skipped"]:
+                    yield answer
+
+    def expand(self, id: str, *, lines: int | None = None) -> dict[str, Any]:
+        """The section that a recalled part of a file stands in, or so many lines before and after
+        it: {id, content, source?, created}. Of a stored memory, its whole text.
+
+        Read from the file as it is now, but for secrets. Raises NotFound when the part is gone.
+        """
+        row = self._visible(id)
+        if row["path"] is None:
+            return {
+                "id": row["id"],
+                "content": row["content"],
+                "created": iso_time(row["created_at"]),
+            }
+        content, first, last = self._section(row, lines)
+        source = f"{self._shown(row['path'])}:{first}-{last}"
+        return {
+            "id": row["id"],
+            "source": source,
+            "content": content,
+            "created": iso_time(row["created_at"]),
+        }
+
+    def _section(self, row: dict[str, Any], lines: int | None = None) -> tuple[str, int, int]:
+        """The text around a part of a file, and its lines."""
+        files, path = self._files_of(row["project_id"]), Path(row["path"])
+        source = files.holding(path)
+        files.take(path, source, files.known(source).get(str(path)))
+        if self._find(row["id"]) is None:
+            raise NotFound(f"{self._shown(row['path'])} has changed there: recall again")
+        text, _ = redact(read_file(path)[0], not files.keeps_secrets(source.options), lines=True)
+        first, last = row["first_line"], row["last_line"]
+        count = text.count("\n") + (not text.endswith("\n"))
+        if lines is not None:
+            first, last = max(1, first - lines), min(count, last + lines)
+        elif row["content_type"] == "markdown":
+            first, last = section_at(text, first, last)
+        content = "\n".join(text.split("\n")[first - 1 : last]).strip("\n")
+        return content, first, min(last, count)
+
+    @property
+    def _top(self) -> Path:
+        """The folder that paths are told from: the project's, else the working one."""
+        try:
+            return (self.projects.root or Path.cwd()).resolve()
+        except OSError:  # it was deleted
+            return Path("/")
+
+    def _shown(self, path: str) -> str:
+        """A path as people read it: from the project's folder, if it is in there."""
+        return (_beneath(Path(path), self._top) or ".") if _is_in(Path(path), self._top) else path
+
+    def _source(self, row: dict[str, Any]) -> str:
+        """Where a part of a file stands, as path:start-end."""
+        return f"{self._shown(row['path'])}:{row['first_line']}-{row['last_line']}"
+
+    def _follow_shown(self, hits: list[Hit], facts: dict[int, Facts], rounds: int) -> bool:
+        """Index the files again that have changed since, of those that hits stand in; whether
+        there were any. Nobody is to be answered from a file that says something else by now."""
+        wanted = {facts[hit.item].file for hit in hits if facts[hit.item].file is not None}
+        if not wanted or not rounds:
+            return False
+        with contextlib.suppress(DatabaseError, NotFound):  # not to be written, or just gone
+            return self._follow_files(wanted)
+        return False
+
+    def _follow_files(self, wanted: set[int | None]) -> bool:
+        changed = False
+        sql = (
+            "SELECT path, project_id, size, changed_at, read_at, digest FROM files"
+            " WHERE id IN (SELECT value FROM json_each(?))"
+        )
+        for path, project, *noted in self.database.rows(sql, json.dumps(list(wanted))):
+            if project in ("", self.projects.current()) and is_dirty(Path(path), Noted(*noted)):
+                files = self._files_of(project or None)
+                changed |= files.take(Path(path), files.holding(Path(path)), Noted(*noted))
+        return changed
+
+    # Notes
+
+    def note(
+        self, text: str, *, folder: str | Path | None = None, allow_secrets: bool = False
+    ) -> dict[str, Any]:
+        """Add a line to today's note, memory/YYYY-MM-DD.md in the project's folder (or another):
+        {success, id, source, message}."""
+        now = datetime.now()
+        top = expand_home(folder) if folder else self._top / _NOTES
+        path = Path(os.path.realpath(top)) / f"{now:%Y-%m-%d}.md"
+        heading = f"# {now:%Y-%m-%d}\n\n"
+        return self._write_down(text, path, heading, f"{now:%H:%M} ", "project", allow_secrets)
+
+    def _write_down(
+        self,
+        text: str,
+        path: Path,
+        beginning: str,
+        before: str,
+        scope: str,
+        allow_secrets: bool,
+    ) -> dict[str, Any]:
+        """Add a text to a file as an item of a list, and index the file."""
+        check_text(text, "content", CONTENT_MAX)
+        text, redacted = self._cleaned(text, allow_secrets)
+        if path.is_dir():
+            raise InvalidInput(f"{path} is a folder: name a file in it, e.g. MEMORY.md")
+        line, new = append_lines(path, beginning, as_bullet(text, before))
+        files = self._files(scope)
+        options = Options(secrets=True) if allow_secrets and redacts() else None
+        target = path.parent if path.parent.name == _NOTES else path
+        files.source_of(target, None)
+        files.follow(files.plan(path, options))
+        sql = (
+            "SELECT i.id FROM items i JOIN files f ON f.id = i.file WHERE f.path = ? AND"
+            " f.project_id = ? AND ? BETWEEN i.first_line AND i.last_line ORDER BY i.seq DESC"
+            " LIMIT 1"
+        )
+        id = self.database.value(sql, str(path), files.project, line)
+        answer: dict[str, Any] = {"success": True, "id": id, "scope": scope}
+        answer["source"] = f"{self._shown(str(path))}:{line}"
+        message = f"{'Added to' if new else 'Stands already in'} {answer['source']}."
+        if redacted:
+            answer["redacted"] = redacted
+            message += f" Left out: {', '.join(dict.fromkeys(redacted))}."
+        return answer | {"message": message}
+
+    def compact(
+        self,
+        path: str | Path,
+        *,
+        older_than: object = "30d",
+        command: str | None = None,
+        timeout: float = COMPACT_TIMEOUT,
+        dry_run: bool = False,
+    ) -> dict[str, Any]:
+        """Let a command summarise the daily notes of a folder that are older:
+        {notes, characters, summary, path, archive}.
+
+        The notes are piped to the command, and only when it succeeds and prints something does
+        that become a file, and the notes move to archive/: all of it, or nothing. `dry_run`
+        returns what would be sent as `input`. Without a command: what is old, what repeats itself
+        (`repeats`), and what would be saved. Raises InvalidInput when the command fails.
+        """
+        folder = Path(os.path.realpath(expand_home(path)))
+        if not folder.is_dir():
+            raise NotFound(f"there is no folder {folder}")
+        finish_compactions(self.database)
+        notes = old_notes(folder, parse_age(older_than), not redacts())
+        text = joined(notes, folder)
+        answer: dict[str, Any] = {
+            "notes": [
+                {"path": self._shown(str(one.path)), "characters": len(one.text)} for one in notes
+            ],
+            "characters": sum(len(one.text) for one in notes),
+        }
+        if dry_run:
+            return answer | {"input": text}
+        if command is None:
+            return answer | {"repeats": self._repeats(folder)}
+        if not notes:
+            return answer | {"message": "No note is that old: nothing to do."}
+        summary, _ = self._cleaned(run_filter(command, text, timeout), False)
+        target = begin_compaction(self.database, folder, notes, summary)
+        self.index([folder])
+        saved = f"{answer['characters']:,} characters became {len(summary):,}"
+        message = f"Wrote {self._shown(str(target))}; {len(notes)} notes are in archive/ ({saved})."
+        return answer | {
+            "summary": summary,
+            "path": str(target),
+            "archive": str(folder / _ARCHIVE),
+            "message": message,
+        }
+
+    def _repeats(self, folder: Path) -> list[dict[str, Any]]:
+        """Parts of a folder's notes that say nearly the same."""
+        self.index([folder])
+        sql = (
+            "SELECT f.path, i.first_line, i.last_line, v.vector FROM items i"
+            " JOIN files f ON f.id = i.file JOIN chunks c ON c.item = i.seq"
+            " JOIN vectors v ON v.chunk = c.id WHERE f.project_id = ? ORDER BY f.path, i.seq"
+        )
+        rows = self.database.rows(sql, self.projects.current() or "")
+        named = [
+            (f"{self._shown(path)}:{first}-{last}", vector)
+            for path, first, last, vector in rows
+            if _is_in(Path(path), folder) and date_of(Path(path))
+        ]
+        return [
+            {"similarity": _two_places(cosine), "sources": [one, other]}
+            for cosine, one, other in repeated(named)
+        ]
+
+    def status(self, *, deep: bool = False, index: bool = False) -> dict[str, Any]:
+        """How recall stands: the database, the model, what weighs how much, the cache, and each
+        source with its files, those that have changed or are missing among them.
+
+        `index` brings it up to date before; `deep` encodes and searches in earnest.
+        """
+        if index and (self._files().sources() or self._files("global").sources()):
+            for scope in SCOPES:
+                if self._files(scope).sources():
+                    self.index(scope=scope)
+        here, model = self.projects.current(), self.encoder.model
+        vector_weight, text_weight = check_weights(None, None) or ("automatic", "automatic")
+        value = self.database.value
+        sources = [
+            self._source_facts(self._files_of(project), one, scope)
+            for project, scope in dict.fromkeys([(here, "project"), (None, "global")])
+            if project or scope == "global"
+            for one in self._files_of(project).sources()
+        ]
+        answer: dict[str, Any] = {
+            "database": str(self.database.path),
+            "bytes": self.database.size(),
+            "project": here,
+            "memories": value(f"SELECT count(*) FROM items i WHERE {_MEMORY} AND {_OWN}", here),
+            "model": model.name,
+            "dimension": model.dimension,
+            "same_model": self._same_model(),
+            "vector_weight": vector_weight,
+            "text_weight": text_weight,
+            "candidates": check_candidates(None),
+            "cached_vectors": value("SELECT count(*) FROM embeddings"),
+            "pending_chunks": self.pending(),
+            "sources": sources,
+            "dirty": sum(len(row["changed"]) + len(row["missing"]) for row in sources),
+        }
+        return answer | ({"deep": self._probe()} if deep else {})
+
+    def _source_facts(self, files: Files, source: Source, scope: str) -> dict[str, Any]:
+        known = files.known(source)
+        found = list(map(str, files.find(source, source.path)))
+        changed = [path for path in found if files.differs(Path(path), source, known.get(path))]
+        return {
+            "path": self._shown(str(source.path)),
+            "scope": scope,
+            "files": len(known),
+            "chunks": files.parts(source, source.path),
+            "changed": sorted(map(self._shown, changed)),
+            "missing": sorted(self._shown(path) for path in known.keys() - set(found)),
+        }
+
+    def _probe(self) -> dict[str, Any]:
+        """A real embedding and a real search."""
+        vector = self.encoder.embed("Is anybody there?")
+        length = math.sqrt(
+            sum(number**2 for number in struct.unpack(f"<{len(vector) // 4}f", vector))
+        )
+        found = self.recall("Is anybody there?", anyway=True, record=False)["count"]
+        self.database.reader()
+        return {
+            "embedding": f"{len(vector) // 4} numbers of length {length:.3f}",
+            "search": f"{found} results",
+            "sqlite_vec": "works" if self.database.has_distance else "is not there: numpy does it",
+        }
 
     # Consolidating, and taking back
 
@@ -5168,6 +6621,9 @@ class Memory:
                 connection.execute("INSERT OR REPLACE INTO meta VALUES('examined', ?)", (last,))
             if stop() or not self._lease("consolidation"):
                 return
+        if self.database.value(f"SELECT max(seq) > {_EXAMINED} FROM items"):
+            with self.database.transaction() as connection:
+                connection.execute(_EXAMINED_FILES)
 
     def _settle(self, ids: tuple[str, str]) -> list[tuple[str, Pair]]:
         pair = judge(self.database, ids, self.encoder.embed)
@@ -5385,16 +6841,16 @@ class Memory:
         items = [_listed(_item(row)) for row in self.database.rows(sql, *values, limit)]
         answer: dict[str, Any] = {"count": len(items), "total": total, "items": items}
         if not items:
-            others = self.database.value(f"SELECT count(*) FROM items i WHERE {_LIVE_GLOBAL}")
+            others = self.database.value(f"SELECT count(*) FROM items i WHERE {_MEMORY_GLOBAL}")
             hint = f" here; {others} global (scope all shows them)" if others else ""
             answer["message"] = f"No items stored yet{hint}."
         return answer
 
     def _scope(self, scope: str) -> tuple[str, tuple[str | None, ...]]:
         if scope == "global":
-            return _LIVE_GLOBAL, ()
+            return _MEMORY_GLOBAL, ()
         own = "i.project_id = ?" if scope == "project" else _OWN
-        return f"i.ended_at IS NULL AND {own}", (self.projects.current(),)
+        return f"{_MEMORY} AND {own}", (self.projects.current(),)
 
     def get(self, id: str) -> dict[str, Any]:
         """One item's whole text and facts, by its id or a beginning of it that no other has."""
@@ -5711,10 +7167,14 @@ class Memory:
         message = f"Made {chunks} chunks of {items} items anew, with {self.encoder.model.name}."
         return {"success": True, "items": items, "chunks": chunks, "message": message}
 
-    def _staged_rows(self, item: int, content: str) -> list[tuple[Any, ...]]:
+    def _staged_rows(self, item: int, content: str, file: int | None) -> list[tuple[Any, ...]]:
+        chunks = self._split(content)
+        if file is not None:  # how a file is cut is seen in the file alone: `index` looks again
+            sql = 'SELECT start, "end", context FROM chunks WHERE item = ? ORDER BY position'
+            chunks = [Chunk(*row) for row in self.database.rows(sql, item)]
         return [
             (item, position, *chunk, self._embed_span(content, chunk))
-            for position, chunk in enumerate(self._split(content))
+            for position, chunk in enumerate(chunks)
         ]
 
     def prune(
@@ -5770,15 +7230,14 @@ class Memory:
             "exists": database.path.exists(),
             "bytes": database.size(),
             "schema": len(MIGRATIONS),
-            "items": database.value(f"{count} i.ended_at IS NULL"),
+            "items": database.value(f"{count} {_MEMORY}"),
+            "file_parts": database.value(f"{count} i.file IS NOT NULL"),
             "replaced_items": database.value(f"{count} i.ended_at IS NOT NULL"),
             "chunks": database.value("SELECT count(*) FROM chunks"),
             "pending_chunks": self.pending(),
             "project": current,
-            "project_items": database.value(
-                f"{count} i.ended_at IS NULL AND i.project_id = ?", current
-            ),
-            "global_items": database.value(f"{count} i.ended_at IS NULL AND i.project_id IS NULL"),
+            "project_items": database.value(f"{count} {_MEMORY} AND i.project_id = ?", current),
+            "global_items": database.value(f"{count} {_MEMORY_GLOBAL}"),
             "model": model.name,
             "dimension": model.dimension,
             "same_model": self._same_model(),
@@ -5805,6 +7264,8 @@ class Memory:
             hint = successor or "; `list` and `recall` show whole ids"
             raise NotFound(f"no memory with the id {_show(id)} (not found){hint}")
         self._check_own(row, "change")
+        if row["path"] is not None:
+            raise InvalidInput(f"{row['id']} stands in {self._source(row)}: edit that file")
         return row
 
     def _check_own(self, row: dict[str, Any], what: str) -> None:
@@ -5825,8 +7286,11 @@ _COLUMNS = (
     "created_at",
     "ended_at",
     "successor",
+    "first_line",
+    "last_line",
 )
 _ITEM = ", ".join(f"i.{column}" for column in _COLUMNS) + (
+    ", (SELECT path FROM files f WHERE f.id = i.file)"
     ", (SELECT count(*) FROM chunks c WHERE c.item = i.seq)"
 )
 
@@ -5848,7 +7312,7 @@ def _edge(row: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _item(row: tuple[Any, ...]) -> dict[str, Any]:
-    return dict(zip((*_COLUMNS, "chunks"), row, strict=True))
+    return dict(zip((*_COLUMNS, "path", "chunks"), row, strict=True))
 
 
 def _listed(row: dict[str, Any]) -> dict[str, Any]:
@@ -5878,6 +7342,45 @@ def _result(row: dict[str, Any], hit: Hit, span: tuple[int, int, int]) -> dict[s
     if hit.foreign:
         result["cross_project"] = True
     return result
+
+
+def check_weights(vector: float | None, text: float | None) -> tuple[float, float] | None:
+    """The weights of meaning and words as asked for, or as configured; None leaves them to the
+    query. One alone leaves the rest of 1 to the other."""
+    given = (
+        _share(value, name) for name, value in (("vector_weight", vector), ("text_weight", text))
+    )
+    asked, told = given
+    if asked is None and told is None:
+        return None
+    asked = 1 - (told or 0.0) if asked is None else asked
+    told = 1 - asked if told is None else told
+    if not asked + told:
+        raise InvalidInput("vector_weight and text_weight are both 0: nothing would be found")
+    return asked / (asked + told), told / (asked + told)
+
+
+def _share(value: float | None, name: str) -> float | None:
+    given: Any = os.environ.get(f"SEDIMENT_{name.upper()}") or None if value is None else value
+    if given is None:
+        return None
+    try:
+        share = float(given)
+    except (TypeError, ValueError):
+        share = math.nan
+    if not 0 <= share <= 1:
+        raise InvalidInput(f"{name} must be a number from 0 to 1, not {_show(given)}")
+    return share
+
+
+def check_candidates(value: object) -> int:
+    """How many candidates each index proposes, as asked for or as configured."""
+    given = os.environ.get("SEDIMENT_CANDIDATES") or CANDIDATES if value is None else value
+    if isinstance(given, str) and given.isdecimal():
+        given = int(given)
+    if not isinstance(given, int) or not 1 <= given <= LIMIT_MAX:
+        raise InvalidInput(f"candidates must be a number from 1 to {LIMIT_MAX}, not {_show(given)}")
+    return given
 
 
 def _kept(hits: list[Hit], floor: float, min_score: float | None) -> list[Hit]:
@@ -5939,15 +7442,6 @@ def _is_live(connection: apsw.Connection, id: str) -> bool:
     return connection.execute(sql, (id,)).fetchone() is not None
 
 
-# The neighbours of all rows up to this one have been looked at; now those of the last one have,
-# and no row is between.
-_EXAMINED = "coalesce((SELECT value + 0 FROM meta WHERE key = 'examined'), 0)"
-_EXAMINED_NEXT = (
-    "INSERT OR REPLACE INTO meta SELECT 'examined', (SELECT max(seq) FROM items)"
-    f" WHERE (SELECT count(*) FROM (SELECT 1 FROM items WHERE seq > {_EXAMINED} LIMIT 2)) = 1"
-)
-
-
 def _fill(connection: apsw.Connection, vectors: list[tuple[bytes, int]]) -> None:
     """Give pending chunks their vectors; a chunk forgotten meanwhile is left out."""
     connection.executemany(
@@ -5958,7 +7452,7 @@ def _fill(connection: apsw.Connection, vectors: list[tuple[bytes, int]]) -> None
     connection.executemany("DELETE FROM pending WHERE chunk = ?", [(row[1],) for row in vectors])
 
 
-_UNSTAGED = "SELECT seq, content FROM items WHERE seq NOT IN (SELECT item FROM staged)"
+_UNSTAGED = "SELECT seq, content, file FROM items WHERE seq NOT IN (SELECT item FROM staged)"
 
 
 def _stage(connection: apsw.Connection, rows: list[tuple[Any, ...]]) -> None:
@@ -5979,6 +7473,8 @@ def switch_to_staged(connection: apsw.Connection) -> None:
         INSERT INTO vectors SELECT c.id, s.vector FROM chunks c JOIN staged s
             ON s.item = c.item AND s.position = c.position;
         DELETE FROM staged;
+        DELETE FROM embeddings;
+        UPDATE files SET digest = x'';
         DELETE FROM meta WHERE key IN ('model_name', 'model_digest', 'dimension', 'reindex');
     """)
     fill_words(connection)
@@ -6120,6 +7616,7 @@ _RESULT = _object(
     similarity=_text("How well it fits, 0.00 to 1.00."),
     raw_similarity=_text("The cosine alone."),
     created=_CREATED,
+    source=_text("The lines of a file where it stands, path:start-end; its id reads the section."),
     relevant_excerpt=_text("The part of a long memory that fits best."),
     position={"type": "object", "description": "Where in the memory that part stands."},
     cross_project={**_TRUE, "description": "It belongs to another project."},
@@ -6264,7 +7761,7 @@ _ARGUMENTS: dict[str, dict[str, str]] = {
         "replace_id": "replace",
         "created_at": "created_at",  # taken, not advertised: for imports by script
     },
-    "recall": {"query": "query", "limit": "limit"},
+    "recall": {"query": "query", "limit": "limit", "source": "source"},  # as for created_at
     "list": {"limit": "limit", "scope": "scope"},
     "forget": {"id": "id"},
 }
@@ -6739,8 +8236,9 @@ def read_lines(read: Callable[[], bytes]) -> Iterator[bytes | None]:
         yield None if too_long else bytes(buffer)
 
 
-def serve(memory: Memory) -> None:
-    """Speak MCP on stdin and stdout until either the client or a signal ends it."""
+def serve(memory: Memory, watched: Sequence[str] = ()) -> None:
+    """Speak MCP on stdin and stdout until either the client or a signal ends it; follow changes
+    in files and folders meanwhile."""
     source, wire = _take_wire()
     lock = threading.Lock()
 
@@ -6752,6 +8250,8 @@ def serve(memory: Memory) -> None:
 
     server = Server(memory, send)
     _end_with_parent()
+    if watched:
+        threading.Thread(target=_follow, args=(memory, watched), daemon=True).start()
     try:
         for name in ("SIGINT", "SIGTERM", "SIGHUP"):
             if number := getattr(signal, name, None):
@@ -6765,6 +8265,15 @@ def serve(memory: Memory) -> None:
         memory.close()
     # Daemon threads may still hold the encoder; the file is safe at any moment.
     os._exit(0)
+
+
+def _follow(memory: Memory, paths: Sequence[str]) -> None:
+    """Keep the index of files up to date, whatever becomes of them or of the database."""
+    while True:
+        with contextlib.suppress(SedimentError):
+            for _ in memory.watch(paths):
+                memory.database.leave()
+        time.sleep(WATCH_POLL / 1000)
 
 
 class _Stopped(BaseException):
@@ -7057,6 +8566,7 @@ _shared = click.make_pass_decorator(Context)
 @click.option("-s", "--scope", type=_SCOPE, help="project (default), or global: for every project.")
 @click.option("--replace", metavar="ID", help="The item that this one supersedes.")
 @click.option("--created-at", metavar="TIME", help="Back-date it: unix seconds or ISO 8601.")
+@click.option("--into", metavar="FILE", help="Put it into a markdown file, and index that.")
 @_ALLOW_SECRETS
 @_common
 @_shared
@@ -7068,6 +8578,7 @@ def store(shared: Context, content: str, **options: Any) -> None:
       sediment store "Staging database is on port 5433."
       git log -1 --format=%B | sediment store -
       sediment store --scope global "I prefer tabs."
+      sediment store --into MEMORY.md "The gateway listens on port 18789."
     """
     text = read_stdin() if content == "-" else content
     with shared.memory() as memory:
@@ -7086,6 +8597,12 @@ def store(shared: Context, content: str, **options: Any) -> None:
 @click.option(
     "--ranking", type=click.Choice(RANKINGS), help="How to rank (else SEDIMENT_RANKING, default)."
 )
+@click.option("--source", metavar="PREFIX", help="Only from files whose path begins so.")
+@click.option(
+    "--vector-weight", type=float, metavar="N", help="Weigh meaning, 0 to 1 (else by query)."
+)
+@click.option("--text-weight", type=float, metavar="N", help="Weigh words, 0 to 1 (else by query).")
+@click.option("--candidates", type=_LIMIT, metavar="N", help="How many each index proposes.")
 @_common
 @_shared
 def recall(shared: Context, query: str, explain: bool, **options: Any) -> None:
@@ -7096,13 +8613,165 @@ def recall(shared: Context, query: str, explain: bool, **options: Any) -> None:
       sediment recall "when can I release?"
       sediment recall "auth decisions" --limit 3 --json | jq -r '.results[].content'
       sediment recall "session timeout" --as-of 2026-03-01 --explain
+      sediment recall "gateway port" --source MEMORY.md
       sediment recall 6f1c6c1e-…             # an id alone: that item's text
     """
     with shared.memory() as memory:
         parts = explain or shared.json
         answer = memory.recall(query, record=False, explain=parts, **options)
-        shared.show(answer, render_recalled)
+        shared.show(answer, functools.partial(render_recalled, query=query))
         memory.record_access(row["id"] for row in answer["results"])
+
+
+cli.add_command(recall, "search")
+
+
+@cli.command()
+@click.argument("id")
+@click.option("--lines", type=click.IntRange(0, 10_000), metavar="N", help="So many lines around.")
+@click.option("--section", is_flag=True, help="The whole section (as without --lines).")
+@_common
+@_shared
+def expand(shared: Context, id: str, lines: int | None, section: bool) -> None:
+    """Print the section of a file that a result stands in. The beginning of its id is enough.
+
+    \b
+    Examples:
+      sediment expand 6f1c6c1e
+      sediment expand 6f1c6c1e --lines 20
+    """
+    with shared.memory() as memory:
+        shared.show(memory.expand(id, lines=None if section else lines), render_expanded)
+
+
+@cli.command()
+@click.argument("paths", nargs=-1, metavar="PATH...")
+@click.option(
+    "--glob", "globs", multiple=True, metavar="PATTERN", help="Not only *.md; repeatable."
+)
+@click.option("--exclude", multiple=True, metavar="PATTERN", help="As in .gitignore; repeatable.")
+@click.option("--include-archive", is_flag=True, help="Notes that `compact` has put away, too.")
+@click.option("--remove", is_flag=True, help="Take the paths out of the index; the files stay.")
+@click.option("-s", "--scope", type=_SCOPE, default="project", help="global: for every project.")
+@_ALLOW_SECRETS
+@_common
+@_shared
+def index(
+    shared: Context, paths: tuple[str, ...], remove: bool, scope: str, **options: Any
+) -> None:
+    """Let recall find what stands in markdown files and folders. Again: only what has changed.
+
+    \b
+    Examples:
+      sediment index MEMORY.md memory/ docs/
+      sediment index src --glob '*.py' --exclude 'test_*'
+      sediment index                         # all that was indexed before
+      sediment index docs/ --remove
+    """
+    with shared.memory() as memory:
+        if remove:
+            shared.show(memory.unindex(*paths, scope=scope), _message)
+            return
+        try:
+            with files_bar() as (total, progress):
+                answer = memory.index(paths, scope=scope, total=total, progress=progress, **options)
+        except KeyboardInterrupt:
+            click.echo("interrupted: the same command goes on", err=True)
+            raise
+        _show_indexed(shared, answer)
+        _fail_for_skipped(answer, paths)
+
+
+@cli.command()
+@click.argument("paths", nargs=-1, metavar="PATH...")
+@click.option(
+    "--debounce-ms",
+    type=click.IntRange(50, 60_000),
+    default=WATCH_DEBOUNCE,
+    show_default=True,
+    help="Quiet time before changes are taken up.",
+)
+@_common
+@_shared
+def watch(shared: Context, paths: tuple[str, ...], debounce_ms: int) -> None:
+    """Index files and folders, then follow their changes until Ctrl-C. A line for each.
+
+    \b
+    Example:
+      sediment watch MEMORY.md memory/
+    """
+    with shared.memory(resident=True) as memory, contextlib.suppress(KeyboardInterrupt):
+        for place, answer in enumerate(memory.watch(paths, debounce_ms=debounce_ms)):
+            if shared.json:
+                click.echo(to_json(answer))
+                continue
+            for line in render_indexed(answer) if not place else ():
+                click.echo(line)
+            for line in render_changes(answer if place else answer | {"changes": []}):
+                click.echo(line)
+
+
+@cli.command("note")
+@click.argument("text")
+@click.option("--folder", metavar="DIR", help="Where the notes are (else memory/ in the project).")
+@_ALLOW_SECRETS
+@_common
+@_shared
+def note_command(shared: Context, text: str, **options: Any) -> None:
+    """Add a line to today's note, memory/YYYY-MM-DD.md. "-" reads it from a pipe.
+
+    \b
+    Example:
+      sediment note "Set up the gateway; the token expires in March."
+    """
+    with shared.memory() as memory:
+        given = read_stdin() if text == "-" else text
+        shared.show(memory.note(given, **options), render_stored)
+
+
+@cli.command()
+@click.argument("path", default=_NOTES)
+@click.option("--older-than", default="30d", show_default=True, metavar="AGE", help="30d, 12w, 1y.")
+@click.option("--with", "command", metavar="CMD", help="What summarises the notes it is piped.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0.1, 86_400),
+    default=COMPACT_TIMEOUT,
+    show_default=True,
+    metavar="S",
+    help="Seconds that it may take.",
+)
+@click.option("--dry-run", is_flag=True, help="Print what would be sent.")
+@_common
+@_shared
+def compact(shared: Context, path: str, **options: Any) -> None:
+    """Summarise old daily notes with a command of yours; they move to archive/.
+
+    \b
+    Without --with: what is old, what repeats itself, and what would be saved.
+    Examples:
+      sediment compact memory/
+      sediment compact memory/ --older-than 30d --with 'claude -p "Summarise these notes"'
+      sediment compact memory/ --with 'ollama run llama3.2 "Summarise these notes"'
+    """
+    with shared.memory() as memory:
+        shared.show(memory.compact(path, **options), render_compacted)
+
+
+@cli.command()
+@click.option("--deep", is_flag=True, help="Encode and search in earnest.")
+@click.option("--index", "index_first", is_flag=True, help="Bring the index up to date first.")
+@_common
+@_shared
+def status(shared: Context, deep: bool, index_first: bool) -> None:
+    """Show what is indexed, what has changed since, and whether everything works.
+
+    \b
+    Example:
+      sediment status --deep
+    """
+    with shared.memory() as memory:
+        shared.show(memory.status(deep=deep, index=index_first), render_status)
 
 
 @cli.command("list")
@@ -7446,9 +9115,12 @@ def init(shared: Context, where: str) -> None:
 
 
 @cli.command("serve")
+@click.option(
+    "--watch", "watched", multiple=True, metavar="PATH", help="Index, and follow changes."
+)
 @_common
 @_shared
-def serve_command(shared: Context) -> None:
+def serve_command(shared: Context, watched: tuple[str, ...] = ()) -> None:
     """Speak MCP on stdin and stdout, for an agent's client.
 
     \b
@@ -7457,7 +9129,11 @@ def serve_command(shared: Context) -> None:
     """
     hint = os.environ.get("CLAUDE_PROJECT_DIR")
     folder = Path(hint) if hint and Path(hint).is_dir() else None
-    serve(shared.memory(resident=True, folder=folder))
+    memory = shared.memory(resident=True, folder=folder)
+    for path in watched:
+        if not os.path.lexists(expand_home(path)):
+            raise NotFound(f"there is no file or folder {path}")
+    serve(memory, watched)
 
 
 @cli.command()
@@ -7563,6 +9239,34 @@ def progress_bar(label: str, total: int | None) -> Iterator[Callable[[int], None
         yield add
 
 
+@contextlib.contextmanager
+def files_bar() -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]:
+    """A bar of files that is told how many there are, then how many are done."""
+    with contextlib.ExitStack() as stack:
+        bars: list[Callable[[int], None]] = []
+
+        def total(count: int) -> None:
+            bars.append(stack.enter_context(progress_bar("indexing", count)))
+
+        yield total, lambda count: bars[0](count)
+
+
+def _show_indexed(shared: Context, answer: dict[str, Any]) -> None:
+    """The report of an index; --verbose names the files."""
+    for line in render_changes(answer) if shared.verbose else ():
+        click.echo(line, err=True)
+    if not shared.verbose:
+        answer = {name: value for name, value in answer.items() if name != "changes"}
+    shared.show(answer, render_indexed)
+
+
+def _fail_for_skipped(answer: dict[str, Any], paths: Iterable[str]) -> None:
+    """A file that was asked for by name and cannot be indexed is a failure."""
+    asked = {os.path.realpath(expand_home(path)) for path in paths}
+    if failed := [row for row in answer["skipped"] if row["path"] in asked]:
+        raise InvalidInput("; ".join(f"{row['path']} {row['reason']}" for row in failed))
+
+
 def _finish_pending(memory: Memory, shared: Context) -> None:
     """Make the vectors of long texts, after the answer; interrupting that loses nothing."""
     if not (total := memory.pending()):
@@ -7612,12 +9316,15 @@ def render_stored(answer: dict[str, Any]) -> Iterator[str]:
         yield _field("similar", f"{row['similarity']}  {row['id']}  {text}")
 
 
-def render_recalled(answer: dict[str, Any]) -> Iterator[str]:
+def render_recalled(answer: dict[str, Any], query: str = "") -> Iterator[str]:
     for row in answer["results"]:
         marks = " (other project)" if row.get("cross_project") else ""
         similarity = click.style(row["similarity"], fg="green", bold=True)
-        yield f"{similarity}  {_dim(printable(row['id']))}  {_dim(row['created'][:10])}{marks}"
-        if "page" in row or "next" in row:
+        place = printable(row.get("source") or row["created"][:10])
+        yield f"{similarity}  {_dim(printable(row['id']))}  {_dim(place)}{marks}"
+        if "source" in row and row["similarity"] != "graph" and "page" not in row:
+            yield from _indented(excerpt(row["content"], query))
+        elif "page" in row or "next" in row:
             yield printable(row["content"])
             yield _dim(f"page {row['page']} of {row['pages']}")
         elif "position" in row:
@@ -7638,6 +9345,93 @@ def render_recalled(answer: dict[str, Any]) -> Iterator[str]:
     for remark in ("message", "notice"):
         if remark in answer:
             yield answer[remark]
+
+
+def excerpt(text: str, query: str) -> str:
+    """EXCERPT characters of a text, from the line on that has most of a query's words."""
+    if len(text) <= EXCERPT:
+        return text
+    words = set(re.findall(r"\w{3,}", query.lower()))
+    lines = list(_lines(text))
+    told = [len(words & set(re.findall(r"\w{3,}", line.lower()))) for _, line in lines]
+    start = lines[told.index(max(told))][0]
+    start = min(start, max(0, len(text) - EXCERPT // 2))
+    cut = (
+        text[start : start + EXCERPT].rsplit(None, 1)[0]
+        if len(text) - start > EXCERPT
+        else text[start:]
+    )
+    return ("… " if start else "") + cut.strip() + (" …" if start + len(cut) < len(text) else "")
+
+
+def render_expanded(answer: dict[str, Any]) -> Iterator[str]:
+    if "source" in answer:
+        yield _dim(printable(answer["source"]))
+    yield printable(answer["content"])
+
+
+def render_indexed(answer: dict[str, Any]) -> Iterator[str]:
+    """What was indexed, in one line; then what could not be."""
+    rate = answer["embedded"] / max(answer["seconds"], 0.01)
+    encoded = f"{answer['embedded']} embedded, {answer['reused']} reused"
+    took = f"{answer['seconds']} s" + (f", {rate:.0f} a second" if answer["embedded"] else "")
+    files = "1 file" if answer["files"] == 1 else f"{answer['files']} files"
+    counts = f"{answer['chunks']} chunks, {encoded}, {answer['removed']} removed"
+    yield f"Indexed {files}: {counts} ({took})."
+    for kind, rows in (("skipped", answer["skipped"]), ("note", answer["warnings"])):
+        for row in rows[:REFUSED_SHOWN]:
+            yield f"{kind}: {printable(row['path'])} {row['reason']}"
+        if (more := len(rows) - REFUSED_SHOWN) > 0:
+            yield f"{kind}: and {more} more (--json names them all)"
+    if "notice" in answer:
+        yield f"note: {printable(answer['notice'])}"
+
+
+def render_changes(answer: dict[str, Any]) -> Iterator[str]:
+    """A line for each file that came, changed or went."""
+    for row in answer["changes"]:
+        counts = f"{row['embedded']} embedded, {row['removed']} removed"
+        yield printable(f"{row['action']:<8} {row['path']} ({counts})")
+    for row in answer["skipped"]:
+        yield printable(f"skipped  {row['path']} {row['reason']}")
+
+
+def render_compacted(answer: dict[str, Any]) -> Iterator[str]:
+    """What would be sent, what was written, or what there is to compact."""
+    if "input" in answer:
+        yield printable(answer["input"].rstrip("\n"))
+        return
+    if "summary" in answer:
+        yield printable(answer["summary"])
+    if "message" in answer:
+        yield printable(answer["message"])
+        return
+    for row in answer["notes"]:
+        yield printable(f"old      {row['path']} ({row['characters']:,} characters)")
+    for row in answer["repeats"]:
+        yield printable(f"repeats  {row['similarity']}  {'  '.join(row['sources'])}")
+    saved = f"--with CMD would put a summary in the place of {answer['characters']:,} characters"
+    yield (
+        f"{len(answer['notes'])} old notes; {saved}." if answer["notes"] else "No note is that old."
+    )
+
+
+def render_status(answer: dict[str, Any]) -> Iterator[str]:
+    """The facts, then a line for each source, and for each file that has changed or is missing."""
+    facts = {name: value for name, value in answer.items() if name not in ("sources", "deep")}
+    yield from render_facts(facts | answer.get("deep", {}))
+    for row in answer["sources"]:
+        counts = f"{row['files']} files, {row['chunks']} chunks, {row['scope']}"
+        yield printable(f"{'source':<16}{row['path']} ({counts})")
+        for kind in ("changed", "missing"):
+            names = row[kind]
+            yield from (printable(f"{kind:<16}{name}") for name in names[:REFUSED_SHOWN])
+            if (more := len(names) - REFUSED_SHOWN) > 0:
+                yield f"{kind:<16}and {more} more"
+    if not answer["sources"]:
+        yield "Nothing is indexed yet: sediment index MEMORY.md memory/"
+    elif answer["dirty"]:
+        yield "`index` or `status --index` brings the index up to date."
 
 
 def _render_around(answer: dict[str, Any]) -> Iterator[str]:

@@ -307,8 +307,12 @@ def fill(path: Path) -> dict[str, str]:
 def make_older(path: Path, version: int) -> None:
     """Take back the later migrations, as if an earlier Sediment had made the file."""
     connection = apsw.Connection(str(path))
+    connection.execute("PRAGMA foreign_keys = off")
     connection.execute("DROP TRIGGER item_changed; DROP TRIGGER item_erased")
-    connection.execute("DROP TABLE changes; DROP TABLE staged")
+    connection.execute("DROP TABLE changes; DROP TABLE staged; DROP INDEX items_file")
+    for column in ("file", "first_line", "last_line"):
+        connection.execute(f"ALTER TABLE items DROP COLUMN {column}")
+    connection.execute("DROP TABLE embeddings; DROP TABLE files; DROP TABLE sources")
     if version == 1:
         connection.execute("DROP INDEX items_text; ALTER TABLE items DROP COLUMN text_hash")
     connection.pragma("user_version", version)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import apsw
+import kills
 import pytest
 from storage import child, consistent, finish, hear, open_memory, rows_of, tell
 
@@ -171,14 +172,10 @@ def first_schema(path: Path, texts: list[str]) -> None:
     with open_memory(path) as memory:
         memory.import_rows([{"content": text} for text in texts])
         memory.close()
+    kills.make_older(path, 1)
     connection = apsw.Connection(str(path))
     connection.pragma("journal_mode", "delete")
-    connection.execute("""
-        DROP TRIGGER item_changed; DROP TRIGGER item_erased;
-        DROP TABLE changes; DROP TABLE staged;
-        DROP INDEX items_text; ALTER TABLE items DROP COLUMN text_hash;
-        PRAGMA user_version = 1; PRAGMA page_size = 4096; VACUUM;
-        PRAGMA journal_mode = wal""")
+    connection.execute("PRAGMA page_size = 4096; VACUUM; PRAGMA journal_mode = wal")
     connection.close()
 
 

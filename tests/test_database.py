@@ -106,7 +106,7 @@ ORIGINALS = {
 }
 OURS = {
     "items": "seq id content content_type project_id created_at stored_at ended_at ended_by "
-    "successor text_hash",
+    "successor text_hash file first_line last_line",
     "chunks": "id item position start end context",
     "vectors": "chunk vector",
     "pending": "chunk",
@@ -116,6 +116,9 @@ OURS = {
     "projects": "location project_id",
     "changes": "number item",
     "staged": "item position start end context vector",
+    "sources": "id path project_id options",
+    "files": "id source path project_id size changed_at read_at digest dated",
+    "embeddings": "hash vector used_at",
 }
 
 

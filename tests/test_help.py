@@ -10,9 +10,9 @@ from conftest import ROOT, Run
 from program import Program
 
 COMMANDS = (
-    "store", "recall", "list", "get", "forget", "history", "undo", "graph", "consolidate", "prune",
-    "doctor", "backup", "restore", "reindex", "stats", "import", "export", "init", "serve",
-    "completion",
+    "store", "recall", "search", "expand", "index", "watch", "note", "compact", "status", "list",
+    "get", "forget", "history", "undo", "graph", "consolidate", "prune", "doctor", "backup",
+    "restore", "reindex", "stats", "import", "export", "init", "serve", "completion",
 )  # fmt: skip
 
 
@@ -54,7 +54,10 @@ def test_the_readme_names_them() -> None:
         "--json", "--db", "--project", "--print", "--explain", "--as-of", "--anyway", "--ranking",
         "SEDIMENT_DB", "SEDIMENT_PROJECT", "SEDIMENT_RANKING", "SEDIMENT_CONSOLIDATE",
         "SEDIMENT_CROSS_PROJECT", "SEDIMENT_EMBEDDING_MODEL", "SEDIMENT_REDACT",
-        "--repair", "--older-than", "--purge", "--allow-secrets",
+        "--repair", "--older-than", "--purge", "--allow-secrets", "--glob", "--exclude",
+        "--include-archive", "--source", "--vector-weight", "--text-weight", "--candidates",
+        "--lines", "--into", "--with", "--deep", "--watch", "--debounce-ms",
+        "SEDIMENT_VECTOR_WEIGHT", "SEDIMENT_TEXT_WEIGHT", "SEDIMENT_CANDIDATES",
     ):  # fmt: skip
         assert name in readme
 
@@ -104,6 +107,6 @@ def completed(here: Program, pyz: Path, *words: str) -> set[str]:
 def test_bash_proposes_commands_and_options(here: Program, pyz: Path, unpacked: Path) -> None:
     (here.folder / "cache").symlink_to(unpacked)
     assert completed(here, pyz, "") >= set(COMMANDS)
-    assert completed(here, pyz, "st") == {"store", "stats"}
+    assert completed(here, pyz, "st") == {"store", "stats", "status"}
     assert completed(here, pyz, "list", "--scope", "") == {"project", "global", "all"}
     assert "--created-at" in completed(here, pyz, "store", "--")

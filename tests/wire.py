@@ -51,10 +51,10 @@ def parse(line: bytes) -> Any:
 class Wire:
     """A server process and its two pipes."""
 
-    def __init__(self, cwd: Path, env: dict[str, str]) -> None:
+    def __init__(self, cwd: Path, env: dict[str, str], *options: str) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by kill
         self.process = subprocess.Popen(
-            server_command(),
+            [*server_command(), *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

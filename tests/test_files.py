@@ -1,0 +1,758 @@
+"""Markdown that people edit: the index follows the files, and encodes nothing twice."""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from storage import consistent, open_memory, shared_encoder, values
+
+import sediment
+from sediment import InvalidInput, Memory, NotFound, split_file, visible
+
+PREFERENCES = """# Personal preferences
+
+- Vegetarian, nothing spicy
+- Working hours: 9 to 18
+
+# Important configuration
+
+- Gateway port: 18789
+- Database: PostgreSQL 15
+"""
+GUIDE = "# Guide\n\nFirst words.\n\n## Install\n\nRun the installer.\n\n## Use\n\nOpen the lid.\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with some files, which is where we are."""
+    top = tmp_path / "project"
+    (top / "docs").mkdir(parents=True)
+    (top / "MEMORY.md").write_text(PREFERENCES)
+    (top / "docs" / "guide.md").write_text(GUIDE)
+    monkeypatch.chdir(top)
+    return top
+
+
+@pytest.fixture
+def memory(folder: Path) -> Iterator[Memory]:
+    with open_memory(folder.parent / "memory.db") as memory:
+        yield memory
+
+
+def rows(memory: Memory) -> list[Any]:
+    """All that the index is, but for the numbers of its rows and when it was made."""
+    sql = (
+        "SELECT f.path, f.size, f.digest, f.dated, i.id, i.content, i.content_type, i.project_id,"
+        ' i.created_at, i.first_line, i.last_line, c.start, c."end", c.context, v.vector'
+        " FROM files f LEFT JOIN items i ON i.file = f.id LEFT JOIN chunks c ON c.item = i.seq"
+        " LEFT JOIN vectors v ON v.chunk = c.id ORDER BY f.path, i.first_line, i.id"
+    )
+    return memory.database.rows(sql)
+
+
+def fresh(folder: Path, *paths: str | Path, **options: Any) -> list[Any]:
+    """What an index of these files is that knows nothing of earlier ones."""
+    with tempfile.TemporaryDirectory() as place, open_memory(Path(place) / "new.db") as memory:
+        memory.index(paths or [folder], **options)
+        return rows(memory)
+
+
+def counts(answer: dict[str, Any]) -> tuple[int, int, int]:
+    return answer["embedded"], answer["reused"], answer["removed"]
+
+
+def sources(memory: Memory, query: str, **options: Any) -> list[str]:
+    return [row["source"] for row in memory.recall(query, **options)["results"]]
+
+
+def later(path: Path, seconds: float = 10) -> None:
+    """Let a file's time be another, as an edit some time after would."""
+    facts = path.stat()
+    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns + int(seconds * 10**9)))
+
+
+# Parts
+
+
+def parts(text: str) -> list[tuple[int, int, str]]:
+    found = split_file(text, "markdown", shared_encoder().fits)
+    return [(part.first, part.last, part.context) for part in found]
+
+
+def test_a_file_is_cut_at_every_heading_however_short() -> None:
+    assert parts(GUIDE) == [(1, 3, "Guide"), (5, 7, "Guide > Install"), (9, 11, "Guide > Use")]
+
+
+@pytest.mark.parametrize(
+    ("text", "gone", "kept"),
+    [
+        ("---\ntitle: secret plan\n---\n# Head\n\nBody.\n", "secret plan", "Body."),
+        ("\ufeff---\na: b\n---\nBody.\n".lstrip("\ufeff"), "a: b", "Body."),
+        ("Before. <!-- not\nthis --> After.\n", "this", "After."),
+        ("```\n<!-- code -->\n```\nBody.\n", "", "<!-- code -->"),
+        ("Write `<!-- so -->` for a comment.\n", "", "<!-- so -->"),
+        ("An open <!-- comment\n\nhides nothing.\n", "", "hides nothing."),
+        ("Text.\n\n---\nkey: value\n---\n", "", "key: value"),
+        ("---\nNo end of this rule.\n", "", "No end"),
+        ("~~~~\n~~~\n<!-- a -->\n~~~~\n<!-- b -->\n", "b -->", "<!-- a -->"),
+    ],
+)
+def test_front_matter_and_comments_are_not_shown(text: str, gone: str, kept: str) -> None:
+    shown = visible(text)
+    assert kept in shown
+    assert not gone or gone not in shown
+    assert shown.count("\n") == text.count("\n")
+
+
+MARKDOWN = st.lists(
+    st.sampled_from(
+        [
+            "# A",
+            "## B",
+            "Words of a text.",
+            "",
+            "```",
+            "<!--",
+            "-->",
+            "---",
+            "- item",
+            "x: y",
+            "é茶",
+        ]
+    ),
+    max_size=40,
+).map("\n".join)
+
+
+@settings(max_examples=100, deadline=None)
+@given(MARKDOWN)
+def test_lines_are_those_of_the_file_and_nothing_shown_is_lost(text: str) -> None:
+    shown = visible(text).split("\n")
+    assert len(shown) == text.count("\n") + 1
+    covered: set[int] = set()
+    for part in split_file(text, "markdown", shared_encoder().fits):
+        lines = shown[part.first - 1 : part.last]
+        covered.update(range(part.first, part.last + 1))
+        squeezed = "".join("".join(lines).split())
+        assert "".join(part.content.split()) in squeezed
+    left = [line for number, line in enumerate(shown, 1) if number not in covered]
+    assert not "".join(left).strip()
+
+
+# The index
+
+
+def test_recall_finds_lines_of_files_beside_what_was_stored(memory: Memory) -> None:
+    answer = memory.index(["MEMORY.md", "docs"])
+    assert (answer["files"], answer["chunks"], *counts(answer)) == (2, 5, 5, 0, 0)
+    memory.store("The gateway is restarted on Sundays.")
+    assert sources(memory, "vegetarian")[0] == "MEMORY.md:1-4"
+    assert sources(memory, "what I like to eat")[0] == "MEMORY.md:1-4"
+    assert sources(memory, "18789")[0] == "MEMORY.md:6-9"
+    found = memory.recall("gateway", anyway=True)["results"]
+    assert {"source" in row for row in found[:2]} == {True, False}
+    consistent(memory)
+
+
+def test_the_second_time_nothing_is_embedded_or_written(memory: Memory, folder: Path) -> None:
+    memory.index([folder])
+    before = memory.database.value("SELECT max(seq) FROM items"), rows(memory)
+    assert counts(memory.index([folder])) == (0, 5, 0)
+    assert counts(memory.index()) == (0, 5, 0)
+    assert (memory.database.value("SELECT max(seq) FROM items"), rows(memory)) == before
+
+
+def test_only_a_changed_paragraph_is_embedded_again(memory: Memory, folder: Path) -> None:
+    memory.index([folder])
+    guide = folder / "docs" / "guide.md"
+    guide.write_text(GUIDE.replace("Open the lid.", "Lift the cover."))
+    assert counts(memory.index([folder])) == (1, 4, 1)
+    guide.write_text("A line more.\n\n" + GUIDE)  # all that follows stands elsewhere
+    answer = memory.index([folder])
+    assert answer["embedded"] == 1  # the new line; the lid comes back from the cache
+    assert rows(memory) == fresh(folder)
+    consistent(memory)
+
+
+def test_a_moved_a_copied_and_a_touched_file_are_not_embedded(memory: Memory, folder: Path) -> None:
+    memory.index([folder])
+    guide = folder / "docs" / "guide.md"
+    shutil.copy(guide, folder / "copy.md")
+    assert memory.index([folder])["embedded"] == 0
+    guide.rename(folder / "moved.md")
+    answer = memory.index([folder])
+    assert (answer["embedded"], answer["removed"]) == (0, 3)
+    later(folder / "moved.md")
+    answer = memory.index([folder])
+    assert (answer["changes"], answer["embedded"]) == ([], 0)
+    assert rows(memory) == fresh(folder)
+
+
+def test_what_went_and_comes_back_is_not_embedded_again(memory: Memory, folder: Path) -> None:
+    memory.index([folder])
+    shutil.move(folder / "docs", folder.parent / "away")
+    assert memory.index([folder])["removed"] == 3
+    assert all(not source.startswith("docs") for source in sources(memory, "install the lid"))
+    shutil.move(folder.parent / "away", folder / "docs")
+    assert memory.index([folder])["embedded"] == 0
+    assert rows(memory) == fresh(folder)
+    assert values(memory, "SELECT count(*) FROM embeddings") == [0]
+
+
+def test_the_cache_is_bounded(
+    memory: Memory, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sediment, "CACHED_VECTORS", 2)
+    memory.index([folder])
+    (folder / "MEMORY.md").unlink()
+    (folder / "docs" / "guide.md").unlink()
+    memory.index([folder])
+    assert values(memory, "SELECT count(*) FROM embeddings") == [2]
+
+
+def test_a_text_that_was_stored_is_not_embedded_for_a_file(memory: Memory, folder: Path) -> None:
+    memory.store("The canteen closes at half past two.")
+    (folder / "one.md").write_text("The canteen closes at half past two.\n")
+    assert memory.index(["one.md"])["embedded"] == 0
+    assert memory.store("The canteen closes at half past two.")["already_stored"]
+
+
+def test_files_leave_nothing_to_consolidate(memory: Memory, folder: Path) -> None:
+    memory.store("The gateway is restarted on Sundays.")
+    memory.index([folder])
+    assert not memory.has_chores()
+    memory.import_rows([{"content": "Tea is served at four."}])
+    (folder / "docs" / "guide.md").write_text("Other words.\n")
+    memory.index([folder])
+    assert memory.has_chores()
+    memory.consolidate()
+    assert not memory.has_chores()
+
+
+def test_a_new_database_gives_the_same_ids_and_answers(memory: Memory, folder: Path) -> None:
+    memory.index([folder])
+    with open_memory(folder.parent / "other.db") as other:
+        other.index([folder])
+        for query in ("vegetarian", "gateway port", "open the lid"):
+            assert other.recall(query)["results"] == memory.recall(query)["results"]
+
+
+def test_gitignore_exclude_links_and_hidden_files_are_heeded(memory: Memory, folder: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    for name in ("a.md", "b.md", "keep.md", "build/x.md", "docs/c.md", ".hid/d.md", "t.txt"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(f"This is {name}.\n")
+    (folder / ".gitignore").write_text("build/\n/a.md\nk*.md\n")
+    (folder / "docs" / ".gitignore").write_text("c.md\n!guide.md\n")
+    (folder / "loop").symlink_to(folder)
+    (folder / "link.md").symlink_to(folder / "b.md")
+    found = {row["path"] for row in memory.index([folder])["changes"]}
+    assert {str(Path(path).relative_to(folder)) for path in found} == {
+        "MEMORY.md",
+        "b.md",
+        "docs/guide.md",
+    }
+    answer = memory.index([folder], globs=["*.txt"], exclude=["docs/", "M*"])
+    assert answer["files"] == 2
+    assert memory.index()["files"] == 2  # as it was told before
+    assert rows(memory) == fresh(folder, globs=["*.txt"], exclude=["docs/", "M*"])
+
+
+def test_a_folder_of_an_ignored_place_is_judged_by_the_rules_above(
+    memory: Memory, folder: Path
+) -> None:
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    (folder / ".gitignore").write_text("docs/guide.md\n")
+    assert memory.index(["docs"])["files"] == 0
+    assert memory.index(["docs/guide.md"])["files"] == 1  # asked for by name
+
+
+def test_notes_that_git_ignores_are_indexed_when_asked_for(memory: Memory, folder: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    (folder / ".gitignore").write_text("memory/\n")
+    (folder / "memory").mkdir()
+    (folder / "memory" / "one.md").write_text("Private words.\n")
+    assert memory.index([folder])["files"] == 2
+    assert memory.index(["memory"])["files"] == 1
+    memory.note("More of that.", folder="memory")
+    assert values(memory, "SELECT count(*) FROM sources") == [2]
+    assert memory.index([folder])["changes"] == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="names of bytes")
+def test_a_name_that_is_no_text_is_left_out(memory: Memory, folder: Path) -> None:
+    name = os.fsencode(folder) + b"/\xff.md"
+    with open(name, "w") as file:
+        file.write("Words.\n")
+    memory.index([folder])
+    assert memory.status()["dirty"] == 0
+    with pytest.raises(InvalidInput, match="not UTF-8"):
+        memory.index([os.fsdecode(name)])
+
+
+def test_a_file_that_has_gone_makes_no_source_of_its_own(memory: Memory, folder: Path) -> None:
+    memory.index([folder])
+    (folder / "docs" / "guide.md").unlink()
+    assert memory.index(["docs/guide.md"])["removed"] == 3
+    assert values(memory, "SELECT count(*) FROM sources") == [1]
+
+
+def test_a_path_in_a_source_is_indexed_as_that_is(memory: Memory, folder: Path) -> None:
+    memory.index([folder], exclude=["MEMORY.md"])
+    (folder / "docs" / "guide.md").write_text("Other words.\n")
+    memory.index(["docs"])
+    assert values(memory, "SELECT count(*) FROM sources") == [1]
+    assert memory.status()["dirty"] == 0
+    (folder / "docs" / "guide.md").unlink()
+    assert memory.index(["docs"])["removed"] == 1
+
+
+def test_a_source_within_a_source_keeps_its_own_files(memory: Memory, folder: Path) -> None:
+    memory.index(["docs"])
+    assert counts(memory.index([folder])) == (2, 3, 0)
+    assert memory.index([folder])["changes"] == memory.index()["changes"] == []
+    (folder / "docs" / "guide.md").write_text("Other words.\n")
+    assert memory.index([folder])["removed"] == 3
+
+
+def test_what_is_taken_out_is_not_found(memory: Memory, folder: Path) -> None:
+    memory.index(["MEMORY.md", "docs"])
+    assert "no longer" in memory.unindex("docs")["message"]
+    assert memory.index()["files"] == 1
+    assert "comes back" in (memory.index([folder]) and memory.unindex("docs"))["message"]
+    with pytest.raises(NotFound, match="not in the index"):
+        memory.unindex("nowhere")
+    consistent(memory)
+
+
+def test_files_are_their_projects(memory: Memory, folder: Path) -> None:
+    memory.index(["MEMORY.md"])
+    memory.index(["docs"], scope="global")
+    with open_memory(folder.parent / "memory.db", "other") as other:
+        found = other.recall("gateway port", anyway=True)["results"]
+        foreign = {row["source"]: row.get("cross_project") for row in found}
+        assert foreign["MEMORY.md:6-9"]
+        assert foreign["docs/guide.md:5-7"] is None
+        assert other.status()["sources"][0]["scope"] == "global"
+        with pytest.raises(NotFound):
+            other.expand(next(row["id"] for row in found if row.get("cross_project")))
+        (folder / "MEMORY.md").unlink()  # which is not the other project's to find out
+        assert len(other.recall("gateway port", anyway=True)["results"]) == len(found)
+    assert len(sources(memory, "gateway port", anyway=True)) == 3
+
+
+def test_a_place_outside_the_project_is_remarked(memory: Memory, folder: Path) -> None:
+    memory.projects.given, memory.projects.folder = None, folder
+    (folder / ".sediment").mkdir()
+    (folder.parent / "else.md").write_text("Elsewhere.\n")
+    assert "else.md" in memory.index([folder.parent / "else.md"])["notice"]
+    assert "notice" not in memory.index([folder])
+
+
+# Files that are not right
+
+
+def test_bad_files_are_told_and_stop_nothing(memory: Memory, folder: Path) -> None:
+    (folder / "latin.md").write_bytes("Käse und Brot.\n".encode("latin-1"))
+    (folder / "binary.md").write_bytes(b"\0\1\2" * 100)
+    (folder / "empty.md").write_text("\n")
+    (folder / "pipe.md").unlink(missing_ok=True)
+    os.mkfifo(folder / "pipe.md")
+    with open(folder / "huge.md", "wb") as file:
+        file.truncate(500_000_000)
+    answer = memory.index([folder])
+    assert answer["files"] == 6
+    told = {Path(row["path"]).name: row["reason"] for row in answer["skipped"]}
+    assert told.keys() == {"binary.md", "huge.md"}
+    assert "500 MB" in told["huge.md"]
+    warned = {Path(row["path"]).name: row["reason"] for row in answer["warnings"]}
+    assert "UTF-8" in warned["latin.md"]
+    assert sources(memory, "Brot")[0] == "latin.md:1-1"
+    with pytest.raises(NotFound, match="no file or folder"):
+        memory.index(["nowhere.md"])
+
+
+def test_a_file_that_becomes_unreadable_leaves_the_index(memory: Memory, folder: Path) -> None:
+    memory.index([folder])
+    (folder / "MEMORY.md").write_bytes(b"\0" * 100)
+    assert memory.index([folder])["removed"] == 2
+    assert rows(memory) == fresh(folder)
+
+
+def test_a_folder_that_is_gone_leaves_the_index_until_it_is_back(
+    memory: Memory, folder: Path
+) -> None:
+    memory.index(["docs"])
+    shutil.rmtree(folder / "docs")
+    assert memory.status()["sources"][0]["missing"] == ["docs/guide.md"]
+    assert memory.index(["docs"])["removed"] == 3
+    (folder / "docs").mkdir()
+    (folder / "docs" / "guide.md").write_text(GUIDE)
+    assert memory.index()["embedded"] == 0
+
+
+def test_secrets_and_private_lines_do_not_enter(memory: Memory, folder: Path) -> None:
+    token = "ghp_" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8"
+    key = "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQ\n-----END PRIVATE KEY-----"
+    text = f"# Keys\n\n{key}\n\nThe token is {token}.\n\n<private>\nmarzipan\n</private>\n\n"
+    text += "## End\n\nLast.\n"
+    (folder / "keys.md").write_text(text)
+    memory.index(["keys.md"])
+    assert sources(memory, "last end")[0] == "keys.md:13-15"
+    data = b"".join(path.read_bytes() for path in folder.parent.glob("memory.db*"))
+    assert token.encode() not in data
+    assert b"MIIEvQ" not in data
+    assert b"marzipan" not in data
+    id = memory.recall("token keys")["results"][0]["id"]
+    assert token not in memory.expand(id)["content"]
+    memory.index(["keys.md"], allow_secrets=True)
+    assert any(token in row["content"] for row in memory.recall("the token is")["results"])
+    assert memory.index()["changes"] == []
+
+
+def test_parts_of_files_are_not_handled_as_memories(memory: Memory, folder: Path) -> None:
+    memory.index([folder])
+    id = memory.recall("gateway port")["results"][0]["id"]
+    assert memory.list_items()["total"] == 0
+    assert list(memory.export_rows()) == []
+    with pytest.raises(InvalidInput, match=r"MEMORY.md:6-9"):
+        memory.forget(id)
+    with pytest.raises(InvalidInput, match=r"edit that file"):
+        memory.store("Something else.", replace=id)
+    answer = memory.store("Gateway port: 18789. Database: PostgreSQL 15")
+    assert "potential_conflicts" not in answer
+    assert memory.consolidate() == memory.consolidate(dry_run=True)
+    assert memory.prune("0d", dry_run=True)["count"] <= 1
+
+
+# Freshness
+
+
+def test_a_fact_corrected_in_an_editor_is_what_recall_answers(memory: Memory, folder: Path) -> None:
+    memory.index([folder])
+    file = folder / "MEMORY.md"
+    file.write_text(PREFERENCES.replace("18789", "19000"))
+    (first, *_) = memory.recall("gateway port")["results"]
+    assert "19000" in first["content"]
+    draft = folder / "draft"
+    draft.write_text(PREFERENCES.replace("18789", "20000"))
+    draft.replace(file)  # as editors save
+    assert "20000" in memory.recall("gateway port")["results"][0]["content"]
+    file.unlink()
+    assert all("MEMORY" not in source for source in sources(memory, "gateway port", anyway=True))
+
+
+def test_a_note_of_a_later_day_comes_before_an_earlier_one(memory: Memory, folder: Path) -> None:
+    notes = folder / "memory"
+    notes.mkdir()
+    (notes / "2026-03-01.md").write_text("# Notes\n\nThe staging database is on port 5433.\n")
+    (notes / "2026-05-01.md").write_text("# Notes\n\nThe staging database is on port 6543 now.\n")
+    memory.index([notes])
+    assert sources(memory, "staging database port")[0] == "memory/2026-05-01.md:1-3"
+
+
+def test_source_and_weights_narrow_and_turn_the_search(memory: Memory, folder: Path) -> None:
+    memory.index([folder])
+    memory.store("The gateway is restarted on Sundays.")
+    found = sources(memory, "gateway port", source="docs/", anyway=True)
+    assert sorted(found) == ["docs/guide.md:1-3", "docs/guide.md:5-7", "docs/guide.md:9-11"]
+    whole = sources(memory, "gateway port", source=str(folder / "docs"), anyway=True)
+    assert whole == found
+    assert memory.recall("gateway port", source="nowhere", anyway=True)["count"] == 0
+    words = memory.recall("Sundays spicy", text_weight=1, explain=True)["results"]
+    assert all(row["parts"].get("meaning", 0) == 0 for row in words)
+    meaning = memory.recall("Sundays spicy", text_weight=0, explain=True)["results"]
+    assert all("words" not in row["parts"] for row in meaning)
+    wrongs: list[dict[str, Any]] = [{"text_weight": 2}, {"vector_weight": "x"}, {"candidates": 0}]
+    for wrong in wrongs:
+        with pytest.raises(InvalidInput, match=next(iter(wrong))):
+            memory.recall("gateway", **wrong)
+    with pytest.raises(InvalidInput, match="both 0"):
+        memory.recall("gateway", vector_weight=0, text_weight=0)
+
+
+def test_expand_shows_the_section_or_lines_around(memory: Memory, folder: Path) -> None:
+    memory.index([folder])
+    (row,) = memory.recall("run the installer", limit=1)["results"]
+    section = memory.expand(row["id"][:12])
+    assert section["content"] == "## Install\n\nRun the installer."
+    assert section["source"] == "docs/guide.md:5-8"
+    assert memory.expand(row["id"], lines=2)["content"].startswith("First words.")
+    top = next(r for r in memory.recall("first words")["results"] if r["source"].endswith(":1-3"))
+    assert memory.expand(top["id"])["content"] == GUIDE.rstrip("\n")
+    assert memory.recall(row["id"])["results"][0]["content"] == "## Install\n\nRun the installer."
+    (folder / "docs" / "guide.md").write_text("# Another\n\nthing\n")
+    with pytest.raises(NotFound, match="has changed there"):
+        memory.expand(row["id"])
+
+
+# Writing
+
+
+def test_a_note_stands_in_todays_file_and_is_found(memory: Memory, folder: Path) -> None:
+    memory.projects.given, memory.projects.folder = None, folder
+    (folder / ".sediment").mkdir()
+    answer = memory.note("Read the authentication guide.\nIt is long.")
+    today = folder / "memory" / f"{time.strftime('%Y-%m-%d')}.md"
+    assert answer["source"] == f"memory/{today.name}:3"
+    lines = today.read_text().splitlines()
+    assert lines[0] == f"# {today.stem}"
+    assert lines[2].endswith("Read the authentication guide.")
+    assert lines[3] == "  It is long."
+    assert today.stat().st_mode & 0o777 == 0o600
+    memory.note("Set up the gateway.")
+    assert memory.recall("gateway setup")["results"][0]["source"].startswith("memory/")
+    assert memory.index()["changes"] == []
+
+
+def test_a_fact_goes_into_a_file_once(memory: Memory, folder: Path) -> None:
+    file = folder / "MEMORY.md"
+    file.write_text(PREFERENCES.rstrip("\n"))
+    answer = memory.store("The staging server is called newton.", into="MEMORY.md")
+    assert answer["source"] == "MEMORY.md:10"
+    assert file.read_text() == PREFERENCES + "- The staging server is called newton.\n"
+    again = memory.store("The staging server is called newton.", into="MEMORY.md")
+    assert again["id"] == answer["id"]
+    assert "already" in again["message"]
+    assert memory.list_items()["total"] == 0
+    assert memory.recall("what is staging called")["results"][0]["id"] == answer["id"]
+    with pytest.raises(InvalidInput, match="is a folder"):
+        memory.store("x", into=folder)
+    with pytest.raises(InvalidInput, match="edit the file"):
+        memory.store("x", into="MEMORY.md", replace=answer["id"])
+
+
+def test_many_writers_lose_no_line(folder: Path) -> None:
+    def write(number: int) -> None:
+        for turn in range(20):
+            sediment.append_lines(folder / "log.md", "# Log\n", [f"- {number} {turn}"])
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lines = (folder / "log.md").read_text().splitlines()
+    assert lines[0] == "# Log"
+    assert sorted(lines[1:]) == sorted(f"- {n} {turn}" for n in range(6) for turn in range(20))
+
+
+# Compacting
+
+
+@pytest.fixture
+def notes(folder: Path) -> Path:
+    place = folder / "memory"
+    place.mkdir()
+    for day in ("2026-01-05", "2026-01-06", "2026-02-01"):
+        (place / f"{day}.md").write_text(f"# {day}\n\n- Deployed the gateway on {day}.\n")
+    (place / "2026-01-07.md").write_text("# 2026-01-07\n\n- Deployed the gateway on 2026-01-05.\n")
+    (place / "README.md").write_text("No note.\n")
+    tomorrow = place / "2999-01-01.md"
+    tomorrow.write_text("Not old.\n")
+    return place
+
+
+def names(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_old_notes_become_what_a_command_makes_of_them(memory: Memory, notes: Path) -> None:
+    memory.index([notes])
+    answer = memory.compact(notes, command="grep -c Deployed")
+    assert answer["summary"] == "4"
+    summary = "summary-2026-01-05-to-2026-02-01.md"
+    assert names(notes) == {"README.md", "2999-01-01.md", summary} | {
+        f"archive/2026-0{rest}.md" for rest in ("1-05", "1-06", "1-07", "2-01")
+    }
+    assert "\n4\n" in (notes / summary).read_text()
+    assert memory.index([notes])["changes"] == []
+    assert rows(memory) == fresh(notes)
+    assert all("archive" not in row["source"] for row in memory.recall("deployed")["results"])
+    memory.index([notes], include_archive=True)
+    assert any("archive" in source for source in sources(memory, "deployed the gateway"))
+    assert memory.compact(notes, command="cat")["message"].startswith("No note is that old")
+
+
+def test_a_look_before_compacting_changes_nothing(memory: Memory, notes: Path) -> None:
+    before = names(notes)
+    answer = memory.compact(notes)
+    assert len(answer["notes"]) == 4
+    assert ["memory/2026-01-05.md:1-3", "memory/2026-01-07.md:1-3"] in [
+        row["sources"] for row in answer["repeats"]
+    ]
+    assert "Deployed" in memory.compact(notes, dry_run=True)["input"]
+    assert names(notes) == before
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("echo half; echo reason >&2; exit 3", "failed with 3 (reason)"),
+        ("true", "printed nothing"),
+        ("sleep 60", "ran past"),
+        ("no-such-program-here", "failed with 127"),
+    ],
+)
+def test_a_command_that_fails_changes_nothing(
+    memory: Memory, notes: Path, command: str, told: str
+) -> None:
+    before = names(notes)
+    with pytest.raises(InvalidInput, match="nothing was changed") as caught:
+        memory.compact(notes, command=command, timeout=0.5)
+    assert told in str(caught.value)
+    assert names(notes) == before
+
+
+def test_a_note_that_changes_meanwhile_stops_it(memory: Memory, notes: Path) -> None:
+    before = names(notes)
+    with pytest.raises(InvalidInput, match="changed meanwhile"):
+        memory.compact(notes, command=f"cat; echo more >> '{notes}/2026-01-05.md'")
+    assert names(notes) == before
+
+
+def test_a_compaction_that_was_begun_is_ended(
+    memory: Memory, notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a kill in the middle of the moves."""
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sediment, "write_atomically", killed)
+        with pytest.raises(KeyboardInterrupt):
+            memory.compact(notes, command="echo all of it")
+    assert not any(name.startswith("summary") for name in names(notes))
+    memory.index([notes])
+    assert "summary-2026-01-05-to-2026-02-01.md" in names(notes)
+    assert len(names(notes)) == 7
+    assert values(memory, "SELECT count(*) FROM meta WHERE key GLOB 'compacting:*'") == [0]
+
+
+def test_moves_that_cannot_be_made_are_taken_back(
+    memory: Memory, notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = names(notes)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sediment, "write_atomically", full)
+        with pytest.raises(InvalidInput, match="No space left"):
+            memory.compact(notes, command="echo all of it")
+    assert names(notes) == before
+    memory.index([notes])
+    assert names(notes) == before
+
+
+# Watching
+
+
+def settled(memory: Memory, folder: Path, seconds: float = 60) -> None:
+    """Wait until the index is that of the files."""
+    end = time.monotonic() + seconds
+    while rows(memory) != (wanted := fresh(folder)):
+        assert time.monotonic() < end, json.dumps(
+            [sorted({row[0] for row in one}) for one in (rows(memory), wanted)]
+        )
+        time.sleep(0.2)
+
+
+def test_a_watched_folder_is_followed_through_everything(
+    memory: Memory, folder: Path, tmp_path: Path
+) -> None:
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-C", str(folder), *words], check=True, capture_output=True)
+
+    for number in range(40):
+        (folder / f"note-{number}.md").write_text(f"# Note {number}\n\nTells of {number} ropes.\n")
+    git("init", "-q")
+    git("config", "user.email", "a@b.c")
+    git("config", "user.name", "a")
+    git("add", "-A")
+    git("commit", "-qm", "one")
+    git("checkout", "-qb", "other")
+    for number in range(40):
+        (folder / f"note-{number}.md").write_text(f"# Note {number}\n\nTells of {number} sails.\n")
+    git("commit", "-qam", "two")
+    stop, told = threading.Event(), []
+
+    def watch() -> None:
+        with open_memory(folder.parent / "memory.db") as watcher:
+            for answer in watcher.watch([folder], debounce_ms=100, stop=stop):
+                told.append(answer)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        settled(memory, folder)
+        (folder / "MEMORY.md").write_text(PREFERENCES + "- One more.\n")
+        (folder / "docs" / "guide.md").unlink()
+        draft = folder / "draft.tmp"
+        draft.write_text("# Note 1\n\nSaved by a rename.\n")
+        draft.replace(folder / "note-1.md")
+        settled(memory, folder)
+        git("checkout", "-q", "--", ".")
+        git("checkout", "-q", "-")
+        memory.store("Others store all the while.")
+        assert memory.recall("who stores?")["count"]
+        settled(memory, folder)
+        away = folder.parent / "away"
+        folder.rename(away)
+        end = time.monotonic() + 30
+        while rows(memory) and time.monotonic() < end:
+            time.sleep(0.2)
+        assert rows(memory) == []
+        away.rename(folder)
+        settled(memory, folder)
+    finally:
+        stop.set()
+        thread.join(30)
+    assert not thread.is_alive()
+    assert any(row["action"] == "removed" for answer in told for row in answer["changes"])
+    consistent(memory)
+
+
+def test_two_that_index_the_same_files_agree(memory: Memory, folder: Path) -> None:
+    for number in range(30):
+        (folder / f"note-{number}.md").write_text(f"# Note {number}\n\nTells of {number} ropes.\n")
+
+    def work() -> None:
+        with open_memory(folder.parent / "memory.db") as other:
+            other.index([folder])
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert rows(memory) == fresh(folder)
+    consistent(memory)
+
+
+# Beside everything else
+
+
+def test_another_model_and_a_repair_leave_a_good_index(memory: Memory, folder: Path) -> None:
+    memory.index([folder])
+    memory.reindex()
+    consistent(memory)
+    assert memory.index([folder])["embedded"] == 0
+    assert rows(memory) == fresh(folder)
+    with memory.database.transaction() as connection:
+        connection.execute('UPDATE chunks SET "end" = 3 WHERE item = 1')
+    assert memory.repair()["healthy"]
+    memory.index()
+    assert rows(memory) == fresh(folder)

@@ -1,0 +1,241 @@
+"""Files through the program itself: as people type it, as clients ask, and watched."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from program import Done, Program, heed_permissions, one_line
+from wire import TIMEOUT, Wire, small_env
+
+MEMORY = """# Personal preferences
+
+- Vegetarian, nothing spicy
+- Working hours: 9 to 18
+- Frequent command: `gateway status`
+
+# Important configuration
+
+- Gateway port: 18789
+- PostgreSQL 15
+"""
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def here(run_pyz: Callable[..., Done], tmp_path: Path) -> Program:
+    """A project with the files of a person."""
+    program = Program(run_pyz, tmp_path / "project")
+    notes = program.folder / "memory"
+    notes.mkdir()
+    (program.folder / "MEMORY.md").write_text(MEMORY)
+    today = notes / f"{time.strftime('%Y-%m-%d')}.md"
+    today.write_text("# Today\n\n- Read the authentication guide\n- Set up the gateway\n")
+    return program
+
+
+def first(here: Program, query: str) -> str:
+    return here.json("recall", query)["results"][0]["source"]
+
+
+def test_a_first_walk(here: Program) -> None:
+    assert "Nothing is indexed yet" in here.ok("status")
+    said = here.ok("index", "MEMORY.md", "memory/")
+    assert re.match(r"Indexed 2 files: 3 chunks, 3 embedded, 0 reused, 0 removed \(.* s, ", said)
+    assert first(here, "vegetarian") == first(here, "what I like to eat") == "MEMORY.md:1-5"
+    assert first(here, "gateway port") == first(here, "18789") == "MEMORY.md:7-10"
+    assert first(here, "which guide did I read?").startswith("memory/")
+    shown = here.ok("search", "vegetarian").splitlines()
+    assert shown[0].endswith("MEMORY.md:1-5")
+    assert "      - Vegetarian, nothing spicy" in shown
+    deep = here.json("status", "--deep")
+    assert deep["deep"]["sqlite_vec"] == "works"
+    assert [(row["path"], row["files"], row["chunks"]) for row in deep["sources"]] == [
+        ("MEMORY.md", 1, 2),
+        ("memory", 1, 1),
+    ]
+
+
+def test_an_edit_is_seen_and_told(here: Program) -> None:
+    here.ok("index", ".")
+    file = here.folder / "MEMORY.md"
+    file.write_text(MEMORY.replace("18789", "19000"))
+    assert here.json("status")["sources"][0]["changed"] == ["MEMORY.md"]
+    assert "19000" in here.json("recall", "gateway port")["results"][0]["content"]
+    file.write_text(MEMORY)
+    done = here.run("index", "--verbose")
+    assert done.stderr.startswith(f"changed  {here.folder / 'MEMORY.md'}")
+    assert here.json("status", "--index")["dirty"] == 0
+    assert "changes" not in here.json("index")
+
+
+def test_excerpts_are_short_and_expand_shows_the_rest(here: Program) -> None:
+    body = "\n".join(f"Line {number} tells of the weather." for number in range(15))
+    (here.folder / "long.md").write_text(
+        f"# Top\n\n## Long\n\n{body}\nA needle.\n\n## Next\n\nEnd.\n"
+    )
+    here.ok("index", "long.md")
+    (row, *_) = here.json("recall", "needle")["results"]
+    shown = here.ok("recall", "needle", "--limit", "1")
+    text = "\n".join(line[6:] for line in shown.splitlines() if line.startswith("      "))
+    assert "A needle." in text
+    assert len(text) <= 210
+    whole = here.ok("expand", row["id"][:8])
+    assert "Line 0 tells" in whole
+    assert "End." not in whole
+    assert "End." in here.ok("expand", row["id"], "--lines", "9")
+    assert here.json("expand", row["id"], "--section")["source"].startswith("long.md:")
+
+
+def test_notes_and_facts_go_into_files(here: Program) -> None:
+    here.ok("note", "Talked to Mara about the lighthouse.")
+    assert here.json("note", "-", input="From a pipe.\n")["source"].startswith("memory/")
+    here.ok("store", "--into", "MEMORY.md", "The staging server is called newton.")
+    assert (here.folder / "MEMORY.md").read_text().endswith("called newton.\n")
+    assert first(here, "how is staging called").startswith("MEMORY.md:")
+    assert first(here, "whom did I talk to about the lighthouse").startswith("memory/")
+
+
+def test_compacting_from_the_shell(here: Program) -> None:
+    for day in ("2026-01-05", "2026-01-06"):
+        (here.folder / "memory" / f"{day}.md").write_text(f"# {day}\n\n- Greased the winch.\n")
+    assert "2 old notes" in here.ok("compact")
+    assert "Greased the winch" in here.ok("compact", "memory", "--dry-run")
+    said = here.ok("compact", "memory/", "--older-than", "30d", "--with", "sort -u | grep winch")
+    assert said.splitlines()[0] == "- Greased the winch."
+    assert "2 notes are in archive/" in said
+    assert first(here, "winch") == "memory/summary-2026-01-05-to-2026-01-06.md:1-3"
+    for command, told in (
+        ("false", "failed"),
+        ("true", "printed nothing"),
+        ("sleep 9", "ran past"),
+    ):
+        (here.folder / "memory" / "2026-01-07.md").write_text("- Again.\n")
+        words = ["compact", "memory", "--with", command, "--timeout", "0.5"]
+        assert told in here.error(*words)
+
+
+def test_wrong_input_is_told_in_a_line(here: Program) -> None:
+    assert "no file or folder" in here.error("index", "nowhere")
+    assert "name a file or folder" in here.error("index")
+    assert "name a file or folder" in here.error("watch")
+    assert "not in the index" in here.error("index", "--remove", "MEMORY.md")
+    assert "no folder" in here.error("compact", "nowhere")
+    assert "is a folder" in here.error("store", "--into", "memory", "A fact.")
+    assert "no memory with the id" in here.error("expand", "0" * 32)
+    assert "0 to 1" in here.error("recall", "gateway", "--vector-weight", "7")
+    with open(here.folder / "huge.md", "wb") as file:
+        file.truncate(500_000_000)
+    done = here.run("index", "huge.md", "--json")
+    assert (done.returncode, "500 MB" in one_line(done.stderr)) == (1, True)
+    assert "skipped: " in here.ok("index", ".")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions")
+def test_a_file_that_may_not_be_read_is_told(here: Program) -> None:
+    os.chmod(here.folder / "MEMORY.md", 0)
+    done = here.run("index", "MEMORY.md", preexec_fn=heed_permissions)
+    assert done.returncode == 1
+    assert "cannot be read (Permission denied)" in one_line(done.stderr)
+    here.run("index", ".", preexec_fn=heed_permissions).check_returncode()
+
+
+def until(true: Callable[[], object], what: str) -> None:
+    """Wait for something that must happen."""
+    end = time.monotonic() + TIMEOUT
+    while not true():
+        assert time.monotonic() < end, what
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def env(tmp_path: Path, unpacked: Path) -> dict[str, str]:
+    return small_env(tmp_path, SEDIMENT_CACHE=str(unpacked))
+
+
+def test_watch_follows_until_it_is_interrupted(
+    here: Program, pyz: Path, env: dict[str, str], tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    with open(log, "wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, str(pyz), "watch", ".", "--debounce-ms", "100"],
+            cwd=here.folder,
+            env=env,
+            stdout=out,
+            stderr=out,
+            # A shell has what runs in its background ignore this.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+    try:
+        until(lambda: log.read_text().startswith("Indexed 2 files"), "the first index")
+        (here.folder / "new.md").write_text("# New\n\nA brand new thing.\n")
+        until(lambda: "added    " in log.read_text(), log.read_text())
+        here.store("Somebody else stores meanwhile.")
+        (here.folder / "new.md").unlink()
+        until(lambda: "removed  " in log.read_text(), log.read_text())
+        process.send_signal(signal.SIGINT)
+        assert process.wait(TIMEOUT) == 0
+        assert len(log.read_text().splitlines()) == 3
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def watching(here: Program, env: dict[str, str]) -> Iterator[Wire]:
+    wire = Wire(here.folder, env, "--watch", ".")
+    wire.handshake()
+    yield wire
+    wire.kill()
+
+
+def test_a_server_that_watches_answers_from_the_files_as_they_are(
+    here: Program, watching: Wire
+) -> None:
+    def sources(query: str, **more: str) -> list[str]:
+        return [
+            row.get("source") for row in watching.call("recall", query=query, **more)["results"]
+        ]
+
+    until(lambda: sources("vegetarian"), "the first index")
+    (here.folder / "boats.md").write_text("# Boats\n\nThe dinghy lies at pier 7.\n")
+    until(lambda: "boats.md:1-3" in sources("where is the dinghy"), "the new file")
+    assert sources("dinghy", source="memory/") != ["boats.md:1-3"]
+    (row,) = watching.call("recall", query="dinghy", limit=1)["results"]
+    (section,) = watching.call("recall", query=row["id"])["results"]
+    assert section["content"] == "# Boats\n\nThe dinghy lies at pier 7."
+    assert "edit that file" in watching.refusal("forget", id=row["id"])
+    assert watching.end() == []
+
+
+def test_a_server_is_not_started_on_what_is_not_there(here: Program) -> None:
+    assert "no file or folder" in here.error("serve", "--watch", "nowhere")
+
+
+def test_the_loop_of_the_readme_runs(here: Program, tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    (code,) = re.findall(r"```python\n(# An agent.*?)```", readme, re.DOTALL)
+    script = tmp_path / "agent.py"
+    script.write_text(code)
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    asked = "What may I cook for you?\nRemember that Mara likes dill.\n"
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        input=asked,
+        env=env,
+        cwd=here.folder,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Vegetarian, nothing spicy" in done.stdout
+    notes = json.dumps([path.read_text() for path in (here.folder / "memory").iterdir()])
+    assert "Mara likes dill" in notes
