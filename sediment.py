@@ -4865,6 +4865,15 @@ class Files:
                 )
 
 
+def without_repeats(plan: Plan) -> Plan:
+    """A plan in which no path of a source stands again, by itself or within another."""
+    kept: Plan = []
+    for source, within, paths in sorted(plan, key=lambda row: len(row[1].parts)):
+        if not any(source.id == one.id and _is_in(within, top) for one, top, _ in kept):
+            kept.append((source, within, paths))
+    return kept
+
+
 def _reading(part: Part) -> str:
     """What the encoder reads of a part."""
     return embedding_text(part.content, Chunk(0, len(part.content), part.context))
@@ -6064,8 +6073,7 @@ class Memory:
         hits = profile.adjust(known, facts, query, self._lexicon, limit)[:limit]
         if moment is None and self._follow_shown(hits, facts, rounds):
             return self._search(query, limit, profile, moment, depth, source, rounds - 1)
-        notice = "The vectors here are of another model: found by words alone."
-        return hits, profile.floor(words.chunks), {} if same else {"notice": notice}
+        return hits, profile.floor(words.chunks), {} if same else {"notice": _OTHER_MODEL}
 
     def _in_source(self, prefix: str) -> str:
         """The SQL condition of what stands in files whose path begins so."""
@@ -6216,7 +6224,7 @@ class Memory:
 
     def index(
         self,
-        paths: Iterable[str | Path] = (),
+        paths: str | Path | Iterable[str | Path] = (),
         *,
         globs: Iterable[str] = (),
         exclude: Iterable[str] = (),
@@ -6239,11 +6247,12 @@ class Memory:
         start = time.monotonic()
         options = Options(tuple(globs), tuple(exclude), include_archive, allow_secrets)
         files = self._files(scope)
-        wanted = [self._path(path, files) for path in paths] or [None]
+        wanted = [self._path(path, files) for path in _as_list(paths)] or [None]
         if wanted == [None] and not files.sources():
             raise InvalidInput("name a file or folder to index, e.g. MEMORY.md memory/")
         plain = options == Options()
         plan = [row for path in wanted for row in files.plan(path, None if plain else options)]
+        plan = without_repeats(plan)
         total(sum(len(found) for *_, found in plan))
         files.follow(plan, progress, stop)
         chunks = sum(files.parts(one, within) for one, within, _ in plan)
@@ -6258,6 +6267,8 @@ class Memory:
             "warnings": files.warnings,
             "seconds": round(time.monotonic() - start, 2),
         }
+        if not files.usable:
+            return answer | {"notice": _OTHER_MODEL}
         return answer | self._outside(path for path in wanted if path)
 
     def _files(self, scope: str = "project") -> Files:
@@ -6302,7 +6313,7 @@ class Memory:
 
     def watch(
         self,
-        paths: Iterable[str | Path] = (),
+        paths: str | Path | Iterable[str | Path] = (),
         *,
         debounce_ms: int = WATCH_DEBOUNCE,
         stop: threading.Event | None = None,
@@ -6310,14 +6321,15 @@ class Memory:
     ) -> Iterator[dict[str, Any]]:
         """Index files and folders, then again whenever they change, until `stop` is set; yields
         what `index` returns, first at once. Changes are taken up `debounce_ms` after the last."""
-        stop = stop or threading.Event()
+        scope = options.get("scope", "project")
         yield (answer := self.index(paths, **options))
-        tops = [Path(os.path.realpath(expand_home(path))) for path in paths]
-        tops = tops or [one.path for one in self._files(options.get("scope", "project")).sources()]
-        for _ in changed_tops(tops, debounce_ms, stop):
+        tops = [Path(os.path.realpath(expand_home(path))) for path in _as_list(paths)]
+        tops = tops or [one.path for one in self._files(scope).sources()]
+        for _ in changed_tops(tops, debounce_ms, stop or threading.Event()):
+            skipped = answer["skipped"]
             with contextlib.suppress(NotFound):
-                answer = self.index(tops, scope=options.get("scope", "project"))
-                if answer["changes"] or answer["skipped"]:
+                answer = self.index(tops, scope=scope)
+                if answer["changes"] or answer["skipped"] != skipped:
                     yield answer
 
     def expand(self, id: str, *, lines: int | None = None) -> dict[str, Any]:
@@ -6327,20 +6339,11 @@ class Memory:
         Read from the file as it is now, but for secrets. Raises NotFound when the part is gone.
         """
         row = self._visible(id)
+        facts = {"id": row["id"], "created": iso_time(row["created_at"])}
         if row["path"] is None:
-            return {
-                "id": row["id"],
-                "content": row["content"],
-                "created": iso_time(row["created_at"]),
-            }
+            return facts | {"content": row["content"]}
         content, first, last = self._section(row, lines)
-        source = f"{self._shown(row['path'])}:{first}-{last}"
-        return {
-            "id": row["id"],
-            "source": source,
-            "content": content,
-            "created": iso_time(row["created_at"]),
-        }
+        return facts | {"source": f"{self._shown(row['path'])}:{first}-{last}", "content": content}
 
     def _section(self, row: dict[str, Any], lines: int | None = None) -> tuple[str, int, int]:
         """The text around a part of a file, and its lines."""
@@ -7274,6 +7277,14 @@ class Memory:
 
     def _is_foreign(self, row: dict[str, Any]) -> bool:
         return row["project_id"] not in (None, self.projects.current())
+
+
+_OTHER_MODEL = "The vectors here are of another model: found by words alone until `reindex`."
+
+
+def _as_list(paths: str | Path | Iterable[str | Path]) -> list[str | Path]:
+    """Paths, of which one may be given by itself."""
+    return [paths] if isinstance(paths, str | Path) else list(paths)
 
 
 # The columns of an item that callers see, and the same as a dict.
@@ -8700,6 +8711,9 @@ def watch(shared: Context, paths: tuple[str, ...], debounce_ms: int) -> None:
     Example:
       sediment watch MEMORY.md memory/
     """
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # whoever started it may have had them ignored
+        if number := getattr(signal, name, None):
+            signal.signal(number, signal.default_int_handler)
     with shared.memory(resident=True) as memory, contextlib.suppress(KeyboardInterrupt):
         for place, answer in enumerate(memory.watch(paths, debounce_ms=debounce_ms)):
             if shared.json:

@@ -307,6 +307,12 @@ def test_a_file_that_has_gone_makes_no_source_of_its_own(memory: Memory, folder:
     assert values(memory, "SELECT count(*) FROM sources") == [1]
 
 
+def test_paths_may_be_one_and_may_repeat(memory: Memory, folder: Path) -> None:
+    assert memory.index(".")["files"] == 2
+    answer = memory.index([".", "docs", folder, "docs/guide.md"])
+    assert (answer["files"], answer["chunks"]) == (2, 5)
+
+
 def test_a_path_in_a_source_is_indexed_as_that_is(memory: Memory, folder: Path) -> None:
     memory.index([folder], exclude=["MEMORY.md"])
     (folder / "docs" / "guide.md").write_text("Other words.\n")

@@ -170,8 +170,8 @@ def test_watch_follows_until_it_is_interrupted(
             env=env,
             stdout=out,
             stderr=out,
-            # A shell has what runs in its background ignore this.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            # As a shell has it of what runs in its background.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
         )
     try:
         until(lambda: log.read_text().startswith("Indexed 2 files"), "the first index")

@@ -650,7 +650,10 @@ def test_vectors_of_another_model_are_not_compared(foreign_model: Memory) -> Non
     answer = foreign_model.recall("deploy when?")
     assert [row["content"] for row in answer["results"]] == ["We deploy on Fridays."]
     assert answer["results"][0]["raw_similarity"] == "0.00"
-    assert answer["notice"] == "The vectors here are of another model: found by words alone."
+    assert (
+        answer["notice"]
+        == "The vectors here are of another model: found by words alone until `reindex`."
+    )
     assert foreign_model.stats()["same_model"] is False
 
 
@@ -744,6 +747,7 @@ def test_stats_answer_with_what_is_documented(path: Path, memory: Memory, other:
         "exists": True,
         "schema": len(sediment.MIGRATIONS),
         "items": 3,
+        "file_parts": 0,
         "replaced_items": 1,
         "chunks": 4,
         "pending_chunks": 0,
