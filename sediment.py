@@ -4396,7 +4396,8 @@ def _beneath(path: Path, top: Path) -> str:
 _Rules = list[tuple[Path, Any]]
 
 
-def _patterns(lines: Iterable[str]) -> Any:
+@functools.lru_cache
+def _patterns(lines: tuple[str, ...]) -> Any:
     """Patterns as .gitignore files have them."""
     from pathspec import GitIgnoreSpec
 
@@ -4408,7 +4409,7 @@ def _patterns(lines: Iterable[str]) -> Any:
 
 def _ignored_in(folder: Path) -> _Rules:
     try:
-        lines = (folder / ".gitignore").read_text("utf-8", "replace").splitlines()
+        lines = tuple((folder / ".gitignore").read_text("utf-8", "replace").splitlines())
     except OSError:
         return []
     with contextlib.suppress(InvalidInput):
@@ -4712,14 +4713,31 @@ class Files:
 
     def _work(self, path: Path, seen: Seen, digest: bytes, text: str, options: Options) -> Work:
         """Everything that takes time, before the transaction."""
-        text, _ = redact(text, not self.keeps_secrets(options), lines=True)
-        kind = "markdown" if _patterns(FILE_GLOBS).match_file(path.name) else detect_type(text)
-        self.encoder.begin_loading()
-        parts = self._with_ids(path, split_file(text, kind, self.encoder.fits))
+        kind, parts = self._parts(path, text, options)
         sql = "SELECT id FROM items WHERE id IN (SELECT value FROM json_each(?))"
         there = {id for (id,) in self.database.rows(sql, json.dumps(list(parts)))}
         new = {id: part for id, part in parts.items() if id not in there}
         return Work(path, seen, digest, kind, parts, *self._embed(new))
+
+    def _parts(self, path: Path, text: str, options: Options) -> tuple[str, dict[str, Part]]:
+        """The kind of a file, and its parts by id."""
+        text, _ = redact(text, not self.keeps_secrets(options), lines=True)
+        kind = "markdown" if _patterns(FILE_GLOBS).match_file(path.name) else detect_type(text)
+        self.encoder.begin_loading()
+        return kind, self._with_ids(path, split_file(text, kind, self.encoder.fits))
+
+    def vectors(self, path: Path) -> list[tuple[Part, bytes]]:
+        """The parts of a file as it is now with their vectors, and nothing is written down."""
+        with contextlib.suppress(Skipped):
+            look(path)
+            _, parts = self._parts(path, read_file(path)[0], Options())
+            found, _ = self._embed(parts)
+            return [(parts[id], vector) for id, vector in found.items()]
+        return []
+
+    def covers(self, path: Path) -> bool:
+        """Whether anything in a folder is indexed, or would be."""
+        return any(_is_in(path, one.path) or _is_in(one.path, path) for one in self.sources())
 
     def _with_ids(self, path: Path, parts: list[Part]) -> dict[str, Part]:
         """By hash(source:start:end:content:model); a hash of that where a long line repeats
@@ -5008,11 +5026,11 @@ def append_lines(path: Path, beginning: str, lines: list[str]) -> tuple[int, boo
             path.parent.chmod(0o700)
         with _locked(path) as file:
             before = file.read()
-            known = before.decode("utf-8", "replace").splitlines()
+            known = [line.rstrip("\r") for line in before.decode("utf-8", "replace").split("\n")]
             for start in range(len(known)):
                 if known[start : start + len(lines)] == lines:
                     return start + 1, False
-            gap = "" if before.endswith((b"\n", b"")[not before]) else "\n"
+            gap = "" if before.endswith(b"\n") else "\n"
             added = (gap if before else beginning) + "\n".join(lines) + "\n"
             _append(file, added.encode(), len(before))
             return (before + added.encode()).count(b"\n") - len(lines) + 1, True
@@ -6484,7 +6502,8 @@ class Memory:
             return answer | {"message": "No note is that old: nothing to do."}
         summary, _ = self._cleaned(run_filter(command, text, timeout), False)
         target = begin_compaction(self.database, folder, notes, summary)
-        self.index([folder])
+        if self._files_of(self.projects.current()).covers(folder):
+            self.index([folder])
         saved = f"{answer['characters']:,} characters became {len(summary):,}"
         message = f"Wrote {self._shown(str(target))}; {len(notes)} notes are in archive/ ({saved})."
         return answer | {
@@ -6496,17 +6515,12 @@ class Memory:
 
     def _repeats(self, folder: Path) -> list[dict[str, Any]]:
         """Parts of a folder's notes that say nearly the same."""
-        self.index([folder])
-        sql = (
-            "SELECT f.path, i.first_line, i.last_line, v.vector FROM items i"
-            " JOIN files f ON f.id = i.file JOIN chunks c ON c.item = i.seq"
-            " JOIN vectors v ON v.chunk = c.id WHERE f.project_id = ? ORDER BY f.path, i.seq"
-        )
-        rows = self.database.rows(sql, self.projects.current() or "")
+        files = self._files_of(self.projects.current())
         named = [
-            (f"{self._shown(path)}:{first}-{last}", vector)
-            for path, first, last, vector in rows
-            if _is_in(Path(path), folder) and date_of(Path(path))
+            (f"{self._shown(str(path))}:{part.first}-{part.last}", vector)
+            for path in walk(folder, Options())
+            if date_of(path)
+            for part, vector in files.vectors(path)
         ]
         return [
             {"similarity": _two_places(cosine), "sources": [one, other]}

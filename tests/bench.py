@@ -20,6 +20,8 @@ cold_list      the process `sediment.pyz list --json` / `python -c "import click
 handshake      from starting the server to its answer to server/discover
                / `python -c "import json"`
 import_rate    memories a second through import / encoded a second by the bare encoder
+index_rate     sections of files a second through index / as import_rate
+index_again    index of as many files that have not changed / a stat of each
 rss_idle       MB of the server that has answered tools/list and not yet loaded the encoder
 rss_N          MB after 100 recalls with N memories
 bytes_per_memory   bytes of the closed file for a memory of 250 characters, all indexes
@@ -347,6 +349,43 @@ class Lab:
             told = f"{rates[0]:.0f} / {rates[1]:.0f} a second"
             self.add(Figure(ratio.name, *ratio.estimate(), told))
             _, self.parents = stored_vectors(memory)
+
+    def indexing(self) -> None:
+        """Index files that say the same, against the encoder alone; then all of them again, as
+        they were, against a look at each."""
+        batches = [self.memos[first : first + 50] for first in range(0, len(self.memos), 50)]
+        top = self.folder / "files"
+        with self.memory(self.folder / "files.db") as memory:
+            memory.encoder.embed("the first call loads the encoder")
+            top.mkdir()
+            memory.index(top)
+
+            def indexed(turn: int) -> float:
+                folder = top / str(turn)
+                folder.mkdir()
+                for place, memo in enumerate(batches[turn]):
+                    (folder / f"{place}.md").write_text(f"# {place}\n\n{memo.text}\n")
+                return seconds(lambda: memory.index(folder))
+
+            def encoded(turn: int) -> float:
+                return sum(self.bare.seconds(memo.text) for memo in batches[turn])
+
+            def looked(_: int) -> float:
+                return seconds(lambda: [path.stat() for path in top.rglob("*.md")])
+
+            first = Ratio("index_rate", encoded, indexed, (len(batches), len(batches)))
+            settle([first], math.inf)
+            time.sleep(2.1)  # a file that has just been written may yet change within its time
+            memory.index(top)
+            again = Ratio(
+                "index_again", lambda _: seconds(lambda: memory.index(top)), looked, (20, 60)
+            )
+            settle([again], 5)
+        rates = [len(self.memos) / sum(taken) for taken in (first.below, first.above)]
+        self.add(
+            Figure(first.name, *first.estimate(), f"{rates[0]:.0f} / {rates[1]:.0f} a second"),
+            again.figure(),
+        )
 
     def grow(self, size: int) -> None:
         """Fill the database up to a size."""
@@ -689,6 +728,7 @@ def run(lab: Lab, peers: list[str], chroma: str | None) -> dict[str, dict[str, F
     lab.importing()
     lab.grow(lab.sizes[0])
     lab.processes()
+    lab.indexing()
     for size in lab.sizes:
         lab.grow(size)
         lab.serving(size)

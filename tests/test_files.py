@@ -599,6 +599,7 @@ def test_a_look_before_compacting_changes_nothing(memory: Memory, notes: Path) -
     ]
     assert "Deployed" in memory.compact(notes, dry_run=True)["input"]
     assert names(notes) == before
+    assert memory.status()["sources"] == []
 
 
 @pytest.mark.parametrize(
