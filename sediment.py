@@ -212,7 +212,7 @@ PARENT_POLL = 2.0  # s between looks at whether the client still lives
 ENCODER_THREADS = 2  # 1.8 times one thread at 128 tokens; more gain little on texts this short
 
 FILE_MAX = 5_000_000  # bytes of an indexed file; the longest changelogs have 2 million
-FILE_GLOBS = ("*.md", "*.markdown", "*.mdx")
+FILE_GLOBS = ("*.[Mm][Dd]", "*.[Mm][Dd][Xx]", "*.markdown")
 EXCERPT = 200  # characters of a file's part that recall shows to people; `expand` shows the rest
 CACHED_VECTORS = 20_000  # 30 MB of vectors of texts that left their files, for when they come back
 VECTORS_KEPT_EVERY = 64  # vectors of one file, after which an interruption loses none of them
@@ -388,7 +388,10 @@ def parse_age(value: object) -> int:
     """Unix seconds from an age ("90d", "12w", "1y"), or from a time as `parse_time` takes it."""
     found = _AGE.fullmatch(value.strip()) if isinstance(value, str) else None
     if not found:
-        return parse_time(value)
+        try:
+            return parse_time(value)
+        except InvalidInput as error:
+            raise InvalidInput(f"an age is 30d, 12w or 1y; or {error}") from None
     days = {"h": 1 / 24, "d": 1, "w": 7, "y": 365}[found[2].lower()]
     return int(time.time() - float(found[1]) * days * DAY)
 
@@ -887,18 +890,27 @@ def split_file(text: str, kind: str, fits: Callable[[str], bool]) -> list[Part]:
 
 def visible(text: str) -> str:
     """Markdown without front matter and comments; every line stays where it is."""
+    front = _YAML_FRONT.match(text)
+    start = place = front.end() if front else 0
+    shown = ["\n" * text.count("\n", 0, start)]
+    last = text.rfind("-->")  # a comment that is not closed is none
+    while found := _CODE_OR_COMMENT.search(text, place):
+        place = found.end()
+        if found[0] == "<!--" and place <= last:
+            end = text.index("-->", place) + 3
+            shown += [text[start : found.start()], "\n" * text.count("\n", place, end)]
+            start = place = end
+    return "".join([*shown, text[start:]])
 
-    def hidden(match: re.Match[str]) -> str:
-        return match[0] if match["code"] else "\n" * match[0].count("\n")
 
-    return _HIDDEN.sub(hidden, text)
-
-
-_HIDDEN = _Pattern(
-    r"\A(?:\s*\n)?---[ \t]*\n(?:.*\n)*?(?:---|\.\.\.)[ \t]*(?:\n|\Z)"
-    r"|(?P<code>^ {0,3}(?P<fence>`{3,}|~{3,}).*\n(?:.*\n)*?(?: {0,3}(?P=fence)[`~]*[ \t]*$|.*\Z)"
-    r"|(?P<ticks>`+)(?!`).*?(?<!`)(?P=ticks)(?!`))"
-    r"|<!--[\s\S]*?-->",
+_YAML_FRONT = _Pattern(
+    r"---[ \t]*\n(?:[ \t]*#.*\n)*[\w\"'.-]+[ \t]*:(?:[ \t].*)?\n(?:.*\n)*?"
+    r"(?:---|\.\.\.)[ \t]*(?:\n|\Z)"
+)
+# Code, in which comments are shown, or where a comment begins.
+_CODE_OR_COMMENT = _Pattern(
+    r"^ {0,3}(?P<fence>`{3,}|~{3,}).*\n(?:.*\n)*?(?: {0,3}(?P=fence)[`~]*[ \t]*$|.*\Z)"
+    r"|(?P<ticks>`+)(?!`).{0,500}?(?<!`)(?P=ticks)(?!`)|<!--",
     re.MULTILINE,
 )
 _BLANK_LINES = _Pattern(r"\n(?:[ \t]*\n){2,}")
@@ -1874,8 +1886,8 @@ def m005_files(connection: apsw.Connection) -> None:
         CREATE TABLE files(
             id INTEGER PRIMARY KEY, source INTEGER NOT NULL REFERENCES sources,
             path TEXT NOT NULL, project_id TEXT NOT NULL, size INTEGER NOT NULL,
-            changed_at INTEGER NOT NULL, read_at INTEGER NOT NULL, digest BLOB NOT NULL,
-            dated INTEGER NOT NULL, UNIQUE(path, project_id)) STRICT;
+            changed_at INTEGER NOT NULL, touched_at INTEGER NOT NULL, read_at INTEGER NOT NULL,
+            digest BLOB NOT NULL, dated INTEGER NOT NULL, UNIQUE(path, project_id)) STRICT;
         CREATE TABLE embeddings(
             hash BLOB PRIMARY KEY, vector BLOB NOT NULL, used_at INTEGER NOT NULL) STRICT;
         ALTER TABLE items ADD COLUMN file INTEGER REFERENCES files;
@@ -4318,12 +4330,11 @@ def parse_json(text: str | bytes) -> Any:
 
 
 class Options(NamedTuple):
-    """How a source is indexed: which files, and whether archived notes and secrets are kept."""
+    """How a source is indexed: which files, and whether archived notes are among them."""
 
     globs: tuple[str, ...] = ()  # beside FILE_GLOBS
     exclude: tuple[str, ...] = ()
     archive: bool = False
-    secrets: bool = False
 
 
 class Source(NamedTuple):
@@ -4350,6 +4361,10 @@ def date_of(path: Path) -> datetime | None:
     return None
 
 
+def _is_note(name: str) -> bool:
+    return name.endswith(".md") and bool(_DATE.search(name))
+
+
 def walk(top: Path, options: Options) -> Iterator[Path]:
     """The files to index in a folder, in order. Links, hidden files and what git ignores are left
     out, and so is what `compact` has put away."""
@@ -4359,20 +4374,18 @@ def walk(top: Path, options: Options) -> Iterator[Path]:
         folder, rules = todo.pop()
         entries = _entries(folder)
         rules = _ignored_in(folder) + rules  # the nearest decides
-        notes = folder.name == _NOTES or any(_DATE.search(entry.name) for entry in entries)
+        notes = folder.name == _NOTES or any(_is_note(entry.name) for entry in entries)
         folders = []
         for entry in entries:
             path, is_folder = folder / entry.name, entry.is_dir(follow_symlinks=False)
             name, ends = _beneath(path, top), "/" * is_folder
-            if entry.name.startswith(".") or not _is_unicode(path):
-                continue
-            if excluded.match_file(name + ends):
+            if entry.name.startswith(".") or excluded.match_file(name + ends):
                 continue
             if is_folder and notes and entry.name == _ARCHIVE and not options.archive:
                 continue
             is_file = entry.is_file(follow_symlinks=False)
             wanted = is_folder or (is_file and chosen.match_file(name))
-            if wanted and not _is_ignored(path, ends, rules):
+            if wanted and not _is_ignored(path, is_folder, rules):
                 if is_folder:
                     folders.append((path, rules))
                 else:
@@ -4393,12 +4406,9 @@ def _beneath(path: Path, top: Path) -> str:
     return path.as_posix()[len(top.as_posix().rstrip("/")) + 1 :]
 
 
-_Rules = list[tuple[Path, Any]]
-
-
 @functools.lru_cache
 def _patterns(lines: tuple[str, ...]) -> Any:
-    """Patterns as .gitignore files have them."""
+    """Patterns as .gitignore files have them, any of which may fit."""
     from pathspec import GitIgnoreSpec
 
     try:
@@ -4407,39 +4417,71 @@ def _patterns(lines: tuple[str, ...]) -> Any:
         raise InvalidInput(f"a pattern is not one ({error}): write it as in .gitignore") from None
 
 
-def _ignored_in(folder: Path) -> _Rules:
+class _Rule(NamedTuple):
+    """A line of a .gitignore: as git has it, it is asked of each folder on the way alone."""
+
+    base: Path
+    ignores: bool  # or else takes back what another one ignores
+    folders: bool  # it is for folders only
+    anchored: bool  # to the base, not for any name below it
+    form: re.Pattern[str]
+
+    def fits(self, path: Path, is_folder: bool) -> bool:
+        if self.folders and not is_folder:
+            return False
+        name = (_beneath(path, self.base) if self.anchored else path.name) + "/" * self.folders
+        found = self.form.search(name)
+        # pathspec's forms also fit what is below: they mark the slash that they stop at.
+        return bool(found) and found.groupdict().get("ps_d") in (None, name[found.end() - 1 :])
+
+
+@functools.lru_cache
+def _rules(base: Path, lines: tuple[str, ...]) -> tuple[_Rule, ...]:
+    """The lines of a .gitignore, last first, which is the one that counts."""
+    rules = []
+    for line in reversed(lines):
+        text = line.strip().removeprefix("!")
+        with contextlib.suppress(InvalidInput):
+            for one in _patterns((line,)).patterns:
+                if one.include is not None:
+                    anchored = "/" in text.rstrip("/")
+                    rule = _Rule(base, one.include, text.endswith("/"), anchored, one.regex)
+                    rules.append(rule)
+    return tuple(rules)
+
+
+def _ignored_in(folder: Path) -> tuple[_Rule, ...]:
     try:
-        lines = tuple((folder / ".gitignore").read_text("utf-8", "replace").splitlines())
+        text = (folder / ".gitignore").read_text("utf-8", "replace")
     except OSError:
-        return []
-    with contextlib.suppress(InvalidInput):
-        return [(folder, _patterns(lines))]
-    return []
+        return ()
+    return _rules(folder, tuple(text.splitlines()))
 
 
-def _ignored_above(top: Path) -> _Rules:
+def _ignored_above(top: Path) -> tuple[_Rule, ...]:
     """What git ignores by the files above a folder, up to its repository's top."""
-    rules: _Rules = []
-    for folder in top.parents if not (top / ".git").exists() else ():
-        rules += _ignored_in(folder)
-        if (folder / ".git").exists():
-            # What is asked for by name is indexed although git ignores all of it.
-            return [] if _is_ignored(top, "/", rules) else rules
-    return []
+    above = [top, *top.parents]
+    ends = [place for place, folder in enumerate(above) if (folder / ".git").exists()]
+    rules: tuple[_Rule, ...] = ()
+    for folder in reversed(above[1 : ends[0] + 1] if ends else []):
+        rules = _ignored_in(folder) + rules
+        inner = above[above.index(folder) - 1]
+        if _is_ignored(inner, True, rules):
+            return ()  # what is asked for by name is indexed although git ignores all of it
+    return rules
 
 
-def _is_ignored(path: Path, ends: str, rules: _Rules) -> bool:
-    for base, spec in rules:
-        if (ignored := spec.check_file(_beneath(path, base) + ends).include) is not None:
-            return ignored
-    return False
+def _is_ignored(path: Path, is_folder: bool, rules: tuple[_Rule, ...]) -> bool:
+    return next((rule.ignores for rule in rules if rule.fits(path, is_folder)), False)
 
 
 class Seen(NamedTuple):
-    """What the system says of a file: its size in bytes, and when it changed in ns."""
+    """What the system says of a file: its size in bytes, and in ns when its text changed, and
+    when anything of it did, be it its place."""
 
     size: int
     changed_at: int
+    touched_at: int
 
 
 def look(path: Path) -> Seen:
@@ -4453,7 +4495,7 @@ def look(path: Path) -> Seen:
     if facts.st_size > FILE_MAX:
         megabytes = f"{facts.st_size / 1e6:.0f} MB"
         raise Skipped(f"is too large ({megabytes}; the limit is {FILE_MAX / 1e6:.0f} MB)")
-    return Seen(facts.st_size, facts.st_mtime_ns)
+    return Seen(facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
 
 
 def read_file(path: Path) -> tuple[str, bytes, bool]:
@@ -4467,15 +4509,18 @@ def read_file(path: Path) -> tuple[str, bytes, bool]:
         raise Skipped("is not text")
     text = data.decode("utf-8-sig", "replace")
     whole = "\ufffd" not in text or "\ufffd".encode() in data
-    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd")
-    return text, data, whole
+    return plain_newlines(text).replace("\0", "\ufffd"), data, whole
+
+
+def plain_newlines(text: str) -> str:
+    """A text whose lines end as they do here, whatever system wrote it."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 class Noted(NamedTuple):
-    """What the database knows of a file: size, times in ns, and what it is compared by."""
+    """What the database knows of a file: how it was seen, when in ns, and SHA-256 of its bytes."""
 
-    size: int
-    changed_at: int
+    seen: Seen
     read_at: int
     digest: bytes
 
@@ -4492,6 +4537,13 @@ class Work(NamedTuple):
     embedded: int  # of these, how many were made
 
 
+_NOTED = "size, changed_at, touched_at, read_at, digest"
+
+
+def _noted(size: int, changed_at: int, touched_at: int, read_at: int, digest: bytes) -> Noted:
+    return Noted(Seen(size, changed_at, touched_at), read_at, digest)
+
+
 Plan = list[tuple[Source, Path, list[Path]]]  # a source, a path in it, and the files there
 
 
@@ -4500,7 +4552,9 @@ class Files:
 
     claim    notes, in the transaction that stores vectors, which model made them
     usable   whether the database's vectors are of this encoder: else words alone are indexed
-    secrets  whether what looks like a credential is kept in every file
+    secrets  whether what looks like a credential is kept in the files that are read now, whose
+             parts then have it until they are read again
+    anew     whether files are read that seem to be as they were
     """
 
     def __init__(
@@ -4511,9 +4565,10 @@ class Files:
         claim: Callable[[apsw.Connection], None],
         usable: bool,
         secrets: bool,
+        anew: bool = False,
     ) -> None:
         self.database, self.encoder, self.project = database, encoder, project or ""
-        self.claim, self.usable, self.secrets = claim, usable, secrets
+        self.claim, self.usable, self.secrets, self.anew = claim, usable, secrets, anew
         self.embedded = self.removed = self.removed_files = 0
         self.changes: list[dict[str, Any]] = []
         self.skipped: list[dict[str, str]] = []
@@ -4544,7 +4599,18 @@ class Files:
                 " ON CONFLICT DO UPDATE SET options = excluded.options RETURNING id",
                 (str(path), self.project, json.dumps(told)),
             ).get
+            moved = [(id, file, self.project) for file in self.known() if _is_in(Path(file), path)]
+            if moved and best and best.path != path:  # which is its own from now on
+                sql = "UPDATE files SET source = ? WHERE path = ? AND project_id = ?"
+                connection.executemany(sql, moved)
         return Source(id, path, told)
+
+    def drop_vain(self, path: Path) -> None:
+        """No source stays of a file that was asked for and cannot be indexed."""
+        if path.exists() and not path.is_dir() and str(path) not in self.known():
+            with self.database.transaction() as connection:
+                sql = "DELETE FROM sources WHERE path = ? AND project_id = ?"
+                connection.execute(sql, (str(path), self.project))
 
     def _reaches(self, source: Source, path: Path) -> bool:
         """Whether an index of the source comes by this path, too."""
@@ -4563,9 +4629,9 @@ class Files:
 
     def known(self, source: Source | None = None) -> dict[str, Noted]:
         """What is noted of each file by its path, of all sources or of one."""
-        sql = "SELECT path, size, changed_at, read_at, digest FROM files WHERE project_id = ?"
+        sql = f"SELECT path, {_NOTED} FROM files WHERE project_id = ?"
         sql += f" AND source = {source.id:d}" if source else ""
-        return {path: Noted(*noted) for path, *noted in self.database.rows(sql, self.project)}
+        return {path: _noted(*facts) for path, *facts in self.database.rows(sql, self.project)}
 
     # Following the files
 
@@ -4588,11 +4654,14 @@ class Files:
         if not source.path.is_dir():
             return [source.path] if source.path.exists() else []
         apart = [one.path for one in self.sources() if source.path in one.path.parents]
-        return [
+        found = [
             path
             for path in walk(source.path, source.options)
             if _is_in(path, within) and not any(_is_in(path, other) for other in apart)
         ]
+        for path in itertools.filterfalse(_is_unicode, found):
+            self._skip(path, "has a name that is not UTF-8: rename it")
+        return list(filter(_is_unicode, found))
 
     def follow(
         self,
@@ -4620,18 +4689,18 @@ class Files:
 
     def take(self, path: Path, source: Source, noted: Noted | None) -> bool:
         """Index one file of a source, unless it is as it was noted there; whether it was not."""
-        if noted and not is_dirty(path, noted):
+        if noted and not self.anew and not is_dirty(path, noted):
             return False
         try:
             for _ in range(FILE_TRIES):
                 seen, (text, data, whole) = look(path), read_file(path)
-                digest = self._digest(data, source.options)
-                if noted and noted.digest == digest:
+                digest = sha256(data)
+                if noted and noted.digest == digest and not self.anew:
                     self._touch(path, seen)
                     return False
                 if not whole:
                     self._skip(path, "is not all UTF-8: what is not was replaced", warning=True)
-                if self._write(self._work(path, seen, digest, text, source.options), source):
+                if self._write(self._work(path, seen, digest, text), source):
                     return True
             raise Skipped("changes all the time: try again")
         except Skipped as skipped:
@@ -4640,25 +4709,19 @@ class Files:
 
     def differs(self, path: Path, source: Source, noted: Noted | None) -> bool:
         """Whether a file says something else than what was noted of it."""
-        if noted is None or not is_dirty(path, noted):
-            return noted is None
-        with contextlib.suppress(Skipped):
+        if noted and not is_dirty(path, noted):
+            return False
+        try:
             look(path)
-            return self._digest(read_file(path)[1], source.options) != noted.digest
-        return True
+            data = read_file(path)[1]
+        except Skipped:  # which it was already, if nothing is noted
+            return noted is not None
+        return not noted or noted.digest != sha256(data)
 
     def _skip(self, path: Path, reason: str, warning: bool = False) -> None:
         row = {"path": str(path), "reason": reason}
         if row not in (rows := self.warnings if warning else self.skipped):
             rows.append(row)
-
-    def _digest(self, data: bytes, options: Options) -> bytes:
-        """What a file is compared by: its bytes, and whether its secrets are kept."""
-        return sha256(bytes([self.keeps_secrets(options)]) + data)
-
-    def keeps_secrets(self, options: Options) -> bool:
-        """Whether what looks like a credential is kept in files of a source."""
-        return options.secrets or self.secrets
 
     def parts(self, source: Source, within: Path) -> int:
         """How many parts of files at or below a path there are."""
@@ -4683,7 +4746,7 @@ class Files:
         created = _created(path, seen)
         with self.database.transaction() as connection:
             file = connection.execute(
-                "UPDATE files SET size = ?, changed_at = ?, read_at = ?"
+                "UPDATE files SET size = ?, changed_at = ?, touched_at = ?, read_at = ?"
                 " WHERE path = ? AND project_id = ? RETURNING id",
                 (*seen, time.time_ns(), str(path), self.project),
             ).get
@@ -4711,17 +4774,17 @@ class Files:
 
     # One file
 
-    def _work(self, path: Path, seen: Seen, digest: bytes, text: str, options: Options) -> Work:
+    def _work(self, path: Path, seen: Seen, digest: bytes, text: str) -> Work:
         """Everything that takes time, before the transaction."""
-        kind, parts = self._parts(path, text, options)
+        kind, parts = self._parts(path, text)
         sql = "SELECT id FROM items WHERE id IN (SELECT value FROM json_each(?))"
         there = {id for (id,) in self.database.rows(sql, json.dumps(list(parts)))}
         new = {id: part for id, part in parts.items() if id not in there}
         return Work(path, seen, digest, kind, parts, *self._embed(new))
 
-    def _parts(self, path: Path, text: str, options: Options) -> tuple[str, dict[str, Part]]:
+    def _parts(self, path: Path, text: str) -> tuple[str, dict[str, Part]]:
         """The kind of a file, and its parts by id."""
-        text, _ = redact(text, not self.keeps_secrets(options), lines=True)
+        text, _ = redact(text, not self.secrets, lines=True)
         kind = "markdown" if _patterns(FILE_GLOBS).match_file(path.name) else detect_type(text)
         self.encoder.begin_loading()
         return kind, self._with_ids(path, split_file(text, kind, self.encoder.fits))
@@ -4730,7 +4793,7 @@ class Files:
         """The parts of a file as it is now with their vectors, and nothing is written down."""
         with contextlib.suppress(Skipped):
             look(path)
-            _, parts = self._parts(path, read_file(path)[0], Options())
+            _, parts = self._parts(path, read_file(path)[0])
             found, _ = self._embed(parts)
             return [(parts[id], vector) for id, vector in found.items()]
         return []
@@ -4823,12 +4886,13 @@ class Files:
         sql = "SELECT id FROM files WHERE path = ? AND project_id = ?"
         known = connection.execute(sql, names).get
         facts = (source.id, *work.seen, time.time_ns(), work.digest, date_of(work.path) is not None)
-        columns = "source, size, changed_at, read_at, digest, dated"
+        columns = "source, size, changed_at, touched_at, read_at, digest, dated"
         if known is None:
-            sql = f"INSERT INTO files({columns}, path, project_id) VALUES(?, ?, ?, ?, ?, ?, ?, ?)"
+            marks = ", ".join("?" * (len(facts) + len(names)))
+            sql = f"INSERT INTO files({columns}, path, project_id) VALUES({marks})"
             connection.execute(sql, (*facts, *names))
             return connection.last_insert_rowid(), True
-        sql = f"UPDATE files SET ({columns}) = (?, ?, ?, ?, ?, ?) WHERE id = ?"
+        sql = f"UPDATE files SET ({columns}) = ({', '.join('?' * len(facts))}) WHERE id = ?"
         connection.execute(sql, (*facts, known))
         return known, False
 
@@ -4908,10 +4972,10 @@ def _is_unicode(path: Path) -> bool:
 def is_dirty(path: Path, noted: Noted) -> bool:
     """Whether a file may be another than was noted of it."""
     try:
-        same = look(path) == (noted.size, noted.changed_at)
+        same = look(path) == noted.seen
     except Skipped:
         return True
-    return not same or not noted.digest or noted.read_at - noted.changed_at < RACY
+    return not same or not noted.digest or noted.read_at - max(noted.seen[1:]) < RACY
 
 
 def _created(path: Path, seen: Seen) -> int:
@@ -4921,6 +4985,13 @@ def _created(path: Path, seen: Seen) -> int:
 
 
 _CREATED_AT = "UPDATE items SET created_at = ?1 WHERE file = ?2 AND created_at <> ?1"
+
+
+def whole_path(given: str | Path) -> Path:
+    """A path from the root and without links, of one that somebody gave."""
+    if not str(given):
+        raise InvalidInput("a path is empty: name a file or folder")
+    return Path(os.path.realpath(expand_home(given)))
 
 
 def _is_in(path: Path, top: Path) -> bool:
@@ -5025,17 +5096,27 @@ def append_lines(path: Path, beginning: str, lines: list[str]) -> tuple[int, boo
         if made:
             path.parent.chmod(0o700)
         with _locked(path) as file:
-            before = file.read()
-            known = [line.rstrip("\r") for line in before.decode("utf-8", "replace").split("\n")]
-            for start in range(len(known)):
-                if known[start : start + len(lines)] == lines:
-                    return start + 1, False
-            gap = "" if before.endswith(b"\n") else "\n"
+            data = file.read()
+            before = plain_newlines(data.decode("utf-8-sig", "replace"))
+            if place := _place_of(lines, before):
+                return place, False
+            gap = "" if before.endswith("\n") else "\n"
             added = (gap if before else beginning) + "\n".join(lines) + "\n"
-            _append(file, added.encode(), len(before))
-            return (before + added.encode()).count(b"\n") - len(lines) + 1, True
+            _append(file, added.encode(), len(data))
+            return (before + added).count("\n") - len(lines) + 1, True
     except OSError as error:
         raise InvalidInput(f"{path} cannot be written ({error.strerror})") from None
+
+
+def _place_of(lines: list[str], text: str) -> int:
+    """The number of the line where an item of a list stands in a text, as it is shown; or 0."""
+    shown = [line.rstrip() for _, line in _unfenced_lines(visible(text))]
+    size = len(lines)
+    for start in range(len(shown)):
+        after = shown[start + size : start + size + 1]
+        if shown[start : start + size] == lines and not any(line[:1].isspace() for line in after):
+            return start + 1
+    return 0
 
 
 def _append(file: IO[bytes], data: bytes, size: int) -> None:
@@ -5100,7 +5181,7 @@ def old_notes(folder: Path, before: int, secrets: bool) -> list[OldNote]:
     """The notes of a folder that have a day in their names, one earlier than a time; by day."""
     notes = []
     for path in walk(folder, Options()):
-        day = date_of(path)
+        day = date_of(path) if path.parent == folder else None
         if day and day.timestamp() < before and not path.name.startswith(_SUMMARY):
             with contextlib.suppress(Skipped):
                 seen = look(path)
@@ -5178,6 +5259,8 @@ def finish_compactions(database: Database) -> None:
     """Do what is left of compactions that were begun; take back what cannot be done."""
     for key, told in database.rows(f"SELECT key, value FROM meta WHERE key GLOB '{_BEGUN}*'"):
         folder, plan = Path(key.removeprefix(_BEGUN)), json.loads(told)
+        if not folder.is_dir():
+            continue  # until it is there again
         moves = [(folder / old, folder / new) for old, new in plan["moves"].items()]
         try:
             for old, new in moves:
@@ -5769,7 +5852,7 @@ class Memory:
         if into is not None:
             if replace is not None or created_at is not None:
                 raise InvalidInput("a text in a file has no id and no time: edit the file instead")
-            path = Path(os.path.realpath(expand_home(into)))
+            path = whole_path(into)
             return self._write_down(content, path, "", "", scope or "project", allow_secrets)
         check_text(content, "content", CONTENT_MAX)
         content, redacted = self._cleaned(content, allow_secrets)
@@ -6087,7 +6170,9 @@ class Memory:
             factor = CROSS_PROJECT_FACTOR if project else 1.0
             hits = rank(found, share, profile, max(limit, VERSIONS_DEPTH), factor)
             facts = self._facts(hits)
-        known = [hit for hit in hits if hit.item in facts]  # some were forgotten just now
+        stale = self._stale_elsewhere(hits, facts) if moment is None else set()
+        # Some were forgotten just now.
+        known = [hit for hit in hits if hit.item in facts and facts[hit.item].file not in stale]
         hits = profile.adjust(known, facts, query, self._lexicon, limit)[:limit]
         if moment is None and self._follow_shown(hits, facts, rounds):
             return self._search(query, limit, profile, moment, depth, source, rounds - 1)
@@ -6095,9 +6180,12 @@ class Memory:
 
     def _in_source(self, prefix: str) -> str:
         """The SQL condition of what stands in files whose path begins so."""
-        wanted = prefix, os.path.join(self._top, prefix.removeprefix("./"))
+        wanted = prefix, os.path.join(self._top, prefix.removeprefix("./")), str(whole_path(prefix))
         rows = self.database.rows("SELECT id, path FROM files")
         found = [str(id) for id, path in rows if path.startswith(wanted)]
+        if not found:
+            told = f"no path of an indexed file begins with {_show(prefix)}"
+            raise NotFound(f"{told}: `status` shows what is indexed")
         return f" AND i.file IN ({', '.join(found)})"
 
     def _facts(self, hits: list[Hit]) -> dict[int, Facts]:
@@ -6263,8 +6351,8 @@ class Memory:
         that neither is there nor was.
         """
         start = time.monotonic()
-        options = Options(tuple(globs), tuple(exclude), include_archive, allow_secrets)
-        files = self._files(scope)
+        options = Options(tuple(globs), tuple(exclude), include_archive)
+        files = self._files(scope, allow_secrets)
         wanted = [self._path(path, files) for path in _as_list(paths)] or [None]
         if wanted == [None] and not files.sources():
             raise InvalidInput("name a file or folder to index, e.g. MEMORY.md memory/")
@@ -6273,6 +6361,8 @@ class Memory:
         plan = without_repeats(plan)
         total(sum(len(found) for *_, found in plan))
         files.follow(plan, progress, stop)
+        for path in filter(None, wanted):
+            files.drop_vain(path)
         chunks = sum(files.parts(one, within) for one, within, _ in plan)
         answer = {
             "files": sum(len(found) for *_, found in plan),
@@ -6289,18 +6379,21 @@ class Memory:
             return answer | {"notice": _OTHER_MODEL}
         return answer | self._outside(path for path in wanted if path)
 
-    def _files(self, scope: str = "project") -> Files:
+    def _files(self, scope: str = "project", allow_secrets: bool = False) -> Files:
         """The index of this project's files, or of the global ones."""
         project = self.projects.current(create=True) if check_scope(scope) == "project" else None
-        return self._files_of(project)
+        return self._files_of(project, allow_secrets)
 
-    def _files_of(self, project: str | None) -> Files:
-        usable = self._same_model()
-        return Files(self.database, self.encoder, project, self._claim, usable, not redacts())
+    def _files_of(self, project: str | None, allow_secrets: bool = False) -> Files:
+        usable, secrets = self._same_model(), allow_secrets or not redacts()
+        facts = self._claim, usable, secrets, allow_secrets
+        return Files(self.database, self.encoder, project, *facts)
 
     def _path(self, given: str | Path, files: Files) -> Path:
         """A path as it is indexed: whole, and as it is without links."""
-        path = Path(os.path.realpath(expand_home(given)))
+        path = whole_path(given)
+        if path == Path(path.anchor):
+            raise InvalidInput(f"all of {path} is too much: name a folder in it")
         if not _is_unicode(path):
             raise InvalidInput(f"{path} has a name that is not UTF-8: rename it")
         known = [*(one.path for one in files.sources()), *map(Path, files.known())]
@@ -6312,14 +6405,18 @@ class Memory:
         """A remark when paths are not the project's own."""
         root = self.projects.root
         far = [str(path) for path in paths if root and not _is_in(path, root.resolve())]
-        told = f"outside {root}, but recalled there: {', '.join(far)}"
-        return {"notice": told} if far else {}
+        told = f"outside {root}, but recalled there: {', '.join(far)}" if far else ""
+        if self.projects.current() is None and root is None:
+            told = "no project here (the home folder and / are none): recalled in every project"
+        return {"notice": told} if told else {}
 
     def unindex(self, *paths: str | Path, scope: str = "project") -> dict[str, Any]:
         """Take files and folders out of the index; they stay where they are: {success, paths,
         message}."""
         files, told = self._files(scope), []
-        gone = [Path(os.path.realpath(expand_home(path))) for path in paths]
+        gone = list(map(whole_path, paths))
+        if not gone:
+            raise InvalidInput("name what to take out of the index: `status` shows what is in it")
         for path in gone:
             if not files.remove(path):
                 raise NotFound(f"{path} is not in the index: `status` shows what is")
@@ -6341,7 +6438,7 @@ class Memory:
         what `index` returns, first at once. Changes are taken up `debounce_ms` after the last."""
         scope = options.get("scope", "project")
         yield (answer := self.index(paths, **options))
-        tops = [Path(os.path.realpath(expand_home(path))) for path in _as_list(paths)]
+        tops = [whole_path(path) for path in _as_list(paths)]
         tops = tops or [one.path for one in self._files(scope).sources()]
         for _ in changed_tops(tops, debounce_ms, stop or threading.Event()):
             skipped = answer["skipped"]
@@ -6370,7 +6467,7 @@ class Memory:
         files.take(path, source, files.known(source).get(str(path)))
         if self._find(row["id"]) is None:
             raise NotFound(f"{self._shown(row['path'])} has changed there: recall again")
-        text, _ = redact(read_file(path)[0], not files.keeps_secrets(source.options), lines=True)
+        text, _ = redact(read_file(path)[0], not files.secrets, lines=True)
         first, last = row["first_line"], row["last_line"]
         count = text.count("\n") + (not text.endswith("\n"))
         if lines is not None:
@@ -6396,6 +6493,21 @@ class Memory:
         """Where a part of a file stands, as path:start-end."""
         return f"{self._shown(row['path'])}:{row['first_line']}-{row['last_line']}"
 
+    def _stale_elsewhere(self, hits: list[Hit], facts: dict[int, Facts]) -> set[int | None]:
+        """The files of other projects that are not any more what was noted of them: theirs to
+        index, and nobody's to be answered from."""
+        wanted = {facts[hit.item].file for hit in hits if hit.foreign and hit.item in facts}
+        sql = f"SELECT id, path, {_NOTED} FROM files WHERE id IN (SELECT value FROM json_each(?))"
+        rows = self.database.rows(sql, json.dumps(list(wanted - {None}))) if wanted - {None} else ()
+        stale: set[int | None] = set()
+        for id, path, *noted in rows:
+            try:
+                gone = look(Path(path)) != _noted(*noted).seen
+            except Skipped:
+                gone = True
+            stale |= {id} if gone else set()
+        return stale
+
     def _follow_shown(self, hits: list[Hit], facts: dict[int, Facts], rounds: int) -> bool:
         """Index the files again that have changed since, of those that hits stand in; whether
         there were any. Nobody is to be answered from a file that says something else by now."""
@@ -6409,13 +6521,14 @@ class Memory:
     def _follow_files(self, wanted: set[int | None]) -> bool:
         changed = False
         sql = (
-            "SELECT path, project_id, size, changed_at, read_at, digest FROM files"
+            f"SELECT path, project_id, {_NOTED} FROM files"
             " WHERE id IN (SELECT value FROM json_each(?))"
         )
-        for path, project, *noted in self.database.rows(sql, json.dumps(list(wanted))):
-            if project in ("", self.projects.current()) and is_dirty(Path(path), Noted(*noted)):
+        for path, project, *facts in self.database.rows(sql, json.dumps(list(wanted))):
+            noted = _noted(*facts)
+            if project in ("", self.projects.current()) and is_dirty(Path(path), noted):
                 files = self._files_of(project or None)
-                changed |= files.take(Path(path), files.holding(Path(path)), Noted(*noted))
+                changed |= files.take(Path(path), files.holding(Path(path)), noted)
         return changed
 
     # Notes
@@ -6446,11 +6559,9 @@ class Memory:
         if path.is_dir():
             raise InvalidInput(f"{path} is a folder: name a file in it, e.g. MEMORY.md")
         line, new = append_lines(path, beginning, as_bullet(text, before))
-        files = self._files(scope)
-        options = Options(secrets=True) if allow_secrets and redacts() else None
-        target = path.parent if path.parent.name == _NOTES else path
-        files.source_of(target, None)
-        files.follow(files.plan(path, options))
+        files = self._files(scope, allow_secrets)
+        files.source_of(path.parent if path.parent.name == _NOTES else path, None)
+        files.follow(files.plan(path))
         sql = (
             "SELECT i.id FROM items i JOIN files f ON f.id = i.file WHERE f.path = ? AND"
             " f.project_id = ? AND ? BETWEEN i.first_line AND i.last_line ORDER BY i.seq DESC"
@@ -6482,9 +6593,9 @@ class Memory:
         returns what would be sent as `input`. Without a command: what is old, what repeats itself
         (`repeats`), and what would be saved. Raises InvalidInput when the command fails.
         """
-        folder = Path(os.path.realpath(expand_home(path)))
+        folder = whole_path(path)
         if not folder.is_dir():
-            raise NotFound(f"there is no folder {folder}")
+            raise NotFound(f"{folder} is no folder: name that of the notes, e.g. memory/")
         finish_compactions(self.database)
         notes = old_notes(folder, parse_age(older_than), not redacts())
         text = joined(notes, folder)
@@ -6533,6 +6644,7 @@ class Memory:
 
         `index` brings it up to date before; `deep` encodes and searches in earnest.
         """
+        finish_compactions(self.database)
         if index and (self._files().sources() or self._files("global").sources()):
             for scope in SCOPES:
                 if self._files(scope).sources():
@@ -8622,7 +8734,7 @@ def store(shared: Context, content: str, **options: Any) -> None:
 @click.option(
     "--ranking", type=click.Choice(RANKINGS), help="How to rank (else SEDIMENT_RANKING, default)."
 )
-@click.option("--source", metavar="PREFIX", help="Only from files whose path begins so.")
+@click.option("--source", metavar="PREFIX", help="Only from files whose path begins so: memory/.")
 @click.option(
     "--vector-weight", type=float, metavar="N", help="Weigh meaning, 0 to 1 (else by query)."
 )
@@ -8670,7 +8782,7 @@ def expand(shared: Context, id: str, lines: int | None, section: bool) -> None:
 
 
 @cli.command()
-@click.argument("paths", nargs=-1, metavar="PATH...")
+@click.argument("paths", nargs=-1, metavar="[PATH]...")
 @click.option(
     "--glob", "globs", multiple=True, metavar="PATTERN", help="Not only *.md; repeatable."
 )
@@ -8685,6 +8797,10 @@ def index(
     shared: Context, paths: tuple[str, ...], remove: bool, scope: str, **options: Any
 ) -> None:
     """Let recall find what stands in markdown files and folders. Again: only what has changed.
+
+    Hidden files, links and what git ignores are left out. A folder's --glob, --exclude and
+    --include-archive are remembered; given again, they take the place of the earlier ones, and
+    --remove forgets them.
 
     \b
     Examples:
@@ -8708,7 +8824,7 @@ def index(
 
 
 @cli.command()
-@click.argument("paths", nargs=-1, metavar="PATH...")
+@click.argument("paths", nargs=-1, metavar="[PATH]...")
 @click.option(
     "--debounce-ms",
     type=click.IntRange(50, 60_000),
@@ -8735,7 +8851,7 @@ def watch(shared: Context, paths: tuple[str, ...], debounce_ms: int) -> None:
                 continue
             for line in render_indexed(answer) if not place else ():
                 click.echo(line)
-            for line in render_changes(answer if place else answer | {"changes": []}):
+            for line in render_changes(answer) if place else ():
                 click.echo(line)
 
 

@@ -117,7 +117,7 @@ OURS = {
     "changes": "number item",
     "staged": "item position start end context vector",
     "sources": "id path project_id options",
-    "files": "id source path project_id size changed_at read_at digest dated",
+    "files": "id source path project_id size changed_at touched_at read_at digest dated",
     "embeddings": "hash vector used_at",
 }
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from storage import consistent, open_memory, shared_encoder, values
 
 import sediment
-from sediment import InvalidInput, Memory, NotFound, split_file, visible
+from sediment import InvalidInput, Memory, NotFound, Options, split_file, visible, walk
 
 PREFERENCES = """# Personal preferences
 
@@ -102,6 +102,10 @@ def test_a_file_is_cut_at_every_heading_however_short() -> None:
         ("```\n<!-- code -->\n```\nBody.\n", "", "<!-- code -->"),
         ("Write `<!-- so -->` for a comment.\n", "", "<!-- so -->"),
         ("An open <!-- comment\n\nhides nothing.\n", "", "hides nothing."),
+        ("<!-- a\n```\n-->\nBody.\n<!-- b -->\n", "b -->", "Body."),
+        ("---\n\nA rule: no front matter.\n\n---\n", "", "no front matter"),
+        ("---\nThis is a sentence: so.\n---\n", "", "a sentence"),
+        ("---\n# comment\nkey:\n  - x\n...\nBody.\n", "key", "Body."),
         ("Text.\n\n---\nkey: value\n---\n", "", "key: value"),
         ("---\nNo end of this rule.\n", "", "No end"),
         ("~~~~\n~~~\n<!-- a -->\n~~~~\n<!-- b -->\n", "b -->", "<!-- a -->"),
@@ -307,6 +311,73 @@ def test_a_file_that_has_gone_makes_no_source_of_its_own(memory: Memory, folder:
     assert values(memory, "SELECT count(*) FROM sources") == [1]
 
 
+GITIGNORES = [
+    ("docs/**\n!docs/README.md\n", {"MEMORY.md", "docs/README.md"}),
+    ("*\n!*/\n!docs/README.md\n", {"docs/README.md"}),
+    ("/docs/guide.md\n/docs/sub\n!docs\n", {"MEMORY.md", "docs/README.md"}),
+    ("docs\n!docs/README.md\n", {"MEMORY.md"}),
+    ("**/sub/\n*.md\n!docs/*.md\n", {"docs/README.md", "docs/guide.md"}),
+]
+
+
+@pytest.mark.parametrize(("lines", "wanted"), GITIGNORES)
+def test_what_git_ignores_is_what_git_says(folder: Path, lines: str, wanted: set[str]) -> None:
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    (folder / "docs" / "sub").mkdir()
+    for name in ("docs/README.md", "docs/sub/x.md"):
+        (folder / name).write_text("Words.\n")
+    (folder / ".gitignore").write_text(lines)
+    listed = ["git", "-C", str(folder), "ls-files", "-co", "--exclude-standard", "*.md"]
+    git = subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split()
+    found = {path.relative_to(folder).as_posix() for path in walk(folder, Options())}
+    assert found == set(git) == wanted
+
+
+def test_a_new_exclude_within_a_source_takes_out_what_it_names(
+    memory: Memory, folder: Path
+) -> None:
+    memory.index([folder])
+    assert memory.index(["docs"], exclude=["guide.md"])["removed"] == 3
+    assert memory.index([folder])["files"] == 1
+
+
+def test_files_that_change_places_are_noticed(memory: Memory, folder: Path) -> None:
+    one, two, aside = (folder / "docs" / name for name in ("a.md", "b.md", "t"))
+    one.write_text("The badger digs.\n")
+    two.write_text("The walrus eats.\n")
+    for file in (one, two):
+        os.utime(file, (1_700_000_000, 1_700_000_000))
+    memory.index([folder])
+    one.rename(aside)
+    two.rename(one)
+    aside.rename(two)
+    assert memory.status()["dirty"] == 2
+    memory.index()
+    assert sources(memory, "badger digs", limit=1) == ["docs/b.md:1-1"]
+
+
+def test_comments_without_end_take_no_time(folder: Path) -> None:
+    assert visible("<!--" * 200_000).startswith("<!--<!--")
+    assert visible("<!-- a -->" * 50_000 + "<!--" * 50_000).startswith("<!--<!--")
+
+
+def test_empty_paths_and_all_of_the_disk_are_refused(memory: Memory) -> None:
+    for path, told in (("", "empty"), ("/", "too much")):
+        with pytest.raises(InvalidInput, match=told):
+            memory.index([path])
+    for paths in ((), ("",)):
+        with pytest.raises(InvalidInput, match="name"):
+            memory.unindex(*paths)
+
+
+def test_what_cannot_be_indexed_leaves_no_source(memory: Memory, folder: Path) -> None:
+    (folder / "nul.md").write_bytes(b"\0")
+    assert memory.index(["nul.md"])["skipped"]
+    assert memory.status()["sources"] == []
+    memory.index([folder])
+    assert memory.status()["dirty"] == 0
+
+
 def test_paths_may_be_one_and_may_repeat(memory: Memory, folder: Path) -> None:
     assert memory.index(".")["files"] == 2
     answer = memory.index([".", "docs", folder, "docs/guide.md"])
@@ -352,8 +423,10 @@ def test_files_are_their_projects(memory: Memory, folder: Path) -> None:
         assert other.status()["sources"][0]["scope"] == "global"
         with pytest.raises(NotFound):
             other.expand(next(row["id"] for row in found if row.get("cross_project")))
-        (folder / "MEMORY.md").unlink()  # which is not the other project's to find out
-        assert len(other.recall("gateway port", anyway=True)["results"]) == len(found)
+        (folder / "MEMORY.md").unlink()  # which is not the other project's to take up
+        left = other.recall("gateway port", anyway=True)["results"]
+        assert not [row for row in left if row.get("cross_project")]
+        assert memory.status()["dirty"] == 1
     assert len(sources(memory, "gateway port", anyway=True)) == 3
 
 
@@ -423,7 +496,9 @@ def test_secrets_and_private_lines_do_not_enter(memory: Memory, folder: Path) ->
     assert token not in memory.expand(id)["content"]
     memory.index(["keys.md"], allow_secrets=True)
     assert any(token in row["content"] for row in memory.recall("the token is")["results"])
-    assert memory.index()["changes"] == []
+    with open(folder / "keys.md", "a") as file:  # for once means until it is read again
+        file.write("\nOne more line.\n")
+    assert all(token not in row["content"] for row in memory.recall("the token is")["results"])
 
 
 def test_parts_of_files_are_not_handled_as_memories(memory: Memory, folder: Path) -> None:
@@ -474,7 +549,8 @@ def test_source_and_weights_narrow_and_turn_the_search(memory: Memory, folder: P
     assert sorted(found) == ["docs/guide.md:1-3", "docs/guide.md:5-7", "docs/guide.md:9-11"]
     whole = sources(memory, "gateway port", source=str(folder / "docs"), anyway=True)
     assert whole == found
-    assert memory.recall("gateway port", source="nowhere", anyway=True)["count"] == 0
+    with pytest.raises(NotFound, match="no path of an indexed file begins with"):
+        memory.recall("gateway port", source="nowhere")
     words = memory.recall("Sundays spicy", text_weight=1, explain=True)["results"]
     assert all(row["parts"].get("meaning", 0) == 0 for row in words)
     meaning = memory.recall("Sundays spicy", text_weight=0, explain=True)["results"]
@@ -536,6 +612,28 @@ def test_a_fact_goes_into_a_file_once(memory: Memory, folder: Path) -> None:
         memory.store("x", into=folder)
     with pytest.raises(InvalidInput, match="edit the file"):
         memory.store("x", into="MEMORY.md", replace=answer["id"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<!--\n- Deploy on Friday\n-->\n",
+        "```\n- Deploy on Friday\n```\n",
+        "- Deploy on Friday\n  is forbidden.\n",
+        "a\x0cb\u2028c\r- Deploy on Mondays\r",
+    ],
+)
+def test_a_fact_that_only_seems_to_stand_there_is_added(
+    memory: Memory, folder: Path, text: str
+) -> None:
+    file = folder / "facts.md"
+    file.write_text(text, newline="")
+    answer = memory.store("Deploy on Friday", into=file)
+    assert answer["message"].startswith("Added to")
+    assert memory.recall("when to deploy", limit=1)["results"][0]["source"].endswith(
+        answer["source"].rpartition(":")[2]
+    )
+    assert memory.store("Deploy on Friday", into=file)["id"] == answer["id"]
 
 
 def test_many_writers_lose_no_line(folder: Path) -> None:

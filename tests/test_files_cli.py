@@ -105,6 +105,7 @@ def test_notes_and_facts_go_into_files(here: Program) -> None:
 def test_compacting_from_the_shell(here: Program) -> None:
     for day in ("2026-01-05", "2026-01-06"):
         (here.folder / "memory" / f"{day}.md").write_text(f"# {day}\n\n- Greased the winch.\n")
+    here.ok("index", "memory/")
     assert "2 old notes" in here.ok("compact")
     assert "Greased the winch" in here.ok("compact", "memory", "--dry-run")
     said = here.ok("compact", "memory/", "--older-than", "30d", "--with", "sort -u | grep winch")
