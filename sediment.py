@@ -9498,14 +9498,12 @@ def excerpt(text: str, query: str) -> str:
     words = set(re.findall(r"\w{3,}", query.lower()))
     lines = list(_lines(text))
     told = [len(words & set(re.findall(r"\w{3,}", line.lower()))) for _, line in lines]
-    start = lines[told.index(max(told))][0]
-    start = min(start, max(0, len(text) - EXCERPT // 2))
-    cut = (
-        text[start : start + EXCERPT].rsplit(None, 1)[0]
-        if len(text) - start > EXCERPT
-        else text[start:]
-    )
-    return ("… " if start else "") + cut.strip() + (" …" if start + len(cut) < len(text) else "")
+    best = lines[told.index(max(told))][0]
+    start = max(at for at, _ in lines if at <= min(best, max(0, len(text) - EXCERPT // 2)))
+    whole = len(text) - start <= EXCERPT
+    part = text[start : start + EXCERPT]
+    cut = part if whole else (part.rsplit(None, 1) or [""])[0]
+    return ("… " if start else "") + cut.strip() + ("" if whole else " …")
 
 
 def render_expanded(answer: dict[str, Any]) -> Iterator[str]:
