@@ -44,7 +44,7 @@ LONG += f"# Tools\n\nA {WORD} opens knots."
 BATCH = 4  # rows of an import that are committed together
 SLOWER = 4  # than the same change here, in a process that has done it before
 LATER = "Life goes on."
-BACKUP = "backup"  # stands for its path among the ids
+BACKUP, FOLDER = "backup", "folder"  # stand for their paths among the ids
 TOMORROW = "2999-01-01"
 
 
@@ -95,6 +95,10 @@ def restore(memory: Memory, ids: dict[str, str]) -> None:
     memory.restore(ids[BACKUP])
 
 
+def index(memory: Memory, ids: dict[str, str]) -> None:
+    memory.index([ids[FOLDER]])
+
+
 Change = Callable[[Memory, dict[str, str]], None]
 CHANGES: dict[str, Change] = {
     "store": store,
@@ -107,6 +111,7 @@ CHANGES: dict[str, Change] = {
     "reindex": reindex,
     "prune": prune,
     "restore": restore,
+    "index": index,
     "migrate from 1": migrate,
     "migrate from 2": migrate,
     "first store": store,
@@ -256,7 +261,10 @@ def copied(source: Path, target: Path) -> Path:
 def cases(folder: Path) -> Iterator[Case]:
     """All changes, each with a file to be made to."""
     base = folder / "base.db"
-    ids = {BACKUP: str(folder / "backup.db")}
+    ids = {BACKUP: str(folder / "backup.db"), FOLDER: str(folder / "files")}
+    Path(ids[FOLDER]).mkdir()
+    for number, fact in enumerate(FACTS[:3]):
+        (folder / "files" / f"{number}.md").write_text(f"# Fact {number}\n\n{fact}\n")
     with memory_of(Path(ids[BACKUP])) as memory:
         memory.store(FACTS[0])
     ids |= fill(base)
@@ -274,9 +282,19 @@ def cases(folder: Path) -> Iterator[Case]:
         wholes = [before, after]
         if name == "import":
             wholes[1:1] = [before._replace(items=_with(before, ROWS[:BATCH]))]
+        if name == "index":
+            wholes[1:1] = _file_by_file(copied(path, folder / "after.db"), Path(ids[FOLDER]))
         if name == "first store":
             wholes[1:1] = [after._replace(items=())]
         yield Case(name, path, ids, wholes, points.passed, seconds)
+
+
+def _file_by_file(path: Path, folder: Path) -> Iterator[State]:
+    """The states on the way to an index of all files."""
+    for file in sorted(folder.iterdir()):
+        with memory_of(path) as memory:
+            memory.index([file])
+        yield state(path)
 
 
 def _with(before: State, texts: list[str]) -> tuple[Any, ...]:
