@@ -208,6 +208,7 @@ BUSY_TIMEOUT = 30_000  # ms a writer waits for another before it gives up
 BUSY_PAUSE = 16.0  # ms at most between two tries: of 8 writers none waited over 0.5 s
 PRELOAD_DELAY = 2.0  # s between tools/list and loading the encoder in the background
 SHOWN_DELAY, SHOWN_MAX = 0.2, 100  # s of quiet, or answers, before a server notes what it showed
+GIVE_BACK_EVERY = 500  # calls; 4 ms, and 161 MB instead of 177 after 100,000 messages
 PARENT_POLL = 2.0  # s between looks at whether the client still lives
 ENCODER_THREADS = 2  # 1.8 times one thread at 128 tokens; more gain little on texts this short
 
@@ -8018,6 +8019,15 @@ class RateLimit:
         return bool(self.allowed) and self._count > self.allowed
 
 
+def give_back_memory() -> None:
+    """Return to the system what was freed; glibc would keep it in pieces for later."""
+    if sys.platform == "linux":
+        import ctypes
+
+        with contextlib.suppress(AttributeError, OSError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
+
+
 class Worker:
     """Runs tool calls one after the other, and between them what can wait."""
 
@@ -8025,6 +8035,7 @@ class Worker:
         self.memory = memory
         self._calls: deque[Call] = deque()
         self._shown: list[list[str]] = []  # ids of answers that are still to be noted
+        self._ran = 0
         self._ready = threading.Condition()
         self._closing = False
         self._idle = threading.Event()
@@ -8069,6 +8080,9 @@ class Worker:
                     self._run(call)
                 else:
                     call.answer({})
+                self._ran += 1
+                if self._ran % GIVE_BACK_EVERY == 0:
+                    give_back_memory()
             except Exception:  # the calls behind it still want their answers
                 _log_fault()
             self._idle.set()
