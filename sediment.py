@@ -4581,7 +4581,7 @@ class Files:
         """What was asked to be indexed for this project."""
         sql = "SELECT id, path, options FROM sources WHERE project_id = ? ORDER BY path"
         return [
-            Source(id, Path(path), Options(*map(_frozen, json.loads(options))))
+            Source(id, Path(path), _options(json.loads(options)))
             for id, path, options in self.database.rows(sql, self.project)
         ]
 
@@ -4598,7 +4598,7 @@ class Files:
             id = connection.execute(
                 "INSERT INTO sources(path, project_id, options) VALUES(?, ?, ?)"
                 " ON CONFLICT DO UPDATE SET options = excluded.options RETURNING id",
-                (str(path), self.project, json.dumps(told)),
+                (str(path), self.project, json.dumps(told._asdict())),
             ).get
             moved = [(id, file, self.project) for file in self.known() if _is_in(Path(file), path)]
             if moved and best and best.path != path:  # which is its own from now on
@@ -5004,8 +5004,11 @@ def _short_hash(text: str) -> str:
     return sha256(text.encode("utf-8", "surrogateescape")).hex()[:32]
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+def _options(told: Any) -> Options:
+    """Options as they were noted."""
+    given: dict[str, Any] = told if isinstance(told, dict) else {}
+    lists = {name: tuple(given.get(name, ())) for name in ("globs", "exclude")}
+    return Options(**lists, archive=bool(given.get("archive")))
 
 
 def section_at(text: str, first: int, last: int) -> tuple[int, int]:
@@ -5726,7 +5729,7 @@ def rebuild(found: Rescued, target: Database, split: Callable[[str], list[Chunk]
             vector = found.vectors.get(chunk, b"") if whole else b""
             spans.setdefault(item, []).append((position, Chunk(start, end, context), vector))
         for seq, values in sorted(found.items.items()):
-            if len(values) > _FILE and values[_FILE] is not None:
+            if _is_part(values):
                 continue  # `index` reads it again
             insert_item(connection, _rescued_item(values, sorted(spans.get(seq, [])), split))
         for table, rows in found.others.items():
@@ -5737,6 +5740,11 @@ def rebuild(found: Rescued, target: Database, split: Callable[[str], list[Chunk]
 
 _FILE = 11  # the place of items.file in a row
 _MODEL_FACTS = ("model_name", "model_digest", "dimension")
+
+
+def _is_part(values: list[Any]) -> bool:
+    """Whether such a row of items is a part of a file."""
+    return len(values) > _FILE and values[_FILE] is not None
 
 
 def _rescued_item(
@@ -7229,6 +7237,8 @@ class Memory:
             message = f"Rescued {answer['rescued']} items from the pages that can be read"
             lost = f"; {len(answer['lost'])} could not be: {', '.join(answer['lost'][:10])}"
             message += (lost if answer["lost"] else "; none is lost") + "."
+            if "file_parts" in answer:
+                message += " What stands in files, some of these among it, comes back by `index`."
         healthy = not any(check.status == "broken" for check in self._check_contents())
         message += f" What was there before is in {answer['kept']}."
         return {"healthy": healthy, **answer, "message": message}
@@ -7255,7 +7265,9 @@ class Memory:
             self._exchange(draft, kept)
         finally:
             draft.unlink(missing_ok=True)
-        return {"kept": str(kept), "rescued": len(found.items), "lost": found.lost()}
+        parts = sum(_is_part(values) for values in found.items.values())
+        answer = {"kept": str(kept), "rescued": len(found.items) - parts, "lost": found.lost()}
+        return answer | ({"file_parts": parts} if parts else {})
 
     def _dimension_of(self, found: Rescued) -> int:
         return int(found.notes.get("dimension", self.encoder.model.dimension))

@@ -850,6 +850,25 @@ def test_two_that_index_the_same_files_agree(memory: Memory, folder: Path) -> No
 # Beside everything else
 
 
+def test_a_rescue_keeps_memories_and_leaves_files_to_the_index(
+    memory: Memory, folder: Path
+) -> None:
+    ids = {memory.store(f"Fact {n} tells of vessel {n}.")["id"] for n in range(5)}
+    memory.index([folder])
+    path, good = memory.database.path, rows(memory)
+    memory.close()
+    data = bytearray(path.read_bytes())
+    data[:100] = bytes(100)  # no SQLite file any more
+    path.write_bytes(data)
+    answer = memory.repair()
+    assert (answer["rescued"], answer["file_parts"], answer["lost"]) == (5, 5, [])
+    assert "`index`" in answer["message"]
+    assert {item["id"] for item in memory.list_items()["items"]} == ids
+    memory.index()
+    assert rows(memory) == good
+    consistent(memory)
+
+
 def test_another_model_and_a_repair_leave_a_good_index(memory: Memory, folder: Path) -> None:
     memory.index([folder])
     memory.reindex()
