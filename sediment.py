@@ -4570,7 +4570,7 @@ class Files:
     ) -> None:
         self.database, self.encoder, self.project = database, encoder, project or ""
         self.claim, self.usable, self.secrets, self.anew = claim, usable, secrets, anew
-        self.embedded = self.removed = self.removed_files = 0
+        self.embedded = self.removed = 0
         self.changes: list[dict[str, Any]] = []
         self.skipped: list[dict[str, str]] = []
         self.warnings: list[dict[str, str]] = []
@@ -4755,7 +4755,7 @@ class Files:
 
     def forget(self, paths: Iterable[str]) -> bool:
         """Take files out of the index that are gone, or cannot be read; whether any was there."""
-        before = self.removed_files
+        before = len(self.changes)
         known = self.known()
         for path in paths:
             if path not in known:
@@ -4763,9 +4763,8 @@ class Files:
             with self.database.transaction() as connection:
                 erased = self._erase(connection, path)
             if erased is not None:  # another process may have been quicker
-                self.removed_files += 1
                 self._changed(path, "removed", 0, erased)
-        return self.removed_files > before
+        return len(self.changes) > before
 
     def _changed(self, path: Path | str, action: str, embedded: int, removed: int) -> None:
         self.embedded += embedded
@@ -4866,9 +4865,7 @@ class Files:
             file, is_new = self._note(connection, work, source)
             there = dict(fetch(connection, "SELECT id, seq FROM items WHERE file = ?", file))
             gone = [id for id in there if id not in work.parts]
-            for id in gone:
-                self._stash(connection, there[id])
-                erase_item(connection, id)
+            self._drop(connection, ((id, there[id]) for id in gone))
             if work.vectors:
                 self.claim(connection)
             for id, part in work.parts.items():
@@ -4917,12 +4914,16 @@ class Files:
             path,
             self.project,
         )
-        for id, seq in rows:
-            self._stash(connection, seq)
-            erase_item(connection, id)
+        self._drop(connection, rows)
         sql = "DELETE FROM files WHERE path = ? AND project_id = ?"
         connection.execute(sql, (path, self.project))
         return len(rows) if connection.changes() else None
+
+    def _drop(self, connection: apsw.Connection, rows: Iterable[tuple[str, int]]) -> None:
+        """Erase parts, by id and row number, but for their vectors."""
+        for id, seq in rows:
+            self._stash(connection, seq)
+            erase_item(connection, id)
 
     def _stash(self, connection: apsw.Connection, item: int) -> None:
         """Keep a part's vector in the cache: undone edits and other branches bring it back."""
@@ -6654,18 +6655,18 @@ class Memory:
         `index` brings it up to date before; `deep` encodes and searches in earnest.
         """
         finish_compactions(self.database)
-        if index and (self._files().sources() or self._files("global").sources()):
-            for scope in SCOPES:
-                if self._files(scope).sources():
-                    self.index(scope=scope)
+        for scope in SCOPES if index else ():
+            if self._files(scope).sources():
+                self.index(scope=scope)
         here, model = self.projects.current(), self.encoder.model
         vector_weight, text_weight = check_weights(None, None) or ("automatic", "automatic")
         value = self.database.value
         sources = [
-            self._source_facts(self._files_of(project), one, scope)
-            for project, scope in dict.fromkeys([(here, "project"), (None, "global")])
+            self._source_facts(files, one, scope)
+            for project, scope in ((here, "project"), (None, "global"))
             if project or scope == "global"
-            for one in self._files_of(project).sources()
+            for files in [self._files_of(project)]
+            for one in files.sources()
         ]
         answer: dict[str, Any] = {
             "database": str(self.database.path),
@@ -9432,7 +9433,7 @@ def _show_indexed(shared: Context, answer: dict[str, Any]) -> None:
 
 def _fail_for_skipped(answer: dict[str, Any], paths: Iterable[str]) -> None:
     """A file that was asked for by name and cannot be indexed is a failure."""
-    asked = {os.path.realpath(expand_home(path)) for path in paths}
+    asked = {str(whole_path(path)) for path in paths}
     if failed := [row for row in answer["skipped"] if row["path"] in asked]:
         raise InvalidInput("; ".join(f"{row['path']} {row['reason']}" for row in failed))
 
