@@ -386,10 +386,13 @@ def _seconds_of(text: str) -> float:
 
 
 def parse_age(value: object) -> int:
-    """Unix seconds from an age ("90d", "12w", "1y"), or from a time as `parse_time` takes it."""
+    """Unix seconds from an age ("90d", "12w", "1y"), or from a time as `parse_time` takes it; a
+    number in a string is neither, since nobody knows of what."""
     found = _AGE.fullmatch(value.strip()) if isinstance(value, str) else None
     if not found:
         try:
+            if isinstance(value, str) and re.fullmatch(r"[\d.\s]+", value):
+                raise InvalidInput(f"a date, and {_show(value)} has no unit: {value.strip()}d?")
             return parse_time(value)
         except InvalidInput as error:
             raise InvalidInput(f"an age is 30d, 12w or 1y; or {error}") from None
@@ -2863,21 +2866,17 @@ def end_item(
     note(connection, by, successor, old, added)
 
 
-def restore_item(connection: apsw.Connection, old: str) -> str:
-    """Take back `end_item`: the item is live again, and its successor keeps what is its own.
-
-    Returns why it had ended. Raises NotFound when it has not.
-    """
-    columns = "i.successor, i.ended_by, h.id, h.detail"
-    row = connection.execute(
-        f"SELECT {columns} FROM items i LEFT JOIN history h ON h.other_id = i.id"
-        " AND h.item_id = i.successor AND h.action = i.ended_by"
-        " WHERE i.id = ? AND i.ended_at IS NOT NULL ORDER BY h.id DESC LIMIT 1",
-        (old,),
-    ).fetchone()
-    if row is None:  # another process was quicker
-        raise NotFound(f"{old} is live already: nothing to undo")
-    successor, reason, event, detail = row
+def restore_item(connection: apsw.Connection, old: str) -> tuple[str, str | None]:
+    """Take back `end_item` of an item that has ended: it is live again, and its successor keeps
+    what is its own. Returns why it had ended, and its successor if that is there."""
+    columns = "s.id, i.ended_by, h.id, h.detail"
+    successor, reason, event, detail = fetch(
+        connection,
+        f"SELECT {columns} FROM items i LEFT JOIN items s ON s.id = i.successor"
+        " LEFT JOIN history h ON h.other_id = i.id AND h.item_id = s.id AND h.action = i.ended_by"
+        " WHERE i.id = ? ORDER BY h.id DESC LIMIT 1",
+        old,
+    )[0]
     connection.execute(
         "UPDATE items SET ended_at = NULL, ended_by = NULL, successor = NULL WHERE id = ?", (old,)
     )
@@ -2889,14 +2888,13 @@ def restore_item(connection: apsw.Connection, old: str) -> str:
         added = json.loads(detail)
         take_back_edges(connection, added.get("edges", []))
         take_back_counts(connection, successor, added.get("counts", [0, 0]))
-    return reason or ""
+    return reason or "", successor
 
 
 def prune_item(connection: apsw.Connection, id: str) -> None:
-    """Hide an item with nothing in its place; `restore_item` brings it back."""
+    """Hide a live item with nothing in its place; `restore_item` brings it back."""
     connection.execute(
-        "UPDATE items SET ended_at = max(created_at, ?), ended_by = ?"
-        " WHERE id = ? AND ended_at IS NULL",
+        "UPDATE items SET ended_at = max(created_at, ?), ended_by = ? WHERE id = ?",
         (int(time.time()), PRUNED, id),
     )
     note(connection, PRUNED, id)
@@ -4249,7 +4247,7 @@ class Importer:
         content = self.clean(check_text(row.get("content"), "content", CONTENT_MAX))
         ended, by, successor = (row.get(name) for name in _ENDED)
         created, project, id = row.get("created_at"), self._project_of(row), row.get("id")
-        if (ended is None) != (successor is None) and by != PRUNED:
+        if (ended is None or by == PRUNED) != (successor is None):
             raise InvalidInput("ended_at and successor go together: give both or neither")
         return {
             "id": check_id(id) if id is not None else self._derived_id(content, project),
@@ -4257,7 +4255,7 @@ class Importer:
             "project": project,
             "created_at": int(time.time()) if created is None else parse_time(created),
             "ended_at": parse_time(ended) if ended is not None else None,
-            "ended_by": check_id(by) if by is not None else None,
+            "ended_by": check_id(by) if by is not None and ended is not None else None,
             "successor": check_id(successor) if successor is not None else None,
         }
 
@@ -6820,37 +6818,40 @@ class Memory:
         stands in its old place, with its text, id, edges and vectors, and its replacement is
         hidden; what was merged is beside the other again. To redo it, undo what was hidden.
         """
-        row = self._visible(id)
-        hidden = row if row["ended_at"] is not None else self._last_hidden_by(row["id"])
-        if hidden is None:
-            raise NotFound(f"{row['id']} has neither replaced nor been merged with anything")
-        old, successor = hidden["id"], hidden["successor"]
-        other = self._find(successor) if successor else None
+        meant = self._hidden(id)
         with self.database.transaction() as connection:
-            reason = restore_item(connection, old)
-            if successor is None:
-                note(connection, "undo", old)
-                return {"success": True, "restored": old, "message": f"{old} is live again."}
-            swap = reason != "merge" and other is not None and other["ended_at"] is None
+            if _is_live(connection, meant):  # another process was quicker
+                raise NotFound(f"{meant} is live already: nothing to undo")
+            old = self._hidden(id)
+            now = _standing_for(connection, old)
+            reason, successor = restore_item(connection, old)
+            swap = now if reason != "merge" else None
             if swap:
-                end_item(connection, successor, old, "replace" if reason == "undo" else "undo")
+                end_item(connection, swap, old, "replace" if reason == "undo" else "undo")
             else:
                 note(connection, "undo", old, successor)
         answer: dict[str, Any] = {"success": True, "restored": old}
         message = f"{old} is live again"
         if swap:
-            answer["hidden"] = successor
-            message += f", and {successor} is hidden behind it"
+            answer["hidden"] = swap
+            message += f", and {swap} is hidden behind it"
         return answer | {"message": message + "."}
 
-    def _last_hidden_by(self, id: str) -> dict[str, Any] | None:
-        sql = (
-            f"SELECT {_ITEM} FROM items i WHERE i.successor = ?1 AND i.ended_by <> 'undo'"
+    def _hidden(self, id: str) -> str:
+        """The item that `undo` is to bring back: this one, or the last that it has hidden."""
+        row = self._visible(id)
+        hidden = row["id"] if row["ended_at"] is not None else self._last_hidden_by(row["id"])
+        if hidden is None:
+            raise NotFound(f"{row['id']} has neither replaced nor been merged with anything")
+        return hidden
+
+    def _last_hidden_by(self, id: str) -> str | None:
+        return self.database.value(
+            "SELECT i.id FROM items i WHERE i.successor = ?1 AND i.ended_by IS NOT 'undo'"
             " ORDER BY (SELECT max(h.id)"
-            " FROM history h WHERE h.other_id = i.id AND h.item_id = ?1) DESC LIMIT 1"
+            " FROM history h WHERE h.other_id = i.id AND h.item_id = ?1) DESC LIMIT 1",
+            id,
         )
-        rows = self.database.rows(sql, id)
-        return _item(rows[0]) if rows else None
 
     def _visible(self, id: str) -> dict[str, Any]:
         """An item of this project or a global one, live or hidden, by its id or its beginning."""
@@ -7328,37 +7329,59 @@ class Memory:
         confirmed: bool = False,
         dry_run: bool = False,
     ) -> dict[str, Any]:
-        """Hide memories that are older and were not shown since: {count, items, dry_run?}.
+        """Hide memories that are older and were not shown since: {count, items, kept, dry_run?}.
 
         `older_than` is an age ("90d", "12w", "1y") or a time. What people confirmed, or put in
-        another's place, stays unless `confirmed`. `undo` brings each back until `purge`.
+        another's place, stays unless `confirmed`; `kept` has what is as old and stays, and `why`.
+        `undo` brings each back until `purge`.
         """
-        before = parse_age(older_than)
-        where, values = self._scope(check_scope(scope))
-        sql = (
-            f"SELECT {_ITEM} FROM items i LEFT JOIN access_log a ON a.item_id = i.id"
-            f" WHERE {_LIVE} AND {where}"
-            f" AND max(i.created_at, coalesce(a.last_accessed_at, 0)) < {before:d}"
-            " AND (? OR coalesce(a.validation_count, 0) = 0 AND NOT EXISTS"
-            " (SELECT 1 FROM items o WHERE o.successor = i.id)) ORDER BY i.created_at, i.seq"
-        )
-        doomed = [_item(row) for row in self.database.rows(sql, *values, confirmed)]
+        before, where = parse_age(older_than), self._scope(check_scope(scope))
+        doomed, kept = self._prunable(before, where, confirmed)
         if not dry_run and doomed:
             with self.database.transaction() as connection:
+                doomed, kept = self._prunable(before, where, confirmed)  # others did something
                 for row in doomed:
                     prune_item(connection, row["id"])
-        answer = {"count": len(doomed), "items": list(map(_listed, doomed))}
+        answer = {"count": len(doomed), "items": doomed, "kept": kept}
         return answer | ({"dry_run": True} if dry_run else {})
+
+    def _prunable(
+        self, before: int, scope: tuple[str, tuple[str | None, ...]], confirmed: bool
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """What is older than a time: what nothing speaks for, and what stays, with the reasons."""
+        where, values = scope
+        sql = (
+            f"SELECT {_ITEM}, a.last_accessed_at, a.validation_count,"
+            " EXISTS(SELECT 1 FROM items o WHERE o.successor = i.id)"
+            " FROM items i LEFT JOIN access_log a ON a.item_id = i.id"
+            f" WHERE {where} AND i.created_at < {before:d} ORDER BY i.created_at, i.seq"
+        )
+        doomed, kept = [], []
+        for *columns, shown, validations, newer in self.database.rows(sql, *values):
+            recalled = shown is not None and shown >= before
+            why = [f"recalled {iso_time(shown)[:10]}"] if recalled else []
+            why += ["confirmed"] if validations and not confirmed else []
+            why += ["in another's place"] if newer and not confirmed else []
+            row = _listed(_item(tuple(columns)))
+            kept.append(row | {"why": ", ".join(why)}) if why else doomed.append(row)
+        return doomed, kept
 
     def purge(self, *, scope: str = "project") -> dict[str, Any]:
         """Erase what `prune` has hidden, for good: {count, message}."""
         project = None if check_scope(scope) == "global" else self.projects.current()
-        sql = f"SELECT id FROM items WHERE ended_by = '{PRUNED}' AND project_id IS ?"
-        ids = [id for (id,) in self.database.rows(sql, project)]
-        with self.database.transaction() as connection:
-            for id in ids:
-                erase_item(connection, id)
-        self._checkpoint()
+        if project is None and scope != "global":
+            return {"count": 0, "message": "Erased nothing: there is no project here."}
+        sql = (
+            f"SELECT id FROM items WHERE ended_by = '{PRUNED}' AND ended_at IS NOT NULL"
+            " AND project_id IS ?"
+        )
+        ids = self.database.rows(sql, project)
+        if ids:
+            with self.database.transaction() as connection:
+                ids = fetch(connection, sql, project)  # some may be live again
+                for (id,) in ids:
+                    erase_item(connection, id)
+            self._checkpoint()
         return {"count": len(ids), "message": f"Erased {len(ids)} pruned item(s)."}
 
     def stats(self, *, verify: bool = False) -> dict[str, Any]:
@@ -7591,6 +7614,16 @@ def _check_live(connection: apsw.Connection, id: str) -> None:
 def _is_live(connection: apsw.Connection, id: str) -> bool:
     sql = "SELECT 1 FROM items WHERE id = ? AND ended_at IS NULL"
     return connection.execute(sql, (id,)).fetchone() is not None
+
+
+def _standing_for(connection: apsw.Connection, id: str) -> str | None:
+    """The live item that an ended one, or what took its place, is hidden behind by now."""
+    return connection.execute(
+        "WITH RECURSIVE ahead(id) AS (SELECT ?1 UNION"
+        " SELECT i.successor FROM items i JOIN ahead USING (id))"
+        " SELECT id FROM items JOIN ahead USING (id) WHERE ended_at IS NULL",
+        (id,),
+    ).get
 
 
 def _fill(connection: apsw.Connection, vectors: list[tuple[bytes, int]]) -> None:
@@ -9722,9 +9755,16 @@ def render_pruned(answer: dict[str, Any]) -> Iterator[str]:
     """What was hidden, or would be."""
     for row in answer["items"]:
         yield f"{row['id']}  {one_line(row['content'], PREVIEW)}"
-    count = "1 memory" if answer["count"] == 1 else f"{answer['count']} memories"
-    done = "would be hidden" if answer.get("dry_run") else "hidden; `undo ID` brings one back"
-    yield f"{count} {done}." if answer["count"] else "Nothing is that old."
+    count, kept = answer["count"], answer["kept"]
+    done = "would be hidden" if answer.get("dry_run") else "hidden"
+    done += "; `undo ID` brings one back" if count and done == "hidden" else ""
+    many = "1 memory" if count == 1 else f"{count} memories"
+    yield f"{many} {done}." if count or kept else "Nothing is that old."
+    yield from ["As old, and kept:"] if kept else []
+    for row in kept[:REFUSED_SHOWN]:
+        yield f"{row['id']}  {one_line(row['content'], PREVIEW)}  ({row['why']})"
+    if (more := len(kept) - REFUSED_SHOWN) > 0:
+        yield f"and {more} more: see --json"
 
 
 def render_checked(answer: dict[str, Any]) -> Iterator[str]:

@@ -90,6 +90,7 @@ def test_prune_hides_and_purges(here: Program) -> None:
     id = here.store(FRIDAYS, "--created-at", "2020-01-01")
     for wrong in ((), ("--purge", "--older-than", "1y"), ("--older-than", "soon")):
         assert here.run("prune", *wrong).returncode in (1, 2)
+    assert "180d" in here.error("prune", "--older-than", "180")
     assert "1 memory would be hidden" in here.ok("prune", "--older-than", "90d", "--dry-run")
     assert here.contents() == {FRIDAYS}
     assert id in here.ok("prune", "--older-than", "90d")
@@ -98,6 +99,12 @@ def test_prune_hides_and_purges(here: Program) -> None:
     assert here.contents() == {FRIDAYS}
     here.ok("prune", "--older-than", "90d")
     assert here.json("prune", "--purge")["count"] == 1
+    assert here.ok("prune", "--older-than", "90d") == "Nothing is that old.\n"
+    kept = here.store(FRIDAYS, "--created-at", "2020-01-01")
+    here.ok("recall", FRIDAYS)
+    *said, line = here.ok("prune", "--older-than", "90d").splitlines()
+    assert said == ["0 memories hidden.", "As old, and kept:"]
+    assert line.startswith(f"{kept}  {FRIDAYS}  (recalled 20")
     assert "not found" in here.error("get", id) or "no memory" in here.error("get", id)
 
 

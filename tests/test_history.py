@@ -131,6 +131,34 @@ def test_undo_goes_back_step_by_step(memory: Memory) -> None:
     assert [row["id"] for row in memory.history(ids[0])["versions"]] == ids
 
 
+def test_undo_of_an_early_version_leaves_one_live(memory: Memory) -> None:
+    ids = [memory.store("Version 0 of the plan.")["id"]]
+    for number in (1, 2):
+        ids.append(memory.store(f"Version {number} of the plan.", replace=ids[-1])["id"])
+    assert memory.undo(ids[0])["hidden"] == ids[2]
+    assert [item["id"] for item in memory.list_items()["items"]] == [ids[0]]
+    assert memory.undo(ids[2])["hidden"] == ids[0]  # redo
+    assert [item["id"] for item in memory.list_items()["items"]] == [ids[2]]
+
+
+@pytest.mark.parametrize("by", ["replace", "merge", "repeat", "undo", "prune", None])
+@pytest.mark.parametrize("there", [True, False])
+def test_what_was_imported_hidden_can_come_back(
+    memory: Memory, by: str | None, there: bool
+) -> None:
+    """With its successor or without, and whatever is said of why it ended."""
+    row = {"id": "old", "content": TEA, "ended_at": 1_700_000_000}
+    row |= {"successor": "new"} if by != "prune" else {}
+    row |= {"ended_by": by} if by else {}
+    rows = [row, {"id": "new", "content": LATER}]
+    assert memory.import_rows(rows[: 1 + there])["success"]
+    by_successor = there and by not in ("undo", "prune")
+    answer = memory.undo("new" if by_successor else "old")
+    assert answer["restored"] == "old"
+    assert answer.get("hidden") == ("new" if there and by not in ("merge", "prune") else None)
+    assert "ended" not in memory.get("old")
+
+
 def test_there_is_nothing_to_undo(memory: Memory) -> None:
     id = memory.store(TEA)["id"]
     with pytest.raises(NotFound, match="neither replaced nor"):

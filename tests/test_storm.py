@@ -13,7 +13,7 @@ import storm
 from storage import consistent, open_memory
 
 import sediment
-from sediment import Memory
+from sediment import Memory, NotFound, SedimentError
 
 TEA, LATER = "Tea is served at four.", "Tea is served at five."
 PORTS = [f"The staging database listens on port {port}." for port in (5433, 6543)]
@@ -53,6 +53,23 @@ def in_between(
         return found
 
     monkeypatch.setattr(owner, name, and_then)
+
+
+def before_writing(
+    monkeypatch: pytest.MonkeyPatch, memory: Memory, act: Callable[[], Any], nth: int = 1
+) -> Callable[[], bool]:
+    """Have what another process does happen right before the n-th transaction of a memory: after
+    all that it was decided on was read. Tells whether it has come to that."""
+    begin, left = memory.database.transaction, [nth]
+
+    def late(*args: Any, **options: Any) -> Any:
+        left[0] -= 1
+        if not left[0]:
+            act()
+        return begin(*args, **options)
+
+    monkeypatch.setattr(memory.database, "transaction", late)
+    return lambda: left[0] <= 0
 
 
 @pytest.fixture
@@ -122,3 +139,73 @@ def test_consolidation_tells_what_it_did_when_another_forgets_that(
     ids = [memory.store(text)["id"] for text in PORTS]
     in_between(monkeypatch, Memory, "_release", lambda: other.forget(*ids))
     assert memory.consolidate()["linked"] == 1
+
+
+# Behind a decision, and before it is written down.
+
+OLD = "2020-01-01"
+
+
+@pytest.mark.parametrize("deed", ["forget", "replace", "confirm", "recall", "prune"])
+def test_pruning_looks_again(
+    memory: Memory, other: Memory, monkeypatch: pytest.MonkeyPatch, deed: str
+) -> None:
+    one, two = (memory.store(text, created_at=OLD)["id"] for text in PORTS)
+    deeds: dict[str, Callable[[], Any]] = {
+        "forget": lambda: other.forget(one),
+        "replace": lambda: other.store(TEA, replace=one),
+        "confirm": lambda: other.store(PORTS[0], created_at=OLD),
+        "recall": lambda: other.record_access([one]),
+        "prune": lambda: other.prune("1y"),
+    }
+    before_writing(monkeypatch, memory, deeds[deed])
+    pruned = [row["id"] for row in memory.prune("1y")["items"]]
+    assert pruned == ([] if deed == "prune" else [two])
+    actions = [row["action"] for row in memory.history(two)["events"]]
+    assert actions == ["prune"]
+
+
+@pytest.mark.parametrize("scope", ["project", "global"])
+def test_purging_spares_what_is_undone_before_it(
+    memory: Memory, other: Memory, monkeypatch: pytest.MonkeyPatch, scope: str
+) -> None:
+    ids = [memory.store(text, created_at=OLD, scope=scope)["id"] for text in PORTS]
+    memory.prune("1y", scope=scope)
+    before_writing(monkeypatch, memory, lambda: other.undo(ids[0]))
+    assert memory.purge(scope=scope)["count"] == 1
+    assert memory.get(ids[0])["content"] == PORTS[0]
+
+
+def versions(memory: Memory, *ids: str) -> list[str]:
+    """Those of these items that are live."""
+    return [id for id in ids if "ended" not in memory.get(id)]
+
+
+@pytest.mark.parametrize("named", ["old", "new"])
+@pytest.mark.parametrize("deed", ["replace", "undo", "prune", "forget"])
+def test_undoing_looks_again(
+    memory: Memory, other: Memory, monkeypatch: pytest.MonkeyPatch, named: str, deed: str
+) -> None:
+    """One value of a fact is live at the end, and what another wrote is not lost."""
+    old = memory.store(TEA)["id"]
+    new = memory.store(LATER, replace=old)["id"]
+    deeds: dict[str, Callable[[], Any]] = {
+        "replace": lambda: other.store(PORTS[0], replace=new),
+        "undo": lambda: other.undo(new),
+        "prune": lambda: other.prune("2999-01-01", confirmed=True),
+        "forget": lambda: other.forget(new),
+    }
+    before_writing(monkeypatch, memory, deeds[deed])
+    try:
+        answer = memory.undo({"old": old, "new": new}[named])
+    except NotFound as error:
+        assert deed in ("undo", "forget"), error
+    else:
+        assert answer["restored"] in (old, new)
+    (id,) = [item["id"] for item in memory.list_items()["items"]] or [None]
+    there = {row["content"] for row in memory.export_rows()}
+    assert there == {
+        "replace": {TEA, LATER, PORTS[0]}, "undo": {TEA, LATER}, "prune": {TEA, LATER},
+        "forget": set(),
+    }[deed]  # fmt: skip
+    assert (id is None) == (deed == "forget")
