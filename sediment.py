@@ -682,6 +682,9 @@ _PRIVATE_TAG = _Pattern(r"(?i)(?<!\*)<\s{0,9}(?:private(?:\s[^<>]*)?/?|(/)\s{0,9
 _APART = _Pattern(r"(?<![^\W_])|(?=\W)|(?<=\\[nrt])|(?<=%[0-9A-Fa-f][0-9A-Fa-f])")
 
 
+UNCLOSED = "all after an unclosed <private>"  # a kind of what was taken out, beside "private"
+
+
 def redact(text: str, secrets: bool = True, lines: bool = False) -> tuple[str, list[str]]:
     """The text without its secrets, and the kinds of what was taken out; without `secrets`, only
     what is private goes. With `lines` it keeps as many lines as it had."""
@@ -706,7 +709,8 @@ def _redacted(text: str, secrets: bool, lines: bool) -> tuple[str, list[str]]:
     kept, kinds, end = [], [], 0
     for start, stop, kind in sorted(spans, key=lambda span: span[0]):
         if start >= end:
-            kept += [text[end:start], f"[redacted: {kind}]" if kind != "private" else "[private]"]
+            mark = "private" if kind in ("private", UNCLOSED) else f"redacted: {kind}"
+            kept += [text[end:start], f"[{mark}]"]
             kept += ["\n" * text.count("\n", start, stop)] if lines else []
             kinds.append(kind)
         end = max(end, stop)
@@ -725,7 +729,7 @@ def _private(text: str, lowered: str) -> Iterator[tuple[int, int, str]]:
             if not depth:
                 yield start, tag.end(), "private"
     if depth:
-        yield start, len(text), "private"
+        yield start, len(text), UNCLOSED
 
 
 def _credentials(text: str, lowered: str) -> Iterator[tuple[int, int, str]]:
@@ -1532,17 +1536,20 @@ class GivenModel(Model):
         self.graph = graphs[0]
         config = _read_json(folder / "config.json")
         limits = _read_json(folder / "sentence_bert_config.json")
-        self.dimension = int(config.get("hidden_size") or 0)
-        self.max_tokens = int(
+        self.dimension = config.get("hidden_size", 0)
+        self.max_tokens = (
             limits.get("max_seq_length") or config.get("max_position_embeddings") or 256
         )
-        if not self.dimension:
+        if not isinstance(self.dimension, int) or self.dimension < 1:
             raise ModelError(f"{folder}/config.json does not say its hidden_size: copy it there")
+        if not isinstance(self.max_tokens, int) or self.max_tokens < 3:
+            raise ModelError(f"{folder} has a max_seq_length that is none: {self.max_tokens!r}")
         self.by_first = bool(
             _read_json(folder / "1_Pooling" / "config.json").get("pooling_mode_cls_token")
         )
-        prompts = _read_json(folder / "config_sentence_transformers.json").get("prompts") or {}
-        self.query_prefix = str(prompts.get("query") or _QUERY_PREFIXES.get(self.name, ""))
+        prompts = _read_json(folder / "config_sentence_transformers.json").get("prompts")
+        asked = prompts.get("query") if isinstance(prompts, dict) else None
+        self.query_prefix = str(asked or _QUERY_PREFIXES.get(self.name, ""))
         self.files = {name: {} for name in (self.graph, "tokenizer.json")}
         data = f"{self.graph}_data"  # weights of a large model stand beside the graph
         self.files |= {data: {}} if (folder / data).is_file() else {}
@@ -1561,6 +1568,9 @@ class GivenModel(Model):
         asked = {given.name for given in session.get_inputs()}
         rows = {name: values[None] for name, values in feeds.items() if name in asked}
         states = session.run([session.get_outputs()[0].name], rows)[0][0]
+        if states.shape != (len(ids), self.dimension):
+            told = f"{len(ids)} states of {self.dimension} numbers, as its config tells"
+            raise ModelError(f"{self.folder / self.graph} does not give {told}: {states.shape}")
         mean = states[0] if self.by_first else states.mean(0)
         embedding = mean / numpy.linalg.norm(mean)
         return embedding, embedding[None].repeat(len(ids), 0) if self.by_first else states
@@ -1698,7 +1708,8 @@ class Encoder:
         from tokenizers import Tokenizer
 
         self.model.check()
-        tokenizer = Tokenizer.from_file(str(self.model.folder / "tokenizer.json"))
+        with self._readable("tokenizer.json") as path:
+            tokenizer = Tokenizer.from_file(path)
         tokenizer.no_padding()  # the file's own settings are for batches
         tokenizer.no_truncation()
         return tokenizer
@@ -1717,8 +1728,18 @@ class Encoder:
         if not self.resident:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.add_session_config_entry("session.disable_prepacking", "1")
-        path = str(self.model.folder / self.model.graph)
-        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        with self._readable(self.model.graph) as path:
+            return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+    @contextlib.contextmanager
+    def _readable(self, name: str) -> Iterator[str]:
+        """The path of a model's file, for a library that has its own errors for a bad one."""
+        path = self.model.folder / name
+        try:
+            yield str(path)
+        except Exception as error:
+            reason = one_line(str(error), PREVIEW)
+            raise ModelError(f"the model file {path} cannot be used: {reason}") from None
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -3413,14 +3434,15 @@ class VectorIndex:
         self._chunks, self._items = numpy.empty(0, numpy.int64), numpy.empty(0, numpy.int64)
         self._scopes, self._gone = numpy.empty(0, numpy.int32), numpy.empty(0, bool)
         self._vectors = numpy.empty((0, self.dimension), numpy.float32)
-        self._codes = numpy.empty((self.dimension // 64, 0), numpy.uint64)
+        self._codes = numpy.empty((-(-self.dimension // 64), 0), numpy.uint64)
 
 
 def _bits(matrix: Any) -> Any:
     """What is true in rows, 64 numbers to one."""
     import numpy
 
-    return numpy.packbits(matrix.astype(bool), axis=1).view(numpy.uint64)
+    packed = numpy.packbits(matrix.astype(bool), axis=1)
+    return numpy.pad(packed, ((0, 0), (0, -packed.shape[1] % 8))).view(numpy.uint64)
 
 
 def _no_rows() -> Any:
@@ -4782,7 +4804,9 @@ class Files:
 
     def _parts(self, path: Path, text: str) -> tuple[str, dict[str, Part]]:
         """The kind of a file, and its parts by id."""
-        text, _ = redact(text, not self.secrets, lines=True)
+        text, left_out = redact(text, not self.secrets, lines=True)
+        if UNCLOSED in left_out:
+            self._skip(path, f"has left out {UNCLOSED}", warning=True)
         kind = "markdown" if _patterns(FILE_GLOBS).match_file(path.name) else detect_type(text)
         self.encoder.begin_loading()
         return kind, self._with_ids(path, split_file(text, kind, self.encoder.fits))
@@ -6188,6 +6212,7 @@ class Memory:
 
     def _in_source(self, prefix: str) -> str:
         """The SQL condition of what stands in files whose path begins so."""
+        check_text(prefix, "source", QUERY_MAX)
         wanted = prefix, os.path.join(self._top, prefix.removeprefix("./")), str(whole_path(prefix))
         rows = self.database.rows("SELECT id, path FROM files")
         found = [str(id) for id, path in rows if path.startswith(wanted)]
@@ -7041,11 +7066,14 @@ class Memory:
         """
         target = expand_home(path).absolute()
         self._must_exist()
+        if not target.parent.is_dir():
+            raise DatabaseError(f"{target} cannot be written: there is no folder {target.parent}")
         with self.database.explained():
             copy_database(self.database.reader(), target)
         with contextlib.suppress(DatabaseError):  # a file that cannot be written is copied too
             self._note_copy(target)
-        items = Database(target).value("SELECT count(*) FROM items")
+        with contextlib.closing(_connect(target)) as copy:  # which stays as it is
+            items = copy.execute("SELECT count(*) FROM items").get
         message = f"Copied {items} items to {target}, and read the copy back."
         facts = {"path": str(target), "bytes": target.stat().st_size, "items": items}
         return {"success": True, **facts, "message": message}

@@ -53,6 +53,7 @@ def test_a_backup_is_one_file_with_everything(memory: Memory, tmp_path: Path) ->
     assert (answer["path"], answer["items"]) == (str(target), len(TEXTS))
     assert stat.S_IMODE(target.stat().st_mode) == 0o600
     assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["copy.db"]
+    assert target.read_bytes()[18:20] == b"\1\1"  # the format of a file without a log
     with open_memory(target) as copy:
         assert contents(copy) == set(TEXTS)
         consistent(copy)
@@ -67,6 +68,9 @@ def test_a_backup_takes_nobodys_place(memory: Memory, tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "mine"
     with pytest.raises(DatabaseError, match="cannot be"):
         memory.backup("/proc/nothing/copy.db")
+    with pytest.raises(DatabaseError, match="no folder"):
+        memory.backup(tmp_path / "new" / "deep" / "copy.db")
+    assert not (tmp_path / "new").exists()
     with pytest.raises(NotFound, match="no database"):
         open_memory(tmp_path / "none.db").backup(tmp_path / "none-copy.db")
 

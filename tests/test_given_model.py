@@ -112,6 +112,65 @@ def test_a_changed_file_is_another_model(folders: dict[str, Path]) -> None:
     assert Encoder().model.digest == before
 
 
+def narrow(folder: Path, dimension: int, told: int) -> Path:
+    """A model whose vectors are the first numbers of ours; its config tells how many there are."""
+    export(folder)
+    model = onnx.load(folder / "model.onnx")
+    states = model.graph.node[-1].output[0]
+    model.graph.node[-1].output[0] = "wide"
+    for name, value in (("begin", 0), ("end", dimension), ("axis", 2)):
+        model.graph.initializer.append(onnx.helper.make_tensor(name, 7, [1], [value]))
+    cut = onnx.helper.make_node("Slice", ["wide", "begin", "end", "axis"], [states])
+    model.graph.node.append(cut)
+    onnx.save(model, folder / "model.onnx")
+    (folder / "config.json").write_text(json.dumps({"hidden_size": told}))
+    return folder
+
+
+@pytest.mark.parametrize("dimension", [312, 100])
+def test_a_model_may_have_any_dimension(
+    dimension: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEDIMENT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv(
+        "SEDIMENT_EMBEDDING_MODEL", str(narrow(tmp_path / "m", dimension, dimension))
+    )
+    with Memory(tmp_path / "memory.db", project="demo") as memory:  # a resident one
+        for text in TEXTS:
+            memory.store(text)
+        for scanned in (sediment.SCANNED, (0, 0)):  # by all vectors, then by their bits first
+            monkeypatch.setattr(sediment, "SCANNED", scanned)
+            answer = memory.recall("when is tea served?")
+            assert answer["results"][0]["content"] == TEXTS[0]
+        consistent(memory)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("config.json", '{"hidden_size": "wide"}', "does not say its hidden_size"),
+        ("config.json", '{"hidden_size": 200}', "200"),
+        ("config.json", '{"hidden_size": -5}', "does not say its hidden_size"),
+        ("sentence_bert_config.json", '{"max_seq_length": "long"}', "max_seq_length"),
+        ("config_sentence_transformers.json", '{"prompts": ["query"]}', ""),
+        ("model.onnx", "no graph", "model.onnx"),
+        ("tokenizer.json", "{}", "tokenizer.json"),
+    ],
+)
+def test_a_given_model_that_cannot_be_used_is_told(
+    name: str, data: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEDIMENT_CACHE", str(tmp_path / "cache"))
+    folder = export(tmp_path / "model")
+    (folder / name).write_text(data)
+    monkeypatch.setenv("SEDIMENT_EMBEDDING_MODEL", str(folder))
+    if not message:
+        assert Encoder().embed(TEXTS[0])
+        return
+    with pytest.raises(ModelError, match=message):
+        Encoder().embed(TEXTS[0])
+
+
 def test_what_is_no_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, message in (
         ("nowhere", "neither a folder nor in"),

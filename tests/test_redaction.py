@@ -11,7 +11,7 @@ from conftest import Run
 from program import Program
 from storage import open_memory
 
-from sediment import InvalidInput, Memory
+from sediment import UNCLOSED, InvalidInput, Memory
 
 ALNUM = string.ascii_letters + string.digits
 
@@ -85,6 +85,19 @@ def test_it_can_be_turned_off(memory: Memory, monkeypatch: pytest.MonkeyPatch) -
     answer = memory.store(f"Token: {token()} <private>and this</private>")
     assert answer["redacted"] == ["private"]
     assert memory.get(answer["id"])["content"] == f"Token: {token()} [private]"
+
+
+def test_a_private_tag_that_is_not_closed_is_told(memory: Memory, tmp_path: Path) -> None:
+    answer = memory.store("We deploy. <private>zanzibar, and all the rest.")
+    assert memory.get(answer["id"])["content"] == "We deploy. [private]"
+    assert answer["redacted"] == [UNCLOSED]
+    assert UNCLOSED in answer["message"]
+    notes = tmp_path / "notes.md"
+    notes.write_text("# Tea\n\nAt four.\n\n<private>\n\n# Port\n\nIt is 18789.\n")
+    warning = {"path": str(notes), "reason": f"has left out {UNCLOSED}"}
+    assert memory.index(notes)["warnings"] == [warning]
+    notes.write_text(notes.read_text().replace("<private>", "<private>x</private>"))
+    assert memory.index(notes)["warnings"] == []
 
 
 def test_private_text_is_never_stored(memory: Memory, path: Path) -> None:
