@@ -4201,15 +4201,73 @@ _ENDED = ("ended_at", "ended_by", "successor")
 def export_rows(database: Database) -> Iterator[dict[str, Any]]:
     """Every item of the database, oldest first, replaced ones and other projects' included; but
     for what stands in files."""
-    columns = f"seq, id, content, created_at, project_id, {', '.join(_ENDED)}"
-    sql = f"SELECT {columns} FROM items WHERE seq > ? AND file IS NULL ORDER BY seq LIMIT 500"
+    sql = f"SELECT {_ITEM} FROM items i WHERE seq > ? AND file IS NULL ORDER BY seq LIMIT 500"
     last = 0
-    while rows := database.rows(sql, last):
-        for last, id, content, created, project, *ended in rows:  # noqa: B007 - the next page's start
-            row = {"id": id, "content": content, "created_at": created}
-            row |= {"scope": "project", "project": project} if project else {"scope": "global"}
-            facts = zip(_ENDED, ended, strict=True)
-            yield row | {name: value for name, value in facts if value is not None}
+    while rows := [_item(row) for row in database.rows(sql, last)]:
+        yield from map(shared_facts, rows)
+        last = rows[-1]["seq"]
+
+
+def shared_facts(row: dict[str, Any]) -> dict[str, Any]:
+    """What list, recall, get, history and export all tell of an item, and import takes."""
+    facts = {"id": row["id"], "content": row["content"], **_dated("created", row["created_at"])}
+    facts |= {"scope": "project" if row["project_id"] else "global", "project": row["project_id"]}
+    if row["ended_at"] is not None:
+        facts |= _dated("ended", row["ended_at"])
+        facts |= {"ended_by": row["ended_by"], "successor": row["successor"]}
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _dated(name: str, seconds: int) -> dict[str, Any]:
+    return {name: iso_time(seconds), f"{name}_at": seconds}
+
+
+# A row that has all of these is one that a command printed; then these follow from the rest.
+_PRINTED = {"id", "content", "created", "created_at", "scope"}
+_TAKEN = _PRINTED | {"project", "ended", *_ENDED}
+_DERIVED = {
+    *("similarity", "raw_similarity", "position", "relevant_excerpt", "parts", "source", "page"),
+    *("pages", "next", "cross_project", "related_ids", "supersedes", "chunked", "content_type"),
+    *("live", "why"),
+}
+_LISTS = ("items", "results", "versions", "nodes")  # where documents have their rows
+
+
+def rows_in(lines: Iterable[str | dict[str, Any]]) -> Iterator[tuple[int, object]]:
+    """The rows of JSON Lines, of laid out JSON, and of documents that a command printed, each
+    with the line it begins on; None for what is no JSON."""
+    for number, line in _unbroken(lines):
+        value: object = line
+        if isinstance(line, str):
+            if not line.strip():
+                continue
+            try:
+                value = parse_json(line)
+            except (ValueError, RecursionError):
+                value = None
+        if isinstance(value, dict) and "content" not in value:
+            value = next((value[name] for name in _LISTS if name in value), value)
+        for row in value if isinstance(value, list) else [value]:
+            yield number, row
+
+
+def _unbroken(lines: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    """Numbered lines; a JSON value over several, of which only the first and the last are not
+    indented, as one."""
+    open_at, block = 0, []
+    for number, line in enumerate(lines, 1):
+        text = line.rstrip() if isinstance(line, str) else ""
+        if block and text in ("}", "]"):
+            yield open_at, "\n".join([*block, text])
+            block = []
+        elif block and text and text[0].isspace():
+            block.append(text)
+        else:
+            yield from enumerate(block, open_at)  # it was none
+            open_at, block = number, [text] if text in ("{", "[") else []
+            if not block:
+                yield number, line
+    yield from enumerate(block, open_at)
 
 
 class Importer:
@@ -4219,7 +4277,8 @@ class Importer:
     prepare  makes an Item of (id, content, project, created_at), vectors and all
     claim    notes, in the transaction that stores vectors, which model made them
     project  what rows that name no project get
-    Afterwards `stored` and `existing` count rows, `refused` tells (line, reason) of the rest.
+    Afterwards `stored` and `existing` count rows, `refused` tells (line, reason) of the rest, and
+    `unknown` counts fields that were not kept.
     """
 
     def __init__(
@@ -4235,6 +4294,7 @@ class Importer:
         self.project = project
         self.stored = self.existing = 0
         self.refused: list[tuple[int, str]] = []
+        self.unknown: Counter[str] = Counter()
         self._nameless: dict[tuple[str | None, str], int] = {}
         self._batch: dict[str, str] = {}  # texts by id, of the batch that is being read
 
@@ -4244,21 +4304,17 @@ class Importer:
         progress: Callable[[int], object] | None = None,
     ) -> None:
         """Import all lines (or rows); calls `progress(lines done)` after each commit."""
-        for batch in _batches(enumerate(lines, 1), IMPORT_BATCH):
+        for batch in _batches(rows_in(lines), IMPORT_BATCH):
             self._batch.clear()
-            rows = [(number, row) for number, line in batch if (row := self._read(number, line))]
+            rows = [(number, row) for number, given in batch if (row := self._read(number, given))]
             self._store([row for number, row in rows if self._is_new(number, row)])
             if progress:
                 progress(len(batch))
 
-    def _read(self, number: int, line: str | dict[str, Any]) -> dict[str, Any] | None:
-        """A checked row, or None for an empty line and for one that is refused."""
-        if isinstance(line, str) and not line.strip():
-            return None
+    def _read(self, number: int, row: object) -> dict[str, Any] | None:
+        """A checked row, or None for one that is refused."""
         try:
-            return self._checked(parse_json(line) if isinstance(line, str) else line)
-        except (ValueError, RecursionError):
-            self.refused.append((number, "not a JSON object"))
+            return self._checked(row)
         except SedimentError as error:
             self.refused.append((number, str(error)))
         return None
@@ -4267,16 +4323,19 @@ class Importer:
         if not isinstance(row, dict):
             raise InvalidInput("not a JSON object")
         content = self.clean(check_text(row.get("content"), "content", CONTENT_MAX))
-        ended, by, successor = (row.get(name) for name in _ENDED)
-        created, project, id = row.get("created_at"), self._project_of(row), row.get("id")
+        created, ended = _time_of(row, "created"), _time_of(row, "ended")
+        by, successor = row.get("ended_by"), row.get("successor")
+        project, id = self._project_of(row), row.get("id")
         if (ended is None or by == PRUNED) != (successor is None):
             raise InvalidInput("ended_at and successor go together: give both or neither")
+        self.unknown.update(row.keys() - _TAKEN - (_DERIVED if row.keys() >= _PRINTED else set()))
         return {
             "id": check_id(id) if id is not None else self._derived_id(content, project),
             "content": content,
+            "part": _part_of(row),
             "project": project,
-            "created_at": int(time.time()) if created is None else parse_time(created),
-            "ended_at": parse_time(ended) if ended is not None else None,
+            "created_at": int(time.time()) if created is None else created,
+            "ended_at": ended,
             "ended_by": check_id(by) if by is not None and ended is not None else None,
             "successor": check_id(successor) if successor is not None else None,
         }
@@ -4297,14 +4356,14 @@ class Importer:
         known = self._batch.get(row["id"])
         if known is None:
             known = self.database.value("SELECT content FROM items WHERE id = ?", row["id"])
-        if known is None:
+        if known is None and not row["part"]:
             self._batch[row["id"]] = row["content"]
             return True
-        if known == row["content"]:
+        if known is not None and (row["part"] or known == row["content"]):
             self.existing += 1
         else:
-            reason = f"the id {row['id']} is taken by another text: forget that, or change this id"
-            self.refused.append((number, reason))
+            taken = f"the id {row['id']} is taken by another text: forget that, or change this id"
+            self.refused.append((number, row["part"] or taken))
         return False
 
     def _store(self, rows: list[dict[str, Any]]) -> None:
@@ -4319,6 +4378,23 @@ class Importer:
     def _item(self, row: dict[str, Any]) -> Item:
         item = self.prepare(row["id"], row["content"], row["project"], row["created_at"])
         return item._replace(**{name: row[name] for name in _ENDED})
+
+
+def _time_of(row: dict[str, Any], name: str) -> int | None:
+    """A row's time, under its name, the same with _at, or both."""
+    given = {parse_time(row[key]) for key in (name, f"{name}_at") if row.get(key) is not None}
+    if len(given) > 1:
+        raise InvalidInput(f"{name} and {name}_at are not the same time: give one of them")
+    return given.pop() if given else None
+
+
+def _part_of(row: dict[str, Any]) -> str:
+    """Why the content of a row that `recall` printed is not all of its memory; "" when it is."""
+    if row.keys() >= _PRINTED and "source" in row:
+        return "this stands in a file: `index` that, and it is found here"
+    if row.keys() >= _PRINTED and row.keys() & {"position", "pages"}:
+        return "this is a part of a long memory: `get` and `export` give all of it"
+    return ""
 
 
 def _batches(rows: Iterable[Any], size: int) -> Iterator[list[Any]]:
@@ -6007,7 +6083,7 @@ class Memory:
         near = {hit.item: hit.score for hit in found if hit.score >= CONFLICT_COSINE}
         rows = self._items(near)
         return [
-            {"id": row["id"], "content": row["content"], "similarity": near[seq]}
+            shared_facts(row) | {"similarity": near[seq]}
             for seq, row in rows.items()
             if row["id"] not in ended and row["path"] is None
         ][:CONFLICTS_SHOWN]
@@ -6286,7 +6362,7 @@ class Memory:
             item, one = self._find(id), first[id]
             if item is None:  # forgotten a moment ago
                 continue
-            row: dict[str, Any] = {"id": id, "created": iso_time(item["created_at"])}
+            row: dict[str, Any] = {"id": id, **_dated("created", item["created_at"])}
             if one.kind == CO_ACCESSED:
                 row["reason"] = f"recalled {one.count} times together with {one.id}"
             else:
@@ -6345,14 +6421,11 @@ class Memory:
         if not 1 <= number <= len(pages):
             raise InvalidInput(f"{row['id']} has pages 1 to {len(pages)}, not {number}")
         start, end = pages[number - 1]
-        result = {"id": row["id"], "content": content[start:end], "similarity": "1.00"}
+        result = shared_facts(row) | {"content": content[start:end], "similarity": "1.00"}
         if row["path"] is not None:
             result["source"] = self._source(row)
-        result["created"] = iso_time(row["created_at"])
         if self._is_foreign(row):
             result["cross_project"] = True
-        if row["successor"]:
-            result["replaced_by"] = row["successor"]
         if len(pages) > 1:
             result |= {"page": number, "pages": len(pages)}
         if number < len(pages):
@@ -6487,9 +6560,9 @@ class Memory:
         Read from the file as it is now, but for secrets. Raises NotFound when the part is gone.
         """
         row = self._visible(id)
-        facts = {"id": row["id"], "created": iso_time(row["created_at"])}
+        facts = shared_facts(row)
         if row["path"] is None:
-            return facts | {"content": row["content"]}
+            return facts
         content, first, last = self._section(row, lines)
         return facts | {"source": f"{self._shown(row['path'])}:{first}-{last}", "content": content}
 
@@ -6810,8 +6883,8 @@ class Memory:
         pairs = [
             {
                 "action": status,
-                "keep": {"id": pair.keep, "content": self._text_of(pair.keep)},
-                "other": {"id": pair.other, "content": self._text_of(pair.other)},
+                "keep": self._told_of(pair.keep),
+                "other": self._told_of(pair.other),
                 "similarity": _two_places(pair.similarity),
                 "reasons": pair.reasons,
             }
@@ -6820,10 +6893,10 @@ class Memory:
         counts = Counter(status for status, _ in done)
         return {"merged": counts["merged"], "linked": counts["linked"], "pairs": pairs}
 
-    def _text_of(self, id: str) -> str:
-        """An item's text; none if it was forgotten a moment ago."""
+    def _told_of(self, id: str) -> dict[str, Any]:
+        """An item's facts; no text if it was forgotten a moment ago."""
         row = self._find(id)
-        return row["content"] if row else ""
+        return shared_facts(row) if row else {"id": id, "content": ""}
 
     def has_chores(self) -> bool:
         """Whether `embed_pending` or `consolidate` would find something to do."""
@@ -6893,16 +6966,8 @@ class Memory:
         events    [{at, action, id, other?}]; `id` is what stayed, `other` what was hidden
         """
         row = self._visible(id)
-        rows = self.database.rows(_LINEAGE.format(f"{_ITEM}, i.ended_by"), row["id"])
-        versions = []
-        for *columns, reason in rows:
-            version = _item(tuple(columns))
-            facts = _listed(version) | {"live": version["ended_at"] is None}
-            if reason:
-                facts |= {"ended": iso_time(version["ended_at"]), "ended_by": reason}
-                if version["successor"]:
-                    facts["successor"] = version["successor"]
-            versions.append(facts)
+        rows = map(_item, self.database.rows(_LINEAGE.format(_ITEM), row["id"]))
+        versions = [_listed(version) | {"live": version["ended_at"] is None} for version in rows]
         ids = json.dumps([version["id"] for version in versions])
         events = [
             {
@@ -6920,9 +6985,10 @@ class Memory:
         return {"id": row["id"], "versions": versions, "events": events}
 
     def graph(self, id: str) -> dict[str, Any]:
-        """One item's neighbourhood: {id, content, nodes, edges}.
+        """One item's facts and its neighbourhood: {…, nodes, edges}.
 
-        nodes  [{id, content?, live, cross_project?}], this item first, with its lineage
+        nodes  [{…, live}], of other projects [{id, live, cross_project}]; this item first, with
+               its lineage
         edges  [{from, to, type, label?, strength?, count?}] between it, its lineage and
                neighbours
         """
@@ -6937,8 +7003,7 @@ class Memory:
         )
         ids = dict.fromkeys([row["id"], *lineage, *(end for edge in edges for end in edge[:2])])
         return {
-            "id": row["id"],
-            "content": row["content"],
+            **shared_facts(row),
             "nodes": [self._node(node) for node in ids],
             "edges": [_edge(edge) for edge in edges],
         }
@@ -6948,7 +7013,7 @@ class Memory:
         node: dict[str, Any] = {"id": id, "live": row["ended_at"] is None}
         if self._is_foreign(row):
             return node | {"cross_project": True}
-        return node | {"content": row["content"][:PREVIEW], "created": iso_time(row["created_at"])}
+        return shared_facts(row) | node
 
     # In and out
 
@@ -6962,12 +7027,14 @@ class Memory:
     ) -> dict[str, Any]:
         """Store JSON Lines, or such rows as dicts.
 
-        Returns {success, stored, existing, refused: [{line, reason}], redacted?}; credentials
-        are left out as `store` does, and `redacted` counts them by kind.
+        Returns {success, stored, existing, refused: [{line, reason}], redacted?,
+        unknown_fields?}; credentials are left out as `store` does, and `redacted` counts them by
+        kind, as `unknown_fields` does what a row has that no memory has.
 
-        A row keeps its id, created_at, project and scope; without them it gets an id that
-        follows from its text, the present time, and `scope` in the current project. Ids that
-        are there already are left as they are. Calls `progress(lines)` after each commit.
+        A row keeps its id, created (or created_at), project and scope; without them it gets an id
+        that follows from its text, the present time, and `scope` in the current project. Ids that
+        are there already are left as they are. What commands print with --json is taken whole,
+        too. Calls `progress(rows)` after each commit.
         """
         project = (
             None if check_scope(scope or "project") == "global" else self.projects.current(True)
@@ -6984,7 +7051,8 @@ class Memory:
         refused = [{"line": line, "reason": reason} for line, reason in sorted(importer.refused)]
         counts = {"stored": importer.stored, "existing": importer.existing}
         answer = {"success": not refused, **counts, "refused": refused}
-        return answer | ({"redacted": dict(redacted)} if redacted else {})
+        told = {"redacted": dict(redacted), "unknown_fields": dict(importer.unknown)}
+        return answer | {name: counts for name, counts in told.items() if counts}
 
     def export_rows(self) -> Iterator[dict[str, Any]]:
         """Every item of the file as `import_rows` takes it, replaced ones included."""
@@ -7021,11 +7089,7 @@ class Memory:
         """One item's whole text and facts, by its id or a beginning of it that no other has."""
         row = self._visible(id)
         facts = _listed(row) | {"content_type": row["content_type"]}
-        if row["project_id"]:
-            facts["project"] = row["project_id"]
-        if row["successor"]:
-            facts |= {"ended": iso_time(row["ended_at"]), "replaced_by": row["successor"]}
-        return facts
+        return facts | ({"source": self._source(row)} if row["path"] is not None else {})
 
     def forget(self, *ids: str) -> dict[str, Any]:
         """Erase items, with the versions they replaced; all of those named, or none."""
@@ -7487,6 +7551,7 @@ _COLUMNS = (
     "project_id",
     "created_at",
     "ended_at",
+    "ended_by",
     "successor",
     "first_line",
     "last_line",
@@ -7518,17 +7583,12 @@ def _item(row: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _listed(row: dict[str, Any]) -> dict[str, Any]:
-    listed = {"id": row["id"], "content": row["content"], "created": iso_time(row["created_at"])}
-    listed["scope"] = "project" if row["project_id"] else "global"
-    if row["chunks"] > 1:
-        listed["chunked"] = True
-    return listed
+    return shared_facts(row) | ({"chunked": True} if row["chunks"] > 1 else {})
 
 
 def _result(row: dict[str, Any], hit: Hit, span: tuple[int, int, int]) -> dict[str, Any]:
     content, (position, start, end) = row["content"], span
-    result = {"id": row["id"], "content": content, "similarity": _two_places(hit.score)}
-    result["created"] = iso_time(row["created_at"])
+    result = shared_facts(row) | {"similarity": _two_places(hit.score)}
     if abs(hit.score - hit.cosine) > 0.001:
         result["raw_similarity"] = _two_places(hit.cosine)
     if row["chunks"] > 1:
@@ -7834,7 +7894,7 @@ _RESULT = _object(
     cross_project={**_TRUE, "description": "It belongs to another project."},
     related_ids=_array(_text("Id."), "Memories that say something alike."),
     supersedes=_array(_text("Id."), "Older versions of this; recall an id to read one."),
-    replaced_by=_text("Id of the memory that superseded it: read that."),
+    successor=_text("Id of the memory that superseded it: read that."),
     page=_whole("Which page of a long memory this is."),
     pages=_whole("How many there are."),
     next=_text("The query that returns the next page."),
@@ -8020,6 +8080,16 @@ def call_tool(memory: Memory, name: str, arguments: dict[str, Any]) -> dict[str,
     return memory.forget(values["id"])
 
 
+def declared(value: Any, schema: dict[str, Any]) -> Any:
+    """What a tool's output schema names of an answer; the rest is for scripts."""
+    if isinstance(value, list):
+        return [declared(row, schema["items"]) for row in value]
+    named = schema.get("properties")
+    if named is None:
+        return value
+    return {name: declared(one, named[name]) for name, one in value.items() if name in named}
+
+
 def fit_answer(answer: dict[str, Any]) -> dict[str, Any]:
     """An answer of at most ANSWER_MAX characters: texts are shortened, facts dropped last."""
     rows = answer.get("results") or answer.get("items") or answer.get("potential_conflicts")
@@ -8177,7 +8247,8 @@ class Worker:
                 shown = [row["id"] for row in answer["results"]]
             if call.name == "list":
                 answer["items"] = [_shorten(row, PREVIEW, ()) for row in answer["items"]]
-            answer = fit_answer(answer)
+            schema = next(tool for tool in TOOLS if tool.name == call.name).output
+            answer = fit_answer(declared(answer, schema))
             result = {"content": [_content(to_json(answer))], "structuredContent": answer}
         except SedimentError as error:
             result = _tool_error(str(error))
@@ -9039,8 +9110,8 @@ def get(shared: Context, id: str) -> None:
     with shared.memory() as memory:
         item = memory.get(id)
         shared.show(item, lambda item: [printable(item["content"])])
-        if "replaced_by" in item and not shared.json:
-            click.echo(printable(f"(replaced by {item['replaced_by']})"), err=True)
+        if "successor" in item and not shared.json:
+            click.echo(printable(f"(replaced by {item['successor']})"), err=True)
 
 
 @cli.command()
@@ -9268,11 +9339,13 @@ def import_command(
 ) -> None:
     """Store the items of a JSON Lines FILE. "-" is stdin; known ids are left as they are.
 
-    A line is {"content": …} with, as far as known, id, created_at, project, scope.
+    A line is {"content": …} with, as far as known, id, created (ISO 8601) or created_at (unix
+    seconds), project, scope. What any command prints with --json is taken, too.
 
     \b
     Examples:
       sediment import notes.jsonl
+      sediment list --json | sediment --db new.db import -
       sediment --db old.db export | sediment import -
     """
     start = time.monotonic()
@@ -9566,8 +9639,8 @@ def render_recalled(answer: dict[str, Any], query: str = "") -> Iterator[str]:
             yield "      " + _dim(printable(f"{part}: `get {row['id']}` shows all"))
         else:
             yield from _indented(row["content"])
-        if "replaced_by" in row:
-            yield "      " + _dim(printable(f"replaced by {row['replaced_by']}"))
+        if "successor" in row:
+            yield "      " + _dim(printable(f"replaced by {row['successor']}"))
         if "supersedes" in row:
             yield "      " + _dim(f"{len(row['supersedes'])} older: `history {row['id']}`")
         if "parts" in row:
@@ -9810,6 +9883,9 @@ def render_imported(answer: dict[str, Any]) -> Iterator[str]:
     yield f"Stored {items}{known} ({answer['seconds']} s, {rate:.0f} a second)."
     if redacted := answer.get("redacted"):
         yield f"Left out: {', '.join(f'{kind} ({count})' for kind, count in redacted.items())}."
+    if unknown := answer.get("unknown_fields"):
+        told = ", ".join(f"{printable(name)} ({count})" for name, count in unknown.items())
+        yield f"Not kept, for no memory has such a field: {told}."
     for row in answer["refused"][:REFUSED_SHOWN]:
         yield f"line {row['line']}: {printable(row['reason'])}"
     if (more := len(answer["refused"]) - REFUSED_SHOWN) > 0:

@@ -265,7 +265,7 @@ def merged(pairs: list[tuple[str, str]], others: list[Row]) -> tuple[int, int]:
         count = readable = 0
         for number, pair in enumerate(pairs):
             kept = memory.get(f"pair-{number}-0")
-            count += kept.get("replaced_by") == f"pair-{number}-1"
+            count += kept.get("successor") == f"pair-{number}-1"
             readable += kept["content"] == pair[0]
         return count, readable
 

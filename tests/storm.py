@@ -359,10 +359,10 @@ class Storm:
         assert fact.state != "forgotten", fact.text
         assert said(item["content"]) == said(fact.text)
         if fact.state in ("replacing", "replaced"):
-            assert fact.state == "replacing" or "replaced_by" in item
+            assert fact.state == "replacing" or "successor" in item
             return
-        while "replaced_by" in item:  # by what says the same
-            item = memory.get(item["replaced_by"])
+        while "successor" in item:  # by what says the same
+            item = memory.get(item["successor"])
         assert said(item["content"]) == said(fact.text)
         first = memory.recall(item["content"], record=False)["results"][0]
         assert said(first["content"]) == said(fact.text), (fact.text, first)

@@ -52,7 +52,7 @@ def test_replace_hides_the_old_text(here: Program) -> None:
     new = here.json("store", "The port is 5433.", "--replace", old)
     assert new["replaced_id"] == old
     assert here.contents() == {"The port is 5433."}
-    assert here.json("get", old)["replaced_by"] == new["id"]
+    assert here.json("get", old)["successor"] == new["id"]
     assert new["id"] in here.error("store", "The port is 5434.", "--replace", old)
 
 

@@ -113,10 +113,10 @@ def test_undo_of_undo_is_redo(memory: Memory) -> None:
     tea = memory.store(TEA)["id"]
     later = memory.store(LATER, replace=tea)["id"]
     memory.undo(tea)
-    assert memory.get(later)["replaced_by"] == tea
+    assert memory.get(later)["successor"] == tea
     memory.undo(later)
-    assert memory.get(tea)["replaced_by"] == later
-    assert "replaced_by" not in memory.get(later)
+    assert memory.get(tea)["successor"] == later
+    assert "successor" not in memory.get(later)
     actions = [event["action"] for event in memory.history(tea)["events"]]
     assert actions == ["replace", "undo", "replace"]
 

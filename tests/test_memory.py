@@ -148,7 +148,8 @@ def test_recall_answers_with_what_is_documented(memory: Memory) -> None:
     answer = memory.recall("when may I deploy?")
     result = answer["results"][0]
     assert answer == {"count": 1, "results": [result]}
-    assert result.keys() == {"id", "content", "similarity", "created", "raw_similarity"}
+    facts = {"id", "content", "created", "created_at", "scope", "project"}
+    assert result.keys() == facts | {"similarity", "raw_similarity"}
     assert (result["id"], result["content"][:9]) == (id, "We deploy")
     assert SCORE.fullmatch(result["similarity"])
     assert TIME.fullmatch(result["created"])
@@ -216,9 +217,9 @@ def test_an_id_as_the_query_gives_the_whole_text(memory: Memory) -> None:
     id = memory.store("Short enough.")["id"]
     memory.store(f"A text that mentions {id} by its id.")
     answer = memory.recall(f" {id}\n")
-    created = memory.get(id)["created"]
-    row = {"id": id, "content": "Short enough.", "similarity": "1.00", "created": created}
-    assert answer == {"count": 1, "results": [row]}
+    row = memory.list_items(limit=2)["items"][1]
+    assert row["content"] == "Short enough."
+    assert answer == {"count": 1, "results": [row | {"similarity": "1.00"}]}
 
 
 @pytest.mark.parametrize("text", [ENDLESS, "日本語の長い文章。" * 3_000, '"\\\n' * 9_000])
@@ -283,7 +284,9 @@ def test_list_answers_with_what_is_documented(memory: Memory) -> None:
         "id": answer["items"][0]["id"],
         "content": "Fact 2.",
         "created": "1970-01-01T00:16:42+00:00",
+        "created_at": 1_002,
         "scope": "project",
+        "project": "demo",
     }
 
 
@@ -344,6 +347,7 @@ def test_get_answers_with_what_is_documented(memory: Memory) -> None:
         "id": id,
         "content": "We deploy on Fridays.",
         "created": facts["created"],
+        "created_at": facts["created_at"],
         "scope": "project",
         "content_type": "text",
         "project": "demo",
@@ -387,7 +391,7 @@ def test_replacing_hides_the_old_text_and_keeps_it(memory: Memory) -> None:
     assert ids(memory.list_items()) == [new]
     hidden = memory.get(old)
     assert hidden["content"] == "The server listens on port 8080."
-    assert hidden["replaced_by"] == new
+    assert hidden["successor"] == new
     assert TIME.fullmatch(hidden["ended"])
     assert memory.recall(old)["results"][0]["content"] == hidden["content"]
 

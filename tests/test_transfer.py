@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +67,10 @@ def test_what_goes_in_comes_out(rows: list[dict[str, Any]]) -> None:
 def test_export_gives_what_is_documented(memory: Memory) -> None:
     own = memory.store("Ours.", created_at=5)["id"]
     shared = memory.store("Everybody's.", scope="global", created_at=3)["id"]
-    mine = {"id": own, "content": "Ours.", "created_at": 5, "scope": "project", "project": "demo"}
-    everybody = {"id": shared, "content": "Everybody's.", "created_at": 3, "scope": "global"}
-    assert exported(memory) == [mine, everybody]
+    at = "1970-01-01T00:00:0{}+00:00".format
+    mine = {"id": own, "content": "Ours.", "created": at(5), "created_at": 5, "project": "demo"}
+    everybody = {"id": shared, "content": "Everybody's.", "created": at(3), "created_at": 3}
+    assert exported(memory) == [mine | {"scope": "project"}, everybody | {"scope": "global"}]
 
 
 def test_replaced_items_and_projects_are_carried_over(memory: Memory, copy: Memory) -> None:
@@ -270,7 +271,7 @@ def test_a_version_without_its_successor_can_still_be_forgotten(memory: Memory) 
     row = {"id": "old", "content": "x", "ended_at": 5, "successor": "never came"}
     assert memory.import_rows(lines([row])) == done(1)
     assert memory.list_items()["total"] == 0
-    assert memory.get("old")["replaced_by"] == "never came"
+    assert memory.get("old")["successor"] == "never came"
     assert memory.forget("old")["ids"] == ["old"]
     assert exported(memory) == []
 
@@ -322,3 +323,119 @@ def test_rows_may_be_given_as_dicts(memory: Memory, copy: Memory) -> None:
     memory.store("Tabs, not spaces.")
     assert copy.import_rows(memory.export_rows()) == done(1)
     assert exported(copy) == exported(memory)
+
+
+# What commands print
+
+SHARED = {"id", "content", "created", "created_at", "scope", "project"}
+
+
+@pytest.fixture
+def several(memory: Memory) -> Memory:
+    """Memories of 2020, one of them replaced, and a global one."""
+    old = memory.store("The gateway listens on port 8080.", created_at="2020-01-01")["id"]
+    memory.store("The gateway listens on port 9090.", replace=old, created_at="2020-02-02")
+    memory.store("Everybody prefers tabs.", scope="global", created_at="2020-03-03")
+    return memory
+
+
+def first_id(memory: Memory) -> str:
+    return exported(memory)[0]["id"]
+
+
+def consolidated(memory: Memory) -> dict[str, Any]:
+    memory.import_rows([{"content": "Note: the gateway listens on port 9090."}])
+    return memory.consolidate()["pairs"][0]
+
+
+PRINTERS: dict[str, Callable[[Memory], list[dict[str, Any]]]] = {
+    "list": lambda memory: memory.list_items(scope="all")["items"],
+    "recall": lambda memory: memory.recall("port tabs", anyway=True)["results"],
+    "recall an id": lambda memory: memory.recall(first_id(memory))["results"],
+    "get": lambda memory: [memory.get(first_id(memory))],
+    "expand": lambda memory: [memory.expand(first_id(memory))],
+    "history": lambda memory: memory.history(first_id(memory))["versions"],
+    "graph": lambda memory: memory.graph(first_id(memory))["nodes"],
+    "export": exported,
+    "prune": lambda memory: memory.prune("30d", confirmed=True, dry_run=True)["items"],
+    "prune, kept": lambda memory: memory.prune("30d", dry_run=True)["kept"],
+    "store": lambda memory: memory.store("Note: the gateway listens on port 9090.")[
+        "potential_conflicts"
+    ],
+    "consolidate": lambda memory: [consolidated(memory)["keep"]],
+}
+
+
+@pytest.mark.parametrize("command", PRINTERS)
+def test_what_a_command_prints_can_be_read_back(
+    several: Memory, copy: Memory, command: str
+) -> None:
+    printed = PRINTERS[command](several)
+    assert printed
+    assert all(SHARED - {"project"} <= row.keys() for row in printed)
+    assert all(("project" in row) is (row["scope"] == "project") for row in printed)
+    assert copy.import_rows(lines(printed)) == done(len(printed))
+    ids = {row["id"] for row in printed}
+    assert exported(copy) == sorted(
+        (row for row in exported(several) if row["id"] in ids),
+        key=lambda row: [one["id"] for one in printed].index(row["id"]),
+    )
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("key", ["items", "results", "versions", None])
+def test_a_whole_document_is_read_as_its_rows(
+    several: Memory, copy: Memory, indent: int | None, key: str | None
+) -> None:
+    rows = exported(several)
+    document = rows if key is None else {"count": 3, key: rows}
+    text = json.dumps(document, indent=indent).splitlines(keepends=True)
+    assert copy.import_rows(text) == done(3)
+    assert exported(copy) == rows
+
+
+def test_laid_out_objects_are_read_one_after_the_other(several: Memory, copy: Memory) -> None:
+    rows = exported(several)
+    text = "\n".join(json.dumps(row, indent=2) for row in rows).splitlines()
+    assert copy.import_rows([*text, "{", json.dumps(GOOD)])["stored"] == 4
+    assert exported(copy)[:3] == rows
+    answer = copy.import_rows(["{", '  "content": 7', "}", "  [", "{", "  no", json.dumps(GOOD)])
+    assert [row["line"] for row in answer["refused"]] == [1, 4, 5, 6]
+
+
+@pytest.mark.parametrize("given", ["2020-02-02T00:00:00+00:00", 1580601600])
+@pytest.mark.parametrize("name", ["created", "created_at"])
+def test_either_name_of_a_time_takes_either_form(memory: Memory, name: str, given: object) -> None:
+    row: dict[str, Any] = {"id": "a", "content": "x", name: given}
+    ended = {name.replace("created", "ended"): given, "successor": "b"}
+    assert memory.import_rows([row, row | ended | {"id": "c"}]) == done(2)
+    assert {row["created_at"] for row in exported(memory)} == {1580601600}
+    assert exported(memory)[1]["ended"] == "2020-02-02T00:00:00+00:00"
+
+
+def test_two_times_that_differ_are_refused(memory: Memory) -> None:
+    answer = memory.import_rows([{"content": "x", "created": "2020-02-02", "created_at": 7}])
+    assert "not the same time" in answer["refused"][0]["reason"]
+
+
+def test_unknown_fields_are_named(several: Memory, copy: Memory) -> None:
+    own = [row | {"tags": ["a"]} for row in exported(several)]
+    foreign = {"content": "Theirs.", "source": "chat", "similarity": 1, "Created": "2020-02-02"}
+    answer = copy.import_rows([*own, foreign])
+    assert answer["success"]
+    assert answer["unknown_fields"] == {"tags": 3, "source": 1, "similarity": 1, "Created": 1}
+
+
+def test_a_part_is_not_taken_for_the_whole(memory: Memory, copy: Memory, tmp_path: Path) -> None:
+    memory.store("\n\n".join(f"Paragraph {n} tells of the tide. " * 9 for n in range(60)))
+    notes = tmp_path / "MEMORY.md"
+    notes.write_text("# Harbour\n\nThe harbour master is called Nia.\n")
+    memory.index([notes])
+    part = memory.recall("tide")["results"][0]
+    page = memory.recall(part["id"])["results"][0]
+    line = memory.recall("harbour master")["results"][0]
+    rows = [part, page, line, memory.get(line["id"]), memory.expand(line["id"])]
+    reasons = [row["reason"] for row in copy.import_rows(rows)["refused"]]
+    assert ["part of a long memory" in reason for reason in reasons] == [True] * 2 + [False] * 3
+    assert ["stands in a file" in reason for reason in reasons] == [False] * 2 + [True] * 3
+    assert memory.import_rows(rows) == done(0, 5)
