@@ -125,6 +125,7 @@ INLINE_CHUNKS = 32  # encoded before the answer (about 1 s); a longer text is an
 FREE_MIN = 2**24  # bytes of disk; with fewer the next copy or checkpoint may not fit
 REINDEX_BATCH = 16  # items a transaction; a second's work at most is done twice
 CHUNKER = 1  # counts the ways of cutting texts, so that `reindex` knows its own work
+DATED = 60  # seconds; what is that much older than its row was given its time by somebody
 IMPORT_BATCH = 128  # rows a transaction: 0.6 ms of commit against seconds of encoding
 # Rows of which the cosine is taken exactly, the nearest by their bits. Of 500 queries to 100,000
 # vectors with noise, 99.6 % get the ten that an exact search finds with 2,000, all with 3,000.
@@ -4114,12 +4115,13 @@ def queued_pairs(database: Database, limit: int) -> list[tuple[str, str]]:
 
 def judge(database: Database, ids: tuple[str, str], embed: Callable[[str], bytes]) -> Pair | None:
     """What is to become of two items: one, if `reasons` is empty. None when one is not live."""
-    sql = f"SELECT i.seq, i.id, i.content, i.project_id, i.created_at FROM items i WHERE {_LIVE}"
+    dated = f"iif(i.created_at < i.stored_at - {DATED}, i.created_at, NULL)"
+    sql = f"SELECT i.seq, i.id, i.content, i.project_id, {dated} FROM items i WHERE {_LIVE}"
     with database.snapshot():
         rows = database.rows(f"{sql} AND i.id IN (?, ?) ORDER BY i.created_at DESC, i.id", *ids)
         if len(rows) < 2:
             return None
-        (seq, id, text, project, _), (other_seq, other, other_text, other_project, _) = rows
+        (seq, id, text, project, at), (other_seq, other, other_text, other_project, other_at) = rows
         cosine = _cosine(_mean_vector(database, seq), _mean_vector(database, other_seq))
     reasons = differences(other_text, text)
     if not reasons and cosine < MERGE_COSINE:  # a remark may move a vector that far
@@ -4129,6 +4131,8 @@ def judge(database: Database, ids: tuple[str, str], embed: Callable[[str], bytes
         reasons.append(f"cosine: {cosine:.3f}")
     if project != other_project:
         reasons.append("project: they belong to different ones")
+    if None not in (at, other_at) and at != other_at and normalized(text) == normalized(other_text):
+        reasons.append("date: the same was noted of two times")  # in a diary, say
     if database.value(
         "SELECT 1 FROM history WHERE action = 'undo' AND item_id IN (?1, ?2)"
         " AND other_id IN (?1, ?2)",
@@ -4295,7 +4299,7 @@ class Importer:
         self.stored = self.existing = 0
         self.refused: list[tuple[int, str]] = []
         self.unknown: Counter[str] = Counter()
-        self._nameless: dict[tuple[str | None, str], int] = {}
+        self._nameless: Counter[tuple[Any, ...]] = Counter()
         self._batch: dict[str, str] = {}  # texts by id, of the batch that is being read
 
     def run(
@@ -4330,7 +4334,7 @@ class Importer:
             raise InvalidInput("ended_at and successor go together: give both or neither")
         self.unknown.update(row.keys() - _TAKEN - (_DERIVED if row.keys() >= _PRINTED else set()))
         return {
-            "id": check_id(id) if id is not None else self._derived_id(content, project),
+            "id": check_id(id) if id is not None else self._derived_id(content, project, created),
             "content": content,
             "part": _part_of(row),
             "project": project,
@@ -4345,12 +4349,14 @@ class Importer:
             return None
         return check_id(row["project"]) if row.get("project") is not None else self.project
 
-    def _derived_id(self, content: str, project: str | None) -> str:
-        """The same id for a project's n-th line with a text each time the file is imported."""
-        nth = self._nameless[project, content] = self._nameless.get((project, content), 0) + 1
+    def _derived_id(self, content: str, project: str | None, created: int | None) -> str:
+        """The same id for a project's n-th line with a text and a time, in any file that has it."""
         import uuid
 
-        return str(uuid.uuid5(uuid.NAMESPACE_OID, to_json(["sediment", nth, project, content])))
+        known = project, content, *([] if created is None else [created])
+        self._nameless[known] += 1
+        name = to_json(["sediment", self._nameless[known], *known])
+        return str(uuid.uuid5(uuid.NAMESPACE_OID, name))
 
     def _is_new(self, number: int, row: dict[str, Any]) -> bool:
         known = self._batch.get(row["id"])

@@ -325,6 +325,32 @@ def test_rows_may_be_given_as_dicts(memory: Memory, copy: Memory) -> None:
     assert exported(copy) == exported(memory)
 
 
+# Diaries
+
+
+def test_the_same_text_of_two_times_stays_two(memory: Memory) -> None:
+    january = [{"content": "Ran 5 km.", "created": f"2026-01-0{day}"} for day in (3, 5)]
+    february = [{"content": "Ran 5 km.", "created": "2026-02-01T18:00:00"}]
+    for file in (january, february):
+        assert memory.import_rows(lines(file)) == done(len(file))
+        assert memory.import_rows(lines(file)) == done(0, len(file))
+    assert memory.import_rows(lines([*february, *january])) == done(0, 3)
+    answer = memory.consolidate()
+    assert answer["merged"] == 0
+    assert {pair["reasons"][0][:5] for pair in answer["pairs"]} == {"date:"}
+    days = [item["created"][:10] for item in memory.list_items()["items"]]
+    assert days == ["2026-02-01", "2026-01-05", "2026-01-03"]
+
+
+@pytest.mark.parametrize("times", [{}, {"created_at": 7}])
+def test_the_same_text_without_times_of_its_own_is_merged(
+    memory: Memory, times: dict[str, int]
+) -> None:
+    memory.import_rows([{"id": "a", "content": "The ferry sails at noon."} | times])
+    memory.import_rows([{"id": "b", "content": "The ferry sails at noon."}])
+    assert memory.consolidate()["merged"] == 1
+
+
 # What commands print
 
 SHARED = {"id", "content", "created", "created_at", "scope", "project"}
