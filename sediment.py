@@ -4113,6 +4113,11 @@ def queued_pairs(database: Database, limit: int) -> list[tuple[str, str]]:
     )
 
 
+_TAKEN_APART = (
+    "SELECT 1 FROM history WHERE action = 'undo' AND item_id IN (?1, ?2) AND other_id IN (?1, ?2)"
+)
+
+
 def judge(database: Database, ids: tuple[str, str], embed: Callable[[str], bytes]) -> Pair | None:
     """What is to become of two items: one, if `reasons` is empty. None when one is not live."""
     dated = f"iif(i.created_at < i.stored_at - {DATED}, i.created_at, NULL)"
@@ -4133,11 +4138,7 @@ def judge(database: Database, ids: tuple[str, str], embed: Callable[[str], bytes
         reasons.append("project: they belong to different ones")
     if None not in (at, other_at) and at != other_at and normalized(text) == normalized(other_text):
         reasons.append("date: the same was noted of two times")  # in a diary, say
-    if database.value(
-        "SELECT 1 FROM history WHERE action = 'undo' AND item_id IN (?1, ?2)"
-        " AND other_id IN (?1, ?2)",
-        *ids,
-    ):
+    if database.value(_TAKEN_APART, *ids):
         reasons.append("undo: somebody took them apart")
     return Pair(id, other, cosine, reasons)
 
@@ -4206,10 +4207,39 @@ def export_rows(database: Database) -> Iterator[dict[str, Any]]:
     """Every item of the database, oldest first, replaced ones and other projects' included; but
     for what stands in files."""
     sql = f"SELECT {_ITEM} FROM items i WHERE seq > ? AND file IS NULL ORDER BY seq LIMIT 500"
-    last = 0
+    last, decisions = 0, _decisions(database)
     while rows := [_item(row) for row in database.rows(sql, last)]:
-        yield from map(shared_facts, rows)
+        for row in rows:
+            yield shared_facts(row) | decisions.get(row["id"], {})
         last = rows[-1]["seq"]
+
+
+def _decisions(database: Database) -> dict[str, dict[str, Any]]:
+    """What people decided of items, by id: how often they confirmed one, and what they took apart
+    from it."""
+    sql = "SELECT item_id, validation_count FROM access_log WHERE validation_count > 0"
+    found: dict[str, dict[str, Any]] = {
+        id: {"confirmed": count} for id, count in database.rows(sql)
+    }
+    pairs = database.rows(
+        "SELECT DISTINCT a.id, b.id FROM history h JOIN items a ON a.id IN (h.item_id, h.other_id)"
+        " JOIN items b ON b.id IN (h.item_id, h.other_id) AND b.id <> a.id"
+        " WHERE h.action = 'undo' AND a.successor IS NOT b.id AND b.successor IS NOT a.id"
+        " ORDER BY h.id"
+    )
+    for id, other in pairs:
+        found.setdefault(id, {}).setdefault("kept_apart", []).append(other)
+    return found
+
+
+def adopt_decisions(connection: apsw.Connection, row: dict[str, Any]) -> None:
+    """Take over what `_decisions` told of an item that came by import."""
+    if row["confirmed"]:
+        _add_counts(connection, row["id"], 0, row["confirmed"])
+    for other in row["kept_apart"]:
+        here = connection.execute("SELECT 1 FROM items WHERE id = ?", (other,)).get
+        if here and not connection.execute(_TAKEN_APART, (row["id"], other)).get:
+            note(connection, "undo", row["id"], other)
 
 
 def shared_facts(row: dict[str, Any]) -> dict[str, Any]:
@@ -4228,7 +4258,7 @@ def _dated(name: str, seconds: int) -> dict[str, Any]:
 
 # A row that has all of these is one that a command printed; then these follow from the rest.
 _PRINTED = {"id", "content", "created", "created_at", "scope"}
-_TAKEN = _PRINTED | {"project", "ended", *_ENDED}
+_TAKEN = _PRINTED | {"project", "ended", *_ENDED, "confirmed", "kept_apart"}
 _DERIVED = {
     *("similarity", "raw_similarity", "position", "relevant_excerpt", "parts", "source", "page"),
     *("pages", "next", "cross_project", "related_ids", "supersedes", "chunked", "content_type"),
@@ -4342,6 +4372,7 @@ class Importer:
             "ended_at": ended,
             "ended_by": check_id(by) if by is not None and ended is not None else None,
             "successor": check_id(successor) if successor is not None else None,
+            **_decided(row),
         }
 
     def _project_of(self, row: dict[str, Any]) -> str | None:
@@ -4377,9 +4408,12 @@ class Importer:
         with self.database.transaction() as connection:
             if any(item.vectors for item in items):
                 self.claim(connection)
-            added = sum(insert_item(connection, item) for item in items)
-        self.stored += added
-        self.existing += len(items) - added  # another process's, a moment ago
+            pairs = zip(rows, items, strict=True)
+            added = [row for row, item in pairs if insert_item(connection, item)]
+            for row in added:
+                adopt_decisions(connection, row)
+        self.stored += len(added)
+        self.existing += len(items) - len(added)  # another process's, a moment ago
 
     def _item(self, row: dict[str, Any]) -> Item:
         item = self.prepare(row["id"], row["content"], row["project"], row["created_at"])
@@ -4392,6 +4426,16 @@ def _time_of(row: dict[str, Any], name: str) -> int | None:
     if len(given) > 1:
         raise InvalidInput(f"{name} and {name}_at are not the same time: give one of them")
     return given.pop() if given else None
+
+
+def _decided(row: dict[str, Any]) -> dict[str, Any]:
+    """How often a row's memory was confirmed, and the ids of what was taken apart from it."""
+    confirmed, apart = row.get("confirmed") or 0, row.get("kept_apart") or []
+    if type(confirmed) is not int or not 0 <= confirmed < 2**31:
+        raise InvalidInput(f"confirmed must be a whole number, not {_show(confirmed)}")
+    if not isinstance(apart, list):
+        raise InvalidInput(f"kept_apart must be a list of ids, not {_show(apart)}")
+    return {"confirmed": confirmed, "kept_apart": list(map(check_id, apart))}
 
 
 def _part_of(row: dict[str, Any]) -> str:

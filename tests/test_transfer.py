@@ -236,6 +236,10 @@ BAD = [
     ('{"content": "x", "ended_at": "soon", "successor": "y"}', "a time is"),
     ('{"content": "x", "ended_at": 5}', "ended_at and successor go together"),
     ('{"content": "x", "successor": "y"}', "ended_at and successor go together"),
+    ('{"content": "x", "confirmed": -1}', "confirmed must be a whole number"),
+    ('{"content": "x", "confirmed": true}', "confirmed must be a whole number"),
+    ('{"content": "x", "kept_apart": "y"}', "kept_apart must be a list of ids"),
+    ('{"content": "x", "kept_apart": [7]}', "an id is"),
 ]
 
 
@@ -349,6 +353,54 @@ def test_the_same_text_without_times_of_its_own_is_merged(
     memory.import_rows([{"id": "a", "content": "The ferry sails at noon."} | times])
     memory.import_rows([{"id": "b", "content": "The ferry sails at noon."}])
     assert memory.consolidate()["merged"] == 1
+
+
+# What people decided
+
+
+@pytest.mark.parametrize("batch", [1, 128])
+@pytest.mark.parametrize("turned", [False, True])
+def test_an_undone_merge_stays_undone_in_a_copy(
+    memory: Memory, copy: Memory, monkeypatch: pytest.MonkeyPatch, batch: int, turned: bool
+) -> None:
+    monkeypatch.setattr(sediment, "IMPORT_BATCH", batch)
+    memory.import_rows([GOOD, {"id": "note", "content": f"Note: {GOOD['content']}"}])
+    assert memory.consolidate()["merged"] == 1
+    memory.undo("good")
+    rows = exported(memory)
+    assert [row["kept_apart"] for row in rows] == [["note"], ["good"]]
+    assert copy.import_rows(rows[::-1] if turned else rows) == done(2)
+    (pair,) = copy.consolidate()["pairs"]
+    assert (pair["action"], pair["reasons"][-1][:4]) == ("linked", "undo")
+    assert sorted(exported(copy), key=lambda row: row["id"]) == rows
+    assert copy.import_rows(rows) == done(0, 2)
+    assert len(rows_of(copy, "history")) == 1
+
+
+def test_the_other_of_a_pair_may_come_later_or_never(copy: Memory) -> None:
+    copy.import_rows([GOOD | {"kept_apart": ["late", "never came"]}])
+    assert rows_of(copy, "history") == []
+    copy.import_rows([{"id": "late", "content": "x", "kept_apart": ["good"]}])
+    assert [row["kept_apart"] for row in exported(copy)] == [["late"], ["good"]]
+
+
+def test_what_was_confirmed_is_so_in_a_copy(memory: Memory, copy: Memory) -> None:
+    for _ in range(3):
+        memory.store("The ferry sails at noon.", created_at="2020-02-02")
+    assert exported(memory)[0]["confirmed"] == 2
+    copy.import_rows(exported(memory))
+    assert exported(copy) == exported(memory)
+    with open_memory(copy.database.path, project="demo") as moved:
+        assert moved.prune("30d")["kept"][0]["why"] == "confirmed"
+
+
+def test_a_replacement_that_was_undone_is_no_pair_apart(memory: Memory, copy: Memory) -> None:
+    old = memory.store("Port 8080.")["id"]
+    memory.store("Port 9090.", replace=old)
+    memory.undo(old)
+    copy.import_rows(exported(memory))
+    assert exported(copy) == exported(memory)
+    assert not any("kept_apart" in row for row in exported(copy))
 
 
 # What commands print
