@@ -84,7 +84,7 @@ import unicodedata
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import accumulate, combinations, pairwise
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -364,37 +364,191 @@ def _show(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def parse_time(value: object) -> int:
-    """Unix seconds from unix seconds or an ISO 8601 date or time (UTC unless it says else)."""
-    moment: object = value
+def parse_moment(value: object, now: float | None = None, *, end: bool = False) -> int:
+    """Unix seconds from unix seconds, or from a time as `parse_period` reads it. A day or a month
+    stands for its beginning; with `end`, for its last second."""
+    if isinstance(value, str):
+        first, after = parse_period(value, now, about=False)
+        return after - 1 if end else first
     with contextlib.suppress(ValueError, OverflowError, OSError):
-        if isinstance(moment, str):
-            moment = _seconds_of(moment)
-        if isinstance(moment, (int, float)) and not isinstance(moment, bool) and moment >= 0:
-            datetime.fromtimestamp(moment, UTC)  # refuses what no calendar has
-            return int(moment)
-    raise InvalidInput(
-        "a time is unix seconds or ISO 8601 like 2024-05-31T18:00, from 1970 on,"
-        f" not {_show(value)}"
-    )
+        if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
+            datetime.fromtimestamp(value, UTC)  # refuses what no calendar has
+            return int(value)
+    raise _no_time(value)
 
 
-def _seconds_of(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        return float(text)
+def parse_period(text: str, now: float | None = None, *, about: bool = True) -> tuple[int, int]:
+    """What stretch of time some words or an ISO 8601 time mean: [start, end) in unix seconds.
+
+    Without a zone it is local time. An instant is a second long; "2 weeks ago" is all of that
+    week, or without `about` that day.
+    """
+    words = " ".join(text.lower().split())
+    here = datetime.fromtimestamp(time.time() if now is None else now)
+    with contextlib.suppress(ValueError, OverflowError, OSError):
+        for form, read in TIMES:
+            if found := form.fullmatch(words):
+                start, end = read(here, found.groupdict() | {"about": about})
+                break
+        else:
+            start, end = _iso_span(text.strip())
+        first = int(start.timestamp())
+        if first >= 0:
+            return first, max(first + 1, int(end.timestamp()))
+    raise _no_time(text)
+
+
+def _no_time(value: object) -> InvalidInput:
+    known = "2026-03-05 14:00, 2026-03, yesterday, 2 weeks ago, last march or unix seconds"
+    return InvalidInput(f"a time is {known}, from 1970 on, not {_show(value)}")
+
+
+Span = tuple[datetime, datetime]  # from one local time to another
+
+_NUMBERS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6}
+_NUMBERS |= {"seven": 7, "eight": 8, "nine": 9, "ten": 10, "eleven": 11, "twelve": 12}
+_UNITS = {"min": "minute", "h": "hour", "d": "day", "w": "week", "y": "year"}
+_STEPS = {"last": -1, "past": -1, "previous": -1, "this": 0, "next": 1}
+_DAYS = {"today": 0, "yesterday": -1, "tomorrow": 1, "the day before yesterday": -2}
+_WEEKDAYS = ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
+_MONTHS = ["january", "february", "march", "april", "may", "june"]
+_MONTHS += ["july", "august", "september", "october", "november", "december"]
+
+
+def _iso_span(text: str) -> Span:
+    """A day or an instant in ISO 8601, or unix seconds, of which no day has eight digits."""
+    if not (text.isdecimal() and len(text) == 8):
+        with contextlib.suppress(ValueError):
+            return (datetime.fromtimestamp(float(text), UTC),) * 2
     moment = datetime.fromisoformat(text)
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    return (moment, moment) if ":" in text else _whole_unit("day", moment)
+
+
+def _whole_unit(unit: str, moment: datetime) -> Span:
+    """The hour, day, week, month or year in which a moment is."""
+    start = moment.replace(minute=0, second=0, microsecond=0)
+    if unit != "hour":
+        start = start.replace(hour=0)
+    if unit == "week":
+        start = _shifted(start, "day", -start.weekday())
+    if unit in ("month", "year"):
+        start = start.replace(day=1, month=1 if unit == "year" else start.month)
+    return start, _shifted(start, unit, 1)
+
+
+def _shifted(moment: datetime, unit: str, count: float) -> datetime:
+    """A moment so many units later; the 31st is the last of a shorter month."""
+    if unit not in ("month", "year"):
+        return moment + timedelta(**{f"{unit}s": count})
+    months = 12 * moment.year + moment.month - 1 + int(count * (12 if unit == "year" else 1))
+    for day in range(moment.day, 28, -1):
+        with contextlib.suppress(ValueError):
+            return moment.replace(year=months // 12, month=months % 12 + 1, day=day)
+    return moment.replace(year=months // 12, month=months % 12 + 1, day=min(moment.day, 28))
+
+
+def _count(found: dict[str, Any]) -> float:
+    return _NUMBERS.get(found["count"]) or float(found["count"])
+
+
+def _place(names: list[str], name: str) -> int:
+    """Which of these a name or its beginning is."""
+    return next(place for place, full in enumerate(names) if full.startswith(name[:3]))
+
+
+def _day(now: datetime, found: dict[str, Any]) -> Span:
+    day = _whole_unit("day", _shifted(now, "day", _DAYS[found["day"]]))
+    if not found["hour"]:
+        return day
+    moment = day[0].replace(hour=int(found["hour"]), minute=int(found["minute"]))
+    return moment, moment
+
+
+def _ago(now: datetime, found: dict[str, Any]) -> Span:
+    unit = _UNITS.get(found["unit"], found["unit"])
+    moment = _shifted(now, unit, -_count(found))
+    if unit in ("minute", "hour"):
+        return moment, moment
+    return _whole_unit(unit if found["about"] else "day", moment)
+
+
+def _lately(now: datetime, found: dict[str, Any]) -> Span:
+    return _shifted(now, _UNITS.get(found["unit"], found["unit"]), -_count(found)), now
+
+
+def _calendar(now: datetime, found: dict[str, Any]) -> Span:
+    return _whole_unit(found["unit"], _shifted(now, found["unit"], _STEPS[found["step"]]))
+
+
+def _weekday(now: datetime, found: dict[str, Any]) -> Span:
+    """The latest one that has begun; the last is over, the next is still to come."""
+    step = _STEPS.get(found["step"], 0)
+    back = (now.weekday() - _place(_WEEKDAYS, found["weekday"])) % 7
+    back = back - 7 if step > 0 else back or -7 * step
+    return _whole_unit("day", _shifted(now, "day", -back))
+
+
+def _month(now: datetime, found: dict[str, Any]) -> Span:
+    """As of weekdays, unless its year stands there."""
+    month, step = _place(_MONTHS, found["month"]) + 1, _STEPS.get(found["step"], 0)
+    if found["year"]:
+        return _whole_unit("month", datetime(int(found["year"]), month, 1))
+    back = (now.month - month) % 12
+    back = back - 12 if step > 0 else back or -12 * step
+    return _whole_unit("month", _shifted(now.replace(day=1), "month", -back))
+
+
+def _date(now: datetime, found: dict[str, Any]) -> Span:
+    """A day of a month: without a year, the latest that has begun."""
+    month, day = _place(_MONTHS, found["month"]) + 1, int(found["day"])
+    if found["year"]:
+        return _whole_unit("day", datetime(int(found["year"]), month, day))
+    year = now.year - ((month, day) > (now.month, now.day))
+    return _whole_unit("day", datetime(year, month, day))
+
+
+def _year(_: datetime, found: dict[str, Any]) -> Span:
+    start = datetime(int(found["year"]), int(found["month"] or 1), 1)
+    return _whole_unit("month" if found["month"] else "year", start)
+
+
+def _any_of(names: list[str]) -> str:
+    """Names, whole or by their first three letters."""
+    return "|".join(f"{name[:3]}(?:{name[3:]})?" for name in names)
+
+
+_COUNT = rf"(?P<count>\d+(?:\.\d+)?|{'|'.join(_NUMBERS)})"
+_UNIT = r"(?P<unit>minute|min|hour|h|day|d|week|w|month|year|y)s?"
+_STEP = f"(?:(?P<step>{'|'.join(_STEPS)}) )"
+_CLOCK = r"(?:,? (?:at )?(?P<hour>\d\d?):(?P<minute>\d\d))"
+_MONTH = f"(?P<month>{_any_of(_MONTHS)})"
+_NTH = r"(?P<day>\d\d?)(?:st|nd|rd|th)?"
+_YEAR = r"(?:,? (?P<year>[12]\d{3}))"
+
+# The forms of times in lower case, and what makes a stretch of the current time and what is found.
+TIMES: tuple[tuple[_Pattern, Callable[[datetime, dict[str, Any]], Span]], ...] = (
+    (_Pattern("now"), lambda now, _: (now, now)),
+    (_Pattern(f"(?P<day>{'|'.join(_DAYS)}){_CLOCK}?"), _day),
+    (_Pattern(f"{_COUNT} ?{_UNIT}(?: ago)?"), _ago),
+    (_Pattern(f"(?:the )?(?:last|past|previous) {_COUNT} ?{_UNIT}"), _lately),
+    (_Pattern(f"{_STEP}(?P<unit>hour|day|week|month|year)"), _calendar),
+    (_Pattern(f"{_STEP}?(?P<weekday>{_any_of(_WEEKDAYS)})"), _weekday),
+    (_Pattern(f"{_STEP}?{_MONTH}{_YEAR}?"), _month),
+    (_Pattern(f"{_MONTH} {_NTH}{_YEAR}?"), _date),
+    (_Pattern(f"{_NTH}(?: of)? {_MONTH}{_YEAR}?"), _date),
+    (_Pattern(r"(?P<year>[12]\d{3})(?:-(?P<month>\d\d))?"), _year),
+)
 
 
 def parse_age(value: object) -> int:
-    """Unix seconds from an age ("90d", "12w", "1y"), or from a time as `parse_time` takes it; a
+    """Unix seconds from an age ("90d", "12w", "1y"), or from a time as `parse_moment` takes it; a
     number in a string is neither, since nobody knows of what."""
     found = _AGE.fullmatch(value.strip()) if isinstance(value, str) else None
     if not found:
         try:
             if isinstance(value, str) and re.fullmatch(r"[\d.\s]+", value):
                 raise InvalidInput(f"a date, and {_show(value)} has no unit: {value.strip()}d?")
-            return parse_time(value)
+            return parse_moment(value)
         except InvalidInput as error:
             raise InvalidInput(f"an age is 30d, 12w or 1y; or {error}") from None
     days = {"h": 1 / 24, "d": 1, "w": 7, "y": 365}[found[2].lower()]
@@ -407,6 +561,11 @@ _AGE = _Pattern(r"(\d+(?:\.\d+)?)\s*([hdwy])", re.IGNORECASE)
 def iso_time(seconds: int) -> str:
     """RFC 3339, in UTC."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def local_time(iso: str, length: int = 10) -> str:
+    """What `iso_time` wrote as people read it: their own day, or with 16 letters the minute."""
+    return datetime.fromisoformat(iso).astimezone().isoformat(" ")[:length]
 
 
 def spaced(text: str) -> str:
@@ -4422,7 +4581,7 @@ class Importer:
 
 def _time_of(row: dict[str, Any], name: str) -> int | None:
     """A row's time, under its name, the same with _at, or both."""
-    given = {parse_time(row[key]) for key in (name, f"{name}_at") if row.get(key) is not None}
+    given = {parse_moment(row[key]) for key in (name, f"{name}_at") if row.get(key) is not None}
     if len(given) > 1:
         raise InvalidInput(f"{name} and {name}_at are not the same time: give one of them")
     return given.pop() if given else None
@@ -4503,8 +4662,8 @@ _ARCHIVE, _NOTES = "archive", "memory"
 def date_of(path: Path) -> datetime | None:
     """The day in a file's name, as daily notes have it."""
     for found in _DATE.finditer(path.stem):
-        with contextlib.suppress(ValueError):
-            return datetime(*map(int, found.groups()), tzinfo=UTC)
+        with contextlib.suppress(ValueError, OverflowError):
+            return datetime(*map(int, found.groups())).astimezone()
     return None
 
 
@@ -6030,7 +6189,7 @@ class Memory:
     def _keep(
         self, content: str, scope: str | None, replace: str | None, created_at: object
     ) -> dict[str, Any]:
-        created = int(time.time()) if created_at is None else parse_time(created_at)
+        created = int(time.time()) if created_at is None else parse_moment(created_at)
         old = self._own_item(replace) if replace is not None else None
         wanted = check_scope(scope) if scope is not None else None
         project, remark = self._destination(wanted, old)
@@ -6041,6 +6200,8 @@ class Memory:
         contested = known and self._is_contested(known, created)
         if known and not contested and (answer := self._confirm(known, old)):
             return answer
+        if created > time.time():
+            remark += f", dated {local_time(iso_time(created))}, which is still to come"
         item = self._prepare(new_id(), content, project, created)
         ended = {old["id"]: "replace"} if old else {}
         if known:  # it comes again after other versions of it: the newest must be this one
@@ -6251,27 +6412,29 @@ class Memory:
         linked to the first results, and suggested, what is often recalled with them. A part of
         an indexed file has its place as source, "path:start-end"; see `expand`.
 
-        Results that have nothing to do with the query are held back; with `min_score`, those
-        with a lower score instead; with `anyway`, none. `as_of` (unix seconds or ISO
-        8601) asks what was live then. `source` asks only files whose path begins so, from the
-        project's folder or from the root. `vector_weight` and `text_weight` (0 to 1, shares of 1;
-        SEDIMENT_VECTOR_WEIGHT and SEDIMENT_TEXT_WEIGHT when not given) weigh meaning and words,
-        which is otherwise decided for each query; `candidates` (SEDIMENT_CANDIDATES) is how many
-        each index proposes. `ranking` is a name in PROFILES; SEDIMENT_RANKING when
-        not given. `explain` adds the parts of each score. `record=False` leaves the access log
-        alone. A query that is exactly an item's id returns that item's whole text, a page at a
-        time: the next is asked for as "ID page 2".
+        Results that have nothing to do with the query are held back; with `min_score`, those with a
+        lower score instead; with `anyway`, none. `as_of` (a time as `parse_moment` takes it, a day
+        or month to its end) asks what was live then. `source` asks only files whose path begins so,
+        from the project's folder or from the root. `vector_weight` and `text_weight` (0 to 1,
+        shares of 1; SEDIMENT_VECTOR_WEIGHT and SEDIMENT_TEXT_WEIGHT when not given) weigh meaning
+        and words, which is otherwise decided for each query; `candidates` (SEDIMENT_CANDIDATES) is
+        how many each index proposes. `ranking` is a name in PROFILES; SEDIMENT_RANKING when not
+        given. `explain` adds the parts of each score. `record=False` leaves the access log alone. A
+        query that is exactly an item's id returns that item's whole text, a page at a time: the
+        next is asked for as "ID page 2".
         """
         check_text(query, "query", QUERY_MAX)
         check_limit(limit)
         profile = PROFILES[check_ranking(ranking)]
+        if min_score is not None:
+            min_score = check_share(min_score, "min_score")
         if weights := check_weights(vector_weight, text_weight):
             profile = profile._replace(score=functools.partial(weighed_score, weights))
         named = dict.fromkeys((query, query.strip()))
         page = next(filter(None, map(self._page, named)), None)
         answer: dict[str, Any] = page or {}
         if page is None:
-            moment = None if as_of is None else parse_time(as_of)
+            moment = None if as_of is None else parse_moment(as_of, end=True)
             depth = max(limit, check_candidates(candidates))
             hits, floor, notice = self._search(query, limit, profile, moment, depth, source)
             kept = hits if anyway else _kept(hits, floor, min_score)
@@ -7674,8 +7837,11 @@ def check_weights(vector: float | None, text: float | None) -> tuple[float, floa
 
 def _share(value: float | None, name: str) -> float | None:
     given: Any = os.environ.get(f"SEDIMENT_{name.upper()}") or None if value is None else value
-    if given is None:
-        return None
+    return None if given is None else check_share(given, name)
+
+
+def check_share(given: Any, name: str = "it") -> float:
+    """A number from 0 to 1."""
     try:
         share = float(given)
     except (TypeError, ValueError):
@@ -8845,6 +9011,26 @@ def _late(context: click.Context, option: click.Parameter, value: Any) -> None:
 _ALLOW_SECRETS = click.option(
     "--allow-secrets", is_flag=True, help="Keep what looks like a credential, this time."
 )
+
+
+class _Checked(click.ParamType):
+    """An option that is taken as it was typed, once a check has found nothing wrong with it."""
+
+    name = "value"
+
+    def __init__(self, check: Callable[[Any], object]) -> None:
+        self._check = check
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        try:
+            self._check(value)
+        except InvalidInput as error:
+            self.fail(str(error), param, ctx)
+        return value
+
+
+_TIME = _Checked(parse_moment)
+_SHARE = _Checked(check_share)
 _LIMIT = click.IntRange(1, LIMIT_MAX)
 _SCOPE = click.Choice(SCOPES, case_sensitive=False)
 _ANY_SCOPE = click.Choice((*SCOPES, "all"), case_sensitive=False)
@@ -8911,13 +9097,16 @@ _shared = click.make_pass_decorator(Context)
 @click.argument("content")
 @click.option("-s", "--scope", type=_SCOPE, help="project (default), or global: for every project.")
 @click.option("--replace", metavar="ID", help="The item that this one supersedes.")
-@click.option("--created-at", metavar="TIME", help="Back-date it: unix seconds or ISO 8601.")
+@click.option("--created-at", type=_TIME, metavar="TIME", help="Back-date it: 2026-03, yesterday.")
 @click.option("--into", metavar="FILE", help="Put it into a markdown file, and index that.")
 @_ALLOW_SECRETS
 @_common
 @_shared
 def store(shared: Context, content: str, **options: Any) -> None:
     """Store a text; "-" reads it from a pipe. What looks like a credential is left out.
+
+    A TIME is 2026-03-05 14:00, 2026-03, yesterday, "2 weeks ago", "last march" or unix seconds;
+    without a zone it is local time.
 
     \b
     Examples:
@@ -8934,34 +9123,40 @@ def store(shared: Context, content: str, **options: Any) -> None:
 
 
 @cli.command()
-@click.argument("query")
+@click.argument("words", nargs=-1, required=True, metavar="QUERY...")
 @click.option("-l", "--limit", type=_LIMIT, default=5, show_default=True, help="How many at most.")
-@click.option("--min-score", type=float, metavar="N", help="Hold back what scores less, 0 to 1.")
+@click.option("--min-score", type=_SHARE, metavar="N", help="Hold back what scores less, 0 to 1.")
 @click.option("--anyway", is_flag=True, help="Hold nothing back, however unrelated.")
-@click.option("--as-of", metavar="TIME", help="What was live then: ISO 8601 or unix seconds.")
+@click.option("--as-of", type=_TIME, metavar="TIME", help="What was live then: 2026-03, today.")
 @click.option("--explain", is_flag=True, help="Print what each score is made of.")
 @click.option(
     "--ranking", type=click.Choice(RANKINGS), help="How to rank (else SEDIMENT_RANKING, default)."
 )
 @click.option("--source", metavar="PREFIX", help="Only from files whose path begins so: memory/.")
 @click.option(
-    "--vector-weight", type=float, metavar="N", help="Weigh meaning, 0 to 1 (else by query)."
+    "--vector-weight", type=_SHARE, metavar="N", help="Weigh meaning, 0 to 1 (else by query)."
 )
-@click.option("--text-weight", type=float, metavar="N", help="Weigh words, 0 to 1 (else by query).")
+@click.option(
+    "--text-weight", type=_SHARE, metavar="N", help="Weigh words, 0 to 1 (else by query)."
+)
 @click.option("--candidates", type=_LIMIT, metavar="N", help="How many each index proposes.")
 @_common
 @_shared
-def recall(shared: Context, query: str, explain: bool, **options: Any) -> None:
-    """Find what answers a query, by meaning and by words.
+def recall(shared: Context, words: tuple[str, ...], explain: bool, **options: Any) -> None:
+    """Find what answers a query, by meaning and by words. "-" reads it from a pipe.
+
+    A TIME is 2026-03-05 14:00, 2026-03, yesterday, "2 weeks ago", "last march" or unix seconds;
+    without a zone it is local time, and a day or month is meant to its end.
 
     \b
     Examples:
       sediment recall "when can I release?"
       sediment recall "auth decisions" --limit 3 --json | jq -r '.results[].content'
-      sediment recall "session timeout" --as-of 2026-03-01 --explain
+      sediment recall session timeout --as-of "last march" --explain
       sediment recall "gateway port" --source MEMORY.md
       sediment recall 6f1c6c1e-…             # an id alone: that item's text
     """
+    query = read_stdin() if words == ("-",) else " ".join(words)
     with shared.memory() as memory:
         parts = explain or shared.json
         answer = memory.recall(query, record=False, explain=parts, **options)
@@ -9675,7 +9870,7 @@ def render_recalled(answer: dict[str, Any], query: str = "") -> Iterator[str]:
     for row in answer["results"]:
         marks = " (other project)" if row.get("cross_project") else ""
         similarity = click.style(row["similarity"], fg="green", bold=True)
-        place = printable(row.get("source") or row["created"][:10])
+        place = printable(row.get("source") or local_time(row["created"]))
         yield f"{similarity}  {_dim(printable(row['id']))}  {_dim(place)}{marks}"
         if "source" in row and row["similarity"] != "graph" and "page" not in row:
             yield from _indented(excerpt(row["content"], query))
@@ -9814,18 +10009,20 @@ def render_listed(answer: dict[str, Any]) -> Iterator[str]:
     width = max(len(item["id"]) for item in answer["items"])
     for item in answer["items"]:
         text = printable(one_line(item["content"], 80))
-        yield f"{item['id']:<{width}}  {_dim(item['created'][:10])}  {item['scope']:<7}  {text}"
+        day = _dim(local_time(item["created"]))
+        yield f"{item['id']:<{width}}  {day}  {item['scope']:<7}  {text}"
 
 
 def render_history(answer: dict[str, Any]) -> Iterator[str]:
     for version in answer["versions"]:
         mark = "live" if version["live"] else f"{version['ended_by']} by {version['successor']}"
-        when = _dim(version["created"][:16])
+        when = _dim(local_time(version["created"], 16))
         yield f"{when}  {printable(version['id'])}  {_dim(printable(mark))}"
         yield from _indented(version["content"])
     for event in answer["events"]:
         other = f"  (hidden: {event['other']})" if "other" in event else ""
-        yield _dim(printable(f"{event['at'][:16]}  {event['action']:<8} {event['id']}{other}"))
+        when = local_time(event["at"], 16)
+        yield _dim(printable(f"{when}  {event['action']:<8} {event['id']}{other}"))
 
 
 def _label(node: dict[str, Any], width: int) -> str:

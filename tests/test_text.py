@@ -1,5 +1,11 @@
 """What may be stored or asked, and how times, words and pages are written."""
 
+import contextlib
+import re
+import time
+from collections.abc import Iterator
+from datetime import datetime
+
 import apsw
 import pytest
 from hypothesis import given
@@ -16,7 +22,8 @@ from sediment import (
     json_length,
     one_line,
     paginate,
-    parse_time,
+    parse_moment,
+    parse_period,
     printable,
     query_phrases,
     spaced,
@@ -128,25 +135,118 @@ def test_scopes_have_any_case_and_the_allowed_ones_are_named() -> None:
     ],
 )
 def test_times_that_are_understood(value: object, seconds: int) -> None:
-    assert parse_time(value) == seconds
+    assert parse_moment(value) == seconds
 
 
 @pytest.mark.parametrize(
     "value",
     [
         *(-1, 1e400, float("nan"), LAST_SECOND + 1, 10**400, True, None, []),
+        *(
+            "march 32",
+            "2025-02-30",
+            "today 25:00",
+            "last blue moon",
+            "weeks ago",
+            "99999 years ago",
+        ),
         *("", "-1", "soon", "1969-12-31", "2024-13-01", "nan", "inf", "9" * 5_000),
     ],
 )
 def test_times_that_are_refused(value: object) -> None:
-    with pytest.raises(InvalidInput, match="a time is unix seconds or ISO 8601") as caught:
-        parse_time(value)
-    assert len(str(caught.value)) < 150
+    with pytest.raises(InvalidInput, match="a time is") as caught:
+        parse_moment(value)
+    assert len(str(caught.value)) < 175
+
+
+# On a Thursday; in Berlin summer time began on 29 March 2026.
+NOW = "2026-11-12 15:30"
+PERIODS = """
+now                       2026-11-12 15:30        2026-11-12 15:30:01
+today                     2026-11-12              2026-11-13
+Yesterday                 2026-11-11              2026-11-12
+the day before yesterday  2026-11-10              2026-11-11
+tomorrow                  2026-11-13              2026-11-14
+yesterday at 9:05         2026-11-11 09:05        2026-11-11 09:05:01
+3 days ago                2026-11-09              2026-11-10
+30d                       2026-10-13              2026-10-14
+2 weeks ago               2026-10-26              2026-11-02
+two   weeks ago           2026-10-26              2026-11-02
+a month ago               2026-10-01              2026-11-01
+2 years ago               2024-01-01              2025-01-01
+2 hours ago               2026-11-12 13:30        2026-11-12 13:30:01
+last 3 days               2026-11-09 15:30        2026-11-12 15:30
+the past two weeks        2026-10-29 15:30        2026-11-12 15:30
+this week                 2026-11-09              2026-11-16
+last week                 2026-11-02              2026-11-09
+next month                2026-12-01              2027-01-01
+last year                 2025-01-01              2026-01-01
+monday                    2026-11-09              2026-11-10
+thursday                  2026-11-12              2026-11-13
+last thursday             2026-11-05              2026-11-06
+next Thu                  2026-11-19              2026-11-20
+march                     2026-03-01              2026-04-01
+last march                2026-03-01              2026-04-01
+november                  2026-11-01              2026-12-01
+last nov                  2025-11-01              2025-12-01
+next november             2027-11-01              2027-12-01
+december                  2025-12-01              2026-01-01
+March 2024                2024-03-01              2024-04-01
+march 5                   2026-03-05              2026-03-06
+5th of March              2026-03-05              2026-03-06
+Nov 13                    2025-11-13              2025-11-14
+March 5th, 2024           2024-03-05              2024-03-06
+2024                      2024-01-01              2025-01-01
+2026-03                   2026-03-01              2026-04-01
+2026-03-29                2026-03-29              2026-03-30
+20260305                  2026-03-05              2026-03-06
+2026-03-05 14:00          2026-03-05 14:00        2026-03-05 14:00:01
+2026-03-05T14:00:00+00:00 2026-03-05 15:00        2026-03-05 15:00:01
+1772719200                2026-03-05 15:00        2026-03-05 15:00:01
+"""
+
+
+@pytest.fixture
+def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def seconds_of(text: str) -> int:
+    return int(datetime.fromisoformat(text).timestamp())
+
+
+@pytest.mark.usefixtures("berlin")
+@pytest.mark.parametrize("line", PERIODS.strip().splitlines())
+def test_times_in_words_are_local_ones(line: str) -> None:
+    text, start, end = re.split(r"\s{2,}(?=2)|(?<=00:00)\s(?=2)", line)
+    now = seconds_of(NOW)
+    assert parse_period(text, now) == (seconds_of(start), seconds_of(end))
+    if not re.search("week|month|year", text) or "ago" not in text:
+        assert parse_moment(text, now) == seconds_of(start)
+        assert parse_moment(text, now, end=True) == seconds_of(end) - 1
+
+
+@pytest.mark.usefixtures("berlin")
+def test_weeks_and_months_ago_are_one_day_of_them() -> None:
+    for text, day in (("2 weeks ago", "2026-10-29"), ("a month ago", "2026-10-12")):
+        assert parse_moment(text, seconds_of(NOW)) == seconds_of(day)
+    assert parse_moment("1 month ago", seconds_of("2026-03-31")) == seconds_of("2026-02-28")
+
+
+@given(st.text(st.characters(codec="utf-8")) | st.from_regex(r"[a-z]+ \d+ [a-z]+", fullmatch=True))
+def test_no_text_breaks_the_reading_of_times(text: str) -> None:
+    with contextlib.suppress(InvalidInput):
+        start, end = parse_period(text)
+        assert 0 <= start < end
 
 
 @given(st.integers(0, LAST_SECOND))
 def test_a_time_that_is_written_can_be_read(seconds: int) -> None:
-    assert parse_time(iso_time(seconds)) == seconds
+    assert parse_moment(iso_time(seconds)) == seconds
     assert iso_time(seconds).endswith("+00:00")
 
 
