@@ -1911,12 +1911,46 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def take_place(draft: Path, target: Path) -> None:
+    """Give a file that is whole a name that nothing has: FileExistsError where something has it.
+    Where a disk knows no links the name is held by an empty file for a moment."""
+    try:
+        os.link(draft, target)  # unlike a renaming, it takes nobody's place
+    except FileExistsError:
+        raise
+    except OSError:
+        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        try:
+            os.replace(draft, target)
+        except OSError:
+            os.unlink(target)
+            raise
+
+
+def keep_as(path: Path, other: Path) -> None:
+    """Let a file have another name, too, that nothing has; where a disk knows no links, a copy."""
+    try:
+        os.link(path, other)
+    except OSError:
+        from shutil import copyfileobj
+
+        descriptor = os.open(other, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        with open(path, "rb") as file, open(descriptor, "wb") as copy:
+            copyfileobj(file, copy)
+
+
+def make_private(path: Path, mode: int = 0o600) -> None:
+    """Give permissions, whatever the umask; not every disk knows any."""
+    with contextlib.suppress(OSError):
+        os.chmod(path, mode)
+
+
 @contextlib.contextmanager
-def replacing(path: Path, mode: int | None = None) -> Iterator[IO[str]]:
+def replacing(path: Path, mode: int | None = None, new: bool = False) -> Iterator[IO[str]]:
     """A file to write that takes the path's place in one step, once it is whole.
 
     A reader or a crash never meets half of it. With a mode the file has those permissions, and
-    nobody reads more of it on the way.
+    nobody reads more of it on the way. A `new` one takes nobody's place, as by `take_place`.
     """
     draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
@@ -1925,8 +1959,8 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[IO[str]]:
         with open(descriptor, "w", encoding="utf-8", newline="") as file:
             yield file
         if mode is not None:
-            os.chmod(draft, mode)
-        os.replace(draft, path)
+            make_private(draft, mode)
+        (take_place if new else os.replace)(draft, path)
     finally:
         with contextlib.suppress(OSError):
             draft.unlink()
@@ -2331,12 +2365,12 @@ def create_private(path: Path) -> None:
         for folder in reversed([path.parent, *path.parent.parents]):
             if not folder.exists():
                 folder.mkdir(exist_ok=True)
-                folder.chmod(0o700)  # whatever the umask
+                make_private(folder, 0o700)
         # O_EXCL: closing a file that SQLite has open would drop its locks, in all of this process.
         # The lock: no other thread may connect to a new file before it is closed here.
         with _creating:
             file = os.open(path.resolve(), os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-            os.chmod(path, 0o600)
+            make_private(path)
             os.close(file)
     except FileExistsError:
         return
@@ -2468,7 +2502,7 @@ def copy_database(source: apsw.Connection, target: Path) -> None:
             copy.pragma("journal_mode", "delete")  # one file, and no log beside it
             if (found := copy.pragma("quick_check")) != "ok":
                 raise DamagedError(f"the copy for {target} is not sound ({found}): run `doctor`")
-        os.link(draft, target)  # unlike a renaming, it takes nobody's place
+        take_place(draft, target)
     except apsw.Error as error:
         raise DatabaseError(f"{target} cannot be written ({error}): is there room?") from None
     except OSError as error:
@@ -5406,7 +5440,7 @@ def append_lines(path: Path, beginning: str, lines: list[str]) -> tuple[int, boo
         made = not path.parent.exists()
         path.parent.mkdir(parents=True, exist_ok=True)
         if made:
-            path.parent.chmod(0o700)
+            make_private(path.parent, 0o700)
         with _locked(path) as file:
             data = file.read()
             before = plain_newlines(data.decode("utf-8-sig", "replace"))
@@ -5481,12 +5515,12 @@ _BEGUN = "compacting:"  # and the folder, in meta: what is still to be done ther
 
 
 class OldNote(NamedTuple):
-    """A daily note: where it is, its day, and its text as it may be passed on."""
+    """A daily note: where it is, its day, its text as it may be passed on, and its SHA-256."""
 
     path: Path
     day: datetime
     text: str
-    seen: Seen
+    digest: str
 
 
 def old_notes(folder: Path, before: int, secrets: bool) -> list[OldNote]:
@@ -5496,9 +5530,10 @@ def old_notes(folder: Path, before: int, secrets: bool) -> list[OldNote]:
         day = date_of(path) if path.parent == folder else None
         if day and day.timestamp() < before and not path.name.startswith(_SUMMARY):
             with contextlib.suppress(Skipped):
-                seen = look(path)
-                text, _ = redact(read_file(path)[0], not secrets)
-                notes.append(OldNote(path, day, text.strip(), seen))
+                look(path)
+                text, data, _ = read_file(path)
+                text, _ = redact(text, not secrets)
+                notes.append(OldNote(path, day, text.strip(), sha256(data).hex()))
     return sorted(notes, key=lambda note: (note.day, note.path))
 
 
@@ -5551,59 +5586,102 @@ def begin_compaction(database: Database, folder: Path, notes: list[OldNote], sum
     What is to be done is noted first, so that it is done as a whole or not at all.
     """
     first, last = (f"{note.day:%Y-%m-%d}" for note in (notes[0], notes[-1]))
-    target = _free(folder / f"{_SUMMARY}{first}-to-{last}.md")
-    moves = {}
-    for note in notes:
-        if not note.path.exists() or look(note.path) != note.seen:
-            raise InvalidInput(f"{note.path} has changed meanwhile: nothing was changed")
-        name = _beneath(note.path, folder)
-        moves[name] = _beneath(_free(folder / _ARCHIVE / name), folder)
-    text = f"# Summary of {first} to {last}\n\n{summary}\n"
-    plan = {"summary": target.name, "text": text, "moves": moves}
+    names = {_beneath(note.path, folder): note.digest for note in notes}
+    plan = {
+        "summary": f"{_SUMMARY}{first}-to-{last}.md",
+        "text": f"# Summary of {first} to {last}\n\n{summary}\n",
+        "moves": {name: _beneath(_free(folder / _ARCHIVE / name), folder) for name in names},
+        "digests": names,
+    }
+    key = f"{_BEGUN}{folder}"
     with database.transaction() as connection:
-        row = f"{_BEGUN}{folder}", json.dumps(plan)
-        connection.execute("INSERT OR REPLACE INTO meta VALUES(?, ?)", row)
-    finish_compactions(database)
+        changed = [name for name, digest in names.items() if not _is_still(folder / name, digest)]
+        if changed or fetch(connection, "SELECT 1 FROM meta WHERE key = ?", key):
+            what = f"{folder / changed[0]} has" if changed else f"the notes in {folder} have"
+            raise InvalidInput(f"{what} changed meanwhile: nothing was changed")
+        connection.execute("INSERT INTO meta VALUES(?, ?)", (key, json.dumps(plan)))
+    reason = _end_compaction(database, key)
+    target = _summary_place(folder, plan)
+    if reason or not target.exists():  # or another process took it back
+        raise InvalidInput(f"{reason or f'{folder} has changed'}: nothing was changed")
     return target
 
 
 def finish_compactions(database: Database) -> None:
     """Do what is left of compactions that were begun; take back what cannot be done."""
-    for key, told in database.rows(f"SELECT key, value FROM meta WHERE key GLOB '{_BEGUN}*'"):
-        folder, plan = Path(key.removeprefix(_BEGUN)), json.loads(told)
-        if not folder.is_dir():
-            continue  # until it is there again
-        moves = [(folder / old, folder / new) for old, new in plan["moves"].items()]
-        try:
-            for old, new in moves:
-                new.parent.mkdir(parents=True, exist_ok=True)
-                _move(old, new)
-            write_atomically(folder / plan["summary"], plan["text"], 0o600)
-        except OSError as error:
-            for old, new in moves:
-                with contextlib.suppress(OSError):
-                    _move(new, old)
+    for (key,) in database.rows(f"SELECT key FROM meta WHERE key GLOB '{_BEGUN}*'"):
+        if Path(key.removeprefix(_BEGUN)).is_dir():  # or it waits until it is there again
             _end_compaction(database, key)
-            reason = f"{folder} cannot be written ({error.strerror}): nothing was changed"
-            raise InvalidInput(reason) from None
-        _end_compaction(database, key)
 
 
-def _end_compaction(database: Database, key: str) -> None:
+def _end_compaction(database: Database, key: str) -> str:
+    """Do what was noted, one process at a time; why it had to be taken back, if it had."""
     with database.transaction() as connection:
+        told = connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).get
+        reason = _carry_out(Path(key.removeprefix(_BEGUN)), json.loads(told)) if told else ""
         connection.execute("DELETE FROM meta WHERE key = ?", (key,))
+    return reason
 
 
-def _move(old: Path, new: Path) -> None:
-    """Rename a file that is there, in nobody's place."""
-    if old.exists() and not new.exists():
+def _carry_out(folder: Path, plan: dict[str, Any]) -> str:
+    """Move notes and write their summary; or leave all as it was, and tell why."""
+    digests = plan.get("digests", {})
+    moves = [(folder / old, folder / new, digests.get(old)) for old, new in plan["moves"].items()]
+    try:
+        for move in moves:
+            _archive(*move)
+        target = _summary_place(folder, plan)
+        if not target.exists():
+            with replacing(target, 0o600, new=True) as file:
+                file.write(plan["text"])
+    except (OSError, InvalidInput) as error:
+        for old, new, digest in moves:
+            with contextlib.suppress(OSError):
+                if _is_still(new, digest) and not old.exists():
+                    os.rename(new, old)
+        if isinstance(error, InvalidInput):
+            return str(error)
+        return f"{folder} cannot be written ({error.strerror})"
+    return ""
+
+
+def _archive(old: Path, new: Path, digest: str | None) -> None:
+    """Move a note that is as it was summarised. What stands in the place of one that has been
+    moved is another."""
+    if not old.exists() or _is_still(new, digest):
+        return
+    new.parent.mkdir(parents=True, exist_ok=True)
+    if _is_still(old, digest) and not new.exists():
         os.rename(old, new)
+        if _is_still(new, digest):
+            return
+        os.rename(new, old)  # somebody wrote into it at that moment
+    raise InvalidInput(f"{old} has changed meanwhile")
+
+
+def _is_still(path: Path, digest: str | None) -> bool:
+    """Whether a file is there and says what it did; an earlier Sediment did not note that."""
+    with contextlib.suppress(OSError):
+        return digest in (None, sha256(path.read_bytes()).hex())
+    return False
+
+
+def _summary_place(folder: Path, plan: dict[str, Any]) -> Path:
+    """Where a plan's summary is; where there is none, a name that nothing has yet."""
+    digest = sha256(plan["text"].encode()).hex()
+    names = _numbered(folder / plan["summary"])
+    return next(path for path in names if not os.path.lexists(path) or _is_still(path, digest))
 
 
 def _free(path: Path) -> Path:
     """A name that nothing has yet."""
-    names = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
-    return next(name for name in itertools.chain([path], names) if not os.path.lexists(name))
+    return next(name for name in _numbered(path) if not os.path.lexists(name))
+
+
+def _numbered(path: Path) -> Iterator[Path]:
+    """A path, and others like it."""
+    yield path
+    yield from (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
 
 
 def repeated(rows: list[tuple[str, Any]]) -> list[tuple[float, str, str]]:
@@ -7434,11 +7512,11 @@ class Memory:
         """Put a file in the place of a damaged one, which stays under another name."""
         live = self.database.path
         self.database.close()
-        os.link(live, kept)
+        keep_as(live, kept)
         for suffix in ("-wal", "-shm"):
             with contextlib.suppress(FileNotFoundError):
                 os.rename(f"{live}{suffix}", f"{kept}{suffix}")
-        os.chmod(new, 0o600)
+        make_private(new)
         os.replace(new, live)
 
     def doctor(self) -> dict[str, Any]:

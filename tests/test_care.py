@@ -1,5 +1,7 @@
 """Copies, checks and repairs: nothing is lost, and what is lost is named."""
 
+import errno
+import gzip
 import os
 import random
 import sqlite3
@@ -12,10 +14,11 @@ from pathlib import Path
 import apsw
 import kills
 import pytest
+from conftest import ROOT
 from storage import child, consistent, finish, hear, open_memory, rows_of, tell
 
 import sediment
-from sediment import DatabaseError, InvalidInput, Memory, NotFound, Projects
+from sediment import DatabaseError, InvalidInput, Memory, NotFound, Projects, take_place
 
 TEXTS = [f"Remark {number} is about {topic}." for number in range(12) for topic in ("tea", "ports")]
 
@@ -446,6 +449,76 @@ def test_vectors_of_another_model_are_made_anew(memory: Memory) -> None:
     consistent(memory)
 
 
+# Disks without links or permissions, as exFAT and some network and FUSE mounts are
+
+
+@pytest.fixture(params=["EPERM", "ENOTSUP", "ENOSYS", "EACCES", "EMLINK"])
+def poor_disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(getattr(errno, request.param), "not on this disk")
+
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "chmod", refuse)
+
+
+@pytest.mark.usefixtures("poor_disk")
+def test_all_that_makes_a_file_works_without_links(tmp_path: Path) -> None:
+    path, target = tmp_path / "new" / "memory.db", tmp_path / "copy.db"
+    with open_memory(path) as memory:
+        id = memory.store(TEXTS[0])["id"]
+        memory.backup(target)
+        with pytest.raises(DatabaseError, match="there already"):
+            memory.backup(target)
+        memory.store(TEXTS[1])
+        assert memory.restore(target)["items"] == 1
+        assert [
+            len(contents(open_memory(copy))) for copy in path.parent.glob("*.before-restore-*")
+        ] == [2]
+        with memory.database.transaction() as connection:
+            connection.execute(DAMAGES["vectors"])
+        assert memory.repair()["healthy"]
+        memory.close()
+        data = bytearray(path.read_bytes())
+        data[:100] = bytes(100)
+        path.write_bytes(data)
+        assert Path(memory.repair()["kept"]).read_bytes() == data
+        assert contents(memory) == {TEXTS[0]}
+        assert memory.get(id)
+        consistent(memory)
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+@pytest.mark.usefixtures("poor_disk")
+def test_an_upgrade_works_without_links(tmp_path: Path) -> None:
+    path = tmp_path / "memory.db"
+    path.write_bytes(gzip.decompress((ROOT / "tests" / "first_schema.db.gz").read_bytes()))
+    with open_memory(path) as memory:
+        consistent(memory)
+    assert len(list(tmp_path.glob("*.version-1-*"))) == 1
+
+
+def test_what_takes_a_place_meanwhile_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there are no links, too; and nothing stays of what could not be put there."""
+    draft, target = tmp_path / "draft", tmp_path / "target"
+    draft.write_text("ours")
+
+    def late(*_: object) -> None:
+        target.write_text("theirs")
+        raise OSError(errno.EPERM, "no links")
+
+    monkeypatch.setattr(os, "link", late)
+    with pytest.raises(FileExistsError):
+        take_place(draft, target)
+    assert target.read_text() == "theirs"
+    target.unlink()
+    monkeypatch.setattr(os, "link", lambda *_: draft.unlink() or os.stat(draft))
+    with pytest.raises(FileNotFoundError):
+        take_place(draft, target)
+    assert not target.exists()
+
+
 # Pruning
 
 
@@ -524,12 +597,12 @@ def test_only_what_is_hidden_is_purged(memory: Memory) -> None:
 
 
 def test_pruning_tells_what_stays_and_why(memory: Memory) -> None:
-    day = {"created_at": "2020-01-01"}
-    recalled = memory.store("The gateway is in the cellar.", **day)["id"]
-    confirmed = [memory.store("Mara is vegetarian.", **day)["id"] for _ in "twice"][0]
-    tea = memory.store("Tea at four.", **day)["id"]
-    newer = memory.store("Tea at five.", replace=tea, **day)["id"]
-    both = [memory.store("The door is blue.", **day)["id"] for _ in "twice"][0]
+    day = "2020-01-01"
+    recalled = memory.store("The gateway is in the cellar.", created_at=day)["id"]
+    (confirmed,) = {memory.store("Mara is vegetarian.", created_at=day)["id"] for _ in "twice"}
+    tea = memory.store("Tea at four.", created_at=day)["id"]
+    newer = memory.store("Tea at five.", replace=tea, created_at=day)["id"]
+    (both,) = {memory.store("The door is blue.", created_at=day)["id"] for _ in "twice"}
     memory.record_access([recalled, both])
     today = time.strftime("%Y-%m-%d", time.gmtime())
     for answer in (memory.prune("1y", dry_run=True), memory.prune("1y")):

@@ -735,7 +735,7 @@ def test_a_compaction_that_was_begun_is_ended(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(sediment, "write_atomically", killed)
+        patch.setattr(sediment, "take_place", killed)
         with pytest.raises(KeyboardInterrupt):
             memory.compact(notes, command="echo all of it")
     assert not any(name.startswith("summary") for name in names(notes))
@@ -743,6 +743,102 @@ def test_a_compaction_that_was_begun_is_ended(
     assert "summary-2026-01-05-to-2026-02-01.md" in names(notes)
     assert len(names(notes)) == 7
     assert values(memory, "SELECT count(*) FROM meta WHERE key GLOB 'compacting:*'") == [0]
+
+
+def killed_while_compacting(
+    memory: Memory, notes: Path, monkeypatch: pytest.MonkeyPatch, moved: int
+) -> None:
+    """A compaction that ends behind so many moves."""
+    left, rename = [moved], os.rename
+
+    def one_less(*names: Any) -> None:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        rename(*names)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", one_less)
+        if moved == 4:
+            patch.setattr(sediment, "take_place", lambda *_: one_less())
+        with pytest.raises(KeyboardInterrupt):
+            memory.compact(notes, command="echo all of it")
+
+
+@pytest.mark.parametrize("moved", range(5))
+@pytest.mark.parametrize("note", ["2026-01-05.md", "2026-02-01.md"])
+def test_a_note_that_changes_after_a_kill_keeps_its_place(
+    memory: Memory, notes: Path, monkeypatch: pytest.MonkeyPatch, moved: int, note: str
+) -> None:
+    """The summary does not know its new text, so nothing is compacted; if what it knows has been
+    moved already, what stands there now is another file."""
+    killed_while_compacting(memory, notes, monkeypatch, moved)
+    anew = not (notes / note).exists()
+    (notes / note).write_text("# Another text\n\nWritten since.\n")
+    before = names(notes)
+    memory.index([notes])
+    assert (notes / note).read_text().endswith("since.\n")
+    summaries = [name for name in names(notes) if name.startswith("summary")]
+    if anew:
+        assert len(summaries) == 1
+        assert len(names(notes)) == 8
+        assert (notes / "archive" / note).read_text().startswith("# 2026")
+    else:
+        assert summaries == []
+        assert names(notes) == {name.removeprefix("archive/") for name in before}
+    assert values(memory, "SELECT count(*) FROM meta WHERE key GLOB 'compacting:*'") == [0]
+
+
+@pytest.mark.parametrize("moved", range(5))
+def test_a_file_of_the_summarys_name_stays(
+    memory: Memory, notes: Path, monkeypatch: pytest.MonkeyPatch, moved: int
+) -> None:
+    killed_while_compacting(memory, notes, monkeypatch, moved)
+    mine = notes / "summary-2026-01-05-to-2026-02-01.md"
+    mine.write_text("Mine.\n")
+    memory.index([notes])
+    assert mine.read_text() == "Mine.\n"
+    assert "all of it" in (notes / mine.name.replace(".md", "-2.md")).read_text()
+    assert len(names(notes)) == 8
+
+
+@pytest.mark.parametrize("moved", [0, 4])
+def test_two_that_end_a_compaction_agree(
+    memory: Memory, notes: Path, monkeypatch: pytest.MonkeyPatch, moved: int
+) -> None:
+    killed_while_compacting(memory, notes, monkeypatch, moved)
+    with open_memory(memory.database.path) as other:
+        step = other.database.transaction
+
+        def late() -> Any:
+            monkeypatch.setattr(other.database, "transaction", step)
+            memory.status()
+            (notes / "2026-01-05.md").write_text("A new one.\n")
+            return step()
+
+        monkeypatch.setattr(other.database, "transaction", late)
+        other.status()
+    assert (notes / "2026-01-05.md").read_text() == "A new one.\n"
+    assert len(names(notes)) == 8
+    assert sum(name.startswith("summary") for name in names(notes)) == 1
+
+
+def test_one_compaction_of_a_folder_begins_at_a_time(
+    memory: Memory, notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = memory.database.transaction
+
+    def late() -> Any:
+        monkeypatch.setattr(memory.database, "transaction", begin)
+        with open_memory(memory.database.path) as other:
+            other.compact(notes, command="echo theirs")
+        return begin()
+
+    monkeypatch.setattr(memory.database, "transaction", late)
+    with pytest.raises(InvalidInput, match="changed meanwhile"):
+        memory.compact(notes, command="echo ours")
+    (summary,) = notes.glob("summary*")
+    assert "theirs" in summary.read_text()
 
 
 def test_moves_that_cannot_be_made_are_taken_back(
@@ -754,7 +850,7 @@ def test_moves_that_cannot_be_made_are_taken_back(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sediment, "write_atomically", full)
+        patch.setattr(sediment, "take_place", full)
         with pytest.raises(InvalidInput, match="No space left"):
             memory.compact(notes, command="echo all of it")
     assert names(notes) == before

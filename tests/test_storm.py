@@ -13,7 +13,7 @@ import storm
 from storage import consistent, open_memory
 
 import sediment
-from sediment import Memory, NotFound, SedimentError
+from sediment import Memory, NotFound
 
 TEA, LATER = "Tea is served at four.", "Tea is served at five."
 PORTS = [f"The staging database listens on port {port}." for port in (5433, 6543)]
@@ -176,11 +176,6 @@ def test_purging_spares_what_is_undone_before_it(
     assert memory.get(ids[0])["content"] == PORTS[0]
 
 
-def versions(memory: Memory, *ids: str) -> list[str]:
-    """Those of these items that are live."""
-    return [id for id in ids if "ended" not in memory.get(id)]
-
-
 @pytest.mark.parametrize("named", ["old", "new"])
 @pytest.mark.parametrize("deed", ["replace", "undo", "prune", "forget"])
 def test_undoing_looks_again(
@@ -196,16 +191,13 @@ def test_undoing_looks_again(
         "forget": lambda: other.forget(new),
     }
     before_writing(monkeypatch, memory, deeds[deed])
-    try:
-        answer = memory.undo({"old": old, "new": new}[named])
-    except NotFound as error:
-        assert deed in ("undo", "forget"), error
+    id = {"old": old, "new": new}[named]
+    if deed in ("undo", "forget"):  # what was to be done is done, or cannot be any more
+        with pytest.raises(NotFound):
+            memory.undo(id)
     else:
-        assert answer["restored"] in (old, new)
-    (id,) = [item["id"] for item in memory.list_items()["items"]] or [None]
+        assert memory.undo(id)["restored"] == id
     there = {row["content"] for row in memory.export_rows()}
-    assert there == {
-        "replace": {TEA, LATER, PORTS[0]}, "undo": {TEA, LATER}, "prune": {TEA, LATER},
-        "forget": set(),
-    }[deed]  # fmt: skip
-    assert (id is None) == (deed == "forget")
+    assert there == set() if deed == "forget" else there >= {TEA, LATER}
+    assert (PORTS[0] in there) == (deed == "replace")
+    assert len(live(memory)) == (deed != "forget")
