@@ -7741,8 +7741,7 @@ class Memory:
         )
         doomed, kept = [], []
         for *columns, shown, validations, newer in self.database.rows(sql, *values):
-            recalled = shown is not None and shown >= before
-            why = [f"recalled {iso_time(shown)[:10]}"] if recalled else []
+            why = [f"recalled {iso_time(shown)[:10]}"] if (shown or 0) >= before else []
             why += ["confirmed"] if validations and not confirmed else []
             why += ["in another's place"] if newer and not confirmed else []
             row = _listed(_item(tuple(columns)))
