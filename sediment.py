@@ -24,7 +24,8 @@ SQLite in WAL mode, `application_id` 0x5ED10001, `user_version` = number of migr
               numbered in the order of their items
     vectors   chunk -> float32[dimension], little-endian, unit length
     pending   chunks whose vector is still to be made
-    words     FTS5 (porter stems, unicode61), rowid = chunk, contentless: text stands once
+    words     FTS5 (porter stems, unicode61), rowid = chunk, contentless: text stands once;
+              a symbol is a word, and what is written as one (C++, 1.2.3) is looked up as a phrase
     graph_nodes, graph_edges (related, supersedes, co_accessed, cluster_sibling), access_log,
     consolidation_queue, history (what each end of an item added elsewhere), projects, meta,
     changes (which items ended, came back, moved or went, for those who keep rows in memory)
@@ -141,6 +142,7 @@ LEXICON_TEXTS, LEXICON_WORDS, SAID_TEXTS = 5_000, 20_000, 1_000
 # 10,000 take 6 ms; 25,000, as usual among 100,000 chunks, take 50. 6,000 cost functions 0.3.
 SCORED_ROWS, COUNTED_ROWS = 10_000, 1_000
 FOUND_ROWS = 2_000  # of a word that is looked for in all chunks; how often it is follows from them
+COMPOUND_MAX = 16  # parts that are looked up as one; 5,000 take 15 s
 QUERY_TERMS = 64  # distinct words of a query that are looked up, the rarest in English
 # Ranking. Figures are the mean MRR of our five sets (tests/RANKING.md has them one by one); it
 # was 67.9 with BM25 / its maximum times the best constant, 69.3 with information squared and the
@@ -288,10 +290,32 @@ class _Pattern:
 
 # Scripts written without spaces, which the word index would take for one endless word.
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
-_UNSPACED = _Pattern(f"[{_CJK}]")
 # Marks that belong to the letter before them; the index ignores or splits at them itself.
 _MARKS = "\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u0900-\u0dff\u0e31-\u0e4e"
-_TERM = _Pattern(rf"[{_CJK}]+|[^\W_{_CJK}](?:[^\W_{_CJK}]|[{_MARKS}])*")
+# Symbols that are words: of money, law, mathematics and pictures; not boxes, bullets and the tones
+# of skin. Listed here, since every Python knows others, and the index must be the same for all.
+_SYMBOLS = (
+    "\u00a2-\u00a9\u00ac\u00ae-\u00b1\u00b6\u00d7\u00f7\u2020\u2021\u2030\u20a0-\u20cf\u2103\u2109"
+    "\u2116\u2122\u2190-\u23ff\u25a0-\u27bf\u2900-\u2bff\U0001f000-\U0001f3fa\U0001f400-\U0001faff"
+)
+_SYMBOL = _Pattern(f"[{_SYMBOLS}]")
+# And those of ASCII that make a word another one: C++, C#, #12, @name, $HOME, .NET.
+_NEAR = "0-9A-Z_a-z\u0080-\U0010ffff"
+_MARK = _Pattern(
+    rf"[+#@$.](?:(?<=[{_NEAR}+]\+)|(?<=[#@$])(?=[{_NEAR}])|(?<=[{_NEAR}][#$])"
+    rf"|(?<=\.)(?<![{_NEAR}.)\]\"'*`].)(?=[A-Za-z]))"
+)
+# Letters of nobody's, which the index takes: they stand for signs.
+_SIGNS = "\U000f0000-\U000fffff"
+_ALONE = _Pattern(f"[{_CJK}{_SIGNS}]")
+_LETTER = rf"[^\W_{_CJK}]"
+_WORD = rf"{_LETTER}(?:{_LETTER}|[{_MARKS}])*+"
+_TERM = _Pattern(rf"[{_CJK}]+|[{_SIGNS}]|{_WORD}")
+# What is written as one: 1.2.3, a/b, main.py, C++, § 5; but not e.g. or U.S.
+_COMPOUND = _Pattern(
+    rf"(?<!{_LETTER})(?!(?:[A-Za-z]\.){{1,9}}[A-Za-z]\b)(?:[{_SIGNS}]|{_WORD})"
+    rf"(?:(?:[./\\:&=~]+|(?<=[{_SIGNS}])\ (?=\d))?(?:[{_SIGNS}]|{_WORD})){{1,{COMPOUND_MAX - 1}}}"
+)
 _COMPATIBLE = ("<wide>", "<narrow>", "<noBreak>", "<compat>")  # not <super>: 10² is not 102
 _SPELLINGS = str.maketrans(  # the last are shown as nothing
     "‘’‚‛“”„«»‐‑–—―−", "'" * 4 + '"' * 5 + "-" * 6, "\u200b\u2060\ufeff\u00ad\ufe0f"
@@ -569,23 +593,43 @@ def local_time(iso: str, length: int = 10) -> str:
 
 
 def spaced(text: str) -> str:
-    """The text as the word index sees it: every ideograph, kana and hangul a word."""
-    return _UNSPACED.sub(r" \g<0> ", text) if not text.isascii() else text
+    """The text as the word index sees it: every ideograph, kana, hangul and sign a word."""
+    text = _signed(text)
+    return text if text.isascii() else _ALONE.sub(r" \g<0> ", text)
+
+
+def _signed(text: str) -> str:
+    """The text with a letter in place of each sign; all else stands where it stood."""
+    text = _MARK.sub(_letter_for, text)
+    return text if text.isascii() else _SYMBOL.sub(_letter_for, text)
+
+
+def signs_of(text: str) -> frozenset[str]:
+    """The signs that a text has, whatever stands between them."""
+    return frozenset(re.findall(f"[{_SIGNS}]", _signed(text)))
+
+
+def _letter_for(sign: re.Match[str]) -> str:
+    return chr(0xF0000 | ord(sign[0]) & 0xFFFF)
 
 
 def query_phrases(query: str) -> Iterator[tuple[str, int, int]]:
     """The query's words as the word index has them, and where each stands: phrases for FTS5,
     unquoted, and their [start, end).
 
-    Neighbouring characters of an unspaced script are looked up in pairs.
+    Neighbouring characters of an unspaced script are looked up in pairs, and what is written as
+    one word also as a whole.
     """
+    query = _signed(query)
     for found in _TERM.finditer(query):
         run, start = found[0], found.start()
-        if len(run) > 1 and _UNSPACED.match(run):
+        if len(run) > 1 and _ALONE.match(run):
             for place, pair in enumerate(pairwise(run), start):
                 yield " ".join(pair), place, place + 2
-        else:
+        elif not "\U000f0000" <= run < "\U000f0080":  # alone it says nothing
             yield run.lower(), start, found.end()
+    for found in _COMPOUND.finditer(query):
+        yield " ".join(_TERM.findall(found[0])).lower(), found.start(), found.end()
 
 
 def normalized(text: str) -> str:
@@ -2116,6 +2160,11 @@ def m005_files(connection: apsw.Connection) -> None:
     """)
 
 
+def m006_signs(connection: apsw.Connection) -> None:
+    """Signs as words in the word index."""
+    fill_words(connection)
+
+
 # Each takes the schema one step further; `user_version` counts how many have run.
 MIGRATIONS: list[Callable[[apsw.Connection], None]] = [
     m001_initial,
@@ -2123,6 +2172,7 @@ MIGRATIONS: list[Callable[[apsw.Connection], None]] = [
     m003_changes,
     m004_staged,
     m005_files,
+    m006_signs,
 ]
 
 
@@ -3243,6 +3293,7 @@ def newest_first(hits: list[Version], query: str, lexicon: Lexicon, enough: int)
     Only the first `enough` places are looked into; the rest follow as they stood.
     """
     asked = frozenset(lexicon.stems(query))
+    signs = signs_of(query)
 
     @functools.cache
     def said(place: int) -> Said:
@@ -3257,6 +3308,7 @@ def newest_first(hits: list[Version], query: str, lexicon: Lexicon, enough: int)
             and earlier is not None
             and later > earlier
             and hits[new].score >= VERSION_SCORE * hits[old].score > 0
+            and not (signs and signs & signs_of(hits[old].text) - signs_of(hits[new].text))
             and _says_little_else(said(new), said(old), asked, lexicon)
             and _competes(said(new), said(old), asked, lexicon)
         )

@@ -629,6 +629,25 @@ def test_a_file_of_the_first_version_opens_with_all_it_holds(tmp_path: Path) -> 
     assert len(before) == copy.stat().st_size
 
 
+def test_signs_in_a_file_of_the_first_version_are_words_from_then_on(tmp_path: Path) -> None:
+    path, packed = tmp_path / "memory.db", Path(__file__).with_name("first_schema.db.gz")
+    path.write_bytes(gzip.decompress(packed.read_bytes()))
+    text = "On Friday 🍕 and C++ with 東京."
+    with contextlib.closing(apsw.Connection(str(path))) as old:  # as the first version wrote it
+        old.execute(
+            "INSERT INTO items VALUES(90, 'x', ?, 'text', NULL, 1, 1, NULL, NULL, NULL)", (text,)
+        )
+        old.execute("INSERT INTO chunks VALUES(90, 90, 0, 0, ?, '')", (len(text),))
+        words = text.replace("東京", " 東  京 ")
+        old.execute("INSERT INTO words(rowid, text, context) VALUES(90, ?, '')", (words,))
+        old.execute("INSERT INTO pending VALUES(90)")
+    with open_memory(path, "lighthouse") as memory:
+        for query in ("🍕", "C++", "Friday", "東京"):
+            (found, *_) = memory.recall(query, ranking="bm25")["results"]
+            assert found["content"] == text
+        consistent(memory)
+
+
 # Any sequence of changes
 
 FACTS = ["Tea is served at four.", "Tea is served at five.", "Die Köchin heißt Ömer.", "茶は四時"]

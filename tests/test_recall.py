@@ -1,5 +1,6 @@
 """Recall: how words and meaning are weighed against each other, query by query."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -115,3 +116,94 @@ def test_other_projects_can_be_left_out(tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setenv("SEDIMENT_CROSS_PROJECT", "0")
         for query in ("gateway port", "18789", id, f"{id} page 1"):
             assert memory.recall(query, anyway=True)["results"] == []
+
+
+# Signs: what finds a memory, the memory, and one that has the same words without the sign.
+SIGNS = [
+    ("🍕", "Friday is 🍕 night", "Friday is soup night"),
+    ("🎻", "at six 🎻🎺 with Jo", "at six, tea with Jo"),
+    ("🍺🍟", "after work 🍺🍟 with Jo", "after work 🍺 with Kim"),
+    ("❤️", "Ana ❤ opera", "Ana likes opera"),
+    ("👍🏽", "the plan got a 👍🏿", "the plan got a no"),
+    ("👩‍💻", "Mia is a 👩‍💻 now", "Mia is a 👩‍🚀 no more"),
+    ("🇩🇪", "the 🇩🇪 office opens at nine", "the 🇩🇰 office opens at ten"),
+    ("✅", "invoice 12 ✅", "invoice 13 ❌"),
+    ("☎", "the ☎ of the clinic", "the address of the clinic"),
+    ("⚠️ battery", "⚠ battery swells", "battery charges well"),
+    ("★★★", "the inn at Bled ★★★", "the inn at Zell ★"),
+    ("→ staging", "main → staging, by hand", "main and staging are apart"),
+    ("∑", "write ∑ in the margin", "write x in the margin"),
+    ("≥ 80", "coverage ≥ 80 wanted", "coverage 80 is a dream"),
+    ("€ 5", "entry is € 5 a head", "entry is 5 minutes away, the € is accepted"),
+    ("£20", "Tom owes £20", "Tom owes 20 pages"),
+    ("§ 5", "see § 5 of the lease", "see page 5 of the lease, and § 7"),
+    ("§§", "the lawyer spoke of §§", "the lawyer spoke of rules"),
+    ("©", "put © on the poster", "put a date on the poster"),
+    ("20°C", "store the yeast at 20°C", "store 20 bags of yeast, type C"),
+    ("№ 7", "bus № 7 goes to the lake", "7 buses go to the lake"),
+    ("C++ parser", "the parser is in C++", "the parser is in C"),
+    ("c++17", "we compile as C++17", "we compile C, 17 files"),
+    ("g++", "build with g++ here", "build plan g, here"),
+    ("C#", "the game client is C#", "the game client is C"),
+    ("F#", "reports are in F#", "reports are in room F"),
+    (".NET", "services run on .NET", "the net of services"),
+    (".env", "keys live in .env there", "keys live in env there"),
+    ("~/.ssh/config", "hosts go to ~/.ssh/config", "hosts go by ssh, config is central"),
+    ("A+", "the house is rated A+", "the house is rated A"),
+    ("Disney+", "cancel Disney+ in May", "Disney opens in May"),
+    ("a/b", "the a/b run ended", "team b beat team a in the run"),
+    ("TCP/IP", "TCP/IP course in June", "IP lawyers, TCP experts in June"),
+    ("R&D", "Ola heads R&D", "Ola heads D, and Kai R"),
+    ("#1234", "fixed by #1234", "fixed on 1234 machines"),
+    ("PR #88", "PR #88 awaits Lena", "PR agency: 88 posts for Lena"),
+    ("#ops", "ask in #ops first", "ask ops people first"),
+    ("@name", "ping @name about rent", "ping by name about rent"),
+    ("ann@x.org", "mail ann@x.org on leave", "x.org hosts mail, Ann is on leave"),
+    ("$HOME", "logs fill $HOME", "logs fill the home"),
+    ("$5", "parking is $5", "parking, level 5"),
+    ("1.2.3", "pin lib at 1.2.3", "pin lib 3.1, then 2"),
+    ("v2.10", "v2.10 broke login", "v2 broke 10 logins"),
+    ("3.12.1", "python 3.12.1 here", "python 12.3.1 here"),
+    ("10.0.0.7", "the printer is 10.0.0.7", "the printer is 7.10.0.0"),
+    ("main.py", "start in main.py", "main is the py of start"),
+    ("app.config.json", "edit app.config.json", "json config of the app, edit"),
+    ("src/io.rs", "bug in src/io.rs", "rs bug: src has no io"),
+    ("std::move", "drop std::move there", "move the std drop there"),
+    ("retries=5", "set retries=5 now", "5 retries are set now"),
+    ("C:\\Temp", "scans land in C:\\Temp", "temp scans of C land late"),
+]
+
+
+@pytest.fixture(scope="module")
+def signs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Memory]:
+    with Memory(tmp_path_factory.mktemp("signs") / "memory.db", project="demo") as memory:
+        texts = dict.fromkeys(text for _, *texts in SIGNS for text in texts)
+        memory.import_rows({"content": text, "created_at": 1} for text in texts)
+        yield memory
+
+
+def test_what_lacks_the_sign_asked_for_is_no_later_version(memory: Memory) -> None:
+    for day, text in enumerate(("Friday is 🍕 night.", "Friday is soup night.", "Sums are ∑.")):
+        memory.import_rows([{"content": text, "created_at": day * sediment.DAY}])
+    assert best(memory, "🍕") == "Friday is 🍕 night."
+    assert best(memory, "🍕 night on Friday") == "Friday is 🍕 night."
+    assert best(memory, "night on Friday") == "Friday is soup night."
+
+
+@pytest.mark.parametrize(("query", "right", "_"), SIGNS)
+def test_a_sign_is_a_word(signs: Memory, query: str, right: str, _: str) -> None:
+    for ranking in ("default", "bm25"):
+        answer = signs.recall(query, limit=1, ranking=ranking, record=False)
+        assert [row["content"] for row in answer["results"]] == [right], ranking
+
+
+@pytest.mark.parametrize("query", ["a", "b", "TCP", "ssh", "net", "HOME", "py", "88", "moves"])
+def test_words_beside_a_sign_are_words_as_before(signs: Memory, query: str) -> None:
+    stem = query.lower().removesuffix("s") if query == "moves" else query.lower()
+    answer = signs.recall(query, limit=20, ranking="bm25", anyway=True, record=False)
+    having = [text for _, *texts in SIGNS for text in texts if _has(text, stem)]
+    assert {row["content"] for row in answer["results"]} >= set(having) != set()
+
+
+def _has(text: str, word: str) -> bool:
+    return word in re.findall(r"[a-z0-9]+", text.lower())
