@@ -144,6 +144,8 @@ SCORED_ROWS, COUNTED_ROWS = 10_000, 1_000
 FOUND_ROWS = 2_000  # of a word that is looked for in all chunks; how often it is follows from them
 COMPOUND_MAX = 16  # parts that are looked up as one; 5,000 take 15 s
 QUERY_TERMS = 64  # distinct words of a query that are looked up, the rarest in English
+PREFIX_MIN = 4  # characters of the beginning of an id that is to change, as git has it
+
 # Ranking. Figures are the mean MRR of our five sets (tests/RANKING.md has them one by one); it
 # was 67.9 with BM25 / its maximum times the best constant, 69.3 with information squared and the
 # gap, 70.6 with k1 and b as here, 71.8 with the query's vector pooled by information.
@@ -6320,7 +6322,7 @@ class Memory:
         self, content: str, scope: str | None, replace: str | None, created_at: object
     ) -> dict[str, Any]:
         created = int(time.time()) if created_at is None else parse_moment(created_at)
-        old = self._own_item(replace) if replace is not None else None
+        old = self._own_item(replace, "replace") if replace is not None else None
         wanted = check_scope(scope) if scope is not None else None
         project, remark = self._destination(wanted, old)
         with self.database.explained():
@@ -6688,11 +6690,14 @@ class Memory:
         return {name: rows for name, rows in around.items() if rows}
 
     def _versions_behind(self, ids: list[str]) -> dict[str, list[str]]:
-        """The ids of the items that each of these took the place of, newest first."""
+        """The ids of all items behind each of these, whose place it took in the end; newest
+        first."""
+        behind = "JOIN items i ON i.successor = {} AND i.ended_by <> 'undo'"
         sql = (
-            "SELECT successor, json_group_array(id ORDER BY seq DESC) FROM items"
-            " WHERE successor IN (SELECT value FROM json_each(?)) AND ended_by <> 'undo'"
-            " GROUP BY successor"
+            "WITH RECURSIVE older(top, id, at, seq) AS (SELECT value, i.id, i.created_at, i.seq"
+            f" FROM json_each(?) {behind.format('value')} UNION"
+            f" SELECT top, i.id, i.created_at, i.seq FROM older o {behind.format('o.id')})"
+            " SELECT top, json_group_array(id ORDER BY at DESC, seq DESC) FROM older GROUP BY top"
         )
         return {id: json.loads(older) for id, older in self.database.rows(sql, json.dumps(ids))}
 
@@ -6753,10 +6758,10 @@ class Memory:
 
     def _page(self, query: str) -> dict[str, Any] | None:
         """One page of the item that the query names, if it names one."""
-        row, number = self._find(query), 1
+        row, number = self._named(query), 1
         if row is None and (asked := re.fullmatch(r"(.+) page (\d{1,6})", query)):
-            row, number = self._find(asked[1]), int(asked[2])
-        if row is None or (self._is_foreign(row) and not crosses_projects()):
+            row, number = self._named(asked[1]), int(asked[2])
+        if row is None or not self._may_read(row):
             return None
         whole = row["path"] is None or self._is_foreign(row)  # whose file is not looked at
         content = row["content"] if whole else self._section(row)[0]
@@ -6906,6 +6911,8 @@ class Memory:
         facts = shared_facts(row)
         if row["path"] is None:
             return facts
+        if self._is_foreign(row):  # whose file is not looked at
+            return facts | {"source": self._source(row)}
         content, first, last = self._section(row, lines)
         return facts | {"source": f"{self._shown(row['path'])}:{first}-{last}", "content": content}
 
@@ -7280,7 +7287,8 @@ class Memory:
 
     def _hidden(self, id: str) -> str:
         """The item that `undo` is to bring back: this one, or the last that it has hidden."""
-        row = self._visible(id)
+        row = self._given(id)
+        self._check_own(row, "change")
         hidden = row["id"] if row["ended_at"] is not None else self._last_hidden_by(row["id"])
         if hidden is None:
             raise NotFound(f"{row['id']} has neither replaced nor been merged with anything")
@@ -7295,11 +7303,10 @@ class Memory:
         )
 
     def _visible(self, id: str) -> dict[str, Any]:
-        """An item of this project or a global one, live or hidden, by its id or its beginning."""
-        row = self._find(check_id(id)) or self._find_prefix(id)
-        if row is None:
-            raise NotFound(f"no memory with the id {_show(id)}: see `list`")
-        self._check_own(row, "read")
+        """An item that recall may show here, live or hidden, by its id or its beginning."""
+        row = self._given(id)
+        if not self._may_read(row):
+            self._check_own(row, "read")
         return row
 
     def history(self, id: str) -> dict[str, Any]:
@@ -7432,11 +7439,13 @@ class Memory:
         """One item's whole text and facts, by its id or a beginning of it that no other has."""
         row = self._visible(id)
         facts = _listed(row) | {"content_type": row["content_type"]}
+        if self._is_foreign(row):
+            facts["cross_project"] = True
         return facts | ({"source": self._source(row)} if row["path"] is not None else {})
 
     def forget(self, *ids: str) -> dict[str, Any]:
         """Erase items, with the versions they replaced; all of those named, or none."""
-        doomed = list(dict.fromkeys(self._own_item(id)["id"] for id in ids))
+        doomed = list(dict.fromkeys(self._own_item(id, "forget")["id"] for id in ids))
         with self.database.transaction() as connection:
             erased = sum(erase_item(connection, id) for id in doomed)
         self._checkpoint()
@@ -7848,22 +7857,43 @@ class Memory:
         rows = self.database.rows(f"SELECT {_ITEM} FROM items i WHERE i.id = ?", id)
         return _item(rows[0]) if rows else None
 
-    def _find_prefix(self, prefix: str) -> dict[str, Any] | None:
-        """The one visible item whose id begins so; InvalidInput when there are several."""
-        sql = f"SELECT {_ITEM} FROM items i WHERE substr(i.id, 1, ?) = ? AND {_OWN} LIMIT 2"
-        rows = self.database.rows(sql, len(prefix), prefix, self.projects.current())
-        if len(rows) > 1:
-            raise InvalidInput(f"several ids begin with {_show(prefix)}: give more of it")
-        return _item(rows[0]) if rows else None
+    def _beginning(self, prefix: str) -> list[dict[str, Any]]:
+        """Items whose ids begin so, two at most; those of other projects only where no other does
+        and recall shows them."""
+        for where in (_OWN, _FOREIGN) if crosses_projects() else (_OWN,):
+            sql = f"SELECT {_ITEM} FROM items i WHERE substr(i.id, 1, ?) = ? AND {where} LIMIT 2"
+            if rows := self.database.rows(sql, len(prefix), prefix, self.projects.current()):
+                return list(map(_item, rows))
+        return []
 
-    def _own_item(self, id: object) -> dict[str, Any]:
-        """A live item that this project may change."""
-        row = self._find(check_id(id))
-        if row is None or (row["ended_at"] is not None and self._find(row["successor"])):
-            successor = f"; {row['successor']} replaced it" if row else ""
-            hint = successor or "; `list` and `recall` show whole ids"
-            raise NotFound(f"no memory with the id {_show(id)} (not found){hint}")
+    def _named(self, query: str) -> dict[str, Any] | None:
+        """The item that a query is the id of, or so much of an id that it is no word."""
+        row = self._find(query)
+        if row is None and re.fullmatch(r"[0-9a-f]{8}[0-9a-f-]{0,28}", query):
+            found = self._beginning(query)
+            return found[0] if len(found) == 1 else None
+        return row
+
+    def _given(self, id: object) -> dict[str, Any]:
+        """The item with an id, or the one whose id begins so."""
+        given = check_id(id)
+        found = [row] if (row := self._find(given)) else self._beginning(given)
+        if len(found) > 1:
+            raise InvalidInput(f"several ids begin with {_show(given)}: give more of it")
+        if not found:
+            raise NotFound(f"no memory with the id {_show(given)} (not found): see `list`")
+        return found[0]
+
+    def _own_item(self, id: object, deed: str) -> dict[str, Any]:
+        """A live item that this project may change: `forget` it, or `replace` it."""
+        row = self._given(id)
+        if row["id"] != id and len(str(id)) < PREFIX_MIN:
+            raise InvalidInput(f"{deed} by {PREFIX_MIN} characters of the id or more: {row['id']}")
         self._check_own(row, "change")
+        if row["ended_at"] is not None and (front := self._front(row)):
+            deeds = {"forget": f"`forget {front}` deletes both", "replace": f"`--replace {front}`"}
+            what = f"{row['id']} is hidden behind {front}"
+            raise NotFound(f"{what}: {deeds[deed]}, `undo {row['id']}` brings it back")
         if row["path"] is not None:
             raise InvalidInput(f"{row['id']} stands in {self._source(row)}: edit that file")
         return row
@@ -7871,6 +7901,19 @@ class Memory:
     def _check_own(self, row: dict[str, Any], what: str) -> None:
         if self._is_foreign(row):
             raise NotFound(f"{row['id']} belongs to another project: {what} it there (--project)")
+
+    def _front(self, row: dict[str, Any]) -> str | None:
+        """The live item that a hidden one is behind."""
+        sql = (
+            "WITH RECURSIVE after(id) AS (SELECT ?1 UNION"
+            " SELECT i.successor FROM items i JOIN after a ON i.id = a.id)"
+            " SELECT id FROM items JOIN after USING (id) WHERE ended_at IS NULL"
+        )
+        return self.database.value(sql, row["successor"])
+
+    def _may_read(self, row: dict[str, Any]) -> bool:
+        """Whether recall shows it here."""
+        return crosses_projects() or not self._is_foreign(row)
 
     def _is_foreign(self, row: dict[str, Any]) -> bool:
         return row["project_id"] not in (None, self.projects.current())
@@ -9475,7 +9518,7 @@ def list_command(shared: Context, limit: int, scope: str) -> None:
 @_common
 @_shared
 def get(shared: Context, id: str) -> None:
-    """Print one item whole. The beginning of its id is enough.
+    """Print one item whole. The beginning of its id is enough, here and wherever an ID is taken.
 
     \b
     Example:
@@ -9484,6 +9527,8 @@ def get(shared: Context, id: str) -> None:
     with shared.memory() as memory:
         item = memory.get(id)
         shared.show(item, lambda item: [printable(item["content"])])
+        if "cross_project" in item and not shared.json:
+            click.echo(printable(f"(of another project: {item['project']})"), err=True)
         if "successor" in item and not shared.json:
             click.echo(printable(f"(replaced by {item['successor']})"), err=True)
 

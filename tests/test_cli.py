@@ -140,8 +140,11 @@ def test_scopes(here: Program, tmp_path: Path) -> None:
     assert here.contents("-s", "ALL") == {"of here", "of all"}
     listed = {item["content"]: item["scope"] for item in here.json("list", "-s", "all")["items"]}
     assert listed == {"of here": "project", "of all": "global"}
-    for words in (["get", foreign], ["forget", foreign], ["store", "x", "--replace", foreign]):
+    for words in (["forget", foreign], ["store", "x", "--replace", foreign[:8]]):
         assert "another project" in here.error(*words)
+    done = here.run("get", foreign[:8])
+    assert (done.returncode, done.stdout) == (0, "of there\n")
+    assert done.stderr == f"(of another project: {other.project()})\n"
     assert other.contents() == {"of there"}
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from storage import consistent, open_memory, rows_of
 
-from sediment import InvalidInput, Memory, NotFound
+from sediment import InvalidInput, Memory, NotFound, render_recalled
 
 TEA = "Tea is served at four."
 LATER = "Tea is served at five."
@@ -92,6 +92,19 @@ def test_replacing_carries_links_and_counts_a_validation(memory: Memory) -> None
     assert memory.recall("when is tea?")["results"][0]["supersedes"] == [tea]
 
 
+def test_all_versions_behind_a_result_are_named(memory: Memory) -> None:
+    ids = [memory.store(TEA)["id"]]
+    for hour in ("five", "six", "seven", "eight"):
+        text = f"Tea is served at {hour} in the hall."
+        ids.append(memory.store(text, replace=ids[-1])["id"])
+    (row,) = memory.recall("when is tea?")["results"]
+    assert row["supersedes"] == ids[3::-1]
+    assert any("4 older: `history" in line for line in render_recalled({"results": [row]}))
+    assert len(memory.history(ids[-1])["versions"]) == 5
+    memory.undo(ids[-1])  # what was taken back is no older version
+    assert memory.recall("when is tea?")["results"][0]["supersedes"] == ids[2::-1]
+
+
 def test_undo_restores_everything(memory: Memory) -> None:
     tea, coffee = memory.store(TEA)["id"], memory.store(COFFEE)["id"]
     link_up(memory, tea, coffee)
@@ -167,11 +180,17 @@ def test_there_is_nothing_to_undo(memory: Memory) -> None:
         memory.undo("unknown")
 
 
-def test_the_past_of_other_projects_is_theirs(memory: Memory, path: Path) -> None:
+def test_the_past_of_other_projects_is_theirs(
+    memory: Memory, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with open_memory(path, project="other") as other:
         tea = other.store(TEA)["id"]
         other.store(LATER, replace=tea)
-    for call in (memory.history, memory.undo, memory.graph):
+    assert len(memory.history(tea)["versions"]) == len(memory.graph(tea)["nodes"]) == 2
+    with pytest.raises(NotFound, match="another project"):
+        memory.undo(tea)
+    monkeypatch.setenv("SEDIMENT_CROSS_PROJECT", "0")
+    for call in (memory.history, memory.graph):
         with pytest.raises(NotFound, match="another project"):
             call(tea)
 

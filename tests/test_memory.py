@@ -311,17 +311,54 @@ def test_global_items_belong_to_everybody(memory: Memory, other: Memory) -> None
     assert memory.forget(new["id"])["ids"] == [new["id"]]
 
 
-@pytest.mark.parametrize("call", ["get", "forget", "replace"])
-def test_another_projects_item_is_out_of_reach(memory: Memory, other: Memory, call: str) -> None:
+@pytest.mark.parametrize("call", ["get", "forget", "replace", "undo"])
+@pytest.mark.parametrize("length", [8, 36])
+def test_another_projects_item_is_shown_at_most(
+    memory: Memory, other: Memory, call: str, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     id = other.store("Theirs.")["id"]
     before = rows_of(memory, "items")
-    calls = {"get": memory.get, "forget": memory.forget}
+    calls = {"get": memory.get, "forget": memory.forget, "undo": memory.undo}
     calls["replace"] = lambda id: memory.store("Ours.", replace=id)
-    with pytest.raises(NotFound, match="belongs to another project"):
-        calls[call](id)
+    if call == "get":
+        shown = memory.get(id[:length])
+        assert (shown["content"], shown["project"]) == ("Theirs.", other.projects.current())
+        assert shown["cross_project"] is True
+        assert memory.expand(id[:length])["content"] == "Theirs."
+        monkeypatch.setenv("SEDIMENT_CROSS_PROJECT", "0")
+    reason = "another project" if length == 36 or call != "get" else "no memory with the id"
+    with pytest.raises(NotFound, match=reason):
+        calls[call](id[:length])
     assert rows_of(memory, "items") == before
-    with pytest.raises(NotFound, match="no memory with the id"):
-        memory.get(id[:8])
+
+
+def test_the_beginning_of_an_id_is_enough_everywhere(memory: Memory) -> None:
+    ids = ["beef1234-a", "beef1234-b", "cafe5678-a"]
+    memory.import_rows({"id": id, "content": f"Text of {id}."} for id in ids)
+    for name in (memory.get, memory.expand, memory.history, memory.graph):
+        assert name("cafe")["id"] == "cafe5678-a"
+    assert memory.recall("cafe5678")["results"][0]["id"] == "cafe5678-a"
+    for deed in (memory.forget, lambda id: memory.store("Another.", replace=id)):
+        with pytest.raises(InvalidInput, match="several ids begin with 'beef'"):
+            deed("beef")
+        with pytest.raises(InvalidInput, match="4 characters of the id or more: cafe5678-a"):
+            deed("caf")
+    new = memory.store("Text of another.", replace="cafe5")
+    assert new["replaced_id"] == "cafe5678-a"
+    assert memory.undo("cafe5")["restored"] == "cafe5678-a"
+    assert memory.forget("cafe5", "beef1234-a")["ids"] == ["cafe5678-a", "beef1234-a"]
+
+
+def test_what_stands_in_front_of_a_hidden_memory_is_told(memory: Memory) -> None:
+    one = memory.store("Tea at four.")["id"]
+    two = memory.store("Tea at five.", replace=one)["id"]
+    three = memory.store("Tea at six.", replace=two)["id"]
+    with pytest.raises(NotFound) as caught:
+        memory.forget(one)
+    assert f"`forget {three}`" in str(caught.value)
+    assert f"`undo {one}`" in str(caught.value)
+    with pytest.raises(NotFound, match=f"`--replace {three}`"):
+        memory.store("Tea at seven.", replace=one)
 
 
 def test_without_a_project_items_are_global(
@@ -416,7 +453,7 @@ def test_what_is_gone_cannot_be_replaced(memory: Memory) -> None:
     old = memory.store("Port 8080.")["id"]
     new = memory.store("Port 9090.", replace=old)["id"]
     before = rows_of(memory, "items")
-    for id, message in ((old, f"{new} replaced it"), ("unknown", "not found")):
+    for id, message in ((old, new), ("unknown", "not found")):
         with pytest.raises(NotFound, match=message):
             memory.store("Port 7070.", replace=id)
     assert rows_of(memory, "items") == before
@@ -469,7 +506,7 @@ def test_forget_erases_the_older_versions_too(memory: Memory) -> None:
     for number in (2, 3):
         versions.append(memory.store(f"Port {number}.", replace=versions[-1])["id"])
     memory.recall("port")
-    with pytest.raises(NotFound, match="replaced it"):
+    with pytest.raises(NotFound, match="is hidden"):
         memory.forget(versions[0])
     assert "2 older version(s)" in memory.forget(versions[-1])["message"]
     assert values(memory, "SELECT id FROM items") == [kept]
