@@ -1104,7 +1104,7 @@ def split_file(text: str, kind: str, fits: Callable[[str], bool]) -> list[Part]:
 
 def visible(text: str) -> str:
     """Markdown without front matter and comments; every line stays where it is."""
-    front = _YAML_FRONT.match(text)
+    front = _FRONT_MATTER.match(text)
     start = place = front.end() if front else 0
     shown = ["\n" * text.count("\n", 0, start)]
     last = text.rfind("-->")  # a comment that is not closed is none
@@ -1117,13 +1117,15 @@ def visible(text: str) -> str:
     return "".join([*shown, text[start:]])
 
 
-_YAML_FRONT = _Pattern(
-    r"---[ \t]*\n(?:[ \t]*#.*\n)*[\w\"'.-]+[ \t]*:(?:[ \t].*)?\n(?:.*\n)*?"
-    r"(?:---|\.\.\.)[ \t]*(?:\n|\Z)"
+# Without a key it is what stands between two rules.
+_FRONT_MATTER = _Pattern(
+    r"\s*---[ \t\r]*\n(?:[ \t]*#.*\n)*[\w\"'.-]+[ \t]*:(?:[ \t\r].*)?\n(?:.*\n)*?"
+    r"(?:---|\.\.\.)[ \t\r]*(?:\n|\Z)"
 )
 # Code, in which comments are shown, or where a comment begins.
 _CODE_OR_COMMENT = _Pattern(
-    r"^ {0,3}(?P<fence>`{3,}|~{3,}).*\n(?:.*\n)*?(?: {0,3}(?P=fence)[`~]*[ \t]*$|.*\Z)"
+    r"^[ \t]*(?P<fence>`{3,}(?=[^`\n]*$)|~{3,}).*\n(?:.*\n)*?"
+    r"(?:[ \t]*(?P=fence)[`~]*[ \t]*$|.*\Z)"
     r"|(?P<ticks>`+)(?!`).{0,500}?(?<!`)(?P=ticks)(?!`)|<!--",
     re.MULTILINE,
 )
@@ -1135,7 +1137,6 @@ _BLANK_LINES = _Pattern(r"\n(?:[ \t]*\n){2,}")
 _YAML_PAIR = _Pattern(r"\s*(?:- +)?[\w-]+:(?:\s|$)")
 # What may stand in the first column of YAML: a key, an item, a comment, a marker, a bracket.
 _YAML_TOP = _Pattern(r"""([\w"'$./<*-][^:(]*):(?:\s|$)|-(?:\s|$)|[#%?{}\[\]]|\.\.\.|\s|$""")
-_FRONT_MATTER = _Pattern(r"\s*---[ \t\r]*\n(?:.*\n)*?---[ \t\r]*\n")
 _HEADING_LINE = _Pattern(r"^##? ", re.MULTILINE)
 _SUBHEADING = _Pattern(r"#{2,6} ")
 _CODE_LINE = _Pattern(
@@ -1218,7 +1219,7 @@ def _lines(text: str, start: int = 0) -> Iterator[tuple[int, str]]:
 # Markdown: sections are what stands under a heading.
 
 _FENCE = _Pattern(r"\s*(`{3,}(?=[^`]*$)|~{3,})")
-_HEADING = _Pattern(r" {0,3}(#{1,6})[ \t]+(?=\S)")
+_HEADING = _Pattern(r" {0,3}(#{1,6})(?:[ \t]+(?=\S)|\s*$)")
 _UNDERLINE = _Pattern(r" {0,3}(={2,}|-{2,})\s*$")
 # A line that an underline below makes a heading: no list item, quotation, table or rule.
 _TITLE = _Pattern(r" {0,3}(?!\d+[.)]\s|[-*+>|=])\S")
@@ -1263,7 +1264,7 @@ def _headings(text: str, begin: int = 0) -> Iterator[_Heading]:
         if found:
             yield found
         above = (start, line) if blank and not found and _TITLE.match(line) else None
-        blank = bool(found) or not line.strip()
+        blank = bool(found or _UNDERLINE.match(line)) or not line.strip()
 
 
 def _unfenced_lines(text: str, begin: int = 0) -> Iterator[tuple[int, str]]:
@@ -1285,7 +1286,7 @@ def _heading_title(line: str) -> str:
 
 
 def _heading_path(path: list[_Heading]) -> str:
-    return _clip_path(" > ".join(_clip(heading.title) for heading in path))
+    return _clip_path(" > ".join(_clip(heading.title) for heading in path if heading.title))
 
 
 def _clip(label: str) -> str:
@@ -5409,17 +5410,17 @@ def _options(told: Any) -> Options:
 
 def section_at(text: str, first: int, last: int) -> tuple[int, int]:
     """The lines of the section that some lines of markdown stand in, its subsections included."""
-    lines = text.split("\n")
-    starts = [0, *accumulate(len(line) + 1 for line in lines)]
-    headings = [
-        (bisect_right(starts, heading.start), heading.level) for heading in _headings(visible(text))
-    ]
+    shown = visible(text)
+    lines = shown.split("\n")
+    starts = list(accumulate((len(line) + 1 for line in lines), initial=0))
+    headings = [(bisect_right(starts, one.start), one.level) for one in _headings(shown)]
     above = [heading for heading in headings if heading[0] <= last]
     if not above:
-        return 1, headings[0][0] - 1 if headings else len(lines)
-    line, level = above[-1]
+        begin = next((n for n, line in enumerate(lines, 1) if line.strip()), first)
+        return begin, headings[0][0] - 1 if headings else len(lines)
+    begin, level = above[-1]
     below = (other - 1 for other, depth in headings if other > last and depth <= level)
-    return min(line, first), next(below, len(lines))
+    return begin, next(below, len(lines))
 
 
 # Watching

@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 from storage import consistent, open_memory, shared_encoder, values
 
 import sediment
-from sediment import InvalidInput, Memory, NotFound, Options, split_file, visible, walk
+from sediment import InvalidInput, Memory, NotFound, Options, section_at, split_file, visible, walk
 
 PREFERENCES = """# Personal preferences
 
@@ -576,6 +578,124 @@ def test_expand_shows_the_section_or_lines_around(memory: Memory, folder: Path) 
     (folder / "docs" / "guide.md").write_text("# Another\n\nthing\n")
     with pytest.raises(NotFound, match="has changed there"):
         memory.expand(row["id"])
+
+
+FENCES = "# Run\n\n```sh\n# no heading\n```\n\n    ~~~\n    # none\n    ~~~\n\nneedle\n\n# Next\n"
+NESTED = (
+    "# List\n\n- one\n  - two\n\n    ```sh\n    <!-- shown\n    # none\n    ```\n\n  - needle\n\n"
+)
+SECTIONS = {
+    "front matter": (
+        "---\ntitle: x\nlong: yes\n---\n\n# A\n\nneedle\n\n# B\n\nb\n",
+        "# A",
+        "needle\n\n",
+    ),
+    "front matter ended by dots": ("---\na: 1\n...\n# A\nneedle\n# B\nb\n", "# A", "needle\n"),
+    "text before any heading": ("---\na: 1\n---\n\nneedle\n\n# A\n\na\n", "needle", "needle\n\n"),
+    "a rule at the top, and another": (
+        "---\n\n# A\n\na\n\n# B\n\nneedle\n\n---\n\n# C\n",
+        "# B",
+        "---\n\n",
+    ),
+    "fenced code": (FENCES, "# Run", "needle\n\n"),
+    "code in a nested list": (NESTED + "## Sub\n\ns -->\n\n# Next\n", "# List", "s -->\n\n"),
+    "three ticks in a line": (
+        "# A\n\n```x``` is code\n\n<!--\n# none\n-->\nneedle\n\n# B\n",
+        "# A",
+        "needle\n\n",
+    ),
+    "a long comment": (
+        "<!--\n" + "# none\n" * 90 + "-->\n# A\n\nneedle\n\n# B\n\nb\n",
+        "# A",
+        "needle\n\n",
+    ),
+    "comments between": (
+        "# A\n\n<!-- x -->a\n\n## B <!-- y -->\n\nneedle\n\n## C\n",
+        "## B <!-- y -->",
+        "needle\n\n",
+    ),
+    "underlined headings": (
+        "Top\n===\n\na\n\nSub\n---\n\nneedle\n\nNext\n---\n\nb\n",
+        "Sub",
+        "needle\n\n",
+    ),
+    "a title between two rules": (
+        "# A\n\na\n\n-----\nLICENSE\n-----\n\nneedle\n\n# B\n",
+        "LICENSE",
+        "needle\n\n",
+    ),
+    "a heading without text": (
+        "# A\n\na\n\n## B\n\nneedle\n\n#\n## C\n\nc\n",
+        "## B",
+        "needle\n\n",
+    ),
+    "a heading with nothing under it": (
+        "# Top\n\n## A\n\nneedle\n\n## B\n\nb\n",
+        "## A",
+        "needle\n\n",
+    ),
+    "block quotes": ("# A\n\n> # none\n> needle\n\n## B\n\nb\n\n# C\n", "# A", "b\n\n"),
+    "a level left out": ("# A\n\n### B\n\nneedle\n\n#### C\n\nc\n\n## D\n", "### B", "c\n\n"),
+    "hashes that head nothing": (
+        "# A\n\n#tag\n\n    # code\n\n####### 7\n\nneedle\n\n# B #\n",
+        "# A",
+        "needle\n\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("case", SECTIONS)
+def test_a_section_is_its_heading_and_all_up_to_the_next_of_its_level(
+    case: str, newline: str, memory: Memory, folder: Path
+) -> None:
+    text, begins, ends = SECTIONS[case]
+    (folder / "hard.md").write_bytes(text.replace("\n", newline).encode())
+    memory.index([folder / "hard.md"])
+    found = memory.recall("needle", text_weight=1, vector_weight=0)["results"]
+    (row,) = [row for row in found if "needle" in row["content"]]
+    shown = memory.expand(row["id"])
+    first, last = map(int, shown["source"].removeprefix("hard.md:").split("-"))
+    lines = text.splitlines(keepends=True)[first - 1 : last]
+    assert shown["content"] == "".join(lines).strip("\n")
+    assert lines[0] == begins + "\n"
+    assert "".join(lines).endswith(ends)
+
+
+MACHINE = (
+    Path(sediment.__file__).parent,
+    Path(sys.prefix),
+    Path("/usr/share/doc"),
+    Path("/usr/lib/node_modules"),
+)
+
+
+def level_of(lines: list[str], number: int) -> int:
+    """The level of the heading that begins in this line of a file; 0 if none does."""
+    line, below = [*lines, "", ""][number - 1 : number + 1]
+    if mark := re.match(r" {0,3}(#{1,6})(?:\s|$)", line):
+        return len(mark[1])
+    mark = re.match(r" {0,3}(=|-)\1+\s*$", below)
+    return 0 if not line.strip() or not mark else 1 if mark[1] == "=" else 2
+
+
+def test_sections_of_all_the_markdown_that_is_here() -> None:
+    files = {path for place in MACHINE for path in place.rglob("*.md") if path.is_file()}
+    for path in files:
+        text = sediment.read_file(path)[0]
+        lines, shown = text.removesuffix("\n").split("\n"), visible(text)
+        heads = {shown.count("\n", 0, one.start) + 1 for one in sediment._headings(shown)}
+        parts = split_file(text, "markdown", lambda _: True)
+        for part in parts[:: len(parts) // 3 + 1]:  # a file is read anew for each
+            first, last = section_at(text, part.first, part.last)
+            here = f"{path}:{first}-{last}"
+            assert first <= part.last <= last, here
+            level = level_of(lines, first)
+            assert level or not any(line <= part.last for line in heads), here
+            assert last >= len(lines) or 0 < level_of(lines, last + 1) <= (level or 6), here
+            inner = [level_of(lines, line) for line in heads if first < line <= last]
+            assert all(one > level for one in inner), here
+    assert files
 
 
 # Writing
