@@ -4508,7 +4508,7 @@ def _dated(name: str, seconds: int) -> dict[str, Any]:
 _PRINTED = {"id", "content", "created", "created_at", "scope"}
 _TAKEN = _PRINTED | {"project", "ended", *_ENDED, "confirmed", "kept_apart"}
 _DERIVED = {
-    *("similarity", "raw_similarity", "position", "relevant_excerpt", "parts", "source", "page"),
+    *("similarity", "raw_similarity", "position", "beginning", "parts", "source", "page"),
     *("pages", "next", "cross_project", "related_ids", "supersedes", "chunked", "content_type"),
     *("live", "why"),
 }
@@ -6538,12 +6538,14 @@ class Memory:
     ) -> dict[str, Any]:
         """The memories that answer a query, best first: {count, results, message?, held_back?}.
 
-        Each result has id, content, similarity (the score, "0.00" to "1.00"), created, and
-        where they apply raw_similarity (the cosine), relevant_excerpt and position (the best
-        chunk of a long memory, whose content is then cut), cross_project, related_ids, and
-        supersedes (the versions behind it). Beside them may stand graph_expanded, what is
-        linked to the first results, and suggested, what is often recalled with them. A part of
-        an indexed file has its place as source, "path:start-end"; see `expand`.
+        Each result has the fields that every list of memories has, among them id, content and
+        created; similarity (the score, "0.00" to "1.00"), and where they apply raw_similarity
+        (the cosine), cross_project, related_ids, and supersedes (the versions behind it). The
+        content is what answers: a short memory whole, of a long one the best chunk; then position
+        tells where that stands, and beginning how the memory begins. Beside them may stand
+        graph_expanded, what is linked to the first results, and suggested, what is often recalled
+        with them. A part of an indexed file has its place as source, "path:start-end"; see
+        `expand`.
 
         Results that have nothing to do with the query are held back; with `min_score`, those with a
         lower score instead; with `anyway`, none. `as_of` (a time as `parse_moment` takes it, a day
@@ -6719,7 +6721,7 @@ class Memory:
             if self._is_foreign(item):
                 row["cross_project"] = True
             else:
-                row["content"] = item["content"][:PREVIEW]
+                row["beginning"] = item["content"][:PREVIEW]
             rows.append(row)
         return rows
 
@@ -7978,8 +7980,8 @@ def _result(row: dict[str, Any], hit: Hit, span: tuple[int, int, int]) -> dict[s
     if abs(hit.score - hit.cosine) > 0.001:
         result["raw_similarity"] = _two_places(hit.cosine)
     if row["chunks"] > 1:
-        result["content"] = content[:PREVIEW]
-        result["relevant_excerpt"] = content[start:end]
+        result["content"] = content[start:end]
+        result["beginning"] = content[:PREVIEW]
         result["position"] = {
             "chunk": position + 1,
             "chunks": row["chunks"],
@@ -8273,12 +8275,12 @@ class Tool(NamedTuple):
 _RESULT = _object(
     ["id", "content"],
     id=_text("Names the memory in replace_id, forget, and recall (to read all of it)."),
-    content=_text("The text; its beginning when relevant_excerpt is there."),
+    content=_text("The text; of a long memory the part that fits best."),
+    beginning=_text("How a long memory begins."),
     similarity=_text("How well it fits, 0.00 to 1.00."),
     raw_similarity=_text("The cosine alone."),
     created=_CREATED,
     source=_text("The lines of a file where it stands, path:start-end; its id reads the section."),
-    relevant_excerpt=_text("The part of a long memory that fits best."),
     position={"type": "object", "description": "Where in the memory that part stands."},
     cross_project={**_TRUE, "description": "It belongs to another project."},
     related_ids=_array(_text("Id."), "Memories that say something alike."),
@@ -8292,7 +8294,7 @@ _RESULT = _object(
 _BESIDE = _object(
     ["id"],
     id=_text("Id."),
-    content=_text("The first 100 characters."),
+    beginning=_text("The first 100 characters."),
     created=_CREATED,
     rel_type=_text("How it is linked."),
     reason=_text("Why it is named."),
@@ -8505,24 +8507,20 @@ def fit_answer(answer: dict[str, Any]) -> dict[str, Any]:
 _AROUND = ("graph_expanded", "suggested")
 
 # What goes from crowded rows, in this order, and how much of their texts then stays at least.
-_FIRST = ("position", "raw_similarity", "related_ids", "supersedes")
+_FIRST = ("position", "beginning", "raw_similarity", "related_ids", "supersedes")
 _DISPENSABLE = (
     ((), 20),
     (_FIRST, 20),
-    ((*_FIRST, "created"), 20),
-    ((*_FIRST, "created", "relevant_excerpt"), 10),
-    ((*_FIRST, "created", "relevant_excerpt", "similarity", "scope"), 0),
+    ((*_FIRST, "created"), 10),
+    ((*_FIRST, "created", "similarity", "scope"), 0),
 )
 
 
 def _shorten(row: dict[str, Any], length: int, without: tuple[str, ...]) -> dict[str, Any]:
-    """A row without some members and with its texts cut; one text of two is what fits best."""
+    """A row without some members and with its text cut."""
     short = {name: value for name, value in row.items() if name not in without}
-    if "relevant_excerpt" in without:
-        short["content"] = row.get("relevant_excerpt", row["content"])
-    for name in ("content", "relevant_excerpt"):
-        if len(short.get(name, "")) > length:
-            short[name] = short[name][:length] + "…"
+    if len(row["content"]) > length:
+        short["content"] = row["content"][:length] + "…"
     return short
 
 
@@ -10054,7 +10052,7 @@ def render_recalled(answer: dict[str, Any], query: str = "") -> Iterator[str]:
             yield _dim(f"page {row['page']} of {row['pages']}")
         elif "position" in row:
             place = row["position"]
-            yield from _indented(row["relevant_excerpt"])
+            yield from _indented(row["content"])
             part = f"part {place['chunk']} of {place['chunks']}"
             yield "      " + _dim(printable(f"{part}: `get {row['id']}` shows all"))
         else:
@@ -10168,7 +10166,7 @@ def _render_around(answer: dict[str, Any]) -> Iterator[str]:
 
 
 def _beside(why: str, row: dict[str, Any]) -> str:
-    text = one_line(row.get("content", "(another project's)"), 60)
+    text = one_line(row.get("beginning", "(another project's)"), 60)
     return _dim(printable(f"see also {row['id']}  {text}  [{why}]"))
 
 

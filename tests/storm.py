@@ -312,7 +312,7 @@ class Storm:
         if facts := self.facts[-50:]:
             query = actor.random.choice(facts).text
             answer = actor.ask("recall", query=query).answer or {"results": []}
-            self._check_known(row["content"] for row in answer["results"])
+            self._check_known(row.get("beginning", row["content"]) for row in answer["results"])
 
     def _list(self, actor: Actor) -> None:
         answer = actor.ask("list", limit=20).answer or {"items": []}

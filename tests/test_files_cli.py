@@ -226,7 +226,8 @@ def test_the_loop_of_the_readme_runs(here: Program, tmp_path: Path) -> None:
     script = tmp_path / "agent.py"
     script.write_text(code)
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    asked = "What may I cook for you?\nRemember that Mara likes dill.\n"
+    here.store("The harbour has rules. " * 60 + "Boat 7 needs a new mast. " + "Ropes wear. " * 90)
+    asked = "What may I cook for you?\nRemember that Mara likes dill.\nA mast for boat 7?\n"
     done = subprocess.run(
         [sys.executable, str(script)],
         input=asked,
@@ -238,5 +239,6 @@ def test_the_loop_of_the_readme_runs(here: Program, tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "Vegetarian, nothing spicy" in done.stdout
+    assert "Boat 7 needs a new mast." in done.stdout
     notes = json.dumps([path.read_text() for path in (here.folder / "memory").iterdir()])
     assert "Mara likes dill" in notes

@@ -53,7 +53,7 @@ def test_what_is_often_recalled_together_is_suggested(memory: Memory, ids: dict[
         answer = memory.recall("when is tea served?", limit=1)
         assert ("suggested" in answer) == (count >= sediment.SUGGEST_COUNT)
     (row,) = answer["suggested"]
-    assert (row["id"], row["content"]) == (ids["port"], FACTS["port"])
+    assert (row["id"], row["beginning"]) == (ids["port"], FACTS["port"])
     assert "3 times" in row["reason"]
     assert "graph_expanded" not in answer
 
@@ -64,7 +64,7 @@ def test_neighbours_of_the_results_are_named(memory: Memory, ids: dict[str, str]
     answer = memory.recall("when is tea served?", limit=1)
     assert answer["results"][0]["related_ids"] == [ids["cake"]]
     (row,) = answer["graph_expanded"]
-    assert (row["id"], row["content"], row["rel_type"]) == (ids["cake"], FACTS["cake"], "similar")
+    assert (row["id"], row["beginning"], row["rel_type"]) == (ids["cake"], FACTS["cake"], "similar")
     both = memory.recall("tea cake", limit=2)
     assert {row["id"] for row in both["results"]} == {ids["tea"], ids["cake"]}
     assert "graph_expanded" not in both
@@ -85,7 +85,7 @@ def test_another_projects_neighbours_keep_their_text(memory: Memory, path: Path)
         relate(other, tea, secret)
     (row,) = memory.recall("when is tea served?", limit=1)["graph_expanded"]
     assert row["cross_project"] is True
-    assert "content" not in row
+    assert "beginning" not in row
     nodes = {node["id"]: node for node in memory.graph(tea)["nodes"]}
     assert "content" not in nodes[secret]
 

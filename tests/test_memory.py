@@ -199,11 +199,11 @@ def test_a_long_text_shows_its_best_part(memory: Memory) -> None:
     for query in ("remark number 13", "a glacier", "what do people think of pastries?"):
         result = first(memory, query)
         place = result["position"]
-        assert result["content"] == LONG[: sediment.PREVIEW]
-        assert result["relevant_excerpt"] == LONG[place["start"] : place["end"]]
+        assert result["content"] == LONG[place["start"] : place["end"]]
+        assert result["beginning"] == LONG[: sediment.PREVIEW]
         assert 1 <= place["chunk"] <= place["chunks"] == len(rows_of(memory, "chunks"))
         assert place["length"] == len(LONG)
-    assert "remark number 13" in first(memory, "remark number 13")["relevant_excerpt"]
+    assert "remark number 13" in first(memory, "remark number 13")["content"]
 
 
 def test_a_long_text_is_one_result_and_one_item(memory: Memory) -> None:
@@ -573,7 +573,7 @@ def test_a_very_long_text_is_answered_before_it_has_vectors(memory: Memory) -> N
     assert f"{total} chunks are found by their words until" in answer["message"]
     assert memory.pending() == memory.stats()["pending_chunks"] == total
     result = first(memory, "the gauge at weir number 31")
-    assert "weir number 31 " in result["relevant_excerpt"]
+    assert "weir number 31 " in result["content"]
     assert result["raw_similarity"] == "0.00"
     consistent(memory)
 
@@ -744,7 +744,7 @@ def test_nine_hundred_ideographs_are_more_than_the_window(memory: Memory) -> Non
     id = memory.store(text)["id"]
     assert memory.list_items()["items"][0]["chunked"] is True
     assert memory.get(id)["content"] == text
-    assert "桥梁被洪水冲走" in first(memory, "桥梁怎么了？")["relevant_excerpt"]
+    assert "桥梁被洪水冲走" in first(memory, "桥梁怎么了？")["content"]
 
 
 # Without sqlite-vec
