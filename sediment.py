@@ -82,6 +82,7 @@ import sys
 import threading
 import time
 import unicodedata
+import weakref
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
@@ -2186,7 +2187,7 @@ class Database:
         self.path = path.absolute()  # wherever the program goes, and ":memory:" is a name too
         self.has_distance = False
         self._local = threading.local()
-        self._all: list[apsw.Connection] = []
+        self._all: weakref.WeakSet[apsw.Connection] = weakref.WeakSet()  # closed with their threads
         self._lock = threading.Lock()
 
     def reader(self) -> apsw.Connection:
@@ -2340,13 +2341,13 @@ class Database:
 
     def _remember(self, connection: apsw.Connection) -> apsw.Connection:
         with self._lock:
-            self._all.append(connection)
+            self._all.add(connection)
         return connection
 
     def _forget(self, connection: apsw.Connection | None) -> None:
         if connection is not None:
             with self._lock:
-                self._all.remove(connection)
+                self._all.discard(connection)
             connection.close()
 
     @contextlib.contextmanager
@@ -3230,26 +3231,40 @@ def information(held: float, chunks: int) -> float:
 
 
 class Lexicon:
-    """Stems of texts, and what they tell in English: nats, by the commonest form seen."""
+    """Stems of texts, and what they tell in English."""
 
     def __init__(
         self, stem: Callable[[str], list[tuple[str, str]]], commonness: Callable[[str], float]
     ) -> None:
-        self._stem, self.commonness = stem, commonness
-        self._worth: dict[str, float] = {}
-        self._forms: set[str] = set()
+        self._stem = stem
+        self.commonness = functools.lru_cache(maxsize=LEXICON_WORDS)(commonness)
 
     @functools.lru_cache(maxsize=LEXICON_TEXTS)  # noqa: B019 - as many as a process needs, at most
     def stems(self, text: str) -> tuple[str, ...]:
         """A text's stems, in order."""
-        found = self._stem(text)
-        for stem, form in found:
-            if form not in self._forms:
-                self._forms.add(form)
-                held = ENGLISH_CHUNKS * self.commonness(form)
-                worth = information(held, ENGLISH_CHUNKS)
-                self._worth[stem] = min(worth, self._worth.get(stem, worth))
-        return tuple(stem for stem, _ in found)
+        return tuple(stem for stem, _ in self._stem(text))
+
+    def weights(self, texts: Iterable[str]) -> Weights:
+        """What the stems of these texts tell: nats, by the commonest form that the texts have.
+
+        Of no others, so that a question is answered alike whatever was asked before it.
+        """
+        held: dict[str, float] = {}
+        for text in texts:
+            for stem, share in self._commonest(text).items():
+                held[stem] = max(share, held.get(stem, 0.0))
+        return Weights(
+            (stem, information(ENGLISH_CHUNKS * share, ENGLISH_CHUNKS))
+            for stem, share in held.items()
+        )
+
+    @functools.lru_cache(maxsize=SAID_TEXTS)  # noqa: B019
+    def _commonest(self, text: str) -> dict[str, float]:
+        """How common each stem's commonest form in a text is."""
+        held: dict[str, float] = {}
+        for stem, form in self._stem(text):
+            held[stem] = max(self.commonness(form), held.get(stem, 0.0))
+        return held
 
     @functools.lru_cache(maxsize=SAID_TEXTS)  # noqa: B019
     def said(self, text: str) -> Said:
@@ -3259,13 +3274,17 @@ class Lexicon:
         plain = frozenset(word for word in bag - CHANGE if not _has_digit(word))
         return Said(words[:ALIGNED_WORDS], bag, plain, bag - CHANGE, 0.0)
 
+
+class Weights(dict[str, float]):
+    """What each stem tells."""
+
     def worth(self, stems: Iterable[str]) -> float:
         """What stems tell together."""
-        return sum(self._worth[stem] for stem in stems)
+        return math.fsum(self[stem] for stem in stems)  # the same in any order
 
     def squared(self, stems: Iterable[str]) -> float:
         """The same with each one's worth squared, so that the rare words decide."""
-        return sum(self._worth[stem] ** 2 for stem in stems)
+        return math.fsum(self[stem] ** 2 for stem in stems)
 
 
 class Said(NamedTuple):
@@ -3297,12 +3316,13 @@ def newest_first(hits: list[Version], query: str, lexicon: Lexicon, enough: int)
     """
     asked = frozenset(lexicon.stems(query))
     signs = signs_of(query)
+    weights = lexicon.weights([query, *(hit.text for hit in hits)])
 
     @functools.cache
     def said(place: int) -> Said:
         plain = lexicon.said(hits[place].text)
         own = plain.own - asked
-        return plain._replace(own=own, worth=lexicon.worth(own))
+        return plain._replace(own=own, worth=weights.worth(own))
 
     def succeeds(new: int, old: int) -> bool:
         later, earlier = hits[new].created_at, hits[old].created_at
@@ -3312,8 +3332,8 @@ def newest_first(hits: list[Version], query: str, lexicon: Lexicon, enough: int)
             and later > earlier
             and hits[new].score >= VERSION_SCORE * hits[old].score > 0
             and not (signs and signs & signs_of(hits[old].text) - signs_of(hits[new].text))
-            and _says_little_else(said(new), said(old), asked, lexicon)
-            and _competes(said(new), said(old), asked, lexicon)
+            and _says_little_else(said(new), said(old), asked, weights)
+            and _competes(said(new), said(old), asked, weights)
         )
 
     left, order = list(range(len(hits))), []
@@ -3326,20 +3346,20 @@ def newest_first(hits: list[Version], query: str, lexicon: Lexicon, enough: int)
                 for new in left
                 if new not in versions
                 and succeeds(new, old)
-                and (old == best or _competes(said(new), said(best), asked, lexicon))
+                and (old == best or _competes(said(new), said(best), asked, weights))
             ]
         order += sorted(versions, key=lambda place: -(hits[place].created_at or 0))
         left = [place for place in left if place not in versions]
     return order + left
 
 
-def _says_little_else(new: Said, old: Said, query: frozenset[str], lexicon: Lexicon) -> bool:
+def _says_little_else(new: Said, old: Said, query: frozenset[str], weights: Weights) -> bool:
     """Whether what only one of them says weighs little against what the query asks of both."""
-    unshared = max(new.worth, old.worth) - lexicon.worth(new.own & old.own)
+    unshared = max(new.worth, old.worth) - weights.worth(new.own & old.own)
     if unshared > UNSHARED_MAX + UNSHARED_CHANGED + UNSHARED_KEYED:
         return False
-    said = lexicon.worth(new.plain | old.plain)
-    key = lexicon.worth(new.bag & old.bag & query) / said if said else 0.0
+    said = weights.worth(new.plain | old.plain)
+    key = weights.worth(new.bag & old.bag & query) / said if said else 0.0
     room = UNSHARED_MAX + UNSHARED_KEYED * key
     changed = unshared < room + UNSHARED_CHANGED and _tells_of_change(new, old)
     return unshared < room or changed
@@ -3355,7 +3375,7 @@ def _tells_of_change(new: Said, old: Said) -> bool:
     )
 
 
-def _competes(new: Said, old: Said, query: frozenset[str], lexicon: Lexicon) -> bool:
+def _competes(new: Said, old: Said, query: frozenset[str], weights: Weights) -> bool:
     """Whether the later one still says what the query asks and the earlier one has. It may lack
     such a word if it tells of a change, but not have another in its place: what a server runs
     on is no later version of who owns it, nor staging of production."""
@@ -3367,7 +3387,7 @@ def _competes(new: Said, old: Said, query: frozenset[str], lexicon: Lexicon) -> 
     for gone, come in _swaps(old.words, new.words) if lost else ():
         if CHANGE.isdisjoint(come) and any(w not in old.bag and not _has_digit(w) for w in come):
             rivals |= lost.intersection(gone)
-    return lexicon.squared(rivals) <= RIVAL_MAX * lexicon.squared(asked)
+    return weights.squared(rivals) <= RIVAL_MAX * weights.squared(asked)
 
 
 def _swaps(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[Sequence[str], Sequence[str]]]:
@@ -3513,15 +3533,13 @@ class VectorIndex:
 
         with self._lock:
             self._refresh()
-            wanted = numpy.array(chunks, numpy.int64)
-            rows = numpy.searchsorted(self._chunks[: self._count], wanted)
-            items, foreign = self._items[rows].tolist(), (~self._own(project))[rows].tolist()
-            live = (~self._gone[rows]).tolist()
-            return {
-                chunk: (item, other)
-                for chunk, item, other, here in zip(chunks, items, foreign, live, strict=True)
-                if here
-            }
+            known, wanted = self._chunks[: self._count], numpy.array(chunks, numpy.int64)
+            starts, ends = (numpy.searchsorted(known, wanted, side) for side in ("left", "right"))
+            rows = starts[starts < ends]  # a reader of an older state asks for what is erased
+            rows = rows[~self._gone[rows]]
+            found = known[rows], self._items[rows], ~self._own(project)[rows]
+            columns = (column.tolist() for column in found)
+            return {chunk: (item, other) for chunk, item, other in zip(*columns, strict=True)}
 
     def cosines(self, vector: bytes, items: list[int]) -> list[Evidence]:
         """The best chunk of each of these items."""
@@ -8657,12 +8675,17 @@ class Worker:
                 self._chore.start()
 
     def _do_chores(self) -> None:
-        with contextlib.suppress(SedimentError):
+        try:
             self.memory.embed_pending(stop=self._interrupted)
             if consolidates():
                 self.memory.consolidate(stop=self._interrupted)
-        self.memory.database.leave()
-        self._chores.clear()
+            self.memory.database.leave()
+        except SedimentError:
+            pass  # the next call will say it
+        except Exception:
+            _log_fault()
+        finally:
+            self._chores.clear()
 
     def _interrupted(self) -> bool:
         self._idle.wait()

@@ -9,6 +9,7 @@ import stat
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -608,6 +609,48 @@ def test_a_chunk_of_nothing_is_refused(memory: Memory) -> None:
     memory.store("A fact.")
     with pytest.raises(apsw.ConstraintError), memory.database.transaction() as connection:
         connection.execute('INSERT INTO chunks(item, position, start, "end") VALUES(99, 0, 0, 1)')
+
+
+# Threads
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_threads_that_end_leave_nothing_open(memory: Memory) -> None:
+    memory.store("A fact.")
+    memory.list_items()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        thread = threading.Thread(target=memory.list_items)
+        thread.start()
+        thread.join()
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+
+
+def test_a_fault_in_the_background_ends_no_later_work(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sediment, "INLINE_CHUNKS", 0)
+    tries, done = [], threading.Event()
+
+    def embed(**options: Any) -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise ValueError("a fault")
+        Memory.embed_pending(memory, **options)
+        done.set()
+
+    monkeypatch.setattr(memory, "embed_pending", embed)
+    worker = sediment.Worker(memory)
+    for text in ("Tea at four.", "Bread at five."):
+        told = threading.Event()
+        store = "store", {"content": text}, lambda _, told=told: told.set(), threading.Event()
+        worker.submit(sediment.Call(*store))
+        assert told.wait(60)
+        while not worker._chore or worker._chore.is_alive():
+            time.sleep(0.01)
+    assert done.wait(30)
+    worker.finish()
+    assert memory.pending() == 0
 
 
 # Made by earlier versions

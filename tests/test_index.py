@@ -1,5 +1,6 @@
 """The vectors that a long-lived process keeps: the same answers as the file's, always."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,6 +72,31 @@ for number in range(5):
     agree(memory)
     memory.recall("tea from another process")
     assert "another process" in memory.recall("tea of another process")["results"][0]["content"]
+
+
+def test_a_reader_of_an_older_state_gets_no_other_items(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread begins the index anew without what this one still sees."""
+    monkeypatch.setattr(sediment, "ERASED_KEPT", 1)
+    doomed = [item["id"] for item in memory.list_items(limit=40)["items"]][4:]
+
+    def erase() -> None:
+        memory.forget(*doomed[::2])
+        memory.recall("tea")
+        memory.forget(*doomed[1::2])
+        memory.recall("tea")
+
+    with memory.database.snapshot():
+        chunks = [id for (id,) in memory.database.rows("SELECT id FROM chunks")]
+        expected = sediment.places_of(memory.database, chunks, "demo")
+        other = threading.Thread(target=erase)
+        other.start()
+        other.join()
+        assert memory._index
+        found = memory._index.places([*chunks, 10**6], "demo")
+        assert len(found) < len(expected)
+        assert found.items() <= expected.items()
 
 
 def test_vectors_that_come_late_are_taken_up(

@@ -101,6 +101,32 @@ def test_reordering_loses_and_invents_nothing(found: list[Any], enough: int) -> 
     assert places[:enough] == sediment.newest_first(found, query, LEXICON, 99)[:enough]
 
 
+def test_what_was_read_before_changes_no_order() -> None:
+    common: dict[str, float] = {}
+    lexicon = sediment.Lexicon(sediment.stemmer(), lambda form: common.get(form, 0.0))
+    texts = "gate alpha beta gamma delta", "gate epsilon zeta eta theta"
+    found = [sediment.Version(text, 0.5, day) for day, text in enumerate(texts)]
+    assert sediment.newest_first(found, "gate", lexicon, 5) == [0, 1]
+    common |= {form + "s": 0.9 for text in texts for form in text.split()}
+    lexicon.stems(" ".join(common))
+    assert sediment.newest_first(found, "gate", lexicon, 5) == [0, 1]
+
+
+def test_a_fault_while_words_are_weighed_is_forgotten() -> None:
+    faults = [OSError()]
+
+    def commonness(_: str) -> float:
+        if faults:
+            raise faults.pop()
+        return 0.01
+
+    lexicon = sediment.Lexicon(sediment.stemmer(), commonness)
+    found = [sediment.Version(f"the gate is {day}", 0.5, day) for day in range(2)]
+    with pytest.raises(OSError):  # noqa: PT011
+        sediment.newest_first(found, "gate", lexicon, 5)
+    assert sediment.newest_first(found, "gate", lexicon, 5) == [1, 0]
+
+
 def test_another_fact_about_the_same_thing_is_no_later_version(memory: Memory) -> None:
     texts = [
         "Eva owns the billing worker.",
