@@ -197,7 +197,8 @@ LINKS_MAX = 500  # edges looked at for one answer
 EXPANDED_FROM, SUGGESTED_FROM = 5, 3  # the first results, whose neighbours an answer names
 NEIGHBOURS_SHOWN = 5  # of each kind: a page that is longer than its results is no help
 CO_ACCESS_FIRST = 3  # results of one answer that count as asked for together
-SUGGEST_COUNT = 3  # answers that had both, before one suggests the other
+QUESTIONS_KEPT = 32  # of those that two results answered: what is asked again counts once
+SUGGEST_COUNT = 3  # questions that both answered, before one suggests the other
 CLUSTERS_MAX, CLUSTER_STRENGTH = 50, 0.8  # new triangles in one go, and how strong they bind
 REFUSED_SHOWN = 20  # lines of an import; more would scroll the summary away
 
@@ -2165,8 +2166,13 @@ def m005_files(connection: apsw.Connection) -> None:
 
 
 def m006_signs(connection: apsw.Connection) -> None:
-    """Signs as words in the word index."""
+    """Signs as words in the word index; of which questions two items were the answer. What was
+    counted before took weak hits and the same question again."""
     fill_words(connection)
+    connection.execute("""
+        ALTER TABLE graph_edges ADD COLUMN questions BLOB NOT NULL DEFAULT x'';
+        DELETE FROM graph_edges WHERE edge_type = 'co_accessed';
+    """)
 
 
 # Each takes the schema one step further; `user_version` counts how many have run.
@@ -2876,9 +2882,25 @@ def link(
     )
 
 
-def count_access(connection: apsw.Connection, ids: list[str]) -> None:
-    """Note that items were shown, and the first of them together."""
-    now = int(time.time())
+class Shown(NamedTuple):
+    """What one answer showed: a hash of its question, all ids, and the first that fit."""
+
+    question: bytes
+    ids: list[str]
+    fitting: list[str]
+
+
+def shown_by(query: str, answer: dict[str, Any]) -> Shown:
+    """What of an answer is counted. Weak hits and other projects' are no reason for a link."""
+    rows = answer["results"]
+    fitting = [row["id"] for row in rows if not row.keys() & {"unrelated", "cross_project"}]
+    words = " ".join(re.findall(r"\w+", query.lower())) or query
+    return Shown(sha256(words.encode())[:_HASH], [row["id"] for row in rows], fitting)
+
+
+def count_access(connection: apsw.Connection, shown: Shown) -> None:
+    """Note that items were shown, and that the first of them answered a question together."""
+    now, ids = int(time.time()), shown.ids
     connection.executemany(
         "INSERT OR IGNORE INTO graph_nodes"
         " SELECT id, coalesce(project_id, ''), created_at FROM items WHERE id = ?",
@@ -2892,12 +2914,20 @@ def count_access(connection: apsw.Connection, ids: list[str]) -> None:
         [(id, now) for id in ids],
     )
     connection.executemany(
-        "INSERT INTO graph_edges(from_id, to_id, edge_type, count, last_at, created_at)"
-        " SELECT a.id, b.id, 'co_accessed', 1, ?3, ?3 FROM items a, items b"
+        "INSERT INTO graph_edges(from_id, to_id, edge_type, count, last_at, created_at, questions)"
+        " SELECT a.id, b.id, 'co_accessed', 1, ?3, ?3, ?4 FROM items a, items b"
         " WHERE a.id = ?1 AND b.id = ?2 ON CONFLICT(from_id, to_id, edge_type) DO UPDATE"
-        " SET count = count + 1, last_at = excluded.last_at",
-        [(*sorted(pair), now) for pair in combinations(ids[:CO_ACCESS_FIRST], 2)],
+        " SET count = count + 1, last_at = excluded.last_at,"
+        " questions = CAST(questions || ?4 AS BLOB)"
+        " WHERE NOT instr(questions, ?4) AND length(questions) < ?5",
+        [
+            (*sorted(pair), now, shown.question, QUESTIONS_KEPT * _HASH)
+            for pair in combinations(shown.fitting[:CO_ACCESS_FIRST], 2)
+        ],
     )
+
+
+_HASH = 8  # bytes of a question's hash
 
 
 def count_validation(connection: apsw.Connection, id: str) -> None:
@@ -2910,8 +2940,9 @@ def count_validation(connection: apsw.Connection, id: str) -> None:
     )
 
 
-def links_of(database: Database, ids: Iterable[str]) -> list[Link]:
-    """The strong and the often counted edges between these items and live ones, best first."""
+def links_of(database: Database, ids: Iterable[str], project: str | None) -> list[Link]:
+    """The strong and the often counted edges between these items and live ones that this project
+    may read, best first."""
     rows = database.rows(
         "WITH ends AS (SELECT from_id AS id, to_id AS other, * FROM graph_edges"
         " WHERE from_id IN (SELECT value FROM json_each(?1)) UNION ALL"
@@ -2920,11 +2951,14 @@ def links_of(database: Database, ids: Iterable[str]) -> list[Link]:
         " SELECT e.id, e.other, edge_type, rel_type, strength, count"
         " FROM ends e JOIN items i ON i.id = e.other WHERE i.ended_at IS NULL"
         " AND (strength >= ?2 OR count >= ?3)"
+        " AND (?5 OR i.project_id IS NULL OR i.project_id IS ?6)"
         " ORDER BY count DESC, strength DESC, e.other LIMIT ?4",
         json.dumps(list(ids)),
         LINK_STRENGTH_MIN,
         SUGGEST_COUNT,
         LINKS_MAX,
+        crosses_projects(),
+        project,
     )
     return [Link(*row) for row in rows]
 
@@ -2937,23 +2971,34 @@ def carry_edges(connection: apsw.Connection, old: str, new: str) -> list[list[An
     added = []
     rows = fetch(
         connection,
-        "SELECT from_id, to_id, edge_type, strength, rel_type, count, last_at, created_at"
-        " FROM graph_edges WHERE ?1 IN (from_id, to_id) AND ?2 NOT IN (from_id, to_id)"
+        "SELECT from_id, to_id, edge_type, strength, rel_type, last_at, created_at,"
+        " count, questions FROM graph_edges"
+        " WHERE ?1 IN (from_id, to_id) AND ?2 NOT IN (from_id, to_id)"
         " AND edge_type <> 'supersedes'",
         old,
         new,
     )
-    for start, end, kind, *facts in rows:
+    for start, end, kind, *facts, count, questions in rows:
         ends = [new if id == old else id for id in (start, end)]
         key = (*(sorted(ends) if kind == CO_ACCESSED else ends), kind)
-        known = connection.execute(f"SELECT 1 FROM graph_edges WHERE {_EDGE}", key).get
+        known = connection.execute(f"SELECT questions FROM graph_edges WHERE {_EDGE}", key).get
+        if known is not None:  # what both answered counts once
+            fresh = _hashes(questions) - _hashes(known)
+            count, questions = len(fresh), b"".join(sorted(fresh))
         connection.execute(
-            "INSERT INTO graph_edges VALUES(?, ?, ?, ?, ?, ?, ?, ?)"
-            " ON CONFLICT(from_id, to_id, edge_type) DO UPDATE SET count = count + excluded.count",
-            (*key, *facts),
+            "INSERT INTO graph_edges(from_id, to_id, edge_type, strength, rel_type, last_at,"
+            " created_at, count, questions) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)"
+            " ON CONFLICT(from_id, to_id, edge_type) DO UPDATE"
+            " SET count = count + excluded.count,"
+            " questions = CAST(questions || excluded.questions AS BLOB)",
+            (*key, *facts, count, questions),
         )
-        added.append([*key, facts[2], known is None])
+        added.append([*key, count, known is None])
     return added
+
+
+def _hashes(questions: bytes) -> set[bytes]:
+    return {questions[at : at + _HASH] for at in range(0, len(questions), _HASH)}
 
 
 _EDGE = "from_id = ? AND to_id = ? AND edge_type = ?"
@@ -3129,7 +3174,8 @@ def end_item(
         " VALUES(?, ?, 'supersedes', 1.0, ?, ?)",
         (successor, old, now, now),
     )
-    added: dict[str, Any] = {"edges": carry_edges(connection, old, successor)}
+    same = by in ("merge", "repeat")  # a changed fact finds links of its own
+    added: dict[str, Any] = {"edges": carry_edges(connection, old, successor) if same else []}
     if by != "replace":  # what was confirmed of the same fact; a changed one begins anew
         added["counts"] = carry_counts(connection, old, successor)
     note(connection, by, successor, old, added)
@@ -4528,7 +4574,7 @@ _TAKEN = _PRINTED | {"project", "ended", *_ENDED, "confirmed", "kept_apart"}
 _DERIVED = {
     *("similarity", "raw_similarity", "position", "beginning", "parts", "source", "page"),
     *("pages", "next", "cross_project", "related_ids", "supersedes", "chunked", "content_type"),
-    *("live", "why"),
+    *("live", "why", "unrelated"),
 }
 _LISTS = ("items", "results", "versions", "nodes")  # where documents have their rows
 
@@ -6032,7 +6078,7 @@ _SHAPES = {
     "chunks": ("n", "i", "i", "i", "i", "s"),
     "vectors": ("n", "b"),
     "access_log": ("s", "i", "in", "i", "i"),
-    "graph_edges": ("s", "s", "s", "fi", "s", "i", "i", "i"),
+    "graph_edges": ("s", "s", "s", "fi", "s", "i", "i", "i", "b"),
     "history": ("n", "s", "s", "sn", "i", "s"),
     "sources": ("n", "s", "s", "s"),
 }
@@ -6075,7 +6121,7 @@ def _take_entry(found: Rescued, values: list[Any]) -> None:
 _FTS5_NAMES = {"version", "secure-delete", "pgsz", "rank", "automerge"}  # of its settings
 
 
-_ADDED = 4  # the last columns of items, which rows from before these have not
+_ADDED = {"items": 4, "graph_edges": 1}  # last columns, which rows from before these have not
 _VECTOR_MIN = 256  # bytes; tables of the word index have such rows too, shorter ones
 _PAGE_SIZES = (8192, 4096, 1024, 2048, 16384, 32768, 512)
 
@@ -6084,7 +6130,7 @@ def _table_of(values: list[Any]) -> str | None:
     """The table that such a row is of."""
     kinds = [_KINDS[type(value)] for value in values]
     for table, shape in _SHAPES.items():
-        short = len(shape) - _ADDED * (table == "items")
+        short = len(shape) - _ADDED.get(table, 0)
         if short <= len(kinds) <= len(shape) and all(map(str.__contains__, shape, kinds)):
             return table
     return None
@@ -6193,6 +6239,7 @@ def rebuild(found: Rescued, target: Database, split: Callable[[str], list[Chunk]
             insert_item(connection, _rescued_item(values, sorted(spans.get(seq, [])), split))
         for table, rows in found.others.items():
             for row in rows:
+                row += [b""] * (len(_SHAPES[table]) - len(row))  # from before there were questions
                 marks = ", ".join("?" * len(row))
                 connection.execute(f"INSERT OR IGNORE INTO {table} VALUES({marks})", row)
 
@@ -6557,13 +6604,13 @@ class Memory:
         """The memories that answer a query, best first: {count, results, message?, held_back?}.
 
         Each result has the fields that every list of memories has, among them id, content and
-        created; similarity (the score, "0.00" to "1.00"), and where they apply raw_similarity
-        (the cosine), cross_project, related_ids, and supersedes (the versions behind it). The
-        content is what answers: a short memory whole, of a long one the best chunk; then position
-        tells where that stands, and beginning how the memory begins. Beside them may stand
-        graph_expanded, what is linked to the first results, and suggested, what is often recalled
-        with them. A part of an indexed file has its place as source, "path:start-end"; see
-        `expand`.
+        created; similarity (the score, "0.00" to "1.00"), and where they apply unrelated (it would
+        be held back), raw_similarity (the cosine), cross_project, related_ids, and supersedes (the
+        versions behind it). The content is what answers: a short memory whole, of a long one the
+        best chunk; then position tells where that stands, and beginning how the memory begins.
+        Beside them may stand graph_expanded, what is linked to the first results, and suggested,
+        what is often recalled with them. A part of an indexed file has its place as source,
+        "path:start-end"; see `expand`.
 
         Results that have nothing to do with the query are held back; with `min_score`, those with a
         lower score instead; with `anyway`, none. `as_of` (a time as `parse_moment` takes it, a day
@@ -6591,24 +6638,25 @@ class Memory:
             depth = max(limit, check_candidates(candidates))
             hits, floor, notice = self._search(query, limit, profile, moment, depth, source)
             kept = hits if anyway else _kept(hits, floor, min_score)
-            answer = self._answer(kept, explain, moment is None) | notice
+            weak = {hit.item for hit in hits} - {hit.item for hit in relevant(hits, floor)}
+            answer = self._answer(kept, explain, weak) | notice
+            if moment is None:
+                answer |= self._around(answer["results"], weak)
             if held := len(hits) - len(kept):
                 answer["held_back"] = held
             if not kept:
                 answer["message"] = _nothing_found(held, min_score)
         if record:
-            self.record_access(row["id"] for row in answer["results"])
+            self.record_access(shown_by(query, answer))
         return answer
 
-    def record_access(self, *answers: Iterable[str]) -> None:
-        """Note the ids that each answer showed; a file that can't be written now is no reason to
-        fail."""
-        shown = [ids for ids in map(list, answers) if ids]
-        if not shown:
+    def record_access(self, *answers: Shown) -> None:
+        """Note what each answer showed; a file that can't be written now is no reason to fail."""
+        if not any(shown.ids for shown in answers):
             return
         with contextlib.suppress(DatabaseError), self.database.transaction(wait=500) as connection:
-            for ids in shown:
-                count_access(connection, ids)
+            for shown in answers:
+                count_access(connection, shown)
 
     def _search(
         self,
@@ -6678,21 +6726,25 @@ class Memory:
         chunks = json.dumps([hit.chunk for hit in hits])
         return {row[0]: Facts(*row[1:]) for row in self.database.rows(sql, chunks)}
 
-    def _answer(self, hits: list[Hit], explain: bool, around: bool) -> dict[str, Any]:
-        """What callers see of these hits, and of what stands around them in the graph now."""
+    def _answer(self, hits: list[Hit], explain: bool, weak: set[int]) -> dict[str, Any]:
+        """What callers see of these hits, some of which have little to do with the query."""
         results = self._results(hits)
+        for seq in weak & results.keys():
+            results[seq]["unrelated"] = True
         if explain:
             parts = {hit.item: hit.parts for hit in hits}
             for seq, row in results.items():
                 told = {name: round(value, 4) for name, value in parts[seq].items()}
                 row["parts"] = {name: value for name, value in told.items() if value}
-        answer: dict[str, Any] = {"count": len(results), "results": list(results.values())}
-        return answer | (self._around(answer["results"]) if around else {})
+        return {"count": len(results), "results": list(results.values())}
 
-    def _around(self, results: list[dict[str, Any]]) -> dict[str, Any]:
-        """Name each result's neighbours and older versions; return what else to look at."""
+    def _around(self, results: list[dict[str, Any]], weak: set[int]) -> dict[str, Any]:
+        """Name each result's neighbours and older versions; return what else to look at, but for
+        what was found and held back."""
         ids = [row["id"] for row in results]
-        links = [one for one in links_of(self.database, ids) if one.other not in set(ids)]
+        known = {*ids, *(row["id"] for row in self._items(weak).values())}
+        links = links_of(self.database, ids, self.projects.current())
+        links = [one for one in links if one.other not in known]
         older = self._versions_behind(ids)
         for row in results:
             related = [one.other for one in links if one.id == row["id"] and one.kind in _ALIKE]
@@ -6723,7 +6775,7 @@ class Memory:
         return {id: json.loads(older) for id, older in self.database.rows(sql, json.dumps(ids))}
 
     def _neighbours(self, links: list[Link]) -> list[dict[str, Any]]:
-        """The other ends of links, each once; of another project's only that it is there."""
+        """The other ends of links, each once."""
         first = {one.other: one for one in reversed(links)}
         shown = list(dict.fromkeys(one.other for one in links))[:NEIGHBOURS_SHOWN]
         rows = []
@@ -6733,13 +6785,12 @@ class Memory:
                 continue
             row: dict[str, Any] = {"id": id, **_dated("created", item["created_at"])}
             if one.kind == CO_ACCESSED:
-                row["reason"] = f"recalled {one.count} times together with {one.id}"
+                row["reason"] = f"answered {one.count} questions together with {one.id}"
             else:
                 row |= {"similarity": "graph", "graph_expanded": True, "rel_type": one.label}
+            row["beginning"] = item["content"][:PREVIEW]
             if self._is_foreign(item):
                 row["cross_project"] = True
-            else:
-                row["beginning"] = item["content"][:PREVIEW]
             rows.append(row)
         return rows
 
@@ -7358,8 +7409,8 @@ class Memory:
     def graph(self, id: str) -> dict[str, Any]:
         """One item's facts and its neighbourhood: {…, nodes, edges}.
 
-        nodes  [{…, live}], of other projects [{id, live, cross_project}]; this item first, with
-               its lineage
+        nodes  [{…, live, cross_project?}], this item first, with its lineage; of other projects
+               where recall shows those
         edges  [{from, to, type, label?, strength?, count?}] between it, its lineage and
                neighbours
         """
@@ -7373,18 +7424,16 @@ class Memory:
             json.dumps(lineage),
         )
         ids = dict.fromkeys([row["id"], *lineage, *(end for edge in edges for end in edge[:2])])
+        nodes = {id: item for id in ids if self._may_read(item := self._item(id))}
         return {
             **shared_facts(row),
-            "nodes": [self._node(node) for node in ids],
-            "edges": [_edge(edge) for edge in edges],
+            "nodes": list(map(self._node, nodes.values())),
+            "edges": [_edge(edge) for edge in edges if nodes.keys() >= set(edge[:2])],
         }
 
-    def _node(self, id: str) -> dict[str, Any]:
-        row = self._item(id)
-        node: dict[str, Any] = {"id": id, "live": row["ended_at"] is None}
-        if self._is_foreign(row):
-            return node | {"cross_project": True}
-        return shared_facts(row) | node
+    def _node(self, row: dict[str, Any]) -> dict[str, Any]:
+        node = shared_facts(row) | {"live": row["ended_at"] is None}
+        return node | ({"cross_project": True} if self._is_foreign(row) else {})
 
     # In and out
 
@@ -8583,7 +8632,7 @@ class Worker:
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
         self._calls: deque[Call] = deque()
-        self._shown: list[list[str]] = []  # ids of answers that are still to be noted
+        self._shown: list[Shown] = []  # answers that are still to be noted
         self._ran = 0
         self._ready = threading.Condition()
         self._closing = False
@@ -8645,11 +8694,11 @@ class Worker:
 
     def _run(self, call: Call) -> None:
         result: dict[str, Any] = {}
-        shown: list[str] = []
+        shown: Shown | None = None
         try:
             answer = call_tool(self.memory, call.name, call.arguments)
-            if call.name == "recall":
-                shown = [row["id"] for row in answer["results"]]
+            if call.name == "recall" and answer["results"]:
+                shown = shown_by(call.arguments["query"], answer)
             if call.name == "list":
                 answer["items"] = [_shorten(row, PREVIEW, ()) for row in answer["items"]]
             schema = next(tool for tool in TOOLS if tool.name == call.name).output
@@ -9355,7 +9404,7 @@ def recall(shared: Context, words: tuple[str, ...], explain: bool, **options: An
         parts = explain or shared.json
         answer = memory.recall(query, record=False, explain=parts, **options)
         shared.show(answer, functools.partial(render_recalled, query=query))
-        memory.record_access(row["id"] for row in answer["results"])
+        memory.record_access(shown_by(query, answer))
 
 
 cli.add_command(recall, "search")
@@ -10189,7 +10238,7 @@ def _render_around(answer: dict[str, Any]) -> Iterator[str]:
 
 
 def _beside(why: str, row: dict[str, Any]) -> str:
-    text = one_line(row.get("beginning", "(another project's)"), 60)
+    text = one_line(row["beginning"], 60)
     return _dim(printable(f"see also {row['id']}  {text}  [{why}]"))
 
 
@@ -10222,7 +10271,7 @@ def render_history(answer: dict[str, Any]) -> Iterator[str]:
 
 
 def _label(node: dict[str, Any], width: int) -> str:
-    return printable(one_line(node.get("content", "(another project's)"), width))
+    return printable(one_line(node["content"], width))
 
 
 def render_tree(answer: dict[str, Any]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import sediment
-from sediment import Encoder, Memory
+from sediment import Encoder, Memory, Shown, sha256
 
 CACHE = tempfile.TemporaryDirectory()  # notes about checked models, for this process's children
 TIMEOUT = 120  # s; nothing here takes long, but a loaded machine may stall
@@ -102,6 +102,11 @@ def values(memory: Memory, sql: str) -> list[Any]:
 def lines(rows: Iterable[Any]) -> list[str]:
     """Rows as JSON Lines."""
     return [json.dumps(row) for row in rows]
+
+
+def shown(*ids: str, question: str = "") -> Shown:
+    """An answer to a question, all of which fits."""
+    return Shown(sha256(question.encode())[:8], list(ids), list(ids))
 
 
 def consistent(memory: Memory) -> None:

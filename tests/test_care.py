@@ -15,7 +15,7 @@ import apsw
 import kills
 import pytest
 from conftest import ROOT
-from storage import child, consistent, finish, hear, open_memory, rows_of, tell
+from storage import child, consistent, finish, hear, open_memory, rows_of, shown, tell
 
 import sediment
 from sediment import DatabaseError, InvalidInput, Memory, NotFound, Projects, take_place
@@ -603,7 +603,7 @@ def test_pruning_tells_what_stays_and_why(memory: Memory) -> None:
     tea = memory.store("Tea at four.", created_at=day)["id"]
     newer = memory.store("Tea at five.", replace=tea, created_at=day)["id"]
     (both,) = {memory.store("The door is blue.", created_at=day)["id"] for _ in "twice"}
-    memory.record_access([recalled, both])
+    memory.record_access(shown(recalled, both))
     today = time.strftime("%Y-%m-%d", time.gmtime())
     for answer in (memory.prune("1y", dry_run=True), memory.prune("1y")):
         assert answer["count"] == 0

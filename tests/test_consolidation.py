@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from program import Program
-from storage import child, consistent, finish, open_memory, rows_of
+from storage import child, consistent, finish, open_memory, rows_of, shown
 from wire import Wire, small_env
 
 import sediment
@@ -72,9 +72,9 @@ def test_a_dry_run_changes_nothing(memory: Memory) -> None:
 
 def test_undo_takes_a_merge_apart_for_good(memory: Memory) -> None:
     first, second, coffee = put(memory, PORT, AGAIN, COFFEE)
-    for _ in range(3):
-        memory.record_access([first, coffee])
-    memory.record_access([second])
+    for question in "abc":
+        memory.record_access(shown(first, coffee, question=question))
+    memory.record_access(shown(second))
     names = ("items", "chunks", "vectors", "graph_nodes", "graph_edges", "access_log")
     before = {name: sorted(rows_of(memory, name), key=repr) for name in names}
     memory.consolidate()
@@ -92,9 +92,9 @@ def test_undo_takes_a_merge_apart_for_good(memory: Memory) -> None:
 
 def test_a_merge_keeps_what_came_after_it(memory: Memory) -> None:
     first, second, coffee = put(memory, PORT, AGAIN, COFFEE)
-    memory.record_access([first, coffee])
+    memory.record_access(shown(first, coffee, question="a"))
     memory.consolidate()
-    memory.record_access([second, coffee])
+    memory.record_access(shown(second, coffee, question="a"), shown(second, coffee, question="b"))
     memory.undo(first)
     assert {(e["from"], e["to"], e["count"]) for e in memory.graph(second)["edges"]} == (
         {(*sorted((second, coffee)), 1)}

@@ -101,7 +101,7 @@ def test_every_connection_is_safe_and_strict(path: Path) -> None:
 
 ORIGINALS = {
     "graph_nodes": "id project_id created_at",
-    "graph_edges": "from_id to_id edge_type strength rel_type count last_at created_at",
+    "graph_edges": "from_id to_id edge_type strength rel_type count last_at created_at questions",
     "access_log": "item_id access_count last_accessed_at created_at validation_count",
     "consolidation_queue": "item_id_a item_id_b similarity status created_at",
 }

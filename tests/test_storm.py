@@ -10,7 +10,7 @@ from typing import Any
 import kills
 import pytest
 import storm
-from storage import consistent, open_memory
+from storage import consistent, open_memory, shown
 
 import sediment
 from sediment import Memory, NotFound
@@ -155,7 +155,7 @@ def test_pruning_looks_again(
         "forget": lambda: other.forget(one),
         "replace": lambda: other.store(TEA, replace=one),
         "confirm": lambda: other.store(PORTS[0], created_at=OLD),
-        "recall": lambda: other.record_access([one]),
+        "recall": lambda: other.record_access(shown(one)),
         "prune": lambda: other.prune("1y"),
     }
     before_writing(monkeypatch, memory, deeds[deed])
