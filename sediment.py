@@ -227,6 +227,7 @@ VECTORS_KEPT_EVERY = 64  # vectors of one file, after which an interruption lose
 RACY = 2 * 10**9  # ns; a file that was read this soon after its time may have changed within it
 FILE_TRIES = 5  # readings of a file that changes while it is read
 STALE_ROUNDS = 3  # times that a recall looks again because a file had changed
+PROGRESS_SECONDS = 10  # between lines of progress in a log, where no bar is drawn
 WATCH_DEBOUNCE = 1_500  # ms without a change before changes are taken up; as memsearch does
 WATCH_POLL = 1_000  # ms between looks at whether a watched folder is another one now
 COMPACT_TIMEOUT = 300.0  # s that a command that summarises may take
@@ -5683,9 +5684,19 @@ def run_filter(command: str, text: str, timeout: float) -> str:
     if process.returncode:
         reason = f"failed with {process.returncode}" + (f" ({said})" if said else "")
         raise InvalidInput(f"{command!r} {reason}: nothing was changed")
-    if not (summary := out.decode("utf-8", "replace").strip()):
-        raise InvalidInput(f"{command!r} printed nothing: nothing was changed")
-    return summary
+    return out.decode("utf-8", "replace").strip()
+
+
+def check_summary(summary: str, text: str) -> None:
+    """InvalidInput says why something cannot stand for a text: what index would skip, say."""
+    reasons = {
+        "nothing": not summary,
+        "what is no text": "\ufffd" in summary or _CONTROL.search(summary),
+        "no less than it was given": len(summary) >= len(text),
+        "nothing that recall could find": not any(map(str.isalnum, visible(summary))),
+    }
+    if reason := next((reason for reason, found in reasons.items() if found), ""):
+        raise InvalidInput(f"the command printed {reason}: nothing was changed")
 
 
 def _end_all(process: Any) -> None:
@@ -7139,7 +7150,9 @@ class Memory:
             return answer | {"repeats": self._repeats(folder)}
         if not notes:
             return answer | {"message": "No note is that old: nothing to do."}
-        summary, _ = self._cleaned(run_filter(command, text, timeout), False)
+        summary = plain_newlines(run_filter(command, text, timeout))
+        check_summary(summary, text)
+        summary, _ = self._cleaned(summary, False)
         target = begin_compaction(self.database, folder, notes, summary)
         if self._files_of(self.projects.current()).covers(folder):
             self.index([folder])
@@ -9234,21 +9247,36 @@ class Context:
             click.echo(text, err=True)
 
 
+_GENERAL: dict[str, dict[str, Any]] = {
+    "--db": {"metavar": "FILE", "help": "The database file."},
+    "--project": {"metavar": "ID", "help": "A project's id or folder."},
+    "--json": {"is_flag": True, "help": "Print one JSON document."},
+    "--verbose": {"is_flag": True, "help": "Say on stderr what is done beside the answer."},
+}
+
+
 def _common(command: Callable[..., None]) -> Callable[..., None]:
     """Let the general options stand after the command too, where people put them."""
-    for flag, text in (("--json", "Print one JSON document."), ("--db", "The database file.")):
-        kind: dict[str, Any] = {"is_flag": True} if flag == "--json" else {"metavar": "FILE"}
-        command = click.option(flag, expose_value=False, callback=_late, help=text, **kind)(command)
-    for flag, kind in (("--project", {"metavar": "ID"}), ("--verbose", {"is_flag": True})):
-        command = click.option(flag, expose_value=False, callback=_late, hidden=True, **kind)(
-            command
-        )
+    for flag, kind in reversed(_GENERAL.items()):
+        command = click.option(flag, expose_value=False, callback=_late, **kind)(command)
     return command
 
 
 def _late(context: click.Context, option: click.Parameter, value: Any) -> None:
     if value not in (None, False) and option.name:
         setattr(context.obj, option.name, value)
+
+
+def _ids(context: click.Context, _: click.Parameter, beginning: str) -> list[str]:
+    """The ids to propose on Tab; none where the memory cannot be read."""
+    given = context.find_root().params
+    with (
+        contextlib.suppress(SedimentError),
+        Memory(given.get("db"), project=given.get("project")) as memory,
+    ):
+        rows = memory.list_items(limit=LIMIT_MAX, scope="all")["items"]
+        return [row["id"] for row in rows if row["id"].startswith(beginning)]
+    return []
 
 
 _ALLOW_SECRETS = click.option(
@@ -9339,7 +9367,9 @@ _shared = click.make_pass_decorator(Context)
 @cli.command()
 @click.argument("content")
 @click.option("-s", "--scope", type=_SCOPE, help="project (default), or global: for every project.")
-@click.option("--replace", metavar="ID", help="The item that this one supersedes.")
+@click.option(
+    "--replace", metavar="ID", shell_complete=_ids, help="The item that this one supersedes."
+)
 @click.option("--created-at", type=_TIME, metavar="TIME", help="Back-date it: 2026-03, yesterday.")
 @click.option("--into", metavar="FILE", help="Put it into a markdown file, and index that.")
 @_ALLOW_SECRETS
@@ -9411,7 +9441,7 @@ cli.add_command(recall, "search")
 
 
 @cli.command()
-@click.argument("id")
+@click.argument("id", shell_complete=_ids)
 @click.option("--lines", type=click.IntRange(0, 10_000), metavar="N", help="So many lines around.")
 @click.option("--section", is_flag=True, help="The whole section (as without --lines).")
 @_common
@@ -9585,7 +9615,7 @@ def list_command(shared: Context, limit: int, scope: str) -> None:
 
 
 @cli.command()
-@click.argument("id")
+@click.argument("id", shell_complete=_ids)
 @_common
 @_shared
 def get(shared: Context, id: str) -> None:
@@ -9605,7 +9635,7 @@ def get(shared: Context, id: str) -> None:
 
 
 @cli.command()
-@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@click.argument("ids", nargs=-1, required=True, metavar="ID...", shell_complete=_ids)
 @_common
 @_shared
 def forget(shared: Context, ids: tuple[str, ...]) -> None:
@@ -9620,7 +9650,7 @@ def forget(shared: Context, ids: tuple[str, ...]) -> None:
 
 
 @cli.command()
-@click.argument("id")
+@click.argument("id", shell_complete=_ids)
 @_common
 @_shared
 def history(shared: Context, id: str) -> None:
@@ -9635,7 +9665,7 @@ def history(shared: Context, id: str) -> None:
 
 
 @cli.command()
-@click.argument("id")
+@click.argument("id", shell_complete=_ids)
 @_common
 @_shared
 def undo(shared: Context, id: str) -> None:
@@ -9650,7 +9680,7 @@ def undo(shared: Context, id: str) -> None:
 
 
 @cli.command()
-@click.argument("id")
+@click.argument("id", shell_complete=_ids)
 @click.option(
     "--format",
     "kind",
@@ -9858,9 +9888,10 @@ def import_command(
 
 @cli.command()
 @click.argument("file", required=False, type=click.Path(dir_okay=False))
+@click.option("--force", is_flag=True, help="Overwrite FILE if it is there.")
 @_common
 @_shared
-def export(shared: Context, file: str | None) -> None:
+def export(shared: Context, file: str | None, force: bool) -> None:
     """Write all items as JSON Lines. Of all projects; to FILE, or to stdout.
 
     \b
@@ -9868,6 +9899,8 @@ def export(shared: Context, file: str | None) -> None:
       sediment export backup.jsonl
       sediment export | jq -r 'select(.scope == "global").content'
     """
+    if file and Path(file).is_file() and not force:
+        raise InvalidInput(f"{file} is there already: --force overwrites it")
     with shared.memory() as memory:
         if file is None and shared.json:
             rows = list(memory.export_rows())
@@ -10012,8 +10045,10 @@ def _write_all(file: IO[str], lines: Iterable[str]) -> int:
 
 @contextlib.contextmanager
 def progress_bar(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar with a rate on a terminal's stderr, fed with counts of what was done; else nothing."""
+    """A bar with a rate on a terminal's stderr, fed with counts of what was done; else a line
+    every PROGRESS_SECONDS."""
     start, done = time.monotonic(), 0
+    told, tells = start, not sys.stderr.isatty()
     unknown = iter(()) if total is None else None
     with click.progressbar(
         unknown,
@@ -10022,13 +10057,16 @@ def progress_bar(label: str, total: int | None) -> Iterator[Callable[[int], None
         show_pos=True,
         item_show_func=lambda rate: rate,
         file=sys.stderr,
-        hidden=not sys.stderr.isatty(),
+        hidden=tells,
     ) as bar:
         shown: Any = bar
 
         def add(count: int) -> None:
-            nonlocal done
+            nonlocal done, told
             done += count
+            if tells and (now := time.monotonic()) - told >= PROGRESS_SECONDS:
+                told = now
+                click.echo(f"{label}: {done}{'' if total is None else f' of {total}'}", err=True)
             shown.update(count, f"{done / max(time.monotonic() - start, 0.001):.0f}/s")
 
         yield add
@@ -10401,7 +10439,8 @@ def main() -> int:
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else name
         reason = " ".join(error.format_message().split()).rstrip(".")
-        return _fail(f"{reason}. See `{command} --help`.", error.exit_code)
+        end = "" if reason.endswith("?") else "."
+        return _fail(f"{reason}{end} See `{command} --help`.", error.exit_code)
     except click.ClickException as error:
         return _fail(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt):

@@ -15,6 +15,8 @@ import pytest
 from conftest import ROOT, Run
 from program import Program, files, heed_permissions, one_line
 
+import sediment
+
 FRIDAYS = "We deploy on Fridays, after the canary is green."
 
 
@@ -239,6 +241,22 @@ def test_export_to_a_file_for_this_user(here: Program) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.read_text() == here.ok("export")
     assert files(here.folder) == {".sediment", ".sediment/config", "out.jsonl"}
+    path.write_text("a letter")
+    assert "--force" in here.error("export", "out.jsonl")
+    assert path.read_text() == "a letter"
+    here.ok("export", "out.jsonl", "--force")
+    assert path.read_text() == here.ok("export")
+
+
+def test_progress_without_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seconds, lines in ((0, ["indexing: 2 of 5", "indexing: 5 of 5"]), (1000, [])):
+        monkeypatch.setattr(sediment, "PROGRESS_SECONDS", seconds)
+        with sediment.progress_bar("indexing", 5) as add:
+            add(2)
+            add(3)
+        assert capsys.readouterr().err.splitlines() == lines
 
 
 # --json, before the command and after it
@@ -600,7 +618,7 @@ def test_an_export_goes_through_a_link_and_keeps_the_mode(here: Program) -> None
     target, link = here.folder / "target", here.folder / "link"
     target.touch(0o640)
     link.symlink_to(target)
-    here.ok("export", str(link))
+    here.ok("export", "--force", str(link))
     assert link.is_symlink()
     assert FRIDAYS in target.read_text()
     assert target.stat().st_mode & 0o777 == 0o640

@@ -826,6 +826,13 @@ def test_a_look_before_compacting_changes_nothing(memory: Memory, notes: Path) -
         ("echo half; echo reason >&2; exit 3", "failed with 3 (reason)"),
         ("true", "printed nothing"),
         ("sleep 60", "ran past"),
+        ("head -c 200000 /dev/urandom", "no text"),
+        (r"printf 'a\033[2Jb'", "no text"),
+        (r"printf 'a\377b'", "no text"),
+        (r"printf 'a\000b'", "no text"),
+        ("cat; echo more", "no less than it was given"),
+        ("echo '<!-- notes -->'", "nothing that recall could find"),
+        ("echo ---", "nothing that recall could find"),
         ("no-such-program-here", "failed with 127"),
     ],
 )
@@ -842,7 +849,7 @@ def test_a_command_that_fails_changes_nothing(
 def test_a_note_that_changes_meanwhile_stops_it(memory: Memory, notes: Path) -> None:
     before = names(notes)
     with pytest.raises(InvalidInput, match="changed meanwhile"):
-        memory.compact(notes, command=f"cat; echo more >> '{notes}/2026-01-05.md'")
+        memory.compact(notes, command=f"head -c 20; echo more >> '{notes}/2026-01-05.md'")
     assert names(notes) == before
 
 

@@ -44,6 +44,7 @@ def test_every_command_explains_itself(here: Program, command: str) -> None:
     options = text.split("Options:")[1]
     described = re.findall(r"^  (-\S.*?)(?: {2,}|\n +)\S", options, re.MULTILINE)
     assert len(described) == len(re.findall(r"^  -", options, re.MULTILINE)), "one has no text"
+    assert {"--db FILE", "--project ID", "--json", "--verbose"} <= set(described)
 
 
 def test_the_readme_names_them() -> None:
@@ -65,6 +66,9 @@ def test_the_readme_names_them() -> None:
 def test_wrong_usage_says_where_help_is(here: Program) -> None:
     assert re.search(r"`\S+ --help`", here.error("remember", code=2))
     assert re.search(r"`\S+ list --help`", here.error("list", "--nonsense", code=2))
+    for words in (["rcall"], ["list", "--jsn"]):
+        said = here.error(*words, code=2)
+        assert re.search(r"\. Did you mean '[\w-]+'\? See `", said), said
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -110,3 +114,7 @@ def test_bash_proposes_commands_and_options(here: Program, pyz: Path, unpacked: 
     assert completed(here, pyz, "st") == {"store", "stats", "status"}
     assert completed(here, pyz, "list", "--scope", "") == {"project", "global", "all"}
     assert "--created-at" in completed(here, pyz, "store", "--")
+    id = here.store("The ferry leaves at nine.")
+    for command in ("get", "history", "expand"):
+        assert completed(here, pyz, command, id[:3]) == {id}
+    assert not completed(here, pyz, "get", "none")
