@@ -99,7 +99,7 @@ def completed(here: Program, pyz: Path, *words: str) -> set[str]:
     wrapper.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{pyz}" "$@"\n')
     wrapper.chmod(0o755)
     env = {"PATH": "/usr/bin:/bin:/usr/local/bin", "PROGRAM": str(wrapper)}
-    env["SEDIMENT_CACHE"] = str(here.folder / "cache")
+    env |= {"SEDIMENT_CACHE": str(here.folder / "cache"), "HOME": str(here.folder.parent)}
     command = ["bash", "--norc", "-c", COMPLETE, "bash", "./script", str(wrapper), *words]
     done = subprocess.run(
         command, cwd=here.folder, env=env, capture_output=True, text=True, check=True
