@@ -1127,9 +1127,9 @@ _FRONT_MATTER = _Pattern(
 )
 # Code, in which comments are shown, or where a comment begins.
 _CODE_OR_COMMENT = _Pattern(
-    r"^[ \t]*(?P<fence>`{3,}(?=[^`\n]*$)|~{3,}).*\n(?:.*\n)*?"
+    r"^[ \t]*(?P<fence>`{3,}+(?=[^`\n]*$)|~{3,}+).*\n(?:.*\n)*?"
     r"(?:[ \t]*(?P=fence)[`~]*[ \t]*$|.*\Z)"
-    r"|(?P<ticks>`+)(?!`).{0,500}?(?<!`)(?P=ticks)(?!`)|<!--",
+    r"|(?<!`)(?P<ticks>`++).{0,500}?(?<!`)(?P=ticks)(?!`)|<!--",
     re.MULTILINE,
 )
 _BLANK_LINES = _Pattern(r"\n(?:[ \t]*\n){2,}")
@@ -2167,10 +2167,14 @@ def m005_files(connection: apsw.Connection) -> None:
 
 
 def m006_signs(connection: apsw.Connection) -> None:
-    """Signs as words in the word index; of which questions two items were the answer. What was
-    counted before took weak hits and the same question again."""
+    """Signs as words in the word index; an index on every column that names an item; of which
+    questions two items were the answer: what was counted before took weak hits and the same
+    question again."""
     fill_words(connection)
     connection.execute("""
+        CREATE INDEX history_item ON history(item_id);
+        CREATE INDEX history_other ON history(other_id);
+        CREATE INDEX consolidation_queue_b ON consolidation_queue(item_id_b);
         ALTER TABLE graph_edges ADD COLUMN questions BLOB NOT NULL DEFAULT x'';
         DELETE FROM graph_edges WHERE edge_type = 'co_accessed';
     """)
@@ -3692,13 +3696,15 @@ class VectorIndex:
         while rows := self.database.rows(sql, self._last):
             start, end = self._count, self._count + len(rows)
             if end > len(self._chunks):
-                self._grow(end + end // 4 + 64)
+                self._grow(end)
             chunks, items, projects, gone, vectors = zip(*rows, strict=True)
             self._chunks[start:end], self._items[start:end] = chunks, items
             self._gone[start:end], self._scopes[start:end] = gone, list(map(self._scope, projects))
             waiting = [row for row, vector in enumerate(vectors) if vector is None]
             self._waiting |= {chunks[row]: start + row for row in waiting}
             self._count, self._last = end, chunks[-1]
+            if end > KEPT_VECTORS:  # which nobody reads from now on
+                self._vectors = self._vectors[:0].copy()
             nothing = bytes(4 * self.dimension)
             self._set(start, _matrix([(vector or nothing,) for vector in vectors]))
 
@@ -3724,13 +3730,15 @@ class VectorIndex:
             self._erased += int(end - start) if erased else 0
             self._changed = max(self._changed, number)
 
-    def _grow(self, size: int) -> None:
-        """Make room; what is not used yet takes no memory."""
+    def _grow(self, count: int) -> None:
+        """Make room for so many and some more; what is not used yet takes no memory."""
         import numpy
 
+        size = count + count // 4 + 64
+        vectors = min(size, KEPT_VECTORS) if count <= KEPT_VECTORS else 0
         for name in ("_chunks", "_items", "_scopes", "_gone", "_vectors"):
             old = getattr(self, name)
-            length = size if name != "_vectors" else min(size, KEPT_VECTORS)
+            length = vectors if name == "_vectors" else size
             new = numpy.empty((length, *old.shape[1:]), old.dtype)
             new[: self._count] = old[: self._count][:length]
             setattr(self, name, new)
@@ -7821,22 +7829,29 @@ class Memory:
                 connection.execute("DELETE FROM staged")
                 connection.execute("INSERT OR REPLACE INTO meta VALUES('reindex', ?)", (goal,))
         progress(self.database.value("SELECT count(DISTINCT item) FROM staged"))
-        while batch := self.database.rows(f"{_UNSTAGED} LIMIT {REINDEX_BATCH}"):
-            if stop():
-                return {"success": False, "message": "Interrupted: reindex goes on from here."}
-            rows = [row for item in batch for row in self._staged_rows(*item)]
-            with self.database.transaction() as connection:
-                _stage(connection, rows)
-            progress(len(batch))
-        with self.database.transaction() as connection:
-            for item in fetch(connection, _UNSTAGED):  # stored a moment ago
-                _stage(connection, self._staged_rows(*item))
-            switch_to_staged(connection)
-            _claim_model(connection, self.encoder.model)
-            chunks = connection.execute("SELECT count(*) FROM chunks").get
+        last = 0
+        while not self._switch(last):  # nor when one was stored a moment ago
+            while batch := self.database.rows(f"{_UNSTAGED} LIMIT {REINDEX_BATCH}", last):
+                if stop():
+                    return {"success": False, "message": "Interrupted: reindex goes on from here."}
+                rows = [row for item in batch for row in self._staged_rows(*item)]
+                with self.database.transaction() as connection:
+                    _stage(connection, rows)
+                progress(len(batch))
+                last = batch[-1][0]
+        chunks = self.database.value("SELECT count(*) FROM chunks")
         items = self.database.value("SELECT count(*) FROM items")
         message = f"Made {chunks} chunks of {items} items anew, with {self.encoder.model.name}."
         return {"success": True, "items": items, "chunks": chunks, "message": message}
+
+    def _switch(self, last: int) -> bool:
+        """Let what is staged take its place, unless an item behind this one is not staged yet."""
+        with self.database.transaction() as connection:
+            if fetch(connection, f"{_UNSTAGED} LIMIT 1", last):
+                return False
+            switch_to_staged(connection)
+            _claim_model(connection, self.encoder.model)
+        return True
 
     def _staged_rows(self, item: int, content: str, file: int | None) -> list[tuple[Any, ...]]:
         chunks = self._split(content)
@@ -8195,7 +8210,10 @@ def _fill(connection: apsw.Connection, vectors: list[tuple[bytes, int]]) -> None
     connection.executemany("DELETE FROM pending WHERE chunk = ?", [(row[1],) for row in vectors])
 
 
-_UNSTAGED = "SELECT seq, content, file FROM items WHERE seq NOT IN (SELECT item FROM staged)"
+_UNSTAGED = (
+    "SELECT seq, content, file FROM items WHERE seq > ?"
+    " AND NOT EXISTS(SELECT 1 FROM staged WHERE item = seq) ORDER BY seq"
+)
 
 
 def _stage(connection: apsw.Connection, rows: list[tuple[Any, ...]]) -> None:
@@ -8273,6 +8291,7 @@ def to_json(value: object) -> str:
 
 HANDSHAKE_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 STATELESS_VERSION = "2026-07-28"
+STATELESS_VERSIONS = [STATELESS_VERSION]  # those that need no handshake
 BATCH_VERSION = "2025-03-26"  # the one revision with JSON-RPC batches
 _META = "io.modelcontextprotocol/"
 LIST_TTL = 3_600_000  # ms a client may keep the tool list: it changes with the program only
@@ -8882,7 +8901,7 @@ class Server:
 
     def _discover(self, _: dict[str, Any]) -> dict[str, Any]:
         return {
-            "supportedVersions": [STATELESS_VERSION],
+            "supportedVersions": STATELESS_VERSIONS,
             "capabilities": {"tools": {}},
             "instructions": INSTRUCTIONS,
             **_CACHEABLE,
@@ -8974,8 +8993,7 @@ def _is_stateless(params: dict[str, Any]) -> bool:
     if not isinstance(version, str):
         raise ProtocolError(INVALID_PARAMS, f"{_META}protocolVersion must be a string")
     if version != STATELESS_VERSION:
-        supported = [STATELESS_VERSION, *reversed(HANDSHAKE_VERSIONS)]
-        data = {"supported": supported, "requested": version}
+        data = {"supported": STATELESS_VERSIONS, "requested": version}
         raise ProtocolError(UNSUPPORTED_VERSION, "unsupported protocol version", data)
     if not isinstance(meta.get(f"{_META}clientCapabilities"), dict):
         raise ProtocolError(INVALID_PARAMS, f"_meta needs {_META}clientCapabilities")

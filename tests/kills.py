@@ -326,6 +326,9 @@ def make_older(path: Path, version: int) -> None:
     """Take back the later migrations, as if an earlier Sediment had made the file."""
     connection = apsw.Connection(str(path))
     connection.execute("PRAGMA foreign_keys = off")
+    connection.execute("ALTER TABLE graph_edges DROP COLUMN questions")
+    for index in ("history_item", "history_other", "consolidation_queue_b"):
+        connection.execute(f"DROP INDEX {index}")
     connection.execute("DROP TRIGGER item_changed; DROP TRIGGER item_erased")
     connection.execute("DROP TABLE changes; DROP TABLE staged; DROP INDEX items_file")
     for column in ("file", "first_line", "last_line"):

@@ -399,6 +399,54 @@ def test_reindexing_gives_the_same_answers(memory: Memory) -> None:
     consistent(memory)
 
 
+def test_reindexing_encodes_nothing_while_others_wait(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(40):
+        memory.store(f"Remark {number}.")
+    encode, late = memory.encoder.embed, ["Tea at four.", "Bread at five."]
+
+    def embed(text: str) -> bytes:
+        assert not memory.database.writer().in_transaction
+        return encode(text)
+
+    def stored_meanwhile(_: int) -> None:
+        if memory.database.value("SELECT count(*) FROM staged") >= 40 and late:
+            memory.store(late.pop())
+
+    monkeypatch.setattr(memory.encoder, "embed", embed)
+    assert memory.reindex(stored_meanwhile)["items"] == 42
+    consistent(memory)
+
+
+def test_each_batch_of_a_reindexing_begins_where_the_last_ended(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sediment, "REINDEX_BATCH", 1)
+    steps: list[int] = []
+    for _ in range(2):
+        memory.import_rows([{"content": f"Remark {len(steps)}, {n}."} for n in range(60)])
+        steps.append(0)
+
+        def count() -> bool:
+            steps[-1] += 1
+            return False
+
+        memory.database.writer().set_progress_handler(count, 100)
+        memory.reindex()
+        memory.database.writer().set_progress_handler(None)
+    assert steps[1] < 3 * steps[0]
+
+
+def test_forgetting_looks_an_id_up_in_an_index(memory: Memory) -> None:
+    memory.store("A fact.")
+    for table, column in sediment._MENTIONS:
+        plan = memory.database.rows(
+            f"EXPLAIN QUERY PLAN DELETE FROM {table} WHERE {column} = ?", "x"
+        )
+        assert "SCAN" not in str(plan), plan
+
+
 def test_reindexing_goes_on_where_it_was(memory: Memory) -> None:
     calls: list[int] = []
 

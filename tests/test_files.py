@@ -360,6 +360,9 @@ def test_files_that_change_places_are_noticed(memory: Memory, folder: Path) -> N
 
 def test_comments_without_end_take_no_time(folder: Path) -> None:
     assert visible("<!--" * 200_000).startswith("<!--<!--")
+    for ticks in ("`" * 1_000_000, "a" + "`" * 1_000_000 + "b"):
+        assert visible(ticks) == ticks
+    assert visible("``<!-- a -->`` `<!-- b -->") == "``<!-- a -->`` `"
     assert visible("<!-- a -->" * 50_000 + "<!--" * 50_000).startswith("<!--<!--")
 
 

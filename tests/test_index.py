@@ -149,6 +149,20 @@ def test_bits_find_nearly_all_of_many(
     assert same >= 0.8 * 3 * len(QUERIES)
 
 
+def test_vectors_that_are_too_many_take_no_memory(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sediment, "SCANNED", (4, 1))
+    monkeypatch.setattr(sediment, "KEPT_VECTORS", 50)
+    assert memory._index
+    memory.recall("tea")
+    assert memory._index._vectors.nbytes >= 40 * 384 * 4
+    for number in range(80):
+        memory.store(f"Another remark, number {number}, on tea.")
+        memory.recall("tea")
+        assert (memory._index._vectors.nbytes == 0) == (number >= 10)
+
+
 def test_signs_are_packed_in_order() -> None:
     vectors = numpy.eye(384, dtype=numpy.float32) - 0.5
     assert sediment._bits(vectors > 0).shape == (384, 6)

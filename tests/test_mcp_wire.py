@@ -147,11 +147,13 @@ def test_stateless_requests_for_what_is_gone_are_unknown(wire: Wire, method: str
 
 @pytest.mark.parametrize("version", ["2099-01-01", "2025-11-25", ""])
 def test_stateless_version_that_is_not_served(wire: Wire, version: str) -> None:
+    wire.meta = STATELESS
+    served = wire.request("server/discover")["result"]["supportedVersions"]
     wire.meta = {**STATELESS, f"{META}protocolVersion": version}
     for method in ("server/discover", "tools/list", "tools/call"):
         error = wire.request(method)["error"]
         assert error["code"] == -32022
-        assert "2026-07-28" in error["data"]["supported"]
+        assert error["data"]["supported"] == served == ["2026-07-28"]
         assert error["data"]["requested"] == version
 
 
