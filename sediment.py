@@ -9645,7 +9645,10 @@ def get(shared: Context, id: str) -> None:
     """
     with shared.memory() as memory:
         item = memory.get(id)
-        shared.show(item, lambda item: [printable(item["content"])])
+        if shared.json or sys.stdout.isatty():
+            shared.show(item, lambda item: [printable(item["content"])])
+        else:  # to the byte
+            click.echo(item["content"].encode(), nl=False)
         if "cross_project" in item and not shared.json:
             click.echo(printable(f"(of another project: {item['project']})"), err=True)
         if "successor" in item and not shared.json:
@@ -10008,7 +10011,8 @@ def completion(context: click.Context, shell: str) -> None:
 
 def read_stdin() -> str:
     """The UTF-8 text on stdin, without the newline that `echo` adds."""
-    return decode(sys.stdin.buffer.read(), "stdin").rstrip("\r\n")
+    text = decode(sys.stdin.buffer.read(), "stdin")
+    return text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text
 
 
 def decode(data: bytes, what: str) -> str:
