@@ -448,7 +448,8 @@ def _iso_span(text: str) -> Span:
     """A day or an instant in ISO 8601, or unix seconds, of which no day has eight digits."""
     if not (text.isdecimal() and len(text) == 8):
         with contextlib.suppress(ValueError):
-            return (datetime.fromtimestamp(float(text), UTC),) * 2
+            moment = datetime.fromtimestamp(float(text), UTC)
+            return moment, moment
     moment = datetime.fromisoformat(text)
     return (moment, moment) if ":" in text else _whole_unit("day", moment)
 
@@ -476,6 +477,10 @@ def _shifted(moment: datetime, unit: str, count: float) -> datetime:
     return moment.replace(year=months // 12, month=months % 12 + 1, day=min(moment.day, 28))
 
 
+def _unit(found: dict[str, Any]) -> str:
+    return _UNITS.get(found["unit"]) or found["unit"]
+
+
 def _count(found: dict[str, Any]) -> float:
     return _NUMBERS.get(found["count"]) or float(found["count"])
 
@@ -494,7 +499,7 @@ def _day(now: datetime, found: dict[str, Any]) -> Span:
 
 
 def _ago(now: datetime, found: dict[str, Any]) -> Span:
-    unit = _UNITS.get(found["unit"], found["unit"])
+    unit = _unit(found)
     moment = _shifted(now, unit, -_count(found))
     if unit in ("minute", "hour"):
         return moment, moment
@@ -502,7 +507,7 @@ def _ago(now: datetime, found: dict[str, Any]) -> Span:
 
 
 def _lately(now: datetime, found: dict[str, Any]) -> Span:
-    return _shifted(now, _UNITS.get(found["unit"], found["unit"]), -_count(found)), now
+    return _shifted(now, _unit(found), -_count(found)), now
 
 
 def _calendar(now: datetime, found: dict[str, Any]) -> Span:
@@ -4825,7 +4830,8 @@ def date_of(path: Path) -> datetime | None:
     """The day in a file's name, as daily notes have it."""
     for found in _DATE.finditer(path.stem):
         with contextlib.suppress(ValueError, OverflowError):
-            return datetime(*map(int, found.groups())).astimezone()
+            year, month, day = map(int, found.groups())
+            return datetime(year, month, day).astimezone()
     return None
 
 
