@@ -2876,8 +2876,9 @@ def enqueue(connection: apsw.Connection, id: str, others: Iterable[tuple[str, fl
     now = int(time.time())
     connection.executemany(
         "INSERT OR IGNORE INTO consolidation_queue(item_id_a, item_id_b, similarity, created_at)"
-        " SELECT min(id, ?1), max(id, ?1), ?2, ?3 FROM items WHERE id = ?4",
-        [(id, similarity, now, other) for other, similarity in others],
+        " SELECT min(a.id, b.id), max(a.id, b.id), ?3, ?4 FROM items a, items b"
+        " WHERE a.id = ?1 AND b.id = ?2",
+        [(id, other, similarity, now) for other, similarity in others],
     )
 
 
@@ -4377,11 +4378,12 @@ class Pair(NamedTuple):
 
 
 # The neighbours of all rows up to this one have been looked at; now those of the last one have,
-# and no row is between.
+# among the rows up to another, and no row is between.
 _EXAMINED = "coalesce((SELECT value + 0 FROM meta WHERE key = 'examined'), 0)"
 _EXAMINED_NEXT = (
     "INSERT OR REPLACE INTO meta SELECT 'examined', (SELECT max(seq) FROM items)"
-    f" WHERE (SELECT count(*) FROM (SELECT 1 FROM items WHERE seq > {_EXAMINED} LIMIT 2)) = 1"
+    " WHERE (SELECT count(*) FROM (SELECT 1 FROM items"
+    f" WHERE seq > min({_EXAMINED}, ?) LIMIT 2)) = 1"
 )
 # What stands in files is not compared.
 _EXAMINED_FILES = (
@@ -4491,7 +4493,7 @@ def settle(connection: apsw.Connection, ids: tuple[str, str], pair: Pair | None)
     status = "linked"
     if pair is None or connection.execute(live, ids).get != 2:  # another process was quicker
         status = "gone"
-    elif pair.reasons:
+    elif pair.reasons or fetch(connection, _TAKEN_APART, *ids):
         apart = any(reason.startswith("project") for reason in pair.reasons)
         label = "cross-project-similar" if apart else "similar"
         link(connection, pair.keep, pair.other, RELATED, pair.similarity, label)
@@ -4635,7 +4637,8 @@ class Importer:
 
     clean    gives a text without what must not be stored
     prepare  makes an Item of (id, content, project, created_at), vectors and all
-    claim    notes, in the transaction that stores vectors, which model made them
+    claim    notes, in the transaction that stores vectors, which model made them, if that is not
+             told already; whether it is this one
     project  what rows that name no project get
     Afterwards `stored` and `existing` count rows, `refused` tells (line, reason) of the rest, and
     `unknown` counts fields that were not kept.
@@ -4646,7 +4649,7 @@ class Importer:
         database: Database,
         clean: Callable[[str], str],
         prepare: Callable[[str, str, str | None, int], Item],
-        claim: Callable[[apsw.Connection], None],
+        claim: Callable[[apsw.Connection], bool],
         project: str | None,
     ) -> None:
         self.database = database
@@ -4667,7 +4670,7 @@ class Importer:
         for batch in _batches(rows_in(lines), IMPORT_BATCH):
             self._batch.clear()
             rows = [(number, row) for number, given in batch if (row := self._read(number, given))]
-            self._store([row for number, row in rows if self._is_new(number, row)])
+            self._store([(number, row) for number, row in rows if self._is_new(number, row)])
             if progress:
                 progress(len(batch))
 
@@ -4729,17 +4732,20 @@ class Importer:
             self.refused.append((number, row["part"] or taken))
         return False
 
-    def _store(self, rows: list[dict[str, Any]]) -> None:
-        items = [self._item(row) for row in rows]
+    def _store(self, rows: list[tuple[int, dict[str, Any]]]) -> None:
+        items = [self._item(row) for _, row in rows]
+        late = []
         with self.database.transaction() as connection:
-            if any(item.vectors for item in items):
-                self.claim(connection)
-            pairs = zip(rows, items, strict=True)
-            added = [row for row, item in pairs if insert_item(connection, item)]
-            for row in added:
-                adopt_decisions(connection, row)
-        self.stored += len(added)
-        self.existing += len(items) - len(added)  # another process's, a moment ago
+            usable = any(item.vectors for item in items) and self.claim(connection)
+            for (number, row), item in zip(rows, items, strict=True):
+                if insert_item(connection, item if usable else item._replace(vectors=[])):
+                    adopt_decisions(connection, row)
+                else:  # another process's, a moment ago
+                    late.append((number, row))
+        self.stored += len(rows) - len(late)
+        self._batch.clear()
+        for number, row in late:
+            self._is_new(number, row)
 
     def _item(self, row: dict[str, Any]) -> Item:
         item = self.prepare(row["id"], row["content"], row["project"], row["created_at"])
@@ -5024,7 +5030,8 @@ Plan = list[tuple[Source, Path, list[Path]]]  # a source, a path in it, and the 
 class Files:
     """The index of one project's files, or of the global ones.
 
-    claim    notes, in the transaction that stores vectors, which model made them
+    claim    notes, in the transaction that stores vectors, which model made them, if that is not
+             told already; whether it is this one
     usable   whether the database's vectors are of this encoder: else words alone are indexed
     secrets  whether what looks like a credential is kept in the files that are read now, whose
              parts then have it until they are read again
@@ -5036,7 +5043,7 @@ class Files:
         database: Database,
         encoder: Encoder,
         project: str | None,
-        claim: Callable[[apsw.Connection], None],
+        claim: Callable[[apsw.Connection], bool],
         usable: bool,
         secrets: bool,
         anew: bool = False,
@@ -5083,7 +5090,10 @@ class Files:
         """No source stays of a file that was asked for and cannot be indexed."""
         if path.exists() and not path.is_dir() and str(path) not in self.known():
             with self.database.transaction() as connection:
-                sql = "DELETE FROM sources WHERE path = ? AND project_id = ?"
+                sql = (
+                    "DELETE FROM sources WHERE path = ? AND project_id = ?"
+                    " AND id NOT IN (SELECT source FROM files)"
+                )
                 connection.execute(sql, (str(path), self.project))
 
     def _reaches(self, source: Source, path: Path) -> bool:
@@ -5093,9 +5103,9 @@ class Files:
 
     def remove(self, path: Path) -> int:
         """Take what is at or under a path out of the index; how many sources and files that was."""
-        sources = [one.id for one in self.sources() if _is_in(one.path, path)]
-        doomed = [file for file in self.known() if _is_in(Path(file), path)]
         with self.database.transaction() as connection:
+            sources = [one.id for one in self.sources() if _is_in(one.path, path)]
+            doomed = [file for file in self.known() if _is_in(Path(file), path)]
             for file in doomed:
                 self._erase(connection, file)
             connection.executemany("DELETE FROM sources WHERE id = ?", [(id,) for id in sources])
@@ -5156,9 +5166,17 @@ class Files:
                 self.take(path, source, known.get(str(path)))
                 progress(1)
         for source, within, paths in plan:
-            there = set(map(str, paths))
-            gone = [path for path in self.known(source) if path not in there]
-            self.forget(path for path in gone if _is_in(Path(path), within))
+            known, there = self.known(source), set(map(str, paths))
+            gone = {name: noted for name, noted in known.items() if name not in there}
+            if gone:  # when the plan was made; another process may know better
+                there = set(map(str, self.find(source, within)))
+            self.forget(
+                {
+                    name: noted
+                    for name, noted in gone.items()
+                    if name not in there and _is_in(Path(name), within)
+                }
+            )
         self._tidy()
 
     def take(self, path: Path, source: Source, noted: Noted | None) -> bool:
@@ -5170,7 +5188,7 @@ class Files:
                 seen, (text, data, whole) = look(path), read_file(path)
                 digest = sha256(data)
                 if noted and noted.digest == digest and not self.anew:
-                    self._touch(path, seen)
+                    self._touch(path, seen, digest)
                     return False
                 if not whole:
                     self._skip(path, "is not all UTF-8: what is not was replaced", warning=True)
@@ -5179,7 +5197,7 @@ class Files:
             raise Skipped("changes all the time: try again")
         except Skipped as skipped:
             self._skip(path, str(skipped))
-            return self.forget([str(path)])
+            return self.forget({str(path): noted} if noted else {})
 
     def differs(self, path: Path, source: Source, noted: Noted | None) -> bool:
         """Whether a file says something else than what was noted of it."""
@@ -5215,26 +5233,26 @@ class Files:
             raise NotFound(f"{path} is no longer in the index")
         return found[0]
 
-    def _touch(self, path: Path, seen: Seen) -> None:
+    def _touch(self, path: Path, seen: Seen, digest: bytes) -> None:
         """Note that a file is as it was at a later time."""
         created = _created(path, seen)
         with self.database.transaction() as connection:
             file = connection.execute(
                 "UPDATE files SET size = ?, changed_at = ?, touched_at = ?, read_at = ?"
-                " WHERE path = ? AND project_id = ? RETURNING id",
-                (*seen, time.time_ns(), str(path), self.project),
+                " WHERE path = ? AND project_id = ? AND digest = ? RETURNING id",
+                (*seen, time.time_ns(), str(path), self.project, digest),
             ).get
             connection.execute(_CREATED_AT, (created, file))
 
-    def forget(self, paths: Iterable[str]) -> bool:
-        """Take files out of the index that are gone, or cannot be read; whether any was there."""
+    def forget(self, gone: dict[str, Noted]) -> bool:
+        """Take files out of the index that are gone, or cannot be read, unless something else is
+        noted of them by now; whether any was there."""
         before = len(self.changes)
-        known = self.known()
-        for path in paths:
-            if path not in known:
-                continue
+        sql = "SELECT read_at FROM files WHERE path = ? AND project_id = ?"
+        for path, noted in gone.items():
             with self.database.transaction() as connection:
-                erased = self._erase(connection, path)
+                same = connection.execute(sql, (path, self.project)).get == noted.read_at
+                erased = self._erase(connection, path) if same else None
             if erased is not None:  # another process may have been quicker
                 self._changed(path, "removed", 0, erased)
         return len(self.changes) > before
@@ -5337,12 +5355,14 @@ class Files:
         with self.database.transaction() as connection:
             if look(work.path) != work.seen:
                 return False
+            if not fetch(connection, "SELECT 1 FROM sources WHERE id = ?", source.id):
+                raise Skipped("was taken out of the index meanwhile")
             file, is_new = self._note(connection, work, source)
             there = dict(fetch(connection, "SELECT id, seq FROM items WHERE file = ?", file))
             gone = [id for id in there if id not in work.parts]
             self._drop(connection, ((id, there[id]) for id in gone))
-            if work.vectors:
-                self.claim(connection)
+            if work.vectors and not self.claim(connection):
+                work = work._replace(vectors={})
             for id, part in work.parts.items():
                 if id not in there:
                     self._insert(connection, id, part, work, file)
@@ -6429,8 +6449,9 @@ class Memory:
         ended = {old["id"]: "replace"} if old else {}
         if known:  # it comes again after other versions of it: the newest must be this one
             ended.setdefault(known, "repeat")
+        looked = self.database.value("SELECT coalesce(max(seq), 0) FROM items")
         conflicts = self._conflicts(item, ended)
-        while (twin := self._write(item, ended, conflicts)) is not None:
+        while (twin := self._write(item, ended, conflicts, looked)) is not None:
             if answer := self._confirm(twin, old):
                 return answer
         return _store_answer(item, next(iter(ended), None), conflicts, remark)
@@ -6494,8 +6515,8 @@ class Memory:
     def _embed_span(self, content: str, chunk: Chunk) -> bytes:
         return self.encoder.embed(embedding_text(content, chunk))
 
-    def _claim(self, connection: apsw.Connection) -> None:
-        _claim_model(connection, self.encoder.model)
+    def _claim(self, connection: apsw.Connection) -> bool:
+        return _claim_model(connection, self.encoder.model)
 
     def _same_model(self) -> bool:
         """Whether the file's vectors, if it has any, are of this encoder."""
@@ -6523,9 +6544,10 @@ class Memory:
         ][:CONFLICTS_SHOWN]
 
     def _write(
-        self, item: Item, ended: dict[str, str], conflicts: list[dict[str, Any]]
+        self, item: Item, ended: dict[str, str], conflicts: list[dict[str, Any]], looked: int
     ) -> str | None:
-        """Store an item, and hide behind it those that it ends, by id and reason.
+        """Store an item, and hide behind it those that it ends, by id and reason. Its conflicts
+        were looked for among the rows up to `looked`.
 
         Returns the id of a live item with the same text instead, if there is one by now.
         """
@@ -6533,7 +6555,8 @@ class Memory:
             twin = same_text(connection, item.content, item.project_id)
             if twin is not None and twin not in ended:
                 return twin
-            _claim_model(connection, self.encoder.model)
+            if not self._claim(connection):  # others have made all vectors anew
+                item = item._replace(vectors=[])
             insert_item(connection, item)
             enqueue(connection, item.id, [(row["id"], row["similarity"]) for row in conflicts])
             for old, reason in ended.items():
@@ -6543,7 +6566,7 @@ class Memory:
                 end_item(connection, old, item.id, reason, item.created_at)
                 count_validation(connection, item.id)
             if item.vectors:  # its neighbours were looked at just now
-                connection.execute(_EXAMINED_NEXT)
+                connection.execute(_EXAMINED_NEXT, (looked,))
         return None
 
     def embed_pending(
@@ -6564,10 +6587,11 @@ class Memory:
                 batch = self._pending(8)
                 if not batch or not self._lease("embedding"):
                     break
-                vectors = [(self.encoder.embed(text), chunk) for chunk, text in batch if not stop()]
+                vectors = {row: self.encoder.embed(row[1]) for row in batch if not stop()}
                 with self.database.transaction() as connection:
-                    _claim_model(connection, self.encoder.model)
-                    _fill(connection, vectors)
+                    if self._claim(connection):  # others may have made or brought back others
+                        still = vectors.keys() & self._pending(8)
+                        _fill(connection, [(vectors[row], row[0]) for row in still])
                 made += len(vectors)
                 progress(len(vectors))
         finally:
@@ -6603,10 +6627,10 @@ class Memory:
 
     def _release(self, job: str) -> None:
         me = f"{os.getpid()}-{id(self)} "
-        sql = "SELECT 1 FROM meta WHERE key = ? AND substr(value, 1, ?) = ?"
-        if self.database.value(sql, job, len(me), me):
+        mine = "FROM meta WHERE key = ? AND substr(value, 1, ?) = ?", job, len(me), me
+        if self.database.rows(f"SELECT 1 {mine[0]}", *mine[1:]):
             with self.database.transaction() as connection:
-                connection.execute("DELETE FROM meta WHERE key = ?", (job,))
+                connection.execute(f"DELETE {mine[0]}", mine[1:])
 
     # Recalling
 
@@ -7544,6 +7568,8 @@ class Memory:
         """Erase items, with the versions they replaced; all of those named, or none."""
         doomed = list(dict.fromkeys(self._own_item(id, "forget")["id"] for id in ids))
         with self.database.transaction() as connection:
+            for id in doomed:
+                self._own_item(id, "forget")  # another process may have been quicker
             erased = sum(erase_item(connection, id) for id in doomed)
         self._checkpoint()
         named = ", ".join(doomed)
@@ -7650,13 +7676,15 @@ class Memory:
         kept = aside(live, why) if live.exists() else None
         try:
             connection = self.database.writer()
-            if kept:
-                copy_database(connection, kept)
             with (
                 self.database.explained(),
                 contextlib.closing(apsw.Connection(str(new))) as source,
                 connection.backup("main", source, "main") as backup,
             ):
+                backup.step(0)  # from here on nobody else writes
+                if kept:
+                    with contextlib.closing(_connect(live)) as before:
+                        copy_database(before, kept)
                 backup.step()
         except DamagedError:
             if kept is None or os.path.lexists(kept):
@@ -7836,12 +7864,13 @@ class Memory:
                 connection.execute("INSERT OR REPLACE INTO meta VALUES('reindex', ?)", (goal,))
         progress(self.database.value("SELECT count(DISTINCT item) FROM staged"))
         last = 0
-        while not self._switch(last):  # nor when one was stored a moment ago
+        while not self._switch(last, goal):  # nor when one was stored a moment ago
             while batch := self.database.rows(f"{_UNSTAGED} LIMIT {REINDEX_BATCH}", last):
                 if stop():
                     return {"success": False, "message": "Interrupted: reindex goes on from here."}
                 rows = [row for item in batch for row in self._staged_rows(*item)]
                 with self.database.transaction() as connection:
+                    _check_goal(connection, goal)
                     _stage(connection, rows)
                 progress(len(batch))
                 last = batch[-1][0]
@@ -7850,9 +7879,10 @@ class Memory:
         message = f"Made {chunks} chunks of {items} items anew, with {self.encoder.model.name}."
         return {"success": True, "items": items, "chunks": chunks, "message": message}
 
-    def _switch(self, last: int) -> bool:
+    def _switch(self, last: int, goal: str) -> bool:
         """Let what is staged take its place, unless an item behind this one is not staged yet."""
         with self.database.transaction() as connection:
+            _check_goal(connection, goal)
             if fetch(connection, f"{_UNSTAGED} LIMIT 1", last):
                 return False
             switch_to_staged(connection)
@@ -8178,11 +8208,13 @@ def _store_answer(
     return answer
 
 
-def _claim_model(connection: apsw.Connection, model: Model) -> None:
-    """The first vectors decide which model the file is of."""
+def _claim_model(connection: apsw.Connection, model: Model) -> bool:
+    """The first vectors decide which model the file is of; whether it is of this one."""
     facts = {"model_name": model.name, "model_digest": model.digest, "dimension": model.dimension}
     rows = [(key, str(value)) for key, value in facts.items()]
     connection.executemany("INSERT OR IGNORE INTO meta VALUES(?, ?)", rows)
+    known = connection.execute("SELECT value FROM meta WHERE key = 'model_digest'").get
+    return known == model.digest
 
 
 def _check_live(connection: apsw.Connection, id: str) -> None:
@@ -8220,6 +8252,12 @@ _UNSTAGED = (
     "SELECT seq, content, file FROM items WHERE seq > ?"
     " AND NOT EXISTS(SELECT 1 FROM staged WHERE item = seq) ORDER BY seq"
 )
+
+
+def _check_goal(connection: apsw.Connection, goal: str) -> None:
+    """DatabaseError when what is staged is not any more for this model and chunker."""
+    if connection.execute("SELECT value FROM meta WHERE key = 'reindex'").get != goal:
+        raise DatabaseError("another process made all vectors anew meanwhile: see `status`")
 
 
 def _stage(connection: apsw.Connection, rows: list[tuple[Any, ...]]) -> None:

@@ -1073,6 +1073,40 @@ def test_two_that_index_the_same_files_agree(memory: Memory, folder: Path) -> No
     consistent(memory)
 
 
+@pytest.mark.parametrize(("deed", "nth"), [("unindex", 1), ("index", 2), ("drop", 1)])
+def test_an_index_that_another_changes_meanwhile_is_sound(
+    memory: Memory, folder: Path, monkeypatch: pytest.MonkeyPatch, deed: str, nth: int
+) -> None:
+    """A file comes while its folder is taken out; the folder is taken out while a file is read; and
+    a file that was gone comes back before it is taken out."""
+    guide, begin, left = folder / "docs" / "guide.md", memory.database.transaction, [nth]
+    other = open_memory(memory.database.path)
+
+    def act() -> None:
+        guide.write_text(GUIDE)
+        (folder / "new.md").write_text("# New\n\nIt has just come.\n")
+        other.unindex(folder) if deed == "index" else other.index([folder])
+
+    def late(*args: Any, **options: Any) -> Any:
+        left[0] -= 1
+        if not left[0]:
+            act()
+        return begin(*args, **options)
+
+    if deed != "index":
+        memory.index([folder])
+    if deed == "drop":
+        guide.unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(memory.database, "transaction", late)
+        memory.unindex(folder) if deed == "unindex" else memory.index([folder])
+    assert left[0] <= 0
+    consistent(memory)
+    assert len(values(memory, "SELECT path FROM files")) == (3 if deed == "drop" else 0)
+    memory.index([folder])
+    assert rows(memory) == fresh(folder)
+
+
 # Beside everything else
 
 

@@ -1,6 +1,7 @@
 """Processes that are killed while others work, and while they work themselves; `make soak` goes on
 longer. Then what several do at once, one step of one between two steps of another."""
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -10,12 +11,13 @@ from typing import Any
 import kills
 import pytest
 import storm
-from storage import consistent, open_memory, shown
+from storage import consistent, open_memory, shown, values
 
 import sediment
-from sediment import Memory, NotFound
+from sediment import DatabaseError, Memory, NotFound
 
 TEA, LATER = "Tea is served at four.", "Tea is served at five."
+COFFEE = "Coffee is served at eight in the blue room."
 PORTS = [f"The staging database listens on port {port}." for port in (5433, 6543)]
 
 
@@ -201,3 +203,164 @@ def test_undoing_looks_again(
     assert there == set() if deed == "forget" else there >= {TEA, LATER}
     assert (PORTS[0] in there) == (deed == "replace")
     assert len(live(memory)) == (deed != "forget")
+
+
+@pytest.mark.parametrize("deed", ["replace", "undo", "forget"])
+def test_forgetting_looks_again(
+    memory: Memory, other: Memory, monkeypatch: pytest.MonkeyPatch, deed: str
+) -> None:
+    """What was asked for was live, and is hidden or gone by now."""
+    memory.store(COFFEE)
+    old = memory.store(TEA)["id"]
+    new = memory.store(LATER, replace=old)["id"]
+    deeds: dict[str, Callable[[], Any]] = {
+        "replace": lambda: other.store(PORTS[0], replace=new),
+        "undo": lambda: other.undo(new),
+        "forget": lambda: other.forget(new),
+    }
+    before_writing(monkeypatch, memory, deeds[deed])
+    with pytest.raises(NotFound):
+        memory.forget(new)
+    left = {"replace": {TEA, LATER, PORTS[0]}, "undo": {TEA, LATER}, "forget": set()}[deed]
+    assert {row["content"] for row in memory.export_rows()} == left | {COFFEE}
+
+
+def test_what_is_taken_apart_while_it_is_compared_is_not_merged(
+    memory: Memory, other: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [memory.store(text)["id"] for text in (TEA, f"Note: {TEA}")]
+    pair = min(ids), max(ids)
+
+    def apart() -> None:
+        ((_, judged),) = other._settle(pair)
+        other.undo(judged.other)
+
+    in_between(monkeypatch, sediment, "judge", apart)
+    assert memory.consolidate()["merged"] == 0
+    assert len(live(memory)) == 2
+
+
+def test_pairs_of_what_is_forgotten_are_not_queued(
+    memory: Memory, other: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.import_rows([{"id": str(place), "content": text} for place, text in enumerate(PORTS)])
+    came = before_writing(monkeypatch, memory, lambda: other.forget("1"), nth=2)
+    memory.consolidate()
+    assert came()
+    assert memory.database.rows("SELECT * FROM consolidation_queue") == []
+
+
+def test_what_comes_while_neighbours_are_looked_for_is_compared_later(
+    memory: Memory, other: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before_writing(monkeypatch, memory, lambda: other.store(f"Note: {TEA}"))
+    memory.store(TEA)
+    assert memory.consolidate()["merged"] == 1
+
+
+def test_a_lease_that_another_has_by_now_stays_theirs(
+    memory: Memory, other: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def take() -> None:
+        with other.database.transaction() as connection:
+            connection.execute("UPDATE meta SET value = 'them 1' WHERE key = 'consolidation'")
+
+    memory.store(TEA)
+    before_writing(monkeypatch, memory, take, nth=2)
+    memory.consolidate()
+    assert values(memory, "SELECT value FROM meta WHERE key = 'consolidation'") == ["them 1"]
+
+
+def test_an_id_that_another_text_takes_is_refused(
+    memory: Memory, other: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"id": name, "content": text} for name, text in zip("ab", PORTS, strict=True)]
+    theirs = [{"id": "a", "content": TEA}, rows[1]]
+    before_writing(monkeypatch, memory, lambda: other.import_rows(theirs))
+    answer = memory.import_rows(rows)
+    assert (answer["stored"], answer["existing"]) == (0, 1)
+    assert [row["line"] for row in answer["refused"]] == [1]
+    assert memory.get("a")["content"] == TEA
+
+
+@pytest.mark.parametrize("deed", ["store", "import", "embed", "index"])
+def test_vectors_of_a_model_that_is_another_by_now_are_not_kept(
+    memory: Memory, other: Memory, monkeypatch: pytest.MonkeyPatch, deed: str, tmp_path: Path
+) -> None:
+    memory.store(TEA)
+    (tmp_path / "notes.md").write_text("# Ropes\n\nThey are in the cellar.\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(sediment, "INLINE_CHUNKS", 0 if deed == "embed" else sediment.INLINE_CHUNKS)
+        if deed == "embed":
+            memory.store(COFFEE)
+
+        def change() -> None:
+            with other.database.transaction() as connection:
+                connection.execute("UPDATE meta SET value = 'new' WHERE key = 'model_digest'")
+
+        deeds: dict[str, Callable[[], Any]] = {
+            "store": lambda: memory.store(COFFEE),
+            "import": lambda: memory.import_rows([{"content": COFFEE}]),
+            "embed": memory.embed_pending,
+            "index": lambda: memory.index([tmp_path / "notes.md"]),
+        }
+        came = before_writing(patch, memory, change, nth=2 if deed in ("embed", "index") else 1)
+        deeds[deed]()
+    assert came()
+    assert values(memory, "SELECT count(*) FROM vectors") == [1]
+    assert memory.pending() == 1
+
+
+def test_a_vector_is_not_given_to_a_chunk_that_is_another_by_now(
+    memory: Memory, other: Memory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As when a backup is brought back in the meantime."""
+    with monkeypatch.context() as patch:
+        patch.setattr(sediment, "INLINE_CHUNKS", 0)
+        memory.store(TEA)
+        memory.backup(tmp_path / "copy.db")
+        memory.store(LATER)
+        with open_memory(tmp_path / "copy.db") as copy:
+            copy.store(COFFEE)
+        before_writing(patch, memory, lambda: other.restore(tmp_path / "copy.db"), nth=2)
+        memory.embed_pending()
+    memory.embed_pending()
+    assert memory.recall(COFFEE)["results"][0]["content"] == COFFEE
+    assert memory.recall(COFFEE)["results"][0]["similarity"] == "1.00"
+
+
+@pytest.mark.parametrize("nth", [2, 3])
+def test_two_models_do_not_mix_in_a_reindex(
+    memory: Memory, other: Memory, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    memory.store(TEA)
+
+    def begin() -> None:
+        with other.database.transaction() as connection:
+            connection.execute("DELETE FROM staged")
+            connection.execute("UPDATE meta SET value = 'theirs' WHERE key = 'reindex'")
+
+    before_writing(monkeypatch, memory, begin, nth=nth)
+    with pytest.raises(DatabaseError, match="another process"):
+        memory.reindex()
+    assert memory.database.rows("SELECT * FROM staged") == []
+
+
+def test_what_comes_while_a_backup_is_brought_back_is_refused_or_kept(
+    memory: Memory, other: Memory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    memory.store(TEA)
+    memory.backup(tmp_path / "copy.db")
+    copy, told = sediment.copy_database, []
+
+    def copy_and_then(source: Any, target: Path) -> None:
+        copy(source, target)
+        if "before-restore" in target.name:
+            with monkeypatch.context() as patch, contextlib.suppress(DatabaseError):
+                patch.setattr(sediment, "_patience", lambda *_: lambda _: False)
+                told.append(other.store(COFFEE)["id"])
+
+    monkeypatch.setattr(sediment, "copy_database", copy_and_then)
+    kept = open_memory(Path(memory.restore(tmp_path / "copy.db")["kept"]))
+    there = {row["id"] for one in (memory, kept) for row in one.export_rows()}
+    assert there >= set(told)
