@@ -807,7 +807,8 @@ _FORMS = [
 # The last word of a name that may have a secret for its value, in lower case; and what it is
 # called where it is no password.
 _SECRET_NAME = _Pattern(
-    r"(passw(?:or[dt]|d)|pass(?:phrase|code)|kennwort|pass|pwd|pw|secret|token|credentials?|auth|key)"
+    r"(passw(?:or[dt]|d)|pass(?:phrase|code)|kennwort|mot[ _-]de[ _-]passe|contrase(?:ñ|n\u0303?)a"
+    r"|parola d['’]ordine|senha|wachtwoord|pass|pwd|pw|secret|token|credentials?|auth|key)"
     r"(?:[_-]?(?:prod(?:uction)?|dev|staging|test|live|old|new|\d{1,2}))?(?!\w)"
 )
 _MADE = {"key": "key", "token": "token", "auth": "token", "secret": "secret"}
@@ -826,7 +827,8 @@ _OTHER_KEY = _Pattern(
 )
 _OPTION = _Pattern(r"(?:^|\s)--?[\w-]*$")
 _USED = _Pattern(
-    r"(?:\b(?:with|using|use|enter|(?:login|user(?:name)?)[ :=]+\S+)|,) (?:the |a |and )?$|(?:^|\n)"
+    r"(?:\b(?:with|using|use|enter|mit|avec|con|(?:login|user(?:name)?)[ :=]+\S+)|,)"
+    r" (?:the |a |and |dem |le |la )?$|(?:^|\n)"
     r"(?:env|set|setenv) [\w-]*$|\b(?:set|chang\w+|reset\w*|rotat\w+|updat\w+) (?:\w+ ){0,3}$"
 )
 # What gives the name a value, and the value, unless that is an assignment itself.
@@ -838,12 +840,18 @@ _GIVEN = _Pattern(
           | [ \t]* (?: [:=]> | :?={1,3} | != | :-?(?![:?]) | [ ](?:\||-|–|→|->|<-)(?=[ ]) )
             (?:\*\*)? \s{0,9} (?:\*\*)?
           | > (?=[^<>\s]{1,200}</) )
-      | (?: [ ](?i:for|of|on|in|to)
-              (?:[ ](?!(?i:is|was)\b) [\w@%'/-]{1,40}+ (?:\.[\w@'/-]{1,40})?+ ){1,6}+
+      | (?: [ ](?i:for|of|on|in|to|für|vo[nm]|zu[mr]?|de[rsl]?|d[ui]|pour|para|per|dell[ao]
+                  |d['’]\w{1,40})
+              (?:[ ](?!(?i:is|was)\b) [\w@%'/-]{1,40}+ (?:\.[\w@'/-]{1,40})?+ ){0,6}+
             | [ ]\([\w .-]{1,40}\) )?
-        (?: : | [ ]= | [ ](?i:is|was)\b (?:[ ](?:now|still|currently|always|just))?
+        (?: [ ]?: | [ ]= | [ ](?i:is|was)\b (?:[ ](?:now|still|currently|always|just))?
             (?: [ ](?:changed|set|reset|updated|rotated)[ ]to\b )? :? ) [ ]
-      | (?P<beside> [,(] (?=[ ]?["']) [ ]? | [ ](?:(?:to|as|from)[ ])?\(? | [ \t]{1,9} ) )
+      | (?P<abroad> (?:[ ](?!(?:ist|est|es|è)\b) [\w@%'’/-]{1,40}+ (?:\.[\w@'’/-]{1,40})?+ ){0,8}?
+            [ ](?i:ist|war|lautet|hei(?:ß|ss)t|est|était|es|era|è|é|wurde[ ](?:\w+[ ]){0,3}auf
+              |(?:a[ ]été|ha[ ]sido|fue|è[ ]stat[ao])[ ]\w+[ ](?:en|à|a|in|por|par))\b
+            (?:[ ](?i:jetzt|nun|noch|immer|wieder|maintenant|désormais|toujours|ahora|ora|adesso))*+
+            :? [ ] )
+      | (?P<beside> [,(] (?=[ ]?["']) [ ]? | [ ](?:(?:to|as|from|auf|en|à)[ ])?\(? | [ \t]{1,9} ) )
     (?! [bfru]{0,2}[\\"'`]{0,4}[\w.-]{0,20}(?i:passw|secret|token|key|pwd)\w{0,9}[=:] )
     (?: [$@]?[bfruBFRU]{0,2} (?P<quote> \\? (?:["']{3}|["'`]) )
           (?P<quoted> (?: [^\\"'`\n]{1,60} | (?!(?P=quote)) (?: \\. | [^\n] ) ){1,40}+ ) (?P=quote)
@@ -869,7 +877,7 @@ _REFERENCE = _Pattern(
     r"|[!@*&:]+[A-Za-z_.]+\d{0,2}$|arn:|ssh-|0x(?:\w{1,8}|\w{40})$|[\s+,.)&].*[\s+,.(&]$|[0-9A-F]{40}$"
     r"|[~.]{0,2}/[A-Z]?[a-z_.-]{2,}\d{0,2}/[\w./-]*$|~?\.{0,2}/[a-z_.-]+$|[Nn]/[Aa]$|SHA\d+:"
     r"|[\w.-]+:\d{2,5}$|\d{4}-\d\d-\d\d"
-    r"|(?i:(?:sha|md|base|utf|oauth|argon|pbkdf|aes|rsa|[hr]s)[-_]?\d{1,4}[a-z-]{0,8}|v\d+)$"
+    r"|(?i:(?:sha|md|base|utf|oauth|argon|pbkdf|aes|rsa|[hr]s)[-_]?\d{1,4}[a-z-]{0,8}|v\d+|\d{1,3}-[^\W\d_]+)$"
 )
 # What programs have in its place: a call, a subscript, an attribute, a variable.
 _CODE = _Pattern(
@@ -887,6 +895,8 @@ _ORDINARY = _Pattern(
     r"|wrong|strong|secure|str|string|text|(?:var)?char|bytes|bytearray|int|integer|number|bool"
     r"|boolean|object|password|passw?d?|passphrase|secret|token|key|hidden|sample|option|command"
     r"|plain|plaintext|prompt|input|value|field|login|user|username|name|e?mail"
+    r"|nicht|falsch|richtig|(?:un)?gültig|erforderlich|nötig|leer|geheim|obligat\w+|requi[sr]\w*"
+    r"|oubli\w+|olvid\w+|richiest\w|dimentic\w+|sbagliat\w|vac[ií][ao]|vuot[ao]|vide"
     r"|(?-i:[A-Za-z]?[a-z]{1,18}(?:s|ed|ing|ive|[ai]ble)))(?![^\W_])"
 )
 _WORDS = _Pattern(r"[^\W\d]+(?:[ _'’-][^\W\d]+)*$")
@@ -1031,6 +1041,8 @@ def _needed(name: re.Match[str], given: re.Match[str], stop: int) -> int:
     if name[1] in ("pass", "pw"):
         return 9 if word.isupper() else 4
     ends = _ENDS.match(text, stop)
+    if given["abroad"]:  # of these languages' words too few are known
+        return 3 if ends else 4
     if "\n" in sign:
         return 4 if ends else 9
     if sign.strip() == "=" != sign and not re.search(r"(?:^|\n)[\w.-]*$", before):

@@ -242,6 +242,28 @@ NAMED: list[tuple[str, Callable[[], str], str]] = [
     ("password", human, "username=bob&password=§&remember=1"),
     ("password", human, "Server=db;Database=shop;User Id=sa;Password=§;Encrypt=True"),
     ("password", human, "jdbc:mysql://db/shop?user=bob&password=§"),
+    ("password", human, "Das Passwort für den Server ist §."),
+    ("password", human, "Das Kennwort vom alten Gateway lautet § und gilt bis Mai"),
+    ("password", human, "Das WLAN-Passwort heißt jetzt §, bitte nicht weitergeben"),
+    ("password", human, "Das Passwort wurde am Montag auf § geändert."),
+    ("password", human, "Passwort für die Datenbank: §"),
+    ("password", human, "Melde dich als bob mit dem Passwort § an"),
+    ("password", human, "Le mot de passe du serveur est §."),
+    ("password", human, "Le mot de passe est maintenant § sur l'ancienne machine"),
+    ("password", human, "mot de passe de l'administrateur : §"),
+    ("password", human, "Mot de passe d'Anna : §"),
+    ("password", human, "Le mot de passe a été changé en § hier"),
+    ("password", human, "MOT_DE_PASSE=§"),
+    ("password", human, "La contraseña del servidor de pruebas es §."),
+    ("password", human, "contraseña: §"),
+    ("password", human, "Entra con la contraseña § y luego reinicia"),
+    ("password", human, "La contraseña del wifi era § hasta mayo"),
+    ("password", human, "La password del server di prova è §."),
+    ("password", human, "La parola d'ordine per il router è §"),
+    ("password", human, "Password di amministrazione: §"),
+    ("password", human, "A senha do servidor é §."),
+    ("password", lambda: "hunter2-" + alnum(3), "Das Passwort für den Server ist §"),
+    ("password", lambda: "hunter2-" + alnum(3), "Le mot de passe du serveur est §"),
     ("password", word, "DB_PASSWORD=§"),
     ("password", word, "POSTGRES_PASSWORD: §"),
     ("password", word, "password: §"),
@@ -325,6 +347,28 @@ token = next(tokens)
 the secret is to let the dough rest
 The secret is in the sauce.
 The secret to good bread is time.
+Das Passwort ist falsch.
+Das Passwort für den Server ist im Tresor, Fach 12.
+Das Passwort ist 12-stellig und läuft nach 90 Tagen ab.
+Das Passwort ist seit dem 3.5.2025 abgelaufen
+Das Passwort für den Server wurde am Montag geändert.
+Passwort: erforderlich
+Ein Passwort mit mindestens 12 Zeichen ist Pflicht.
+Das Kennwort lautet wie der Name der Katze
+Wer das Passwort vergisst, ist auf Anna angewiesen.
+Le mot de passe est obligatoire.
+Le mot de passe est dans le coffre, tiroir 12.
+Le mot de passe du serveur est changé tous les 90 jours.
+Le mot de passe doit avoir 12 signes, le code est dans le tiroir.
+Mot de passe : oublié
+Le mot de passe a été changé en mai 2025
+La contraseña es incorrecta.
+La contraseña es de 12 caracteres y caduca en 90 días.
+¿Olvidaste tu contraseña?
+La contraseña del servidor es la misma que antes
+La password è scaduta il 3 maggio.
+La password è obbligatoria e deve avere 12 caratteri
+Con la password giusta il server si apre in 2 secondi.
 password reset link
 Send a password reset link to the user.
 api_key=YOUR_API_KEY
