@@ -262,7 +262,7 @@ def test_what_is_derived_is_made_anew(memory: Memory, path: Path, what: str) -> 
 @pytest.mark.parametrize(
     "sql",
     [
-        "INSERT INTO graph_edges VALUES('x', 'y', 'related', 1, '', 0, 0, 0)",
+        "INSERT INTO graph_edges VALUES('x', 'y', 'related', 1, '', 0, 0, 0, x'')",
         "INSERT INTO access_log VALUES('x', 1, 1, 1, 1)",
         "INSERT INTO history(action, item_id, at) VALUES('merge', 'x', 0)",
         "DELETE FROM graph_nodes",
@@ -415,7 +415,8 @@ def test_reindexing_encodes_nothing_while_others_wait(
             memory.store(late.pop())
 
     monkeypatch.setattr(memory.encoder, "embed", embed)
-    assert memory.reindex(stored_meanwhile)["items"] == 42
+    assert memory.reindex(stored_meanwhile)["items"] == len(TEXTS) + 42
+    assert not late
     consistent(memory)
 
 
