@@ -5739,10 +5739,28 @@ def check_summary(summary: str, text: str) -> None:
         "nothing": not summary,
         "what is no text": "\ufffd" in summary or _CONTROL.search(summary),
         "no less than it was given": len(summary) >= len(text),
-        "nothing that recall could find": not any(map(str.isalnum, visible(summary))),
+        "nothing that recall could find": not any(map(str.isalnum, _unmarked(visible(summary)))),
     }
     if reason := next((reason for reason, found in reasons.items() if found), ""):
         raise InvalidInput(f"the command printed {reason}: nothing was changed")
+
+
+def _unmarked(text: str) -> str:
+    """A text without the marks of what was left out of it."""
+    return re.sub(r"\[(?:private|redacted: [\w ]+)\]", "", text)
+
+
+def summary_file(notes: list[OldNote], summary: str) -> tuple[str, str]:
+    """The name and the text of the file that a summary of notes becomes."""
+    first, last = (f"{note.day:%Y-%m-%d}" for note in (notes[0], notes[-1]))
+    return f"{_SUMMARY}{first}-to-{last}.md", f"# Summary of {first} to {last}\n\n{summary}\n"
+
+
+def check_not_ignored(path: Path) -> None:
+    """InvalidInput for a file that an index of its folder would leave out."""
+    if _is_ignored(path, False, _ignored_in(path.parent) + _ignored_above(path.parent)):
+        reason = f"git ignores {path.name}, so that recall would not find it"
+        raise InvalidInput(f"{reason}: nothing was changed")
 
 
 def _end_all(process: Any) -> None:
@@ -5756,16 +5774,17 @@ def _end_all(process: Any) -> None:
         process.communicate()
 
 
-def begin_compaction(database: Database, folder: Path, notes: list[OldNote], summary: str) -> Path:
+def begin_compaction(
+    database: Database, folder: Path, notes: list[OldNote], name: str, text: str
+) -> Path:
     """Put a summary in the place of notes, which move into the archive; where it is.
 
     What is to be done is noted first, so that it is done as a whole or not at all.
     """
-    first, last = (f"{note.day:%Y-%m-%d}" for note in (notes[0], notes[-1]))
     names = {_beneath(note.path, folder): note.digest for note in notes}
     plan = {
-        "summary": f"{_SUMMARY}{first}-to-{last}.md",
-        "text": f"# Summary of {first} to {last}\n\n{summary}\n",
+        "summary": name,
+        "text": text,
         "moves": {name: _beneath(_free(folder / _ARCHIVE / name), folder) for name in names},
         "digests": names,
     }
@@ -7177,8 +7196,9 @@ class Memory:
         """Let a command summarise the daily notes of a folder that are older:
         {notes, characters, summary, path, archive}.
 
-        The notes are piped to the command, and only when it succeeds and prints something does
-        that become a file, and the notes move to archive/: all of it, or nothing. `dry_run`
+        The notes are piped to the command, and only when it succeeds and prints something that
+        recall finds does that become a file, and the notes move to archive/: all of it, or
+        nothing. `dry_run`
         returns what would be sent as `input`. Without a command: what is old, what repeats itself
         (`repeats`), and what would be saved. Raises InvalidInput when the command fails.
         """
@@ -7200,10 +7220,12 @@ class Memory:
             return answer | {"repeats": self._repeats(folder)}
         if not notes:
             return answer | {"message": "No note is that old: nothing to do."}
-        summary = plain_newlines(run_filter(command, text, timeout))
+        summary, _ = redact(plain_newlines(run_filter(command, text, timeout)), redacts())
         check_summary(summary, text)
-        summary, _ = self._cleaned(summary, False)
-        target = begin_compaction(self.database, folder, notes, summary)
+        name, written = summary_file(notes, summary)
+        check_not_ignored(folder / name)
+        self._check_found(name, written)
+        target = begin_compaction(self.database, folder, notes, name, written)
         if self._files_of(self.projects.current()).covers(folder):
             self.index([folder])
         saved = f"{answer['characters']:,} characters became {len(summary):,}"
@@ -7214,6 +7236,28 @@ class Memory:
             "archive": str(folder / _ARCHIVE),
             "message": message,
         }
+
+    def _check_found(self, name: str, text: str) -> None:
+        """InvalidInput unless recall finds a file with this text by how each of its parts begins:
+        tried in a database of its own, so that nobody meets what is then refused."""
+        import tempfile
+
+        with (
+            tempfile.TemporaryDirectory() as place,
+            Memory(Path(place) / "memory.db", project="summary") as trial,
+        ):
+            trial._encoder = self.encoder
+            path = Path(place) / name
+            path.write_text(text, "utf-8", newline="")
+            told = trial.index([path])
+            parts = trial.database.rows("SELECT content FROM items")
+            reason = f"it {told['skipped'][0]['reason']}" if told["skipped"] else ""
+            for beginning in (" ".join(part.split()[:20])[:EXCERPT] for (part,) in parts):
+                if not trial.recall(beginning, record=False)["results"]:
+                    reason = f"nothing is found for {_show(beginning)}"
+        if reason or not parts:
+            reason = reason or "there is nothing to index"
+            raise InvalidInput(f"recall would not find this summary ({reason}): nothing was changed")
 
     def _repeats(self, folder: Path) -> list[dict[str, Any]]:
         """Parts of a folder's notes that say nearly the same."""

@@ -839,6 +839,8 @@ def test_a_look_before_compacting_changes_nothing(memory: Memory, notes: Path) -
         ("echo '<!-- notes -->'", "nothing that recall could find"),
         ("echo ---", "nothing that recall could find"),
         ("no-such-program-here", "failed with 127"),
+        ("echo '<private>all of it</private>'", "nothing that recall could find"),
+        ("echo ghp_" + "a1B2" * 9, "nothing that recall could find"),
     ],
 )
 def test_a_command_that_fails_changes_nothing(
@@ -849,6 +851,28 @@ def test_a_command_that_fails_changes_nothing(
         memory.compact(notes, command=command, timeout=0.5)
     assert told in str(caught.value)
     assert names(notes) == before
+
+
+def test_a_summary_that_an_index_leaves_out_replaces_nothing(
+    memory: Memory, notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = names(notes)
+    with monkeypatch.context() as patch:
+        patch.setattr(sediment, "FILE_MAX", 120)
+        with pytest.raises(InvalidInput, match=r"would not find .*too large.*nothing was changed"):
+            memory.compact(notes, command="grep Deployed | head -c 110")
+    (notes / ".gitignore").write_text("summary-*\n")
+    with pytest.raises(InvalidInput, match=r"would not find it: nothing was changed"):
+        memory.compact(notes, command="grep -m 1 Deployed")
+    assert names(notes) == before | {".gitignore"}
+    assert memory.status()["sources"] == []
+
+
+def test_a_summary_with_many_headings_is_found_by_each(memory: Memory, notes: Path) -> None:
+    text = "".join(f"## Part {n}\n\nDone.\n\n## Decisions\n\n- No. {n}\n\n" for n in range(6))
+    (notes / "2026-01-05.md").write_text(text)
+    answer = memory.compact(notes, command="grep -v 2026-0")
+    assert answer["summary"] == text.strip()
 
 
 def test_a_note_that_changes_meanwhile_stops_it(memory: Memory, notes: Path) -> None:
