@@ -94,6 +94,8 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
 import click
 
 if TYPE_CHECKING:
+    import subprocess
+
     import apsw
     from tokenizers import Tokenizer
 
@@ -122,6 +124,8 @@ LINE_MAX = 10 * 2**20  # bytes of one message on the wire
 PAGE_SIZE = 8_000  # JSON characters of one page of a long memory: leaves room for its frame
 RATE_LIMIT = 600  # tool calls a minute; SEDIMENT_RATE_LIMIT=0 lifts it
 PREVIEW = 100  # characters of a long memory shown in lists
+PLAIN_MAX = 2**20  # bytes of a configuration, .gitignore or file of git's that names another
+GIT_TIMEOUT = 20  # s; a million commits without a commit-graph take 8
 
 INLINE_CHUNKS = 32  # encoded before the answer (about 1 s); a longer text is answered first
 FREE_MIN = 2**24  # bytes of disk; with fewer the next copy or checkpoint may not fit
@@ -1972,8 +1976,8 @@ class Encoder:
 def _read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file of ours; anything else counts as an empty one."""
     try:
-        value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
+        value = json.loads(plain_text(path))
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -2010,6 +2014,15 @@ def make_private(path: Path, mode: int = 0o600) -> None:
     """Give permissions, whatever the umask; not every disk knows any."""
     with contextlib.suppress(OSError):
         os.chmod(path, mode)
+
+
+def plain_text(path: Path) -> str:
+    """What a plain file of at most PLAIN_MAX bytes says; "" of anything else: a checkout may have
+    a pipe or a device in its place, which would be read for ever."""
+    with contextlib.suppress(OSError, ValueError):
+        if path.is_file() and path.stat().st_size <= PLAIN_MAX:
+            return path.read_text("utf-8", "surrogateescape")
+    return ""
 
 
 @contextlib.contextmanager
@@ -2693,44 +2706,62 @@ def _read_config(root: Path) -> dict[str, Any]:
     return config
 
 
-def git_folder(root: Path) -> Path | None:
-    """The folder that all worktrees of a repository share; None outside git."""
-    dot_git = root / ".git"
-    try:
-        if dot_git.is_file():  # a worktree or submodule: "gitdir: PATH"
-            dot_git = root / dot_git.read_text("utf-8").removeprefix("gitdir:").strip()
-        if not (dot_git / "HEAD").exists():
-            return None
-        common = dot_git / "commondir"
-        return (
-            dot_git / common.read_text("utf-8").strip() if common.exists() else dot_git
-        ).resolve()
-    except (OSError, ValueError):
-        return None
+def git_folders(root: Path) -> tuple[Path, Path] | None:
+    """A checkout's own git folder, and the one that all its worktrees share; None outside git."""
+    own = root / ".git"
+    with contextlib.suppress(OSError, ValueError):
+        if own.is_file():  # a worktree or submodule: "gitdir: PATH"
+            own = root / plain_text(own).removeprefix("gitdir:").strip()
+        if (own / "HEAD").is_file():
+            return own, (own / plain_text(own / "commondir").strip()).resolve()
+    return None
 
 
 def git_id(root: Path) -> str | None:
-    """The oldest root commit's id; None without git, a commit, or the whole history."""
+    """The oldest root commit's id, "" before the first commit; None without git or the whole
+    history."""
+    import subprocess
+    import tempfile
+
+    folders = git_folders(root)
+    if folders is None or (folders[1] / "shallow").exists():
+        return None
+    with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+        with tempfile.TemporaryDirectory() as folder:
+            _borrow(Path(folder), *folders)
+            if _git(folder, "rev-parse", "--verify", "--quiet", "HEAD").returncode == 1:
+                return ""
+            # Along first parents: a history merged in, however old, must not rename the project.
+            done = _git(folder, "rev-list", "--first-parent", "--max-parents=0", "HEAD")
+        return done.stdout.strip() if _GIT_ID.fullmatch(done.stdout.strip()) else None
+    return None
+
+
+def _borrow(folder: Path, own: Path, shared: Path) -> None:
+    """Make a git folder of a checkout's commits, without its hooks and configuration: these may
+    start programs and ask the network, and a checkout may come from anybody."""
+    long = re.search(r"(?i)objectformat\s*=\s*sha256", plain_text(shared / "config"))
+    extensions = ["objectFormat = sha256"] * bool(long)
+    extensions += ["refStorage = reftable"] * (shared / "reftable").is_dir()
+    lines = ["[core]", "repositoryFormatVersion = 1", "bare = true", "[extensions]", *extensions]
+    (folder / "config").write_text("\n".join(lines))
+    (folder / "HEAD").write_text(plain_text(own / "HEAD"))
+    for name in ("objects", "refs", "packed-refs", "reftable", "info"):
+        if (shared / name).is_dir() or (shared / name).is_file():
+            (folder / name).symlink_to(shared / name)
+
+
+def _git(folder: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run git on a git folder of ours, untouched by variables for git and by configuration."""
     import subprocess
 
     # In a hook GIT_DIR and its like name the repository of the hook, whatever the folder.
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(root), *words]
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20, env=env
-        )
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    try:
-        if git("rev-parse", "--is-shallow-repository") != "false":
-            return None
-        # Along first parents: a history merged in, however old, must not rename the project.
-        commit = git("rev-list", "--first-parent", "--max-parents=0", "HEAD")
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return None
-    return commit if _GIT_ID.fullmatch(commit) else None
+    env |= {"GIT_DIR": folder, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+    env |= {"GIT_ALLOW_PROTOCOL": "none"}  # no remote is asked, whatever else may go wrong
+    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    # In that folder, since PATH may have "." in it.
+    return subprocess.run(["git", *words], cwd=folder, env=env, timeout=GIT_TIMEOUT, **options)
 
 
 def _is_there(folder: Path | None) -> bool:
@@ -2789,9 +2820,10 @@ class Projects:
 
     def _git_project(self, root: Path, create: bool) -> str | None:
         """The repository's id, from the database's note of it; git is asked once."""
-        shared = git_folder(root)
-        if shared is None:
+        folders = git_folders(root)
+        if folders is None:
             return None
+        _, shared = folders
         # Another repository may come to this path.
         key = f"git:{_written(shared)}:{shared.stat().st_ino}"
         known = self._note(key)
@@ -2849,6 +2881,8 @@ class Projects:
 
     def _write_config(self, root: Path, config: dict[str, Any]) -> bool:
         folder = root / ".sediment"
+        if folder.is_symlink():  # somebody else's folder may have a file of that name
+            return False
         try:
             folder.mkdir(exist_ok=True)
             write_atomically(folder / "config", json.dumps(config, indent=2) + "\n")
@@ -4943,11 +4977,7 @@ def _rules(base: Path, lines: tuple[str, ...]) -> tuple[_Rule, ...]:
 
 
 def _ignored_in(folder: Path) -> tuple[_Rule, ...]:
-    try:
-        text = (folder / ".gitignore").read_text("utf-8", "replace")
-    except OSError:
-        return ()
-    return _rules(folder, tuple(text.splitlines()))
+    return _rules(folder, tuple(plain_text(folder / ".gitignore").splitlines()))
 
 
 def _ignored_above(top: Path) -> tuple[_Rule, ...]:

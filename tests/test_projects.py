@@ -1,13 +1,17 @@
 """Which project a folder is: one for all clones, one for each folder, none at home."""
 
+import contextlib
 import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import uuid
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from conftest import ROOT, Run
@@ -21,6 +25,8 @@ from program import (
     one_line,
     repository,
 )
+
+from sediment import Memory
 
 
 @pytest.fixture
@@ -133,6 +139,234 @@ def test_a_shallow_clone_becomes_the_project_once_it_is_whole(
     shallow.store("stored in the whole one")
     assert shallow.project() == root
     assert here.contents() == {"stored in the shallow clone", "stored in the whole one"}
+
+
+# Checkouts that mean ill
+
+# Lines for a repository's configuration, by what they do: each names EVIL, a program that leaves
+# a mark. HEAD's commit is missing, and the remote that has it is to be asked.
+ASK = """[core]
+    repositoryFormatVersion = 1
+[extensions]
+    partialClone = origin
+[remote "origin"]
+    promisor = true
+    url = {}
+"""
+TRICKS = {
+    "ssh": ASK.format("ssh://host/x") + "[core]\nsshCommand = EVIL",
+    "proxy": ASK.format("git://host/x") + "[core]\ngitProxy = EVIL",
+    "ext": ASK.format("ext::EVIL") + "[protocol]\nallow = always",
+    "upload": ASK.format("FOLDER") + "uploadPack = EVIL",
+    "rewritten": ASK.format("x:y")
+    + '[url "ext::EVIL "]\ninsteadOf = x:\n[protocol]\nallow = always',
+    "asked": ASK.format("http://host:1/x") + "[core]\naskPass = EVIL\n[credential]\nhelper = EVIL",
+    "included": "[include]\npath = FOLDER/included",
+    "included here": '[includeIf "gitdir:**"]\npath = FOLDER/included',
+    "of a worktree": "[extensions]\nworktreeConfig = true",
+    "watched": "[core]\nfsmonitor = EVIL\nuntrackedCache = true",
+    "hooked": "[core]\nhooksPath = FOLDER/hooks",
+    "aliased": "[alias]\nrev-list = !EVIL\nrev-parse = !EVIL\nhelp = !EVIL",
+    "paged": "[core]\npager = EVIL\neditor = EVIL\n[pager]\nrev-list = true\nrev-parse = true",
+    "signed": "[log]\nshowSignature = true\n[gpg]\nprogram = EVIL",
+    "filtered": '[diff]\nexternal = EVIL\n[filter "x"]\nclean = EVIL\nprocess = EVIL',
+    "alternates": "[core]\nalternateRefsCommand = EVIL",
+}
+
+
+class Snare(NamedTuple):
+    """A folder that means ill, a mark that it leaves when it succeeds, and who was called."""
+
+    folder: Path
+    mark: Path
+    evil: Path
+
+
+@pytest.fixture
+def snare(tmp_path: Path) -> Snare:
+    """A repository without its only commit, in which each hook leaves a mark."""
+    found = Snare(tmp_path / "snare", tmp_path / "mark", tmp_path / "evil")
+    found.evil.write_text(f"#!/bin/sh\ntouch {found.mark}\nexit 1\n")
+    found.evil.chmod(0o755)
+    lost = repository(found.folder)
+    git(found.folder, "config", "core.fsmonitor", "false")
+    (found.folder / ".git" / "objects" / lost[:2] / lost[2:]).unlink()
+    for name in (
+        "post-checkout",
+        "reference-transaction",
+        "post-index-change",
+        "fsmonitor-watchman",
+    ):
+        (found.folder / ".git" / "hooks").mkdir(exist_ok=True)
+        shutil.copy(found.evil, found.folder / ".git" / "hooks" / name)
+    return found
+
+
+def bait(snare: Snare, lines: str, *names: str) -> None:
+    """Add lines to files in the git folder."""
+    lines = lines.replace("EVIL", str(snare.evil)).replace("FOLDER", str(snare.folder / ".git"))
+    for name in names:
+        with (snare.folder / ".git" / name).open("a") as file:
+            file.write(f"\n{lines}\n")
+
+
+def untouched(snare: Snare, folder: Path | None = None) -> None:
+    """Ask for a folder's project, as each command does, for reading and for writing."""
+    place = folder or snare.folder
+    with contextlib.closing(Memory(place.parent / "memory.db", folder=place)) as memory:
+        for create in (False, True):
+            memory.projects.current(create)
+            assert not snare.mark.exists()
+
+
+@pytest.mark.parametrize("trick", TRICKS)
+def test_no_checkout_starts_a_program(snare: Snare, trick: str) -> None:
+    bait(snare, TRICKS["ssh"], "included", "config.worktree")
+    bait(snare, TRICKS[trick], "config")
+    untouched(snare)
+
+
+def test_no_checkout_opens_the_network(snare: Snare) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        for scheme in ("git", "http", "ssh"):
+            url = f"{scheme}://127.0.0.1:{server.getsockname()[1]}/x"
+            bait(snare, ASK.format(url), "config")
+        untouched(snare)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+
+
+def test_no_git_file_leads_to_a_program(snare: Snare, tmp_path: Path) -> None:
+    bait(snare, TRICKS["ssh"], "config")
+    for name, text in (("one", f"gitdir: {snare.folder}/.git"), ("two", "gitdir: ../apart")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ".git").write_text(f"{text}\n")
+    (tmp_path / "apart").mkdir()
+    (tmp_path / "apart" / "commondir").write_text("../snare/.git\n")
+    shutil.copy(snare.folder / ".git" / "HEAD", tmp_path / "apart")
+    untouched(snare, tmp_path / "one")
+    untouched(snare, tmp_path / "two")
+
+
+def test_a_program_called_git_in_a_checkout_is_not_run(here: Program, snare: Snare) -> None:
+    shutil.copy(snare.evil, snare.folder / "git")
+    here.at(snare.folder).store("kept", env={"PATH": f".{os.pathsep}{os.environ['PATH']}"})
+    assert not snare.mark.exists()
+
+
+def test_variables_for_git_lead_nowhere(here: Program, snare: Snare) -> None:
+    bait(snare, TRICKS["ssh"], "config")
+    env = {"GIT_DIR": str(snare.folder / ".git"), "GIT_SSH_COMMAND": str(snare.evil)}
+    here.at(snare.folder).store("kept", env=env)
+    assert not snare.mark.exists()
+
+
+@pytest.mark.parametrize(
+    "name", [".git", ".git/HEAD", ".git/commondir", ".git/config", ".git/packed-refs", "config"]
+)
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_checkout_does_not_keep_one_waiting(here: Program, name: str, kind: str) -> None:
+    repository(here.folder)
+    path = here.folder / (".sediment/config" if name == "config" else name)
+    path.parent.mkdir(exist_ok=True)
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    assert here.run("store", "a fact", timeout=60).returncode == 0
+
+
+def test_an_id_is_not_written_where_a_link_leads(here: Program, tmp_path: Path) -> None:
+    (tmp_path / "ssh").mkdir()
+    (tmp_path / "ssh" / "config").write_text("Host of somebody\n")
+    (here.folder / ".sediment").symlink_to("../ssh")
+    here.store("kept")
+    assert (tmp_path / "ssh" / "config").read_text() == "Host of somebody\n"
+    assert here.contents() == {"kept"}
+
+
+# What git itself says that the first commit is, of all kinds of repositories.
+
+
+def packed(folder: Path) -> Path:
+    git(folder, "gc", "-q")
+    return folder
+
+
+def in_a_graph(folder: Path) -> Path:
+    git(folder, "commit-graph", "write", "--reachable")
+    return packed(folder)
+
+
+def detached(folder: Path) -> Path:
+    git(folder, "checkout", "-q", "--detach", "HEAD~1")
+    return folder
+
+
+def of_a_linked_head(folder: Path) -> Path:
+    (folder / ".git" / "HEAD").unlink()
+    (folder / ".git" / "HEAD").symlink_to("refs/heads/main")
+    return folder
+
+
+def replaced(folder: Path) -> Path:
+    git(folder, "replace", "--graft", "HEAD~1")
+    return folder
+
+
+def grafted(folder: Path) -> Path:
+    (folder / ".git" / "info" / "grafts").write_text(git(folder, "rev-parse", "HEAD~1"))
+    return folder
+
+
+def borrowing(folder: Path) -> Path:
+    git(folder.parent, "clone", "-q", "--shared", str(folder), "borrowing")
+    return folder.parent / "borrowing"
+
+
+def borrowing_nearby(folder: Path) -> Path:
+    alternates = borrowing(folder) / ".git" / "objects" / "info" / "alternates"
+    alternates.write_text(f"../../../{folder.name}/.git/objects\n")
+    return folder.parent / "borrowing"
+
+
+def partial(folder: Path) -> Path:
+    git(folder, "config", "uploadpack.allowFilter", "true")
+    git(folder.parent, "clone", "-q", "--filter=tree:0", folder.as_uri(), "partial")
+    return folder.parent / "partial"
+
+
+def worktree(folder: Path) -> Path:
+    git(folder, "worktree", "add", "-q", "-b", "other", str(folder.parent / "worktree"))
+    git(folder, "pack-refs", "--all")
+    return folder.parent / "worktree"
+
+
+def of_long_ids(folder: Path) -> Path:
+    there = folder.parent / "long"
+    there.mkdir()
+    git(there, "init", "-q", "--object-format=sha256")
+    commit(there, "first")
+    commit(there, "second")
+    return there
+
+
+KINDS = [
+    packed, in_a_graph, detached, of_a_linked_head, replaced, grafted, borrowing,
+    borrowing_nearby, partial, worktree, of_long_ids,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
+def test_the_first_commit_is_the_one_that_git_names(
+    path: Path, tmp_path: Path, make: Callable[[Path], Path]
+) -> None:
+    repository(tmp_path / "repository", commits=3)
+    folder = make(tmp_path / "repository")
+    first = git(folder, "rev-list", "--first-parent", "--max-parents=0", "HEAD").strip()
+    with contextlib.closing(Memory(path, folder=folder)) as memory:
+        assert memory.projects.current() == first
 
 
 # Other folders
