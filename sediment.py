@@ -2199,7 +2199,7 @@ def m005_files(connection: apsw.Connection) -> None:
 def m006_signs(connection: apsw.Connection) -> None:
     """Signs as words in the word index; an index on every column that names an item; of which
     questions two items were the answer: what was counted before took weak hits and the same
-    question again."""
+    question again; files where their parts went when their project moved."""
     fill_words(connection)
     connection.execute("""
         CREATE INDEX history_item ON history(item_id);
@@ -2208,6 +2208,7 @@ def m006_signs(connection: apsw.Connection) -> None:
         ALTER TABLE graph_edges ADD COLUMN questions BLOB NOT NULL DEFAULT x'';
         DELETE FROM graph_edges WHERE edge_type = 'co_accessed';
     """)
+    reunite_files(connection)
 
 
 # Each takes the schema one step further; `user_version` counts how many have run.
@@ -2810,13 +2811,20 @@ class Projects:
 
     def _found(self, root: Path, create: bool) -> str | None:
         config = _read_config(root)
-        known = config.get("project_id")
-        if known and config.get("source") == "git-root-commit":
-            return self._moved(config, known, create)
-        derived = self._git_project(root, create)
-        if derived and known:
-            return self._upgrade(root, known, derived, create)
-        return derived or known or self._noted(root) or (self._invent(root) if create else None)
+        named = config.get("project_id")
+        if named and (heir := self._note(f"moved:{named}")):
+            return heir
+        if named and config.get("source") == "git-root-commit":
+            return named
+        derived, known = self._git_project(root, create), named or self._noted(root)
+        if not derived:
+            in_folder = derived is None  # before its first commit a repository is left as it is
+            return known or (self._invent(root, in_folder) if create else None)
+        if known in (None, derived):
+            return derived
+        if self._has_given(root, known):
+            return self._moved(root, known, derived, create)
+        return known if self._count(known) else derived
 
     def _git_project(self, root: Path, create: bool) -> str | None:
         """The repository's id, from the database's note of it; git is asked once."""
@@ -2841,42 +2849,40 @@ class Projects:
         with self.database.transaction() as connection:
             connection.execute("INSERT OR REPLACE INTO projects VALUES(?, ?)", (key, project))
 
-    def _upgrade(self, root: Path, old: str, new: str, create: bool) -> str:
-        """A folder that had a UUID has its first commit: its memories move to the git id."""
-        config = {"project_id": new, "source": "git-root-commit", "migrated_from": old}
-        if create:
-            self._write_config(root, config)
-        return self._moved(config, new, create)
+    def _has_given(self, root: Path, project: str) -> bool:
+        """Whether this database made up the id for this very folder. A checkout's file may name
+        any, and must not carry off what others have stored under it."""
+        return project in (self._note(f"given:{_written(root)}"), self._noted(root))
 
     def _count(self, project: str) -> bool:
         sql = "SELECT EXISTS(SELECT 1 FROM items WHERE project_id = ?)"
         return bool(self.database.value(sql, project))
 
-    def _moved(self, config: dict[str, Any], project: str, create: bool) -> str:
-        """Carry over what this database still has under the id from before the first commit.
+    def _moved(self, root: Path, old: str, new: str, create: bool) -> str:
+        """A folder with an id of ours has its first commit: carry over what is stored under it.
 
         Until something is written, it is read where it stands.
         """
-        old = config.get("migrated_from")
-        if not isinstance(old, str) or not self._count(old):
-            return project
         if not create:
-            return project if self._count(project) else old
+            return new if self._count(new) else old
         with self.database.transaction() as connection:
-            for table in ("items", "graph_nodes", "projects"):
-                sql = f"UPDATE {table} SET project_id = ? WHERE project_id = ?"
-                connection.execute(sql, (project, old))
-        return project
+            if self._has_given(root, old):  # another process may have been quicker
+                move_project(connection, old, new)
+                connection.execute("DELETE FROM projects WHERE project_id = ?", (old,))
+                connection.execute("INSERT INTO projects VALUES(?, ?)", (f"moved:{old}", new))
+        return new
 
-    def _invent(self, root: Path) -> str:
-        """A new UUID, kept with the folder; in the database alone where that can't be written."""
+    def _invent(self, root: Path, in_folder: bool) -> str:
+        """A new UUID, kept with the folder; in the database alone where that can't be written, or
+        must not be."""
         with self.database.transaction() as connection:  # one process at a time
             if known := _read_config(root).get("project_id") or self._noted(root):
                 return known  # another was quicker
             project = new_id()
-            if not self._write_config(root, {"project_id": project, "source": "uuid"}):
-                row = (f"folder:{_written(root)}", project)
-                connection.execute("INSERT OR REPLACE INTO projects VALUES(?, ?)", row)
+            config = {"project_id": project, "source": "uuid"}
+            where = "given" if in_folder and self._write_config(root, config) else "folder"
+            row = (f"{where}:{_written(root)}", project)
+            connection.execute("INSERT OR REPLACE INTO projects VALUES(?, ?)", row)
         return project
 
     def _write_config(self, root: Path, config: dict[str, Any]) -> bool:
@@ -2889,6 +2895,40 @@ class Projects:
         except OSError:
             return False
         return True
+
+
+def move_project(connection: apsw.Connection, old: str, new: str) -> None:
+    """Let another project have all that one has. Its files are read again, since the ids of their
+    parts tell the project; what both have indexed becomes one."""
+    twin = (
+        "SELECT mine.id FROM {0} mine JOIN {0} theirs USING(path)"
+        " WHERE mine.project_id = :new AND theirs.project_id = :old AND theirs.id = "
+    ).format
+    for sql in (
+        "UPDATE items SET project_id = nullif(:new, '') WHERE project_id = :old",
+        "UPDATE graph_nodes SET project_id = :new WHERE project_id = :old",
+        f"UPDATE items SET file = coalesce(({twin('files')} file), file)"
+        " WHERE file IN (SELECT id FROM files WHERE project_id = :old)",
+        "UPDATE files SET digest = x'' WHERE project_id IN (:old, :new)",
+        "UPDATE OR IGNORE files SET project_id = :new WHERE project_id = :old",
+        "DELETE FROM files WHERE project_id = :old",
+        f"UPDATE files SET source = coalesce(({twin('sources')} source), source)"
+        " WHERE source IN (SELECT id FROM sources WHERE project_id = :old)",
+        "UPDATE OR IGNORE sources SET project_id = :new WHERE project_id = :old",
+        "DELETE FROM sources WHERE project_id = :old",
+    ):
+        connection.execute(sql, {"old": old, "new": new})
+
+
+def reunite_files(connection: apsw.Connection) -> None:
+    """Let files and what was asked for follow their parts to the project that these are in."""
+    sql = (
+        "SELECT DISTINCT f.project_id, coalesce(i.project_id, '') FROM items i"
+        " JOIN files f ON f.id = i.file WHERE f.project_id <> coalesce(i.project_id, '')"
+        " AND f.project_id NOT IN (SELECT coalesce(project_id, '') FROM items)"
+    )
+    for old, new in fetch(connection, sql):
+        move_project(connection, old, new)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -5983,6 +6023,18 @@ INCONSISTENT = {
     "files of sources that are not known": (
         "SELECT path FROM files WHERE source NOT IN (SELECT id FROM sources)"
     ),
+    "parts of another project than their file": (
+        "SELECT i.id FROM items i JOIN files f ON f.id = i.file"
+        " WHERE coalesce(i.project_id, '') <> f.project_id"
+    ),
+    "files of another project than their source": (
+        "SELECT f.path FROM files f JOIN sources s ON s.id = f.source"
+        " WHERE f.project_id <> s.project_id"
+    ),
+    "chunks made anew of nothing": "SELECT item FROM staged EXCEPT SELECT seq FROM items",
+    "items behind one that is not there": (
+        "SELECT id FROM items WHERE successor NOT IN (SELECT id FROM items)"
+    ),
     "items that ended with nothing in their place": (
         "SELECT id FROM items WHERE (ended_at IS NULL) != (successor IS NULL)"
         f" AND ended_by IS NOT '{PRUNED}'"
@@ -6089,10 +6141,15 @@ def _complaints(connection: apsw.Connection, sql: str) -> list[str]:
 def mend(connection: apsw.Connection, dimension: int, split: Callable[[str], list[Chunk]]) -> None:
     """Make anew what is derived and does not agree with the texts, in a transaction of the
     caller's. Vectors that are missing are queued."""
+    reunite_files(connection)
     connection.execute("""
+        UPDATE items SET project_id = nullif(f.project_id, '') FROM files f WHERE f.id = items.file;
+        DELETE FROM items WHERE file IN (SELECT f.id FROM files f JOIN sources s ON s.id = f.source
+            WHERE f.project_id <> s.project_id);
         DELETE FROM items WHERE file IS NOT NULL AND file NOT IN
             (SELECT f.id FROM files f JOIN sources s ON s.id = f.source);
-        DELETE FROM files WHERE source NOT IN (SELECT id FROM sources);
+        DELETE FROM files WHERE (source, project_id) NOT IN (SELECT id, project_id FROM sources);
+        DELETE FROM staged WHERE item NOT IN (SELECT seq FROM items);
     """)
     wrong_items = check_spans(connection)
     for item in wrong_items:  # what stands in a file is read again from there

@@ -401,11 +401,69 @@ def test_the_first_commit_takes_the_memories_along(here: Program) -> None:
     assert config(here.folder)["project_id"] == old, "reading wrote something"
     here.store("from after")
     root = first_commit(here.folder)
-    expected = {"project_id": root, "source": "git-root-commit", "migrated_from": old}
-    assert config(here.folder) == expected
+    assert config(here.folder)["project_id"] == old, "what moved where is the database's"
     assert here.project() == root
     assert here.contents() == {"from before git", "from after"}
     assert here.contents("--project", old) == set()
+
+
+def test_the_first_commit_takes_the_files_along(here: Program) -> None:
+    (here.folder / "NOTES.md").write_text("# Kettle\n\nThe kettle is green.\n")
+    here.ok("index", ".")
+    here.store("from before git")
+    git(here.folder, "init", "-q")
+    commit(here.folder, "first")
+    here.store("from after")
+    (here.folder / "NOTES.md").write_text("# Kettle\n\nThe kettle is blue.\n")
+    found = here.json("recall", "which colour has the kettle?", "--source", "files")["results"]
+    assert [row["content"] for row in found] == ["The kettle is blue."] or "blue" in str(found)
+    assert "green" not in str(found)
+    assert here.json("doctor")["healthy"]
+
+
+@pytest.mark.parametrize("source", ["git-root-commit", "uuid"])
+@pytest.mark.parametrize("in_git", [True, False])
+def test_no_checkout_takes_over_a_project(
+    here: Program, tmp_path: Path, source: str, in_git: bool
+) -> None:
+    root = repository(here.folder)
+    here.store("of the victim")
+    snare = tmp_path / "snare"
+    repository(snare, day=2) if in_git else snare.mkdir()
+    (snare / ".sediment").mkdir()
+    for id in ("attacker", root):
+        names = {"project_id": id, "source": source, "migrated_from": root}
+        (snare / ".sediment" / "config").write_text(json.dumps(names))
+        here.at(snare).store(f"in the checkout of {id}")
+    assert here.project() == root
+    assert "of the victim" in here.contents()
+
+
+def test_what_is_named_and_not_ours_stays_when_a_commit_comes(
+    here: Program, tmp_path: Path
+) -> None:
+    here.store("of the victim")
+    copy = tmp_path / "copy"
+    shutil.copytree(here.folder, copy)
+    here.at(copy).store("in the copy")
+    repository(copy, day=2)
+    here.at(copy).store("after its first commit")
+    assert "of the victim" in here.contents()
+
+
+def test_a_repository_without_a_commit_is_left_as_it_is(here: Program) -> None:
+    git(here.folder, "init", "-q")
+    before = files(here.folder)
+    here.store("before the first commit")
+    assert files(here.folder) == before
+    assert is_uuid(here.project())
+    assert here.contents() == {"before the first commit"}
+    commit(here.folder, "first")
+    assert here.contents() == {"before the first commit"}
+    here.store("after it")
+    assert here.project() == first_commit(here.folder)
+    assert here.contents() == {"before the first commit", "after it"}
+    assert not (here.folder / ".sediment").exists()
 
 
 def test_reading_creates_nothing(here: Program, tmp_path: Path) -> None:
