@@ -329,11 +329,12 @@ def make_older(path: Path, version: int) -> None:
     connection.execute("ALTER TABLE graph_edges DROP COLUMN questions")
     for index in ("history_item", "history_other", "consolidation_queue_b"):
         connection.execute(f"DROP INDEX {index}")
-    connection.execute("DROP TRIGGER item_changed; DROP TRIGGER item_erased")
-    connection.execute("DROP TABLE changes; DROP TABLE staged; DROP INDEX items_file")
-    for column in ("file", "first_line", "last_line"):
-        connection.execute(f"ALTER TABLE items DROP COLUMN {column}")
-    connection.execute("DROP TABLE embeddings; DROP TABLE files; DROP TABLE sources")
+    if version < 5:
+        connection.execute("DROP TRIGGER item_changed; DROP TRIGGER item_erased")
+        connection.execute("DROP TABLE changes; DROP TABLE staged; DROP INDEX items_file")
+        for column in ("file", "first_line", "last_line"):
+            connection.execute(f"ALTER TABLE items DROP COLUMN {column}")
+        connection.execute("DROP TABLE embeddings; DROP TABLE files; DROP TABLE sources")
     if version == 1:
         connection.execute("DROP INDEX items_text; ALTER TABLE items DROP COLUMN text_hash")
     connection.pragma("user_version", version)

@@ -282,6 +282,42 @@ def test_rows_that_belong_to_nothing_are_taken_out(memory: Memory, sql: str) -> 
     assert contents(memory) == set(TEXTS)
 
 
+@pytest.mark.parametrize("how", ["repaired", "upgraded"])
+@pytest.mark.parametrize("again", [False, True], ids=["once", "indexed again"])
+def test_files_that_stayed_behind_follow_their_parts(
+    path: Path, tmp_path: Path, how: str, again: bool
+) -> None:
+    """As version 5 left them when a project got another id."""
+    notes = tmp_path / "notes" / "kettle.md"
+    notes.parent.mkdir()
+    notes.write_text("# Kettle\n\nThe kettle is green.\n")
+    with open_memory(path, "old") as memory:
+        memory.index([notes.parent])
+        with memory.database.transaction() as connection:
+            for table in ("items", "graph_nodes"):
+                connection.execute(f"UPDATE {table} SET project_id = 'new'")
+    with open_memory(path, "new") as memory:
+        if again:
+            notes.write_text("# Kettle\n\nThe kettle is yellow.\n")
+            memory.index([notes.parent])
+        (told,) = [check for check in memory.doctor()["checks"] if check["status"] == "broken"]
+        assert "parts of another project than their file" in told["detail"]
+        if how == "repaired":
+            assert memory.repair()["healthy"]
+    if how == "upgraded":
+        kills.make_older(path, 5)
+    with open_memory(path, "new") as memory:
+        memory.embed_pending()
+        consistent(memory)
+        notes.write_text("# Kettle\n\nThe kettle is blue.\n")
+        found = memory.recall("which colour has the kettle?")["results"]
+        assert [row["content"] for row in found] == ["# Kettle\n\nThe kettle is blue."]
+        assert memory.doctor()["healthy"]
+        (source,) = memory.status()["sources"]
+        assert source["files"] == 1
+        consistent(memory)
+
+
 def leaf_pages(path: Path, table: str) -> list[int]:
     """The numbers of the pages that hold a table's rows."""
     connection = apsw.Connection(str(path))
