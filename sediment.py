@@ -7344,7 +7344,8 @@ class Memory:
                     reason = f"nothing is found for {_show(beginning)}"
         if reason or not parts:
             reason = reason or "there is nothing to index"
-            raise InvalidInput(f"recall would not find this summary ({reason}): nothing was changed")
+            what = f"recall would not find this summary ({reason})"
+            raise InvalidInput(f"{what}: nothing was changed")
 
     def _repeats(self, folder: Path) -> list[dict[str, Any]]:
         """Parts of a folder's notes that say nearly the same."""
