@@ -20,7 +20,7 @@ help:
 	@echo 'make test                      build, and run all tests'
 	@echo 'make lint                      ruff and pyright'
 	@echo 'make bench                     measure speed'
-	@echo 'make bench-quality DATA=DIR    measure recall on the data sets in DIR   (SEEDS="1 2")'
+	@echo 'make bench-quality DATA=DIR    measure recall on the diaries, and the sets in DIR   (SEEDS="1 2" PARTS="chat diaries")'
 	@echo 'make soak MINUTES=n             try to make it lose data, crash, hang or leak   (SEED=n)'
 	@echo 'make lock                      renew the pinned requirements (needs uv)'
 	@echo 'make clean                     remove everything built'
@@ -68,8 +68,7 @@ bench: $(PYZ) $(BUILD)/dev/.ready
 	$(RUN) $(BUILD)/dev/bin/python tests/bench.py
 
 bench-quality: $(PYZ) $(BUILD)/dev/.ready
-	@test -n "$(DATA)" || { echo "error: say where the data set is: make bench-quality DATA=FOLDER" >&2; exit 1; }
-	$(RUN) $(BUILD)/dev/bin/python tests/bench_quality.py "$(DATA)" $(if $(SEEDS),--seeds $(SEEDS))
+	$(RUN) $(BUILD)/dev/bin/python tests/bench_quality.py $(if $(DATA),"$(DATA)") $(if $(SEEDS),--seeds $(SEEDS)) $(if $(PARTS),--parts $(PARTS))
 
 soak: $(PYZ) $(BUILD)/dev/.ready
 	$(RUN) $(BUILD)/dev/bin/python tests/soak.py $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))

@@ -1,43 +1,59 @@
-"""How often recall is right: `make bench-quality DATA=FOLDER [SEEDS="1 2"]`.
+"""How often recall is right: `make bench-quality [DATA=DIR] [SEEDS="1 2"] [PARTS="chat diaries"]`.
 
-A set is a folder of parts; a part is a folder with `memories.jsonl` ({"id", "content",
-"created_at"?} a line) and `queries.jsonl` ({"id", "query", "expected": [ids]} a line), and becomes
-a database of its own. A query is a hit at k when any expected id is among the first k results.
-Everything is asked through `Memory`, by the name of a ranking. Then come the trials, on the set
-that has a `temporal.jsonl` beside its parts: ages, versions, no answer, order, duplicates, and
-pairs that must stay two. Answers of every query go to dist/bench-quality.jsonl; what was tried
-on the way to the formula stands in tests/RANKING.md.
+Everything is asked through `Memory` with default settings. A set is a folder of parts under DATA;
+a part is a folder with `memories.jsonl` ({"id", "content", "created_at"?} a line) and
+`queries.jsonl` ({"id", "query", "expected": [ids]} a line), and becomes a database of its own. A
+query is a hit at k when any expected id is among the first k results. tests/diaries need no DATA:
+see its README. The ranker learns from them, so each diary is asked with weights that
+`models/train_ranker.py` made without it (kept under build/ranker).
+
+PARTS are names of sets, `diaries` (recall), `store` (what storing them proposes) and `trials` (on
+the set that has a `temporal.jsonl`): ages, versions, no answer, order, duplicates, and pairs that
+must stay two. Calibration follows from the sets and diaries that were asked. Vectors are kept
+under build/quality; every answer goes to dist/bench-quality.jsonl; what was tried on the way to
+the ranking stands in tests/RANKING.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import json
 import os
-import random
+import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-ROOT = Path(__file__).resolve().parent.parent
-TRIALS = ROOT / "tests" / "trials"
-sys.path[:0] = [str(ROOT)]
+from bench_recall import (
+    ANSWERS,
+    ROOT,
+    Row,
+    answers,
+    figures,
+    is_outdated,
+    is_right,
+    joined,
+    rows,
+    share,
+    stored,
+    table,
+)
+from bench_trials import run_trials
 
-from sediment import DAY, Encoder, Memory  # noqa: E402
+from sediment import Memory
 
-DEPTH = 20  # results looked at for the mean reciprocal rank
-WAYS = ("cosine", "bm25", "classic", "default")
-Row = dict[str, Any]
-ANSWERS: list[Row] = []
-
-
-def rows(path: Path) -> list[Row]:
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
+DIARIES = sorted(path.parent for path in (ROOT / "tests" / "diaries").glob("*/queries.jsonl"))
+TRAINER = ROOT / "models" / "train_ranker.py"
+WAYS = ("cosine", "bm25", "classic", "simple hybrid", "default")
+TUNED = {"sediment", "cookbook-docs", "cookbook-code", "chat", "functions"}  # seen by whoever tunes
+BINS = 10
+SHOWN = 5  # results to a question of the diaries, as by default
+Pair = tuple[str, str]  # the ids of a note and of an older one that it makes obsolete
 
 
 def parts(folder: Path) -> dict[str, list[Path]]:
@@ -49,259 +65,255 @@ def parts(folder: Path) -> dict[str, list[Path]]:
     return found
 
 
-ENCODER = Encoder()
+# Figures of the diaries, in per cent
 
 
-@contextmanager
-def stored(*sources: list[Row]) -> Iterator[Memory]:
-    """A memory of these rows, in a file of its own."""
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        Memory(Path(folder) / "memory.db", project="bench") as memory,
-    ):
-        memory._encoder = ENCODER
-        answer = memory.import_rows(itertools.chain(*sources))
-        assert answer["success"], answer["refused"][:3]
-        memory.embed_pending()
-        yield memory
+def of_type(answers: list[Row], *types: str) -> list[Row]:
+    return [row for row in answers if row["type"] in types]
 
 
-def asked(memory: Memory, query: str, way: str = "default", limit: int = DEPTH) -> list[str]:
-    """The ids that recall answers with, best first."""
-    answer = memory.recall(query, limit=limit, ranking=way, record=False)
-    return [row["id"] for row in answer["results"]]
+def changed(answers: list[Row]) -> str:
+    """Of facts that changed: the right one first, and an outdated one before it."""
+    now = of_type(answers, "current")
+    return joined(share([is_right(row) for row in now]), share([is_outdated(row) for row in now]))
 
 
-def position(answer: list[str], expected: list[str]) -> int | None:
-    """The place of the first right answer, from 1."""
-    return next((place for place, id in enumerate(answer, 1) if id in expected), None)
+def absent(answers: list[Row]) -> str:
+    """Of questions without an answer: how many get none, and how sure the first is."""
+    asked = of_type(answers, "absent")
+    shown = [row["similarity"] for row in asked if row["answer"]]
+    mean, sure = sum(shown) / len(asked), sum(shown) / len(shown) if shown else 0.0
+    return f"{share([not row['answer'] for row in asked]):.1f} / {mean:.2f} ({sure:.2f})"
 
 
-def figures(answers: list[Row]) -> list[float]:
-    """R@1, R@5 and the mean reciprocal rank, in per cent."""
-    places = [position(row["answer"], row["expected"]) for row in answers]
-    count = len(places) / 100
-    first = sum(place == 1 for place in places) / count
-    fifth = sum(place is not None and place <= 5 for place in places) / count
-    return [first, fifth, sum(1 / place for place in places if place) / count]
+def first(*types: str) -> Callable[[list[Row]], float]:
+    return lambda answers: share([is_right(row) for row in of_type(answers, *types)])
 
 
-def answers(memory: Memory, name: str, queries: list[Row], way: str) -> list[Row]:
-    """What a ranking answers to every query; kept for the file too."""
-    found = [
-        {"set": name, "way": way, **query, "answer": asked(memory, query["query"], way)}
-        for query in queries
-    ]
-    ANSWERS.extend(found)
-    return found
+def among_five(answers: list[Row]) -> float:
+    several = of_type(answers, "multi")
+    parts = [share([id in row["answer"][:5] for id in row["expected"]]) for row in several]
+    return share(parts) / 100
 
 
-def table(*titles: str) -> Callable[..., None]:
-    """Print the head of a table; returns what prints a row."""
+def wrongly_empty(answers: list[Row]) -> float:
+    return share([not row["answer"] for row in answers if row["type"] != "absent"])
 
-    def show(*cells: object) -> None:
-        told = [f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in cells]
-        print("| " + " | ".join(told) + " |", flush=True)
 
-    show(*titles)
-    show(*("---" for _ in titles))
-    return show
+DIARY_FIGURES: dict[str, Callable[[list[Row]], str | float]] = {
+    "diaries: first right, all facts": first("current", "constant", "asof"),
+    "changed facts first / outdated before right": changed,
+    "constant facts first": first("constant"),
+    "as of a date first": first("asof"),
+    "several notes, share in the first five": among_five,
+    "no answer there: empty / mean similarity of the first": absent,
+    "wrongly empty": wrongly_empty,
+}
+
+
+# Sets and diaries
 
 
 def measure_sets(sets: dict[str, list[Path]]) -> None:
-    """One table a set, and the mean over all."""
-    means: dict[str, list[float]] = {way: [] for way in WAYS}
+    """Every set by every ranking, and the mean over the tuned and over all."""
+    show = table("Public sets: R@1 / R@5 / MRR by ranking.", "set", "queries", *WAYS)
+    means: dict[str, list[float]] = {}
     for name, folders in sets.items():
         found: dict[str, list[Row]] = {way: [] for way in WAYS}
         for part in folders:
             with stored(rows(part / "memories.jsonl")) as memory:
                 for way in WAYS:
                     found[way] += answers(memory, name, rows(part / "queries.jsonl"), way)
-        print(f"\n{name}: {len(found[WAYS[0]])} queries")
-        show = table("ranking", "R@1", "R@5", "MRR")
-        for way in WAYS:
-            show(way, *figures(found[way]))
-            means[way].append(figures(found[way])[2])
-    print("\nmean MRR of the sets")
-    show = table("ranking", "MRR")
-    for way in WAYS:
-        show(way, sum(means[way]) / len(means[way]))
+        told = [figures(found[way]) for way in WAYS]
+        show(name, len(found["default"]), *(joined(*row) for row in told))
+        means[name] = [row[2] for row in told]
+    for title, names in (("mean MRR of the tuned", TUNED & means.keys()), ("mean MRR", means)):
+        if columns := list(zip(*(means[name] for name in names), strict=True)):
+            show(f"{title} ({len(names)})", "", *(sum(column) / len(names) for column in columns))
 
 
-# Trials
+def validated() -> str:
+    return "cross-validated by diary" if TRAINER.exists() else "not cross-validated"
 
 
-class Trial:
-    """The set that the trials are about, and one seed."""
+def weights_without(diary: str) -> Path:
+    """A ranker that never saw this diary, made anew when anything that makes it has changed."""
+    sources = [TRAINER, ROOT / "sediment.py", *sorted(ROOT.glob("tests/diaries/*/*.jsonl"))]
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+    target = ROOT / "build" / "ranker" / digest[:16] / f"{diary}.json"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = target.with_suffix(".tmp")
+        made = [sys.executable, TRAINER, "--without", diary, "--output", draft]
+        subprocess.run(made, check=True, cwd=ROOT)
+        draft.rename(target)
+    return target
 
-    def __init__(self, folder: Path, seed: int) -> None:
-        part = next(path.parent for path in sorted(folder.rglob("memories.jsonl")))
-        self.name, self.seed = folder.name, seed
-        self.memories = rows(part / "memories.jsonl")
-        self.queries = rows(part / "queries.jsonl")
-        self.sequences = rows(folder / "temporal.jsonl")
-        self.random = random.Random(seed)
-        self.now = int(time.time())
 
-    def dated(self, days: float = 365) -> list[Row]:
-        """The memories with ages drawn uniformly."""
-        oldest = int(days * DAY)
-        return [
-            row | {"created_at": self.now - self.random.randrange(oldest)} for row in self.memories
+def unseen(diary: str) -> Any:
+    """Let what is opened inside rank by weights that never saw this diary."""
+    if not TRAINER.exists():
+        return nullcontext()
+    return patch.dict(os.environ, SEDIMENT_RANKER=str(weights_without(diary)))
+
+
+def measure_diaries() -> None:
+    """The diaries' figures, by ranking."""
+    ways = ("cosine", "simple hybrid", "classic", "default")
+    found: dict[str, list[Row]] = {way: [] for way in ways}
+    for folder in DIARIES:
+        with unseen(folder.name), stored(rows(folder / "memories.jsonl")) as memory:
+            for way in ways:
+                found[way] += answers(memory, "diaries", rows(folder / "queries.jsonl"), way, SHOWN)
+    meaning = (
+        f"{len(found['default'])} questions to {len(DIARIES)} diaries, {validated()}, in per cent."
+        " An empty answer's similarity is 0; in brackets the mean without these."
+    )
+    show = table(meaning, "figure", *ways)
+    for name, figure in DIARY_FIGURES.items():
+        show(name, *(figure(found[way]) for way in ways))
+
+
+# Storing
+
+
+def outdated(notes: list[Row], queries: list[Row]) -> set[Pair]:
+    """Pairs of a right note and an older outdated one of the same question."""
+    created = {row["id"]: row["created_at"] for row in notes}
+    return {
+        (new, old)
+        for row in of_type(queries, "current", "asof")
+        for new in row["expected"]
+        for old in row["stale"]
+        if created[old] < created[new]
+    }
+
+
+def confirmable(pairs: set[Pair], queries: list[Row]) -> set[Pair]:
+    """Those whose older note is right for no question about now, as notes hold several facts."""
+    right = {id for row in queries if row["type"] != "asof" for id in row["expected"]}
+    return {(new, old) for new, old in pairs if old not in right}
+
+
+def keep(
+    memory: Memory, notes: list[Row], confirmed: set[Pair]
+) -> tuple[dict[str, str], set[Pair]]:
+    """Store notes one by one, and confirm what is proposed and true. Returns the ids that they
+    got, and all that was proposed."""
+    ids: dict[str, str] = {}
+    names: dict[str, str] = {}
+    proposed: set[Pair] = set()
+    for note in notes:
+        text, created = note["content"], note["created_at"]
+        answer = memory.store(text, created_at=created)
+        ids[note["id"]], names[answer["id"]] = answer["id"], note["id"]
+        for row in answer.get("may_replace", answer.get("potential_conflicts", [])):
+            pair = note["id"], names[row["id"]]
+            proposed.add(pair)
+            if pair in confirmed:
+                memory.store(text, created_at=created, replace=row["id"])
+    return ids, proposed
+
+
+def asked_again(folder: Path, notes: list[Row], queries: list[Row]) -> list[Row]:
+    """What default answers after an agent confirmed what is proposed and truly outdated."""
+    with stored() as memory:
+        ids, _ = keep(memory, notes, confirmable(outdated(notes, queries), queries))
+        known = [
+            row | {side: [ids[id] for id in row[side]] for side in ("expected", "stale")}
+            for row in queries
         ]
-
-    def versions(self, gap: int) -> list[Row]:
-        """Every version of every sequence, the newest of all just now."""
-        return [
-            {
-                "id": f"{sequence['id']}-{number}",
-                "content": version["content"],
-                "created_at": self.now - gap * (len(sequence["sequence"]) - number),
-            }
-            for sequence in self.sequences
-            for number, version in enumerate(sequence["sequence"])
-        ]
+        return answers(memory, f"{folder.name} confirmed", known, "default", SHOWN)
 
 
-def ages(trial: Trial) -> None:
-    """The same questions, asked of memories of any age."""
-    show = table("seed", "ranking", "R@1", "R@5", "MRR", "R@1 undated", "R@5 undated")
-    with stored(trial.memories) as undated, stored(trial.dated()) as dated:
-        for way in ("classic", "default"):
-            plain = figures(answers(undated, f"{trial.name} undated", trial.queries, way))
-            aged = figures(answers(dated, f"{trial.name} aged", trial.queries, way))
-            show(trial.seed, way, *aged, *plain[:2])
+def measure_store() -> None:
+    """What storing the diaries note by note proposes, and what it is worth to confirm it."""
+    named: list[bool] = []
+    proposals = stores = 0
+    again: list[Row] = []
+    for folder in DIARIES:
+        notes, queries = rows(folder / "memories.jsonl"), rows(folder / "queries.jsonl")
+        with unseen(folder.name):
+            with stored() as memory:
+                _, proposed = keep(memory, notes, set())
+            again += asked_again(folder, notes, queries)
+        named += [pair in proposed for pair in outdated(notes, queries)]
+        proposals, stores = proposals + len(proposed), stores + len(notes)
+    meaning = (
+        f"Diaries stored note by note, {validated()}: of {len(named)} pairs of a right note and an"
+        " older outdated one, how often storing the right one proposes the other, in per cent;"
+        " then recall when an agent confirms what is proposed and truly outdated."
+    )
+    show = table(meaning, "figure", "default")
+    show("store: the outdated note among those proposed", share(named))
+    show("proposals a store", f"{proposals / stores:.2f}")
+    show("then changed facts first / outdated before right", changed(again))
 
 
-def versions(trial: Trial) -> None:
-    """Is the newest version of a fact before its older ones, and near the top?"""
-    show = table("seed", "apart", "ranking", "newest before older", "newest in first 3")
-    for name, gap in (("30 days", 30 * DAY), ("one minute", 60)):
-        with stored(trial.dated(), trial.versions(gap)) as memory:
-            for way in ("classic", "default"):
-                before = top = 0
-                for sequence in trial.sequences:
-                    newest = f"{sequence['id']}-{sequence['expected_rank_1']}"
-                    found = asked(memory, sequence["query"], way, 50)
-                    mine = [id for id in found if id.startswith(f"{sequence['id']}-")]
-                    before += mine[:1] == [newest]
-                    top += newest in found[:3]
-                    ANSWERS.append(
-                        {
-                            "set": f"versions, {name}",
-                            "way": way,
-                            **sequence,
-                            "answer": found[:DEPTH],
-                        }
-                    )
-                count = len(trial.sequences) / 100
-                show(trial.seed, name, way, before / count, top / count)
+# Calibration
 
 
-def alike(trial: Trial) -> None:
-    """Our own sequences, and facts that only look like versions: is the right one first?"""
-    show = table("seed", "groups", "ranking", "right one first of its group")
-    for name, texts in (("versions", "sequence"), ("lookalikes", "items")):
-        groups = rows(TRIALS / f"{name}.jsonl")
-        told = [
-            {"id": f"{name}-{number}-{place}", "content": text, "created_at": place * 30 * DAY}
-            for number, group in enumerate(groups)
-            for place, text in enumerate(group[texts])
-        ]
-        with stored(trial.dated(), told) as memory:
-            for way in ("classic", "default"):
-                right = 0
-                for number, group in enumerate(groups):
-                    found = asked(memory, group["query"], way, 50)
-                    mine = [id for id in found if id.startswith(f"{name}-{number}-")]
-                    expected = group.get("expected", len(group[texts]) - 1)
-                    right += mine[:1] == [f"{name}-{number}-{expected}"]
-                show(trial.seed, f"{len(groups)} {name}", way, 100 * right / len(groups))
-
-
-def no_answer(trial: Trial) -> None:
-    """Questions that the memories do not answer should get nothing."""
-    show = table("seed", "questions", "empty")
-    with stored(trial.memories) as memory:
-        for name in ("foreign", "near"):
-            asked_here = (TRIALS / f"{name}.txt").read_text("utf-8").splitlines()
-            empty = sum(not asked(memory, query) for query in asked_here)
-            show(trial.seed, f"{len(asked_here)} {name}", 100 * empty / len(asked_here))
-    with stored([{"content": "we deploy on Fridays only after the canary is green"}]) as memory:
-        found = bool(asked(memory, "when can I release?"))
-        show(trial.seed, "when can I release? (has an answer)", "empty" if not found else "found")
-
-
-def order(trial: Trial) -> None:
-    """Do earlier questions change later answers?"""
-    firsts: list[dict[str, str]] = []
-    with stored(trial.memories) as memory:
-        for _ in range(2):
-            shuffled = trial.random.sample(trial.queries, len(trial.queries))
-            found = {row["id"]: memory.recall(row["query"])["results"] for row in shuffled}
-            firsts.append({id: hits[0]["id"] if hits else "" for id, hits in found.items()})
-    same = sum(firsts[0][id] == firsts[1][id] for id in firsts[0])
-    table("seed", "same top result in two orders")(trial.seed, 100 * same / len(firsts[0]))
-
-
-AFFIXES: list[Callable[[str], str]] = [
-    lambda text: f"Note: {text}",
-    lambda text: f"Remember that {text[0].lower()}{text[1:]}",
-    lambda text: f"{text.rstrip('.')} (confirmed)",
-    lambda text: f"{text.rstrip('.')} — this is the current approach",
-]
-
-
-def merged(pairs: list[tuple[str, str]], others: list[Row]) -> tuple[int, int]:
-    """Of pairs of texts: how many become one, and how many first wordings can still be read."""
-    now = int(time.time())
-    sources = [
-        [{"id": f"pair-{number}-{side}", "content": pair[side], "created_at": now - 9 + side}]
-        for number, pair in enumerate(pairs)
-        for side in (0, 1)
+def bins(answers: list[Row]) -> list[tuple[int, float, float]]:
+    """Of answers by the tenth of their first's similarity: count, mean similarity, share right."""
+    found: list[list[Row]] = [[] for _ in range(BINS)]
+    for row in answers:
+        found[min(BINS - 1, int(row["similarity"] * BINS))].append(row)
+    return [
+        (len(part), share([row["similarity"] for row in part]), share(list(map(is_right, part))))
+        for part in found
     ]
-    with stored(others, *sources) as memory:
-        memory.consolidate()
-        count = readable = 0
-        for number, pair in enumerate(pairs):
-            kept = memory.get(f"pair-{number}-0")
-            count += kept.get("successor") == f"pair-{number}-1"
-            readable += kept["content"] == pair[0]
-        return count, readable
 
 
-def duplicates(trial: Trial) -> None:
-    """Texts that say the same become one; texts that differ in a fact stay two."""
-    show = table("seed", "pairs", "merged", "first wording readable")
-    drawn = trial.random.sample(trial.memories, 50)
-    texts = {row["content"] for row in drawn}
-    others = [row for row in trial.memories if row["content"] not in texts]
-    affixed = [
-        (row["content"], affix(row["content"]))
-        for row, affix in zip(drawn, itertools.cycle(AFFIXES), strict=False)
-    ]
-    show(trial.seed, "50 with an affix", *merged(affixed, others))
-    for name in ("rewordings", "hard_pairs"):
-        pairs = [(row["a"], row["b"]) for row in rows(TRIALS / f"{name}.jsonl")]
-        show(trial.seed, f"{len(pairs)} {name.replace('_', ' ')}", *merged(pairs, []))
+def calibration_error(answers: list[Row]) -> float:
+    """How far similarity and the share of right answers are apart, by tenths, on the mean."""
+    total = sum(count for count, _, _ in bins(answers))
+    return sum(count * abs(said - right) for count, said, right in bins(answers)) / total / 100
+
+
+def measure_calibration(names: list[str]) -> None:
+    """Is the first result's similarity how likely it is right?"""
+    shown = [row for row in ANSWERS if row["way"] == "default" and row["answer"]]
+    found = {name: [row for row in shown if row["set"] == name] for name in names}
+    found = {name: told for name, told in found.items() if told}
+    found["all together"] = list(itertools.chain(*found.values()))
+    if not found["all together"]:
+        return
+    meaning = "Expected calibration error of the first result's similarity, in ten bins."
+    show = table(meaning, "set", "answers", "calibration error")
+    for name, told in found.items():
+        show(name, len(told), f"{calibration_error(told):.3f}")
+    meaning = "All together: the first result's similarity, and how often it is right, in per cent."
+    show = table(meaning, "similarity", "answers", "mean similarity", "right")
+    for place, row in enumerate(bins(found["all together"])):
+        show(f"{place / BINS:.1f} to {(place + 1) / BINS:.1f}", *row)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("data", type=Path, nargs="?")
+    parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2])
+    parser.add_argument("--parts", nargs="*", default=[])
+    return parser.parse_args()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2])
-    parser.add_argument("--trials-only", action="store_true")
-    given = parser.parse_args()
-    sets = parts(given.data)
-    if not sets:
+    given = arguments()
+    sets = parts(given.data) if given.data else {}
+    if given.data and not sets:
         sys.exit(f"error: no memories.jsonl with a queries.jsonl beside it under {given.data}")
-    if not given.trials_only:
-        measure_sets(sets)
-    for temporal in sorted(given.data.rglob("temporal.jsonl")):
-        for run in (ages, versions, alike, no_answer, order, duplicates):
-            print(f"\n{temporal.parent.name}: {run.__doc__}")
-            for seed in given.seeds:
-                run(Trial(temporal.parent, seed))
+    known = [*sets, "diaries", "store", *(["trials"] if given.data else [])]
+    if wrong := set(given.parts) - set(known):
+        sys.exit(f"error: no part {', '.join(sorted(wrong))}: there are {', '.join(known)}")
+    chosen = given.parts or known
+    if wanted := {name: folders for name, folders in sets.items() if name in chosen}:
+        measure_sets(wanted)
+    if "diaries" in chosen:
+        measure_diaries()
+    if "store" in chosen:
+        measure_store()
+    measure_calibration(["diaries", *sets])
+    if "trials" in chosen and given.data:
+        run_trials(given.data, given.seeds)
     target = ROOT / "dist" / "bench-quality.jsonl"
     target.parent.mkdir(exist_ok=True)
     target.write_text("".join(json.dumps(row) + "\n" for row in ANSWERS), "utf-8")

@@ -1,0 +1,69 @@
+"""The diaries that the ranker learns from are well formed: see tests/diaries/README.md."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DIARIES = Path(__file__).parent / "diaries"
+NAMES = sorted(path.name for path in DIARIES.iterdir() if path.is_dir())
+TYPES = {"current": 28, "constant": 22, "asof": 8, "multi": 6, "absent": 16}
+HELD_FOR_A_TIME = {("renovation", "q15", "m147")}  # outdated, though newer than what is right
+Row = dict[str, Any]
+
+
+def rows(diary: str, name: str) -> list[Row]:
+    text = (DIARIES / diary / f"{name}.jsonl").read_text("utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_there_are_as_many_as_the_readme_says() -> None:
+    readme = (DIARIES / "README.md").read_text("utf-8")
+    assert len(NAMES) == 10
+    assert readme.startswith("# Ten diaries")
+    for kind, count in TYPES.items():
+        assert f"| {kind} | {count} |" in readme
+
+
+@pytest.mark.parametrize("diary", NAMES)
+def test_notes_are_distinct_and_in_the_order_of_their_times(diary: str) -> None:
+    notes = rows(diary, "memories")
+    assert all(set(note) == {"id", "content", "created_at"} for note in notes)
+    assert [note["id"] for note in notes] == [f"m{number:03}" for number in range(1, 161)]
+    assert len({note["content"].strip().lower() for note in notes}) == 160
+    times = [note["created_at"] for note in notes]
+    assert times == sorted(set(times))
+
+
+@pytest.mark.parametrize("diary", NAMES)
+def test_questions_are_of_the_types_that_the_readme_counts(diary: str) -> None:
+    questions = rows(diary, "queries")
+    assert Counter(row["type"] for row in questions) == TYPES
+    for field in ("id", "query"):
+        assert len({row[field] for row in questions}) == 80
+    for row in questions:
+        assert set(row) - {"as_of"} == {"id", "query", "type", "expected", "stale"}
+        assert ("as_of" in row) == (row["type"] == "asof")
+        assert bool(row["expected"]) == (row["type"] != "absent")
+        assert (len(row["expected"]) > 1) or row["type"] != "multi"
+
+
+@pytest.mark.parametrize("diary", NAMES)
+def test_answers_name_notes_and_the_right_one_is_the_newer(diary: str) -> None:
+    created = {row["id"]: row["created_at"] for row in rows(diary, "memories")}
+    for row in rows(diary, "queries"):
+        right, wrong = row["expected"], row["stale"]
+        assert len(created.keys() & {*right, *wrong}) == len(right) + len(wrong), row["id"]
+        if row["type"] == "current":
+            assert wrong, row["id"]
+            newest = max(created[id] for id in right)
+            newer = {(diary, row["id"], id) for id in wrong if created[id] > newest}
+            assert newer <= HELD_FOR_A_TIME, newer
+        if row["type"] == "asof":
+            assert all(created[id] <= row["as_of"] for id in right), row["id"]
+            held = max(created[id] for id in right)
+            assert not any(held < created[id] <= row["as_of"] for id in wrong), row["id"]
