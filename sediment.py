@@ -668,7 +668,7 @@ def _tidied(text: str) -> str:
     if not text.isascii():
         text = unicodedata.normalize("NFC", "".join(map(_compatible, text)))
         text = text.translate(_SPELLINGS)
-    text = re.sub(r"[^\S\n]+(?=\n|$)", "", re.sub(r"\r\n?", "\n", text))
+    text = re.sub(r"(?<![^\S\n])[^\S\n]++(?=\n|$)", "", re.sub(r"\r\n?", "\n", text))
     return re.sub(r"(?<=\S)[^\S\n]+", " ", text).strip("\n")
 
 
@@ -5134,6 +5134,7 @@ class Files:
         self.claim, self.usable, self.secrets, self.anew = claim, usable, secrets, anew
         self.embedded = self.removed = 0
         self.changes: list[dict[str, Any]] = []
+        self._digests: dict[str, bytes] = {}  # of files that came, and of those that went
         self.skipped: list[dict[str, str]] = []
         self.warnings: list[dict[str, str]] = []
 
@@ -5259,7 +5260,19 @@ class Files:
                     if name not in there and _is_in(Path(name), within)
                 }
             )
+        self._tell_renames()
         self._tidy()
+
+    def _tell_renames(self) -> None:
+        """Tell of a file that went, and of one that came with the same bytes, as of one that has
+        another name."""
+        gone = [row for row in self.changes if row["action"] == "removed"]
+        added = (row for row in self.changes if row["action"] == "added")
+        came = {self._digests[row["path"]]: row for row in added}
+        for row in gone:
+            if new := came.pop(self._digests[row["path"]], None):
+                new |= {"action": "renamed", "from": row["path"], "removed": row["removed"]}
+                self.changes.remove(row)
 
     def take(self, path: Path, source: Source, noted: Noted | None) -> bool:
         """Index one file of a source, unless it is as it was noted there; whether it was not."""
@@ -5336,10 +5349,13 @@ class Files:
                 same = connection.execute(sql, (path, self.project)).get == noted.read_at
                 erased = self._erase(connection, path) if same else None
             if erased is not None:  # another process may have been quicker
-                self._changed(path, "removed", 0, erased)
+                self._changed(path, "removed", 0, erased, noted.digest)
         return len(self.changes) > before
 
-    def _changed(self, path: Path | str, action: str, embedded: int, removed: int) -> None:
+    def _changed(
+        self, path: Path | str, action: str, embedded: int, removed: int, digest: bytes
+    ) -> None:
+        self._digests[str(path)] = digest
         self.embedded += embedded
         self.removed += removed
         told = {"path": str(path), "action": action, "embedded": embedded, "removed": removed}
@@ -5452,7 +5468,8 @@ class Files:
             connection.execute(_EXAMINED_FILES)
         if not work.parts:
             self._skip(work.path, "has nothing to index", warning=True)
-        self._changed(work.path, "added" if is_new else "changed", work.embedded, len(gone))
+        action = "added" if is_new else "changed"
+        self._changed(work.path, action, work.embedded, len(gone), work.digest)
         return True
 
     def _note(self, connection: apsw.Connection, work: Work, source: Source) -> tuple[int, bool]:
@@ -10429,10 +10446,11 @@ def render_indexed(answer: dict[str, Any]) -> Iterator[str]:
 
 
 def render_changes(answer: dict[str, Any]) -> Iterator[str]:
-    """A line for each file that came, changed or went."""
+    """A line for each file that came, changed, went or has another name."""
     for row in answer["changes"]:
         counts = f"{row['embedded']} embedded, {row['removed']} removed"
-        yield printable(f"{row['action']:<8} {row['path']} ({counts})")
+        before = f"{row['from']} -> " if "from" in row else ""
+        yield printable(f"{row['action']:<8} {before}{row['path']} ({counts})")
     for row in answer["skipped"]:
         yield printable(f"skipped  {row['path']} {row['reason']}")
 

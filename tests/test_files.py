@@ -198,6 +198,8 @@ def test_a_moved_a_copied_and_a_touched_file_are_not_embedded(memory: Memory, fo
     guide.rename(folder / "moved.md")
     answer = memory.index([folder])
     assert (answer["embedded"], answer["removed"]) == (0, 3)
+    names = {"path": str(folder / "moved.md"), "from": str(guide)}
+    assert answer["changes"] == [{"action": "renamed", "embedded": 0, "removed": 3, **names}]
     later(folder / "moved.md")
     answer = memory.index([folder])
     assert (answer["changes"], answer["embedded"]) == ([], 0)

@@ -418,3 +418,8 @@ def test_pages_of_the_worst_characters_fit(char: str, length: int) -> None:
 def test_pages_are_as_few_as_can_be() -> None:
     assert paginate("a" * 7_998) == [(0, 7_998)]
     assert paginate("a" * 7_999) == [(0, 7_998), (7_998, 7_999)]
+
+
+def test_a_million_spaces_are_one() -> None:
+    """Each of them was once looked at from all those before."""
+    assert sediment.normalized("a" + " " * 999_998 + "b") == "a b"
