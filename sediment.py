@@ -2033,8 +2033,10 @@ def replacing(path: Path, mode: int | None = None, new: bool = False) -> Iterato
     nobody reads more of it on the way. A `new` one takes nobody's place, as by `take_place`.
     """
     draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
+    flags = os.O_CREAT | os.O_WRONLY | os.O_EXCL  # a checkout may have a link of that name
     try:
+        with contextlib.suppress(OSError):
+            draft.unlink()
         descriptor = os.open(draft, flags, 0o666 if mode is None else 0o600)
         with open(descriptor, "w", encoding="utf-8", newline="") as file:
             yield file
@@ -5590,6 +5592,20 @@ def whole_path(given: str | Path) -> Path:
     return Path(os.path.realpath(expand_home(given)))
 
 
+def place_to_write(given: str | Path, root: Path | None) -> Path:
+    """Where a file that is to be written really is. Links in the project at `root` are followed
+    within it alone: a checkout may come from anybody, and has no say in what else is written."""
+    path = whole_path(given)
+    above = Path(os.path.abspath(expand_home(given))).parents
+    if root and not _is_in(path, root) and any(_is_in(whole_path(one), root) for one in above):
+        raise InvalidInput(f"{given} is a link out of the project: left as it is")
+    if path.is_symlink():
+        raise InvalidInput(f"{given} is a link that leads in a circle: left as it is")
+    if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+        raise InvalidInput(f"{given} is no plain file: left as it is")
+    return path
+
+
 def _is_in(path: Path, top: Path) -> bool:
     """Whether a path is this one or below it."""
     return path == top or top in path.parents
@@ -6547,7 +6563,7 @@ class Memory:
         if into is not None:
             if replace is not None or created_at is not None:
                 raise InvalidInput("a text in a file has no id and no time: edit the file instead")
-            path = whole_path(into)
+            path = self._place_to_write(into)
             return self._write_down(content, path, "", "", scope or "project", allow_secrets)
         check_text(content, "content", CONTENT_MAX)
         content, redacted = self._cleaned(content, allow_secrets)
@@ -7251,10 +7267,13 @@ class Memory:
         """Add a line to today's note, memory/YYYY-MM-DD.md in the project's folder (or another):
         {success, id, source, message}."""
         now = datetime.now()
-        top = expand_home(folder) if folder else self._top / _NOTES
-        path = Path(os.path.realpath(top)) / f"{now:%Y-%m-%d}.md"
+        top = folder or self._top / _NOTES
+        path = self._place_to_write(self._place_to_write(top) / f"{now:%Y-%m-%d}.md")
         heading = f"# {now:%Y-%m-%d}\n\n"
         return self._write_down(text, path, heading, f"{now:%H:%M} ", "project", allow_secrets)
+
+    def _place_to_write(self, given: str | Path) -> Path:
+        return place_to_write(given, find_root(self._top))
 
     def _write_down(
         self,
@@ -7306,7 +7325,7 @@ class Memory:
         returns what would be sent as `input`. Without a command: what is old, what repeats itself
         (`repeats`), and what would be saved. Raises InvalidInput when the command fails.
         """
-        folder = whole_path(path)
+        folder = self._place_to_write(path)
         if not folder.is_dir():
             raise NotFound(f"{folder} is no folder: name that of the notes, e.g. memory/")
         finish_compactions(self.database)
@@ -7324,6 +7343,7 @@ class Memory:
             return answer | {"repeats": self._repeats(folder)}
         if not notes:
             return answer | {"message": "No note is that old: nothing to do."}
+        self._place_to_write(folder / _ARCHIVE)
         summary, _ = redact(plain_newlines(run_filter(command, text, timeout)), redacts())
         check_summary(summary, text)
         name, written = summary_file(notes, summary)
@@ -9399,9 +9419,7 @@ def _same_newlines(text: str, neighbour: str) -> str:
 def _write_for_owner(path: Path, text: str) -> str:
     """Write through a link to the file it means; its permissions stay."""
     done = "extended" if path.exists() else "created"
-    target = Path(os.path.realpath(path))
-    if target.is_symlink():
-        raise InvalidInput(f"{path} is a link that leads in a circle: left as it is")
+    target = place_to_write(path, None)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         mode = target.stat().st_mode & 0o7777 if target.exists() else None
@@ -9429,10 +9447,11 @@ def initialize(memory: Memory, everywhere: bool) -> dict[str, Any]:
         given = memory.projects.given
         why = f"{_show(given)} is an id" if given else "the home folder and / are none"
         raise InvalidInput(f"no project folder here ({why}): use --global, or cd to one")
+    names = (".mcp.json", "CLAUDE.md", "AGENTS.md")
+    config, *files = [place_to_write(root / name, root) for name in names]  # before any is written
     project = memory.projects.current(create=True)
-    done = [add_server(root / ".mcp.json", server_entry(memory.database.path))]
-    files = dict.fromkeys(os.path.realpath(root / name) for name in ("CLAUDE.md", "AGENTS.md"))
-    done += [add_instructions(Path(path)) for path in files]
+    done = [add_server(config, server_entry(memory.database.path))]
+    done += map(add_instructions, dict.fromkeys(files))
     return {"project": project, "root": str(root), "done": done}
 
 

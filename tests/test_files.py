@@ -763,6 +763,73 @@ def test_a_fact_that_only_seems_to_stand_there_is_added(
     assert memory.store("Deploy on Friday", into=file)["id"] == answer["id"]
 
 
+def today() -> str:
+    return f"memory/{time.strftime('%Y-%m-%d')}.md"
+
+
+def write_everywhere(memory: Memory) -> dict[str, Any]:
+    """What writes into a project, by the name of the path that it goes to."""
+    return {
+        "memory": lambda: memory.note("x"),
+        today(): lambda: memory.note("x"),
+        "MEMORY.md": lambda: memory.store("x", into="MEMORY.md"),
+        "docs": lambda: memory.store("x", into="docs/new.md"),
+        "memory/": lambda: memory.compact("memory", command="grep -c Deployed"),
+        "memory/archive": lambda: memory.compact("memory", command="grep -c Deployed"),
+    }
+
+
+def as_link(path: Path, target: Path) -> None:
+    """Let a path lead elsewhere, to what has stood there."""
+    path.parent.mkdir(exist_ok=True)
+    if path.exists():
+        path.rename(target)
+    path.symlink_to(target)
+
+
+def all_files(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in names(folder)}
+
+
+WRITES = ["memory", today(), "MEMORY.md", "docs", "memory/", "memory/archive"]
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_link_that_leads_out_of_the_project_is_not_written_through(
+    memory: Memory, notes: Path, name: str
+) -> None:
+    outside = notes.parent.parent / "outside"
+    outside.mkdir()
+    if name == "memory/archive":
+        (outside / "target").mkdir()
+    as_link(notes.parent / name, outside / "target")
+    before = all_files(outside), all_files(notes.parent)
+    with pytest.raises(InvalidInput, match="is a link out of the project: left as it is"):
+        write_everywhere(memory)[name]()
+    assert (all_files(outside), all_files(notes.parent)) == before
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_link_within_the_project_is_written_through(
+    memory: Memory, notes: Path, name: str
+) -> None:
+    (notes.parent / "old").mkdir()
+    target = notes.parent / "old" / ("target" + Path(name).suffix)
+    if name == "memory/archive":
+        target.mkdir()
+    as_link(notes.parent / name, target)
+    before = all_files(notes.parent / "old")
+    write_everywhere(memory)[name]()
+    assert (notes.parent / name).is_symlink()
+    assert all_files(notes.parent / "old") != before
+
+
+def test_a_link_that_a_person_names_elsewhere_is_followed(memory: Memory, folder: Path) -> None:
+    as_link(folder.parent / "mine.md", folder.parent / "far.md")
+    memory.store("The gateway is green.", into=folder.parent / "mine.md")
+    assert (folder.parent / "far.md").read_text() == "- The gateway is green.\n"
+
+
 def test_many_writers_lose_no_line(folder: Path) -> None:
     def write(number: int) -> None:
         for turn in range(20):

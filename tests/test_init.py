@@ -221,18 +221,69 @@ def test_one_file_under_two_names_is_extended_once(here: Program) -> None:
     assert is_instructed((here.folder / "AGENTS.md").read_text())
 
 
-def test_a_link_leads_to_the_file_that_is_extended(here: Program, tmp_path: Path) -> None:
-    (tmp_path / "shared.json").write_text("{}")
-    (here.folder / ".mcp.json").symlink_to("../shared.json")
+def test_a_link_within_the_project_is_followed(here: Program) -> None:
+    (here.folder / "config").mkdir()
+    (here.folder / "config" / "shared.json").write_text("{}")
+    (here.folder / ".mcp.json").symlink_to("config/shared.json")
     here.ok("init")
     assert (here.folder / ".mcp.json").is_symlink()
-    assert "sediment" in json.loads((tmp_path / "shared.json").read_text())["mcpServers"]
+    shared = json.loads((here.folder / "config" / "shared.json").read_text())
+    assert "sediment" in shared["mcpServers"]
+
+
+@pytest.mark.parametrize("name", [".mcp.json", "CLAUDE.md", "AGENTS.md"])
+@pytest.mark.parametrize("target", ["there.txt", "not-yet.txt", "folder/there.txt"])
+def test_a_link_out_of_the_project_is_refused(
+    here: Program, tmp_path: Path, name: str, target: str
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "there.txt").write_text("{}")
+    (here.folder / "folder").symlink_to("../outside")
+    link = target if target.startswith("folder") else f"../outside/{target}"
+    (here.folder / name).symlink_to(link)
+    before = files(here.folder)
+    told = here.error("init")
+    assert f"{name} is a link out of the project: left as it is" in told
+    assert files(here.folder) == before
+    assert files(outside) == {"there.txt"}
+    assert (outside / "there.txt").read_text() == "{}"
+
+
+def test_a_link_in_the_home_folder_is_followed(run_pyz: Run, tmp_path: Path) -> None:
+    here = Program(run_pyz, tmp_path / "project", HOME=str(tmp_path / "home"))
+    (tmp_path / "home" / ".claude").mkdir(parents=True)
+    (tmp_path / "home" / ".claude" / "CLAUDE.md").symlink_to("../../dotfiles.md")
+    here.ok("init", "--global")
+    assert is_instructed((tmp_path / "dotfiles.md").read_text())
+
+
+def test_a_draft_follows_no_link(here: Program, tmp_path: Path) -> None:
+    """A checkout may have links with the names that drafts will have."""
+    (tmp_path / "mine").write_text("mine")
+
+    def plant() -> None:
+        for name in (".mcp.json", "CLAUDE.md"):
+            (here.folder / f"{name}.{os.getpid()}.tmp").symlink_to("../mine")
+
+    here.ok("init", preexec_fn=plant)
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert is_instructed((here.folder / "CLAUDE.md").read_text())
+    assert not [name for name in files(here.folder) if name.endswith(".tmp")]
+
+
+@pytest.mark.parametrize("name", [".mcp.json", "AGENTS.md"])
+def test_a_pipe_is_not_waited_for(here: Program, name: str) -> None:
+    os.mkfifo(here.folder / name)
+    assert f"{name} is no plain file" in here.error("init", timeout=60)
+    assert files(here.folder) == {name}
 
 
 def test_links_in_a_circle(here: Program) -> None:
     (here.folder / "CLAUDE.md").symlink_to("AGENTS.md")
     (here.folder / "AGENTS.md").symlink_to("CLAUDE.md")
-    here.error("init")
+    assert "circle" in here.error("init")
+    assert files(here.folder) == {"CLAUDE.md", "AGENTS.md"}
     assert os.readlink(here.folder / "AGENTS.md") == "CLAUDE.md"
 
 
