@@ -38,9 +38,9 @@ Ranking
 -------
 Candidates are the items whose best chunk is nearest to the query by cosine, united with those
 whose chunk has the best BM25, found separately inside the own scope (project and global) and in
-other projects. With c the best chunk's cosine and b its BM25:
-    score = (c - LENGTH_DISCOUNT * ln chunks + share * (b / max b) ** WORDS_POWER)
-            * (1 or CROSS_PROJECT_FACTOR) + trust
+other projects. With c the best chunk's cosine, m that of the mean of all chunks, b its BM25:
+    relevance = (c + WHOLE_WEIGHT * (m - c) - LENGTH_DISCOUNT * ln chunks
+                 + share * (b / max b) ** WORDS_POWER) * (1 or CROSS_PROJECT_FACTOR) + trust
     share = WORDS_WEIGHT * gap * evidence
 Everything turns on what the query's words tell: a word's information is Robertson and Sparck
 Jones' idf, smoothed by its rarity in English. The query's vector is the mean of the encoder's
@@ -51,9 +51,14 @@ tenth best chunk's, relative to it (words that fit everything tell nothing apart
 the best b up to EVIDENCE_MIN, relative to that (words that everybody uses prove nothing).
 `trust` grows with confirmations to TRUST_MAX. Being shown decides between equal scores only.
 
-Age decides only between versions of one thing (section Succession): the newest stands right
-before what it seems to follow. Results that have nothing to do with the query are held back
-(FLOOR). `classic` is the original's ranking; `cosine` and `bm25` are one index alone.
+Then the newest version comes first (section Versions, weights in models/ranker.json):
+    r = softmax(sharpness * relevance)                     the chance to be the answer, by itself
+    p[i, j] = exp(w . x[i, j]) / (1 + sum over newer k of exp(w . x[i, k]))     j replaced i
+    chance[j] = r[j] * (1 - sum over k of p[j, k]) + sum over older i of r[i] * p[i, j]
+Results stand by their chance. The first one's similarity is how likely it answers the question,
+by a logistic model learned with the weights; each later one has its share of that, chance by
+chance. An answer is empty when its best has nothing to do with the query (FLOOR) or is unlikely
+(LEAST_SIMILARITY). `classic` is the original's ranking; `cosine` and `bm25` are one index alone.
 
 Use from Python
 ---------------
@@ -142,7 +147,7 @@ KEPT_VECTORS = 150_000  # 230 MB; of more, a long-lived process keeps the bits a
 ERASED_KEPT = 2_000  # rows (4 MB) of what was erased; above that, and a third of all, begin anew
 CANDIDATES = 30  # per index and scope, or as many as are asked for; 200 give the same tables
 # Chunks and words whose stems a process keeps, and chunks ready to compare: a few MB each.
-LEXICON_TEXTS, LEXICON_WORDS, SAID_TEXTS = 5_000, 20_000, 1_000
+LEXICON_TEXTS, LEXICON_WORDS = 5_000, 20_000
 # Chunks that a query's words are looked up in, and those of one word in which they are counted:
 # 10,000 take 6 ms; 25,000, as usual among 100,000 chunks, take 50. 6,000 cost functions 0.3.
 SCORED_ROWS, COUNTED_ROWS = 10_000, 1_000
@@ -161,16 +166,10 @@ GAP_DEPTH = 10  # the tenth best chunk; 7 gives 0.3 less, 15 gives 0.2 less
 # Real queries have more; in a small memory, chance hits have 1 to 8, and 60 is still better.
 EVIDENCE_MIN = 30  # 1 to 50 are within 0.1 of each other
 BM25_K1 = 0.3  # 0.2 to 0.4 are within 0.2 of each other; FTS5's k1 = 1.2, b = 0.75 gives 1.1 less
-# Succession. Sequences of versions, of 50 and of 90, whose newest comes first; look-alikes, of
-# 125, that keep their places; and points of R@5 that dated chat turns lose.
-VERSION_SCORE = 0.55  # of the older one's score; 0.5 costs one look-alike, 0.6 two sequences
-UNSHARED_MAX = 14.5  # nats that either may say alone, a rare word has 5.3; 16.5 costs chat 1.6
-UNSHARED_CHANGED = 13.5  # more where a change is told; 10 costs one sequence, 20 costs none
-UNSHARED_KEYED = 33.0  # more, times the query's share of what both say; 20: 6 of 90, 40: chat 1.4
-RIVAL_MAX = 0.05  # of the query's words in the older, otherwise filled; 0.3 costs 12 look-alikes
-CHANGE_REACH = 3  # words between a word of change and what changed; 5 gives the same
-ALIGNED_WORDS = 80  # of a chunk; what identifies a fact stands early
-VERSIONS_DEPTH = 30  # hits compared with one another; 20 misses one sequence of 50, 40 gains none
+RANKED = 30  # candidates compared with one another; 20 lose one changed fact of 100, 40 gain none
+# How near an item's mean vector is counts beside its best chunk. Of 0 / 0.1 / 0.2: abstracts 50.8
+# / 51.9 / 52.6, assistant 50.3 / 50.9 / 51.3, documentation 90.3 / 89.6 / 88.7, others the same.
+WHOLE_WEIGHT = 0.15
 # The best of many chunks is near by chance; a manual of 227 parts stood before the one sentence
 # that answers. 0.01 gains 0.2 over our sets; 0.02 no more, and documentation loses 0.8 of its 89.
 LENGTH_DISCOUNT = 0.01
@@ -181,6 +180,7 @@ CROSS_PROJECT_FACTOR = 0.875  # as in the original: another project's hit must b
 # best of fewer is less near by chance. Of 100 questions on foreign subjects to 1,000 memories
 # 97 get nothing, and our sets lose 0 to 0.4 of R@5; 0.26 lets 10 through, 0.30 costs 0.8.
 FLOOR, FLOOR_CHUNKS = 0.28, 1_000
+LEAST_SIMILARITY = 0.1  # of the first result; see tests/RANKING.md, "Nothing fits"
 COVERAGE_ENOUGH = 0.6  # of the query's information: foreign questions find up to 0.43 by chance
 TRUST_MAX = 0.01  # added for what people confirmed: less than lies between two good answers
 # The original's, for the classic ranking: of BM25, of age in days, and of the least similarity.
@@ -3354,20 +3354,35 @@ def _erase_words(connection: apsw.Connection, item: int, content: str) -> None:
 
 
 # ---------------------------------------------------------------------------------------------
-# Succession
+# Versions
 #
-# Which of two memories about one thing is the later version of it, where nobody said so. Only
-# their words can tell: versions of a fact can be far from one another in meaning and strangers
-# near. What is inferred reorders an answer and hides nothing; age gives it its direction alone.
+# Which memory makes which other one obsolete, where nobody said so. No rule tells that of notes
+# as people write them, so a small table of weights is learned (models/train_ranker.py). For each
+# pair of candidates it says how likely the newer one took the older one's place, and the chance
+# to be the answer flows from the older to the newer. It reorders an answer and hides nothing.
 # ---------------------------------------------------------------------------------------------
 
-# Porter stems of words that say that something is otherwise now; other languages go without,
-# and lose 36 of 100 sequences that are told by such words, none of those that are told by values.
-CHANGE = _word_class(
-    "ad adjust adopt anymor becam becom cap chang cut decreas disabl downgrad drop enabl expand"
-    " extend increas instead longer lower migrat move now rais rebook reduc refinanc renam renew"
-    " replac resched reschedul restructur revert simplifi split switch updat upgrad"
-)
+# Porter stems of words by which a text speaks of a change, of how things are now, of what is only
+# planned, of what was, or of an event. Other languages go without them.
+CUES = {
+    "change": _word_class(
+        "ad adjust adopt anymor becam becom cap chang cut decreas disabl downgrad drop enabl expand"
+        " extend increas instead longer lower migrat move now rais rebook reduc refinanc renam"
+        " renew replac resched reschedul restructur revert simplifi split switch updat upgrad"
+    ),
+    "now": _word_class(
+        "again anymor becam becom chang end final first from goe gone instead is last left longer"
+        " more move new next no not now over replac sinc stop switch took until"
+    ),
+    "plan": _word_class(
+        "ask could consid discuss hope idea if mai mayb might offer perhap plan probabl propos"
+        " suggest talk think thought want wonder would"
+    ),
+    "past": _word_class("ago back earlier former had histori old rememb us use was were yesterdai"),
+    "event": _word_class(
+        "brought came got happen incid met morn said saw thi todai told visit went yesterdai"
+    ),
+}
 
 
 def information(held: float, chunks: int) -> float:
@@ -3389,8 +3404,8 @@ class Lexicon:
         """A text's stems, in order."""
         return tuple(stem for stem, _ in self._stem(text))
 
-    def weights(self, texts: Iterable[str]) -> Weights:
-        """What the stems of these texts tell: nats, by the commonest form that the texts have.
+    def idf(self, texts: Iterable[str]) -> dict[str, float]:
+        """The idf in English of each stem of these texts, by the commonest form that they have.
 
         Of no others, so that a question is answered alike whatever was asked before it.
         """
@@ -3398,12 +3413,12 @@ class Lexicon:
         for text in texts:
             for stem, share in self._commonest(text).items():
                 held[stem] = max(share, held.get(stem, 0.0))
-        return Weights(
-            (stem, information(ENGLISH_CHUNKS * share, ENGLISH_CHUNKS))
+        return {
+            stem: information(ENGLISH_CHUNKS * share, ENGLISH_CHUNKS)
             for stem, share in held.items()
-        )
+        }
 
-    @functools.lru_cache(maxsize=SAID_TEXTS)  # noqa: B019
+    @functools.lru_cache(maxsize=LEXICON_TEXTS)  # noqa: B019
     def _commonest(self, text: str) -> dict[str, float]:
         """How common each stem's commonest form in a text is."""
         held: dict[str, float] = {}
@@ -3411,140 +3426,213 @@ class Lexicon:
             held[stem] = max(self.commonness(form), held.get(stem, 0.0))
         return held
 
-    @functools.lru_cache(maxsize=SAID_TEXTS)  # noqa: B019
-    def said(self, text: str) -> Said:
-        """A text's words, as every query sees them."""
-        words = self.stems(text)
-        bag = frozenset(words)
-        plain = frozenset(word for word in bag - CHANGE if not _has_digit(word))
-        return Said(words[:ALIGNED_WORDS], bag, plain, bag - CHANGE, 0.0)
+
+class Rival(NamedTuple):
+    """A candidate as it is compared with the others: the text and the unit vector of its best
+    chunk, its relevance to the question and its cosine alone, and when it was stored."""
+
+    text: str
+    vector: bytes
+    relevance: float
+    cosine: float
+    created_at: int | None  # None of what stands in a file that has no date: it is as it is now
 
 
-class Weights(dict[str, float]):
-    """What each stem tells."""
-
-    def worth(self, stems: Iterable[str]) -> float:
-        """What stems tell together."""
-        return math.fsum(self[stem] for stem in stems)  # the same in any order
-
-    def squared(self, stems: Iterable[str]) -> float:
-        """The same with each one's worth squared, so that the rare words decide."""
-        return math.fsum(self[stem] ** 2 for stem in stems)
+Matrices = dict[str, Any]  # name -> float[old, new], or what numpy makes one of
+PAIR_FEATURES = (  # noqa: SIM905 - one name a line would take thirty
+    "cosine centred_cosine old_rank new_rank old_nearness new_nearness jaccard contained"
+    " old_coverage new_coverage shared_question lost_question question_words relevance_gain"
+    " relevance_gained cosine_gain cosine_lost old_behind new_behind days length_ratio beginning"
+    " other_figures new_change new_now new_plan old_plan new_past new_event old_event"
+).split()
 
 
-class Said(NamedTuple):
-    """A text as its words: `own` are those that are neither the query's nor words of change."""
+def pair_features(rivals: list[Rival], query: str, lexicon: Lexicon) -> Matrices:
+    """What tells, of each pair, whether the newer memory makes the older one obsolete."""
+    import numpy
 
-    words: tuple[str, ...]
-    bag: frozenset[str]
-    plain: frozenset[str]  # neither words of change nor with a digit
-    own: frozenset[str]
-    worth: float  # of its own words
+    idf = lexicon.idf([query, *(rival.text for rival in rivals)])
+    columns = {stem: column for column, stem in enumerate(idf)}
+    has = numpy.zeros((len(rivals), len(columns)), numpy.float32)
+    for row, rival in zip(has, rivals, strict=True):
+        row[[columns[stem] for stem in lexicon.stems(rival.text)]] = 1
+    tells = numpy.fromiter(idf.values(), numpy.float32)
+    asked = numpy.zeros_like(tells)
+    wanted = [columns[stem] for stem in lexicon.stems(query)]
+    asked[wanted] = tells[wanted]
+    likeness = _likeness(_matrix([(rival.vector,) for rival in rivals]))
+    wording = _wording(rivals, has, columns, lexicon)
+    lost = {"lost_sign": _lost_signs(rivals, query)}
+    found = likeness | wording | _overlap(has, tells) | _of_question(has, asked)
+    return found | _gains(rivals) | lost
+
+
+def _likeness(vectors: Any) -> Matrices:
+    """How near the two are, in itself and beside how near each is to the others."""
+    import numpy
+
+    cosines = vectors @ vectors.T
+    mean = cosines.mean(1)
+    # The other's place among all by nearness; the text itself has the first.
+    rank = numpy.maximum(1, numpy.argsort(numpy.argsort(-cosines, 1, "stable"), 1))
+    return {
+        "cosine": cosines,
+        "centred_cosine": cosines - (mean[:, None] + mean) / 2,
+        "new_rank": numpy.log(rank),
+        "old_rank": numpy.log(rank.T),
+        "new_nearness": 1 / rank,
+        "old_nearness": 1 / rank.T,
+    }
+
+
+def _overlap(has: Any, tells: Any) -> Matrices:
+    """The idf of the words that both have, of those that either has, or of the shorter one's."""
+    import numpy
+
+    both = (has * tells) @ has.T
+    each = both.diagonal()
+    either = each[:, None] + each - both
+    shorter = numpy.minimum(each[:, None], each)
+    return {"jaccard": both / (either + 1e-6), "contained": both / (shorter + 1e-6)}
+
+
+def _of_question(has: Any, asked: Any) -> Matrices:
+    """How much of the question's idf each one has, both have, and the newer one lacks."""
+    import numpy
+
+    both = (has * asked) @ has.T / (asked.sum() + 1e-6)
+    coverage = both.diagonal()
+    return {
+        "old_coverage": coverage[:, None],
+        "new_coverage": coverage,
+        "shared_question": both,
+        "lost_question": coverage[:, None] - both,
+        "question_words": numpy.full_like(both, numpy.count_nonzero(asked)),
+    }
+
+
+def _gains(rivals: list[Rival]) -> Matrices:
+    """How much better the newer one fits the question, how far each is behind the best one, and
+    the days between them (nan where one has no date)."""
+    import numpy
+
+    relevance, cosine, time_stored = numpy.array(
+        [(one.relevance, one.cosine, one.created_at or math.nan) for one in rivals]
+    ).T
+    gain, nearer = relevance - relevance[:, None], cosine - cosine[:, None]
+    return {
+        "relevance_gain": gain,
+        "relevance_gained": numpy.maximum(gain, 0),
+        "cosine_gain": nearer,
+        "cosine_lost": numpy.sqrt(numpy.maximum(-nearer, 0)),
+        "old_behind": (relevance - relevance.max())[:, None],
+        "new_behind": relevance - relevance.max(),
+        "days": numpy.log1p(numpy.maximum(time_stored - time_stored[:, None], 0) / DAY),
+    }
+
+
+def _wording(rivals: list[Rival], has: Any, columns: dict[str, int], lexicon: Lexicon) -> Matrices:
+    """How the two are worded: lengths, a common beginning, other figures, and cues."""
+    import numpy
+
+    words = numpy.log(has.sum(1) + 3)
+    first = [[columns[stem] for stem in lexicon.stems(one.text)[:4]] for one in rivals]
+    starts = numpy.array([[*row, *[-1 - at] * (4 - len(row))] for at, row in enumerate(first)])
+    same = (starts[:, None] == starts).cumprod(2).sum(2)
+    digits = has[:, [column for stem, column in columns.items() if _has_digit(stem)]]
+    figures = digits.sum(1)
+    cues = {
+        name: numpy.minimum(has[:, [columns[stem] for stem in stems & columns.keys()]].sum(1), 2)
+        for name, stems in CUES.items()
+    }
+    return {
+        "length_ratio": words - words[:, None],
+        "beginning": same,
+        "other_figures": (figures[:, None] > 0) & (figures - digits @ digits.T > 0),
+        "new_change": numpy.minimum(cues["change"], 1),
+        "new_now": numpy.minimum(cues["now"], 1),
+        "new_plan": cues["plan"],
+        "old_plan": cues["plan"][:, None],
+        "new_past": cues["past"],
+        "new_event": cues["event"],
+        "old_event": cues["event"][:, None],
+    }
+
+
+def _lost_signs(rivals: list[Rival], query: str) -> Any:
+    """Whether the older one has a sign of the question that the newer one lacks, as C++ of C."""
+    import numpy
+
+    asked = signs_of(query)
+    has = [asked & signs_of(rival.text) for rival in rivals] if asked else [asked] * len(rivals)
+    return numpy.array([[bool(old - new) for new in has] for old in has])
 
 
 def _has_digit(word: str) -> bool:
     return not word.isalpha() and any(map(str.isdigit, word))
 
 
-class Version(NamedTuple):
-    """What may be a version of another: its text, score and age."""
+class Ranker(NamedTuple):
+    """What was learned: models/ranker.json, key "recall".
 
-    text: str
-    score: float
-    created_at: int | None  # None of what stands in a file that has no date: it is as it is now
-
-
-def newest_first(hits: list[Version], query: str, lexicon: Lexicon, enough: int) -> list[int]:
-    """The places of hits in a new order: right before each its later versions, newest first.
-
-    Only the first `enough` places are looked into; the rest follow as they stood.
+    `sharpness` turns relevance into chances to be the answer; `obsolete` weighs pair features,
+    with "bias" for none; `similarity` weighs what tells how likely the first result is right.
     """
-    asked = frozenset(lexicon.stems(query))
-    signs = signs_of(query)
-    weights = lexicon.weights([query, *(hit.text for hit in hits)])
 
-    @functools.cache
-    def said(place: int) -> Said:
-        plain = lexicon.said(hits[place].text)
-        own = plain.own - asked
-        return plain._replace(own=own, worth=weights.worth(own))
+    sharpness: float
+    obsolete: dict[str, float]
+    similarity: dict[str, float]
 
-    def succeeds(new: int, old: int) -> bool:
-        later, earlier = hits[new].created_at, hits[old].created_at
-        return (
-            later is not None
-            and earlier is not None
-            and later > earlier
-            and hits[new].score >= VERSION_SCORE * hits[old].score > 0
-            and not (signs and signs & signs_of(hits[old].text) - signs_of(hits[new].text))
-            and _says_little_else(said(new), said(old), asked, weights)
-            and _competes(said(new), said(old), asked, weights)
-        )
+    def obsolescence(self, features: Matrices) -> Any:
+        """float[old, new]: how likely this newer memory took the older one's place; what is left
+        of 1 in a row is that none has. A multinomial logit over the newer ones and none."""
+        import numpy
 
-    left, order = list(range(len(hits))), []
-    while left and len(order) < enough:
-        best = left[0]
-        versions = [best]
-        for old in versions:  # grows while it is walked: versions of versions
-            versions += [
-                new
-                for new in left
-                if new not in versions
-                and succeeds(new, old)
-                and (old == best or _competes(said(new), said(best), asked, weights))
-            ]
-        order += sorted(versions, key=lambda place: -(hits[place].created_at or 0))
-        left = [place for place in left if place not in versions]
-    return order + left
+        days = features["days"]
+        odds = numpy.full_like(days, self.obsolete["bias"])
+        for name, weight in self.obsolete.items():
+            if name != "bias":
+                odds += weight * numpy.nan_to_num(features[name])
+        may = (days > 0) & ~features["lost_sign"]
+        odds = numpy.where(may, numpy.exp(numpy.minimum(odds, 30)), 0)
+        return odds / (1 + odds.sum(1, keepdims=True))
+
+    def answers(self, relevance: Any, obsolete: Any) -> Any:
+        """float[n], of sum 1: each one's chance to be the answer, once what made it obsolete has
+        got its part."""
+        import numpy
+
+        chances = numpy.exp(self.sharpness * (relevance - relevance.max()))
+        chances /= chances.sum()
+        head = len(obsolete)
+        stays = 1 - obsolete.sum(1)
+        return numpy.append(chances[:head] * stays + chances[:head] @ obsolete, chances[head:])
+
+    def similarity_of_first(self, facts: dict[str, float]) -> float:
+        """How likely the first result answers the question: a logistic model."""
+        odds = sum(weight * facts[name] for name, weight in self.similarity.items())
+        return 1 / (1 + math.exp(-odds))
 
 
-def _says_little_else(new: Said, old: Said, query: frozenset[str], weights: Weights) -> bool:
-    """Whether what only one of them says weighs little against what the query asks of both."""
-    unshared = max(new.worth, old.worth) - weights.worth(new.own & old.own)
-    if unshared > UNSHARED_MAX + UNSHARED_CHANGED + UNSHARED_KEYED:
-        return False
-    said = weights.worth(new.plain | old.plain)
-    key = weights.worth(new.bag & old.bag & query) / said if said else 0.0
-    room = UNSHARED_MAX + UNSHARED_KEYED * key
-    changed = unshared < room + UNSHARED_CHANGED and _tells_of_change(new, old)
-    return unshared < room or changed
+def recall_ranker() -> Ranker:
+    """What was learned for recall."""
+    return Ranker(**learned()["recall"])
 
 
-def _tells_of_change(new: Said, old: Said) -> bool:
-    """Whether the later one has a word of change beside a word of the earlier one."""
-    shared = new.plain & old.plain
-    return any(
-        word in CHANGE
-        and not shared.isdisjoint(new.words[max(0, at - CHANGE_REACH) : at + CHANGE_REACH + 1])
-        for at, word in enumerate(new.words)
-    )
+def ranker_file() -> Path:
+    """The learned weights: beside the model, or the file that SEDIMENT_RANKER names."""
+    given = os.environ.get("SEDIMENT_RANKER")
+    return expand_home(given) if given else model_dir().parent / "ranker.json"
 
 
-def _competes(new: Said, old: Said, query: frozenset[str], weights: Weights) -> bool:
-    """Whether the later one still says what the query asks and the earlier one has. It may lack
-    such a word if it tells of a change, but not have another in its place: what a server runs
-    on is no later version of who owns it, nor staging of production."""
-    asked = query & old.bag
-    lost = asked - new.bag
-    if lost and (any(map(_has_digit, lost)) or not _tells_of_change(new, old)):
-        return False
-    rivals: set[str] = set()
-    for gone, come in _swaps(old.words, new.words) if lost else ():
-        if CHANGE.isdisjoint(come) and any(w not in old.bag and not _has_digit(w) for w in come):
-            rivals |= lost.intersection(gone)
-    return weights.squared(rivals) <= RIVAL_MAX * weights.squared(asked)
-
-
-def _swaps(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[Sequence[str], Sequence[str]]]:
-    """Words of the earlier text and those in their place in the later one. One swap alone at
-    the end is the value of a fact, not its subject."""
-    from difflib import SequenceMatcher
-
-    steps = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
-    swaps = [step for step in steps if step[0] == "replace"]
-    for step in swaps:
-        if len(swaps) > 1 or step is not steps[-1]:
-            yield old[step[1] : step[2]], new[step[3] : step[4]]
+@functools.cache
+def learned() -> dict[str, Any]:
+    """The learned weights of each model by its name. Raises ModelError when they are missing."""
+    path = ranker_file()
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read ({error}): run `make`, or reinstall") from None
 
 
 # ---------------------------------------------------------------------------------------------
@@ -3695,6 +3783,18 @@ class VectorIndex:
             rows = numpy.concatenate([*map(numpy.arange, starts, ends), _no_rows()])
             cosines = self._rows_of(rows) @ numpy.frombuffer(vector, "<f4")
             return self._best(rows, cosines, len(rows))
+
+    def wholes(self, vector: bytes, items: list[int]) -> dict[int, float]:
+        """The cosine of the mean of each item's vectors."""
+        import numpy
+
+        with self._lock:
+            starts, ends = self._ranges(numpy.array(items, numpy.int64))
+            return {
+                item: _mean_cosine(self._rows_of(numpy.arange(start, end)), vector)
+                for item, start, end in zip(items, starts, ends, strict=True)
+                if start < end
+            }
 
     def _live_rows(self, project: str | None, foreign: bool) -> Any:
         """The rows of the own scope, or those of other projects."""
@@ -3911,7 +4011,8 @@ class Words(NamedTuple):
 
 class Candidate(NamedTuple):
     """What the two indexes know of an item: its best chunk's cosine (None without vectors) and
-    BM25, how far that is of the best one's and of the most there could be."""
+    BM25, how far that is of the best one's and of the most there could be; and the cosine of the
+    mean of all its chunks."""
 
     item: int
     chunk: int
@@ -3921,10 +4022,12 @@ class Candidate(NamedTuple):
     bm25: float
     relative: float
     coverage: float
+    whole: float
 
 
 class Facts(NamedTuple):
-    """What else is known of an item, as it was before this recall; `text` is its best chunk's."""
+    """What else is known of an item, as it was before this recall; `text` and `vector` are its
+    best chunk's."""
 
     text: str
     created_at: int
@@ -3934,10 +4037,12 @@ class Facts(NamedTuple):
     edges: int
     dated: bool = True
     file: int | None = None
+    vector: bytes | None = None
 
 
 class Hit(NamedTuple):
-    """An item's place in a ranking, and the parts of its score by name."""
+    """An item's place in a ranking, the parts of its score by name, and the older item that gave
+    it more than half of its chance, or the newer one that took as much of it."""
 
     item: int
     chunk: int
@@ -3946,6 +4051,8 @@ class Hit(NamedTuple):
     foreign: bool
     relevance: float
     parts: dict[str, float]
+    newer_than: int | None = None
+    older_than: int | None = None
 
 
 def weigh_words(database: Database, query: str, lexicon: Lexicon) -> Words:
@@ -4100,13 +4207,43 @@ def candidates(
             more = nearest(database, vector, where, json.dumps(missing), len(missing))
         by_vector |= {hit.item: hit for hit in more}
     best = max((hit.score for hit in by_words.values()), default=0.0)
-    items = by_words.keys() | by_vector.keys()
-    return [
-        _candidate(
-            item, by_words.get(item), by_vector.get(item), item in foreign, best, words.ideal
-        )
-        for item in items
-    ], words_share(best, tenth)
+    found = [
+        _candidate(item, by_words.get(item), near, item in foreign, best, words.ideal)
+        for item in by_words.keys() | by_vector.keys()
+        for near in [by_vector.get(item)]
+    ]
+    if vector:
+        found = _with_wholes(database, index, vector, found)
+    return found, words_share(best, tenth)
+
+
+def _with_wholes(
+    database: Database, index: VectorIndex | None, vector: bytes, found: list[Candidate]
+) -> list[Candidate]:
+    """The candidates, those of several chunks with the cosine of their mean."""
+    long = [one.item for one in found if one.chunks > 1]
+    if not long:
+        return found
+    wholes = index.wholes(vector, long) if index else wholes_of(database, vector, long)
+    return [one._replace(whole=wholes.get(one.item, one.whole)) for one in found]
+
+
+def wholes_of(database: Database, vector: bytes, items: list[int]) -> dict[int, float]:
+    """The cosine of the mean of each item's vectors."""
+    sql = (
+        "SELECT c.item, v.vector FROM chunks c JOIN vectors v ON v.chunk = c.id"
+        " WHERE c.item IN (SELECT value FROM json_each(?)) ORDER BY c.item"
+    )
+    rows = itertools.groupby(database.rows(sql, json.dumps(items)), lambda row: row[0])
+    return {item: _mean_cosine(_matrix(list(group)), vector) for item, group in rows}
+
+
+def _mean_cosine(vectors: Any, query: bytes) -> float:
+    import numpy
+
+    mean = vectors.mean(0)
+    cosine = mean @ numpy.frombuffer(query, "<f4") / (numpy.linalg.norm(mean) or 1.0)
+    return float(cosine) if math.isfinite(cosine) else 0.0
 
 
 def crosses_projects() -> bool:
@@ -4129,7 +4266,7 @@ def _candidate(
     bm25 = word.score if word else 0.0
     coverage = min(1.0, bm25 / ideal) if ideal else 0.0
     chunk, chunks = (told.chunk if told else 0), near.chunks if near else 1
-    return Candidate(item, chunk, chunks, foreign, cosine, bm25, relative, coverage)
+    return Candidate(item, chunk, chunks, foreign, cosine, bm25, relative, coverage, cosine or 0.0)
 
 
 def words_share(best: float, tenth: float) -> float:
@@ -4144,7 +4281,7 @@ class Profile(NamedTuple):
     """A way of ranking: a score from the two indexes, then what else is known of the best."""
 
     score: Callable[[Candidate, float, float], Hit]
-    adjust: Callable[[list[Hit], dict[int, Facts], str, Lexicon, int], list[Hit]]
+    adjust: Callable[[list[Hit], dict[int, Facts], str, Lexicon, int], list[Hit]]  # of n chunks
     floor: Callable[[int], float]
 
 
@@ -4170,14 +4307,16 @@ def default_score(candidate: Candidate, share: float, factor: float) -> Hit:
     length = -LENGTH_DISCOUNT * math.log(candidate.chunks)
     project = factor if candidate.foreign else 1.0
     cosine = candidate.cosine or 0.0
+    whole = WHOLE_WEIGHT * (candidate.whole - cosine)
     parts = {
         "cosine": cosine,
+        "whole": whole,
         "bm25": candidate.bm25,
         "words": words,
         "length": length,
         "project": project,
     }
-    score = (cosine + words + length) * project
+    score = (cosine + whole + words + length) * project
     item, chunk, foreign = candidate.item, candidate.chunk, candidate.foreign
     return Hit(item, chunk, score, cosine, foreign, relevance(candidate), parts)
 
@@ -4198,36 +4337,84 @@ def relevance(candidate: Candidate) -> float:
 
 
 def default_adjust(
-    hits: list[Hit], facts: dict[int, Facts], query: str, lexicon: Lexicon, limit: int
+    hits: list[Hit], facts: dict[int, Facts], query: str, lexicon: Lexicon, chunks: int
 ) -> list[Hit]:
-    """What people confirmed gains a little; how often it was shown decides between equals; and
-    the newest version of a fact takes the place of those it seems to follow."""
-    trusted: list[Hit] = []
+    """The hits by their chance to be the answer, with the similarity that follows from it. What
+    people confirmed gains a little; how often it was shown decides between equals."""
+    trusted = by_relevance(hits, facts)
+    if not trusted:
+        return []
+    import numpy
+
+    ranker, head = recall_ranker(), trusted[:RANKED]
+    features = features_of(head, facts, query, lexicon)
+    obsolete = ranker.obsolescence(features) if features else numpy.zeros((len(head),) * 2)
+    relevance = numpy.array([hit.score for hit in trusted])
+    chances = ranker.answers(relevance, obsolete)
+    order = numpy.argsort(-chances, kind="stable").tolist()
+    first = similarity_facts(trusted, chances, order[0], chunks)
+    similarity = ranker.similarity_of_first(first) / chances[order[0]]
+    explained = _explained(trusted, chances, obsolete, relevance, ranker)
+    return [explained[place]._replace(score=float(similarity * chances[place])) for place in order]
+
+
+def by_relevance(hits: list[Hit], facts: dict[int, Facts]) -> list[Hit]:
+    """The hits with what people's confirmations add, best first."""
+    found = []
     for hit in hits:
-        known = facts[hit.item]
-        trust = TRUST_MAX * (1 - 1 / (1 + known.validations))
-        parts = hit.parts | {"trust": trust} if trust else hit.parts
-        trusted.append(hit._replace(score=hit.score + trust, parts=parts))
-    trusted.sort(key=lambda hit: (-hit.score, -facts[hit.item].accesses, -hit.item))
-    head = trusted[:VERSIONS_DEPTH]
-    if len({facts[hit.item].created_at for hit in head}) > 1:
-        versions = [_version(hit, facts[hit.item]) for hit in head]
-        order = newest_first(versions, query, lexicon, limit)
-        head = _raised([head[place] for place in order])
-    return head + trusted[VERSIONS_DEPTH:]
+        trust = TRUST_MAX * (1 - 1 / (1 + facts[hit.item].validations))
+        parts = hit.parts | ({"trust": trust} if trust else {})
+        found.append(hit._replace(score=hit.score + trust, parts=parts))
+    return sorted(found, key=lambda hit: (-hit.score, -facts[hit.item].accesses, -hit.item))
 
 
-def _version(hit: Hit, facts: Facts) -> Version:
-    return Version(facts.text, hit.score, facts.created_at if facts.dated else None)
+def features_of(hits: list[Hit], facts: dict[int, Facts], query: str, lexicon: Lexicon) -> Matrices:
+    """The pair features of these hits; none where all are of one time, or have no vectors."""
+    rivals = [_rival(hit, facts[hit.item]) for hit in hits]
+    if len({one.created_at for one in rivals}) < 2 or not all(one.vector for one in rivals):
+        return {}
+    return pair_features(rivals, query, lexicon)
 
 
-def _raised(hits: list[Hit]) -> list[Hit]:
-    """Hits in their new order; each scores at least what the one behind it does."""
-    for place in reversed(range(len(hits) - 1)):
-        if (gain := hits[place + 1].score - hits[place].score) > 0:
-            parts = hits[place].parts | {"age": gain}
-            hits[place] = hits[place]._replace(score=hits[place + 1].score, parts=parts)
-    return hits
+def _rival(hit: Hit, facts: Facts) -> Rival:
+    time_stored = facts.created_at if facts.dated else None
+    return Rival(facts.text, facts.vector or b"", hit.score, hit.cosine, time_stored)
+
+
+def similarity_facts(hits: list[Hit], chances: Any, first: int, chunks: int) -> dict[str, float]:
+    """What tells how likely the first result answers the question."""
+    chance = min(max(float(chances[first]), 1e-4), 1 - 1e-4)
+    cosines = [hit.cosine for hit in hits[:RANKED]]
+    return {
+        "bias": 1.0,
+        "chance": math.log(chance / (1 - chance)),
+        "relevance": hits[0].score,
+        "cosine": hits[first].cosine,
+        "contrast": max(cosines) - sum(cosines) / len(cosines),
+        "above_chance": max(hit.relevance for hit in hits) / chance_floor(max(chunks, 1)),
+    }
+
+
+def _explained(
+    hits: list[Hit], chances: Any, obsolete: Any, relevance: Any, ranker: Ranker
+) -> list[Hit]:
+    """The hits with their chances, and who gave or took the greater part of them."""
+    import numpy
+
+    before = ranker.answers(relevance, numpy.zeros((0, 0)))
+    gave = before[: len(obsolete), None] * obsolete
+    found = []
+    for place, hit in enumerate(hits):
+        parts = hit.parts | {"chance": float(chances[place])}
+        hit = hit._replace(parts=parts)
+        if place < len(obsolete):
+            giver, taker = int(gave[:, place].argmax()), int(obsolete[place].argmax())
+            if 2 * gave[giver, place] > chances[place]:
+                hit = hit._replace(newer_than=hits[giver].item)
+            if 2 * obsolete[place, taker] > 1:
+                hit = hit._replace(older_than=hits[taker].item)
+        found.append(hit)
+    return found
 
 
 def weighed_score(
@@ -4315,10 +4502,24 @@ PROFILES = {
 }
 
 
+def own_first(hits: list[Hit], limit: int, floor: float) -> list[Hit]:
+    """The first `limit` hits, of which at most half are other projects' while own ones fit."""
+    own = sum(not hit.foreign and hit.relevance >= floor / 2 for hit in hits)
+    room = max((limit + 1) // 2, limit - own)
+    kept = []
+    for hit in hits:
+        room -= hit.foreign
+        if room >= 0 or not hit.foreign:
+            kept.append(hit)
+    return kept[:limit]
+
+
 def relevant(hits: list[Hit], floor: float) -> list[Hit]:
     """The hits that have to do with the query: none if the best has not, and none that has not
     half of what the best must have."""
     if max((hit.relevance for hit in hits), default=0.0) < floor:
+        return []
+    if hits[0].score < LEAST_SIMILARITY:
         return []
     return [hit for hit in hits if hit.relevance >= floor / 2]
 
@@ -6890,12 +7091,13 @@ class Memory:
                 depth,
             )
             factor = CROSS_PROJECT_FACTOR if project else 1.0
-            hits = rank(found, share, profile, max(limit, VERSIONS_DEPTH), factor)
+            hits = rank(found, share, profile, max(limit, RANKED), factor)
             facts = self._facts(hits)
         stale = self._stale_elsewhere(hits, facts) if moment is None else set()
         # Some were forgotten just now.
         known = [hit for hit in hits if hit.item in facts and facts[hit.item].file not in stale]
-        hits = profile.adjust(known, facts, query, self._lexicon, limit)[:limit]
+        hits = profile.adjust(known, facts, query, self._lexicon, words.chunks)
+        hits = own_first(hits, limit, profile.floor(words.chunks))
         if moment is None and self._follow_shown(hits, facts, rounds):
             return self._search(query, limit, profile, moment, depth, source, rounds - 1)
         return hits, profile.floor(words.chunks), {} if same else {"notice": _OTHER_MODEL}
@@ -6919,8 +7121,9 @@ class Memory:
             " a.last_accessed_at, coalesce(a.validation_count, 0),"
             " (SELECT count(*) FROM graph_edges WHERE from_id = i.id)"
             " + (SELECT count(*) FROM graph_edges WHERE to_id = i.id),"
-            " coalesce(f.dated, 1), i.file FROM chunks c JOIN items i ON i.seq = c.item"
+            " coalesce(f.dated, 1), i.file, v.vector FROM chunks c JOIN items i ON i.seq = c.item"
             " LEFT JOIN access_log a ON a.item_id = i.id LEFT JOIN files f ON f.id = i.file"
+            " LEFT JOIN vectors v ON v.chunk = c.id"
             " WHERE c.id IN (SELECT value FROM json_each(?))"
         )
         chunks = json.dumps([hit.chunk for hit in hits])
@@ -6931,12 +7134,23 @@ class Memory:
         results = self._results(hits)
         for seq in weak & results.keys():
             results[seq]["unrelated"] = True
-        if explain:
-            parts = {hit.item: hit.parts for hit in hits}
-            for seq, row in results.items():
-                told = {name: round(value, 4) for name, value in parts[seq].items()}
+        for hit in hits if explain else ():
+            if row := results.get(hit.item):
+                told = {name: round(value, 4) for name, value in hit.parts.items()}
                 row["parts"] = {name: value for name, value in told.items() if value}
+                row |= self._why(hit)
         return {"count": len(results), "results": list(results.values())}
+
+    def _why(self, hit: Hit) -> dict[str, str]:
+        """In a sentence, which other memory decided a hit's place."""
+        rivals = self._items(filter(None, (hit.newer_than, hit.older_than)))
+        if hit.newer_than in rivals:
+            newer = f"newer than {rivals[hit.newer_than]['id']}"
+            return {"why": f"{newer}, and says the same of the same thing"}
+        if hit.older_than in rivals:
+            older = f"older than {rivals[hit.older_than]['id']}"
+            return {"why": f"{older}, which seems to have taken its place"}
+        return {}
 
     def _around(self, results: list[dict[str, Any]], weak: set[int]) -> dict[str, Any]:
         """Name each result's neighbours and older versions; return what else to look at, but for

@@ -20,7 +20,7 @@ NO_LEXICON = sediment.Lexicon(lambda _: [], lambda _: 0.0)
 
 def candidate(**facts: Any) -> Candidate:
     """A candidate of one chunk in the own project."""
-    empty = Candidate(1, 1, 1, False, 0.0, 0.0, 0.0, 0.0)
+    empty = Candidate(1, 1, 1, False, 0.0, 0.0, 0.0, 0.0, 0.0)
     return empty._replace(**facts)
 
 
@@ -126,27 +126,39 @@ def test_what_was_confirmed_decides_between_equals(memory: Memory) -> None:
 @given(st.integers(0, 10**6))
 def test_trust_is_bounded(validations: int) -> None:
     hit = sediment.default_score(candidate(cosine=0.5), 0.0, 1.0)
-    (after,) = sediment.default_adjust(
-        [hit], {1: facts(validations=validations)}, "", NO_LEXICON, 5
-    )
+    (after,) = sediment.by_relevance([hit], {1: facts(validations=validations)})
     assert 0 <= after.score - hit.score <= sediment.TRUST_MAX
 
 
 # Explanations
 
 
-def test_the_parts_make_the_score(memory: Memory) -> None:
+def test_the_parts_make_the_similarity(memory: Memory) -> None:
     memory.store("Tea is served at four in the garden.")
     memory.store("Cake is served at five in the hall.")
-    for row in memory.recall("when is tea served?", explain=True)["results"]:
-        parts = row["parts"]
-        score = parts["cosine"] + parts.get("words", 0) + parts.get("length", 0)
-        score = score * parts["project"] + parts.get("trust", 0)
-        assert float(row["similarity"]) == pytest.approx(min(1, score), abs=0.006)
-        assert float(row.get("raw_similarity", row["similarity"])) == pytest.approx(
-            parts["cosine"], abs=0.006
-        )
+    rows = memory.recall("when is tea served?", explain=True)["results"]
+    first, second = (float(row["similarity"]) for row in rows)
+    chances = [row["parts"]["chance"] for row in rows]
+    assert first > second
+    assert first / chances[0] == pytest.approx(second / chances[1], abs=0.1)
+    assert sum(chances) == pytest.approx(1, abs=0.001)
+    for row in rows:
+        assert float(row["raw_similarity"]) == pytest.approx(row["parts"]["cosine"], abs=0.006)
     assert "parts" not in memory.recall("when is tea served?")["results"][0]
+
+
+def test_similarity_is_a_probability(memory: Memory) -> None:
+    for number in range(60):
+        memory.store(f"The service of team {number} listens on port {9000 + number}.")
+    memory.store("Mara is allergic to nuts and eats no meat.")
+    for query in ("what may Mara not eat?", "port of team 7", "who won the war?", "a", "team"):
+        found = memory.recall(query, limit=20, anyway=True)["results"]
+        scores = [float(row["similarity"]) for row in found]
+        assert scores == sorted(scores, reverse=True)
+    known = memory.recall("what may Mara not eat?")["results"][0]
+    unknown = memory.recall("what does Mara drink?", anyway=True)["results"][0]
+    assert float(known["similarity"]) > 0.5
+    assert float(unknown["similarity"]) < float(known["similarity"])
 
 
 # The floor
@@ -176,6 +188,18 @@ def test_all_words_of_a_query_are_enough(memory: Memory) -> None:
         memory.store(f"The service of team {number} listens on port {9000 + number}.")
     memory.store("xq7-zulu: see the red folder in the cellar, third shelf from the left")
     assert contents(memory.recall("xq7-zulu"))[0].startswith("xq7-zulu")
+
+
+@given(st.lists(st.booleans(), max_size=20), st.integers(1, 10))
+def test_at_most_half_are_foreign_while_own_ones_fit(foreign: list[bool], limit: int) -> None:
+    plain = sediment.default_score(candidate(cosine=0.5), 0.0, 1.0)
+    hits = [plain._replace(item=at, foreign=other) for at, other in enumerate(foreign)]
+    found = sediment.own_first(hits, limit, 0.28)
+    own = [hit for hit in hits if not hit.foreign]
+    assert len(found) == min(limit, len(hits)) or len(own) + (limit + 1) // 2 < limit
+    assert [hit.item for hit in found] == sorted(hit.item for hit in found)
+    others = sum(hit.foreign for hit in found)
+    assert others <= max((limit + 1) // 2, limit - len(own))
 
 
 @given(cosines, st.floats(0, 1))

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 from conftest import ROOT
 from hypothesis import given
@@ -70,7 +71,7 @@ def test_texts_of_one_moment_have_no_order_of_their_own(memory: Memory) -> None:
     filled(memory, [row["sequence"] for row in sequences], 0)
     for row in sequences:
         found = memory.recall(row["query"], limit=50, anyway=True, explain=True)["results"]
-        assert all("age" not in result["parts"] for result in found)
+        assert all("why" not in result for result in found)
 
 
 def test_age_is_explained_and_nothing_is_hidden(memory: Memory) -> None:
@@ -78,38 +79,79 @@ def test_age_is_explained_and_nothing_is_hidden(memory: Memory) -> None:
     filled(memory, [texts], DAY)
     rows = memory.recall("how many minutes is the session timeout?", explain=True)["results"]
     assert [row["content"] for row in rows] == texts[::-1]
-    assert rows[0]["parts"]["age"] > 0
+    assert rows[0]["why"] == "newer than 0-0, and says the same of the same thing"
+    assert rows[1]["why"] == "older than 0-1, which seems to have taken its place"
     scores = [float(row["similarity"]) for row in rows]
     assert scores == sorted(scores, reverse=True)
+    then = memory.recall("how long is the session timeout?", as_of=10**9 + 60)["results"]
+    assert [row["content"] for row in then] == texts[:1]
 
 
 WORDS = ["a", "the", "gate", "port", "is", "now", "8080", "9090", "team", "moved"]
-words = st.lists(st.sampled_from(WORDS), min_size=1)
-versions = st.lists(
-    st.builds(sediment.Version, words.map(" ".join), st.floats(0, 1), st.integers(0, 3)),
+vectors = st.lists(st.floats(-1, 1), min_size=4, max_size=4).map(
+    lambda values: numpy.array([*values[:3], 1], "<f4") / numpy.linalg.norm([*values[:3], 1])
+)
+rivals = st.lists(
+    st.builds(
+        lambda text, vector, *rest: sediment.Rival(text, vector.astype("<f4").tobytes(), *rest),
+        st.lists(st.sampled_from(WORDS)).map(" ".join),
+        vectors,
+        st.floats(0, 1),
+        st.floats(-1, 1),
+        st.one_of(st.none(), st.integers(1, 10**9)),
+    ),
+    min_size=1,
     max_size=8,
 )
 LEXICON = sediment.Lexicon(sediment.stemmer(), lambda _: 0.01)
 
 
-@given(versions, st.integers(0, 9))
-def test_reordering_loses_and_invents_nothing(found: list[Any], enough: int) -> None:
-    found.sort(key=lambda version: -version.score)
-    query = "which port is the gate on?"
-    places = sediment.newest_first(found, query, LEXICON, enough)
-    assert sorted(places) == list(range(len(found)))
-    assert places[:enough] == sediment.newest_first(found, query, LEXICON, 99)[:enough]
+@given(rivals, st.lists(st.floats(0, 1), max_size=3))
+def test_chances_flow_from_old_to_new_and_none_is_lost(found: list[Any], rest: list[float]) -> None:
+    ranker = sediment.recall_ranker()
+    features = sediment.pair_features(found, "which port is the gate on?", LEXICON)
+    assert set(features) == {*sediment.PAIR_FEATURES, "lost_sign"}
+    obsolete = ranker.obsolescence(features)
+    assert (obsolete >= 0).all()
+    assert (obsolete.sum(1) < 1 + 1e-9).all()
+    for old, new in numpy.argwhere(obsolete > 0).tolist():
+        assert found[new].created_at > found[old].created_at
+    relevance = numpy.array([*(one.relevance for one in found), *rest])
+    chances = ranker.answers(relevance, obsolete)
+    assert chances.sum() == pytest.approx(1)
+    assert len(chances) == len(relevance)
 
 
-def test_what_was_read_before_changes_no_order() -> None:
+@given(rivals, st.randoms())
+def test_the_order_of_candidates_changes_no_chance(found: list[Any], chance: Any) -> None:
+    ranker, query = sediment.recall_ranker(), "which port is the gate on?"
+    # Texts that are equally near to a third would have their ranks by their places.
+    near = [one._replace(vector=found[0].vector) for one in found[:1]] + found[1:]
+    if len({one.vector for one in near}) < len(near):
+        return
+    order = list(range(len(near)))
+    chance.shuffle(order)
+    plain = ranker.obsolescence(sediment.pair_features(near, query, LEXICON))
+    mixed = sediment.pair_features([near[at] for at in order], query, LEXICON)
+    assert ranker.obsolescence(mixed) == pytest.approx(plain[numpy.ix_(order, order)], abs=1e-3)
+
+
+def test_without_dates_nothing_is_obsolete() -> None:
+    vector = numpy.array([1, 0], "<f4").tobytes()
+    found = [sediment.Rival(text, vector, 0.5, 0.5, None) for text in ("gate 1", "gate 2")]
+    features = sediment.pair_features(found, "gate", LEXICON)
+    assert not sediment.recall_ranker().obsolescence(features).any()
+
+
+def test_what_was_read_before_changes_no_idf() -> None:
     common: dict[str, float] = {}
     lexicon = sediment.Lexicon(sediment.stemmer(), lambda form: common.get(form, 0.0))
     texts = "gate alpha beta gamma delta", "gate epsilon zeta eta theta"
-    found = [sediment.Version(text, 0.5, day) for day, text in enumerate(texts)]
-    assert sediment.newest_first(found, "gate", lexicon, 5) == [0, 1]
+    before = lexicon.idf(texts)
     common |= {form + "s": 0.9 for text in texts for form in text.split()}
     lexicon.stems(" ".join(common))
-    assert sediment.newest_first(found, "gate", lexicon, 5) == [0, 1]
+    lexicon.idf([" ".join(common)])
+    assert lexicon.idf(texts) == before
 
 
 def test_a_fault_while_words_are_weighed_is_forgotten() -> None:
@@ -121,10 +163,9 @@ def test_a_fault_while_words_are_weighed_is_forgotten() -> None:
         return 0.01
 
     lexicon = sediment.Lexicon(sediment.stemmer(), commonness)
-    found = [sediment.Version(f"the gate is {day}", 0.5, day) for day in range(2)]
     with pytest.raises(OSError):  # noqa: PT011
-        sediment.newest_first(found, "gate", lexicon, 5)
-    assert sediment.newest_first(found, "gate", lexicon, 5) == [1, 0]
+        lexicon.idf(["the gate is open"])
+    assert len(lexicon.idf(["the gate is open"])) == 4
 
 
 def test_another_fact_about_the_same_thing_is_no_later_version(memory: Memory) -> None:
