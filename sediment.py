@@ -166,6 +166,15 @@ GAP_DEPTH = 10  # the tenth best chunk; 7 gives 0.3 less, 15 gives 0.2 less
 # Real queries have more; in a small memory, chance hits have 1 to 8, and 60 is still better.
 EVIDENCE_MIN = 30  # 1 to 50 are within 0.1 of each other
 BM25_K1 = 0.3  # 0.2 to 0.4 are within 0.2 of each other; FTS5's k1 = 1.2, b = 0.75 gives 1.1 less
+# A plain new version (section Versions), one of the learned features. Sequences of versions, of 50
+# and of 90, whose newest comes first; look-alikes, of 125, that keep their places.
+UNSHARED_MAX = 14.5  # nats that either may say alone, a rare word has 5.3; 16.5 costs chat 1.6
+UNSHARED_CHANGED = 13.5  # more where a change is told; 10 costs one sequence, 20 costs none
+UNSHARED_KEYED = 33.0  # more, times the query's share of what both say; 20: 6 of 90, 40: chat 1.4
+RIVAL_MAX = 0.05  # of the query's words in the older, otherwise filled; 0.3 costs 12 look-alikes
+CHANGE_REACH = 3  # words between a word of change and what changed; 5 gives the same
+ALIGNED_WORDS = 80  # of a chunk; what identifies a fact stands early
+RULED = 10  # older ones that the rule looks at: those behind have little chance to give
 RANKED = 30  # candidates compared with one another; 20 lose one changed fact of 100, 40 gain none
 # How near an item's mean vector is counts beside its best chunk. Of 0 / 0.1 / 0.2: abstracts 50.8
 # / 51.9 / 52.6, assistant 50.3 / 50.9 / 51.3, documentation 90.3 / 89.6 / 88.7, others the same.
@@ -3443,7 +3452,8 @@ PAIR_FEATURES = (  # noqa: SIM905 - one name a line would take thirty
     "cosine centred_cosine old_rank new_rank old_nearness new_nearness jaccard contained"
     " old_coverage new_coverage shared_question lost_question question_words relevance_gain"
     " relevance_gained cosine_gain cosine_lost old_behind new_behind days length_ratio beginning"
-    " other_figures new_change new_now new_plan old_plan new_past new_event old_event"
+    " other_figures new_change new_now new_plan old_plan new_past new_event old_event follows"
+    " strays"
 ).split()
 
 
@@ -3462,9 +3472,10 @@ def pair_features(rivals: list[Rival], query: str, lexicon: Lexicon) -> Matrices
     asked[wanted] = tells[wanted]
     likeness = _likeness(_matrix([(rival.vector,) for rival in rivals]))
     wording = _wording(rivals, has, columns, lexicon)
-    lost = {"lost_sign": _lost_signs(rivals, query)}
     found = likeness | wording | _overlap(has, tells) | _of_question(has, asked)
-    return found | _gains(rivals) | lost
+    found |= _gains(rivals) | {"lost_sign": _lost_signs(rivals, query)}
+    rules = _ruled(rivals, query, lexicon, idf, found["days"] > 0)
+    return found | {"follows": rules > 0, "strays": rules < 0}
 
 
 def _likeness(vectors: Any) -> Matrices:
@@ -3566,6 +3577,97 @@ def _lost_signs(rivals: list[Rival], query: str) -> Any:
     asked = signs_of(query)
     has = [asked & signs_of(rival.text) for rival in rivals] if asked else [asked] * len(rivals)
     return numpy.array([[bool(old - new) for new in has] for old in has])
+
+
+class TokenSet(NamedTuple):
+    """A text as its stems: `own` are those that are neither the query's nor of change."""
+
+    words: tuple[str, ...]
+    bag: frozenset[str]
+    plain: frozenset[str]  # neither of change nor with a digit
+    own: frozenset[str]
+
+
+def _ruled(
+    rivals: list[Rival], query: str, lexicon: Lexicon, idf: dict[str, float], newer: Any
+) -> Any:
+    """int[old, new]: 1 where the newer one says nearly nothing but what the older one says, only
+    otherwise, and still what the query asks: a plain new version, as of a value. -1 where it says
+    as little else, but not what is asked: a look-alike. Of the best RULED older ones."""
+    import numpy
+
+    asked, change = frozenset(lexicon.stems(query)), CUES["change"]
+    sets = []
+    for rival in rivals:
+        words = lexicon.stems(rival.text)
+        bag = frozenset(words)
+        plain = frozenset(word for word in bag - change if not _has_digit(word))
+        sets.append(TokenSet(words[:ALIGNED_WORDS], bag, plain, bag - change - asked))
+    told = [idf_sum(idf, one.own) for one in sets]
+    found = numpy.zeros(newer.shape, int)
+    for old, new in numpy.argwhere(newer[:RULED]).tolist():
+        unshared = max(told[old], told[new]) - idf_sum(idf, sets[old].own & sets[new].own)
+        if unshared <= UNSHARED_MAX + UNSHARED_CHANGED + UNSHARED_KEYED:
+            found[old, new] = _is_version(sets[new], sets[old], asked, idf, unshared)
+    return found
+
+
+def idf_sum(idf: dict[str, float], stems: Iterable[str]) -> float:
+    """What stems tell together, the same in any order."""
+    return math.fsum(idf[stem] for stem in stems)
+
+
+def _is_version(
+    new: TokenSet, old: TokenSet, query: frozenset[str], idf: dict[str, float], unshared: float
+) -> int:
+    """Whether what only one of them says, so many nats, weighs little against what the query asks
+    of both: 1; 0 where it does not, -1 where the newer one does not say what is asked."""
+    if not _competes(new, old, query, idf):
+        return -1
+    either = idf_sum(idf, new.plain | old.plain)
+    key = idf_sum(idf, new.bag & old.bag & query) / either if either else 0.0
+    room = UNSHARED_MAX + UNSHARED_KEYED * key
+    changed = unshared < room + UNSHARED_CHANGED and _tells_of_change(new, old)
+    return int(unshared < room or changed)
+
+
+def _tells_of_change(new: TokenSet, old: TokenSet) -> bool:
+    """Whether the later one has a word of change beside a word of the earlier one."""
+    shared = new.plain & old.plain
+    return any(
+        word in CUES["change"]
+        and not shared.isdisjoint(new.words[max(0, at - CHANGE_REACH) : at + CHANGE_REACH + 1])
+        for at, word in enumerate(new.words)
+    )
+
+
+def _competes(new: TokenSet, old: TokenSet, query: frozenset[str], idf: dict[str, float]) -> bool:
+    """Whether the later one still says what the query asks and the earlier one has. It may lack
+    such a word if it tells of a change, but not have another in its place: what a server runs
+    on is no later version of who owns it, nor staging of production."""
+    asked = query & old.bag
+    lost = asked - new.bag
+    if lost and (any(map(_has_digit, lost)) or not _tells_of_change(new, old)):
+        return False
+    rivals: set[str] = set()
+    for gone, come in _swaps(old.words, new.words) if lost else ():
+        others = (word for word in come if word not in old.bag and not _has_digit(word))
+        if CUES["change"].isdisjoint(come) and any(others):
+            rivals |= lost.intersection(gone)
+    squared = {stem: tells**2 for stem, tells in idf.items()} if rivals else idf
+    return not rivals or idf_sum(squared, rivals) <= RIVAL_MAX * idf_sum(squared, asked)
+
+
+def _swaps(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[Sequence[str], Sequence[str]]]:
+    """Words of the earlier text and those in their place in the later one. One swap alone at
+    the end is the value of a fact, not its subject."""
+    from difflib import SequenceMatcher
+
+    steps = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+    swaps = [step for step in steps if step[0] == "replace"]
+    for step in swaps:
+        if len(swaps) > 1 or step is not steps[-1]:
+            yield old[step[1] : step[2]], new[step[3] : step[4]]
 
 
 def _has_digit(word: str) -> bool:
@@ -4517,7 +4619,7 @@ def own_first(hits: list[Hit], limit: int, floor: float) -> list[Hit]:
 def relevant(hits: list[Hit], floor: float) -> list[Hit]:
     """The hits that have to do with the query: none if the best has not, and none that has not
     half of what the best must have."""
-    if max((hit.relevance for hit in hits), default=0.0) < floor:
+    if not hits or max(hit.relevance for hit in hits) < floor:
         return []
     if hits[0].score < LEAST_SIMILARITY:
         return []

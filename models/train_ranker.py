@@ -39,7 +39,7 @@ OUTPUT = ROOT / "models" / "ranker.json"
 DIARIES, TRIALS = ROOT / "tests" / "diaries", ROOT / "tests" / "trials"
 CACHE = ROOT / "build" / "ranker"
 FOLDS = 5  # of diaries, for the similarity
-STEPS, RATE, PULL = 400, 0.05, 0.002  # of Adam, and how strongly weights are pulled to 0
+STEPS, RATE, PULL = 250, 0.05, 0.002  # of Adam, and how strongly weights are pulled to 0
 SAMPLES = (5, 20, 60)  # notes of a small store, in which many questions have no answer
 START = 1_600_000_000  # when the first version of a trial was stored
 
@@ -90,20 +90,23 @@ def sampled(name: str, size: int) -> tuple[list[Row], list[Row]]:
     return kept, answered + chance.sample(others, len(answered) // 4 + 1)
 
 
-def trials() -> tuple[list[Row], list[Row]]:
-    """Sequences of versions, of which the last is right, and look-alikes, of which one is."""
+def trials(gap: int) -> tuple[list[Row], list[Row]]:
+    """Sequences of versions, of which the last is right, and look-alikes, of which one is; so
+    many seconds apart."""
     memories: list[Row] = []
     questions: list[Row] = []
     for name, key in (("versions", "sequence"), ("lookalikes", "items")):
         for number, group in enumerate(rows(TRIALS / f"{name}.jsonl")):
             ids = [f"{name}-{number}-{place}" for place in range(len(group[key]))]
-            stored = START + 30 * DAY * numpy.arange(len(ids)) + 997 * number
+            stored = START + gap * numpy.arange(len(ids)) + 997 * number
             memories += [
                 {"id": id, "content": text, "created_at": int(at)}
                 for id, text, at in zip(ids, group[key], stored, strict=True)
             ]
             right = ids[group.get("expected", -1)]
-            questions.append({"query": group["query"], "expected": [right], "type": "trial"})
+            stale = [id for id in ids if id != right]
+            asked = {"query": group["query"], "expected": [right], "stale": stale}
+            questions.append(asked | {"type": name})
     return memories, questions
 
 
@@ -113,7 +116,8 @@ def stores(names: Iterable[str]) -> Iterator[tuple[str, str, list[Row], list[Row
         yield name, "whole", *diary(name)
         for size in SAMPLES:
             yield name, "sample", *sampled(name, size)
-    yield "trials", "whole", *trials()
+    for gap in (60, 30 * DAY):
+        yield "trials", "whole", *trials(gap)
 
 
 # What the program sees of each question
