@@ -189,6 +189,8 @@ CROSS_PROJECT_FACTOR = 0.875  # as in the original: another project's hit must b
 # best of fewer is less near by chance. Of 100 questions on foreign subjects to 1,000 memories
 # 97 get nothing, and our sets lose 0 to 0.4 of R@5; 0.26 lets 10 through, 0.30 costs 0.8.
 FLOOR, FLOOR_CHUNKS = 0.28, 1_000
+DATED_SIMILARITY = 0.5  # at least, where a question asks what happened then: all of it answers
+TIME_WEIGHT = 0.6  # of relevance: nothing else outweighs it but the very words of the question
 LEAST_SIMILARITY = 0.1  # of the first result; see tests/RANKING.md, "Nothing fits"
 COVERAGE_ENOUGH = 0.6  # of the query's information: foreign questions find up to 0.43 by chance
 TRUST_MAX = 0.01  # added for what people confirmed: less than lies between two good answers
@@ -585,6 +587,58 @@ TIMES: tuple[tuple[_Pattern, Callable[[datetime, dict[str, Any]], Span]], ...] =
     (_Pattern(f"{_NTH}(?: of)? {_MONTH}{_YEAR}?"), _date),
     (_Pattern(r"(?P<year>[12]\d{3})(?:-(?P<month>\d\d))?"), _year),
 )
+
+
+# A time in a question. A month or a year alone may be something else, so it needs a preposition;
+# a weekday alone is mostly a habit.
+_ANY_COUNT = rf"(?:\d+|{'|'.join(_NUMBERS)})"
+_ANY_UNIT = r"(?:minute|hour|day|week|month|year)s?"
+_ANY_MONTH = f"(?:{'|'.join(_MONTHS)})"
+_ANY_NTH = r"\d\d?(?:st|nd|rd|th)?"
+_ASKED_TIME = _Pattern(
+    r"(?:\b(?P<edge>since|after|before|until)\b(?: [\w'-]+){0,4}? (?:in |on )?)?"
+    r"\b(?P<time>(?:the day before )?yesterday|today"
+    rf"|{_ANY_COUNT} {_ANY_UNIT} ago|(?:last|past|previous) {_ANY_COUNT} {_ANY_UNIT}"
+    rf"|(?:last|past|previous|this) (?:week|month|year|{'|'.join(_WEEKDAYS)}|{_ANY_MONTH})"
+    rf"|{_ANY_MONTH} {_ANY_NTH}(?:,? [12]\d{{3}})?(?!\w)"
+    rf"|{_ANY_NTH} (?:of )?{_ANY_MONTH}(?:,? [12]\d{{3}})?|{_ANY_MONTH} [12]\d{{3}}"
+    rf"|(?:(?<=\bin )|(?<=since )|(?<=before )|(?<=after )|(?<=during ))(?:{_ANY_MONTH}|20\d\d)"
+    r"|20\d\d-\d\d(?:-\d\d)?)\b"
+)
+_EVENTS = _Pattern(
+    r"\b(?:happen\w*|noted?|wrote|written|logged|recorded|stored|learn\w*|decided?|discuss\w*|went"
+    r"|news?|chang\w+|(?:did|have) (?:i|we|you|they)|(?:was|were) there)\b"
+)
+
+
+class AskedTime(NamedTuple):
+    """The stretch of time that a question names, in unix seconds: [start, end); and whether it
+    asks what happened then, and not how things were."""
+
+    start: int
+    end: int
+    events: bool
+
+    def fits(self, moment: int) -> bool:
+        """Whether something is of that time."""
+        return self.start <= moment < self.end
+
+
+def asked_time(query: str, now: float | None = None) -> AskedTime | None:
+    """The time that a question is about, if it names one: "what happened in March?"."""
+    words = " ".join(query.lower().split())
+    if not (found := _ASKED_TIME.search(words)):
+        return None
+    try:
+        start, end = parse_period(found["time"], now)
+    except InvalidInput:  # the 40th of May
+        return None
+    today = int(time.time() if now is None else now) + 1
+    if found["edge"] in ("since", "after"):
+        start, end = (start if found["edge"] == "since" else end), max(end, today)
+    elif found["edge"]:
+        start, end = 0, start
+    return AskedTime(start, end, bool(_EVENTS.search(words)))
 
 
 def parse_age(value: object) -> int:
@@ -4443,7 +4497,8 @@ def default_adjust(
 ) -> list[Hit]:
     """The hits by their chance to be the answer, with the similarity that follows from it. What
     people confirmed gains a little; how often it was shown decides between equals."""
-    trusted = by_relevance(hits, facts)
+    asked = asked_time(query)
+    trusted = by_relevance(hits, facts, asked)
     if not trusted:
         return []
     import numpy
@@ -4457,17 +4512,31 @@ def default_adjust(
     first = similarity_facts(trusted, chances, order[0], chunks)
     similarity = ranker.similarity_of_first(first) / chances[order[0]]
     explained = _explained(trusted, chances, obsolete, relevance, ranker)
+    if asked and asked.events and asked.fits(facts[trusted[order[0]].item].created_at):
+        similarity = max(similarity, DATED_SIMILARITY / chances[order[0]])
     return [explained[place]._replace(score=float(similarity * chances[place])) for place in order]
 
 
-def by_relevance(hits: list[Hit], facts: dict[int, Facts]) -> list[Hit]:
-    """The hits with what people's confirmations add, best first."""
+def by_relevance(
+    hits: list[Hit], facts: dict[int, Facts], asked: AskedTime | None = None
+) -> list[Hit]:
+    """The hits with what people's confirmations add, and the time that is asked, best first."""
     found = []
     for hit in hits:
         trust = TRUST_MAX * (1 - 1 / (1 + facts[hit.item].validations))
-        parts = hit.parts | ({"trust": trust} if trust else {})
-        found.append(hit._replace(score=hit.score + trust, parts=parts))
+        timely = _timeliness(facts[hit.item], asked) if asked else 0.0
+        added = {name: value for name, value in (("trust", trust), ("time", timely)) if value}
+        score, parts = hit.score + trust + timely, hit.parts | added
+        found.append(hit._replace(score=score, parts=parts))
     return sorted(found, key=lambda hit: (-hit.score, -facts[hit.item].accesses, -hit.item))
+
+
+def _timeliness(facts: Facts, asked: AskedTime) -> float:
+    """What a memory gains that was stored in the time that a question asks about, or loses that
+    came later: it can tell of that time only by looking back."""
+    if asked.events and facts.dated and asked.fits(facts.created_at):
+        return TIME_WEIGHT
+    return -TIME_WEIGHT if facts.dated and facts.created_at >= asked.end else 0.0
 
 
 def features_of(hits: list[Hit], facts: dict[int, Facts], query: str, lexicon: Lexicon) -> Matrices:
@@ -7192,8 +7261,12 @@ class Memory:
                 index,
                 depth,
             )
+            size = max(limit, RANKED)
+            if vector and (asked := asked_time(query)) and asked.events:
+                found = self._of_time(asked, vector, live, found, words)
+                size = len(found)  # what is of that time may be far in all else
             factor = CROSS_PROJECT_FACTOR if project else 1.0
-            hits = rank(found, share, profile, max(limit, RANKED), factor)
+            hits = rank(found, share, profile, size, factor)
             facts = self._facts(hits)
         stale = self._stale_elsewhere(hits, facts) if moment is None else set()
         # Some were forgotten just now.
@@ -7203,6 +7276,25 @@ class Memory:
         if moment is None and self._follow_shown(hits, facts, rounds):
             return self._search(query, limit, profile, moment, depth, source, rounds - 1)
         return hits, profile.floor(words.chunks), {} if same else {"notice": _OTHER_MODEL}
+
+    def _of_time(
+        self, asked: AskedTime, vector: bytes, live: str, found: list[Candidate], words: Words
+    ) -> list[Candidate]:
+        """The candidates, with the own ones of the time that the question asks about, to which
+        they have all to do with it."""
+        span = f"i.created_at BETWEEN {asked.start} AND {asked.end - 1}"
+        where = f"{live} AND {span} AND i.file IS NULL AND {_OWN}"
+        near = nearest(self.database, vector, where, self.projects.current(), CANDIDATES)
+        known = {one.item for one in found}
+        more = [
+            _candidate(hit.item, None, hit, False, 0.0, words.ideal)
+            for hit in near
+            if hit.item not in known
+        ]
+        timely = {hit.item for hit in near}
+        return [
+            one._replace(coverage=1.0) if one.item in timely else one for one in (*found, *more)
+        ]
 
     def _in_source(self, prefix: str) -> str:
         """The SQL condition of what stands in files whose path begins so."""

@@ -1,7 +1,9 @@
 """Ranking profiles: the original's numbers, the floor, explanations, and what must not matter."""
 
 import math
+import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +130,58 @@ def test_trust_is_bounded(validations: int) -> None:
     hit = sediment.default_score(candidate(cosine=0.5), 0.0, 1.0)
     (after,) = sediment.by_relevance([hit], {1: facts(validations=validations)})
     assert 0 <= after.score - hit.score <= sediment.TRUST_MAX
+
+
+# Questions that ask for a time
+
+NOW = datetime(2026, 3, 18, 12).timestamp()  # a Wednesday
+
+
+@pytest.mark.parametrize(
+    ("query", "start", "end", "events"),
+    [
+        ("what did I note yesterday?", "2026-03-17", "2026-03-18", True),
+        ("what happened in February?", "2026-02-01", "2026-03-01", True),
+        ("What was the price in January 2026", "2026-01-01", "2026-02-01", False),
+        ("what did we decide 2 weeks ago", "2026-03-02", "2026-03-09", True),
+        ("news of last week", "2026-03-09", "2026-03-16", True),
+        ("what changed since the release in January?", "2026-01-01", "", True),
+        ("what was written after 3 March?", "2026-03-04", "", True),
+        ("how was it before February", "1970-01-01", "2026-02-01", False),
+        ("what did we learn on March 5th, 2025", "2025-03-05", "2025-03-06", True),
+        ("who may march in?", None, None, None),
+        ("do we deploy on Friday?", None, None, None),
+        ("is the timeout 2 weeks?", None, None, None),
+        ("what happened on 40 May 2026", None, None, None),
+        ("may I merge now?", None, None, None),
+    ],
+)
+def test_the_time_that_a_question_asks_about(
+    query: str, start: str | None, end: str, events: bool
+) -> None:
+    asked = sediment.asked_time(query, NOW)
+    if start is None:
+        assert asked is None
+        return
+    assert asked
+    assert asked.events is events
+    begun = datetime.fromisoformat(start).timestamp() if start != "1970-01-01" else 0
+    assert asked.start == begun
+    assert asked.end == (datetime.fromisoformat(end).timestamp() if end else int(NOW) + 1)
+
+
+def test_what_was_noted_then_answers_a_question_for_then(memory: Memory) -> None:
+    now = int(time.time())
+    for days, text in enumerate(("The boiler was fixed.", "Mara likes tea.", "Port 80 is shut.")):
+        memory.store(text, created_at=now - days * DAY)
+    for days in range(40, 70):
+        memory.store(f"Yesterday we noted ticket {days} of the shop.", created_at=now - days * DAY)
+    rows = memory.recall("what did I note yesterday?")["results"]
+    assert rows[0]["content"] == "Mara likes tea."
+    assert float(rows[0]["similarity"]) >= 0.5
+    month = datetime.fromtimestamp(now - 50 * DAY)
+    then = [row["created_at"] for row in memory.recall(f"what happened in {month:%B}?")["results"]]
+    assert {datetime.fromtimestamp(at).month for at in then[:3]} == {month.month}
 
 
 # Explanations
