@@ -11,7 +11,7 @@ PYZ := dist/sediment.pyz
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary=:all:
 RUN := SEDIMENT_PYZ=$(CURDIR)/$(PYZ)
 
-.PHONY: all demo test lint bench bench-quality soak lock clean help python FORCE
+.PHONY: all demo test lint bench bench-quality ranker soak lock clean help python FORCE
 all: $(PYZ)
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo 'make lint                      ruff and pyright'
 	@echo 'make bench                     measure speed'
 	@echo 'make bench-quality DATA=DIR    measure recall on the diaries, and the sets in DIR   (SEEDS="1 2" PARTS="chat diaries")'
+	@echo 'make ranker                    learn models/ranker.json anew'
 	@echo 'make soak MINUTES=n             try to make it lose data, crash, hang or leak   (SEED=n)'
 	@echo 'make lock                      renew the pinned requirements (needs uv)'
 	@echo 'make clean                     remove everything built'
@@ -69,6 +70,10 @@ bench: $(PYZ) $(BUILD)/dev/.ready
 
 bench-quality: $(PYZ) $(BUILD)/dev/.ready
 	$(RUN) $(BUILD)/dev/bin/python tests/bench_quality.py $(if $(DATA),"$(DATA)") $(if $(SEEDS),--seeds $(SEEDS)) $(if $(PARTS),--parts $(PARTS))
+
+# Learned from tests/diaries and tests/trials; the result is committed.
+ranker: $(PYZ) $(BUILD)/dev/.ready
+	$(BUILD)/dev/bin/python models/train_ranker.py
 
 soak: $(PYZ) $(BUILD)/dev/.ready
 	$(RUN) $(BUILD)/dev/bin/python tests/soak.py $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))

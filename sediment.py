@@ -174,6 +174,7 @@ UNSHARED_KEYED = 33.0  # more, times the query's share of what both say; 20: 6 o
 RIVAL_MAX = 0.05  # of the query's words in the older, otherwise filled; 0.3 costs 12 look-alikes
 CHANGE_REACH = 3  # words between a word of change and what changed; 5 gives the same
 ALIGNED_WORDS = 80  # of a chunk; what identifies a fact stands early
+PLAIN_VERSION = 3.0  # log-odds of one at least: of 3,600 wrong pairs of the diaries 1 is one
 RULED = 10  # older ones that the rule looks at: those behind have little chance to give
 RANKED = 30  # candidates compared with one another; 20 lose one changed fact of 100, 40 gain none
 # How near an item's mean vector is counts beside its best chunk. Of 0 / 0.1 / 0.2: abstracts 50.8
@@ -3507,7 +3508,6 @@ PAIR_FEATURES = (  # noqa: SIM905 - one name a line would take thirty
     " old_coverage new_coverage shared_question lost_question question_words relevance_gain"
     " relevance_gained cosine_gain cosine_lost old_behind new_behind days length_ratio beginning"
     " other_figures new_change new_now new_plan old_plan new_past new_event old_event follows"
-    " strays"
 ).split()
 
 
@@ -3582,7 +3582,10 @@ def _gains(rivals: list[Rival]) -> Matrices:
     import numpy
 
     relevance, cosine, time_stored = numpy.array(
-        [(one.relevance, one.cosine, one.created_at or math.nan) for one in rivals]
+        [
+            (one.relevance, one.cosine, math.nan if one.created_at is None else one.created_at)
+            for one in rivals
+        ]
     ).T
     gain, nearer = relevance - relevance[:, None], cosine - cosine[:, None]
     return {
@@ -3728,6 +3731,11 @@ def _has_digit(word: str) -> bool:
     return not word.isalpha() and any(map(str.isdigit, word))
 
 
+def may_replace(features: Matrices) -> Any:
+    """bool[old, new]: whether the newer one is newer, and no look-alike of the older one."""
+    return (features["days"] > 0) & ~features["lost_sign"] & ~features["strays"]
+
+
 class Ranker(NamedTuple):
     """What was learned: models/ranker.json, key "recall".
 
@@ -3749,8 +3757,8 @@ class Ranker(NamedTuple):
         for name, weight in self.obsolete.items():
             if name != "bias":
                 odds += weight * numpy.nan_to_num(features[name])
-        may = (days > 0) & ~features["lost_sign"]
-        odds = numpy.where(may, numpy.exp(numpy.minimum(odds, 30)), 0)
+        odds = numpy.maximum(odds, numpy.where(features["follows"], PLAIN_VERSION, -numpy.inf))
+        odds = numpy.where(may_replace(features), numpy.exp(numpy.minimum(odds, 30)), 0)
         return odds / (1 + odds.sum(1, keepdims=True))
 
     def answers(self, relevance: Any, obsolete: Any) -> Any:
@@ -3781,10 +3789,13 @@ def ranker_file() -> Path:
     return expand_home(given) if given else model_dir().parent / "ranker.json"
 
 
-@functools.cache
 def learned() -> dict[str, Any]:
     """The learned weights of each model by its name. Raises ModelError when they are missing."""
-    path = ranker_file()
+    return _read_learned(ranker_file())
+
+
+@functools.cache
+def _read_learned(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:

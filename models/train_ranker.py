@@ -41,6 +41,7 @@ CACHE = ROOT / "build" / "ranker"
 FOLDS = 5  # of diaries, for the similarity
 STEPS, RATE, PULL = 250, 0.05, 0.002  # of Adam, and how strongly weights are pulled to 0
 SAMPLES = (5, 20, 60)  # notes of a small store, in which many questions have no answer
+TRIAL_SHARE = 0.5  # what a question of the trials counts: they are of one kind, and many
 START = 1_600_000_000  # when the first version of a trial was stored
 
 Row = dict[str, Any]
@@ -150,7 +151,7 @@ def asked(memory: Memory, store: str, kind: str, question: Row) -> Question | No
     old = new = numpy.zeros(0, int)
     columns = numpy.zeros((0, len(NAMES)), numpy.float32)
     if features:
-        old, new = numpy.nonzero((features["days"] > 0) & ~features["lost_sign"])
+        old, new = numpy.nonzero(sediment.may_replace(features))
         full = [numpy.broadcast_to(features[name], features["cosine"].shape) for name in NAMES]
         columns = numpy.stack([each[old, new] for each in full], 1).astype(numpy.float32)
     facts = store, kind, question["type"], relevance, right, stale
@@ -194,11 +195,13 @@ class Batch(NamedTuple):
     old: Any  # candidate of each pair
     new: Any
     features: Any
+    weights: Any  # of each question, of sum 1
     count: int
 
 
 def batch(questions: list[Question]) -> Batch:
     starts = numpy.cumsum([0, *(len(one.relevance) for one in questions)])
+    weights = numpy.array([TRIAL_SHARE if one.store == "trials" else 1.0 for one in questions])
     return Batch(
         numpy.concatenate([one.relevance for one in questions]),
         numpy.concatenate([one.right for one in questions]).astype(float),
@@ -206,6 +209,7 @@ def batch(questions: list[Question]) -> Batch:
         numpy.concatenate([one.old + at for one, at in zip(questions, starts, strict=False)]),
         numpy.concatenate([one.new + at for one, at in zip(questions, starts, strict=False)]),
         numpy.concatenate([one.features for one in questions]),
+        weights / weights.sum(),
         len(questions),
     )
 
@@ -214,9 +218,9 @@ def summed(values: Any, groups: Any, count: int) -> Any:
     return numpy.bincount(groups, values, count)
 
 
-def slope(data: Batch, sharpness: float, weights: Any) -> tuple[float, float, Any]:
-    """The mean log likelihood that the right memories answer, and its derivatives by the
-    sharpness and the weights."""
+def slope(data: Batch, sharpness: float, weights: Any) -> tuple[float, Any]:
+    """The derivatives, by the sharpness and the weights, of the mean log likelihood that the
+    right memories answer."""
     size = len(data.relevance)
     top = numpy.full(data.count, -numpy.inf)
     numpy.maximum.at(top, data.question, data.relevance)
@@ -229,15 +233,11 @@ def slope(data: Batch, sharpness: float, weights: Any) -> tuple[float, float, An
     # How likely a right one answers where the chance was this one's.
     leads = rest * data.right + summed(taken * data.right[data.new], data.old, size)
     total = summed(chance * leads, data.question, data.count)[data.question] + 1e-9
-    share = chance * leads / total
-    by_sharpness = (share * above).sum() - (chance * above).sum()
-    gain = (chance / total)[data.old] * taken * (data.right[data.new] - leads[data.old])
-    first = numpy.unique(data.question, return_index=True)[1]
-    return (
-        float(numpy.log(total[first]).mean()),
-        float(by_sharpness) / data.count,
-        gain @ data.features / data.count,
-    )
+    weight = data.weights[data.question]
+    by_sharpness = (weight * chance * (leads / total - 1) * above).sum()
+    moved = (weight * chance / total)[data.old] * taken
+    by_weights = (moved * (data.right[data.new] - leads[data.old])) @ data.features
+    return float(by_sharpness), by_weights
 
 
 def learn_obsolete(questions: list[Question]) -> dict[str, Any]:
@@ -250,7 +250,7 @@ def learn_obsolete(questions: list[Question]) -> dict[str, Any]:
     pull = numpy.array([0, *[PULL] * len(NAMES), 0])
     speed, size = numpy.zeros_like(point), numpy.zeros_like(point)
     for step in range(1, STEPS + 1):
-        _, by_sharpness, by_weights = slope(data, math.exp(point[0]), point[1:])
+        by_sharpness, by_weights = slope(data, math.exp(point[0]), point[1:])
         down = -numpy.append(by_sharpness * math.exp(point[0]), by_weights) + pull * point
         speed, size = 0.9 * speed + 0.1 * down, 0.999 * size + 0.001 * down**2
         move = speed / (1 - 0.9**step) / (numpy.sqrt(size / (1 - 0.999**step)) + 1e-8)

@@ -110,7 +110,7 @@ LEXICON = sediment.Lexicon(sediment.stemmer(), lambda _: 0.01)
 def test_chances_flow_from_old_to_new_and_none_is_lost(found: list[Any], rest: list[float]) -> None:
     ranker = sediment.recall_ranker()
     features = sediment.pair_features(found, "which port is the gate on?", LEXICON)
-    assert set(features) == {*sediment.PAIR_FEATURES, "lost_sign"}
+    assert set(features) == {*sediment.PAIR_FEATURES, "lost_sign", "strays"}
     obsolete = ranker.obsolescence(features)
     assert (obsolete >= 0).all()
     assert (obsolete.sum(1) < 1 + 1e-9).all()
