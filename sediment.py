@@ -175,6 +175,7 @@ RIVAL_MAX = 0.05  # of the query's words in the older, otherwise filled; 0.3 cos
 CHANGE_REACH = 3  # words between a word of change and what changed; 5 gives the same
 ALIGNED_WORDS = 80  # of a chunk; what identifies a fact stands early
 PLAIN_VERSION = 3.0  # log-odds of one at least: of 3,600 wrong pairs of the diaries 1 is one
+VERSION_RELEVANCE = 0.55  # of the older one's; 0.5 costs one look-alike, 0.6 two sequences
 RULED = 10  # older ones that the rule looks at: those behind have little chance to give
 RANKED = 30  # candidates compared with one another; 20 lose one changed fact of 100, 40 gain none
 # How near an item's mean vector is counts beside its best chunk. Of 0 / 0.1 / 0.2: abstracts 50.8
@@ -3664,7 +3665,11 @@ def _ruled(
     found = numpy.zeros(newer.shape, int)
     for old, new in numpy.argwhere(newer[:RULED]).tolist():
         unshared = max(told[old], told[new]) - idf_sum(idf, sets[old].own & sets[new].own)
-        if unshared <= UNSHARED_MAX + UNSHARED_CHANGED + UNSHARED_KEYED:
+        if unshared > UNSHARED_MAX + UNSHARED_CHANGED + UNSHARED_KEYED:
+            continue
+        if rivals[new].relevance < VERSION_RELEVANCE * rivals[old].relevance:
+            found[old, new] = -1
+        else:
             found[old, new] = _is_version(sets[new], sets[old], asked, idf, unshared)
     return found
 
