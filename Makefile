@@ -19,9 +19,9 @@ help:
 	@echo 'make demo                      show what Sediment does'
 	@echo 'make test                      build, and run all tests'
 	@echo 'make lint                      ruff and pyright'
+	@echo 'make ranker                    learn models/ranker.json again from tests/diaries'
 	@echo 'make bench                     measure speed'
 	@echo 'make bench-quality DATA=DIR    measure recall on the diaries, and the sets in DIR   (SEEDS="1 2" PARTS="chat diaries")'
-	@echo 'make ranker                    learn models/ranker.json anew'
 	@echo 'make soak MINUTES=n             try to make it lose data, crash, hang or leak   (SEED=n)'
 	@echo 'make lock                      renew the pinned requirements (needs uv)'
 	@echo 'make clean                     remove everything built'
@@ -49,7 +49,7 @@ build/python: FORCE | python
 	@mkdir -p build
 	@echo $(TAG) | cmp -s - $@ || echo $(TAG) > $@
 
-$(PYZ): sediment.py build_zipapp.py models/build_model.py models/manifest.json $(RUNTIME) build/python $(BUILD)/venv/.ready
+$(PYZ): sediment.py build_zipapp.py models/build_model.py models/manifest.json models/ranker.json $(RUNTIME) build/python $(BUILD)/venv/.ready
 	$(BUILD)/venv/bin/python models/build_model.py
 	$(BUILD)/venv/bin/python build_zipapp.py
 
@@ -74,6 +74,7 @@ bench-quality: $(PYZ) $(BUILD)/dev/.ready
 # Learned from tests/diaries and tests/trials; the result is committed.
 ranker: $(PYZ) $(BUILD)/dev/.ready
 	$(BUILD)/dev/bin/python models/train_ranker.py
+	$(BUILD)/dev/bin/python models/train_door.py
 
 soak: $(PYZ) $(BUILD)/dev/.ready
 	$(RUN) $(BUILD)/dev/bin/python tests/soak.py $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))

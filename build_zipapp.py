@@ -320,6 +320,7 @@ def everything() -> Iterator[tuple[str, str, Path]]:
     yield "sediment", "sediment.py", HERE / "sediment.py"
     for file in sorted((HERE / MODEL).iterdir()):
         yield "model", str(MODEL / file.name), file
+    yield "model", "models/ranker.json", HERE / "models" / "ranker.json"
     for package in PACKAGES + (WINDOWS_PACKAGES if sys.platform == "win32" else ()):
         for name, file in files_of(package):
             yield package, name, file

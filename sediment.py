@@ -27,7 +27,8 @@ SQLite in WAL mode, `application_id` 0x5ED10001, `user_version` = number of migr
     words     FTS5 (porter stems, unicode61), rowid = chunk, contentless: text stands once;
               a symbol is a word, and what is written as one (C++, 1.2.3) is looked up as a phrase
     graph_nodes, graph_edges (related, supersedes, co_accessed, cluster_sibling), access_log,
-    consolidation_queue, history (what each end of an item added elsewhere), projects, meta,
+    consolidation_queue, reviews (pairs of which the newer may make the older obsolete, by import),
+    history (what each end of an item added elsewhere), projects, meta,
     changes (which items ended, came back, moved or went, for those who keep rows in memory)
     sources, files: what was asked to be indexed, and what was read; a part of a file is an item
               with file, first_line and last_line, whose id is the hash of where it stands, what it
@@ -90,7 +91,7 @@ import unicodedata
 import weakref
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate, combinations, pairwise
 from pathlib import Path
@@ -198,9 +199,15 @@ COVERAGE_ENOUGH = 0.6  # of the query's information: foreign questions find up t
 TRUST_MAX = 0.01  # added for what people confirmed: less than lies between two good answers
 # The original's, for the classic ranking: of BM25, of age in days, and of the least similarity.
 CLASSIC_BOOST, CLASSIC_GAMMA, CLASSIC_HALF_LIFE, CLASSIC_FLOOR = 0.12, 2.0, 30, 0.30
-CONFLICT_COSINE = 0.912  # nearer than this to a new memory is worth a remark (0.85 on 1/(3-2c))
-CONFLICTS_SHOWN = 4
-CONFLICTS_ASKED = 12  # so that some are left when parts of files stand among them
+CONFLICT_COSINE = 0.912  # nearer than this may say the same (0.85 on 1/(3-2c))
+CONFLICTS_QUEUED = 4  # of the nearest, for consolidation
+# Door: figures in tests/RANKING.md. How likely is learned, and from when on it is worth a question.
+DOOR_SHOWN = 3  # older memories that one store asks about; more are not read
+DOOR_RIVALS, DOOR_ASKED = 48, 96  # memories compared, and asked for, since parts of files are not
+DOOR_SHARPNESS, DOOR_NOTHING = 10.0, 0.3  # of shares by cosine; what the shares of nothing are
+DOOR_DAYS = 2, 365  # between the two: below, corrections count; above, diaries tell nothing
+DOOR_REACH = 3.0  # standard deviations that a feature counts at most, outside of what was learned
+DOOR_TEXT = 300  # characters of a proposed memory that an agent is shown
 RIVAL_COSINE = 0.5  # a later item this near may be another version; a wrong guess costs nothing
 MERGE_COSINE = 0.95  # as in the original; proposes only, see `differences`
 COMPARED_WORDS = 5_000  # a longer memory must be the same as it stands; these take 0.07 s
@@ -2272,6 +2279,10 @@ def m006_signs(connection: apsw.Connection) -> None:
         CREATE INDEX history_item ON history(item_id);
         CREATE INDEX history_other ON history(other_id);
         CREATE INDEX consolidation_queue_b ON consolidation_queue(item_id_b);
+        CREATE TABLE reviews(
+            old_id TEXT NOT NULL, new_id TEXT NOT NULL, probability REAL NOT NULL,
+            kept INTEGER NOT NULL DEFAULT 0, PRIMARY KEY(old_id, new_id)) STRICT;
+        CREATE INDEX reviews_new ON reviews(new_id);
         ALTER TABLE graph_edges ADD COLUMN questions BLOB NOT NULL DEFAULT x'';
         DELETE FROM graph_edges WHERE edge_type = 'co_accessed';
     """)
@@ -3320,9 +3331,16 @@ def _insert_chunk(
 
 
 def end_item(
-    connection: apsw.Connection, old: str, successor: str, by: str, at: int | None = None
+    connection: apsw.Connection,
+    old: str,
+    successor: str,
+    by: str,
+    at: int | None = None,
+    *,
+    beside: bool = False,
 ) -> None:
-    """Hide an item behind the one that takes its place; nothing of it is lost.
+    """Hide an item behind the one that takes its place; nothing of it is lost. What stood
+    `beside` it before stays when this is undone.
 
     Its own links and counts stay as they are, for `restore_item`; the successor gets the like
     of them, and history notes what that added.
@@ -3342,12 +3360,13 @@ def end_item(
     added: dict[str, Any] = {"edges": carry_edges(connection, old, successor) if same else []}
     if by != "replace":  # what was confirmed of the same fact; a changed one begins anew
         added["counts"] = carry_counts(connection, old, successor)
-    note(connection, by, successor, old, added)
+    note(connection, by, successor, old, added | ({"beside": 1} if beside else {}))
 
 
 def restore_item(connection: apsw.Connection, old: str) -> tuple[str, str | None]:
     """Take back `end_item` of an item that has ended: it is live again, and its successor keeps
-    what is its own. Returns why it had ended, and its successor if that is there."""
+    what is its own. Returns why it had ended ("beside" where the successor stood beside it), and
+    its successor if that is there."""
     columns = "s.id, i.ended_by, h.id, h.detail"
     successor, reason, event, detail = fetch(
         connection,
@@ -3367,6 +3386,7 @@ def restore_item(connection: apsw.Connection, old: str) -> tuple[str, str | None
         added = json.loads(detail)
         take_back_edges(connection, added.get("edges", []))
         take_back_counts(connection, successor, added.get("counts", [0, 0]))
+        reason = "beside" if "beside" in added else reason
     return reason or "", successor
 
 
@@ -3406,6 +3426,8 @@ _MENTIONS = (
     ("consolidation_queue", "item_id_b"),
     ("history", "item_id"),
     ("history", "other_id"),
+    ("reviews", "old_id"),
+    ("reviews", "new_id"),
 )
 
 
@@ -4998,6 +5020,204 @@ def clean_queue(connection: apsw.Connection) -> None:
 
 
 # ---------------------------------------------------------------------------------------------
+# Door
+#
+# Which older memories a new one makes obsolete. Whoever stores can judge that, if the question is
+# the right one: so `store` names a few, learned from diaries (models/train_door.py), and ends none
+# of them. What came by import waits for `review`.
+# ---------------------------------------------------------------------------------------------
+
+# Porter stems by which a text speaks of a change, and of what is only planned.
+_TURNS = CHANGE | _word_class(
+    "again end final first from goe gone hence is last left more never new next no not now over"
+    " sinc so stop took until"
+)
+_PLANS = _word_class(
+    "ask could consid discuss hope idea if mai mayb might offer perhap plan propos suggest talk"
+    " think want wish would"
+)
+
+
+class Known(NamedTuple):
+    """A memory as the door sees it: a chunk's vector and words, and when it was noted."""
+
+    vector: Any  # float32[dimension], of length 1
+    text: str
+    stems: tuple[str, ...]
+    created_at: int
+
+
+class Rival(NamedTuple):
+    """A live memory near to a new one: its best chunk."""
+
+    cosine: float
+    id: str
+    text: str
+    vector: bytes
+    created_at: int
+
+
+_RIVAL = 'i.id, substr(i.content, c.start + 1, c."end" - c.start), v.vector, i.created_at'
+
+
+def _newcomer(item: Item) -> Rival:
+    """An item that is to be stored, known by its first chunk; the vector is empty until made."""
+    start, end = item.chunks[0][:2]
+    vector = item.vectors[0] if item.vectors else b""
+    return Rival(1.0, item.id, item.content[start:end], vector, item.created_at)
+
+
+def known(lexicon: Lexicon, vector: bytes, text: str, created_at: int) -> Known:
+    return Known(_vector(vector), text, lexicon.stems(text), created_at)
+
+
+def door_features(new: Known, rivals: list[Known], lexicon: Lexicon) -> dict[str, Any]:
+    """Of each feature a number for each rival, which is one of the memories nearest to the new."""
+    return _door_nearness(new, rivals) | _door_words(new, rivals, lexicon)
+
+
+def _door_nearness(new: Known, rivals: list[Known]) -> dict[str, Any]:
+    """How near a rival is to the new one, beside how near the others are to either."""
+    import numpy
+
+    vectors = numpy.stack([rival.vector for rival in rivals]).astype(float)
+    cosines, among = vectors @ new.vector, vectors @ vectors.T
+    others = ~numpy.eye(len(rivals), dtype=bool)
+    mean = (among * others).sum(1) / max(1, len(rivals) - 1)
+    best = numpy.where(others, among, -1).max(1)
+    nothing = math.exp(DOOR_SHARPNESS * DOOR_NOTHING)
+    to_new, to_others = numpy.exp(DOOR_SHARPNESS * cosines), numpy.exp(DOOR_SHARPNESS * among)
+    about = (to_others * others).sum(1)
+    days = (new.created_at - numpy.array([rival.created_at for rival in rivals])) / DAY
+    return {
+        "cosine": cosines,
+        "margin": cosines - (mean + cosines.mean()) / 2,
+        "lead": cosines - best,
+        "old_rank": numpy.log1p((others & (among > cosines[:, None])).sum(1)),
+        "new_rank": numpy.log1p((cosines[None] > cosines[:, None]).sum(1)),
+        "new_share": numpy.log(to_new / (to_new.sum() + nothing)),
+        "old_share": numpy.log(to_new / (to_new + about + nothing)),
+        "days": numpy.log1p(days.clip(*DOOR_DAYS)),
+    }
+
+
+def _door_words(new: Known, rivals: list[Known], lexicon: Lexicon) -> dict[str, Any]:
+    """What their words share, weighed by how rare they are in English and among the rivals."""
+    import numpy
+
+    bags = [frozenset(rival.stems) for rival in rivals]
+    held = Counter(word for bag in bags for word in bag)
+    english = lexicon.weights(one.text for one in (new, *rivals))
+
+    @functools.cache
+    def told(word: str) -> float:
+        return english[word] + math.log((len(bags) + 1) / (held[word] + 0.5)) / 2
+
+    def worth(words: Iterable[str]) -> float:
+        return math.fsum(map(told, words))  # the same in any order
+
+    bag = frozenset(new.stems)
+    whole, digits = worth(bag), set(filter(_has_digit, bag))
+    rows = []
+    for rival, old in zip(rivals, bags, strict=True):
+        shared, own = worth(bag & old), worth(old)
+        places = zip(new.stems, rival.stems, strict=False)
+        alike = itertools.takewhile(lambda place: place[0] == place[1], places)
+        numbers = set(filter(_has_digit, old))
+        rows.append(
+            {
+                "jaccard": shared / (whole + own - shared + 1),
+                "contained": shared / (own + 1),
+                "containing": shared / (whole + 1),
+                "shared": math.log1p(max(0.0, shared)),
+                "rarest": max(map(told, bag & old), default=0.0),
+                "only_these": math.log1p(worth(w for w in bag & old if held[w] == 1)),
+                "beginning": min(4, sum(1 for _ in alike)),
+                "turns": bool(bag & _TURNS),
+                "changes": bool(bag & CHANGE),
+                "plans": bool(bag & _PLANS),
+                "planned": bool(old & _PLANS),
+                "new_length": math.log(len(new.stems) + 3),
+                "old_length": math.log(len(rival.stems) + 3),
+                "numbers": bool(digits and numbers and digits - numbers),
+            }
+        )
+    return {name: numpy.array([row[name] for row in rows], float) for name in rows[0]}
+
+
+# Features that count together, too, and by their squares.
+DOOR_CROSSED = (
+    *("cosine", "days", "old_share", "new_share", "shared", "margin", "old_length", "new_length"),
+)
+
+
+def door_columns(features: dict[str, Any], scale: dict[str, list[float]]) -> dict[str, Any]:
+    """Features, standardised by a mean and a spread, and the products of some."""
+    columns = {
+        name: ((features[name] - mean) / spread).clip(-DOOR_REACH, DOOR_REACH)
+        for name, (mean, spread) in scale.items()
+    }
+    for one, other in itertools.combinations_with_replacement(DOOR_CROSSED, 2):
+        columns[f"{one} * {other}"] = columns[one] * columns[other]
+    return columns
+
+
+def queue_reviews(connection: apsw.Connection, new: str, old: list[tuple[str, float]]) -> None:
+    """Let a person decide which of these a memory makes obsolete."""
+    connection.executemany(
+        "INSERT OR IGNORE INTO reviews(old_id, new_id, probability)"
+        " SELECT o.id, n.id, ?3 FROM items o, items n WHERE o.id = ?1 AND n.id = ?2",
+        [(id, new, chance) for id, chance in old],
+    )
+
+
+def reviewable(database: Database) -> list[tuple[str, str, float]]:
+    """(old id, new id, probability) of live memories that nobody has decided on."""
+    return database.rows(
+        "SELECT old_id, new_id, probability FROM reviews WHERE NOT kept"
+        " AND 2 = (SELECT count(*) FROM items WHERE id IN (old_id, new_id) AND ended_at IS NULL)"
+        " ORDER BY probability DESC, old_id, new_id"
+    )
+
+
+def keep_apart(connection: apsw.Connection, old: str, new: str) -> None:
+    connection.execute(
+        "INSERT INTO reviews(old_id, new_id, probability, kept) VALUES(?, ?, 0, 1)"
+        " ON CONFLICT DO UPDATE SET kept = 1",
+        (old, new),
+    )
+
+
+def obsolescence(new: Known, rivals: list[Known], lexicon: Lexicon) -> list[float]:
+    """How likely the new memory makes each rival obsolete: a logistic model. 0 of later ones."""
+    import numpy
+
+    told, features = learned()["door"], door_features(new, rivals, lexicon)
+    columns = door_columns(features, told["scale"])
+    odds = sum(weight * columns[name] for name, weight in told["weights"].items()) + told["bias"]
+    return [
+        chance if rival.created_at <= new.created_at else 0.0
+        for chance, rival in zip((1 / (1 + numpy.exp(-odds))).tolist(), rivals, strict=True)
+    ]
+
+
+def ranker_file() -> Path:
+    """The learned weights: beside the model, or the file that SEDIMENT_RANKER names."""
+    given = os.environ.get("SEDIMENT_RANKER")
+    return expand_home(given) if given else model_dir().parent / "ranker.json"
+
+
+@functools.cache
+def learned() -> dict[str, Any]:
+    """The learned weights of each model by its name. Raises ModelError when they are missing."""
+    path = ranker_file()
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read ({error}): run `make`, or reinstall") from None
+
+
+# ---------------------------------------------------------------------------------------------
 # Transfer
 #
 # Everything in and out as JSON Lines: one item a line, with its id, so that importing a file
@@ -5066,7 +5286,7 @@ _TAKEN = _PRINTED | {"project", "ended", *_ENDED, "confirmed", "kept_apart"}
 _DERIVED = {
     *("similarity", "raw_similarity", "position", "beginning", "parts", "source", "page"),
     *("pages", "next", "cross_project", "related_ids", "supersedes", "chunked", "content_type"),
-    *("live", "why", "unrelated"),
+    *("live", "why", "unrelated", "probability"),
 }
 _LISTS = ("items", "results", "versions", "nodes")  # where documents have their rows
 
@@ -6434,6 +6654,9 @@ INCONSISTENT = {
     "queued pairs out of order": (
         "SELECT item_id_a FROM consolidation_queue WHERE item_id_a >= item_id_b"
     ),
+    "pairs to review of nothing": (
+        "SELECT old_id FROM reviews UNION SELECT new_id FROM reviews EXCEPT SELECT id FROM items"
+    ),
     "history of nothing": (
         "SELECT item_id FROM history UNION SELECT other_id FROM history"
         " WHERE other_id IS NOT NULL EXCEPT SELECT id FROM items"
@@ -6989,11 +7212,14 @@ class Memory:
         if known:  # it comes again after other versions of it: the newest must be this one
             ended.setdefault(known, "repeat")
         looked = self.database.value("SELECT coalesce(max(seq), 0) FROM items")
-        conflicts = self._conflicts(item, ended)
-        while (twin := self._write(item, ended, conflicts, looked)) is not None:
+        me = _newcomer(item)
+        rivals = [one for one in self._rivals(me, item.project_id) if one.id not in ended]
+        near = [(rival.id, rival.cosine) for rival in rivals if rival.cosine >= CONFLICT_COSINE]
+        while (twin := self._write(item, ended, near[:CONFLICTS_QUEUED], looked)) is not None:
             if answer := self._confirm(twin, old):
                 return answer
-        return _store_answer(item, next(iter(ended), None), conflicts, remark)
+        outdated = self._told_outdated(self._outdated(me, rivals))
+        return _store_answer(item, next(iter(ended), None), outdated, remark)
 
     def _confirm(self, known: str, old: dict[str, Any] | None) -> dict[str, Any] | None:
         """Count the item that has this text already as stored, in the place of another's if
@@ -7007,7 +7233,7 @@ class Memory:
             note(connection, "confirm", known)
             if old:
                 _check_live(connection, old["id"])
-                end_item(connection, old["id"], known, "replace")
+                end_item(connection, old["id"], known, "replace", beside=True)
         scope = "project" if project else "global"
         answer = {"success": True, "id": known, "scope": scope, "already_stored": True}
         message = "This text was stored already: counted as confirmed"
@@ -7063,30 +7289,53 @@ class Memory:
             digest = self.database.settled("SELECT value FROM meta WHERE key = 'model_digest'")
         return digest in (None, self.encoder.model.digest)
 
-    def _conflicts(self, item: Item, ended: Container[str]) -> list[dict[str, Any]]:
-        """Own and global items so near to a new one that they may say the same."""
-        if not item.vectors:
+    def _rivals(self, new: Rival, project: str | None) -> list[Rival]:
+        """The memories nearest to a new one, of its project and global ones."""
+        if not new.vector:
             return []
-        here, first = self.projects.current(), item.vectors[0]
-        if self._index:
-            with self.database.snapshot():
-                found, _ = self._index.nearest(first, here, CONFLICTS_ASKED, NEAR_SCANNED)
-        else:
-            where = f"{_MEMORY} AND {_OWN}"
-            found = nearest(self.database, first, where, here, CONFLICTS_ASKED)
-        near = {hit.item: hit.score for hit in found if hit.score >= CONFLICT_COSINE}
-        rows = self._items(near)
+        here, first = project or self.projects.current(), new.vector
+        with self.database.snapshot():
+            if self._index:
+                found, _ = self._index.nearest(first, here, DOOR_ASKED, NEAR_SCANNED)
+            else:
+                found = nearest(self.database, first, f"{_MEMORY} AND {_OWN}", here, DOOR_ASKED)
+            rows = self.database.rows(
+                f"SELECT c.id, {_RIVAL} FROM chunks c JOIN items i ON i.seq = c.item"
+                " JOIN vectors v ON v.chunk = c.id WHERE i.file IS NULL"
+                " AND c.id IN (SELECT value FROM json_each(?))",
+                json.dumps([hit.chunk for hit in found]),
+            )
+        facts = {row[0]: row[1:] for row in rows}
         return [
-            shared_facts(row) | {"similarity": near[seq]}
-            for seq, row in rows.items()
-            if row["id"] not in ended and row["path"] is None
-        ][:CONFLICTS_SHOWN]
+            Rival(hit.score, *facts[hit.chunk])
+            for hit in found
+            if hit.chunk in facts and facts[hit.chunk][0] != new.id
+        ][:DOOR_RIVALS]
+
+    def _outdated(self, new: Rival, rivals: list[Rival]) -> list[tuple[str, float]]:
+        """The ids of what a memory probably makes obsolete, the likeliest first, and how likely."""
+        if not rivals:
+            return []
+        words = self._lexicon
+        me, *others = (known(words, one.vector, one.text, one.created_at) for one in (new, *rivals))
+        chances = obsolescence(me, others, words)
+        found = [
+            (rival.id, chance)
+            for rival, chance in zip(rivals, chances, strict=True)
+            if chance >= learned()["door"]["threshold"]
+        ]
+        return sorted(found, key=lambda pair: -pair[1])[:DOOR_SHOWN]
+
+    def _told_outdated(self, found: list[tuple[str, float]]) -> list[dict[str, Any]]:
+        """What `store` tells of them; not what somebody has just forgotten."""
+        rows = ((self._find(id), chance) for id, chance in found)
+        return [shared_facts(row) | {"probability": f"{chance:.2f}"} for row, chance in rows if row]
 
     def _write(
-        self, item: Item, ended: dict[str, str], conflicts: list[dict[str, Any]], looked: int
+        self, item: Item, ended: dict[str, str], near: list[tuple[str, float]], looked: int
     ) -> str | None:
-        """Store an item, and hide behind it those that it ends, by id and reason. Its conflicts
-        were looked for among the rows up to `looked`.
+        """Store an item, and hide behind it those that it ends, by id and reason. What is near
+        was looked for among the rows up to `looked`.
 
         Returns the id of a live item with the same text instead, if there is one by now.
         """
@@ -7097,7 +7346,7 @@ class Memory:
             if not self._claim(connection):  # others have made all vectors anew
                 item = item._replace(vectors=[])
             insert_item(connection, item)
-            enqueue(connection, item.id, [(row["id"], row["similarity"]) for row in conflicts])
+            enqueue(connection, item.id, near)
             for old, reason in ended.items():
                 if reason == "repeat" and not _is_live(connection, old):
                     continue  # somebody has just hidden it for another reason
@@ -7925,18 +8174,39 @@ class Memory:
         return self._consolidated(done)
 
     def _examine(self, stop: Callable[[], bool]) -> None:
-        """Queue the near pairs among items that came by import."""
+        """Queue the near pairs among items that came by import, and what one may make obsolete."""
         examined = self.database.value(f"SELECT {_EXAMINED}")
         for last, pairs in near_pairs(self.database, examined):
+            outdated = [] if stop() else self._imported_outdated(examined, last, stop)
+            if stop():
+                return
+            examined = last
             with self.database.transaction() as connection:
                 for id, other, cosine in pairs:
                     enqueue(connection, id, [(other, cosine)])
+                for id, old in outdated:
+                    queue_reviews(connection, id, old)
                 connection.execute("INSERT OR REPLACE INTO meta VALUES('examined', ?)", (last,))
             if stop() or not self._lease("consolidation"):
                 return
         if self.database.value(f"SELECT max(seq) > {_EXAMINED} FROM items"):
             with self.database.transaction() as connection:
                 connection.execute(_EXAMINED_FILES)
+
+    def _imported_outdated(
+        self, after: int, last: int, stop: Callable[[], bool]
+    ) -> list[tuple[str, list[tuple[str, float]]]]:
+        """Of the rows behind one up to another, what each probably makes obsolete."""
+        sql = (
+            f"SELECT i.project_id, 1.0, {_RIVAL} FROM items i JOIN chunks c ON c.item = i.seq"
+            " AND c.position = 0 JOIN vectors v ON v.chunk = c.id"
+            f" WHERE {_MEMORY} AND i.seq > ? AND i.seq <= ? ORDER BY i.seq"
+        )
+        return [
+            (new.id, self._outdated(new, self._rivals(new, project)))
+            for project, *facts in self.database.rows(sql, after, last)
+            if not stop() and (new := Rival(*facts))
+        ]
 
     def _settle(self, ids: tuple[str, str]) -> list[tuple[str, Pair]]:
         pair = judge(self.database, ids, self.encoder.embed)
@@ -7987,6 +8257,46 @@ class Memory:
             )
         )
 
+    def replace(self, old: str, new: str) -> dict[str, Any]:
+        """Hide a memory behind another one that makes it obsolete: {success, id, replaced_id}.
+
+        Both are live; `undo` of either brings the old one back, beside the other.
+        """
+        with self.database.transaction() as connection:
+            gone, stays = self._own_item(old, "replace"), self._own_item(new, "replace")
+            if gone["id"] == stays["id"]:
+                raise InvalidInput(f"{gone['id']} cannot replace itself: name another memory")
+            at = stays["created_at"]
+            end_item(connection, gone["id"], stays["id"], "replace", at, beside=True)
+            count_validation(connection, stays["id"])
+        message = (
+            f"{gone['id']} is hidden behind {stays['id']}; `undo {gone['id']}` brings it back."
+        )
+        ids = {"id": stays["id"], "replaced_id": gone["id"]}
+        return {"success": True, **ids, "message": message}
+
+    def review(self) -> dict[str, Any]:
+        """What import left to decide: {count, pairs: [{old, new, probability}]}, likeliest first.
+
+        Each `old` memory may be obsolete because of `new`: `replace` ends it, `keep_both` settles
+        that it is not.
+        """
+        self._examine(lambda: False)
+        pairs = [
+            {"old": shared_facts(old), "new": shared_facts(new), "probability": f"{chance:.2f}"}
+            for old_id, new_id, chance in reviewable(self.database)
+            if (old := self._find(old_id)) and (new := self._find(new_id))
+            if not self._is_foreign(old) and not self._is_foreign(new)
+        ]
+        return {"count": len(pairs), "pairs": pairs}
+
+    def keep_both(self, old: str, new: str) -> dict[str, Any]:
+        """Settle that a memory is not obsolete because of another: {success, message}."""
+        with self.database.transaction() as connection:
+            ids = self._own_item(old, "replace")["id"], self._own_item(new, "replace")["id"]
+            keep_apart(connection, *ids)
+        return {"success": True, "message": f"{ids[0]} and {ids[1]} both stay."}
+
     def undo(self, id: str) -> dict[str, Any]:
         """Take back the last replacement or merge of an item: {success, restored, hidden?}.
 
@@ -8001,7 +8311,7 @@ class Memory:
             old = self._hidden(id)
             now = _standing_for(connection, old)
             reason, successor = restore_item(connection, old)
-            swap = now if reason != "merge" else None
+            swap = now if reason not in ("merge", "beside") else None
             if swap:
                 end_item(connection, swap, old, "replace" if reason == "undo" else "undo")
             else:
@@ -8793,7 +9103,7 @@ def _two_places(score: float) -> str:
 
 
 def _store_answer(
-    item: Item, old: str | None, conflicts: list[dict[str, Any]], remark: str
+    item: Item, old: str | None, outdated: list[dict[str, Any]], remark: str
 ) -> dict[str, Any]:
     scope = "project" if item.project_id else "global"
     message = f"Stored in {scope} scope{remark}"
@@ -8801,13 +9111,17 @@ def _store_answer(
     if old:
         answer["replaced_id"] = old
         message += f", replaced {old}"
-    if conflicts:
-        rows = [row | {"similarity": _two_places(row["similarity"])} for row in conflicts]
-        answer["potential_conflicts"] = rows
+    if outdated:
+        answer["may_replace"] = outdated
     if not item.vectors:
         answer["pending_chunks"] = len(item.chunks)
         message += (
             f"; {len(item.chunks)} chunks are found by their words until their vectors are made"
+        )
+    if outdated:
+        message += (
+            f". If it makes one of may_replace obsolete, store it again with that id as replace_id,"
+            f" or run `sediment replace OLD {item.id}`"
         )
     answer["message"] = message + "."
     return answer
@@ -8959,8 +9273,9 @@ an empty answer means that nothing fits.
 store: call it at once when the user states a preference, corrects you, decides something with a \
 reason, or when you find out something that was hard to find out. One fact a call, in a sentence \
 that makes sense without this conversation. scope "global" for what holds in every project. When \
-a fact has changed, pass the old id as replace_id. Not for passing task details, secrets, or \
-what the code and its README already say.
+a fact has changed, pass the old id as replace_id. Look at may_replace in the answer: where such \
+an older memory is no longer true, store the same text again with its id as replace_id. Not for \
+passing task details, secrets, or what the code and its README already say.
 
 list shows the newest memories; forget deletes one that is wrong or that the user wants gone. \
 To read all of a long memory, recall its id."""
@@ -9057,7 +9372,8 @@ TOOLS = (
         "Store a memory",
         "Keep a fact, preference, decision or finding for later conversations. Call it as soon "
         "as such a thing comes up; one fact a call, understandable by itself. Long documents "
-        "are welcome (up to 1 MB). The answer names memories that say nearly the same.",
+        "are welcome (up to 1 MB). Look at may_replace in the answer: where such an older memory "
+        "is no longer true, store the same text again with its id as replace_id.",
         _object(
             ["content"],
             content=_text("What to remember."),
@@ -9078,14 +9394,15 @@ TOOLS = (
             redacted=_array(_text("Kind."), "What looked like a credential and was left out."),
             already_stored={**_TRUE, "description": "This text was there; id is that memory's."},
             pending_chunks=_whole("Parts of a long text that are still being encoded."),
-            potential_conflicts=_array(
+            may_replace=_array(
                 _object(
-                    ["id", "content", "similarity"],
-                    id=_text("Id of a memory that says nearly the same."),
-                    content=_text("Its text."),
-                    similarity=_text("Cosine, 0.00 to 1.00."),
+                    ["id", "content", "created", "probability"],
+                    id=_text("Id of an older memory."),
+                    content=_text("How it begins."),
+                    created=_CREATED,
+                    probability=_text("How likely this text makes it obsolete, 0.00 to 1.00."),
                 ),
-                "Memories to replace or forget, if this one makes them obsolete.",
+                "Older memories that may be no longer true; the others stay as they are.",
             ),
         ),
     ),
@@ -9211,7 +9528,9 @@ def call_tool(memory: Memory, name: str, arguments: dict[str, Any]) -> dict[str,
     if "limit" in values:
         values["limit"] = min(check_limit(values["limit"]), SERVED_MAX)
     if name == "store":
-        return memory.store(**values)
+        answer = memory.store(**values)
+        rows = [_shorten(row, DOOR_TEXT, ()) for row in answer.get("may_replace", ())]
+        return answer | ({"may_replace": rows} if rows else {})
     if name == "recall":
         return memory.recall(**values, record=False)
     if name == "list":
@@ -9231,7 +9550,7 @@ def declared(value: Any, schema: dict[str, Any]) -> Any:
 
 def fit_answer(answer: dict[str, Any]) -> dict[str, Any]:
     """An answer of at most ANSWER_MAX characters: texts are shortened, facts dropped last."""
-    rows = answer.get("results") or answer.get("items") or answer.get("potential_conflicts")
+    rows = answer.get("results") or answer.get("items") or answer.get("may_replace")
     if rows is None or json_length(answer) <= ANSWER_MAX:
         return answer
     if len(rows) > NEIGHBOURS_SHOWN:  # a long page needs no more beside it
@@ -10349,6 +10668,45 @@ def undo(shared: Context, id: str) -> None:
 
 
 @cli.command()
+@click.argument("old", shell_complete=_ids)
+@click.argument("new", shell_complete=_ids)
+@_common
+@_shared
+def replace(shared: Context, old: str, new: str) -> None:
+    """Hide the memory OLD behind NEW, which makes it obsolete; `undo OLD` takes it back.
+
+    \b
+    Example:
+      sediment replace 6f1c6c1e 0b2d9a41
+    """
+    with shared.memory() as memory:
+        shared.show(memory.replace(old, new), lambda answer: [printable(answer["message"])])
+
+
+@cli.command()
+@_common
+@_shared
+def review(shared: Context) -> None:
+    """Decide which imported memories make older ones obsolete: one key for each pair.
+
+    The keys are r (replace the old one), k (keep both), s (skip) and q (quit); from a pipe, a line
+    each. With --json the pairs are printed and nothing is asked.
+
+    \b
+    Examples:
+      sediment review
+      sediment review --json | jq '.pairs[].old.content'
+    """
+    with shared.memory(resident=True) as memory:
+        answer = memory.review()
+        if shared.json or not answer["count"]:
+            shared.show(answer, lambda _: ["Nothing to review."])
+            return
+        for line in _reviewed(memory, answer["pairs"]):
+            click.echo(line)
+
+
+@cli.command()
 @click.argument("id", shell_complete=_ids)
 @click.option(
     "--format",
@@ -10798,6 +11156,46 @@ def _finish_consolidation(memory: Memory, shared: Context) -> None:
     if answer["merged"]:
         merged = f"merged {answer['merged']} that said the same as another"
         click.echo(f"{merged} (`history` and `undo` know them)", err=True)
+    if count := memory.review()["count"]:
+        click.echo(f"{count} may make an older one obsolete: `sediment review` asks", err=True)
+
+
+def _reviewed(memory: Memory, pairs: list[dict[str, Any]]) -> Iterator[str]:
+    """Ask about one pair after another, and do what was answered."""
+    counts: Counter[str] = Counter()
+    ended: set[str] = set()
+    for place, pair in enumerate(pairs, 1):
+        ids = pair["old"]["id"], pair["new"]["id"]
+        if not ended.isdisjoint(ids):
+            continue
+        yield from render_pair(pair)
+        key = _asked_key(f"{place} of {len(pairs)}: r replace, k keep both, s skip, q quit? ")
+        if key == "q":
+            break
+        try:
+            if key == "r":
+                memory.replace(*ids)
+                ended.add(ids[0])
+            elif key == "k":
+                memory.keep_both(*ids)
+        except NotFound as error:  # another process was quicker
+            yield str(error)
+            key = "s"
+        counts[key] += 1
+    told = f"{counts['r']} replaced, {counts['k']} kept, {counts['s']} skipped"
+    yield f"{told}; `undo ID` takes a replacement back."
+
+
+def _asked_key(question: str) -> str:
+    """One of r, k, s and q: a key on a terminal, a line of a pipe, whose end is q."""
+    while True:
+        click.echo(question, nl=False, err=True)
+        terminal = sys.stdin.isatty()
+        key = click.getchar() if terminal else sys.stdin.readline() or "q"
+        key = key.strip().lower()[:1]
+        click.echo(key, err=True)
+        if key in ("r", "k", "s", "q"):
+            return key
 
 
 # What people see
@@ -10814,9 +11212,17 @@ def _field(name: str, value: object) -> str:
 def render_stored(answer: dict[str, Any]) -> Iterator[str]:
     yield _field("id", answer["id"])
     yield _field("message", answer["message"])
-    for row in answer.get("potential_conflicts", []):
+    for row in answer.get("may_replace", []):
         text = one_line(row["content"], 60)
-        yield _field("similar", f"{row['similarity']}  {row['id']}  {text}")
+        yield _field("may replace", f"{row['probability']}  {row['id']}  {text}")
+
+
+def render_pair(pair: dict[str, Any]) -> Iterator[str]:
+    """What `review` asks about."""
+    old, new = pair["old"], pair["new"]
+    for name, row in (("old", old), ("new", new)):
+        text = f"{local_time(row['created'])}  {one_line(row['content'], 300)}"
+        yield _field(name, f"{row['id'][:8]}  {text}")
 
 
 def render_recalled(answer: dict[str, Any], query: str = "") -> Iterator[str]:

@@ -13,4 +13,6 @@ class ModelHook(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         model: Path = run_path(str(Path(__file__).with_name("build_model.py")))["ensure_model"]()
         if version != "editable":  # there sediment.py finds the model beside itself
-            build_data["force_include"][str(model)] = f"sediment_models/{model.name}"
+            learned = Path(__file__).with_name("ranker.json")
+            for path in (model, learned):
+                build_data["force_include"][str(path)] = f"sediment_models/{path.name}"

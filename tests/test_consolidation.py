@@ -201,3 +201,66 @@ def test_import_consolidates_and_one_shot_commands_do_not(here: Program) -> None
 @pytest.fixture
 def here(run_pyz: Any, tmp_path: Path) -> Program:
     return Program(run_pyz, tmp_path / "project")
+
+
+# Versions that came by import
+
+VERSIONS = (
+    ("van", "The van is Gerald, a white 2014 Ford Transit with a heater.", "2026-01-05"),
+    ("room", "They rehearse in unit 7 under the arches, 260 pounds a month.", "2026-01-06"),
+    ("drum", "The drummer is allergic to walnuts.", "2026-01-07"),
+    ("room2", "They now rehearse in the church basement, 200 pounds a month.", "2026-04-02"),
+    ("van2", "Gerald the van is sold; the van is a hired Sprinter now.", "2026-05-01"),
+)
+
+
+def import_versions(memory: Memory) -> None:
+    rows = [{"id": id, "content": text, "created": at} for id, text, at in VERSIONS]
+    assert memory.import_rows(rows)["success"]
+
+
+def pairs_of(memory: Memory) -> set[tuple[str, str]]:
+    return {(pair["old"]["id"], pair["new"]["id"]) for pair in memory.review()["pairs"]}
+
+
+def test_what_an_import_may_make_obsolete_is_to_be_reviewed(memory: Memory) -> None:
+    import_versions(memory)
+    assert live(memory) == {id for id, *_ in VERSIONS}  # nothing is ended unasked
+    asked = pairs_of(memory)
+    assert {("van", "van2"), ("room", "room2")} <= asked
+    assert not any(old.endswith("2") and not new.endswith("2") for old, new in asked)
+    chances = [float(pair["probability"]) for pair in memory.review()["pairs"]]
+    assert chances == sorted(chances, reverse=True)
+    memory.keep_both("van", "van2")
+    memory.replace("room", "room2")
+    assert not pairs_of(memory) & {("van", "van2"), ("room", "room2")}
+    assert live(memory) == {id for id, *_ in VERSIONS} - {"room"}
+    memory.forget("van2")
+    assert not [
+        id for row in rows_of(memory, "reviews", "old_id, new_id") for id in row if id == "van2"
+    ]
+    consistent(memory)
+
+
+def test_another_project_is_not_asked_about_an_import(memory: Memory, path: Path) -> None:
+    import_versions(memory)
+    with open_memory(path, project="other") as other:
+        assert other.review() == {"count": 0, "pairs": []}
+        with pytest.raises(sediment.NotFound, match="another project"):
+            other.keep_both("van", "van2")
+
+
+def test_review_goes_through_an_import_with_a_key_for_each_pair(here: Program) -> None:
+    lines = [json.dumps({"id": i, "content": text, "created": at}) for i, text, at in VERSIONS]
+    done = here.run("import", "-", input="\n".join(lines))
+    assert "`sediment review` asks" in done.stderr
+    pairs = here.json("review")["pairs"]
+    keys = {("van", "van2"): "r", ("room", "room2"): "k"}
+    typed = [keys.get((pair["old"]["id"], pair["new"]["id"]), "s") for pair in pairs]
+    done = here.run("review", input="x\n" + "\n".join(typed))  # an unknown key is asked again
+    assert done.returncode == 0
+    assert "1 replaced, 1 kept" in done.stdout
+    assert "van" not in {item["id"] for item in here.json("list")["items"]}
+    here.run("undo", "van")
+    assert "van" in {item["id"] for item in here.json("list")["items"]}
+    assert "0 replaced, 0 kept" in here.run("review", input="q\n").stdout

@@ -518,7 +518,7 @@ def test_parts_of_files_are_not_handled_as_memories(memory: Memory, folder: Path
     with pytest.raises(InvalidInput, match=r"edit that file"):
         memory.store("Something else.", replace=id)
     answer = memory.store("Gateway port: 18789. Database: PostgreSQL 15")
-    assert "potential_conflicts" not in answer
+    assert "may_replace" not in answer
     assert memory.consolidate() == memory.consolidate(dry_run=True)
     assert memory.prune("0d", dry_run=True)["count"] <= 1
 

@@ -11,7 +11,8 @@ from program import Program
 
 COMMANDS = (
     "store", "recall", "search", "expand", "index", "watch", "note", "compact", "status", "list",
-    "get", "forget", "history", "undo", "graph", "consolidate", "prune", "doctor", "backup",
+    "get", "forget", "history", "undo", "replace",
+    "review", "graph", "consolidate", "prune", "doctor", "backup",
     "restore", "reindex", "stats", "import", "export", "init", "serve", "completion",
 )  # fmt: skip
 

@@ -248,3 +248,41 @@ def test_no_text_is_lost_by_replacing_and_undoing(
         assert kept == stored
         if steps:
             consistent(memory)
+
+
+def test_one_memory_replaces_another_and_both_come_back(memory: Memory) -> None:
+    old, new = memory.store(TEA)["id"], memory.store(LATER)["id"]
+    before = tables(memory)
+    answer = memory.replace(old[:8], new)
+    assert (answer["id"], answer["replaced_id"]) == (new, old)
+    assert memory.list_items()["total"] == 1
+    assert [row["id"] for row in memory.history(new)["versions"]] == [old, new]
+    assert "hidden" not in memory.undo(old)
+    assert memory.list_items()["total"] == 2
+    after = tables(memory)
+    assert {name for name in before if before[name] != after[name]} <= {"access_log"}
+    consistent(memory)
+
+
+def test_storing_again_with_replace_ends_the_old_one(memory: Memory) -> None:
+    old, new = memory.store(TEA)["id"], memory.store(LATER)["id"]
+    answer = memory.store(LATER, replace=old)
+    assert (answer["id"], answer["replaced_id"]) == (new, old)
+    assert memory.list_items()["total"] == 1
+    assert "hidden" not in memory.undo(new)  # it had been stored by itself
+    assert memory.list_items()["total"] == 2
+
+
+def test_what_cannot_replace_says_why(memory: Memory, path: Path) -> None:
+    old, new = memory.store(TEA)["id"], memory.store(LATER)["id"]
+    with pytest.raises(InvalidInput, match="itself"):
+        memory.replace(old, old[:8])
+    with pytest.raises(NotFound):
+        memory.replace(old, "unknown")
+    with open_memory(path, project="other") as other, pytest.raises(NotFound, match="project"):
+        other.replace(old, new)
+    memory.replace(old, new)
+    with pytest.raises(NotFound, match="hidden behind"):
+        memory.replace(old, new)
+    with pytest.raises(NotFound, match="hidden behind"):
+        memory.replace(new, old)

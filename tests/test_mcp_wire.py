@@ -371,9 +371,9 @@ def test_similar_long_memories_are_shortened_in_the_answer_to_store(wire: Wire) 
     text = "The tide turns at dusk. " * 41
     for number in range(4):
         wire.call("store", content=f"{text}{number}")
-    conflicts = wire.call("store", content=f"{text}4")["potential_conflicts"]
-    assert len(conflicts) == 4
-    assert {row["similarity"] for row in conflicts} == {"0.99"}
+    older = wire.call("store", content=f"{text}4")["may_replace"]
+    assert len(older) == 3
+    assert {len(row["content"]) for row in older} == {301}
     whole = "The tide turns at dusk. " * 1000
     wire.call("store", content=whole)
     assert wire.call("store", content=whole)["already_stored"]

@@ -109,8 +109,8 @@ def test_a_near_text_is_remarked_and_queued(memory: Memory) -> None:
     text = "We deploy on Fridays, after the canary is green."
     one = memory.store(text)["id"]
     answer = memory.store("We deploy on Fridays, when the canary is green.")
-    (conflict,) = answer["potential_conflicts"]
-    assert (conflict["id"], conflict["content"]) == (one, text)
+    (older,) = answer["may_replace"]
+    assert (older["id"], older["content"]) == (one, text)
     assert rows_of(memory, "consolidation_queue", "item_id_a, item_id_b, status") == [
         (*sorted((one, answer["id"])), "pending")
     ]
@@ -121,9 +121,9 @@ def test_near_texts_are_remarked_nearest_first_and_only_a_few(memory: Memory) ->
     for number in range(6):
         memory.store(f"Please remember that the meeting of the team is at {number} o'clock.")
     text = "Please remember that the meeting of the team is at 7 o'clock."
-    conflicts = memory.store(text)["potential_conflicts"]
-    assert len(conflicts) == sediment.CONFLICTS_SHOWN
-    scores = [row["similarity"] for row in conflicts]
+    older = memory.store(text)["may_replace"]
+    assert len(older) == sediment.DOOR_SHOWN
+    scores = [row["probability"] for row in older]
     assert scores == sorted(scores, reverse=True)
     assert all(SCORE.fullmatch(score) for score in scores)
 
@@ -131,13 +131,39 @@ def test_near_texts_are_remarked_nearest_first_and_only_a_few(memory: Memory) ->
 def test_another_subject_or_project_is_no_conflict(memory: Memory, other: Memory) -> None:
     other.store("We deploy on Fridays.")
     memory.store("Penguins cannot fly.")
-    assert "potential_conflicts" not in memory.store("We deploy on Fridays.")
+    assert "may_replace" not in memory.store("We deploy on Fridays.")
     assert not rows_of(memory, "consolidation_queue")
 
 
 def test_a_global_text_is_a_conflict_everywhere(memory: Memory, other: Memory) -> None:
     id = other.store("We deploy on Fridays.", scope="global")["id"]
-    assert memory.store("We deploy on Fridays.")["potential_conflicts"][0]["id"] == id
+    assert memory.store("We deploy on Mondays now.")["may_replace"][0]["id"] == id
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("Staging runs PostgreSQL 15.", "We moved the staging database to PostgreSQL 16."),
+        ("Bookings go through Kirsty Vane.", "Kirsty has left; Diego Sala takes bookings now."),
+        ("The standup is at 9:30 in the kitchen.", "From Monday the standup starts at 10:00."),
+    ],
+)
+def test_store_names_what_it_may_make_obsolete(memory: Memory, old: str, new: str) -> None:
+    for text in ("The logo is teal.", "Ada likes tea.", "Invoices are due in 30 days."):
+        memory.store(text, created_at="2026-01-02")
+    id = memory.store(old, created_at="2026-02-01")["id"]
+    answer = memory.store(new, created_at="2026-06-01")
+    assert answer["may_replace"][0]["id"] == id
+    assert answer["may_replace"][0]["created"].startswith("2026-02-01")
+    assert f"sediment replace OLD {answer['id']}" in answer["message"]
+    assert memory.list_items()["total"] == 5  # nothing is ended unasked
+    memory.store(new, replace=id)
+    assert memory.get(id)["successor"] == answer["id"]
+
+
+def test_a_memory_is_not_obsolete_by_what_was_noted_before_it(memory: Memory) -> None:
+    memory.store("The standup is at 10:00.", created_at="2026-05-01")
+    assert "may_replace" not in memory.store("The standup is at 9:30.", created_at="2026-02-01")
 
 
 # Recalling
@@ -768,8 +794,7 @@ def test_recall_is_the_same_without_the_extension(
             for one, two in zip(with_extension["results"], without["results"], strict=True):
                 assert abs(float(one["similarity"]) - float(two["similarity"])) < 0.011
                 assert one.get("position") == two.get("position")
-        conflicts = plain.store(f"{LONG}\n\nAnd so on.")["potential_conflicts"]
-        assert conflicts[0]["similarity"] == "1.00"
+        assert plain.store(f"{LONG}\n\nAnd so on.")["may_replace"]
 
 
 # Facts

@@ -437,9 +437,7 @@ PRINTERS: dict[str, Callable[[Memory], list[dict[str, Any]]]] = {
     "export": exported,
     "prune": lambda memory: memory.prune("30d", confirmed=True, dry_run=True)["items"],
     "prune, kept": lambda memory: memory.prune("30d", dry_run=True)["kept"],
-    "store": lambda memory: memory.store("Note: the gateway listens on port 9090.")[
-        "potential_conflicts"
-    ],
+    "store": lambda memory: memory.store("Note: the gateway listens on port 9090.")["may_replace"],
     "consolidate": lambda memory: [consolidated(memory)["keep"]],
 }
 
