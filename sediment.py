@@ -7318,11 +7318,11 @@ class Memory:
             return []
         words = self._lexicon
         me, *others = (known(words, one.vector, one.text, one.created_at) for one in (new, *rivals))
-        chances = obsolescence(me, others, words)
+        chances, likely = obsolescence(me, others, words), learned()["door"]["threshold"]
         found = [
             (rival.id, chance)
             for rival, chance in zip(rivals, chances, strict=True)
-            if chance >= learned()["door"]["threshold"]
+            if chance and (chance >= likely or rival.cosine >= CONFLICT_COSINE)
         ]
         return sorted(found, key=lambda pair: -pair[1])[:DOOR_SHOWN]
 

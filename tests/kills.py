@@ -326,7 +326,7 @@ def make_older(path: Path, version: int) -> None:
     """Take back the later migrations, as if an earlier Sediment had made the file."""
     connection = apsw.Connection(str(path))
     connection.execute("PRAGMA foreign_keys = off")
-    connection.execute("ALTER TABLE graph_edges DROP COLUMN questions")
+    connection.execute("ALTER TABLE graph_edges DROP COLUMN questions; DROP TABLE reviews")
     for index in ("history_item", "history_other", "consolidation_queue_b"):
         connection.execute(f"DROP INDEX {index}")
     if version < 5:

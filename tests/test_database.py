@@ -108,6 +108,7 @@ ORIGINALS = {
 OURS = {
     "items": "seq id content content_type project_id created_at stored_at ended_at ended_by "
     "successor text_hash file first_line last_line",
+    "reviews": "old_id new_id probability kept",
     "chunks": "id item position start end context",
     "vectors": "chunk vector",
     "pending": "chunk",
