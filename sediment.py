@@ -5028,7 +5028,7 @@ def clean_queue(connection: apsw.Connection) -> None:
 # ---------------------------------------------------------------------------------------------
 
 # Porter stems by which a text speaks of a change, and of what is only planned.
-_TURNS = CHANGE | _word_class(
+_TURNS = CUES["change"] | _word_class(
     "again end final first from goe gone hence is last left more never new next no not now over"
     " sinc so stop took until"
 )
@@ -5047,7 +5047,7 @@ class Known(NamedTuple):
     created_at: int
 
 
-class Rival(NamedTuple):
+class Neighbour(NamedTuple):
     """A live memory near to a new one: its best chunk."""
 
     cosine: float
@@ -5060,11 +5060,11 @@ class Rival(NamedTuple):
 _RIVAL = 'i.id, substr(i.content, c.start + 1, c."end" - c.start), v.vector, i.created_at'
 
 
-def _newcomer(item: Item) -> Rival:
+def _newcomer(item: Item) -> Neighbour:
     """An item that is to be stored, known by its first chunk; the vector is empty until made."""
     start, end = item.chunks[0][:2]
     vector = item.vectors[0] if item.vectors else b""
-    return Rival(1.0, item.id, item.content[start:end], vector, item.created_at)
+    return Neighbour(1.0, item.id, item.content[start:end], vector, item.created_at)
 
 
 def known(lexicon: Lexicon, vector: bytes, text: str, created_at: int) -> Known:
@@ -5107,7 +5107,7 @@ def _door_words(new: Known, rivals: list[Known], lexicon: Lexicon) -> dict[str, 
 
     bags = [frozenset(rival.stems) for rival in rivals]
     held = Counter(word for bag in bags for word in bag)
-    english = lexicon.weights(one.text for one in (new, *rivals))
+    english = lexicon.idf(one.text for one in (new, *rivals))
 
     @functools.cache
     def told(word: str) -> float:
@@ -5134,7 +5134,7 @@ def _door_words(new: Known, rivals: list[Known], lexicon: Lexicon) -> dict[str, 
                 "only_these": math.log1p(worth(w for w in bag & old if held[w] == 1)),
                 "beginning": min(4, sum(1 for _ in alike)),
                 "turns": bool(bag & _TURNS),
-                "changes": bool(bag & CHANGE),
+                "changes": bool(bag & CUES["change"]),
                 "plans": bool(bag & _PLANS),
                 "planned": bool(old & _PLANS),
                 "new_length": math.log(len(new.stems) + 3),
@@ -5199,22 +5199,6 @@ def obsolescence(new: Known, rivals: list[Known], lexicon: Lexicon) -> list[floa
         chance if rival.created_at <= new.created_at else 0.0
         for chance, rival in zip((1 / (1 + numpy.exp(-odds))).tolist(), rivals, strict=True)
     ]
-
-
-def ranker_file() -> Path:
-    """The learned weights: beside the model, or the file that SEDIMENT_RANKER names."""
-    given = os.environ.get("SEDIMENT_RANKER")
-    return expand_home(given) if given else model_dir().parent / "ranker.json"
-
-
-@functools.cache
-def learned() -> dict[str, Any]:
-    """The learned weights of each model by its name. Raises ModelError when they are missing."""
-    path = ranker_file()
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read ({error}): run `make`, or reinstall") from None
 
 
 # ---------------------------------------------------------------------------------------------
@@ -7289,7 +7273,7 @@ class Memory:
             digest = self.database.settled("SELECT value FROM meta WHERE key = 'model_digest'")
         return digest in (None, self.encoder.model.digest)
 
-    def _rivals(self, new: Rival, project: str | None) -> list[Rival]:
+    def _rivals(self, new: Neighbour, project: str | None) -> list[Neighbour]:
         """The memories nearest to a new one, of its project and global ones."""
         if not new.vector:
             return []
@@ -7307,12 +7291,12 @@ class Memory:
             )
         facts = {row[0]: row[1:] for row in rows}
         return [
-            Rival(hit.score, *facts[hit.chunk])
+            Neighbour(hit.score, *facts[hit.chunk])
             for hit in found
             if hit.chunk in facts and facts[hit.chunk][0] != new.id
         ][:DOOR_RIVALS]
 
-    def _outdated(self, new: Rival, rivals: list[Rival]) -> list[tuple[str, float]]:
+    def _outdated(self, new: Neighbour, rivals: list[Neighbour]) -> list[tuple[str, float]]:
         """The ids of what a memory probably makes obsolete, the likeliest first, and how likely."""
         if not rivals:
             return []
@@ -8205,7 +8189,7 @@ class Memory:
         return [
             (new.id, self._outdated(new, self._rivals(new, project)))
             for project, *facts in self.database.rows(sql, after, last)
-            if not stop() and (new := Rival(*facts))
+            if not stop() and (new := Neighbour(*facts))
         ]
 
     def _settle(self, ids: tuple[str, str]) -> list[tuple[str, Pair]]:
