@@ -7425,24 +7425,25 @@ class Memory:
         """The memories that answer a query, best first: {count, results, message?, held_back?}.
 
         Each result has the fields that every list of memories has, among them id, content and
-        created; similarity (the score, "0.00" to "1.00"), and where they apply unrelated (it would
-        be held back), raw_similarity (the cosine), cross_project, related_ids, and supersedes (the
-        versions behind it). The content is what answers: a short memory whole, of a long one the
-        best chunk; then position tells where that stands, and beginning how the memory begins.
-        Beside them may stand graph_expanded, what is linked to the first results, and suggested,
-        what is often recalled with them. A part of an indexed file has its place as source,
-        "path:start-end"; see `expand`.
+        created; similarity (how likely it answers the query, "0.00" to "1.00"; of another ranking
+        its score), and where they apply unrelated (it would be held back), raw_similarity (the
+        cosine), cross_project, related_ids, and supersedes (the versions behind it). The content is
+        what answers: a short memory whole, of a long one the best chunk; then position tells where
+        that stands, and beginning how the memory begins. Beside them may stand graph_expanded, what
+        is linked to the first results, and suggested, what is often recalled with them. A part of
+        an indexed file has its place as source, "path:start-end"; see `expand`.
 
         Results that have nothing to do with the query are held back; with `min_score`, those with a
-        lower score instead; with `anyway`, none. `as_of` (a time as `parse_moment` takes it, a day
-        or month to its end) asks what was live then. `source` asks only files whose path begins so,
-        from the project's folder or from the root. `vector_weight` and `text_weight` (0 to 1,
-        shares of 1; SEDIMENT_VECTOR_WEIGHT and SEDIMENT_TEXT_WEIGHT when not given) weigh meaning
-        and words, which is otherwise decided for each query; `candidates` (SEDIMENT_CANDIDATES) is
-        how many each index proposes. `ranking` is a name in PROFILES; SEDIMENT_RANKING when not
-        given. `explain` adds the parts of each score. `record=False` leaves the access log alone. A
-        query that is exactly an item's id returns that item's whole text, a page at a time: the
-        next is asked for as "ID page 2".
+        lower similarity instead; with `anyway`, none. A time in the query counts ("what happened in
+        March?"). `as_of` (a time as `parse_moment` takes it, a day or month to its end) asks what
+        was live then. `source` asks only files whose path begins so, from the project's folder or
+        from the root. `vector_weight` and `text_weight` (0 to 1, shares of 1;
+        SEDIMENT_VECTOR_WEIGHT and SEDIMENT_TEXT_WEIGHT when not given) weigh meaning and words,
+        which is otherwise decided for each query; `candidates` (SEDIMENT_CANDIDATES) is how many
+        each index proposes. `ranking` is a name in PROFILES; SEDIMENT_RANKING when not given.
+        `explain` adds the parts of each score, and why a result stands where it does.
+        `record=False` leaves the access log alone. A query that is exactly an item's id returns
+        that item's whole text, a page at a time: the next is asked for as "ID page 2".
         """
         check_text(query, "query", QUERY_MAX)
         check_limit(limit)
