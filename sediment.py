@@ -3842,6 +3842,26 @@ _LIVE = "i.ended_at IS NULL"
 _MEMORY = f"{_LIVE} AND i.file IS NULL"  # what was stored, not what stands in a file
 _MEMORY_GLOBAL = f"{_MEMORY} AND i.project_id IS NULL"
 _FOREIGN = "(i.project_id IS NOT NULL AND i.project_id IS NOT ?)"
+_COUNTED = {  # the rows of the table items, each counted once
+    "items": _MEMORY,
+    "hidden_versions": "i.ended_at IS NOT NULL AND i.file IS NULL",
+    "file_parts": "i.file IS NOT NULL",
+}
+
+
+def count_items(connection: apsw.Connection) -> dict[str, int]:
+    """How many items there are, and hidden versions and parts of files, as all commands count."""
+    counts = ", ".join(f"count(*) FILTER (WHERE {where})" for where in _COUNTED.values())
+    return dict(zip(_COUNTED, fetch(connection, f"SELECT {counts} FROM items i")[0], strict=True))
+
+
+def tell_counts(counts: dict[str, int]) -> str:
+    """Counts by name in words; what there is none of is left out, but for items."""
+    return ", ".join(
+        f"{count:,} {name.replace('_', ' ')[: -1 if count == 1 else None]}"
+        for name, count in counts.items()
+        if count or name == "items"
+    )
 
 
 def live_at(moment: int | None) -> str:
@@ -5320,8 +5340,8 @@ class Importer:
     claim    notes, in the transaction that stores vectors, which model made them, if that is not
              told already; whether it is this one
     project  what rows that name no project get
-    Afterwards `stored` and `existing` count rows, `refused` tells (line, reason) of the rest, and
-    `unknown` counts fields that were not kept.
+    Afterwards `stored` and `existing` count rows, `hidden` those stored as hidden versions;
+    `refused` tells (line, reason) of the rest, and `unknown` counts fields that were not kept.
     """
 
     def __init__(
@@ -5335,7 +5355,7 @@ class Importer:
         self.database = database
         self.clean, self.prepare, self.claim = clean, prepare, claim
         self.project = project
-        self.stored = self.existing = 0
+        self.stored = self.existing = self.hidden = 0
         self.refused: list[tuple[int, str]] = []
         self.unknown: Counter[str] = Counter()
         self._nameless: Counter[tuple[Any, ...]] = Counter()
@@ -5414,15 +5434,17 @@ class Importer:
 
     def _store(self, rows: list[tuple[int, dict[str, Any]]]) -> None:
         items = [self._item(row) for _, row in rows]
-        late = []
+        late, hidden = [], 0
         with self.database.transaction() as connection:
             usable = any(item.vectors for item in items) and self.claim(connection)
             for (number, row), item in zip(rows, items, strict=True):
                 if insert_item(connection, item if usable else item._replace(vectors=[])):
                     adopt_decisions(connection, row)
+                    hidden += item.ended_at is not None
                 else:  # another process's, a moment ago
                     late.append((number, row))
         self.stored += len(rows) - len(late)
+        self.hidden += hidden
         self._batch.clear()
         for number, row in late:
             self._is_new(number, row)
@@ -6607,7 +6629,7 @@ class Check(NamedTuple):
 
 # What must not be there: each query gives the ids or numbers of such rows.
 INCONSISTENT = {
-    "items without chunks": "SELECT seq FROM items WHERE seq NOT IN (SELECT item FROM chunks)",
+    "texts without chunks": "SELECT seq FROM items WHERE seq NOT IN (SELECT item FROM chunks)",
     "chunks without an item": "SELECT id FROM chunks WHERE item NOT IN (SELECT seq FROM items)",
     "chunks out of the order of their items": (
         "SELECT id FROM (SELECT id, item, lag(item) OVER (ORDER BY id) AS before FROM chunks)"
@@ -6621,7 +6643,7 @@ INCONSISTENT = {
     "queued chunks that are not there": "SELECT chunk FROM pending EXCEPT SELECT id FROM chunks",
     "words without a chunk": "SELECT id FROM words_docsize EXCEPT SELECT id FROM chunks",
     "chunks without words": "SELECT id FROM chunks EXCEPT SELECT id FROM words_docsize",
-    "items without their graph node": (
+    "texts without their graph node": (
         "SELECT id FROM (SELECT id, coalesce(project_id, '') FROM items"
         " EXCEPT SELECT id, project_id FROM graph_nodes)"
     ),
@@ -6660,10 +6682,10 @@ INCONSISTENT = {
         " WHERE f.project_id <> s.project_id"
     ),
     "chunks made anew of nothing": "SELECT item FROM staged EXCEPT SELECT seq FROM items",
-    "items behind one that is not there": (
+    "hidden versions of what is not there": (
         "SELECT id FROM items WHERE successor NOT IN (SELECT id FROM items)"
     ),
-    "items that ended with nothing in their place": (
+    "hidden versions with nothing in their place": (
         "SELECT id FROM items WHERE (ended_at IS NULL) != (successor IS NULL)"
         f" AND ended_by IS NOT '{PRUNED}'"
     ),
@@ -7035,13 +7057,20 @@ def rebuild(found: Rescued, target: Database, split: Callable[[str], list[Chunk]
                 connection.execute(f"INSERT OR IGNORE INTO {table} VALUES({marks})", row)
 
 
-_FILE = 11  # the place of items.file in a row
+_ENDED_AT, _FILE = 7, 11  # the places of these columns in a row of items
 _MODEL_FACTS = ("model_name", "model_digest", "dimension")
 
 
 def _is_part(values: list[Any]) -> bool:
     """Whether such a row of items is a part of a file."""
     return len(values) > _FILE and values[_FILE] is not None
+
+
+def _counted_as(values: list[Any]) -> str:
+    """What `count_items` counts such a row as."""
+    if _is_part(values):
+        return "file_parts"
+    return "items" if values[_ENDED_AT] is None else "hidden_versions"
 
 
 def _rescued_item(
@@ -8398,8 +8427,9 @@ class Memory:
     ) -> dict[str, Any]:
         """Store JSON Lines, or such rows as dicts.
 
-        Returns {success, stored, existing, refused: [{line, reason}], redacted?,
-        unknown_fields?}; credentials are left out as `store` does, and `redacted` counts them by
+        Returns {success, stored, existing, refused: [{line, reason}], hidden_versions?,
+        redacted?, unknown_fields?}; `stored` counts rows, `hidden_versions` those of them that
+        are such. Credentials are left out as `store` does, and `redacted` counts them by
         kind, as `unknown_fields` does what a row has that no memory has.
 
         A row keeps its id, created (or created_at), project and scope; without them it gets an id
@@ -8422,7 +8452,8 @@ class Memory:
         refused = [{"line": line, "reason": reason} for line, reason in sorted(importer.refused)]
         counts = {"stored": importer.stored, "existing": importer.existing}
         answer = {"success": not refused, **counts, "refused": refused}
-        told = {"redacted": dict(redacted), "unknown_fields": dict(importer.unknown)}
+        told = {"hidden_versions": importer.hidden, "redacted": dict(redacted)}
+        told["unknown_fields"] = dict(importer.unknown)
         return answer | {name: counts for name, counts in told.items() if counts}
 
     def export_rows(self) -> Iterator[dict[str, Any]]:
@@ -8473,7 +8504,7 @@ class Memory:
             erased = sum(erase_item(connection, id) for id in doomed)
         self._checkpoint()
         named = ", ".join(doomed)
-        older = f", and {erased - len(doomed)} older version(s)" if erased > len(doomed) else ""
+        older = f", and {erased - len(doomed)} hidden version(s)" if erased > len(doomed) else ""
         answer: dict[str, Any] = {"success": True, "ids": doomed}
         message = f"Deleted {named}{older}."
         if copies := self._copies():
@@ -8512,9 +8543,9 @@ class Memory:
         with contextlib.suppress(DatabaseError):  # a file that cannot be written is copied too
             self._note_copy(target)
         with contextlib.closing(_connect(target)) as copy:  # which stays as it is
-            items = copy.execute("SELECT count(*) FROM items").get
-        message = f"Copied {items} items to {target}, and read the copy back."
-        facts = {"path": str(target), "bytes": target.stat().st_size, "items": items}
+            counts = count_items(copy)
+        message = f"Copied {tell_counts(counts)} to {target}, and read the copy back."
+        facts = {"path": str(target), "bytes": target.stat().st_size, **counts}
         return {"success": True, **facts, "message": message}
 
     def _must_exist(self) -> None:
@@ -8540,9 +8571,9 @@ class Memory:
             kept = self._put(draft, "before-restore")
         finally:
             draft.unlink(missing_ok=True)
-        items = self.database.value("SELECT count(*) FROM items")
-        message = f"Restored {items} items from {source}."
-        answer = {"success": True, "path": str(source), "items": items}
+        counts = count_items(self.database.reader())
+        message = f"Restored {tell_counts(counts)} from {source}."
+        answer = {"success": True, "path": str(source), **counts}
         if kept:
             answer["kept"] = str(kept)
             message += f" What was there before is in {kept}."
@@ -8649,7 +8680,7 @@ class Memory:
     def _check_tables(self, connection: apsw.Connection) -> Iterator[Check]:
         wrong = list(check_rows(connection))
         for name, found, what in (
-            ("chunks", check_spans(connection), "items whose chunks do not cover their text"),
+            ("chunks", check_spans(connection), "texts that their chunks do not cover"),
             ("words", check_words(connection), "chunks whose words are not their text's"),
             ("vectors", check_vectors(connection, self._dimension()), "vectors that are none"),
         ):
@@ -8657,12 +8688,10 @@ class Memory:
                 wrong.append(Check(name, "broken", f"{len(found)} {what}"))
         yield from wrong
         if not wrong:
-            counted = {
-                name: connection.execute(f"SELECT count(*) FROM {name}").get
-                for name in ("items", "chunks", "vectors")
-            }
-            told = ", ".join(f"{count:,} {name}" for name, count in counted.items())
-            yield Check("tables", "ok", f"{told} agree with the texts")
+            counted = count_items(connection)
+            for name in ("chunks", "vectors"):
+                counted[name] = connection.execute(f"SELECT count(*) FROM {name}").get
+            yield Check("tables", "ok", f"{tell_counts(counted)} agree with the texts")
         if waiting := self.pending():
             yield Check("queue", "ok", f"{waiting:,} chunks wait for their vectors")
 
@@ -8705,7 +8734,9 @@ class Memory:
             message = "Made anew what did not agree with the texts."
         else:
             answer = self._rescue()
-            message = f"Rescued {answer['rescued']} items from the pages that can be read"
+            counts = {name: answer[name] for name in _COUNTED if name in answer}
+            told = tell_counts({"items": answer["rescued"]} | counts)
+            message = f"Rescued {told} from the pages that can be read"
             lost = f"; {len(answer['lost'])} could not be: {', '.join(answer['lost'][:10])}"
             message += (lost if answer["lost"] else "; none is lost") + "."
             if "file_parts" in answer:
@@ -8736,9 +8767,9 @@ class Memory:
             self._exchange(draft, kept)
         finally:
             draft.unlink(missing_ok=True)
-        parts = sum(_is_part(values) for values in found.items.values())
-        answer = {"kept": str(kept), "rescued": len(found.items) - parts, "lost": found.lost()}
-        return answer | ({"file_parts": parts} if parts else {})
+        counts = Counter(map(_counted_as, found.items.values()))
+        answer = {"kept": str(kept), "rescued": counts.pop("items", 0), "lost": found.lost()}
+        return answer | counts
 
     def _dimension_of(self, found: Rescued) -> int:
         return int(found.notes.get("dimension", self.encoder.model.dimension))
@@ -8775,9 +8806,10 @@ class Memory:
                 progress(len(batch))
                 last = batch[-1][0]
         chunks = self.database.value("SELECT count(*) FROM chunks")
-        items = self.database.value("SELECT count(*) FROM items")
-        message = f"Made {chunks} chunks of {items} items anew, with {self.encoder.model.name}."
-        return {"success": True, "items": items, "chunks": chunks, "message": message}
+        counts = count_items(self.database.reader())
+        made = f"{chunks:,} chunk{'s' * (chunks != 1)} of {tell_counts(counts)}"
+        message = f"Made {made} anew, with {self.encoder.model.name}."
+        return {"success": True, **counts, "chunks": chunks, "message": message}
 
     def _switch(self, last: int, goal: str) -> bool:
         """Let what is staged take its place, unless an item behind this one is not staged yet."""
@@ -8859,7 +8891,7 @@ class Memory:
                 for (id,) in ids:
                     erase_item(connection, id)
             self._checkpoint()
-        return {"count": len(ids), "message": f"Erased {len(ids)} pruned item(s)."}
+        return {"count": len(ids), "message": f"Pruned memories erased: {len(ids)}."}
 
     def stats(self, *, verify: bool = False) -> dict[str, Any]:
         """What there is: the file, its counts, the project, the model. `verify` reads it all."""
@@ -8873,9 +8905,7 @@ class Memory:
             "exists": database.path.exists(),
             "bytes": database.size(),
             "schema": len(MIGRATIONS),
-            "items": database.value(f"{count} {_MEMORY}"),
-            "file_parts": database.value(f"{count} i.file IS NOT NULL"),
-            "replaced_items": database.value(f"{count} i.ended_at IS NOT NULL"),
+            **count_items(database.reader()),
             "chunks": database.value("SELECT count(*) FROM chunks"),
             "pending_chunks": self.pending(),
             "project": current,
@@ -10841,8 +10871,7 @@ def reindex(shared: Context) -> None:
     """
     with shared.memory(resident=True) as memory:
         try:
-            counts = memory.stats()
-            total = counts["items"] + counts["replaced_items"]
+            total = sum(count_items(memory.database.reader()).values())
             with progress_bar("reindexing", total) as add:
                 answer = memory.reindex(add)
         except KeyboardInterrupt:
@@ -10904,7 +10933,7 @@ def import_command(
 @_common
 @_shared
 def export(shared: Context, file: str | None, force: bool) -> None:
-    """Write all items as JSON Lines. Of all projects; to FILE, or to stdout.
+    """Write all items as JSON Lines. Of all projects, hidden versions too; to FILE, or to stdout.
 
     \b
     Examples:
@@ -10918,14 +10947,21 @@ def export(shared: Context, file: str | None, force: bool) -> None:
             rows = list(memory.export_rows())
             shared.show({"count": len(rows), "items": rows}, lambda _: [])
             return
-        lines = (json.dumps(row, ensure_ascii=False) for row in memory.export_rows())
+        rows = memory.export_rows()
         if file is None:
-            for line in lines:
-                click.echo(line)
+            for row in rows:
+                click.echo(json.dumps(row, ensure_ascii=False))
             return
-        count = write_lines(Path(file), lines)
-        answer = {"success": True, "file": file, "count": count}
-        shared.show(answer, lambda _: [f"Exported {count} items to {file}."])
+        counts = {"items": 0, "hidden_versions": 0}
+
+        def lines() -> Iterator[str]:
+            for row in rows:
+                counts["hidden_versions" if "ended" in row else "items"] += 1
+                yield json.dumps(row, ensure_ascii=False)
+
+        answer = {"success": True, "file": file, "count": write_lines(Path(file), lines())}
+        told = f"Exported {tell_counts(counts)} to {file}."
+        shared.show(answer | counts, lambda _: [told])
 
 
 @cli.command()
@@ -11471,8 +11507,9 @@ def render_checked(answer: dict[str, Any]) -> Iterator[str]:
 def render_imported(answer: dict[str, Any]) -> Iterator[str]:
     rate = answer["stored"] / max(answer["seconds"], 0.1)
     known = f", {answer['existing']} were there already" if answer["existing"] else ""
-    items = "1 item" if answer["stored"] == 1 else f"{answer['stored']} items"
-    yield f"Stored {items}{known} ({answer['seconds']} s, {rate:.0f} a second)."
+    hidden = answer.get("hidden_versions", 0)
+    told = tell_counts({"items": answer["stored"] - hidden, "hidden_versions": hidden})
+    yield f"Stored {told}{known} ({answer['seconds']} s, {rate:.0f} a second)."
     if redacted := answer.get("redacted"):
         yield f"Left out: {', '.join(f'{kind} ({count})' for kind, count in redacted.items())}."
     if unknown := answer.get("unknown_fields"):

@@ -2,6 +2,7 @@
 
 import errno
 import gzip
+import json
 import os
 import random
 import sqlite3
@@ -14,6 +15,7 @@ from pathlib import Path
 import apsw
 import kills
 import pytest
+from click.testing import CliRunner
 from conftest import ROOT
 from storage import child, consistent, finish, hear, open_memory, rows_of, shown, tell
 
@@ -48,6 +50,76 @@ def copies(path: Path, why: str) -> list[Path]:
 
 
 # Backup and restore
+
+
+@pytest.fixture
+def counted(memory: Memory, tmp_path: Path) -> dict[str, int]:
+    """A database with hidden versions and a part of a file, and how many of each there are."""
+    ids = [row["id"] for row in memory.list_items(limit=2)["items"]]
+    memory.store("Remark 1 is about something else.", replace=ids[0])
+    memory.store("Remark 2 is about glaciers.", replace=ids[1])
+    (tmp_path / "notes.md").write_text("# Notes\n\nA part of a file.\n")
+    memory.index([tmp_path / "notes.md"])
+    counts = {"items": len(TEXTS), "hidden_versions": 2, "file_parts": 1}
+    stats = memory.stats()
+    assert {name: stats[name] for name in counts} == counts
+    assert memory.list_items()["total"] == memory.status()["memories"] == counts["items"]
+    return counts
+
+
+def test_a_copy_counts_items_as_stats_does(
+    memory: Memory, counted: dict[str, int], tmp_path: Path
+) -> None:
+    target = tmp_path / "copy.db"
+    for answer in (memory.backup(target), memory.restore(target)):
+        assert {name: answer[name] for name in counted} == counted
+
+
+ALL = "24 items, 2 hidden versions, 1 file part"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("backup copy.db", f"Copied {ALL} to "),
+        ("restore kept.db", f"Restored {ALL} from "),
+        ("reindex", f"Made 27 chunks of {ALL} anew"),
+        ("doctor", f"{ALL}, 27 chunks, 27 vectors agree"),
+        ("export rows.jsonl", "Exported 24 items, 2 hidden versions to "),
+        ("--db other.db import kept.jsonl", "Stored 24 items, 2 hidden versions ("),
+        ("list", "20 of 24, newest first"),
+        ("stats", "\nhidden versions 2\n"),
+    ],
+)
+def test_every_command_counts_alike(
+    memory: Memory,
+    counted: dict[str, int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: str,
+    told: str,
+) -> None:
+    memory.backup(tmp_path / "kept.db")
+    lines = "".join(json.dumps(row) + "\n" for row in memory.export_rows())
+    (tmp_path / "kept.jsonl").write_text(lines)
+    monkeypatch.chdir(tmp_path)
+    database = ["--db", str(memory.database.path), "--project", "demo"]
+    result = CliRunner().invoke(sediment.cli, [*database, *arguments.split()])
+    assert result.exit_code == 0, result.output
+    assert told in result.output
+
+
+@pytest.mark.parametrize("version", [1, 2, 5])
+def test_older_files_are_counted_in_their_copies(path: Path, tmp_path: Path, version: int) -> None:
+    with open_memory(path) as memory:
+        old = memory.store("The ferry leaves at noon.")["id"]
+        memory.store("The ferry leaves at one.", replace=old)
+    kills.make_older(path, version)
+    older = tmp_path / "older.db"
+    older.write_bytes(path.read_bytes())
+    with open_memory(path) as memory:
+        for answer in (memory.backup(tmp_path / "copy.db"), memory.restore(older)):
+            assert [answer["items"], answer["hidden_versions"], answer["file_parts"]] == [1, 1, 0]
 
 
 def test_a_backup_is_one_file_with_everything(memory: Memory, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_backup_restore_doctor_reindex(here: Program, tmp_path: Path) -> None:
     assert here.json("doctor")["healthy"]
     assert {line.split()[0] for line in here.ok("doctor").splitlines()} == {"ok"}
     assert here.ok("doctor", "--repair") == "Nothing is broken.\n"
-    assert "1 chunks of 1 items" in here.ok("reindex")
+    assert "1 chunk of 1 item anew" in here.ok("reindex")
 
 
 def test_doctor_ends_with_1_where_something_is_broken(here: Program, tmp_path: Path) -> None:

@@ -1209,6 +1209,8 @@ def test_a_rescue_keeps_memories_and_leaves_files_to_the_index(
     memory: Memory, folder: Path
 ) -> None:
     ids = {memory.store(f"Fact {n} tells of vessel {n}.")["id"] for n in range(5)}
+    hidden = memory.store("Fact 9 tells of vessel 9.")["id"]
+    ids.add(memory.store("A vessel sank.", replace=hidden)["id"])
     memory.index([folder])
     path, good = memory.database.path, rows(memory)
     memory.close()
@@ -1216,7 +1218,8 @@ def test_a_rescue_keeps_memories_and_leaves_files_to_the_index(
     data[:100] = bytes(100)  # no SQLite file any more
     path.write_bytes(data)
     answer = memory.repair()
-    assert (answer["rescued"], answer["file_parts"], answer["lost"]) == (5, 5, [])
+    assert (answer["rescued"], answer["file_parts"], answer["lost"]) == (6, 5, [])
+    assert answer["hidden_versions"] == 1
     assert "`index`" in answer["message"]
     assert {item["id"] for item in memory.list_items()["items"]} == ids
     memory.index()

@@ -534,7 +534,7 @@ def test_forget_erases_the_older_versions_too(memory: Memory) -> None:
     memory.recall("port")
     with pytest.raises(NotFound, match="is hidden"):
         memory.forget(versions[0])
-    assert "2 older version(s)" in memory.forget(versions[-1])["message"]
+    assert "2 hidden version(s)" in memory.forget(versions[-1])["message"]
     assert values(memory, "SELECT id FROM items") == [kept]
     for id in versions:
         with pytest.raises(NotFound):
@@ -813,8 +813,8 @@ def test_stats_answer_with_what_is_documented(path: Path, memory: Memory, other:
         "exists": True,
         "schema": len(sediment.MIGRATIONS),
         "items": 3,
+        "hidden_versions": 1,
         "file_parts": 0,
-        "replaced_items": 1,
         "chunks": 4,
         "pending_chunks": 0,
         "project": "demo",
