@@ -203,6 +203,7 @@ CONFLICT_COSINE = 0.912  # nearer than this may say the same (0.85 on 1/(3-2c))
 CONFLICTS_QUEUED = 4  # of the nearest, for consolidation
 # Door: figures in tests/RANKING.md. How likely is learned, and from when on it is worth a question.
 DOOR_SHOWN = 3  # older memories that one store asks about; more are not read
+REVIEWED = 0.1  # how likely a pair of imported rows must be to be worth a person's look
 DOOR_RIVALS, DOOR_ASKED = 48, 96  # memories compared, and asked for, since parts of files are not
 DOOR_SHARPNESS, DOOR_NOTHING = 10.0, 0.3  # of shares by cosine; what the shares of nothing are
 DOOR_DAYS = 30, 365  # between the two: a correction may come soon, and a diary is a year long
@@ -8216,11 +8217,17 @@ class Memory:
             " AND c.position = 0 JOIN vectors v ON v.chunk = c.id"
             f" WHERE {_MEMORY} AND i.seq > ? AND i.seq <= ? ORDER BY i.seq"
         )
-        return [
-            (new.id, self._outdated(new, self._rivals(new, project)))
-            for project, *facts in self.database.rows(sql, after, last)
-            if not stop() and (new := Neighbour(*facts))
-        ]
+        first = self.database.value(f"SELECT min(i.created_at) FROM items i WHERE {_MEMORY}")
+        found = []
+        for project, *facts in self.database.rows(sql, after, last):
+            new = Neighbour(*facts)
+            if stop() or new.created_at <= first:
+                continue
+            near = self._rivals(new, project)
+            older = [rival for rival in near if rival.created_at < new.created_at]
+            pairs = [pair for pair in self._outdated(new, older) if pair[1] >= REVIEWED]
+            found.append((new.id, pairs))
+        return found
 
     def _settle(self, ids: tuple[str, str]) -> list[tuple[str, Pair]]:
         pair = judge(self.database, ids, self.encoder.embed)
