@@ -58,8 +58,8 @@ Then the newest version comes first (section Versions, weights in models/ranker.
     chance[j] = r[j] * (1 - sum over k of p[j, k]) + sum over older i of r[i] * p[i, j]
 Results stand by their chance. The first one's similarity is how likely it answers the question,
 by a logistic model learned with the weights; each later one has its share of that, chance by
-chance. An answer is empty when its best has nothing to do with the query (FLOOR) or is unlikely
-(LEAST_SIMILARITY). `classic` is the original's ranking; `cosine` and `bm25` are one index alone.
+chance. An answer is empty when its best has nothing to do with the query (FLOOR). `classic` is
+the original's ranking; `cosine` and `bm25` are one index alone.
 
 Use from Python
 ---------------
@@ -194,7 +194,6 @@ CROSS_PROJECT_FACTOR = 0.875  # as in the original: another project's hit must b
 FLOOR, FLOOR_CHUNKS = 0.28, 1_000
 DATED_SIMILARITY = 0.5  # at least, where a question asks what happened then: all of it answers
 TIME_WEIGHT = 0.6  # of relevance: nothing else outweighs it but the very words of the question
-LEAST_SIMILARITY = 0.12  # of the first result; see tests/RANKING.md, "Nothing fits"
 COVERAGE_ENOUGH = 0.6  # of the query's information: foreign questions find up to 0.43 by chance
 TRUST_MAX = 0.01  # added for what people confirmed: less than lies between two good answers
 # The original's, for the classic ranking: of BM25, of age in days, and of the least similarity.
@@ -4749,8 +4748,6 @@ def relevant(hits: list[Hit], floor: float) -> list[Hit]:
     half of what the best must have."""
     if not hits or max(hit.relevance for hit in hits) < floor:
         return []
-    if hits[0].score < LEAST_SIMILARITY:
-        return []
     return [hit for hit in hits if hit.relevance >= floor / 2]
 
 
@@ -6683,9 +6680,6 @@ INCONSISTENT = {
         " WHERE f.project_id <> s.project_id"
     ),
     "chunks made anew of nothing": "SELECT item FROM staged EXCEPT SELECT seq FROM items",
-    "hidden versions of what is not there": (
-        "SELECT id FROM items WHERE successor NOT IN (SELECT id FROM items)"
-    ),
     "hidden versions with nothing in their place": (
         "SELECT id FROM items WHERE (ended_at IS NULL) != (successor IS NULL)"
         f" AND ended_by IS NOT '{PRUNED}'"
