@@ -2349,7 +2349,8 @@ class Database:
                 yield
             finally:
                 local.pinned = None
-                if connection is local.connection:  # nobody has closed it
+                # Nobody has closed it, and no failing disk has ended it.
+                if connection is local.connection and connection.in_transaction:
                     connection.execute("COMMIT")
 
     def rows(self, sql: str, *values: Any) -> list[Any]:
@@ -8209,7 +8210,8 @@ class Memory:
         sql = (
             f"SELECT i.project_id, 1.0, {_RIVAL} FROM items i JOIN chunks c ON c.item = i.seq"
             " AND c.position = 0 JOIN vectors v ON v.chunk = c.id"
-            f" WHERE {_MEMORY} AND i.seq > ? AND i.seq <= ? ORDER BY i.seq"
+            f" WHERE {_MEMORY} AND i.seq > ? AND i.seq <= ?"
+            f" AND i.created_at < i.stored_at - {DATED} ORDER BY i.seq"
         )
         first = self.database.value(f"SELECT min(i.created_at) FROM items i WHERE {_MEMORY}")
         found = []
@@ -8572,7 +8574,8 @@ class Memory:
             kept = self._put(draft, "before-restore")
         finally:
             draft.unlink(missing_ok=True)
-        counts = count_items(self.database.reader())
+        with self.database.explained():
+            counts = count_items(self.database.reader())
         message = f"Restored {tell_counts(counts)} from {source}."
         answer = {"success": True, "path": str(source), **counts}
         if kept:
@@ -8807,7 +8810,8 @@ class Memory:
                 progress(len(batch))
                 last = batch[-1][0]
         chunks = self.database.value("SELECT count(*) FROM chunks")
-        counts = count_items(self.database.reader())
+        with self.database.explained():
+            counts = count_items(self.database.reader())
         made = f"{chunks:,} chunk{'s' * (chunks != 1)} of {tell_counts(counts)}"
         message = f"Made {made} anew, with {self.encoder.model.name}."
         return {"success": True, **counts, "chunks": chunks, "message": message}
@@ -8901,12 +8905,14 @@ class Memory:
             model.check(full=True)
         count = "SELECT count(*) FROM items i WHERE"
         current = self.projects.current()
+        with database.explained():
+            counts = count_items(database.reader())
         return {
             "database": str(database.path),
             "exists": database.path.exists(),
             "bytes": database.size(),
             "schema": len(MIGRATIONS),
-            **count_items(database.reader()),
+            **counts,
             "chunks": database.value("SELECT count(*) FROM chunks"),
             "pending_chunks": self.pending(),
             "project": current,
@@ -11228,7 +11234,7 @@ def _dim(text: str) -> str:
 
 
 def _field(name: str, value: object) -> str:
-    return f"{_dim(f'{name:<16}')}{printable(str(value))}"
+    return f"{_dim(f'{name:<17}')}{printable(str(value))}"
 
 
 def render_stored(answer: dict[str, Any]) -> Iterator[str]:

@@ -236,7 +236,8 @@ def test_import_says_which_lines_it_refused(here: Program) -> None:
 
 def test_export_to_a_file_for_this_user(here: Program) -> None:
     here.store("secret")
-    assert here.json("export", "out.jsonl") == {"success": True, "file": "out.jsonl", "count": 1}
+    counts = {"count": 1, "items": 1, "hidden_versions": 0}
+    assert here.json("export", "out.jsonl") == {"success": True, "file": "out.jsonl"} | counts
     path = here.folder / "out.jsonl"
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.read_text() == here.ok("export")
@@ -371,7 +372,7 @@ def test_escapes_do_not_reach_the_terminal(here: Program) -> None:
         said = here.ok(*words)
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", said), said
     similar = here.ok("store", f"short {ESCAPES} again")
-    assert "similar" in similar
+    assert "short" in similar
     assert not re.search("[\x1b\x9b\u202e]", similar)
 
 

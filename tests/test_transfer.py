@@ -273,7 +273,7 @@ def test_empty_lines_and_white_space_are_nothing(memory: Memory) -> None:
 
 def test_a_version_without_its_successor_can_still_be_forgotten(memory: Memory) -> None:
     row = {"id": "old", "content": "x", "ended_at": 5, "successor": "never came"}
-    assert memory.import_rows(lines([row])) == done(1)
+    assert memory.import_rows(lines([row])) == done(1) | {"hidden_versions": 1}
     assert memory.list_items()["total"] == 0
     assert memory.get("old")["successor"] == "never came"
     assert memory.forget("old")["ids"] == ["old"]
@@ -450,7 +450,9 @@ def test_what_a_command_prints_can_be_read_back(
     assert printed
     assert all(SHARED - {"project"} <= row.keys() for row in printed)
     assert all(("project" in row) is (row["scope"] == "project") for row in printed)
-    assert copy.import_rows(lines(printed)) == done(len(printed))
+    hidden = sum("ended" in row for row in printed)
+    known = {"hidden_versions": hidden} if hidden else {}
+    assert copy.import_rows(lines(printed)) == done(len(printed)) | known
     told = {row["id"]: row for row in exported(several)}
     if command != "export":  # which alone tells what people decided
         told = {id: row for id, row in told.items() if row.pop("confirmed", 1)}
@@ -465,7 +467,7 @@ def test_a_whole_document_is_read_as_its_rows(
     rows = exported(several)
     document = rows if key is None else {"count": 3, key: rows}
     text = json.dumps(document, indent=indent).splitlines(keepends=True)
-    assert copy.import_rows(text) == done(3)
+    assert copy.import_rows(text) == done(3) | {"hidden_versions": 1}
     assert exported(copy) == rows
 
 
@@ -483,7 +485,7 @@ def test_laid_out_objects_are_read_one_after_the_other(several: Memory, copy: Me
 def test_either_name_of_a_time_takes_either_form(memory: Memory, name: str, given: object) -> None:
     row: dict[str, Any] = {"id": "a", "content": "x", name: given}
     ended = {name.replace("created", "ended"): given, "successor": "b"}
-    assert memory.import_rows([row, row | ended | {"id": "c"}]) == done(2)
+    assert memory.import_rows([row, row | ended | {"id": "c"}]) == done(2) | {"hidden_versions": 1}
     assert {row["created_at"] for row in exported(memory)} == {1580601600}
     assert exported(memory)[1]["ended"] == "2020-02-02T00:00:00+00:00"
 
