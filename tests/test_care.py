@@ -88,7 +88,7 @@ ALL = "24 items, 2 hidden versions, 1 file part"
         ("export rows.jsonl", "Exported 24 items, 2 hidden versions to "),
         ("--db other.db import kept.jsonl", "Stored 24 items, 2 hidden versions ("),
         ("list", "20 of 24, newest first"),
-        ("stats", "\nhidden versions 2\n"),
+        ("stats", "\nhidden versions  2\n"),
     ],
 )
 def test_every_command_counts_alike(
