@@ -647,7 +647,8 @@ def test_a_fault_in_the_background_ends_no_later_work(
         store = "store", {"content": text}, lambda _, told=told: told.set(), threading.Event()
         worker.submit(sediment.Call(*store))
         assert told.wait(60)
-        while not worker._chore or worker._chore.is_alive():
+        # A thread has no number before it runs.
+        while not worker._chore or not worker._chore.ident or worker._chore.is_alive():
             time.sleep(0.01)
     assert done.wait(30)
     worker.finish()
