@@ -4744,12 +4744,15 @@ def own_first(hits: list[Hit], limit: int, floor: float) -> list[Hit]:
     return kept[:limit]
 
 
-def relevant(hits: list[Hit], floor: float) -> list[Hit]:
-    """The hits that have to do with the query: none if the best has not, and none that has not
-    half of what the best must have."""
-    if not hits or max(hit.relevance for hit in hits) < floor:
-        return []
-    return [hit for hit in hits if hit.relevance >= floor / 2]
+def least_relevance(hits: list[Hit], floor: float) -> float:
+    """What each result must have to do with the query: half of what one of all must have, which
+    need not be among the first results; none is enough if none of all has it."""
+    return floor / 2 if any(hit.relevance >= floor for hit in hits) else math.inf
+
+
+def relevant(hits: list[Hit], least: float) -> list[Hit]:
+    """The hits that have to do with the query."""
+    return [hit for hit in hits if hit.relevance >= least]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -7483,9 +7486,9 @@ class Memory:
         if page is None:
             moment = None if as_of is None else parse_moment(as_of, end=True)
             depth = max(limit, check_candidates(candidates))
-            hits, floor, notice = self._search(query, limit, profile, moment, depth, source)
-            kept = hits if anyway else _kept(hits, floor, min_score)
-            weak = {hit.item for hit in hits} - {hit.item for hit in relevant(hits, floor)}
+            hits, least, notice = self._search(query, limit, profile, moment, depth, source)
+            kept = hits if anyway else _kept(hits, least, min_score)
+            weak = {hit.item for hit in hits} - {hit.item for hit in relevant(hits, least)}
             answer = self._answer(kept, explain, weak) | notice
             if moment is None:
                 answer |= self._around(answer["results"], weak)
@@ -7515,7 +7518,8 @@ class Memory:
         source: str | None,
         rounds: int = STALE_ROUNDS,
     ) -> tuple[list[Hit], float, dict[str, str]]:
-        """The best hits, their floor, and a notice when they are not as good as they could be."""
+        """The best hits, the least relevance of one to show, and a notice when they are not as
+        good as they could be."""
         project = self.projects.current()
         index = self._index if moment is None and source is None else None
         live = live_at(moment) + ("" if source is None else self._in_source(source))
@@ -7547,10 +7551,12 @@ class Memory:
         # Some were forgotten just now.
         known = [hit for hit in hits if hit.item in facts and facts[hit.item].file not in stale]
         hits = profile.adjust(known, facts, query, self._lexicon, words.chunks)
-        hits = own_first(hits, limit, profile.floor(words.chunks))
+        floor = profile.floor(words.chunks)
+        least = least_relevance(hits, floor)
+        hits = own_first(hits, limit, floor)
         if moment is None and self._follow_shown(hits, facts, rounds):
             return self._search(query, limit, profile, moment, depth, source, rounds - 1)
-        return hits, profile.floor(words.chunks), {} if same else {"notice": _OTHER_MODEL}
+        return hits, least, {} if same else {"notice": _OTHER_MODEL}
 
     def _of_time(
         self, asked: AskedTime, vector: bytes, live: str, found: list[Candidate], words: Words
@@ -9104,11 +9110,11 @@ def check_candidates(value: object) -> int:
     return given
 
 
-def _kept(hits: list[Hit], floor: float, min_score: float | None) -> list[Hit]:
+def _kept(hits: list[Hit], least: float, min_score: float | None) -> list[Hit]:
     """Hits that score enough or, where nothing was said about that, fit the query at all."""
     if min_score is not None:
         return [hit for hit in hits if hit.score >= min_score]
-    return relevant(hits, floor)
+    return relevant(hits, least)
 
 
 def _nothing_found(held: int, min_score: float | None) -> str:

@@ -46,7 +46,7 @@ sediment recall "do two clones of a repository share a memory?" --source README.
 
 show sediment list
 sediment list
-id=$(sediment recall 18789 --limit 1 --json | sed -n 's/.*"id": "\(.*\)",/\1/p')
+id=$(sediment recall "what does Mara eat?" --limit 1 --json | sed -n 's/.*"id": "\(.*\)",/\1/p')
 show sediment forget "$id"
 sediment forget "$id"
 show sediment recall '18789 --limit 1 --json'
