@@ -3656,7 +3656,9 @@ def _lost_signs(rivals: list[Rival], query: str) -> Any:
     import numpy
 
     asked = signs_of(query)
-    has = [asked & signs_of(rival.text) for rival in rivals] if asked else [asked] * len(rivals)
+    if not asked:
+        return numpy.zeros((len(rivals),) * 2, bool)
+    has = [asked & signs_of(rival.text) for rival in rivals]
     return numpy.array([[bool(old - new) for new in has] for old in has])
 
 
@@ -3739,7 +3741,7 @@ def _competes(new: TokenSet, old: TokenSet, query: frozenset[str], idf: dict[str
         others = (word for word in come if word not in old.bag and not _has_digit(word))
         if CUES["change"].isdisjoint(come) and any(others):
             rivals |= lost.intersection(gone)
-    squared = {stem: tells**2 for stem, tells in idf.items()} if rivals else idf
+    squared = {stem: idf[stem] ** 2 for stem in asked}
     return not rivals or idf_sum(squared, rivals) <= RIVAL_MAX * idf_sum(squared, asked)
 
 

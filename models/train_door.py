@@ -23,14 +23,12 @@ import numpy
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
+from train_ranker import DIARIES, OUTPUT, Row, rounded, rows  # noqa: E402
+
 import sediment  # noqa: E402
 
-OUTPUT = ROOT / "models" / "ranker.json"
-DIARIES = ROOT / "tests" / "diaries"
 PROPOSALS = 1.5  # a store, on average
 PULL = 10.0  # of weights to 0
-
-Row = dict[str, Any]
 
 
 class Store(NamedTuple):
@@ -39,10 +37,6 @@ class Store(NamedTuple):
     diary: str
     features: dict[str, Any]
     obsolete: Any  # bool[rivals]: what it makes so
-
-
-def door_rows(path: Path) -> list[Row]:
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
 
 
 def door_pairs(notes: dict[str, Row], questions: list[Row]) -> set[tuple[str, str]]:
@@ -61,8 +55,8 @@ def door_stores(
     folder: Path, encoder: sediment.Encoder, lexicon: sediment.Lexicon
 ) -> tuple[list[Store], int]:
     """A diary's stores, one after the other, and how many pairs there are to find."""
-    notes = sorted(door_rows(folder / "memories.jsonl"), key=lambda row: row["created_at"])
-    pairs = door_pairs({row["id"]: row for row in notes}, door_rows(folder / "queries.jsonl"))
+    notes = sorted(rows(folder / "memories.jsonl"), key=lambda row: row["created_at"])
+    pairs = door_pairs({row["id"]: row for row in notes}, rows(folder / "queries.jsonl"))
     seen: list[tuple[str, sediment.Known]] = []
     stores = []
     for row in notes:
@@ -130,15 +124,6 @@ def door_judged(stores: list[Store]) -> list[tuple[float, bool]]:
     return sorted(shown, reverse=True)
 
 
-def door_rounded(value: Any) -> Any:
-    """Numbers of four figures: more would not be the same on another machine."""
-    if isinstance(value, dict):
-        return {name: door_rounded(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [door_rounded(one) for one in value]
-    return float(f"{value:.4g}")
-
-
 def door_report(shown: list[tuple[float, bool]], stores: int, pairs: int) -> None:
     for rate in (0.5, 0.75, 1.0, 1.25, PROPOSALS, 2.0):
         taken = shown[: int(rate * stores)]
@@ -152,7 +137,7 @@ def door_learned(found: list[tuple[list[Store], int]]) -> Row:
     shown = door_judged(stores)
     door_report(shown, len(stores), sum(pairs for _, pairs in found))
     threshold = shown[int(PROPOSALS * len(stores))][0]
-    return door_rounded(door_learn(stores) | {"threshold": threshold})
+    return rounded(door_learn(stores) | {"threshold": threshold})
 
 
 def main() -> None:

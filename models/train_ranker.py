@@ -309,6 +309,8 @@ def rounded(value: Any) -> Any:
     """Numbers of four figures: more would not be the same on another machine."""
     if isinstance(value, dict):
         return {name: rounded(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [rounded(one) for one in value]
     return float(f"{value:.4g}")
 
 
