@@ -612,21 +612,29 @@ _ASKED_TIME = _Pattern(
     rf"|{_ANY_MONTH} {_ANY_NTH}(?:,? [12]\d{{3}})?(?!\w)"
     rf"|{_ANY_NTH} (?:of )?{_ANY_MONTH}(?:,? [12]\d{{3}})?|{_ANY_MONTH} [12]\d{{3}}"
     rf"|(?:(?<=\bin )|(?<=since )|(?<=before )|(?<=after )|(?<=during ))(?:{_ANY_MONTH}|20\d\d)"
-    r"|20\d\d-\d\d(?:-\d\d)?)\b"
+    r"|20\d\d-\d\d(?:-\d\d)?)\b",
+    re.IGNORECASE,
+)
+_TIME_LEADS = _Pattern(
+    r"(?:\b(?:in|on|at|of|as|by|during|around|the|early|mid|middle|late|start|beginning|end|just"
+    r"|shortly|back)\b[\s-]*)*$",
+    re.IGNORECASE,
 )
 _EVENTS = _Pattern(
     r"\b(?:happen\w*|noted?|wrote|written|logged|recorded|stored|learn\w*|decided?|discuss\w*|went"
-    r"|news?|chang\w+|(?:did|have) (?:i|we|you|they)|(?:was|were) there)\b"
+    r"|news?|chang\w+|(?:did|have) (?:i|we|you|they)|(?:was|were) there)\b",
+    re.IGNORECASE,
 )
 
 
 class AskedTime(NamedTuple):
-    """The stretch of time that a question names, in unix seconds: [start, end); and whether it
-    asks what happened then, and not how things were."""
+    """The stretch of time that a question names, in unix seconds: [start, end); whether it asks
+    what happened then, and not how things were; and which of its characters name it."""
 
     start: int
     end: int
     events: bool
+    span: tuple[int, int]
 
     def fits(self, moment: int) -> bool:
         """Whether something is of that time."""
@@ -635,19 +643,20 @@ class AskedTime(NamedTuple):
 
 def asked_time(query: str, now: float | None = None) -> AskedTime | None:
     """The time that a question is about, if it names one: "what happened in March?"."""
-    words = " ".join(query.lower().split())
-    if not (found := _ASKED_TIME.search(words)):
+    if not (found := _ASKED_TIME.search(query)):
         return None
     try:
-        start, end = parse_period(found["time"], now)
+        start, end = parse_period(found["time"].lower(), now)
     except InvalidInput:  # the 40th of May
         return None
     today = int(time.time() if now is None else now) + 1
-    if found["edge"] in ("since", "after"):
-        start, end = (start if found["edge"] == "since" else end), max(end, today)
-    elif found["edge"]:
+    led = _TIME_LEADS.search(query[: found.start()]).start()
+    edge = (found["edge"] or "").lower()
+    if edge in ("since", "after"):
+        start, end = (start if edge == "since" else end), max(end, today)
+    elif edge:
         start, end = 0, start
-    return AskedTime(start, end, bool(_EVENTS.search(words)))
+    return AskedTime(start, end, bool(_EVENTS.search(query)), (led, found.end()))
 
 
 def parse_age(value: object) -> int:
@@ -3676,26 +3685,35 @@ def _ruled(
 ) -> Any:
     """int[old, new]: 1 where the newer one says nearly nothing but what the older one says, only
     otherwise, and still what the query asks: a plain new version, as of a value. -1 where it says
-    as little else, but not what is asked: a look-alike. Of the best RULED older ones."""
+    as little else, but not what is asked: a look-alike, as another room's number. Of the best
+    RULED older ones."""
     import numpy
 
     asked, change = frozenset(lexicon.stems(query)), CUES["change"]
+    figures = frozenset(filter(_has_digit, asked))
     sets = []
     for rival in rivals:
         words = lexicon.stems(rival.text)
         bag = frozenset(words)
         plain = frozenset(word for word in bag - change if not _has_digit(word))
         sets.append(TokenSet(words[:ALIGNED_WORDS], bag, plain, bag - change - asked))
-    told = [idf_sum(idf, one.own) for one in sets]
-    found = numpy.zeros(newer.shape, int)
+    told = [[idf_sum(idf, own) for own in (one.own, one.own & one.plain)] for one in sets]
+    found, others = numpy.zeros(newer.shape, int), []
     for old, new in numpy.argwhere(newer[:RULED]).tolist():
-        unshared = max(told[old], told[new]) - idf_sum(idf, sets[old].own & sets[new].own)
+        # Another figure than the one that is asked makes no other text of a look-alike.
+        plain = bool(figures & sets[old].bag - sets[new].bag)
+        shared = sets[old].own & sets[new].own
+        shared = shared & sets[old].plain if plain else shared
+        unshared = max(told[old][plain], told[new][plain]) - idf_sum(idf, shared)
         if unshared > UNSHARED_MAX + UNSHARED_CHANGED + UNSHARED_KEYED:
             continue
         if rivals[new].relevance < VERSION_RELEVANCE * rivals[old].relevance:
             found[old, new] = -1
         else:
             found[old, new] = _is_version(sets[new], sets[old], asked, idf, unshared)
+        if plain and old == 0 and found[old, new] < 0:
+            others.append(new)
+    found[:, others] = -1  # they take the place of nothing else either
     return found
 
 
@@ -4216,6 +4234,25 @@ class Term(NamedTuple):
         return len(self.stems) == 1 and self.found <= COUNTED_ROWS
 
 
+class Query(NamedTuple):
+    """A question: what is looked for, what of it names its subject, and the time that it names."""
+
+    text: str
+    subject: str
+    asked: AskedTime | None
+
+
+def parse_query(text: str, moment: int | None = None) -> Query:
+    """A question of now, or as of a moment. The figures of a date are none of its subject; beside
+    a moment, which says when, they are not looked for either."""
+    asked = asked_time(text, moment)
+    subject = text[: asked.span[0]] + text[asked.span[1] :] if asked else text
+    subject = subject if subject.strip(" ?.,!") else text
+    if moment is not None and asked and not asked.events:
+        text, asked = subject, None
+    return Query(text, subject, asked)
+
+
 class Words(NamedTuple):
     """What a query's words tell: those worth looking up, the information of each character's
     word, and the score of a chunk that has every word once; among so many chunks."""
@@ -4498,7 +4535,7 @@ class Profile(NamedTuple):
     """A way of ranking: a score from the two indexes, then what else is known of the best."""
 
     score: Callable[[Candidate, float, float], Hit]
-    adjust: Callable[[list[Hit], dict[int, Facts], str, Lexicon, int], list[Hit]]  # of n chunks
+    adjust: Callable[[list[Hit], dict[int, Facts], Query, Lexicon, int], list[Hit]]  # of n chunks
     floor: Callable[[int], float]
 
 
@@ -4554,18 +4591,17 @@ def relevance(candidate: Candidate) -> float:
 
 
 def default_adjust(
-    hits: list[Hit], facts: dict[int, Facts], query: str, lexicon: Lexicon, chunks: int
+    hits: list[Hit], facts: dict[int, Facts], query: Query, lexicon: Lexicon, chunks: int
 ) -> list[Hit]:
     """The hits by their chance to be the answer, with the similarity that follows from it. What
     people confirmed gains a little; how often it was shown decides between equals."""
-    asked = asked_time(query)
-    trusted = by_relevance(hits, facts, asked)
+    trusted = by_relevance(hits, facts, query.asked)
     if not trusted:
         return []
     import numpy
 
     ranker, head = recall_ranker(), trusted[:RANKED]
-    features = features_of(head, facts, query, lexicon)
+    features = features_of(head, facts, query.subject, lexicon)
     obsolete = ranker.obsolescence(features) if features else numpy.zeros((len(head),) * 2)
     relevance = numpy.array([hit.score for hit in trusted])
     chances = ranker.answers(relevance, obsolete)
@@ -4573,6 +4609,7 @@ def default_adjust(
     first = similarity_facts(trusted, chances, order[0], chunks)
     similarity = ranker.similarity_of_first(first) / chances[order[0]]
     explained = _explained(trusted, chances, obsolete, relevance, ranker)
+    asked = query.asked
     if asked and asked.events and asked.fits(facts[trusted[order[0]].item].created_at):
         similarity = max(similarity, DATED_SIMILARITY / chances[order[0]])
     return [explained[place]._replace(score=float(similarity * chances[place])) for place in order]
@@ -6958,7 +6995,10 @@ def _rows_of_pages(data: bytes, size: int) -> Iterator[tuple[int | None, list[An
         if len(page) < size or page[head] not in (_TABLE_LEAF, *_INDEX_PAGES):
             continue
         first = head + (12 if page[head] == 0x02 else 8)
-        for number in range(int.from_bytes(page[head + 3 : head + 5], "big")):
+        count = int.from_bytes(page[head + 3 : head + 5], "big")
+        if first + 2 * count > size:
+            continue  # noise
+        for number in range(count):
             place = int.from_bytes(page[first + 2 * number : first + 2 * number + 2], "big")
             with contextlib.suppress(IndexError, ValueError):  # what cannot be read is lost
                 yield _cell(data, page, place)
@@ -7512,7 +7552,7 @@ class Memory:
 
     def _search(
         self,
-        query: str,
+        text: str,
         limit: int,
         profile: Profile,
         moment: int | None,
@@ -7522,7 +7562,7 @@ class Memory:
     ) -> tuple[list[Hit], float, dict[str, str]]:
         """The best hits, the least relevance of one to show, and a notice when they are not as
         good as they could be."""
-        project = self.projects.current()
+        project, query = self.projects.current(), parse_query(text, moment)
         index = self._index if moment is None and source is None else None
         live = live_at(moment) + ("" if source is None else self._in_source(source))
         with self.database.snapshot():
@@ -7530,9 +7570,9 @@ class Memory:
             near = same and self.database.settled("SELECT EXISTS(SELECT 1 FROM vectors)")
             if near:
                 self.encoder.begin_loading()
-            words = weigh_words(self.database, query, self._lexicon)
+            words = weigh_words(self.database, query.text, self._lexicon)
             if near:
-                vector = self.encoder.embed_query(query, words.told)
+                vector = self.encoder.embed_query(query.text, words.told)
             found, share = candidates(
                 self.database,
                 words,
@@ -7543,8 +7583,8 @@ class Memory:
                 depth,
             )
             size = max(limit, RANKED)
-            if vector and (asked := asked_time(query)) and asked.events:
-                found = self._of_time(asked, vector, live, found, words)
+            if vector and query.asked and query.asked.events:
+                found = self._of_time(query.asked, vector, live, found, words)
                 size = len(found)  # what is of that time may be far in all else
             factor = CROSS_PROJECT_FACTOR if project else 1.0
             hits = rank(found, share, profile, size, factor)
@@ -7557,7 +7597,7 @@ class Memory:
         least = least_relevance(hits, floor)
         hits = own_first(hits, limit, floor)
         if moment is None and self._follow_shown(hits, facts, rounds):
-            return self._search(query, limit, profile, moment, depth, source, rounds - 1)
+            return self._search(text, limit, profile, moment, depth, source, rounds - 1)
         return hits, least, {} if same else {"notice": _OTHER_MODEL}
 
     def _of_time(

@@ -128,9 +128,10 @@ def collected(memory: Memory, question: Row) -> tuple[list[sediment.Hit], Any, A
     """The candidates in the order of their relevance, before age counts, and their features."""
     seen: list[Any] = []
 
-    def collect(hits: list[Any], facts: Any, query: str, lexicon: Any, chunks: int) -> list[Any]:
-        hits = sediment.by_relevance(hits, facts)
-        seen.extend((hits, sediment.features_of(hits[:RANKED], facts, query, lexicon), chunks))
+    def collect(hits: list[Any], facts: Any, query: Any, lexicon: Any, chunks: int) -> list[Any]:
+        hits = sediment.by_relevance(hits, facts, query.asked)
+        features = sediment.features_of(hits[:RANKED], facts, query.subject, lexicon)
+        seen.extend((hits, features, chunks))
         return []
 
     profile = sediment.PROFILES["default"]._replace(adjust=collect)
@@ -264,15 +265,19 @@ def learn_obsolete(questions: list[Question]) -> dict[str, Any]:
 # How likely the first result is right
 
 
+def matrices(question: Question) -> sediment.Matrices:
+    """The features of all pairs as the program has them; 0 where none may be replaced."""
+    found = {name: numpy.zeros((min(len(question.hits), RANKED),) * 2) for name in NAMES}
+    for name, column in zip(NAMES, question.features.T, strict=True):
+        found[name][question.old, question.new] = column
+    none = numpy.zeros_like(found["days"], bool)
+    return found | {"lost_sign": none, "strays": none}
+
+
 def first_result(question: Question, ranker: sediment.Ranker) -> tuple[list[float], bool]:
     """What tells of the first result, and whether it is right."""
-    matrix = numpy.zeros((min(len(question.hits), RANKED),) * 2)
-    if len(question.old):
-        weights = numpy.array([ranker.obsolete[name] for name in NAMES])
-        odds = numpy.exp(numpy.minimum(question.features @ weights + ranker.obsolete["bias"], 30))
-        matrix[question.old, question.new] = odds
-        matrix /= 1 + matrix.sum(1, keepdims=True)
-    chances = ranker.answers(question.relevance, matrix)
+    obsolete = ranker.obsolescence(matrices(question))
+    chances = ranker.answers(question.relevance, obsolete)
     first = int(chances.argmax())
     facts = sediment.similarity_facts(question.hits, chances, first, question.chunks)
     return [facts[name] for name in SIMILARITY], bool(question.right[first])

@@ -170,6 +170,19 @@ def test_the_time_that_a_question_asks_about(
     assert asked.end == (datetime.fromisoformat(end).timestamp() if end else int(NOW) + 1)
 
 
+def test_beside_a_moment_the_time_in_a_question_is_not_looked_for() -> None:
+    asked = "What was the price in March 2026?"
+    assert sediment.parse_query(asked).text == asked
+    assert sediment.parse_query(asked).subject == "What was the price ?"
+    assert sediment.parse_query(asked, int(NOW)).text == "What was the price ?"
+    events = "what happened yesterday?"
+    beside = sediment.parse_query(events, int(NOW))
+    assert beside.text == events
+    assert beside.asked
+    assert beside.asked.end == datetime(2026, 3, 18).timestamp()
+    assert sediment.parse_query("in March 2026?", int(NOW)).text == "in March 2026?"
+
+
 def test_what_was_noted_then_answers_a_question_for_then(memory: Memory) -> None:
     now = int(time.time())
     for days, text in enumerate(("The boiler was fixed.", "Mara likes tea.", "Port 80 is shut.")):

@@ -66,6 +66,21 @@ def test_what_only_looks_alike_keeps_its_place(memory: Memory) -> None:
     assert sum(kept) >= 0.95 * len(kept)
 
 
+def test_another_number_takes_the_place_of_none(memory: Memory) -> None:
+    """Stored within a few seconds, as by one script: the newest is not the version of all."""
+    texts = [f"Meanwhile number {number}." for number in range(20)]
+    stored = [0] * 7 + [1] * 12 + [2]
+    memory.import_rows(
+        {"content": text, "created_at": 10**9 + at} for text, at in zip(texts, stored, strict=True)
+    )
+    memory.import_rows(
+        {"content": f"Remark {number} is about {topic}.", "created_at": 10**9 - 1}
+        for number in range(12)
+        for topic in ("tea", "ports")
+    )
+    assert [memory.recall(text)["results"][0]["content"] for text in texts] == texts
+
+
 def test_texts_of_one_moment_have_no_order_of_their_own(memory: Memory) -> None:
     sequences = trial("versions.jsonl")[:20]
     filled(memory, [row["sequence"] for row in sequences], 0)
