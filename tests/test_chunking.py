@@ -108,7 +108,7 @@ documents = st.recursive(
     | st.text(max_size=300)
     | st.text("ab ", min_size=900),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=60), inner),
-    max_leaves=40,
+    max_leaves=20,
 )
 
 
@@ -124,7 +124,7 @@ def test_any_text_is_cut_to_a_narrow_window(text: str):
     check(text, strict)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(documents, st.sampled_from([None, 2]))
 def test_any_json_is_cut_without_loss(document: object, indent: int | None):
     text = json.dumps(document, indent=indent, ensure_ascii=False)
