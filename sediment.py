@@ -5592,7 +5592,7 @@ def walk(top: Path, options: Options) -> Iterator[Path]:
     """The files to index in a folder, in order. Links, hidden files and what git ignores are left
     out, and so is what `compact` has put away."""
     chosen, excluded = _patterns((*FILE_GLOBS, *options.globs)), _patterns(options.exclude)
-    todo = [(top, _ignored_above(top))]
+    todo = [(top, _ignored_above(top))] if _is_real(top) else []
     while todo:
         folder, rules = todo.pop()
         entries = _entries(folder)
@@ -5616,6 +5616,12 @@ def walk(top: Path, options: Options) -> Iterator[Path]:
         todo += reversed(folders)
 
 
+def _is_real(path: Path) -> bool:
+    """Whether an indexed path, which had no links, has none by now: what a checkout brings may
+    put one in the place of a file or of a folder above it."""
+    return os.path.realpath(path) == str(path)
+
+
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as found:
@@ -5635,9 +5641,32 @@ def _patterns(lines: tuple[str, ...]) -> Any:
     from pathspec import GitIgnoreSpec
 
     try:
-        return GitIgnoreSpec.from_lines(lines)
+        patterns = GitIgnoreSpec.from_lines(lines).patterns
     except ValueError as error:
         raise InvalidInput(f"a pattern is not one ({error}): write it as in .gitignore") from None
+    for one in patterns:
+        one.regex = one.regex and re.compile(_without_retries(one.regex.pattern))
+    return GitIgnoreSpec(patterns, backend="simple")
+
+
+def _without_retries(form: str) -> str:
+    """A pattern's regular expression, as pathspec makes it, that takes no time exponential in the
+    number of stars: what stands between two is taken where it is met first, for good."""
+    blocks = list(map(_segments_without_retries, form.split("(?:/.+)?")))  # at each **
+    if len(blocks) == 1:
+        return blocks[0]
+    first, *middle, last = blocks
+    first = first.removeprefix("^").replace("(?:.+/)?", "(?:.+?/)??", 1)
+    middle = [f"(?>(?:/.+?)??{block}(?=/))" for block in middle]
+    return "".join([f"^(?>{first}(?=/))", *middle, "(?:/.+)?", last])
+
+
+def _segments_without_retries(form: str) -> str:
+    first, *pieces = form.split("[^/]*")
+    for place, piece in enumerate(pieces):
+        within = place < len(pieces) - 1 and "/" not in piece.replace("[^/]", "")
+        pieces[place] = f"(?>[^/]*?{piece})" if within else f"[^/]*{piece}"
+    return first + "".join(pieces)
 
 
 class _Rule(NamedTuple):
@@ -5704,9 +5733,11 @@ class Seen(NamedTuple):
 
 
 def look(path: Path) -> Seen:
-    """Skipped says why a path is not to be read."""
+    """Skipped says why an indexed path is not to be read."""
+    if not _is_real(path):
+        raise Skipped(f"is behind a link now: name {os.path.realpath(path)} if that is meant")
     try:
-        facts = path.stat()
+        facts = path.lstat()
     except OSError as error:
         raise Skipped(f"cannot be read ({error.strerror})") from None
     if not stat.S_ISREG(facts.st_mode):
@@ -5720,7 +5751,7 @@ def look(path: Path) -> Seen:
 def read_file(path: Path) -> tuple[str, bytes, bool]:
     """A file's text with plain newlines, its bytes, and whether all of it is UTF-8."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_open_plain) as file:
             data = file.read(FILE_MAX + 1)
     except OSError as error:
         raise Skipped(f"cannot be read ({error.strerror})") from None
@@ -5729,6 +5760,11 @@ def read_file(path: Path) -> tuple[str, bytes, bool]:
     text = data.decode("utf-8-sig", "replace")
     whole = "\ufffd" not in text or "\ufffd".encode() in data
     return plain_newlines(text).replace("\0", "\ufffd"), data, whole
+
+
+def _open_plain(path: str, flags: int) -> int:
+    """What has just become a link is not followed, and what has become a pipe not waited for."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
 
 
 def plain_newlines(text: str) -> str:
@@ -5805,6 +5841,12 @@ class Files:
             for id, path, options in self.database.rows(sql, self.project)
         ]
 
+    def place(self, given: str | Path) -> Path:
+        """A path that somebody gave as it is indexed: without links, but for a source that has
+        become one since, which does not lead elsewhere for that."""
+        named = Path(os.path.abspath(expand_home(given))) if str(given) else None
+        return named if named in [one.path for one in self.sources()] else whole_path(given)
+
     def source_of(self, path: Path, options: Options | None) -> Source:
         """The source that a path belongs to; a new one if it is in none, or is to be indexed in a
         way of its own."""
@@ -5828,7 +5870,8 @@ class Files:
 
     def drop_vain(self, path: Path) -> None:
         """No source stays of a file that was asked for and cannot be indexed."""
-        if path.exists() and not path.is_dir() and str(path) not in self.known():
+        vain = path.exists() and not path.is_dir() and _is_real(path)
+        if vain and str(path) not in self.known():
             with self.database.transaction() as connection:
                 sql = (
                     "DELETE FROM sources WHERE path = ? AND project_id = ?"
@@ -5875,8 +5918,8 @@ class Files:
     def find(self, source: Source, within: Path) -> list[Path]:
         """The files of a source at or below a path that there are. What is in a source of its own
         belongs to that."""
-        if not source.path.is_dir():
-            return [source.path] if source.path.exists() else []
+        if not source.path.is_dir() or not _is_real(source.path):
+            return [source.path] if os.path.lexists(source.path) else []
         apart = [one.path for one in self.sources() if source.path in one.path.parents]
         found = [
             path
@@ -7848,7 +7891,7 @@ class Memory:
 
     def _path(self, given: str | Path, files: Files) -> Path:
         """A path as it is indexed: whole, and as it is without links."""
-        path = whole_path(given)
+        path = files.place(given)
         if path == Path(path.anchor):
             raise InvalidInput(f"all of {path} is too much: name a folder in it")
         if not _is_unicode(path):
@@ -7871,7 +7914,7 @@ class Memory:
         """Take files and folders out of the index; they stay where they are: {success, paths,
         message}."""
         files, told = self._files(scope), []
-        gone = list(map(whole_path, paths))
+        gone = list(map(files.place, paths))
         if not gone:
             raise InvalidInput("name what to take out of the index: `status` shows what is in it")
         for path in gone:

@@ -1,5 +1,6 @@
 """Markdown that people edit: the index follows the files, and encodes nothing twice."""
 
+import contextlib
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pathspec import GitIgnoreSpec
 from storage import consistent, open_memory, shared_encoder, values
 
 import sediment
@@ -276,6 +278,49 @@ def test_gitignore_exclude_links_and_hidden_files_are_heeded(memory: Memory, fol
     assert rows(memory) == fresh(folder, globs=["*.txt"], exclude=["docs/", "M*"])
 
 
+LINKS = {  # what becomes a link, and whether that is a folder
+    "docs/guide.md": "guide.md",
+    "docs": "",
+    "MEMORY.md": "guide.md",
+}
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_a_file_behind_a_link_that_came_later_is_gone(
+    memory: Memory, folder: Path, name: str
+) -> None:
+    outside = folder.parent / "outside"
+    outside.mkdir()
+    (outside / "guide.md").write_text("# Guide\n\nThe walrus sleeps.\n")
+    memory.index(["docs", "MEMORY.md"])
+    found = memory.recall("open the lid")["results"] + memory.recall("vegetarian")["results"]
+    (folder / name).rename(folder.parent / "aside")
+    (folder / name).symlink_to(outside / LINKS[name])
+    assert memory.status()["dirty"] > 0
+    for row in found:
+        with contextlib.suppress(NotFound):
+            assert "walrus" not in memory.expand(row["id"])["content"]
+    told = [row["content"] for row in memory.recall("walrus", anyway=True)["results"]]
+    assert not any("walrus" in text for text in told)
+    for paths in ((), ["docs", "MEMORY.md"]):
+        memory.index(paths)
+        assert not values(memory, "SELECT 1 FROM items WHERE content LIKE '%walrus%'")
+    assert all(
+        "walrus" not in text for (text,) in memory.database.rows("SELECT content FROM items")
+    )
+
+
+def test_a_source_that_became_a_link_can_be_taken_out_and_named_anew(
+    memory: Memory, folder: Path
+) -> None:
+    memory.index(["docs"])
+    as_link(folder / "docs", folder.parent / "outside")
+    (skipped,) = memory.index(["docs"])["skipped"]
+    assert f"name {folder.parent / 'outside'} if that is meant" in skipped["reason"]
+    memory.unindex("docs")
+    assert memory.index(["docs"])["files"] == 1
+
+
 def test_a_folder_of_an_ignored_place_is_judged_by_the_rules_above(
     memory: Memory, folder: Path
 ) -> None:
@@ -335,6 +380,46 @@ def test_what_git_ignores_is_what_git_says(folder: Path, lines: str, wanted: set
     git = subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split()
     found = {path.relative_to(folder).as_posix() for path in walk(folder, Options())}
     assert found == set(git) == wanted
+
+
+MANY_STARS = {
+    "*a" * 11 + "b": "a" * 60,
+    "**/a/" * 15 + "b": "a/" * 60 + "c",
+    "*[a-z]" * 20 + "9": "a" * 200,
+    "*a*a*a*/**/" * 9 + "b": ("a" * 14 + "/") * 30 + "c",
+}
+
+
+@pytest.mark.parametrize("line", MANY_STARS)
+def test_a_pattern_of_many_stars_takes_no_time(folder: Path, line: str) -> None:
+    """In a process of its own, since a pattern that hangs cannot be interrupted."""
+    (path := folder / MANY_STARS[line]).mkdir(parents=True)
+    (path / "x.md").write_text("Words.\n")
+    (folder / ".gitignore").write_text(line)
+    code = (
+        "import sys; from pathlib import Path; from sediment import Options, walk;"
+        "print(len(list(walk(Path(sys.argv[1]), Options(exclude=tuple(sys.argv[2:]))))))"
+    )
+    command = [sys.executable, "-c", code, str(folder), line]
+    env = {**os.environ, "PYTHONPATH": str(Path(sediment.__file__).parent)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "3\n"
+
+
+_GLOB = st.lists(st.sampled_from(["*", "**", "?", "a", "b", "[ab]", "."]), min_size=1, max_size=5)
+_GLOBS = st.lists(_GLOB.map("".join), min_size=1, max_size=4).map("/".join)
+_NAME = st.lists(st.text("ab.", min_size=1, max_size=4), min_size=1, max_size=5).map("/".join)
+
+
+@settings(max_examples=500)
+@given(_GLOBS, st.sampled_from(["", "/"]), _NAME)
+def test_a_pattern_fits_what_it_fitted_with_retries(glob: str, end: str, name: str) -> None:
+    line = glob + end
+    try:
+        plain = GitIgnoreSpec.from_lines([line])
+    except ValueError:
+        return
+    assert plain.match_file(name) == sediment._patterns((line,)).match_file(name)
 
 
 def test_a_new_exclude_within_a_source_takes_out_what_it_names(
