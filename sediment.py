@@ -4991,10 +4991,10 @@ def _first_vectors(database: Database, after: int, limit: int) -> list[tuple[Any
     return database.rows(sql, after, limit)
 
 
-def queued_pairs(database: Database, limit: int) -> list[tuple[str, str]]:
-    """The ids of waiting pairs, most similar first."""
+def queued_pairs(database: Database, limit: int) -> list[tuple[str, str, float]]:
+    """The ids of waiting pairs and their cosines, most similar first."""
     return database.rows(
-        "SELECT item_id_a, item_id_b FROM consolidation_queue WHERE status = 'pending'"
+        "SELECT item_id_a, item_id_b, similarity FROM consolidation_queue WHERE status = 'pending'"
         " ORDER BY similarity DESC, item_id_a, item_id_b LIMIT ?",
         limit,
     )
@@ -8102,7 +8102,8 @@ class Memory:
         folder = self._place_to_write(path)
         if not folder.is_dir():
             raise NotFound(f"{folder} is no folder: name that of the notes, e.g. memory/")
-        finish_compactions(self.database)
+        if not dry_run:
+            finish_compactions(self.database)
         notes = old_notes(folder, parse_age(older_than), not redacts())
         text = joined(notes, folder)
         answer: dict[str, Any] = {
@@ -8264,10 +8265,10 @@ class Memory:
                 queue = queued_pairs(self.database, CONSOLIDATE_BATCH)
                 if not queue:
                     break
-                for ids in queue:
+                for one, other, _ in queue:
                     if stop():
                         break
-                    done += self._settle(ids)
+                    done += self._settle((one, other))
                     progress(1)
         finally:
             with contextlib.suppress(DatabaseError):
@@ -8326,14 +8327,20 @@ class Memory:
         return [(status, pair)] if pair and status != "gone" else []
 
     def _proposed(self, stop: Callable[[], bool]) -> list[tuple[str, Pair]]:
-        """What `consolidate` would do now."""
-        queue = [tuple(sorted(ids)) for ids in queued_pairs(self.database, -1)]
+        """What `consolidate` would do now, in its order; what is merged is in no later pair."""
         examined = self.database.value(f"SELECT {_EXAMINED}")
-        for _, pairs in near_pairs(self.database, examined):
-            queue += [tuple(sorted(pair[:2])) for pair in pairs]
-        embed, pairs = self.encoder.embed, dict.fromkeys(queue)
-        found = (judge(self.database, (a, b), embed) for a, b in pairs if not stop())
-        return [("linked" if pair.reasons else "merged", pair) for pair in found if pair]
+        found = [pair for _, pairs in near_pairs(self.database, examined) for pair in pairs]
+        found += queued_pairs(self.database, -1)
+        cosines = {(min(a, b), max(a, b)): cosine for a, b, cosine in found}
+        proposed, hidden = [], set[str]()
+        for ids in sorted(cosines, key=lambda ids: (-cosines[ids], ids)):
+            if stop():
+                break
+            pair = judge(self.database, ids, self.encoder.embed)
+            if pair and hidden.isdisjoint(ids):
+                proposed.append(("linked" if pair.reasons else "merged", pair))
+                hidden.update([] if pair.reasons else [pair.other])
+        return proposed
 
     def _consolidated(self, done: list[tuple[str, Pair]]) -> dict[str, Any]:
         pairs = [
@@ -8971,23 +8978,27 @@ class Memory:
             kept.append(row | {"why": ", ".join(why)}) if why else doomed.append(row)
         return doomed, kept
 
-    def purge(self, *, scope: str = "project") -> dict[str, Any]:
-        """Erase what `prune` has hidden, for good: {count, message}."""
+    def purge(self, *, scope: str = "project", dry_run: bool = False) -> dict[str, Any]:
+        """Erase what `prune` has hidden, for good: {count, message}; or name it as `items`."""
         project = None if check_scope(scope) == "global" else self.projects.current()
         if project is None and scope != "global":
             return {"count": 0, "message": "Erased nothing: there is no project here."}
         sql = (
-            f"SELECT id FROM items WHERE ended_by = '{PRUNED}' AND ended_at IS NOT NULL"
-            " AND project_id IS ?"
+            f"SELECT {_ITEM} FROM items i WHERE ended_by = '{PRUNED}' AND ended_at IS NOT NULL"
+            " AND project_id IS ? ORDER BY created_at, seq"
         )
-        ids = self.database.rows(sql, project)
-        if ids:
+        rows = list(map(_item, self.database.rows(sql, project)))
+        if dry_run:
+            told = f"Pruned memories that would be erased: {len(rows)}."
+            items = list(map(_listed, rows))
+            return {"count": len(rows), "items": items, "dry_run": True, "message": told}
+        if rows:
             with self.database.transaction() as connection:
-                ids = fetch(connection, sql, project)  # some may be live again
-                for (id,) in ids:
-                    erase_item(connection, id)
+                rows = list(map(_item, fetch(connection, sql, project)))  # some may be live again
+                for row in rows:
+                    erase_item(connection, row["id"])
             self._checkpoint()
-        return {"count": len(ids), "message": f"Pruned memories erased: {len(ids)}."}
+        return {"count": len(rows), "message": f"Pruned memories erased: {len(rows)}."}
 
     def stats(self, *, verify: bool = False) -> dict[str, Any]:
         """What there is: the file, its counts, the project, the model. `verify` reads it all."""
@@ -10867,7 +10878,7 @@ def consolidate(shared: Context, dry_run: bool) -> None:
 @click.option("--older-than", metavar="AGE", help="An age (90d, 12w, 1y) or a date.")
 @click.option("-s", "--scope", type=_SCOPE, default="project", show_default=True)
 @click.option("--confirmed", is_flag=True, help="What people confirmed or corrected, too.")
-@click.option("--dry-run", is_flag=True, help="Change nothing; print what would be hidden.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; print what would be done.")
 @click.option("--purge", is_flag=True, help="Erase for good what was pruned before.")
 @_common
 @_shared
@@ -10888,7 +10899,7 @@ def prune(
         raise click.UsageError("give either --older-than AGE or --purge")
     with shared.memory() as memory:
         if purge:
-            shared.show(memory.purge(scope=scope), _message)
+            shared.show(memory.purge(scope=scope, dry_run=dry_run), render_purged)
         else:
             answer = memory.prune(older_than, scope=scope, confirmed=confirmed, dry_run=dry_run)
             shared.show(answer, render_pruned)
@@ -11494,7 +11505,8 @@ def render_listed(answer: dict[str, Any]) -> Iterator[str]:
 
 def render_history(answer: dict[str, Any]) -> Iterator[str]:
     for version in answer["versions"]:
-        mark = "live" if version["live"] else f"{version['ended_by']} by {version['successor']}"
+        by = f" by {version['successor']}" if "successor" in version else ""
+        mark = "live" if version["live"] else version.get("ended_by", "hidden") + by
         when = _dim(local_time(version["created"], 16))
         yield f"{when}  {printable(version['id'])}  {_dim(printable(mark))}"
         yield from _indented(version["content"])
@@ -11509,21 +11521,38 @@ def _label(node: dict[str, Any], width: int) -> str:
 
 
 def render_tree(answer: dict[str, Any]) -> Iterator[str]:
-    """The item, and under it each edge that leads away, by kind."""
+    """The item, and under it each edge, as seen from it."""
     nodes = {node["id"]: node for node in answer["nodes"]}
     yield f"{printable(answer['id'])}  {_label(nodes[answer['id']], 60)}"
-    edges = answer["edges"]
+    edges, later = answer["edges"], _later_versions(answer)
     for place, edge in enumerate(edges, 1):
-        away = edge["from"] == answer["id"] or edge["type"] == SUPERSEDES
-        node = nodes[edge["to"] if away else edge["from"]]
-        if node["id"] == answer["id"]:
-            node = nodes[edge["from"]]
-        what = edge["type"] if away else f"{edge['type']} from"
+        what, far = _told_edge(edge, answer["id"], later)
+        node = nodes[far]
         facts = [edge.get("label"), edge.get("count"), f"{edge.get('strength', 0):.2f}"]
         told = _dim(f"({', '.join(str(fact) for fact in facts if fact not in (None, '0.00'))})")
         branch = "└──" if place == len(edges) else "├──"
         hidden = "" if node["live"] else _dim(" hidden")
         yield f"{branch} {what} {told}  {printable(node['id'])}{hidden}  {_label(node, 48)}"
+
+
+def _later_versions(answer: dict[str, Any]) -> set[str]:
+    """The ids of the item of a graph, and of what took its place, one after the other."""
+    later = {edge["to"]: edge["from"] for edge in answer["edges"] if edge["type"] == SUPERSEDES}
+    found, id = set[str](), answer["id"]
+    while id and id not in found:
+        found.add(id)
+        id = later.get(id)
+    return found
+
+
+def _told_edge(edge: dict[str, Any], id: str, later: set[str]) -> tuple[str, str]:
+    """What an edge is, seen from an item with these later versions, and the id at its far end."""
+    near, far, what = edge["from"], edge["to"], edge["type"]
+    if what == SUPERSEDES and far in later:
+        near, far, what = far, near, "superseded by"
+    elif far == id:
+        near, far, what = far, near, f"{what} from"
+    return what if near == id else f"{printable(near[:8])} {what}", far
 
 
 def render_dot(answer: dict[str, Any]) -> Iterator[str]:
@@ -11592,6 +11621,13 @@ def render_pruned(answer: dict[str, Any]) -> Iterator[str]:
         yield f"{row['id']}  {one_line(row['content'], PREVIEW)}  ({row['why']})"
     if (more := len(kept) - REFUSED_SHOWN) > 0:
         yield f"and {more} more: see --json"
+
+
+def render_purged(answer: dict[str, Any]) -> Iterator[str]:
+    """What was erased, or would be."""
+    for row in answer.get("items", ()):
+        yield f"{row['id']}  {one_line(row['content'], PREVIEW)}"
+    yield answer["message"]
 
 
 def render_checked(answer: dict[str, Any]) -> Iterator[str]:

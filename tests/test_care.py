@@ -742,6 +742,17 @@ def test_without_a_project_nothing_is_purged(memory: Memory, tmp_path: Path) -> 
     assert nowhere.purge(scope="global")["count"] == 1
 
 
+def test_a_dry_run_of_a_purge_names_what_it_would_erase_and_erases_nothing(memory: Memory) -> None:
+    id = memory.store("An old lamp.", created_at="2020-01-01")["id"]
+    memory.prune("1y")
+    before = rows_of(memory, "items")
+    answer = memory.purge(dry_run=True)
+    assert (answer["count"], [row["id"] for row in answer["items"]]) == (1, [id])
+    assert rows_of(memory, "items") == before
+    assert memory.purge()["count"] == 1
+    assert memory.purge(dry_run=True)["count"] == 0
+
+
 def test_only_what_is_hidden_is_purged(memory: Memory) -> None:
     """A row that says why it ended, and not when, has not ended."""
     row = {"id": "a", "content": "A remark that is live.", "ended_by": "prune"}

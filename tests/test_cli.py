@@ -100,6 +100,9 @@ def test_prune_hides_and_purges(here: Program) -> None:
     here.ok("undo", id)
     assert here.contents() == {FRIDAYS}
     here.ok("prune", "--older-than", "90d")
+    *named, told = here.ok("prune", "--purge", "--dry-run").splitlines()
+    assert named == [f"{id}  {FRIDAYS}"]
+    assert "would be erased: 1" in told
     assert here.json("prune", "--purge")["count"] == 1
     assert here.ok("prune", "--older-than", "90d") == "Nothing is that old.\n"
     kept = here.store(FRIDAYS, "--created-at", "2020-01-01")

@@ -70,6 +70,23 @@ def test_a_dry_run_changes_nothing(memory: Memory) -> None:
     assert {name: rows_of(memory, name) for name in names} == before
 
 
+@pytest.mark.parametrize("queued", [False, True])
+def test_a_dry_run_proposes_what_is_then_done(memory: Memory, queued: bool) -> None:
+    texts = [PORT, AGAIN, f"Remember that {PORT[0].lower()}{PORT[1:]}", OTHER, COFFEE]
+    if queued:
+        for text in texts:
+            memory.store(text)
+    else:
+        put(memory, *texts)
+    proposed = memory.consolidate(dry_run=True)
+    assert proposed["merged"] == 2
+    assert decided(memory.consolidate()) == decided(proposed)
+
+
+def decided(answer: dict[str, Any]) -> list[tuple[str, str, str]]:
+    return [(pair["action"], pair["keep"]["id"], pair["other"]["id"]) for pair in answer["pairs"]]
+
+
 def test_undo_takes_a_merge_apart_for_good(memory: Memory) -> None:
     first, second, coffee = put(memory, PORT, AGAIN, COFFEE)
     for question in "abc":

@@ -1099,6 +1099,16 @@ def test_a_note_that_changes_after_a_kill_keeps_its_place(
     assert values(memory, "SELECT count(*) FROM meta WHERE key GLOB 'compacting:*'") == [0]
 
 
+def test_a_dry_run_ends_no_compaction_that_was_killed(
+    memory: Memory, notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed_while_compacting(memory, notes, monkeypatch, 1)
+    before = names(notes)
+    memory.compact(notes, dry_run=True)
+    assert names(notes) == before
+    assert values(memory, "SELECT count(*) FROM meta WHERE key GLOB 'compacting:*'") == [1]
+
+
 @pytest.mark.parametrize("moved", range(5))
 def test_a_file_of_the_summarys_name_stays(
     memory: Memory, notes: Path, monkeypatch: pytest.MonkeyPatch, moved: int

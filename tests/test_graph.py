@@ -1,5 +1,6 @@
 """Links between memories: what recall makes of them, and how they are shown."""
 
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,20 @@ def test_a_neighbourhood_has_lineage_and_links(memory: Memory, ids: dict[str, st
     ends = {(edge["type"], frozenset((edge["from"], edge["to"]))) for edge in answer["edges"]}
     assert ("supersedes", frozenset((later, ids["tea"]))) in ends
     assert ("related", frozenset((ids["tea"], ids["cake"]))) not in ends  # it is no longer so
+
+
+def test_a_tree_tells_who_superseded_whom_from_each_version(memory: Memory) -> None:
+    blue = memory.store("The wall is blue.")["id"]
+    red = memory.store("The wall is red.", replace=blue)["id"]
+    green = memory.store("The wall is green.", replace=red)["id"]
+    for id, expected in {
+        blue: {("superseded by", "red"), (f"{red[:8]} superseded by", "green")},
+        red: {("superseded by", "green"), ("supersedes", "blue")},
+        green: {("supersedes", "red"), (f"{red[:8]} supersedes", "blue")},
+    }.items():
+        lines = list(sediment.render_tree(memory.graph(id)))[1:]
+        told = (re.sub(r"\x1b.*?m", "", line) for line in lines)
+        assert {(line[4:].split(" (")[0], line.split()[-1].strip(".")) for line in told} == expected
 
 
 @pytest.mark.parametrize("kind", ["tree", "dot", "mermaid"])

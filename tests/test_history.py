@@ -1,6 +1,7 @@
 """Replacing, undoing, and what is known of an item's past."""
 
 import contextlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from storage import consistent, open_memory, rows_of, shown
 
-from sediment import InvalidInput, Memory, NotFound, render_recalled
+from sediment import InvalidInput, Memory, NotFound, render_history, render_recalled
 
 TEA = "Tea is served at four."
 LATER = "Tea is served at five."
@@ -286,3 +287,38 @@ def test_what_cannot_replace_says_why(memory: Memory, path: Path) -> None:
         memory.replace(old, new)
     with pytest.raises(NotFound, match="hidden behind"):
         memory.replace(new, old)
+
+
+def test_every_way_to_end_is_told(memory: Memory) -> None:
+    old = memory.store(TEA, created_at=1_000)["id"]
+    later = memory.store(LATER, replace=old)["id"]
+    assert marks(memory, old) == [f"replace by {later}", "live"]
+    memory.undo(old)
+    assert marks(memory, old) == ["live", f"undo by {old}"]
+    lamp = memory.store("An old lamp.", created_at=1_000)["id"]
+    memory.prune("1y")
+    assert marks(memory, lamp) == ["prune"]
+    memory.undo(lamp)
+    assert marks(memory, lamp) == ["live"]
+    memory.import_rows(
+        [
+            {"id": "here", "content": "One.", "successor": "gone", "ended_at": 9},
+            {"id": "pruned", "content": "Two.", "ended_by": "prune", "ended_at": 9},
+            {"id": "said", "content": "Three.", "ended_by": "prune"},
+            {"id": "merged", "content": "Four.", **ended("merge", "said")},
+        ]
+    )
+    assert marks(memory, "here") == ["hidden by gone"]
+    assert marks(memory, "pruned") == ["prune"]
+    assert marks(memory, "merged") == ["live", "merge by said"]
+
+
+def ended(by: str, successor: str) -> dict[str, Any]:
+    return {"ended_by": by, "successor": successor, "ended_at": 2**31}
+
+
+def marks(memory: Memory, id: str) -> list[str]:
+    """What became of each version of an item."""
+    lines = [re.sub(r"\x1b.*?m", "", line) for line in render_history(memory.history(id))]
+    versions = [line for line in lines if not line.startswith("      ")]
+    return [line.split("  ", 2)[2] for line in versions if line.count("  ") == 2]
