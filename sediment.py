@@ -2392,6 +2392,17 @@ class Database:
         paths = (Path(f"{self.path}{suffix}") for suffix in ("", "-wal"))
         return sum(path.stat().st_size for path in paths if path.is_file())
 
+    def refuse_own(self, given: str | Path) -> None:
+        """InvalidInput for a name, by any link, of the file or of what SQLite keeps beside it:
+        whatever is written there would take its place."""
+        file = os.path.realpath(self.path)
+        for own in (f"{file}{suffix}" for suffix in ("", "-wal", "-shm", "-journal")):
+            same = os.path.realpath(given) == own
+            with contextlib.suppress(OSError):
+                same = same or os.path.samefile(given, own)
+            if same:
+                raise InvalidInput(f"{given} is the database or a part of it: choose another name")
+
     def close(self) -> None:
         """Close every thread's connection; a disk that fails now takes nothing that was told."""
         import apsw
@@ -8047,6 +8058,7 @@ class Memory:
         return self._write_down(text, path, heading, f"{now:%H:%M} ", "project", allow_secrets)
 
     def _place_to_write(self, given: str | Path) -> Path:
+        self.database.refuse_own(expand_home(given))
         return place_to_write(given, find_root(self._top))
 
     def _write_down(
@@ -8637,6 +8649,7 @@ class Memory:
         """
         target = expand_home(path).absolute()
         self._must_exist()
+        self.database.refuse_own(target)
         if not target.parent.is_dir():
             raise DatabaseError(f"{target} cannot be written: there is no folder {target.parent}")
         with self.database.explained():
@@ -11049,9 +11062,11 @@ def export(shared: Context, file: str | None, force: bool) -> None:
       sediment export backup.jsonl
       sediment export | jq -r 'select(.scope == "global").content'
     """
-    if file and Path(file).is_file() and not force:
-        raise InvalidInput(f"{file} is there already: --force overwrites it")
     with shared.memory() as memory:
+        if file:
+            memory.database.refuse_own(file)
+        if file and Path(file).is_file() and not force:
+            raise InvalidInput(f"{file} is there already: --force overwrites it")
         if file is None and shared.json:
             rows = list(memory.export_rows())
             shared.show({"count": len(rows), "items": rows}, lambda _: [])

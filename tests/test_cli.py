@@ -627,6 +627,20 @@ def test_an_export_goes_through_a_link_and_keeps_the_mode(here: Program) -> None
     assert target.stat().st_mode & 0o777 == 0o640
 
 
+@pytest.mark.parametrize("words", ["export --force", "backup", "store --into"])
+def test_nothing_is_written_over_the_database(here: Program, words: str) -> None:
+    file = here.folder / "f.db"
+    here.store(FRIDAYS, "--db", str(file))
+    (here.folder / "link").symlink_to("f.db-journal")
+    (here.folder / "hard").hardlink_to(file)
+    before, were = file.read_bytes(), files(here.folder)
+    for name in ("f.db", "f.db-wal", "f.db-shm", "f.db-journal", "link", "hard"):
+        text = ["Tea is at four."] if words.startswith("store") else []
+        said = here.error("--db", "f.db", *words.split(), name, *text)
+        assert f"{name} is the database or a part of it" in said
+    assert (file.read_bytes(), files(here.folder)) == (before, were)
+
+
 def test_an_export_to_a_pipe_is_read_at_its_other_end(here: Program) -> None:
     here.store(FRIDAYS)
     source, sink = os.pipe()
