@@ -10252,22 +10252,47 @@ def server_entry(database: Path) -> dict[str, Any]:
 
 def add_server(path: Path, entry: dict[str, Any]) -> str:
     """Put the server into a .mcp.json; returns what was done."""
-    config: Any = {}
-    text = ""
-    if path.exists():
-        try:
-            text = _read_owned(path)
-            config = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise InvalidInput(f"{path} is not valid JSON ({error}): left as it is") from None
+    text = _read_owned(path) if path.exists() else "{}"
+    try:
+        config, changed = _rewritable(text)
+    except (ValueError, RecursionError) as error:
+        raise _left(path, f"is not valid JSON ({error})", entry) from None
     servers = config.setdefault("mcpServers", {}) if isinstance(config, dict) else None
     if not isinstance(servers, dict):
-        raise InvalidInput(f"{path} has no object of mcpServers: left as it is")
+        raise _left(path, "has no object of mcpServers", entry)
     if "sediment" in servers:
         return f"{path}: has a server called sediment already"
+    if changed:
+        raise _left(path, f"cannot be written again as it is ({changed[0]})", entry)
     servers["sediment"] = entry
     added = json.dumps(config, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace")
     return _write_for_owner(path, _same_newlines(added.decode() + "\n", text))
+
+
+def _left(path: Path, why: str, entry: dict[str, Any]) -> InvalidInput:
+    by_hand = json.dumps({"sediment": entry}, ensure_ascii=False)[1:-1]
+    return InvalidInput(f"{path} {why}: left as it is; add {by_hand} to its mcpServers by hand")
+
+
+def _rewritable(text: str) -> tuple[Any, list[str]]:
+    """A JSON value, and what would be lost or another if it were written again."""
+    from decimal import Decimal, InvalidOperation
+
+    changed: list[str] = []
+
+    def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = Counter(name for name, _ in pairs)
+        changed.extend(f"{_show(name)} stands there twice" for name in names if names[name] > 1)
+        return dict(pairs)
+
+    def number(digits: str) -> float:
+        with contextlib.suppress(InvalidOperation):
+            if Decimal(digits) == Decimal(repr(float(digits))):
+                return float(digits)
+        changed.append(f"{_show(digits)} is too large or too precise")
+        return float(digits)
+
+    return json.loads(text, object_pairs_hook=members, parse_float=number), changed
 
 
 def add_instructions(path: Path) -> str:
@@ -10309,18 +10334,32 @@ def _write_for_owner(path: Path, text: str) -> str:
     return f"{path}: {done}"
 
 
+def _owners_files() -> list[Path]:
+    """What this user's agents read in every project."""
+    here = home()
+    if here is None:
+        raise InvalidInput("there is no home folder to set agents up in")
+    return [here / ".claude" / "CLAUDE.md", here / ".codex" / "AGENTS.md"]
+
+
+def _server_everywhere() -> str:
+    words = " ".join(shlex.quote(word) for word in server_command())
+    return f"To add the server for every project: claude mcp add -s user sediment -- {words}"
+
+
+def planned(memory: Memory, everywhere: bool) -> dict[str, Any]:
+    """What `initialize` adds where it is not there yet."""
+    if everywhere:
+        files = list(map(str, _owners_files()))
+        return {"files": files, "server": _server_everywhere(), "instructions": AGENT_INSTRUCTIONS}
+    servers = {"mcpServers": {"sediment": server_entry(memory.database.path)}}
+    return {"mcp.json": servers, "instructions": AGENT_INSTRUCTIONS}
+
+
 def initialize(memory: Memory, everywhere: bool) -> dict[str, Any]:
     """Prepare a project (or, `everywhere`, this user's agents); says what was done."""
     if everywhere:
-        here = home()
-        if here is None:
-            raise InvalidInput("there is no home folder to set agents up in")
-        targets = [here / ".claude" / "CLAUDE.md", here / ".codex" / "AGENTS.md"]
-        done = [add_instructions(path) for path in targets]
-        words = " ".join(shlex.quote(word) for word in server_command())
-        done.append(
-            f"To add the server for every project: claude mcp add -s user sediment -- {words}"
-        )
+        done = [*map(add_instructions, _owners_files()), _server_everywhere()]
         return {"project": None, "root": None, "done": done}
     root = memory.projects.root
     if root is None:
@@ -11093,23 +11132,17 @@ def export(shared: Context, file: str | None, force: bool) -> None:
 @click.option(
     "--global", "where", flag_value="global", help="This user's agents, in every project."
 )
-@click.option(
-    "--print", "where", flag_value="print", help="Change nothing; print what would be added."
-)
+@click.option("--print", "only_print", is_flag=True, help="Change nothing; print what is added.")
 @_common
 @_shared
-def init(shared: Context, where: str) -> None:
+def init(shared: Context, where: str, only_print: bool) -> None:
     """Prepare this project and its agents.
 
     Adds to .mcp.json, CLAUDE.md and AGENTS.md what is not there yet; the rest stays.
     """
     with shared.memory() as memory:
-        if where == "print":
-            servers = {"mcpServers": {"sediment": server_entry(memory.database.path)}}
-            answer = {"mcp.json": servers, "instructions": AGENT_INSTRUCTIONS}
-            shared.show(
-                answer, lambda _: [json.dumps(servers, indent=2), "", AGENT_INSTRUCTIONS.rstrip()]
-            )
+        if only_print:
+            shared.show(planned(memory, where == "global"), render_planned)
         else:
             shared.show(initialize(memory, where == "global"), render_initialized)
 
@@ -11668,6 +11701,16 @@ def render_imported(answer: dict[str, Any]) -> Iterator[str]:
         yield f"line {row['line']}: {printable(row['reason'])}"
     if (more := len(answer["refused"]) - REFUSED_SHOWN) > 0:
         yield f"and {more} more lines refused (--json names them all)"
+
+
+def render_planned(answer: dict[str, Any]) -> Iterator[str]:
+    """What would be added, and where it is not what stands in every project."""
+    if "files" in answer:
+        yield printable(answer["server"])
+        yield printable(f"To tell agents, in {' and '.join(answer['files'])}:")
+    else:
+        yield json.dumps(answer["mcp.json"], indent=2)
+    yield from ["", answer["instructions"].rstrip()]
 
 
 def render_initialized(answer: dict[str, Any]) -> Iterator[str]:

@@ -178,6 +178,37 @@ def test_a_file_that_is_not_understood_is_left_alone(here: Program, text: str) -
     assert contents(here.folder) == {".mcp.json": text.encode()}
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"mcpServers": {"a": {"n": 1e400}}}', "'1e400' is too large"),
+        ('{"n": [1e-99999999999999999999], "mcpServers": {}}', "is too large or too precise"),
+        ('{"n": 0.30000000000000000001}', "too precise"),
+        ('{"mcpServers": {"a": {}}, "mcpServers": {"b": {}}}', "'mcpServers' stands there twice"),
+        ('{"mcpServers": {"a": {}, "a": {}}}', "'a' stands there twice"),
+    ],
+)
+def test_a_file_that_would_lose_something_is_left_alone(
+    here: Program, text: str, reason: str
+) -> None:
+    path = here.folder / ".mcp.json"
+    path.write_text(text)
+    said = here.error("init")
+    assert reason in said
+    assert '"sediment": {"command": ' in said
+    assert path.read_text() == text
+    added = said[said.index('"sediment"') : said.index(" to its mcpServers by hand")]
+    path.write_text(f'{{"n": 1e400, "mcpServers": {{{added}}}}}')
+    assert "CLAUDE.md: created" in here.ok("init")
+
+
+def test_numbers_that_survive_are_no_hindrance(here: Program) -> None:
+    path = here.folder / ".mcp.json"
+    path.write_text('{"n": [0.1, 1.50, 1E5, -0.0, 123456789012345678901234567890]}')
+    here.ok("init")
+    assert json.loads(path.read_text())["n"] == [0.1, 1.5, 1e5, 0.0, 123456789012345678901234567890]
+
+
 @pytest.mark.parametrize("text", ["", "# Ours", "# Ours\n", "# Ours\n\nüber\n\n"])
 def test_what_people_wrote_stays(here: Program, text: str) -> None:
     (here.folder / "CLAUDE.md").write_text(text)
@@ -333,6 +364,18 @@ def test_print_writes_nothing(here: Program, tmp_path: Path) -> None:
     assert shown == answer["mcp.json"]
     here.ok("init")
     assert json.loads((here.folder / ".mcp.json").read_text()) == shown
+
+
+def test_print_writes_nothing_for_every_project_either(here: Program, tmp_path: Path) -> None:
+    before = files(tmp_path)
+    for words in (("--print", "--global"), ("--global", "--print")):
+        said = here.ok("init", *words)
+        assert is_instructed(said)
+        assert str(tmp_path / ".codex" / "AGENTS.md") in said
+        assert "claude mcp add -s user sediment" in said
+        assert is_instructed(here.json("init", *words)["instructions"])
+    assert "mcpServers" in here.ok("init", "--print", "--local")
+    assert files(tmp_path) == before
 
 
 def test_there_must_be_a_project_folder(here: Program, tmp_path: Path) -> None:
