@@ -100,6 +100,7 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
 import click
 
 if TYPE_CHECKING:
+    import queue
     import subprocess
 
     import apsw
@@ -127,6 +128,7 @@ LIMIT_MAX = 1_000  # --limit above this is a mistake, not a wish
 SERVED_MAX = 100  # results or items in one tool answer
 ANSWER_MAX = 10_000  # characters of one tool answer; clients cut or divert longer ones
 LINE_MAX = 10 * 2**20  # bytes of one message on the wire
+DOCUMENT_MAX = 2**29  # bytes of a document or line to import: 500,000 memories, and 4 GB to read it
 PAGE_SIZE = 8_000  # JSON characters of one page of a long memory: leaves room for its frame
 RATE_LIMIT = 600  # tool calls a minute; SEDIMENT_RATE_LIMIT=0 lifts it
 PREVIEW = 100  # characters of a long memory shown in lists
@@ -5368,8 +5370,11 @@ def rows_in(lines: Iterable[str | dict[str, Any]]) -> Iterator[tuple[int, object
 def _unbroken(lines: Iterable[Any]) -> Iterator[tuple[int, Any]]:
     """Numbered lines; a JSON value over several, of which only the first and the last are not
     indented, as one."""
-    open_at, block = 0, []
+    open_at, block, size = 0, [], 0
     for number, line in enumerate(lines, 1):
+        size = size + len(line) if block else 0
+        if size > DOCUMENT_MAX:
+            raise _too_large(f"the document from line {open_at} on")
         text = line.rstrip() if isinstance(line, str) else ""
         if block and text in ("}", "]"):
             yield open_at, "\n".join([*block, text])
@@ -5382,6 +5387,11 @@ def _unbroken(lines: Iterable[Any]) -> Iterator[tuple[int, Any]]:
             if not block:
                 yield number, line
     yield from enumerate(block, open_at)
+
+
+def _too_large(what: str) -> InvalidInput:
+    reason = f"is too large: the limit is {DOCUMENT_MAX / 1e6:.0f} MB"
+    return InvalidInput(f"{what} {reason}; what came before is kept")
 
 
 class Importer:
@@ -6303,11 +6313,14 @@ def whole_path(given: str | Path) -> Path:
 
 def place_to_write(given: str | Path, root: Path | None) -> Path:
     """Where a file that is to be written really is. Links in the project at `root` are followed
-    within it alone: a checkout may come from anybody, and has no say in what else is written."""
-    path = whole_path(given)
-    above = Path(os.path.abspath(expand_home(given))).parents
+    within it alone, and into no .git, where a setting may start programs: a checkout may come
+    from anybody, and has no say in what else is written."""
+    path, named = whole_path(given), Path(os.path.abspath(expand_home(given)))
+    above = named.parents
     if root and not _is_in(path, root) and any(_is_in(whole_path(one), root) for one in above):
         raise InvalidInput(f"{given} is a link out of the project: left as it is")
+    if path != named and ".git" in map(str.lower, path.parts):
+        raise InvalidInput(f"{given} is a link into .git: left as it is")
     if path.is_symlink():
         raise InvalidInput(f"{given} is a link that leads in a circle: left as it is")
     if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
@@ -6522,8 +6535,10 @@ def joined(notes: list[OldNote], folder: Path) -> str:
 
 def run_filter(command: str, text: str, timeout: float) -> str:
     """What a command line prints when it is given a text. InvalidInput says what went wrong."""
+    import queue
     import subprocess
 
+    given, most = text.encode(), 4 * len(text)  # bytes of as many characters
     process = subprocess.Popen(
         command,
         shell=True,
@@ -6532,17 +6547,52 @@ def run_filter(command: str, text: str, timeout: float) -> str:
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
+    end = time.monotonic() + timeout
+    _in_thread(_write_pipe, process.stdin, given)
+    said = _in_thread(_end_of_pipe, process.stderr)
     try:
-        out, err = process.communicate(text.encode(), timeout)
-    except subprocess.TimeoutExpired:
+        out = _in_thread(_beginning_of_pipe, process.stdout, most + 1).get(timeout=timeout)
+        if len(out) > most:
+            raise _no_summary("no less than it was given")
+        code = process.wait(max(0.0, end - time.monotonic()))
+        told = said.get(timeout=max(0.0, end - time.monotonic()))
+    except (subprocess.TimeoutExpired, queue.Empty):
         raise InvalidInput(f"{command!r} ran past {timeout:g} s: nothing was changed") from None
     finally:
         _end_all(process)
-    said = " ".join(err.decode("utf-8", "replace").split())[-200:]
-    if process.returncode:
-        reason = f"failed with {process.returncode}" + (f" ({said})" if said else "")
+    if code:
+        words = " ".join(told.decode("utf-8", "replace").split())[-200:]
+        reason = f"failed with {code}" + (f" ({words})" if words else "")
         raise InvalidInput(f"{command!r} {reason}: nothing was changed")
     return out.decode("utf-8", "replace").strip()
+
+
+def _in_thread(work: Callable[..., bytes], *given: Any) -> queue.Queue[bytes]:
+    """Where the result of work will be that a thread does meanwhile."""
+    import queue
+
+    result: queue.Queue[bytes] = queue.Queue()
+    threading.Thread(target=lambda: result.put(work(*given)), daemon=True).start()
+    return result
+
+
+def _write_pipe(pipe: IO[bytes], data: bytes) -> bytes:
+    with contextlib.suppress(OSError), pipe:  # nobody need read all of it
+        pipe.write(data)
+    return b""
+
+
+def _beginning_of_pipe(pipe: IO[bytes], most: int) -> bytes:
+    with pipe:
+        return pipe.read(most)
+
+
+def _end_of_pipe(pipe: IO[bytes]) -> bytes:
+    last = b""
+    with pipe:
+        while data := pipe.read(1000):
+            last = (last + data)[-1000:]
+    return last
 
 
 def check_summary(summary: str, text: str) -> None:
@@ -6554,7 +6604,11 @@ def check_summary(summary: str, text: str) -> None:
         "nothing that recall could find": not any(map(str.isalnum, _unmarked(visible(summary)))),
     }
     if reason := next((reason for reason, found in reasons.items() if found), ""):
-        raise InvalidInput(f"the command printed {reason}: nothing was changed")
+        raise _no_summary(reason)
+
+
+def _no_summary(printed: str) -> InvalidInput:
+    return InvalidInput(f"the command printed {printed}: nothing was changed")
 
 
 def _unmarked(text: str) -> str:
@@ -6583,7 +6637,7 @@ def _end_all(process: Any) -> None:
                 os.killpg(process.pid, signal.SIGKILL)
             else:
                 process.kill()
-        process.communicate()
+        process.wait()
 
 
 def begin_compaction(
@@ -10549,7 +10603,7 @@ def store(shared: Context, content: str, **options: Any) -> None:
       sediment store --scope global "I prefer tabs."
       sediment store --into MEMORY.md "The gateway listens on port 18789."
     """
-    text = read_stdin() if content == "-" else content
+    text = read_stdin(CONTENT_MAX) if content == "-" else content
     with shared.memory() as memory:
         answer = memory.store(text, **options)
         shared.show(answer, render_stored)
@@ -10590,7 +10644,7 @@ def recall(shared: Context, words: tuple[str, ...], explain: bool, **options: An
       sediment recall "gateway port" --source MEMORY.md
       sediment recall 6f1c6c1e-…             # an id alone: that item's text
     """
-    query = read_stdin() if words == ("-",) else " ".join(words)
+    query = read_stdin(QUERY_MAX) if words == ("-",) else " ".join(words)
     with shared.memory() as memory:
         parts = explain or shared.json
         answer = memory.recall(query, record=False, explain=parts, **options)
@@ -10707,7 +10761,7 @@ def note_command(shared: Context, text: str, **options: Any) -> None:
       sediment note "Set up the gateway; the token expires in March."
     """
     with shared.memory() as memory:
-        given = read_stdin() if text == "-" else text
+        given = read_stdin(CONTENT_MAX) if text == "-" else text
         shared.show(memory.note(given, **options), render_stored)
 
 
@@ -11193,9 +11247,13 @@ def completion(context: click.Context, shell: str) -> None:
 # Input and progress
 
 
-def read_stdin() -> str:
-    """The UTF-8 text on stdin, without the newline that `echo` adds."""
-    text = decode(sys.stdin.buffer.read(), "stdin")
+def read_stdin(limit: int) -> str:
+    """The UTF-8 text on stdin, without the newline that `echo` adds; of a text with more bytes
+    than may be stored or searched no more is read."""
+    data = sys.stdin.buffer.read(limit + len("\ufeff\r\n".encode()) + 1)
+    if len(data) > limit + len("\ufeff\r\n".encode()):
+        raise InvalidInput(f"the text on stdin is too large: the limit is {limit:,} bytes")
+    text = decode(data, "stdin")
     return text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text
 
 
@@ -11211,15 +11269,17 @@ def decode(data: bytes, what: str) -> str:
 
 def text_lines(file: IO[bytes]) -> Iterator[str]:
     """Lines of a JSON Lines file; one that is not UTF-8 is refused with its number, not all."""
-    for line in file:
+    while line := file.readline(DOCUMENT_MAX + 1):
+        if len(line) > DOCUMENT_MAX:
+            raise _too_large("a line of the file")
         yield line.decode("utf-8-sig", "surrogateescape")
 
 
 def _count_lines(file: IO[bytes]) -> int | None:
-    """How many lines a file has; unknown for a pipe."""
-    if not file.seekable():
+    """How many lines a file has; unknown for a pipe or device."""
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return None
-    count = sum(1 for _ in file)
+    count = sum(part.count(b"\n") for part in iter(lambda: file.read(2**20), b""))
     file.seek(0)
     return count
 
@@ -11233,7 +11293,7 @@ def write_lines(path: Path, lines: Iterable[str]) -> int:
         if path.exists() and not path.is_file():
             with open(os.open(path, os.O_WRONLY), "w", encoding="utf-8") as file:
                 return _write_all(file, lines)
-        target = Path(os.path.realpath(path))
+        target = place_to_write(path, None)
         mode = target.stat().st_mode & 0o7777 if target.exists() else 0o600
         with replacing(target, mode) as file:
             return _write_all(file, lines)
@@ -11369,7 +11429,7 @@ def _asked_key(question: str) -> str:
     while True:
         click.echo(question, nl=False, err=True)
         terminal = sys.stdin.isatty()
-        key = click.getchar() if terminal else sys.stdin.readline() or "q"
+        key = click.getchar() if terminal else sys.stdin.readline(LINE_MAX) or "q"
         key = key.strip().lower()[:1]
         click.echo(key, err=True)
         if key in ("r", "k", "s", "q"):

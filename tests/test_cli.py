@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import resource
 import sqlite3
 import subprocess
 import sys
@@ -527,6 +528,34 @@ def test_a_database_whose_name_is_not_unicode(here: Program) -> None:
 
 
 # Odd surroundings
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["store", "-"], "the text on stdin is too large: the limit is 1,000,000 bytes"),
+        (["store", "-", "--into", "MEMORY.md"], "the text on stdin is too large"),
+        (["note", "-"], "the text on stdin is too large"),
+        (["recall", "-"], "the text on stdin is too large: the limit is 10,000 bytes"),
+        (["import", "-"], "a line of the file is too large"),
+        (["import", "/dev/zero"], "a line of the file is too large"),
+    ],
+)
+def test_of_an_endless_input_only_what_may_be_taken_is_read(
+    here: Program, words: list[str], told: str
+) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (6 * 2**30, 6 * 2**30))
+
+    with open("/dev/zero", "rb") as zeros:
+        assert told in here.error(*words, stdin=zeros, input=None, preexec_fn=limit)
+
+
+def test_a_text_of_the_largest_size_is_taken_from_stdin(here: Program) -> None:
+    text = "ü" * 5_000
+    assert here.json("recall", "-", input=f"\ufeff{text}\r\n")["results"] == []
+    assert "too large" in here.error("recall", "-", input=f"{text}!")
+    assert "too large" in here.error("recall", "-", input=f"{text}{text}")
 
 
 def test_a_closed_stdin_is_an_empty_one(here: Program) -> None:

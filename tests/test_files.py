@@ -895,6 +895,18 @@ def test_a_link_that_leads_out_of_the_project_is_not_written_through(
 
 
 @pytest.mark.parametrize("name", WRITES)
+def test_a_link_into_git_is_not_written_through(memory: Memory, notes: Path, name: str) -> None:
+    (inside := notes.parent / ".git" / "modules").mkdir(parents=True)
+    if name == "memory/archive":
+        (inside / "target").mkdir()
+    as_link(notes.parent / name, inside / "target")
+    before = all_files(inside), all_files(notes.parent)
+    with pytest.raises(InvalidInput, match=r"is a link into \.git: left as it is"):
+        write_everywhere(memory)[name]()
+    assert (all_files(inside), all_files(notes.parent)) == before
+
+
+@pytest.mark.parametrize("name", WRITES)
 def test_a_link_within_the_project_is_written_through(
     memory: Memory, notes: Path, name: str
 ) -> None:
@@ -985,11 +997,13 @@ def test_a_look_before_compacting_changes_nothing(memory: Memory, notes: Path) -
         ("echo half; echo reason >&2; exit 3", "failed with 3 (reason)"),
         ("true", "printed nothing"),
         ("sleep 60", "ran past"),
-        ("head -c 200000 /dev/urandom", "no text"),
+        ("head -c 200 /dev/urandom", "no text"),
         (r"printf 'a\033[2Jb'", "no text"),
         (r"printf 'a\377b'", "no text"),
         (r"printf 'a\000b'", "no text"),
         ("cat; echo more", "no less than it was given"),
+        ("yes", "no less than it was given"),
+        ("yes >&2", "ran past"),
         ("echo '<!-- notes -->'", "nothing that recall could find"),
         ("echo ---", "nothing that recall could find"),
         ("no-such-program-here", "failed with 127"),
@@ -1005,6 +1019,22 @@ def test_a_command_that_fails_changes_nothing(
         memory.compact(notes, command=command, timeout=0.5)
     assert told in str(caught.value)
     assert names(notes) == before
+
+
+def test_a_command_that_never_ends_to_print_takes_no_memory(
+    memory: Memory, notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    read = sediment._beginning_of_pipe
+
+    def measured(*given: Any) -> bytes:
+        sizes.append(len(data := read(*given)))
+        return data
+
+    monkeypatch.setattr(sediment, "_beginning_of_pipe", measured)
+    with pytest.raises(InvalidInput, match="no less than it was given: nothing was changed"):
+        memory.compact(notes, command="yes", timeout=600)
+    assert 0 < sizes[0] < 10_000
 
 
 def test_a_summary_that_an_index_leaves_out_replaces_nothing(

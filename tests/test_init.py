@@ -281,6 +281,17 @@ def test_a_link_out_of_the_project_is_refused(
     assert (outside / "there.txt").read_text() == "{}"
 
 
+@pytest.mark.parametrize("name", [".mcp.json", "CLAUDE.md", "AGENTS.md"])
+def test_a_link_into_git_is_refused(here: Program, name: str) -> None:
+    (here.folder / ".git").mkdir()
+    (here.folder / ".git" / "config").write_text("{}")
+    (here.folder / name).symlink_to(".git/config")
+    before = files(here.folder)
+    assert f"{name} is a link into .git: left as it is" in here.error("init")
+    assert files(here.folder) == before
+    assert (here.folder / ".git" / "config").read_text() == "{}"
+
+
 def test_a_link_in_the_home_folder_is_followed(run_pyz: Run, tmp_path: Path) -> None:
     here = Program(run_pyz, tmp_path / "project", HOME=str(tmp_path / "home"))
     (tmp_path / "home" / ".claude").mkdir(parents=True)
