@@ -1755,11 +1755,15 @@ def model_dir() -> Path:
     raise ModelError(f"the model {MODEL} is missing beside {here}: run `make`, or reinstall")
 
 
+def takes_bundled_model() -> bool:
+    return (os.environ.get("SEDIMENT_EMBEDDING_MODEL") or MODEL).lower() == MODEL.lower()
+
+
 def chosen_model() -> Model:
     """The bundled model, or the one that SEDIMENT_EMBEDDING_MODEL names: by its folder, or by its
     name in the folder `models` beside the default database."""
     name = os.environ.get("SEDIMENT_EMBEDDING_MODEL") or MODEL
-    if name.lower() == MODEL.lower():
+    if takes_bundled_model():
         return Model(model_dir())
     folder = expand_home(name)
     if not folder.is_dir():
@@ -1837,6 +1841,25 @@ class Model:
         if cache_dir().resolve() in self.folder.resolve().parents:  # an unpacked program
             return f"delete {self.folder.parent.parent} and run again, or reinstall"
         return "run `make` in a checkout, else reinstall"
+
+
+def unpack_model() -> bool:
+    """Put the bundled model in its place again, from the .pyz that runs; False where none does."""
+    import zipfile
+
+    try:
+        folder = model_dir()
+        with (
+            zipfile.ZipFile(sys.argv[0]) as program,
+            zipfile.ZipFile(program.open("payload.zip")) as payload,
+        ):
+            for name in payload.namelist():
+                if Path(name).parent == Path("models") / MODEL:
+                    with replacing(folder / Path(name).name) as file:
+                        file.buffer.write(payload.read(name))
+    except (OSError, KeyError, zipfile.BadZipFile):
+        return False
+    return True
 
 
 class GivenModel(Model):
@@ -2109,7 +2132,7 @@ def plain_text(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def replacing(path: Path, mode: int | None = None, new: bool = False) -> Iterator[IO[str]]:
+def replacing(path: Path, mode: int | None = None, new: bool = False) -> Iterator[io.TextIOWrapper]:
     """A file to write that takes the path's place in one step, once it is whole.
 
     A reader or a crash never meets half of it. With a mode the file has those permissions, and
@@ -6901,7 +6924,8 @@ def check_vectors(connection: apsw.Connection, dimension: int) -> list[int]:
         sound = [row for row in batch if len(row[1]) == 4 * dimension]
         wrong += {row[0] for row in batch} - {row[0] for row in sound}
         if sound:
-            lengths = numpy.linalg.norm(_matrix(sound), axis=1)
+            with numpy.errstate(all="ignore"):  # what is noise may be of any size
+                lengths = numpy.linalg.norm(_matrix(sound), axis=1)
             far = ~(abs(lengths - 1) < 0.001)  # NaN too
             wrong += [row[0] for row, bad in zip(sound, far, strict=True) if bad]
     return wrong
@@ -8886,13 +8910,34 @@ class Memory:
         yield Check("program", "ok", f"Sediment {__version__}, {told}")
 
     def repair(self) -> dict[str, Any]:
-        """Mend what `doctor` finds broken, after a copy: {healthy, kept, lost, rescued?, message}.
+        """Mend what `doctor` finds broken, after a copy of the file: {healthy, message, kept?,
+        lost?, rescued?}.
 
         What is derived is made anew from the texts. Where the pages themselves are damaged, all
-        that can be read in them goes into a new file; `lost` has the ids of what could not.
+        that can be read in them goes into a new file; `lost` has the ids of what could not. The
+        model comes from the .pyz again; without one the message says what to do.
         """
-        if not any(check.status == "broken" for check in self._check_contents()):
-            return {"healthy": True, "message": "Nothing is broken."}
+        healthy, told = self._mend_model()
+        if any(check.status == "broken" for check in self._check_contents()):
+            answer = self._mend_file()
+            message = f"{answer['message']} {told}".rstrip()
+            return answer | {"healthy": healthy and answer["healthy"], "message": message}
+        return {"healthy": healthy, "message": told or "Nothing is broken."}
+
+    def _mend_model(self) -> tuple[bool, str]:
+        """Whether the model is sound, now; and what was done, or is to be done, for that."""
+        try:
+            self.encoder.model.check(full=True)
+            return True, ""
+        except ModelError as error:
+            reason = f"Not mended: {error}."
+        if takes_bundled_model() and unpack_model():
+            with contextlib.suppress(ModelError):
+                self.encoder.model.check(full=True)
+                return True, "Unpacked the model again."
+        return False, reason
+
+    def _mend_file(self) -> dict[str, Any]:
         if self._pages_are_sound():
             kept = aside(self.database.path, "before-repair")
             copy_database(self.database.reader(), kept)
@@ -8906,8 +8951,7 @@ class Memory:
             counts = {name: answer[name] for name in _COUNTED if name in answer}
             told = tell_counts({"items": answer["rescued"]} | counts)
             message = f"Rescued {told} from the pages that can be read"
-            lost = f"; {len(answer['lost'])} could not be: {', '.join(answer['lost'][:10])}"
-            message += (lost if answer["lost"] else "; none is lost") + "."
+            message += f"; {_told_lost(answer['lost'])}."
             if "file_parts" in answer:
                 message += " What stands in files, some of these among it, comes back by `index`."
         healthy = not any(check.status == "broken" for check in self._check_contents())
@@ -9160,6 +9204,14 @@ class Memory:
 
 
 _OTHER_MODEL = "The vectors here are of another model: found by words alone until `reindex`."
+
+
+def _told_lost(ids: list[str]) -> str:
+    if not ids:
+        return "none is lost"
+    more = len(ids) - REFUSED_SHOWN
+    rest = f" and {more} more (--json names them all)" if more > 0 else ""
+    return f"{len(ids)} could not be: {', '.join(ids[:REFUSED_SHOWN])}{rest}"
 
 
 def _as_list(paths: str | Path | Iterable[str | Path]) -> list[str | Path]:
@@ -11743,7 +11795,7 @@ def render_checked(answer: dict[str, Any]) -> Iterator[str]:
     for check in answer["checks"]:
         yield f"{check['status']:8}{check['name']}: {printable(check['detail'])}"
     if not answer["healthy"]:
-        yield "Something is broken: `doctor --repair` copies the file, then mends it."
+        yield "Something is broken: `doctor --repair` mends it after a copy, or says how."
 
 
 def render_imported(answer: dict[str, Any]) -> Iterator[str]:

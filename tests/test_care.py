@@ -3,10 +3,13 @@
 import errno
 import gzip
 import json
+import math
 import os
 import random
+import shutil
 import sqlite3
 import stat
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +23,7 @@ from conftest import ROOT
 from storage import child, consistent, finish, hear, open_memory, rows_of, shown, tell
 
 import sediment
-from sediment import DatabaseError, InvalidInput, Memory, NotFound, Projects, take_place
+from sediment import DatabaseError, Encoder, InvalidInput, Memory, NotFound, Projects, take_place
 
 TEXTS = [f"Remark {number} is about {topic}." for number in range(12) for topic in ("tea", "ports")]
 
@@ -450,6 +453,40 @@ def test_a_page_of_noise_loses_only_what_stood_there(large: Memory, table: str) 
     large.embed_pending()
     consistent(large)
     assert large.store("Said afterwards.")["success"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_vectors_of_noise_are_told_as_such_and_nothing_else(memory: Memory, path: Path) -> None:
+    sizes = [[math.nan], [math.inf, -math.inf], [3e38, 3e38]]
+    with memory.database.transaction() as connection:
+        for chunk, numbers in enumerate(sizes, 1):
+            vector = struct.pack("<384f", *numbers, *[1.0] * (384 - len(numbers)))
+            connection.execute("UPDATE vectors SET vector = ? WHERE chunk = ?", (vector, chunk))
+    (found,) = [check for check in memory.doctor()["checks"] if check["status"] == "broken"]
+    assert found["detail"] == "3 vectors that are none"
+    assert memory.repair()["healthy"]
+
+
+def test_a_cut_list_of_what_is_lost_says_how_much_is_not_named() -> None:
+    ids = [f"id{number}" for number in range(23)]
+    assert sediment._told_lost([]) == "none is lost"
+    assert sediment._told_lost(ids[:2]) == "2 could not be: id0, id1"
+    assert sediment._told_lost(ids).endswith("id18, id19 and 3 more (--json names them all)")
+
+
+def test_a_damaged_model_without_a_pyz_is_told_and_not_mended(
+    memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "models" / "all-MiniLM-L6-v2"
+    shutil.copytree(ROOT / "models" / "all-MiniLM-L6-v2", folder)
+    with open(folder / "tokenizer.json", "ab") as file:
+        file.write(b"junk")
+    monkeypatch.setattr(memory, "_encoder", Encoder(folder))
+    assert broken(memory) == {"model"}
+    answer = memory.repair()
+    assert not answer["healthy"]
+    assert "tokenizer.json is damaged: " in answer["message"]
+    assert broken(memory) == {"model"}
 
 
 def test_what_only_the_log_has_is_rescued_too(memory: Memory, path: Path) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Run
 
 VERSION = re.compile(r".*\d+\.\d+\.\d+.*\n")
 
@@ -262,6 +263,29 @@ def test_damaged_unpacked_folder(place: Place) -> None:
     assert_one_line(place.run(), "delete it and try again")
     (folder / ".lock").unlink()
     assert_one_line(place.run(), "delete it and try again")
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "manifest.json"])
+def test_a_damaged_model_in_the_cache_is_unpacked_again(
+    run_pyz: Run, tmp_path: Path, name: str
+) -> None:
+    env = {"SEDIMENT_CACHE": str(tmp_path / "cache")}
+
+    def doctor(*words: str) -> tuple[int, str]:
+        done = run_pyz("doctor", *words, env=env)
+        assert done.stderr == ""
+        return done.returncode, done.stdout
+
+    assert doctor()[0] == 0
+    (file,) = (tmp_path / "cache").glob(f"sediment/*/models/*/{name}")
+    with open(file, "ab") as damaged:
+        damaged.write(b"junk")
+    code, told = doctor()
+    assert code == 1
+    assert "broken  model: " in told
+    assert doctor("--repair") == (0, "Unpacked the model again.\n")
+    assert doctor()[0] == 0
+    assert doctor("--repair") == (0, "Nothing is broken.\n")
 
 
 def test_wrong_python(place: Place) -> None:
