@@ -2531,7 +2531,7 @@ class Database:
         except apsw.BusyError:
             reason = f"was locked by another process for {BUSY_TIMEOUT // 1000} s: try again"
         except apsw.FullError:
-            reason = "cannot grow, the disk is full: free some space; nothing was changed"
+            reason = "cannot grow, the disk is full: free some space; this change was not made"
         except (apsw.CorruptError, UnicodeDecodeError):
             kind, reason = DamagedError, "is damaged: run `doctor --repair`, or `restore` a backup"
         except apsw.IOError as error:
@@ -2724,7 +2724,8 @@ def copy_database(source: apsw.Connection, target: Path) -> None:
                 raise DamagedError(f"the copy for {target} is not sound ({found}): run `doctor`")
         take_place(draft, target)
     except apsw.Error as error:
-        raise DatabaseError(f"{target} cannot be written ({error}): is there room?") from None
+        reason = "the disk is full" if isinstance(error, apsw.FullError) else error
+        raise DatabaseError(f"{target} cannot be written ({reason}): is there room?") from None
     except OSError as error:
         raise DatabaseError(f"{target} cannot be written ({error.strerror})") from None
     finally:
@@ -9658,7 +9659,9 @@ TOOLS = (
         _object(
             ["query"],
             query=_text("What you want to know, in plain words; or an id."),
-            limit=_whole("How many results at most, 1 to 100 (default 5).", default=5),
+            limit=_whole(
+                "How many results, 1 to 1000 (default 5); above 100 it means 100.", default=5
+            ),
         ),
         _object(
             ["count", "results"],
@@ -9679,7 +9682,7 @@ TOOLS = (
         "Show the newest memories, newest first. For looking around; to find something, recall.",
         _object(
             [],
-            limit=_whole("How many at most, 1 to 100 (default 10).", default=10),
+            limit=_whole("How many, 1 to 1000 (default 10); above 100 it means 100.", default=10),
             scope=_text(
                 "project (default), global, or all (both).",
                 enum=[*SCOPES, "all"],
@@ -11426,11 +11429,9 @@ def _finish_pending(memory: Memory, shared: Context) -> None:
     if total > INLINE_CHUNKS:
         later = "Ctrl-C is safe: the next store, import or serve goes on"
         click.echo(f"encoding {total} parts of long texts ({later})", err=True)
-    try:
-        with progress_bar("encoding", total) as add:
-            memory.embed_pending(add)
-    except KeyboardInterrupt:
-        shared.say("interrupted: the next store, import or serve goes on")
+    until = "the next store, import or serve makes the vectors that are missing"
+    with _put_off(shared, until), progress_bar("encoding", total) as add:
+        memory.embed_pending(add)
 
 
 def _finish_consolidation(memory: Memory, shared: Context) -> None:
@@ -11438,16 +11439,24 @@ def _finish_consolidation(memory: Memory, shared: Context) -> None:
     if not consolidates() or not memory.has_chores():
         return
     sys.stdout.flush()
-    try:
+    with _put_off(shared, "the next import, consolidate or serve goes on with what was imported"):
         answer = memory.consolidate()
+        if answer["merged"]:
+            merged = f"merged {answer['merged']} that said the same as another"
+            click.echo(f"{merged} (`history` and `undo` know them)", err=True)
+        if count := memory.review()["count"]:
+            click.echo(f"{count} may make an older one obsolete: `sediment review` asks", err=True)
+
+
+@contextlib.contextmanager
+def _put_off(shared: Context, until: str) -> Iterator[None]:
+    """For what comes after an answer and can wait: what was answered is done, whatever happens."""
+    try:
+        yield
     except KeyboardInterrupt:
-        shared.say("interrupted: the next import, consolidate or serve goes on")
-        return
-    if answer["merged"]:
-        merged = f"merged {answer['merged']} that said the same as another"
-        click.echo(f"{merged} (`history` and `undo` know them)", err=True)
-    if count := memory.review()["count"]:
-        click.echo(f"{count} may make an older one obsolete: `sediment review` asks", err=True)
+        shared.say(f"interrupted: {until}")
+    except DatabaseError as error:
+        click.echo(f"All is stored; {until} ({printable(str(error))})", err=True)
 
 
 def _reviewed(memory: Memory, pairs: list[dict[str, Any]]) -> Iterator[str]:

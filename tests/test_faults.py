@@ -13,12 +13,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import apsw
 import click
 import kills
 import pytest
 import wire
+from click.testing import CliRunner
 from program import Done, Program, heed_permissions, one_line
 from storage import CACHE, consistent, open_memory, shared_encoder, values
 from wire import Wire, small_env
@@ -378,7 +380,7 @@ def change_in_vain(case: kills.Case, memory: Memory) -> None:
         kills.CHANGES[case.name](memory, case.ids)
     except DatabaseError as error:
         no_copy = "cannot be written" in str(error) and "is there room?" in str(error)
-        if str(error) != f"{told}; nothing was changed" and not no_copy:
+        if str(error) != f"{told}; this change was not made" and not no_copy:
             raise
 
 
@@ -387,6 +389,38 @@ def test_a_schema_that_finds_the_disk_full_is_not_made(
     name: str, cases: dict[str, kills.Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     test_a_change_that_finds_the_disk_full_is_not_made(name, cases, tmp_path, monkeypatch)
+
+
+def test_a_disk_that_fills_up_after_the_answer_is_no_failure_of_the_store(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a long text the vectors are made last, and the next store makes those that are missing."""
+    encode = sediment.Memory.embed_pending
+
+    def on_a_full_disk(memory: Memory, *given: Any) -> Any:
+        disk.full_from = 0
+        return encode(memory, *given)
+
+    monkeypatch.setattr(sediment.Memory, "embed_pending", on_a_full_disk)
+    monkeypatch.setattr(sediment.Memory, "encoder", shared_encoder())
+    text = "\n\n".join(f"Buoy {number} is red. {'It rings. ' * 99}" for number in range(20))
+    given = ["--db", str(path), "--project", PROJECT, "store", text]
+    with FullDisk(sys.maxsize) as disk:
+        done = CliRunner().invoke(sediment.cli, given)
+    assert (done.exit_code, done.exception) == (0, None)
+    assert "All is stored; the next store, import or serve makes" in done.stderr
+    assert "the disk is full" in done.stderr
+    monkeypatch.undo()
+    with open_memory(path, PROJECT) as memory:
+        assert memory.pending()
+        assert [row["content"] for row in memory.export_rows()] == [text]
+
+
+def test_a_backup_without_room_says_so(good: Path, tmp_path: Path) -> None:
+    no_room = pytest.raises(DatabaseError, match=r"\(the disk is full\): is there room")
+    with open_memory(good, PROJECT) as memory, FullDisk(1), no_room:
+        memory.backup(tmp_path / "copy.db")
+    assert not list(tmp_path.glob("copy*"))
 
 
 # Disks that fail

@@ -384,6 +384,9 @@ def test_limits_above_100_are_capped_and_up_to_1000_accepted(start: Start) -> No
     wire.send(*(wire.call_message("store", content=f"Buoy {n} is red.") for n in range(105)))
     for _ in range(105):
         answer_of(wire.receive())
+    for tool in tools(wire).values():
+        if limit := tool["inputSchema"]["properties"].get("limit"):  # the error says the same
+            assert re.search("1 to 1000 .*above 100 it means 100", limit["description"])
     for limit in (101, 1000):
         assert wire.call("recall", query="buoy", limit=limit)["count"] == 100
         assert wire.call("list", limit=limit)["count"] == 100
