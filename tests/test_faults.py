@@ -399,7 +399,10 @@ def test_a_disk_that_fills_up_after_the_answer_is_no_failure_of_the_store(
 
     def on_a_full_disk(memory: Memory, *given: Any) -> Any:
         disk.full_from = 0
-        return encode(memory, *given)
+        try:
+            return encode(memory, *given)
+        finally:
+            disk.full_from = sys.maxsize
 
     monkeypatch.setattr(sediment.Memory, "embed_pending", on_a_full_disk)
     monkeypatch.setattr(sediment.Memory, "encoder", shared_encoder())
