@@ -2131,6 +2131,11 @@ def plain_text(path: Path) -> str:
     return ""
 
 
+def draft_of(path: Path) -> Path:
+    """What a file is called until it is whole: this process's, as `left_behind` can tell."""
+    return path.with_name(f"{path.name}.{os.getpid()}.tmp")
+
+
 @contextlib.contextmanager
 def replacing(path: Path, mode: int | None = None, new: bool = False) -> Iterator[io.TextIOWrapper]:
     """A file to write that takes the path's place in one step, once it is whole.
@@ -2138,7 +2143,7 @@ def replacing(path: Path, mode: int | None = None, new: bool = False) -> Iterato
     A reader or a crash never meets half of it. With a mode the file has those permissions, and
     nobody reads more of it on the way. A `new` one takes nobody's place, as by `take_place`.
     """
-    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    draft = draft_of(path)
     flags = os.O_CREAT | os.O_WRONLY | os.O_EXCL  # a checkout may have a link of that name
     try:
         with contextlib.suppress(OSError):
@@ -2711,9 +2716,10 @@ def copy_database(source: apsw.Connection, target: Path) -> None:
     """
     import apsw
 
-    draft = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    draft = draft_of(target)
     if os.path.lexists(target):
         raise DatabaseError(f"{target} is there already: choose another name")
+    remove_left_behind(target)
     create_private(draft)
     try:
         with contextlib.closing(apsw.Connection(str(draft))) as copy:
@@ -2740,6 +2746,31 @@ def aside(path: Path, why: str) -> Path:
         path.with_name(stem + (f"-{number}" if number else "")) for number in itertools.count()
     )
     return next(name for name in names if not os.path.lexists(name))
+
+
+def left_behind(path: Path) -> list[Path]:
+    """Drafts of a file, of its copies and of their logs, whose process was killed."""
+    draft = re.compile(rf"{re.escape(path.name)}(?:\..+)?\.(\d+)\.tmp(?:-journal|-wal|-shm)?")
+    with contextlib.suppress(OSError):
+        found = map(draft.fullmatch, sorted(os.listdir(path.parent)))
+        return [path.with_name(one[0]) for one in found if one and not _is_alive(int(one[1]))]
+    return []
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether a process may still be there; Windows does not tell."""
+    try:
+        return sys.platform == "win32" or os.kill(pid, 0) is None
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+
+
+def remove_left_behind(path: Path) -> None:
+    for draft in left_behind(path):
+        with contextlib.suppress(OSError):
+            draft.unlink()
 
 
 def note_copy(connection: apsw.Connection, copy: Path) -> None:
@@ -8758,7 +8789,8 @@ class Memory:
         source, live = expand_home(path).absolute(), self.database.path
         if not source.is_file():
             raise NotFound(f"there is no file {source}")
-        draft = aside(live, "restoring")
+        remove_left_behind(live)
+        draft = draft_of(aside(live, "restoring"))
         try:
             self._draft(source, draft)
             kept = self._put(draft, "before-restore")
@@ -8803,7 +8835,9 @@ class Memory:
             connection = self.database.writer()
             with (
                 self.database.explained(),
-                contextlib.closing(apsw.Connection(str(new))) as source,
+                contextlib.closing(
+                    apsw.Connection(str(new), flags=apsw.SQLITE_OPEN_READONLY)
+                ) as source,
                 connection.backup("main", source, "main") as backup,
             ):
                 backup.step(0)  # from here on nobody else writes
@@ -8851,6 +8885,11 @@ class Memory:
             mode = place.stat().st_mode & 0o777
             if mode & ~allowed and sys.platform != "win32":
                 yield Check("permissions", "warning", f"{place} is open to others ({mode:o})")
+        if left := ", ".join(draft.name for draft in left_behind(path)):
+            remedy = "the next `restore` or `doctor --repair` removes them"
+            yield Check(
+                "drafts", "warning", f"left by processes that were killed: {left}; {remedy}"
+            )
         free = disk_usage(path.parent).free
         if free < max(FREE_MIN, self.database.size()):
             yield Check("space", "warning", f"{free:,} bytes are free: a copy needs as many again")
@@ -8918,6 +8957,7 @@ class Memory:
         that can be read in them goes into a new file; `lost` has the ids of what could not. The
         model comes from the .pyz again; without one the message says what to do.
         """
+        remove_left_behind(self.database.path)
         healthy, told = self._mend_model()
         if any(check.status == "broken" for check in self._check_contents()):
             answer = self._mend_file()
@@ -8971,7 +9011,7 @@ class Memory:
         """Put what can be read of a damaged file into a new one, and that in its place."""
         live = self.database.path
         found = rescue(_merged(live))
-        draft, kept = aside(live, "rescued"), aside(live, "damaged")
+        draft, kept = draft_of(aside(live, "rescued")), aside(live, "damaged")
         try:
             with contextlib.closing(Database(draft)) as new:
                 rebuild(found, new, self._split)

@@ -20,7 +20,7 @@ import kills
 import pytest
 from click.testing import CliRunner
 from conftest import ROOT
-from storage import child, consistent, finish, hear, open_memory, rows_of, shown, tell
+from storage import TIMEOUT, child, consistent, finish, hear, open_memory, rows_of, shown, tell
 
 import sediment
 from sediment import DatabaseError, Encoder, InvalidInput, Memory, NotFound, Projects, take_place
@@ -235,6 +235,43 @@ def test_a_copy_of_other_pages_and_an_older_schema_is_restored(tmp_path: Path) -
         assert contents(memory) == {"An old remark about tea.", "Another one about ports."}
         assert memory.database.reader().pragma("page_size") == sediment.PAGE_BYTES
         consistent(memory)
+
+
+@pytest.mark.parametrize("again", ["restore", "repair"])
+@pytest.mark.parametrize("killed", ["sediment.take_place", "Memory._put"])
+def test_what_a_killed_restore_left_is_told_and_removed(
+    memory: Memory, path: Path, tmp_path: Path, killed: str, again: str
+) -> None:
+    memory.backup(copy := tmp_path / "copy.db")
+    process = child(f"{killed} = lambda *_: os._exit(9)\n{RESTORE}", path, copy)
+    assert process.wait(TIMEOUT) == 9
+    (left,) = path.parent.glob("*.tmp")
+    Path(f"{left}-journal").touch()
+    others = {path.with_name(f"{path.name}.{os.getpid()}.tmp"), path.with_name("mine.tmp")}
+    for other in others:
+        other.touch()
+    told = memory.doctor()
+    assert told["healthy"]
+    assert [left.name in check["detail"] for check in told["checks"] if check["name"] == "drafts"]
+    memory.restore(copy) if again == "restore" else memory.repair()
+    assert set(path.parent.glob("*.tmp*")) == others
+    assert "drafts" not in {check["name"] for check in memory.doctor()["checks"]}
+
+
+RESTORE = "Memory(sys.argv[1], project='demo').restore(sys.argv[2])"
+
+
+def test_what_a_killed_backup_left_is_removed_by_the_next(memory: Memory, tmp_path: Path) -> None:
+    target = tmp_path / "copy.db"
+    script = "Memory(sys.argv[1], project='demo').backup(sys.argv[2])"
+    for _ in range(2):
+        killed = child(
+            f"sediment.take_place = lambda *_: os._exit(9)\n{script}", memory.database.path, target
+        )
+        assert killed.wait(TIMEOUT) == 9
+    assert len(list(tmp_path.glob("*.tmp"))) == 1
+    memory.backup(target)
+    assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["copy.db"]
 
 
 def test_forgetting_names_the_copies(memory: Memory, tmp_path: Path) -> None:
