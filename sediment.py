@@ -2834,6 +2834,7 @@ def _upgrade(connection: apsw.Connection) -> None:
 # ---------------------------------------------------------------------------------------------
 
 _GIT_ID = _Pattern(r"[0-9a-f]{40,64}")
+_NO_ANSWER: set[Path] = set()  # git folders of which git said nothing in time
 
 
 def find_root(folder: Path) -> Path | None:
@@ -2876,22 +2877,26 @@ def git_folders(root: Path) -> tuple[Path, Path] | None:
 
 def git_id(root: Path) -> str | None:
     """The oldest root commit's id, "" before the first commit; None without git or the whole
-    history."""
+    history, and where git does not answer, which is asked once."""
     import subprocess
     import tempfile
 
     folders = git_folders(root)
-    if folders is None or (folders[1] / "shallow").exists():
+    if folders is None or (folders[1] / "shallow").exists() or folders[1] in _NO_ANSWER:
         return None
-    with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+    try:
         with tempfile.TemporaryDirectory() as folder:
             _borrow(Path(folder), *folders)
             if _git(folder, "rev-parse", "--verify", "--quiet", "HEAD").returncode == 1:
                 return ""
             # Along first parents: a history merged in, however old, must not rename the project.
             done = _git(folder, "rev-list", "--first-parent", "--max-parents=0", "HEAD")
-        return done.stdout.strip() if _GIT_ID.fullmatch(done.stdout.strip()) else None
-    return None
+    except subprocess.TimeoutExpired:
+        _NO_ANSWER.add(folders[1])
+        return None
+    except (OSError, ValueError):
+        return None
+    return done.stdout.strip() if _GIT_ID.fullmatch(done.stdout.strip()) else None
 
 
 def _borrow(folder: Path, own: Path, shared: Path) -> None:
@@ -2902,10 +2907,24 @@ def _borrow(folder: Path, own: Path, shared: Path) -> None:
     extensions += ["refStorage = reftable"] * (shared / "reftable").is_dir()
     lines = ["[core]", "repositoryFormatVersion = 1", "bare = true", "[extensions]", *extensions]
     (folder / "config").write_text("\n".join(lines))
-    (folder / "HEAD").write_text(plain_text(own / "HEAD"))
-    for name in ("objects", "refs", "packed-refs", "reftable", "info"):
+    (folder / "HEAD").write_text(_head(own, shared))
+    (folder / "refs").mkdir()
+    for name in ("objects", "refs/replace", "packed-refs", "reftable", "info"):
         if (shared / name).is_dir() or (shared / name).is_file():
             (folder / name).symlink_to(shared / name)
+    for name in ("objects/pack", "objects/info", "refs/replace", "reftable", "info"):
+        for one in _entries(folder / name):  # git would wait for a pipe
+            if os.path.exists(one) and not (one.is_file() or one.is_dir()):
+                raise OSError(f"{one.path} is no plain file")
+
+
+def _head(own: Path, shared: Path) -> str:
+    """The commit that is checked out, or the name of a branch that has no file of its own."""
+    told = plain_text(own / "HEAD")
+    for _ in range(5):  # names of names, as far as git follows them
+        named = plain_text(shared / told[4:].strip()) if told.startswith("ref:") else ""
+        told = named or told
+    return told
 
 
 def _git(folder: str, *words: str) -> subprocess.CompletedProcess[str]:

@@ -26,6 +26,7 @@ from program import (
     repository,
 )
 
+import sediment
 from sediment import Memory
 
 
@@ -263,7 +264,10 @@ def test_variables_for_git_lead_nowhere(here: Program, snare: Snare) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [".git", ".git/HEAD", ".git/commondir", ".git/config", ".git/packed-refs", "config"]
+    "name",
+    [".git", ".git/HEAD", ".git/commondir", ".git/config", ".git/packed-refs", "config"]
+    + [f".git/{name}" for name in ("refs/heads/main", "refs/replace/x", "objects/pack/x.idx")]
+    + [f".git/{name}" for name in ("objects/info/alternates", "info/grafts")],
 )
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_a_checkout_does_not_keep_one_waiting(here: Program, name: str, kind: str) -> None:
@@ -275,6 +279,27 @@ def test_a_checkout_does_not_keep_one_waiting(here: Program, name: str, kind: st
     path.unlink(missing_ok=True)
     os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
     assert here.run("store", "a fact", timeout=60).returncode == 0
+    sediment.git_id(here.folder)
+    assert not sediment._NO_ANSWER  # git answered, if it was asked
+
+
+def test_git_that_does_not_answer_is_asked_once(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(sediment, "_NO_ANSWER", set())
+
+    def late(*words: str) -> None:
+        asked.append(words)
+        raise subprocess.TimeoutExpired("git", 0)
+
+    repository(tmp_path / "repository")
+    monkeypatch.setattr(sediment, "_git", late)
+    for _ in range(2):
+        with contextlib.closing(Memory(path, folder=tmp_path / "repository")) as memory:
+            assert memory.projects.current() is None
+            assert memory.list_items()["items"] == []
+    assert len(asked) == 1
 
 
 def test_an_id_is_not_written_where_a_link_leads(here: Program, tmp_path: Path) -> None:
