@@ -10705,10 +10705,10 @@ _shared = click.make_pass_decorator(Context)
 @_common
 @_shared
 def store(shared: Context, content: str, **options: Any) -> None:
-    """Store a text; "-" reads it from a pipe. What looks like a credential is left out.
+    """Store a text; what looks like a credential is left out.
 
-    A TIME is 2026-03-05 14:00, 2026-03, yesterday, "2 weeks ago", "last march" or unix seconds;
-    without a zone it is local time.
+    "-" reads it from a pipe, all but one newline at its end. A TIME is 2026-03-05 14:00, 2026-03,
+    yesterday, "2 weeks ago", "last march" or unix seconds; without a zone it is local time.
 
     \b
     Examples:
