@@ -180,6 +180,10 @@ ALIGNED_WORDS = 80  # of a chunk; what identifies a fact stands early
 PLAIN_VERSION = 3.0  # log-odds of one at least: of 3,600 wrong pairs of the diaries 1 is one
 VERSION_RELEVANCE = 0.55  # of the older one's; 0.5 costs one look-alike, 0.6 two sequences
 RULED = 10  # older ones that the rule looks at: those behind have little chance to give
+# The relevance of the memory that was never stored, beside which all others stand. Mean log loss of
+# the similarity with none / 0.3 / 0.5 / 0.6: stores of 1 to 3 0.36 / 0.33 / 0.32 / 0.32, of 5 to 60
+# 0.51 / 0.49 / 0.49 / 0.50, whole diaries 0.567 / 0.555 / 0.554 / 0.555.
+NO_ANSWER = 0.5
 RANKED = 30  # candidates compared with one another; 20 lose one changed fact of 100, 40 gain none
 # How near an item's mean vector is counts beside its best chunk. Of 0 / 0.1 / 0.2: abstracts 50.8
 # / 51.9 / 52.6, assistant 50.3 / 50.9 / 51.3, documentation 90.3 / 89.6 / 88.7, others the same.
@@ -3648,7 +3652,7 @@ def pair_features(rivals: list[Rival], query: str, lexicon: Lexicon) -> Matrices
     wording = _wording(rivals, has, columns, lexicon)
     found = likeness | wording | _overlap(has, tells) | _of_question(has, asked)
     found |= _gains(rivals) | {"lost_sign": _lost_signs(rivals, query)}
-    rules = _ruled(rivals, query, lexicon, idf, found["days"] > 0)
+    rules = _ruled(rivals, query, lexicon, idf, has, found["days"] > 0)
     return found | {"follows": rules > 0, "strays": rules < 0}
 
 
@@ -3759,16 +3763,15 @@ def _lost_signs(rivals: list[Rival], query: str) -> Any:
 
 
 class TokenSet(NamedTuple):
-    """A text as its stems: `own` are those that are neither the query's nor of change."""
+    """A text as its stems; `plain` are those that are neither of change nor with a digit."""
 
     words: tuple[str, ...]
     bag: frozenset[str]
-    plain: frozenset[str]  # neither of change nor with a digit
-    own: frozenset[str]
+    plain: frozenset[str]
 
 
 def _ruled(
-    rivals: list[Rival], query: str, lexicon: Lexicon, idf: dict[str, float], newer: Any
+    rivals: list[Rival], query: str, lexicon: Lexicon, idf: dict[str, float], has: Any, newer: Any
 ) -> Any:
     """int[old, new]: 1 where the newer one says nearly nothing but what the older one says, only
     otherwise, and still what the query asks: a plain new version, as of a value. -1 where it says
@@ -3776,32 +3779,50 @@ def _ruled(
     RULED older ones."""
     import numpy
 
-    asked, change = frozenset(lexicon.stems(query)), CUES["change"]
-    figures = frozenset(filter(_has_digit, asked))
-    sets = []
-    for rival in rivals:
-        words = lexicon.stems(rival.text)
-        bag = frozenset(words)
-        plain = frozenset(word for word in bag - change if not _has_digit(word))
-        sets.append(TokenSet(words[:ALIGNED_WORDS], bag, plain, bag - change - asked))
-    told = [[idf_sum(idf, own) for own in (one.own, one.own & one.plain)] for one in sets]
-    found, others = numpy.zeros(newer.shape, int), []
-    for old, new in numpy.argwhere(newer[:RULED]).tolist():
-        # Another figure than the one that is asked makes no other text of a look-alike.
-        plain = bool(figures & sets[old].bag - sets[new].bag)
-        shared = sets[old].own & sets[new].own
-        shared = shared & sets[old].plain if plain else shared
-        unshared = max(told[old][plain], told[new][plain]) - idf_sum(idf, shared)
-        if unshared > UNSHARED_MAX + UNSHARED_CHANGED + UNSHARED_KEYED:
-            continue
+    sets = [_token_set(lexicon.stems(rival.text)) for rival in rivals]
+    asked = frozenset(lexicon.stems(query))
+    unshared, mislaid = _unshared(has, asked, idf)
+    near = newer & (unshared <= UNSHARED_MAX + UNSHARED_CHANGED + UNSHARED_KEYED)
+    found = numpy.zeros(newer.shape, int)
+    for old, new in numpy.argwhere(near[:RULED]).tolist():
         if rivals[new].relevance < VERSION_RELEVANCE * rivals[old].relevance:
             found[old, new] = -1
         else:
-            found[old, new] = _is_version(sets[new], sets[old], asked, idf, unshared)
-        if plain and old == 0 and found[old, new] < 0:
-            others.append(new)
-    found[:, others] = -1  # they take the place of nothing else either
+            apart = float(unshared[old, new])
+            found[old, new] = _is_version(sets[new], sets[old], asked, idf, apart)
+    # What is of another room than the best one takes the place of nothing else either.
+    found[:, mislaid[0] & (found[0] < 0)] = -1
     return found
+
+
+def _token_set(words: tuple[str, ...]) -> TokenSet:
+    bag = frozenset(words)
+    plain = frozenset(word for word in bag - CUES["change"] if not _has_digit(word))
+    return TokenSet(words[:ALIGNED_WORDS], bag, plain)
+
+
+def _unshared(has: Any, asked: frozenset[str], idf: dict[str, float]) -> tuple[Any, Any]:
+    """float[old, new]: nats of what only one of the two says, beside the question and words of
+    change; and bool[old, new], whether the newer lacks a figure that is asked. Then other figures
+    do not count: they make no other text of a look-alike."""
+    import numpy
+
+    digits = numpy.array([_has_digit(stem) for stem in idf])
+    wanted = numpy.array([stem in asked for stem in idf])
+    own = ~wanted & ~numpy.array([stem in CUES["change"] for stem in idf])
+    tells = numpy.fromiter(idf.values(), float)
+
+    def apart(columns: Any) -> Any:
+        both = (has * (tells * columns)) @ has.T
+        each = both.diagonal()
+        return numpy.maximum(each[:, None], each) - both
+
+    figures = has[:, digits & wanted]
+    mislaid = figures @ (1 - figures.T) > 0
+    unshared = apart(own)
+    if mislaid.any():
+        unshared = numpy.where(mislaid, apart(own & ~digits), unshared)
+    return unshared, mislaid
 
 
 def idf_sum(idf: dict[str, float], stems: Iterable[str]) -> float:
@@ -3891,7 +3912,7 @@ class Ranker(NamedTuple):
         odds = numpy.full_like(days, self.obsolete["bias"])
         for name, weight in self.obsolete.items():
             if name != "bias":
-                odds += weight * numpy.nan_to_num(features[name])
+                odds += weight * (numpy.nan_to_num(days) if name == "days" else features[name])
         odds = numpy.maximum(odds, numpy.where(features["follows"], PLAIN_VERSION, -numpy.inf))
         odds = numpy.where(may_replace(features), numpy.exp(numpy.minimum(odds, 30)), 0)
         return odds / (1 + odds.sum(1, keepdims=True))
@@ -3906,6 +3927,14 @@ class Ranker(NamedTuple):
         head = len(obsolete)
         stays = 1 - obsolete.sum(1)
         return numpy.append(chances[:head] * stays + chances[:head] @ obsolete, chances[head:])
+
+    def answered(self, relevance: Any) -> float:
+        """The chance that any of them answers, and not one that was never stored: in a store of
+        two the nearer need not be near."""
+        import numpy
+
+        chances = numpy.exp(self.sharpness * (relevance - NO_ANSWER))
+        return float(1 / (1 + 1 / chances.sum()))
 
     def similarity_of_first(self, facts: dict[str, float]) -> float:
         """How likely the first result answers the question: a logistic model."""
@@ -4682,24 +4711,34 @@ def default_adjust(
 ) -> list[Hit]:
     """The hits by their chance to be the answer, with the similarity that follows from it. What
     people confirmed gains a little; how often it was shown decides between equals."""
-    trusted = by_relevance(hits, facts, query.asked)
-    if not trusted:
+    able, rest = contenders(by_relevance(hits, facts, query.asked), chunks)
+    if not able:
         return []
     import numpy
 
-    ranker, head = recall_ranker(), trusted[:RANKED]
+    ranker, head = recall_ranker(), able[:RANKED]
     features = features_of(head, facts, query.subject, lexicon)
     obsolete = ranker.obsolescence(features) if features else numpy.zeros((len(head),) * 2)
-    relevance = numpy.array([hit.score for hit in trusted])
+    relevance = numpy.array([hit.score for hit in able])
     chances = ranker.answers(relevance, obsolete)
     order = numpy.argsort(-chances, kind="stable").tolist()
-    first = similarity_facts(trusted, chances, order[0], chunks)
+    chance = float(chances[order[0]]) * ranker.answered(relevance)
+    first = similarity_facts([*able, *rest], order[0], chance, chunks)
     similarity = ranker.similarity_of_first(first) / chances[order[0]]
-    explained = _explained(trusted, chances, obsolete, relevance, ranker)
+    explained = _explained(able, chances, obsolete, relevance, ranker)
     asked = query.asked
-    if asked and asked.events and asked.fits(facts[trusted[order[0]].item].created_at):
+    if asked and asked.events and asked.fits(facts[able[order[0]].item].created_at):
         similarity = max(similarity, DATED_SIMILARITY / chances[order[0]])
-    return [explained[place]._replace(score=float(similarity * chances[place])) for place in order]
+    ranked = [explained[at]._replace(score=float(similarity * chances[at])) for at in order]
+    return ranked + [hit._replace(score=0.0) for hit in rest]
+
+
+def contenders(hits: list[Hit], chunks: int) -> tuple[list[Hit], list[Hit]]:
+    """The hits that may answer and take another's place, and those that have nothing to do with
+    the query; where none has, all may."""
+    least = least_relevance(hits, chance_floor(chunks))
+    able = relevant(hits, least) or hits
+    return able, [hit for hit in hits if hit.relevance < least] if able is not hits else []
 
 
 def by_relevance(
@@ -4737,9 +4776,9 @@ def _rival(hit: Hit, facts: Facts) -> Rival:
     return Rival(facts.text, facts.vector or b"", hit.score, hit.cosine, time_stored)
 
 
-def similarity_facts(hits: list[Hit], chances: Any, first: int, chunks: int) -> dict[str, float]:
-    """What tells how likely the first result answers the question."""
-    chance = min(max(float(chances[first]), 1e-4), 1 - 1e-4)
+def similarity_facts(hits: list[Hit], first: int, chance: float, chunks: int) -> dict[str, float]:
+    """What tells how likely the first result, of such a chance, answers the question."""
+    chance = min(max(chance, 1e-4), 1 - 1e-4)
     cosines = [hit.cosine for hit in hits[:RANKED]]
     return {
         "bias": 1.0,
@@ -7778,6 +7817,7 @@ class Memory:
         hits = profile.adjust(known, facts, query, self._lexicon, words.chunks)
         floor = profile.floor(words.chunks)
         least = least_relevance(hits, floor)
+        hits.sort(key=lambda hit: hit.relevance < least)  # what is held back fills no place
         hits = own_first(hits, limit, floor)
         if moment is None and self._follow_shown(hits, facts, rounds):
             return self._search(text, limit, profile, moment, depth, source, rounds - 1)

@@ -40,7 +40,18 @@ DIARIES, TRIALS = ROOT / "tests" / "diaries", ROOT / "tests" / "trials"
 CACHE = ROOT / "build" / "ranker"
 FOLDS = 5  # of diaries, for the similarity
 STEPS, RATE, PULL = 250, 0.05, 0.002  # of Adam, and how strongly weights are pulled to 0
-SAMPLES = (5, 20, 60)  # notes of a small store, in which many questions have no answer
+SAMPLES = (
+    1,
+    1,
+    1,
+    1,
+    2,
+    2,
+    3,
+    5,
+    20,
+    60,
+)  # notes of a small store, in which many questions have no answer
 TRIAL_SHARE = 0.5  # what a question of the trials counts: they are of one kind, and many
 START = 1_600_000_000  # when the first version of a trial was stored
 
@@ -75,10 +86,10 @@ def diary(name: str) -> tuple[list[Row], list[Row]]:
     return rows(folder / "memories.jsonl"), rows(folder / "queries.jsonl")
 
 
-def sampled(name: str, size: int) -> tuple[list[Row], list[Row]]:
+def sampled(name: str, size: int, draw: int) -> tuple[list[Row], list[Row]]:
     """A few notes of a diary; its questions that they answer, and a quarter as many others."""
     memories, questions = diary(name)
-    chance = random.Random(f"{name} {size}")
+    chance = random.Random(f"{name} {size} {draw}")
     kept = chance.sample(memories, size)
     there = {row["id"] for row in kept}
     questions = [
@@ -115,8 +126,8 @@ def stores(names: Iterable[str]) -> Iterator[tuple[str, str, list[Row], list[Row
     """Each store: which diary it is of, whether it only teaches the similarity, and its rows."""
     for name in names:
         yield name, "whole", *diary(name)
-        for size in SAMPLES:
-            yield name, "sample", *sampled(name, size)
+        for draw, size in enumerate(SAMPLES):
+            yield name, "sample", *sampled(name, size, draw)
     for gap in (60, 30 * DAY):
         yield "trials", "whole", *trials(gap)
 
@@ -125,21 +136,23 @@ def stores(names: Iterable[str]) -> Iterator[tuple[str, str, list[Row], list[Row
 
 
 def collected(memory: Memory, question: Row) -> tuple[list[sediment.Hit], Any, Any, int]:
-    """The candidates in the order of their relevance, before age counts, and their features."""
+    """The candidates in the order of their relevance, before age counts, their features, and the
+    ids of those that may answer."""
     seen: list[Any] = []
 
     def collect(hits: list[Any], facts: Any, query: Any, lexicon: Any, chunks: int) -> list[Any]:
         hits = sediment.by_relevance(hits, facts, query.asked)
-        features = sediment.features_of(hits[:RANKED], facts, query.subject, lexicon)
-        seen.extend((hits, features, chunks))
+        able, rest = sediment.contenders(hits, chunks)
+        features = sediment.features_of(able[:RANKED], facts, query.subject, lexicon)
+        seen.extend((able, rest, features, chunks))
         return []
 
     profile = sediment.PROFILES["default"]._replace(adjust=collect)
     moment = question.get("as_of")
     memory._search(question["query"], RANKED, profile, moment, sediment.CANDIDATES, None)
-    hits, features, chunks = seen
-    ids = [memory._items([hit.item])[hit.item]["id"] for hit in hits]
-    return hits, features, ids, chunks
+    able, rest, features, chunks = seen
+    ids = [memory._items([hit.item])[hit.item]["id"] for hit in able]
+    return [*able, *rest], features, ids, chunks
 
 
 def asked(memory: Memory, store: str, kind: str, question: Row) -> Question | None:
@@ -148,7 +161,7 @@ def asked(memory: Memory, store: str, kind: str, question: Row) -> Question | No
         return None
     right = numpy.array([id in question["expected"] for id in ids])
     stale = numpy.array([id in question.get("stale", ()) for id in ids])
-    relevance = numpy.array([hit.score for hit in hits])
+    relevance = numpy.array([hit.score for hit in hits[: len(ids)]])
     old = new = numpy.zeros(0, int)
     columns = numpy.zeros((0, len(NAMES)), numpy.float32)
     if features:
@@ -267,7 +280,7 @@ def learn_obsolete(questions: list[Question]) -> dict[str, Any]:
 
 def matrices(question: Question) -> sediment.Matrices:
     """The features of all pairs as the program has them; 0 where none may be replaced."""
-    found = {name: numpy.zeros((min(len(question.hits), RANKED),) * 2) for name in NAMES}
+    found = {name: numpy.zeros((min(len(question.relevance), RANKED),) * 2) for name in NAMES}
     for name, column in zip(NAMES, question.features.T, strict=True):
         found[name][question.old, question.new] = column
     none = numpy.zeros_like(found["days"], bool)
@@ -279,7 +292,8 @@ def first_result(question: Question, ranker: sediment.Ranker) -> tuple[list[floa
     obsolete = ranker.obsolescence(matrices(question))
     chances = ranker.answers(question.relevance, obsolete)
     first = int(chances.argmax())
-    facts = sediment.similarity_facts(question.hits, chances, first, question.chunks)
+    chance = float(chances[first]) * ranker.answered(question.relevance)
+    facts = sediment.similarity_facts(question.hits, first, chance, question.chunks)
     return [facts[name] for name in SIMILARITY], bool(question.right[first])
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from storage import open_memory
@@ -195,6 +196,30 @@ def test_what_was_noted_then_answers_a_question_for_then(memory: Memory) -> None
     month = datetime.fromtimestamp(now - 50 * DAY)
     then = [row["created_at"] for row in memory.recall(f"what happened in {month:%B}?")["results"]]
     assert {datetime.fromtimestamp(at).month for at in then[:3]} == {month.month}
+
+
+# What has nothing to do with a question
+
+
+def test_what_is_held_back_takes_no_place(memory: Memory) -> None:
+    """Neither one of the first `limit` nor, as it is newer, that of what answers."""
+    memory.store("The gateway listens on port 18789, PostgreSQL on 5433.", created_at=10**9)
+    runbook = (ROOT / "tests" / "runbook.md").read_text("utf-8")
+    memory.store(runbook, created_at=10**9 + 60)
+    memory.import_rows({"content": part} for part in runbook.split("\n\n") if part.strip())
+    for limit in (1, 2, 5):
+        found = memory.recall("18789", limit=limit)
+        assert "18789" in found["results"][0]["content"]
+        assert len(found["results"]) + found.get("held_back", 0) == limit
+
+
+def test_the_only_memory_is_not_the_answer_to_everything(memory: Memory) -> None:
+    memory.store("alpha walrus is grey")
+    for query in ("otter", "beta", "who won the war?"):
+        (row,) = memory.recall(query, anyway=True)["results"]
+        assert float(row["similarity"]) < 0.3
+    (row,) = memory.recall("what colour is the walrus?")["results"]
+    assert float(row["similarity"]) > 0.9
 
 
 # Explanations
