@@ -49,8 +49,28 @@ class Place:
 
 
 @pytest.fixture
-def place(pyz: Path, tmp_path: Path) -> Place:
+def whole(pyz: Path, tmp_path: Path) -> Place:
     return Place(pyz, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def light(pyz: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program without the model and the packages that it starts without: it unpacks at once,
+    and its bootstrap is the same."""
+    payload = BytesIO()
+    with zipfile.ZipFile(pyz) as source, zipfile.ZipFile(payload, "w") as kept:
+        files = zipfile.ZipFile(BytesIO(source.read("payload.zip")))
+        for name in files.namelist():
+            if name.startswith(("sediment.py", "__pycache__", "click", "platformdirs")):
+                kept.writestr(name, files.read(name))
+        kept.writestr("models/all-MiniLM-L6-v2/manifest.json", '{"files": {}}')
+    target = tmp_path_factory.mktemp("light") / "sediment.pyz"
+    return rebuilt(pyz, target, "DIGEST", "DIGEST", payload.getvalue())
+
+
+@pytest.fixture
+def place(light: Path, tmp_path: Path) -> Place:
+    return Place(light, tmp_path)
 
 
 def rebuilt(pyz: Path, target: Path, old: str, new: str, payload: bytes | None = None) -> Path:
@@ -104,9 +124,9 @@ def assert_falls_back(result: tuple[int, str, str], pattern: str) -> None:
     assert re.fullmatch(f"sediment: cannot use .*{pattern}.*SEDIMENT_CACHE.*\n", err)
 
 
-def test_it_is_an_executable_file(place: Place) -> None:
-    assert os.access(place.pyz, os.X_OK)
-    assert place.pyz.open("rb").readline() == b"#!/usr/bin/env python3\n"
+def test_it_is_an_executable_file(whole: Place) -> None:
+    assert os.access(whole.pyz, os.X_OK)
+    assert whole.pyz.open("rb").readline() == b"#!/usr/bin/env python3\n"
 
 
 def test_first_run_unpacks_into_private_folders(place: Place) -> None:
@@ -138,15 +158,15 @@ def test_first_runs_at_once(place: Place) -> None:
     assert len(place.unpacked()) == 1
 
 
-def test_a_killed_first_run_leaves_nothing_behind(place: Place) -> None:
-    process = place.start()
-    while not list(place.cache.glob("tmp-*/numpy")):
+def test_a_killed_first_run_leaves_nothing_behind(whole: Place) -> None:
+    process = whole.start()
+    while not list(whole.cache.glob("tmp-*/numpy")):
         assert process.poll() is None
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert_starts(place.run())
-    assert [name for name in place.unpacked() if name.startswith("tmp-")] == []
+    assert_starts(whole.run())
+    assert [name for name in whole.unpacked() if name.startswith("tmp-")] == []
 
 
 def test_a_new_version_removes_the_old_one_once_it_is_idle(place: Place) -> None:
@@ -214,10 +234,10 @@ def test_nowhere_to_unpack(place: Place) -> None:
     assert_one_line(run_after(place, limit), "Not a directory.* nor .*Not a directory")
 
 
-def test_full_disk(place: Place) -> None:
+def test_full_disk(whole: Place) -> None:
     limit = "import resource as r; r.setrlimit(r.RLIMIT_FSIZE, (10**6, 10**6))"
-    assert_one_line(run_after(place, limit), "cannot unpack to .*File too large")
-    assert place.unpacked() == []
+    assert_one_line(run_after(whole, limit), "cannot unpack to .*File too large")
+    assert whole.unpacked() == []
 
 
 def run_after(place: Place, code: str) -> tuple[int, str, str]:
@@ -241,19 +261,19 @@ def test_damaged_payload(place: Place) -> None:
     assert place.unpacked() == []
 
 
-def test_damaged_model(place: Place) -> None:
+def test_damaged_model(whole: Place) -> None:
     payload = BytesIO()
     with (
-        zipfile.ZipFile(place.pyz) as pyz,
+        zipfile.ZipFile(whole.pyz) as pyz,
         zipfile.ZipFile(pyz.open("payload.zip")) as source,
         zipfile.ZipFile(payload, "w") as copy,
     ):
         for name in source.namelist():
             if name.startswith("models/"):
                 copy.writestr(name, source.read(name) + b"x" * name.endswith("tokenizer.json"))
-    bad = rebuilt(place.pyz, place.tmp / "bad.pyz", "DIGEST", "DIGEST", payload.getvalue())
-    assert_one_line(place.run(pyz=bad), "wrong sha256 of tokenizer.json")
-    assert place.unpacked() == []
+    bad = rebuilt(whole.pyz, whole.tmp / "bad.pyz", "DIGEST", "DIGEST", payload.getvalue())
+    assert_one_line(whole.run(pyz=bad), "wrong sha256 of tokenizer.json")
+    assert whole.unpacked() == []
 
 
 def test_damaged_unpacked_folder(place: Place) -> None:
