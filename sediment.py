@@ -796,6 +796,11 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
+def printable_name(text: str) -> str:
+    """What takes one line of a terminal, whatever names stand in it."""
+    return printable(text).replace("\n", "\\x0a")
+
+
 # ---------------------------------------------------------------------------------------------
 # Secrets
 #
@@ -2193,6 +2198,14 @@ def expand_home(path: str | Path) -> Path:
         raise InvalidInput(f"{path}: there is no such home folder") from None
 
 
+def from_root(path: str | Path) -> Path:
+    """A path that somebody gave, from the root on."""
+    try:
+        return expand_home(path).absolute()
+    except FileNotFoundError:
+        raise InvalidInput("the working folder is gone: cd to one that is there") from None
+
+
 def default_database() -> Path:
     """The one place for a person's memory.
 
@@ -2347,7 +2360,7 @@ class Database:
     """The file, and a connection to it for each thread that asks."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path.absolute()  # wherever the program goes, and ":memory:" is a name too
+        self.path = from_root(path)  # wherever the program goes, and ":memory:" is a name too
         self.has_distance = False
         self._local = threading.local()
         self._all: weakref.WeakSet[apsw.Connection] = weakref.WeakSet()  # closed with their threads
@@ -2429,11 +2442,11 @@ class Database:
     def refuse_own(self, given: str | Path) -> None:
         """InvalidInput for a name, by any link, of the file or of what SQLite keeps beside it:
         whatever is written there would take its place."""
-        file = os.path.realpath(self.path)
+        file, path = os.path.realpath(self.path), from_root(given)
         for own in (f"{file}{suffix}" for suffix in ("", "-wal", "-shm", "-journal")):
-            same = os.path.realpath(given) == own
+            same = os.path.realpath(path) == own
             with contextlib.suppress(OSError):
-                same = same or os.path.samefile(given, own)
+                same = same or os.path.samefile(path, own)
             if same:
                 raise InvalidInput(f"{given} is the database or a part of it: choose another name")
 
@@ -5978,7 +5991,7 @@ class Files:
     def place(self, given: str | Path) -> Path:
         """A path that somebody gave as it is indexed: without links, but for a source that has
         become one since, which does not lead elsewhere for that."""
-        named = Path(os.path.abspath(expand_home(given))) if str(given) else None
+        named = Path(os.path.abspath(from_root(given))) if str(given) else None
         return named if named in [one.path for one in self.sources()] else whole_path(given)
 
     def source_of(self, path: Path, options: Options | None) -> Source:
@@ -6421,14 +6434,14 @@ def whole_path(given: str | Path) -> Path:
     """A path from the root and without links, of one that somebody gave."""
     if not str(given):
         raise InvalidInput("a path is empty: name a file or folder")
-    return Path(os.path.realpath(expand_home(given)))
+    return Path(os.path.realpath(from_root(given)))
 
 
 def place_to_write(given: str | Path, root: Path | None) -> Path:
     """Where a file that is to be written really is. Links in the project at `root` are followed
     within it alone, and into no .git, where a setting may start programs: a checkout may come
     from anybody, and has no say in what else is written."""
-    path, named = whole_path(given), Path(os.path.abspath(expand_home(given)))
+    path, named = whole_path(given), Path(os.path.abspath(from_root(given)))
     above = named.parents
     if root and not _is_in(path, root) and any(_is_in(whole_path(one), root) for one in above):
         raise InvalidInput(f"{given} is a link out of the project: left as it is")
@@ -6643,7 +6656,10 @@ def old_notes(folder: Path, before: int, secrets: bool) -> list[OldNote]:
 
 def joined(notes: list[OldNote], folder: Path) -> str:
     """Notes as one text, each under its file's name."""
-    return "".join(f"<!-- {_beneath(one.path, folder)} -->\n{one.text}\n\n" for one in notes)
+    names = [printable_name(_beneath(one.path, folder)) for one in notes]
+    return "".join(
+        f"<!-- {name} -->\n{one.text}\n\n" for name, one in zip(names, notes, strict=True)
+    )
 
 
 def run_filter(command: str, text: str, timeout: float) -> str:
@@ -8044,8 +8060,9 @@ class Memory:
         for path in filter(None, wanted):
             files.drop_vain(path)
         chunks = sum(files.parts(one, within) for one, within, _ in plan)
+        skipped = {row["path"] for row in files.skipped}
         answer = {
-            "files": sum(len(found) for *_, found in plan),
+            "files": sum(str(path) not in skipped for *_, found in plan for path in found),
             "chunks": chunks,
             "embedded": files.embedded,
             "reused": max(0, chunks - files.embedded),
@@ -8221,13 +8238,13 @@ class Memory:
         """Add a line to today's note, memory/YYYY-MM-DD.md in the project's folder (or another):
         {success, id, source, message}."""
         now = datetime.now()
-        top = folder or self._top / _NOTES
+        top = folder or (self.projects.root or from_root(".")) / _NOTES
         path = self._place_to_write(self._place_to_write(top) / f"{now:%Y-%m-%d}.md")
         heading = f"# {now:%Y-%m-%d}\n\n"
         return self._write_down(text, path, heading, f"{now:%H:%M} ", "project", allow_secrets)
 
     def _place_to_write(self, given: str | Path) -> Path:
-        self.database.refuse_own(expand_home(given))
+        self.database.refuse_own(given)
         return place_to_write(given, find_root(self._top))
 
     def _write_down(
@@ -8816,7 +8833,7 @@ class Memory:
 
         Raises DatabaseError when there is something at `path`, or no room for it.
         """
-        target = expand_home(path).absolute()
+        target = from_root(path)
         self._must_exist()
         self.database.refuse_own(target)
         if not target.parent.is_dir():
@@ -8845,7 +8862,7 @@ class Memory:
         It is written through SQLite, so that servers that have it open go on with the new one.
         Raises DatabaseError when the copy is damaged, or not one of ours.
         """
-        source, live = expand_home(path).absolute(), self.database.path
+        source, live = from_root(path), self.database.path
         if not source.is_file():
             raise NotFound(f"there is no file {source}")
         remove_left_behind(live)
@@ -11604,7 +11621,7 @@ def _dim(text: str) -> str:
 
 
 def _field(name: str, value: object) -> str:
-    return f"{_dim(f'{name:<17}')}{printable(str(value))}"
+    return f"{_dim(f'{name:<17}')}{printable_name(str(value))}"
 
 
 def render_stored(answer: dict[str, Any]) -> Iterator[str]:
@@ -11627,7 +11644,7 @@ def render_recalled(answer: dict[str, Any], query: str = "") -> Iterator[str]:
     for row in answer["results"]:
         marks = " (other project)" if row.get("cross_project") else ""
         similarity = click.style(row["similarity"], fg="green", bold=True)
-        place = printable(row.get("source") or local_time(row["created"]))
+        place = printable_name(row.get("source") or local_time(row["created"]))
         yield f"{similarity}  {_dim(printable(row['id']))}  {_dim(place)}{marks}"
         if "source" in row and row["similarity"] != "graph" and "page" not in row:
             yield from _indented(excerpt(row["content"], query))
@@ -11651,7 +11668,7 @@ def render_recalled(answer: dict[str, Any], query: str = "") -> Iterator[str]:
     yield from _render_around(answer)
     for remark in ("message", "notice"):
         if remark in answer:
-            yield answer[remark]
+            yield printable_name(answer[remark])
 
 
 def excerpt(text: str, query: str) -> str:
@@ -11671,7 +11688,7 @@ def excerpt(text: str, query: str) -> str:
 
 def render_expanded(answer: dict[str, Any]) -> Iterator[str]:
     if "source" in answer:
-        yield _dim(printable(answer["source"]))
+        yield _dim(printable_name(answer["source"]))
     yield printable(answer["content"])
 
 
@@ -11685,11 +11702,11 @@ def render_indexed(answer: dict[str, Any]) -> Iterator[str]:
     yield f"Indexed {files}: {counts} ({took})."
     for kind, rows in (("skipped", answer["skipped"]), ("note", answer["warnings"])):
         for row in rows[:REFUSED_SHOWN]:
-            yield f"{kind}: {printable(row['path'])} {row['reason']}"
+            yield printable_name(f"{kind}: {row['path']} {row['reason']}")
         if (more := len(rows) - REFUSED_SHOWN) > 0:
             yield f"{kind}: and {more} more (--json names them all)"
     if "notice" in answer:
-        yield f"note: {printable(answer['notice'])}"
+        yield printable_name(f"note: {answer['notice']}")
 
 
 def render_changes(answer: dict[str, Any]) -> Iterator[str]:
@@ -11697,9 +11714,9 @@ def render_changes(answer: dict[str, Any]) -> Iterator[str]:
     for row in answer["changes"]:
         counts = f"{row['embedded']} embedded, {row['removed']} removed"
         before = f"{row['from']} -> " if "from" in row else ""
-        yield printable(f"{row['action']:<8} {before}{row['path']} ({counts})")
+        yield printable_name(f"{row['action']:<8} {before}{row['path']} ({counts})")
     for row in answer["skipped"]:
-        yield printable(f"skipped  {row['path']} {row['reason']}")
+        yield printable_name(f"skipped  {row['path']} {row['reason']}")
 
 
 def render_compacted(answer: dict[str, Any]) -> Iterator[str]:
@@ -11710,12 +11727,12 @@ def render_compacted(answer: dict[str, Any]) -> Iterator[str]:
     if "summary" in answer:
         yield printable(answer["summary"])
     if "message" in answer:
-        yield printable(answer["message"])
+        yield printable_name(answer["message"])
         return
     for row in answer["notes"]:
-        yield printable(f"old      {row['path']} ({row['characters']:,} characters)")
+        yield printable_name(f"old      {row['path']} ({row['characters']:,} characters)")
     for row in answer["repeats"]:
-        yield printable(f"repeats  {row['similarity']}  {'  '.join(row['sources'])}")
+        yield printable_name(f"repeats  {row['similarity']}  {'  '.join(row['sources'])}")
     saved = f"--with CMD would put a summary in the place of {answer['characters']:,} characters"
     yield (
         f"{len(answer['notes'])} old notes; {saved}." if answer["notes"] else "No note is that old."
@@ -11728,10 +11745,10 @@ def render_status(answer: dict[str, Any]) -> Iterator[str]:
     yield from render_facts(facts | answer.get("deep", {}))
     for row in answer["sources"]:
         counts = f"{row['files']} files, {row['chunks']} chunks, {row['scope']}"
-        yield printable(f"{'source':<16}{row['path']} ({counts})")
+        yield printable_name(f"{'source':<16}{row['path']} ({counts})")
         for kind in ("changed", "missing"):
             names = row[kind]
-            yield from (printable(f"{kind:<16}{name}") for name in names[:REFUSED_SHOWN])
+            yield from (printable_name(f"{kind:<16}{name}") for name in names[:REFUSED_SHOWN])
             if (more := len(names) - REFUSED_SHOWN) > 0:
                 yield f"{kind:<16}and {more} more"
     if not answer["sources"]:
@@ -11872,7 +11889,7 @@ def render_facts(answer: dict[str, Any]) -> Iterator[str]:
 
 
 def _message(answer: dict[str, Any]) -> Iterator[str]:
-    yield printable(answer["message"])
+    yield printable_name(answer["message"])
 
 
 def render_pruned(answer: dict[str, Any]) -> Iterator[str]:
@@ -11963,7 +11980,7 @@ def main() -> int:
 
 def _fail(text: str, code: int) -> int:
     """One line on stderr, whatever names stand in it."""
-    click.echo(f"Error: {printable(text)}".replace("\n", "\\x0a"), err=True)
+    click.echo(f"Error: {printable_name(text)}", err=True)
     return code
 
 

@@ -160,6 +160,34 @@ def env(tmp_path: Path, unpacked: Path) -> dict[str, str]:
     return small_env(tmp_path, SEDIMENT_CACHE=str(unpacked))
 
 
+FORGED = "a\n0.99  forged\x1b[2J.md"
+
+
+def test_names_of_files_forge_no_line(here: Program) -> None:
+    (here.folder / "memory" / FORGED).write_text("# Zebra\n\nThe zebra grazes.\n")
+    (here.folder / "memory" / f"2026-01-01 {FORGED}").write_text("The walrus sleeps.\n")
+    (here.folder / "memory" / f"no {FORGED}").write_bytes(b"\0")
+    shown = r"a\x0a0.99  forged\x1b[2J.md"
+    said = here.run("-v", "index", "memory")
+    id = here.json("recall", "zebra")["results"][0]["id"]
+    told = [said.stderr, said.stdout, here.ok("expand", id)]
+    (here.folder / "memory" / FORGED).write_text("# Zebra\n\nThe zebra sleeps.\n")
+    told += [here.ok("status"), here.ok("recall", "walrus"), here.ok("compact", "memory")]
+    for text in told:
+        assert shown in text
+        assert "\x1b" not in text
+        assert not any(line.startswith("0.99  forged") for line in text.splitlines())
+    sent = here.json("compact", "memory", "--dry-run")["input"]
+    assert f"<!-- 2026-01-01 {shown} -->" in sent
+
+
+def test_index_and_status_count_alike(here: Program) -> None:
+    for name in ("one.md", "two.md"):
+        (here.folder / "memory" / name).write_bytes(b"\0")
+    assert here.ok("index", "memory").startswith("Indexed 1 file: ")
+    assert here.json("status")["sources"][0]["files"] == 1
+
+
 def test_watch_follows_until_it_is_interrupted(
     here: Program, pyz: Path, env: dict[str, str], tmp_path: Path
 ) -> None:
