@@ -3380,6 +3380,7 @@ class Item(NamedTuple):
     file: int | None = None  # of which it is a part, from one line to another
     first_line: int | None = None
     last_line: int | None = None
+    stored_at: int | None = None  # now, if it is not told
 
 
 def same_text(connection: apsw.Connection, content: str, project: str | None) -> str | None:
@@ -3398,11 +3399,12 @@ def insert_item(connection: apsw.Connection, item: Item) -> bool:
     """Write an item with all that hangs on it; False when its id is taken."""
     values = (item.id, item.content, item.content_type, item.project_id, item.created_at)
     after = item.chunks, item.vectors
+    stored = int(time.time()) if item.stored_at is None else item.stored_at
     seq = connection.execute(
         "INSERT INTO items(id, content, content_type, project_id, created_at, ended_at, ended_by,"
         " successor, file, first_line, last_line, stored_at, text_hash)"
         f" VALUES({', '.join('?' * 13)}) ON CONFLICT(id) DO NOTHING RETURNING seq",
-        (*values, *item[len(values) + len(after) :], int(time.time()), text_hash(item.content)),
+        (*values, *item[len(values) + len(after) : -1], stored, text_hash(item.content)),
     ).get
     if seq is None:
         return False
@@ -5547,6 +5549,8 @@ class Importer:
         self.refused: list[tuple[int, str]] = []
         self.unknown: Counter[str] = Counter()
         self._nameless: Counter[tuple[Any, ...]] = Counter()
+        # What has no time of its own is of one moment: that a line came later makes it no newer.
+        self._moment = int(time.time())
         self._batch: dict[str, str] = {}  # texts by id, of the batch that is being read
 
     def run(
@@ -5585,7 +5589,7 @@ class Importer:
             "content": content,
             "part": _part_of(row),
             "project": project,
-            "created_at": int(time.time()) if created is None else created,
+            "created_at": self._moment if created is None else created,
             "ended_at": ended,
             "ended_by": check_id(by) if by is not None and ended is not None else None,
             "successor": check_id(successor) if successor is not None else None,
@@ -5639,7 +5643,7 @@ class Importer:
 
     def _item(self, row: dict[str, Any]) -> Item:
         item = self.prepare(row["id"], row["content"], row["project"], row["created_at"])
-        return item._replace(**{name: row[name] for name in _ENDED})
+        return item._replace(stored_at=self._moment, **{name: row[name] for name in _ENDED})
 
 
 def _time_of(row: dict[str, Any], name: str) -> int | None:

@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,18 @@ def test_a_large_file_is_exported_whole(memory: Memory) -> None:
     rows = [{"id": f"{number:04}", "content": f"{number}"} for number in range(501)]
     memory.import_rows(lines(rows))
     assert [row["id"] for row in exported(memory)] == [row["id"] for row in rows]
+
+
+def test_lines_without_a_time_are_of_one_moment(memory: Memory) -> None:
+    """So that none is taken for a newer version of another: they were not written one by one."""
+
+    def slow() -> Iterator[str]:
+        for number in range(4):
+            time.sleep(0.4)
+            yield json.dumps({"content": f"Remark {number}."})
+
+    assert memory.import_rows(slow())["stored"] == 4
+    assert len({row["created_at"] for row in memory.export_rows()}) == 1
 
 
 def test_imported_items_are_items_like_others(memory: Memory) -> None:
