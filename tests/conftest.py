@@ -7,9 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from storage import consistent, open_memory
 
 from sediment import Memory
+
+settings.register_profile("untimed", deadline=None)  # machines are noisy
+settings.load_profile("untimed")
 
 ROOT = Path(__file__).resolve().parent.parent
 Run = Callable[..., subprocess.CompletedProcess[str]]
