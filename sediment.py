@@ -3611,6 +3611,14 @@ class Lexicon:
         """A text's stems, in order."""
         return tuple(stem for stem, _ in self._stem(text))
 
+    @functools.lru_cache(maxsize=LEXICON_TEXTS)  # noqa: B019
+    def token_set(self, text: str) -> TokenSet:
+        """A text's stems, as they are compared with those of others."""
+        words = self.stems(text)
+        bag = frozenset(words)
+        plain = frozenset(word for word in bag - CUES["change"] if not _has_digit(word))
+        return TokenSet(words[:ALIGNED_WORDS], bag, plain)
+
     def idf(self, texts: Iterable[str]) -> dict[str, float]:
         """The idf in English of each stem of these texts, by the commonest form that they have.
 
@@ -3780,7 +3788,7 @@ def _ruled(
     RULED older ones."""
     import numpy
 
-    sets = [_token_set(lexicon.stems(rival.text)) for rival in rivals]
+    sets = [lexicon.token_set(rival.text) for rival in rivals]
     asked = frozenset(lexicon.stems(query))
     unshared, mislaid = _unshared(has, asked, idf)
     near = newer & (unshared <= UNSHARED_MAX + UNSHARED_CHANGED + UNSHARED_KEYED)
@@ -3794,12 +3802,6 @@ def _ruled(
     # What is of another room than the best one takes the place of nothing else either.
     found[:, mislaid[0] & (found[0] < 0)] = -1
     return found
-
-
-def _token_set(words: tuple[str, ...]) -> TokenSet:
-    bag = frozenset(words)
-    plain = frozenset(word for word in bag - CUES["change"] if not _has_digit(word))
-    return TokenSet(words[:ALIGNED_WORDS], bag, plain)
 
 
 def _unshared(has: Any, asked: frozenset[str], idf: dict[str, float]) -> tuple[Any, Any]:
@@ -3884,6 +3886,7 @@ def _swaps(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[Sequence[st
             yield old[step[1] : step[2]], new[step[3] : step[4]]
 
 
+@functools.lru_cache(maxsize=LEXICON_WORDS)
 def _has_digit(word: str) -> bool:
     return not word.isalpha() and any(map(str.isdigit, word))
 
