@@ -226,6 +226,7 @@ EXAMINE_BATCH = 512  # rows compared at once: a product of 1 MB matrices, under 
 CONSOLIDATE_BATCH = 5  # pairs between looks at whether a caller waits
 LEASE = 10  # s that a process may be silent in background work before another takes it up
 DAY = 86_400  # s
+TIME_MAX = 253_402_128_000  # 9999-12-30: two days on, some time zone has no date for it
 LINK_STRENGTH_MIN = 0.5  # weaker edges are kept, and not followed
 LINKS_MAX = 500  # edges looked at for one answer
 EXPANDED_FROM, SUGGESTED_FROM = 5, 3  # the first results, whose neighbours an answer names
@@ -434,8 +435,11 @@ def parse_moment(value: object, now: float | None = None, *, end: bool = False) 
         first, after = parse_period(value, now, about=False)
         return after - 1 if end else first
     with contextlib.suppress(ValueError, OverflowError, OSError):
-        if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
-            datetime.fromtimestamp(value, UTC)  # refuses what no calendar has
+        if (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and 0 <= value <= TIME_MAX
+        ):
             return int(value)
     raise _no_time(value)
 
@@ -456,8 +460,8 @@ def parse_period(text: str, now: float | None = None, *, about: bool = True) -> 
         else:
             start, end = _iso_span(text.strip())
         first = int(start.timestamp())
-        if first >= 0:
-            return first, max(first + 1, int(end.timestamp()))
+        if 0 <= first <= TIME_MAX:
+            return first, max(first + 1, min(int(end.timestamp()), TIME_MAX + 1))
     raise _no_time(text)
 
 
@@ -688,8 +692,8 @@ _AGE = _Pattern(r"(\d+(?:\.\d+)?)\s*([hdwy])", re.IGNORECASE)
 
 
 def iso_time(seconds: int) -> str:
-    """RFC 3339, in UTC."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+    """RFC 3339, in UTC; of a later time than may be given, the last that may."""
+    return datetime.fromtimestamp(min(seconds, TIME_MAX), UTC).isoformat(timespec="seconds")
 
 
 def local_time(iso: str, length: int = 10) -> str:
@@ -2210,6 +2214,13 @@ def from_root(path: str | Path) -> Path:
         raise InvalidInput("the working folder is gone: cd to one that is there") from None
 
 
+def check_name(path: Path) -> Path:
+    """The path itself, if SQLite can open it; InvalidInput says why not."""
+    if not _is_unicode(path):
+        raise InvalidInput(f"{path} has a name that is not UTF-8: rename it")
+    return path
+
+
 def default_database() -> Path:
     """The one place for a person's memory.
 
@@ -2814,6 +2825,16 @@ def _check_ours(connection: apsw.Connection, path: Path) -> None:
         raise DatabaseError(f"{path} is another program's database: choose another with --db")
     if version > len(MIGRATIONS):
         raise DatabaseError(f"{path} was made by a newer Sediment: update this program")
+
+
+def refuse_another_programs(path: Path) -> None:
+    """DatabaseError for a sound database that has no table of ours: there is nothing to mend."""
+    import apsw
+
+    with contextlib.suppress(apsw.Error), contextlib.closing(_connect(path)) as connection:
+        tables = {name for (name,) in fetch(connection, "SELECT name FROM sqlite_schema")}
+        if tables and "items" not in tables and not check_pages(connection):
+            raise DatabaseError(f"{path} is another program's database: choose another with --db")
 
 
 def _migrate(connection: apsw.Connection, path: Path) -> None:
@@ -8084,8 +8105,7 @@ class Memory:
         path = files.place(given)
         if path == Path(path.anchor):
             raise InvalidInput(f"all of {path} is too much: name a folder in it")
-        if not _is_unicode(path):
-            raise InvalidInput(f"{path} has a name that is not UTF-8: rename it")
+        check_name(path)
         known = [*(one.path for one in files.sources()), *map(Path, files.known())]
         if not os.path.lexists(path) and not any(_is_in(one, path) for one in known):
             raise NotFound(f"there is no file or folder {path}")
@@ -8826,7 +8846,7 @@ class Memory:
 
         Raises DatabaseError when there is something at `path`, or no room for it.
         """
-        target = from_root(path)
+        target = check_name(from_root(path))
         self._must_exist()
         self.database.refuse_own(target)
         if not target.parent.is_dir():
@@ -8855,7 +8875,7 @@ class Memory:
         It is written through SQLite, so that servers that have it open go on with the new one.
         Raises DatabaseError when the copy is damaged, or not one of ours.
         """
-        source, live = from_root(path), self.database.path
+        source, live = check_name(from_root(path)), self.database.path
         if not source.is_file():
             raise NotFound(f"there is no file {source}")
         remove_left_behind(live)
@@ -9026,6 +9046,7 @@ class Memory:
         that can be read in them goes into a new file; `lost` has the ids of what could not. The
         model comes from the .pyz again; without one the message says what to do.
         """
+        refuse_another_programs(self.database.path)
         remove_left_behind(self.database.path)
         healthy, told = self._mend_model()
         if any(check.status == "broken" for check in self._check_contents()):

@@ -10,6 +10,7 @@ import shutil
 import sqlite3
 import stat
 import struct
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -564,6 +565,29 @@ def test_the_file_is_never_changed_in_place(memory: Memory, path: Path, damage: 
     assert answer["healthy"]
     assert contents(memory) <= set(TEXTS)
     assert memory.store("Said afterwards.")["success"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names are bytes")
+def test_a_name_that_is_no_text_is_told(memory: Memory, tmp_path: Path) -> None:
+    named = tmp_path / os.fsdecode(b"copy-\xfe.db")
+    with pytest.raises(InvalidInput, match="not UTF-8"):
+        memory.backup(named)
+    named.write_bytes(b"x")
+    with pytest.raises(InvalidInput, match="not UTF-8"):
+        memory.restore(named)
+
+
+def test_another_programs_database_is_not_mended(tmp_path: Path) -> None:
+    path = tmp_path / "places.sqlite"
+    other = sqlite3.connect(path)
+    other.execute("CREATE TABLE bookmarks(address)")
+    other.commit()
+    other.close()
+    before = path.read_bytes()
+    with open_memory(path) as memory, pytest.raises(DatabaseError, match="another program"):
+        memory.repair()
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["places.sqlite"]
 
 
 # Reindexing

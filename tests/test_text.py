@@ -29,7 +29,7 @@ from sediment import (
     spaced,
 )
 
-LAST_SECOND = 253_402_300_799  # of the year 9999
+LAST_SECOND = sediment.TIME_MAX
 anything = st.text(st.characters())  # lone surrogates and NUL included
 
 
@@ -131,7 +131,7 @@ def test_scopes_have_any_case_and_the_allowed_ones_are_named() -> None:
         ("1970-01-01T01:00", 3_600),
         ("1970-01-01T01:00:00Z", 3_600),
         ("1970-01-01 01:00:00.5+01:00", 0),
-        ("9999-12-31T23:59:59", LAST_SECOND),
+        ("9999-12-30T00:00:00", LAST_SECOND),
     ],
 )
 def test_times_that_are_understood(value: object, seconds: int) -> None:
@@ -423,3 +423,17 @@ def test_pages_are_as_few_as_can_be() -> None:
 def test_a_million_spaces_are_one() -> None:
     """Each of them was once looked at from all those before."""
     assert sediment.normalized("a" + " " * 999_998 + "b") == "a b"
+
+
+@pytest.mark.parametrize(
+    "late", ["9999-12-31T23:59:59-12:00", "9999-12-31T23:59:59Z", sediment.TIME_MAX + 1, 1e300]
+)
+def test_a_time_that_not_every_zone_can_tell_is_refused(late: object) -> None:
+    with pytest.raises(sediment.InvalidInput, match="a time is"):
+        sediment.parse_moment(late)
+
+
+def test_a_time_that_is_stored_already_is_told_as_the_last_one() -> None:
+    told = sediment.iso_time(sediment.TIME_MAX + 10 * sediment.DAY)
+    assert told == "9999-12-30T00:00:00+00:00"
+    assert sediment.local_time(told)

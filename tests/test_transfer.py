@@ -41,7 +41,7 @@ items = st.fixed_dictionaries(
     {
         "id": st.text(printables, min_size=1, max_size=255),
         "content": texts.filter(str.strip),
-        "created_at": st.integers(0, 253_402_300_799),
+        "created_at": st.integers(0, sediment.TIME_MAX),
     },
     optional={"project": st.sampled_from(["demo", "other", "https://example.org/x y"])},
 )
