@@ -434,13 +434,8 @@ def parse_moment(value: object, now: float | None = None, *, end: bool = False) 
     if isinstance(value, str):
         first, after = parse_period(value, now, about=False)
         return after - 1 if end else first
-    with contextlib.suppress(ValueError, OverflowError, OSError):
-        if (
-            isinstance(value, int | float)
-            and not isinstance(value, bool)
-            and 0 <= value <= TIME_MAX
-        ):
-            return int(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= TIME_MAX:
+        return int(value)
     raise _no_time(value)
 
 
@@ -2817,12 +2812,16 @@ def new_generation(connection: apsw.Connection) -> None:
     connection.execute("INSERT OR REPLACE INTO meta VALUES('generation', ?)", (new_id(),))
 
 
+def _another_programs(path: Path) -> DatabaseError:
+    return DatabaseError(f"{path} is another program's database: choose another with --db")
+
+
 def _check_ours(connection: apsw.Connection, path: Path) -> None:
     """Refuse another program's database and one of a later Sediment."""
     version = connection.pragma("user_version")
     tables = connection.execute("SELECT count(*) FROM sqlite_schema").get
     if tables and connection.pragma("application_id") != APPLICATION_ID:
-        raise DatabaseError(f"{path} is another program's database: choose another with --db")
+        raise _another_programs(path)
     if version > len(MIGRATIONS):
         raise DatabaseError(f"{path} was made by a newer Sediment: update this program")
 
@@ -2834,7 +2833,7 @@ def refuse_another_programs(path: Path) -> None:
     with contextlib.suppress(apsw.Error), contextlib.closing(_connect(path)) as connection:
         tables = {name for (name,) in fetch(connection, "SELECT name FROM sqlite_schema")}
         if tables and "items" not in tables and not check_pages(connection):
-            raise DatabaseError(f"{path} is another program's database: choose another with --db")
+            raise _another_programs(path)
 
 
 def _migrate(connection: apsw.Connection, path: Path) -> None:
@@ -4762,8 +4761,9 @@ def contenders(hits: list[Hit], chunks: int) -> tuple[list[Hit], list[Hit]]:
     """The hits that may answer and take another's place, and those that have nothing to do with
     the query; where none has, all may."""
     least = least_relevance(hits, chance_floor(chunks))
-    able = relevant(hits, least) or hits
-    return able, [hit for hit in hits if hit.relevance < least] if able is not hits else []
+    if able := relevant(hits, least):
+        return able, [hit for hit in hits if hit.relevance < least]
+    return hits, []
 
 
 def by_relevance(

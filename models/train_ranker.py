@@ -40,18 +40,8 @@ DIARIES, TRIALS = ROOT / "tests" / "diaries", ROOT / "tests" / "trials"
 CACHE = ROOT / "build" / "ranker"
 FOLDS = 5  # of diaries, for the similarity
 STEPS, RATE, PULL = 250, 0.05, 0.002  # of Adam, and how strongly weights are pulled to 0
-SAMPLES = (
-    1,
-    1,
-    1,
-    1,
-    2,
-    2,
-    3,
-    5,
-    20,
-    60,
-)  # notes of a small store, in which many questions have no answer
+# Notes of small stores, in which many questions have no answer.
+SAMPLES = (1, 1, 1, 1, 2, 2, 3, 5, 20, 60)
 TRIAL_SHARE = 0.5  # what a question of the trials counts: they are of one kind, and many
 START = 1_600_000_000  # when the first version of a trial was stored
 
