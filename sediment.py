@@ -3256,20 +3256,19 @@ def count_validation(connection: apsw.Connection, id: str) -> None:
 def links_of(database: Database, ids: Iterable[str], project: str | None) -> list[Link]:
     """The strong and the often counted edges between these items and live ones that this project
     may read, best first."""
+    one = (
+        "SELECT e.{0} AS id, e.{1} AS other, edge_type, rel_type, strength, count"
+        " FROM json_each(?1) j JOIN graph_edges e ON e.{0} = j.value JOIN items i ON i.id = e.{1}"
+        " WHERE i.ended_at IS NULL AND (strength >= ?2 OR count >= ?3)"
+        " AND (?4 OR i.project_id IS NULL OR i.project_id IS ?5)"
+    )
+    both = one.format("from_id", "to_id"), one.format("to_id", "from_id")
     rows = database.rows(
-        "WITH ends AS (SELECT from_id AS id, to_id AS other, * FROM graph_edges"
-        " WHERE from_id IN (SELECT value FROM json_each(?1)) UNION ALL"
-        " SELECT to_id, from_id, * FROM graph_edges"
-        " WHERE to_id IN (SELECT value FROM json_each(?1)))"
-        " SELECT e.id, e.other, edge_type, rel_type, strength, count"
-        " FROM ends e JOIN items i ON i.id = e.other WHERE i.ended_at IS NULL"
-        " AND (strength >= ?2 OR count >= ?3)"
-        " AND (?5 OR i.project_id IS NULL OR i.project_id IS ?6)"
-        " ORDER BY count DESC, strength DESC, e.other LIMIT ?4",
+        # A limit that is bound would have SQLite plan this anew each time.
+        f"{' UNION ALL '.join(both)} ORDER BY count DESC, strength DESC, other LIMIT {LINKS_MAX}",
         json.dumps(list(ids)),
         LINK_STRENGTH_MIN,
         SUGGEST_COUNT,
-        LINKS_MAX,
         crosses_projects(),
         project,
     )
@@ -3617,6 +3616,37 @@ def information(held: float, chunks: int) -> float:
     return math.log(1 + (chunks - held + 0.5) / (held + 0.5))
 
 
+@functools.lru_cache(maxsize=LEXICON_WORDS)
+def _has_digit(word: str) -> bool:
+    return not word.isalpha() and any(map(str.isdigit, word))
+
+
+@functools.lru_cache(maxsize=LEXICON_WORDS)
+def _stem_facts(stem: str) -> tuple[int, int]:
+    """A number for a stem, the same in every process, and a bit for each class that it is of."""
+    import hashlib
+
+    digest = hashlib.blake2b(stem.encode(), digest_size=8).digest()
+    classes = [stem in stems for stems in CUES.values()]
+    bits = sum(1 << place for place, of in enumerate((*classes, _has_digit(stem))) if of)
+    return int.from_bytes(digest, "little"), bits
+
+
+_CLASS_BITS = {name: 1 << place for place, name in enumerate((*CUES, "digit"))}
+
+
+class TextWords(NamedTuple):
+    """A text as its stems: the first ones in order, all as a set; and of each different one its
+    number, its idf in English by the commonest form that it has here, and its classes."""
+
+    words: tuple[str, ...]
+    bag: frozenset[str]
+    keys: Any  # uint64[stems]
+    idf: Any  # float[stems]
+    classes: Any  # uint8[stems]
+    beginning: tuple[int, ...]  # the numbers of the first four words, 0 where there is none
+
+
 class Lexicon:
     """Stems of texts, and what they tell in English."""
 
@@ -3632,34 +3662,74 @@ class Lexicon:
         return tuple(stem for stem, _ in self._stem(text))
 
     @functools.lru_cache(maxsize=LEXICON_TEXTS)  # noqa: B019
-    def token_set(self, text: str) -> TokenSet:
-        """A text's stems, as they are compared with those of others."""
-        words = self.stems(text)
-        bag = frozenset(words)
-        plain = frozenset(word for word in bag - CUES["change"] if not _has_digit(word))
-        return TokenSet(words[:ALIGNED_WORDS], bag, plain)
+    def text_words(self, text: str) -> TextWords:
+        """A text as it is compared with others. Nothing of it depends on what was read before, so
+        that a question is answered alike in every process."""
+        import numpy
 
-    def idf(self, texts: Iterable[str]) -> dict[str, float]:
-        """The idf in English of each stem of these texts, by the commonest form that they have.
-
-        Of no others, so that a question is answered alike whatever was asked before it.
-        """
-        held: dict[str, float] = {}
-        for text in texts:
-            for stem, share in self._commonest(text).items():
-                held[stem] = max(share, held.get(stem, 0.0))
-        return {
-            stem: information(ENGLISH_CHUNKS * share, ENGLISH_CHUNKS)
-            for stem, share in held.items()
-        }
-
-    @functools.lru_cache(maxsize=LEXICON_TEXTS)  # noqa: B019
-    def _commonest(self, text: str) -> dict[str, float]:
-        """How common each stem's commonest form in a text is."""
         held: dict[str, float] = {}
         for stem, form in self._stem(text):
             held[stem] = max(self.commonness(form), held.get(stem, 0.0))
-        return held
+        words = self.stems(text)[:ALIGNED_WORDS]
+        facts = [_stem_facts(stem) for stem in held]
+        idf = [information(ENGLISH_CHUNKS * share, ENGLISH_CHUNKS) for share in held.values()]
+        return TextWords(
+            words,
+            frozenset(held),
+            numpy.array([key for key, _ in facts], numpy.uint64),
+            numpy.array(idf, float),
+            numpy.array([classes for _, classes in facts], numpy.uint8),
+            (*[_stem_facts(stem)[0] for stem in words[:4]], *[0] * (4 - len(words[:4]))),
+        )
+
+
+class WordTable:
+    """The stems of some texts and of another one beside them, a column each; the idf of a stem is
+    that of its commonest form in any of them."""
+
+    def __init__(self, texts: Sequence[TextWords], beside: TextWords) -> None:
+        import numpy
+
+        every = (*texts, beside)
+        keys, column = numpy.unique(
+            numpy.concatenate([one.keys for one in every]), return_inverse=True
+        )
+        row = numpy.repeat(numpy.arange(len(every)), [len(one.keys) for one in every])
+        has = numpy.zeros((len(every), len(keys)))
+        has[row, column] = 1
+        self.keys = keys
+        self.has = has[:-1]  # float[text, stem]: 0 or 1
+        self.beside = has[-1] > 0  # bool[stem]
+        self.idf = numpy.full(len(keys), numpy.inf)
+        numpy.minimum.at(self.idf, column, numpy.concatenate([one.idf for one in every]))
+        classes = numpy.zeros(len(keys), numpy.uint8)
+        classes[column] = numpy.concatenate([one.classes for one in every])
+        self._classes = {name: classes & bit > 0 for name, bit in _CLASS_BITS.items()}
+        counts = self.has @ numpy.array([*self._classes.values()], float).T
+        self.counts = dict(zip(_CLASS_BITS, counts.T, strict=True))  # name -> float[text]
+        starts = numpy.array([one.beginning for one in every], numpy.uint64)
+        self._starts, self._start = starts[:-1], starts[-1]
+
+    def of(self, name: str) -> Any:
+        """bool[stem]: which ones are of a class of CUES, or have a "digit"."""
+        return self._classes[name]
+
+    def shared(self, columns: Any = True) -> Any:
+        """float[text, text]: the idf of these stems that two have; of one, in the diagonal."""
+        return (self.has * (self.idf * columns)) @ self.has.T
+
+    def beginnings(self) -> Any:
+        """int[text, text]: how many of the first four words are the same in two texts."""
+        return (self._starts[:, None] == self._starts).cumprod(2).sum(2)
+
+    def beginnings_beside(self) -> Any:
+        """int[text]: how many of the first four words are those of the text beside."""
+        return (self._starts == self._start).cumprod(1).sum(1)
+
+    def idf_of(self, stem: str) -> float:
+        """The idf of a stem of one of the texts."""
+        key = self.keys.dtype.type(_stem_facts(stem)[0])
+        return float(self.idf[self.keys.searchsorted(key)])
 
 
 class Rival(NamedTuple):
@@ -3682,19 +3752,13 @@ PAIR_FEATURES = (  # noqa: SIM905 - one name a line would take twenty
 
 def pair_features(rivals: list[Rival], query: str, lexicon: Lexicon) -> Matrices:
     """What tells, of each pair, whether the newer memory makes the older one obsolete."""
-    import numpy
-
-    idf = lexicon.idf([query, *(rival.text for rival in rivals)])
-    columns = {stem: column for column, stem in enumerate(idf)}
-    has = numpy.zeros((len(rivals), len(columns)), numpy.float32)
-    for row, rival in zip(has, rivals, strict=True):
-        row[[columns[stem] for stem in lexicon.stems(rival.text)]] = 1
-    tells = numpy.fromiter(idf.values(), numpy.float32)
+    texts = [lexicon.text_words(rival.text) for rival in rivals]
+    asked = lexicon.text_words(query)
+    table = WordTable(texts, asked)
     likeness = _likeness(_matrix([(rival.vector,) for rival in rivals]))
-    wording = _wording(rivals, has, columns, lexicon)
-    found = likeness | wording | _overlap(has, tells) | _standing(rivals)
+    found = likeness | _wording(table) | _overlap(table) | _standing(rivals)
     found |= {"lost_sign": _lost_signs(rivals, query)}
-    rules = _ruled(rivals, query, lexicon, idf, has, found["days"] > 0)
+    rules = _ruled(rivals, texts, asked, table, found["days"] > 0)
     return found | {"follows": rules > 0, "strays": rules < 0}
 
 
@@ -3704,8 +3768,8 @@ def _likeness(vectors: Any) -> Matrices:
 
     cosines = vectors @ vectors.T
     mean = cosines.mean(1)
-    # The other's place among all by nearness; the text itself has the first.
-    rank = numpy.maximum(1, numpy.argsort(numpy.argsort(-cosines, 1, "stable"), 1))
+    # The other's place among all by nearness; the text itself is nearest.
+    rank = numpy.maximum(1, (cosines[:, None, :] > cosines[:, :, None]).sum(2))
     return {
         "cosine": _above_others(cosines),
         "centred_cosine": cosines - (mean[:, None] + mean) / 2,
@@ -3716,11 +3780,11 @@ def _likeness(vectors: Any) -> Matrices:
     }
 
 
-def _overlap(has: Any, tells: Any) -> Matrices:
+def _overlap(table: WordTable) -> Matrices:
     """The idf of the words that both have, of those that either has, or of the shorter one's."""
     import numpy
 
-    both = (has * tells) @ has.T
+    both = table.shared()
     each = both.diagonal()
     either = each[:, None] + each - both
     shorter = numpy.minimum(each[:, None], each)
@@ -3752,23 +3816,16 @@ def _standing(rivals: list[Rival]) -> Matrices:
     }
 
 
-def _wording(rivals: list[Rival], has: Any, columns: dict[str, int], lexicon: Lexicon) -> Matrices:
+def _wording(table: WordTable) -> Matrices:
     """How the two are worded: lengths, a common beginning, other figures, and cues."""
     import numpy
 
-    words = numpy.log(has.sum(1) + 3)
-    first = [[columns[stem] for stem in lexicon.stems(one.text)[:4]] for one in rivals]
-    starts = numpy.array([[*row, *[-1 - at] * (4 - len(row))] for at, row in enumerate(first)])
-    same = (starts[:, None] == starts).cumprod(2).sum(2)
-    digits = has[:, [column for stem, column in columns.items() if _has_digit(stem)]]
-    figures = digits.sum(1)
-    cues = {
-        name: numpy.minimum(has[:, [columns[stem] for stem in stems & columns.keys()]].sum(1), 2)
-        for name, stems in CUES.items()
-    }
+    words = numpy.log(table.has.sum(1) + 3)
+    digits, figures = table.has[:, table.of("digit")], table.counts["digit"]
+    cues = {name: numpy.minimum(table.counts[name], 2) for name in CUES}
     return {
         "length_ratio": words - words[:, None],
-        "beginning": same,
+        "beginning": table.beginnings(),
         "other_figures": (figures[:, None] > 0) & (figures - digits @ digits.T > 0),
         "new_change": numpy.minimum(cues["change"], 1),
         "new_now": numpy.minimum(cues["now"], 1),
@@ -3791,16 +3848,12 @@ def _lost_signs(rivals: list[Rival], query: str) -> Any:
     return numpy.array([[bool(old - new) for new in has] for old in has])
 
 
-class TokenSet(NamedTuple):
-    """A text as its stems; `plain` are those that are neither of change nor with a digit."""
-
-    words: tuple[str, ...]
-    bag: frozenset[str]
-    plain: frozenset[str]
-
-
 def _ruled(
-    rivals: list[Rival], query: str, lexicon: Lexicon, idf: dict[str, float], has: Any, newer: Any
+    rivals: list[Rival],
+    texts: list[TextWords],
+    query: TextWords,
+    table: WordTable,
+    newer: Any,
 ) -> Any:
     """int[old, new]: 1 where the newer one says nearly nothing but what the older one says, only
     otherwise, and still what the query asks: a plain new version, as of a value. -1 where it says
@@ -3808,39 +3861,39 @@ def _ruled(
     RULED older ones."""
     import numpy
 
-    sets = [lexicon.token_set(rival.text) for rival in rivals]
-    asked = frozenset(lexicon.stems(query))
-    unshared, mislaid = _unshared(has, asked, idf)
+    unshared, mislaid = _unshared(table)
+    room = _room(table)
+    lost = (table.has * table.beside) @ (1 - table.has.T) > 0
     near = newer & (unshared <= UNSHARED_MAX + UNSHARED_CHANGED + UNSHARED_KEYED)
-    found = numpy.zeros(newer.shape, int)
-    for old, new in numpy.argwhere(near[:RULED]).tolist():
-        if rivals[new].relevance < VERSION_RELEVANCE * rivals[old].relevance:
+    relevance = numpy.array([rival.relevance for rival in rivals])
+    strays = near & (relevance < VERSION_RELEVANCE * relevance[:, None])
+    found = numpy.where(strays, -1, near & (unshared < room))
+    doubtful = lost | (unshared >= room) & (unshared < room + UNSHARED_CHANGED)
+    for old, new in numpy.argwhere(near[:RULED] & ~strays[:RULED] & doubtful[:RULED]).tolist():
+        changes = _tells_of_change(texts[new], texts[old])
+        if lost[old, new] and not _competes(texts[new], texts[old], query, table, changes):
             found[old, new] = -1
-        else:
-            apart = float(unshared[old, new])
-            found[old, new] = _is_version(sets[new], sets[old], asked, idf, apart)
+        elif changes and unshared[old, new] < room[old, new] + UNSHARED_CHANGED:
+            found[old, new] = 1
+    found[RULED:] = 0
     # What is of another room than the best one takes the place of nothing else either.
     found[:, mislaid[0] & (found[0] < 0)] = -1
     return found
 
 
-def _unshared(has: Any, asked: frozenset[str], idf: dict[str, float]) -> tuple[Any, Any]:
+def _unshared(table: WordTable) -> tuple[Any, Any]:
     """float[old, new]: nats of what only one of the two says, beside the question and words of
     change; and bool[old, new], whether the newer lacks a figure that is asked. Then other figures
     do not count: they make no other text of a look-alike."""
     import numpy
 
-    digits = numpy.array([_has_digit(stem) for stem in idf])
-    wanted = numpy.array([stem in asked for stem in idf])
-    own = ~wanted & ~numpy.array([stem in CUES["change"] for stem in idf])
-    tells = numpy.fromiter(idf.values(), float)
-
     def apart(columns: Any) -> Any:
-        both = (has * (tells * columns)) @ has.T
+        both = table.shared(columns)
         each = both.diagonal()
         return numpy.maximum(each[:, None], each) - both
 
-    figures = has[:, digits & wanted]
+    digits, own = table.of("digit"), ~table.beside & ~table.of("change")
+    figures = table.has[:, digits & table.beside]
     mislaid = figures @ (1 - figures.T) > 0
     unshared = apart(own)
     if mislaid.any():
@@ -3848,28 +3901,20 @@ def _unshared(has: Any, asked: frozenset[str], idf: dict[str, float]) -> tuple[A
     return unshared, mislaid
 
 
-def idf_sum(idf: dict[str, float], stems: Iterable[str]) -> float:
-    """What stems tell together, the same in any order."""
-    return math.fsum(idf[stem] for stem in stems)
+def _room(table: WordTable) -> Any:
+    """float[old, new]: how many nats only one of two versions may say: the more, the more of what
+    either says is what the query asks."""
+    import numpy
+
+    plain = table.shared(~table.of("change") & ~table.of("digit"))
+    either = plain.diagonal()[:, None] + plain.diagonal() - plain
+    key = table.shared(table.beside) / numpy.where(either > 0, either, numpy.inf)
+    return UNSHARED_MAX + UNSHARED_KEYED * key
 
 
-def _is_version(
-    new: TokenSet, old: TokenSet, query: frozenset[str], idf: dict[str, float], unshared: float
-) -> int:
-    """Whether what only one of them says, so many nats, weighs little against what the query asks
-    of both: 1; 0 where it does not, -1 where the newer one does not say what is asked."""
-    if not _competes(new, old, query, idf):
-        return -1
-    either = idf_sum(idf, new.plain | old.plain)
-    key = idf_sum(idf, new.bag & old.bag & query) / either if either else 0.0
-    room = UNSHARED_MAX + UNSHARED_KEYED * key
-    changed = unshared < room + UNSHARED_CHANGED and _tells_of_change(new, old)
-    return int(unshared < room or changed)
-
-
-def _tells_of_change(new: TokenSet, old: TokenSet) -> bool:
+def _tells_of_change(new: TextWords, old: TextWords) -> bool:
     """Whether the later one has a word of change beside a word of the earlier one."""
-    shared = new.plain & old.plain
+    shared = {word for word in (new.bag & old.bag) - CUES["change"] if not _has_digit(word)}
     return any(
         word in CUES["change"]
         and not shared.isdisjoint(new.words[max(0, at - CHANGE_REACH) : at + CHANGE_REACH + 1])
@@ -3877,21 +3922,23 @@ def _tells_of_change(new: TokenSet, old: TokenSet) -> bool:
     )
 
 
-def _competes(new: TokenSet, old: TokenSet, query: frozenset[str], idf: dict[str, float]) -> bool:
-    """Whether the later one still says what the query asks and the earlier one has. It may lack
-    such a word if it tells of a change, but not have another in its place: what a server runs
-    on is no later version of who owns it, nor staging of production."""
-    asked = query & old.bag
+def _competes(
+    new: TextWords, old: TextWords, query: TextWords, table: WordTable, changes: bool
+) -> bool:
+    """Whether a later one that lacks words of the query, which the earlier one has, still says
+    what is asked. It may lack them if it tells of a change, but not have others in their place:
+    what a server runs on is no later version of who owns it, nor staging of production."""
+    asked = query.bag & old.bag
     lost = asked - new.bag
-    if lost and (any(map(_has_digit, lost)) or not _tells_of_change(new, old)):
+    if any(map(_has_digit, lost)) or not changes:
         return False
     rivals: set[str] = set()
-    for gone, come in _swaps(old.words, new.words) if lost else ():
+    for gone, come in _swaps(old.words, new.words):
         others = (word for word in come if word not in old.bag and not _has_digit(word))
         if CUES["change"].isdisjoint(come) and any(others):
             rivals |= lost.intersection(gone)
-    squared = {stem: idf[stem] ** 2 for stem in asked}
-    return not rivals or idf_sum(squared, rivals) <= RIVAL_MAX * idf_sum(squared, asked)
+    squared = {stem: table.idf_of(stem) ** 2 for stem in asked}
+    return math.fsum(map(squared.__getitem__, rivals)) <= RIVAL_MAX * math.fsum(squared.values())
 
 
 def _swaps(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[Sequence[str], Sequence[str]]]:
@@ -3904,11 +3951,6 @@ def _swaps(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[Sequence[st
     for step in swaps:
         if len(swaps) > 1 or step is not steps[-1]:
             yield old[step[1] : step[2]], new[step[3] : step[4]]
-
-
-@functools.lru_cache(maxsize=LEXICON_WORDS)
-def _has_digit(word: str) -> bool:
-    return not word.isalpha() and any(map(str.isdigit, word))
 
 
 def may_replace(features: Matrices) -> Any:
@@ -3971,19 +4013,15 @@ def recall_ranker() -> Ranker:
     return Ranker(**learned()["recall"])
 
 
-def ranker_file() -> Path:
-    """The learned weights: beside the model, or the file that SEDIMENT_RANKER names."""
-    given = os.environ.get("SEDIMENT_RANKER")
-    return expand_home(given) if given else model_dir().parent / "ranker.json"
-
-
 def learned() -> dict[str, Any]:
-    """The learned weights of each model by its name. Raises ModelError when they are missing."""
-    return _read_learned(ranker_file())
+    """The learned weights of each model by its name, from the file beside the model or the one
+    that SEDIMENT_RANKER names. Raises ModelError when they cannot be read."""
+    return _read_learned(os.environ.get("SEDIMENT_RANKER"))
 
 
 @functools.cache
-def _read_learned(path: Path) -> dict[str, Any]:
+def _read_learned(given: str | None) -> dict[str, Any]:
+    path = expand_home(given) if given else model_dir().parent / "ranker.json"
     try:
         return json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -4512,30 +4550,46 @@ def matching(
     `places` tells of live chunks whose they are."""
     if not words.terms:
         return [], 0.0
-    hits = " UNION ALL ".join(_hits_of(term) for term in words.terms)
-    sql = f"SELECT chunk, sum(score) FROM ({hits}) GROUP BY chunk ORDER BY 2 DESC, chunk LIMIT ?"
-    values = [
-        value
-        for term in words.terms
-        for value in (
-            term.information**2,
-            term.stems[0] if term.counted else f'"{term.phrase}"',
-        )
-    ]
+    chunks, scores = _word_scores(database, words.terms)
     size = 2 * limit
     while True:
-        best = database.rows(sql, *values, size)
-        here = places([chunk for chunk, _ in best])
+        best = chunks[:size].tolist()
+        here = places(best)
         found: dict[int, tuple[Evidence, bool]] = {}
-        for chunk, score in best:
+        for chunk, score in zip(best, scores[:size].tolist(), strict=True):
             item, foreign = here.get(chunk, (0, False))
             if item and item not in found:
                 found[item] = Evidence(item, chunk, score), foreign
         if len(best) < size or sum(not foreign for _, foreign in found.values()) >= limit:
             break
         size *= 8  # nearly all were another project's, or pieces of the same few memories
-    scores = [score for _, score in best]
-    return list(found.values()), scores[GAP_DEPTH - 1] if len(scores) >= GAP_DEPTH else 0.0
+    return list(found.values()), float(scores[GAP_DEPTH - 1]) if len(scores) >= GAP_DEPTH else 0.0
+
+
+def _word_scores(database: Database, terms: list[Term]) -> tuple[Any, Any]:
+    """The chunks that have any of these words, best first, and the BM25 of each."""
+    import numpy
+
+    sql = " UNION ALL ".join(map(_chunks_with, terms))
+    values = [term.stems[0] if term.counted else f'"{term.phrase}"' for term in terms]
+    found = [text or "" for (text,) in database.rows(sql, *values)]
+    hits = numpy.fromstring(",".join(filter(None, found)), numpy.int64, sep=",")
+    term = numpy.repeat(numpy.arange(len(terms)), [text.count(",") + bool(text) for text in found])
+    pairs, often = numpy.unique(hits * len(terms) + term, return_counts=True)
+    squared = numpy.array([term.information**2 for term in terms])[pairs % len(terms)]
+    scores = squared * often * (1 + BM25_K1) / (often + BM25_K1)
+    chunks, first = numpy.unique(pairs // len(terms), return_index=True)
+    total = numpy.add.reduceat(scores, first) if len(first) else scores
+    best = numpy.argsort(-total, kind="stable")
+    return chunks[best], total[best]
+
+
+def _chunks_with(term: Term) -> str:
+    """The query for the chunks that have a word, once for each time that it stands there. As one
+    text: thousands of rows, one by one, would take longer than finding them."""
+    if not term.counted:
+        return "SELECT group_concat(rowid) FROM words WHERE words MATCH ?"
+    return "SELECT group_concat(doc) FROM temp.postings WHERE term = ?"
 
 
 def places_of(
@@ -4548,16 +4602,6 @@ def places_of(
     )
     rows = database.rows(sql, project, json.dumps(chunks))
     return {chunk: (item, bool(foreign)) for chunk, item, foreign in rows}
-
-
-def _hits_of(term: Term) -> str:
-    """The query for the chunks that have a word, and its part of their BM25: (weight, word)."""
-    if not term.counted:
-        return "SELECT rowid AS chunk, 1.0 * ? AS score FROM words WHERE words MATCH ?"
-    return (
-        f"SELECT doc AS chunk, ? * count(*) * {1 + BM25_K1} / (count(*) + {BM25_K1}) AS score"
-        " FROM temp.postings WHERE term = ? GROUP BY doc"
-    )
 
 
 def candidates(
@@ -4748,13 +4792,12 @@ def default_adjust(
     order = numpy.argsort(-chances, kind="stable").tolist()
     chance = float(chances[order[0]]) * ranker.answered(relevance)
     first = similarity_facts([*able, *rest], order[0], chance, chunks)
-    similarity = ranker.similarity_of_first(first) / chances[order[0]]
-    explained = _explained(able, chances, obsolete, relevance, ranker)
+    similarity = ranker.similarity_of_first(first) / float(chances[order[0]])
     asked = query.asked
     if asked and asked.events and asked.fits(facts[able[order[0]].item].created_at):
-        similarity = max(similarity, DATED_SIMILARITY / chances[order[0]])
-    ranked = [explained[at]._replace(score=float(similarity * chances[at])) for at in order]
-    return ranked + [hit._replace(score=0.0) for hit in rest]
+        similarity = max(similarity, DATED_SIMILARITY / float(chances[order[0]]))
+    explained = _explained(able, chances, similarity, obsolete, relevance, ranker)
+    return [explained[at] for at in order] + [hit._replace(score=0.0) for hit in rest]
 
 
 def contenders(hits: list[Hit], chunks: int) -> tuple[list[Hit], list[Hit]]:
@@ -4774,9 +4817,9 @@ def by_relevance(
     for hit in hits:
         trust = TRUST_MAX * (1 - 1 / (1 + facts[hit.item].validations))
         timely = _timeliness(facts[hit.item], asked) if asked else 0.0
-        added = {name: value for name, value in (("trust", trust), ("time", timely)) if value}
-        score, parts = hit.score + trust + timely, hit.parts | added
-        found.append(hit._replace(score=score, parts=parts))
+        if added := {name: part for name, part in (("trust", trust), ("time", timely)) if part}:
+            hit = hit._replace(score=hit.score + trust + timely, parts=hit.parts | added)
+        found.append(hit)
     return sorted(found, key=lambda hit: (-hit.score, -facts[hit.item].accesses, -hit.item))
 
 
@@ -4816,25 +4859,35 @@ def similarity_facts(hits: list[Hit], first: int, chance: float, chunks: int) ->
 
 
 def _explained(
-    hits: list[Hit], chances: Any, obsolete: Any, relevance: Any, ranker: Ranker
+    hits: list[Hit],
+    chances: Any,
+    similarity: float,
+    obsolete: Any,
+    relevance: Any,
+    ranker: Ranker,
 ) -> list[Hit]:
-    """The hits with their chances, and who gave or took the greater part of them."""
+    """The hits with their chances, their similarities (so much a chance), and who gave or took
+    the greater part of these."""
     import numpy
 
-    before = ranker.answers(relevance, numpy.zeros((0, 0)))
-    gave = before[: len(obsolete), None] * obsolete
-    found = []
-    for place, hit in enumerate(hits):
-        parts = hit.parts | {"chance": float(chances[place])}
-        hit = hit._replace(parts=parts)
-        if place < len(obsolete):
-            giver, taker = int(gave[:, place].argmax()), int(obsolete[place].argmax())
-            if 2 * gave[giver, place] > chances[place]:
-                hit = hit._replace(newer_than=hits[giver].item)
-            if 2 * obsolete[place, taker] > 1:
-                hit = hit._replace(older_than=hits[taker].item)
-        found.append(hit)
-    return found
+    def named(places: Any, surely: Any) -> list[int | None]:
+        pairs = zip(places.tolist(), surely.tolist(), strict=True)
+        return [hits[place].item if sure else None for place, sure in pairs]
+
+    before = ranker.answers(relevance, numpy.zeros((0, 0)))[: len(obsolete)]
+    gave = before[:, None] * obsolete
+    newer_than = named(gave.argmax(0), 2 * gave.max(0) > chances[: len(obsolete)])
+    older_than = named(obsolete.argmax(1), 2 * obsolete.max(1) > 1)
+    rivals = itertools.zip_longest(hits, newer_than, older_than)
+    return [
+        hit._replace(
+            score=similarity * chance,
+            parts=hit.parts | {"chance": chance},
+            newer_than=newer,
+            older_than=older,
+        )
+        for chance, (hit, newer, older) in zip(chances.tolist(), rivals, strict=True)
+    ]
 
 
 def weighed_score(
@@ -5239,25 +5292,6 @@ def clean_queue(connection: apsw.Connection) -> None:
 # of them. What came by import waits for `review`.
 # ---------------------------------------------------------------------------------------------
 
-# Porter stems by which a text speaks of a change, and of what is only planned.
-_TURNS = CUES["change"] | _word_class(
-    "again end final first from goe gone hence is last left more never new next no not now over"
-    " sinc so stop took until"
-)
-_PLANS = _word_class(
-    "ask could consid discuss hope idea if mai mayb might offer perhap plan propos suggest talk"
-    " think want wish would"
-)
-
-
-class Known(NamedTuple):
-    """A memory as the door sees it: a chunk's vector and words, and when it was noted."""
-
-    vector: Any  # float32[dimension], of length 1
-    text: str
-    stems: tuple[str, ...]
-    created_at: int
-
 
 class Neighbour(NamedTuple):
     """A live memory near to a new one: its best chunk."""
@@ -5279,21 +5313,20 @@ def _newcomer(item: Item) -> Neighbour:
     return Neighbour(1.0, item.id, item.content[start:end], vector, item.created_at)
 
 
-def known(lexicon: Lexicon, vector: bytes, text: str, created_at: int) -> Known:
-    return Known(_vector(vector), text, lexicon.stems(text), created_at)
-
-
-def door_features(new: Known, rivals: list[Known], lexicon: Lexicon) -> dict[str, Any]:
+def door_features(new: Neighbour, rivals: Sequence[Neighbour], lexicon: Lexicon) -> dict[str, Any]:
     """Of each feature a number for each rival, which is one of the memories nearest to the new."""
-    return _door_nearness(new, rivals) | _door_words(new, rivals, lexicon)
+    texts = [lexicon.text_words(rival.text) for rival in rivals]
+    table = WordTable(texts, lexicon.text_words(new.text))
+    return _door_nearness(new, rivals) | _door_words(table) | _door_cues(table)
 
 
-def _door_nearness(new: Known, rivals: list[Known]) -> dict[str, Any]:
+def _door_nearness(new: Neighbour, rivals: Sequence[Neighbour]) -> dict[str, Any]:
     """How near a rival is to the new one, beside how near the others are to either."""
     import numpy
 
-    vectors = numpy.stack([rival.vector for rival in rivals]).astype(float)
-    cosines, among = vectors @ new.vector, vectors @ vectors.T
+    vectors = _matrix([(one.vector,) for one in (*rivals, new)]).astype(float)
+    every = vectors @ vectors.T
+    cosines, among = every[-1, :-1], every[:-1, :-1]
     others = ~numpy.eye(len(rivals), dtype=bool)
     mean = (among * others).sum(1) / max(1, len(rivals) - 1)
     best = numpy.where(others, among, -1).max(1)
@@ -5313,48 +5346,43 @@ def _door_nearness(new: Known, rivals: list[Known]) -> dict[str, Any]:
     }
 
 
-def _door_words(new: Known, rivals: list[Known], lexicon: Lexicon) -> dict[str, Any]:
+def _door_words(table: WordTable) -> dict[str, Any]:
     """What their words share, weighed by how rare they are in English and among the rivals."""
     import numpy
 
-    bags = [frozenset(rival.stems) for rival in rivals]
-    held = Counter(word for bag in bags for word in bag)
-    english = lexicon.idf(one.text for one in (new, *rivals))
+    held = table.has.sum(0)
+    tells = table.idf + numpy.log((len(table.has) + 1) / (held + 0.5)) / 2
+    both = table.has * table.beside
+    shared, own, whole = both @ tells, table.has @ tells, table.beside @ tells
+    return {
+        "jaccard": shared / (whole + own - shared + 1),
+        "contained": shared / (own + 1),
+        "containing": shared / (whole + 1),
+        "shared": numpy.log1p(shared),
+        "rarest": (both * tells).max(1, initial=0),
+        "only_these": numpy.log1p(both @ (tells * (held == 1))),
+        "beginning": table.beginnings_beside(),
+        "new_length": numpy.full(len(own), math.log(table.beside.sum() + 3)),
+        "old_length": numpy.log(table.has.sum(1) + 3),
+    }
 
-    @functools.cache
-    def told(word: str) -> float:
-        return english[word] + math.log((len(bags) + 1) / (held[word] + 0.5)) / 2
 
-    def worth(words: Iterable[str]) -> float:
-        return math.fsum(map(told, words))  # the same in any order
+def _door_cues(table: WordTable) -> dict[str, Any]:
+    """What either says of a change or of a plan, and whether the new one has other figures."""
+    import numpy
 
-    bag = frozenset(new.stems)
-    whole, digits = worth(bag), set(filter(_has_digit, bag))
-    rows = []
-    for rival, old in zip(rivals, bags, strict=True):
-        shared, own = worth(bag & old), worth(old)
-        places = zip(new.stems, rival.stems, strict=False)
-        alike = itertools.takewhile(lambda place: place[0] == place[1], places)
-        numbers = set(filter(_has_digit, old))
-        rows.append(
-            {
-                "jaccard": shared / (whole + own - shared + 1),
-                "contained": shared / (own + 1),
-                "containing": shared / (whole + 1),
-                "shared": math.log1p(max(0.0, shared)),
-                "rarest": max(map(told, bag & old), default=0.0),
-                "only_these": math.log1p(worth(w for w in bag & old if held[w] == 1)),
-                "beginning": min(4, sum(1 for _ in alike)),
-                "turns": bool(bag & _TURNS),
-                "changes": bool(bag & CUES["change"]),
-                "plans": bool(bag & _PLANS),
-                "planned": bool(old & _PLANS),
-                "new_length": math.log(len(new.stems) + 3),
-                "old_length": math.log(len(rival.stems) + 3),
-                "numbers": bool(digits and numbers and digits - numbers),
-            }
-        )
-    return {name: numpy.array([row[name] for row in rows], float) for name in rows[0]}
+    change, plan, digit = table.of("change"), table.of("plan"), table.of("digit")
+    turns = (table.beside & (change | table.of("now"))).any()
+    new, old = (table.beside & digit).sum(), table.counts["digit"]
+    lost = table.has @ (table.beside & digit) < new
+    cues = {
+        "turns": turns,
+        "changes": (table.beside & change).any(),
+        "plans": (table.beside & plan).any(),
+        "planned": table.counts["plan"] > 0,
+        "numbers": (old > 0) & lost,
+    }
+    return {name: numpy.zeros(len(old)) + value for name, value in cues.items()}
 
 
 # Features that count together, too, and by their squares.
@@ -5400,13 +5428,13 @@ def keep_apart(connection: apsw.Connection, old: str, new: str) -> None:
     )
 
 
-def obsolescence(new: Known, rivals: list[Known], lexicon: Lexicon) -> list[float]:
+def obsolescence(new: Neighbour, rivals: Sequence[Neighbour], lexicon: Lexicon) -> list[float]:
     """How likely the new memory makes each rival obsolete: a logistic model. 0 of later ones."""
     import numpy
 
-    told, features = learned()["door"], door_features(new, rivals, lexicon)
-    columns = door_columns(features, told["scale"])
-    odds = sum(weight * columns[name] for name, weight in told["weights"].items()) + told["bias"]
+    door, features = learned()["door"], door_features(new, rivals, lexicon)
+    columns = door_columns(features, door["scale"])
+    odds = sum(weight * columns[name] for name, weight in door["weights"].items()) + door["bias"]
     return [
         chance if rival.created_at <= new.created_at else 0.0
         for chance, rival in zip((1 / (1 + numpy.exp(-odds))).tolist(), rivals, strict=True)
@@ -7622,9 +7650,8 @@ class Memory:
         """The ids of what a memory probably makes obsolete, the likeliest first, and how likely."""
         if not rivals:
             return []
-        words = self._lexicon
-        me, *others = (known(words, one.vector, one.text, one.created_at) for one in (new, *rivals))
-        chances, likely = obsolescence(me, others, words), learned()["door"]["threshold"]
+        chances = obsolescence(new, rivals, self._lexicon)
+        likely = learned()["door"]["threshold"]
         found = [
             (rival.id, chance)
             for rival, chance in zip(rivals, chances, strict=True)
@@ -7783,9 +7810,10 @@ class Memory:
             hits, least, notice = self._search(query, limit, profile, moment, depth, source)
             kept = hits if anyway else _kept(hits, least, min_score)
             weak = {hit.item for hit in hits} - {hit.item for hit in relevant(hits, least)}
-            answer = self._answer(kept, explain, weak) | notice
-            if moment is None:
-                answer |= self._around(answer["results"], weak)
+            with self.database.snapshot():
+                answer = self._answer(kept, explain, weak) | notice
+                if moment is None:
+                    answer |= self._around(answer["results"], weak)
             if held := len(hits) - len(kept):
                 answer["held_back"] = held
             if not kept:

@@ -57,18 +57,20 @@ def door_stores(
     """A diary's stores, one after the other, and how many pairs there are to find."""
     notes = sorted(rows(folder / "memories.jsonl"), key=lambda row: row["created_at"])
     pairs = door_pairs({row["id"]: row for row in notes}, rows(folder / "queries.jsonl"))
-    seen: list[tuple[str, sediment.Known]] = []
+    seen: list[sediment.Neighbour] = []
     stores = []
     for row in notes:
         vector, text = encoder.embed(row["content"]), row["content"]
-        new = sediment.known(lexicon, vector, text, row["created_at"])
-        cosines = numpy.array([float(new.vector @ one.vector) for _, one in seen])
-        rivals = [seen[at] for at in numpy.argsort(-cosines, kind="stable")[: sediment.DOOR_RIVALS]]
-        if rivals:
-            features = sediment.door_features(new, [one for _, one in rivals], lexicon)
-            obsolete = numpy.array([(row["id"], id) in pairs for id, _ in rivals])
+        new = sediment.Neighbour(1.0, row["id"], text, vector, row["created_at"])
+        if seen:
+            vectors = numpy.frombuffer(b"".join(one.vector for one in seen), "<f4")
+            cosines = vectors.reshape(len(seen), -1) @ numpy.frombuffer(vector, "<f4")
+            nearest = numpy.argsort(-cosines, kind="stable")[: sediment.DOOR_RIVALS]
+            rivals = [seen[at] for at in nearest]
+            features = sediment.door_features(new, rivals, lexicon)
+            obsolete = numpy.array([(row["id"], one.id) in pairs for one in rivals])
             stores.append(Store(folder.name, features, obsolete))
-        seen.append((row["id"], new))
+        seen.append(new)
     return stores, len(pairs)
 
 

@@ -161,11 +161,15 @@ def test_what_was_read_before_changes_no_idf() -> None:
     common: dict[str, float] = {}
     lexicon = sediment.Lexicon(sediment.stemmer(), lambda form: common.get(form, 0.0))
     texts = "gate alpha beta gamma delta", "gate epsilon zeta eta theta"
-    before = lexicon.idf(texts)
+    before = idf(lexicon, *texts)
     common |= {form + "s": 0.9 for text in texts for form in text.split()}
-    lexicon.stems(" ".join(common))
-    lexicon.idf([" ".join(common)])
-    assert lexicon.idf(texts) == before
+    idf(lexicon, " ".join(common))
+    assert idf(lexicon, *texts) == before
+
+
+def idf(lexicon: sediment.Lexicon, *texts: str) -> list[float]:
+    first, *rest = map(lexicon.text_words, texts)
+    return sediment.WordTable(rest, first).idf.tolist()
 
 
 def test_a_fault_while_words_are_weighed_is_forgotten() -> None:
@@ -178,8 +182,8 @@ def test_a_fault_while_words_are_weighed_is_forgotten() -> None:
 
     lexicon = sediment.Lexicon(sediment.stemmer(), commonness)
     with pytest.raises(OSError):  # noqa: PT011
-        lexicon.idf(["the gate is open"])
-    assert len(lexicon.idf(["the gate is open"])) == 4
+        lexicon.text_words("the gate is open")
+    assert len(lexicon.text_words("the gate is open").bag) == 4
 
 
 def test_another_fact_about_the_same_thing_is_no_later_version(memory: Memory) -> None:
