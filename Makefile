@@ -19,9 +19,9 @@ help:
 	@echo 'make demo                      show what Sediment does'
 	@echo 'make test                      build, and run all tests'
 	@echo 'make lint                      ruff and pyright'
-	@echo 'make ranker                    learn models/ranker.json again from tests/diaries'
+	@echo 'make ranker                    learn models/ranker.json again from tests/'
 	@echo 'make bench                     measure speed'
-	@echo 'make bench-quality DATA=DIR    measure recall on the diaries, and the sets in DIR   (SEEDS="1 2" PARTS="chat diaries")'
+	@echo 'make bench-quality DATA=DIR    measure recall on tests/, and the sets in DIR   (SEEDS="1 2" PARTS="chat diaries")'
 	@echo 'make soak MINUTES=n             try to make it lose data, crash, hang or leak   (SEED=n)'
 	@echo 'make lock                      renew the pinned requirements (needs uv)'
 	@echo 'make clean                     remove everything built'
@@ -71,7 +71,7 @@ bench: $(PYZ) $(BUILD)/dev/.ready
 bench-quality: $(PYZ) $(BUILD)/dev/.ready
 	$(RUN) $(BUILD)/dev/bin/python tests/bench_quality.py $(if $(DATA),"$(DATA)") $(if $(SEEDS),--seeds $(SEEDS)) $(if $(PARTS),--parts $(PARTS))
 
-# Learned from tests/diaries and tests/trials; the result is committed.
+# Learned from diaries, conversations and trials in tests/; the result is committed.
 ranker: $(PYZ) $(BUILD)/dev/.ready
 	$(BUILD)/dev/bin/python models/train_ranker.py
 	$(BUILD)/dev/bin/python models/train_door.py

@@ -42,14 +42,14 @@ whose chunk has the best BM25, found separately inside the own scope (project an
 other projects. With c the best chunk's cosine, m that of the mean of all chunks, b its BM25:
     relevance = (c + WHOLE_WEIGHT * (m - c) - LENGTH_DISCOUNT * ln chunks
                  + share * (b / max b) ** WORDS_POWER) * (1 or CROSS_PROJECT_FACTOR) + trust
-    share = WORDS_WEIGHT * gap * evidence
+    share = WORDS_WEIGHT * min(gap, COVERED * coverage)
 Everything turns on what the query's words tell: a word's information is Robertson and Sparck
 Jones' idf, smoothed by its rarity in English. The query's vector is the mean of the encoder's
 token states weighted by it (a memory's is the plain mean), and b counts it squared, with
 k1 = BM25_K1 and no length norm, since chunks have a bounded length already. How much the words
 count beside meaning is decided for each query: `gap` is how far the best b stands above the
-tenth best chunk's, relative to it (words that fit everything tell nothing apart), `evidence` is
-the best b up to EVIDENCE_MIN, relative to that (words that everybody uses prove nothing).
+tenth best chunk's, relative to it (words that fit everything tell nothing apart), `coverage` is
+what part of all that the query tells the best one has (one word of nine proves nothing).
 `trust` grows with confirmations to TRUST_MAX. Being shown decides between equal scores only.
 
 Then the newest version comes first (section Versions, weights in models/ranker.json):
@@ -165,9 +165,11 @@ PREFIX_MIN = 4  # characters of the beginning of an id that is to change, as git
 WORDS_WEIGHT = 0.5  # 0.45 to 0.55 are within 0.2 of each other
 WORDS_POWER = 1.5  # 1 gives 0.4 less, 2 gives 0.4 less
 GAP_DEPTH = 10  # the tenth best chunk; 7 gives 0.3 less, 15 gives 0.2 less
-# What the best item's words must amount to: one word that 1 of 240 chunks has, ln(240) squared.
-# Real queries have more; in a small memory, chance hits have 1 to 8, and 60 is still better.
-EVIDENCE_MIN = 30  # 1 to 50 are within 0.1 of each other
+# How much more of it the words may count than the part of the query that the best item has. Of 1 /
+# 1.4 / as much as it stands out: a note on the subject of a diary's question first 76 / 75 / 69 %,
+# constant facts 76 / 75 / 72 %, conversations 70 / 71 / 70; long chats, MRR 53.6 / 54.5 / 55.2, the
+# five sets 71.2 / 71.3 / 71.5.
+COVERED = 1.4
 BM25_K1 = 0.3  # 0.2 to 0.4 are within 0.2 of each other; FTS5's k1 = 1.2, b = 0.75 gives 1.1 less
 # A plain new version (section Versions), one of the learned features. Sequences of versions, of 50
 # and of 90, whose newest comes first; look-alikes, of 125, that keep their places.
@@ -178,9 +180,10 @@ RIVAL_MAX = 0.05  # of the query's words in the older, otherwise filled; 0.3 cos
 CHANGE_REACH = 3  # words between a word of change and what changed; 5 gives the same
 ALIGNED_WORDS = 80  # of a chunk; what identifies a fact stands early
 # Log-odds that a newer one must have more than in the diaries, where most questions ask for what
-# changed. Of 0 / 0.5 / 1 / 2: diaries, first right 54.5 / 54.0 / 54.1 / 53.1; long chats, MRR 52.8
-# / 53.5 / 53.7 / 54.2, where nothing obsolete is looked for and 54.6 is what relevance alone has.
-CAUTION = 1.0
+# changed. Of 0 / 0.5 / 1: diaries, changed facts first 40.4 / 39.6 / 37.9, constant ones 71.4 /
+# 73.2 / 73.6; long chats, MRR 52.6 / 53.3 / 53.6, where nothing obsolete is looked for and 54.1 is
+# what relevance alone has.
+CAUTION = 0.5
 PLAIN_VERSION = 3.0  # log-odds of one at least: of 3,600 wrong pairs of the diaries 1 is one
 VERSION_RELEVANCE = 0.55  # of the older one's; 0.5 costs one look-alike, 0.6 two sequences
 RULED = 10  # older ones that the rule looks at: those behind have little chance to give
@@ -340,10 +343,11 @@ _SYMBOLS = (
 )
 _SYMBOL = _Pattern(f"[{_SYMBOLS}]")
 # And those of ASCII that make a word another one: C++, C#, #12, @name, $HOME, .NET.
-_NEAR = "0-9A-Z_a-z\u0080-\U0010ffff"
+# Said by what it is not: a set that reaches to the last character takes 10 ms to compile.
+_NEAR = r"[^\x00-/:-@\[-^`{-\x7f]"  # a letter, a digit, _ or anything beyond ASCII
 _MARK = _Pattern(
-    rf"[+#@$.](?:(?<=[{_NEAR}+]\+)|(?<=[#@$])(?=[{_NEAR}])|(?<=[{_NEAR}][#$])"
-    rf"|(?<=\.)(?<![{_NEAR}.)\]\"'*`].)(?=[A-Za-z]))"
+    rf"[+#@$.](?:(?<=(?:{_NEAR}|\+)\+)|(?<=[#@$])(?={_NEAR})|(?<={_NEAR}[#$])"
+    rf"|(?<=\.)(?<!(?:{_NEAR}|[.)\]\"'*`]).)(?=[A-Za-z]))"
 )
 # Letters of nobody's, which the index takes: they stand for signs.
 _SIGNS = "\U000f0000-\U000fffff"
@@ -355,6 +359,12 @@ _TERM = _Pattern(rf"[{_CJK}]+|[{_SIGNS}]|{_WORD}")
 _COMPOUND = _Pattern(
     rf"(?<!{_LETTER})(?!(?:[A-Za-z]\.){{1,9}}[A-Za-z]\b)(?:[{_SIGNS}]|{_WORD})"
     rf"(?:(?:[./\\:&=~]+|(?<=[{_SIGNS}])\ (?=\d))?(?:[{_SIGNS}]|{_WORD})){{1,{COMPOUND_MAX - 1}}}"
+)
+# The same of ASCII alone, which compile in 1 ms and not in 50.
+_ASCII_TERM = _Pattern("[0-9A-Za-z]+")  # as FTS5 cuts it, too
+_ASCII_COMPOUND = _Pattern(
+    r"(?<![0-9A-Za-z])(?!(?:[A-Za-z]\.){1,9}[A-Za-z]\b)[0-9A-Za-z]++"
+    rf"(?:[./\\:&=~]+[0-9A-Za-z]++){{1,{COMPOUND_MAX - 1}}}"
 )
 _COMPATIBLE = ("<wide>", "<narrow>", "<noBreak>", "<compat>")  # not <super>: 10² is not 102
 _SPELLINGS = str.maketrans(  # the last are shown as nothing
@@ -603,7 +613,7 @@ TIMES: tuple[tuple[_Pattern, Callable[[datetime, dict[str, Any]], Span]], ...] =
     (_Pattern(f"{_STEP}?{_MONTH}{_YEAR}?"), _month),
     (_Pattern(f"{_MONTH} {_NTH}{_YEAR}?"), _date),
     (_Pattern(f"{_NTH}(?: of)? {_MONTH}{_YEAR}?"), _date),
-    (_Pattern(r"(?P<year>[12]\d{3})(?:-(?P<month>\d\d))?"), _year),
+    (_Pattern(r"(?P<year>\d{4})(?:-(?P<month>\d\d))?"), _year),
 )
 
 
@@ -725,15 +735,17 @@ def query_phrases(query: str) -> Iterator[tuple[str, int, int]]:
     one word also as a whole.
     """
     query = _signed(query)
-    for found in _TERM.finditer(query):
+    plain = query.isascii()
+    term, compound = (_ASCII_TERM, _ASCII_COMPOUND) if plain else (_TERM, _COMPOUND)
+    for found in term.finditer(query):
         run, start = found[0], found.start()
-        if len(run) > 1 and _ALONE.match(run):
+        if not plain and len(run) > 1 and _ALONE.match(run):
             for place, pair in enumerate(pairwise(run), start):
                 yield " ".join(pair), place, place + 2
         elif not "\U000f0000" <= run < "\U000f0080":  # alone it says nothing
             yield run.lower(), start, found.end()
-    for found in _COMPOUND.finditer(query):
-        yield " ".join(_TERM.findall(found[0])).lower(), found.start(), found.end()
+    for found in compound.finditer(query):
+        yield " ".join(term.findall(found[0])).lower(), found.start(), found.end()
 
 
 def normalized(text: str) -> str:
@@ -2594,12 +2606,9 @@ def stemmer() -> Callable[[str], list[tuple[str, str]]]:
         return stems(word)[0]
 
     def quickly(text: str) -> list[tuple[str, str]]:
-        return list(map(stem, _ASCII_WORDS.findall(text))) if text.isascii() else stems(text)
+        return list(map(stem, _ASCII_TERM.findall(text))) if text.isascii() else stems(text)
 
     return quickly
-
-
-_ASCII_WORDS = _Pattern("[0-9A-Za-z]+")  # as unicode61 cuts them
 
 
 def fetch(connection: apsw.Connection, sql: str, *values: Any) -> list[Any]:
@@ -2953,8 +2962,9 @@ def _borrow(folder: Path, own: Path, shared: Path) -> None:
     for name in ("objects", "refs/replace", "packed-refs", "reftable", "info"):
         if (shared / name).is_dir() or (shared / name).is_file():
             (folder / name).symlink_to(shared / name)
-    for name in ("objects/pack", "objects/info", "refs/replace", "reftable", "info"):
-        for one in _entries(folder / name):  # git would wait for a pipe
+    loose = [one.path for one in _entries(folder / "objects")]  # pack and info among them
+    for name in (*loose, folder / "refs/replace", folder / "reftable", folder / "info"):
+        for one in _entries(Path(name)):  # git would wait for a pipe
             if os.path.exists(one) and not (one.is_file() or one.is_dir()):
                 raise OSError(f"{one.path} is no plain file")
 
@@ -3621,30 +3631,33 @@ def _has_digit(word: str) -> bool:
     return not word.isalpha() and any(map(str.isdigit, word))
 
 
-@functools.lru_cache(maxsize=LEXICON_WORDS)
-def _stem_facts(stem: str) -> tuple[int, int]:
-    """A number for a stem, the same in every process, and a bit for each class that it is of."""
-    import hashlib
-
-    digest = hashlib.blake2b(stem.encode(), digest_size=8).digest()
-    classes = [stem in stems for stems in CUES.values()]
-    bits = sum(1 << place for place, of in enumerate((*classes, _has_digit(stem))) if of)
-    return int.from_bytes(digest, "little"), bits
-
-
 _CLASS_BITS = {name: 1 << place for place, name in enumerate((*CUES, "digit"))}
 
 
-class TextWords(NamedTuple):
-    """A text as its stems: the first ones in order, all as a set; and of each different one its
-    number, its idf in English by the commonest form that it has here, and its classes."""
+@functools.lru_cache(maxsize=LEXICON_WORDS)
+def _stem_key(stem: str) -> int:
+    """A number for a stem, the same in every process."""
+    import hashlib
 
-    words: tuple[str, ...]
-    bag: frozenset[str]
-    keys: Any  # uint64[stems]
+    digest = hashlib.blake2b(stem.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def _stem_classes(stem: str) -> int:
+    """A bit for each class that a stem is of."""
+    bits = sum(_CLASS_BITS[name] for name, stems in CUES.items() if stem in stems)
+    return bits + _CLASS_BITS["digit"] * _has_digit(stem)
+
+
+class TextWords(NamedTuple):
+    """A text as its stems, and of each its number, its idf in English by the form that it has, and
+    its classes."""
+
+    stems: tuple[str, ...]
+    keys: Any  # int64[stems]
     idf: Any  # float[stems]
     classes: Any  # uint8[stems]
-    beginning: tuple[int, ...]  # the numbers of the first four words, 0 where there is none
+    beginning: tuple[int, ...]  # the numbers of the first four, 0 where there is none
 
 
 class Lexicon:
@@ -3655,32 +3668,29 @@ class Lexicon:
     ) -> None:
         self._stem = stem
         self.commonness = functools.lru_cache(maxsize=LEXICON_WORDS)(commonness)
+        self._known = functools.lru_cache(maxsize=LEXICON_WORDS)(self._look_up)
 
     @functools.lru_cache(maxsize=LEXICON_TEXTS)  # noqa: B019 - as many as a process needs, at most
-    def stems(self, text: str) -> tuple[str, ...]:
-        """A text's stems, in order."""
-        return tuple(stem for stem, _ in self._stem(text))
-
-    @functools.lru_cache(maxsize=LEXICON_TEXTS)  # noqa: B019
     def text_words(self, text: str) -> TextWords:
         """A text as it is compared with others. Nothing of it depends on what was read before, so
         that a question is answered alike in every process."""
         import numpy
 
-        held: dict[str, float] = {}
-        for stem, form in self._stem(text):
-            held[stem] = max(self.commonness(form), held.get(stem, 0.0))
-        words = self.stems(text)[:ALIGNED_WORDS]
-        facts = [_stem_facts(stem) for stem in held]
-        idf = [information(ENGLISH_CHUNKS * share, ENGLISH_CHUNKS) for share in held.values()]
+        found = [*map(self._known, self._stem(text))]
+        stems, keys, idf, classes = zip(*found, strict=True) if found else ((),) * 4
         return TextWords(
-            words,
-            frozenset(held),
-            numpy.array([key for key, _ in facts], numpy.uint64),
+            stems,
+            numpy.array(keys, numpy.int64),
             numpy.array(idf, float),
-            numpy.array([classes for _, classes in facts], numpy.uint8),
-            (*[_stem_facts(stem)[0] for stem in words[:4]], *[0] * (4 - len(words[:4]))),
+            numpy.array(classes, numpy.uint8),
+            (*keys[:4], 0, 0, 0, 0)[:4],
         )
+
+    def _look_up(self, word: tuple[str, str]) -> tuple[str, int, float, int]:
+        """A stem in one of its forms: the stem, its number, its idf, and its classes."""
+        stem, form = word
+        idf = information(ENGLISH_CHUNKS * self.commonness(form), ENGLISH_CHUNKS)
+        return stem, _stem_key(stem), idf, _stem_classes(stem)
 
 
 class WordTable:
@@ -3707,7 +3717,7 @@ class WordTable:
         self._classes = {name: classes & bit > 0 for name, bit in _CLASS_BITS.items()}
         counts = self.has @ numpy.array([*self._classes.values()], float).T
         self.counts = dict(zip(_CLASS_BITS, counts.T, strict=True))  # name -> float[text]
-        starts = numpy.array([one.beginning for one in every], numpy.uint64)
+        starts = numpy.array([one.beginning for one in every])
         self._starts, self._start = starts[:-1], starts[-1]
 
     def of(self, name: str) -> Any:
@@ -3728,8 +3738,7 @@ class WordTable:
 
     def idf_of(self, stem: str) -> float:
         """The idf of a stem of one of the texts."""
-        key = self.keys.dtype.type(_stem_facts(stem)[0])
-        return float(self.idf[self.keys.searchsorted(key)])
+        return float(self.idf[self.keys.searchsorted(_stem_key(stem))])
 
 
 class Rival(NamedTuple):
@@ -3914,11 +3923,13 @@ def _room(table: WordTable) -> Any:
 
 def _tells_of_change(new: TextWords, old: TextWords) -> bool:
     """Whether the later one has a word of change beside a word of the earlier one."""
-    shared = {word for word in (new.bag & old.bag) - CUES["change"] if not _has_digit(word)}
+    words = new.stems[:ALIGNED_WORDS]
+    shared = set(new.stems).intersection(old.stems) - CUES["change"]
+    subjects = {stem for stem in shared if not _has_digit(stem)}
     return any(
         word in CUES["change"]
-        and not shared.isdisjoint(new.words[max(0, at - CHANGE_REACH) : at + CHANGE_REACH + 1])
-        for at, word in enumerate(new.words)
+        and not subjects.isdisjoint(words[max(0, at - CHANGE_REACH) : at + CHANGE_REACH + 1])
+        for at, word in enumerate(words)
     )
 
 
@@ -3928,13 +3939,14 @@ def _competes(
     """Whether a later one that lacks words of the query, which the earlier one has, still says
     what is asked. It may lack them if it tells of a change, but not have others in their place:
     what a server runs on is no later version of who owns it, nor staging of production."""
-    asked = query.bag & old.bag
-    lost = asked - new.bag
+    said = frozenset(old.stems)
+    asked = said.intersection(query.stems)
+    lost = asked.difference(new.stems)
     if any(map(_has_digit, lost)) or not changes:
         return False
     rivals: set[str] = set()
-    for gone, come in _swaps(old.words, new.words):
-        others = (word for word in come if word not in old.bag and not _has_digit(word))
+    for gone, come in _swaps(old.stems[:ALIGNED_WORDS], new.stems[:ALIGNED_WORDS]):
+        others = (word for word in come if word not in said and not _has_digit(word))
         if CUES["change"].isdisjoint(come) and any(others):
             rivals |= lost.intersection(gone)
     squared = {stem: table.idf_of(stem) ** 2 for stem in asked}
@@ -4505,7 +4517,7 @@ def weigh_words(database: Database, query: str, lexicon: Lexicon) -> Words:
             tells = information(held, total + ENGLISH_CHUNKS)
             for place in places[phrase]:
                 told[place] = max(told[place], tells)
-            stems = lexicon.stems(phrase)
+            stems = lexicon.text_words(phrase).stems
             terms.setdefault(stems, Term(stems, phrase, tells, found))
     ideal = sum(term.information**2 for term in terms.values())
     return Words(_telling(list(terms.values())), told, ideal, total)
@@ -4652,7 +4664,7 @@ def candidates(
     ]
     if vector:
         found = _with_wholes(database, index, vector, found)
-    return found, words_share(best, tenth)
+    return found, words_share(best, tenth, words.ideal)
 
 
 def _with_wholes(
@@ -4707,12 +4719,12 @@ def _candidate(
     return Candidate(item, chunk, chunks, foreign, cosine, bm25, relative, coverage, cosine or 0.0)
 
 
-def words_share(best: float, tenth: float) -> float:
-    """What the best item by words gains by them, 0 to WORDS_WEIGHT: see the header."""
+def words_share(best: float, tenth: float, ideal: float) -> float:
+    """What the best item by words gains by them, 0 to WORDS_WEIGHT: as much as it stands out, but
+    no more than what it has of the query. See the header."""
     if not best:
         return 0.0
-    gap = max(0.0, best - tenth) / best
-    return WORDS_WEIGHT * gap * min(1.0, best / EVIDENCE_MIN)
+    return WORDS_WEIGHT * min(max(0.0, best - tenth) / best, COVERED * best / ideal)
 
 
 class Profile(NamedTuple):
@@ -9111,6 +9123,8 @@ class Memory:
             told = tell_counts({"items": answer["rescued"]} | counts)
             message = f"Rescued {told} from the pages that can be read"
             message += f"; {_told_lost(answer['lost'])}."
+            if not (answer["rescued"] or counts or answer["lost"]):
+                message = "Nothing of a memory can be read in it: the database is new and empty."
             if "file_parts" in answer:
                 message += " What stands in files, some of these among it, comes back by `index`."
         healthy = not any(check.status == "broken" for check in self._check_contents())

@@ -1,4 +1,4 @@
-"""Learn `models/ranker.json` from the diaries and trials in `tests/`: `make ranker`.
+"""Learn `models/ranker.json` from the diaries, conversations and trials in `tests/`: `make ranker`.
 
 Recall asks, of each pair of candidates, how likely the newer one made the older one obsolete, and
 lets the chance to be the answer flow from the older to the newer (section Versions of the module).
@@ -36,7 +36,8 @@ import sediment  # noqa: E402
 from sediment import DAY, RANKED, Encoder, Memory  # noqa: E402
 
 OUTPUT = ROOT / "models" / "ranker.json"
-DIARIES, TRIALS = ROOT / "tests" / "diaries", ROOT / "tests" / "trials"
+DIARIES, CONVERSATIONS = ROOT / "tests" / "diaries", ROOT / "tests" / "conversations"
+TRIALS = ROOT / "tests" / "trials"
 CACHE = ROOT / "build" / "ranker"
 FOLDS = 5  # of diaries, for the similarity
 STEPS, RATE, PULL = 250, 0.05, 0.002  # of Adam, and how strongly weights are pulled to 0
@@ -71,14 +72,21 @@ def rows(path: Path) -> list[Row]:
 # Stores and their questions
 
 
-def diary(name: str) -> tuple[list[Row], list[Row]]:
-    folder = DIARIES / name
+def folders() -> dict[str, Path]:
+    """The diaries, in which facts change, and the conversations, in which nothing is obsolete."""
+    found = [*sorted(DIARIES.iterdir()), *sorted(CONVERSATIONS.iterdir())]
+    return {path.name: path for path in found if path.is_dir()}
+
+
+def texts(name: str) -> tuple[list[Row], list[Row]]:
+    """The memories and the questions of a diary or a conversation."""
+    folder = folders()[name]
     return rows(folder / "memories.jsonl"), rows(folder / "queries.jsonl")
 
 
 def sampled(name: str, size: int, draw: int) -> tuple[list[Row], list[Row]]:
-    """A few notes of a diary; its questions that they answer, and a quarter as many others."""
-    memories, questions = diary(name)
+    """A few memories of a folder; its questions that they answer, and a quarter as many others."""
+    memories, questions = texts(name)
     chance = random.Random(f"{name} {size} {draw}")
     kept = chance.sample(memories, size)
     there = {row["id"] for row in kept}
@@ -115,7 +123,7 @@ def trials(gap: int) -> tuple[list[Row], list[Row]]:
 def stores(names: Iterable[str]) -> Iterator[tuple[str, str, list[Row], list[Row]]]:
     """Each store: which diary it is of, whether it only teaches the similarity, and its rows."""
     for name in names:
-        yield name, "whole", *diary(name)
+        yield name, "whole", *texts(name)
         for draw, size in enumerate(SAMPLES):
             yield name, "sample", *sampled(name, size, draw)
     for gap in (60, 30 * DAY):
@@ -167,7 +175,7 @@ NAMES = sediment.PAIR_FEATURES
 
 def questions_of(names: list[str]) -> list[Question]:
     """All questions, as the program sees them; kept for the next run with the same sources."""
-    sources = [ROOT / "sediment.py", Path(__file__), *sorted(DIARIES.rglob("*.jsonl"))]
+    sources = [ROOT / "sediment.py", Path(__file__), *sorted(DIARIES.parent.rglob("*.jsonl"))]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
     kept = CACHE / f"questions-{digest}.pickle"
     if kept.exists():
@@ -325,10 +333,10 @@ def rounded(value: Any) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--without", help="a diary to leave out")
+    parser.add_argument("--without", help="a diary or conversation to leave out")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     given = parser.parse_args()
-    names = sorted(path.name for path in DIARIES.iterdir() if path.is_dir())
+    names = list(folders())
     questions = [one for one in questions_of(names) if one.store != given.without]
     names = [name for name in names if name != given.without]
     kept = json.loads(OUTPUT.read_text("utf-8")) if OUTPUT.exists() else {}

@@ -3,15 +3,15 @@
 Everything is asked through `Memory` with default settings. A set is a folder of parts under DATA;
 a part is a folder with `memories.jsonl` ({"id", "content", "created_at"?} a line) and
 `queries.jsonl` ({"id", "query", "expected": [ids]} a line), and becomes a database of its own. A
-query is a hit at k when any expected id is among the first k results. tests/diaries need no DATA:
-see its README. The ranker learns from them, so each diary is asked with weights that
-`models/train_ranker.py` made without it (kept under build/ranker).
+query is a hit at k when any expected id is among the first k results. tests/diaries and
+tests/conversations need no DATA: see their READMEs. The ranker learns from them, so each is asked
+with weights that `models/train_ranker.py` made without it (kept under build/ranker).
 
-PARTS are names of sets, `diaries` (recall), `store` (what storing them proposes) and `trials` (on
-the set that has a `temporal.jsonl`): ages, versions, no answer, order, duplicates, and pairs that
-must stay two. Calibration follows from the sets and diaries that were asked. Vectors are kept
-under build/quality; every answer goes to dist/bench-quality.jsonl; what was tried on the way to
-the ranking stands in tests/RANKING.md.
+PARTS are names of sets, `diaries` and `conversations` (recall), `store` (what storing the diaries
+proposes) and `trials` (on the set that has a `temporal.jsonl`): ages, versions, no answer, order,
+duplicates, and pairs that must stay two. Calibration follows from all that was asked. Vectors are
+kept under build/quality; every answer goes to dist/bench-quality.jsonl; what was tried on the way
+to the ranking stands in tests/RANKING.md.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ from bench_trials import run_trials
 
 from sediment import Memory
 
-DIARIES = sorted(path.parent for path in (ROOT / "tests" / "diaries").glob("*/queries.jsonl"))
+DIARIES = sorted(path.parent for path in ROOT.glob("tests/diaries/*/queries.jsonl"))
+CONVERSATIONS = sorted(path.parent for path in ROOT.glob("tests/conversations/*/queries.jsonl"))
 TRAINER = ROOT / "models" / "train_ranker.py"
 WAYS = ("cosine", "bm25", "classic", "simple hybrid", "default")
 TUNED = {"sediment", "cookbook-docs", "cookbook-code", "chat", "functions"}  # seen by whoever tunes
@@ -133,28 +134,28 @@ def measure_sets(sets: dict[str, list[Path]]) -> None:
 
 
 def validated() -> str:
-    return "cross-validated by diary" if TRAINER.exists() else "not cross-validated"
+    return "cross-validated by folder" if TRAINER.exists() else "not cross-validated"
 
 
-def weights_without(diary: str) -> Path:
-    """A ranker that never saw this diary, made anew when anything that makes it has changed."""
-    sources = [TRAINER, ROOT / "sediment.py", *sorted(ROOT.glob("tests/diaries/*/*.jsonl"))]
+def weights_without(name: str) -> Path:
+    """A ranker that never saw this folder, made anew when anything that makes it has changed."""
+    sources = [TRAINER, ROOT / "sediment.py", *sorted(ROOT.glob("tests/*/*/*.jsonl"))]
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
-    target = ROOT / "build" / "ranker" / digest[:16] / f"{diary}.json"
+    target = ROOT / "build" / "ranker" / digest[:16] / f"{name}.json"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         draft = target.with_suffix(".tmp")
-        made = [sys.executable, TRAINER, "--without", diary, "--output", draft]
+        made = [sys.executable, TRAINER, "--without", name, "--output", draft]
         subprocess.run(made, check=True, cwd=ROOT)
         draft.rename(target)
     return target
 
 
-def unseen(diary: str) -> Any:
-    """Let what is opened inside rank by weights that never saw this diary."""
+def unseen(name: str) -> Any:
+    """Let what is opened inside rank by weights that never saw this folder."""
     if not TRAINER.exists():
         return nullcontext()
-    return patch.dict(os.environ, SEDIMENT_RANKER=str(weights_without(diary)))
+    return patch.dict(os.environ, SEDIMENT_RANKER=str(weights_without(name)))
 
 
 def measure_diaries() -> None:
@@ -172,6 +173,18 @@ def measure_diaries() -> None:
     show = table(meaning, "figure", *ways)
     for name, figure in DIARY_FIGURES.items():
         show(name, *(figure(found[way]) for way in ways))
+
+
+def measure_conversations() -> None:
+    """The same of what is said or logged, in which nothing becomes obsolete."""
+    found: dict[str, list[Row]] = {way: [] for way in WAYS}
+    for folder in CONVERSATIONS:
+        with unseen(folder.name), stored(rows(folder / "memories.jsonl")) as memory:
+            for way in WAYS:
+                found[way] += answers(memory, "conversations", rows(folder / "queries.jsonl"), way)
+    meaning = f"Conversations and records, {validated()}: R@1 / R@5 / MRR by ranking."
+    show = table(meaning, "questions", *WAYS)
+    show(len(found["default"]), *(joined(*figures(found[way])) for way in WAYS))
 
 
 # Storing
@@ -301,7 +314,7 @@ def main() -> None:
     sets = parts(given.data) if given.data else {}
     if given.data and not sets:
         sys.exit(f"error: no memories.jsonl with a queries.jsonl beside it under {given.data}")
-    known = [*sets, "diaries", "store", *(["trials"] if given.data else [])]
+    known = [*sets, "diaries", "conversations", "store", *(["trials"] if given.data else [])]
     if wrong := set(given.parts) - set(known):
         sys.exit(f"error: no part {', '.join(sorted(wrong))}: there are {', '.join(known)}")
     chosen = given.parts or known
@@ -309,9 +322,11 @@ def main() -> None:
         measure_sets(wanted)
     if "diaries" in chosen:
         measure_diaries()
+    if "conversations" in chosen:
+        measure_conversations()
     if "store" in chosen:
         measure_store()
-    measure_calibration(["diaries", *sets])
+    measure_calibration(["diaries", "conversations", *sets])
     if "trials" in chosen and given.data:
         run_trials(given.data, given.seeds)
     target = ROOT / "dist" / "bench-quality.jsonl"

@@ -563,6 +563,7 @@ def test_the_file_is_never_changed_in_place(memory: Memory, path: Path, damage: 
     answer = memory.repair()
     assert Path(answer["kept"]).read_bytes() == made
     assert answer["healthy"]
+    assert ("new and empty" in answer["message"]) == (damage != "truncated")
     assert contents(memory) <= set(TEXTS)
     assert memory.store("Said afterwards.")["success"]
 

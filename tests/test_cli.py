@@ -84,7 +84,7 @@ def test_doctor_ends_with_1_where_something_is_broken(here: Program, tmp_path: P
     assert "--repair" in done.stdout.splitlines()[-1]
     assert "doctor --repair" in here.error("store", "anything")
     assert database.read_bytes() == damaged
-    assert "Rescued" in here.run("doctor", "--repair").stdout
+    assert "new and empty" in here.run("doctor", "--repair").stdout
     assert here.json("doctor")["healthy"]
     assert here.ok("store", "anything")
 

@@ -1,4 +1,4 @@
-"""The diaries that the ranker learns from are well formed: see tests/diaries/README.md."""
+"""The diaries and conversations that the ranker learns from are well formed: see their READMEs."""
 
 from __future__ import annotations
 
@@ -67,3 +67,25 @@ def test_answers_name_notes_and_the_right_one_is_the_newer(diary: str) -> None:
             assert all(created[id] <= row["as_of"] for id in right), row["id"]
             held = max(created[id] for id in right)
             assert not any(held < created[id] <= row["as_of"] for id in wrong), row["id"]
+
+
+CONVERSATIONS = {"assistant": (140, 55), "friends": (160, 55), "team": (140, 60)}
+
+
+@pytest.mark.parametrize("name", CONVERSATIONS)
+def test_conversations_have_answers_that_stay_true(name: str) -> None:
+    folder = DIARIES.parent / "conversations"
+    entries, questions = (
+        rows(f"../conversations/{name}", "memories"),
+        rows(f"../conversations/{name}", "queries"),
+    )
+    assert (len(entries), len(questions)) == CONVERSATIONS[name]
+    assert f"| {name} | {len(entries)} | {len(questions)} |" in (folder / "README.md").read_text()
+    times, ids = [row["created_at"] for row in entries], {row["id"] for row in entries}
+    assert times == sorted(set(times))
+    assert len(ids) == len(entries)
+    assert len({row["query"] for row in questions}) == len(questions)
+    for row in questions:
+        assert row["expected"]
+        assert ids.issuperset(row["expected"])
+        assert (row["stale"], row["type"]) == ([], "event")

@@ -283,6 +283,16 @@ def test_a_checkout_does_not_keep_one_waiting(here: Program, name: str, kind: st
     assert not sediment._NO_ANSWER  # git answered, if it was asked
 
 
+def test_a_commit_that_is_a_pipe_keeps_nobody_waiting(tmp_path: Path) -> None:
+    repository(tmp_path)
+    head = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=tmp_path, text=True).strip()
+    commit = tmp_path / ".git" / "objects" / head[:2] / head[2:]
+    commit.unlink()
+    os.mkfifo(commit)
+    assert sediment.git_id(tmp_path) is None
+    assert not sediment._NO_ANSWER
+
+
 def test_git_that_does_not_answer_is_asked_once(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

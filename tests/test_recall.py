@@ -24,18 +24,19 @@ def best(memory: Memory, query: str) -> str:
     return memory.recall(query, limit=1)["results"][0]["content"]
 
 
-@given(scores, scores)
-def test_the_share_of_words_is_bounded(best: float, tenth: float) -> None:
-    assert 0 <= words_share(best, tenth) <= sediment.WORDS_WEIGHT
+@given(scores, scores, st.floats(1, 1000))
+def test_the_share_of_words_is_bounded(best: float, tenth: float, ideal: float) -> None:
+    assert 0 <= words_share(best, tenth, ideal) <= sediment.WORDS_WEIGHT
 
 
 def test_words_that_fit_everything_alike_count_nothing() -> None:
-    assert words_share(70, 70) == 0
-    assert words_share(70, 0) == sediment.WORDS_WEIGHT
+    assert words_share(70, 70, 80) == 0
+    assert words_share(70, 0, 70) == sediment.WORDS_WEIGHT
 
 
-def test_words_that_prove_little_count_little() -> None:
-    assert words_share(2, 0) < words_share(20, 0) < words_share(40, 0) == words_share(80, 0)
+def test_words_that_are_little_of_the_query_count_little() -> None:
+    assert words_share(2, 0, 80) < words_share(20, 0, 80) < words_share(40, 20, 80)
+    assert words_share(60, 30, 80) == words_share(70, 35, 80)  # both stand out by half
 
 
 def test_common_english_words_are_known(memory: Memory) -> None:

@@ -183,7 +183,7 @@ def test_a_fault_while_words_are_weighed_is_forgotten() -> None:
     lexicon = sediment.Lexicon(sediment.stemmer(), commonness)
     with pytest.raises(OSError):  # noqa: PT011
         lexicon.text_words("the gate is open")
-    assert len(lexicon.text_words("the gate is open").bag) == 4
+    assert len(lexicon.text_words("the gate is open").stems) == 4
 
 
 def test_another_fact_about_the_same_thing_is_no_later_version(memory: Memory) -> None:
