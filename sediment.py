@@ -5943,10 +5943,14 @@ def look(path: Path) -> Seen:
         raise Skipped(f"cannot be read ({error.strerror})") from None
     if not stat.S_ISREG(facts.st_mode):
         raise Skipped("is no plain file")
-    if facts.st_size > FILE_MAX:
-        megabytes = f"{facts.st_size / 1e6:.0f} MB"
-        raise Skipped(f"is too large ({megabytes}; the limit is {FILE_MAX / 1e6:.0f} MB)")
+    _check_size(facts.st_size)
     return Seen(facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+
+
+def _check_size(size: int) -> None:
+    if size > FILE_MAX:
+        megabytes = f"{size / 1e6:.0f} MB"
+        raise Skipped(f"is too large ({megabytes}; the limit is {FILE_MAX / 1e6:.0f} MB)")
 
 
 def read_file(path: Path) -> tuple[str, bytes, bool]:
@@ -5956,11 +5960,17 @@ def read_file(path: Path) -> tuple[str, bytes, bool]:
             data = file.read(FILE_MAX + 1)
     except OSError as error:
         raise Skipped(f"cannot be read ({error.strerror})") from None
+    text, whole = _text_of(data)
+    return text, data, whole
+
+
+def _text_of(data: bytes) -> tuple[str, bool]:
+    """What a file's bytes say, with plain newlines, and whether all of it is UTF-8."""
     if b"\0" in data[:8192]:
         raise Skipped("is not text")
     text = data.decode("utf-8-sig", "replace")
     whole = "\ufffd" not in text or "\ufffd".encode() in data
-    return plain_newlines(text).replace("\0", "\ufffd"), data, whole
+    return plain_newlines(text).replace("\0", "\ufffd"), whole
 
 
 def _open_plain(path: str, flags: int) -> int:
@@ -6606,23 +6616,36 @@ def _events(folders: list[Path], debounce: int, stop: threading.Event) -> Iterat
 
 def append_lines(path: Path, beginning: str, lines: list[str]) -> tuple[int, bool]:
     """Add lines to a text file, which is created with a beginning; the number of the first one,
-    and False when the file has them already. Whole or not at all, and on disk at the end."""
+    and False when the file has them already. Whole or not at all, and on disk at the end; to
+    nothing that would not be indexed then."""
     try:
         made = not path.parent.exists()
         path.parent.mkdir(parents=True, exist_ok=True)
         if made:
             make_private(path.parent, 0o700)
         with _locked(path) as file:
-            data = file.read()
-            before = plain_newlines(data.decode("utf-8-sig", "replace"))
+            before, size = _text_before(file)
             if place := _place_of(lines, before):
                 return place, False
             gap = "" if before.endswith("\n") else "\n"
             added = (gap if before else beginning) + "\n".join(lines) + "\n"
-            _append(file, added.encode(), len(data))
+            _check_size(size + len(added.encode()))
+            _append(file, added.encode(), size)
             return (before + added).count("\n") - len(lines) + 1, True
+    except Skipped as skipped:
+        raise InvalidInput(f"{path} {skipped}: left as it is; name another file") from None
     except OSError as error:
         raise InvalidInput(f"{path} cannot be written ({error.strerror})") from None
+
+
+def _text_before(file: IO[bytes]) -> tuple[str, int]:
+    """The text of a file that lines are to be added to, and its size in bytes."""
+    size = os.fstat(file.fileno()).st_size
+    _check_size(size)
+    text, whole = _text_of(file.read())
+    if not whole:  # what is added is, and no program could read both
+        raise Skipped("is not all UTF-8")
+    return text, size
 
 
 def _place_of(lines: list[str], text: str) -> int:
@@ -8330,6 +8353,10 @@ class Memory:
         if redacted:
             answer["redacted"] = redacted
             message += f" Left out: {', '.join(dict.fromkeys(redacted))}."
+        if id is None:
+            rows = (row for row in [*files.skipped, *files.warnings] if row["path"] == str(path))
+            reason = ", ".join(row["reason"] for row in rows) or "has changed meanwhile"
+            message += f" Recall does not find it: the file {reason}."
         return answer | {"message": message}
 
     def compact(

@@ -848,6 +848,38 @@ def test_a_fact_that_only_seems_to_stand_there_is_added(
     assert memory.store("Deploy on Friday", into=file)["id"] == answer["id"]
 
 
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        ("# T\n\n- printer\n".encode("utf-16"), "is not text"),
+        ("打印机".encode("utf-16"), "is not all UTF-8"),
+        ("Küche\n".encode("latin-1"), "is not all UTF-8"),
+        (b"a\0b\n", "is not text"),
+        (b"x lorem\n" * (sediment.FILE_MAX // 8), "is too large"),
+        (b"x lorem\n" * (sediment.FILE_MAX // 8 + 1), "is too large"),
+    ],
+)
+def test_nothing_is_added_to_a_file_that_is_not_indexed_then(
+    memory: Memory, folder: Path, data: bytes, reason: str
+) -> None:
+    file = folder / "facts.md"
+    file.write_bytes(data)
+    with pytest.raises(InvalidInput, match=rf"facts\.md {reason}.*: left as it is; name another"):
+        memory.store("The heron server is called newton.", into=file)
+    assert file.read_bytes() == data
+
+
+def test_a_fact_that_recall_does_not_find_in_its_file_is_told_as_such(
+    memory: Memory, folder: Path
+) -> None:
+    (folder / "facts.md").write_text("- a\n<private>\n- b\n")
+    answer = memory.store("The heron server is called newton.", into="facts.md")
+    assert answer["id"] is None
+    assert answer["message"].endswith(
+        "Recall does not find it: the file has left out all after an unclosed <private>."
+    )
+
+
 def today() -> str:
     return f"memory/{time.strftime('%Y-%m-%d')}.md"
 
