@@ -1257,7 +1257,7 @@ _FRONT_MATTER = _Pattern(
 _CODE_OR_COMMENT = _Pattern(
     r"^[ \t]*(?P<fence>`{3,}+(?=[^`\n]*$)|~{3,}+).*\n(?:.*\n)*?"
     r"(?:[ \t]*(?P=fence)[`~]*[ \t]*$|.*\Z)"
-    r"|(?<!`)(?P<ticks>`++).{0,500}?(?<!`)(?P=ticks)(?!`)|<!--",
+    r"|(?<!`)(?P<ticks>`++).{0,500}?(?<!`)(?P=ticks)(?!`)|(?<!\\)<!--",
     re.MULTILINE,
 )
 _BLANK_LINES = _Pattern(r"\n(?:[ \t]*\n){2,}")
@@ -6625,6 +6625,7 @@ def append_lines(path: Path, beginning: str, lines: list[str]) -> tuple[int, boo
             make_private(path.parent, 0o700)
         with _locked(path) as file:
             before, size = _text_before(file)
+            lines = _without_comments(lines, before)
             if place := _place_of(lines, before):
                 return place, False
             gap = "" if before.endswith("\n") else "\n"
@@ -6646,6 +6647,17 @@ def _text_before(file: IO[bytes]) -> tuple[str, int]:
     if not whole:  # what is added is, and no program could read both
         raise Skipped("is not all UTF-8")
     return text, size
+
+
+def _without_comments(lines: list[str], before: str) -> list[str]:
+    """Lines to be added to a text, in which no comment begins or ends: it would hide what stands
+    between there and one that comes before or after."""
+    text = "\n".join(lines)
+    text = _CODE_OR_COMMENT.sub(lambda found: "\\<!--" if found[0] == "<!--" else found[0], text)
+    probe = f"\n{text}\n-->"
+    if visible(before + probe) != visible(before) + probe:  # or is no code there
+        text = re.sub(r"(?<!\\)<!--", r"\\<!--", text).replace("-->", r"--\>")
+    return text.split("\n")
 
 
 def _place_of(lines: list[str], text: str) -> int:

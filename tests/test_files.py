@@ -113,6 +113,7 @@ def test_a_file_is_cut_at_every_heading_however_short() -> None:
         ("Text.\n\n---\nkey: value\n---\n", "", "key: value"),
         ("---\nNo end of this rule.\n", "", "No end"),
         ("~~~~\n~~~\n<!-- a -->\n~~~~\n<!-- b -->\n", "b -->", "<!-- a -->"),
+        ("A \\<!-- is none,\nand this --> ends none.\n", "", "is none,\nand this"),
     ],
 )
 def test_front_matter_and_comments_are_not_shown(text: str, gone: str, kept: str) -> None:
@@ -867,6 +868,37 @@ def test_nothing_is_added_to_a_file_that_is_not_indexed_then(
     with pytest.raises(InvalidInput, match=rf"facts\.md {reason}.*: left as it is; name another"):
         memory.store("The heron server is called newton.", into=file)
     assert file.read_bytes() == data
+
+
+COMMENTED = [
+    "In HTML a comment begins with <!-- and so on",
+    "<!-- all of it -->",
+    "see `<!--` and `-->`",
+    "```\n<!-- x\n```",
+    "so:\n```\n<!-- x\n```\nthat was it",
+    "so:\n  ```\n  `<!-- x\n",
+    "it ends with --> as everyone knows",
+    "a --> b",
+]
+
+
+@pytest.mark.parametrize("before", ["", "- open <!-- here\n", "- open <!-- here", "```\n"])
+def test_no_mark_of_a_comment_hides_what_was_written_beside_it(folder: Path, before: str) -> None:
+    file = folder / "facts.md"
+    file.write_text(before)
+    for text in [*COMMENTED, *reversed(COMMENTED)]:
+        sediment.append_lines(file, "", sediment.as_bullet(text))
+        assert visible(file.read_text()) == file.read_text()
+    closed = file.read_text() + "-->\n"
+    assert visible(closed) == closed or "<!--" in before
+
+
+def test_an_arrow_stays_as_it_was_written(folder: Path) -> None:
+    file = folder / "facts.md"
+    for _ in range(2):
+        sediment.append_lines(file, "", ["- a --> b, and `<!--` is code"])
+        sediment.append_lines(file, "", ["- but not here: <!--"])
+    assert file.read_text() == "- a --> b, and `<!--` is code\n- but not here: \\<!--\n"
 
 
 def test_a_fact_that_recall_does_not_find_in_its_file_is_told_as_such(
