@@ -2880,10 +2880,17 @@ def _upgrade(connection: apsw.Connection) -> None:
 #
 # Which project a folder belongs to. A git repository is its oldest root commit, so that clones
 # and worktrees share one memory; any other folder gets a UUID in .sediment/config when it first
-# stores something. The home folder and / are nobody's project: what is stored there is global.
+# stores something. That file may come from anybody: it names a project by a UUID alone, and only
+# while no other folder is known by it that still has it (but one of the same repository). So a
+# folder that moves keeps its memories, and a copy of it is a project of its own. The home folder
+# and / are nobody's project: what is stored there is global.
 # ---------------------------------------------------------------------------------------------
 
 _GIT_ID = _Pattern(r"[0-9a-f]{40,64}")
+_UUID = _Pattern(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+# How notes of places begin: git folders, folders without an id in a file, those whose file got it
+# from us, or had it already; and ids that became another one.
+_PLACES = ("git:", "folder:", "given:", "named:", "moved:")
 _NO_ANSWER: set[Path] = set()  # git folders of which git said nothing in time
 
 
@@ -2904,14 +2911,11 @@ def _written(path: Path) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-def _read_config(root: Path) -> dict[str, Any]:
-    """A folder's .sediment/config; one without a usable project id counts as none."""
-    config = _read_json(root / ".sediment" / "config")
-    try:
-        check_id(config.get("project_id"))
-    except InvalidInput:
-        return {}
-    return config
+def _config_id(root: Path) -> str | None:
+    """The project id in a folder's .sediment/config. What is no UUID is none of ours: a repository
+    is known by its commits alone, and an id that people made up by those who give it."""
+    id = _read_json(root / ".sediment" / "config").get("project_id")
+    return id if isinstance(id, str) and _UUID.fullmatch(id) else None
 
 
 def git_folders(root: Path) -> tuple[Path, Path] | None:
@@ -3036,21 +3040,42 @@ class Projects:
         return self._last
 
     def _found(self, root: Path, create: bool) -> str | None:
-        config = _read_config(root)
-        named = config.get("project_id")
-        if named and (heir := self._note(f"moved:{named}")):
-            return heir
-        if named and config.get("source") == "git-root-commit":
-            return named
-        derived, known = self._git_project(root, create), named or self._noted(root)
-        if not derived:
-            in_folder = derived is None  # before its first commit a repository is left as it is
-            return known or (self._invent(root, in_folder) if create else None)
-        if known in (None, derived):
-            return derived
-        if self._has_given(root, known):
+        derived = self._git_project(root, create)
+        known = self._configured(root, derived) or self._noted(root)
+        if derived and known and self._has_given(root, known):
             return self._moved(root, known, derived, create)
-        return known if self._count(known) else derived
+        if derived and not (known and self._count(known)):
+            return derived
+        if known is None:  # before its first commit a repository is left as it is
+            return self._invent(root, derived) if create else None
+        if create and known not in self._ids_of(root):
+            self._write_note(f"named:{_written(root)}", known)
+        return known
+
+    def _configured(self, root: Path, derived: str | None) -> str | None:
+        """The id in a folder's config, unless it is another's."""
+        id = _config_id(root)
+        if id is None or id in self._ids_of(root):
+            return id
+        sql = "SELECT location FROM projects WHERE project_id = ? OR location = ?"
+        rows = self.database.rows(sql, id, f"moved:{id}")
+        return None if any(self._is_anothers(id, row[0], root, derived) for row in rows) else id
+
+    def _is_anothers(self, id: str, location: str, root: Path, derived: str | None) -> bool:
+        """Whether it follows from a note of an id that this folder may not have it, too."""
+        kind, _, place = location.partition(":")
+        there = Path(place)
+        if kind not in ("given", "named"):  # one that became a repository's, or is in no config
+            return kind == "moved" or there.is_dir()
+        if _config_id(there) != id or os.path.samefile(there, root):
+            return False
+        return not derived or self._git_project(there, False) != derived
+
+    def _ids_of(self, root: Path) -> set[str]:
+        """All ids that are noted for a folder."""
+        sql = "SELECT project_id FROM projects WHERE location IN (?, ?, ?)"
+        places = [f"{kind}:{_written(root)}" for kind in ("given", "folder", "named")]
+        return {id for (id,) in self.database.rows(sql, *places)}
 
     def _git_project(self, root: Path, create: bool) -> str | None:
         """The repository's id, from the database's note of it; git is asked once."""
@@ -3098,11 +3123,12 @@ class Projects:
                 connection.execute("INSERT INTO projects VALUES(?, ?)", (f"moved:{old}", new))
         return new
 
-    def _invent(self, root: Path, in_folder: bool) -> str:
+    def _invent(self, root: Path, derived: str | None) -> str:
         """A new UUID, kept with the folder; in the database alone where that can't be written, or
         must not be."""
+        in_folder = derived is None
         with self.database.transaction() as connection:  # one process at a time
-            if known := _read_config(root).get("project_id") or self._noted(root):
+            if known := self._configured(root, derived) or self._noted(root):
                 return known  # another was quicker
             project = new_id()
             config = {"project_id": project, "source": "uuid"}
@@ -7405,7 +7431,7 @@ def rebuild(found: Rescued, target: Database, split: Callable[[str], list[Chunk]
     with target.transaction() as connection:
         notes = [(key, value) for key, value in found.notes.items() if key in _MODEL_FACTS]
         connection.executemany("INSERT OR IGNORE INTO meta VALUES(?, ?)", notes)
-        places = [row for row in found.notes.items() if row[0].startswith(("git:", "folder:"))]
+        places = [row for row in found.notes.items() if row[0].startswith(_PLACES)]
         connection.executemany("INSERT OR IGNORE INTO projects VALUES(?, ?)", places)
         # A file that never said which model it is of counts as today's; half a note does not.
         whole = len(notes) in (0, len(_MODEL_FACTS))

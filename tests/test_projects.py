@@ -485,6 +485,98 @@ def test_what_is_named_and_not_ours_stays_when_a_commit_comes(
     assert "of the victim" in here.contents()
 
 
+def claim(folder: Path, id: str, **more: str) -> None:
+    """Let a folder's config name a project."""
+    (folder / ".sediment").mkdir(parents=True)
+    (folder / ".sediment" / "config").write_text(json.dumps({"project_id": id, **more}))
+
+
+@pytest.mark.parametrize("source", ["git-root-commit", "uuid", "none"])
+@pytest.mark.parametrize("kind", ["folder", "clone", "shallow clone", "named by hand"])
+def test_a_config_makes_no_folder_another_project(
+    here: Program, tmp_path: Path, kind: str, source: str
+) -> None:
+    root = "team" if kind == "named by hand" else repository(here.folder)
+    here.store("of the victim", "--project", root)
+    snare = tmp_path / "snare"
+    claim(snare, root, **({} if source == "none" else {"source": source}))
+    if "clone" in kind:
+        repository(snare, day=2)
+        git(snare, "add", "-f", ".sediment")
+        commit(snare, "with a config")
+        depth = ["--depth=1"] if kind == "shallow clone" else []
+        git(tmp_path, "clone", "-q", *depth, snare.as_uri(), "taken")
+        snare = tmp_path / "taken"
+    for when in ("before", "after"):
+        assert here.at(snare).contents("--scope", "project") == (
+            set() if when == "before" else {"in the snare"}
+        )
+        here.at(snare).store("in the snare")
+    assert here.at(snare).project() != root
+    assert here.contents("--project", root) == {"of the victim"}
+
+
+def test_a_copy_of_a_project_is_a_project_of_its_own(here: Program, tmp_path: Path) -> None:
+    here.store("of the first")
+    shutil.copytree(here.folder, tmp_path / "copy")
+    copy = here.at(tmp_path / "copy")
+    assert copy.contents() == set()
+    copy.store("of the copy")
+    copy.folder.rename(tmp_path / "moved")
+    assert here.at(tmp_path / "moved").contents() == {"of the copy"}
+    assert here.contents() == {"of the first"}
+
+
+def test_a_folder_that_was_moved_and_then_copied(here: Program, tmp_path: Path) -> None:
+    here.store("goes along")
+    here.folder.rename(tmp_path / "moved")
+    moved = here.at(tmp_path / "moved")
+    moved.store("stored after the move")
+    shutil.copytree(moved.folder, tmp_path / "copy")
+    assert here.at(tmp_path / "copy").contents() == set()
+    assert moved.contents() == {"goes along", "stored after the move"}
+
+
+def test_an_id_comes_along_to_another_database(here: Program, tmp_path: Path) -> None:
+    here.store("said elsewhere")
+    moved = shutil.copytree(here.folder, tmp_path / "elsewhere" / "project")
+    there = here.at(moved)
+    here.ok("export", str(tmp_path / "all.jsonl"))
+    env = {"SEDIMENT_DB": str(tmp_path / "new.db")}
+    there.ok("import", str(tmp_path / "all.jsonl"), env=env)
+    assert there.contents(env=env) == {"said elsewhere"}
+    there.store("said there", env=env)
+    assert there.contents(env=env) == {"said elsewhere", "said there"}
+
+
+def test_a_folder_by_two_names_is_one_project(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (one := tmp_path / "one").mkdir()
+    with contextlib.closing(Memory(path, folder=one)) as memory:
+        id = memory.projects.current(create=True)
+    shutil.copytree(one, tmp_path / "two")  # as if it were mounted there
+    monkeypatch.setattr(os.path, "samefile", lambda *_: True)
+    with contextlib.closing(Memory(path, folder=tmp_path / "two")) as memory:
+        assert memory.projects.current() == id
+
+
+def test_a_clone_of_a_folder_that_was_no_repository_shares_its_memories(
+    here: Program, tmp_path: Path
+) -> None:
+    here.store("from before git")
+    repository(here.folder)
+    git(here.folder, "add", "-f", ".sediment")
+    commit(here.folder, "with its config")
+    git(tmp_path, "clone", "-q", str(here.folder), "clone")
+    git(here.folder, "worktree", "add", "-q", "--detach", str(tmp_path / "worktree"), "HEAD")
+    for name in ("clone", "worktree"):
+        assert here.at(tmp_path / name).contents() == {"from before git"}
+    here.store("from after")
+    for name in ("clone", "worktree"):
+        assert here.at(tmp_path / name).contents() == {"from before git", "from after"}
+
+
 def test_a_repository_without_a_commit_is_left_as_it_is(here: Program) -> None:
     git(here.folder, "init", "-q")
     before = files(here.folder)
