@@ -73,6 +73,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import functools
 import io
 import itertools
@@ -2206,11 +2207,20 @@ def home() -> Path | None:
 
 
 def expand_home(path: str | Path) -> Path:
-    """A path with a leading ~ or ~user written out."""
+    """A path that somebody gave, with a leading ~ or ~user written out."""
+    if not isinstance(path, str | Path):
+        raise InvalidInput(f"a path must be a string, not {type(path).__name__}")
     try:
-        return Path(path).expanduser()
+        whole = Path(path).expanduser()
+        os.lstat(whole)
     except RuntimeError:
         raise InvalidInput(f"{path}: there is no such home folder") from None
+    except ValueError:
+        raise InvalidInput(f"{_show(str(path))} has a character that no path has") from None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise InvalidInput(f"{_show(str(path))} is too long for a path") from None
+    return whole
 
 
 def from_root(path: str | Path) -> Path:
@@ -2752,9 +2762,9 @@ def copy_database(source: apsw.Connection, target: Path) -> None:
     """
     import apsw
 
-    draft = draft_of(target)
     if os.path.lexists(target):
         raise DatabaseError(f"{target} is there already: choose another name")
+    draft = draft_of(target)
     remove_left_behind(target)
     create_private(draft)
     try:
@@ -6782,6 +6792,8 @@ def run_filter(command: str, text: str, timeout: float) -> str:
     import queue
     import subprocess
 
+    if not isinstance(timeout, int | float) or not 0 < timeout <= DAY:
+        raise InvalidInput(f"timeout must be a number of seconds to {DAY:,}, not {_show(timeout)}")
     given, most = text.encode(), 4 * len(text)  # bytes of as many characters
     process = subprocess.Popen(
         command,
@@ -6800,14 +6812,16 @@ def run_filter(command: str, text: str, timeout: float) -> str:
             raise _no_summary("no less than it was given")
         code = process.wait(max(0.0, end - time.monotonic()))
         told = said.get(timeout=max(0.0, end - time.monotonic()))
-    except (subprocess.TimeoutExpired, queue.Empty):
-        raise InvalidInput(f"{command!r} ran past {timeout:g} s: nothing was changed") from None
-    finally:
+        if code:
+            words = " ".join(told.decode("utf-8", "replace").split())[-200:]
+            reason = f"failed with {code}" + (f" ({words})" if words else "")
+            raise InvalidInput(f"{command!r} {reason}: nothing was changed")
+    except BaseException as error:
         _end_all(process)
-    if code:
-        words = " ".join(told.decode("utf-8", "replace").split())[-200:]
-        reason = f"failed with {code}" + (f" ({words})" if words else "")
-        raise InvalidInput(f"{command!r} {reason}: nothing was changed")
+        if isinstance(error, subprocess.TimeoutExpired | queue.Empty):
+            reason = f"ran past {timeout:g} s"
+            raise InvalidInput(f"{command!r} {reason}: nothing was changed") from None
+        raise
     return out.decode("utf-8", "replace").strip()
 
 
@@ -6874,14 +6888,13 @@ def check_not_ignored(path: Path) -> None:
 
 
 def _end_all(process: Any) -> None:
-    """End a command that is still running, with all that it has started."""
-    if process.poll() is None:
-        with contextlib.suppress(OSError):
-            if hasattr(os, "killpg"):
-                os.killpg(process.pid, signal.SIGKILL)
-            else:
-                process.kill()
-        process.wait()
+    """End a command with all that it has started, which may outlive it."""
+    with contextlib.suppress(OSError):
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+    process.wait()
 
 
 def begin_compaction(
@@ -8143,8 +8156,8 @@ class Memory:
         self,
         paths: str | Path | Iterable[str | Path] = (),
         *,
-        globs: Iterable[str] = (),
-        exclude: Iterable[str] = (),
+        globs: str | Iterable[str] = (),
+        exclude: str | Iterable[str] = (),
         include_archive: bool = False,
         allow_secrets: bool = False,
         scope: str = "project",
@@ -8162,7 +8175,8 @@ class Memory:
         that neither is there nor was.
         """
         start = time.monotonic()
-        options = Options(tuple(globs), tuple(exclude), include_archive)
+        patterns = [tuple(map(str, _as_list(given))) for given in (globs, exclude)]
+        options = Options(*patterns, include_archive)
         files = self._files(scope, allow_secrets)
         wanted = [self._path(path, files) for path in _as_list(paths)] or [None]
         if wanted == [None] and not files.sources():
@@ -8914,6 +8928,8 @@ class Memory:
 
     def forget(self, *ids: str) -> dict[str, Any]:
         """Erase items, with the versions they replaced; all of those named, or none."""
+        if not ids:
+            raise InvalidInput("name what to forget, by its id: `list` shows them")
         doomed = list(dict.fromkeys(self._own_item(id, "forget")["id"] for id in ids))
         with self.database.transaction() as connection:
             for id in doomed:
@@ -9452,9 +9468,14 @@ def _told_lost(ids: list[str]) -> str:
     return f"{len(ids)} could not be: {', '.join(ids[:REFUSED_SHOWN])}{rest}"
 
 
-def _as_list(paths: str | Path | Iterable[str | Path]) -> list[str | Path]:
-    """Paths, of which one may be given by itself."""
-    return [paths] if isinstance(paths, str | Path) else list(paths)
+def _as_list(given: str | Path | Iterable[str | Path]) -> list[str | Path]:
+    """Paths or patterns, of which one may be given by itself."""
+    if isinstance(given, str | Path):
+        return [given]
+    named = list(given) if isinstance(given, Iterable) else [given]
+    if wrong := [one for one in named if not isinstance(one, str | Path)]:
+        raise InvalidInput(f"a path or pattern must be a string, not {type(wrong[0]).__name__}")
+    return named
 
 
 # The columns of an item that callers see, and the same as a dict.
@@ -10598,8 +10619,8 @@ def server_entry(database: Path) -> dict[str, Any]:
 
 def add_server(path: Path, entry: dict[str, Any]) -> str:
     """Put the server into a .mcp.json; returns what was done."""
-    text = _read_owned(path) if path.exists() else "{}"
     try:
+        text = _read_owned(path) if path.exists() else "{}"
         config, changed = _rewritable(text)
     except (ValueError, RecursionError) as error:
         raise _left(path, f"is not valid JSON ({error})", entry) from None
@@ -10654,12 +10675,15 @@ def add_instructions(path: Path) -> str:
 
 
 def _read_owned(path: Path) -> str:
-    """The text of somebody's file, with its line ends as they are."""
+    """The text of somebody's file, with its line ends as they are; ValueError when it is none."""
     try:
         with open(path, encoding="utf-8", newline="") as file:
-            return file.read()
+            text = file.read()
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read ({error.strerror}): left as it is") from None
+    if "\0" in text:  # UTF-16 without a mark
+        raise ValueError("it has NUL characters")
+    return text
 
 
 def _same_newlines(text: str, neighbour: str) -> str:
@@ -12096,7 +12120,8 @@ def main() -> int:
         return 130
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what a full disk did not take is dropped
-        return _fail(str(error), 1)
+        where = error.filename or "the output"
+        return _fail(f"{where} cannot be read or written ({error.strerror or error})", 1)
 
 
 def _fail(text: str, code: int) -> int:

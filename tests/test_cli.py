@@ -574,7 +574,7 @@ def test_a_full_disk_behind_stdout(here: Program) -> None:
         with full_disk() as full:
             done = here.run(*words, stdout=full, capture_output=False, stderr=subprocess.PIPE)
         assert done.returncode == 1
-        one_line(done.stderr)
+        assert "the output cannot be" in one_line(done.stderr)
 
 
 def full_disk() -> Any:
@@ -683,6 +683,18 @@ def test_a_device_that_takes_nothing_is_named_and_stays(here: Program) -> None:
     here.store(FRIDAYS)
     assert "No space left" in here.error("export", "/dev/full")
     assert Path("/dev/full").is_char_device()
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["note x --folder", "backup", "restore", "export", "store x --into", "index", "list --db"],
+)
+@pytest.mark.parametrize("name", ["a" * 300, "a/" * 3000 + "a"])
+def test_a_name_too_long_for_a_path_is_told_as_such(here: Program, words: str, name: str) -> None:
+    here.store(FRIDAYS)
+    said = here.error(*words.split(), name)
+    assert "Errno" not in said
+    assert "is too long for a path" in said
 
 
 def test_an_empty_name_is_not_the_default(here: Program) -> None:

@@ -791,6 +791,13 @@ def test_sections_of_all_the_markdown_that_is_here() -> None:
     assert files
 
 
+def test_one_pattern_may_be_given_by_itself(memory: Memory, folder: Path) -> None:
+    (folder / "main.py").write_text("print('the heron queue')\n")
+    (folder / "data.csv").write_text("a,b\n")
+    answer = memory.index(folder, globs="*.py", exclude="docs/")
+    assert [Path(row["path"]).name for row in answer["changes"]] == ["MEMORY.md", "main.py"]
+
+
 # Writing
 
 
@@ -1083,6 +1090,38 @@ def test_a_command_that_fails_changes_nothing(
         memory.compact(notes, command=command, timeout=0.5)
     assert told in str(caught.value)
     assert names(notes) == before
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("sleep 600 & echo $! > pid; echo summary", "ran past"),
+        ("sleep 600 >&- 2>&- & echo $! > pid; exit 3", "failed with 3"),
+    ],
+)
+def test_a_command_that_fails_leaves_nothing_running(
+    memory: Memory, notes: Path, command: str, told: str
+) -> None:
+    with pytest.raises(InvalidInput, match=told):
+        memory.compact(notes, command=command, timeout=1)
+    pid = int(Path("pid").read_text())
+    end = time.monotonic() + 60
+    while is_running(pid):
+        assert time.monotonic() < end, "what the command started goes on"
+        time.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), 0, -1, float("inf"), "7"])
+def test_a_timeout_is_a_number_of_seconds(memory: Memory, notes: Path, timeout: Any) -> None:
+    with pytest.raises(InvalidInput, match="timeout must be a number of seconds"):
+        memory.compact(notes, command="echo summary", timeout=timeout)
 
 
 def test_a_command_that_never_ends_to_print_takes_no_memory(

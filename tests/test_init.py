@@ -236,10 +236,15 @@ def test_instructions_in_other_words_are_enough(here: Program) -> None:
     assert is_instructed((here.folder / "AGENTS.md").read_text())
 
 
-def test_a_file_that_is_no_text_is_left_alone(here: Program) -> None:
-    (here.folder / "CLAUDE.md").write_bytes(b"# Stra\xdfe\n")
-    assert "CLAUDE.md" in here.error("init")
-    assert (here.folder / "CLAUDE.md").read_bytes() == b"# Stra\xdfe\n"
+@pytest.mark.parametrize("name", [".mcp.json", "CLAUDE.md"])
+@pytest.mark.parametrize("coding", ["latin-1", "utf-16", "utf-16-le"])
+def test_a_file_that_is_no_text_is_left_alone(here: Program, name: str, coding: str) -> None:
+    data = '{"a": {}}'.encode(coding) if "16" in coding else b'{"Stra\xdfe": {}}'
+    (here.folder / name).write_bytes(data)
+    said = here.error("init")
+    assert said.startswith(f"Error: {here.folder / name} ")
+    assert ": left as it is" in said
+    assert (here.folder / name).read_bytes() == data
 
 
 def test_one_file_under_two_names_is_extended_once(here: Program) -> None:

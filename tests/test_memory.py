@@ -20,7 +20,7 @@ from storage import (
 )
 
 import sediment
-from sediment import InvalidInput, Memory, NotFound
+from sediment import InvalidInput, Memory, NotFound, SedimentError
 
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 SCORE = re.compile(r"0\.\d\d|1\.00")
@@ -97,6 +97,31 @@ def test_a_bad_argument_is_refused_and_nothing_is_created(
     with pytest.raises(InvalidInput):
         memory.store("a text", **bad)
     assert not path.exists()
+
+
+@pytest.mark.parametrize("name", [5, "a\0b", "\ud83d", "a" * 300, "/"])
+def test_what_no_file_can_be_called_is_refused(memory: Memory, name: Any) -> None:
+    memory.store("Lunch is at noon.")
+    for write in (
+        memory.backup,
+        memory.restore,
+        memory.index,
+        memory.unindex,
+        lambda name: memory.note("x", folder="/dev/null" if name == "/" else name),
+        lambda name: memory.store("x", into=name),
+        lambda name: Memory(name).stats(),
+    ):
+        with pytest.raises(SedimentError):
+            write(name)
+    with pytest.raises(InvalidInput, match="must be a string"):
+        memory.index(None)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InvalidInput, match="must be a string"):
+        memory.index(".", globs=[5])  # pyright: ignore[reportArgumentType]
+
+
+def test_forgetting_nothing_is_refused(memory: Memory) -> None:
+    with pytest.raises(InvalidInput, match="name what to forget"):
+        memory.forget()
 
 
 def test_created_at_is_kept(memory: Memory) -> None:
