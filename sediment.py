@@ -6039,6 +6039,7 @@ class Work(NamedTuple):
     embedded: int  # of these, how many were made
 
 
+_AWAY = -1  # the noted size of a file that was not there when a recall looked
 _NOTED = "size, changed_at, touched_at, read_at, digest"
 
 
@@ -6165,8 +6166,11 @@ class Files:
     def find(self, source: Source, within: Path) -> list[Path]:
         """The files of a source at or below a path that there are. What is in a source of its own
         belongs to that."""
+        if not os.path.lexists(source.path):
+            self._skip(source.path, "is gone: if for good, `index --remove` it", warning=True)
+            return []
         if not source.path.is_dir() or not _is_real(source.path):
-            return [source.path] if os.path.lexists(source.path) else []
+            return [source.path]
         apart = [one.path for one in self.sources() if source.path in one.path.parents]
         found = [
             path
@@ -6221,8 +6225,29 @@ class Files:
                 new |= {"action": "renamed", "from": row["path"], "removed": row["removed"]}
                 self.changes.remove(row)
 
-    def take(self, path: Path, source: Source, noted: Noted | None) -> bool:
-        """Index one file of a source, unless it is as it was noted there; whether it was not."""
+    def catch_up(self, path: Path, noted: Noted) -> bool:
+        """Index a file again before anybody is answered from it; whether there was a need. One that
+        is gone is looked for under another name, and else waited for."""
+        source = self.holding(path)
+        changed = self.take(path, source, noted, away=True)
+        if changed and not os.path.lexists(path):
+            for other in self._same_text(source, noted):
+                self.forget({str(path): noted})
+                self.take(other, source, None)
+        return changed
+
+    def _same_text(self, source: Source, noted: Noted) -> Iterator[Path]:
+        """The files of a source that are not known, and have the bytes that were noted."""
+        known = self.known()
+        for path in self.find(source, source.path):
+            with contextlib.suppress(Skipped):
+                new = str(path) not in known and look(path).size == noted.seen.size
+                if new and sha256(read_file(path)[1]) == noted.digest:
+                    yield path
+
+    def take(self, path: Path, source: Source, noted: Noted | None, away: bool = False) -> bool:
+        """Index one file of a source, unless it is as it was noted there; whether it was not. With
+        `away`, what cannot be read leaves a row in `files` by which it is looked for again."""
         if noted and not self.anew and not is_dirty(path, noted):
             return False
         try:
@@ -6239,7 +6264,8 @@ class Files:
             raise Skipped("changes all the time: try again")
         except Skipped as skipped:
             self._skip(path, str(skipped))
-            return self.forget({str(path): noted} if noted else {})
+            gone = noted and not (away and noted.seen.size == _AWAY)
+            return self.forget({str(path): noted} if noted and gone else {}, away)
 
     def differs(self, path: Path, source: Source, noted: Noted | None) -> bool:
         """Whether a file says something else than what was noted of it."""
@@ -6286,15 +6312,15 @@ class Files:
             ).get
             connection.execute(_CREATED_AT, (created, file))
 
-    def forget(self, gone: dict[str, Noted]) -> bool:
+    def forget(self, gone: dict[str, Noted], away: bool = False) -> bool:
         """Take files out of the index that are gone, or cannot be read, unless something else is
-        noted of them by now; whether any was there."""
+        noted of them by now; whether any was there. Of those that are only `away` a row stays."""
         before = len(self.changes)
         sql = "SELECT read_at FROM files WHERE path = ? AND project_id = ?"
         for path, noted in gone.items():
             with self.database.transaction() as connection:
                 same = connection.execute(sql, (path, self.project)).get == noted.read_at
-                erased = self._erase(connection, path) if same else None
+                erased = self._erase(connection, path, away) if same else None
             if erased is not None:  # another process may have been quicker
                 self._changed(path, "removed", 0, erased, noted.digest)
         return len(self.changes) > before
@@ -6445,9 +6471,9 @@ class Files:
         insert_item(connection, item)
         connection.execute("DELETE FROM embeddings WHERE hash = ?", (self._key(part),))
 
-    def _erase(self, connection: apsw.Connection, path: str) -> int | None:
-        """Take a file out of the index, but for its vectors; how many parts it had, if it was
-        there."""
+    def _erase(self, connection: apsw.Connection, path: str, away: bool = False) -> int | None:
+        """Take a file out of the index, but for its vectors, and for its row if it is only away;
+        how many parts it had, if it was there."""
         rows = fetch(
             connection,
             "SELECT i.id, i.seq FROM items i JOIN files f ON f.id = i.file"
@@ -6456,8 +6482,8 @@ class Files:
             self.project,
         )
         self._drop(connection, rows)
-        sql = "DELETE FROM files WHERE path = ? AND project_id = ?"
-        connection.execute(sql, (path, self.project))
+        sql = f"UPDATE files SET size = {_AWAY}, digest = x''" if away else "DELETE FROM files"
+        connection.execute(f"{sql} WHERE path = ? AND project_id = ?", (path, self.project))
         return len(rows) if connection.changes() else None
 
     def _drop(self, connection: apsw.Connection, rows: Iterable[tuple[str, int]]) -> None:
@@ -8290,8 +8316,8 @@ class Memory:
     def _section(self, row: dict[str, Any], lines: int | None = None) -> tuple[str, int, int]:
         """The text around a part of a file, and its lines."""
         files, path = self._files_of(row["project_id"]), Path(row["path"])
-        source = files.holding(path)
-        files.take(path, source, files.known(source).get(str(path)))
+        if noted := files.known(files.holding(path)).get(str(path)):
+            files.catch_up(path, noted)
         if self._find(row["id"]) is None:
             raise NotFound(f"{self._shown(row['path'])} has changed there: recall again")
         text, _ = redact(read_file(path)[0], not files.secrets, lines=True)
@@ -8336,9 +8362,11 @@ class Memory:
         return stale
 
     def _follow_shown(self, hits: list[Hit], facts: dict[int, Facts], rounds: int) -> bool:
-        """Index the files again that have changed since, of those that hits stand in; whether
-        there were any. Nobody is to be answered from a file that says something else by now."""
-        wanted = {facts[hit.item].file for hit in hits if facts[hit.item].file is not None}
+        """Index the files again that have changed since, of those that hits stand in or that were
+        away; whether there were any. Nobody is to be answered from a file that says something
+        else by now."""
+        away = self.database.rows(f"SELECT id FROM files WHERE size = {_AWAY}")
+        wanted = {facts[hit.item].file for hit in hits} - {None} | {id for (id,) in away}
         if not wanted or not rounds:
             return False
         with contextlib.suppress(DatabaseError, NotFound):  # not to be written, or just gone
@@ -8355,7 +8383,7 @@ class Memory:
             noted = _noted(*facts)
             if project in ("", self.projects.current()) and is_dirty(Path(path), noted):
                 files = self._files_of(project or None)
-                changed |= files.take(Path(path), files.holding(Path(path)), noted)
+                changed |= files.catch_up(Path(path), noted)
         return changed
 
     # Notes
@@ -8552,6 +8580,7 @@ class Memory:
             "chunks": files.parts(source, source.path),
             "changed": sorted(map(self._shown, changed)),
             "missing": sorted(self._shown(path) for path in known.keys() - set(found)),
+            "gone": not os.path.lexists(source.path),
         }
 
     def _probe(self) -> dict[str, Any]:
@@ -11891,6 +11920,9 @@ def render_status(answer: dict[str, Any]) -> Iterator[str]:
     for row in answer["sources"]:
         counts = f"{row['files']} files, {row['chunks']} chunks, {row['scope']}"
         yield printable_name(f"{'source':<16}{row['path']} ({counts})")
+        if row["gone"]:
+            command = f"index --remove {shlex.quote(row['path'])} --scope {row['scope']}"
+            yield printable_name(f"{'gone':<16}if for good: sediment {command}")
         for kind in ("changed", "missing"):
             names = row[kind]
             yield from (printable_name(f"{kind:<16}{name}") for name in names[:REFUSED_SHOWN])

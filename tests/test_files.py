@@ -21,7 +21,17 @@ from pathspec import GitIgnoreSpec
 from storage import consistent, open_memory, shared_encoder, values
 
 import sediment
-from sediment import InvalidInput, Memory, NotFound, Options, section_at, split_file, visible, walk
+from sediment import (
+    InvalidInput,
+    Memory,
+    NotFound,
+    Options,
+    render_status,
+    section_at,
+    split_file,
+    visible,
+    walk,
+)
 
 PREFERENCES = """# Personal preferences
 
@@ -559,6 +569,75 @@ def test_a_file_that_becomes_unreadable_leaves_the_index(memory: Memory, folder:
     (folder / "MEMORY.md").write_bytes(b"\0" * 100)
     assert memory.index([folder])["removed"] == 2
     assert rows(memory) == fresh(folder)
+
+
+@pytest.mark.parametrize("look", ["recall", "expand"])
+def test_a_file_that_is_away_for_a_moment_is_found_again(
+    memory: Memory, folder: Path, look: str
+) -> None:
+    memory.index(["MEMORY.md", "docs"])
+    id = memory.recall("gateway port")["results"][0]["id"]
+    (folder / "MEMORY.md").rename(folder.parent / "aside")
+    for _ in range(2):
+        if look == "expand":
+            with pytest.raises(NotFound):
+                memory.expand(id)
+        assert "MEMORY.md:6-9" not in sources(memory, "gateway port", anyway=True)
+        assert memory.status()["sources"][0]["missing"] == ["MEMORY.md"]
+    (folder.parent / "aside").rename(folder / "MEMORY.md")
+    assert sources(memory, "gateway port")[0] == "MEMORY.md:6-9"
+    assert rows(memory) == fresh(folder, "MEMORY.md", "docs")
+    (folder / "MEMORY.md").rename(folder.parent / "aside")
+    sources(memory, "gateway port")
+    memory.index()
+    assert memory.status()["dirty"] == 0
+    consistent(memory)
+
+
+def test_a_file_that_cannot_be_read_for_a_moment_is_found_again(
+    memory: Memory, folder: Path
+) -> None:
+    memory.index(["MEMORY.md", "docs"])
+    (folder / "MEMORY.md").write_bytes(b"\0" * 100)
+    for _ in range(2):
+        assert "MEMORY.md:6-9" not in sources(memory, "gateway port", anyway=True)
+    (folder / "MEMORY.md").write_text(PREFERENCES)
+    assert sources(memory, "gateway port")[0] == "MEMORY.md:6-9"
+
+
+def test_a_file_that_got_another_name_in_its_folder_is_found_there(
+    memory: Memory, folder: Path
+) -> None:
+    memory.index(["docs"])
+    (folder / "docs" / "other.md").write_text("# Not asked for\n\nA walrus.\n")
+    (folder / "docs" / "guide.md").rename(folder / "docs" / "manual.md")
+    assert sources(memory, "run the installer")[0] == "docs/manual.md:5-7"
+    assert memory.status()["sources"][0]["missing"] == []
+    (folder / "docs" / "manual.md").rename(folder / "docs" / "guide.md")
+    assert sources(memory, "run the installer")[0] == "docs/guide.md:5-7"
+    (folder / "docs" / "other.md").unlink()
+    assert rows(memory) == fresh(folder, "docs")
+    consistent(memory)
+
+
+def test_what_a_moved_project_had_indexed_is_told_as_gone_and_can_go(
+    memory: Memory, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.index(["MEMORY.md", "docs"])
+    old = [str(folder / "MEMORY.md"), str(folder / "docs")]
+    monkeypatch.chdir(folder.rename(folder.parent / "moved"))
+    assert sources(memory, "gateway port") == []
+    for _ in range(2):
+        told = memory.status()
+        assert [row["path"] for row in told["sources"] if row["gone"]] == old
+        assert all(f"index --remove {path}" in str([*render_status(told)]) for path in old)
+        warned = memory.index()["warnings"]
+        assert [row["path"] for row in warned if "is gone" in row["reason"]] == old
+    memory.index(["MEMORY.md", "docs"])
+    memory.unindex(*old)
+    assert memory.index()["warnings"] == []
+    assert not any(row["gone"] for row in memory.status()["sources"])
+    assert sources(memory, "gateway port")[0] == "MEMORY.md:6-9"
 
 
 def test_a_folder_that_is_gone_leaves_the_index_until_it_is_back(
