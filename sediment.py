@@ -137,6 +137,7 @@ PLAIN_MAX = 2**20  # bytes of a configuration, .gitignore or file of git's that 
 GIT_TIMEOUT = 20  # s; a million commits without a commit-graph take 8
 
 INLINE_CHUNKS = 32  # encoded before the answer (about 1 s); a longer text is answered first
+WAITING_CHUNKS = 4  # of longer texts, those that a recall encodes: the best by words
 FREE_MIN = 2**24  # bytes of disk; with fewer the next copy or checkpoint may not fit
 REINDEX_BATCH = 16  # items a transaction; a second's work at most is done twice
 CHUNKER = 1  # counts the ways of cutting texts, so that `reindex` knows its own work
@@ -7837,12 +7838,15 @@ class Memory:
         """How many chunks have no vector yet; they are found by their words."""
         return self.database.value("SELECT count(*) FROM pending")
 
-    def _pending(self, limit: int) -> list[tuple[int, str]]:
+    def _pending(self, limit: int, among: list[int] | None = None) -> list[tuple[int, str]]:
+        """Chunks without a vector, the first of all or of some, and what the encoder reads."""
+        where = "" if among is None else "WHERE p.chunk IN (SELECT value FROM json_each(?2))"
         rows = self.database.rows(
             'SELECT p.chunk, i.content, c.start, c."end", c.context'
             " FROM pending p JOIN chunks c ON c.id = p.chunk JOIN items i ON i.seq = c.item"
-            " ORDER BY p.chunk LIMIT ?",
+            f" {where} ORDER BY p.chunk LIMIT ?1",
             limit,
+            *([] if among is None else [json.dumps(among)]),
         )
         return [(chunk, embedding_text(content, Chunk(*span))) for chunk, content, *span in rows]
 
@@ -7974,6 +7978,8 @@ class Memory:
                 index,
                 depth,
             )
+            if vector:
+                found = self._with_waiting(found, vector)
             size = max(limit, RANKED)
             if vector and query.asked and query.asked.events:
                 found = self._of_time(query.asked, vector, live, found, words)
@@ -7992,6 +7998,23 @@ class Memory:
         if moment is None and self._follow_shown(hits, facts, rounds):
             return self._search(text, limit, profile, moment, depth, source, rounds - 1)
         return hits, least, {} if same else {"notice": _OTHER_MODEL}
+
+    def _with_waiting(self, found: list[Candidate], vector: bytes) -> list[Candidate]:
+        """The candidates, of which the best by words have their cosines although the vectors of
+        these chunks are still to be made: without any they would seem to be about other things."""
+        best = sorted(found, key=lambda one: -one.relative)[:WAITING_CHUNKS]
+        waiting = self._pending(WAITING_CHUNKS, [one.chunk for one in best])
+        asked = _vector(vector)
+        near = {chunk: _cosine(_vector(self.encoder.embed(text)), asked) for chunk, text in waiting}
+        return [
+            one._replace(
+                cosine=max(near[one.chunk], one.cosine or 0.0),
+                whole=near[one.chunk] if one.cosine is None else one.whole,
+            )
+            if one.chunk in near
+            else one
+            for one in found
+        ]
 
     def _of_time(
         self, asked: AskedTime, vector: bytes, live: str, found: list[Candidate], words: Words
@@ -8201,8 +8224,8 @@ class Memory:
         that neither is there nor was.
         """
         start = time.monotonic()
-        patterns = [tuple(map(str, _as_list(given))) for given in (globs, exclude)]
-        options = Options(*patterns, include_archive)
+        added, left_out = (tuple(map(str, _as_list(given))) for given in (globs, exclude))
+        options = Options(added, left_out, include_archive)
         files = self._files(scope, allow_secrets)
         wanted = [self._path(path, files) for path in _as_list(paths)] or [None]
         if wanted == [None] and not files.sources():
@@ -9501,7 +9524,7 @@ def _as_list(given: str | Path | Iterable[str | Path]) -> list[str | Path]:
     """Paths or patterns, of which one may be given by itself."""
     if isinstance(given, str | Path):
         return [given]
-    named = list(given) if isinstance(given, Iterable) else [given]
+    named: list[Any] = list(given) if isinstance(given, Iterable) else [given]
     if wrong := [one for one in named if not isinstance(one, str | Path)]:
         raise InvalidInput(f"a path or pattern must be a string, not {type(wrong[0]).__name__}")
     return named

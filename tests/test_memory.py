@@ -629,6 +629,19 @@ def test_a_very_long_text_is_answered_before_it_has_vectors(memory: Memory) -> N
     consistent(memory)
 
 
+def test_a_long_text_without_vectors_is_ranked_by_what_it_says(memory: Memory) -> None:
+    birds = ("heron", "curlew", "plover", "dunlin", "knot", "ruff", "whimbrel", "godwit", "stilt")
+    for number, bird in enumerate(birds):
+        memory.store(f"The {bird} queue is at port {7001 + number}")
+    id = memory.store(ENDLESS + "\n\nThe snipe queue is at port 7100.\n")["id"]
+    assert memory.pending()
+    before = first(memory, "snipe queue")
+    assert before["id"] == id
+    memory.embed_pending()
+    after = first(memory, "snipe queue")
+    assert (before["id"], before["raw_similarity"]) == (after["id"], after["raw_similarity"])
+
+
 def test_pending_vectors_are_made_and_are_those_of_the_chunks(memory: Memory) -> None:
     memory.store(ENDLESS)
     total, steps = memory.pending(), []
