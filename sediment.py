@@ -6564,6 +6564,13 @@ def whole_path(given: str | Path) -> Path:
     return Path(os.path.realpath(from_root(given)))
 
 
+def not_all(path: Path) -> Path:
+    """The path itself, unless it is all that there is."""
+    if path == Path(path.anchor):
+        raise InvalidInput(f"all of {path} is too much: name a folder in it")
+    return path
+
+
 def place_to_write(given: str | Path, root: Path | None) -> Path:
     """Where a file that is to be written really is. Links in the project at `root` are followed
     within it alone, and into no .git, where a setting may start programs: a checkout may come
@@ -8266,10 +8273,7 @@ class Memory:
 
     def _path(self, given: str | Path, files: Files) -> Path:
         """A path as it is indexed: whole, and as it is without links."""
-        path = files.place(given)
-        if path == Path(path.anchor):
-            raise InvalidInput(f"all of {path} is too much: name a folder in it")
-        check_name(path)
+        path = check_name(not_all(files.place(given)))
         known = [*(one.path for one in files.sources()), *map(Path, files.known())]
         if not os.path.lexists(path) and not any(_is_in(one, path) for one in known):
             raise NotFound(f"there is no file or folder {path}")
@@ -8480,7 +8484,7 @@ class Memory:
         returns what would be sent as `input`. Without a command: what is old, what repeats itself
         (`repeats`), and what would be saved. Raises InvalidInput when the command fails.
         """
-        folder = self._place_to_write(path)
+        folder = not_all(self._place_to_write(path))
         if not folder.is_dir():
             raise NotFound(f"{folder} is no folder: name that of the notes, e.g. memory/")
         if not dry_run:

@@ -464,6 +464,14 @@ def test_comments_without_end_take_no_time(folder: Path) -> None:
     assert visible("<!-- a -->" * 50_000 + "<!--" * 50_000).startswith("<!--<!--")
 
 
+def test_notes_of_the_whole_disk_are_not_compacted(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sediment, "walk", lambda *_: iter(()))
+    with pytest.raises(InvalidInput, match="too much"):
+        memory.compact("/")
+
+
 def test_empty_paths_and_all_of_the_disk_are_refused(memory: Memory) -> None:
     for path, told in (("", "empty"), ("/", "too much")):
         with pytest.raises(InvalidInput, match=told):
