@@ -3063,6 +3063,13 @@ class Projects:
             self._write_note(f"named:{_written(root)}", known)
         return known
 
+    def is_other_checkout(self, folder: Path) -> bool:
+        """Whether a folder is in a checkout of this project's repository that is not this one."""
+        here, there = self.root, find_root(folder)
+        if here is None or there is None or here.resolve() == there:
+            return False
+        return self._git_project(there, False) in {self.current()} - {None}
+
     def _configured(self, root: Path, derived: str | None) -> str | None:
         """The id in a folder's config, unless it is another's."""
         id = _config_id(root)
@@ -7997,6 +8004,7 @@ class Memory:
         stale = self._stale_elsewhere(hits, facts) if moment is None else set()
         # Some were forgotten just now.
         known = [hit for hit in hits if hit.item in facts and facts[hit.item].file not in stale]
+        known = self._own_checkout_first(known, facts)
         hits = profile.adjust(known, facts, query, self._lexicon, words.chunks)
         floor = profile.floor(words.chunks)
         least = least_relevance(hits, floor)
@@ -8387,6 +8395,22 @@ class Memory:
                 gone = True
             stale |= {id} if gone else set()
         return stale
+
+    def _own_checkout_first(self, hits: list[Hit], facts: dict[int, Facts]) -> list[Hit]:
+        """The hits, of which those in files of the repository's other checkouts must be clearly
+        better to come first, as those of other projects must."""
+        wanted = {facts[hit.item].file for hit in hits if not hit.foreign} - {None}
+        sql = "SELECT id, path FROM files WHERE id IN (SELECT value FROM json_each(?))"
+        rows = self.database.rows(sql, json.dumps(list(wanted))) if wanted else ()
+        folders = {id: Path(path).parent for id, path in rows if not _is_in(Path(path), self._top)}
+        far = {one for one in {*folders.values()} if self.projects.is_other_checkout(one)}
+        less = {"project": CROSS_PROJECT_FACTOR}
+        return [
+            hit._replace(score=hit.score * CROSS_PROJECT_FACTOR, parts=hit.parts | less)
+            if folders.get(facts[hit.item].file or 0) in far and "project" in hit.parts
+            else hit
+            for hit in hits
+        ]
 
     def _follow_shown(self, hits: list[Hit], facts: dict[int, Facts], rounds: int) -> bool:
         """Index the files again that have changed since, of those that hits stand in or that were

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pathspec import GitIgnoreSpec
+from program import git, repository
 from storage import consistent, open_memory, shared_encoder, values
 
 import sediment
@@ -521,6 +522,28 @@ def test_what_is_taken_out_is_not_found(memory: Memory, folder: Path) -> None:
     with pytest.raises(NotFound, match="not in the index"):
         memory.unindex("nowhere")
     consistent(memory)
+
+
+def test_of_two_checkouts_the_own_files_come_first(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    repository(one)
+    (one / "memory").mkdir()
+    (one / "memory" / "hosts.md").write_text("# Hosts\n\nThe falcon host is called mercury.\n")
+    (one / "memory" / "only.md").write_text("# Kites\n\nThe kite host is called saturn.\n")
+    git(tmp_path, "clone", "-q", str(one), "two")
+    shutil.copytree(one / "memory", two / "memory")
+    (two / "memory" / "only.md").unlink()
+    (two / "memory" / "hosts.md").write_text("# Hosts\n\nSince May the falcon host is venus.\n")
+    for here, there, word in ((two, one, "venus"), (one, two, "mercury")):
+        for folder in (there, here):
+            with contextlib.closing(Memory(tmp_path / "memory.db", folder=folder)) as memory:
+                memory.index([folder / "memory"])
+                found = memory.recall("which name has the falcon host?", anyway=True)["results"]
+                kites = memory.recall("kite host")["results"]
+        assert word in found[0]["content"]
+        assert found[0]["source"] == "memory/hosts.md:1-3"
+        assert {row["source"] for row in found} >= {f"{there}/memory/hosts.md:1-3"}
+        assert "saturn" in kites[0]["content"]
 
 
 def test_files_are_their_projects(memory: Memory, folder: Path) -> None:
