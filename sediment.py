@@ -181,11 +181,6 @@ UNSHARED_KEYED = 33.0  # more, times the query's share of what both say; 20: 6 o
 RIVAL_MAX = 0.05  # of the query's words in the older, otherwise filled; 0.3 costs 12 look-alikes
 CHANGE_REACH = 3  # words between a word of change and what changed; 5 gives the same
 ALIGNED_WORDS = 80  # of a chunk; what identifies a fact stands early
-# Log-odds that a newer one must have more than in the diaries, where most questions ask for what
-# changed. Of 0 / 0.5 / 1: diaries, changed facts first 40.4 / 39.6 / 37.9, constant ones 71.4 /
-# 73.2 / 73.6; long chats, MRR 52.6 / 53.3 / 53.6, where nothing obsolete is looked for and 54.1 is
-# what relevance alone has.
-CAUTION = 0.5
 PLAIN_VERSION = 3.0  # log-odds of one at least: of 3,600 wrong pairs of the diaries 1 is one
 VERSION_RELEVANCE = 0.55  # of the older one's; 0.5 costs one look-alike, 0.6 two sequences
 RULED = 10  # older ones that the rule looks at: those behind have little chance to give
@@ -193,6 +188,10 @@ RULED = 10  # older ones that the rule looks at: those behind have little chance
 # the similarity with none / 0.3 / 0.5 / 0.6: stores of 1 to 3 0.36 / 0.33 / 0.32 / 0.32, of 5 to 60
 # 0.51 / 0.49 / 0.49 / 0.50, whole diaries 0.567 / 0.555 / 0.554 / 0.555.
 NO_ANSWER = 0.5
+# Memories near the query beside which likeness is measured. Of the candidates / 200 / 1,000: diaries,
+# first right 55.0 / 56.7 / 56.6; long chats, MRR 52.6 / 53.5 / 53.6.
+AROUND = 200
+SAME_COSINE = 0.99999  # a text's own vector, up to rounding
 RANKED = 30  # candidates compared with one another; 20 lose one changed fact of 100, 40 gain none
 # How near an item's mean vector is counts beside its best chunk. Of 0 / 0.1 / 0.2: abstracts 50.8
 # / 51.9 / 52.6, assistant 50.3 / 50.9 / 51.3, documentation 90.3 / 89.6 / 88.7, others the same.
@@ -219,7 +218,7 @@ CONFLICTS_QUEUED = 4  # of the nearest, for consolidation
 DOOR_SHOWN = 3  # older memories that one store asks about; more are not read
 REVIEWED = 0.1  # how likely a pair of imported rows must be to be worth a person's look
 DOOR_RIVALS, DOOR_ASKED = 48, 96  # memories compared, and asked for, since parts of files are not
-DOOR_SHARPNESS, DOOR_NOTHING = 10.0, 0.3  # of shares by cosine; what the shares of nothing are
+SHARE_SHARPNESS, SHARE_NOTHING = 10.0, 0.3  # of shares by cosine; what the shares of nothing are
 DOOR_DAYS = 30, 365  # between the two: a correction may come soon, and a diary is a year long
 DOOR_REACH = 3.0  # standard deviations that a feature counts at most, outside of what was learned
 DOOR_TEXT = 300  # characters of a proposed memory that an agent is shown
@@ -417,6 +416,11 @@ def check_limit(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LIMIT_MAX:
         raise InvalidInput(f"limit must be a whole number, 1 to {LIMIT_MAX}, not {_show(value)}")
     return value
+
+
+def is_off(name: str) -> bool:
+    """Whether a variable of the environment switches something off that is on without it."""
+    return os.environ.get(name, "").strip().lower() in ("0", "false", "off", "no")
 
 
 def check_scope(value: object, allowed: tuple[str, ...] = SCOPES) -> str:
@@ -1035,7 +1039,7 @@ def redact(text: str, secrets: bool = True, lines: bool = False) -> tuple[str, l
 
 def redacts() -> bool:
     """Whether what looks like a credential is left out where nobody says otherwise."""
-    return os.environ.get("SEDIMENT_REDACT") != "0"
+    return not is_off("SEDIMENT_REDACT")
 
 
 def _redacted(text: str, secrets: bool, lines: bool) -> tuple[str, list[str]]:
@@ -3018,6 +3022,8 @@ class Projects:
 
     def __init__(self, database: Database, given: str | None, folder: Path | None) -> None:
         self.database = database
+        if given and "${" in given:  # or all folders of that client would be one project
+            raise InvalidInput(f"the project is {given}: your client has not filled that in")
         # With a slash, or . or ~ in front, the given name is a folder, which must be there.
         named = given is not None and ("/" in given or os.sep in given or given[0] in ".~")
         self.given = None if named else given
@@ -3797,39 +3803,56 @@ class Rival(NamedTuple):
 
 Matrices = dict[str, Any]  # name -> float[old, new], or what numpy makes one of
 PAIR_FEATURES = (  # noqa: SIM905 - one name a line would take twenty
-    "cosine centred_cosine old_rank new_rank old_nearness new_nearness jaccard contained"
+    "cosine centred_cosine old_lead new_lead old_rank new_rank old_nearness new_nearness old_share"
+    " new_share jaccard contained"
     " old_behind new_behind days length_ratio beginning other_figures new_change new_now new_plan"
     " old_plan new_past new_event old_event follows"
 ).split()
 
 
-def pair_features(rivals: list[Rival], query: str, lexicon: Lexicon) -> Matrices:
-    """What tells, of each pair, whether the newer memory makes the older one obsolete."""
+def pair_features(
+    rivals: list[Rival], query: str, lexicon: Lexicon, around: Any = None
+) -> Matrices:
+    """What tells, of each pair, whether the newer memory makes the older one obsolete.
+
+    `around`, float32[m, dimension], is what stands near the query: how near two memories are says
+    little, but how near beside all else that is about the same.
+    """
     texts = [lexicon.text_words(rival.text) for rival in rivals]
     asked = lexicon.text_words(query)
     table = WordTable(texts, asked)
-    likeness = _likeness(_matrix([(rival.vector,) for rival in rivals]))
+    vectors = _matrix([(rival.vector,) for rival in rivals])
+    likeness = _likeness(vectors, vectors if around is None else around)
     found = likeness | _wording(table) | _overlap(table) | _standing(rivals)
     found |= {"lost_sign": _lost_signs(rivals, query)}
     rules = _ruled(rivals, texts, asked, table, found["days"] > 0)
     return found | {"follows": rules > 0, "strays": rules < 0}
 
 
-def _likeness(vectors: Any) -> Matrices:
-    """How near the two are, in itself and beside how near each is to the others."""
+def _likeness(vectors: Any, around: Any) -> Matrices:
+    """How near the two are, in itself and beside how near either is to what stands around."""
     import numpy
 
-    cosines = vectors @ vectors.T
-    mean = cosines.mean(1)
-    # The other's place among all by nearness; the text itself is nearest.
-    rank = numpy.maximum(1, (cosines[:, None, :] > cosines[:, :, None]).sum(2))
+    cosines, others = vectors @ vectors.T, vectors @ around.T
+    others = numpy.where(others > SAME_COSINE, -1, others)  # but for the text itself
+    mean = others.sum(1, where=others >= 0) / numpy.maximum(1, (others >= 0).sum(1))
+    best = others.max(1)
+    nearer = (others[:, None, :] > cosines[:, :, None]).sum(2)  # to the first of a pair
+    all_shares = numpy.exp(SHARE_SHARPNESS * others).sum(1)
+    share = SHARE_SHARPNESS * cosines.T - numpy.log(
+        all_shares + math.exp(SHARE_SHARPNESS * SHARE_NOTHING)
+    )
     return {
         "cosine": _above_others(cosines),
         "centred_cosine": cosines - (mean[:, None] + mean) / 2,
-        "new_rank": numpy.log(rank),
-        "old_rank": numpy.log(rank.T),
-        "new_nearness": 1 / rank,
-        "old_nearness": 1 / rank.T,
+        "old_lead": cosines - best[:, None],
+        "new_lead": cosines - best,
+        "old_rank": numpy.log1p(nearer),
+        "new_rank": numpy.log1p(nearer.T),
+        "old_nearness": 1 / (1 + nearer),
+        "new_nearness": 1 / (1 + nearer.T),
+        "old_share": share.T,
+        "new_share": share,
     }
 
 
@@ -4031,7 +4054,7 @@ class Ranker(NamedTuple):
         import numpy
 
         days = features["days"]
-        odds = numpy.full_like(days, self.obsolete["bias"] - CAUTION)
+        odds = numpy.full_like(days, self.obsolete["bias"])
         for name, weight in self.obsolete.items():
             if name != "bias":
                 odds += weight * (numpy.nan_to_num(days) if name == "days" else features[name])
@@ -4164,6 +4187,14 @@ def _matrix(rows: list[tuple[Any, ...]]) -> Any:
     return numpy.frombuffer(b"".join(row[-1] for row in rows), "<f4").reshape(len(rows), -1)
 
 
+def vectors_of(database: Database, chunks: list[int], index: VectorIndex | None = None) -> Any:
+    """float32[m, dimension]: the vectors of these chunks, in any order."""
+    if index:
+        return index.vectors(chunks)
+    sql = "SELECT vector FROM vectors WHERE chunk IN (SELECT value FROM json_each(?))"
+    return _matrix(database.rows(sql, json.dumps(chunks)))
+
+
 def _nearest_in_memory(rows: list[tuple[int, int, bytes]], vector: bytes) -> list[Evidence]:
     """The same where sqlite-vec has no build: one matrix product over all the rows."""
     if not rows:
@@ -4252,6 +4283,13 @@ class VectorIndex:
             rows = numpy.concatenate([*map(numpy.arange, starts, ends), _no_rows()])
             cosines = self._rows_of(rows) @ numpy.frombuffer(vector, "<f4")
             return self._best(rows, cosines, len(rows))
+
+    def vectors(self, chunks: list[int]) -> Any:
+        """The vectors of chunks that a search has just named."""
+        import numpy
+
+        with self._lock:
+            return self._rows_of(numpy.searchsorted(self._chunks[: self._count], chunks))
 
     def wholes(self, vector: bytes, items: list[int]) -> dict[int, float]:
         """The cosine of the mean of each item's vectors."""
@@ -4469,11 +4507,13 @@ class Term(NamedTuple):
 
 
 class Query(NamedTuple):
-    """A question: what is looked for, what of it names its subject, and the time that it names."""
+    """A question: what is looked for, what of it names its subject, the time that it names, and
+    the vectors of what stands near it."""
 
     text: str
     subject: str
     asked: AskedTime | None
+    around: Any = None  # float32[m, dimension]
 
 
 def parse_query(text: str, moment: int | None = None) -> Query:
@@ -4526,6 +4566,13 @@ class Facts(NamedTuple):
     dated: bool = True
     file: int | None = None
     vector: bytes | None = None
+    stored_at: int = TIME_MAX
+
+    @property
+    def known_since(self) -> int | None:
+        """From when on it may be a version of another: a date to come waits for nothing, and what
+        stands in a file without a date is as it is now."""
+        return min(self.created_at, self.stored_at) if self.dated else None
 
 
 class Hit(NamedTuple):
@@ -4668,8 +4715,9 @@ def candidates(
     live: str = _LIVE,
     index: VectorIndex | None = None,
     limit: int = CANDIDATES,
-) -> tuple[list[Candidate], float]:
-    """What either index finds, inside the scope and outside; and what the words are worth."""
+) -> tuple[list[Candidate], float, list[int]]:
+    """What either index finds, inside the scope and outside; what the words are worth; and the
+    chunks of the own scope that stand around the query, the nearest first."""
 
     def places(chunks: list[int]) -> dict[int, tuple[int, bool]]:
         if index:
@@ -4681,15 +4729,19 @@ def candidates(
     by_words = {hit.item: hit for hit, _ in found}
     foreign = {hit.item for hit, other in found if other}
     by_vector: dict[int, Evidence] = {}
+    around: list[int] = []
     if vector:
+        depth = max(limit, AROUND)
         if index:
             scanned = SCANNED if crosses_projects() else (SCANNED[0], 0)
-            inside, outside = index.nearest(vector, project, limit, scanned)
+            inside, outside = index.nearest(vector, project, depth, scanned)
         else:
             inside, outside = (
-                nearest(database, vector, f"{live} AND {where}", project, limit)
+                nearest(database, vector, f"{live} AND {where}", project, depth)
                 for where in (_OWN, _FOREIGN if crosses_projects() else f"{_FOREIGN} AND 0")
             )
+        around = [hit.chunk for hit in inside[:AROUND]]
+        inside, outside = inside[:limit], outside[:limit]
         by_vector |= {hit.item: hit for hit in (*inside, *outside)}
         foreign |= {hit.item for hit in outside}
         # The cosines of those that the words alone brought up.
@@ -4708,7 +4760,7 @@ def candidates(
     ]
     if vector:
         found = _with_wholes(database, index, vector, found)
-    return found, words_share(best, tenth, words.ideal)
+    return found, words_share(best, tenth, words.ideal), around
 
 
 def _with_wholes(
@@ -4742,7 +4794,7 @@ def _mean_cosine(vectors: Any, query: bytes) -> float:
 
 def crosses_projects() -> bool:
     """Whether recall may also show other projects' memories."""
-    return os.environ.get("SEDIMENT_CROSS_PROJECT") != "0"
+    return not is_off("SEDIMENT_CROSS_PROJECT")
 
 
 def _candidate(
@@ -4841,7 +4893,7 @@ def default_adjust(
     import numpy
 
     ranker, head = recall_ranker(), able[:RANKED]
-    features = features_of(head, facts, query.subject, lexicon)
+    features = features_of(head, facts, query, lexicon)
     obsolete = ranker.obsolescence(features) if features else numpy.zeros((len(head),) * 2)
     relevance = numpy.array([hit.score for hit in able])
     chances = ranker.answers(relevance, obsolete)
@@ -4887,17 +4939,18 @@ def _timeliness(facts: Facts, asked: AskedTime) -> float:
     return -TIME_WEIGHT if facts.dated and facts.created_at >= asked.end else 0.0
 
 
-def features_of(hits: list[Hit], facts: dict[int, Facts], query: str, lexicon: Lexicon) -> Matrices:
+def features_of(
+    hits: list[Hit], facts: dict[int, Facts], query: Query, lexicon: Lexicon
+) -> Matrices:
     """The pair features of these hits; none where all are of one time, or have no vectors."""
     rivals = [_rival(hit, facts[hit.item]) for hit in hits]
     if len({one.created_at for one in rivals}) < 2 or not all(one.vector for one in rivals):
         return {}
-    return pair_features(rivals, query, lexicon)
+    return pair_features(rivals, query.subject, lexicon, query.around)
 
 
 def _rival(hit: Hit, facts: Facts) -> Rival:
-    time_stored = facts.created_at if facts.dated else None
-    return Rival(facts.text, facts.vector or b"", hit.score, time_stored)
+    return Rival(facts.text, facts.vector or b"", hit.score, facts.known_since)
 
 
 def similarity_facts(hits: list[Hit], first: int, chance: float, chunks: int) -> dict[str, float]:
@@ -5328,7 +5381,7 @@ def settle(connection: apsw.Connection, ids: tuple[str, str], pair: Pair | None)
 
 def consolidates() -> bool:
     """Whether memories are consolidated in the background: SEDIMENT_CONSOLIDATE=0 says no."""
-    return os.environ.get("SEDIMENT_CONSOLIDATE", "1") not in ("0", "false", "off", "no")
+    return not is_off("SEDIMENT_CONSOLIDATE")
 
 
 def clean_queue(connection: apsw.Connection) -> None:
@@ -5359,7 +5412,7 @@ class Neighbour(NamedTuple):
     created_at: int
 
 
-_RIVAL = 'i.id, substr(i.content, c.start + 1, c."end" - c.start), v.vector, i.created_at'
+_RIVAL = 'i.id, substr(i.content, c.start + 1, c."end" - c.start), v.vector, min(i.created_at, i.stored_at)'
 
 
 def _newcomer(item: Item) -> Neighbour:
@@ -5386,8 +5439,8 @@ def _door_nearness(new: Neighbour, rivals: Sequence[Neighbour]) -> dict[str, Any
     others = ~numpy.eye(len(rivals), dtype=bool)
     mean = (among * others).sum(1) / max(1, len(rivals) - 1)
     best = numpy.where(others, among, -1).max(1)
-    nothing = math.exp(DOOR_SHARPNESS * DOOR_NOTHING)
-    to_new, to_others = numpy.exp(DOOR_SHARPNESS * cosines), numpy.exp(DOOR_SHARPNESS * among)
+    nothing = math.exp(SHARE_SHARPNESS * SHARE_NOTHING)
+    to_new, to_others = numpy.exp(SHARE_SHARPNESS * cosines), numpy.exp(SHARE_SHARPNESS * among)
     about = (to_others * others).sum(1)
     days = (new.created_at - numpy.array([rival.created_at for rival in rivals])) / DAY
     return {
@@ -7983,7 +8036,7 @@ class Memory:
             words = weigh_words(self.database, query.text, self._lexicon)
             if near:
                 vector = self.encoder.embed_query(query.text, words.told)
-            found, share = candidates(
+            found, share, around = candidates(
                 self.database,
                 words,
                 vector,
@@ -8001,6 +8054,8 @@ class Memory:
             factor = CROSS_PROJECT_FACTOR if project else 1.0
             hits = rank(found, share, profile, size, factor)
             facts = self._facts(hits)
+            if around:
+                query = query._replace(around=vectors_of(self.database, around, index))
         stale = self._stale_elsewhere(hits, facts) if moment is None else set()
         # Some were forgotten just now.
         known = [hit for hit in hits if hit.item in facts and facts[hit.item].file not in stale]
@@ -8069,7 +8124,8 @@ class Memory:
             " a.last_accessed_at, coalesce(a.validation_count, 0),"
             " (SELECT count(*) FROM graph_edges WHERE from_id = i.id)"
             " + (SELECT count(*) FROM graph_edges WHERE to_id = i.id),"
-            " coalesce(f.dated, 1), i.file, v.vector FROM chunks c JOIN items i ON i.seq = c.item"
+            " coalesce(f.dated, 1), i.file, v.vector, i.stored_at"
+            " FROM chunks c JOIN items i ON i.seq = c.item"
             " LEFT JOIN access_log a ON a.item_id = i.id LEFT JOIN files f ON f.id = i.file"
             " LEFT JOIN vectors v ON v.chunk = c.id"
             " WHERE c.id IN (SELECT value FROM json_each(?))"

@@ -141,7 +141,7 @@ def collected(memory: Memory, question: Row) -> tuple[list[sediment.Hit], Any, A
     def collect(hits: list[Any], facts: Any, query: Any, lexicon: Any, chunks: int) -> list[Any]:
         hits = sediment.by_relevance(hits, facts, query.asked)
         able, rest = sediment.contenders(hits, chunks)
-        features = sediment.features_of(able[:RANKED], facts, query.subject, lexicon)
+        features = sediment.features_of(able[:RANKED], facts, query, lexicon)
         seen.extend((able, rest, features, chunks))
         return []
 

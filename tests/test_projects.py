@@ -758,6 +758,11 @@ def test_a_project_by_id(here: Program) -> None:
     assert files(here.folder) == set()
 
 
+def test_a_name_that_the_client_has_not_filled_in_is_refused(here: Program) -> None:
+    env = {"SEDIMENT_PROJECT": "${workspaceFolder}"}
+    assert "has not filled that in" in here.error("store", "a fact", env=env)
+
+
 def test_a_project_by_folder(here: Program, tmp_path: Path) -> None:
     root = repository(tmp_path / "repository")
     (tmp_path / "repository" / "sub").mkdir()

@@ -75,13 +75,13 @@ def test_words_alone_rank_by_bm25_and_vectors_alone_by_cosine(memory: Memory) ->
     for text in ("alpha beta", "alpha gamma", "delta epsilon"):
         memory.store(text)
     words = sediment.weigh_words(memory.database, "alpha beta", memory._lexicon)
-    found, _ = sediment.candidates(memory.database, words, None, "demo")
+    found, *_ = sediment.candidates(memory.database, words, None, "demo")
     assert sorted(found, key=lambda one: -one.bm25)[0].item == 1
     assert {one.item for one in found} == {1, 2}
     assert all(one.cosine is None for one in found)
     none = sediment.weigh_words(memory.database, "", memory._lexicon)
     vector = memory.encoder.embed("alpha beta")
-    found, share = sediment.candidates(memory.database, none, vector, "demo")
+    found, share, _ = sediment.candidates(memory.database, none, vector, "demo")
     assert {one.item for one in found} == {1, 2, 3}
     assert share == 0
     assert all(sediment.default_score(one, share, 1.0).score == one.cosine for one in found)
@@ -100,7 +100,7 @@ def test_a_manual_of_many_parts_does_not_crowd_out_a_sentence(memory: Memory) ->
     memory.store(sentence)
     vector = memory.encoder.embed("when can I release?")
     none = sediment.weigh_words(memory.database, "", memory._lexicon)
-    (one,), _ = sediment.candidates(memory.database, none, vector, "demo")
+    (one,), *_ = sediment.candidates(memory.database, none, vector, "demo")
     many = one._replace(chunks=227)
     scores = [sediment.default_score(found, 0.0, 1.0).score for found in (one, many)]
     assert scores[0] - scores[1] > 0.05

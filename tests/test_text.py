@@ -437,3 +437,11 @@ def test_a_time_that_is_stored_already_is_told_as_the_last_one() -> None:
     told = sediment.iso_time(sediment.TIME_MAX + 10 * sediment.DAY)
     assert told == "9999-12-30T00:00:00+00:00"
     assert sediment.local_time(told)
+
+
+@pytest.mark.parametrize("value", ["0", "false", "Off", " no "])
+def test_words_that_switch_something_off(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEDIMENT_CROSS_PROJECT", value)
+    assert not sediment.crosses_projects()
+    monkeypatch.setenv("SEDIMENT_CROSS_PROJECT", "1")
+    assert sediment.crosses_projects()

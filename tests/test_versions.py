@@ -213,3 +213,13 @@ def test_a_repeat_that_is_dated_back_changes_nothing(memory: Memory) -> None:
     first = memory.store("The VPN needs Okta.", created_at=10**9)["id"]
     memory.store("The VPN needs Duo.", created_at=10**9 + DAY)
     assert memory.store("The VPN needs Okta.", created_at=10**8)["id"] == first
+
+
+def test_a_date_to_come_holds_back_no_correction(memory: Memory) -> None:
+    memory.store("The linnet port is 1000.", created_at="2090-01-01")
+    with memory.database.transaction() as connection:
+        connection.execute("UPDATE items SET stored_at = stored_at - 60")
+    later = memory.store("The linnet port is 2000.")
+    assert [row["content"] for row in later["may_replace"]] == ["The linnet port is 1000."]
+    first, *_ = memory.recall("linnet port")["results"]
+    assert first["id"] == later["id"]
