@@ -188,8 +188,8 @@ RULED = 10  # older ones that the rule looks at: those behind have little chance
 # the similarity with none / 0.3 / 0.5 / 0.6: stores of 1 to 3 0.36 / 0.33 / 0.32 / 0.32, of 5 to 60
 # 0.51 / 0.49 / 0.49 / 0.50, whole diaries 0.567 / 0.555 / 0.554 / 0.555.
 NO_ANSWER = 0.5
-# Memories near the query beside which likeness is measured. Of the candidates / 200 / 1,000: diaries,
-# first right 55.0 / 56.7 / 56.6; long chats, MRR 52.6 / 53.5 / 53.6.
+# Memories near the query beside which likeness is measured. Of the candidates / 200 / 1,000:
+# diaries, first right 55.0 / 56.7 / 56.6; long chats, MRR 52.6 / 53.5 / 53.6.
 AROUND = 200
 SAME_COSINE = 0.99999  # a text's own vector, up to rounding
 RANKED = 30  # candidates compared with one another; 20 lose one changed fact of 100, 40 gain none
@@ -5412,7 +5412,10 @@ class Neighbour(NamedTuple):
     created_at: int
 
 
-_RIVAL = 'i.id, substr(i.content, c.start + 1, c."end" - c.start), v.vector, min(i.created_at, i.stored_at)'
+_RIVAL = (
+    'i.id, substr(i.content, c.start + 1, c."end" - c.start), v.vector,'
+    " min(i.created_at, i.stored_at)"
+)
 
 
 def _newcomer(item: Item) -> Neighbour:
