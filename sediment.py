@@ -179,6 +179,7 @@ UNSHARED_MAX = 14.5  # nats that either may say alone, a rare word has 5.3; 16.5
 UNSHARED_CHANGED = 13.5  # more where a change is told; 10 costs one sequence, 20 costs none
 UNSHARED_KEYED = 33.0  # more, times the query's share of what both say; 20: 6 of 90, 40: chat 1.4
 RIVAL_MAX = 0.05  # of the query's words in the older, otherwise filled; 0.3 costs 12 look-alikes
+RIVAL_TELLS = 2.0  # nats; a word with less, as "to" or "is", fills nobody's place
 CHANGE_REACH = 3  # words between a word of change and what changed; 5 gives the same
 ALIGNED_WORDS = 80  # of a chunk; what identifies a fact stands early
 PLAIN_VERSION = 3.0  # log-odds of one at least: of 3,600 wrong pairs of the diaries 1 is one
@@ -3654,7 +3655,8 @@ CUES = {
     "change": _word_class(
         "ad adjust adopt anymor becam becom cap chang cut decreas disabl downgrad drop enabl expand"
         " extend increas instead longer lower migrat move now rais rebook reduc refinanc renam"
-        " renew replac resched reschedul restructur revert simplifi split switch updat upgrad"
+        " renew replac resched reschedul restructur revert rewritten rewrot simplifi split switch"
+        " updat upgrad"
     ),
     "now": _word_class(
         "again anymor becam becom chang end final first from goe gone instead is last left longer"
@@ -4014,7 +4016,9 @@ def _competes(
     rivals: set[str] = set()
     for gone, come in _swaps(old.stems[:ALIGNED_WORDS], new.stems[:ALIGNED_WORDS]):
         others = (word for word in come if word not in said and not _has_digit(word))
-        if CUES["change"].isdisjoint(come) and any(others):
+        if CUES["change"].isdisjoint(come) and any(
+            table.idf_of(one) > RIVAL_TELLS for one in others
+        ):
             rivals |= lost.intersection(gone)
     squared = {stem: table.idf_of(stem) ** 2 for stem in asked}
     return math.fsum(map(squared.__getitem__, rivals)) <= RIVAL_MAX * math.fsum(squared.values())
@@ -8048,7 +8052,7 @@ class Memory:
                 index,
                 depth,
             )
-            if vector:
+            if vector and self.database.settled("SELECT EXISTS(SELECT 1 FROM pending)"):
                 found = self._with_waiting(found, vector)
             size = max(limit, RANKED)
             if vector and query.asked and query.asked.events:

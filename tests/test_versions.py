@@ -223,3 +223,9 @@ def test_a_date_to_come_holds_back_no_correction(memory: Memory) -> None:
     assert [row["content"] for row in later["may_replace"]] == ["The linnet port is 1000."]
     first, *_ = memory.recall("linnet port")["results"]
     assert first["id"] == later["id"]
+
+
+def test_a_word_without_meaning_fills_nobodys_place(memory: Memory) -> None:
+    texts = ["The build uses Python 3.9.", "Upgraded the build to Python 3.12."]
+    filled(memory, [texts], DAY)
+    assert order(memory, "which python version does the build use?", 0) == [1, 0]
