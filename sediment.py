@@ -6917,11 +6917,11 @@ def run_filter(command: str, text: str, timeout: float) -> str:
             words = " ".join(told.decode("utf-8", "replace").split())[-200:]
             reason = f"failed with {code}" + (f" ({words})" if words else "")
             raise InvalidInput(f"{command!r} {reason}: nothing was changed")
-    except BaseException as error:
+    except (subprocess.TimeoutExpired, queue.Empty):
         _end_all(process)
-        if isinstance(error, subprocess.TimeoutExpired | queue.Empty):
-            reason = f"ran past {timeout:g} s"
-            raise InvalidInput(f"{command!r} {reason}: nothing was changed") from None
+        raise InvalidInput(f"{command!r} ran past {timeout:g} s: nothing was changed") from None
+    except BaseException:
+        _end_all(process)
         raise
     return out.decode("utf-8", "replace").strip()
 

@@ -63,8 +63,8 @@ def door_stores(
         vector, text = encoder.embed(row["content"]), row["content"]
         new = sediment.Neighbour(1.0, row["id"], text, vector, row["created_at"])
         if seen:
-            vectors = numpy.frombuffer(b"".join(one.vector for one in seen), "<f4")
-            cosines = vectors.reshape(len(seen), -1) @ numpy.frombuffer(vector, "<f4")
+            vectors = sediment._matrix([(one.vector,) for one in seen])
+            cosines = vectors @ numpy.frombuffer(vector, "<f4")
             nearest = numpy.argsort(-cosines, kind="stable")[: sediment.DOOR_RIVALS]
             rivals = [seen[at] for at in nearest]
             features = sediment.door_features(new, rivals, lexicon)

@@ -139,7 +139,7 @@ def validated() -> str:
 
 def weights_without(name: str) -> Path:
     """A ranker that never saw this folder, made anew when anything that makes it has changed."""
-    sources = [TRAINER, ROOT / "sediment.py", *sorted(ROOT.glob("tests/*/*/*.jsonl"))]
+    sources = [TRAINER, ROOT / "sediment.py", *sorted(ROOT.glob("tests/**/*.jsonl"))]
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
     target = ROOT / "build" / "ranker" / digest[:16] / f"{name}.json"
     if not target.exists():
