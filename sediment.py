@@ -2084,6 +2084,10 @@ class Encoder:
 
     def _open_session(self) -> Any:
         self.model.check()
+        # Before onnxruntime, which would import numpy's inner parts first: another thread that
+        # imports numpy at that moment would wait for those, this one for that, and one of the
+        # two would be given half a module.
+        import numpy  # noqa: F401
         import onnxruntime
 
         options = onnxruntime.SessionOptions()

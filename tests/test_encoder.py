@@ -269,3 +269,26 @@ encoder.embed("text")
     env |= {"HOME": str(tmp_path), "ORT_DISABLE_TELEMETRY": "0"}
     out = finish(child(script, env=env)).splitlines()
     assert out == ["early: []", "tokens: ['tokenizers']", "telemetry off: 1"]
+
+
+# Loading
+
+# Fails where onnxruntime is looked for while numpy is not whole: its inner parts would be taken
+# in another order than a thread takes them that imports numpy at that moment.
+ORDER = """
+import sys
+from sediment import Encoder
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "onnxruntime":
+            numpy = sys.modules.get("numpy")
+            assert numpy and not getattr(numpy.__spec__, "_initializing", False)
+            print("in order")
+
+sys.meta_path.insert(0, Watch())
+"""
+
+
+def test_numpy_is_whole_before_onnxruntime_is_imported():
+    assert finish(child(ORDER + "Encoder().load()")).strip() == "in order"
