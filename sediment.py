@@ -351,6 +351,7 @@ _MARK = _Pattern(
     rf"[+#@$.](?:(?<=(?:{_NEAR}|\+)\+)|(?<=[#@$])(?={_NEAR})|(?<={_NEAR}[#$])"
     rf"|(?<=\.)(?<!(?:{_NEAR}|[.)\]\"'*`]).)(?=[A-Za-z]))"
 )
+_ESCAPE_CODE = _Pattern(r"\x1b\[[0-?]*[ -/]*[@-~]")
 # Letters of nobody's, which the index takes: they stand for signs.
 _SIGNS = "\U000f0000-\U000fffff"
 _ALONE = _Pattern(f"[{_CJK}{_SIGNS}]")
@@ -720,7 +721,10 @@ def spaced(text: str) -> str:
 
 
 def _signed(text: str) -> str:
-    """The text with a letter in place of each sign; all else stands where it stood."""
+    """The text with a letter in place of each sign, and blanks for colours of a terminal; all else
+    stands where it stood."""
+    if "\x1b" in text:
+        text = _ESCAPE_CODE.sub(lambda code: " " * len(code[0]), text)
     text = _MARK.sub(_letter_for, text)
     return text if text.isascii() else _SYMBOL.sub(_letter_for, text)
 
@@ -1361,6 +1365,7 @@ _HEADING = _Pattern(r" {0,3}(#{1,6})(?:[ \t]+(?=\S)|\s*$)")
 _UNDERLINE = _Pattern(r" {0,3}(={2,}|-{2,})\s*$")
 # A line that an underline below makes a heading: no list item, quotation, table or rule.
 _TITLE = _Pattern(r" {0,3}(?!\d+[.)]\s|[-*+>|=])\S")
+_LIST_ITEM = _Pattern(r" {0,3}(?:[-*+]|\d{1,9}[.)])[ \t]+")
 
 
 class _Heading(NamedTuple):
@@ -1388,20 +1393,25 @@ def _markdown_sections(text: str) -> list[_Section]:
 
 
 def _headings(text: str, begin: int = 0) -> Iterator[_Heading]:
-    """The headings after `begin`, both "# " and underlined ones."""
+    """The headings after `begin`, both "# " and underlined ones, but for those in list items."""
     above: tuple[int, str] | None = None  # a paragraph of one line: an underline may follow
     blank = True  # whether a paragraph can begin in this line
+    margin = 4  # from this column on, a line belongs to the list item above, or is code
     for start, line in _unfenced_lines(text, begin):
         end = start + len(line)
         found = None
-        if mark := _HEADING.match(line):
+        inside = len(line) - len(line.lstrip(" ")) >= margin
+        if line.strip() and not inside:
+            margin = item.end() if (item := _LIST_ITEM.match(line)) else 4
+        if not inside and (mark := _HEADING.match(line)):
             found = _Heading(start, end, len(mark[1]), _heading_title(line[mark.end() :]))
         elif above and (mark := _UNDERLINE.match(line)):
             level = 1 if mark[1][0] == "=" else 2
             found = _Heading(above[0], end, level, _heading_title(above[1]))
         if found:
             yield found
-        above = (start, line) if blank and not found and _TITLE.match(line) else None
+        begins = blank and not (found or inside)
+        above = (start, line) if begins and _TITLE.match(line) else None
         blank = bool(found or _UNDERLINE.match(line)) or not line.strip()
 
 
@@ -2368,11 +2378,10 @@ def m005_files(connection: apsw.Connection) -> None:
     """)
 
 
-def m006_signs(connection: apsw.Connection) -> None:
-    """Signs as words in the word index; an index on every column that names an item; of which
-    questions two items were the answer: what was counted before took weak hits and the same
-    question again; files where their parts went when their project moved."""
-    fill_words(connection)
+def m006_pairs(connection: apsw.Connection) -> None:
+    """An index on every column that names an item; of which questions two items were the answer:
+    what was counted before took weak hits and the same question again; files where their parts
+    went when their project moved."""
     connection.execute("""
         CREATE INDEX history_item ON history(item_id);
         CREATE INDEX history_other ON history(other_id);
@@ -2387,6 +2396,22 @@ def m006_signs(connection: apsw.Connection) -> None:
     reunite_files(connection)
 
 
+def m007_signs(connection: apsw.Connection) -> None:
+    """Signs as words in the word index, and no colour codes; the files that are away are found at
+    once. And what the step before did not have yet when it was new."""
+    fill_words(connection)
+    connection.execute(f"""
+        CREATE INDEX files_away ON files(id) WHERE size = {_AWAY};
+        CREATE TABLE IF NOT EXISTS reviews(
+            old_id TEXT NOT NULL, new_id TEXT NOT NULL, probability REAL NOT NULL,
+            kept INTEGER NOT NULL DEFAULT 0, PRIMARY KEY(old_id, new_id)) STRICT;
+        CREATE INDEX IF NOT EXISTS reviews_new ON reviews(new_id);
+    """)
+    columns = {name for (_, name, *_) in connection.execute("PRAGMA table_info(graph_edges)")}
+    if "questions" not in columns:
+        connection.execute("ALTER TABLE graph_edges ADD COLUMN questions BLOB NOT NULL DEFAULT x''")
+
+
 # Each takes the schema one step further; `user_version` counts how many have run.
 MIGRATIONS: list[Callable[[apsw.Connection], None]] = [
     m001_initial,
@@ -2394,7 +2419,8 @@ MIGRATIONS: list[Callable[[apsw.Connection], None]] = [
     m003_changes,
     m004_staged,
     m005_files,
-    m006_signs,
+    m006_pairs,
+    m007_signs,
 ]
 
 
@@ -3828,7 +3854,8 @@ def pair_features(
     asked = lexicon.text_words(query)
     table = WordTable(texts, asked)
     vectors = _matrix([(rival.vector,) for rival in rivals])
-    likeness = _likeness(vectors, vectors if around is None else around)
+    alone = around is None or not len(around)
+    likeness = _likeness(vectors, vectors if alone else around)
     found = likeness | _wording(table) | _overlap(table) | _standing(rivals)
     found |= {"lost_sign": _lost_signs(rivals, query)}
     rules = _ruled(rivals, texts, asked, table, found["days"] > 0)
@@ -3841,9 +3868,9 @@ def _likeness(vectors: Any, around: Any) -> Matrices:
 
     cosines, others = vectors @ vectors.T, vectors @ around.T
     others = numpy.where(others > SAME_COSINE, -1, others)  # but for the text itself
-    mean = others.sum(1, where=others >= 0) / numpy.maximum(1, (others >= 0).sum(1))
+    mean = numpy.maximum(others, 0).sum(1) / numpy.maximum(1, (others >= 0).sum(1))
     best = others.max(1)
-    nearer = (others[:, None, :] > cosines[:, :, None]).sum(2)  # to the first of a pair
+    nearer = _greater(others, cosines)  # to the first of a pair
     all_shares = numpy.exp(SHARE_SHARPNESS * others).sum(1)
     share = SHARE_SHARPNESS * cosines.T - numpy.log(
         all_shares + math.exp(SHARE_SHARPNESS * SHARE_NOTHING)
@@ -3860,6 +3887,17 @@ def _likeness(vectors: Any, around: Any) -> Matrices:
         "old_share": share.T,
         "new_share": share,
     }
+
+
+def _greater(rows: Any, values: Any) -> Any:
+    """int[n, k]: how many numbers of each row are greater than each of its values; all of them
+    are from -1 to 1. In one search: rows that are 4 apart do not meet."""
+    import numpy
+
+    apart = 4.0 * numpy.arange(len(rows))[:, None]
+    ends = rows.shape[1] * numpy.arange(1, len(rows) + 1)[:, None]
+    line = (numpy.sort(rows, 1) + apart).ravel()
+    return ends - line.searchsorted(values + apart, "right")
 
 
 def _overlap(table: WordTable) -> Matrices:
@@ -3950,8 +3988,10 @@ def _ruled(
     relevance = numpy.array([rival.relevance for rival in rivals])
     strays = near & (relevance < VERSION_RELEVANCE * relevance[:, None])
     found = numpy.where(strays, -1, near & (unshared < room))
-    doubtful = lost | (unshared >= room) & (unshared < room + UNSHARED_CHANGED)
-    for old, new in numpy.argwhere(near[:RULED] & ~strays[:RULED] & doubtful[:RULED]).tolist():
+    doubtful = near & ~strays & (lost | (unshared >= room) & (unshared < room + UNSHARED_CHANGED))
+    changing = table.counts["change"] > 0  # without a word of change it lacks what is asked
+    found[doubtful & lost & ~changing] = -1
+    for old, new in numpy.argwhere((doubtful & changing)[:RULED]).tolist():
         changes = _tells_of_change(texts[new], texts[old])
         if lost[old, new] and not _competes(texts[new], texts[old], query, table, changes):
             found[old, new] = -1
@@ -4195,10 +4235,8 @@ def _matrix(rows: list[tuple[Any, ...]]) -> Any:
     return numpy.frombuffer(b"".join(row[-1] for row in rows), "<f4").reshape(len(rows), -1)
 
 
-def vectors_of(database: Database, chunks: list[int], index: VectorIndex | None = None) -> Any:
+def vectors_of(database: Database, chunks: list[int]) -> Any:
     """float32[m, dimension]: the vectors of these chunks, in any order."""
-    if index:
-        return index.vectors(chunks)
     sql = "SELECT vector FROM vectors WHERE chunk IN (SELECT value FROM json_each(?))"
     return _matrix(database.rows(sql, json.dumps(chunks)))
 
@@ -4249,9 +4287,11 @@ class VectorIndex:
         project: str | None,
         limit: int = CANDIDATES,
         scanned: tuple[int, int] = SCANNED,
-    ) -> tuple[list[Evidence], list[Evidence]]:
+        reach: int = 0,
+    ) -> tuple[list[Evidence], list[Evidence], Any]:
         """Live items by the cosine of their best chunk: of the own scope, and of other projects.
-        Among many, that is taken of so many rows of each."""
+        Among many, that is taken of so many rows of each. And the vectors, float32[m, dimension],
+        of the best `reach` of the own scope."""
         import numpy
 
         query = numpy.frombuffer(vector, "<f4")
@@ -4259,14 +4299,16 @@ class VectorIndex:
             self._refresh()
             few = self._count <= 2 * sum(SCANNED)
             told = self._vectors[: self._count] @ query if few else self._distances(query)
-            found = []
+            found, around = [], self._vectors[:0]
             for foreign, enough in enumerate(scanned):
                 rows = self._live_rows(project, bool(foreign)) if enough else _no_rows()
                 if not few:
                     rows = _nearest_rows(rows, told[rows], enough)
                 cosines = told[rows] if few else self._rows_of(rows) @ query
-                found.append(self._best(rows, cosines, limit))
-            return found[0], found[1]
+                rows, cosines = self._best(rows, cosines, limit if foreign else max(limit, reach))
+                found.append(self._evidence(rows[:limit], cosines[:limit]))
+                around = around if foreign else self._rows_of(rows[:reach])
+            return found[0], found[1], around
 
     def places(self, chunks: list[int], project: str | None) -> dict[int, tuple[int, bool]]:
         """Of live chunks their items, and whether these are another project's."""
@@ -4290,14 +4332,7 @@ class VectorIndex:
             starts, ends = self._ranges(numpy.array(items, numpy.int64))
             rows = numpy.concatenate([*map(numpy.arange, starts, ends), _no_rows()])
             cosines = self._rows_of(rows) @ numpy.frombuffer(vector, "<f4")
-            return self._best(rows, cosines, len(rows))
-
-    def vectors(self, chunks: list[int]) -> Any:
-        """The vectors of chunks that a search has just named."""
-        import numpy
-
-        with self._lock:
-            return self._rows_of(numpy.searchsorted(self._chunks[: self._count], chunks))
+            return self._evidence(*self._best(rows, cosines, len(rows)))
 
     def wholes(self, vector: bytes, items: list[int]) -> dict[int, float]:
         """The cosine of the mean of each item's vectors."""
@@ -4349,8 +4384,8 @@ class VectorIndex:
                 part += 2 * numpy.bitwise_count(differ & two)
         return total
 
-    def _best(self, rows: Any, cosines: Any, limit: int) -> list[Evidence]:
-        """The best items among these rows."""
+    def _best(self, rows: Any, cosines: Any, limit: int) -> tuple[Any, Any]:
+        """Of these rows the best one of each of the best items, and their cosines."""
         import numpy
 
         if self._waiting:  # these have no vector yet
@@ -4361,9 +4396,12 @@ class VectorIndex:
         items, first = numpy.unique(self._items[rows[top]], return_index=True)
         first.sort()
         top = top[first[:limit]]
-        items, chunks = self._items[rows[top]], self._chunks[rows[top]]
+        return rows[top], cosines[top]
+
+    def _evidence(self, rows: Any, cosines: Any) -> list[Evidence]:
+        items = self._items[rows]
         starts, ends = self._ranges(items)
-        columns = (items, chunks, cosines[top], ends - starts)
+        columns = (items, self._chunks[rows], cosines, ends - starts)
         return [
             Evidence(*row) for row in zip(*(column.tolist() for column in columns), strict=True)
         ]
@@ -4723,9 +4761,10 @@ def candidates(
     live: str = _LIVE,
     index: VectorIndex | None = None,
     limit: int = CANDIDATES,
-) -> tuple[list[Candidate], float, list[int]]:
+    reach: int = 0,
+) -> tuple[list[Candidate], float, Any]:
     """What either index finds, inside the scope and outside; what the words are worth; and the
-    chunks of the own scope that stand around the query, the nearest first."""
+    vectors, float32[m, dimension], of the `reach` memories of the own scope that are nearest."""
 
     def places(chunks: list[int]) -> dict[int, tuple[int, bool]]:
         if index:
@@ -4737,19 +4776,18 @@ def candidates(
     by_words = {hit.item: hit for hit, _ in found}
     foreign = {hit.item for hit, other in found if other}
     by_vector: dict[int, Evidence] = {}
-    around: list[int] = []
+    around = None
     if vector:
-        depth = max(limit, AROUND)
         if index:
             scanned = SCANNED if crosses_projects() else (SCANNED[0], 0)
-            inside, outside = index.nearest(vector, project, depth, scanned)
+            inside, outside, around = index.nearest(vector, project, limit, scanned, reach)
         else:
-            inside, outside = (
-                nearest(database, vector, f"{live} AND {where}", project, depth)
-                for where in (_OWN, _FOREIGN if crosses_projects() else f"{_FOREIGN} AND 0")
-            )
-        around = [hit.chunk for hit in inside[:AROUND]]
-        inside, outside = inside[:limit], outside[:limit]
+            others = _FOREIGN if crosses_projects() else f"{_FOREIGN} AND 0"
+            inside = nearest(database, vector, f"{live} AND {_OWN}", project, max(limit, reach))
+            outside = nearest(database, vector, f"{live} AND {others}", project, limit)
+            chunks = [hit.chunk for hit in inside[:reach]]
+            around = vectors_of(database, chunks) if chunks else None
+            inside = inside[:limit]
         by_vector |= {hit.item: hit for hit in (*inside, *outside)}
         foreign |= {hit.item for hit in outside}
         # The cosines of those that the words alone brought up.
@@ -4832,11 +4870,13 @@ def words_share(best: float, tenth: float, ideal: float) -> float:
 
 
 class Profile(NamedTuple):
-    """A way of ranking: a score from the two indexes, then what else is known of the best."""
+    """A way of ranking: a score from the two indexes, then what else is known of the best, beside
+    the `reach` memories that are nearest to the query."""
 
     score: Callable[[Candidate, float, float], Hit]
     adjust: Callable[[list[Hit], dict[int, Facts], Query, Lexicon, int], list[Hit]]  # of n chunks
     floor: Callable[[int], float]
+    reach: int = 0
 
 
 def rank(
@@ -5085,7 +5125,7 @@ def unadjusted(hits: list[Hit], *_: Any) -> list[Hit]:
 
 
 PROFILES = {
-    "default": Profile(default_score, default_adjust, chance_floor),
+    "default": Profile(default_score, default_adjust, chance_floor, AROUND),
     "classic": Profile(classic_score, classic_adjust, lambda _: CLASSIC_FLOOR),
     "cosine": Profile(cosine_score, unadjusted, lambda _: 0.0),
     "bm25": Profile(bm25_score, unadjusted, lambda _: 0.0),
@@ -7821,7 +7861,7 @@ class Memory:
         here, first = project or self.projects.current(), new.vector
         with self.database.snapshot():
             if self._index:
-                found, _ = self._index.nearest(first, here, DOOR_ASKED, NEAR_SCANNED)
+                found, *_ = self._index.nearest(first, here, DOOR_ASKED, NEAR_SCANNED)
             else:
                 found = nearest(self.database, first, f"{_MEMORY} AND {_OWN}", here, DOOR_ASKED)
             rows = self.database.rows(
@@ -8055,6 +8095,7 @@ class Memory:
                 live,
                 index,
                 depth,
+                profile.reach,
             )
             if vector and self.database.settled("SELECT EXISTS(SELECT 1 FROM pending)"):
                 found = self._with_waiting(found, vector)
@@ -8064,9 +8105,7 @@ class Memory:
                 size = len(found)  # what is of that time may be far in all else
             factor = CROSS_PROJECT_FACTOR if project else 1.0
             hits = rank(found, share, profile, size, factor)
-            facts = self._facts(hits)
-            if around:
-                query = query._replace(around=vectors_of(self.database, around, index))
+            facts, query = self._facts(hits), query._replace(around=around)
         stale = self._stale_elsewhere(hits, facts) if moment is None else set()
         # Some were forgotten just now.
         known = [hit for hit in hits if hit.item in facts and facts[hit.item].file not in stale]
@@ -10655,8 +10694,8 @@ def serve(memory: Memory, watched: Sequence[str] = ()) -> None:
 
     server = Server(memory, send)
     _end_with_parent()
-    if watched:
-        threading.Thread(target=_follow, args=(memory, watched), daemon=True).start()
+    for path in watched:  # each by itself: one may not be there yet
+        threading.Thread(target=_follow, args=(memory, path), daemon=True).start()
     try:
         for name in ("SIGINT", "SIGTERM", "SIGHUP"):
             if number := getattr(signal, name, None):
@@ -10672,11 +10711,11 @@ def serve(memory: Memory, watched: Sequence[str] = ()) -> None:
     os._exit(0)
 
 
-def _follow(memory: Memory, paths: Sequence[str]) -> None:
-    """Keep the index of files up to date, whatever becomes of them or of the database."""
+def _follow(memory: Memory, path: str) -> None:
+    """Keep the index of a file or folder up to date, whatever becomes of it or of the database."""
     while True:
         with contextlib.suppress(SedimentError):
-            for _ in memory.watch(paths):
+            for _ in memory.watch([path]):
                 memory.database.leave()
         time.sleep(WATCH_POLL / 1000)
 
@@ -10721,6 +10760,7 @@ def _end_with_parent() -> None:
 # people own: an addition is made once, and a file that cannot be understood is left alone.
 # ---------------------------------------------------------------------------------------------
 
+_BYTE_ORDER_MARK = "\ufeff"
 _BEGIN, _END = "<!-- sediment -->", "<!-- /sediment -->"
 AGENT_INSTRUCTIONS = f"""{_BEGIN}
 # Memory
@@ -10764,23 +10804,38 @@ def server_entry(database: Path) -> dict[str, Any]:
     return entry
 
 
-def add_server(path: Path, entry: dict[str, Any]) -> str:
-    """Put the server into a .mcp.json; returns what was done."""
+class Addition(NamedTuple):
+    """A file of somebody's with what is added to it; or why nothing needs to be."""
+
+    path: Path
+    text: str | None
+    remark: str = ""
+
+    def write(self) -> str:
+        """Returns what was done."""
+        if self.text is None:
+            return f"{self.path}: {self.remark}"
+        return _write_for_owner(self.path, self.text)
+
+
+def with_server(path: Path, entry: dict[str, Any]) -> Addition:
+    """A .mcp.json with the server in it."""
     try:
         text = _read_owned(path) if path.exists() else "{}"
-        config, changed = _rewritable(text)
+        config, changed = _rewritable(text.removeprefix(_BYTE_ORDER_MARK).strip() or "{}")
     except (ValueError, RecursionError) as error:
         raise _left(path, f"is not valid JSON ({error})", entry) from None
     servers = config.setdefault("mcpServers", {}) if isinstance(config, dict) else None
     if not isinstance(servers, dict):
         raise _left(path, "has no object of mcpServers", entry)
     if "sediment" in servers:
-        return f"{path}: has a server called sediment already"
+        return Addition(path, None, "has a server called sediment already")
     if changed:
         raise _left(path, f"cannot be written again as it is ({changed[0]})", entry)
     servers["sediment"] = entry
     added = json.dumps(config, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace")
-    return _write_for_owner(path, _same_newlines(added.decode() + "\n", text))
+    mark = _BYTE_ORDER_MARK if text.startswith(_BYTE_ORDER_MARK) else ""
+    return Addition(path, mark + _same_newlines(added.decode() + "\n", text))
 
 
 def _left(path: Path, why: str, entry: dict[str, Any]) -> InvalidInput:
@@ -10809,16 +10864,16 @@ def _rewritable(text: str) -> tuple[Any, list[str]]:
     return json.loads(text, object_pairs_hook=members, parse_float=number), changed
 
 
-def add_instructions(path: Path) -> str:
-    """Append the agent instructions to a CLAUDE.md or AGENTS.md; returns what was done."""
+def with_instructions(path: Path) -> Addition:
+    """A CLAUDE.md or AGENTS.md with the agent instructions at its end."""
     try:
         text = _read_owned(path) if path.exists() else ""
     except ValueError as error:
         raise InvalidInput(f"{path} cannot be read as text ({error}): left as it is") from None
     if _BEGIN in text or "mcp__sediment__" in text:
-        return f"{path}: has the instructions already"
+        return Addition(path, None, "has the instructions already")
     gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
-    return _write_for_owner(path, text + _same_newlines(gap + AGENT_INSTRUCTIONS, text))
+    return Addition(path, text + _same_newlines(gap + AGENT_INSTRUCTIONS, text))
 
 
 def _read_owned(path: Path) -> str:
@@ -10874,9 +10929,11 @@ def planned(memory: Memory, everywhere: bool) -> dict[str, Any]:
 
 
 def initialize(memory: Memory, everywhere: bool) -> dict[str, Any]:
-    """Prepare a project (or, `everywhere`, this user's agents); says what was done."""
+    """Prepare a project (or, `everywhere`, this user's agents); says what was done. All files are
+    read before one is written."""
     if everywhere:
-        done = [*map(add_instructions, _owners_files()), _server_everywhere()]
+        additions = list(map(with_instructions, _owners_files()))
+        done = [*(one.write() for one in additions), _server_everywhere()]
         return {"project": None, "root": None, "done": done}
     root = memory.projects.root
     if root is None:
@@ -10884,10 +10941,11 @@ def initialize(memory: Memory, everywhere: bool) -> dict[str, Any]:
         why = f"{_show(given)} is an id" if given else "the home folder and / are none"
         raise InvalidInput(f"no project folder here ({why}): use --global, or cd to one")
     names = (".mcp.json", "CLAUDE.md", "AGENTS.md")
-    config, *files = [place_to_write(root / name, root) for name in names]  # before any is written
+    config, *files = [place_to_write(root / name, root) for name in names]
+    additions = [with_server(config, server_entry(memory.database.path))]
+    additions += map(with_instructions, dict.fromkeys(files))
     project = memory.projects.current(create=True)
-    done = [add_server(config, server_entry(memory.database.path))]
-    done += map(add_instructions, dict.fromkeys(files))
+    done = [one.write() for one in additions]
     return {"project": project, "root": str(root), "done": done}
 
 
@@ -11682,7 +11740,7 @@ def serve_command(shared: Context, watched: tuple[str, ...] = ()) -> None:
     memory = shared.memory(resident=True, folder=folder)
     for path in watched:
         if not os.path.lexists(expand_home(path)):
-            raise NotFound(f"there is no file or folder {path}")
+            click.echo(f"Waiting for {printable_name(path)}, which is not there yet.", err=True)
     serve(memory, watched)
 
 
@@ -12262,6 +12320,8 @@ def main() -> int:
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else name
         reason = " ".join(error.format_message().split()).rstrip(".")
+        if isinstance(error, click.NoSuchOption) and not error.possibilities:
+            reason += '; a text that begins with "-" goes behind --'
         end = "" if reason.endswith("?") else "."
         return _fail(f"{reason}{end} See `{command} --help`.", error.exit_code)
     except click.ClickException as error:

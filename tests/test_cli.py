@@ -475,6 +475,7 @@ def test_wrong_values(unharmed: Program, words: list[str], reason: str) -> None:
         (["import", "."], "directory"),
         (["export", "."], "directory"),
         (["--nonsense"], "--nonsense"),
+        (["store", "- milk"], 'a text that begins with "-" goes behind --'),
     ],
 )
 def test_wrong_usage(unharmed: Program, words: list[str], reason: str) -> None:

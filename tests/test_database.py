@@ -676,6 +676,20 @@ def test_a_file_of_the_first_version_opens_with_all_it_holds(tmp_path: Path) -> 
     assert len(before) == copy.stat().st_size
 
 
+def test_a_file_from_before_there_were_reviews(tmp_path: Path) -> None:
+    path = tmp_path / "memory.db"
+    with open_memory(path) as memory:
+        kept = memory.store("The tower is painted every third spring.")["id"]
+    with contextlib.closing(apsw.Connection(str(path))) as old:
+        old.execute("DROP TABLE reviews; DROP INDEX files_away")
+        old.execute("ALTER TABLE graph_edges DROP COLUMN questions; PRAGMA user_version = 6")
+    with open_memory(path) as memory:
+        memory.recall("tower")
+        memory.forget(kept)
+        assert memory.review()["pairs"] == []
+        consistent(memory)
+
+
 def test_signs_in_a_file_of_the_first_version_are_words_from_then_on(tmp_path: Path) -> None:
     path, packed = tmp_path / "memory.db", Path(__file__).with_name("first_schema.db.gz")
     path.write_bytes(gzip.decompress(packed.read_bytes()))

@@ -927,6 +927,19 @@ def test_a_note_stands_in_todays_file_and_is_found(memory: Memory, folder: Path)
     assert memory.index()["changes"] == []
 
 
+def test_a_heading_in_a_note_is_no_heading_of_the_day(memory: Memory, folder: Path) -> None:
+    memory.projects.given, memory.projects.folder = None, folder
+    (folder / ".sediment").mkdir()
+    first = memory.note("The gateway config:\n# listen on all\nport 8080\n\nTitle\n---\nend")
+    memory.note("The heron queue is called newton.")
+    (shown, *_) = memory.recall("gateway config port")["results"]
+    assert "# listen on all\n  port 8080" in memory.expand(shown["id"])["content"]
+    found = memory.recall("what is the heron queue called?")["results"][0]
+    assert found["source"].split(":")[0] == first["source"].split(":")[0]
+    day = found["source"].split("/")[1][:10]
+    assert memory.expand(found["id"])["content"].startswith(f"# {day}")
+
+
 def test_a_fact_goes_into_a_file_once(memory: Memory, folder: Path) -> None:
     file = folder / "MEMORY.md"
     file.write_text(PREFERENCES.rstrip("\n"))

@@ -244,8 +244,23 @@ def test_a_server_that_watches_answers_from_the_files_as_they_are(
     assert watching.end() == []
 
 
-def test_a_server_is_not_started_on_what_is_not_there(here: Program) -> None:
-    assert "no file or folder" in here.error("serve", "--watch", "nowhere")
+def test_a_server_waits_for_a_folder_that_is_not_there_yet(
+    here: Program, env: dict[str, str]
+) -> None:
+    wire = Wire(here.folder, env, "--watch", "later", "--watch", "MEMORY.md")
+    try:
+        wire.handshake()
+
+        def found(query: str, file: str) -> bool:
+            rows = wire.call("recall", query=query)["results"]
+            return any(row.get("source", "").startswith(file) for row in rows)
+
+        until(lambda: found("vegetarian", "MEMORY.md"), "the file that is there")
+        (here.folder / "later").mkdir()
+        (here.folder / "later" / "boats.md").write_text("# Boats\n\nThe dinghy is at pier 7.\n")
+        until(lambda: found("where is the dinghy", "later/boats.md"), "the folder")
+    finally:
+        wire.kill()
 
 
 def test_the_loop_of_the_readme_runs(here: Program, tmp_path: Path) -> None:

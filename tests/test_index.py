@@ -29,7 +29,7 @@ def agree(memory: Memory, limit: int = 10) -> None:
     for query in QUERIES:
         vector = memory.encoder.embed(query)
         with memory.database.snapshot():
-            found = memory._index.nearest(vector, "demo", limit)
+            found = memory._index.nearest(vector, "demo", limit)[:2]
             hits = [hit for part in found for hit in part]
             again = memory._index.cosines(vector, [hit.item for hit in hits])
         assert {hit[:2] for hit in again} == {hit[:2] for hit in hits}
@@ -142,7 +142,7 @@ def test_bits_find_nearly_all_of_many(
     for query in QUERIES:
         vector = memory.encoder.embed(query)
         with memory.database.snapshot():
-            found, _ = index.nearest(vector, "demo", 3)
+            found, *_ = index.nearest(vector, "demo", 3)
         live = f"{sediment._LIVE} AND {sediment._OWN}"
         expected = sediment.nearest(memory.database, vector, live, "demo", 3)
         same += len({hit.item for hit in found} & {hit.item for hit in expected})

@@ -169,8 +169,8 @@ def test_half_a_character_in_the_file_stays(here: Program) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "// {}", "[]", "7", '{"mcpServers": []}', '{"mcpServers": null}', "[" * 100_000],
-    ids=["empty", "cut", "comment", "list", "number", "list of servers", "null", "deep"],
+    ["{", "// {}", "[]", "7", '{"mcpServers": []}', '{"mcpServers": null}', "[" * 100_000],
+    ids=["cut", "comment", "list", "number", "list of servers", "null", "deep"],
 )
 def test_a_file_that_is_not_understood_is_left_alone(here: Program, text: str) -> None:
     (here.folder / ".mcp.json").write_text(text)
@@ -244,7 +244,17 @@ def test_a_file_that_is_no_text_is_left_alone(here: Program, name: str, coding: 
     said = here.error("init")
     assert said.startswith(f"Error: {here.folder / name} ")
     assert ": left as it is" in said
-    assert (here.folder / name).read_bytes() == data
+    assert contents(here.folder) == {name: data}  # and no other was written
+
+
+@pytest.mark.parametrize("text", ["", "\n", "\ufeff", '\ufeff{"mcpServers": {}}\r\n'])
+def test_an_empty_config_and_one_with_a_mark_are_extended(here: Program, text: str) -> None:
+    path = here.folder / ".mcp.json"
+    path.write_bytes(text.encode())
+    here.ok("init")
+    after = path.read_bytes().decode()
+    assert after.startswith("\ufeff") == text.startswith("\ufeff")
+    assert list(json.loads(after.removeprefix("\ufeff"))["mcpServers"]) == ["sediment"]
 
 
 def test_one_file_under_two_names_is_extended_once(here: Program) -> None:

@@ -296,6 +296,13 @@ def test_the_syntax_of_the_index_is_only_text(query: str) -> None:
     assert found(index(*texts), query) in ([0], [])
 
 
+def test_colours_of_a_terminal_are_no_words() -> None:
+    text = "\x1b[31merror\x1b[0m in \x1b[1;38;5;208mgateway\x1b[K"
+    assert found(index(text), "error") == found(index(text), "gateway") == [0]
+    assert found(index("error 31merror"), text) == [0]
+    assert phrases(text) == ["error", "in", "gateway"]
+
+
 @given(st.text(st.sampled_from("aé\"'()*^:-+{}<>NEARORNOT .\\\u0301日本ーाि𠮷")))
 def test_no_query_is_a_syntax_error(query: str) -> None:
     found(index("a text"), query)
