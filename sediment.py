@@ -7162,6 +7162,43 @@ def repeated(rows: list[tuple[str, Any]]) -> list[tuple[float, str, str]]:
 
 
 # ---------------------------------------------------------------------------------------------
+# Conversations
+#
+# What agents' clients wrote of their sessions, read as turns: what the user typed and what the
+# assistant said to it. What clients, tools and hooks put between is left out. Nothing here writes;
+# a file that is damaged, cut or of an unknown version gives what can be understood of it.
+# ---------------------------------------------------------------------------------------------
+
+# What recall puts before a prompt begins and ends with these: never to be taken for the user's.
+MEMORY_BEGIN, MEMORY_END = "[memory from sediment:", "[end of memory]"
+
+
+class Turn(NamedTuple):
+    """A prompt and what was answered to it, `key` being what the client calls the prompt."""
+
+    key: str
+    at: int  # unix seconds
+    prompt: str
+    answer: str  # all up to the next prompt; "" while there is none
+
+
+class Conversation(NamedTuple):
+    """What one session holds, from where it was read on."""
+
+    client: str
+    session: str
+    folder: str | None  # where the client stood
+    turns: list[Turn]
+    resume: int  # bytes before the last turn; 0 where a file is read whole each time
+    remark: str = ""  # why nothing was understood
+
+
+def read_conversation(client: str, path: Path, start: int = 0, session: str = "") -> Conversation:
+    """The turns of a session's file from a byte on; NotFound when it is gone."""
+    return Conversation(client, session, None, [], start)
+
+
+# ---------------------------------------------------------------------------------------------
 # Care
 #
 # Checks, and what is done when they fail. What is derived is made anew from the texts. A file
