@@ -145,7 +145,7 @@ DATED = 60  # seconds; what is that much older than its row was given its time b
 IMPORT_BATCH = 128  # rows a transaction: 0.6 ms of commit against seconds of encoding
 # Rows of which the cosine is taken exactly, the nearest by their bits. Of 500 queries to 100,000
 # vectors with noise, 99.6 % get the ten that an exact search finds with 2,000, all with 3,000.
-SCANNED = (3_000, 750)  # of the own scope, and of other projects
+SCANNED = (3_000, 750, 750)  # of the own scope, of other projects, of conversations
 NEAR_SCANNED = (300, 0)  # what says nearly the same stands among the first
 SCAN_BLOCK = 16_384  # rows whose bits are compared at once: what stays in a core's cache
 KEPT_VECTORS = 150_000  # 230 MB; of more, a long-lived process keeps the bits alone, 48 each
@@ -160,6 +160,18 @@ FOUND_ROWS = 2_000  # of a word that is looked for in all chunks; how often it i
 COMPOUND_MAX = 16  # parts that are looked up as one; 5,000 take 15 s
 QUERY_TERMS = 64  # distinct words of a query that are looked up, the rarest in English
 PREFIX_MIN = 4  # characters of the beginning of an id that is to change, as git has it
+
+# Conversations and hooks.
+CONVERSATION = "conversation"  # the content type of a turn, as a column of `items` has it
+CONVERSATIONS = "conversations:"  # the path of the source whose files they are; none on a disk
+HOOK_DEADLINE = 1.5  # seconds, after which a hook ends in silence; clients wait 2 to 60
+HOOK_TEXT = 2_000  # characters of a prompt that are searched with
+HOOK_PROMPT_MIN = 12  # characters; "yes" and "continue" ask for nothing
+HOOK_SHOWN = 3  # memories at a prompt
+START_BUDGET, COMPACT_BUDGET, PROMPT_BUDGET = 1_500, 600, 1_200  # characters
+HOOK_LINE = 300  # characters of one memory there
+HOOK_LOG, HOOK_LOG_BYTES = 50, 64_000  # runs that the log of hooks keeps, and where it is cut
+CAPTURE_TIME = 60  # seconds that one capture may take; the next one goes on
 
 # Ranking. Figures are the mean MRR of our five sets (tests/RANKING.md has them one by one); it
 # was 67.9 with BM25 / its maximum times the best constant, 69.3 with information squared and the
@@ -189,6 +201,7 @@ RULED = 10  # older ones that the rule looks at: those behind have little chance
 # the similarity with none / 0.3 / 0.5 / 0.6: stores of 1 to 3 0.36 / 0.33 / 0.32 / 0.32, of 5 to 60
 # 0.51 / 0.49 / 0.49 / 0.50, whole diaries 0.567 / 0.555 / 0.554 / 0.555.
 NO_ANSWER = 0.5
+TALK_LOSS = 0.1  # of relevance; what was only said comes first only where it is clearly better
 # Memories near the query beside which likeness is measured. Of the candidates / 200 / 1,000:
 # diaries, first right 55.0 / 56.7 / 56.6; long chats, MRR 52.6 / 53.5 / 53.6.
 AROUND = 200
@@ -3087,7 +3100,7 @@ class Projects:
         self._last = self._found(root, create)
         return self._last
 
-    def _found(self, root: Path, create: bool) -> str | None:
+    def _found(self, root: Path, create: bool, in_folder: bool = True) -> str | None:
         derived = self._git_project(root, create)
         known = self._configured(root, derived) or self._noted(root)
         if derived and known and self._has_given(root, known):
@@ -3095,10 +3108,22 @@ class Projects:
         if derived and not (known and self._count(known)):
             return derived
         if known is None:  # before its first commit a repository is left as it is
-            return self._invent(root, derived) if create else None
+            return self._invent(root, derived, in_folder) if create else None
         if create and known not in self._ids_of(root):
             self._write_note(f"named:{_written(root)}", known)
         return known
+
+    def of_folder(self, folder: str) -> str | None:
+        """The project that somebody worked on in a folder, which may be gone by now; known by it
+        from then on. Nothing is written into the folder."""
+        there = Path(folder)
+        try:
+            root = find_root(there) if there.is_dir() else there
+        except OSError:
+            root = there
+        if root is None or not there.is_absolute():
+            return None
+        return Projects(self.database, None, there)._found(root, True, False)
 
     def is_other_checkout(self, folder: Path) -> bool:
         """Whether a folder is in a checkout of this project's repository that is not this one."""
@@ -3178,10 +3203,10 @@ class Projects:
                 connection.execute("INSERT INTO projects VALUES(?, ?)", (f"moved:{old}", new))
         return new
 
-    def _invent(self, root: Path, derived: str | None) -> str:
+    def _invent(self, root: Path, derived: str | None, in_folder: bool) -> str:
         """A new UUID, kept with the folder; in the database alone where that can't be written, or
         must not be."""
-        in_folder = derived is None
+        in_folder &= derived is None
         with self.database.transaction() as connection:  # one process at a time
             if known := self._configured(root, derived) or self._noted(root):
                 return known  # another was quicker
@@ -4163,7 +4188,11 @@ def _read_learned(given: str | None) -> dict[str, Any]:
 # and a paraphrase that shares no word are both reachable.
 # ---------------------------------------------------------------------------------------------
 
+# The kinds of what may be found: the project's or global, another project's, and what was said
+# in a conversation of the project's or in none's. Those of other projects are never found.
+OWN, FOREIGN, TALK, HIDDEN = range(4)
 _OWN = "(i.project_id IS NULL OR i.project_id = ?)"
+_SAID = f"(i.content_type = '{CONVERSATION}')"
 _LIVE = "i.ended_at IS NULL"
 _MEMORY = f"{_LIVE} AND i.file IS NULL"  # what was stored, not what stands in a file
 _MEMORY_GLOBAL = f"{_MEMORY} AND i.project_id IS NULL"
@@ -4171,7 +4200,8 @@ _FOREIGN = "(i.project_id IS NOT NULL AND i.project_id IS NOT ?)"
 _COUNTED = {  # the rows of the table items, each counted once
     "items": _MEMORY,
     "hidden_versions": "i.ended_at IS NOT NULL AND i.file IS NULL",
-    "file_parts": "i.file IS NOT NULL",
+    "file_parts": f"i.file IS NOT NULL AND NOT {_SAID}",
+    "turns": _SAID,
 }
 
 
@@ -4257,6 +4287,9 @@ def _nearest_in_memory(rows: list[tuple[int, int, bytes]], vector: bytes) -> lis
     return list(best.values())
 
 
+# What rows are told apart by: the project, and whether they are of a conversation.
+_SAID_MARK = "\x01"
+_ROW_SCOPE = f"coalesce(i.project_id, '') || CASE WHEN {_SAID} THEN char(1) ELSE '' END"
 _GENERATION = "SELECT value FROM meta WHERE key = 'generation'"
 
 
@@ -4286,12 +4319,12 @@ class VectorIndex:
         vector: bytes,
         project: str | None,
         limit: int = CANDIDATES,
-        scanned: tuple[int, int] = SCANNED,
+        scanned: Sequence[int] = SCANNED,
         reach: int = 0,
-    ) -> tuple[list[Evidence], list[Evidence], Any]:
-        """Live items by the cosine of their best chunk: of the own scope, and of other projects.
+    ) -> tuple[list[list[Evidence]], Any]:
+        """Live items by the cosine of their best chunk, a list for each kind: OWN, FOREIGN, TALK.
         Among many, that is taken of so many rows of each. And the vectors, float32[m, dimension],
-        of the best `reach` of the own scope."""
+        of the best `reach` own ones."""
         import numpy
 
         query = numpy.frombuffer(vector, "<f4")
@@ -4300,18 +4333,18 @@ class VectorIndex:
             few = self._count <= 2 * sum(SCANNED)
             told = self._vectors[: self._count] @ query if few else self._distances(query)
             found, around = [], self._vectors[:0]
-            for foreign, enough in enumerate(scanned):
-                rows = self._live_rows(project, bool(foreign)) if enough else _no_rows()
+            for kind, enough in enumerate(scanned):
+                rows = self._live_rows(project, kind) if enough else _no_rows()
                 if not few:
                     rows = _nearest_rows(rows, told[rows], enough)
                 cosines = told[rows] if few else self._rows_of(rows) @ query
-                rows, cosines = self._best(rows, cosines, limit if foreign else max(limit, reach))
+                rows, cosines = self._best(rows, cosines, limit if kind else max(limit, reach))
                 found.append(self._evidence(rows[:limit], cosines[:limit]))
-                around = around if foreign else self._rows_of(rows[:reach])
-            return found[0], found[1], around
+                around = around if kind else self._rows_of(rows[:reach])
+            return found, around
 
-    def places(self, chunks: list[int], project: str | None) -> dict[int, tuple[int, bool]]:
-        """Of live chunks their items, and whether these are another project's."""
+    def places(self, chunks: list[int], project: str | None) -> dict[int, tuple[int, int]]:
+        """Of live chunks their items, and of which kind these are."""
         import numpy
 
         with self._lock:
@@ -4320,9 +4353,9 @@ class VectorIndex:
             starts, ends = (numpy.searchsorted(known, wanted, side) for side in ("left", "right"))
             rows = starts[starts < ends]  # a reader of an older state asks for what is erased
             rows = rows[~self._gone[rows]]
-            found = known[rows], self._items[rows], ~self._own(project)[rows]
+            found = known[rows], self._items[rows], self._kinds(project)[self._scopes[rows]]
             columns = (column.tolist() for column in found)
-            return {chunk: (item, other) for chunk, item, other in zip(*columns, strict=True)}
+            return {chunk: (item, kind) for chunk, item, kind in zip(*columns, strict=True)}
 
     def cosines(self, vector: bytes, items: list[int]) -> list[Evidence]:
         """The best chunk of each of these items."""
@@ -4346,19 +4379,24 @@ class VectorIndex:
                 if start < end
             }
 
-    def _live_rows(self, project: str | None, foreign: bool) -> Any:
-        """The rows of the own scope, or those of other projects."""
+    def _live_rows(self, project: str | None, kind: int) -> Any:
+        """The rows of a kind."""
         import numpy
 
-        if (project, foreign) not in self._rows:
-            wanted = self._own(project) ^ foreign
-            self._rows[project, foreign] = numpy.flatnonzero(wanted & ~self._gone[: self._count])
-        return self._rows[project, foreign]
+        if (project, kind) not in self._rows:
+            wanted = self._kinds(project)[self._scopes[: self._count]] == kind
+            self._rows[project, kind] = numpy.flatnonzero(wanted & ~self._gone[: self._count])
+        return self._rows[project, kind]
 
-    def _own(self, project: str | None) -> Any:
-        """Which rows are the project's or global."""
-        scopes = self._scopes[: self._count]
-        return (scopes == 0) | (scopes == self._known.get(project or "", -1))
+    def _kinds(self, project: str | None) -> Any:
+        """int[scope]: of which kind the rows of each scope are."""
+        import numpy
+
+        def kind(scope: str) -> int:
+            own = scope.removesuffix(_SAID_MARK) in ("", project)
+            return (TALK if own else HIDDEN) if _SAID_MARK in scope else OWN if own else FOREIGN
+
+        return numpy.array([kind(scope) for scope in self._known], numpy.int8)
 
     def _ranges(self, items: Any) -> tuple[Any, Any]:
         """The first row of each item, and the row behind its last."""
@@ -4393,7 +4431,7 @@ class VectorIndex:
             rows, cosines = rows[made], cosines[made]
         top = _highest(numpy.arange(len(rows)), cosines, 4 * limit)
         top = top[numpy.lexsort((rows[top], -cosines[top]))]
-        items, first = numpy.unique(self._items[rows[top]], return_index=True)
+        _, first = numpy.unique(self._items[rows[top]], return_index=True)
         first.sort()
         top = top[first[:limit]]
         return rows[top], cosines[top]
@@ -4436,7 +4474,7 @@ class VectorIndex:
 
     def _add_new(self) -> None:
         sql = (
-            "SELECT c.id, c.item, coalesce(i.project_id, ''), i.ended_at IS NOT NULL, v.vector"
+            f"SELECT c.id, c.item, {_ROW_SCOPE}, i.ended_at IS NOT NULL, v.vector"
             " FROM chunks c JOIN items i ON i.seq = c.item LEFT JOIN vectors v ON v.chunk = c.id"
             " WHERE c.id > ? ORDER BY c.id LIMIT 5000"
         )
@@ -4467,7 +4505,7 @@ class VectorIndex:
     def _mark_changes(self) -> None:
         """What ended, came back, moved to another project or was forgotten."""
         sql = (
-            "SELECT max(n.number), n.item, coalesce(i.project_id, ''), i.seq IS NULL,"
+            f"SELECT max(n.number), n.item, {_ROW_SCOPE}, i.seq IS NULL,"
             " i.seq IS NULL OR i.ended_at IS NOT NULL FROM changes n"
             " LEFT JOIN items i ON i.seq = n.item WHERE n.number > ? GROUP BY n.item"
         )
@@ -4591,7 +4629,7 @@ class Candidate(NamedTuple):
     item: int
     chunk: int
     chunks: int
-    foreign: bool
+    kind: int  # OWN, FOREIGN or TALK
     cosine: float | None
     bm25: float
     relative: float
@@ -4613,12 +4651,13 @@ class Facts(NamedTuple):
     file: int | None = None
     vector: bytes | None = None
     stored_at: int = TIME_MAX
+    said: bool = False  # in a conversation, in which nothing is a version of anything
 
     @property
     def known_since(self) -> int | None:
         """From when on it may be a version of another: a date to come waits for nothing, and what
         stands in a file without a date is as it is now."""
-        return min(self.created_at, self.stored_at) if self.dated else None
+        return min(self.created_at, self.stored_at) if self.dated and not self.said else None
 
 
 class Hit(NamedTuple):
@@ -4629,11 +4668,16 @@ class Hit(NamedTuple):
     chunk: int
     score: float
     cosine: float
-    foreign: bool
+    kind: int
     relevance: float
     parts: dict[str, float]
     newer_than: int | None = None
     older_than: int | None = None
+
+    @property
+    def foreign(self) -> bool:
+        """Whether it is another project's."""
+        return self.kind == FOREIGN
 
 
 def weigh_words(database: Database, query: str, lexicon: Lexicon) -> Words:
@@ -4691,12 +4735,12 @@ def _telling(terms: list[Term]) -> list[Term]:
 def matching(
     database: Database,
     words: Words,
-    places: Callable[[list[int]], dict[int, tuple[int, bool]]],
+    places: Callable[[list[int]], dict[int, tuple[int, int]]],
     limit: int = CANDIDATES,
-) -> tuple[list[tuple[Evidence, bool]], float]:
-    """Items by the BM25 of their best chunk, with whether they are another project's: `limit` of
-    the own scope, and the foreign ones met on the way; and the GAP_DEPTH-th best chunk's score.
-    `places` tells of live chunks whose they are."""
+) -> tuple[list[tuple[Evidence, int]], float]:
+    """Items by the BM25 of their best chunk, with their kinds: `limit` own ones, and the others
+    met on the way; and the GAP_DEPTH-th best chunk's score. `places` tells of live chunks whose
+    they are."""
     if not words.terms:
         return [], 0.0
     chunks, scores = _word_scores(database, words.terms)
@@ -4704,14 +4748,14 @@ def matching(
     while True:
         best = chunks[:size].tolist()
         here = places(best)
-        found: dict[int, tuple[Evidence, bool]] = {}
+        found: dict[int, tuple[Evidence, int]] = {}
         for chunk, score in zip(best, scores[:size].tolist(), strict=True):
-            item, foreign = here.get(chunk, (0, False))
-            if item and item not in found:
-                found[item] = Evidence(item, chunk, score), foreign
-        if len(best) < size or sum(not foreign for _, foreign in found.values()) >= limit:
+            item, kind = here.get(chunk, (0, HIDDEN))
+            if kind != HIDDEN and item not in found:
+                found[item] = Evidence(item, chunk, score), kind
+        if len(best) < size or sum(kind == OWN for _, kind in found.values()) >= limit:
             break
-        size *= 8  # nearly all were another project's, or pieces of the same few memories
+        size *= 8  # nearly all were of other kinds, or pieces of the same few memories
     return list(found.values()), float(scores[GAP_DEPTH - 1]) if len(scores) >= GAP_DEPTH else 0.0
 
 
@@ -4743,14 +4787,16 @@ def _chunks_with(term: Term) -> str:
 
 def places_of(
     database: Database, chunks: list[int], project: str | None, live: str = _LIVE
-) -> dict[int, tuple[int, bool]]:
-    """Of live chunks their items, and whether these are another project's."""
+) -> dict[int, tuple[int, int]]:
+    """Of live chunks their items, and of which kind these are."""
     sql = (
-        f"SELECT c.id, i.seq, {_FOREIGN} FROM json_each(?) j JOIN chunks c ON c.id = j.value"
+        f"SELECT c.id, i.seq, CASE WHEN NOT {_SAID} THEN CASE WHEN {_OWN} THEN {OWN} ELSE {FOREIGN}"
+        f" END WHEN {_OWN} THEN {TALK} ELSE {HIDDEN} END"
+        " FROM json_each(?) j JOIN chunks c ON c.id = j.value"
         f" JOIN items i ON i.seq = c.item WHERE {live}"
     )
-    rows = database.rows(sql, project, json.dumps(chunks))
-    return {chunk: (item, bool(foreign)) for chunk, item, foreign in rows}
+    rows = database.rows(sql, project, project, json.dumps(chunks))
+    return {chunk: (item, kind) for chunk, item, kind in rows}
 
 
 def candidates(
@@ -4762,34 +4808,25 @@ def candidates(
     index: VectorIndex | None = None,
     limit: int = CANDIDATES,
     reach: int = 0,
+    kinds: Sequence[int] = (OWN, FOREIGN, TALK),
 ) -> tuple[list[Candidate], float, Any]:
-    """What either index finds, inside the scope and outside; what the words are worth; and the
-    vectors, float32[m, dimension], of the `reach` memories of the own scope that are nearest."""
+    """What either index finds of each kind; what the words are worth; and the vectors,
+    float32[m, dimension], of the `reach` own memories that are nearest."""
 
-    def places(chunks: list[int]) -> dict[int, tuple[int, bool]]:
+    def places(chunks: list[int]) -> dict[int, tuple[int, int]]:
         if index:
             return index.places(chunks, project)
         return places_of(database, chunks, project, live)
 
-    found, tenth = matching(database, words, places, limit)
-    found = [(hit, other) for hit, other in found if not other or crosses_projects()]
-    by_words = {hit.item: hit for hit, _ in found}
-    foreign = {hit.item for hit, other in found if other}
+    matched, tenth = matching(database, words, places, limit)
+    by_words = {hit.item: hit for hit, kind in matched if kind in kinds}
+    kind_of = {hit.item: kind for hit, kind in matched}
     by_vector: dict[int, Evidence] = {}
     around = None
     if vector:
-        if index:
-            scanned = SCANNED if crosses_projects() else (SCANNED[0], 0)
-            inside, outside, around = index.nearest(vector, project, limit, scanned, reach)
-        else:
-            others = _FOREIGN if crosses_projects() else f"{_FOREIGN} AND 0"
-            inside = nearest(database, vector, f"{live} AND {_OWN}", project, max(limit, reach))
-            outside = nearest(database, vector, f"{live} AND {others}", project, limit)
-            chunks = [hit.chunk for hit in inside[:reach]]
-            around = vectors_of(database, chunks) if chunks else None
-            inside = inside[:limit]
-        by_vector |= {hit.item: hit for hit in (*inside, *outside)}
-        foreign |= {hit.item for hit in outside}
+        found, around = _nearest_of(database, index, vector, project, live, limit, reach, kinds)
+        by_vector |= {hit.item: hit for part in found for hit in part}
+        kind_of |= {hit.item: kind for kind, part in enumerate(found) for hit in part}
         # The cosines of those that the words alone brought up.
         missing = [item for item in by_words if item not in by_vector]
         if index:
@@ -4799,14 +4836,39 @@ def candidates(
             more = nearest(database, vector, where, json.dumps(missing), len(missing))
         by_vector |= {hit.item: hit for hit in more}
     best = max((hit.score for hit in by_words.values()), default=0.0)
-    found = [
-        _candidate(item, by_words.get(item), near, item in foreign, best, words.ideal)
+    both = [
+        _candidate(item, by_words.get(item), by_vector.get(item), kind_of[item], best, words.ideal)
         for item in by_words.keys() | by_vector.keys()
-        for near in [by_vector.get(item)]
     ]
     if vector:
-        found = _with_wholes(database, index, vector, found)
-    return found, words_share(best, tenth, words.ideal), around
+        both = _with_wholes(database, index, vector, both)
+    return both, words_share(best, tenth, words.ideal), around
+
+
+def _nearest_of(
+    database: Database,
+    index: VectorIndex | None,
+    vector: bytes,
+    project: str | None,
+    live: str,
+    limit: int,
+    reach: int,
+    kinds: Sequence[int],
+) -> tuple[list[list[Evidence]], Any]:
+    """What is nearest of each kind, and the vectors of what is nearest of the own."""
+    if index:
+        scanned = [rows if kind in kinds else 0 for kind, rows in enumerate(SCANNED)]
+        return index.nearest(vector, project, limit, scanned, reach)
+    wheres = (f"NOT {_SAID} AND {_OWN}", f"NOT {_SAID} AND {_FOREIGN}", f"{_SAID} AND {_OWN}")
+    found = [
+        nearest(database, vector, f"{live} AND {where}", project, max(limit, reach))
+        if kind in kinds
+        else []
+        for kind, where in enumerate(wheres)
+    ]
+    chunks = [hit.chunk for hit in found[OWN][:reach]]
+    around = vectors_of(database, chunks) if chunks else None
+    return [part[:limit] for part in found], around
 
 
 def _with_wholes(
@@ -4847,7 +4909,7 @@ def _candidate(
     item: int,
     word: Evidence | None,
     near: Evidence | None,
-    foreign: bool,
+    kind: int,
     best: float,
     ideal: float,
 ) -> Candidate:
@@ -4858,7 +4920,7 @@ def _candidate(
     bm25 = word.score if word else 0.0
     coverage = min(1.0, bm25 / ideal) if ideal else 0.0
     chunk, chunks = (told.chunk if told else 0), near.chunks if near else 1
-    return Candidate(item, chunk, chunks, foreign, cosine, bm25, relative, coverage, cosine or 0.0)
+    return Candidate(item, chunk, chunks, kind, cosine, bm25, relative, coverage, cosine or 0.0)
 
 
 def words_share(best: float, tenth: float, ideal: float) -> float:
@@ -4899,7 +4961,8 @@ def default_score(candidate: Candidate, share: float, factor: float) -> Hit:
     """Meaning plus what the words are worth for this query."""
     words = share * candidate.relative**WORDS_POWER
     length = -LENGTH_DISCOUNT * math.log(candidate.chunks)
-    project = factor if candidate.foreign else 1.0
+    project = factor if candidate.kind == FOREIGN else 1.0
+    talk = -TALK_LOSS if candidate.kind == TALK else 0.0
     cosine = candidate.cosine or 0.0
     whole = WHOLE_WEIGHT * (candidate.whole - cosine)
     parts = {
@@ -4908,11 +4971,12 @@ def default_score(candidate: Candidate, share: float, factor: float) -> Hit:
         "bm25": candidate.bm25,
         "words": words,
         "length": length,
+        "conversation": talk,
         "project": project,
     }
-    score = (cosine + whole + words + length) * project
-    item, chunk, foreign = candidate.item, candidate.chunk, candidate.foreign
-    return Hit(item, chunk, score, cosine, foreign, relevance(candidate), parts)
+    score = (cosine + whole + words + length + talk) * project
+    item, chunk, kind = candidate.item, candidate.chunk, candidate.kind
+    return Hit(item, chunk, score, cosine, kind, relevance(candidate), parts)
 
 
 def chance_floor(chunks: int) -> float:
@@ -5070,7 +5134,7 @@ def classic_score(candidate: Candidate, _: float, factor: float) -> Hit:
     cosine = candidate.cosine or 0.0
     similarity = classic_similarity(cosine)
     boost = CLASSIC_BOOST * candidate.relative**CLASSIC_GAMMA
-    project = factor if candidate.foreign else 1.0
+    project = factor if candidate.kind == FOREIGN else 1.0
     parts = {
         "cosine": cosine,
         "similarity": similarity,
@@ -5079,8 +5143,8 @@ def classic_score(candidate: Candidate, _: float, factor: float) -> Hit:
         "project": project,
     }
     score = (similarity + boost) * project
-    item, chunk, foreign = candidate.item, candidate.chunk, candidate.foreign
-    return Hit(item, chunk, score, cosine, foreign, similarity, parts)
+    item, chunk, kind = candidate.item, candidate.chunk, candidate.kind
+    return Hit(item, chunk, score, cosine, kind, similarity, parts)
 
 
 def classic_factors(facts: Facts, now: float) -> dict[str, float]:
@@ -5109,14 +5173,14 @@ def classic_adjust(hits: list[Hit], facts: dict[int, Facts], *_: Any) -> list[Hi
 
 def cosine_score(candidate: Candidate, _: float, __: float) -> Hit:
     """Meaning alone."""
-    cosine, foreign = candidate.cosine or 0.0, candidate.foreign
-    return Hit(candidate.item, candidate.chunk, cosine, cosine, foreign, 1.0, {"cosine": cosine})
+    cosine, kind = candidate.cosine or 0.0, candidate.kind
+    return Hit(candidate.item, candidate.chunk, cosine, cosine, kind, 1.0, {"cosine": cosine})
 
 
 def bm25_score(candidate: Candidate, _: float, __: float) -> Hit:
     """Words alone, relative to the best."""
-    cosine, foreign, parts = candidate.cosine or 0.0, candidate.foreign, {"bm25": candidate.bm25}
-    return Hit(candidate.item, candidate.chunk, candidate.relative, cosine, foreign, 1.0, parts)
+    cosine, kind, parts = candidate.cosine or 0.0, candidate.kind, {"bm25": candidate.bm25}
+    return Hit(candidate.item, candidate.chunk, candidate.relative, cosine, kind, 1.0, parts)
 
 
 def unadjusted(hits: list[Hit], *_: Any) -> list[Hit]:
@@ -5130,6 +5194,11 @@ PROFILES = {
     "cosine": Profile(cosine_score, unadjusted, lambda _: 0.0),
     "bm25": Profile(bm25_score, unadjusted, lambda _: 0.0),
 }
+
+
+def _kinds_wanted(conversations: bool) -> list[int]:
+    """Of which kinds an answer may be."""
+    return [OWN, *[FOREIGN] * crosses_projects(), *[TALK] * conversations]
 
 
 def own_first(hits: list[Hit], limit: int, floor: float) -> list[Hit]:
@@ -6151,6 +6220,8 @@ class Work(NamedTuple):
     embedded: int  # of these, how many were made
 
 
+# The sources of conversations, whose files stand on no disk.
+_KEPT_SAID = f"SELECT id FROM sources WHERE path = '{CONVERSATIONS}'"
 _AWAY = -1  # the noted size of a file that was not there when a recall looked
 _NOTED = "size, changed_at, touched_at, read_at, digest"
 
@@ -6195,7 +6266,10 @@ class Files:
 
     def sources(self) -> list[Source]:
         """What was asked to be indexed for this project."""
-        sql = "SELECT id, path, options FROM sources WHERE project_id = ? ORDER BY path"
+        sql = (
+            "SELECT id, path, options FROM sources WHERE project_id = ?"
+            f" AND path <> '{CONVERSATIONS}' ORDER BY path"
+        )
         return [
             Source(id, Path(path), _options(json.loads(options)))
             for id, path, options in self.database.rows(sql, self.project)
@@ -6257,7 +6331,7 @@ class Files:
     def known(self, source: Source | None = None) -> dict[str, Noted]:
         """What is noted of each file by its path, of all sources or of one."""
         sql = f"SELECT path, {_NOTED} FROM files WHERE project_id = ?"
-        sql += f" AND source = {source.id:d}" if source else ""
+        sql += f" AND source = {source.id:d}" if source else f" AND source NOT IN ({_KEPT_SAID})"
         return {path: _noted(*facts) for path, *facts in self.database.rows(sql, self.project)}
 
     # Following the files
@@ -7198,6 +7272,105 @@ def read_conversation(client: str, path: Path, start: int = 0, session: str = ""
     return Conversation(client, session, None, [], start)
 
 
+# Keeping them: a session is a file of the source CONVERSATIONS, a turn a part of it.
+
+_NEVER_AGAIN = -2  # the noted size of a session that was forgotten
+
+
+class Session(NamedTuple):
+    """What is kept of a session: the number of its file, its project, and the byte to read from."""
+
+    file: int
+    project: str
+    resume: int
+
+
+def session_name(client: str, session: str) -> str:
+    """A session as people read it."""
+    return f"{client}:{session}"
+
+
+def turn_text(turn: Turn) -> str:
+    """A turn as one memory."""
+    said = f"User: {turn.prompt}"
+    return f"{said}\n\nAssistant: {turn.answer}" if turn.answer else said
+
+
+def turn_id(name: str, key: str) -> str:
+    """The id of a turn: the same wherever and whenever it is read."""
+    return _short_hash(f"{name}#{key}")
+
+
+def kept_session(database: Database, name: str) -> Session | None:
+    sql = f"SELECT id, project_id, size FROM files WHERE path = ? AND source IN ({_KEPT_SAID})"
+    rows = database.rows(sql, name)
+    return Session(*rows[0]) if rows else None
+
+
+def note_session(connection: apsw.Connection, name: str, project: str, resume: int) -> int | None:
+    """Note how far a session was read; the number of its file, None if it was forgotten."""
+    now = time.time_ns()
+    source = connection.execute(
+        "INSERT INTO sources(path, project_id, options) VALUES(?, ?, '{}')"
+        " ON CONFLICT DO UPDATE SET options = '{}' RETURNING id",
+        (CONVERSATIONS, project),
+    ).get
+    return connection.execute(
+        f"INSERT INTO files({_NOTED}, path, project_id, source, dated)"
+        " VALUES(?1, ?2, ?2, ?2, x'', ?3, ?4, ?5, 1) ON CONFLICT(path, project_id) DO UPDATE"
+        f" SET size = ?1, changed_at = ?2, read_at = ?2 WHERE size <> {_NEVER_AGAIN} RETURNING id",
+        (resume, now, name, project, source),
+    ).get
+
+
+def write_turn(connection: apsw.Connection, file: int, item: Item) -> bool:
+    """Keep a turn, or more of one that has grown; whether there was something new in it."""
+    sql = "SELECT content, first_line FROM items WHERE id = ?"
+    known = fetch(connection, sql, item.id)
+    if known and known[0][0] == item.content:
+        return False
+    number = known[0][1] if known else None
+    if number is None:
+        sql = "SELECT 1 + coalesce(max(first_line), 0) FROM items WHERE file = ?"
+        number = connection.execute(sql, (file,)).get
+    erase_item(connection, item.id)
+    insert_item(connection, item._replace(file=file, first_line=number, last_line=number))
+    connection.execute(_EXAMINED_FILES)
+    return True
+
+
+def forget_session(connection: apsw.Connection, name: str) -> int | None:
+    """Erase what is kept of a session, and never keep it again; how many turns that were, None
+    if it is not known."""
+    sql = f"SELECT id FROM files WHERE path = ? AND source IN ({_KEPT_SAID})"
+    files = [id for (id,) in fetch(connection, sql, name)]
+    ids = [
+        id
+        for file in files
+        for (id,) in fetch(connection, "SELECT id FROM items WHERE file = ?", file)
+    ]
+    for id in ids:
+        erase_item(connection, id)
+    sql = f"UPDATE files SET size = {_NEVER_AGAIN} WHERE id = ?"
+    connection.executemany(sql, [(file,) for file in files])
+    return len(ids) if files else None
+
+
+def sessions_kept(database: Database, project: str | None) -> list[dict[str, Any]]:
+    """The sessions of a project and of none, the latest first."""
+    sql = (
+        "SELECT f.path, count(*), min(i.created_at), max(i.created_at), (SELECT substr(content, 7,"
+        f" {PREVIEW}) FROM items WHERE file = f.id ORDER BY first_line LIMIT 1)"
+        f" FROM files f JOIN items i ON i.file = f.id WHERE f.source IN ({_KEPT_SAID})"
+        " AND f.project_id IN ('', ?) GROUP BY f.id ORDER BY 4 DESC, f.id DESC"
+    )
+    return [
+        {"source": path, "turns": count, **_dated("created", first), "beginning": beginning}
+        | {"last": iso_time(last)}
+        for path, count, first, last, beginning in database.rows(sql, project or "")
+    ]
+
+
 # ---------------------------------------------------------------------------------------------
 # Care
 #
@@ -7898,7 +8071,7 @@ class Memory:
         here, first = project or self.projects.current(), new.vector
         with self.database.snapshot():
             if self._index:
-                found, *_ = self._index.nearest(first, here, DOOR_ASKED, NEAR_SCANNED)
+                (found, *_), _ = self._index.nearest(first, here, DOOR_ASKED, NEAR_SCANNED)
             else:
                 found = nearest(self.database, first, f"{_MEMORY} AND {_OWN}", here, DOOR_ASKED)
             rows = self.database.rows(
@@ -8041,6 +8214,7 @@ class Memory:
         vector_weight: float | None = None,
         text_weight: float | None = None,
         candidates: int | None = None,
+        conversations: bool = True,
     ) -> dict[str, Any]:
         """The memories that answer a query, best first: {count, results, message?, held_back?}.
 
@@ -8057,7 +8231,9 @@ class Memory:
         lower similarity instead; with `anyway`, none. A time in the query counts ("what happened in
         March?"). `as_of` (a time as `parse_moment` takes it, a day or month to its end) asks what
         was live then. `source` asks only files whose path begins so, from the project's folder or
-        from the root. `vector_weight` and `text_weight` (0 to 1, shares of 1;
+        from the root. What was said in conversations (see `add_conversations`) stands behind what
+        was stored unless it answers clearly better; without `conversations` it is left out; its
+        source is "client:session#turn". `vector_weight` and `text_weight` (0 to 1, shares of 1;
         SEDIMENT_VECTOR_WEIGHT and SEDIMENT_TEXT_WEIGHT when not given) weigh meaning and words,
         which is otherwise decided for each query; `candidates` (SEDIMENT_CANDIDATES) is how many
         each index proposes. `ranking` is a name in PROFILES; SEDIMENT_RANKING when not given.
@@ -8078,7 +8254,8 @@ class Memory:
         if page is None:
             moment = None if as_of is None else parse_moment(as_of, end=True)
             depth = max(limit, check_candidates(candidates))
-            hits, least, notice = self._search(query, limit, profile, moment, depth, source)
+            kinds = _kinds_wanted(conversations)
+            hits, least, notice = self._search(query, limit, profile, moment, depth, source, kinds)
             kept = hits if anyway else _kept(hits, least, min_score)
             weak = {hit.item for hit in hits} - {hit.item for hit in relevant(hits, least)}
             with self.database.snapshot():
@@ -8092,6 +8269,67 @@ class Memory:
         if record:
             self.record_access(shown_by(query, answer))
         return answer
+
+    def add_conversations(
+        self,
+        conversations: Iterable[Conversation],
+        progress: Callable[[int], object] = lambda _: None,
+        *,
+        dry_run: bool = False,
+    ) -> dict[str, Any]:
+        """Keep what was said in sessions of agents' clients, a turn as a memory of its own kind:
+        {success, sessions, turns, existing, remarks}. Credentials are left out as by `store`.
+
+        What is kept already stays, what has grown is kept as it is now, and what was forgotten is
+        not kept again. `progress` is called with the turns of each session; `dry_run` counts.
+        """
+        counts: Counter[str] = Counter()
+        remarks: list[str] = []
+        for one in conversations:
+            counts["sessions"] += bool(one.turns)
+            remarks += [one.remark] if one.remark else []
+            new = 0 if dry_run else self._keep_conversation(one)
+            counts["turns"] += len(one.turns) if dry_run else new
+            counts["existing"] += 0 if dry_run else len(one.turns) - new
+            progress(len(one.turns))
+        names = ("sessions", "turns", "existing")
+        answer = {"success": True, **{name: counts[name] for name in names}}
+        return answer | {"remarks": list(dict.fromkeys(remarks))}
+
+    def _keep_conversation(self, given: Conversation) -> int:
+        """Keep the turns of a session that are not kept yet; how many those are."""
+        name, new = session_name(given.client, given.session), 0
+        known = kept_session(self.database, name)
+        if known and known.resume == _NEVER_AGAIN:
+            return 0
+        here = self.projects.of_folder(given.folder) if given.folder else None
+        project = known.project if known else here or ""
+        for turn in given.turns:
+            item = self._said(name, turn, project or None)
+            with self.database.transaction() as connection:
+                file = note_session(connection, name, project, known.resume if known else 0)
+                if file is None:
+                    break
+                if item.vectors and not self._claim(connection):
+                    item = item._replace(vectors=[])
+                new += write_turn(connection, file, item)
+        with self.database.transaction() as connection:
+            note_session(connection, name, project, given.resume)
+        return new
+
+    def _said(self, name: str, turn: Turn, project: str | None) -> Item:
+        text, _ = redact(turn_text(turn)[:CONTENT_MAX], redacts())
+        id = turn_id(name, turn.key)
+        known = self._find(id)
+        if known and known["content"] == text:  # there is nothing to encode
+            return Item(id, text, CONVERSATION, project, turn.at, [], [])
+        return self._prepare(id, text, project, turn.at)._replace(content_type=CONVERSATION)
+
+    def list_conversations(self) -> dict[str, Any]:
+        """The sessions that are kept of this project and of none: {count, conversations: [{source,
+        turns, created, last, beginning}]}, the latest first. `forget` takes a source, too."""
+        found = sessions_kept(self.database, self.projects.current())
+        return {"count": len(found), "conversations": found}
 
     def record_access(self, *answers: Shown) -> None:
         """Note what each answer showed; a file that can't be written now is no reason to fail."""
@@ -8109,6 +8347,7 @@ class Memory:
         moment: int | None,
         depth: int,
         source: str | None,
+        kinds: Sequence[int] = (OWN, FOREIGN, TALK),
         rounds: int = STALE_ROUNDS,
     ) -> tuple[list[Hit], float, dict[str, str]]:
         """The best hits, the least relevance of one to show, and a notice when they are not as
@@ -8133,6 +8372,7 @@ class Memory:
                 index,
                 depth,
                 profile.reach,
+                kinds,
             )
             if vector and self.database.settled("SELECT EXISTS(SELECT 1 FROM pending)"):
                 found = self._with_waiting(found, vector)
@@ -8153,7 +8393,7 @@ class Memory:
         hits.sort(key=lambda hit: hit.relevance < least)  # what is held back fills no place
         hits = own_first(hits, limit, floor)
         if moment is None and self._follow_shown(hits, facts, rounds):
-            return self._search(text, limit, profile, moment, depth, source, rounds - 1)
+            return self._search(text, limit, profile, moment, depth, source, kinds, rounds - 1)
         return hits, least, {} if same else {"notice": _OTHER_MODEL}
 
     def _with_waiting(self, found: list[Candidate], vector: bytes) -> list[Candidate]:
@@ -8183,7 +8423,7 @@ class Memory:
         near = nearest(self.database, vector, where, self.projects.current(), CANDIDATES)
         known = {one.item for one in found}
         more = [
-            _candidate(hit.item, None, hit, False, 0.0, words.ideal)
+            _candidate(hit.item, None, hit, OWN, 0.0, words.ideal)
             for hit in near
             if hit.item not in known
         ]
@@ -8211,7 +8451,8 @@ class Memory:
             " a.last_accessed_at, coalesce(a.validation_count, 0),"
             " (SELECT count(*) FROM graph_edges WHERE from_id = i.id)"
             " + (SELECT count(*) FROM graph_edges WHERE to_id = i.id),"
-            " coalesce(f.dated, 1), i.file, v.vector, i.stored_at"
+            f" coalesce(f.dated, 1), CASE WHEN NOT {_SAID} THEN i.file END, v.vector, i.stored_at,"
+            f" {_SAID}"
             " FROM chunks c JOIN items i ON i.seq = c.item"
             " LEFT JOIN access_log a ON a.item_id = i.id LEFT JOIN files f ON f.id = i.file"
             " LEFT JOIN vectors v ON v.chunk = c.id"
@@ -8478,7 +8719,8 @@ class Memory:
 
     def expand(self, id: str, *, lines: int | None = None) -> dict[str, Any]:
         """The section that a recalled part of a file stands in, or so many lines before and after
-        it: {id, content, source?, created}. Of a stored memory, its whole text.
+        it: {id, content, source?, created}. Of a stored memory, its whole text; of a turn of a
+        conversation, also those before and after it.
 
         Read from the file as it is now, but for secrets. Raises NotFound when the part is gone.
         """
@@ -8486,10 +8728,21 @@ class Memory:
         facts = shared_facts(row)
         if row["path"] is None:
             return facts
+        if row["content_type"] == CONVERSATION:
+            return facts | {"content": self._turns_around(row, 1 if lines is None else lines)}
         if self._is_foreign(row):  # whose file is not looked at
             return facts | {"source": self._source(row)}
         content, first, last = self._section(row, lines)
         return facts | {"source": f"{self._shown(row['path'])}:{first}-{last}", "content": content}
+
+    def _turns_around(self, row: dict[str, Any], reach: int) -> str:
+        """A turn of a conversation with as many before and after it."""
+        sql = (
+            "SELECT content FROM items WHERE file = (SELECT file FROM items WHERE seq = ?)"
+            " AND first_line BETWEEN ? AND ? ORDER BY first_line"
+        )
+        span = row["first_line"] - reach, row["first_line"] + reach
+        return "\n\n".join(text for (text,) in self.database.rows(sql, row["seq"], *span))
 
     def _section(self, row: dict[str, Any], lines: int | None = None) -> tuple[str, int, int]:
         """The text around a part of a file, and its lines."""
@@ -8521,7 +8774,9 @@ class Memory:
         return (_beneath(Path(path), self._top) or ".") if _is_in(Path(path), self._top) else path
 
     def _source(self, row: dict[str, Any]) -> str:
-        """Where a part of a file stands, as path:start-end."""
+        """Where a part of a file stands, as path:start-end; a turn, as client:session#turn."""
+        if row["content_type"] == CONVERSATION:
+            return f"{row['path']}#{row['first_line']}"
         return f"{self._shown(row['path'])}:{row['first_line']}-{row['last_line']}"
 
     def _stale_elsewhere(self, hits: list[Hit], facts: dict[int, Facts]) -> set[int | None]:
@@ -9153,11 +9408,17 @@ class Memory:
         """Erase items, with the versions they replaced; all of those named, or none."""
         if not ids:
             raise InvalidInput("name what to forget, by its id: `list` shows them")
-        doomed = list(dict.fromkeys(self._own_item(id, "forget")["id"] for id in ids))
+        sessions = [id for id in ids if kept_session(self.database, str(id))]
+        items = (id for id in ids if id not in sessions)
+        doomed = list(dict.fromkeys(self._own_item(id, "forget")["id"] for id in items))
         with self.database.transaction() as connection:
             for id in doomed:
                 self._own_item(id, "forget")  # another process may have been quicker
             erased = sum(erase_item(connection, id) for id in doomed)
+            for name in sessions:
+                forget_session(connection, name)
+        doomed += sessions
+        erased += len(sessions)
         self._checkpoint()
         named = ", ".join(doomed)
         older = f", and {erased - len(doomed)} hidden version(s)" if erased > len(doomed) else ""
@@ -9655,6 +9916,9 @@ class Memory:
             deeds = {"forget": f"`forget {front}` deletes both", "replace": f"`--replace {front}`"}
             what = f"{row['id']} is hidden behind {front}"
             raise NotFound(f"{what}: {deeds[deed]}, `undo {row['id']}` brings it back")
+        if row["content_type"] == CONVERSATION:
+            told = f"{row['id']} was said in {self._source(row)}"
+            raise InvalidInput(f"{told}: `forget {row['path']}` erases that conversation")
         if row["path"] is not None:
             raise InvalidInput(f"{row['id']} stands in {self._source(row)}: edit that file")
         return row
@@ -9674,7 +9938,8 @@ class Memory:
 
     def _may_read(self, row: dict[str, Any]) -> bool:
         """Whether recall shows it here."""
-        return crosses_projects() or not self._is_foreign(row)
+        shared = crosses_projects() and row["content_type"] != CONVERSATION
+        return shared or not self._is_foreign(row)
 
     def _is_foreign(self, row: dict[str, Any]) -> bool:
         return row["project_id"] not in (None, self.projects.current())

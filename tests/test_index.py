@@ -29,7 +29,7 @@ def agree(memory: Memory, limit: int = 10) -> None:
     for query in QUERIES:
         vector = memory.encoder.embed(query)
         with memory.database.snapshot():
-            found = memory._index.nearest(vector, "demo", limit)[:2]
+            (*found, _), _ = memory._index.nearest(vector, "demo", limit)
             hits = [hit for part in found for hit in part]
             again = memory._index.cosines(vector, [hit.item for hit in hits])
         assert {hit[:2] for hit in again} == {hit[:2] for hit in hits}
@@ -135,14 +135,14 @@ def test_another_file_is_another_memory(memory: Memory, path: Path) -> None:
 def test_bits_find_nearly_all_of_many(
     memory: Memory, monkeypatch: pytest.MonkeyPatch, kept: int
 ) -> None:
-    monkeypatch.setattr(sediment, "SCANNED", (12, 3))
+    monkeypatch.setattr(sediment, "SCANNED", (12, 3, 3))
     monkeypatch.setattr(sediment, "KEPT_VECTORS", kept)
     memory._index = index = sediment.VectorIndex(memory.database, 384)
     same = 0
     for query in QUERIES:
         vector = memory.encoder.embed(query)
         with memory.database.snapshot():
-            found, *_ = index.nearest(vector, "demo", 3)
+            (found, *_), _ = index.nearest(vector, "demo", 3)
         live = f"{sediment._LIVE} AND {sediment._OWN}"
         expected = sediment.nearest(memory.database, vector, live, "demo", 3)
         same += len({hit.item for hit in found} & {hit.item for hit in expected})

@@ -50,7 +50,7 @@ def test_classic_similarity(cosine: float, similarity: float) -> None:
 def test_classic_boost_and_project_factor(ratio: float, boost: float) -> None:
     one = candidate(cosine=0.5, relative=ratio)
     assert sediment.classic_score(one, 0.5, 0.875).score == pytest.approx(0.5 + boost)
-    foreign = one._replace(foreign=True)
+    foreign = one._replace(kind=sediment.FOREIGN)
     assert sediment.classic_score(foreign, 0.5, 0.875).score == pytest.approx((0.5 + boost) * 0.875)
 
 
@@ -286,7 +286,7 @@ def test_all_words_of_a_query_are_enough(memory: Memory) -> None:
 @given(st.lists(st.booleans(), max_size=20), st.integers(1, 10))
 def test_at_most_half_are_foreign_while_own_ones_fit(foreign: list[bool], limit: int) -> None:
     plain = sediment.default_score(candidate(cosine=0.5), 0.0, 1.0)
-    hits = [plain._replace(item=at, foreign=other) for at, other in enumerate(foreign)]
+    hits = [plain._replace(item=at, kind=int(other)) for at, other in enumerate(foreign)]
     found = sediment.own_first(hits, limit, 0.28)
     own = [hit for hit in hits if not hit.foreign]
     assert len(found) == min(limit, len(hits)) or len(own) + (limit + 1) // 2 < limit

@@ -1,0 +1,131 @@
+"""What was said in agents' sessions: kept once, found behind what was stored, forgotten whole."""
+
+from pathlib import Path
+
+import pytest
+from storage import consistent, open_memory, shared_encoder
+
+from sediment import Conversation, InvalidInput, Memory, NotFound, Turn
+
+DAY = 86_400
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Memory:
+    memory = open_memory(tmp_path / "memory.db")
+    memory._encoder = shared_encoder()
+    return memory
+
+
+def said(*turns: tuple[str, str], session: str = "s1", folder: str | None = None) -> Conversation:
+    """A session with these prompts and answers."""
+    made = [
+        Turn(f"k{number}", 1_700_000_000 + 60 * number, prompt, answer)
+        for number, (prompt, answer) in enumerate(turns)
+    ]
+    return Conversation("claude", session, folder, made, 100 * len(made))
+
+
+HERON = ("Where does the heron queue run?", "On the machine called newton, port 7005.")
+OTTER = ("Rename the otter table.", "Done: it is called lutra now.")
+
+
+def counts(answer: dict) -> tuple[int, int, int]:
+    return answer["sessions"], answer["turns"], answer["existing"]
+
+
+def test_a_session_is_kept_once_and_found(memory: Memory) -> None:
+    assert counts(memory.add_conversations([said(HERON, OTTER)])) == (1, 2, 0)
+    assert counts(memory.add_conversations([said(HERON, OTTER)])) == (1, 0, 2)
+    found = memory.recall("on which machine is the heron queue?")["results"][0]
+    assert found["source"] == "claude:s1#1"
+    assert found["content"] == f"User: {HERON[0]}\n\nAssistant: {HERON[1]}"
+    assert memory.stats()["turns"] == 2
+    assert memory.list_items()["total"] == 0
+    consistent(memory)
+
+
+def test_a_turn_that_grows_is_kept_as_it_is_now(memory: Memory) -> None:
+    memory.add_conversations([said((HERON[0], ""), OTTER)])
+    assert counts(memory.add_conversations([said(HERON, OTTER)])) == (1, 1, 1)
+    (found,) = memory.recall("heron queue", limit=1)["results"]
+    assert (found["source"], "newton" in found["content"]) == ("claude:s1#1", True)
+    consistent(memory)
+
+
+def test_what_was_stored_comes_first(memory: Memory) -> None:
+    memory.add_conversations([said(HERON, session=f"s{number}") for number in range(50)])
+    memory.store("The heron queue runs on newton.")
+    first, *others = memory.recall("where does the heron queue run?")["results"]
+    assert first["content"] == "The heron queue runs on newton."
+    assert all(row["source"].startswith("claude:") for row in others)
+    alone = memory.recall("where does the heron queue run?", conversations=False)["results"]
+    assert [row["id"] for row in alone] == [first["id"]]
+
+
+def test_nothing_said_makes_a_memory_obsolete(memory: Memory) -> None:
+    kept = memory.store("The heron queue runs on port 7005.", created_at="2023-01-01")["id"]
+    memory.add_conversations([said(("The heron queue now runs on port 9009.", "Good."))])
+    assert memory.recall("which port has the heron queue?")["results"][0]["id"] == kept
+
+
+def test_another_projects_conversations_are_not_found(memory: Memory, tmp_path: Path) -> None:
+    (tmp_path / "else").mkdir()
+    memory.add_conversations([said(HERON, folder=str(tmp_path / "else"))])
+    assert memory.recall("heron queue machine", anyway=True)["results"] == []
+    assert not (tmp_path / "else" / ".sediment").exists()
+    memory.projects.given, memory.projects.folder = None, tmp_path / "else"
+    (found,) = memory.recall("heron queue machine")["results"]
+    memory.projects.given = "another"
+    with pytest.raises(NotFound):
+        memory.get(found["id"])
+
+
+def test_a_folder_that_is_gone_keeps_its_conversations(memory: Memory, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    memory.add_conversations([said(HERON, folder=str(gone))])
+    assert memory.recall("heron queue machine")["results"] == []
+    gone.mkdir()
+    memory.projects.given, memory.projects.folder = None, gone
+    (gone / ".git").mkdir()
+    assert memory.recall("heron queue machine")["results"]
+
+
+def test_a_session_is_forgotten_whole_and_for_ever(memory: Memory) -> None:
+    memory.add_conversations([said(HERON, OTTER), said(OTTER, session="s2")])
+    (found, *_) = memory.recall("heron queue")["results"]
+    with pytest.raises(InvalidInput, match="forget claude:s1"):
+        memory.forget(found["id"])
+    memory.forget("claude:s1")
+    assert memory.stats()["turns"] == 1
+    assert counts(memory.add_conversations([said(HERON, OTTER)])) == (1, 0, 2)
+    assert [one["source"] for one in memory.list_conversations()["conversations"]] == ["claude:s2"]
+    consistent(memory)
+
+
+def test_the_turns_around_one_are_shown(memory: Memory) -> None:
+    memory.add_conversations([said(OTTER, HERON, ("Thanks.", "Welcome."))])
+    (found, *_) = memory.recall("heron queue")["results"]
+    around = memory.expand(found["id"])["content"]
+    assert [part in around for part in ("lutra", "newton", "Welcome")] == [True] * 3
+    assert memory.expand(found["id"], lines=0)["content"] == found["content"]
+
+
+def test_secrets_are_left_out(memory: Memory) -> None:
+    prompt = "Use the password hunter2horse! for staging: password=hunter2horse!"
+    memory.add_conversations([said((prompt, "I will."))])
+    (found,) = memory.recall("staging", anyway=True)["results"]
+    assert "password=hunter2horse" not in found["content"]
+
+
+def test_an_index_of_files_leaves_conversations_alone(memory: Memory, tmp_path: Path) -> None:
+    (tmp_path / "MEMORY.md").write_text("# Boats\n\nThe dinghy lies at pier 7.\n")
+    memory.add_conversations([said(HERON)])
+    memory.index([tmp_path / "MEMORY.md"])
+    assert memory.index()["changes"] == []
+    assert memory.stats()["turns"] == 1
+    assert memory.status()["sources"][0]["files"] == 1
+    assert memory.doctor()["healthy"]
+    assert memory.reindex()["success"]
+    assert memory.recall("heron queue")["results"]
+    consistent(memory)
