@@ -283,6 +283,7 @@ STALE_ROUNDS = 3  # times that a recall looks again because a file had changed
 PROGRESS_SECONDS = 10  # between lines of progress in a log, where no bar is drawn
 WATCH_DEBOUNCE = 1_500  # ms without a change before changes are taken up; as memsearch does
 WATCH_POLL = 1_000  # ms between looks at whether a watched folder is another one now
+TRANSCRIPT_LINE = 2**22  # bytes; longer ones hold pictures or what tools said
 COMPACT_TIMEOUT = 300.0  # s that a command that summarises may take
 REPEATED_COSINE = 0.9  # notes from which up `compact` says that they repeat one another
 
@@ -337,7 +338,7 @@ class _Pattern:
     """A regular expression that is compiled when it is first used: all together take 6 ms, and
     most commands need few of them."""
 
-    def __init__(self, source: str, flags: int = 0) -> None:
+    def __init__(self, source: str | bytes, flags: int = 0) -> None:
         self._source, self._flags = source, flags
 
     def __getattr__(self, name: str) -> Any:
@@ -2139,8 +2140,13 @@ class Encoder:
 
 def _read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file of ours; anything else counts as an empty one."""
+    return parse_object(plain_text(path))
+
+
+def parse_object(text: str | bytes) -> dict[str, Any]:
+    """A JSON object from what others wrote; anything else counts as an empty one."""
     try:
-        value = json.loads(plain_text(path))
+        value = json.loads(text if isinstance(text, str) else text.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
@@ -2728,8 +2734,12 @@ def _connect(path: Path) -> apsw.Connection:
     """Open for writing; for reading alone where the file or its disk allow no more."""
     import apsw
 
-    if _is_writable(path):
-        return apsw.Connection(str(path))
+    return apsw.Connection(str(path)) if _is_writable(path) else _open_read_only(path)
+
+
+def _open_read_only(path: Path) -> apsw.Connection:
+    import apsw
+
     flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
     # Without a -wal beside it nobody is writing, and SQLite needs no lock file to read it.
     still = "" if Path(f"{path}-wal").exists() else "?immutable=1"
@@ -7243,8 +7253,31 @@ def repeated(rows: list[tuple[str, Any]]) -> list[tuple[float, str, str]]:
 # a file that is damaged, cut or of an unknown version gives what can be understood of it.
 # ---------------------------------------------------------------------------------------------
 
-# What recall puts before a prompt begins and ends with these: never to be taken for the user's.
+# What recall puts before a prompt begins a line and ends with these: never the user's own words.
 MEMORY_BEGIN, MEMORY_END = "[memory from sediment:", "[end of memory]"
+_INSERTED = ("hook_context", "system-reminder")  # tags of what clients put into a prompt
+_UNTYPED = (  # how texts begin that stand in a prompt's place
+    *("<command-", "<local-command-", "<task-notification", "<system-reminder", "<hook_context"),
+    *("<environment_context", "<user_instructions", "<session_context", "<state_snapshot"),
+    *("<bash-", "<ide_", "<turn_aborted", "<user_shell_command", "# AGENTS.md instructions"),
+    *("[Request interrupted", "This session is being continued from a previous conversation"),
+)
+_FRAMED = _Pattern(  # with what was typed behind, or within
+    r"# (?:Context|Files) .*?\n## My request for Codex:(.*)|.*?<user_query>(.*)</user_query>",
+    re.DOTALL,
+)
+_COMMAND = _Pattern(r"/[\w:-]+")
+_QUOTED = _Pattern(r'"((?:[^"\\]|\\.)*+)"', re.DOTALL)
+_NO_TEXT = _Pattern("[\0\ud800-\udfff]")
+# Of lines: those with messages (most of a transcript is other things), with the folder, and the
+# first one of what a subagent did.
+_MESSAGES = {
+    "claude": _Pattern(rb'"type": ?"(?:user|assistant|summary)"|"queued_command"'),
+    "codex": _Pattern(rb'"(?:UserMessage|AgentMessage|user_message|agent_message)"'),
+    "cursor": _Pattern(rb'"role"'),
+}
+_FOLDER = _Pattern(rb'"cwd": ?"(?:[^"\\]|\\.)*"')
+_SUBAGENT = _Pattern(rb'"(?:thread_)?source": ?(?:"subagent"|\{ ?"subagent")')
 
 
 class Turn(NamedTuple):
@@ -7267,9 +7300,304 @@ class Conversation(NamedTuple):
     remark: str = ""  # why nothing was understood
 
 
+class _Said(NamedTuple):
+    """A message as its client wrote it."""
+
+    typed: bool
+    content: object  # a text, or a list of parts
+    key: object
+    at: object
+
+
+_Entries = Iterable[tuple[int, dict[str, Any]]]  # each with its place
+
+
 def read_conversation(client: str, path: Path, start: int = 0, session: str = "") -> Conversation:
     """The turns of a session's file from a byte on; NotFound when it is gone."""
-    return Conversation(client, session, None, [], start)
+    if client not in _READERS:
+        raise InvalidInput(f"a client is one of {', '.join(_READERS)}, not {_show(client)}")
+    try:
+        if not path.is_file():
+            raise NotFound(f"{path} is gone: there is no session to read")
+        start = start if client in _MESSAGES and _begins_line(path, start) else 0
+        session, folder = session or _session_in(client, path), _folder_in(client, path, session)
+        entries, moment = _session_entries(client, path, start, session), int(path.stat().st_mtime)
+        turns, place, known = _turns(entries, _READERS[client], moment)
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read ({error.strerror})") from None
+    resume = (place if turns else start) if client in _MESSAGES else 0
+    remark = "" if known or start else f"{path} is of a version that this program does not know"
+    return Conversation(client, session, folder, turns, resume, remark)
+
+
+def _turns(
+    entries: _Entries, read: Callable[[Any], _Said | None], moment: int
+) -> tuple[list[Turn], int, bool]:
+    """The turns of entries, the place of the last one, and whether `read` knew any; what has no
+    time was said at `moment`."""
+    found: list[tuple[Turn, list[str]]] = []
+    last, known = 0, False
+    for place, entry in entries:
+        try:
+            said = read(entry)
+            text, known = _text_said(said) if said else "", True
+        except (KeyError, TypeError, AttributeError):
+            continue
+        if said and said.typed and text:
+            turn = Turn(_key(said.key) or str(place), _seconds(said.at) or moment, text, "")
+            found.append((turn, []))
+            last = place
+        elif text and found:
+            found[-1][1].append(text)
+    return [turn._replace(answer="\n\n".join(parts)) for turn, parts in found], last, known
+
+
+def _text_said(said: _Said) -> str:
+    """What somebody typed or was answered, in all parts of a message."""
+    parts: Any = said.content if isinstance(said.content, list) else [said.content]
+    texts = (part if isinstance(part, str) else _part_text(part) for part in parts)
+    clean = typed_text if said.typed else said_text
+    return "\n\n".join(filter(None, map(clean, texts)))
+
+
+def _part_text(part: Any) -> str:
+    """The text of a part that is one, and not put in by a plugin."""
+    kind, text = part.get("type", "text"), part.get("text")
+    said = kind in ("text", "Text", "input_text", "output_text") and not part.get("synthetic")
+    return text if said and isinstance(text, str) else ""
+
+
+def said_text(text: str) -> str:
+    """A text without what recall put into it, as it can be stored."""
+    text = "\n" + _NO_TEXT.sub("\ufffd", text)
+    return _without(text, "\n" + MEMORY_BEGIN, MEMORY_END).strip()
+
+
+def typed_text(text: str) -> str:
+    """What the user typed of a prompt, as a client or its hook tells it; "" if nothing."""
+    for tag in _INSERTED:
+        text = _without(text, f"<{tag}>", f"</{tag}>")
+    text = said_text(text)
+    if framed := _FRAMED.match(text):
+        text = (framed[1] or framed[2] or "").strip()
+    return "" if text.startswith(_UNTYPED) or _COMMAND.fullmatch(text) else text
+
+
+def _without(text: str, begin: str, end: str) -> str:
+    """A text without what stands from one mark to the next of the other, both included."""
+    kept, place = [], 0
+    while (start := text.find(begin, place)) >= 0 and (stop := text.find(end, start)) >= 0:
+        kept.append(text[place:start])
+        place = stop + len(end)
+    return "".join([*kept, text[place:]])
+
+
+def _key(value: object) -> str:
+    """What a client calls a message, if that can be an id."""
+    with contextlib.suppress(InvalidInput):
+        return check_id(value)
+    return ""
+
+
+def _seconds(value: Any) -> int:
+    """Unix seconds of a time in ISO 8601, in seconds or in milliseconds; 0 of anything else."""
+    with contextlib.suppress(InvalidInput, TypeError, OverflowError):
+        if isinstance(value, str):
+            return parse_moment(value[:40])
+        return parse_moment(value / 1000 if value > TIME_MAX else value)
+    return 0
+
+
+# Each client's messages; None for what is nothing of either's. KeyError, TypeError or
+# AttributeError tell that it is of another version.
+
+
+def _claude(entry: dict[str, Any]) -> _Said | None:
+    kind, queued = entry["type"], entry.get("attachment") or {}
+    flags = ("isMeta", "isSidechain", "isCompactSummary", "isApiErrorMessage", "toolUseResult")
+    if queued.get("commandMode") == "prompt":  # typed while the agent worked
+        kind, told = "user", queued["prompt"]
+    elif kind not in ("user", "assistant") or any(map(entry.get, flags)):
+        return None
+    else:
+        told = entry["message"]["content"]
+    return _Said(kind == "user", told, entry.get("uuid"), entry.get("timestamp"))
+
+
+def _codex(entry: dict[str, Any]) -> _Said | None:
+    if entry["type"] != "event_msg":
+        return None
+    payload = entry["payload"]
+    item = payload.get("item", payload)  # older versions have no items
+    kinds = {"UserMessage": True, "AgentMessage": False}
+    typed = (kinds | {"user_message": True, "agent_message": False})[item["type"]]
+    told = item["message"] if item is payload else item["content"]
+    return _Said(typed, told, item.get("id"), entry.get("timestamp"))
+
+
+def _gemini(entry: dict[str, Any]) -> _Said | None:
+    if "sessionId" in entry or entry["type"] not in ("user", "gemini"):
+        return None
+    typed = entry["type"] == "user"
+    told = entry.get("displayContent") if typed else None  # without the files that it names
+    return _Said(typed, told or entry["content"], entry["id"], entry.get("timestamp"))
+
+
+def _opencode(entry: dict[str, Any]) -> _Said | None:
+    typed, told = entry["role"] == "user", entry["parts"]
+    if entry.get("summary") is True:
+        return None
+    if typed and len(told) == 1 and (quoted := _QUOTED.fullmatch(told[0])):  # by `opencode run`
+        told = quoted[1].replace('\\"', '"')
+    return _Said(typed, told, entry["id"], entry["time"]["created"])
+
+
+def _cursor(entry: dict[str, Any]) -> _Said | None:
+    return _Said(entry["role"] == "user", entry["message"]["content"], None, None)
+
+
+def _chatgpt(entry: dict[str, Any]) -> _Said | None:
+    message = entry["message"] or {}
+    role, content = message["author"]["role"], message["content"]
+    hidden = (message.get("metadata") or {}).get("is_visually_hidden_from_conversation")
+    said = role in ("user", "assistant") and message.get("recipient") in (None, "all")
+    if hidden or not said or content["content_type"] not in ("text", "multimodal_text"):
+        return None
+    return _Said(role == "user", content["parts"], message.get("id"), message.get("create_time"))
+
+
+def _claude_ai(entry: dict[str, Any]) -> _Said | None:
+    told = entry.get("content") or entry["text"]
+    return _Said(entry["sender"] == "human", told, entry["uuid"], entry.get("created_at"))
+
+
+_READERS = {
+    **{"claude": _claude, "codex": _codex, "gemini": _gemini, "opencode": _opencode},
+    "cursor": _cursor,
+}
+
+
+# Where they stand.
+
+
+def _session_entries(client: str, path: Path, start: int, session: str) -> _Entries:
+    """What of a session's file may be messages, and where it stands."""
+    if client == "opencode":
+        return enumerate(_opencode_messages(path, session))
+    if client == "gemini":
+        return enumerate(_gemini_messages(path))
+    if client == "codex" and _is_subagents(path):
+        return [(0, {"type": "subagent"})]
+    wanted, lines = _MESSAGES[client], _transcript_lines(path, start)
+    return ((place, parse_object(line)) for place, line in lines if wanted.search(line))
+
+
+def _transcript_lines(path: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Each line from a byte on, and where it begins; without those that are too long."""
+    with open(path, "rb") as file:
+        place, begins = file.seek(start), True
+        while line := file.readline(TRANSCRIPT_LINE):
+            ends = line.endswith(b"\n")
+            if begins and (ends or len(line) < TRANSCRIPT_LINE):
+                yield place, line
+            begins, place = ends, place + len(line)
+
+
+def _begins_line(path: Path, start: int) -> bool:
+    """Whether a line begins at a byte of a file, which may be another one by now."""
+    with open(path, "rb") as file:
+        return start > 0 and file.seek(start - 1) >= 0 and file.read(1) == b"\n"
+
+
+def _gemini_messages(path: Path) -> Iterator[dict[str, Any]]:
+    """The file is a log of changes, of which the last to a message counts; none takes one away,
+    since a summary does that, too."""
+    messages: dict[object, dict[str, Any]] = {}
+    for _, line in _transcript_lines(path):
+        entry = parse_object(line)
+        changes = entry.get("$set")
+        listed = changes.get("messages") if isinstance(changes, dict) else [entry]
+        for message in listed if isinstance(listed, list) else []:
+            if isinstance(message, dict):
+                message.pop("toolCalls", None)  # may be long
+                messages[_key(message.get("id"))] = message
+    yield from messages.values()
+
+
+def _opencode_messages(path: Path, session: str) -> Iterator[dict[str, Any]]:
+    sql = "SELECT m.id, m.data, p.data FROM message m LEFT JOIN part p ON p.message_id = m.id"
+    order = "ORDER BY m.time_created, m.id, p.id"
+    rows = _opencode_rows(path, f"{sql} WHERE m.session_id = ? {order}", session)
+    for (id, data), group in itertools.groupby(rows or [], lambda row: row[:2]):
+        parts = [text for *_, part in group if (text := _part_text(parse_object(part)))]
+        yield parse_object(data) | {"id": id, "parts": parts}
+
+
+def _opencode_rows(path: Path, sql: str, *values: Any) -> list[Any] | None:
+    """Rows of OpenCode's database, which is not written to; None where it is another one."""
+    import apsw
+
+    try:
+        with contextlib.closing(_open_read_only(path)) as connection:
+            connection.set_busy_timeout(BUSY_TIMEOUT)
+            return fetch(connection, sql, *values)
+    except apsw.Error:
+        return None
+
+
+def _is_subagents(path: Path) -> bool:
+    return any(_SUBAGENT.search(line) for _, line in itertools.islice(_transcript_lines(path), 1))
+
+
+def _session_in(client: str, path: Path) -> str:
+    """What the client calls the session of a file."""
+    if client == "gemini":
+        first = next(_transcript_lines(path), (0, b""))[1]
+        return _key(parse_object(first).get("sessionId")) or path.stem
+    return path.stem[-36:] if client == "codex" else path.stem
+
+
+def _folder_in(client: str, path: Path, session: str) -> str | None:
+    """Where the client stood, if that is told."""
+    if client == "gemini":
+        return plain_text(path.parent.parent / ".project_root").strip() or None
+    if client == "opencode":
+        rows = _opencode_rows(path, "SELECT directory FROM session WHERE id = ?", session)
+        if rows == []:
+            raise NotFound(f"{path} has no session {session}")
+        return rows[0][0] if rows else None
+    for _, line in itertools.islice(_transcript_lines(path), 100):
+        if found := _FOLDER.search(line):
+            return parse_object(b"{%b}" % found[0]).get("cwd")
+    return None
+
+
+# Where clients leave sessions: what moves the folder, the folder, and the files in it.
+_SESSIONS = {
+    "claude": ("CLAUDE_CONFIG_DIR", ".claude", "projects/*/*.jsonl"),
+    "codex": ("CODEX_HOME", ".codex", "*sessions/**/rollout-*.jsonl"),
+    "gemini": ("", ".gemini", "tmp/*/chats/session-*.jsonl"),
+    "opencode": ("OPENCODE_DB", ".local/share/opencode/opencode.db", ""),
+    "cursor": ("", ".cursor", "projects/*/agent-transcripts/*/*.jsonl"),
+}
+
+
+def sessions_of(client: str, since: int = 0) -> Iterator[tuple[Path, str]]:
+    """The sessions a client left on this machine that changed since a time, newest last: each
+    with its id; without those of subagents."""
+    variable, place, files = _SESSIONS[client]
+    given = os.environ.get(variable)
+    folder = from_root(given) if given else (home() or Path()) / place
+    if client == "opencode":
+        sql = "SELECT id FROM session WHERE parent_id IS NULL AND time_updated >= ? * 1000"
+        rows = _opencode_rows(folder, f"{sql} ORDER BY time_updated", since)
+        yield from ((folder, id) for (id,) in rows or [])
+        return
+    found = [(os.stat(path).st_mtime, path) for path in folder.glob(files)]
+    for changed, path in sorted(found):
+        theirs = path.name.startswith("agent-") or (client == "codex" and _is_subagents(path))
+        if changed >= since and not theirs:
+            yield path, _session_in(client, path)
 
 
 # Keeping them: a session is a file of the source CONVERSATIONS, a turn a part of it.

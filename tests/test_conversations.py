@@ -1,0 +1,464 @@
+"""What agents' clients leave of their sessions, read as what was typed and what was answered."""
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sediment import InvalidInput, NotFound, Turn, read_conversation, sessions_of, typed_text
+
+SAMPLES = Path(__file__).parent / "samples"
+CLAUDE = SAMPLES / "claude" / "tools-resume-compact.jsonl"
+SUBAGENTS = SAMPLES / "claude" / "with-subagents.jsonl"
+CODEX = next((SAMPLES / "codex").glob("rollout-*.jsonl"))
+COMPACTED = next((SAMPLES / "codex").glob("compacted-*.jsonl"))
+GEMINI, COMPRESSED = sorted((SAMPLES / "gemini").glob("*.jsonl"), reverse=True)
+STAGING = ("which port has staging?", "DONE")
+BLOCK = "[memory from sediment: of earlier sessions]\n- staging is 6543\n[end of memory]"
+OPENCODE_SESSION = "ses_dfd04c767ffe0wOVYq1fxgSIug"
+
+
+def spoken(turns: list[Turn]) -> list[tuple[str, str]]:
+    return [(turn.prompt, turn.answer) for turn in turns]
+
+
+def opencode_database(path: Path) -> Path:
+    """A database with the rows that OpenCode left."""
+    database = sqlite3.connect(path)
+    database.executescript((SAMPLES / "opencode" / "schema.sql").read_text())
+    for line in (SAMPLES / "opencode" / "rows.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        table = row.pop("table")
+        marks = ", ".join("?" * len(row))
+        database.execute(
+            f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks})", [*row.values()]
+        )
+    database.commit()
+    database.close()
+    return path
+
+
+def typed(prompt: object, **more: object) -> dict[str, object]:
+    """A line of Claude Code's with a prompt."""
+    message = {"role": "user", "content": prompt}
+    return {"type": "user", "message": message, "timestamp": "2026-03-05T10:00:00Z", **more}
+
+
+def answered(text: object, **more: object) -> dict[str, object]:
+    content = [{"type": "text", "text": text}]
+    return {"type": "assistant", "message": {"role": "assistant", "content": content}, **more}
+
+
+@pytest.fixture
+def claude(tmp_path: Path) -> Callable[..., list[tuple[str, str]]]:
+    """What is read of the lines of a file of Claude Code's."""
+
+    def read(*lines: object) -> list[tuple[str, str]]:
+        path = tmp_path / "session.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return spoken(read_conversation("claude", path).turns)
+
+    return read
+
+
+# What clients wrote
+
+
+@pytest.mark.parametrize(
+    ("client", "path", "expected"),
+    [
+        ("claude", CLAUDE, [STAGING, ("and again?", "DONE")]),
+        ("claude", SUBAGENTS, [("use a subagent", "DONE\n\nDONE")]),
+        ("codex", CODEX, [STAGING, ("and again?", "DONE")]),
+        ("codex", COMPACTED, [("hello one", "DONE"), ("hello two", "DONE")]),
+        ("gemini", GEMINI, [STAGING]),
+        ("gemini", COMPRESSED, []),  # a command, answered with a summary
+    ],
+    ids=lambda value: value.name if isinstance(value, Path) else None,
+)
+def test_of_a_session_what_was_typed_and_answered_is_read(
+    client: str, path: Path, expected: list[tuple[str, str]]
+) -> None:
+    found = read_conversation(client, path)
+    assert spoken(found.turns) == expected
+    assert found.client == client
+    assert found.remark == ""
+    assert all(1795340000 < turn.at < 1795350000 for turn in found.turns)
+
+
+def test_of_opencodes_database_one_session_is_read(tmp_path: Path) -> None:
+    path = opencode_database(tmp_path / "opencode.db")
+    before = path.read_bytes()
+    found = read_conversation("opencode", path, session=OPENCODE_SESSION)
+    assert spoken(found.turns) == [STAGING]  # without the quotes, and what a plugin put before
+    assert found.turns[0][:2] == ("msg_202fb394a001ee1n3YRuJESJ2O", 1795346348)
+    assert found[1:3] == (OPENCODE_SESSION, "/home/user/proj")
+    assert path.read_bytes() == before
+    with pytest.raises(NotFound, match="has no session ses_gone"):
+        read_conversation("opencode", path, session="ses_gone")
+
+
+def test_a_session_is_read_while_opencode_writes(tmp_path: Path) -> None:
+    path = opencode_database(tmp_path / "opencode.db")
+    writer = sqlite3.connect(path)
+    writer.execute("PRAGMA journal_mode = wal")
+    writer.execute("BEGIN IMMEDIATE")
+    writer.execute("UPDATE part SET data = '{}'")
+    found = read_conversation("opencode", path, session=OPENCODE_SESSION)
+    assert spoken(found.turns) == [STAGING]
+    writer.close()
+
+
+def test_prompts_have_the_names_that_their_client_gave_them() -> None:
+    keys = [turn.key for turn in read_conversation("claude", CLAUDE).turns]
+    assert keys[0] == "805da84d-a2f9-4da3-a4e4-9f574e706249"
+    assert read_conversation("codex", CODEX).turns[0].key == "01a202f9-8e19-7331-9e48-55f7dab0dac4"
+    assert (
+        read_conversation("gemini", GEMINI).turns[0].key == "d28cbad4-e1e9-4682-b937-ad63d1d8b96c"
+    )
+
+
+def test_a_session_has_its_name_and_its_folder(tmp_path: Path) -> None:
+    assert read_conversation("claude", CLAUDE)[1:3] == ("tools-resume-compact", "/home/user/proj")
+    assert read_conversation("claude", CLAUDE, session="given").session == "given"
+    codex = ("01a202f9-8cde-7973-b464-e9eea09a3517", "/home/user/proj")
+    assert read_conversation("codex", CODEX)[1:3] == codex
+    chats = tmp_path / "proj" / "chats"
+    chats.mkdir(parents=True)
+    (tmp_path / "proj" / ".project_root").write_text("/home/user/proj")
+    path = chats / GEMINI.name
+    path.write_bytes(GEMINI.read_bytes())
+    gemini = ("86d348fa-33be-4ca8-a22d-589bf0d28a38", "/home/user/proj")
+    assert read_conversation("gemini", path)[1:3] == gemini
+
+
+def test_what_a_subagent_did_is_nothing_that_the_user_said(tmp_path: Path) -> None:
+    theirs = next(SAMPLES.glob("claude/with-subagents/subagents/*.jsonl"))
+    assert read_conversation("claude", theirs).turns == []
+    path = tmp_path / CODEX.name
+    path.write_text(CODEX.read_text().replace('"source": "exec"', '"source": {"subagent": {}}', 1))
+    found = read_conversation("codex", path)
+    assert (found.turns, found.remark) == ([], "")
+
+
+def test_older_sessions_of_codex_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "rollout.jsonl"
+    path.write_text(
+        '{"timestamp":"2025-09-05T10:00:00Z","type":"session_meta","payload":{"cwd":"/home/user"}}\n'
+        '{"timestamp":"2025-09-05T10:00:01Z","type":"event_msg",'
+        '"payload":{"type":"user_message","message":"which port?","kind":"plain"}}\n'
+        '{"timestamp":"2025-09-05T10:00:02Z","type":"event_msg",'
+        '"payload":{"type":"agent_message","message":"6543"}}\n'
+    )
+    found = read_conversation("codex", path)
+    assert spoken(found.turns) == [("which port?", "6543")]
+    assert found.turns[0].key == str(found.resume)  # where it stands, which stays
+
+
+def test_a_session_of_cursor_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "one.jsonl"
+    text = "<timestamp>now</timestamp>\n<user_query>\nwhich port?\n</user_query>"
+    said = {"role": "user", "message": {"content": [{"type": "text", "text": text}]}}
+    reply = {"role": "assistant", "message": {"content": [{"type": "text", "text": "6543"}]}}
+    path.write_text(json.dumps(said) + "\n" + json.dumps(reply) + "\n")
+    os.utime(path, (1795346337, 1795346337))
+    assert read_conversation("cursor", path).turns == [Turn("0", 1795346337, "which port?", "6543")]
+
+
+def test_later_changes_to_a_message_of_geminis_count_and_none_is_taken_away(tmp_path: Path) -> None:
+    first = {"id": "1", "type": "user", "content": [{"text": "which port?"}]}
+    reply = {"id": "2", "type": "gemini", "content": ""}
+    after = [{"$set": {"messages": [{"id": "3", "type": "user", "content": "thanks a lot"}]}}]
+    lines = [{"sessionId": "s"}, first, reply, reply | {"content": "6543"}, *after]
+    path = tmp_path / "session.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    expected = [("which port?", "6543"), ("thanks a lot", "")]
+    assert spoken(read_conversation("gemini", path).turns) == expected
+
+
+# What is nobody's words
+
+
+def test_what_was_typed_while_the_agent_worked_is_a_prompt(claude: Callable[..., Any]) -> None:
+    queued = {"type": "queued_command", "commandMode": "prompt", "prompt": "also the tests"}
+    told = queued | {"commandMode": "task-notification", "prompt": "a task has ended"}
+    lines = [{"type": "attachment", "attachment": one} for one in (queued, told)]
+    expected = [("mend it", "On it."), ("also the tests", "Done.")]
+    assert claude(typed("mend it"), answered("On it."), *lines, answered("Done.")) == expected
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        typed("The summary of all.", isCompactSummary=True),
+        typed("Caveat: …", isMeta=True),
+        typed("look for it", isSidechain=True),
+        typed("<command-name>/compact</command-name>"),
+        typed("<local-command-stdout>done</local-command-stdout>"),
+        typed("<task-notification>\n<task-id>1</task-id></task-notification>"),
+        typed("<system-reminder>Be quick.</system-reminder>"),
+        typed([{"type": "tool_result", "content": [{"type": "text", "text": "hi"}]}]),
+        typed("hi", toolUseResult={"stdout": "hi"}),
+        typed(BLOCK),
+        typed("[Request interrupted by user]"),
+    ],
+    ids=str,
+)
+def test_what_nobody_typed_is_no_prompt(claude: Callable[..., Any], line: Any) -> None:
+    said = claude(typed("which port?"), answered("6543."), line, answered("Anything else?"))
+    assert said == [("which port?", "6543.\n\nAnything else?")]
+    assert claude(line, answered("Hello.")) == []
+
+
+def test_thoughts_and_tools_are_no_answer(claude: Callable[..., Any]) -> None:
+    parts = [
+        {"type": "thinking", "thinking": "hm", "text": "hm"},
+        {"type": "text", "text": "It is 6543."},
+        {"type": "tool_use", "name": "Bash", "input": {"text": "ls"}},
+    ]
+    line = {"type": "assistant", "message": {"content": parts}}
+    failed = answered("API Error: 529", isApiErrorMessage=True)
+    assert claude(typed("which port?"), line, failed) == [("which port?", "It is 6543.")]
+
+
+def test_our_own_block_is_removed_wherever_it_stands(claude: Callable[..., Any]) -> None:
+    prompt = f"which port?\n{BLOCK}\nof staging"
+    assert claude(typed(prompt), answered(f"As you said:\n{BLOCK}\n6543")) == [
+        ("which port?\nof staging", "As you said:\n6543")
+    ]
+    escaped = BLOCK.replace("staging is", "a &lt;b&gt; is")
+    assert typed_text(f"<hook_context>{escaped}</hook_context>\n\nwhich port?") == "which port?"
+    assert typed_text(f"{BLOCK}\n{BLOCK}") == ""
+    quoted = "what does [memory from sediment: …] mean?"
+    assert typed_text(quoted) == quoted
+    assert (
+        typed_text("[memory from sediment: what is this?") == "[memory from sediment: what is this?"
+    )
+
+
+def test_of_a_prompt_in_an_editors_frame_the_prompt_is_left() -> None:
+    frame = "# Context from my IDE setup:\n\n## Open: a.py\n\n## My request for Codex:\nmend it\n"
+    assert typed_text(frame) == "mend it"
+    assert typed_text("## My request for Codex:\nis kept") == "## My request for Codex:\nis kept"
+    assert typed_text("/compress") == ""
+    assert typed_text("/etc is full, why?") == "/etc is full, why?"
+
+
+def test_a_prompt_in_quotes_loses_only_those_of_opencode(tmp_path: Path) -> None:
+    path = opencode_database(tmp_path / "opencode.db")
+    database = sqlite3.connect(path)
+    for text, expected in (
+        (r'"say \"hi\" twice"', 'say "hi" twice'),
+        ('"one" or "two"?', '"one" or "two"?'),
+    ):
+        data = json.dumps({"type": "text", "text": text})
+        database.execute("UPDATE part SET data = ? WHERE id LIKE 'prt_202fb3952%'", (data,))
+        database.commit()
+        found = read_conversation("opencode", path, session=OPENCODE_SESSION)
+        assert found.turns[0].prompt == expected
+    database.close()
+
+
+def test_many_opened_blocks_take_no_time() -> None:
+    text = "\n[memory from sediment:" * 100_000
+    assert typed_text(text) == text.strip()
+    assert typed_text("<system-reminder>" * 100_000) == ""
+
+
+# Going on
+
+
+@pytest.mark.parametrize(("client", "path"), [("claude", CLAUDE), ("codex", CODEX)])
+def test_reading_goes_on_where_the_last_turn_begins(
+    client: str, path: Path, tmp_path: Path
+) -> None:
+    whole = path.read_bytes()
+    expected = read_conversation(client, path)
+    growing = tmp_path / path.name
+    known: dict[str, Turn] = {}
+    resume = 0
+    for size in range(0, len(whole) + 1, 977):  # lines that are cut, too
+        growing.write_bytes(whole[:size] if size + 977 <= len(whole) else whole)
+        found = read_conversation(client, growing, resume)
+        known |= {turn.key: turn for turn in found.turns}
+        assert found.resume >= resume
+        resume = found.resume
+        assert found.folder in (None, "/home/user/proj")
+    assert list(known.values()) == expected.turns
+    assert resume == expected.resume
+    assert read_conversation(client, growing, resume).turns == expected.turns[-1:]
+
+
+@pytest.mark.parametrize("start", [5, 10**9, -1])
+def test_of_a_file_that_is_another_one_all_is_read(start: int, tmp_path: Path) -> None:
+    found = read_conversation("claude", CLAUDE, start)
+    assert found == read_conversation("claude", CLAUDE)
+
+
+# Bad input
+
+
+def test_a_file_that_is_gone_is_not_found(tmp_path: Path) -> None:
+    for client in ("claude", "codex", "gemini", "opencode", "cursor"):
+        with pytest.raises(NotFound, match="is gone"):
+            read_conversation(client, tmp_path / "gone.jsonl")
+    with pytest.raises(InvalidInput, match="a client is one of claude, codex"):
+        read_conversation("emacs", CLAUDE)
+
+
+@pytest.mark.parametrize("client", ["claude", "codex", "gemini", "opencode", "cursor"])
+@pytest.mark.parametrize(
+    "data", [b'{"v": 9, "said": "hi"}\n', b"\0\xff\xfe\n" * 99, b"[" * 100_000]
+)
+def test_of_what_is_not_understood_a_remark_says_so(
+    client: str, data: bytes, tmp_path: Path
+) -> None:
+    path = tmp_path / "one.jsonl"
+    path.write_bytes(data)
+    found = read_conversation(client, path, session="one")
+    assert found.turns == []
+    assert found.remark == f"{path} is of a version that this program does not know"
+
+
+def test_one_bad_line_costs_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "one.jsonl"
+    deep = b'{"type":"user","message":' + b"[" * 200_000 + b"\n"
+    huge = b'{"type":"user","message":{"content":"' + b"x" * (5 * 2**20) + b'"}}\n'
+    wrong = [[], 1, {"type": ["user"]}, {"type": "user"}, {"type": "user", "message": []}]
+    wrong += [typed({"a": 1}), typed([["a"], 1]), typed(None), {"type": "assistant", "message": 5}]
+    ending = json.dumps(answered("6543")).encode()[:-4]
+    path.write_bytes(
+        b"".join(json.dumps(line).encode() + b"\n" for line in wrong)
+        + b'{"type":"user"\n' + b'"type":"user"\xff\n' + deep + huge
+        + json.dumps(typed("which port?", uuid=7, timestamp={})).encode() + b"\n" + ending
+    )  # fmt: skip
+    turns = read_conversation("claude", path).turns
+    assert spoken(turns) == [("which port?", "")]
+    assert turns[0].key.isdigit()  # it had no name
+
+
+def test_half_a_character_is_replaced(claude: Callable[..., Any]) -> None:
+    assert claude(typed("a \ud83d b \U0001f600 c \0 d")) == [
+        ("a \ufffd b \U0001f600 c \ufffd d", "")
+    ]
+
+
+_NAMES = "type message content payload item text role id $set messages attachment sessionId"
+_KINDS = st.sampled_from(["user", "assistant", "gemini", "event_msg", "UserMessage", "text"])
+
+
+def _nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    names = st.sampled_from(_NAMES.split())
+    return st.lists(inner, max_size=3) | st.dictionaries(names, inner | _KINDS)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(), _nested, max_leaves=12))
+def test_no_value_of_any_type_ends_the_reading(value: Any) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "one.jsonl"
+        line = json.dumps([value, "user_message"])[1:].rpartition(",")[0]
+        path.write_text(f'{line}\n{{"role": {line}, "UserMessage": 1, "type":"user"}}\n')
+        for client in ("claude", "codex", "gemini", "cursor"):
+            read_conversation(client, path)
+
+
+def test_a_long_transcript_is_read_line_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "long.jsonl"
+    noise = json.dumps({"type": "attachment", "attachment": {"text": "x" * 60_000}}) + "\n"
+    with open(path, "w") as file:
+        for number in range(330):  # 20 MB
+            file.write(json.dumps(typed(f"question {number}", uuid=str(number))) + "\n" + noise)
+            file.write(json.dumps(answered(f"answer {number}")) + "\n")
+    code = (
+        "import resource, sys, pathlib, sediment\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "turns = sediment.read_conversation('claude', pathlib.Path(sys.argv[1])).turns\n"
+        "print(len(turns), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+    )
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
+    out = subprocess.check_output([sys.executable, "-c", code, str(path)], text=True, env=env)
+    turns, grown = map(int, out.split())
+    assert turns == 330
+    assert grown < 5_000 * (1024 if sys.platform == "darwin" else 1)
+
+
+# Where they are
+
+
+@pytest.fixture
+def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home folder with a session of each client's, and some of subagents."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("CLAUDE_CONFIG_DIR", "CODEX_HOME", "OPENCODE_DB"):
+        monkeypatch.delenv(name, raising=False)
+    subagent = next(SAMPLES.glob("claude/with-subagents/subagents/*.jsonl"))
+    day = ".codex/sessions/2026/11/22"
+    files = {
+        ".claude/projects/-home-user-proj/aaaa.jsonl": CLAUDE.read_bytes(),
+        ".claude/projects/-home-user-proj/agent-1.jsonl": subagent.read_bytes(),
+        ".claude/projects/-home-user-proj/aaaa/subagents/agent-2.jsonl": subagent.read_bytes(),
+        f"{day}/{CODEX.name}": CODEX.read_bytes(),
+        f"{day}/{CODEX.name[:-6]}2.jsonl": CODEX.read_bytes().replace(
+            b'"thread_source": "user"', b'"thread_source": "subagent"', 1
+        ),
+        f".codex/archived_sessions/{COMPACTED.name[10:]}": COMPACTED.read_bytes(),
+        f".gemini/tmp/proj/chats/{GEMINI.name}": GEMINI.read_bytes(),
+        ".cursor/projects/p/agent-transcripts/c1/c1.jsonl": b'{"role":"user"}\n',
+    }
+    for age, (name, data) in enumerate(files.items()):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        os.utime(path, (2_000_000 - age, 2_000_000 - age))
+    folder = tmp_path / ".local/share/opencode"
+    folder.mkdir(parents=True)
+    opencode_database(folder / "opencode.db")
+    return tmp_path
+
+
+def test_the_sessions_that_clients_left_are_found_newest_last(left: Path) -> None:
+    found = {
+        client: [session for _, session in sessions_of(client)]
+        for client in ("claude", "codex", "gemini", "opencode", "cursor")
+    }
+    assert found == {
+        "claude": ["aaaa"],
+        "codex": ["01a20306-6313-7991-9f6b-e03b27801747", "01a202f9-8cde-7973-b464-e9eea09a3517"],
+        "gemini": ["86d348fa-33be-4ca8-a22d-589bf0d28a38"],
+        "opencode": [OPENCODE_SESSION],
+        "cursor": ["c1"],
+    }
+    for client in found:
+        for path, session in sessions_of(client):
+            assert read_conversation(client, path, session=session).session == session
+
+
+def test_only_sessions_that_changed_since_are_found(left: Path) -> None:
+    assert len(list(sessions_of("codex", 1_999_996))) == 1
+    assert list(sessions_of("claude", 2_000_001)) == []
+    assert list(sessions_of("opencode", 1795346354)) == []
+
+
+def test_folders_that_clients_were_given_are_looked_into(
+    left: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, old in (("CLAUDE_CONFIG_DIR", ".claude"), ("CODEX_HOME", ".codex")):
+        (left / old).rename(left / f"moved{old}")
+        monkeypatch.setenv(name, str(left / f"moved{old}"))
+    (left / ".local/share/opencode/opencode.db").rename(left / "o.db")
+    assert list(sessions_of("opencode")) == []
+    monkeypatch.setenv("OPENCODE_DB", str(left / "o.db"))
+    assert [len(list(sessions_of(client))) for client in ("claude", "codex", "opencode")] == [
+        1,
+        2,
+        1,
+    ]
