@@ -7314,8 +7314,7 @@ _Entries = Iterable[tuple[int, dict[str, Any]]]  # each with its place
 
 def read_conversation(client: str, path: Path, start: int = 0, session: str = "") -> Conversation:
     """The turns of a session's file from a byte on; NotFound when it is gone."""
-    if client not in _READERS:
-        raise InvalidInput(f"a client is one of {', '.join(_READERS)}, not {_show(client)}")
+    check_client(client)
     try:
         if not path.is_file():
             raise NotFound(f"{path} is gone: there is no session to read")
@@ -7328,6 +7327,13 @@ def read_conversation(client: str, path: Path, start: int = 0, session: str = ""
     resume = (place if turns else start) if client in _MESSAGES else 0
     remark = "" if known or start else f"{path} is of a version that this program does not know"
     return Conversation(client, session, folder, turns, resume, remark)
+
+
+def check_client(name: str) -> str:
+    """A client's name, if its sessions can be read."""
+    if name not in _READERS:
+        raise InvalidInput(f"a client is one of {', '.join(_READERS)}, not {_show(name)}")
+    return name
 
 
 def _turns(
@@ -7593,11 +7599,150 @@ def sessions_of(client: str, since: int = 0) -> Iterator[tuple[Path, str]]:
         rows = _opencode_rows(folder, f"{sql} ORDER BY time_updated", since)
         yield from ((folder, id) for (id,) in rows or [])
         return
-    found = [(os.stat(path).st_mtime, path) for path in folder.glob(files)]
+    found = []
+    for path in folder.glob(files):
+        with contextlib.suppress(OSError):
+            theirs = path.name.startswith("agent-") or (client == "codex" and _is_subagents(path))
+            found += [(path.stat().st_mtime, path)] if not theirs else []
     for changed, path in sorted(found):
-        theirs = path.name.startswith("agent-") or (client == "codex" and _is_subagents(path))
-        if changed >= since and not theirs:
+        if changed >= since:
             yield path, _session_in(client, path)
+
+
+def all_sessions(clients: Iterable[str], since: int = 0) -> Iterator[Conversation]:
+    """What clients left on this machine; of what cannot be read, why."""
+    for client in clients:
+        for path, session in sessions_of(client, since):
+            try:
+                yield read_conversation(client, path, session=session)
+            except SedimentError as error:
+                yield Conversation(client, session, None, [], 0, str(error))
+
+
+# What other programs export.
+
+_CHATS = _Pattern(rb'\s*\[[\s\S]*?"(?:mapping|chat_messages)": ?[\[{]')
+_GAP = _Pattern(r"[\s,]*")
+_GRAPH = _Pattern(rb'\s*\{"type": ?"(?:entity|relation)"')
+_OBSERVED = _Pattern(r"\s*[-*] \[([^\]\[]{2,})\] (.+)")
+_RELATED = _Pattern(r"\s*[-*] ([^\[\]]+?) ?\[\[([^\[\]]+)\]\]")
+
+
+def open_archive(path: Path) -> tuple[str, Iterator[Any]]:
+    """What another program exported, as ("conversations", …) or as ("rows", …) for an import;
+    InvalidInput when it is nothing of the kind."""
+    head = next(_exported(path, 2**16), b"")
+    if _CHATS.match(head.removeprefix(b"\xef\xbb\xbf")):
+        return "conversations", map(_exported_conversation, _exported_chats(path))
+    if _GRAPH.match(head):
+        return "rows", (row for _, line in _transcript_lines(path) for row in _graph_rows(line))
+    notes = [one for one in sorted(path.rglob("*.md")) if "\npermalink:" in plain_text(one)]
+    if notes:
+        return "rows", (row for note in notes for row in _note_rows(note))
+    known = "an export of ChatGPT's or Claude.ai's, the MCP memory server's file or a folder"
+    raise InvalidInput(f"{path} is not {known} of basic-memory's notes: name one of these")
+
+
+def _exported(path: Path, size: int) -> Iterator[bytes]:
+    """The beginnings of the files with conversations in a folder or a ZIP archive, or of the file
+    itself."""
+    import zipfile
+    import zlib
+
+    try:
+        if path.is_dir():
+            for name in sorted(path.glob("conversations*.json")):
+                yield from _exported(name, size)
+        elif zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                for name in sorted(archive.namelist()):
+                    if re.search(r"(?:^|/)conversations[^/]*\.json$", name):
+                        yield archive.open(name).read(size)
+        else:
+            with open(path, "rb") as file:
+                yield file.read(size)
+    except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        raise InvalidInput(f"{path} cannot be read ({error})") from None
+
+
+def _exported_chats(path: Path) -> Iterator[Any]:
+    """One after the other: all of a file at once take ten times its size."""
+    for data in _exported(path, DOCUMENT_MAX + 1):
+        if len(data) > DOCUMENT_MAX:
+            raise _too_large(f"a file of {path}")
+        text = data.decode("utf-8-sig", "replace")
+        place = _GAP.match(text, text.find("[") + 1).end()
+        while text[place : place + 1] != "]":
+            try:
+                chat, place = json.JSONDecoder().raw_decode(text, place)
+            except (ValueError, RecursionError):
+                reason = f"is cut or damaged behind {place:,} characters; what came before is kept"
+                raise InvalidInput(f"{path} {reason}") from None
+            yield chat
+            place = _GAP.match(text, place).end()
+
+
+def _exported_conversation(chat: Any) -> Conversation:
+    """A chat of ChatGPT's, which is a tree of which one branch is shown, or of Claude.ai's."""
+    chat = chat if isinstance(chat, dict) else {}
+    nodes, leaf, entries = chat.get("mapping"), chat.get("current_node"), []
+    client, read = ("chatgpt", _chatgpt) if nodes else ("claude.ai", _claude_ai)
+    while isinstance(nodes, dict) and isinstance(leaf, str) and leaf in nodes:
+        entries.append(nodes.pop(leaf))  # a loop ends here
+        leaf = entries[-1].get("parent") if isinstance(entries[-1], dict) else None
+    listed = chat.get("chat_messages")
+    entries = listed if isinstance(listed, list) else entries[::-1]
+    moment = _seconds(chat.get("create_time") or chat.get("created_at"))
+    turns = _turns(enumerate(entries), read, moment)[0]
+    ids = [id for name in ("uuid", "conversation_id", "id") if (id := _key(chat.get(name)))]
+    return Conversation(client, ids[0] if ids else "", None, turns, 0)
+
+
+def _graph_rows(line: bytes) -> Iterator[dict[str, Any]]:
+    """What the MCP reference memory server knows, a sentence each."""
+    fact = parse_object(line)
+    told = fact.get("observations")
+    for one in told if isinstance(told, list) else []:
+        yield {"content": f"{fact.get('name')} ({fact.get('entityType')}): {one}"}
+    if fact.get("type") == "relation":
+        yield {"content": f"{fact.get('from')} {fact.get('relationType')} {fact.get('to')}"}
+
+
+def _note_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The observations and relations of a note of basic-memory's."""
+    text = plain_text(path)
+    front = _FRONT_MATTER.match(text)
+    title = front and re.search(r"^title:[ \t]*(.+)$", front[0], re.MULTILINE)
+    name = title[1].strip("\"' ") if title else path.stem
+    for _, line in _unfenced_lines(visible(text)):
+        if found := _OBSERVED.match(line):
+            yield {"content": f"{name} ({found[1]}): {found[2]}"}
+        elif found := _RELATED.match(line):
+            yield {"content": f"{name} {found[1]} {found[2]}"}
+
+
+def original_rows(program: Path) -> Iterator[dict[str, Any]]:
+    """What the original Sediment keeps, as its program lists it: its server tells beginnings."""
+    import subprocess
+
+    seen = set()
+    scopes = {"global": {"scope": "global"}, "project": {}, "all": {"project": "original"}}
+    for scope, whose in scopes.items():
+        words = [str(program), "--json", "list", "--scope", scope, "--limit", "1000000"]
+        env = {name: value for name, value in os.environ.items() if name != "SEDIMENT_DB"}
+        try:
+            options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True}
+            done = subprocess.run(words, env=env, **options)
+        except OSError as error:
+            raise InvalidInput(f"{program} cannot be run ({error.strerror})") from None
+        items = parse_object(done.stdout).get("items")
+        if done.returncode or not isinstance(items, list):
+            said = one_line(done.stderr.decode("utf-8", "replace"), 200)
+            raise InvalidInput(f"{program} does not list its items as the original does ({said})")
+        for item in items:
+            if isinstance(item, dict) and item.get("id") not in seen:
+                seen.add(item.get("id"))
+                yield {name: item.get(name) for name in ("id", "content", "created")} | whose
 
 
 # Keeping them: a session is a file of the source CONVERSATIONS, a turn a part of it.
@@ -12256,41 +12401,100 @@ def stats(shared: Context, verify: bool) -> None:
 
 
 @cli.command("import")
-@click.argument("file", type=click.File("rb"))
+@click.argument("file", required=False, type=click.Path(allow_dash=True))
+@click.option(
+    "--from",
+    "origin",
+    metavar="CLIENTS",
+    help=f"Sessions on this machine, of {', '.join(_READERS)} (with commas), instead of a FILE;"
+    " or sediment, with the original's program as FILE.",
+)
+@click.option("--since", type=_TIME, help="Only what was said since a time.")
+@click.option("--here", is_flag=True, help="Only sessions in this project.")
+@click.option("--dry-run", is_flag=True, help="Only count what was said.")
 @click.option("-s", "--scope", type=_SCOPE, help="For rows that name none (default: project).")
 @_ALLOW_SECRETS
 @_common
 @_shared
 def import_command(
-    shared: Context, file: IO[bytes], scope: str | None, allow_secrets: bool
+    shared: Context,
+    file: str | None,
+    origin: str | None,
+    scope: str | None,
+    allow_secrets: bool,
+    **chosen: Any,
 ) -> None:
-    """Store the items of a JSON Lines FILE. "-" is stdin; known ids are left as they are.
+    """Store the items of a JSON Lines FILE, or what was said in agents' sessions.
 
     A line is {"content": …} with, as far as known, id, created (ISO 8601) or created_at (unix
-    seconds), project, scope. What any command prints with --json is taken, too.
+    seconds), project, scope. What any command prints with --json is taken, too; "-" is stdin, and
+    known ids are left as they are. Or FILE is an export of ChatGPT's or Claude.ai's, the file of
+    the MCP memory server, or a folder of basic-memory's notes.
 
     \b
     Examples:
       sediment import notes.jsonl
       sediment list --json | sediment --db new.db import -
       sediment --db old.db export | sediment import -
+      sediment import --from claude,codex --here
+      sediment import conversations.json --since 2026
     """
     start = time.monotonic()
+    earliest = parse_moment(chosen["since"] or 0)
+    kind, found, total = _to_import(file, origin, earliest)
+    if kind == "rows" and any(chosen.values()):
+        raise click.UsageError("--since, --here and --dry-run are for conversations")
+    if kind != "rows" and (scope or allow_secrets):
+        raise click.UsageError("--scope and --allow-secrets are not for conversations")
     with shared.memory(resident=True) as memory:
         try:
-            with progress_bar("importing", _count_lines(file)) as add:
-                answer = memory.import_rows(
-                    text_lines(file), scope, add, allow_secrets=allow_secrets
-                )
+            with progress_bar("importing", total) as add:
+                if kind == "rows":
+                    answer = memory.import_rows(found, scope, add, allow_secrets=allow_secrets)
+                else:
+                    wanted = _said_since(found, earliest, memory if chosen["here"] else None)
+                    answer = memory.add_conversations(wanted, add, dry_run=chosen["dry_run"])
         except KeyboardInterrupt:
             reason = "interrupted: what was committed is kept; run it again to go on"
             raise SedimentError(reason) from None
         answer["seconds"] = round(time.monotonic() - start, 1)
-        shared.show(answer, render_imported)
+        answer |= {"dry_run": True} if chosen["dry_run"] else {}
+        shared.show(answer, render_imported if kind == "rows" else render_said)
         _finish_pending(memory, shared)
         _finish_consolidation(memory, shared)
-    if answer["refused"]:
+    if answer.get("refused"):
         raise click.exceptions.Exit(1)
+
+
+def _to_import(
+    file: str | None, origin: str | None, since: int
+) -> tuple[str, Iterable[Any], int | None]:
+    """Of what kind it is that is to be imported, what, and how many lines where that is known."""
+    clients = (origin or "").replace(",", " ").split()
+    if (file is None) == (clients in ([], ["sediment"])):
+        raise click.UsageError("give a FILE, or --from with the names of clients")
+    if file is None:
+        return "conversations", all_sessions(list(map(check_client, clients)), since), None
+    path = expand_home(file)
+    if clients:
+        return "rows", original_rows(path), None
+    if path.is_dir() or path.suffix == ".zip":
+        return *open_archive(path), None
+    with contextlib.suppress(InvalidInput):
+        if path.is_file():  # and no pipe, which is read once
+            return *open_archive(path), None
+    lines: IO[bytes] = click.File("rb").convert(file, None, click.get_current_context())
+    return "rows", text_lines(lines), _count_lines(lines)
+
+
+def _said_since(
+    found: Iterable[Conversation], since: int, memory: Memory | None
+) -> Iterator[Conversation]:
+    """What was said since a time; where a memory is given, in its project."""
+    here = memory and (memory.projects.root or find_root(Path.cwd()))
+    for one in found:
+        if memory is None or (one.folder and find_root(Path(one.folder)) == here):
+            yield one._replace(turns=[turn for turn in one.turns if turn.at >= since])
 
 
 @cli.command()
@@ -12921,6 +13125,13 @@ def render_imported(answer: dict[str, Any]) -> Iterator[str]:
         yield f"line {row['line']}: {printable(row['reason'])}"
     if (more := len(answer["refused"]) - REFUSED_SHOWN) > 0:
         yield f"and {more} more lines refused (--json names them all)"
+
+
+def render_said(answer: dict[str, Any]) -> Iterator[str]:
+    known = f", {answer['existing']} were there already" if answer["existing"] else ""
+    turns = f"{answer['turns']} turns of {answer['sessions']} sessions"
+    yield f"{'Found' if 'dry_run' in answer else 'Kept'} {turns}{known} ({answer['seconds']} s)."
+    yield from map(printable, answer["remarks"][:REFUSED_SHOWN])
 
 
 def render_planned(answer: dict[str, Any]) -> Iterator[str]:

@@ -472,7 +472,7 @@ def test_wrong_values(unharmed: Program, words: list[str], reason: str) -> None:
         (["forget"], "ID"),
         (["list", "extra"], "extra"),
         (["import", "none.jsonl"], "none.jsonl"),
-        (["import", "."], "directory"),
+        (["import"], "give a FILE"),
         (["export", "."], "directory"),
         (["--nonsense"], "--nonsense"),
         (["store", "- milk"], 'a text that begins with "-" goes behind --'),

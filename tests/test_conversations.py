@@ -6,14 +6,18 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Run
 from hypothesis import given
 from hypothesis import strategies as st
+from program import Program
 
+import sediment
 from sediment import InvalidInput, NotFound, Turn, read_conversation, sessions_of, typed_text
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -462,3 +466,242 @@ def test_folders_that_clients_were_given_are_looked_into(
         2,
         1,
     ]
+
+
+# What other programs export
+
+
+def chatgpt(*said: tuple[str, object], leaf: str = "") -> dict[str, Any]:
+    """A chat with these messages, one behind the other."""
+    nodes: dict[str, Any] = {"root": {"message": None, "parent": None}}
+    for number, (role, content) in enumerate(said):
+        content = (
+            {"content_type": "text", "parts": [content]} if isinstance(content, str) else content
+        )
+        message = {"id": f"m{number}", "author": {"role": role}, "content": content}
+        message["create_time"] = 1_700_000_000.5 + number
+        nodes[f"n{number}"] = {"message": message, "parent": f"n{number - 1}" if number else "root"}
+    return {"id": "c1", "mapping": nodes, "current_node": leaf or f"n{len(said) - 1}"}
+
+
+CLAUDE_AI = {
+    "uuid": "c2",
+    "name": "Ports",
+    "chat_messages": [
+        {
+            "uuid": "a",
+            "sender": "human",
+            "text": "which port?",
+            "created_at": "2026-03-05T10:00:00Z",
+        },
+        {
+            "uuid": "b",
+            "sender": "assistant",
+            "text": "hm 6543",
+            "content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "6543"}],
+        },
+    ],
+}
+
+
+def archived(path: Path) -> list[sediment.Conversation]:
+    kind, found = sediment.open_archive(path)
+    assert kind == "conversations"
+    return list(found)
+
+
+def rows(path: Path) -> list[str]:
+    kind, found = sediment.open_archive(path)
+    assert kind == "rows"
+    return [row["content"] for row in found]
+
+
+def test_of_chatgpts_tree_the_branch_that_is_shown_is_read(tmp_path: Path) -> None:
+    code = {"content_type": "code", "text": "ls"}
+    chat = chatgpt(
+        ("system", "Be kind."), ("user", "which port?"), ("assistant", code), ("assistant", "6543")
+    )
+    chat["mapping"]["other"] = {"message": {"author": {"role": "assistant"}}, "parent": "n1"}
+    path = tmp_path / "conversations.json"
+    path.write_text(json.dumps([chat]))
+    (found,) = archived(path)
+    assert found[:2] == ("chatgpt", "c1")
+    assert found.turns == [Turn("m1", 1_700_000_001, "which port?", "6543")]
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "zip"])
+def test_an_export_is_a_file_a_folder_or_an_archive(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "conversations.json"
+    path.write_text(
+        json.dumps([CLAUDE_AI, chatgpt(("user", "hello"), ("assistant", "hi"))], indent=2)
+    )
+    if kind == "zip":
+        with zipfile.ZipFile(tmp_path / "export.zip", "w") as archive:
+            archive.write(path, "export/conversations.json")
+            archive.writestr("export/users.json", "[]")
+    given = {"file": path, "folder": tmp_path, "zip": tmp_path / "export.zip"}[kind]
+    first, second = archived(given)
+    assert first[:2] == ("claude.ai", "c2")
+    assert first.turns == [Turn("a", 1_772_704_800, "which port?", "6543")]
+    assert spoken(second.turns) == [("hello", "hi")]
+
+
+def test_an_export_that_is_cut_gives_what_came_before(tmp_path: Path) -> None:
+    path = tmp_path / "conversations.json"
+    loop = chatgpt(("user", "hello"))
+    loop["mapping"]["n0"]["parent"] = "n0"
+    path.write_text(json.dumps([CLAUDE_AI, 7, {"mapping": [], "id": {}}, loop, CLAUDE_AI])[:-9])
+    found = sediment.open_archive(path)[1]
+    assert [len(next(found).turns) for _ in range(4)] == [1, 0, 0, 1]
+    with pytest.raises(InvalidInput, match="is cut or damaged behind"):
+        next(found)
+
+
+def test_the_graph_of_the_mcp_memory_server_becomes_sentences(tmp_path: Path) -> None:
+    path = tmp_path / "memory.json"
+    facts = [
+        {
+            "type": "entity",
+            "name": "Ada",
+            "entityType": "person",
+            "observations": ["likes tea", "rows"],
+        },
+        {"type": "relation", "from": "Ada", "to": "Acme", "relationType": "works at"},
+        {"type": "entity", "name": "Bob", "entityType": "person", "observations": 7},
+    ]
+    path.write_text("".join(json.dumps(fact) + "\n" for fact in facts) + "nonsense\n")
+    assert rows(path) == ["Ada (person): likes tea", "Ada (person): rows", "Ada works at Acme"]
+
+
+def test_the_notes_of_basic_memory_become_their_observations(tmp_path: Path) -> None:
+    (tmp_path / "people").mkdir()
+    (tmp_path / "people" / "ada.md").write_text(
+        "---\ntitle: Ada\ntype: person\npermalink: people/ada\n---\n# Ada\n\nSome prose.\n\n"
+        "- [taste] likes tea #drinks (since spring)\n- [ ] to do\n- works at [[Acme]]\n"
+        "```\n- [not] this\n```\n"
+    )
+    assert rows(tmp_path) == ["Ada (taste): likes tea #drinks (since spring)", "Ada works at Acme"]
+
+
+def test_what_is_no_archive_is_refused_with_what_is_one(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"content": "a row of ours"}\n[{"mapping": 1}]\n')
+    (tmp_path / "list.json").write_text('[{"content": "a row", "of": "ours"}]')
+    (tmp_path / "export.zip").write_bytes(b"PK\x05\x06" + bytes(18))
+    (tmp_path / "readme.md").write_text("- [kind] of a list\n")
+    for path in (tmp_path, *tmp_path.iterdir()):
+        with pytest.raises(InvalidInput, match="an export of ChatGPT's"):
+            sediment.open_archive(path)
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        sediment.open_archive(tmp_path / "none.json")
+    with zipfile.ZipFile(tmp_path / "damaged.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("conversations.json", json.dumps([CLAUDE_AI] * 99))
+    data = bytearray((tmp_path / "damaged.zip").read_bytes())
+    data[60:90] = bytes(30)
+    (tmp_path / "damaged.zip").write_bytes(data)
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        sediment.open_archive(tmp_path / "damaged.zip")
+
+
+ORIGINAL = """#!{python}
+import json, os, sys
+assert "SEDIMENT_DB" not in os.environ
+scope = sys.argv[sys.argv.index("--scope") + 1]
+when = "2026-01-02T03:04:05+00:00"
+item = lambda id: {{"id": id, "content": id * 99, "created": when, "scope": "x"}}
+items = {{"global": ["g"], "project": ["p"], "all": ["g", "p", "o"]}}[scope]
+print(json.dumps({{"count": len(items), "items": list(map(item, items))}}))
+"""
+
+
+@pytest.fixture
+def original(tmp_path: Path) -> Path:
+    """A program that lists items as the original Sediment does."""
+    path = tmp_path / "original"
+    path.write_text(ORIGINAL.format(python=sys.executable))
+    path.chmod(0o755)
+    return path
+
+
+def test_the_originals_items_are_listed_by_its_program(original: Path) -> None:
+    kept = {"content": "g" * 99, "created": "2026-01-02T03:04:05+00:00"}
+    found = list(sediment.original_rows(original))
+    assert found[0] == {"id": "g", "scope": "global", **kept}
+    assert [(row["id"], row.get("project")) for row in found[1:]] == [
+        ("p", None),
+        ("o", "original"),
+    ]
+    with pytest.raises(InvalidInput, match="cannot be run"):
+        list(sediment.original_rows(original.parent / "none"))
+    original.write_text("#!/bin/sh\necho no such command >&2\nexit 2\n")
+    with pytest.raises(InvalidInput, match=r"does not list .* \(no such command\)"):
+        list(sediment.original_rows(original))
+
+
+# The command
+
+
+@pytest.fixture
+def here(run_pyz: Run, tmp_path: Path, left: Path) -> Program:
+    return Program(run_pyz, tmp_path / "project")
+
+
+def test_sessions_are_imported_once(here: Program) -> None:
+    counted = here.json("import", "--from", "claude,codex,gemini,opencode", "--dry-run")
+    assert (counted["sessions"], counted["turns"], counted["dry_run"]) == (5, 8, True)
+    assert here.json("stats")["turns"] == 0
+    first = here.json("import", "--from", "claude,codex,gemini,opencode")
+    assert (first["success"], first["sessions"], first["turns"], first["existing"]) == (
+        True,
+        5,
+        8,
+        0,
+    )
+    again = here.json("import", "--from", "claude, codex")
+    assert (again["turns"], again["existing"]) == (0, 6)
+    assert here.ok("import", "--from", "gemini").startswith("Kept 0 turns of 1 sessions, 1 were")
+
+
+def test_only_sessions_of_a_time_or_of_this_project_are_imported(here: Program, left: Path) -> None:
+    assert here.json("import", "--from", "claude", "--here")["turns"] == 0
+    (session,) = left.glob(".claude/projects/*/aaaa.jsonl")
+    text = session.read_text().replace("/home/user/proj", str(here.folder))
+    session.write_text(text)
+    assert (
+        here.json("import", "--from", "claude", "--here", "--since", "2026-11-22T11:16Z")["turns"]
+        == 1
+    )
+    assert here.json("import", "--from", "claude", "--here")["turns"] == 1
+    found = here.json("recall", "which port has staging?", "--anyway")["results"]
+    assert any(row["source"] == "claude:aaaa#1" for row in found)
+
+
+def test_an_export_is_imported_as_a_file(here: Program, original: Path) -> None:
+    path = here.folder / "conversations.json"
+    path.write_text(json.dumps([CLAUDE_AI]))
+    assert here.json("import", str(path))["turns"] == 1
+    assert here.json("import", str(path), "--since", "2026-04")["sessions"] == 0
+    (here.folder / "memory.json").write_text(
+        '{"type":"entity","name":"Ada","entityType":"person","observations":["likes tea"]}\n'
+    )
+    assert here.json("import", "memory.json")["stored"] == 1
+    assert here.json("import", "memory.json")["existing"] == 1
+    assert here.json("import", "--from", "sediment", str(original))["stored"] == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["--from", "emacs"], 1, "a client is one of claude, codex"),
+        (["--from", "claude", "FILE"], 2, "give a FILE, or --from"),
+        (["--from", "sediment"], 2, "give a FILE, or --from"),
+        (["--from", "claude", "--scope", "global"], 2, "are not for conversations"),
+        (["rows.jsonl", "--since", "2026"], 2, "are for conversations"),
+        (["."], 1, "an export of ChatGPT's"),
+        (["no.zip"], 1, "cannot be read"),
+    ],
+)
+def test_of_a_wrong_import_it_is_told_what_would_be_right(
+    here: Program, words: list[str], code: int, told: str
+) -> None:
+    (here.folder / "rows.jsonl").write_text('{"content": "tea"}\n')
+    assert told in here.error("import", *words, code=code)
