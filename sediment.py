@@ -1239,23 +1239,48 @@ def _chunks_of(text: str, kind: str, fits: Callable[[str], bool]) -> Iterator[Ch
 
 
 class Part(NamedTuple):
-    """A chunk of a file: its text, where it stands, and its lines, the first being 1."""
+    """A chunk of a file: its text, where it stands, its lines, the first being 1, and the day that
+    a heading above it tells, in unix seconds."""
 
     content: str
     context: str
     first: int
     last: int
+    day: int | None = None
 
 
 def split_file(text: str, kind: str, fits: Callable[[str], bool]) -> list[Part]:
     """The parts of a file, cut at every heading of markdown, however short the file is."""
     shown = visible(text) if kind == "markdown" else text
     ends = [end for end, character in enumerate(shown) if character == "\n"]
+    headings = list(_days_of_headings(shown)) if kind == "markdown" else []
     parts = []
     for start, end, context in _chunks_of(shown, kind, fits):
         lines = bisect_left(ends, start) + 1, bisect_left(ends, end - 1) + 1
-        parts.append(Part(_BLANK_LINES.sub("\n\n", shown[start:end]), context, *lines))
+        above = bisect_left(headings, end, key=lambda heading: heading[0])
+        day = headings[above - 1][1] if above else None
+        parts.append(Part(_BLANK_LINES.sub("\n\n", shown[start:end]), context, *lines, day))
     return parts
+
+
+def _days_of_headings(text: str) -> Iterator[tuple[int, int | None]]:
+    """Where each heading begins, and the day that it tells, or the nearest of those above it."""
+    path: list[tuple[int, int | None]] = []
+    for heading in _headings(text):
+        while path and path[-1][0] >= heading.level:
+            path.pop()
+        day = _day_told(heading.title) or (path[-1][1] if path else None)
+        path.append((heading.level, day))
+        yield heading.start, day
+
+
+def _day_told(title: str) -> int | None:
+    """The day, in unix seconds, that a title begins with or ends in, as in daily notes, records of
+    decisions and changelogs."""
+    for found in filter(None, (_DAY_FIRST.search(title), _DAY_LAST.search(title))):
+        with contextlib.suppress(InvalidInput):  # the 40th of May
+            return parse_period(found[1].lower())[0]
+    return None
 
 
 def visible(text: str) -> str:
@@ -1286,6 +1311,13 @@ _CODE_OR_COMMENT = _Pattern(
     re.MULTILINE,
 )
 _BLANK_LINES = _Pattern(r"\n(?:[ \t]*\n){2,}")
+_SOME_MONTH = f"(?:{_any_of(_MONTHS)})"
+_FULL_DAY = (
+    rf"(?<![^\W_])(\d{{4}}-\d\d-\d\d|{_SOME_MONTH} {_ANY_NTH},? \d{{4}}"
+    rf"|{_ANY_NTH} (?:of )?{_SOME_MONTH},? \d{{4}})(?![^\W_])"
+)
+_DAY_FIRST = _Pattern(rf"^[\W_]*{_FULL_DAY}", re.IGNORECASE)
+_DAY_LAST = _Pattern(rf"{_FULL_DAY}[\W_]*(?:\[\w+\]\W*)?$", re.IGNORECASE)  # [YANKED]
 
 
 # What kind of text it is.
@@ -4206,6 +4238,12 @@ _SAID = f"(i.content_type = '{CONVERSATION}')"
 _LIVE = "i.ended_at IS NULL"
 _MEMORY = f"{_LIVE} AND i.file IS NULL"  # what was stored, not what stands in a file
 _MEMORY_GLOBAL = f"{_MEMORY} AND i.project_id IS NULL"
+# Of a part of a file: whether a heading or the file's name tells its day, and not the file's time.
+_HAS_DAY = "(f.dated OR i.created_at <> f.changed_at / 1000000000)"
+_KNOWN_DAY = (
+    "(i.file IS NULL OR EXISTS(SELECT 1 FROM files f WHERE f.id = i.file"
+    f" AND {_HAS_DAY}) AND NOT {_SAID})"
+)
 _FOREIGN = "(i.project_id IS NOT NULL AND i.project_id IS NOT ?)"
 _COUNTED = {  # the rows of the table items, each counted once
     "items": _MEMORY,
@@ -6498,15 +6536,20 @@ class Files:
         return found[0]
 
     def _touch(self, path: Path, seen: Seen, digest: bytes) -> None:
-        """Note that a file is as it was at a later time."""
-        created = _created(path, seen)
+        """Note that a file is as it was at a later time, which is that of its parts without a day
+        of their own."""
+        names = str(path), self.project, digest
         with self.database.transaction() as connection:
-            file = connection.execute(
+            connection.execute(
+                "UPDATE items AS i SET created_at = ?4 FROM files f WHERE f.id = i.file"
+                f" AND f.path = ?1 AND f.project_id = ?2 AND f.digest = ?3 AND NOT {_HAS_DAY}",
+                (*names, _created(path, seen)),
+            )
+            connection.execute(
                 "UPDATE files SET size = ?, changed_at = ?, touched_at = ?, read_at = ?"
-                " WHERE path = ? AND project_id = ? AND digest = ? RETURNING id",
-                (*seen, time.time_ns(), str(path), self.project, digest),
-            ).get
-            connection.execute(_CREATED_AT, (created, file))
+                " WHERE path = ? AND project_id = ? AND digest = ?",
+                (*seen, time.time_ns(), *names),
+            )
 
     def forget(self, gone: dict[str, Noted], away: bool = False) -> bool:
         """Take files out of the index that are gone, or cannot be read, unless something else is
@@ -6633,7 +6676,10 @@ class Files:
             for id, part in work.parts.items():
                 if id not in there:
                     self._insert(connection, id, part, work, file)
-            connection.execute(_CREATED_AT, (created, file))
+            connection.executemany(
+                "UPDATE items SET created_at = ?1 WHERE id = ?2 AND created_at <> ?1",
+                [(part.day or created, id) for id, part in work.parts.items()],
+            )
             connection.execute(_EXAMINED_FILES)
         if not work.parts:
             self._skip(work.path, "has nothing to index", warning=True)
@@ -6747,9 +6793,6 @@ def _created(path: Path, seen: Seen) -> int:
     """The time that a file's parts are given, in unix seconds: its day, or when it changed."""
     day = date_of(path)
     return int(day.timestamp()) if day else seen.changed_at // 10**9
-
-
-_CREATED_AT = "UPDATE items SET created_at = ?1 WHERE file = ?2 AND created_at <> ?1"
 
 
 def whole_path(given: str | Path) -> Path:
@@ -8924,8 +8967,8 @@ class Memory:
             " a.last_accessed_at, coalesce(a.validation_count, 0),"
             " (SELECT count(*) FROM graph_edges WHERE from_id = i.id)"
             " + (SELECT count(*) FROM graph_edges WHERE to_id = i.id),"
-            f" coalesce(f.dated, 1), CASE WHEN NOT {_SAID} THEN i.file END, v.vector, i.stored_at,"
-            f" {_SAID}"
+            f" coalesce({_HAS_DAY}, 1), CASE WHEN NOT {_SAID} THEN i.file END, v.vector,"
+            f" i.stored_at, {_SAID}"
             " FROM chunks c JOIN items i ON i.seq = c.item"
             " LEFT JOIN access_log a ON a.item_id = i.id LEFT JOIN files f ON f.id = i.file"
             " LEFT JOIN vectors v ON v.chunk = c.id"

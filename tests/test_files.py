@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -743,6 +744,65 @@ def test_a_note_of_a_later_day_comes_before_an_earlier_one(memory: Memory, folde
     (notes / "2026-05-01.md").write_text("# Notes\n\nThe staging database is on port 6543 now.\n")
     memory.index([notes])
     assert sources(memory, "staging database port")[0] == "memory/2026-05-01.md:1-3"
+
+
+DECISIONS = """# Decisions (newest on top)
+
+## 2026-10-01 Mail
+
+We send mail with Postmark.
+
+## [1.2.0] - 2026-08-15
+
+The billing service listens on port 7300.
+
+## Billing (May 2, 2026)
+
+The billing service listens on port 7105.
+
+## 2026-01-10 Mail
+
+### Sender
+
+We send mail with Sendgrid.
+
+## 1.0.0 [2026-01-09] [YANKED]
+
+The billing service listens on port 7001.
+
+## The 40 days
+
+Nothing more.
+"""
+
+
+def test_of_parts_under_dated_headings_the_newest_comes_first(memory: Memory, folder: Path) -> None:
+    (folder / "DECISIONS.md").write_text(DECISIONS)
+    memory.index([folder / "DECISIONS.md"])
+    assert sources(memory, "what do we send mail with")[0] == "DECISIONS.md:1-5"
+    assert sources(memory, "billing service port")[0] == "DECISIONS.md:7-9"
+
+
+def test_a_headings_day_outlives_the_files_time(memory: Memory, folder: Path) -> None:
+    def days() -> list[str]:
+        rows = memory.database.rows("SELECT created_at FROM items ORDER BY first_line")
+        return [f"{datetime.fromtimestamp(at):%Y-%m-%d}" for (at,) in rows]
+
+    told = ["2026-10-01", "2026-08-15", "2026-05-02", "2026-01-10", "2026-01-09"]
+    file = folder / "DECISIONS.md"
+    for day in ("2024-03-01", "2024-04-01"):
+        write_dated(file, DECISIONS, day)
+        memory.index([file])
+        assert days() == [*told, day]
+    write_dated(file, DECISIONS + "More.\n", "2024-05-01")
+    memory.index([file])
+    assert days() == [*told, "2024-05-01"]
+
+
+def write_dated(file: Path, text: str, day: str) -> None:
+    file.write_text(text)
+    changed = datetime.fromisoformat(day).timestamp()
+    os.utime(file, (changed, changed))
 
 
 def test_source_and_weights_narrow_and_turn_the_search(memory: Memory, folder: Path) -> None:
