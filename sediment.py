@@ -2178,8 +2178,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 def parse_object(text: str | bytes) -> dict[str, Any]:
     """A JSON object from what others wrote; anything else counts as an empty one."""
     try:
-        value = json.loads(text if isinstance(text, str) else text.decode("utf-8", "replace"))
-    except (ValueError, RecursionError):
+        value = json.loads(text.decode("utf-8", "replace") if isinstance(text, bytes) else text)
+    except (ValueError, TypeError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -7306,7 +7306,8 @@ _UNTYPED = (  # how texts begin that stand in a prompt's place
     *("[Request interrupted", "This session is being continued from a previous conversation"),
 )
 _FRAMED = _Pattern(  # with what was typed behind, or within
-    r"# (?:Context|Files) .*?\n## My request for Codex:(.*)|.*?<user_query>(.*)</user_query>",
+    r"# (?:Context|Files) .*?\n## My request for Codex:(.*)"
+    r"|<(?:.*?<)?user_query>(.*)</user_query>\Z",
     re.DOTALL,
 )
 _COMMAND = _Pattern(r"/[\w:-]+")
@@ -7362,7 +7363,8 @@ def read_conversation(client: str, path: Path, start: int = 0, session: str = ""
         if not path.is_file():
             raise NotFound(f"{path} is gone: there is no session to read")
         start = start if client in _MESSAGES and _begins_line(path, start) else 0
-        session, folder = session or _session_in(client, path), _folder_in(client, path, session)
+        session = session or _session_in(client, path)
+        folder = said_text(_folder_in(client, path, session)) or None
         entries, moment = _session_entries(client, path, start, session), int(path.stat().st_mtime)
         turns, place, known = _turns(entries, _READERS[client], moment)
     except OSError as error:
@@ -7469,7 +7471,8 @@ def _claude(entry: dict[str, Any]) -> _Said | None:
     elif kind not in ("user", "assistant") or any(map(entry.get, flags)):
         return None
     else:
-        told = entry["message"]["content"]
+        said = entry["message"]
+        told = said["content"] if said.get("model") != "<synthetic>" else ""  # "No response …"
     return _Said(kind == "user", told, entry.get("uuid"), entry.get("timestamp"))
 
 
@@ -7574,9 +7577,12 @@ def _gemini_messages(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _opencode_messages(path: Path, session: str) -> Iterator[dict[str, Any]]:
-    sql = "SELECT m.id, m.data, p.data FROM message m LEFT JOIN part p ON p.message_id = m.id"
-    order = "ORDER BY m.time_created, m.id, p.id"
-    rows = _opencode_rows(path, f"{sql} WHERE m.session_id = ? {order}", session)
+    sql = (
+        "SELECT m.id, m.data, p.data FROM message m JOIN part p ON p.message_id = m.id"
+        " AND CASE WHEN json_valid(p.data) THEN p.data ->> 'type' END = 'text'"
+        " WHERE m.session_id = ? ORDER BY m.time_created, m.id, p.id"
+    )
+    rows = _opencode_rows(path, sql, session)
     for (id, data), group in itertools.groupby(rows or [], lambda row: row[:2]):
         parts = [text for *_, part in group if (text := _part_text(parse_object(part)))]
         yield parse_object(data) | {"id": id, "parts": parts}
@@ -7606,19 +7612,19 @@ def _session_in(client: str, path: Path) -> str:
     return path.stem[-36:] if client == "codex" else path.stem
 
 
-def _folder_in(client: str, path: Path, session: str) -> str | None:
-    """Where the client stood, if that is told."""
+def _folder_in(client: str, path: Path, session: str) -> str:
+    """Where the client stood, or "" if that is not told."""
     if client == "gemini":
-        return plain_text(path.parent.parent / ".project_root").strip() or None
+        return plain_text(path.parent.parent / ".project_root")
     if client == "opencode":
         rows = _opencode_rows(path, "SELECT directory FROM session WHERE id = ?", session)
         if rows == []:
             raise NotFound(f"{path} has no session {session}")
-        return rows[0][0] if rows else None
+        return str(rows[0][0]) if rows else ""
     for _, line in itertools.islice(_transcript_lines(path), 100):
         if found := _FOLDER.search(line):
-            return parse_object(b"{%b}" % found[0]).get("cwd")
-    return None
+            return parse_object(b"{%b}" % found[0]).get("cwd", "")
+    return ""
 
 
 # Where clients leave sessions: what moves the folder, the folder, and the files in it.
@@ -7634,7 +7640,7 @@ _SESSIONS = {
 def sessions_of(client: str, since: int = 0) -> Iterator[tuple[Path, str]]:
     """The sessions a client left on this machine that changed since a time, newest last: each
     with its id; without those of subagents."""
-    variable, place, files = _SESSIONS[client]
+    variable, place, files = _SESSIONS[check_client(client)]
     given = os.environ.get(variable)
     folder = from_root(given) if given else (home() or Path()) / place
     if client == "opencode":

@@ -122,6 +122,22 @@ def test_a_session_is_read_while_opencode_writes(tmp_path: Path) -> None:
     writer.close()
 
 
+def test_rows_of_opencodes_that_are_damaged_cost_no_other(tmp_path: Path) -> None:
+    path = opencode_database(tmp_path / "opencode.db")
+    database = sqlite3.connect(path)
+    session = (OPENCODE_SESSION, 0, 0)
+    database.execute("INSERT INTO message VALUES ('msg_0', ?, ?, ?, '[]')", session)
+    for number, data in enumerate(("{", "[7]", b"\xff", '{"type":"text","text":[]}')):
+        database.execute(
+            f"INSERT INTO part VALUES ('p{number}', 'msg_0', ?, ?, ?, ?)", (*session, data)
+        )
+    database.execute("UPDATE session SET directory = x'00ff'")
+    database.commit()
+    database.close()
+    found = read_conversation("opencode", path, session=OPENCODE_SESSION)
+    assert spoken(found.turns) == [STAGING]
+
+
 def test_prompts_have_the_names_that_their_client_gave_them() -> None:
     keys = [turn.key for turn in read_conversation("claude", CLAUDE).turns]
     assert keys[0] == "805da84d-a2f9-4da3-a4e4-9f574e706249"
@@ -231,7 +247,9 @@ def test_thoughts_and_tools_are_no_answer(claude: Callable[..., Any]) -> None:
     ]
     line = {"type": "assistant", "message": {"content": parts}}
     failed = answered("API Error: 529", isApiErrorMessage=True)
-    assert claude(typed("which port?"), line, failed) == [("which port?", "It is 6543.")]
+    silent = answered("No response requested.")
+    silent["message"] |= {"model": "<synthetic>"}  # type: ignore
+    assert claude(typed("which port?"), line, failed, silent) == [("which port?", "It is 6543.")]
 
 
 def test_our_own_block_is_removed_wherever_it_stands(claude: Callable[..., Any]) -> None:
@@ -253,6 +271,8 @@ def test_of_a_prompt_in_an_editors_frame_the_prompt_is_left() -> None:
     frame = "# Context from my IDE setup:\n\n## Open: a.py\n\n## My request for Codex:\nmend it\n"
     assert typed_text(frame) == "mend it"
     assert typed_text("## My request for Codex:\nis kept") == "## My request for Codex:\nis kept"
+    tags = "what does <user_query>a</user_query> do?"
+    assert typed_text(tags) == tags
     assert typed_text("/compress") == ""
     assert typed_text("/etc is full, why?") == "/etc is full, why?"
 
@@ -317,6 +337,8 @@ def test_a_file_that_is_gone_is_not_found(tmp_path: Path) -> None:
             read_conversation(client, tmp_path / "gone.jsonl")
     with pytest.raises(InvalidInput, match="a client is one of claude, codex"):
         read_conversation("emacs", CLAUDE)
+    with pytest.raises(InvalidInput, match="a client is one of claude, codex"):
+        list(sessions_of("emacs"))
 
 
 @pytest.mark.parametrize("client", ["claude", "codex", "gemini", "opencode", "cursor"])
