@@ -4639,13 +4639,22 @@ class Term(NamedTuple):
 
 
 class Query(NamedTuple):
-    """A question: what is looked for, what of it names its subject, the time that it names, and
-    the vectors of what stands near it."""
+    """A question: what is looked for, what of it names its subject, the time that it names,
+    whether it asks for nothing but what happened then, and the vectors of what stands near it."""
 
     text: str
     subject: str
     asked: AskedTime | None
+    bare: bool = False
     around: Any = None  # float32[m, dimension]
+
+
+# Beside what tells that it is about events, a question of these has no subject but its time.
+_ASKING = _word_class(
+    "a about all and any anything are at did do does everything had has have i in is it list me my"
+    " new of on or our show tell that the there they thing things this to us was we were what"
+    " what's when which who you"
+)
 
 
 def parse_query(text: str, moment: int | None = None) -> Query:
@@ -4653,10 +4662,12 @@ def parse_query(text: str, moment: int | None = None) -> Query:
     a moment, which says when, they are not looked for either."""
     asked = asked_time(text, moment)
     subject = text[: asked.span[0]] + text[asked.span[1] :] if asked else text
+    words = re.findall(r"[\w']+", _EVENTS.sub(" ", subject.lower()))
+    bare = bool(asked and asked.events) and _ASKING.issuperset(words)
     subject = subject if subject.strip(" ?.,!") else text
     if moment is not None and asked and not asked.events:
         text, asked = subject, None
-    return Query(text, subject, asked)
+    return Query(text, subject, asked, bare)
 
 
 class Words(NamedTuple):
@@ -5047,6 +5058,8 @@ def default_adjust(
 ) -> list[Hit]:
     """The hits by their chance to be the answer, with the similarity that follows from it. What
     people confirmed gains a little; how often it was shown decides between equals."""
+    if query.asked and query.bare:
+        hits = of_their_time(hits, facts, query.asked)
     able, rest = contenders(by_relevance(hits, facts, query.asked), chunks)
     if not able:
         return []
@@ -5062,7 +5075,7 @@ def default_adjust(
     first = similarity_facts([*able, *rest], order[0], chance, chunks)
     similarity = ranker.similarity_of_first(first) / float(chances[order[0]])
     asked = query.asked
-    if asked and asked.events and asked.fits(facts[able[order[0]].item].created_at):
+    if asked and _timeliness(facts[able[order[0]].item], asked) > 0:
         similarity = max(similarity, DATED_SIMILARITY / float(chances[order[0]]))
     explained = _explained(able, chances, similarity, obsolete, relevance, ranker)
     return [explained[at] for at in order] + [hit._replace(score=0.0) for hit in rest]
@@ -5089,6 +5102,18 @@ def by_relevance(
             hit = hit._replace(score=hit.score + trust + timely, parts=hit.parts | added)
         found.append(hit)
     return sorted(found, key=lambda hit: (-hit.score, -facts[hit.item].accesses, -hit.item))
+
+
+def of_their_time(hits: list[Hit], facts: dict[int, Facts], asked: AskedTime) -> list[Hit]:
+    """The hits where nothing but a time is asked: what is of it or tells of it has all to do with
+    the question, and what else there is, nothing."""
+
+    def fits(known: Facts) -> bool:
+        told = asked_time(known.text, known.created_at)
+        tells = bool(told and told.start < asked.end and asked.start < told.end)
+        return tells or (known.dated and asked.fits(known.created_at))
+
+    return [hit._replace(relevance=float(fits(facts[hit.item]))) for hit in hits]
 
 
 def _timeliness(facts: Facts, asked: AskedTime) -> float:
@@ -8941,7 +8966,7 @@ class Memory:
         """The candidates, with the own ones of the time that the question asks about, to which
         they have all to do with it."""
         span = f"i.created_at BETWEEN {asked.start} AND {asked.end - 1}"
-        where = f"{live} AND {span} AND i.file IS NULL AND {_OWN}"
+        where = f"{live} AND {span} AND {_KNOWN_DAY} AND {_OWN}"
         near = nearest(self.database, vector, where, self.projects.current(), CANDIDATES)
         known = {one.item for one in found}
         more = [

@@ -1,6 +1,7 @@
 """Ranking profiles: the original's numbers, the floor, explanations, and what must not matter."""
 
 import math
+import os
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -196,6 +197,47 @@ def test_what_was_noted_then_answers_a_question_for_then(memory: Memory) -> None
     month = datetime.fromtimestamp(now - 50 * DAY)
     then = [row["created_at"] for row in memory.recall(f"what happened in {month:%B}?")["results"]]
     assert {datetime.fromtimestamp(at).month for at in then[:3]} == {month.month}
+
+
+JANUARY = "- The CI runs on Jenkins.\n- Maria leads the platform team.\n"
+SEPTEMBER = "- The CI runs on GitHub Actions now.\n- Jonas leads the platform team.\n"
+
+
+def test_a_question_for_a_time_alone_finds_its_day_or_nothing(
+    memory: Memory, tmp_path: Path
+) -> None:
+    (tmp_path / "2026-01-10.md").write_text(f"# 2026-01-10\n\n{JANUARY}")
+    (tmp_path / "log.md").write_text(f"# Log\n\n## 2026-09-10\n\n{SEPTEMBER}")
+    undated = tmp_path / "guide.md"
+    undated.write_text("# Guide\n\nWhat we note: what happened, and what we did.\n")
+    of_november = datetime(2025, 11, 12).timestamp()
+    os.utime(undated, (of_november, of_november))
+    memory.index([tmp_path])
+
+    def found(query: str) -> list[str]:
+        return [row["content"].splitlines()[-1][2:] for row in memory.recall(query)["results"]]
+
+    assert found("what did I note in January 2026?") == ["Maria leads the platform team."]
+    assert found("what happened in September 2026?") == ["Jonas leads the platform team."]
+    assert found("what did I note in November 2025?") == []
+    assert found("what happened to the guide in November 2025?") != []
+    memory.store("* In November 2025 we moved to Lyon.")
+    assert found("what did I note in November 2025?") == ["In November 2025 we moved to Lyon."]
+
+
+@pytest.mark.parametrize(
+    ("query", "bare"),
+    [
+        ("what did I note in January?", True),
+        ("tell me everything that happened on 2026-01-10", True),
+        ("what changed since the release in January?", True),
+        ("what did I note about Jenkins in January?", False),
+        ("what was the port in January?", False),
+        ("who did the work in January?", False),
+    ],
+)
+def test_what_has_no_subject_but_its_time(query: str, bare: bool) -> None:
+    assert sediment.parse_query(query).bare is bare
 
 
 # What has nothing to do with a question
