@@ -347,10 +347,15 @@ class _Pattern:
         return method
 
 
-# Scripts written without spaces, which the word index would take for one endless word.
-_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
+# Scripts written without spaces, which the word index would take for one endless word: Chinese,
+# Japanese and Korean; Thai, Lao, Burmese and Khmer, with their marks and without their figures.
+_UNSPACED = (
+    "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
+    "\u0e01-\u0e3a\u0e40-\u0e4e\u0e80-\u0ece\u0edc-\u0edf\u1000-\u103f\u1050-\u108f"
+    "\u1780-\u17d3\u17d7\u17dc\u17dd"
+)
 # Marks that belong to the letter before them; the index ignores or splits at them itself.
-_MARKS = "\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u0900-\u0dff\u0e31-\u0e4e"
+_MARKS = "\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u0900-\u0dff"
 # Symbols that are words: of money, law, mathematics and pictures; not boxes, bullets and the tones
 # of skin. Listed here, since every Python knows others, and the index must be the same for all.
 _SYMBOLS = (
@@ -368,10 +373,10 @@ _MARK = _Pattern(
 _ESCAPE_CODE = _Pattern(r"\x1b\[[0-?]*[ -/]*[@-~]")
 # Letters of nobody's, which the index takes: they stand for signs.
 _SIGNS = "\U000f0000-\U000fffff"
-_ALONE = _Pattern(f"[{_CJK}{_SIGNS}]")
-_LETTER = rf"[^\W_{_CJK}]"
+_ALONE = _Pattern(f"[{_UNSPACED}{_SIGNS}]")
+_LETTER = rf"[^\W_{_UNSPACED}]"
 _WORD = rf"{_LETTER}(?:{_LETTER}|[{_MARKS}])*+"
-_TERM = _Pattern(rf"[{_CJK}]+|[{_SIGNS}]|{_WORD}")
+_TERM = _Pattern(rf"[{_UNSPACED}]+|[{_SIGNS}]|{_WORD}")
 # What is written as one: 1.2.3, a/b, main.py, C++, § 5; but not e.g. or U.S.
 _COMPOUND = _Pattern(
     rf"(?<!{_LETTER})(?!(?:[A-Za-z]\.){{1,9}}[A-Za-z]\b)(?:[{_SIGNS}]|{_WORD})"
@@ -729,7 +734,7 @@ def local_time(iso: str, length: int = 10) -> str:
 
 
 def spaced(text: str) -> str:
-    """The text as the word index sees it: every ideograph, kana, hangul and sign a word."""
+    """The text as the word index sees it: every letter of an unspaced script and sign a word."""
     text = _signed(text)
     return text if text.isascii() else _ALONE.sub(r" \g<0> ", text)
 
@@ -756,8 +761,8 @@ def query_phrases(query: str) -> Iterator[tuple[str, int, int]]:
     """The query's words as the word index has them, and where each stands: phrases for FTS5,
     unquoted, and their [start, end).
 
-    Neighbouring characters of an unspaced script are looked up in pairs, and what is written as
-    one word also as a whole.
+    Neighbouring letters of an unspaced script are looked up in pairs (the index splits at marks),
+    and what is written as one word also as a whole.
     """
     query = _signed(query)
     plain = query.isascii()
@@ -765,8 +770,9 @@ def query_phrases(query: str) -> Iterator[tuple[str, int, int]]:
     for found in term.finditer(query):
         run, start = found[0], found.start()
         if not plain and len(run) > 1 and _ALONE.match(run):
-            for place, pair in enumerate(pairwise(run), start):
-                yield " ".join(pair), place, place + 2
+            letters = [place for place, one in enumerate(run) if one.isalnum()]
+            for first, last in zip(letters, letters[1:] or letters, strict=False):
+                yield " ".join(run[first : last + 1]), start + first, start + last + 1
         elif not "\U000f0000" <= run < "\U000f0080":  # alone it says nothing
             yield run.lower(), start, found.end()
     for found in compound.finditer(query):
@@ -2034,6 +2040,7 @@ _QUERY_PREFIXES: dict[str, str] = dict.fromkeys(
 # "the" is the first whole word of the vocabulary, and 8 % of what is written in English.
 _FIRST_WORD, _ZIPF_SHARE = 1996, 0.08
 _CHUNK_WORDS = 40
+_UNKNOWN = ("[UNK]", "<unk>")
 
 
 class Encoder:
@@ -2090,7 +2097,8 @@ class Encoder:
         """The same for a query, with a weight for each of its characters.
 
         The mean over the tokens is weighted by each one's first character; what stands for no
-        character counts nothing. Without any weight, the vector that `embed` gives.
+        character counts nothing, and neither does a word that the model does not know. Without
+        any weight, the vector that `embed` gives; no vector where the model knows none of it.
         """
         session = self.load()
         import numpy
@@ -2098,13 +2106,20 @@ class Encoder:
         prefix = self.model.query_prefix
         encoding = self._load_tokenizer().encode(prefix + text)
         weights = [*[0.0] * len(prefix), *weights]
-        ids = self._in_window(encoding.ids)
-        starts = [weights[start] if end else 0.0 for start, end in encoding.offsets[: len(ids) - 1]]
-        starts.append(0.0)  # what closes the text
+        ids, unknown = self._in_window(encoding.ids), self._unknown()
+        known = zip(ids[:-1], encoding.offsets, strict=False)  # but for what closes the text
+        starts = [weights[at] if end and id not in unknown else 0.0 for id, (at, end) in known]
+        starts.append(0.0)
+        if not any(starts) and unknown.intersection(ids):
+            return b""
         plain, states = self.model.run(session, numpy.array(ids, numpy.int64))
         pooled = numpy.array(starts, numpy.float32) @ states
         length = float(numpy.linalg.norm(pooled))
         return (pooled / length if length else plain).astype("<f4").tobytes()
+
+    def _unknown(self) -> set[int | None]:
+        """What stands for words that are not in the vocabulary: one vector for all of them."""
+        return set(map(self._load_tokenizer().token_to_id, _UNKNOWN)) - {None}
 
     def load(self) -> Any:
         """The session, ready to run: what the first `embed` would otherwise wait for."""
@@ -5253,7 +5268,8 @@ def cosine_score(candidate: Candidate, _: float, __: float) -> Hit:
 def bm25_score(candidate: Candidate, _: float, __: float) -> Hit:
     """Words alone, relative to the best."""
     cosine, kind, parts = candidate.cosine or 0.0, candidate.kind, {"bm25": candidate.bm25}
-    return Hit(candidate.item, candidate.chunk, candidate.relative, cosine, kind, 1.0, parts)
+    has_words = float(candidate.bm25 > 0)
+    return Hit(candidate.item, candidate.chunk, candidate.relative, cosine, kind, has_words, parts)
 
 
 def unadjusted(hits: list[Hit], *_: Any) -> list[Hit]:
@@ -5265,7 +5281,7 @@ PROFILES = {
     "default": Profile(default_score, default_adjust, chance_floor, AROUND),
     "classic": Profile(classic_score, classic_adjust, lambda _: CLASSIC_FLOOR),
     "cosine": Profile(cosine_score, unadjusted, lambda _: 0.0),
-    "bm25": Profile(bm25_score, unadjusted, lambda _: 0.0),
+    "bm25": Profile(bm25_score, unadjusted, lambda _: 1.0),
 }
 
 
@@ -8909,7 +8925,7 @@ class Memory:
                 self.encoder.begin_loading()
             words = weigh_words(self.database, query.text, self._lexicon)
             if near:
-                vector = self.encoder.embed_query(query.text, words.told)
+                vector = self.encoder.embed_query(query.text, words.told) or None
             found, share, around = candidates(
                 self.database,
                 words,
@@ -8921,6 +8937,8 @@ class Memory:
                 profile.reach,
                 kinds,
             )
+            if near and not vector:  # the words alone say how much it has to do with the query
+                found = [one._replace(cosine=0.0) for one in found]
             if vector and self.database.settled("SELECT EXISTS(SELECT 1 FROM pending)"):
                 found = self._with_waiting(found, vector)
             size = max(limit, RANKED)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from storage import shared_encoder
 
 import sediment
 from sediment import Memory, words_share
@@ -62,6 +63,36 @@ def test_a_paraphrase_without_a_common_word_is_found(memory: Memory) -> None:
     memory.store("We ship on Fridays once the canary is healthy.")
     memory.store("The cafeteria closes at three.")
     assert best(memory, "when can I release?") == "We ship on Fridays once the canary is healthy."
+
+
+UNKNOWN = ["รหัสผ่านอยู่บนกระดาน", "🍕🍕", "数据库备份在凌晨三点。", "a" * 300, "👍 👍", "∀x∈ℝ"]
+
+
+@pytest.mark.parametrize(
+    ("query", "answers"),
+    [("กระดาน", UNKNOWN[:1]), ("数据库", UNKNOWN[2:3]), ("🚀", []), ("b" * 300, [])],
+)
+def test_what_the_model_does_not_know_is_searched_by_its_words(
+    memory: Memory, query: str, answers: list[str]
+) -> None:
+    for text in UNKNOWN:
+        memory.store(text)
+    assert [row["content"] for row in memory.recall(query)["results"]] == answers
+
+
+def test_a_word_that_the_model_does_not_know_turns_no_query() -> None:
+    encoder = shared_encoder()
+    with_sign, without = "🚀 when do we release", "when do we release"
+    vectors = [encoder.embed_query(text, [1.0] * len(text)) for text in (with_sign, without)]
+    as_known = encoder.embed_query(with_sign, [0.0, 0.0, *[1.0] * len(without)])
+    assert vectors[0] == as_known != vectors[1]
+    assert encoder.embed_query("🚀?", [1.0, 0.0]) == b""
+
+
+def test_words_alone_find_nothing_where_no_word_is_there(memory: Memory) -> None:
+    memory.store("The cafeteria closes at three.")
+    assert memory.recall("gateway", ranking="bm25")["results"] == []
+    assert memory.recall("cafeteria", ranking="bm25")["count"] == 1
 
 
 def test_the_same_question_gets_the_same_answer_again(memory: Memory) -> None:

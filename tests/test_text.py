@@ -303,7 +303,7 @@ def test_colours_of_a_terminal_are_no_words() -> None:
     assert phrases(text) == ["error", "in", "gateway"]
 
 
-@given(st.text(st.sampled_from("aé\"'()*^:-+{}<>NEARORNOT .\\\u0301日本ーाि𠮷")))
+@given(st.text(st.sampled_from("aé\"'()*^:-+{}<>NEARORNOT .\\\u0301日本ーाि𠮷ก\u0e39ๆ")))
 def test_no_query_is_a_syntax_error(query: str) -> None:
     found(index("a text"), query)
 
@@ -349,6 +349,24 @@ def test_neighbouring_ideographs_are_looked_up_in_pairs() -> None:
     connection = index("東京都に住む", "京都に行く", "東の京", "都")
     assert found(connection, "東京都") == [0, 1]
     assert found(connection, "都") == [0, 1, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "query"),
+    [
+        ("รหัสผ่านอยู่บนกระดาน", "กระดาน"),
+        ("ລະຫັດຜ່ານຢູ່ເທິງກະດານ", "ກະດານ"),
+        ("စကားဝှက်ကိုကျောက်သင်ပုန်းပေါ်မှာရေးထားတယ်", "သင်ပုန်း"),
+        ("ពាក្យសម្ងាត់ស្ថិតនៅលើក្តារខៀន", "ក្តារខៀន"),
+    ],
+)
+def test_words_of_unspaced_scripts_with_marks_are_found_within_a_run(text: str, query: str) -> None:
+    assert found(index("else", text), query) == [1]
+    assert all(len(phrase.split()) > 1 for phrase in phrases(query))
+
+
+def test_a_lone_letter_with_its_mark_is_looked_up() -> None:
+    assert found(index("ปู", "ดู"), "ปู") == [0]
 
 
 def test_scripts_are_told_apart_inside_a_word() -> None:
