@@ -4726,6 +4726,7 @@ class Facts(NamedTuple):
     vector: bytes | None = None
     stored_at: int = TIME_MAX
     said: bool = False  # in a conversation, in which nothing is a version of anything
+    project: str | None = None
 
     @property
     def known_since(self) -> int | None:
@@ -5142,11 +5143,17 @@ def _timeliness(facts: Facts, asked: AskedTime) -> float:
 def features_of(
     hits: list[Hit], facts: dict[int, Facts], query: Query, lexicon: Lexicon
 ) -> Matrices:
-    """The pair features of these hits; none where all are of one time, or have no vectors."""
+    """The pair features of these hits; none where all are of one time, or have no vectors. What
+    two projects say is of two things, of which neither is the later version."""
+    import numpy
+
     rivals = [_rival(hit, facts[hit.item]) for hit in hits]
     if len({one.created_at for one in rivals}) < 2 or not all(one.vector for one in rivals):
         return {}
-    return pair_features(rivals, query.subject, lexicon, query.around)
+    features = pair_features(rivals, query.subject, lexicon, query.around)
+    projects = [facts[hit.item].project for hit in hits]
+    apart = [[None not in (a, b) and a != b for b in projects] for a in projects]
+    return features | {"days": numpy.where(apart, 0, features["days"])}
 
 
 def _rival(hit: Hit, facts: Facts) -> Rival:
@@ -9017,7 +9024,7 @@ class Memory:
             " (SELECT count(*) FROM graph_edges WHERE from_id = i.id)"
             " + (SELECT count(*) FROM graph_edges WHERE to_id = i.id),"
             f" coalesce({_HAS_DAY}, 1), CASE WHEN NOT {_SAID} THEN i.file END, v.vector,"
-            f" i.stored_at, {_SAID}"
+            f" i.stored_at, {_SAID}, i.project_id"
             " FROM chunks c JOIN items i ON i.seq = c.item"
             " LEFT JOIN access_log a ON a.item_id = i.id LEFT JOIN files f ON f.id = i.file"
             " LEFT JOIN vectors v ON v.chunk = c.id"

@@ -150,6 +150,21 @@ def test_other_projects_can_be_left_out(tmp_path: Path, monkeypatch: pytest.Monk
             assert memory.recall(query, anyway=True)["results"] == []
 
 
+def test_what_another_project_says_later_makes_nothing_obsolete(tmp_path: Path) -> None:
+    path, spring = tmp_path / "memory.db", "2026-05-01"
+    with Memory(path, project="ours") as ours, Memory(path, project="theirs") as theirs:
+        for text in ("Staging port is 5433.", "Lint with ruff before each commit."):
+            ours.store(text, created_at=spring)
+        for text in ("Staging port is 6543.", "Lint with ruff before each commit."):
+            theirs.store(text)
+        for query in ("staging port", "how do I lint"):
+            rows = ours.recall(query)["results"]
+            assert "cross_project" not in rows[0]
+            assert float(rows[0]["similarity"]) >= float(rows[-1]["similarity"])
+        ours.store("Staging port is 6543.")
+        assert best(ours, "staging port") == "Staging port is 6543."
+
+
 # Signs: what finds a memory, the memory, and one that has the same words without the sign.
 SIGNS = [
     ("🍕", "Friday is 🍕 night", "Friday is soup night"),
