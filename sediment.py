@@ -7460,9 +7460,10 @@ def _text_said(said: _Said) -> str:
 
 
 def _part_text(part: Any) -> str:
-    """The text of a part that is one, and not put in by a plugin."""
+    """The text of a part that is one, no thought, and not put in by a plugin."""
     kind, text = part.get("type", "text"), part.get("text")
-    said = kind in ("text", "Text", "input_text", "output_text") and not part.get("synthetic")
+    unsaid = any(map(part.get, ("thought", "synthetic", "ignored")))
+    said = kind in ("text", "Text", "input_text", "output_text") and not unsaid
     return text if said and isinstance(text, str) else ""
 
 
@@ -7524,14 +7525,17 @@ def _claude(entry: dict[str, Any]) -> _Said | None:
     return _Said(kind == "user", told, entry.get("uuid"), entry.get("timestamp"))
 
 
+_CODEX_TYPED = {"UserMessage": True, "AgentMessage": False}
+_CODEX_TYPED |= {"user_message": True, "agent_message": False}
+
+
 def _codex(entry: dict[str, Any]) -> _Said | None:
     if entry["type"] != "event_msg":
         return None
     payload = entry["payload"]
     item = payload.get("item", payload)  # older versions have no items
-    kinds = {"UserMessage": True, "AgentMessage": False}
-    typed = (kinds | {"user_message": True, "agent_message": False})[item["type"]]
     told = item["message"] if item is payload else item["content"]
+    typed = _CODEX_TYPED[item["type"]]
     return _Said(typed, told, item.get("id"), entry.get("timestamp"))
 
 

@@ -196,9 +196,16 @@ def test_a_session_of_cursor_is_read(tmp_path: Path) -> None:
 
 def test_later_changes_to_a_message_of_geminis_count_and_none_is_taken_away(tmp_path: Path) -> None:
     first = {"id": "1", "type": "user", "content": [{"text": "which port?"}]}
-    reply = {"id": "2", "type": "gemini", "content": ""}
+    thought = {"text": "Let me see.", "thought": True}
+    reply = {"id": "2", "type": "gemini", "content": [thought]}
     after = [{"$set": {"messages": [{"id": "3", "type": "user", "content": "thanks a lot"}]}}]
-    lines = [{"sessionId": "s"}, first, reply, reply | {"content": "6543"}, *after]
+    lines = [
+        {"sessionId": "s"},
+        first,
+        reply,
+        reply | {"content": [thought, {"text": "6543"}]},
+        *after,
+    ]
     path = tmp_path / "session.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)))
     expected = [("which port?", "6543"), ("thanks a lot", "")]
