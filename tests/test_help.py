@@ -13,7 +13,7 @@ COMMANDS = (
     "store", "recall", "search", "expand", "index", "watch", "note", "compact", "status", "list",
     "get", "forget", "history", "undo", "replace",
     "review", "graph", "consolidate", "prune", "doctor", "backup",
-    "restore", "reindex", "stats", "import", "export", "init", "serve", "completion",
+    "restore", "reindex", "stats", "import", "export", "init", "hook", "serve", "completion",
 )  # fmt: skip
 
 
@@ -59,7 +59,8 @@ def test_the_readme_names_them() -> None:
         "--repair", "--older-than", "--purge", "--allow-secrets", "--glob", "--exclude",
         "--include-archive", "--source", "--vector-weight", "--text-weight", "--candidates",
         "--lines", "--into", "--with", "--deep", "--watch", "--debounce-ms",
-        "SEDIMENT_VECTOR_WEIGHT", "SEDIMENT_TEXT_WEIGHT", "SEDIMENT_CANDIDATES",
+        "--no-conversations", "--conversations", "SEDIMENT_HOOKS", "SEDIMENT_CONVERSATIONS",
+        "SEDIMENT_HOOK_START", "SEDIMENT_HOOK_PROMPT", "SEDIMENT_VECTOR_WEIGHT", "SEDIMENT_TEXT_WEIGHT", "SEDIMENT_CANDIDATES",
     ):  # fmt: skip
         assert name in readme
 
