@@ -12987,14 +12987,15 @@ def _to_import(
 ) -> tuple[str, Iterable[Any], int | None]:
     """Of what kind it is that is to be imported, what, and how many lines where that is known."""
     clients = (origin or "").replace(",", " ").split()
-    if (file is None) == (clients in ([], ["sediment"])):
+    exports = (["chatgpt"], ["claude.ai"])  # which are known without that
+    if (file is None) == (clients in ([], ["sediment"], *exports)):
         raise click.UsageError("give a FILE, or --from with the names of clients")
     if file is None:
         return "conversations", all_sessions(list(map(check_client, clients)), since), None
     path = expand_home(file)
-    if clients:
+    if clients == ["sediment"]:
         return "rows", original_rows(path), None
-    if path.is_dir() or path.suffix == ".zip":
+    if clients or path.is_dir() or path.suffix == ".zip":
         return *open_archive(path), None
     with contextlib.suppress(InvalidInput):
         if path.is_file():  # and no pipe, which is read once

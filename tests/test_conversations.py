@@ -709,6 +709,7 @@ def test_an_export_is_imported_as_a_file(here: Program, original: Path) -> None:
     path.write_text(json.dumps([CLAUDE_AI]))
     assert here.json("import", str(path))["turns"] == 1
     assert here.json("import", str(path), "--since", "2026-04")["sessions"] == 0
+    assert here.json("import", "--from", "claude.ai", str(path))["existing"] == 1
     (here.folder / "memory.json").write_text(
         '{"type":"entity","name":"Ada","entityType":"person","observations":["likes tea"]}\n'
     )
