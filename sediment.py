@@ -10992,20 +10992,21 @@ def standing(memory: Memory) -> list[dict[str, Any]]:
 
 
 def _at_prompt(memory: Memory, event: Event) -> str:
-    """The memories that answer a prompt and were not shown in this session: what was stored, else
-    what was said."""
+    """The memories that answer a prompt and were not shown in this session."""
     budget = _budget("PROMPT", PROMPT_BUDGET)
-    if not budget:
-        return ""
+    found = prompted(memory, event.prompt) if budget else []
+    return _shown_once(memory, event, found, budget) if found else ""
+
+
+def prompted(memory: Memory, prompt: str) -> list[dict[str, Any]]:
+    """What answers a prompt surely enough, at most HOOK_SHOWN memories: of what was stored, else
+    of what was said."""
     hits, _, _ = memory._search(
-        event.prompt, RANKED, PROFILES["default"], None, CANDIDATES, None, (OWN, TALK)
+        prompt, RANKED, PROFILES["default"], None, CANDIDATES, None, (OWN, TALK)
     )
-    rows = memory._results(hits)
     stored, said = ([hit for hit in hits if hit.kind == kind] for kind in (OWN, TALK))
     best = next(filter(_is_sure, (stored[:HOOK_SHOWN], said[:HOOK_SHOWN])), [])
-    worth = (hit for hit in best if hit.score >= PROMPT_EACH)
-    found = [row for hit in worth if (row := rows.get(hit.item))]
-    return _shown_once(memory, event, found, budget)
+    return list(memory._results([hit for hit in best if hit.score >= PROMPT_EACH]).values())
 
 
 def _is_sure(hits: list[Hit]) -> bool:

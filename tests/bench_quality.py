@@ -8,8 +8,8 @@ tests/conversations need no DATA: see their READMEs. The ranker learns from them
 with weights that `models/train_ranker.py` made without it (kept under build/ranker).
 
 PARTS are names of sets, `diaries` and `conversations` (recall), `store` (what storing the diaries
-proposes) and `trials` (on the set that has a `temporal.jsonl`): ages, versions, no answer, order,
-duplicates, and pairs that must stay two. Calibration follows from all that was asked. Vectors are
+proposes), `prompts` (what the hook shows unasked) and `trials` (on the set that has a
+`temporal.jsonl`): ages, versions, no answer, order, duplicates, and pairs that must stay two. Calibration follows from all that was asked. Vectors are
 kept under build/quality; every answer goes to dist/bench-quality.jsonl; what was tried on the way
 to the ranking stands in tests/RANKING.md.
 """
@@ -45,7 +45,7 @@ from bench_recall import (
 )
 from bench_trials import run_trials
 
-from sediment import Memory
+from sediment import Memory, prompted
 
 DIARIES = sorted(path.parent for path in ROOT.glob("tests/diaries/*/queries.jsonl"))
 CONVERSATIONS = sorted(path.parent for path in ROOT.glob("tests/conversations/*/queries.jsonl"))
@@ -263,6 +263,33 @@ def measure_store() -> None:
     show("then changed facts first / outdated before right", changed(again))
 
 
+# Prompts
+
+
+def measure_prompts() -> None:
+    """How often a hook shows something at a prompt, and whether it is right."""
+    talk = (ROOT / "tests" / "trials" / "coding_talk.txt").read_text("utf-8").splitlines()
+    right: list[bool] = []
+    nothing: list[bool] = []
+    idle: list[bool] = []
+    for folder in DIARIES:
+        with unseen(folder.name), stored(rows(folder / "memories.jsonl")) as memory:
+            for row in rows(folder / "queries.jsonl"):
+                if row["type"] == "asof":
+                    continue
+                shown = {one["id"] for one in prompted(memory, row["query"])}
+                if row["expected"]:
+                    right.append(bool(shown & set(row["expected"])))
+                else:
+                    nothing.append(bool(shown))
+            idle += [bool(prompted(memory, text)) for text in talk]
+    meaning = f"The hook at a prompt, on the diaries, {validated()}, in per cent."
+    show = table(meaning, "figure", "default")
+    show(f"a right memory among the three ({len(right)} questions)", share(right))
+    show(f"a memory where none answers ({len(nothing)})", share(nothing))
+    show(f"a memory for coding talk ({len(talk)} prompts in {len(DIARIES)} diaries)", share(idle))
+
+
 # Calibration
 
 
@@ -314,7 +341,14 @@ def main() -> None:
     sets = parts(given.data) if given.data else {}
     if given.data and not sets:
         sys.exit(f"error: no memories.jsonl with a queries.jsonl beside it under {given.data}")
-    known = [*sets, "diaries", "conversations", "store", *(["trials"] if given.data else [])]
+    known = [
+        *sets,
+        "diaries",
+        "conversations",
+        "store",
+        "prompts",
+        *(["trials"] if given.data else []),
+    ]
     if wrong := set(given.parts) - set(known):
         sys.exit(f"error: no part {', '.join(sorted(wrong))}: there are {', '.join(known)}")
     chosen = given.parts or known
@@ -326,6 +360,8 @@ def main() -> None:
         measure_conversations()
     if "store" in chosen:
         measure_store()
+    if "prompts" in chosen:
+        measure_prompts()
     measure_calibration(["diaries", "conversations", *sets])
     if "trials" in chosen and given.data:
         run_trials(given.data, given.seeds)

@@ -60,7 +60,8 @@ def test_the_readme_names_them() -> None:
         "--include-archive", "--source", "--vector-weight", "--text-weight", "--candidates",
         "--lines", "--into", "--with", "--deep", "--watch", "--debounce-ms",
         "--no-conversations", "--conversations", "SEDIMENT_HOOKS", "SEDIMENT_CONVERSATIONS",
-        "SEDIMENT_HOOK_START", "SEDIMENT_HOOK_PROMPT", "SEDIMENT_VECTOR_WEIGHT", "SEDIMENT_TEXT_WEIGHT", "SEDIMENT_CANDIDATES",
+        "SEDIMENT_HOOK_START", "SEDIMENT_HOOK_PROMPT",
+        "SEDIMENT_VECTOR_WEIGHT", "SEDIMENT_TEXT_WEIGHT", "SEDIMENT_CANDIDATES",
     ):  # fmt: skip
         assert name in readme
 
