@@ -252,7 +252,8 @@ MERGE_COSINE = 0.95  # as in the original; proposes only, see `differences`
 COMPARED_WORDS = 5_000  # a longer memory must be the same as it stands; these take 0.07 s
 CORE_MIN = 3  # words that a remark must leave: "Status (confirmed)" is one whole
 EXAMINE_BATCH = 512  # rows compared at once: a product of 1 MB matrices, under a millisecond
-CONSOLIDATE_BATCH = 5  # pairs between looks at whether a caller waits
+CONSOLIDATE_BATCH = 5  # pairs a transaction
+CONSOLIDATE_TIME = 10  # s at the end of an import; what is left waits for the next one
 LEASE = 10  # s that a process may be silent in background work before another takes it up
 DAY = 86_400  # s
 TIME_MAX = 253_402_128_000  # 9999-12-30: two days on, some time zone has no date for it
@@ -263,7 +264,7 @@ NEIGHBOURS_SHOWN = 5  # of each kind: a page that is longer than its results is 
 CO_ACCESS_FIRST = 3  # results of one answer that count as asked for together
 QUESTIONS_KEPT = 32  # of those that two results answered: what is asked again counts once
 SUGGEST_COUNT = 3  # questions that both answered, before one suggests the other
-CLUSTERS_MAX, CLUSTER_STRENGTH = 50, 0.8  # new triangles in one go, and how strong they bind
+CLUSTERS_MAX, CLUSTER_STRENGTH = 50, 0.8  # triangles of a new edge, and how strong they bind
 REFUSED_SHOWN = 20  # lines of an import; more would scroll the summary away
 
 CHUNK_THRESHOLD = 1_000  # characters; below, one vector says it all
@@ -3555,25 +3556,20 @@ def note(
     )
 
 
-def link_clusters(connection: apsw.Connection) -> int:
-    """Make siblings of three items that are all related to one another; returns the new edges."""
-    triangles = fetch(
-        connection,
-        "WITH pairs AS (SELECT DISTINCT min(from_id, to_id) AS a, max(from_id, to_id) AS b"
-        " FROM graph_edges WHERE edge_type = 'related'),"
-        " siblings AS (SELECT from_id AS a, to_id AS b FROM graph_edges"
-        " WHERE edge_type = 'cluster_sibling')"
-        " SELECT x.a, x.b, y.b FROM pairs x JOIN pairs y ON y.a = x.b"
-        " JOIN pairs z ON z.a = x.a AND z.b = y.b"
-        " WHERE (SELECT count(*) FROM siblings s WHERE (s.a, s.b)"
-        " IN (VALUES(x.a, x.b), (x.b, y.b), (x.a, y.b))) < 3 LIMIT ?",
-        CLUSTERS_MAX,
+def link_clusters(connection: apsw.Connection, a: str, b: str) -> int:
+    """Make siblings of two items that are related, and of those related to both; returns the new
+    edges."""
+    sql = (
+        "SELECT to_id FROM graph_edges WHERE from_id = ?1 AND edge_type = 'related'"
+        " UNION SELECT from_id FROM graph_edges WHERE to_id = ?1 AND edge_type = 'related'"
     )
+    near_a, near_b = ({id for (id,) in fetch(connection, sql, one)} for one in (a, b))
     before = connection.total_changes()
-    for triangle in triangles:
-        for a, b in combinations(triangle, 2):
+    for other in sorted(near_a & near_b)[:CLUSTERS_MAX]:
+        triangle = sorted((a, b, other))
+        for one, another in combinations(triangle, 2):
             label = f"cluster-{triangle[0][:8]}"
-            link(connection, a, b, CLUSTER_SIBLING, CLUSTER_STRENGTH, label)
+            link(connection, one, another, CLUSTER_SIBLING, CLUSTER_STRENGTH, label)
     return connection.total_changes() - before
 
 
@@ -5505,31 +5501,46 @@ _EXAMINED_FILES = (
 
 
 def near_pairs(database: Database, after: int) -> Iterator[tuple[int, list[tuple[Any, ...]]]]:
-    """Pairs of near items of one project, of which one came after row `after`.
+    """Pairs of near items of one project, of which one came after row `after`: of each, the
+    CONFLICTS_QUEUED nearest earlier ones.
 
     Yields (last row looked at, [(later id, other id, cosine)]) until all were looked at, or one
     is met that still lacks its vector. A long item is known by its first chunk.
     """
-    import numpy
-
     while rows := _first_vectors(database, after, EXAMINE_BATCH):
-        matrix = _matrix(rows)
-        pairs: list[tuple[Any, ...]] = []
+        found: dict[str, list[tuple[float, str]]] = {}
         older = 0
         while others := _first_vectors(database, older, EXAMINE_BATCH):
-            cosines = matrix @ _matrix(others).T
-            for row, column in numpy.argwhere(cosines >= CONFLICT_COSINE).tolist():
-                (seq, id, project, _), (other_seq, other, other_project, _) = (
-                    rows[row],
-                    others[column],
-                )
-                if other_seq < seq and project == other_project:
-                    pairs.append((id, other, float(cosines[row, column])))
+            for id, other, cosine in _near_earlier(rows, others):
+                found.setdefault(id, []).append((cosine, other))
             older = others[-1][0]
             if older >= rows[-1][0]:
                 break
         after = rows[-1][0]
-        yield after, pairs
+        nearest = ((id, sorted(near)[-CONFLICTS_QUEUED:]) for id, near in found.items())
+        yield after, [(id, other, cosine) for id, near in nearest for cosine, other in near]
+
+
+def _near_earlier(
+    rows: list[tuple[Any, ...]], others: list[tuple[Any, ...]]
+) -> Iterator[tuple[str, str, float]]:
+    """The ids of near pairs, and their cosines: of each row the nearest earlier ones."""
+    import numpy
+
+    cosines = _matrix(rows) @ _matrix(others).T
+    if cosines.max() < CONFLICT_COSINE:
+        return
+    (seqs, _, projects, _), (other_seqs, _, other_projects, _) = (
+        [numpy.array(column, object) for column in zip(*side, strict=True)]
+        for side in (rows, others)
+    )
+    fits = (other_seqs < seqs[:, None]) & (other_projects == projects[:, None])
+    cosines = numpy.where(fits.astype(bool), cosines, -1)
+    nearest = numpy.argsort(-cosines, 1, kind="stable")[:, :CONFLICTS_QUEUED].tolist()
+    for row, places in enumerate(nearest):
+        for place in places:
+            if cosines[row, place] >= CONFLICT_COSINE:
+                yield rows[row][1], others[place][1], float(cosines[row, place])
 
 
 def _first_vectors(database: Database, after: int, limit: int) -> list[tuple[Any, ...]]:
@@ -9711,11 +9722,8 @@ class Memory:
                 queue = queued_pairs(self.database, CONSOLIDATE_BATCH)
                 if not queue:
                     break
-                for one, other, _ in queue:
-                    if stop():
-                        break
-                    done += self._settle((one, other))
-                    progress(1)
+                done += self._settle(*((one, other) for one, other, _ in queue), stop=stop)
+                progress(len(queue))
         finally:
             with contextlib.suppress(DatabaseError):
                 self._release("consolidation")
@@ -9763,14 +9771,20 @@ class Memory:
             found.append((new.id, pairs))
         return found
 
-    def _settle(self, ids: tuple[str, str]) -> list[tuple[str, Pair]]:
-        pair = judge(self.database, ids, self.encoder.embed)
+    def _settle(
+        self, *queued: tuple[str, str], stop: Callable[[], bool] = lambda: False
+    ) -> list[tuple[str, Pair]]:
+        judged = [
+            (ids, judge(self.database, ids, self.encoder.embed))
+            for ids in itertools.takewhile(lambda _: not stop(), queued)
+        ]
         with self.database.transaction() as connection:
-            status = settle(connection, ids, pair)
-            if status == "linked":
-                link_clusters(connection)
+            settled = [(settle(connection, ids, pair), pair) for ids, pair in judged]
+            for status, pair in settled:
+                if pair and status == "linked":
+                    link_clusters(connection, pair.keep, pair.other)
             clean_queue(connection)
-        return [(status, pair)] if pair and status != "gone" else []
+        return [(status, pair) for status, pair in settled if pair and status != "gone"]
 
     def _proposed(self, stop: Callable[[], bool]) -> list[tuple[str, Pair]]:
         """What `consolidate` would do now, in its order; what is merged is in no later pair."""
@@ -12789,7 +12803,8 @@ def consolidate(shared: Context, dry_run: bool) -> None:
       sediment consolidate --json | jq .merged
     """
     with shared.memory(resident=True) as memory:
-        answer = memory.consolidate(dry_run=dry_run)
+        with progress_bar("comparing", None) as add:
+            answer = memory.consolidate(dry_run=dry_run, progress=add)
         shared.show(answer, lambda answer: render_consolidated(answer, dry_run))
 
 
@@ -13315,11 +13330,15 @@ def _finish_consolidation(memory: Memory, shared: Context) -> None:
         return
     sys.stdout.flush()
     with _put_off(shared, "the next import, consolidate or serve goes on with what was imported"):
-        answer = memory.consolidate()
+        deadline = time.monotonic() + CONSOLIDATE_TIME
+        answer = memory.consolidate(stop=lambda: time.monotonic() > deadline)
         if answer["merged"]:
             merged = f"merged {answer['merged']} that said the same as another"
             click.echo(f"{merged} (`history` and `undo` know them)", err=True)
-        if count := memory.review()["count"]:
+        if memory.has_chores():
+            later = "`consolidate`, the next import or serve goes on"
+            click.echo(f"many are alike, and not all are compared yet: {later}", err=True)
+        elif count := memory.review()["count"]:
             click.echo(f"{count} may make an older one obsolete: `sediment review` asks", err=True)
 
 

@@ -2,11 +2,13 @@
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from program import Program
 from storage import child, consistent, finish, open_memory, rows_of, shown
 from wire import Wire, small_env
@@ -145,6 +147,33 @@ def test_stopping_loses_nothing(memory: Memory) -> None:
     consistent(memory)
     memory.consolidate()
     assert len(live(memory)) == 4
+
+
+def test_of_many_that_are_alike_each_is_compared_with_the_nearest(memory: Memory) -> None:
+    lines = [
+        f"Fact number {n}: the {n}th widget is stored in bin {n * 7 % 113}." for n in range(60)
+    ]
+    ids = put(memory, *lines, f"Note: {lines[30]}")
+    answer = memory.consolidate()
+    merged, *linked = [(pair["keep"]["id"], pair["other"]["id"]) for pair in answer["pairs"]]
+    assert merged == (ids[60], ids[30])
+    assert linked
+    assert max(Counter(later for later, _ in linked).values()) <= sediment.CONFLICTS_QUEUED
+
+
+def test_an_import_ends_although_much_is_still_to_be_compared(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sediment, "CONSOLIDATE_TIME", -1)
+    rows = "".join(json.dumps({"content": text}) + "\n" for text in (PORT, AGAIN, OTHER))
+    file = path.with_name("rows.jsonl")
+    file.write_text(rows)
+    arguments = ["--db", str(path), "--project", "demo"]
+    done = CliRunner().invoke(sediment.cli, [*arguments, "import", str(file)])
+    assert done.exit_code == 0
+    assert "not all are compared yet" in done.stderr
+    told = CliRunner().invoke(sediment.cli, [*arguments, "consolidate"]).stdout
+    assert told.startswith("1 merged")
 
 
 def test_triangles_of_links_become_clusters(memory: Memory) -> None:

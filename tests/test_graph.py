@@ -142,8 +142,9 @@ def test_triangles_become_clusters(memory: Memory, ids: dict[str, str]) -> None:
     relate(memory, tea, cake, port, tea)
     relate(memory, port, bridge)
     with memory.database.transaction() as connection:
-        assert sediment.link_clusters(connection) == 3
-        assert sediment.link_clusters(connection) == 0
+        assert sediment.link_clusters(connection, cake, port) == 3
+        assert sediment.link_clusters(connection, port, bridge) == 0
+        assert sediment.link_clusters(connection, tea, port) == 0
     siblings = {frozenset(row[:2]) for row in edges(memory, "cluster_sibling")}
     assert siblings == {frozenset(pair) for pair in ((tea, cake), (cake, port), (tea, port))}
 
