@@ -11006,9 +11006,11 @@ def standing(memory: Memory) -> list[dict[str, Any]]:
 
 
 def _at_prompt(memory: Memory, event: Event) -> str:
-    """The memories that answer a prompt and were not shown in this session."""
+    """The memories that answer a prompt and were not shown, or said, in this session."""
     budget = _budget("PROMPT", PROMPT_BUDGET)
     found = prompted(memory, event.prompt) if budget else []
+    here = f"{session_name(event.client, event.session)}#"
+    found = [row for row in found if not row.get("source", "").startswith(here)]
     return _shown_once(memory, event, found, budget) if found else ""
 
 
@@ -11126,7 +11128,13 @@ def start_capture(database: Path) -> None:
     env = {name: value for name, value in os.environ.items() if name != "SEDIMENT_PROJECT"}
     with contextlib.suppress(OSError):
         subprocess.Popen(
-            command, stdin=nothing, stdout=nothing, stderr=nothing, cwd="/", env=env, **apart
+            command,
+            stdin=nothing,
+            stdout=nothing,
+            stderr=nothing,
+            cwd=database.parent,
+            env=env,
+            **apart,
         )
 
 

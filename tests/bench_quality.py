@@ -9,9 +9,9 @@ with weights that `models/train_ranker.py` made without it (kept under build/ran
 
 PARTS are names of sets, `diaries` and `conversations` (recall), `store` (what storing the diaries
 proposes), `prompts` (what the hook shows unasked) and `trials` (on the set that has a
-`temporal.jsonl`): ages, versions, no answer, order, duplicates, and pairs that must stay two. Calibration follows from all that was asked. Vectors are
-kept under build/quality; every answer goes to dist/bench-quality.jsonl; what was tried on the way
-to the ranking stands in tests/RANKING.md.
+`temporal.jsonl`): ages, versions, no answer, order, duplicates, and pairs that must stay two.
+Calibration follows from all that was asked. Vectors are kept under build/quality; every answer goes
+to dist/bench-quality.jsonl; what was tried on the way to the ranking stands in tests/RANKING.md.
 """
 
 from __future__ import annotations

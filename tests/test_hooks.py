@@ -324,6 +324,8 @@ def test_what_was_said_is_shown_only_where_nothing_stored_answers(
     until(lambda: turns(here) == 2, "the turns")
     asked = "Where is the heron boat number 1?"
     assert "At pier 1" in prompt(here, asked)
+    mine = {"session_id": "heron", "transcript_path": str(path)}  # who hears it has said it
+    assert prompt(here, asked, **mine) == ""
     here.store("The heron boat number 1 is at pier 9.")
     told = prompt(here, asked, session_id="s2")
     assert ("pier 9" in told, "At pier 1" in told) == (True, False)
