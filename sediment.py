@@ -2663,6 +2663,8 @@ class Database:
 
         if self.path.is_dir():
             raise DatabaseError(f"{self.path} is a folder: --db takes a file, e.g. memory.db")
+        if os.path.exists(self.path) and not self.path.is_file():
+            raise DatabaseError(f"{self.path} is no plain file: --db takes one, e.g. memory.db")
         if os.fsencode(self.path).decode("utf-8", "ignore") != str(self.path):
             raise DatabaseError(f"{self.path} has a name that is not UTF-8: choose another")
         _refuse_link(self.path)
@@ -2718,9 +2720,20 @@ class Database:
             kind, reason = DamagedError, "is damaged: run `doctor --repair`, or `restore` a backup"
         except apsw.IOError as error:
             reason = f"cannot be read or written ({error}): check the disk"
+            if left := _left_of_another(path or self.path):
+                reason = f"is new, and beside it is what a file left that was removed ({left}): end"
+                reason += " the processes that have that open, servers too, and delete it"
         else:
             return
         raise kind(f"{path or self.path} {reason}") from None
+
+
+def _left_of_another(path: Path) -> str:
+    """What stands beside a file of no more than its first page, and cannot be its own."""
+    with contextlib.suppress(OSError):
+        left = [f"{path.name}{end}" for end in ("-wal", "-shm") if os.path.exists(f"{path}{end}")]
+        return " and ".join(left) if path.stat().st_size <= PAGE_BYTES else ""
+    return ""
 
 
 def stemmer() -> Callable[[str], list[tuple[str, str]]]:
@@ -2880,7 +2893,7 @@ def _load_distance(connection: apsw.Connection) -> bool:
     connection.enable_load_extension(True)
     try:
         connection.load_extension(str(Path(spec.origin).parent / "vec0"))
-    except apsw.ExtensionLoadingError:
+    except (apsw.ExtensionLoadingError, UnicodeEncodeError):  # a place that is not UTF-8
         return False
     finally:
         connection.enable_load_extension(False)
@@ -2908,7 +2921,8 @@ def copy_database(source: apsw.Connection, target: Path) -> None:
                 raise DamagedError(f"the copy for {target} is not sound ({found}): run `doctor`")
         take_place(draft, target)
     except apsw.Error as error:
-        reason = "the disk is full" if isinstance(error, apsw.FullError) else error
+        told = {apsw.FullError: "the disk is full", apsw.IOError: "the disk or `ulimit -f` refuses"}
+        reason = told.get(type(error), error)
         raise DatabaseError(f"{target} cannot be written ({reason}): is there room?") from None
     except OSError as error:
         raise DatabaseError(f"{target} cannot be written ({error.strerror})") from None
@@ -3144,12 +3158,15 @@ def _is_there(folder: Path | None) -> bool:
         return False
 
 
+_UNFILLED = _Pattern(r"\$\{|(?<!\w)\$\w|%\w+%")  # as of ${workspaceFolder}, $PWD, %CD%
+
+
 class Projects:
     """Resolves a folder or a given name to a project id, remembering answers in the database."""
 
     def __init__(self, database: Database, given: str | None, folder: Path | None) -> None:
         self.database = database
-        if given and "${" in given:  # or all folders of that client would be one project
+        if given and _UNFILLED.search(given):  # or all folders of that client would be one project
             raise InvalidInput(f"the project is {given}: your client has not filled that in")
         # With a slash, or . or ~ in front, the given name is a folder, which must be there.
         named = given is not None and ("/" in given or os.sep in given or given[0] in ".~")
@@ -3169,6 +3186,15 @@ class Projects:
             return find_root(self.folder or Path.cwd())
         except OSError:  # the working folder was deleted
             return None
+
+    def doubt(self) -> str:
+        """A remark where a project was given by an id that nothing has yet, and that a folder has
+        for its name."""
+        if self.given is None or not os.path.isdir(self.given):
+            return ""
+        sql = "SELECT EXISTS(SELECT 1 FROM items WHERE project_id = ?)"
+        known = self.database.value(sql, self.given)
+        return "" if known else f" (a new project; the folder is ./{self.given}, with a slash)"
 
     def current(self, create: bool = False) -> str | None:
         """The project id; None when there is none (yet). `create` may give a folder its id.
@@ -3403,8 +3429,9 @@ class Shown(NamedTuple):
 
 
 def shown_by(query: str, answer: dict[str, Any]) -> Shown:
-    """What of an answer is counted. Weak hits and other projects' are no reason for a link."""
-    rows = answer["results"]
+    """What of an answer is counted: nothing that surely does not answer. Weak hits and other
+    projects' are no reason for a link."""
+    rows = [row for row in answer["results"] if row["similarity"] != _two_places(0)]
     fitting = [row["id"] for row in rows if not row.keys() & {"unrelated", "cross_project"}]
     words = " ".join(re.findall(r"\w+", query.lower())) or query
     return Shown(sha256(words.encode())[:_HASH], [row["id"] for row in rows], fitting)
@@ -7017,14 +7044,15 @@ def append_lines(path: Path, beginning: str, lines: list[str]) -> tuple[int, boo
         if made:
             make_private(path.parent, 0o700)
         with _locked(path) as file:
-            before, size = _text_before(file)
+            before, size, newline = _text_before(file)
             lines = _without_comments(lines, before)
             if place := _place_of(lines, before):
                 return place, False
             gap = "" if before.endswith("\n") else "\n"
             added = (gap if before else beginning) + "\n".join(lines) + "\n"
-            _check_size(size + len(added.encode()))
-            _append(file, added.encode(), size)
+            data = added.replace("\n", newline).encode()
+            _check_size(size + len(data))
+            _append(file, data, size)
             return (before + added).count("\n") - len(lines) + 1, True
     except Skipped as skipped:
         raise InvalidInput(f"{path} {skipped}: left as it is; name another file") from None
@@ -7032,14 +7060,16 @@ def append_lines(path: Path, beginning: str, lines: list[str]) -> tuple[int, boo
         raise InvalidInput(f"{path} cannot be written ({error.strerror})") from None
 
 
-def _text_before(file: IO[bytes]) -> tuple[str, int]:
-    """The text of a file that lines are to be added to, and its size in bytes."""
+def _text_before(file: IO[bytes]) -> tuple[str, int, str]:
+    """The text of a file that lines are to be added to, its size in bytes, and how most of its
+    lines end."""
     size = os.fstat(file.fileno()).st_size
     _check_size(size)
-    text, whole = _text_of(file.read())
+    data = file.read()
+    text, whole = _text_of(data)
     if not whole:  # what is added is, and no program could read both
         raise Skipped("is not all UTF-8")
-    return text, size
+    return text, size, "\r\n" if 2 * data.count(b"\r\n") > data.count(b"\n") else "\n"
 
 
 def _without_comments(lines: list[str], before: str) -> list[str]:
@@ -7214,12 +7244,13 @@ def _end_of_pipe(pipe: IO[bytes]) -> bytes:
     return last
 
 
-def check_summary(summary: str, text: str) -> None:
-    """InvalidInput says why something cannot stand for a text: what index would skip, say."""
+def check_summary(summary: str, characters: int) -> None:
+    """InvalidInput says why something cannot stand for notes of so many characters: what index
+    would skip, say."""
     reasons = {
         "nothing": not summary,
         "what is no text": "\ufffd" in summary or _CONTROL.search(summary),
-        "no less than it was given": len(summary) >= len(text),
+        "no less than it was given": len(summary) >= characters,
         "nothing that recall could find": not any(map(str.isalnum, _unmarked(visible(summary)))),
     }
     if reason := next((reason for reason, found in reasons.items() if found), ""):
@@ -8512,6 +8543,8 @@ class Memory:
     ) -> None:
         if path == "" or project == "":
             raise InvalidInput("the database or project given is an empty name: leave it out?")
+        if not isinstance(project, str | None):
+            raise InvalidInput(f"a project is an id or a folder's path, not {_show(project)}")
         chosen = path or os.environ.get("SEDIMENT_DB") or default_database()
         self.database = Database(expand_home(chosen))
         given = project or os.environ.get("SEDIMENT_PROJECT") or None
@@ -8688,7 +8721,8 @@ class Memory:
         if scope == "global":
             return None, ""
         project = self.projects.current(create=True)
-        return project, "" if project else " (no project here: the home folder and / are none)"
+        nowhere = " (no project here: the home folder and / are none)"
+        return project, self.projects.doubt() if project else nowhere
 
     def _prepare(self, id: str, content: str, project: str | None, created: int) -> Item:
         """Everything that takes time, before the transaction: chunks and their vectors."""
@@ -8889,7 +8923,7 @@ class Memory:
         that item's whole text, a page at a time: the next is asked for as "ID page 2".
         """
         check_text(query, "query", QUERY_MAX)
-        check_limit(limit)
+        limit = check_limit(limit)
         profile = PROFILES[check_ranking(ranking)]
         if min_score is not None:
             min_score = check_share(min_score, "min_score")
@@ -9499,7 +9533,7 @@ class Memory:
 
     def _place_to_write(self, given: str | Path) -> Path:
         self.database.refuse_own(given)
-        return place_to_write(given, find_root(self._top))
+        return check_name(place_to_write(given, find_root(self._top)))
 
     def _write_down(
         self,
@@ -9576,7 +9610,7 @@ class Memory:
             return answer | {"message": "No note is that old: nothing to do."}
         self._place_to_write(folder / _ARCHIVE)
         summary, _ = redact(plain_newlines(run_filter(command, text, timeout)), redacts())
-        check_summary(summary, text)
+        check_summary(summary, answer["characters"])
         name, written = summary_file(notes, summary)
         check_not_ignored(folder / name)
         self._check_found(name, written)
@@ -9998,6 +10032,8 @@ class Memory:
         are there already are left as they are. What commands print with --json is taken whole,
         too. Calls `progress(rows)` after each commit.
         """
+        if not hasattr(lines, "__iter__"):
+            raise InvalidInput(f"rows to import are a list of lines or dicts, not {_show(lines)}")
         project = (
             None if check_scope(scope or "project") == "global" else self.projects.current(True)
         )
@@ -10028,7 +10064,7 @@ class Memory:
 
         scope: "project" (this one's), "global", or "all" (both).
         """
-        check_limit(limit)
+        limit = check_limit(limit)
         where, values = self._scope(check_scope(scope, (*SCOPES, "all")))
         total = self.database.value(f"SELECT count(*) FROM items i WHERE {where}", *values)
         sql = (
@@ -10231,6 +10267,9 @@ class Memory:
             mode = place.stat().st_mode & 0o777
             if mode & ~allowed and sys.platform != "win32":
                 yield Check("permissions", "warning", f"{place} is open to others ({mode:o})")
+        if not _is_writable(path):
+            told = f"{path} or its folder cannot be written: nothing can be stored"
+            yield Check("permissions", "warning", told)
         if left := ", ".join(draft.name for draft in left_behind(path)):
             remedy = "the next `restore` or `doctor --repair` removes them"
             yield Check(
@@ -12309,14 +12348,16 @@ def _late(context: click.Context, option: click.Parameter, value: Any) -> None:
 
 
 def _ids(context: click.Context, _: click.Parameter, beginning: str) -> list[str]:
-    """The ids to propose on Tab; none where the memory cannot be read."""
+    """The ids to propose on Tab; none where the memory cannot be read. An id may come from anybody
+    by import, and a shell puts it into the command line as it stands: of plain characters alone."""
     given = context.find_root().params
     with (
         contextlib.suppress(SedimentError),
         Memory(given.get("db"), project=given.get("project")) as memory,
     ):
         rows = memory.list_items(limit=LIMIT_MAX, scope="all")["items"]
-        return [row["id"] for row in rows if row["id"].startswith(beginning)]
+        ids = [row["id"] for row in rows if re.fullmatch(r"(?a:\w[\w.:@%+/-]*)", row["id"])]
+        return [id for id in ids if id.startswith(beginning)]
     return []
 
 
@@ -13052,6 +13093,8 @@ def export(shared: Context, file: str | None, force: bool) -> None:
       sediment export | jq -r 'select(.scope == "global").content'
     """
     with shared.memory() as memory:
+        if file == "-":
+            file = None
         if file:
             memory.database.refuse_own(file)
         if file and Path(file).is_file() and not force:
@@ -13411,7 +13454,8 @@ def _field(name: str, value: object) -> str:
 
 
 def render_stored(answer: dict[str, Any]) -> Iterator[str]:
-    yield _field("id", answer["id"])
+    if answer["id"]:
+        yield _field("id", answer["id"])
     yield _field("message", answer["message"])
     for row in answer.get("may_replace", []):
         text = one_line(row["content"], 60)

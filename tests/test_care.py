@@ -568,6 +568,30 @@ def test_the_file_is_never_changed_in_place(memory: Memory, path: Path, damage: 
     assert memory.store("Said afterwards.")["success"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="a limit on files")
+def test_a_copy_that_a_limit_refuses_says_so(memory: Memory, tmp_path: Path) -> None:
+    memory.store("a fact")
+    script = """
+import resource, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+memory = sediment.Memory(sys.argv[1], project="demo")
+memory.list_items()
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+memory.backup(sys.argv[2])
+"""
+    _, errors = child(script, memory.database.path, tmp_path / "copy.db").communicate()
+    assert "`ulimit -f` refuses" in errors
+
+
+def test_a_file_that_cannot_be_written_is_warned_of(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.store("a fact")
+    monkeypatch.setattr(sediment, "_is_writable", lambda _: False)
+    warned = [row["detail"] for row in memory.doctor()["checks"] if row["status"] == "warning"]
+    assert any("cannot be written: nothing can be stored" in one for one in warned)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="names are bytes")
 def test_a_name_that_is_no_text_is_told(memory: Memory, tmp_path: Path) -> None:
     named = tmp_path / os.fsdecode(b"copy-\xfe.db")

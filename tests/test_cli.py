@@ -250,6 +250,7 @@ def test_export_to_a_file_for_this_user(here: Program) -> None:
     assert "--force" in here.error("export", "out.jsonl")
     assert path.read_text() == "a letter"
     here.ok("export", "out.jsonl", "--force")
+    assert here.ok("export", "-") == here.ok("export")
     assert path.read_text() == here.ok("export")
 
 

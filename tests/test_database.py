@@ -339,6 +339,24 @@ def test_a_folder_that_may_not_be_entered_is_explained(guarded: Path) -> None:
     assert said == ["cannot open FILE: Permission denied"] * 2
 
 
+def test_a_log_that_a_removed_file_left_is_told(path: Path) -> None:
+    with open_memory(path) as memory:
+        memory.store("one thing")
+        path.unlink()
+        log = path.with_name(f"{path.name}-wal")
+        assert log.exists()
+        script = "import sys; sediment.Memory(sys.argv[1], project='demo').store('another')"
+        _, errors = child(script, path).communicate()
+        assert f"left that was removed ({log.name} and" in errors
+        assert memory.store("another")["success"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a device of that name")
+def test_a_device_is_no_database() -> None:
+    with Memory("/dev/null") as memory, pytest.raises(DatabaseError, match="is no plain file"):
+        memory.list_items()
+
+
 def test_a_folder_where_nothing_can_be_created_is_explained(guarded: Path) -> None:
     (guarded / "memory.db").unlink()
     guarded.chmod(0o500)

@@ -1018,6 +1018,49 @@ def test_a_fact_goes_into_a_file_once(memory: Memory, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b"# C\r\n\r\n- a\r\n", b"# C\r\n\r\n- a\r\n- one\r\n  two\r\n"),
+        (b"# C\r\n\r\n- a", b"# C\r\n\r\n- a\r\n- one\r\n  two\r\n"),
+        (b"# C\n\n- a\r\n", b"# C\n\n- a\r\n- one\n  two\n"),
+        (b"", b"- one\n  two\n"),
+    ],
+)
+def test_lines_that_are_added_end_as_the_others(
+    memory: Memory, folder: Path, before: bytes, after: bytes
+) -> None:
+    file = folder / "facts.md"
+    file.write_bytes(before)
+    for _ in range(2):
+        memory.store("one\ntwo", into=file)
+        assert file.read_bytes() == after
+
+
+def test_a_fact_that_is_not_found_has_no_id_to_print(memory: Memory, folder: Path) -> None:
+    file = folder / "open.md"
+    file.write_text("# T\n\n<private>\nsecret\n")
+    answer = memory.store("The koala eats at noon.", into=file)
+    (line,) = sediment.render_stored(answer)
+    assert "Recall does not find it" in line
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names are bytes")
+def test_nothing_is_written_into_a_name_that_is_no_text(memory: Memory, folder: Path) -> None:
+    file, notes = (folder / os.fsdecode(name) for name in (b"new\xff.md", b"m\xff"))
+    notes.mkdir()
+    (notes / "2026-01-01.md").write_text("x\n")
+    for call in (
+        lambda: memory.store("a fact", into=file),
+        lambda: memory.note("a fact", folder=notes),
+        lambda: memory.compact(notes, command="echo y"),
+    ):
+        with pytest.raises(InvalidInput, match="not UTF-8"):
+            call()
+    assert not file.exists()
+    assert [one.name for one in notes.iterdir()] == ["2026-01-01.md"]
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "<!--\n- Deploy on Friday\n-->\n",
@@ -1256,6 +1299,7 @@ def test_a_look_before_compacting_changes_nothing(memory: Memory, notes: Path) -
         (r"printf 'a\377b'", "no text"),
         (r"printf 'a\000b'", "no text"),
         ("cat; echo more", "no less than it was given"),
+        ("cat", "no less than it was given"),
         ("yes", "no less than it was given"),
         ("yes >&2", "ran past"),
         ("echo '<!-- notes -->'", "nothing that recall could find"),

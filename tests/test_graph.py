@@ -106,6 +106,15 @@ def test_only_answers_to_different_questions_link(memory: Memory, ids: dict[str,
     assert counts == [1, 1, 2]
 
 
+SHOWN = (("a", "0.98"), ("b", "0.00"), ("c", "graph"))
+
+
+def test_what_surely_does_not_answer_is_not_counted_as_recalled() -> None:
+    rows = [{"id": id, "similarity": told} for id, told in SHOWN]
+    counted = sediment.shown_by("which port?", {"results": rows})
+    assert (counted.ids, counted.fitting) == (["a", "c"], ["a", "c"])
+
+
 def test_weak_hits_and_other_projects_grow_no_links(
     memory: Memory, path: Path, ids: dict[str, str]
 ) -> None:

@@ -1,5 +1,6 @@
 """What the program says about itself is there, and true."""
 
+import json
 import re
 import subprocess
 import sys
@@ -121,3 +122,6 @@ def test_bash_proposes_commands_and_options(here: Program, pyz: Path, unpacked: 
     for command in ("get", "history", "expand"):
         assert completed(here, pyz, command, id[:3]) == {id}
     assert not completed(here, pyz, "get", "none")
+    rows = [{"id": id, "content": f"of {id}"} for id in ("zz;date", "zz$(date)", "zz-1", "-zz")]
+    here.run("import", "-", input="".join(json.dumps(row) + "\n" for row in rows))
+    assert completed(here, pyz, "get", "zz") == {"zz-1"}

@@ -119,6 +119,17 @@ def test_what_no_file_can_be_called_is_refused(memory: Memory, name: Any) -> Non
         memory.index(".", globs=[5])  # pyright: ignore[reportArgumentType]
 
 
+def test_what_is_of_another_type_is_refused_or_taken_as_it_is_meant(memory: Memory) -> None:
+    memory.store("Lunch is at noon.")
+    count: Any = 2.0
+    assert memory.recall("lunch", limit=count)["count"] == memory.list_items(limit=count)["count"]
+    wrong: Any = 5
+    with pytest.raises(InvalidInput, match="a list of lines"):
+        memory.import_rows(wrong)
+    with pytest.raises(InvalidInput, match="a project is an id"):
+        Memory("other.db", project=wrong)
+
+
 def test_forgetting_nothing_is_refused(memory: Memory) -> None:
     with pytest.raises(InvalidInput, match="name what to forget"):
         memory.forget()

@@ -27,7 +27,12 @@ from program import (
 )
 
 import sediment
-from sediment import Memory
+from sediment import InvalidInput, Memory
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "memory.db"
 
 
 @pytest.fixture
@@ -758,9 +763,22 @@ def test_a_project_by_id(here: Program) -> None:
     assert files(here.folder) == set()
 
 
-def test_a_name_that_the_client_has_not_filled_in_is_refused(here: Program) -> None:
-    env = {"SEDIMENT_PROJECT": "${workspaceFolder}"}
-    assert "has not filled that in" in here.error("store", "a fact", env=env)
+@pytest.mark.parametrize("name", ["${workspaceFolder}", "$PWD", "%CD%", "a/$NAME"])
+def test_a_name_that_the_client_has_not_filled_in_is_refused(path: Path, name: str) -> None:
+    with pytest.raises(InvalidInput, match="has not filled that in"):
+        Memory(path, project=name)
+
+
+def test_a_new_project_that_a_folder_has_for_its_name_is_remarked(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path.parent / "shop").mkdir(parents=True)
+    monkeypatch.chdir(path.parent)
+    with Memory(path, project="shop") as memory:
+        assert "the folder is ./shop" in memory.store("The till is in the hall.")["message"]
+        assert "./shop" not in memory.store("The door is green.")["message"]
+    with Memory(path, project="price$5") as memory:
+        assert "folder" not in memory.store("The door is red.")["message"]
 
 
 def test_a_project_by_folder(here: Program, tmp_path: Path) -> None:
