@@ -6,6 +6,7 @@ TAG := $(shell $(PYTHON) -c "import sys; v = sys.version_info; v >= (3, 11) and 
 BUILD := build/$(TAG)
 LOCKS := .ci/requirements
 SOURCES := sediment.py build_zipapp.py models tests
+ASSETS := $(shell find assets -type f)
 PYZ := dist/sediment.pyz
 # The locks are complete, so pip need not look for dependencies; nothing is compiled here.
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary=:all:
@@ -49,7 +50,7 @@ build/python: FORCE | python
 	@mkdir -p build
 	@echo $(TAG) | cmp -s - $@ || echo $(TAG) > $@
 
-$(PYZ): sediment.py build_zipapp.py models/build_model.py models/manifest.json models/ranker.json $(RUNTIME) build/python $(BUILD)/venv/.ready
+$(PYZ): sediment.py build_zipapp.py models/build_model.py models/manifest.json models/ranker.json $(ASSETS) $(RUNTIME) build/python $(BUILD)/venv/.ready
 	$(BUILD)/venv/bin/python models/build_model.py
 	$(BUILD)/venv/bin/python build_zipapp.py
 

@@ -321,6 +321,8 @@ def everything() -> Iterator[tuple[str, str, Path]]:
     for file in sorted((HERE / MODEL).iterdir()):
         yield "model", str(MODEL / file.name), file
     yield "model", "models/ranker.json", HERE / "models" / "ranker.json"
+    for file in sorted(path for path in (HERE / "assets").rglob("*") if path.is_file()):
+        yield "sediment", file.relative_to(HERE).as_posix(), file
     for package in PACKAGES + (WINDOWS_PACKAGES if sys.platform == "win32" else ()):
         for name, file in files_of(package):
             yield package, name, file

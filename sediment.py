@@ -297,6 +297,7 @@ WATCH_DEBOUNCE = 1_500  # ms without a change before changes are taken up; as me
 WATCH_POLL = 1_000  # ms between looks at whether a watched folder is another one now
 TRANSCRIPT_LINE = 2**22  # bytes; longer ones hold pictures or what tools said
 COMPACT_TIMEOUT = 300.0  # s that a command that summarises may take
+CLIENT_TIMEOUT = 10.0  # s that `doctor --client` waits for a program's answer
 REPEATED_COSINE = 0.9  # notes from which up `compact` says that they repeat one another
 
 SCOPES = ("project", "global")
@@ -11159,7 +11160,7 @@ def start_capture(database: Path) -> None:
     """A reader that outlives the hook, and holds none of its pipes."""
     import subprocess
 
-    command = [*server_command()[:-1], "--db", str(database), "hook", "--capture"]
+    command = [*this_program(), "--db", str(database), "hook", "--capture"]
     nothing = subprocess.DEVNULL
     apart: dict[str, Any] = {"start_new_session": True}
     if sys.platform == "win32":
@@ -12100,197 +12101,701 @@ def _end_with_parent() -> None:
 # ---------------------------------------------------------------------------------------------
 # Setting up a client
 #
-# `init` tells clients how to start the server and agents when to use it. It adds to files that
-# people own: an addition is made once, and a file that cannot be understood is left alone.
+# `init` tells clients how to start the server and the hooks, and agents when to use the memory;
+# `doctor --client` looks whether that works. assets/clients.json says where each client reads
+# what, assets/plugins what is to stand there, with the command `sediment` for this program. The
+# files are people's: a thing is put into the text once, and taken out again the same way; every
+# other byte stays, and a file that cannot be understood is left alone.
 # ---------------------------------------------------------------------------------------------
 
+CLIENTS = ("claude", "codex", "gemini", "opencode", "cursor", "any")
 _BYTE_ORDER_MARK = "\ufeff"
 _BEGIN, _END = "<!-- sediment -->", "<!-- /sediment -->"
-AGENT_INSTRUCTIONS = f"""{_BEGIN}
-# Memory
-
-You have a long-term memory through the `sediment` MCP server (in Claude Code its tools are
-called `mcp__sediment__store`, `mcp__sediment__recall`, `mcp__sediment__list` and
-`mcp__sediment__forget`). It outlives this conversation: use it without being asked.
-
-## When to recall
-- At the start of a task, and before asking the user about something they may have told you.
-- Whenever earlier decisions, preferences, conventions or fixes could matter.
-
-## When to store
-- At once when the user states a preference, corrects you, or decides something; keep the reason.
-- What was hard to find out. One fact each, in a sentence that stands by itself.
-- `scope: "global"` for what holds in every project. `replace_id` when a fact has changed.
-
-## What not to store
-- Passing details of the task, secrets, and what the code or its README already say.
-{_END}
-"""
+_TABLE_BEGIN, _TABLE_END = "# sediment", "# /sediment"
+_SERVER = "a server called sediment"
+_CALLED = {"mcpServers": _SERVER, "mcp": _SERVER, "mcp_servers": _SERVER, "hooks": "its hooks"}
 
 
-def server_command() -> list[str]:
-    """How a client starts this very program, in absolute paths."""
+def asset(name: str) -> str:
+    """The text of a file that comes with the module: of a checkout, a .pyz or a wheel."""
+    here = Path(__file__).resolve().parent
+    for folder in ("assets", "sediment_assets"):
+        with contextlib.suppress(OSError):
+            return __loader__.get_data(str(here / folder / name)).decode()  # pyright: ignore
+    raise SedimentError(f"assets/{name} is missing beside {here}: run `make`, or reinstall")
+
+
+def this_program() -> list[str]:
+    """How to start this very program, in absolute paths."""
     import zipfile
 
     program = Path(sys.argv[0]).resolve()
     # A .pyz may have been renamed to `sediment`; the .exe that pip makes is a zip file, too.
     if program.suffix == ".py" or (program.suffix != ".exe" and zipfile.is_zipfile(program)):
-        return [sys.executable, str(program), "serve"]
-    return [str(program), "serve"]
+        return [sys.executable, str(program)]
+    return [str(program)]
 
 
-def server_entry(database: Path) -> dict[str, Any]:
-    """The server's entry under mcpServers; the database only where it is not the usual one."""
-    command, *arguments = server_command()
-    entry: dict[str, Any] = {"command": command, "args": arguments}
-    if database != default_database():
-        entry["env"] = {"SEDIMENT_DB": str(database.resolve())}
-    return entry
+def program_command(database: Path) -> list[str]:
+    """How a client starts this program: with the database where it is not the usual one, and
+    without a version, since some clients ask the user again when a hook's command is another."""
+    if home() and database == default_database():
+        return this_program()
+    return [*this_program(), "--db", str(database.resolve())]
+
+
+def _shell_line(words: Sequence[str]) -> str:
+    import subprocess
+
+    return subprocess.list2cmdline(words) if sys.platform == "win32" else shlex.join(words)
+
+
+def _with_program(template: Any, program: list[str]) -> Any:
+    """A part of a template with this program for the command `sediment`."""
+    if isinstance(template, dict):
+        filled = {key: _with_program(value, program) for key, value in template.items()}
+        if template.get("command") == "sediment":
+            filled |= {"command": program[0], "args": [*program[1:], *template["args"]]}
+        return filled
+    if isinstance(template, list):
+        head = program if template[0] == "sediment" else [_with_program(template[0], program)]
+        return [*head, *(_with_program(value, program) for value in template[1:])]
+    if template == "sediment hook":
+        return _shell_line([*program, "hook"])
+    return template.removeprefix("plugin:sediment:") if isinstance(template, str) else template
+
+
+class Client(NamedTuple):
+    """A client, and what assets/clients.json says of it."""
+
+    name: str
+    facts: dict[str, Any]
+
+    def home(self) -> Path:
+        """The folder of its settings for every project."""
+        places = map(os.path.expandvars, self.facts["home"])
+        return expand_home(next(place for place in places if "$" not in place))
+
+    def is_here(self) -> bool:
+        """Whether this machine seems to have it."""
+        from shutil import which
+
+        command = self.facts.get("command")
+        return bool(command) and (which(command) is not None or self.home().is_dir())
+
+    def says(self, what: str, root: Path | None) -> bool:
+        """Whether its settings tell that our "plugin" is enabled, that hooks are "off", or that
+        the server was "added" by its own command."""
+        if what not in self.facts:
+            return False
+        name, pattern = self.facts[what]["file"], self.facts[what]["pattern"]
+        folders = [self.home(), *([root / self.home().name] if root else [])]
+        return any(re.search(pattern, plain_text(folder / name)) for folder in folders)
+
+    def files(self, part: str, root: Path | None, program: list[str]) -> Iterator[tuple[Path, Any]]:
+        """Where its "server", "hooks" or "instructions" are set up, in a project or without one
+        for all of them, and what is to stand there: JSON and TOML as a value, the rest as text."""
+        for file in self.facts["files"]:
+            name = file.get("project" if root else "global")
+            if not name or part not in file:
+                continue
+            path, text = (root or self.home()) / name, asset(file[part])
+            if part == "instructions":
+                yield path, f"{_BEGIN}\n{text}{_END}\n"
+            elif path.suffix == ".js":
+                yield path, text.replace('["sediment"]', json.dumps(program), 1)
+            else:
+                value = _with_program(json.loads(text), program)
+                if path.name == "opencode.json" and os.path.lexists(f"{path}c"):
+                    path = path.with_suffix(".jsonc")
+                table = path.suffix == ".toml"
+                yield path, {"mcp_servers": value["mcpServers"]} if table else value
+
+
+def clients(names: Sequence[str] = ()) -> list[Client]:
+    """The clients of these names; else those that this machine has."""
+    known = [Client(*item) for item in json.loads(asset("clients.json")).items()]
+    return [one for one in known if (one.name in names if names else one.is_here())]
 
 
 class Addition(NamedTuple):
-    """A file of somebody's with what is added to it; or why nothing needs to be."""
+    """What becomes of a file of somebody's."""
 
     path: Path
-    text: str | None
-    remark: str = ""
+    done: str  # "created", "extended", "cleaned" or "deleted"; or why it stays as it is
+    text: str | None  # what it says then, None if it is deleted
+    whole: str  # what it says if there was nothing else
 
-    def write(self) -> str:
+    def write(self, root: Path | None) -> str:
         """Returns what was done."""
-        if self.text is None:
-            return f"{self.path}: {self.remark}"
-        return _write_for_owner(self.path, self.text)
+        if " " not in self.done:
+            _write_for_owner(self.path, self.text, root)
+        return f"{self.path}: {self.done}"
 
 
-def with_server(path: Path, entry: dict[str, Any]) -> Addition:
-    """A .mcp.json with the server in it."""
+def changed(path: Path, wanted: Any, remove: bool) -> Addition:
+    """A file with what is wanted in it, or without it; InvalidInput says what to do by hand."""
+    add, take = _kind(wanted)
+    text = None
     try:
-        text = _read_owned(path) if path.exists() else "{}"
-        config, changed = _rewritable(text.removeprefix(_BYTE_ORDER_MARK).strip() or "{}")
+        text = _read_owned(path) if path.exists() else None
+        new = add(text, wanted) if not remove else text and take(text, wanted)
+    except (InvalidInput, RecursionError) as error:
+        advice = f"; {_by_hand(wanted, remove)} by hand" if isinstance(wanted, dict) else ""
+        raise InvalidInput(f"{path} {error}: left as it is{advice}") from None
+    if new == text:
+        done = "has nothing to remove" if remove else f"has {_contents(wanted)} already"
+    elif remove:
+        done = "deleted" if new is None else "cleaned"
+    else:
+        done = "created" if text is None else "extended"
+    return Addition(path, done, new, "" if remove else add(None, wanted))
+
+
+def _kind(wanted: Any) -> tuple[Callable[[str | None, Any], str], Callable[[str, Any], str | None]]:
+    """How to add to a file of some kind, and how to take that out again."""
+    if isinstance(wanted, dict):
+        table = "mcp_servers" in wanted
+        return (_table_added, _table_removed) if table else (_members_added, _members_removed)
+    if wanted.startswith(_BEGIN):
+        return _instructions_added, lambda text, _: _block_removed(text, _BEGIN, _END)
+    return lambda text, _: text or wanted, _plugin_removed
+
+
+def _contents(wanted: Any) -> str:
+    return " and ".join(_CALLED[key] for key in wanted if key in _CALLED) or "what is needed"
+
+
+def _by_hand(wanted: dict[str, Any], remove: bool) -> str:
+    parts = [f"{_to_json(wanted[key])[1:-1]} to its {key}" for key in wanted if key in _CALLED]
+    return "take out sediment" if remove else f"add {' and '.join(parts)}"
+
+
+def _to_json(value: Any, indent: str | None = None) -> str:
+    """JSON, of names that are not Unicode, too."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+# JSON, with comments where a client takes them. A thing goes behind the others of its object or
+# list. Alone in one that was empty it has no line end behind it: so it can be told which objects
+# came with it when it is removed.
+
+_COMMENT = re.compile(r'"(?:[^"\\\n]|\\.)*+"?|//[^\r\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
+_LAST_COMMA = re.compile(r'"(?:[^"\\\n]|\\.)*+"?|,(?=\s*[}\]])', re.DOTALL)
+_RUNS_HOOK = re.compile(r"sediment[^{}]*[ \"]hook['\"\\]")
+# The program in an entry, which another copy of it wrote with other paths.
+_PLACE = re.compile(r'"command": \[?"[\'"\\]*(?:/|\w:).*?[ "](serve|hook)"\]?')
+
+Keys = list[str | None]  # the path to a thing: names of members, and None for an element
+
+
+class Held(NamedTuple):
+    """Where a member of an object or an element of a list stands."""
+
+    key: str | None
+    value: Any
+    start: int
+    value_start: int
+    end: int
+
+
+class Container(NamedTuple):
+    """An object or list on a path, and the thing in it that the path goes on with, if it does."""
+
+    start: int
+    close: int
+    held: list[Held]
+    number: int | None
+
+    def value(self) -> Any:
+        return None if self.number is None else self.held[self.number].value
+
+
+class JsonText:
+    """JSON as text, and where things stand in it."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.bare = _blanked(_COMMENT, text.replace(_BYTE_ORDER_MARK, " ", 1))
+        self.plain = _blanked(_LAST_COMMA, self.bare)
+        try:
+            json.loads(self.plain, object_pairs_hook=_once, parse_constant=_no_constant)
+        except (ValueError, RecursionError) as error:
+            raise InvalidInput(f"is not valid JSON ({error})") from None
+
+    def _skip(self, place: int) -> int:
+        while self.plain[place] in " \t\r\n":
+            place += 1
+        return place
+
+    def _inside(self, place: int) -> tuple[list[Held], int]:
+        """The members of the object or list at a place, and where it is closed."""
+        decode, named = json.JSONDecoder().raw_decode, self.plain[place] == "{"
+        held, place = [], self._skip(place + 1)
+        while self.plain[place] not in "}]":
+            start, key = place, None
+            if named:
+                key, place = decode(self.plain, place)
+                place = self._skip(self._skip(place) + 1)
+            value, end = decode(self.plain, place)
+            held.append(Held(key, value, start, place, end))
+            place = self._skip(end)
+            if self.plain[place] == ",":
+                place = self._skip(place + 1)
+        return held, place
+
+    def walk(self, path: Keys, wanted: Any) -> list[Container]:
+        """The objects and lists on a path, as far as they are there."""
+        place, found = self._skip(0), []
+        for depth, key in enumerate(path):
+            if self.plain[place] != ("[" if key is None else "{"):
+                of = ".".join(filter(None, path[: max(depth, 1)]))
+                raise InvalidInput(f"has no {'list' if key is None else 'object'} of {of}")
+            held, close = self._inside(place)
+            fits = [n for n, one in enumerate(held) if _is_that(one, key, wanted)]
+            found.append(Container(place, close, held, fits[0] if fits else None))
+            if not fits:
+                break
+            place = held[fits[0]].value_start
+        return found
+
+    def with_added(self, path: Keys, one: Any) -> str:
+        """The text with a thing added at a path."""
+        found = self.walk(path, one)
+        for key in reversed(path[len(found) :]):
+            one = [one] if key is None else {key: one}
+        key = path[len(found) - 1]
+        return self._put(found[-1], "" if key is None else f"{_to_json(key)}: ", one)
+
+    def _put(self, into: Container, name: str, one: Any) -> str:
+        """The text with a thing behind the others of an object or list, and behind a comment."""
+        text, (start, close, held, _) = self.text, into
+        lined = not held or "\n" in text[start:close]
+        unit = next(iter(re.findall(r"\n([ \t]+)\S", text)), "  ")
+        line = text[: held[-1].start if held else start].rpartition("\n")[2]
+        indent = line[: len(line) - len(line.lstrip(" \t"))] + ("" if held else unit)
+        pad = _newline(text) + indent if lined else " "
+        piece = pad + name + _to_json(one, unit if lined else None).replace("\n", pad)
+        if not held:
+            return text[:close] + piece + text[close:]
+        last = held[-1].end
+        stop = last + len(text[last:close].rstrip(" \t\r\n"))
+        if "," in self.bare[last:close]:
+            return text[:stop] + piece + "," + text[stop:]
+        return text[:last] + "," + text[last:stop] + piece + text[stop:]
+
+    def without(self, path: Keys, one: Any) -> str:
+        """The text without a thing at a path, and without the objects and lists made for it."""
+        found = self.walk(path, one)
+        while len(found) > 1 and self._made_for_one(found[-1]):
+            found.pop()
+        (_, close, held, number), text = found[-1], self.text
+        start, end, number = held[number or 0].start, held[number or 0].end, number or 0
+        next_start = held[number + 1].start if number + 1 < len(held) else close
+        comma = self.bare.find(",", end, next_start)
+        tail = text[end:] if comma < 0 else text[end:comma] + text[comma + 1 :]
+        head = text[:start].rstrip(" \t")
+        if head.endswith("\n") and tail.lstrip(" \t")[0] in "\r\n}]":
+            head = head[:-1].removesuffix("\r")
+        else:
+            head = text[:start].removesuffix(" ")
+        if comma < 0 and number:  # the last: the comma before it was put there with it
+            comma = self.bare.find(",", held[number - 1].end)
+            head = head[:comma] + head[comma + 1 :]
+        return head + tail
+
+    def _made_for_one(self, one: Container) -> bool:
+        """Whether an object or list came with the only thing in it, and has no comment."""
+        before = self.text[one.start : one.held[0].start]
+        behind = self.text[one.held[0].end : one.close]
+        was_empty = "\n" in before and "\n" not in behind
+        commented = self.text[one.start : one.close] != self.bare[one.start : one.close]
+        return len(one.held) == 1 and not was_empty and not commented
+
+
+def _blanked(pattern: re.Pattern[str], text: str) -> str:
+    """JSON with spaces for what a pattern finds outside of strings: no character moves."""
+
+    def blank(found: re.Match[str]) -> str:
+        stays = found[0][0] == '"' or (found[0][:2] == "/*" and found[0][-2:] != "*/")
+        return found[0] if stays else re.sub(r"[^\r\n]", " ", found[0])
+
+    return pattern.sub(blank, text)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object in which no name stands twice."""
+    for name, count in Counter(name for name, _ in pairs).items():
+        if count > 1:
+            raise InvalidInput(f"cannot be extended ({_show(name)} stands there twice)")
+    return dict(pairs)
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number")
+
+
+def _newline(text: str) -> str:
+    return "\r\n" if "\r\n" in text else "\n"
+
+
+def _is_that(one: Held, key: str | None, wanted: Any) -> bool:
+    """Whether a member has this name, or an element runs our hook, in whatever words."""
+    if key is not None:
+        return one.key == key
+    return one.value == wanted or bool(_RUNS_HOOK.search(_to_json(one.value)))
+
+
+def _leaves(wanted: dict[str, Any]) -> Iterator[tuple[Keys, Any]]:
+    """What is to be added one by one, and its path."""
+    for key, part in wanted.items():
+        for name, one in part.items() if isinstance(part, dict) else ():
+            if isinstance(one, list):
+                yield from (([key, name, None], element) for element in one)
+            else:
+                yield [key, name], one
+
+
+def _members_added(text: str | None, wanted: dict[str, Any]) -> str:
+    """JSON with what is wanted, where it is not there yet."""
+    if text is None or not text.removeprefix(_BYTE_ORDER_MARK).strip():
+        mark = _BYTE_ORDER_MARK if text and text[0] == _BYTE_ORDER_MARK else ""
+        return f"{mark}{_to_json(wanted, '  ')}\n"
+    for path, one in _leaves(wanted):
+        before = JsonText(text)
+        if before.walk(path, one)[-1].number is None:
+            after = JsonText(before.with_added(path, one))
+            if after.walk(path, one)[-1].number is None or after.without(path, one) != text:
+                raise InvalidInput("cannot be extended as it is")
+            text = after.text
+    return text
+
+
+def _members_removed(text: str, wanted: dict[str, Any]) -> str | None:
+    """JSON without what `_members_added` put there; None if it made the file."""
+    new = text
+    for path, one in reversed(list(_leaves(wanted))):
+        known = JsonText(new)
+        with contextlib.suppress(InvalidInput):  # something else is there
+            if is_same(known.walk(path, one)[-1].value(), one):
+                new = known.without(path, one)
+    JsonText(new)
+    rest = {key: part for key, part in wanted.items() if not isinstance(part, dict)}
+    made = (_to_json(rest, "  ") if rest else "{\n}") + "\n"
+    was_made = new.removeprefix(_BYTE_ORDER_MARK) == made and text.endswith("\n}\n")
+    return None if new != text and was_made else new
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Whether two entries are the same but for where the program is."""
+    return _PLACE.sub(r"\1", _to_json(one)) == _PLACE.sub(r"\1", _to_json(other))
+
+
+# Markdown and TOML: a block between two marks, behind an empty line at the end
+
+
+def _appended(text: str | None, block: str) -> str:
+    """A text with a block at its end, which ends as the text did: with a line end or without."""
+    newline = _newline(text or "")
+    block = block.replace("\n", newline)
+    if text and not text.endswith("\n"):
+        return text + 2 * newline + block.removesuffix(newline)
+    return block if text is None else text + newline + block
+
+
+def _block_removed(text: str, begin: str, end: str) -> str | None:
+    """A text as it was before `_appended`; None if it was not there."""
+    block = rf"^{re.escape(begin)}\r?\n.*?^{re.escape(end)}"
+    pattern = rf"(?:\r?\n){{2}}{block}\Z|(?:^\r?\n)?{block}(?:\r?\n|\Z)"
+    new = re.sub(pattern, "", text, count=1, flags=re.DOTALL | re.MULTILINE)
+    return new if new or not text.startswith(begin) else None
+
+
+def _instructions_added(text: str | None, block: str) -> str:
+    known = text is not None and (_BEGIN in text or "mcp__sediment__" in text)
+    return text if text is not None and known else _appended(text, block)
+
+
+def _table(text: str) -> dict[str, Any]:
+    """The value of TOML whose MCP servers are a table."""
+    import tomllib
+
+    try:
+        value = tomllib.loads(text.removeprefix(_BYTE_ORDER_MARK))
     except (ValueError, RecursionError) as error:
-        raise _left(path, f"is not valid JSON ({error})", entry) from None
-    servers = config.setdefault("mcpServers", {}) if isinstance(config, dict) else None
-    if not isinstance(servers, dict):
-        raise _left(path, "has no object of mcpServers", entry)
-    if "sediment" in servers:
-        return Addition(path, None, "has a server called sediment already")
-    if changed:
-        raise _left(path, f"cannot be written again as it is ({changed[0]})", entry)
-    servers["sediment"] = entry
-    added = json.dumps(config, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace")
-    mark = _BYTE_ORDER_MARK if text.startswith(_BYTE_ORDER_MARK) else ""
-    return Addition(path, mark + _same_newlines(added.decode() + "\n", text))
+        raise InvalidInput(f"is not valid TOML ({error})") from None
+    if not isinstance(value.setdefault("mcp_servers", {}), dict):
+        raise InvalidInput("has no table of mcp_servers")
+    return value
 
 
-def _left(path: Path, why: str, entry: dict[str, Any]) -> InvalidInput:
-    by_hand = json.dumps({"sediment": entry}, ensure_ascii=False)[1:-1]
-    return InvalidInput(f"{path} {why}: left as it is; add {by_hand} to its mcpServers by hand")
+def _table_added(text: str | None, wanted: dict[str, Any]) -> str:
+    """TOML with the server at its end, if it has none of that name."""
+    old, entry = _table(text or ""), wanted["mcp_servers"]["sediment"]
+    if text is not None and "sediment" in old["mcp_servers"]:
+        return text
+    lines = [f"{key} = {_to_json(value)}" for key, value in entry.items()]
+    block = [_TABLE_BEGIN, "[mcp_servers.sediment]", *lines, _TABLE_END, ""]
+    new = _appended(text, "\n".join(block))
+    old["mcp_servers"]["sediment"] = entry
+    if repr(sorted(_table(new).items())) != repr(sorted(old.items())):  # no nan equals another
+        raise InvalidInput("cannot be extended as it is")
+    return new
 
 
-def _rewritable(text: str) -> tuple[Any, list[str]]:
-    """A JSON value, and what would be lost or another if it were written again."""
-    from decimal import Decimal, InvalidOperation
-
-    changed: list[str] = []
-
-    def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = Counter(name for name, _ in pairs)
-        changed.extend(f"{_show(name)} stands there twice" for name in names if names[name] > 1)
-        return dict(pairs)
-
-    def number(digits: str) -> float:
-        with contextlib.suppress(InvalidOperation):
-            if Decimal(digits) == Decimal(repr(float(digits))):
-                return float(digits)
-        changed.append(f"{_show(digits)} is too large or too precise")
-        return float(digits)
-
-    return json.loads(text, object_pairs_hook=members, parse_float=number), changed
+def _table_removed(text: str, _: Any) -> str | None:
+    new = _block_removed(text, _TABLE_BEGIN, _TABLE_END)
+    if new != text and "sediment" in _table(new or "")["mcp_servers"]:
+        raise InvalidInput("has more of mcp_servers.sediment than `init` added")
+    return new
 
 
-def with_instructions(path: Path) -> Addition:
-    """A CLAUDE.md or AGENTS.md with the agent instructions at its end."""
-    try:
-        text = _read_owned(path) if path.exists() else ""
-    except ValueError as error:
-        raise InvalidInput(f"{path} cannot be read as text ({error}): left as it is") from None
-    if _BEGIN in text or "mcp__sediment__" in text:
-        return Addition(path, None, "has the instructions already")
-    gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
-    return Addition(path, text + _same_newlines(gap + AGENT_INSTRUCTIONS, text))
+def _plugin_removed(text: str, wanted: str) -> str | None:
+    """None if a plugin is ours, of whatever copy of the program."""
+    command = re.compile(r"^const COMMAND = .*$", re.MULTILINE)
+    return None if command.sub("", text) == command.sub("", wanted) else text
 
 
 def _read_owned(path: Path) -> str:
-    """The text of somebody's file, with its line ends as they are; ValueError when it is none."""
+    """The text of somebody's file, with its line ends as they are."""
     try:
         with open(path, encoding="utf-8", newline="") as file:
             text = file.read()
     except OSError as error:
-        raise InvalidInput(f"{path} cannot be read ({error.strerror}): left as it is") from None
+        raise InvalidInput(f"cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise InvalidInput(f"cannot be read as text ({error})") from None
     if "\0" in text:  # UTF-16 without a mark
-        raise ValueError("it has NUL characters")
+        raise InvalidInput("cannot be read as text (it has NUL characters)")
     return text
 
 
-def _same_newlines(text: str, neighbour: str) -> str:
-    """A text with line ends like those of the file it goes to."""
-    return text.replace("\n", "\r\n") if "\r\n" in neighbour else text
-
-
-def _write_for_owner(path: Path, text: str) -> str:
-    """Write through a link to the file it means; its permissions stay."""
-    done = "extended" if path.exists() else "created"
-    target = place_to_write(path, None)
+def _write_for_owner(path: Path, text: str | None, root: Path | None) -> None:
+    """Give a file a text, its permissions stay; or delete it, and its project's empty folders."""
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        mode = target.stat().st_mode & 0o7777 if target.exists() else None
-        write_atomically(target, text, mode)
+        if text is None:
+            path.unlink()
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            mode = path.stat().st_mode & 0o7777 if path.exists() else None
+            write_atomically(path, text, mode)
     except OSError as error:
         raise InvalidInput(f"{path} cannot be written ({error.strerror})") from None
-    return f"{path}: {done}"
+    with contextlib.suppress(OSError):
+        for folder in itertools.takewhile(lambda one: root and one != root, path.parents):
+            folder.rmdir()
 
 
-def _owners_files() -> list[Path]:
-    """What this user's agents read in every project."""
-    here = home()
-    if here is None:
-        raise InvalidInput("there is no home folder to set agents up in")
-    return [here / ".claude" / "CLAUDE.md", here / ".codex" / "AGENTS.md"]
+def standing(path: Path, wanted: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Of a file that is there, each thing that is wanted in it: its name, what stands there (or
+    None), and what should."""
+    if not path.exists():
+        return
+    text = _read_owned(path)
+    if isinstance(wanted, str):
+        yield "plugin", text, wanted
+    elif "mcp_servers" in wanted:
+        entry = wanted["mcp_servers"]["sediment"]
+        yield "server", _table(text)["mcp_servers"].get("sediment"), entry
+    else:
+        for keys, one in _leaves(wanted):
+            yield str(keys[1]), JsonText(text).walk(keys, one)[-1].value(), one
 
 
-def _server_everywhere() -> str:
-    words = " ".join(shlex.quote(word) for word in server_command())
-    return f"To add the server for every project: claude mcp add -s user sediment -- {words}"
+def _has_already(client: Client, part: str, root: Path | None, program: list[str]) -> str:
+    """Why a part of a client needs no setting up, if so."""
+    if client.says("plugin", root):
+        return f"{client.facts['title']}: has the plugin sediment already"
+    if part == "hooks" and root:
+        for path, wanted in client.files(part, None, program):
+            with contextlib.suppress(InvalidInput):
+                if any(found for _, found, _ in standing(path, wanted)):
+                    return f"{path}: has its hooks already, for every project"
+    return ""
 
 
-def planned(memory: Memory, everywhere: bool) -> dict[str, Any]:
-    """What `initialize` adds where it is not there yet."""
-    if everywhere:
-        files = list(map(str, _owners_files()))
-        return {"files": files, "server": _server_everywhere(), "instructions": AGENT_INSTRUCTIONS}
-    servers = {"mcpServers": {"sediment": server_entry(memory.database.path)}}
-    return {"mcp.json": servers, "instructions": AGENT_INSTRUCTIONS}
+def initialize(
+    memory: Memory,
+    names: Sequence[str] = (),
+    *,
+    everywhere: bool = False,
+    hooks: bool = True,
+    remove: bool = False,
+    write: bool = True,
+) -> dict[str, Any]:
+    """Set up the clients of these names, else those that are here, in a project or `everywhere`
+    for this user; or take that back. All files are read before one is written."""
+    root = None if everywhere else _project_folder(memory)
+    program = program_command(memory.database.path)
+    chosen = clients(names or (CLIENTS if remove else ())) or clients(["any"])
+    parts = ("server", *(["hooks"] if hooks else []), "instructions")
+    steps = [
+        (client, part, "" if remove else _has_already(client, part, root, program))
+        for client, part in itertools.product(chosen, parts)
+    ]
+    files: dict[Path, Any] = {}
+    for client, part in ((client, part) for client, part, why in steps if not why):
+        for path, wanted in client.files(part, root, program):
+            place = place_to_write(path, root)
+            files[place] = files.get(place, {}) | wanted if isinstance(wanted, dict) else wanted
+    changes = [changed(path, wanted, remove) for path, wanted in files.items()]
+    changes = [one for one in changes if one.done != "has nothing to remove"]
+    answer: dict[str, Any] = {"clients": [client.name for client in chosen]}
+    answer["to_do"] = [] if remove else list(_to_do(chosen, root, program))
+    if not write:
+        rows = [{"path": str(path), "done": done, "added": new} for path, done, _, new in changes]
+        return answer | {"files": rows}
+    created = root is not None and not remove and memory.projects.current(create=True)
+    answer |= {"project": created or None, "root": root and str(root)}
+    known = dict.fromkeys(why for *_, why in steps if why)
+    return answer | {"done": [*known, *(one.write(root) for one in changes)]}
 
 
-def initialize(memory: Memory, everywhere: bool) -> dict[str, Any]:
-    """Prepare a project (or, `everywhere`, this user's agents); says what was done. All files are
-    read before one is written."""
-    if everywhere:
-        additions = list(map(with_instructions, _owners_files()))
-        done = [*(one.write() for one in additions), _server_everywhere()]
-        return {"project": None, "root": None, "done": done}
-    root = memory.projects.root
+def _project_folder(memory: Memory) -> Path:
+    root, given = memory.projects.root, memory.projects.given
     if root is None:
-        given = memory.projects.given
         why = f"{_show(given)} is an id" if given else "the home folder and / are none"
         raise InvalidInput(f"no project folder here ({why}): use --global, or cd to one")
-    names = (".mcp.json", "CLAUDE.md", "AGENTS.md")
-    config, *files = [place_to_write(root / name, root) for name in names]
-    additions = [with_server(config, server_entry(memory.database.path))]
-    additions += map(with_instructions, dict.fromkeys(files))
-    project = memory.projects.current(create=True)
-    done = [one.write() for one in additions]
-    return {"project": project, "root": str(root), "done": done}
+    return root
+
+
+def _to_do(chosen: list[Client], root: Path | None, program: list[str]) -> Iterator[str]:
+    """What is left to the user, in a line for each client."""
+    for client in chosen:
+        text = client.facts["to_do"].get("project" if root else "global")
+        known = client.says("plugin", root) or (not root and client.says("added", None))
+        if text and not known:
+            yield text.format(server=_shell_line([*program, "serve"]))
+
+
+# What doctor looks at
+
+
+def check_clients(memory: Memory, names: Sequence[str]) -> dict[str, Any]:
+    """Whether clients start the server and run the hooks: {healthy, checks, runs}."""
+    root, program = memory.projects.root, program_command(memory.database.path)
+    checks = [_check_server([*program, "serve"])]
+    for client in clients(names):
+        checks += _check_client(client, root, program)
+    if len(checks) == 1:
+        checks.append(Check("clients", "warning", "none is known here: use --client NAME"))
+    if off := ", ".join(sorted(hooks_off(memory))):
+        checks.append(Check("hooks", "warning", f"off here, by SEDIMENT_… or `hook --off`: {off}"))
+    runs = hook_runs(memory.database.path)
+    runs = [run for run in runs if not names or run.get("client") in names]
+    last = f"the last one ran at {runs[-1].get('at')}" if runs else "none has run yet"
+    checks.append(Check("runs", "ok" if runs else "warning", last))
+    healthy = all(check.status != "broken" for check in checks)
+    return {"healthy": healthy, "checks": [check._asdict() for check in checks], "runs": runs}
+
+
+def _check_client(client: Client, root: Path | None, program: list[str]) -> Iterator[Check]:
+    if client.says("off", root):
+        yield Check(client.name, "warning", "its settings switch all hooks off")
+    if client.says("plugin", root):
+        yield Check(client.name, "ok", "the plugin sediment is enabled")
+        return
+    for part in ("server", "hooks"):
+        checks = list(_check_part(client, part, root, program))
+        if part == "server" and client.says("added", None):
+            checks.append(Check(f"{client.name} server", "ok", "added by its own command"))
+        advice = f"not set up: run `init --client {client.name}`"
+        yield from checks or [Check(f"{client.name} {part}", "broken", advice)]
+    if client.name == "codex":
+        yield Check("codex trust", *_codex_trust(root))
+
+
+def _check_part(
+    client: Client, part: str, root: Path | None, program: list[str]
+) -> Iterator[Check]:
+    """What of a client's server or hooks stands in which file."""
+    for place in dict.fromkeys([root, None]):
+        for path, wanted in client.files(part, place, program):
+            name = f"{client.name} {part}"
+            try:
+                things = list(standing(path, wanted))
+            except InvalidInput as error:
+                yield Check(name, "warning", f"{path} {error}")
+                continue
+            if any(found for _, found, _ in things):
+                missing = [event for event, found, _ in things if not found]
+                other = [event for event, found, one in things if found not in (None, one)]
+                told = f", without {', '.join(missing)}" if missing else ""
+                told += f", in other words than `init` has: {', '.join(other)}" if other else ""
+                yield Check(name, "warning" if told else "ok", f"in {path}{told}")
+
+
+def _check_server(command: list[str]) -> Check:
+    """Whether this program answers as a server."""
+    client = {"name": "sediment doctor", "version": __version__}
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": client}
+    asked = [("initialize", hello), ("tools/list", {})]
+    began = time.monotonic()
+    tools = [one["name"] for one in ask(command, asked).get("tools", ())]
+    took = f"in {(time.monotonic() - began) * 1000:.0f} ms"
+    if not tools:
+        return Check("server", "broken", f"{_shell_line(command)} does not answer {took}")
+    return Check("server", "ok", f"answers {took} with {', '.join(tools)}")
+
+
+def _codex_trust(root: Path | None) -> tuple[str, str]:
+    """Status and text of what Codex says of its trust in our hooks."""
+    from shutil import which
+
+    if (codex := which("codex")) is None:
+        return "warning", "unknown: codex is not on the PATH"
+    folder = str(root or Path.home())
+    hello = {"clientInfo": {"name": "sediment", "version": __version__}}
+    asked = [("initialize", hello), ("hooks/list", {"cwds": [folder]})]
+    known = ask([codex, "app-server"], asked).get("data") or [{}]
+    hooks = [one for one in known[0].get("hooks", ()) if _RUNS_HOOK.search(_to_json(one))]
+    if not hooks:
+        return "warning", "unknown: Codex names no hooks of sediment here"
+    new = sorted(str(one.get("eventName")) for one in hooks if one.get("trustStatus") != "trusted")
+    if new:
+        return "broken", f"not trusted, so not run: {', '.join(new)}; start codex, and /hooks"
+    return "ok", f"{len(hooks)} hooks are trusted"
+
+
+def ask(command: list[str], requests: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    """What a program answers to the last of some JSON-RPC requests, one a line; {} if it does not
+    within CLIENT_TIMEOUT."""
+    import subprocess
+
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    pipes["stderr"] = subprocess.DEVNULL
+    with contextlib.suppress(OSError, ValueError), subprocess.Popen(command, **pipes) as process:
+        timer = threading.Timer(CLIENT_TIMEOUT, process.kill)
+        timer.start()
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            for id, (method, params) in enumerate(requests, 1):
+                message = {"jsonrpc": "2.0", "id": id, "method": method, "params": params}
+                process.stdin.write(json.dumps(message).encode() + b"\n")
+                process.stdin.flush()
+            for line in process.stdout:
+                message = json.loads(line)
+                if isinstance(message, dict) and message.get("id") == len(requests):
+                    return message.get("result") or {}
+        finally:
+            timer.cancel()
+            process.kill()
+    return {}
+
+
+def hook_runs(database: Path) -> list[dict[str, Any]]:
+    """The last runs of hooks, oldest first, from the log beside the database."""
+    lines: Iterable[str] = ()
+    with contextlib.suppress(OSError), open(hook_log(database), errors="replace") as log:
+        lines = deque(log, HOOK_LOG)
+    runs = []
+    for line in lines:
+        with contextlib.suppress(ValueError, RecursionError):
+            if isinstance(run := json.loads(line), dict):
+                runs.append(run)
+    return runs
 
 
 # ---------------------------------------------------------------------------------------------
@@ -12890,9 +13395,16 @@ def prune(
 
 @cli.command()
 @click.option("--repair", is_flag=True, help="Mend what is broken; a copy is made first.")
+@click.option(
+    "--client",
+    type=click.Choice((*CLIENTS, "all")),
+    is_flag=False,
+    flag_value="all",
+    help="Check what `init` set up, of all clients here or of one.",
+)
 @_common
 @_shared
-def doctor(shared: Context, repair: bool) -> None:
+def doctor(shared: Context, repair: bool, client: str | None) -> None:
     """Check the database, the model and the place they are in.
 
     Ends with 1 when something is broken. With --repair what is derived is made anew from the
@@ -12902,6 +13414,7 @@ def doctor(shared: Context, repair: bool) -> None:
     Examples:
       sediment doctor
       sediment doctor --repair
+      sediment doctor --client               # do hooks run, when, and what did they print?
       sediment doctor --json | jq '.checks[] | select(.status != "ok")'
     """
     with shared.memory() as memory:
@@ -12909,6 +13422,9 @@ def doctor(shared: Context, repair: bool) -> None:
             answer = memory.repair()
             shared.show(answer, _message)
             _finish_pending(memory, shared)
+        elif client:
+            answer = check_clients(memory, () if client == "all" else (client,))
+            shared.show(answer, render_clients)
         else:
             answer = memory.doctor()
             shared.show(answer, render_checked)
@@ -13122,22 +13638,33 @@ def export(shared: Context, file: str | None, force: bool) -> None:
 
 @cli.command()
 @click.option("--local", "where", flag_value="local", default=True, help="This project (default).")
-@click.option(
-    "--global", "where", flag_value="global", help="This user's agents, in every project."
-)
+@click.option("--global", "where", flag_value="global", help="This user, in every project.")
+@click.option("--client", "names", multiple=True, type=click.Choice(CLIENTS), help="Repeatable.")
+@click.option("--hooks/--no-hooks", default=True, help="Let memory work by itself (default).")
+@click.option("--remove", is_flag=True, help="Take out again what `init` added.")
 @click.option("--print", "only_print", is_flag=True, help="Change nothing; print what is added.")
 @_common
 @_shared
-def init(shared: Context, where: str, only_print: bool) -> None:
-    """Prepare this project and its agents.
+def init(
+    shared: Context, where: str, names: tuple[str, ...], hooks: bool, remove: bool, only_print: bool
+) -> None:
+    """Set up the agents' clients that are here, or those of --client.
 
-    Adds to .mcp.json, CLAUDE.md and AGENTS.md what is not there yet; the rest stays.
+    Adds to their files, once, how to start the server, hooks that ask and fill the memory by
+    themselves, and when agents are to use it; every other byte stays. Where no client is found it
+    is .mcp.json, CLAUDE.md and AGENTS.md.
+
+    \b
+    Examples:
+      sediment init                          # this project
+      sediment init --global --client claude --client codex
+      sediment init --print                  # only show it
+      sediment init --remove
     """
     with shared.memory() as memory:
-        if only_print:
-            shared.show(planned(memory, where == "global"), render_planned)
-        else:
-            shared.show(initialize(memory, where == "global"), render_initialized)
+        options = {"everywhere": where == "global", "hooks": hooks, "remove": remove}
+        answer = initialize(memory, names, write=not only_print, **options)
+        shared.show(answer, render_planned if only_print else render_initialized)
 
 
 @cli.command("hook")
@@ -13789,21 +14316,28 @@ def render_said(answer: dict[str, Any]) -> Iterator[str]:
     yield from map(printable, answer["remarks"][:REFUSED_SHOWN])
 
 
+def render_clients(answer: dict[str, Any]) -> Iterator[str]:
+    """A line for each check, then one for each run of a hook."""
+    yield from render_checked(answer | {"healthy": True})
+    for run in answer["runs"]:
+        told = [run.get(key, "?") for key in ("at", "client", "event", "ms", "printed")]
+        line = "{}  {} {}: {} ms, printed {} characters".format(*told)
+        yield printable_name(f"{line}, {run['error']}" if run.get("error") else line)
+
+
 def render_planned(answer: dict[str, Any]) -> Iterator[str]:
-    """What would be added, and where it is not what stands in every project."""
-    if "files" in answer:
-        yield printable(answer["server"])
-        yield printable(f"To tell agents, in {' and '.join(answer['files'])}:")
-    else:
-        yield json.dumps(answer["mcp.json"], indent=2)
-    yield from ["", answer["instructions"].rstrip()]
+    """What would be added, the same text once, and where."""
+    for added, files in itertools.groupby(answer["files"], lambda file: file["added"]):
+        yield from (f"{printable(file['path'])}: {file['done']}" for file in files)
+        yield from [printable(added.rstrip()), ""] if added else []
+    yield from map(printable, answer["to_do"])
 
 
 def render_initialized(answer: dict[str, Any]) -> Iterator[str]:
-    if answer["root"]:
+    if answer["project"]:
         yield _field("project", answer["project"])
         yield _field("folder", answer["root"])
-    yield from map(printable, answer["done"])
+    yield from map(printable, [*answer["done"], *answer["to_do"]])
 
 
 def main() -> int:

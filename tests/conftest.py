@@ -1,6 +1,7 @@
 """What several test files share."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -60,3 +61,12 @@ def memory(path: Path) -> Iterator[Memory]:
         yield memory
         if path.exists():
             consistent(memory)
+
+
+@pytest.fixture
+def no_clients(tmp_path: Path) -> str:
+    """A PATH without the clients that this machine may have."""
+    folder = tmp_path / "only-git"
+    folder.mkdir()
+    (folder / "git").symlink_to(shutil.which("git") or "/usr/bin/git")
+    return str(folder)

@@ -35,8 +35,8 @@ LIST = {
 
 
 @pytest.fixture
-def here(run_pyz: Run, tmp_path: Path) -> Program:
-    return Program(run_pyz, tmp_path / "project")
+def here(run_pyz: Run, tmp_path: Path, no_clients: str) -> Program:
+    return Program(run_pyz, tmp_path / "project", PATH=no_clients)
 
 
 def entry(folder: Path) -> dict[str, Any]:
@@ -112,9 +112,9 @@ def test_the_database_in_the_entry_is_absolute(
     here.store("known to all", "--scope", "global", "--db", "own.db")
     here.ok("init", "--db", "own.db")
     server = entry(here.folder)
-    assert server["env"] == {"SEDIMENT_DB": str(here.folder / "own.db")}
+    assert server["args"][1:] == ["--db", str(here.folder / "own.db"), "serve"]
     command = [server["command"], *server["args"]]
-    assert_starts(command, tmp_path, SEDIMENT_CACHE=str(unpacked), **server["env"])
+    assert_starts(command, tmp_path, SEDIMENT_CACHE=str(unpacked))
 
 
 def as_link(pyz: Path, path: Path) -> None:
@@ -181,16 +181,11 @@ def test_a_file_that_is_not_understood_is_left_alone(here: Program, text: str) -
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('{"mcpServers": {"a": {"n": 1e400}}}', "'1e400' is too large"),
-        ('{"n": [1e-99999999999999999999], "mcpServers": {}}', "is too large or too precise"),
-        ('{"n": 0.30000000000000000001}', "too precise"),
         ('{"mcpServers": {"a": {}}, "mcpServers": {"b": {}}}', "'mcpServers' stands there twice"),
         ('{"mcpServers": {"a": {}, "a": {}}}', "'a' stands there twice"),
     ],
 )
-def test_a_file_that_would_lose_something_is_left_alone(
-    here: Program, text: str, reason: str
-) -> None:
+def test_a_file_that_is_ambiguous_is_left_alone(here: Program, text: str, reason: str) -> None:
     path = here.folder / ".mcp.json"
     path.write_text(text)
     said = here.error("init")
@@ -202,11 +197,13 @@ def test_a_file_that_would_lose_something_is_left_alone(
     assert "CLAUDE.md: created" in here.ok("init")
 
 
-def test_numbers_that_survive_are_no_hindrance(here: Program) -> None:
+def test_numbers_stay_as_they_are_written(here: Program) -> None:
     path = here.folder / ".mcp.json"
-    path.write_text('{"n": [0.1, 1.50, 1E5, -0.0, 123456789012345678901234567890]}')
+    numbers = '{"n": [0.1, 1.50, 1E5, -0.0, 1e400, 1e-99999999999999999999, 0.30000000000000000001'
+    path.write_text(numbers + "]}")
     here.ok("init")
-    assert json.loads(path.read_text())["n"] == [0.1, 1.5, 1e5, 0.0, 123456789012345678901234567890]
+    assert path.read_text().startswith(numbers)
+    assert "sediment" in json.loads(path.read_text())["mcpServers"]
 
 
 @pytest.mark.parametrize("text", ["", "# Ours", "# Ours\n", "# Ours\n\nüber\n\n"])
@@ -307,8 +304,10 @@ def test_a_link_into_git_is_refused(here: Program, name: str) -> None:
     assert (here.folder / ".git" / "config").read_text() == "{}"
 
 
-def test_a_link_in_the_home_folder_is_followed(run_pyz: Run, tmp_path: Path) -> None:
-    here = Program(run_pyz, tmp_path / "project", HOME=str(tmp_path / "home"))
+def test_a_link_in_the_home_folder_is_followed(
+    run_pyz: Run, tmp_path: Path, no_clients: str
+) -> None:
+    here = Program(run_pyz, tmp_path / "project", HOME=str(tmp_path / "home"), PATH=no_clients)
     (tmp_path / "home" / ".claude").mkdir(parents=True)
     (tmp_path / "home" / ".claude" / "CLAUDE.md").symlink_to("../../dotfiles.md")
     here.ok("init", "--global")
@@ -366,13 +365,13 @@ def test_a_folder_that_cannot_be_written(here: Program) -> None:
 def test_for_every_project(here: Program, unpacked: Path, tmp_path: Path) -> None:
     (tmp_path / ".claude").mkdir()
     (tmp_path / ".claude" / "CLAUDE.md").write_text("# Mine\n")
-    said = here.ok("init", "--global")
+    said = here.ok("init", "--global", "--client", "any")
     written = [tmp_path / ".claude" / "CLAUDE.md", tmp_path / ".codex" / "AGENTS.md"]
     before = [path.read_text() for path in written]
     assert all(is_instructed(text) for text in before)
     assert before[0].startswith("# Mine\n")
     assert files(here.folder) == set()
-    here.ok("init", "--global")
+    here.ok("init", "--global", "--client", "any")
     assert [path.read_text() for path in written] == before
     command = shlex.split(said.splitlines()[-1].split(" -- ")[1])
     here.store("known to all", "--scope", "global")
@@ -382,14 +381,15 @@ def test_for_every_project(here: Program, unpacked: Path, tmp_path: Path) -> Non
 def test_print_writes_nothing(here: Program, tmp_path: Path) -> None:
     before = files(tmp_path)
     said = here.ok("init", "--print")
-    answer = here.json("init", "--print")
+    added = {
+        Path(file["path"]).name: file["added"] for file in here.json("init", "--print")["files"]
+    }
     assert files(tmp_path) == before
-    assert is_instructed(said)
-    assert is_instructed(answer["instructions"])
-    shown = json.loads(said[: said.index("\n}\n") + 3])
-    assert shown == answer["mcp.json"]
+    assert is_instructed(said)  # once, although it is for two files
+    assert is_instructed(added["AGENTS.md"])
+    assert added[".mcp.json"] in said
     here.ok("init")
-    assert json.loads((here.folder / ".mcp.json").read_text()) == shown
+    assert {name: data.decode() for name, data in contents(here.folder).items()} == added
 
 
 def test_print_writes_nothing_for_every_project_either(here: Program, tmp_path: Path) -> None:
@@ -399,7 +399,6 @@ def test_print_writes_nothing_for_every_project_either(here: Program, tmp_path: 
         assert is_instructed(said)
         assert str(tmp_path / ".codex" / "AGENTS.md") in said
         assert "claude mcp add -s user sediment" in said
-        assert is_instructed(here.json("init", *words)["instructions"])
     assert "mcpServers" in here.ok("init", "--print", "--local")
     assert files(tmp_path) == before
 

@@ -1,0 +1,709 @@
+"""Clients are set up so that memory works by itself: once, and it can be taken out again."""
+
+import json
+import re
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, Run
+from hypothesis import given
+from hypothesis import strategies as st
+from program import Program, files, heed_permissions
+
+import sediment
+
+ASSETS = ROOT / "assets"
+PLUGINS = ASSETS / "plugins"
+EVENTS = {
+    "claude": {"SessionStart", "UserPromptSubmit", "Stop", "SessionEnd"},
+    "codex": {"SessionStart", "UserPromptSubmit", "Stop", "SessionEnd"},
+    "gemini": {"SessionStart", "BeforeAgent", "AfterAgent", "SessionEnd"},
+    "cursor": {"sessionStart", "beforeSubmitPrompt", "stop", "sessionEnd"},
+}
+HOOKS = {
+    "claude": ".claude/settings.json",
+    "codex": ".codex/hooks.json",
+    "gemini": ".gemini/settings.json",
+    "cursor": ".cursor/hooks.json",
+}
+WRITTEN = {
+    "claude": {".mcp.json", ".claude/settings.json", "CLAUDE.md"},
+    "codex": {".codex/config.toml", ".codex/hooks.json", "AGENTS.md"},
+    "gemini": {".gemini/settings.json", "GEMINI.md"},
+    "opencode": {"opencode.json", ".opencode/plugins/sediment.js", "AGENTS.md"},
+    "cursor": {".cursor/mcp.json", ".cursor/hooks.json", "AGENTS.md"},
+}
+EVERYWHERE = {
+    "claude": {".claude/settings.json", ".claude/CLAUDE.md"},
+    "codex": {".codex/config.toml", ".codex/hooks.json", ".codex/AGENTS.md"},
+    "gemini": {".gemini/settings.json", ".gemini/GEMINI.md"},
+    "opencode": {
+        f".config/opencode/{n}" for n in ("opencode.json", "plugins/sediment.js", "AGENTS.md")
+    },
+    "cursor": {".cursor/mcp.json", ".cursor/hooks.json"},
+}
+CLIENTS = tuple(WRITTEN)
+ALL = [word for name in CLIENTS for word in ("--client", name)]
+
+
+@pytest.fixture
+def here(run_pyz: Run, tmp_path: Path, no_clients: str) -> Program:
+    return Program(
+        run_pyz, tmp_path / "home" / "project", HOME=str(tmp_path / "home"), PATH=no_clients
+    )
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path) -> Path:
+    folder = tmp_path / "home"
+    folder.mkdir()
+    return folder
+
+
+def plain(folder: Path) -> dict[str, bytes]:
+    """The files in a folder with their bytes, but for the project's id and the database."""
+    return {
+        name: (folder / name).read_bytes()
+        for name in files(folder)
+        if (folder / name).is_file() and ".sediment" not in name and ".local" not in name
+    }
+
+
+def handlers(group: dict[str, Any]) -> list[dict[str, Any]]:
+    return group.get("hooks", [group])
+
+
+def commands(hooks: dict[str, Any]) -> dict[str, str]:
+    """Of each event, what its one handler runs."""
+    told = {}
+    for event, groups in hooks.items():
+        (group,) = groups
+        (handler,) = handlers(group)
+        words = [handler.get("command", handler.get("server")), handler.get("tool", "")]
+        told[event] = " ".join(filter(None, [*words, *handler.get("args", [])]))
+    return told
+
+
+# From nothing
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_client_is_set_up_from_nothing_once_and_taken_out(here: Program, name: str) -> None:
+    said = here.ok("init", "--client", name)
+    made = plain(here.folder)
+    assert set(made) == WRITTEN[name]
+    assert said.count(": created") == len(made)
+    again = here.ok("init", "--client", name)
+    assert again.count("already") == len(made)
+    assert "created" not in again
+    assert "extended" not in again
+    assert plain(here.folder) == made
+    assert here.ok("init", "--remove").count(": deleted") == len(made)
+    assert files(here.folder) == {".sediment", ".sediment/config"}
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_client_is_set_up_for_every_project(here: Program, home: Path, name: str) -> None:
+    here.ok("init", "--global", "--client", name)
+    assert set(plain(home)) == EVERYWHERE[name]
+    assert files(here.folder) == set()
+    made = plain(home)
+    here.ok("init", "--global", "--client", name)
+    assert plain(home) == made
+    here.ok("init", "--global", "--remove")
+    assert plain(home) == {}
+
+
+def test_what_is_found_is_set_up(here: Program, home: Path, tmp_path: Path) -> None:
+    (home / ".gemini").mkdir()
+    bin = tmp_path / "bin"
+    bin.mkdir()
+    (bin / "codex").write_text("#!/bin/sh\n")
+    (bin / "codex").chmod(0o755)
+    env = {"PATH": f"{bin}:{here.env['PATH']}"}
+    assert here.json("init", "--print", env=env)["clients"] == ["codex", "gemini"]
+    here.ok("init", env=env)
+    assert set(plain(here.folder)) == WRITTEN["codex"] | WRITTEN["gemini"]
+
+
+@pytest.mark.parametrize(
+    ("name", "variable", "folder"),
+    [
+        ("claude", "CLAUDE_CONFIG_DIR", ""),
+        ("codex", "CODEX_HOME", ""),
+        ("opencode", "XDG_CONFIG_HOME", "opencode"),
+    ],
+)
+def test_a_client_whose_settings_are_elsewhere(
+    here: Program, home: Path, tmp_path: Path, name: str, variable: str, folder: str
+) -> None:
+    place = tmp_path / "else where"
+    here.ok("init", "--global", "--client", name, env={variable: str(place)})
+    assert plain(place / folder)
+    assert plain(home) == {}
+
+
+def test_without_hooks(here: Program) -> None:
+    here.ok("init", "--no-hooks", *ALL)
+    made = plain(here.folder)
+    assert not [name for name in made if "hooks" in name or "plugins" in name or ".claude" in name]
+    assert not [name for name, data in made.items() if b"SessionStart" in data]
+
+
+# What stands there
+
+
+def test_each_event_runs_the_same_command(here: Program, pyz: Path) -> None:
+    here.ok("init", *ALL)
+    for name, file in HOOKS.items():
+        config = json.loads((here.folder / file).read_text())
+        told = commands(config["hooks"])
+        assert set(told) == EVENTS[name]
+        for event, command in told.items():
+            direct = name in ("claude", "codex") and event == "UserPromptSubmit"
+            assert command == ("sediment hook" if direct else f"{sys.executable} {pyz} hook")
+    settings = json.loads((here.folder / ".gemini/settings.json").read_text())
+    for groups in settings["hooks"].values():
+        assert handlers(groups[0])[0]["timeout"] >= 1_000  # milliseconds
+    for name in ("claude", "codex", "cursor"):
+        config = json.loads((here.folder / HOOKS[name]).read_text())
+        for groups in config["hooks"].values():
+            assert handlers(groups[0])[0]["timeout"] <= 10  # seconds
+    assert json.loads((here.folder / ".cursor/hooks.json").read_text())["version"] == 1
+
+
+def test_each_client_has_the_server(here: Program, pyz: Path) -> None:
+    here.ok("init", *ALL, "--db", "own.db")
+    program = [sys.executable, str(pyz), "--db", str(here.folder / "own.db"), "serve"]
+    for file in (".mcp.json", ".gemini/settings.json", ".cursor/mcp.json"):
+        entry = json.loads((here.folder / file).read_text())["mcpServers"]["sediment"]
+        assert [entry["command"], *entry["args"]] == program
+    table = tomllib.loads((here.folder / ".codex/config.toml").read_text())
+    entry = table["mcp_servers"]["sediment"]
+    assert [entry["command"], *entry["args"]] == program
+    config = json.loads((here.folder / "opencode.json").read_text())
+    assert config["mcp"]["sediment"]["command"] == program
+    plugin = (here.folder / ".opencode/plugins/sediment.js").read_text()
+    assert f"const COMMAND = {json.dumps(program[:-1])}\n" in plugin
+
+
+BOM = "\ufeff"
+OWN_HOOK = '{"hooks": [{"type": "command", "command": "beep"}]}'
+SETTINGS = {
+    "nothing": "{}",
+    "spaces": "{ \n }\n",
+    "one line": '{"model": "opus", "hooks": {}}',
+    "own hook": f'{{"hooks": {{"Stop": [{OWN_HOOK}], "SessionStart": []}}}}\n',
+    "lines": '{\n    "model": "opus",\n    "hooks": {\n        "Stop": [\n            '
+    + OWN_HOOK
+    + "\n        ]\n    }\n}\n",
+    "no line end": '{\n\t"model": "opus"\n}',
+    "windows": '{\r\n  "model": "opus",\r\n  "hooks": {\r\n  }\r\n}\r\n',
+    "mark": BOM + '{\n  "model": "opus"\n}\n',
+    "comments": '// mine\n{\n  "a": "// no /* comment", // one\n'
+    + '  /* two */ "b": [1, 2,], // "x": {\n}\n// end',
+    "last comma": '{\n  "hooks": {"Stop": [' + OWN_HOOK + ",], // here\n  },\n}\n",
+    "odd numbers": '{"n": [1e400, 0.30000000000000000001], "s": "\\ud83d"}\n',
+}
+
+
+@pytest.mark.parametrize("text", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("file", [".claude/settings.json", ".gemini/settings.json"])
+def test_every_byte_of_the_settings_stays(here: Program, file: str, text: str) -> None:
+    path = here.folder / file
+    path.parent.mkdir()
+    path.write_bytes(text.encode())
+    here.ok("init", "--client", "claude", "--client", "gemini")
+    after = path.read_bytes().decode()
+    rest = iter(after)
+    assert all(character in rest for character in text)  # in this order
+    assert len(re.findall(r'\bhook"', after)) >= 4
+    assert b"\n" not in after.encode().replace(b"\r\n", b"") or "\r\n" not in text
+    here.ok("init", "--client", "claude", "--client", "gemini")
+    assert path.read_bytes().decode() == after
+    here.ok("init", "--remove")
+    assert path.read_bytes().decode() == text
+
+
+TABLES = {
+    "empty": "",
+    "settings": 'model = "o" # mine\n\n[features]\nhooks = true\n',
+    "no line end": "[mcp_servers.other]\ncommand = 'x'",
+    "windows": "a = 1\r\n[b]\r\nc = 2\r\n",
+    "mark": BOM + "a = nan\n",
+    "times": "[[x]]\nat = 1979-05-27\n[[x]]\nat = 07:32:00\n\n\n",
+}
+
+
+@pytest.mark.parametrize("text", TABLES.values(), ids=TABLES)
+def test_every_byte_of_a_table_stays(here: Program, text: str) -> None:
+    path = here.folder / ".codex" / "config.toml"
+    path.parent.mkdir()
+    path.write_bytes(text.encode())
+    here.ok("init", "--client", "codex")
+    after = path.read_bytes().decode()
+    assert after.startswith(text)
+    assert "sediment" in tomllib.loads(after.removeprefix(BOM))["mcp_servers"]
+    here.ok("init", "--client", "codex")
+    assert path.read_bytes().decode() == after
+    here.ok("init", "--remove")
+    assert path.read_bytes().decode() == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "# Ours", "# Ours\n", "# Ours\n\nüber\n\n", "a\r\nb\r\n", "a\r\nb"]
+)
+@pytest.mark.parametrize("name", ["CLAUDE.md", "AGENTS.md", "GEMINI.md"])
+def test_every_byte_of_instructions_stays(here: Program, name: str, text: str) -> None:
+    (here.folder / name).write_bytes(text.encode())
+    here.ok("init", *ALL)
+    assert "mcp__sediment__recall" in (here.folder / name).read_text()
+    here.ok("init", "--remove")
+    assert (here.folder / name).read_bytes() == text.encode()
+
+
+def test_what_people_wrote_behind_an_addition_stays(here: Program) -> None:
+    here.ok("init", "--client", "claude", "--client", "codex")
+    path, table = here.folder / ".mcp.json", here.folder / ".codex/config.toml"
+    path.write_text(path.read_text().replace("\n  }\n}", ',\n    "b": {"url": "u"}\n  }\n}'))
+    table.write_text(table.read_text() + "\n[features]\nhooks = true\n")
+    (here.folder / "CLAUDE.md").write_text(
+        "# Above\n" + (here.folder / "CLAUDE.md").read_text() + "Below\n"
+    )
+    here.ok("init", "--remove")
+    assert json.loads(path.read_text()) == {"mcpServers": {"b": {"url": "u"}}}
+    assert table.read_text() == "\n[features]\nhooks = true\n"
+    assert (here.folder / "CLAUDE.md").read_text() == "# Above\nBelow\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        (
+            ".claude/settings.json",
+            '{"hooks": {"Stop": [{"hooks": [{"command": "npx sediment hook"}]}]}}',
+        ),
+        (".mcp.json", '{"mcpServers": {"sediment": {"command": "mine"}}}'),
+        (".mcp.json", '{"mcpServers": {"sediment": null}}'),
+        (".codex/config.toml", '[mcp_servers]\nsediment = {command = "mine"}\n'),
+        (".opencode/plugins/sediment.js", "export const Mine = 1\n"),
+        ("CLAUDE.md", "Use mcp__sediment__recall first.\n"),
+    ],
+)
+def test_what_stands_there_in_other_words_stays(here: Program, file: str, text: str) -> None:
+    path = here.folder / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    here.ok("init", *ALL)
+    after = path.read_text()
+    if file == ".claude/settings.json":
+        assert after.count('"Stop"') == after.count("npx sediment hook") == 1
+    else:
+        assert after == text
+    here.ok("init", "--remove")
+    assert path.read_text() == text
+
+
+def test_another_copy_of_the_program_takes_out_what_one_added(here: Program) -> None:
+    here.ok("init", *ALL)
+    for name, data in plain(here.folder).items():
+        moved = re.sub(rb"/[\w/.-]*/sediment\.pyz", b"/opt/other/sediment.pyz", data)
+        (here.folder / name).write_bytes(moved)
+    assert here.ok("init", *ALL).count("already") == len(plain(here.folder))
+    here.ok("init", "--remove")
+    assert plain(here.folder) == {}
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "reason"),
+    [
+        (".claude/settings.json", '{"hooks": []}', "has no object of hooks"),
+        (".claude/settings.json", '{"hooks": {"Stop": {}}}', "has no list of hooks.Stop"),
+        (".claude/settings.json", '{"a": 1, "a": 2}', "'a' stands there twice"),
+        (".claude/settings.json", '{"a": NaN}', "is not valid JSON"),
+        (".claude/settings.json", '{"a": "', "is not valid JSON"),
+        (".claude/settings.json", "{} /* open", "is not valid JSON"),
+        (".claude/settings.json", "[" * 100_000, "is not valid JSON"),
+        (".codex/config.toml", "a = ", "is not valid TOML"),
+        (".codex/config.toml", "mcp_servers = 1\n", "has no table of mcp_servers"),
+        (".codex/config.toml", "mcp_servers = {}\n", "is not valid TOML"),
+        (".codex/config.toml", "a = 1\0", "NUL"),
+        (".gemini/settings.json", "\xff", "cannot be read as text"),
+    ],
+)
+def test_a_file_that_is_not_understood_is_left_alone(
+    here: Program, file: str, text: str, reason: str
+) -> None:
+    path = here.folder / file
+    path.parent.mkdir()
+    path.write_bytes(text.encode("latin-1"))
+    said = here.error("init", *ALL)
+    assert said.startswith(f"Error: {path} ")
+    assert reason in said
+    assert 'left as it is; add "' in said
+    assert plain(here.folder) == {file: text.encode("latin-1")}  # and no other was written
+
+
+def test_a_comment_that_nobody_closed_hangs_nothing(here: Program) -> None:
+    path = here.folder / ".mcp.json"
+    for text in ('{"a": "' + '\\"' * 300_000, "{" + "/*" * 300_000, "{" + ", " * 300_000):
+        path.write_text(text)
+        assert "is not valid JSON" in here.error("init", timeout=60)
+
+
+def test_the_file_with_comments_is_taken(here: Program) -> None:
+    path = here.folder / "opencode.jsonc"
+    path.write_text('{\n  // mine\n  "theme": "x", // dark\n}\n')
+    here.ok("init", "--client", "opencode")
+    assert not (here.folder / "opencode.json").exists()
+    assert '"theme": "x", // dark\n  "mcp": {' in path.read_text()
+    here.ok("init", "--remove")
+    assert path.read_text() == '{\n  // mine\n  "theme": "x", // dark\n}\n'
+
+
+def test_hooks_for_every_project_are_not_added_again(here: Program, home: Path) -> None:
+    here.ok("init", "--global", "--client", "claude")
+    said = here.ok("init", "--client", "claude")
+    assert f"{home}/.claude/settings.json: has its hooks already, for every project" in said
+    assert not (here.folder / ".claude").exists()
+    assert (here.folder / ".mcp.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "text"),
+    [
+        ("claude", ".claude/settings.json", '{"enabledPlugins": {"sediment@sediment": true}}'),
+        ("codex", ".codex/config.toml", '[plugins."sediment@sediment"]\nenabled = true\n'),
+        ("gemini", ".gemini/extensions/sediment/gemini-extension.json", '{"name": "sediment"}'),
+    ],
+)
+def test_a_client_with_the_plugin_needs_nothing(
+    here: Program, home: Path, name: str, file: str, text: str
+) -> None:
+    (home / file).parent.mkdir(parents=True)
+    (home / file).write_text(text)
+    for where in ("--local", "--global"):
+        assert "has the plugin sediment already" in here.ok("init", where, "--client", name)
+    assert plain(here.folder) == {}
+    assert plain(home) == {file: text.encode()}
+    assert "the plugin sediment is enabled" in here.ok("doctor", "--client", name)
+
+
+# How it is written
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_print_shows_it_and_writes_nothing(here: Program, home: Path, name: str) -> None:
+    before = files(home)
+    answer = here.json("init", "--print", "--client", name)
+    said = here.ok("init", "--print", "--client", name)
+    assert files(home) == before
+    assert {
+        Path(file["path"]).relative_to(here.folder).as_posix() for file in answer["files"]
+    } == WRITTEN[name]
+    here.ok("init", "--client", name)
+    for file in answer["files"]:
+        assert Path(file["path"]).read_text() == file["added"]
+        assert f"{file['path']}: created" in said
+        assert file["added"].rstrip() in said
+    answer = here.json("init", "--print", "--remove", "--client", name)
+    assert {file["done"] for file in answer["files"]} == {"deleted"}
+    assert set(plain(here.folder)) == WRITTEN[name]
+
+
+@pytest.mark.parametrize("file", sorted(set[str]().union(*WRITTEN.values())))
+def test_a_link_out_of_the_project_is_refused(here: Program, home: Path, file: str) -> None:
+    (home / "outside").mkdir()
+    top = Path(file).parts[0]
+    (here.folder / top).symlink_to("../outside" if "/" in file else "../outside/there")
+    assert "is a link out of the project: left as it is" in here.error("init", *ALL)
+    assert files(home / "outside") == set()
+    assert plain(here.folder) == {}
+
+
+@pytest.mark.parametrize("file", [".claude/settings.json", ".codex/config.toml", "opencode.json"])
+def test_a_file_that_cannot_be_read_is_left_alone(here: Program, file: str) -> None:
+    path = here.folder / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("")
+    path.chmod(0)
+    assert "cannot be read" in here.error("init", *ALL, preexec_fn=heed_permissions)
+    path.chmod(0o600)
+    assert plain(here.folder) == {file: b""}
+
+
+def test_permissions_and_folders_that_were_there_stay(here: Program) -> None:
+    path = here.folder / ".claude" / "settings.json"
+    path.parent.mkdir()
+    (path.parent / "commands").mkdir()
+    here.ok("init", "--client", "claude")
+    path.chmod(0o640)
+    path.write_text('{"model": "x"}')
+    here.ok("init", "--client", "claude")
+    here.ok("init", "--remove")
+    assert path.read_text() == '{"model": "x"}'
+    assert path.stat().st_mode & 0o777 == 0o640
+    path.unlink()
+    here.ok("init", "--client", "claude")
+    here.ok("init", "--remove")
+    assert (path.parent / "commands").is_dir()
+
+
+# Any JSON
+
+
+SCALARS = st.none() | st.booleans() | st.integers(-99, 99) | st.text('a",/*{[\\:é \n', max_size=6)
+ENTRY = {"command": "/usr/bin/python3", "args": ["/x/sediment.pyz", "serve"]}
+HOOK = {"hooks": [{"type": "command", "command": "/usr/bin/python3 /x/sediment.pyz hook"}]}
+WANTED = {"mcpServers": {"sediment": ENTRY}, "hooks": {"Stop": [HOOK], "Start": [HOOK]}}
+
+
+def objects(values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.dictionaries(st.text("abc", max_size=2), values, max_size=3)
+
+
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | objects(inner), max_leaves=6
+)
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
+    """JSON as people lay it out, and its value."""
+    value = draw(objects(VALUES))
+    if draw(st.booleans()):
+        value["mcpServers"] = draw(objects(VALUES))
+    if draw(st.booleans()):
+        value["hooks"] = draw(objects(st.just([]))) | {"Stop": draw(st.lists(VALUES, max_size=2))}
+    text = json.dumps(value, indent=draw(st.sampled_from([None, 1, 2, "\t"])))
+    space = st.sampled_from(["", " ", "\n", " // no\n", '/* {\n" */'])
+    pieces = re.split(r'("(?:[^"\\]|\\.)*")', text)  # strings stay
+    for number in range(0, len(pieces), 2):
+        pieces[number] = re.sub(r"([\[\]{},])", lambda m: m[1] + draw(space), pieces[number])
+    text = "".join(pieces)
+    if draw(st.booleans()):
+        text = text.replace("\n", "\r\n")
+    return draw(st.sampled_from(["", BOM])) + text, value
+
+
+@given(documents())
+def test_what_is_added_is_there_and_can_be_taken_out(document: tuple[str, dict[str, Any]]) -> None:
+    text, value = document
+    added = sediment._members_added(text, WANTED)
+    after = json.loads(sediment.JsonText(added).plain)
+    assert after["mcpServers"].pop("sediment") == ENTRY
+    assert [after["hooks"][event].pop() for event in ("Stop", "Start")] == [HOOK, HOOK]
+    value = {"mcpServers": {}, "hooks": {}} | value
+    value["hooks"] = {"Stop": [], "Start": []} | value["hooks"]
+    assert after == value
+    assert sediment._members_added(added, WANTED) == added
+    assert sediment._members_removed(added, WANTED) == text
+
+
+@given(st.text("a =\n[]\"'#\r", max_size=40))
+def test_what_is_added_to_a_table_can_be_taken_out(text: str) -> None:
+    wanted = {"mcp_servers": {"sediment": ENTRY}}
+    try:
+        tomllib.loads(text)
+    except ValueError:
+        return
+    added = sediment._table_added(text, wanted)
+    assert tomllib.loads(added) == tomllib.loads(text) | wanted
+    assert sediment._table_removed(added, wanted) == text
+
+
+# Plugins
+
+
+def strings(value: Any) -> list[str]:
+    if isinstance(value, dict | list):
+        parts = value.values() if isinstance(value, dict) else value
+        return [text for part in parts for text in strings(part)]
+    return [value] if isinstance(value, str) else []
+
+
+def test_the_plugins_name_what_is_there() -> None:
+    for file in PLUGINS.rglob("*.json"):
+        json.loads(file.read_text("utf-8"))
+    for market in (".claude-plugin", ".agents/plugins"):
+        (plugin,) = json.loads((PLUGINS / market / "marketplace.json").read_text())["plugins"]
+        source = plugin["source"]
+        place = PLUGINS / (source if isinstance(source, str) else source["path"])
+        for kind in (".claude-plugin", ".codex-plugin"):
+            manifest = json.loads((place / kind / "plugin.json").read_text())
+            assert manifest["name"] == plugin["name"]
+            for text in strings(manifest):
+                assert not text.startswith("./") or (place / text).exists()
+    for file in (*PLUGINS.rglob("plugin.json"), *PLUGINS.rglob("gemini-extension.json")):
+        assert json.loads(file.read_text())["version"] == sediment.__version__
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("claude", "sediment/hooks/hooks.json"),
+        ("codex", "sediment/hooks/codex.json"),
+        ("gemini", "gemini/hooks/hooks.json"),
+        ("cursor", "cursor/hooks.json"),
+    ],
+)
+def test_plugins_run_the_command_on_the_events_of_init(name: str, file: str) -> None:
+    told = commands(json.loads((PLUGINS / file).read_text())["hooks"])
+    assert set(told) == EVENTS[name]
+    assert set(told.values()) <= {"sediment hook", "plugin:sediment:sediment hook"}
+    assert ("plugin:sediment:sediment hook" in told.values()) == (name == "claude")
+
+
+def test_what_init_reads_is_there() -> None:
+    table = json.loads((ASSETS / "clients.json").read_text())
+    assert tuple(table) == sediment.CLIENTS
+    for client in table.values():
+        for file in client["files"]:
+            parts = [part for part in ("server", "hooks", "instructions") if part in file]
+            assert [(ASSETS / file[part]).is_file() for part in parts] == [True]
+
+
+def test_the_instructions_are_not_marked_in_the_extension() -> None:
+    assert "<!--" not in (PLUGINS / "gemini" / "GEMINI.md").read_text()
+
+
+# doctor --client
+
+
+def checks(here: Program, *words: str, code: int = 0, **env: str) -> dict[str, str]:
+    """The status and text of each check, by its name."""
+    done = here.run("--json", "doctor", "--client", *words, env=env)
+    assert (done.returncode, done.stderr) == (code, ""), done
+    rows = json.loads(done.stdout)["checks"]
+    return {row["name"]: f"{row['status']} {row['detail']}" for row in rows}
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_doctor_finds_what_init_set_up(here: Program, name: str) -> None:
+    before = checks(here, name, code=1)
+    assert before[f"{name} server"] == before[f"{name} hooks"]
+    assert before[f"{name} server"] == f"broken not set up: run `init --client {name}`"
+    here.ok("init", "--client", name)
+    after = checks(here, name)
+    assert after[f"{name} server"].startswith("ok in ")
+    assert after[f"{name} hooks"].startswith("ok in ")
+    assert re.match(r"ok answers in \d+ ms with .*\brecall\b", after["server"])
+
+
+def test_doctor_looks_at_all_clients_that_are_here(here: Program, home: Path) -> None:
+    assert "use --client" in checks(here)["clients"]
+    (home / ".gemini").mkdir()
+    (home / ".cursor").mkdir()
+    here.ok("init")
+    assert {"gemini server", "gemini hooks", "cursor server", "cursor hooks"} <= set(checks(here))
+
+
+def test_doctor_tells_hooks_that_are_missing_or_of_another_program(here: Program) -> None:
+    here.ok("init", "--client", "gemini")
+    path = here.folder / ".gemini/settings.json"
+    config = json.loads(path.read_text())
+    del config["hooks"]["AfterAgent"]
+    config["mcpServers"]["sediment"]["command"] = "other"
+    path.write_text(json.dumps(config))
+    found = checks(here, "gemini")
+    assert found["gemini hooks"].startswith("warning")
+    assert "without AfterAgent" in found["gemini hooks"]
+    assert "in other words than `init` has: sediment" in found["gemini server"]
+    path.write_text("{")
+    assert "is not valid JSON" in checks(here, "gemini")["gemini hooks"]
+
+
+def test_doctor_starts_no_program_that_a_checkout_names(here: Program) -> None:
+    here.ok("init", "--client", "claude")
+    path = here.folder / ".mcp.json"
+    path.write_text(path.read_text().replace(sys.executable, "/usr/bin/touch"))
+    before = files(here.folder)
+    checks(here, "claude")
+    assert files(here.folder) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "text"),
+    [
+        ("claude", ".claude/settings.json", '{"disableAllHooks": true}'),
+        ("codex", ".codex/config.toml", "[features]\nhooks = false\n"),
+        ("gemini", ".gemini/settings.json", '{"hooksConfig": {"enabled": false}}'),
+    ],
+)
+def test_doctor_names_what_is_switched_off(
+    here: Program, home: Path, name: str, file: str, text: str
+) -> None:
+    (home / file).parent.mkdir()
+    (home / file).write_text(text)
+    here.ok("init", "--client", name)
+    assert checks(here, name)[name] == "warning its settings switch all hooks off"
+    assert "SEDIMENT_HOOKS" in checks(here, name, SEDIMENT_HOOKS="0")["hooks"]
+
+
+def test_doctor_shows_the_last_runs(here: Program, home: Path) -> None:
+    here.store("x")
+    (database,) = home.rglob("memory.db")
+    run = {"event": "Stop", "client": "claude", "session": "s", "ms": 12, "printed": 0}
+    rows = [json.dumps(run | {"at": f"2026-11-22T10:{n:02}:00Z"}) for n in range(60)]
+    odd = [
+        "",
+        "{",
+        "[]",
+        "7",
+        "{}",
+        "[" * 100_000,
+        '{"at": "a\\n\\u001b[31m", "error": ["e"], "ms": {}}',
+    ]
+    database.with_name("memory.db.hooks").write_text("\n".join([*rows, *odd]) + "\n")
+    here.ok("init", "--client", "claude")
+    assert checks(here, "claude")["runs"].endswith("10:59:00Z")
+    said = here.ok("doctor", "--client")
+    assert "2026-11-22T10:59:00Z  claude Stop: 12 ms, printed 0 characters\n" in said
+    assert "2026-11-22T10:09" not in said
+    assert "\x1b" not in said
+    runs = here.json("doctor", "--client", "claude")["runs"]
+    assert {run["client"] for run in runs} == {"claude"}
+    database.with_name("memory.db.hooks").write_bytes(b"\xff\n")
+    assert checks(here, "claude")["runs"] == "warning none has run yet"
+
+
+CODEX = """#!{python}
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    hook = {{"eventName": "stop", "command": "x sediment hook", "trustStatus": "{status}"}}
+    result = {{"data": [{{"hooks": [hook, {{"command": "beep", "trustStatus": "untrusted"}}]}}]}}
+    print(json.dumps({{"method": "configWarning"}}))
+    print(json.dumps({{"id": asked["id"], "result": result}}), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        ("trusted", "ok 1 hooks are trusted"),
+        ("untrusted", "broken not trusted, so not run: stop; start codex, and /hooks"),
+    ],
+)
+def test_doctor_asks_codex_for_its_trust(
+    here: Program, tmp_path: Path, status: str, told: str
+) -> None:
+    here.ok("init", "--client", "codex")
+    assert checks(here, "codex")["codex trust"].startswith("warning unknown")
+    codex = tmp_path / "codex"
+    codex.write_text(CODEX.format(python=sys.executable, status=status))
+    codex.chmod(0o755)
+    path = f"{tmp_path}:{here.env['PATH']}"
+    assert checks(here, "codex", PATH=path, code=status != "trusted")["codex trust"] == told
+
+
+@pytest.mark.parametrize("text", ["#!/bin/sh\n", "#!/bin/sh\necho []; echo {\n", "#!/none\n"])
+def test_a_codex_that_does_not_answer(here: Program, tmp_path: Path, text: str) -> None:
+    here.ok("init", "--client", "codex")
+    (tmp_path / "codex").write_text(text)
+    (tmp_path / "codex").chmod(0o755)
+    path = f"{tmp_path}:{here.env['PATH']}"
+    assert checks(here, "codex", PATH=path)["codex trust"].startswith("warning unknown")
