@@ -12587,7 +12587,7 @@ def _write_for_owner(path: Path, text: str | None, root: Path | None) -> None:
             folder.rmdir()
 
 
-def standing(path: Path, wanted: Any) -> Iterator[tuple[str, Any, Any]]:
+def what_stands(path: Path, wanted: Any) -> Iterator[tuple[str, Any, Any]]:
     """Of a file that is there, each thing that is wanted in it: its name, what stands there (or
     None), and what should."""
     if not path.exists():
@@ -12610,7 +12610,7 @@ def _has_already(client: Client, part: str, root: Path | None, program: list[str
     if part == "hooks" and root:
         for path, wanted in client.files(part, None, program):
             with contextlib.suppress(InvalidInput):
-                if any(found for _, found, _ in standing(path, wanted)):
+                if any(found for _, found, _ in what_stands(path, wanted)):
                     return f"{path}: has its hooks already, for every project"
     return ""
 
@@ -12681,7 +12681,7 @@ def check_clients(memory: Memory, names: Sequence[str]) -> dict[str, Any]:
     if len(checks) == 1:
         checks.append(Check("clients", "warning", "none is known here: use --client NAME"))
     if off := ", ".join(sorted(hooks_off(memory))):
-        checks.append(Check("hooks", "warning", f"off here, by SEDIMENT_… or `hook --off`: {off}"))
+        checks.append(Check("hooks", "warning", f"off, by SEDIMENT_HOOKS=0 or `hook --off`: {off}"))
     runs = hook_runs(memory.database.path)
     runs = [run for run in runs if not names or run.get("client") in names]
     last = f"the last one ran at {runs[-1].get('at')}" if runs else "none has run yet"
@@ -12714,7 +12714,7 @@ def _check_part(
         for path, wanted in client.files(part, place, program):
             name = f"{client.name} {part}"
             try:
-                things = list(standing(path, wanted))
+                things = list(what_stands(path, wanted))
             except InvalidInput as error:
                 yield Check(name, "warning", f"{path} {error}")
                 continue

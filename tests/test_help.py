@@ -59,6 +59,7 @@ def test_the_readme_names_them() -> None:
         "SEDIMENT_CROSS_PROJECT", "SEDIMENT_EMBEDDING_MODEL", "SEDIMENT_REDACT",
         "--repair", "--older-than", "--purge", "--allow-secrets", "--glob", "--exclude",
         "--include-archive", "--source", "--vector-weight", "--text-weight", "--candidates",
+        "--client", "--no-hooks", "--remove", "--global",
         "--lines", "--into", "--with", "--deep", "--watch", "--debounce-ms",
         "--no-conversations", "--conversations", "SEDIMENT_HOOKS", "SEDIMENT_CONVERSATIONS",
         "SEDIMENT_HOOK_START", "SEDIMENT_HOOK_PROMPT",
