@@ -4129,6 +4129,9 @@ def _ruled(
             found[old, new] = -1
         elif changes and unshared[old, new] < room[old, new] + UNSHARED_CHANGED:
             found[old, new] = 1
+    for old, new in numpy.argwhere((newer & changing)[:RULED]).tolist():
+        if _names_what_went(texts[new], texts[old], query, table):
+            found[old, new] = 1
     found[RULED:] = 0
     # What is of another room than the best one takes the place of nothing else either.
     found[:, mislaid[0] & (found[0] < 0)] = -1
@@ -4164,6 +4167,35 @@ def _room(table: WordTable) -> Any:
     either = plain.diagonal()[:, None] + plain.diagonal() - plain
     key = table.shared(table.beside) / numpy.where(either > 0, either, numpy.inf)
     return UNSHARED_MAX + UNSHARED_KEYED * key
+
+
+def _names_what_went(new: TextWords, old: TextWords, query: TextWords, table: WordTable) -> bool:
+    """Whether the later one says that something was changed for something else ("moved from these
+    words to others", "replaced these with others"), and the earlier one answers the question by
+    these words and says nothing else; nor is the later one about anything that neither names."""
+    asked = set(query.stems)
+    for gone, about in _changes_told(new.stems[:ALIGNED_WORDS]):
+        tells = {stem for stem in old.stems if _has_digit(stem) or table.idf_of(stem) > RIVAL_TELLS}
+        value = tells.intersection(gone)
+        named = asked.union(old.stems, CUES["change"], _SPEAKERS)
+        strange = any(table.idf_of(stem) > RIVAL_TELLS for stem in set(about) - named)
+        if value and not strange and value.isdisjoint(asked) and tells - value <= asked:
+            return True
+    return False
+
+
+def _changes_told(stems: Sequence[str]) -> Iterator[tuple[Sequence[str], Sequence[str]]]:
+    """What a text says was changed for something else, and the words around the two."""
+    for at, stem in enumerate(stems):
+        turns = {"from": ("to",), "replac": ("with", "by")}.get(stem, ())
+        turn = next((place for place in range(at, len(stems)) if stems[place] in turns), 0)
+        if turn and turn - at <= CHANGE_REACH + 1:
+            rest = itertools.dropwhile(lambda word: word not in _ABOUT, stems[turn + 1 :])
+            yield stems[at + 1 : turn], [*stems[:at], *rest]
+
+
+_ABOUT = _word_class("at for in of on")  # behind these a text says what else it is about
+_SPEAKERS = _word_class("i our the they us we")
 
 
 def _tells_of_change(new: TextWords, old: TextWords) -> bool:
@@ -13802,9 +13834,11 @@ def _count_lines(file: IO[bytes]) -> int | None:
     """How many lines a file has; unknown for a pipe or device."""
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return None
-    count = sum(part.count(b"\n") for part in iter(lambda: file.read(2**20), b""))
+    count, last = 0, b"\n"
+    while part := file.read(2**20):
+        count, last = count + part.count(b"\n"), part[-1:]
     file.seek(0)
-    return count
+    return count + (last != b"\n")
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> int:

@@ -529,3 +529,11 @@ def test_a_part_is_not_taken_for_the_whole(memory: Memory, copy: Memory, tmp_pat
     assert ["part of a long memory" in reason for reason in reasons] == [True] * 2 + [False] * 3
     assert ["stands in a file" in reason for reason in reasons] == [False] * 2 + [True] * 3
     assert memory.import_rows(rows) == done(0, 5)
+
+
+@pytest.mark.parametrize(("data", "count"), [(b"", 0), (b"{}\n{}\n", 2), (b"{}\n{}", 2)])
+def test_a_last_line_without_its_end_is_counted(tmp_path: Path, data: bytes, count: int) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(data)
+    with open(tmp_path / "rows.jsonl", "rb") as file:
+        assert sediment._count_lines(file) == count
+        assert file.tell() == 0

@@ -229,3 +229,26 @@ def test_a_word_without_meaning_fills_nobodys_place(memory: Memory) -> None:
     texts = ["The build uses Python 3.9.", "Upgraded the build to Python 3.12."]
     filled(memory, [texts], DAY)
     assert order(memory, "which python version does the build use?", 0) == [1, 0]
+
+
+# What was stored, what later, a question, and whether the later one answers it.
+TOLD = [
+    ("The CI runs on Jenkins.", "We moved CI from Jenkins to Travis.", "what runs CI on", True),
+    ("The bundler is Webpack.", "We migrated from Webpack to Vite.", "which bundler is it", True),
+    ("The ORM is Sequelize.", "We replaced Sequelize with Prisma.", "which ORM", True),
+    ("Staging runs on MySQL.", "We moved live from MySQL to Oracle.", "what runs staging", False),
+    ("Staging runs on MySQL.", "Moved from MySQL to Oracle in Rome.", "what runs staging", False),
+    ("Backups run on X11 at 3.", "We moved from X11 to Wayland.", "when do backups run", False),
+    ("Ann lives in Bonn.", "Tom moved from Bonn to Kiel.", "where does Ann live", False),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "query", "replaced"), TOLD)
+def test_what_a_later_memory_says_was_changed_no_longer_answers(
+    tmp_path: Path, old: str, new: str, query: str, replaced: bool
+) -> None:
+    with Memory(tmp_path / "memory.db", project="demo") as memory:
+        memory.store(old, created_at="2026-01-01")
+        memory.store(new, created_at="2026-04-01")
+        first = memory.recall(query)["results"][0]["content"]
+    assert first == (new if replaced else old)
