@@ -12205,8 +12205,10 @@ class Client(NamedTuple):
 
     def home(self) -> Path:
         """The folder of its settings for every project."""
-        places = map(os.path.expandvars, self.facts["home"])
-        return expand_home(next(place for place in places if "$" not in place))
+        for place in self.facts["home"]:
+            if not place.startswith("$") or os.environ.get(place[1:].partition("/")[0]):
+                break
+        return expand_home(os.path.expandvars(place))
 
     def is_here(self) -> bool:
         """Whether this machine seems to have it."""
@@ -12221,7 +12223,7 @@ class Client(NamedTuple):
         if what not in self.facts:
             return False
         name, pattern = self.facts[what]["file"], self.facts[what]["pattern"]
-        folders = [self.home(), *([root / self.home().name] if root else [])]
+        folders = [self.home(), *([root / Path(self.facts["home"][-1]).name] if root else [])]
         return any(re.search(pattern, plain_text(folder / name)) for folder in folders)
 
     def files(self, part: str, root: Path | None, program: list[str]) -> Iterator[tuple[Path, Any]]:
@@ -12674,7 +12676,7 @@ def initialize(
     changes = [changed(path, wanted, remove) for path, wanted in files.items()]
     changes = [one for one in changes if one.done != "has nothing to remove"]
     answer: dict[str, Any] = {"clients": [client.name for client in chosen]}
-    answer["to_do"] = [] if remove else list(_to_do(chosen, root, program))
+    answer["to_do"] = list(_to_do(chosen, root, program, remove))
     if not write:
         rows = [{"path": str(path), "done": done, "added": new} for path, done, _, new in changes]
         return answer | {"files": rows}
@@ -12692,13 +12694,15 @@ def _project_folder(memory: Memory) -> Path:
     return root
 
 
-def _to_do(chosen: list[Client], root: Path | None, program: list[str]) -> Iterator[str]:
+def _to_do(
+    chosen: list[Client], root: Path | None, program: list[str], remove: bool
+) -> Iterator[str]:
     """What is left to the user, in a line for each client."""
     for client in chosen:
-        text = client.facts["to_do"].get("project" if root else "global")
-        known = client.says("plugin", root) or (not root and client.says("added", None))
-        if text and not known:
-            yield text.format(server=_shell_line([*program, "serve"]))
+        added = not root and client.says("added", None)
+        if added if remove else not (added or client.says("plugin", root)):
+            text = client.facts["undo" if remove else "to_do"].get("project" if root else "global")
+            yield from [text.format(server=_shell_line([*program, "serve"]))] if text else []
 
 
 # What doctor looks at
@@ -12723,12 +12727,16 @@ def check_clients(memory: Memory, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _check_client(client: Client, root: Path | None, program: list[str]) -> Iterator[Check]:
+    from shutil import which
+
     if client.says("off", root):
         yield Check(client.name, "warning", "its settings switch all hooks off")
-    if client.says("plugin", root):
-        yield Check(client.name, "ok", "the plugin sediment is enabled")
-        return
-    for part in ("server", "hooks"):
+    plugin = client.says("plugin", root)
+    if plugin:
+        there = which("sediment") is not None
+        told = "on the PATH" if there else "but no command sediment is on the PATH"
+        yield Check(client.name, "ok" if there else "broken", f"its plugin is enabled, {told}")
+    for part in ("server", "hooks") if not plugin else ():
         checks = list(_check_part(client, part, root, program))
         if part == "server" and client.says("added", None):
             checks.append(Check(f"{client.name} server", "ok", "added by its own command"))

@@ -117,6 +117,17 @@ def test_a_client_is_set_up_for_every_project(here: Program, home: Path, name: s
     assert plain(home) == {}
 
 
+def test_a_server_that_claude_was_told_of_is_known(here: Program, home: Path) -> None:
+    assert "claude mcp add -s user" in here.ok("init", "--global", "--client", "claude")
+    entry = {"type": "stdio", "command": "python3", "args": ["/x/sediment.pyz", "serve"], "env": {}}
+    text = json.dumps({"mcpServers": {"sediment": entry}})
+    (home / ".claude.json").write_text(text)
+    assert "claude mcp" not in here.ok("init", "--global", "--client", "claude")
+    assert checks(here, "claude")["claude server"] == "ok added by its own command"
+    assert "claude mcp remove -s user sediment" in here.ok("init", "--global", "--remove")
+    assert (home / ".claude.json").read_text() == text
+
+
 def test_what_is_found_is_set_up(here: Program, home: Path, tmp_path: Path) -> None:
     (home / ".gemini").mkdir()
     bin = tmp_path / "bin"
@@ -144,6 +155,8 @@ def test_a_client_whose_settings_are_elsewhere(
     here.ok("init", "--global", "--client", name, env={variable: str(place)})
     assert plain(place / folder)
     assert plain(home) == {}
+    here.ok("init", "--global", "--client", name, env={variable: ""})
+    assert set(plain(home)) == EVERYWHERE[name]
 
 
 def test_without_hooks(here: Program) -> None:
@@ -389,7 +402,13 @@ def test_a_client_with_the_plugin_needs_nothing(
         assert "has the plugin sediment already" in here.ok("init", where, "--client", name)
     assert plain(here.folder) == {}
     assert plain(home) == {file: text.encode()}
-    assert "the plugin sediment is enabled" in here.ok("doctor", "--client", name)
+    found = checks(here, name, code=1)[name]
+    assert found == "broken its plugin is enabled, but no command sediment is on the PATH"
+    program = home / "sediment"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    found = checks(here, name, PATH=f"{home}:{here.env['PATH']}")
+    assert found[name] == "ok its plugin is enabled, on the PATH"
 
 
 # How it is written
