@@ -961,10 +961,14 @@ _FORMS = [
 ]
 # The last word of a name that may have a secret for its value, in lower case; and what it is
 # called where it is no password.
+_ABROAD = (
+    "lösenord hasło пароль 密码 密碼 口令 パスワード 비밀번호".split()
+)  # few words are known there
 _SECRET_NAME = _Pattern(
     r"(passw(?:or[dt]|d)|pass(?:phrase|code)|kennwort|mot[ _-]de[ _-]passe|contrase(?:ñ|n\u0303?)a"
-    r"|parola d['’]ordine|senha|wachtwoord|pass|pwd|pw|secret|token|credentials?|auth|key)"
-    r"(?:[_-]?(?:prod(?:uction)?|dev|staging|test|live|old|new|\d{1,2}))?(?!\w)"
+    rf"|parola d['’]ordine|senha|wachtwoord|{'|'.join(_ABROAD)}"
+    r"|pass|pwd|pw|secret|token|credentials?|auth|key)"
+    r"(?:[_-]?(?:prod(?:uction)?|dev|staging|test|live|old|new|\d{1,2}))?(?:(?!\w)|(?<=[码碼令ド호]))"
 )
 _MADE = {"key": "key", "token": "token", "auth": "token", "secret": "secret"}
 _MADE |= dict.fromkeys(("credential", "credentials"), "secret")
@@ -992,10 +996,11 @@ _GIVEN = _Pattern(
     (?: \\?["'`]\]? | \*\* )?  # what closes the name
     (?: [ \t]?:[ \t]?[\w&.\[\]<>|]{1,30}(?=[ ]=[ ]) )?  # its type
     (?: (?P<sign> ["']?[ ]?[,:{]? \s{0,20} \\?["']?(?:value|default)\\?["']? \s{0,9} [:=] \s{0,9}
-          | [ \t]* (?: [:=]> | :?={1,3} | != | :-?(?![:?]) | [ ](?:\||-|–|→|->|<-)(?=[ ]) )
+          | [ \t]* (?: [:=]> | :?={1,3} | != | :-?(?![:?]) | [ ](?:\||-|–|—|→|->|<-)(?=[ ]) )
             (?:\*\*)? \s{0,9} (?:\*\*)?
-          | > (?=[^<>\s]{1,200}</) )
-      | (?: [ ](?i:for|of|on|in|to|für|vo[nm]|zu[mr]?|de[rsl]?|d[ui]|pour|para|per|dell[ao]
+          | > (?=[^<>\s]{1,200}</)
+          | [ ]? (?: ： | [是为為はが는은] (?=[ ]?["'「]?[!-~]{6}) ) \s{0,9} )
+      | (?: [ ](?i:for|of|on|in|to|für|vo[nm]|zu[mr]?|de[rsl]?|d[ui]|pour|para|per|dell[ao]|do|till|för|от|для|к
                   |d['’]\w{1,40})
               (?:[ ](?!(?i:is|was)\b) [\w@%'/-]{1,40}+ (?:\.[\w@'/-]{1,40})?+ ){0,6}+
             | [ ]\([\w .-]{1,40}\) )?
@@ -1134,7 +1139,7 @@ def _assigned(text: str, lowered: str) -> Iterator[tuple[int, int, str]]:
         start, stop = given.span("quoted" if given["quoted"] else "bare")
         value = text[start:stop]
         if given["bare"]:
-            value = value.rstrip(".,:;?)]}>*_|\\&")
+            value = value.rstrip(".,:;?)]}>*_|\\&。")
             end = start if re.search(r"[({]", value) else stop  # a call has names of its own
             if _CODE.match(value[:200]):
                 continue
@@ -1177,7 +1182,11 @@ def _needed(name: re.Match[str], given: re.Match[str], stop: int) -> int:
     before, word = name.string[max(begin - 40, 0) : begin], text[begin : name.end()]
     sign, beside = given["sign"] or "", given["beside"] or ""
     secret_key = name[1] == "key" and _SECRET_KEY.search(before)
-    within = before[-1:].isalpha() and not (word[0].isupper() and text[begin - 1].islower())
+    within = (
+        before[-1:].isalpha()
+        and name[1].isascii()
+        and not (word[0].isupper() and text[begin - 1].islower())
+    )
     if within and len(name[1]) < 5 and not secret_key:
         return 9
     setting = word.isupper() and "=" in sign
@@ -1196,7 +1205,7 @@ def _needed(name: re.Match[str], given: re.Match[str], stop: int) -> int:
     if name[1] in ("pass", "pw"):
         return 9 if word.isupper() else 4
     ends = _ENDS.match(text, stop)
-    if given["abroad"]:  # of these languages' words too few are known
+    if given["abroad"] or name[1] in _ABROAD:
         return 3 if ends else 4
     if "\n" in sign:
         return 4 if ends else 9

@@ -262,6 +262,14 @@ NAMED: list[tuple[str, Callable[[], str], str]] = [
     ("password", human, "La parola d'ordine per il router è §"),
     ("password", human, "Password di amministrazione: §"),
     ("password", human, "A senha do servidor é §."),
+    ("password", human, "Пароль от базы: §"),
+    ("password", human, "пароль — §"),
+    ("password", human, "hasło do bazy: §"),
+    ("password", human, "lösenord: §"),
+    ("password", human, "数据库密码：§"),
+    ("password", human, "密码是 §。"),
+    ("password", human, "パスワードは § です"),
+    ("password", human, "비밀번호는 § 입니다"),
     ("password", lambda: "hunter2-" + alnum(3), "Das Passwort für den Server ist §"),
     ("password", lambda: "hunter2-" + alnum(3), "Le mot de passe du serveur est §"),
     ("password", word, "DB_PASSWORD=§"),
@@ -369,6 +377,14 @@ La contraseña del servidor es la misma que antes
 La password è scaduta il 3 maggio.
 La password è obbligatoria e deve avere 12 caratteri
 Con la password giusta il server si apre in 2 secondi.
+пароль: обязателен
+пароль: см. 1Password
+hasło: wymagane
+密码：请输入您的密码
+密码必须至少12位
+密码有效期90天
+パスワードは8文字以上
+비밀번호는 8자 이상
 password reset link
 Send a password reset link to the user.
 api_key=YOUR_API_KEY
