@@ -961,9 +961,8 @@ _FORMS = [
 ]
 # The last word of a name that may have a secret for its value, in lower case; and what it is
 # called where it is no password.
-_ABROAD = (
-    "lösenord hasło пароль 密码 密碼 口令 パスワード 비밀번호".split()
-)  # few words are known there
+# Of languages of which no more words are known.
+_ABROAD = ("lösenord", "hasło", "пароль", "密码", "密碼", "口令", "パスワード", "비밀번호")
 _SECRET_NAME = _Pattern(
     r"(passw(?:or[dt]|d)|pass(?:phrase|code)|kennwort|mot[ _-]de[ _-]passe|contrase(?:ñ|n\u0303?)a"
     rf"|parola d['’]ordine|senha|wachtwoord|{'|'.join(_ABROAD)}"
@@ -1000,7 +999,8 @@ _GIVEN = _Pattern(
             (?:\*\*)? \s{0,9} (?:\*\*)?
           | > (?=[^<>\s]{1,200}</)
           | [ ]? (?: ： | [是为為はが는은] (?=[ ]?["'「]?[!-~]{6}) ) \s{0,9} )
-      | (?: [ ](?i:for|of|on|in|to|für|vo[nm]|zu[mr]?|de[rsl]?|d[ui]|pour|para|per|dell[ao]|do|till|för|от|для|к
+      | (?: [ ](?i:for|of|on|in|to|für|vo[nm]|zu[mr]?|de[rsl]?|d[ui]|pour|para|per|dell[ao]
+                  |do|till|för|от|для|к
                   |d['’]\w{1,40})
               (?:[ ](?!(?i:is|was)\b) [\w@%'/-]{1,40}+ (?:\.[\w@'/-]{1,40})?+ ){0,6}+
             | [ ]\([\w .-]{1,40}\) )?
