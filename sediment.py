@@ -9119,7 +9119,17 @@ class Memory:
         hits = own_first(hits, limit, floor)
         if moment is None and self._follow_shown(hits, facts, rounds):
             return self._search(text, limit, profile, moment, depth, source, kinds, rounds - 1)
-        return hits, least, {} if same else {"notice": _OTHER_MODEL}
+        return hits, least, self._not_searched() if same else {"notice": _OTHER_MODEL}
+
+    def _not_searched(self) -> dict[str, str]:
+        """A notice where all that this project has indexed is gone: its folder has moved. One of
+        several may be another checkout's."""
+        sources = self._files_of(self.projects.current()).sources()
+        if not sources or any(os.path.lexists(one.path) for one in sources):
+            return {}
+        gone = ", ".join(self._shown(str(one.path)) for one in sources)
+        remedy = "`index` names the new place, `index --remove` forgets it"
+        return {"notice": f"Gone, and not searched: {gone} ({remedy})."}
 
     def _with_waiting(self, found: list[Candidate], vector: bytes) -> list[Candidate]:
         """The candidates, of which the best by words have their cosines although the vectors of

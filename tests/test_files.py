@@ -355,6 +355,15 @@ def test_notes_that_git_ignores_are_indexed_when_asked_for(memory: Memory, folde
     assert memory.index([folder])["changes"] == []
 
 
+def test_recall_tells_that_all_that_was_indexed_is_gone(memory: Memory, folder: Path) -> None:
+    memory.index([folder / "docs"])
+    assert "notice" not in memory.recall("gateway port")
+    (folder / "docs").rename(folder / "manual")
+    assert "not searched: docs (" in memory.recall("gateway port")["notice"]
+    memory.index([folder / "manual"])
+    assert "notice" not in memory.recall("gateway port")
+
+
 @pytest.mark.skipif(os.name != "posix", reason="names of bytes")
 def test_a_name_that_is_no_text_is_left_out(memory: Memory, folder: Path) -> None:
     name = os.fsencode(folder) + b"/\xff.md"
