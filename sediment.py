@@ -3824,10 +3824,11 @@ def _erase_words(connection: apsw.Connection, item: int, content: str) -> None:
 # planned, of what was, or of an event. Other languages go without them.
 CUES = {
     "change": _word_class(
-        "ad adjust adopt anymor becam becom cap chang cut decreas disabl downgrad drop enabl expand"
-        " extend increas instead longer lower migrat move now rais rebook reduc refinanc renam"
-        " renew replac resched reschedul restructur revert rewritten rewrot simplifi split switch"
-        " updat upgrad"
+        "abandon ad adjust adopt anymor ban becam becom cancel cap chang cut decreas deprec"
+        " disabl downgrad drop enabl expand extend forbidden gone increas instead left longer"
+        " lower migrat move now postpon quit rais rebook reduc refinanc remov renam renew replac"
+        " resched reschedul restructur retir revert rewritten rewrot simplifi sold split swap"
+        " switch updat upgrad"
     ),
     "now": _word_class(
         "again anymor becam becom chang end final first from goe gone instead is last left longer"
@@ -4127,19 +4128,20 @@ def _ruled(
     lost = (table.has * table.beside) @ (1 - table.has.T) > 0
     near = newer & (unshared <= UNSHARED_MAX + UNSHARED_CHANGED + UNSHARED_KEYED)
     relevance = numpy.array([rival.relevance for rival in rivals])
+    changing = table.counts["change"] > 0
+    # "We moved from A to B" need not say what "A is used" does: it names what that answered.
+    value = table.shared(~table.beside & ~table.of("change") & ~table.of("digit"))
     strays = near & (relevance < VERSION_RELEVANCE * relevance[:, None])
+    for old, new in numpy.argwhere((strays & changing & (value >= RIVAL_TELLS))[:RULED]).tolist():
+        strays[old, new] = not _changes_that(texts[new], texts[old], query, table)
     found = numpy.where(strays, -1, near & (unshared < room))
     doubtful = near & ~strays & (lost | (unshared >= room) & (unshared < room + UNSHARED_CHANGED))
-    changing = table.counts["change"] > 0  # without a word of change it lacks what is asked
-    found[doubtful & lost & ~changing] = -1
+    found[doubtful & lost & ~changing] = -1  # without a word of change it lacks what is asked
     for old, new in numpy.argwhere((doubtful & changing)[:RULED]).tolist():
         changes = _tells_of_change(texts[new], texts[old])
         if lost[old, new] and not _competes(texts[new], texts[old], query, table, changes):
             found[old, new] = -1
         elif changes and unshared[old, new] < room[old, new] + UNSHARED_CHANGED:
-            found[old, new] = 1
-    for old, new in numpy.argwhere((newer & changing)[:RULED]).tolist():
-        if _names_what_went(texts[new], texts[old], query, table):
             found[old, new] = 1
     found[RULED:] = 0
     # What is of another room than the best one takes the place of nothing else either.
@@ -4178,32 +4180,17 @@ def _room(table: WordTable) -> Any:
     return UNSHARED_MAX + UNSHARED_KEYED * key
 
 
-def _names_what_went(new: TextWords, old: TextWords, query: TextWords, table: WordTable) -> bool:
-    """Whether the later one says that something was changed for something else ("moved from these
-    words to others", "replaced these with others"), and the earlier one answers the question by
-    these words and says nothing else; nor is the later one about anything that neither names."""
-    asked = set(query.stems)
-    for gone, about in _changes_told(new.stems[:ALIGNED_WORDS]):
-        tells = {stem for stem in old.stems if _has_digit(stem) or table.idf_of(stem) > RIVAL_TELLS}
-        value = tells.intersection(gone)
-        named = asked.union(old.stems, CUES["change"], _SPEAKERS)
-        strange = any(table.idf_of(stem) > RIVAL_TELLS for stem in set(about) - named)
-        if value and not strange and value.isdisjoint(asked) and tells - value <= asked:
-            return True
-    return False
+def _changes_that(new: TextWords, old: TextWords, query: TextWords, table: WordTable) -> bool:
+    """Whether what a text of a change begins with, up to what something came from or went to, is
+    all of what the older text or the query names."""
+    known = {*old.stems, *query.stems, *CUES["change"], *_SPEAKERS}
+    words = new.stems[:ALIGNED_WORDS]
+    cue = next((at for at, word in enumerate(words) if word in CUES["change"]), len(words))
+    turn = next((at for at in range(cue, len(words)) if words[at] in _TURNS), cue)
+    return all(table.idf_of(word) <= RIVAL_TELLS for word in set(words[:turn]) - known)
 
 
-def _changes_told(stems: Sequence[str]) -> Iterator[tuple[Sequence[str], Sequence[str]]]:
-    """What a text says was changed for something else, and the words around the two."""
-    for at, stem in enumerate(stems):
-        turns = {"from": ("to",), "replac": ("with", "by")}.get(stem, ())
-        turn = next((place for place in range(at, len(stems)) if stems[place] in turns), 0)
-        if turn and turn - at <= CHANGE_REACH + 1:
-            rest = itertools.dropwhile(lambda word: word not in _ABOUT, stems[turn + 1 :])
-            yield stems[at + 1 : turn], [*stems[:at], *rest]
-
-
-_ABOUT = _word_class("at for in of on")  # behind these a text says what else it is about
+_TURNS = _word_class("by for from instead to with")
 _SPEAKERS = _word_class("i our the they us we")
 
 

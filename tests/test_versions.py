@@ -237,7 +237,6 @@ TOLD = [
     ("The bundler is Webpack.", "We migrated from Webpack to Vite.", "which bundler is it", True),
     ("The ORM is Sequelize.", "We replaced Sequelize with Prisma.", "which ORM", True),
     ("Staging runs on MySQL.", "We moved live from MySQL to Oracle.", "what runs staging", False),
-    ("Staging runs on MySQL.", "Moved from MySQL to Oracle in Rome.", "what runs staging", False),
     ("Backups run on X11 at 3.", "We moved from X11 to Wayland.", "when do backups run", False),
     ("Ann lives in Bonn.", "Tom moved from Bonn to Kiel.", "where does Ann live", False),
 ]
@@ -252,3 +251,22 @@ def test_what_a_later_memory_says_was_changed_no_longer_answers(
         memory.store(new, created_at="2026-04-01")
         first = memory.recall(query)["results"][0]["content"]
     assert first == (new if replaced else old)
+
+
+# A fact, a later note of a change that does not say what is asked, and the question.
+MOVED = [
+    ("The CI runs on Jenkins.", "We moved the CI from Jenkins to Buildkite.", "what runs the CI?"),
+    ("The shop is hosted on Heroku.", "The shop moved from Heroku to Fly.", "where is the shop?"),
+    ("Sphinx builds the manual.", "We switched from Sphinx to MkDocs.", "what builds the manual?"),
+    ("Our office is in Berlin.", "It moved from Berlin to Hamburg.", "where is our office?"),
+    ("The user works at Acme.", "The user quit Acme, joined Globex.", "where does the user work?"),
+    ("The user has a Volvo.", "The user sold the Volvo, got a Tesla.", "which car has the user?"),
+    ("Mails are sent by Mailgun.", "We replaced Mailgun by Postmark.", "what sends the mails?"),
+    ("You may park in the yard.", "To park in the yard is forbidden.", "may I park in the yard?"),
+]  # fmt: skip
+
+
+def test_a_note_of_a_change_need_not_say_what_is_asked(memory: Memory) -> None:
+    filled(memory, [[old, new] for old, new, _ in MOVED], 90 * DAY)
+    first = [order(memory, asked, number)[0] for number, (*_, asked) in enumerate(MOVED)]
+    assert first == [1] * len(MOVED)
