@@ -10068,8 +10068,8 @@ class Memory:
 
         A row keeps its id, created (or created_at), project and scope; without them it gets an id
         that follows from its text, the present time, and `scope` in the current project. Ids that
-        are there already are left as they are. What commands print with --json is taken whole,
-        too. Calls `progress(rows)` after each commit.
+        are there already are left as they are. Memories as commands print them with --json are
+        taken whole, too. Calls `progress(rows)` after each commit.
         """
         if not hasattr(lines, "__iter__"):
             raise InvalidInput(f"rows to import are a list of lines or dicts, not {_show(lines)}")
@@ -12889,14 +12889,14 @@ _GENERAL: dict[str, dict[str, Any]] = {
     "--db": {"metavar": "FILE", "help": "The database file."},
     "--project": {"metavar": "ID", "help": "A project's id or folder."},
     "--json": {"is_flag": True, "help": "Print one JSON document."},
-    "--verbose": {"is_flag": True, "help": "Say on stderr what is done beside the answer."},
+    "-v --verbose": {"is_flag": True, "help": "Say on stderr what is done beside the answer."},
 }
 
 
 def _common(command: Callable[..., None]) -> Callable[..., None]:
     """Let the general options stand after the command too, where people put them."""
-    for flag, kind in reversed(_GENERAL.items()):
-        command = click.option(flag, expose_value=False, callback=_late, **kind)(command)
+    for flags, kind in reversed(_GENERAL.items()):
+        command = click.option(*flags.split(), expose_value=False, callback=_late, **kind)(command)
     return command
 
 
@@ -13577,8 +13577,8 @@ def import_command(
     """Store the items of a JSON Lines FILE, or what was said in agents' sessions.
 
     A line is {"content": …} with, as far as known, id, created (ISO 8601) or created_at (unix
-    seconds), project, scope. What any command prints with --json is taken, too; "-" is stdin, and
-    known ids are left as they are. Or FILE is an export of ChatGPT's or Claude.ai's, the file of
+    seconds), project, scope. Memories as commands print them with --json are taken, too; "-" is
+    stdin, and known ids are left as they are. Or FILE is an export of ChatGPT's or Claude.ai's, the file of
     the MCP memory server, or a folder of basic-memory's notes.
 
     \b

@@ -168,7 +168,7 @@ def test_names_of_files_forge_no_line(here: Program) -> None:
     (here.folder / "memory" / f"2026-01-01 {FORGED}").write_text("The walrus sleeps.\n")
     (here.folder / "memory" / f"no {FORGED}").write_bytes(b"\0")
     shown = r"a\x0a0.99  forged\x1b[2J.md"
-    said = here.run("-v", "index", "memory")
+    said = here.run("index", "memory", "-v")
     id = here.json("recall", "zebra")["results"][0]["id"]
     told = [said.stderr, said.stdout, here.ok("expand", id)]
     (here.folder / "memory" / FORGED).write_text("# Zebra\n\nThe zebra sleeps.\n")

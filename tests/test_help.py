@@ -46,7 +46,7 @@ def test_every_command_explains_itself(here: Program, command: str) -> None:
     options = text.split("Options:")[1]
     described = re.findall(r"^  (-\S.*?)(?: {2,}|\n +)\S", options, re.MULTILINE)
     assert len(described) == len(re.findall(r"^  -", options, re.MULTILINE)), "one has no text"
-    assert {"--db FILE", "--project ID", "--json", "--verbose"} <= set(described)
+    assert {"--db FILE", "--project ID", "--json", "-v, --verbose"} <= set(described)
 
 
 def test_the_readme_names_them() -> None:
