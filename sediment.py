@@ -13578,8 +13578,8 @@ def import_command(
 
     A line is {"content": …} with, as far as known, id, created (ISO 8601) or created_at (unix
     seconds), project, scope. Memories as commands print them with --json are taken, too; "-" is
-    stdin, and known ids are left as they are. Or FILE is an export of ChatGPT's or Claude.ai's, the file of
-    the MCP memory server, or a folder of basic-memory's notes.
+    stdin, and known ids are left as they are. Or FILE is an export of ChatGPT's or Claude.ai's, the
+    file of the MCP memory server, or a folder of basic-memory's notes.
 
     \b
     Examples:
