@@ -11180,13 +11180,14 @@ _MISSED = "*"  # in place of a session: all that are known, for one may have end
 
 
 def ask_for_capture(memory: Memory, event: Event) -> None:
-    """Note that a session has more to read, and start a reader."""
+    """Note that a session has something to read, and start a reader."""
     if event.path and event.session:
-        rows = [(event.client, event.session, str(event.path))]
-        rows += [(event.client, _MISSED, "")] if event.kind == START else []
+        turns = int(event.kind != START)  # that the session must have by now
+        rows = [(event.client, event.session, str(event.path), turns)]
+        rows += [] if turns else [(event.client, _MISSED, "", 0)]
         with memory.database.transaction(HOOK_WAIT) as connection:
             connection.executemany(
-                "INSERT INTO captures VALUES(?, ?, ?, 1) ON CONFLICT DO UPDATE"
+                "INSERT INTO captures VALUES(?, ?, ?, ?) ON CONFLICT DO UPDATE"
                 " SET path = excluded.path, number = number + 1",
                 rows,
             )
@@ -11240,20 +11241,20 @@ def _capture_waiting(memory: Memory, client: str, session: str, path: str, numbe
     """Keep what a session has said that waits, or any that was kept before."""
     new = 0
     if session != _MISSED:
-        new = _capture_session(memory, client, Path(path), session)
+        new = _capture_session(memory, client, Path(path), session, number > 0)
     else:
         for file, one in sessions_of(client, int(time.time()) - CAUGHT_UP):
             if kept_session(memory.database, session_name(client, one)):
-                new += _capture_session(memory, client, file, one)
+                new += _capture_session(memory, client, file, one, False)
     with memory.database.transaction() as connection:
         sql = "DELETE FROM captures WHERE client = ? AND session = ? AND number = ?"
         connection.execute(sql, (client, session, number))
     return new
 
 
-def _capture_session(memory: Memory, client: str, path: Path, session: str) -> int:
-    """Keep what a session has said since it was last read; what keeps it from being read is noted
-    in the log."""
+def _capture_session(memory: Memory, client: str, path: Path, session: str, has_turns: bool) -> int:
+    """Keep what a session has said since it was last read; what keeps one that has turns from
+    being read is noted in the log."""
     known = kept_session(memory.database, session_name(client, session))
     start = known.resume if known and known.resume > 0 else 0
     try:
@@ -11264,7 +11265,7 @@ def _capture_session(memory: Memory, client: str, path: Path, session: str) -> i
         remarks = answer["remarks"]
     except NotFound as error:
         answer, remarks = {"turns": 0}, [str(error)]
-    for remark in remarks:
+    for remark in remarks if has_turns else ():
         log_hook(memory.database.path, {"event": CAPTURE, "session": session, "error": remark})
     return answer["turns"]
 
