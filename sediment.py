@@ -12259,7 +12259,7 @@ def clients(names: Sequence[str] = ()) -> list[Client]:
     return [one for one in known if (one.name in names if names else one.is_here())]
 
 
-class Addition(NamedTuple):
+class FileChange(NamedTuple):
     """What becomes of a file of somebody's."""
 
     path: Path
@@ -12274,7 +12274,7 @@ class Addition(NamedTuple):
         return f"{self.path}: {self.done}"
 
 
-def changed(path: Path, wanted: Any, remove: bool) -> Addition:
+def changed(path: Path, wanted: Any, remove: bool) -> FileChange:
     """A file with what is wanted in it, or without it; InvalidInput says what to do by hand."""
     add, take = _kind(wanted)
     text = None
@@ -12290,7 +12290,7 @@ def changed(path: Path, wanted: Any, remove: bool) -> Addition:
         done = "deleted" if new is None else "cleaned"
     else:
         done = "created" if text is None else "extended"
-    return Addition(path, done, new, "" if remove else add(None, wanted))
+    return FileChange(path, done, new, "" if remove else add(None, wanted))
 
 
 def _kind(wanted: Any) -> tuple[Callable[[str | None, Any], str], Callable[[str, Any], str | None]]:
@@ -12322,12 +12322,11 @@ def _to_json(value: Any, indent: str | None = None) -> str:
 # list. Alone in one that was empty it has no line end behind it: so it can be told which objects
 # came with it when it is removed.
 
-_COMMENT = re.compile(r'"(?:[^"\\\n]|\\.)*+"?|//[^\r\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
-_LAST_COMMA = re.compile(r'"(?:[^"\\\n]|\\.)*+"?|,(?=\s*[}\]])', re.DOTALL)
-_RUNS_HOOK = re.compile(r"sediment[^{}]*[ \"]hook['\"\\]")
-# The program in an entry, which another copy of it wrote with other paths.
-_PLACE = re.compile(r'"command": \[?"[\'"\\]*(?:/|\w:).*?[ "](serve|hook)"\]?')
-
+_COMMENT = _Pattern(r'"(?:[^"\\\n]|\\.)*+"?|//[^\r\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
+_LAST_COMMA = _Pattern(r'"(?:[^"\\\n]|\\.)*+"?|,(?=\s*[}\]])', re.DOTALL)
+_RUNS_HOOK = _Pattern(r"sediment[^{}]*[ \"]hook['\"\\]")
+# Where the program is, and how long it is waited for: another copy of it wrote that otherwise.
+_PLACE = _Pattern(r'"command": \[?"[\'"\\]*(?:/|\w:).*?[ "](serve|hook)"\]?|"timeout": \d+')
 Keys = list[str | None]  # the path to a thing: names of members, and None for an element
 
 
@@ -12455,7 +12454,7 @@ class JsonText:
         return len(one.held) == 1 and not was_empty and not commented
 
 
-def _blanked(pattern: re.Pattern[str], text: str) -> str:
+def _blanked(pattern: _Pattern, text: str) -> str:
     """JSON with spaces for what a pattern finds outside of strings: no character moves."""
 
     def blank(found: re.Match[str]) -> str:
@@ -12529,7 +12528,7 @@ def _members_removed(text: str, wanted: dict[str, Any]) -> str | None:
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Whether two entries are the same but for where the program is."""
+    """Whether two entries are the same, of whatever copy of the program."""
     return _PLACE.sub(r"\1", _to_json(one)) == _PLACE.sub(r"\1", _to_json(other))
 
 

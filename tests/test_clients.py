@@ -336,7 +336,7 @@ def test_another_copy_of_the_program_takes_out_what_one_added(here: Program) -> 
     here.ok("init", *ALL)
     for name, data in plain(here.folder).items():
         moved = re.sub(rb"/[\w/.-]*/sediment\.pyz", b"/opt/other/sediment.pyz", data)
-        (here.folder / name).write_bytes(moved)
+        (here.folder / name).write_bytes(re.sub(rb'("timeout": )\d+', rb"\g<1>12", moved))
     assert here.ok("init", *ALL).count("already") == len(plain(here.folder))
     here.ok("init", "--remove")
     assert plain(here.folder) == {}
