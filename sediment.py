@@ -2,7 +2,8 @@
 
 Promises (tests hold each of them)
 ----------------------------------
-1. One file of program (this one), one file of data: a single SQLite database, no sidecar.
+1. One file of program (this one), one file of data: a single SQLite database. What lies beside it
+   (the log of hooks, a lock) holds no memory.
 2. Offline. No network socket is ever opened; the encoder's library is kept from its telemetry.
 3. The text is the truth. Chunks, vectors and the word index are derived from it; of an indexed
    file, its parts, too, and recall answers from the file as it is now.
@@ -32,14 +33,16 @@ SQLite in WAL mode, `application_id` 0x5ED10001, `user_version` = number of migr
     changes (which items ended, came back, moved or went, for those who keep rows in memory)
     sources, files: what was asked to be indexed, and what was read; a part of a file is an item
               with file, first_line and last_line, whose id is the hash of where it stands, what it
-              says and the model
+              says and the model; a conversation is a file of the source "conversations:", that is
+              on no disk, and a turn of it a part with the content type "conversation"
+    shown, captures: what hooks have shown in which session, and sessions that wait to be read
     embeddings  SHA-256 of model and text -> vector, of texts that left their files
 
 Ranking
 -------
 Candidates are the items whose best chunk is nearest to the query by cosine, united with those
-whose chunk has the best BM25, found separately inside the own scope (project and global) and in
-other projects. With c the best chunk's cosine, m that of the mean of all chunks, b its BM25:
+whose chunk has the best BM25, found separately inside the own scope (project and global), in other
+projects and among what was said in conversations, which loses TALK_LOSS. With c the best chunk's cosine, m that of the mean of all chunks, b its BM25:
     relevance = (c + WHOLE_WEIGHT * (m - c) - LENGTH_DISCOUNT * ln chunks
                  + share * (b / max b) ** WORDS_POWER) * (1 or CROSS_PROJECT_FACTOR) + trust
     share = WORDS_WEIGHT * min(gap, COVERED * coverage)
