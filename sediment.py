@@ -42,7 +42,8 @@ Ranking
 -------
 Candidates are the items whose best chunk is nearest to the query by cosine, united with those
 whose chunk has the best BM25, found separately inside the own scope (project and global), in other
-projects and among what was said in conversations, which loses TALK_LOSS. With c the best chunk's cosine, m that of the mean of all chunks, b its BM25:
+projects, and among what was said in conversations (which loses TALK_LOSS). With c the best chunk's
+cosine, m that of the mean of all chunks, b its BM25:
     relevance = (c + WHOLE_WEIGHT * (m - c) - LENGTH_DISCOUNT * ln chunks
                  + share * (b / max b) ** WORDS_POWER) * (1 or CROSS_PROJECT_FACTOR) + trust
     share = WORDS_WEIGHT * min(gap, COVERED * coverage)
