@@ -12634,7 +12634,7 @@ def _write_for_owner(path: Path, text: str | None, root: Path | None) -> None:
 def what_stands(path: Path, wanted: Any) -> Iterator[tuple[str, Any, Any]]:
     """Of a file that is there, each thing that is wanted in it: its name, what stands there (or
     None), and what should."""
-    if not path.exists():
+    if not path.is_file():  # nor a pipe, which would be read for ever
         return
     text = _read_owned(path)
     if isinstance(wanted, str):

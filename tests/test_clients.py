@@ -1,6 +1,7 @@
 """Clients are set up so that memory works by itself: once, and it can be taken out again."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -661,6 +662,14 @@ def test_doctor_starts_no_program_that_a_checkout_names(here: Program) -> None:
     before = files(here.folder)
     checks(here, "claude")
     assert files(here.folder) == before
+
+
+def test_doctor_waits_for_no_pipe(here: Program, home: Path) -> None:
+    (home / ".claude").mkdir()
+    for path in (here.folder / ".mcp.json", home / ".claude" / "settings.json"):
+        os.mkfifo(path)
+    assert "not set up" in checks(here, "claude", code=1)["claude server"]
+    assert ".mcp.json is no plain file" in here.error("init", timeout=60)
 
 
 @pytest.mark.parametrize(
