@@ -16,6 +16,9 @@ store_N        MCP store, on disk when answered / bare encoder call (each is for
 cold_recall    the process `sediment.pyz recall Q --json`, with the fewest memories
                / `python -c "import numpy, onnxruntime, tokenizers"`
 cold_recall_served   the same while a server has the file open
+hook_mcp       the server's answer to a hook at a prompt, with the fewest memories, each prompt in a
+               session of its own / bare encoder call; hook_p95 as recall_p95
+hook_process   the process `sediment.pyz hook` at a prompt / `python -c pass`
 cold_list      the process `sediment.pyz list --json` / `python -c "import click, sqlite3, json"`
 handshake      from starting the server to its answer to server/discover
                / `python -c "import json"`
@@ -50,6 +53,7 @@ import zipfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -408,10 +412,17 @@ class Lab:
         ratios = [
             self.cold_recall("cold_recall"),
             Ratio("cold_list", listing, python(self.env, "-c", f"import {LISTING}"), (30, 80)),
+            Ratio("hook_process", self._ask_hook, python(self.env, "-c", "pass"), (30, 80)),
             Ratio("handshake", self._greet, python(self.env, "-c", "import json"), (30, 100)),
         ]
         settle(ratios, LONGEST_STAGE)
         self.add(*(ratio.figure() for ratio in ratios))
+
+    def _ask_hook(self, turn: int) -> float:
+        given = json.dumps(self.at_prompt(self.questions(1)[0], turn))
+        command = [sys.executable, PYZ, "hook"]
+        run = partial(subprocess.run, command, input=given, env=self.env, cwd=self.folder)
+        return seconds(lambda: run(text=True, capture_output=True, check=True))
 
     def _greet(self, _: int) -> float:
         start = time.perf_counter()
@@ -467,8 +478,9 @@ class Lab:
         shown = [recall]
         if edge:
             shown.append(store)
+        hook = self.hook(wire)
         if size == self.sizes[0]:
-            shown.append(self.cold_recall("cold_recall_served"))
+            shown += [self.cold_recall("cold_recall_served"), hook]
         settle(shown, LONGEST_STAGE)
         wire.end()
         self.add(*(ratio.figure() for ratio in shown))
@@ -476,8 +488,26 @@ class Lab:
         if edge:
             self.add(tail(f"recall_p95_{name}", recall))
             self.add(Figure(f"rss_{name}", used, told="MB"))
+        if size == self.sizes[0]:
+            self.add(tail("hook_p95", hook))
         for line, taken in (("recall", recall.above), ("bare encoder call", recall.below)):
             self.lines.setdefault(line, []).append((size, 1000 * statistics.median(taken)))
+
+    def hook(self, wire: Wire) -> Ratio:
+        """A hook at a prompt, answered by the running server."""
+        questions = self.questions(400)
+
+        def told(turn: int) -> float:
+            given = self.at_prompt(questions[turn], turn)
+            params = {"name": "hook", "arguments": given}
+            return seconds(lambda: wire.request("tools/call", params))
+
+        floor = lambda turn: self.bare.awake(questions[turn])  # noqa: E731
+        return Ratio("hook_mcp", told, floor, (200, 400), wire.process.pid)
+
+    def at_prompt(self, question: str, session: int) -> dict[str, Any]:
+        facts = {"cwd": str(self.folder), "session_id": str(session)}
+        return {"hook_event_name": "UserPromptSubmit", "prompt": question, **facts}
 
     def parts_of_recall(self, recall: Ratio) -> str:
         """Where the time of a call goes: it is run again in this process, watched."""
