@@ -864,6 +864,7 @@ def test_stats_answer_with_what_is_documented(path: Path, memory: Memory, other:
         "items": 3,
         "hidden_versions": 1,
         "file_parts": 0,
+        "turns": 0,
         "chunks": 4,
         "pending_chunks": 0,
         "project": "demo",
