@@ -10139,7 +10139,7 @@ class Memory:
         """Erase items, with the versions they replaced; all of those named, or none."""
         if not ids:
             raise InvalidInput("name what to forget, by its id: `list` shows them")
-        sessions = [id for id in ids if kept_session(self.database, str(id))]
+        sessions = [id for id in ids if self._is_session(id)]
         items = (id for id in ids if id not in sessions)
         doomed = list(dict.fromkeys(self._own_item(id, "forget")["id"] for id in items))
         with self.database.transaction() as connection:
@@ -10159,6 +10159,10 @@ class Memory:
             answer["copies"] = copies
             message += f" Copies of the file may still have it: {', '.join(copies)}."
         return answer | {"message": message}
+
+    def _is_session(self, id: object) -> bool:
+        named = isinstance(id, str) and ":" in id and id.isprintable()
+        return named and kept_session(self.database, str(id)) is not None
 
     def _copies(self) -> list[str]:
         """The copies of this file that were made and are still there."""

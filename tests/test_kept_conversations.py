@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from storage import consistent, open_memory, shared_encoder
 
-from sediment import Conversation, InvalidInput, Memory, NotFound, Turn
+from sediment import Conversation, InvalidInput, Memory, NotFound, SedimentError, Turn
 
 DAY = 86_400
 
@@ -101,6 +101,14 @@ def test_a_session_is_forgotten_whole_and_for_ever(memory: Memory) -> None:
     assert counts(memory.add_conversations([said(HERON, OTTER)])) == (1, 0, 2)
     assert [one["source"] for one in memory.list_conversations()["conversations"]] == ["claude:s2"]
     consistent(memory)
+
+
+@pytest.mark.parametrize("id", ["\ud800", "claude:\ud800", "claude:none", "claude:\0"])
+def test_a_session_that_is_none_is_not_forgotten(memory: Memory, id: str) -> None:
+    memory.add_conversations([said(HERON)])
+    with pytest.raises(SedimentError):
+        memory.forget("claude:s1", id)
+    assert memory.stats()["turns"] == 1
 
 
 def test_the_turns_around_one_are_shown(memory: Memory) -> None:
