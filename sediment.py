@@ -3240,13 +3240,9 @@ class Projects:
         """The project that somebody worked on in a folder, which may be gone by now; known by it
         from then on. Nothing is written into the folder."""
         there = Path(folder)
-        try:
-            root = find_root(there) if there.is_dir() else there
-        except OSError:
-            root = there
-        if root is None or not there.is_absolute():
-            return None
-        return Projects(self.database, None, there)._found(root, True, False)
+        projects = Projects(self.database, None, there)
+        root = projects.root if there.is_dir() else there
+        return projects._found(root, True, False) if root and there.is_absolute() else None
 
     def is_other_checkout(self, folder: Path) -> bool:
         """Whether a folder is in a checkout of this project's repository that is not this one."""
@@ -5016,9 +5012,10 @@ def _nearest_of(
     if index:
         scanned = [rows if kind in kinds else 0 for kind, rows in enumerate(SCANNED)]
         return index.nearest(vector, project, limit, scanned, reach)
+    far = max(limit, reach)
     wheres = (f"NOT {_SAID} AND {_OWN}", f"NOT {_SAID} AND {_FOREIGN}", f"{_SAID} AND {_OWN}")
     found = [
-        nearest(database, vector, f"{live} AND {where}", project, max(limit, reach))
+        nearest(database, vector, f"{live} AND {where}", project, limit if kind else far)
         if kind in kinds
         else []
         for kind, where in enumerate(wheres)
@@ -6146,11 +6143,11 @@ def _batches(rows: Iterable[Any], size: int) -> Iterator[list[Any]]:
 
 def parse_json(text: str | bytes) -> Any:
     """A JSON value; ValueError also for NaN and Infinity, which JSON does not have."""
+    return json.loads(text, parse_constant=_no_constant)
 
-    def refuse(name: str) -> None:
-        raise ValueError(f"{name} is not JSON")
 
-    return json.loads(text, parse_constant=refuse)
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -8038,21 +8035,13 @@ def write_turn(connection: apsw.Connection, file: int, item: Item) -> bool:
     return True
 
 
-def forget_session(connection: apsw.Connection, name: str) -> int | None:
-    """Erase what is kept of a session, and never keep it again; how many turns that were, None
-    if it is not known."""
-    sql = f"SELECT id FROM files WHERE path = ? AND source IN ({_KEPT_SAID})"
-    files = [id for (id,) in fetch(connection, sql, name)]
-    ids = [
-        id
-        for file in files
-        for (id,) in fetch(connection, "SELECT id FROM items WHERE file = ?", file)
-    ]
-    for id in ids:
+def forget_session(connection: apsw.Connection, name: str) -> None:
+    """Erase what is kept of a session, and never keep it again."""
+    session = f"path = ? AND source IN ({_KEPT_SAID})"
+    sql = f"SELECT id FROM items WHERE file IN (SELECT id FROM files WHERE {session})"
+    for (id,) in fetch(connection, sql, name):
         erase_item(connection, id)
-    sql = f"UPDATE files SET size = {_NEVER_AGAIN} WHERE id = ?"
-    connection.executemany(sql, [(file,) for file in files])
-    return len(ids) if files else None
+    connection.execute(f"UPDATE files SET size = {_NEVER_AGAIN} WHERE {session}", (name,))
 
 
 def sessions_kept(database: Database, project: str | None) -> list[dict[str, Any]]:
@@ -9018,8 +9007,7 @@ class Memory:
             return 0
         here = self.projects.of_folder(given.folder) if given.folder else None
         project = known.project if known else here or ""
-        for turn in given.turns:
-            item = self._said(name, turn, project or None)
+        for item in self._unkept(name, given.turns, project or None):
             with self.database.transaction() as connection:
                 file = note_session(connection, name, project, known.resume if known else 0)
                 if file is None:
@@ -9031,13 +9019,15 @@ class Memory:
             note_session(connection, name, project, given.resume)
         return new
 
-    def _said(self, name: str, turn: Turn, project: str | None) -> Item:
-        text, _ = redact(turn_text(turn)[:CONTENT_MAX], redacts())
-        id = turn_id(name, turn.key)
-        known = self._find(id)
-        if known and known["content"] == text:  # there is nothing to encode
-            return Item(id, text, CONVERSATION, project, turn.at, [], [])
-        return self._prepare(id, text, project, turn.at)._replace(content_type=CONVERSATION)
+    def _unkept(self, name: str, turns: list[Turn], project: str | None) -> Iterator[Item]:
+        """The turns of a session that are not kept as they are now, ready to be written."""
+        for turn in turns:
+            text, _ = redact(turn_text(turn)[:CONTENT_MAX], redacts())
+            id = turn_id(name, turn.key)
+            known = self._find(id)
+            if not known or known["content"] != text:
+                item = self._prepare(id, text, project, turn.at)
+                yield item._replace(content_type=CONVERSATION)
 
     def list_conversations(self) -> dict[str, Any]:
         """The sessions that are kept of this project and of none: {count, conversations: [{source,
@@ -9115,6 +9105,9 @@ class Memory:
     def _not_searched(self) -> dict[str, str]:
         """A notice where all that this project has indexed is gone: its folder has moved. One of
         several may be another checkout's."""
+        with self.database.snapshot():
+            if not self.database.settled("SELECT EXISTS(SELECT 1 FROM sources)"):
+                return {}
         sources = self._files_of(self.projects.current()).sources()
         if not sources or any(os.path.lexists(one.path) for one in sources):
             return {}
@@ -11036,12 +11029,13 @@ def read_event(given: object) -> Event:
 
 def answer_hook(memory: Memory, event: Event) -> dict[str, Any]:
     """What a hook prints, in the client's shape; {} for nothing."""
-    if event.kind in hooks_off(memory):
+    off = hooks_off(memory)
+    if event.kind in off:
         return {}
     text = ""
-    if event.kind == CAPTURE:
+    if event.kind != PROMPT and CAPTURE not in off:  # at the start, what no end was heard of
         ask_for_capture(memory, event)
-    elif event.kind == START:
+    if event.kind == START:
         text = _at_start(memory, event)
     elif len(event.prompt) >= HOOK_PROMPT_MIN and event.prompt[0] not in "/!#":
         text = _at_prompt(memory, event)
@@ -11053,13 +11047,11 @@ def answer_hook(memory: Memory, event: Event) -> dict[str, Any]:
 
 
 def _at_start(memory: Memory, event: Event) -> str:
-    """What holds here; the session's turns that were not read at its end are read now."""
+    """What holds here, and was not shown in this session."""
     with contextlib.suppress(DatabaseError), memory.database.transaction(HOOK_WAIT) as connection:
         old = int(time.time()) - SHOWN_KEPT
         sql = "DELETE FROM shown WHERE shown_at < ? OR (session = ? AND ?)"
         connection.execute(sql, (old, event.session, event.again))
-    if CAPTURE not in hooks_off(memory):
-        ask_for_capture(memory, event)
     budget = _budget("START", COMPACT_BUDGET if event.again else START_BUDGET)
     return _shown_once(memory, event, standing(memory), budget)
 
@@ -11074,21 +11066,20 @@ def standing(memory: Memory) -> list[dict[str, Any]]:
         f" WHERE {_MEMORY} AND {_OWN} AND NOT EXISTS(SELECT 1 FROM reviews"
         " WHERE old_id = i.id AND probability > 0.5 AND NOT kept) ORDER BY i.seq DESC LIMIT 2000"
     )
-    rows = memory.database.rows(sql, memory.projects.current())
-    latest = max((row[5] for row in rows), default=0)
+    found = memory.database.rows(sql, memory.projects.current())
+    rows = [_item(row[:-2]) | {"confirmed": row[-2], "used": row[-1]} for row in found]
+    latest = max((row["created_at"] for row in rows), default=0)
 
-    def worth(row: tuple[Any, ...]) -> float:
-        confirmed, used = row[-2:]
-        age = max(0, latest - row[5]) / (90 * DAY)
+    def worth(row: dict[str, Any]) -> float:
+        age = max(0, latest - row["created_at"]) / (90 * DAY)
         return (
-            2 * bool(_LASTING.search(row[2][:PREVIEW]))
-            + math.log1p(confirmed)
-            + math.log1p(used) / 2
+            2 * bool(_LASTING.search(row["content"][:PREVIEW]))
+            + math.log1p(row["confirmed"])
+            + math.log1p(row["used"]) / 2
             + 1 / (1 + age)
         )
 
-    best = sorted(rows, key=lambda row: (row[4] is not None, -worth(row), -row[0]))
-    return [_item(row[:-2]) for row in best]
+    return sorted(rows, key=lambda row: (row["project_id"] is not None, -worth(row), -row["seq"]))
 
 
 def _at_prompt(memory: Memory, event: Event) -> str:
@@ -11309,14 +11300,10 @@ def log_hook(database: Path, row: dict[str, Any]) -> None:
     path = hook_log(database)
     line = json.dumps({"at": iso_time(int(time.time())), **row}) + "\n"
     with contextlib.suppress(OSError):
-        with open(path, "a", encoding="utf-8", opener=_for_owner_only) as file:
-            file.write(line)
+        with _locked(path) as file:
+            file.write(line.encode())
         if path.stat().st_size > HOOK_LOG_BYTES:
             write_atomically(path, "".join(path.read_text("utf-8").splitlines(True)[-HOOK_LOG:]))
-
-
-def _for_owner_only(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -12478,10 +12465,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if count > 1:
             raise InvalidInput(f"cannot be extended ({_show(name)} stands there twice)")
     return dict(pairs)
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number")
 
 
 def _newline(text: str) -> str:
