@@ -1874,6 +1874,15 @@ def model_dir() -> Path:
     raise ModelError(f"the model {MODEL} is missing beside {here}: run `make`, or reinstall")
 
 
+def asset(name: str) -> str:
+    """The text of a file that comes with the module: of a checkout, a .pyz or a wheel."""
+    here = Path(__file__).resolve().parent
+    for folder in ("assets", "sediment_assets"):
+        with contextlib.suppress(OSError):
+            return __loader__.get_data(str(here / folder / name)).decode()  # pyright: ignore
+    raise SedimentError(f"assets/{name} is missing beside {here}: run `make`, or reinstall")
+
+
 def takes_bundled_model() -> bool:
     return (os.environ.get("SEDIMENT_EMBEDDING_MODEL") or MODEL).lower() == MODEL.lower()
 
@@ -12148,15 +12157,6 @@ _BEGIN, _END = "<!-- sediment -->", "<!-- /sediment -->"
 _TABLE_BEGIN, _TABLE_END = "# sediment", "# /sediment"
 _SERVER = "a server called sediment"
 _CALLED = {"mcpServers": _SERVER, "mcp": _SERVER, "mcp_servers": _SERVER, "hooks": "its hooks"}
-
-
-def asset(name: str) -> str:
-    """The text of a file that comes with the module: of a checkout, a .pyz or a wheel."""
-    here = Path(__file__).resolve().parent
-    for folder in ("assets", "sediment_assets"):
-        with contextlib.suppress(OSError):
-            return __loader__.get_data(str(here / folder / name)).decode()  # pyright: ignore
-    raise SedimentError(f"assets/{name} is missing beside {here}: run `make`, or reinstall")
 
 
 def this_program() -> list[str]:
