@@ -8,7 +8,8 @@ tests/conversations need no DATA: see their READMEs. The ranker learns from them
 with weights that `models/train_ranker.py` made without it (kept under build/ranker).
 
 PARTS are names of sets, `diaries` and `conversations` (recall), `store` (what storing the diaries
-proposes), `prompts` (what the hook shows unasked) and `trials` (on the set that has a
+proposes), `prompts` (what the hook shows unasked), `talk` (what was said in conversations beside
+what was stored, for several TALK_LOSS) and `trials` (on the set that has a
 `temporal.jsonl`): ages, versions, no answer, order, duplicates, and pairs that must stay two.
 Calibration follows from all that was asked. Vectors are kept under build/quality; every answer goes
 to dist/bench-quality.jsonl; what was tried on the way to the ranking stands in tests/RANKING.md.
@@ -31,6 +32,7 @@ from unittest.mock import patch
 
 from bench_recall import (
     ANSWERS,
+    DEPTH,
     ROOT,
     Row,
     answers,
@@ -38,6 +40,8 @@ from bench_recall import (
     is_outdated,
     is_right,
     joined,
+    position,
+    recalled,
     rows,
     share,
     stored,
@@ -45,7 +49,8 @@ from bench_recall import (
 )
 from bench_trials import run_trials
 
-from sediment import Memory, prompted
+import sediment
+from sediment import Conversation, Memory, Turn, prompted
 
 DIARIES = sorted(path.parent for path in ROOT.glob("tests/diaries/*/queries.jsonl"))
 CONVERSATIONS = sorted(path.parent for path in ROOT.glob("tests/conversations/*/queries.jsonl"))
@@ -290,6 +295,97 @@ def measure_prompts() -> None:
     show(f"a memory for coding talk ({len(talk)} prompts in {len(DIARIES)} diaries)", share(idle))
 
 
+# Conversations beside what was stored
+
+LOSSES = (0.0, 0.05, 0.1, 0.15, 0.2)
+SESSION = 12  # turns, of which every other one is about the work
+
+
+def said(notes: list[Row]) -> list[Conversation]:
+    """Sessions in which these notes were said, by the user or to the user, between coding talk;
+    a turn's key is the id of its note."""
+    talk = (ROOT / "tests" / "trials" / "coding_talk.txt").read_text("utf-8").splitlines()
+    turns: list[Turn] = []
+    for number, note in enumerate(notes):
+        id, at, text, prompt = note["id"], note["created_at"], note["content"], talk[number % 100]
+        told = (
+            (text, "Noted, I keep it in mind.") if number % 2 else (prompt, f"By the way: {text}")
+        )
+        turns.append(Turn(id, at, *told))
+        turns.append(Turn(f"w{number}", at + 60, talk[-number % 100], "Done, and the tests pass."))
+    places = range(0, len(turns), SESSION)
+    return [Conversation("claude", f"s{n}", None, turns[n : n + SESSION], 0) for n in places]
+
+
+def places(memory: Memory, asked: list[Row], talk: list[Conversation]) -> list[tuple[int, ...]]:
+    """For each question the places, from 1, of the first right note, the first right turn and the
+    first turn at all; DEPTH + 1 for none."""
+    notes = {
+        sediment.turn_id(sediment.session_name(one.client, one.session), turn.key): turn.key
+        for one in talk
+        for turn in one.turns
+    }
+    found = []
+    for row in asked:
+        answer = [id for id, _ in recalled(memory, row["query"], "default", DEPTH)]
+        said = [id for id, note in notes.items() if note in row["expected"]]
+        of = (position(answer, ids) for ids in (row["expected"], said, list(notes)))
+        found.append(tuple(place or DEPTH + 1 for place in of))
+    return found
+
+
+def measure_talk() -> None:
+    """Diaries whose notes were said as well, or only said: what stands first."""
+    both: dict[float, list[tuple[int, ...]]] = {loss: [] for loss in LOSSES}
+    alone: dict[float, list[tuple[int, ...]]] = {loss: [] for loss in LOSSES}
+    beside: dict[float, list[tuple[int, ...]]] = {loss: [] for loss in LOSSES}
+    for folder in DIARIES:
+        notes, queries = rows(folder / "memories.jsonl"), rows(folder / "queries.jsonl")
+        constant = of_type(queries, "constant")
+        unstored = {id for row in constant[::2] for id in row["expected"]}
+        asked = [row for row in constant if unstored.issuperset(row["expected"])]
+        others = [row for row in constant if unstored.isdisjoint(row["expected"])]
+        kept = [note for note in notes if note["id"] not in unstored]
+        only_said = said([note for note in notes if note["id"] in unstored])
+        with stored(notes) as memory:
+            memory.add_conversations(said(notes))
+            for loss in LOSSES:
+                with patch.object(sediment, "TALK_LOSS", loss):
+                    asked_all = of_type(queries, "constant", "current")
+                    both[loss] += places(memory, asked_all, said(notes))
+        with stored(kept) as memory:
+            memory.add_conversations(only_said)
+            for loss in LOSSES:
+                with patch.object(sediment, "TALK_LOSS", loss):
+                    alone[loss] += places(memory, asked, only_said)
+                    beside[loss] += places(memory, others, only_said)
+    meaning = "Conversations beside what was stored, on the diaries, by TALK_LOSS, in per cent."
+    show = table(meaning, "figure", *map(str, LOSSES))
+
+    def line(
+        name: str, found: dict[float, list[tuple[int, ...]]], true: Callable[..., bool]
+    ) -> None:
+        show(name, *(share([true(*row) for row in found[loss]]) for loss in LOSSES))
+
+    count = len(both[LOSSES[0]])
+    line(
+        f"stored and said ({count} questions): a turn before the right note",
+        both,
+        lambda note, _, turn: turn < note <= DEPTH,
+    )
+    line("stored and said: the right note first", both, lambda note, *_: note == 1)
+    count = len(alone[LOSSES[0]])
+    line(f"only said ({count}): the right turn first", alone, lambda _, turn, __: turn == 1)
+    line("only said: the right turn among five", alone, lambda _, turn, __: turn <= SHOWN)
+    count = len(beside[LOSSES[0]])
+    line(
+        f"only stored ({count}): a turn before the right note",
+        beside,
+        lambda note, _, turn: turn < note <= DEPTH,
+    )
+    line("only stored: the right note first", beside, lambda note, *_: note == 1)
+
+
 # Calibration
 
 
@@ -347,6 +443,7 @@ def main() -> None:
         "conversations",
         "store",
         "prompts",
+        "talk",
         *(["trials"] if given.data else []),
     ]
     if wrong := set(given.parts) - set(known):
@@ -362,6 +459,8 @@ def main() -> None:
         measure_store()
     if "prompts" in chosen:
         measure_prompts()
+    if "talk" in chosen:
+        measure_talk()
     measure_calibration(["diaries", "conversations", *sets])
     if "trials" in chosen and given.data:
         run_trials(given.data, given.seeds)

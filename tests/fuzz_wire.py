@@ -132,9 +132,23 @@ class Speaker:
                 [self._text(), self._one(WORDS["thing"].split()), self._one(self.memories)]
             )
             return self._call("recall", {"query": query, "limit": self._one([1, 5, 50, 1000])})
-        if which < 0.75:
+        if which < 0.7:
             return self._call("list", {"scope": self._one(["project", "global", "all"])})
+        if which < 0.8:
+            return self._call("hook", self._event())
         return self._call("forget", {"id": self._one(self.memories)})
+
+    def _event(self) -> dict[str, Any]:
+        """What a client tells a hook: of the tools, the one that takes anything."""
+        session = self._one(["s1", "s2", f"s{self._number}", "", "\ud800", "\0", "x" * 5_000])
+        prompt = self._one(
+            [self._text(), "yes", f"<hook_context>{self._text()}", "\ud800 and more"]
+        )
+        event: dict[str, Any] = {"hook_event_name": self._one(_EVENTS), "session_id": session}
+        more = {"prompt": prompt, "cwd": self._one(_PLACES), "transcript_path": self._one(_PLACES)}
+        more |= {"source": self._one(["startup", "compact", 5]), "workspace_roots": [[], "/", 5]}
+        more["client"] = self._one(["opencode", "claude", "nobody", None, [5]])
+        return event | {name: more[name] for name in more if self._random.random() < 0.6}
 
     def _text(self) -> str:
         return "The {} in {} is {}.".format(*(self._one(words.split()) for words in WORDS.values()))
@@ -273,6 +287,17 @@ _TOKENS: list[Callable[[], str]] = [lambda token=token: token for token in _PLAI
 _IDS = [None, True, False, 1.5, 1.0, [], [1], {}, {"a": 1}, "", "x" * 5_000, 2**200, -(2**63), "\0"]
 _METHODS = ["", "ping ", "PING", "tools/call\0", "resources/list", "server/discover", "initialize"]
 _METHODS += ["notifications/cancelled", "\ud800", "rpc.discover", 5, None, [], {}, "x" * 100_000]
+_EVENTS = [
+    "UserPromptSubmit",
+    "SessionStart",
+    "Stop",
+    "SessionEnd",
+    "beforeSubmitPrompt",
+    "nothing",
+]
+_EVENTS += ["UserPromptSubmit", 5, None, ["Stop"], "\ud800", "x" * 100_000]
+_PLACES = ["", "/", "..", "~", "/nowhere/at/all", "/etc/passwd", "\0", "\ud800", 5, None, ["/"]]
+_PLACES += ["/dev/zero", "x" * 5_000, "/x" * 5_000]
 _STRAYS = [{"result": {}}, {"error": {"code": 1, "message": "no"}}, {"result": None, "error": None}]
 _STRAYS += [{"method": "notifications/initialized"}, {"method": "notifications/unheard-of"}]
 _PARTS = [5, None, "ping", [], {}, {"jsonrpc": "2.0"}, [[]], {"jsonrpc": "2.0", "method": "ping"}]
@@ -364,6 +389,10 @@ class Books:
         assert "result" in answer, (name, answer)
         if name in ("recall", "list"):
             answer_of(answer)
+        elif name == "hook":  # nothing, or what a client's hook may print
+            (content,) = answer["result"]["content"]
+            printed = json.loads(content["text"])
+            assert printed.keys() <= {"hookSpecificOutput", "continue", "additional_context"}
         elif name == "store" and "isError" not in answer["result"]:  # it names what is gone
             self._speaker.memories.append(answer_of(answer)["id"])
 

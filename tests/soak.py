@@ -3,6 +3,8 @@
 fuzz    a client that talks nonsense to a server (tests/fuzz_wire.py)
 storm   many processes at one file, of which one after the other is killed (tests/storm.py)
 kills   changes that are killed at every statement and write that they take (tests/kills.py)
+hooks   prompts to one server, which must leave nothing behind, and sessions that grow while their
+        readers and the server are killed: each turn is kept once (tests/sessions.py, Linux only)
 
 Without --minutes each is done once; with it, each is repeated with the next seed for its share of
 the time. Prints figures, and ends with 1 and what to look at when something is wrong.
@@ -26,9 +28,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import fuzz_wire  # noqa: E402
 import kills  # noqa: E402
+import sessions  # noqa: E402
 import storm  # noqa: E402
 
-PARTS = {"fuzz": 100_000, "storm": 2_000, "kills": 500}  # messages, stores, processes killed
+# Messages, stores, processes killed, prompts.
+PARTS = {"fuzz": 100_000, "storm": 2_000, "kills": 500, "hooks": 1_000}
+MEMORIES, SESSIONS, TURNS = 10_000, 20, 12  # of the hooks
 HANG = 1.0  # s that a server may be silent while somebody waits
 PAUSE = 1.0  # s between two kills in a storm
 
@@ -47,6 +52,12 @@ def kill(folder: Path, count: int, seed: int, until: float) -> dict[str, Any]:
     return kills.run(folder, count, seed, until)
 
 
+def hook(folder: Path, count: int, seed: int, until: float) -> dict[str, Any]:
+    env = {"SEDIMENT_CACHE": cache(folder)}
+    figures = sessions.prompts(folder / "prompts", MEMORIES, count, seed, **env)
+    return figures | sessions.growing(folder / "growing", SESSIONS, TURNS, seed, until=until, **env)
+
+
 def cache(folder: Path) -> str:
     """One for all, so that the program is unpacked once."""
     return str(folder.parent / "cache")
@@ -63,7 +74,7 @@ def main() -> int:
     asked = parser.parse_args()
     chosen = asked.only or list(PARTS)
     work = Path(tempfile.mkdtemp(prefix="sediment-soak-"))
-    parts: dict[str, Part] = {"fuzz": fuzz, "storm": rage, "kills": kill}
+    parts: dict[str, Part] = {"fuzz": fuzz, "storm": rage, "kills": kill, "hooks": hook}
     try:
         for name in chosen:
             share = 60 * asked.minutes / len(chosen) if asked.minutes else None

@@ -761,6 +761,8 @@ def test_a_codex_that_does_not_answer(here: Program, tmp_path: Path, text: str) 
 STAND_IN = """
 import json, sys, time
 event = json.load(sys.stdin)
+if event["hook_event_name"] == "SessionStart":
+    time.sleep(0.3)
 with open({log!r}, "a") as log:
     log.write(json.dumps(event) + "\\n")
 if event.get("prompt") == "slow":
@@ -820,6 +822,8 @@ def test_the_opencode_plugin_adds_what_the_hook_says(node: str, tmp_path: Path) 
         if rows[-1]["hook_event_name"] == "Stop":
             break
         time.sleep(0.1)
+    # What the start shows is known when the prompt is asked, so nothing is shown twice.
+    assert [row["hook_event_name"] for row in rows[:2]] == ["SessionStart", "UserPromptSubmit"]
     facts = {"client": "opencode", "session_id": "s1", "cwd": "/project"}
     assert rows[-1] == {"hook_event_name": "Stop", **facts}
 

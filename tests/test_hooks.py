@@ -2,9 +2,7 @@
 
 import json
 import shutil
-import signal
 import sqlite3
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sessions
 from program import Program, Run, files, git
 from storage import shared_encoder
 from wire import TIMEOUT, Wire, small_env
@@ -305,20 +304,14 @@ def test_a_server_in_one_project_hears_of_another(
     assert ["lutra" in text for text in told] == [False, True]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_many_prompts_leave_nothing_behind(wire: Wire, here: Program) -> None:
-    def held() -> tuple[int, int]:
-        process = Path(f"/proc/{wire.process.pid}")
-        children = process / "task" / str(wire.process.pid) / "children"
-        return len(list((process / "fd").iterdir())), len(children.read_text().split())
-
-    if not Path("/proc/self/fd").exists():
-        pytest.skip("/proc tells what a process holds")
-    for number in range(60):
+    for number in range(60):  # `make soak` asks 1,000, and looks at the memory, too
         if number == 10:
-            before = held()
+            before = sessions.held(wire.pid)
         given = event("UserPromptSubmit", prompt=f"{ASKED} {number}", session_id=str(number))
         asking(wire, given | {"cwd": str(here.folder)})
-    assert held() == before
+    assert sessions.held(wire.pid) == before
 
 
 # What was said
@@ -403,30 +396,12 @@ def waiting(here: Program) -> int:
         return connection.execute("SELECT count(*) FROM captures").fetchone()[0]
 
 
-def test_sessions_at_once_are_kept_once_each(
-    here: Program, tmp_path: Path, pyz: Path, unpacked: Path
-) -> None:
-    here.store(HERON)
-    paths = {f"s{n}": transcript(tmp_path, f"s{n}", here.folder, turns=3) for n in range(8)}
-    database = here.json("stats")["database"]
-    env = small_env(tmp_path, SEDIMENT_CACHE=str(unpacked))
-    for session, path in paths.items():
-        hook(here, event("Stop", session_id=session, transcript_path=str(path)))
-        reader = [sys.executable, str(pyz), "--db", database, "hook", "--capture"]
-        process = subprocess.Popen(reader, env=env)
-        time.sleep(0.2)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    until(lambda: here.ok("hook", "--capture") == "" and turns(here) == 24, "all of them")
-    with sqlite3.connect(database) as connection:
-        texts = [text for (text,) in connection.execute("SELECT content FROM items")]
-    said = sorted(text for text in texts if text != HERON)
-    assert said == sorted(
-        f"User: Where is the {session} boat number {number}?\n\n"
-        f"Assistant: At pier {number} of {session}."
-        for session in paths
-        for number in range(3)
-    )
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_sessions_at_once_are_kept_once_each(tmp_path: Path, unpacked: Path) -> None:
+    figures = sessions.growing(tmp_path, 8, 3, seed=1, SEDIMENT_CACHE=str(unpacked))
+    print(figures)
+    assert figures["servers killed"]
+    assert figures["readers killed"]
 
 
 def test_a_project_that_says_so_is_not_listened_to(here: Program, tmp_path: Path) -> None:

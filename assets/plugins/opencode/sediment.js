@@ -47,7 +47,8 @@ export const Sediment = async ({ directory }) => {
       const source = sources.get(input.sessionID) ?? "startup"
       if (source) events.unshift({ hook_event_name: "SessionStart", source })
       sources.set(input.sessionID, "")
-      const found = await Promise.all(events.map((event) => context({ ...event, ...session })))
+      const found = [] // one after the other: the prompt leaves out what the start has shown
+      for (const event of events) found.push(await context({ ...event, ...session }))
       const text = found.filter(Boolean).join("\n")
       // The id sorts behind the user's part; a synthetic part is no title and is not shown.
       const id = output.parts.at(-1).id.slice(0, -6) + "zzzzzz"
