@@ -1,5 +1,6 @@
 """The vectors that a long-lived process keeps: the same answers as the file's, always."""
 
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +16,22 @@ TOPICS = ["tea", "glaciers", "the gateway", "music", "ports", "bread", "a bridge
 QUERIES = ["when is tea?", "which port?", "who plays?", "the bridge is closed", "bake", "money"]
 
 
-@pytest.fixture
-def memory(path: Path) -> Iterator[Memory]:
+@pytest.fixture(scope="module")
+def remarks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with what each test begins with."""
+    path = tmp_path_factory.mktemp("remarks") / "memory.db"
     with open_memory(path) as memory:
         for number in range(40):
             memory.store(f"Remark {number} is about {TOPICS[number % len(TOPICS)]}.")
+    assert not Path(f"{path}-wal").exists()
+    return path
+
+
+@pytest.fixture
+def memory(remarks: Path, path: Path) -> Iterator[Memory]:
+    shutil.copy(remarks, path)
+    with open_memory(path) as memory:
+        memory.recall("tea", record=False)  # fills the index, as storing does
         yield memory
 
 
@@ -157,7 +169,7 @@ def test_vectors_that_are_too_many_take_no_memory(
     assert memory._index
     memory.recall("tea")
     assert memory._index._vectors.nbytes >= 40 * 384 * 4
-    for number in range(80):
+    for number in range(30):
         memory.store(f"Another remark, number {number}, on tea.")
         memory.recall("tea")
         assert (memory._index._vectors.nbytes == 0) == (number >= 10)
