@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from storage import consistent, open_memory
+from warm import Warm
 
 from sediment import Memory
 
@@ -35,17 +36,38 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.fixture
-def run_pyz(pyz: Path, unpacked: Path, tmp_path: Path) -> Run:
-    """Run the program in a home folder of its own: `run_pyz("--version", input="", env={})`."""
+@pytest.fixture(scope="session")
+def warm(pyz: Path, unpacked: Path) -> Iterator[Warm]:
+    """A process that has imported the program, and forks for each run."""
+    warm = Warm(pyz, unpacked)
+    yield warm
+    warm.close()
+
+
+def runner(pyz: Path, unpacked: Path, home: Path, warm: Warm | None) -> Run:
+    """Run the program in a home folder of its own: `run("--version", input="", env={})`."""
 
     def run(*args: str, input: str = "", env: dict[str, str] | None = None, **options):
-        clean = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "SEDIMENT_CACHE": str(unpacked)}
+        env = {"HOME": str(home), "SEDIMENT_CACHE": str(unpacked), **(env or {})}
+        env = {"PATH": os.environ["PATH"], **env}
         options = {"capture_output": True, "text": True, "timeout": 120, **options}
-        command = [sys.executable, str(pyz), *args]
-        return subprocess.run(command, input=input, env={**clean, **(env or {})}, **options)
+        if warm and (done := warm.run(args, input, env, **options)):
+            return done
+        return subprocess.run([sys.executable, str(pyz), *args], input=input, env=env, **options)
 
     return run
+
+
+@pytest.fixture
+def run_pyz(pyz: Path, unpacked: Path, tmp_path: Path, warm: Warm) -> Run:
+    """The program, run by the warm process where that can give what is asked."""
+    return runner(pyz, unpacked, tmp_path, warm)
+
+
+@pytest.fixture
+def start_pyz(pyz: Path, unpacked: Path, tmp_path: Path) -> Run:
+    """The program, always started anew."""
+    return runner(pyz, unpacked, tmp_path, None)
 
 
 @pytest.fixture

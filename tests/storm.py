@@ -62,7 +62,7 @@ class Actor:
     def __init__(self, storm: Storm, name: str) -> None:
         self.storm = storm
         self.random = random.Random(f"{storm.seed} {name}")
-        self.process: subprocess.Popen[Any] | None = None
+        self.process: Any = None  # a Popen
         self.killed = False
 
     def kill(self) -> bool:

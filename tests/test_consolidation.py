@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from program import Program
 from storage import child, consistent, finish, open_memory, rows_of, shown
+from warm import Warm
 from wire import Wire, small_env
 
 import sediment
@@ -214,10 +215,11 @@ def wait(until: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize(("setting", "count"), [("1", 1), ("0", 2)])
 def test_a_server_merges_in_its_pauses_unless_told_not_to(
-    tmp_path: Path, path: Path, setting: str, count: int
+    tmp_path: Path, path: Path, unpacked: Path, warm: Warm, setting: str, count: int
 ) -> None:
-    env = small_env(tmp_path, SEDIMENT_DB=str(path), SEDIMENT_PROJECT="demo")
-    wire = Wire(tmp_path, env | {"SEDIMENT_CONSOLIDATE": setting})
+    env = {"SEDIMENT_DB": str(path), "SEDIMENT_PROJECT": "demo", "SEDIMENT_CACHE": str(unpacked)}
+    env = small_env(tmp_path, **env, SEDIMENT_CONSOLIDATE=setting)
+    wire = Wire(tmp_path, env, warm=warm)
     wire.call("store", content=PORT)
     wire.call("store", content=AGAIN)
     wire.call("recall", query="which port?")

@@ -22,7 +22,7 @@ import pytest
 import wire
 from click.testing import CliRunner
 from program import Done, Program, heed_permissions, one_line
-from storage import CACHE, consistent, open_memory, shared_encoder, values
+from storage import consistent, open_memory, shared_encoder, values
 from wire import Wire, small_env
 
 import sediment
@@ -55,7 +55,7 @@ def good(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Wire]]:
+def start(tmp_path: Path, unpacked: Path) -> Iterator[Callable[..., Wire]]:
     """Starts servers that permissions hold for, whoever runs the tests."""
     wires: list[Wire] = []
     obedient = "from program import heed_permissions as heed; import os, sys; heed()"
@@ -64,7 +64,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Wire]]:
     (tmp_path / "home").mkdir()
 
     def start(path: Path, cwd: Path = tmp_path / "home", **env: str) -> Wire:
-        env = {"SEDIMENT_DB": str(path), "SEDIMENT_CACHE": CACHE.name, **env}
+        env = {"SEDIMENT_DB": str(path), "SEDIMENT_CACHE": str(unpacked), **env}
         env["PYTHONPATH"] = str(Path(__file__).parent)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(wire, "server_command", lambda: command)
@@ -222,8 +222,8 @@ def remove(path: Path) -> None:
         place.rmdir() if place.is_dir() else place.unlink(missing_ok=True)
 
 
-def test_a_process_says_it_in_one_line(good: Path, run_pyz: Callable[..., Done]) -> None:
-    program = Program(run_pyz, good.parent, SEDIMENT_DB=str(good))
+def test_a_process_says_it_in_one_line(good: Path, start_pyz: Callable[..., Done]) -> None:
+    program = Program(start_pyz, good.parent, SEDIMENT_DB=str(good))
     reason = noise_behind_its_head(good)
     for command in ("list", "store", "recall"):
         words = [] if command == "list" else ["text"]
@@ -481,11 +481,11 @@ def no_file_grows_over(limit: int) -> Callable[[], None]:
 
 @pytest.mark.parametrize("limit", [0, 33_000])
 def test_a_process_that_may_write_no_more_says_so(
-    good: Path, run_pyz: Callable[..., Done], limit: int
+    good: Path, start_pyz: Callable[..., Done], limit: int
 ) -> None:
     settings = {"SEDIMENT_DB": str(good), "SEDIMENT_PROJECT": PROJECT}
     # Python itself would leave half of what it compiles.
-    program = Program(run_pyz, good.parent, **settings, PYTHONDONTWRITEBYTECODE="1")
+    program = Program(start_pyz, good.parent, **settings, PYTHONDONTWRITEBYTECODE="1")
     program.ok("--version")  # which unpacks it
     rows = good.with_name("rows.jsonl")
     rows.write_text("\n".join(f'{{"content": "Buoy {n} is red."}}' for n in range(40)))
@@ -577,8 +577,8 @@ def test_a_file_that_may_not_be_read_is_told_until_it_may(
     works(wire)
 
 
-def test_a_process_that_may_not_read_says_so(good: Path, run_pyz: Callable[..., Done]) -> None:
-    program = Program(run_pyz, good.parent, SEDIMENT_DB=str(good), SEDIMENT_PROJECT=PROJECT)
+def test_a_process_that_may_not_read_says_so(good: Path, start_pyz: Callable[..., Done]) -> None:
+    program = Program(start_pyz, good.parent, SEDIMENT_DB=str(good), SEDIMENT_PROJECT=PROJECT)
     good.chmod(0)
     assert "permissions" in program.error("list", preexec_fn=heed_permissions)
     good.chmod(0o600)

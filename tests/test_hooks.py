@@ -13,6 +13,7 @@ import pytest
 import sessions
 from program import Program, Run, files, git
 from storage import shared_encoder
+from warm import Warm
 from wire import TIMEOUT, Wire, small_env
 
 import sediment
@@ -264,9 +265,10 @@ def test_a_person_switches_hooks_off(here: Program) -> None:
 
 
 @pytest.fixture
-def wire(here: Program, tmp_path: Path, unpacked: Path) -> Iterator[Wire]:
+def wire(here: Program, tmp_path: Path, unpacked: Path, warm: Warm) -> Iterator[Wire]:
     here.store(HERON)
-    wire = Wire(here.folder, small_env(tmp_path, SEDIMENT_CACHE=str(unpacked)))
+    env = small_env(tmp_path, SEDIMENT_CACHE=str(unpacked))
+    wire = Wire(here.folder, env, warm=warm)
     wire.handshake()
     yield wire
     wire.kill()

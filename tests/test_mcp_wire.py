@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from warm import Warm
 from wire import META, STATELESS, TIMEOUT, Wire, answer_of, server_command, small_env
 
 PARSE_ERROR, INVALID_REQUEST, UNKNOWN_METHOD, INVALID_PARAMS = -32700, -32600, -32601, -32602
@@ -23,13 +24,22 @@ LINE_MAX = 10 * 2**20
 
 Start = Callable[..., Wire]
 
+started = pytest.mark.usefixtures("anew")
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 on_posix = pytest.mark.skipif(os.name != "posix", reason="uses POSIX signals and process groups")
 
 
 @pytest.fixture
-def start(tmp_path: Path, unpacked: Path) -> Iterator[Start]:
+def anew() -> None:
+    """Servers are started, not forked: for what begins or ends with a process."""
+
+
+@pytest.fixture
+def start(
+    request: pytest.FixtureRequest, tmp_path: Path, unpacked: Path, warm: Warm
+) -> Iterator[Start]:
     """Starts servers that share one home, in a project folder unless `cwd` says another."""
+    forking = None if "anew" in request.fixturenames else warm
     home, project = tmp_path / "home", tmp_path / "project"
     home.mkdir()
     (project / ".sediment").mkdir(parents=True)
@@ -37,7 +47,7 @@ def start(tmp_path: Path, unpacked: Path) -> Iterator[Start]:
 
     def start(cwd: Path = project, **env: str) -> Wire:
         env = {"SEDIMENT_CACHE": str(unpacked), **env}
-        wires.append(Wire(cwd, small_env(home, **env)))
+        wires.append(Wire(cwd, small_env(home, **env), warm=forking))
         return wires[-1]
 
     yield start
@@ -761,6 +771,7 @@ def heavy_libraries(wire: Wire) -> set[str]:
     return set(re.findall("onnxruntime|numpy|tokenizers", maps(wire)))
 
 
+@started
 @on_linux
 def test_handshake_list_and_forget_load_no_heavy_library(start: Start) -> None:
     id = start().call("store", content="The gate code is 1234.")["id"]
@@ -773,12 +784,14 @@ def test_handshake_list_and_forget_load_no_heavy_library(start: Start) -> None:
     assert heavy_libraries(wire) == set()
 
 
+@started
 @on_linux
 def test_encoder_is_loaded_by_the_first_call_that_needs_it(wire: Wire) -> None:
     wire.call("store", content="The gate code is 1234.")
     assert heavy_libraries(wire) >= {"onnxruntime", "tokenizers"}
 
 
+@started
 @on_linux
 def test_encoder_is_loaded_soon_after_the_tools_were_listed(wire: Wire) -> None:
     wire.handshake()
@@ -790,6 +803,7 @@ def test_encoder_is_loaded_soon_after_the_tools_were_listed(wire: Wire) -> None:
         time.sleep(0.1)
 
 
+@started
 @on_linux
 def test_only_messages_can_reach_the_clients_pipes(wire: Wire) -> None:
     assert still_answers(wire)
@@ -808,6 +822,7 @@ def test_everything_read_before_the_end_of_input_is_answered(wire: Wire) -> None
     assert wire.log() == ""
 
 
+@started
 def test_a_server_that_was_never_used_leaves_nothing(wire: Wire, tmp_path: Path) -> None:
     wire.handshake()
     assert wire.call("list")["count"] == 0
@@ -816,6 +831,7 @@ def test_a_server_that_was_never_used_leaves_nothing(wire: Wire, tmp_path: Path)
     assert not list((tmp_path / "project" / ".sediment").iterdir())
 
 
+@started
 def test_what_is_stored_outlives_the_process(start: Start) -> None:
     first = start()
     id = first.call("store", content="The gate code is 1234.")["id"]
@@ -852,6 +868,7 @@ def test_other_programs_may_read_the_file_and_nothing_is_lost(start: Start, tmp_
     assert start(SEDIMENT_DB=str(tmp_path / "memory.db")).call("list")["total"] == 4
 
 
+@started
 def test_servers_may_write_at_once(start: Start) -> None:
     wires = [start() for _ in range(6)]
     assert all(still_answers(wire) for wire in wires)
@@ -863,6 +880,7 @@ def test_servers_may_write_at_once(start: Start) -> None:
     assert start().call("list")["total"] == 25  # they agree on the project, too
 
 
+@started
 @on_linux
 def test_long_texts_leave_no_files_open(start: Start, tmp_path: Path) -> None:
     wire = start(SEDIMENT_DB=str(tmp_path / "memory.db"))
@@ -897,6 +915,7 @@ def test_a_database_that_cannot_be_used_is_told_every_time(
     assert wire.log() == ""
 
 
+@started
 @on_posix
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_an_idle_server_cleanly(wire: Wire, number: signal.Signals) -> None:
@@ -906,6 +925,7 @@ def test_signals_end_an_idle_server_cleanly(wire: Wire, number: signal.Signals) 
     assert wire.log() == ""
 
 
+@started
 @on_posix
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_a_busy_server_cleanly(wire: Wire, number: signal.Signals) -> None:

@@ -14,6 +14,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from warm import Warm
+
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT = 60  # s; nothing here takes long, but a loaded machine may stall
 ANSWER_MAX = 10_000  # characters of a tool's answer
@@ -49,11 +51,14 @@ def parse(line: bytes) -> Any:
 
 
 class Wire:
-    """A server process and its two pipes."""
+    """A server process and its two pipes; forked by a warm process if one is given."""
 
-    def __init__(self, cwd: Path, env: dict[str, str], *options: str) -> None:
+    def __init__(
+        self, cwd: Path, env: dict[str, str], *options: str, warm: Warm | None = None
+    ) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by kill
-        self.process = subprocess.Popen(
+        forked = warm and warm.start(["serve", *options], env, cwd, self._log.fileno())
+        self.process = forked or subprocess.Popen(
             [*server_command(), *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
