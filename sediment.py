@@ -295,6 +295,9 @@ CACHED_VECTORS = 20_000  # 30 MB of vectors of texts that left their files, for 
 VECTORS_KEPT_EVERY = 64  # vectors of one file, after which an interruption loses none of them
 RACY = 2 * 10**9  # ns; a file that was read this soon after its time may have changed within it
 FILE_TRIES = 5  # readings of a file that changes while it is read
+
+
+AWAY = -1  # the noted size of a file that was not there when a recall looked
 STALE_ROUNDS = 3  # times that a recall looks again because a file had changed
 PROGRESS_SECONDS = 10  # between lines of progress in a log, where no bar is drawn
 WATCH_DEBOUNCE = 1_500  # ms without a change before changes are taken up; as memsearch does
@@ -750,6 +753,11 @@ def local_time(iso: str, length: int = 10) -> str:
     return datetime.fromisoformat(iso).astimezone().isoformat(" ")[:length]
 
 
+def _two_places(score: float) -> str:
+    """A score as the original's clients read it: a string from "0.00" to "1.00"."""
+    return f"{min(1.0, max(0.0, score)):.2f}"
+
+
 def spaced(text: str) -> str:
     """The text as the word index sees it: every letter of an unspaced script and sign a word."""
     text = _signed(text)
@@ -862,6 +870,16 @@ def printable(text: str) -> str:
 def printable_name(text: str) -> str:
     """What takes one line of a terminal, whatever names stand in it."""
     return printable(text).replace("\n", "\\x0a")
+
+
+def to_json(value: object) -> str:
+    """Compact JSON, with characters as themselves."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def json_length(value: object) -> int:
+    """Characters of a value as it is written in an answer."""
+    return len(to_json(value))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -1087,6 +1105,19 @@ def redact(text: str, secrets: bool = True, lines: bool = False) -> tuple[str, l
 def redacts() -> bool:
     """Whether what looks like a credential is left out where nobody says otherwise."""
     return not is_off("SEDIMENT_REDACT")
+
+
+def cleaned(content: str, allow_secrets: bool) -> tuple[str, list[str]]:
+    """A text as it may be stored, and the kinds of what had to go."""
+    text, kinds = redact(content, not allow_secrets and redacts())
+    if kinds and not text.replace("[private]", "").strip():
+        raise InvalidInput("all of this is private: nothing was stored")
+    return text, kinds
+
+
+def tell_left_out(kinds: Iterable[str]) -> str:
+    """What `cleaned` took out of a text, as a sentence to be added to others."""
+    return f" Left out: {', '.join(dict.fromkeys(kinds))}."
 
 
 def _redacted(text: str, secrets: bool, lines: bool) -> tuple[str, list[str]]:
@@ -2352,6 +2383,14 @@ def from_root(path: str | Path) -> Path:
         raise InvalidInput("the working folder is gone: cd to one that is there") from None
 
 
+def _is_unicode(path: Path) -> bool:
+    """Whether a name can be written down."""
+    try:
+        return bool(str(path).encode())
+    except UnicodeEncodeError:
+        return False
+
+
 def check_name(path: Path) -> Path:
     """The path itself, if SQLite can open it; InvalidInput says why not."""
     if not _is_unicode(path):
@@ -2373,6 +2412,57 @@ def default_database() -> Path:
     import platformdirs
 
     return platformdirs.user_data_path("sediment", appauthor=False) / "memory.db"
+
+
+def move_project(connection: apsw.Connection, old: str, new: str) -> None:
+    """Let another project have all that one has. Its files are read again, since the ids of their
+    parts tell the project; what both have indexed becomes one."""
+    twin = (
+        "SELECT mine.id FROM {0} mine JOIN {0} theirs USING(path)"
+        " WHERE mine.project_id = :new AND theirs.project_id = :old AND theirs.id = "
+    ).format
+    for sql in (
+        "UPDATE items SET project_id = nullif(:new, '') WHERE project_id = :old",
+        "UPDATE graph_nodes SET project_id = :new WHERE project_id = :old",
+        f"UPDATE items SET file = coalesce(({twin('files')} file), file)"
+        " WHERE file IN (SELECT id FROM files WHERE project_id = :old)",
+        "UPDATE files SET digest = x'' WHERE project_id IN (:old, :new)",
+        "UPDATE OR IGNORE files SET project_id = :new WHERE project_id = :old",
+        "DELETE FROM files WHERE project_id = :old",
+        f"UPDATE files SET source = coalesce(({twin('sources')} source), source)"
+        " WHERE source IN (SELECT id FROM sources WHERE project_id = :old)",
+        "UPDATE OR IGNORE sources SET project_id = :new WHERE project_id = :old",
+        "DELETE FROM sources WHERE project_id = :old",
+    ):
+        connection.execute(sql, {"old": old, "new": new})
+
+
+def reunite_files(connection: apsw.Connection) -> None:
+    """Let files and what was asked for follow their parts to the project that these are in."""
+    sql = (
+        "SELECT DISTINCT f.project_id, coalesce(i.project_id, '') FROM items i"
+        " JOIN files f ON f.id = i.file WHERE f.project_id <> coalesce(i.project_id, '')"
+        " AND f.project_id NOT IN (SELECT coalesce(project_id, '') FROM items)"
+    )
+    for old, new in fetch(connection, sql):
+        move_project(connection, old, new)
+
+
+# The text and the context of each chunk.
+_CHUNK_TEXTS = (
+    'SELECT c.id, substr(i.content, c.start + 1, c."end" - c.start), c.context'
+    " FROM chunks c JOIN items i ON i.seq = c.item"
+)
+
+
+def fill_words(connection: apsw.Connection) -> None:
+    """Make the word index anew from the texts."""
+    connection.execute("INSERT INTO words(words) VALUES('delete-all')")
+    rows = fetch(connection, _CHUNK_TEXTS)
+    connection.executemany(
+        "INSERT INTO words(rowid, text, context) VALUES(?, ?, ?)",
+        ((chunk, spaced(text), spaced(context)) for chunk, text, context in rows),
+    )
 
 
 def m001_initial(connection: apsw.Connection) -> None:
@@ -2502,7 +2592,7 @@ def m007_signs(connection: apsw.Connection) -> None:
     once. And what the step before did not have yet when it was new."""
     fill_words(connection)
     connection.execute(f"""
-        CREATE INDEX files_away ON files(id) WHERE size = {_AWAY};
+        CREATE INDEX files_away ON files(id) WHERE size = {AWAY};
         CREATE TABLE IF NOT EXISTS reviews(
             old_id TEXT NOT NULL, new_id TEXT NOT NULL, probability REAL NOT NULL,
             kept INTEGER NOT NULL DEFAULT 0, PRIMARY KEY(old_id, new_id)) STRICT;
@@ -2602,6 +2692,11 @@ class Database:
         rows = self.rows(sql, *values)
         return rows[0][0] if rows else None
 
+    def must_exist(self) -> None:
+        """NotFound where there is no file yet."""
+        if not self.path.exists():
+            raise NotFound(f"there is no database at {self.path} yet")
+
     def version(self) -> tuple[Any, ...]:
         """Within a snapshot, what is another in every other state of the file: its identity, and
         a count that each connection keeps for itself."""
@@ -2621,6 +2716,16 @@ class Database:
         """Bytes on disk, the log of recent changes included."""
         paths = (Path(f"{self.path}{suffix}") for suffix in ("", "-wal"))
         return sum(path.stat().st_size for path in paths if path.is_file())
+
+    def checkpoint(self) -> None:
+        """Bring the erased pages from the log into the file, unless somebody still reads it."""
+        import apsw
+
+        connection = self.reader()
+        connection.set_busy_handler(None)
+        with contextlib.suppress(apsw.Error):
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        connection.set_busy_handler(_patience())
 
     def refuse_own(self, given: str | Path) -> None:
         """InvalidInput for a name, by any link, of the file or of what SQLite keeps beside it:
@@ -2688,15 +2793,16 @@ class Database:
             raise DatabaseError(f"{self.path} is a folder: --db takes a file, e.g. memory.db")
         if os.path.exists(self.path) and not self.path.is_file():
             raise DatabaseError(f"{self.path} is no plain file: --db takes one, e.g. memory.db")
-        if os.fsencode(self.path).decode("utf-8", "ignore") != str(self.path):
+        if not _is_unicode(self.path):
             raise DatabaseError(f"{self.path} has a name that is not UTF-8: choose another")
         _refuse_link(self.path)
         if create:
             create_private(self.path)
         # Asked before opening: a file that comes or is exchanged meanwhile is noticed next time.
         identity = self._identity()
-        fresh = apsw.Connection(":memory:") if identity is None else _connect(self.path)
-        connection = self._remember(fresh)
+        connection = apsw.Connection(":memory:") if identity is None else _connect(self.path)
+        with self._lock:
+            self._all.add(connection)
         try:
             connection.set_busy_handler(_patience())
             # Before anything changes in it: a log beside it may not be its own either.
@@ -2711,11 +2817,6 @@ class Database:
             self._forget(connection)
             raise
         return connection, identity
-
-    def _remember(self, connection: apsw.Connection) -> apsw.Connection:
-        with self._lock:
-            self._all.add(connection)
-        return connection
 
     def _forget(self, connection: apsw.Connection | None) -> None:
         if connection is not None:
@@ -2886,16 +2987,17 @@ def _use_wal(connection: apsw.Connection) -> None:
     """Write-ahead logging, set once in a file's life; that switch alone ignores busy_timeout."""
     import apsw
 
-    deadline = time.monotonic() + BUSY_TIMEOUT / 1000
-    while connection.pragma("journal_mode") not in ("wal", "memory"):
+    try_again = _patience()
+    for tries in itertools.count():
         try:
+            if connection.pragma("journal_mode") in ("wal", "memory"):
+                return
             if connection.pragma("journal_mode", "wal") == "wal":
                 return
             raise apsw.IOError("this disk cannot have a write-ahead log")
         except apsw.BusyError:
-            if time.monotonic() > deadline:
+            if not try_again(tries):
                 raise
-            time.sleep(0.02)
 
 
 # Which chunks have a stem, and where, straight from the word index: FTS5's own BM25 has its
@@ -2957,9 +3059,12 @@ def copy_database(source: apsw.Connection, target: Path) -> None:
 def aside(path: Path, why: str) -> Path:
     """A name for a copy beside a file that nothing has yet."""
     stem = f"{path.name}.{why}-{time.strftime('%Y%m%d-%H%M%S')}"
-    names = (
-        path.with_name(stem + (f"-{number}" if number else "")) for number in itertools.count()
-    )
+    ends = itertools.chain([""], (f"-{number}" for number in itertools.count(1)))
+    return free_name(path.with_name(stem + end) for end in ends)
+
+
+def free_name(names: Iterable[Path]) -> Path:
+    """The first that nothing has yet."""
     return next(name for name in names if not os.path.lexists(name))
 
 
@@ -2990,14 +3095,28 @@ def remove_left_behind(path: Path) -> None:
 
 def note_copy(connection: apsw.Connection, copy: Path) -> None:
     """Remember a copy, so that `forget` can say where else a text still stands."""
-    connection.execute(
-        "INSERT OR REPLACE INTO meta VALUES(?, ?)", (f"copy:{copy}", str(int(time.time())))
-    )
+    set_meta(connection, f"copy:{copy}", str(int(time.time())))
+
+
+def copies(database: Database) -> list[str]:
+    """The copies of this file that were made and are still there."""
+    rows = database.rows("SELECT substr(key, 6) FROM meta WHERE key GLOB 'copy:*'")
+    return [name for (name,) in rows if os.path.lexists(name)]
 
 
 def new_generation(connection: apsw.Connection) -> None:
     """Tell those who keep rows in memory that all of them may be others now."""
-    connection.execute("INSERT OR REPLACE INTO meta VALUES('generation', ?)", (new_id(),))
+    set_meta(connection, "generation", new_id())
+
+
+def meta_value(connection: apsw.Connection, key: str) -> Any:
+    """What the table `meta` has under a key, or None."""
+    return connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).get
+
+
+def set_meta(connection: apsw.Connection, key: str, value: str) -> None:
+    """Put a value into the table `meta`, in the place of one that is there."""
+    connection.execute("INSERT OR REPLACE INTO meta VALUES(?, ?)", (key, value))
 
 
 def _another_programs(path: Path) -> DatabaseError:
@@ -3012,16 +3131,6 @@ def _check_ours(connection: apsw.Connection, path: Path) -> None:
         raise _another_programs(path)
     if version > len(MIGRATIONS):
         raise DatabaseError(f"{path} was made by a newer Sediment: update this program")
-
-
-def refuse_another_programs(path: Path) -> None:
-    """DatabaseError for a sound database that has no table of ours: there is nothing to mend."""
-    import apsw
-
-    with contextlib.suppress(apsw.Error), contextlib.closing(_connect(path)) as connection:
-        tables = {name for (name,) in fetch(connection, "SELECT name FROM sqlite_schema")}
-        if tables and "items" not in tables and not check_pages(connection):
-            raise _another_programs(path)
 
 
 def _migrate(connection: apsw.Connection, path: Path) -> None:
@@ -3071,6 +3180,16 @@ _UUID = _Pattern(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 # from us, or had it already; and ids that became another one.
 _PLACES = ("git:", "folder:", "given:", "named:", "moved:")
 _NO_ANSWER: set[Path] = set()  # git folders of which git said nothing in time
+
+
+def _is_in(path: Path, top: Path) -> bool:
+    """Whether a path is this one or below it."""
+    return path == top or top in path.parents
+
+
+def _beneath(path: Path, top: Path) -> str:
+    """A path's name from a folder above it, with slashes."""
+    return path.as_posix()[len(top.as_posix().rstrip("/")) + 1 :]
 
 
 def find_root(folder: Path) -> Path | None:
@@ -3210,14 +3329,29 @@ class Projects:
         except OSError:  # the working folder was deleted
             return None
 
+    @property
+    def top(self) -> Path:
+        """The folder that paths are told from: the project's, else the working one."""
+        try:
+            return (self.root or Path.cwd()).resolve()
+        except OSError:  # it was deleted
+            return Path("/")
+
+    def shown(self, path: str | Path) -> str:
+        """A path as people read it: from the project's folder, if it is in there."""
+        whole, top = Path(path), self.top
+        return (_beneath(whole, top) or ".") if _is_in(whole, top) else str(path)
+
+    def is_foreign(self, row: dict[str, Any]) -> bool:
+        """Whether an item is another project's."""
+        return row["project_id"] not in (None, self.current())
+
     def doubt(self) -> str:
         """A remark where a project was given by an id that nothing has yet, and that a folder has
         for its name."""
-        if self.given is None or not os.path.isdir(self.given):
+        if self.given is None or not os.path.isdir(self.given) or self._count(self.given):
             return ""
-        sql = "SELECT EXISTS(SELECT 1 FROM items WHERE project_id = ?)"
-        known = self.database.value(sql, self.given)
-        return "" if known else f" (a new project; the folder is ./{self.given}, with a slash)"
+        return f" (a new project; the folder is ./{self.given}, with a slash)"
 
     def current(self, create: bool = False) -> str | None:
         """The project id; None when there is none (yet). `create` may give a folder its id.
@@ -3355,40 +3489,6 @@ class Projects:
         except OSError:
             return False
         return True
-
-
-def move_project(connection: apsw.Connection, old: str, new: str) -> None:
-    """Let another project have all that one has. Its files are read again, since the ids of their
-    parts tell the project; what both have indexed becomes one."""
-    twin = (
-        "SELECT mine.id FROM {0} mine JOIN {0} theirs USING(path)"
-        " WHERE mine.project_id = :new AND theirs.project_id = :old AND theirs.id = "
-    ).format
-    for sql in (
-        "UPDATE items SET project_id = nullif(:new, '') WHERE project_id = :old",
-        "UPDATE graph_nodes SET project_id = :new WHERE project_id = :old",
-        f"UPDATE items SET file = coalesce(({twin('files')} file), file)"
-        " WHERE file IN (SELECT id FROM files WHERE project_id = :old)",
-        "UPDATE files SET digest = x'' WHERE project_id IN (:old, :new)",
-        "UPDATE OR IGNORE files SET project_id = :new WHERE project_id = :old",
-        "DELETE FROM files WHERE project_id = :old",
-        f"UPDATE files SET source = coalesce(({twin('sources')} source), source)"
-        " WHERE source IN (SELECT id FROM sources WHERE project_id = :old)",
-        "UPDATE OR IGNORE sources SET project_id = :new WHERE project_id = :old",
-        "DELETE FROM sources WHERE project_id = :old",
-    ):
-        connection.execute(sql, {"old": old, "new": new})
-
-
-def reunite_files(connection: apsw.Connection) -> None:
-    """Let files and what was asked for follow their parts to the project that these are in."""
-    sql = (
-        "SELECT DISTINCT f.project_id, coalesce(i.project_id, '') FROM items i"
-        " JOIN files f ON f.id = i.file WHERE f.project_id <> coalesce(i.project_id, '')"
-        " AND f.project_id NOT IN (SELECT coalesce(project_id, '') FROM items)"
-    )
-    for old, new in fetch(connection, sql):
-        move_project(connection, old, new)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -3818,6 +3918,93 @@ def _erase_words(connection: apsw.Connection, item: int, content: str) -> None:
         "INSERT INTO words(words, rowid, text, context) VALUES('delete', ?, ?, ?)",
         [(id, spaced(content[start:end]), spaced(context)) for id, start, end, context in chunks],
     )
+
+
+# The columns of an item that callers see, and the same as a dict.
+_COLUMNS = (
+    *("seq", "id", "content", "content_type", "project_id", "created_at"),
+    *("ended_at", "ended_by", "successor", "first_line", "last_line"),
+)
+_ITEM = ", ".join(f"i.{column}" for column in _COLUMNS) + (
+    ", (SELECT path FROM files f WHERE f.id = i.file)"
+    ", (SELECT count(*) FROM chunks c WHERE c.item = i.seq)"
+)
+
+
+def _item(row: tuple[Any, ...]) -> dict[str, Any]:
+    return dict(zip((*_COLUMNS, "path", "chunks"), row, strict=True))
+
+
+def find_item(database: Database, id: str) -> dict[str, Any] | None:
+    """The item with this id."""
+    rows = database.rows(f"SELECT {_ITEM} FROM items i WHERE i.id = ?", id)
+    return _item(rows[0]) if rows else None
+
+
+def shared_facts(row: dict[str, Any]) -> dict[str, Any]:
+    """What list, recall, get, history and export all tell of an item, and import takes."""
+    facts = {"id": row["id"], "content": row["content"], **_dated("created", row["created_at"])}
+    facts |= {"scope": "project" if row["project_id"] else "global", "project": row["project_id"]}
+    if row["ended_at"] is not None:
+        facts |= _dated("ended", row["ended_at"])
+        facts |= {"ended_by": row["ended_by"], "successor": row["successor"]}
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _listed(row: dict[str, Any]) -> dict[str, Any]:
+    return shared_facts(row) | ({"chunked": True} if row["chunks"] > 1 else {})
+
+
+def _dated(name: str, seconds: int) -> dict[str, Any]:
+    return {name: iso_time(seconds), f"{name}_at": seconds}
+
+
+def source_of(row: dict[str, Any], projects: Projects) -> str:
+    """Where a part of a file stands, as path:start-end; a turn, as client:session#turn."""
+    if row["content_type"] == CONVERSATION:
+        return f"{row['path']}#{row['first_line']}"
+    return f"{projects.shown(row['path'])}:{row['first_line']}-{row['last_line']}"
+
+
+def claim_model(connection: apsw.Connection, model: Model) -> bool:
+    """The first vectors decide which model the file is of; whether it is of this one."""
+    facts = {"model_name": model.name, "model_digest": model.digest, "dimension": model.dimension}
+    rows = [(key, str(value)) for key, value in facts.items()]
+    connection.executemany("INSERT OR IGNORE INTO meta VALUES(?, ?)", rows)
+    return meta_value(connection, "model_digest") == model.digest
+
+
+def same_model(database: Database, model: Model) -> bool:
+    """Whether the file's vectors, if it has any, are of this model."""
+    with database.snapshot():
+        digest = database.settled("SELECT value FROM meta WHERE key = 'model_digest'")
+    return digest in (None, model.digest)
+
+
+OTHER_MODEL = "The vectors here are of another model: found by words alone until `reindex`."
+
+
+def prepare_item(
+    database: Database,
+    encoder: Encoder,
+    id: str,
+    content: str,
+    project: str | None,
+    created: int,
+) -> Item:
+    """Everything that takes time, before the transaction: chunks and, of a shorter text, their
+    vectors."""
+    encoder.begin_loading()
+    chunks = split_text(content, encoder.fits)
+    vectors: list[bytes] = []
+    if len(chunks) <= INLINE_CHUNKS and same_model(database, encoder.model):
+        vectors = [encoder.embed(embedding_text(content, chunk)) for chunk in chunks]
+    return Item(id, content, detect_type(content), project, created, chunks, vectors)
+
+
+def count_pending(database: Database) -> int:
+    """How many chunks have no vector yet."""
+    return database.value("SELECT count(*) FROM pending")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -4368,6 +4555,14 @@ def tell_counts(counts: dict[str, int]) -> str:
         for name, count in counts.items()
         if count or name == "items"
     )
+
+
+def in_scope(scope: str, project: str | None) -> tuple[str, tuple[str | None, ...]]:
+    """The SQL condition of the memories of a project, of the global ones or of both, and its
+    parameters."""
+    if scope == "global":
+        return _MEMORY_GLOBAL, ()
+    return f"{_MEMORY} AND {'i.project_id = ?' if scope == 'project' else _OWN}", (project,)
 
 
 def live_at(moment: int | None) -> str:
@@ -5918,20 +6113,6 @@ def adopt_decisions(connection: apsw.Connection, row: dict[str, Any]) -> None:
             note(connection, "undo", row["id"], other)
 
 
-def shared_facts(row: dict[str, Any]) -> dict[str, Any]:
-    """What list, recall, get, history and export all tell of an item, and import takes."""
-    facts = {"id": row["id"], "content": row["content"], **_dated("created", row["created_at"])}
-    facts |= {"scope": "project" if row["project_id"] else "global", "project": row["project_id"]}
-    if row["ended_at"] is not None:
-        facts |= _dated("ended", row["ended_at"])
-        facts |= {"ended_by": row["ended_by"], "successor": row["successor"]}
-    return {name: value for name, value in facts.items() if value is not None}
-
-
-def _dated(name: str, seconds: int) -> dict[str, Any]:
-    return {name: iso_time(seconds), f"{name}_at": seconds}
-
-
 # A row that has all of these is one that a command printed; then these follow from the rest.
 _PRINTED = {"id", "content", "created", "created_at", "scope"}
 _TAKEN = _PRINTED | {"project", "ended", *_ENDED, "confirmed", "kept_apart"}
@@ -5991,29 +6172,19 @@ def _too_large(what: str) -> InvalidInput:
 class Importer:
     """Reads JSON Lines into items; each batch is committed before the next is read.
 
-    clean    gives a text without what must not be stored
-    prepare  makes an Item of (id, content, project, created_at), vectors and all
-    claim    notes, in the transaction that stores vectors, which model made them, if that is not
-             told already; whether it is this one
-    project  what rows that name no project get
-    Afterwards `stored` and `existing` count rows, `hidden` those stored as hidden versions;
-    `refused` tells (line, reason) of the rest, and `unknown` counts fields that were not kept.
+    project        what rows that name no project get
+    allow_secrets  whether what looks like a credential is kept
     """
 
     def __init__(
-        self,
-        database: Database,
-        clean: Callable[[str], str],
-        prepare: Callable[[str, str, str | None, int], Item],
-        claim: Callable[[apsw.Connection], bool],
-        project: str | None,
+        self, database: Database, encoder: Encoder, project: str | None, allow_secrets: bool
     ) -> None:
-        self.database = database
-        self.clean, self.prepare, self.claim = clean, prepare, claim
-        self.project = project
-        self.stored = self.existing = self.hidden = 0
-        self.refused: list[tuple[int, str]] = []
-        self.unknown: Counter[str] = Counter()
+        self.database, self.encoder = database, encoder
+        self.project, self.allow_secrets = project, allow_secrets
+        self.counts = Counter(stored=0, existing=0)  # rows; and hidden versions among the stored
+        self.refused: list[tuple[int, str]] = []  # (line, reason)
+        self.redacted: Counter[str] = Counter()  # by kind
+        self.unknown: Counter[str] = Counter()  # fields that were not kept
         self._nameless: Counter[tuple[Any, ...]] = Counter()
         # What has no time of its own is of one moment: that a line came later makes it no newer.
         self._moment = int(time.time())
@@ -6023,27 +6194,38 @@ class Importer:
         self,
         lines: Iterable[str | dict[str, Any]],
         progress: Callable[[int], object] | None = None,
-    ) -> None:
-        """Import all lines (or rows); calls `progress(lines done)` after each commit."""
+    ) -> dict[str, Any]:
+        """Import all lines (or rows), and tell what became of them; calls `progress(lines done)`
+        after each commit."""
         for batch in _batches(rows_in(lines), IMPORT_BATCH):
             self._batch.clear()
-            rows = [(number, row) for number, given in batch if (row := self._read(number, given))]
-            self._store([(number, row) for number, row in rows if self._is_new(number, row)])
+            self._store(list(self._new_rows(batch)))
             if progress:
                 progress(len(batch))
+        hidden, refused = self.counts.pop("hidden", 0), sorted(self.refused)
+        rows = [{"line": line, "reason": reason} for line, reason in refused]
+        told = {"hidden_versions": hidden, "redacted": dict(self.redacted)}
+        told["unknown_fields"] = dict(self.unknown)
+        answer = {"success": not rows, **self.counts, "refused": rows}
+        return answer | {name: counts for name, counts in told.items() if counts}
 
-    def _read(self, number: int, row: object) -> dict[str, Any] | None:
-        """A checked row, or None for one that is refused."""
-        try:
-            return self._checked(row)
-        except SedimentError as error:
-            self.refused.append((number, str(error)))
-        return None
+    def _new_rows(self, batch: list[tuple[int, object]]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Those that can be taken, and are not there yet."""
+        for number, given in batch:
+            try:
+                row = self._checked(given)
+            except SedimentError as error:
+                self.refused.append((number, str(error)))
+                continue
+            if self._is_new(number, row):
+                yield number, row
 
     def _checked(self, row: object) -> dict[str, Any]:
         if not isinstance(row, dict):
             raise InvalidInput("not a JSON object")
-        content = self.clean(check_text(row.get("content"), "content", CONTENT_MAX))
+        content = check_text(row.get("content"), "content", CONTENT_MAX)
+        content, kinds = cleaned(content, self.allow_secrets)
+        self.redacted.update(kinds)
         created, ended = _time_of(row, "created"), _time_of(row, "ended")
         by, successor = row.get("ended_by"), row.get("successor")
         project, id = self._project_of(row), row.get("id")
@@ -6084,7 +6266,7 @@ class Importer:
             self._batch[row["id"]] = row["content"]
             return True
         if known is not None and (row["part"] or known == row["content"]):
-            self.existing += 1
+            self.counts["existing"] += 1
         else:
             taken = f"the id {row['id']} is taken by another text: forget that, or change this id"
             self.refused.append((number, row["part"] or taken))
@@ -6092,23 +6274,24 @@ class Importer:
 
     def _store(self, rows: list[tuple[int, dict[str, Any]]]) -> None:
         items = [self._item(row) for _, row in rows]
-        late, hidden = [], 0
+        late, new = [], Counter(stored=0)
         with self.database.transaction() as connection:
-            usable = any(item.vectors for item in items) and self.claim(connection)
+            vectors = any(item.vectors for item in items)
+            usable = vectors and claim_model(connection, self.encoder.model)
             for (number, row), item in zip(rows, items, strict=True):
                 if insert_item(connection, item if usable else item._replace(vectors=[])):
                     adopt_decisions(connection, row)
-                    hidden += item.ended_at is not None
+                    new.update(stored=1, hidden=item.ended_at is not None)
                 else:  # another process's, a moment ago
                     late.append((number, row))
-        self.stored += len(rows) - len(late)
-        self.hidden += hidden
+        self.counts.update(new)
         self._batch.clear()
         for number, row in late:
             self._is_new(number, row)
 
     def _item(self, row: dict[str, Any]) -> Item:
-        item = self.prepare(row["id"], row["content"], row["project"], row["created_at"])
+        facts = row["id"], row["content"], row["project"], row["created_at"]
+        item = prepare_item(self.database, self.encoder, *facts)
         return item._replace(stored_at=self._moment, **{name: row[name] for name in _ENDED})
 
 
@@ -6140,13 +6323,8 @@ def _part_of(row: dict[str, Any]) -> str:
 
 
 def _batches(rows: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    batch: list[Any] = []
-    for row in rows:
-        batch.append(row)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
+    rows = iter(rows)
+    while batch := list(itertools.islice(rows, size)):
         yield batch
 
 
@@ -6247,11 +6425,6 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         return []
 
 
-def _beneath(path: Path, top: Path) -> str:
-    """A path's name from a folder above it, with slashes."""
-    return path.as_posix()[len(top.as_posix().rstrip("/")) + 1 :]
-
-
 @functools.lru_cache
 def _patterns(lines: tuple[str, ...]) -> Any:
     """Patterns as .gitignore files have them, any of which may fit."""
@@ -6340,7 +6513,7 @@ def _is_ignored(path: Path, is_folder: bool, rules: tuple[_Rule, ...]) -> bool:
     return next((rule.ignores for rule in rules if rule.fits(path, is_folder)), False)
 
 
-class Seen(NamedTuple):
+class FileStat(NamedTuple):
     """What the system says of a file: its size in bytes, and in ns when its text changed, and
     when anything of it did, be it its place."""
 
@@ -6349,7 +6522,7 @@ class Seen(NamedTuple):
     touched_at: int
 
 
-def look(path: Path) -> Seen:
+def look(path: Path) -> FileStat:
     """Skipped says why an indexed path is not to be read."""
     if not _is_real(path):
         raise Skipped(f"is behind a link now: name {os.path.realpath(path)} if that is meant")
@@ -6360,7 +6533,7 @@ def look(path: Path) -> Seen:
     if not stat.S_ISREG(facts.st_mode):
         raise Skipped("is no plain file")
     _check_size(facts.st_size)
-    return Seen(facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+    return FileStat(facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
 
 
 def _check_size(size: int) -> None:
@@ -6369,15 +6542,26 @@ def _check_size(size: int) -> None:
         raise Skipped(f"is too large ({megabytes}; the limit is {FILE_MAX / 1e6:.0f} MB)")
 
 
-def read_file(path: Path) -> tuple[str, bytes, bool]:
-    """A file's text with plain newlines, its bytes, and whether all of it is UTF-8."""
+class Contents(NamedTuple):
+    """What a file was seen to be, its text with plain newlines, its bytes, and whether all of it is
+    UTF-8."""
+
+    seen: FileStat
+    text: str
+    data: bytes
+    whole: bool
+
+
+def read_file(path: Path) -> Contents:
+    """Skipped says why an indexed path is not to be read."""
+    seen = look(path)
     try:
         with open(path, "rb", opener=_open_plain) as file:
             data = file.read(FILE_MAX + 1)
     except OSError as error:
         raise Skipped(f"cannot be read ({error.strerror})") from None
     text, whole = _text_of(data)
-    return text, data, whole
+    return Contents(seen, text, data, whole)
 
 
 def _text_of(data: bytes) -> tuple[str, bool]:
@@ -6399,19 +6583,19 @@ def plain_newlines(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-class Noted(NamedTuple):
+class FileRecord(NamedTuple):
     """What the database knows of a file: how it was seen, when in ns, and SHA-256 of its bytes."""
 
-    seen: Seen
+    seen: FileStat
     read_at: int
     digest: bytes
 
 
-class Work(NamedTuple):
+class ParsedFile(NamedTuple):
     """A file that was read and is to be written down: what stands in it, and vectors by part."""
 
     path: Path
-    seen: Seen
+    seen: FileStat
     digest: bytes
     kind: str
     parts: dict[str, Part]  # by id
@@ -6421,12 +6605,11 @@ class Work(NamedTuple):
 
 # The sources of conversations, whose files stand on no disk.
 _KEPT_SAID = f"SELECT id FROM sources WHERE path = '{CONVERSATIONS}'"
-_AWAY = -1  # the noted size of a file that was not there when a recall looked
 _NOTED = "size, changed_at, touched_at, read_at, digest"
 
 
-def _noted(size: int, changed_at: int, touched_at: int, read_at: int, digest: bytes) -> Noted:
-    return Noted(Seen(size, changed_at, touched_at), read_at, digest)
+def _record(size: int, changed_at: int, touched_at: int, read_at: int, digest: bytes) -> FileRecord:
+    return FileRecord(FileStat(size, changed_at, touched_at), read_at, digest)
 
 
 Plan = list[tuple[Source, Path, list[Path]]]  # a source, a path in it, and the files there
@@ -6435,8 +6618,6 @@ Plan = list[tuple[Source, Path, list[Path]]]  # a source, a path in it, and the 
 class Files:
     """The index of one project's files, or of the global ones.
 
-    claim    notes, in the transaction that stores vectors, which model made them, if that is not
-             told already; whether it is this one
     usable   whether the database's vectors are of this encoder: else words alone are indexed
     secrets  whether what looks like a credential is kept in the files that are read now, whose
              parts then have it until they are read again
@@ -6445,16 +6626,15 @@ class Files:
 
     def __init__(
         self,
-        database: Database,
+        projects: Projects,
         encoder: Encoder,
         project: str | None,
-        claim: Callable[[apsw.Connection], bool],
-        usable: bool,
-        secrets: bool,
-        anew: bool = False,
+        allow_secrets: bool = False,
     ) -> None:
-        self.database, self.encoder, self.project = database, encoder, project or ""
-        self.claim, self.usable, self.secrets, self.anew = claim, usable, secrets, anew
+        self.projects, self.database = projects, projects.database
+        self.encoder, self.project = encoder, project or ""
+        self.usable = same_model(self.database, encoder.model)
+        self.secrets, self.anew = allow_secrets or not redacts(), allow_secrets
         self.embedded = self.removed = 0
         self.changes: list[dict[str, Any]] = []
         self._digests: dict[str, bytes] = {}  # of files that came, and of those that went
@@ -6480,6 +6660,14 @@ class Files:
         named = Path(os.path.abspath(from_root(given))) if str(given) else None
         return named if named in [one.path for one in self.sources()] else whole_path(given)
 
+    def existing(self, given: str | Path) -> Path:
+        """The same, of a path that is there, or is in the index."""
+        path = check_name(not_all(self.place(given)))
+        known = [*(one.path for one in self.sources()), *map(Path, self.known())]
+        if not os.path.lexists(path) and not any(_is_in(one, path) for one in known):
+            raise NotFound(f"there is no file or folder {path}")
+        return path
+
     def source_of(self, path: Path, options: Options | None) -> Source:
         """The source that a path belongs to; a new one if it is in none, or is to be indexed in a
         way of its own."""
@@ -6501,7 +6689,7 @@ class Files:
                 connection.executemany(sql, moved)
         return Source(id, path, told)
 
-    def drop_vain(self, path: Path) -> None:
+    def delete_empty_source(self, path: Path) -> None:
         """No source stays of a file that was asked for and cannot be indexed."""
         vain = path.exists() and not path.is_dir() and _is_real(path)
         if vain and str(path) not in self.known():
@@ -6527,11 +6715,11 @@ class Files:
             connection.executemany("DELETE FROM sources WHERE id = ?", [(id,) for id in sources])
         return len(sources) + len(doomed)
 
-    def known(self, source: Source | None = None) -> dict[str, Noted]:
+    def known(self, source: Source | None = None) -> dict[str, FileRecord]:
         """What is noted of each file by its path, of all sources or of one."""
         sql = f"SELECT path, {_NOTED} FROM files WHERE project_id = ?"
         sql += f" AND source = {source.id:d}" if source else f" AND source NOT IN ({_KEPT_SAID})"
-        return {path: _noted(*facts) for path, *facts in self.database.rows(sql, self.project)}
+        return {path: _record(*facts) for path, *facts in self.database.rows(sql, self.project)}
 
     # Following the files
 
@@ -6566,7 +6754,7 @@ class Files:
             self._skip(path, "has a name that is not UTF-8: rename it")
         return list(filter(_is_unicode, found))
 
-    def follow(
+    def sync(
         self,
         plan: Plan,
         progress: Callable[[int], object] = lambda _: None,
@@ -6582,22 +6770,22 @@ class Files:
             for path in paths:
                 if stop():
                     return
-                self.take(path, source, known.get(str(path)))
+                self.sync_file(path, source, known.get(str(path)))
                 progress(1)
         for source, within, paths in plan:
-            known, there = self.known(source), set(map(str, paths))
-            gone = {name: noted for name, noted in known.items() if name not in there}
-            if gone:  # when the plan was made; another process may know better
-                there = set(map(str, self.find(source, within)))
-            self.forget(
-                {
-                    name: noted
-                    for name, noted in gone.items()
-                    if name not in there and _is_in(Path(name), within)
-                }
-            )
+            self._forget_gone(source, within, set(map(str, paths)))
         self._tell_renames()
         self._tidy()
+
+    def _forget_gone(self, source: Source, within: Path, there: set[str]) -> None:
+        gone = {
+            name: noted
+            for name, noted in self.known(source).items()
+            if name not in there and _is_in(Path(name), within)
+        }
+        if gone:  # when the plan was made; another process may know better
+            there = set(map(str, self.find(source, within)))
+            self.forget({name: noted for name, noted in gone.items() if name not in there})
 
     def _tell_renames(self) -> None:
         """Tell of a file that went, and of one that came with the same bytes, as of one that has
@@ -6610,58 +6798,59 @@ class Files:
                 new |= {"action": "renamed", "from": row["path"], "removed": row["removed"]}
                 self.changes.remove(row)
 
-    def catch_up(self, path: Path, noted: Noted) -> bool:
+    def catch_up(self, path: Path, noted: FileRecord) -> bool:
         """Index a file again before anybody is answered from it; whether there was a need. One that
         is gone is looked for under another name, and else waited for."""
         source = self.holding(path)
-        changed = self.take(path, source, noted, away=True)
+        changed = self.sync_file(path, source, noted, away=True)
         if changed and not os.path.lexists(path):
             for other in self._same_text(source, noted):
                 self.forget({str(path): noted})
-                self.take(other, source, None)
+                self.sync_file(other, source, None)
         return changed
 
-    def _same_text(self, source: Source, noted: Noted) -> Iterator[Path]:
+    def _same_text(self, source: Source, noted: FileRecord) -> Iterator[Path]:
         """The files of a source that are not known, and have the bytes that were noted."""
         known = self.known()
         for path in self.find(source, source.path):
             with contextlib.suppress(Skipped):
                 new = str(path) not in known and look(path).size == noted.seen.size
-                if new and sha256(read_file(path)[1]) == noted.digest:
+                if new and sha256(read_file(path).data) == noted.digest:
                     yield path
 
-    def take(self, path: Path, source: Source, noted: Noted | None, away: bool = False) -> bool:
+    def sync_file(
+        self, path: Path, source: Source, noted: FileRecord | None, away: bool = False
+    ) -> bool:
         """Index one file of a source, unless it is as it was noted there; whether it was not. With
         `away`, what cannot be read leaves a row in `files` by which it is looked for again."""
         if noted and not self.anew and not is_dirty(path, noted):
             return False
         try:
             for _ in range(FILE_TRIES):
-                seen, (text, data, whole) = look(path), read_file(path)
+                seen, text, data, whole = read_file(path)
                 digest = sha256(data)
                 if noted and noted.digest == digest and not self.anew:
                     self._touch(path, seen, digest)
                     return False
                 if not whole:
                     self._skip(path, "is not all UTF-8: what is not was replaced", warning=True)
-                if self._write(self._work(path, seen, digest, text), source):
+                if self._write(self._parse(path, seen, digest, text), source):
                     return True
             raise Skipped("changes all the time: try again")
         except Skipped as skipped:
             self._skip(path, str(skipped))
-            gone = noted and not (away and noted.seen.size == _AWAY)
+            gone = noted and not (away and noted.seen.size == AWAY)
             return self.forget({str(path): noted} if noted and gone else {}, away)
 
-    def differs(self, path: Path, source: Source, noted: Noted | None) -> bool:
+    def differs(self, path: Path, noted: FileRecord | None) -> bool:
         """Whether a file says something else than what was noted of it."""
         if noted and not is_dirty(path, noted):
             return False
         try:
-            look(path)
-            data = read_file(path)[1]
+            data = read_file(path).data
+            return not noted or noted.digest != sha256(data)
         except Skipped:  # which it was already, if nothing is noted
             return noted is not None
-        return not noted or noted.digest != sha256(data)
 
     def _skip(self, path: Path, reason: str, warning: bool = False) -> None:
         row = {"path": str(path), "reason": reason}
@@ -6677,6 +6866,15 @@ class Files:
         rows = self.database.rows(sql, source.id)
         return sum(count for path, count in rows if _is_in(Path(path), within))
 
+    def part_at(self, path: Path, line: int) -> str | None:
+        """The id of the part that a line of a file stands in."""
+        sql = (
+            "SELECT i.id FROM items i JOIN files f ON f.id = i.file WHERE f.path = ? AND"
+            " f.project_id = ? AND ? BETWEEN i.first_line AND i.last_line ORDER BY i.seq DESC"
+            " LIMIT 1"
+        )
+        return self.database.value(sql, str(path), self.project, line)
+
     def holding(self, path: Path) -> Source:
         """The source that an indexed file belongs to."""
         sql = "SELECT source FROM files WHERE path = ? AND project_id = ?"
@@ -6686,7 +6884,22 @@ class Files:
             raise NotFound(f"{path} is no longer in the index")
         return found[0]
 
-    def _touch(self, path: Path, seen: Seen, digest: bytes) -> None:
+    def facts(self, source: Source, scope: str) -> dict[str, Any]:
+        """What `status` tells of a source."""
+        known, shown = self.known(source), self.projects.shown
+        found = list(map(str, self.find(source, source.path)))
+        changed = [path for path in found if self.differs(Path(path), known.get(path))]
+        return {
+            "path": shown(source.path),
+            "scope": scope,
+            "files": len(known),
+            "chunks": self.parts(source, source.path),
+            "changed": sorted(map(shown, changed)),
+            "missing": sorted(map(shown, known.keys() - set(found))),
+            "gone": not os.path.lexists(source.path),
+        }
+
+    def _touch(self, path: Path, seen: FileStat, digest: bytes) -> None:
         """Note that a file is as it was at a later time, which is that of its parts without a day
         of their own."""
         names = str(path), self.project, digest
@@ -6702,7 +6915,7 @@ class Files:
                 (*seen, time.time_ns(), *names),
             )
 
-    def forget(self, gone: dict[str, Noted], away: bool = False) -> bool:
+    def forget(self, gone: dict[str, FileRecord], away: bool = False) -> bool:
         """Take files out of the index that are gone, or cannot be read, unless something else is
         noted of them by now; whether any was there. Of those that are only `away` a row stays."""
         before = len(self.changes)
@@ -6726,13 +6939,13 @@ class Files:
 
     # One file
 
-    def _work(self, path: Path, seen: Seen, digest: bytes, text: str) -> Work:
+    def _parse(self, path: Path, seen: FileStat, digest: bytes, text: str) -> ParsedFile:
         """Everything that takes time, before the transaction."""
         kind, parts = self._parts(path, text)
         sql = "SELECT id FROM items WHERE id IN (SELECT value FROM json_each(?))"
         there = {id for (id,) in self.database.rows(sql, json.dumps(list(parts)))}
         new = {id: part for id, part in parts.items() if id not in there}
-        return Work(path, seen, digest, kind, parts, *self._embed(new))
+        return ParsedFile(path, seen, digest, kind, parts, *self._embed(new))
 
     def _parts(self, path: Path, text: str) -> tuple[str, dict[str, Part]]:
         """The kind of a file, and its parts by id."""
@@ -6746,8 +6959,7 @@ class Files:
     def vectors(self, path: Path) -> list[tuple[Part, bytes]]:
         """The parts of a file as it is now with their vectors, and nothing is written down."""
         with contextlib.suppress(Skipped):
-            look(path)
-            _, parts = self._parts(path, read_file(path)[0])
+            _, parts = self._parts(path, read_file(path).text)
             found, _ = self._embed(parts)
             return [(parts[id], vector) for id, vector in found.items()]
         return []
@@ -6788,7 +7000,9 @@ class Files:
                 vector = self.encoder.embed(_reading(part))
                 fresh.append((self._key(part), vector))
                 if len(fresh) % VECTORS_KEPT_EVERY == 0:
-                    self._keep(fresh[-VECTORS_KEPT_EVERY:])
+                    with self.database.transaction() as connection:
+                        claim_model(connection, self.encoder.model)
+                        self._cache(connection, fresh[-VECTORS_KEPT_EVERY:])
             vectors[says] = vector
         found = {id: vectors[part.content, part.context] for id, part in parts.items()}
         return found, len(fresh)
@@ -6803,63 +7017,55 @@ class Files:
         sql = "SELECT vector FROM embeddings WHERE hash = ?"
         return live or self.database.value(sql, self._key(part))
 
-    def _keep(self, vectors: list[tuple[bytes, bytes]]) -> None:
-        """Put vectors into the cache, by the hash of what they read."""
-        rows = [(*row, time.time_ns()) for row in vectors]
-        with self.database.transaction() as connection:
-            self.claim(connection)
-            connection.executemany("INSERT OR REPLACE INTO embeddings VALUES(?, ?, ?)", rows)
-
-    def _write(self, work: Work, source: Source) -> bool:
+    def _write(self, parsed: ParsedFile, source: Source) -> bool:
         """Let the database have the file as it was read; False if that is no longer how it is."""
-        created = _created(work.path, work.seen)
+        created = _created(parsed.path, parsed.seen)
         with self.database.transaction() as connection:
-            if look(work.path) != work.seen:
+            if look(parsed.path) != parsed.seen:
                 return False
             if not fetch(connection, "SELECT 1 FROM sources WHERE id = ?", source.id):
                 raise Skipped("was taken out of the index meanwhile")
-            file, is_new = self._note(connection, work, source)
+            file, is_new = self._note(connection, parsed, source)
             there = dict(fetch(connection, "SELECT id, seq FROM items WHERE file = ?", file))
-            gone = [id for id in there if id not in work.parts]
+            gone = [id for id in there if id not in parsed.parts]
             self._drop(connection, ((id, there[id]) for id in gone))
-            if work.vectors and not self.claim(connection):
-                work = work._replace(vectors={})
-            for id, part in work.parts.items():
+            if parsed.vectors and not claim_model(connection, self.encoder.model):
+                parsed = parsed._replace(vectors={})
+            for id, part in parsed.parts.items():
                 if id not in there:
-                    self._insert(connection, id, part, work, file)
+                    self._insert(connection, id, part, parsed, file)
             connection.executemany(
                 "UPDATE items SET created_at = ?1 WHERE id = ?2 AND created_at <> ?1",
-                [(part.day or created, id) for id, part in work.parts.items()],
+                [(part.day or created, id) for id, part in parsed.parts.items()],
             )
             connection.execute(_EXAMINED_FILES)
-        if not work.parts:
-            self._skip(work.path, "has nothing to index", warning=True)
+        if not parsed.parts:
+            self._skip(parsed.path, "has nothing to index", warning=True)
         action = "added" if is_new else "changed"
-        self._changed(work.path, action, work.embedded, len(gone), work.digest)
+        self._changed(parsed.path, action, parsed.embedded, len(gone), parsed.digest)
         return True
 
-    def _note(self, connection: apsw.Connection, work: Work, source: Source) -> tuple[int, bool]:
+    def _note(
+        self, connection: apsw.Connection, parsed: ParsedFile, source: Source
+    ) -> tuple[int, bool]:
         """Note how the file was when it was read; its number, and whether it is a new one."""
-        names = str(work.path), self.project
-        sql = "SELECT id FROM files WHERE path = ? AND project_id = ?"
-        known = connection.execute(sql, names).get
-        facts = (source.id, *work.seen, time.time_ns(), work.digest, date_of(work.path) is not None)
-        columns = "source, size, changed_at, touched_at, read_at, digest, dated"
-        if known is None:
-            marks = ", ".join("?" * (len(facts) + len(names)))
-            sql = f"INSERT INTO files({columns}, path, project_id) VALUES({marks})"
-            connection.execute(sql, (*facts, *names))
-            return connection.last_insert_rowid(), True
-        sql = f"UPDATE files SET ({columns}) = ({', '.join('?' * len(facts))}) WHERE id = ?"
-        connection.execute(sql, (*facts, known))
-        return known, False
+        columns = "source, size, changed_at, touched_at, read_at, digest, dated, path, project_id"
+        is_dated = date_of(parsed.path) is not None
+        facts = (source.id, *parsed.seen, time.time_ns(), parsed.digest, is_dated)
+        row = (*facts, str(parsed.path), self.project)
+        values = f"files({columns}) VALUES({', '.join('?' * len(row))})"
+        connection.execute(f"INSERT OR IGNORE INTO {values}", row)
+        is_new = connection.changes() > 0
+        sql = f"UPDATE files SET ({columns}) = ({', '.join('?' * len(row))})"
+        sql += " WHERE path = ? AND project_id = ? RETURNING id"
+        return connection.execute(sql, (*row, *row[-2:])).get, is_new
 
     def _insert(
-        self, connection: apsw.Connection, id: str, part: Part, work: Work, file: int
+        self, connection: apsw.Connection, id: str, part: Part, parsed: ParsedFile, file: int
     ) -> None:
         chunk = Chunk(0, len(part.content), part.context)
-        vectors = [work.vectors[id]] if id in work.vectors else []
-        item = Item(id, part.content, work.kind, self.project or None, 0, [chunk], vectors)
+        vectors = [parsed.vectors[id]] if id in parsed.vectors else []
+        item = Item(id, part.content, parsed.kind, self.project or None, 0, [chunk], vectors)
         item = item._replace(file=file, first_line=part.first, last_line=part.last)
         insert_item(connection, item)
         connection.execute("DELETE FROM embeddings WHERE hash = ?", (self._key(part),))
@@ -6875,27 +7081,26 @@ class Files:
             self.project,
         )
         self._drop(connection, rows)
-        sql = f"UPDATE files SET size = {_AWAY}, digest = x''" if away else "DELETE FROM files"
+        sql = f"UPDATE files SET size = {AWAY}, digest = x''" if away else "DELETE FROM files"
         connection.execute(f"{sql} WHERE path = ? AND project_id = ?", (path, self.project))
         return len(rows) if connection.changes() else None
 
     def _drop(self, connection: apsw.Connection, rows: Iterable[tuple[str, int]]) -> None:
-        """Erase parts, by id and row number, but for their vectors."""
-        for id, seq in rows:
-            self._stash(connection, seq)
-            erase_item(connection, id)
-
-    def _stash(self, connection: apsw.Connection, item: int) -> None:
-        """Keep a part's vector in the cache: undone edits and other branches bring it back."""
+        """Erase parts, by id and row number; their vectors go into the cache, since undone edits
+        and other branches bring them back."""
         sql = (
             "SELECT i.content, c.context, v.vector FROM items i JOIN chunks c ON c.item = i.seq"
             " JOIN vectors v ON v.chunk = c.id WHERE i.seq = ?"
         )
-        for content, context, vector in fetch(connection, sql, item):
-            key = self._key(Part(content, context, 0, 0))
-            connection.execute(
-                "INSERT OR REPLACE INTO embeddings VALUES(?, ?, ?)", (key, vector, time.time_ns())
-            )
+        for id, seq in rows:
+            for content, context, vector in fetch(connection, sql, seq):
+                self._cache(connection, [(self._key(Part(content, context, 0, 0)), vector)])
+            erase_item(connection, id)
+
+    def _cache(self, connection: apsw.Connection, vectors: list[tuple[bytes, bytes]]) -> None:
+        """Keep vectors, by the hash of what they read."""
+        rows = [(*row, time.time_ns()) for row in vectors]
+        connection.executemany("INSERT OR REPLACE INTO embeddings VALUES(?, ?, ?)", rows)
 
     def _tidy(self) -> None:
         """Keep no more vectors in the cache than CACHED_VECTORS, the last that were used."""
@@ -6918,20 +7123,207 @@ def without_repeats(plan: Plan) -> Plan:
     return kept
 
 
+def files_of_scope(
+    projects: Projects, encoder: Encoder, scope: str, allow_secrets: bool = False
+) -> Files:
+    """The index of this project's files, or of the global ones."""
+    project = projects.current(create=True) if check_scope(scope) == "project" else None
+    return Files(projects, encoder, project, allow_secrets)
+
+
+def as_list(given: str | Path | Iterable[str | Path]) -> list[str | Path]:
+    """Paths or patterns, of which one may be given by itself."""
+    if isinstance(given, str | Path):
+        return [given]
+    named: list[Any] = list(given) if isinstance(given, Iterable) else [given]
+    if wrong := [one for one in named if not isinstance(one, str | Path)]:
+        raise InvalidInput(f"a path or pattern must be a string, not {type(wrong[0]).__name__}")
+    return named
+
+
+def index_paths(
+    files: Files,
+    paths: Iterable[str | Path],
+    options: Options,
+    total: Callable[[int], object] = lambda _: None,
+    progress: Callable[[int], object] = lambda _: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """Index files and folders, or all that were given before; what came of it."""
+    start = time.monotonic()
+    wanted = list(map(files.existing, paths))
+    if not wanted and not files.sources():
+        raise InvalidInput("name a file or folder to index, e.g. MEMORY.md memory/")
+    told = None if options == Options() else options
+    plan = without_repeats([row for path in wanted or [None] for row in files.plan(path, told)])
+    total(sum(len(found) for *_, found in plan))
+    files.sync(plan, progress, stop)
+    for path in wanted:
+        files.delete_empty_source(path)
+    chunks = sum(files.parts(one, within) for one, within, _ in plan)
+    skipped = {row["path"] for row in files.skipped}
+    answer = {
+        "files": sum(str(path) not in skipped for *_, found in plan for path in found),
+        "chunks": chunks,
+        "embedded": files.embedded,
+        "reused": max(0, chunks - files.embedded),
+        "removed": files.removed,
+        "changes": files.changes,
+        "skipped": files.skipped,
+        "warnings": files.warnings,
+        "seconds": round(time.monotonic() - start, 2),
+    }
+    notice = _outside(files.projects, wanted) if files.usable else OTHER_MODEL
+    return answer | ({"notice": notice} if notice else {})
+
+
+def _outside(projects: Projects, paths: list[Path]) -> str:
+    """A remark when paths are not the project's own."""
+    root = projects.root
+    if root is None and projects.current() is None:
+        return "no project here (the home folder and / are none): recalled in every project"
+    far = [str(path) for path in paths if root and not _is_in(path, root.resolve())]
+    return f"outside {root}, but recalled there: {', '.join(far)}" if far else ""
+
+
+def unindex_paths(files: Files, paths: Iterable[str | Path]) -> dict[str, Any]:
+    """Take files and folders out of the index."""
+    gone, told = list(map(files.place, paths)), []
+    if not gone:
+        raise InvalidInput("name what to take out of the index: `status` shows what is in it")
+    for path in gone:
+        if not files.remove(path):
+            raise NotFound(f"{path} is not in the index: `status` shows what is")
+        told.append(f"{path} is no longer in the index.")
+        if above := [one.path for one in files.sources() if one.path in path.parents]:
+            told.append(f"{above[0]} still is: give that --exclude, or it comes back.")
+    return {"success": True, "paths": list(map(str, gone)), "message": " ".join(told)}
+
+
+# What recall asks of files
+
+
+def _rows_of_files(
+    database: Database, ids: Iterable[int]
+) -> list[tuple[int, Path, str, FileRecord]]:
+    """(id, path, project, what is noted) of files."""
+    sql = (
+        f"SELECT id, path, project_id, {_NOTED} FROM files"
+        " WHERE id IN (SELECT value FROM json_each(?))"
+    )
+    rows = database.rows(sql, json.dumps(list(ids))) if ids else []
+    return [(id, Path(path), project, _record(*noted)) for id, path, project, *noted in rows]
+
+
+def stale_files(database: Database, ids: set[int]) -> set[int]:
+    """Those files that are not any more what was noted of them."""
+
+    def is_stale(path: Path, noted: FileRecord) -> bool:
+        try:
+            return look(path) != noted.seen
+        except Skipped:
+            return True
+
+    return {id for id, path, _, noted in _rows_of_files(database, ids) if is_stale(path, noted)}
+
+
+def files_of_other_checkouts(projects: Projects, ids: set[int]) -> set[int]:
+    """Those files that stand in another checkout of the project's repository."""
+    folders = {id: path.parent for id, path, *_ in _rows_of_files(projects.database, ids)}
+    outside = {one for one in folders.values() if not _is_in(one, projects.top)}
+    far = {one for one in outside if projects.is_other_checkout(one)}
+    return {id for id, folder in folders.items() if folder in far}
+
+
+def sync_files(projects: Projects, encoder: Encoder, ids: set[int]) -> bool:
+    """Index the files again that have changed since, of those of this project and the global ones
+    that were away or are named; whether there were any."""
+    changed = False
+    away = {id for (id,) in projects.database.rows(f"SELECT id FROM files WHERE size = {AWAY}")}
+    for _, path, project, noted in _rows_of_files(projects.database, ids | away):
+        if project in ("", projects.current()) and is_dirty(path, noted):
+            changed |= Files(projects, encoder, project or None).catch_up(path, noted)
+    return changed
+
+
+def gone_sources(projects: Projects, encoder: Encoder) -> str:
+    """A notice where all that this project has indexed is gone: its folder has moved. One of
+    several may be another checkout's."""
+    with projects.database.snapshot():
+        if not projects.database.settled("SELECT EXISTS(SELECT 1 FROM sources)"):
+            return ""
+    sources = Files(projects, encoder, projects.current()).sources()
+    if not sources or any(os.path.lexists(one.path) for one in sources):
+        return ""
+    gone = ", ".join(projects.shown(one.path) for one in sources)
+    remedy = "`index` names the new place, `index --remove` forgets it"
+    return f"Gone, and not searched: {gone} ({remedy})."
+
+
+def within_source(projects: Projects, prefix: str) -> str:
+    """The SQL condition of what stands in files whose path begins so."""
+    check_text(prefix, "source", QUERY_MAX)
+    wanted = prefix, os.path.join(projects.top, prefix.removeprefix("./")), str(whole_path(prefix))
+    rows = projects.database.rows("SELECT id, path FROM files")
+    found = [str(id) for id, path in rows if path.startswith(wanted)]
+    if not found:
+        told = f"no path of an indexed file begins with {_show(prefix)}"
+        raise NotFound(f"{told}: `status` shows what is indexed")
+    return f" AND i.file IN ({', '.join(found)})"
+
+
+def expand_item(
+    projects: Projects, encoder: Encoder, row: dict[str, Any], lines: int | None
+) -> dict[str, Any]:
+    """An item with what stands around it, if that may be looked at."""
+    facts = shared_facts(row)
+    if row["path"] is None:
+        return facts
+    if row["content_type"] == CONVERSATION:
+        reach = 1 if lines is None else lines
+        return facts | {"content": _turns_around(projects.database, row, reach)}
+    if projects.is_foreign(row):  # whose file is not looked at
+        return facts | {"source": source_of(row, projects)}
+    content, first, last = section_of(projects, encoder, row, lines)
+    return facts | {"source": f"{projects.shown(row['path'])}:{first}-{last}", "content": content}
+
+
+def _turns_around(database: Database, row: dict[str, Any], reach: int) -> str:
+    """A turn of a conversation with as many before and after it."""
+    sql = (
+        "SELECT content FROM items WHERE file = (SELECT file FROM items WHERE seq = ?)"
+        " AND first_line BETWEEN ? AND ? ORDER BY first_line"
+    )
+    span = row["first_line"] - reach, row["first_line"] + reach
+    return "\n\n".join(text for (text,) in database.rows(sql, row["seq"], *span))
+
+
+def section_of(
+    projects: Projects, encoder: Encoder, row: dict[str, Any], lines: int | None = None
+) -> tuple[str, int, int]:
+    """The text around a part of a file, and its lines; of the file as it is now."""
+    files, path = Files(projects, encoder, row["project_id"]), Path(row["path"])
+    if noted := files.known(files.holding(path)).get(str(path)):
+        files.catch_up(path, noted)
+    if find_item(files.database, row["id"]) is None:
+        raise NotFound(f"{projects.shown(path)} has changed there: recall again")
+    text, _ = redact(read_file(path).text, not files.secrets, lines=True)
+    first, last = row["first_line"], row["last_line"]
+    count = text.count("\n") + (not text.endswith("\n"))
+    if lines is not None:
+        first, last = max(1, first - lines), min(count, last + lines)
+    elif row["content_type"] == "markdown":
+        first, last = section_at(text, first, last)
+    content = "\n".join(text.split("\n")[first - 1 : last]).strip("\n")
+    return content, first, min(last, count)
+
+
 def _reading(part: Part) -> str:
     """What the encoder reads of a part."""
     return embedding_text(part.content, Chunk(0, len(part.content), part.context))
 
 
-def _is_unicode(path: Path) -> bool:
-    """Whether a name can be written down; what cannot is left out of the walk."""
-    try:
-        return bool(str(path).encode())
-    except UnicodeEncodeError:
-        return False
-
-
-def is_dirty(path: Path, noted: Noted) -> bool:
+def is_dirty(path: Path, noted: FileRecord) -> bool:
     """Whether a file may be another than was noted of it."""
     try:
         same = look(path) == noted.seen
@@ -6940,7 +7332,7 @@ def is_dirty(path: Path, noted: Noted) -> bool:
     return not same or not noted.digest or noted.read_at - max(noted.seen[1:]) < RACY
 
 
-def _created(path: Path, seen: Seen) -> int:
+def _created(path: Path, seen: FileStat) -> int:
     """The time that a file's parts are given, in unix seconds: its day, or when it changed."""
     day = date_of(path)
     return int(day.timestamp()) if day else seen.changed_at // 10**9
@@ -6975,11 +7367,6 @@ def place_to_write(given: str | Path, root: Path | None) -> Path:
     if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
         raise InvalidInput(f"{given} is no plain file: left as it is")
     return path
-
-
-def _is_in(path: Path, top: Path) -> bool:
-    """Whether a path is this one or below it."""
-    return path == top or top in path.parents
 
 
 def _short_hash(text: str) -> str:
@@ -7071,6 +7458,56 @@ def _events(folders: list[Path], debounce: int, stop: threading.Event) -> Iterat
 # facts, and the summaries that old notes are compacted to. A file of a person's is only ever added
 # to; what is compacted is moved, not deleted, and a move that was begun is ended.
 # ---------------------------------------------------------------------------------------------
+
+
+class Entry(NamedTuple):
+    """A text that a file gets as an item of a list: what stands before it there, and how the file
+    begins if it is new."""
+
+    text: str
+    path: Path
+    before: str = ""
+    beginning: str = ""
+
+
+def own_place_to_write(projects: Projects, given: str | Path) -> Path:
+    """The same as `place_to_write` for a file that this project's are written beside: never the
+    database."""
+    projects.database.refuse_own(given)
+    return check_name(place_to_write(given, find_root(projects.top)))
+
+
+def day_note(projects: Projects, text: str, folder: str | Path | None) -> Entry:
+    """A text as an entry of today's note in a folder."""
+    now = datetime.now()
+    top = folder or (projects.root or from_root(".")) / _NOTES
+    path = own_place_to_write(projects, own_place_to_write(projects, top) / f"{now:%Y-%m-%d}.md")
+    return Entry(text, path, f"{now:%H:%M} ", f"# {now:%Y-%m-%d}\n\n")
+
+
+def write_down(
+    projects: Projects, encoder: Encoder, entry: Entry, scope: str, allow_secrets: bool
+) -> dict[str, Any]:
+    """Add an entry to its file, and index that."""
+    check_scope(scope)
+    path, text = entry.path, check_text(entry.text, "content", CONTENT_MAX)
+    text, redacted = cleaned(text, allow_secrets)
+    if path.is_dir():
+        raise InvalidInput(f"{path} is a folder: name a file in it, e.g. MEMORY.md")
+    line, is_new = append_lines(path, entry.beginning, as_bullet(text, entry.before))
+    files = files_of_scope(projects, encoder, scope, allow_secrets)
+    files.source_of(path.parent if path.parent.name == _NOTES else path, None)
+    files.sync(files.plan(path))
+    id, source = files.part_at(path, line), f"{projects.shown(path)}:{line}"
+    message = f"{'Added to' if is_new else 'Stands already in'} {source}."
+    if redacted:
+        message += tell_left_out(redacted)
+    if id is None:
+        rows = (row for row in [*files.skipped, *files.warnings] if row["path"] == str(path))
+        reason = ", ".join(row["reason"] for row in rows) or "has changed meanwhile"
+        message += f" Recall does not find it: the file {reason}."
+    answer = {"success": True, "id": id, "scope": scope, "source": source}
+    return answer | ({"redacted": redacted} if redacted else {}) | {"message": message}
 
 
 def append_lines(path: Path, beginning: str, lines: list[str]) -> tuple[int, bool]:
@@ -7202,19 +7639,10 @@ def old_notes(folder: Path, before: int, secrets: bool) -> list[OldNote]:
         day = date_of(path) if path.parent == folder else None
         if day and day.timestamp() < before and not path.name.startswith(_SUMMARY):
             with contextlib.suppress(Skipped):
-                look(path)
-                text, data, _ = read_file(path)
+                _, text, data, _ = read_file(path)
                 text, _ = redact(text, not secrets)
                 notes.append(OldNote(path, day, text.strip(), sha256(data).hex()))
     return sorted(notes, key=lambda note: (note.day, note.path))
-
-
-def joined(notes: list[OldNote], folder: Path) -> str:
-    """Notes as one text, each under its file's name."""
-    names = [printable_name(_beneath(one.path, folder)) for one in notes]
-    return "".join(
-        f"<!-- {name} -->\n{one.text}\n\n" for name, one in zip(names, notes, strict=True)
-    )
 
 
 def run_filter(command: str, text: str, timeout: float) -> str:
@@ -7225,14 +7653,8 @@ def run_filter(command: str, text: str, timeout: float) -> str:
     if not isinstance(timeout, int | float) or not 0 < timeout <= DAY:
         raise InvalidInput(f"timeout must be a number of seconds to {DAY:,}, not {_show(timeout)}")
     given, most = text.encode(), 4 * len(text)  # bytes of as many characters
-    process = subprocess.Popen(
-        command,
-        shell=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process = subprocess.Popen(command, shell=True, start_new_session=True, **pipes)
     end = time.monotonic() + timeout
     _in_thread(_write_pipe, process.stdin, given)
     said = _in_thread(_end_of_pipe, process.stderr)
@@ -7305,12 +7727,6 @@ def _unmarked(text: str) -> str:
     return re.sub(r"\[(?:private|redacted: [\w ]+)\]", "", text)
 
 
-def summary_file(notes: list[OldNote], summary: str) -> tuple[str, str]:
-    """The name and the text of the file that a summary of notes becomes."""
-    first, last = (f"{note.day:%Y-%m-%d}" for note in (notes[0], notes[-1]))
-    return f"{_SUMMARY}{first}-to-{last}.md", f"# Summary of {first} to {last}\n\n{summary}\n"
-
-
 def check_not_ignored(path: Path) -> None:
     """InvalidInput for a file that an index of its folder would leave out."""
     if _is_ignored(path, False, _ignored_in(path.parent) + _ignored_above(path.parent)):
@@ -7328,34 +7744,6 @@ def _end_all(process: Any) -> None:
     process.wait()
 
 
-def begin_compaction(
-    database: Database, folder: Path, notes: list[OldNote], name: str, text: str
-) -> Path:
-    """Put a summary in the place of notes, which move into the archive; where it is.
-
-    What is to be done is noted first, so that it is done as a whole or not at all.
-    """
-    names = {_beneath(note.path, folder): note.digest for note in notes}
-    plan = {
-        "summary": name,
-        "text": text,
-        "moves": {name: _beneath(_free(folder / _ARCHIVE / name), folder) for name in names},
-        "digests": names,
-    }
-    key = f"{_BEGUN}{folder}"
-    with database.transaction() as connection:
-        changed = [name for name, digest in names.items() if not _is_still(folder / name, digest)]
-        if changed or fetch(connection, "SELECT 1 FROM meta WHERE key = ?", key):
-            what = f"{folder / changed[0]} has" if changed else f"the notes in {folder} have"
-            raise InvalidInput(f"{what} changed meanwhile: nothing was changed")
-        connection.execute("INSERT INTO meta VALUES(?, ?)", (key, json.dumps(plan)))
-    reason = _end_compaction(database, key)
-    target = _summary_place(folder, plan)
-    if reason or not target.exists():  # or another process took it back
-        raise InvalidInput(f"{reason or f'{folder} has changed'}: nothing was changed")
-    return target
-
-
 def finish_compactions(database: Database) -> None:
     """Do what is left of compactions that were begun; take back what cannot be done."""
     for (key,) in database.rows(f"SELECT key FROM meta WHERE key GLOB '{_BEGUN}*'"):
@@ -7366,7 +7754,7 @@ def finish_compactions(database: Database) -> None:
 def _end_compaction(database: Database, key: str) -> str:
     """Do what was noted, one process at a time; why it had to be taken back, if it had."""
     with database.transaction() as connection:
-        told = connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).get
+        told = meta_value(connection, key)
         reason = _carry_out(Path(key.removeprefix(_BEGUN)), json.loads(told)) if told else ""
         connection.execute("DELETE FROM meta WHERE key = ?", (key,))
     return reason
@@ -7422,11 +7810,6 @@ def _summary_place(folder: Path, plan: dict[str, Any]) -> Path:
     return next(path for path in names if not os.path.lexists(path) or _is_still(path, digest))
 
 
-def _free(path: Path) -> Path:
-    """A name that nothing has yet."""
-    return next(name for name in _numbered(path) if not os.path.lexists(name))
-
-
 def _numbered(path: Path) -> Iterator[Path]:
     """A path, and others like it."""
     yield path
@@ -7445,6 +7828,101 @@ def repeated(rows: list[tuple[str, Any]]) -> list[tuple[float, str, str]]:
             if start + row < other:
                 pairs.append((float(cosines[row, other]), rows[start + row][0], rows[other][0]))
     return sorted(pairs, reverse=True)
+
+
+class Compaction:
+    """The notes of a folder that are older than a time, for which a summary is to stand.
+
+    With `begin`, what was begun before is ended first.
+    """
+
+    def __init__(self, files: Files, path: str | Path, before: int, begin: bool) -> None:
+        self.files, self.projects = files, files.projects
+        self.folder = not_all(own_place_to_write(self.projects, path))
+        if not self.folder.is_dir():
+            raise NotFound(f"{self.folder} is no folder: name that of the notes, e.g. memory/")
+        if begin:
+            finish_compactions(files.database)
+        self.notes = old_notes(self.folder, before, not redacts())
+        self.characters = sum(len(one.text) for one in self.notes)
+
+    def _answer(self, **more: Any) -> dict[str, Any]:
+        shown = self.projects.shown
+        rows = [{"path": shown(one.path), "characters": len(one.text)} for one in self.notes]
+        return {"notes": rows, "characters": self.characters, **more}
+
+    def _input(self) -> str:
+        """The notes as one text, each under its file's name."""
+        names = (printable_name(_beneath(one.path, self.folder)) for one in self.notes)
+        named = zip(names, self.notes, strict=True)
+        return "".join(f"<!-- {name} -->\n{one.text}\n\n" for name, one in named)
+
+    def preview(self, sent: bool) -> dict[str, Any]:
+        """What would be sent to a command, or else which notes say nearly the same."""
+        if sent:
+            return self._answer(input=self._input())
+        named = [
+            (f"{self.projects.shown(path)}:{part.first}-{part.last}", vector)
+            for path in walk(self.folder, Options())
+            if date_of(path)
+            for part, vector in self.files.vectors(path)
+        ]
+        rows = [
+            {"similarity": _two_places(cosine), "sources": [one, other]}
+            for cosine, one, other in repeated(named)
+        ]
+        return self._answer(repeats=rows)
+
+    def run(
+        self, command: str, timeout: float, check: Callable[[str, str], None]
+    ) -> dict[str, Any]:
+        """Put what a command makes of the notes in their place, if `check(name, text)` lets it."""
+        if not self.notes:
+            return self._answer(message="No note is that old: nothing to do.")
+        own_place_to_write(self.projects, self.folder / _ARCHIVE)
+        printed = run_filter(command, self._input(), timeout)
+        summary, _ = redact(plain_newlines(printed), redacts())
+        check_summary(summary, self.characters)
+        first, last = (f"{note.day:%Y-%m-%d}" for note in (self.notes[0], self.notes[-1]))
+        name = f"{_SUMMARY}{first}-to-{last}.md"
+        text = f"# Summary of {first} to {last}\n\n{summary}\n"
+        check_not_ignored(self.folder / name)
+        check(name, text)
+        target = self._put_in_place(name, text)
+        if self.files.covers(self.folder):
+            index_paths(self.files, [self.folder], Options())
+        saved = f"{self.characters:,} characters became {len(summary):,}"
+        where = f"{len(self.notes)} notes are in archive/ ({saved})"
+        return self._answer(
+            summary=summary,
+            path=str(target),
+            archive=str(self.folder / _ARCHIVE),
+            message=f"Wrote {self.projects.shown(target)}; {where}.",
+        )
+
+    def _put_in_place(self, name: str, text: str) -> Path:
+        """Write a summary, and move the notes into the archive; where it is.
+
+        What is to be done is noted first, so that it is done as a whole or not at all.
+        """
+        folder, archive = self.folder, self.folder / _ARCHIVE
+        digests = {_beneath(note.path, folder): note.digest for note in self.notes}
+        moves = {old: _beneath(free_name(_numbered(archive / old)), folder) for old in digests}
+        plan = {"summary": name, "text": text, "moves": moves, "digests": digests}
+        key = f"{_BEGUN}{folder}"
+        with self.files.database.transaction() as connection:
+            changed = [
+                old for old, digest in digests.items() if not _is_still(folder / old, digest)
+            ]
+            if changed or meta_value(connection, key) is not None:
+                what = f"{folder / changed[0]} has" if changed else f"the notes in {folder} have"
+                raise InvalidInput(f"{what} changed meanwhile: nothing was changed")
+            set_meta(connection, key, json.dumps(plan))
+        reason = _end_compaction(self.files.database, key)
+        target = _summary_place(folder, plan)
+        if reason or not target.exists():  # or another process took it back
+            raise InvalidInput(f"{reason or f'{folder} has changed'}: nothing was changed")
+        return target
 
 
 # ---------------------------------------------------------------------------------------------
@@ -8085,11 +8563,21 @@ class Check(NamedTuple):
     detail: str = ""
 
 
+def _not_items(table: str) -> str:
+    """The query for the ids in a table that no item has."""
+    columns = [column for name, column in _MENTIONS if name == table]
+    ids = (f"SELECT {column} FROM {table} WHERE {column} IS NOT NULL" for column in columns)
+    return f"{' UNION '.join(ids)} EXCEPT SELECT id FROM items"
+
+
+_UNORDERED = "chunks out of the order of their items"
+
+
 # What must not be there: each query gives the ids or numbers of such rows.
 INCONSISTENT = {
     "texts without chunks": "SELECT seq FROM items WHERE seq NOT IN (SELECT item FROM chunks)",
     "chunks without an item": "SELECT id FROM chunks WHERE item NOT IN (SELECT seq FROM items)",
-    "chunks out of the order of their items": (
+    _UNORDERED: (
         "SELECT id FROM (SELECT id, item, lag(item) OVER (ORDER BY id) AS before FROM chunks)"
         " WHERE item < before"
     ),
@@ -8105,26 +8593,15 @@ INCONSISTENT = {
         "SELECT id FROM (SELECT id, coalesce(project_id, '') FROM items"
         " EXCEPT SELECT id, project_id FROM graph_nodes)"
     ),
-    "graph nodes without an item": "SELECT id FROM graph_nodes EXCEPT SELECT id FROM items",
-    "edges to nowhere": (
-        "SELECT from_id FROM graph_edges UNION SELECT to_id FROM graph_edges"
-        " EXCEPT SELECT id FROM items"
-    ),
-    "accesses to nothing": "SELECT item_id FROM access_log EXCEPT SELECT id FROM items",
-    "queued pairs of nothing": (
-        "SELECT item_id_a FROM consolidation_queue UNION SELECT item_id_b FROM"
-        " consolidation_queue EXCEPT SELECT id FROM items"
-    ),
+    "graph nodes without an item": _not_items("graph_nodes"),
+    "edges to nowhere": _not_items("graph_edges"),
+    "accesses to nothing": _not_items("access_log"),
+    "queued pairs of nothing": _not_items("consolidation_queue"),
     "queued pairs out of order": (
         "SELECT item_id_a FROM consolidation_queue WHERE item_id_a >= item_id_b"
     ),
-    "pairs to review of nothing": (
-        "SELECT old_id FROM reviews UNION SELECT new_id FROM reviews EXCEPT SELECT id FROM items"
-    ),
-    "history of nothing": (
-        "SELECT item_id FROM history UNION SELECT other_id FROM history"
-        " WHERE other_id IS NOT NULL EXCEPT SELECT id FROM items"
-    ),
+    "pairs to review of nothing": _not_items("reviews"),
+    "history of nothing": _not_items("history"),
     "parts of files that are not known": (
         "SELECT id FROM items WHERE file IS NOT NULL AND file NOT IN (SELECT id FROM files)"
     ),
@@ -8150,25 +8627,19 @@ INCONSISTENT = {
 def check_rows(connection: apsw.Connection) -> Iterator[Check]:
     """Whether the tables agree with one another."""
     for what, sql in INCONSISTENT.items():
-        found = [row[0] for row in connection.execute(sql)]
-        if found:
-            some = ", ".join(map(str, found[:3]))
-            yield Check(
-                "tables", "broken", f"{len(found)} {what}: {some}{', …' * (len(found) > 3)}"
-            )
+        if found := [str(row[0]) for row in connection.execute(sql)]:
+            some = ", ".join(found[:3]) + ", …" * (len(found) > 3)
+            yield Check("tables", "broken", f"{len(found)} {what}: {some}")
 
 
 def check_spans(connection: apsw.Connection) -> list[int]:
     """The items whose chunks do not lie in order in their text, or leave some of it out."""
-    wrong: list[int] = []
     spans: dict[int, list[tuple[int, int, int]]] = {}
     sql = 'SELECT item, position, start, "end" FROM chunks ORDER BY item, position'
     for item, *span in connection.execute(sql):
         spans.setdefault(item, []).append(tuple(span))
-    for item, content in connection.execute("SELECT seq, content FROM items"):
-        if not _covers(content, spans.get(item, [])):
-            wrong.append(item)
-    return wrong
+    items = connection.execute("SELECT seq, content FROM items")
+    return [item for item, content in items if not _covers(content, spans.get(item, []))]
 
 
 def _covers(content: str, spans: list[tuple[int, int, int]]) -> bool:
@@ -8188,11 +8659,7 @@ def check_words(connection: apsw.Connection) -> list[int]:
     for stem, chunk, column, place in connection.execute("SELECT * FROM temp.postings"):
         told[chunk] += hash((stem, column, place))
     tokenizer = connection.fts5_tokenizer("porter", ["unicode61", "remove_diacritics", "2"])
-    sql = (
-        'SELECT c.id, substr(i.content, c.start + 1, c."end" - c.start), c.context'
-        " FROM chunks c JOIN items i ON i.seq = c.item"
-    )
-    for chunk, *texts in connection.execute(sql):
+    for chunk, *texts in connection.execute(_CHUNK_TEXTS):
         for column, text in zip(("text", "context"), texts, strict=True):
             stems = tokenizer(spaced(text).encode(), apsw.FTS5_TOKENIZE_DOCUMENT, None)
             for place, (_, _, stem) in enumerate(stems):
@@ -8244,26 +8711,10 @@ def _complaints(connection: apsw.Connection, sql: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def mend(connection: apsw.Connection, dimension: int, split: Callable[[str], list[Chunk]]) -> None:
+def rebuild_derived(connection: apsw.Connection, encoder: Encoder) -> None:
     """Make anew what is derived and does not agree with the texts, in a transaction of the
     caller's. Vectors that are missing are queued."""
-    reunite_files(connection)
-    connection.execute("""
-        UPDATE items SET project_id = nullif(f.project_id, '') FROM files f WHERE f.id = items.file;
-        DELETE FROM items WHERE file IN (SELECT f.id FROM files f JOIN sources s ON s.id = f.source
-            WHERE f.project_id <> s.project_id);
-        DELETE FROM items WHERE file IS NOT NULL AND file NOT IN
-            (SELECT f.id FROM files f JOIN sources s ON s.id = f.source);
-        DELETE FROM files WHERE (source, project_id) NOT IN (SELECT id, project_id FROM sources);
-        DELETE FROM staged WHERE item NOT IN (SELECT seq FROM items);
-    """)
-    wrong_items = check_spans(connection)
-    for item in wrong_items:  # what stands in a file is read again from there
-        connection.execute(
-            "UPDATE files SET digest = x'' WHERE id = (SELECT file FROM items WHERE seq = ?)",
-            (item,),
-        )
-        connection.execute("DELETE FROM items WHERE seq = ? AND file IS NOT NULL", (item,))
+    _mend_files(connection)
     for table, column in _MENTIONS:
         connection.execute(f"DELETE FROM {table} WHERE {column} NOT IN (SELECT id FROM items)")
     connection.execute(f"""
@@ -8275,16 +8726,8 @@ def mend(connection: apsw.Connection, dimension: int, split: Callable[[str], lis
         DELETE FROM graph_nodes;
         INSERT INTO graph_nodes SELECT id, coalesce(project_id, ''), created_at FROM items;
     """)
-    for item in wrong_items:
-        connection.execute("DELETE FROM chunks WHERE item = ?", (item,))
-        content = connection.execute("SELECT content FROM items WHERE seq = ?", (item,)).get or ""
-        connection.executemany(
-            'INSERT INTO chunks(item, position, start, "end", context) VALUES(?, ?, ?, ?, ?)',
-            [(item, position, *chunk) for position, chunk in enumerate(split(content))],
-        )
-    if wrong_items:
-        _renumber_chunks(connection)
-    wrong = [(chunk,) for chunk in check_vectors(connection, dimension)]
+    _mend_chunks(connection, encoder)
+    wrong = [(chunk,) for chunk in check_vectors(connection, _dimension(connection, encoder))]
     connection.executemany("DELETE FROM vectors WHERE chunk = ?", wrong)
     connection.execute("""
         DELETE FROM vectors WHERE chunk NOT IN (SELECT id FROM chunks);
@@ -8293,6 +8736,47 @@ def mend(connection: apsw.Connection, dimension: int, split: Callable[[str], lis
     """)
     fill_words(connection)
     new_generation(connection)
+
+
+def _dimension(connection: apsw.Connection, encoder: Encoder) -> int:
+    """How long the file's vectors are, or are to be."""
+    return int(meta_value(connection, "dimension") or encoder.model.dimension)
+
+
+def _mend_files(connection: apsw.Connection) -> None:
+    """Let parts, files and sources agree; what stands in a file and is cut wrongly, or is nobody's,
+    goes: it is read again from there."""
+    reunite_files(connection)
+    connection.execute("""
+        UPDATE items SET project_id = nullif(f.project_id, '') FROM files f WHERE f.id = items.file;
+        DELETE FROM items WHERE file IN (SELECT f.id FROM files f JOIN sources s ON s.id = f.source
+            WHERE f.project_id <> s.project_id);
+        DELETE FROM items WHERE file IS NOT NULL AND file NOT IN
+            (SELECT f.id FROM files f JOIN sources s ON s.id = f.source);
+        DELETE FROM files WHERE (source, project_id) NOT IN (SELECT id, project_id FROM sources);
+        DELETE FROM staged WHERE item NOT IN (SELECT seq FROM items);
+    """)
+    wrong = [(item,) for item in check_spans(connection)]
+    sql = "UPDATE files SET digest = x'' WHERE id = (SELECT file FROM items WHERE seq = ?)"
+    connection.executemany(sql, wrong)
+    connection.executemany("DELETE FROM items WHERE seq = ? AND file IS NOT NULL", wrong)
+
+
+def _mend_chunks(connection: apsw.Connection, encoder: Encoder) -> None:
+    """Cut the texts anew whose chunks do not lie in order in them, or leave some out."""
+    wrong = check_spans(connection)
+    for item in wrong:
+        connection.execute("DELETE FROM chunks WHERE item = ?", (item,))
+        content = connection.execute("SELECT content FROM items WHERE seq = ?", (item,)).get
+        connection.executemany(
+            'INSERT INTO chunks(item, position, start, "end", context) VALUES(?, ?, ?, ?, ?)',
+            [
+                (item, position, *chunk)
+                for position, chunk in enumerate(split_text(content, encoder.fits))
+            ],
+        )
+    if wrong or fetch(connection, INCONSISTENT[_UNORDERED]):
+        _renumber_chunks(connection)
 
 
 def _renumber_chunks(connection: apsw.Connection) -> None:
@@ -8309,36 +8793,20 @@ def _renumber_chunks(connection: apsw.Connection) -> None:
     """)
 
 
-def fill_words(connection: apsw.Connection) -> None:
-    """Make the word index anew from the texts."""
-    connection.execute("INSERT INTO words(words) VALUES('delete-all')")
-    rows = fetch(
-        connection,
-        'SELECT c.id, substr(i.content, c.start + 1, c."end" - c.start), c.context'
-        " FROM chunks c JOIN items i ON i.seq = c.item",
-    )
-    connection.executemany(
-        "INSERT INTO words(rowid, text, context) VALUES(?, ?, ?)",
-        ((chunk, spaced(text), spaced(context)) for chunk, text, context in rows),
-    )
-
-
 # Reading a damaged file, by the description at https://www.sqlite.org/fileformat2.html.
 
 
 class Rescued(NamedTuple):
-    """What a damaged file still holds: rows by their number, and ids that an index names."""
+    """What a damaged file still holds: of each table rows by number, and what its indexes name."""
 
-    items: dict[int, list[Any]]
-    chunks: dict[int, list[Any]]
-    vectors: dict[int, bytes]
-    others: dict[str, list[list[Any]]]
-    notes: dict[str, str]
-    named: set[str]
+    rows: dict[str, dict[int, list[Any]]]
+    meta: dict[str, str]  # and what is noted of places for projects
+    named: set[str]  # ids
 
     def lost(self) -> list[str]:
         """The ids that are named somewhere and whose rows could not be read."""
-        return sorted(self.named - {values[1] for values in self.items.values()} - _FTS5_NAMES)
+        there = {values[1] for values in self.rows["items"].values()}
+        return sorted(self.named - there - _FTS5_NAMES)
 
 
 # Tables by the kinds of value in their columns, which is how a page of them is known.
@@ -8352,56 +8820,43 @@ _SHAPES = {
     "sources": ("n", "s", "s", "s"),
 }
 _KINDS = {type(None): "n", str: "s", int: "i", float: "f", bytes: "b"}
+_ADDED = {
+    "items": 4,
+    "graph_edges": 1,
+}  # how many last columns, which rows from before these have not
+_VECTOR_MIN = 256  # bytes; tables of the word index have such rows too, shorter ones
+_PAGE_SIZES = (8192, 4096, 1024, 2048, 16384, 32768, 512)
+_FTS5_NAMES = {"version", "secure-delete", "pgsz", "rank", "automerge"}  # of its settings
 _TABLE_LEAF, _INDEX_PAGES = 0x0D, {0x02: 4, 0x0A: 0}  # and the bytes before a cell's size
 
 
 def rescue(data: bytes) -> Rescued:
     """All rows of ours that can be read in the pages of a file."""
-    found = Rescued({}, {}, {}, {}, {}, set())
+    found = Rescued({table: {} for table in _SHAPES}, {}, set())
     size = int.from_bytes(data[16:18], "big")
     # The first page may be the damaged one; its number of bytes is then what the pages tell.
     sizes = [65536 if size == 1 else size] if size == 1 or size in _PAGE_SIZES else _PAGE_SIZES
     size = max(sizes, key=lambda size: sum(1 for _ in _rows_of_pages(data, size)))
-    for rowid, values in _rows_of_pages(data, size):
-        table = _table_of(values) if rowid is not None else None
-        if rowid is None:
-            _take_entry(found, values)
-        elif table == "items":
-            found.items[rowid] = values
-        elif table == "chunks":
-            found.chunks[rowid] = values
-        elif table == "vectors":
-            if len(values[1]) >= _VECTOR_MIN:
-                found.vectors[rowid] = values[1]
-        elif table:
-            found.others.setdefault(table, []).append(values)
+    for number, values in _rows_of_pages(data, size):
+        if number is not None:
+            if table := _table_of(values):
+                found.rows[table][number] = values
+            continue
+        kinds = list(map(type, values))
+        if kinds == [str, int]:
+            found.named.add(values[0])
+        elif kinds == [str, str]:
+            found.meta[values[0]] = values[1]
     return found
-
-
-def _take_entry(found: Rescued, values: list[Any]) -> None:
-    """An entry of an index by id, or of a table of keys and values."""
-    kinds = list(map(type, values))
-    if kinds == [str, int]:
-        found.named.add(values[0])
-    elif kinds == [str, str]:
-        found.notes[values[0]] = values[1]
-
-
-_FTS5_NAMES = {"version", "secure-delete", "pgsz", "rank", "automerge"}  # of its settings
-
-
-_ADDED = {"items": 4, "graph_edges": 1}  # last columns, which rows from before these have not
-_VECTOR_MIN = 256  # bytes; tables of the word index have such rows too, shorter ones
-_PAGE_SIZES = (8192, 4096, 1024, 2048, 16384, 32768, 512)
 
 
 def _table_of(values: list[Any]) -> str | None:
     """The table that such a row is of."""
     kinds = [_KINDS[type(value)] for value in values]
     for table, shape in _SHAPES.items():
-        short = len(shape) - _ADDED.get(table, 0)
-        if short <= len(kinds) <= len(shape) and all(map(str.__contains__, shape, kinds)):
-            return table
+        least = len(shape) - _ADDED.get(table, 0)
+        if least <= len(kinds) <= len(shape) and all(map(str.__contains__, shape, kinds)):
+            return None if table == "vectors" and len(values[1]) < _VECTOR_MIN else table
     return None
 
 
@@ -8491,31 +8946,30 @@ def _value(kind: int, part: bytes) -> Any:
     return int.from_bytes(part, "big", signed=True) if kind else None
 
 
-def rebuild(found: Rescued, target: Database, split: Callable[[str], list[Chunk]]) -> None:
+def rebuild(found: Rescued, connection: apsw.Connection, encoder: Encoder) -> None:
     """Write what was rescued into a new file; vectors that are missing are queued."""
-    with target.transaction() as connection:
-        notes = [(key, value) for key, value in found.notes.items() if key in _MODEL_FACTS]
-        connection.executemany("INSERT OR IGNORE INTO meta VALUES(?, ?)", notes)
-        places = [row for row in found.notes.items() if row[0].startswith(_PLACES)]
-        connection.executemany("INSERT OR IGNORE INTO projects VALUES(?, ?)", places)
-        # A file that never said which model it is of counts as today's; half a note does not.
-        whole = len(notes) in (0, len(_MODEL_FACTS))
-        spans: dict[int, list[tuple[int, Chunk, bytes]]] = {}
-        for chunk, values in found.chunks.items():
-            _, item, position, start, end, context = values
-            vector = found.vectors.get(chunk, b"") if whole else b""
-            spans.setdefault(item, []).append((position, Chunk(start, end, context), vector))
-        for seq, values in sorted(found.items.items()):
-            if _is_part(values):
-                continue  # `index` reads it again
-            insert_item(connection, _rescued_item(values, sorted(spans.get(seq, [])), split))
-        for table, rows in found.others.items():
-            for row in rows:
-                row += [b""] * (len(_SHAPES[table]) - len(row))  # from before there were questions
-                marks = ", ".join("?" * len(row))
-                connection.execute(f"INSERT OR IGNORE INTO {table} VALUES({marks})", row)
+    facts = [(key, value) for key, value in found.meta.items() if key in _MODEL_FACTS]
+    connection.executemany("INSERT OR IGNORE INTO meta VALUES(?, ?)", facts)
+    places = [row for row in found.meta.items() if row[0].startswith(_PLACES)]
+    connection.executemany("INSERT OR IGNORE INTO projects VALUES(?, ?)", places)
+    # A file that never said which model it is of counts as today's; half a note does not.
+    vectors = found.rows["vectors"] if len(facts) in (0, len(_MODEL_FACTS)) else {}
+    spans: dict[int, list[tuple[int, Chunk, bytes]]] = {}
+    for number, (_, item, position, *chunk) in found.rows["chunks"].items():
+        _, vector = vectors.get(number, (None, b""))
+        spans.setdefault(item, []).append((position, Chunk(*chunk), vector))
+    for number, values in sorted(found.rows["items"].items()):
+        if not _is_part(values):  # which `index` reads again
+            item = _rescued_item(values, sorted(spans.get(number, [])), encoder)
+            insert_item(connection, item)
+    for table, shape in _SHAPES.items():
+        sql = f"INSERT OR IGNORE INTO {table} VALUES({', '.join('?' * len(shape))})"
+        for row in found.rows[table].values() if table not in _REBUILT else ():
+            row += [b""] * (len(shape) - len(row))  # from before there were questions
+            connection.execute(sql, row)
 
 
+_REBUILT = ("items", "chunks", "vectors")
 _ENDED_AT, _FILE = 7, 11  # the places of these columns in a row of items
 _MODEL_FACTS = ("model_name", "model_digest", "dimension")
 
@@ -8533,15 +8987,554 @@ def _counted_as(values: list[Any]) -> str:
 
 
 def _rescued_item(
-    values: list[Any], parts: list[tuple[int, Chunk, bytes]], split: Callable[[str], list[Chunk]]
+    values: list[Any], parts: list[tuple[int, Chunk, bytes]], encoder: Encoder
 ) -> Item:
     """An item as it was, with its chunks and vectors if all of them were found."""
     _, id, content, kind, project, created, _, ended, by, successor, *_ = values
     chunks, vectors = [part[1] for part in parts], [part[2] for part in parts]
     if not _covers(content, [(part[0], part[1].start, part[1].end) for part in parts]):
-        chunks, vectors = split(content), []
+        chunks, vectors = split_text(content, encoder.fits), []
     vectors = vectors if all(vectors) else []
     return Item(id, content, kind, project, created, chunks, vectors, ended, by, successor)
+
+
+# Copies, and putting one in the place of the file
+
+
+def backup_database(database: Database, path: str | Path) -> dict[str, Any]:
+    """Copy the database into one file, and read that back."""
+    target = check_name(from_root(path))
+    database.must_exist()
+    database.refuse_own(target)
+    if not target.parent.is_dir():
+        raise DatabaseError(f"{target} cannot be written: there is no folder {target.parent}")
+    with database.explained():
+        copy_database(database.reader(), target)
+    with contextlib.suppress(DatabaseError):  # a file that cannot be written is copied too
+        _note_copy(database, target)
+    with contextlib.closing(_connect(target)) as copy:  # which stays as it is
+        counts = count_items(copy)
+    message = f"Copied {tell_counts(counts)} to {target}, and read the copy back."
+    facts = {"path": str(target), "bytes": target.stat().st_size, **counts}
+    return {"success": True, **facts, "message": message}
+
+
+def _note_copy(database: Database, copy: Path) -> None:
+    with database.transaction() as connection:
+        note_copy(connection, copy)
+
+
+def _database_counts(database: Database) -> dict[str, int]:
+    with database.explained():
+        return count_items(database.reader())
+
+
+def restore_database(database: Database, path: str | Path) -> dict[str, Any]:
+    """Put a copy in the place of the database, of which another is made before."""
+    source, live = check_name(from_root(path)), database.path
+    if not source.is_file():
+        raise NotFound(f"there is no file {source}")
+    remove_left_behind(live)
+    draft = draft_of(aside(live, "restoring"))
+    try:
+        _draft_of_copy(database, source, draft)
+        kept = _take_contents(database, draft)
+    finally:
+        draft.unlink(missing_ok=True)
+    counts = _database_counts(database)
+    message = f"Restored {tell_counts(counts)} from {source}."
+    answer = {"success": True, "path": str(source), **counts}
+    if kept:
+        answer["kept"] = str(kept)
+        message += f" What was there before is in {kept}."
+    return answer | {"message": message}
+
+
+def _draft_of_copy(database: Database, source: Path, draft: Path) -> None:
+    """A copy with today's schema, and pages of the size that this database has."""
+    with database.explained(source), contextlib.closing(_connect(source)) as given:
+        _check_ours(given, source)
+        if not given.pragma("user_version"):
+            raise DatabaseError(f"{source} holds nothing: choose another file")
+        if found := check_pages(given):
+            reason = f"is damaged ({found}): try --db {source} doctor --repair"
+            raise DatabaseError(f"{source} {reason}")
+        copy_database(given, draft)
+    size = PAGE_BYTES
+    with contextlib.suppress(DamagedError):
+        size = database.reader().pragma("page_size")
+    with database.explained(), contextlib.closing(_connect(draft)) as copy:
+        copy.pragma("journal_mode", "off")  # nobody else knows it, and it goes if this fails
+        _upgrade(copy)
+        new_generation(copy)
+        if copy.pragma("page_size") != size:
+            copy.execute(f"PRAGMA page_size = {size}; VACUUM")
+
+
+def _take_contents(database: Database, new: Path) -> Path | None:
+    """Let the database hold what another file does; where a copy of what it held is, if it was
+    there."""
+    live = database.path
+    kept = aside(live, "before-restore") if live.exists() else None
+    try:
+        connection = database.writer()
+        with (
+            database.explained(),
+            contextlib.closing(_open_read_only(new)) as source,
+            connection.backup("main", source, "main") as backup,
+        ):
+            backup.step(0)  # from here on nobody else writes
+            if kept:
+                with contextlib.closing(_connect(live)) as before:
+                    copy_database(before, kept)
+            backup.step()
+    except DamagedError:
+        if kept is None or os.path.lexists(kept):
+            raise
+        _exchange(database, new, kept)  # what is there cannot even be read
+    if kept:
+        _note_copy(database, kept)
+    return kept
+
+
+def _exchange(database: Database, new: Path, kept: Path) -> None:
+    """Put a file in the place of a damaged one, which stays under another name."""
+    database.close()
+    keep_as(database.path, kept)
+    for suffix in ("-wal", "-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(f"{database.path}{suffix}", f"{kept}{suffix}")
+    make_private(new)
+    os.replace(new, database.path)
+
+
+# Looking at everything, and mending it
+
+
+def run_checks(database: Database, encoder: Encoder) -> dict[str, Any]:
+    """What the checks of the file, of its contents and of the program found."""
+    checks = [*_check_file(database), *check_contents(database, encoder)]
+    checks += _check_program(database, encoder)
+    healthy = all(check.status != "broken" for check in checks)
+    return {"healthy": healthy, "checks": [check._asdict() for check in checks]}
+
+
+def _check_file(database: Database) -> Iterator[Check]:
+    from shutil import disk_usage
+
+    path = database.path
+    if not path.exists():
+        yield Check("file", "ok", f"{path} is not there yet: the first store makes it")
+        return
+    yield Check("file", "ok", f"{path}, {database.size():,} bytes")
+    for place, allowed in ((path, 0o600), (path.parent, 0o755)):
+        mode = place.stat().st_mode & 0o777
+        if mode & ~allowed and sys.platform != "win32":
+            yield Check("permissions", "warning", f"{place} is open to others ({mode:o})")
+    if not _is_writable(path):
+        told = f"{path} or its folder cannot be written: nothing can be stored"
+        yield Check("permissions", "warning", told)
+    if left := ", ".join(draft.name for draft in left_behind(path)):
+        remedy = "the next `restore` or `doctor --repair` removes them"
+        told = f"left by processes that were killed: {left}; {remedy}"
+        yield Check("drafts", "warning", told)
+    free = disk_usage(path.parent).free
+    if free < max(FREE_MIN, database.size()):
+        yield Check("space", "warning", f"{free:,} bytes are free: a copy needs as many again")
+
+
+def check_contents(database: Database, encoder: Encoder) -> Iterator[Check]:
+    """Whether the pages are sound, and the tables agree with the texts."""
+    if not database.path.exists():
+        return
+    try:
+        with database.explained(), contextlib.closing(_connect(database.path)) as own:
+            # Asked anew: FTS5 takes what another process wrote for damage in a connection
+            # that knew the index before.
+            if found := check_pages(own):
+                yield Check("pages", "broken", found)
+                return
+        yield Check("pages", "ok", "SQLite finds the file sound")
+        with database.snapshot():
+            yield from _check_tables(database.reader(), encoder)
+            if waiting := count_pending(database):
+                yield Check("queue", "ok", f"{waiting:,} chunks wait for their vectors")
+    except DatabaseError as error:
+        yield Check("pages", "broken", str(error))
+
+
+def _check_tables(connection: apsw.Connection, encoder: Encoder) -> Iterator[Check]:
+    wrong = list(check_rows(connection))
+    vectors = check_vectors(connection, _dimension(connection, encoder))
+    for name, found, what in (
+        ("chunks", check_spans(connection), "texts that their chunks do not cover"),
+        ("words", check_words(connection), "chunks whose words are not their text's"),
+        ("vectors", vectors, "vectors that are none"),
+    ):
+        if found:
+            wrong.append(Check(name, "broken", f"{len(found)} {what}"))
+    yield from wrong
+    if not wrong:
+        counted = count_items(connection)
+        for name in ("chunks", "vectors"):
+            counted[name] = connection.execute(f"SELECT count(*) FROM {name}").get
+        yield Check("tables", "ok", f"{tell_counts(counted)} agree with the texts")
+
+
+def _check_program(database: Database, encoder: Encoder) -> Iterator[Check]:
+    import apsw
+
+    try:
+        encoder.model.check(full=True)
+        yield Check("model", "ok", f"{encoder.model.name}, every byte as it should be")
+        with contextlib.suppress(DatabaseError):
+            if not same_model(database, encoder.model):
+                remedy = "found by words alone: `reindex` makes them anew"
+                yield Check("model", "warning", f"the vectors are of another model, {remedy}")
+    except ModelError as error:
+        yield Check("model", "broken", str(error))
+    fast = "with" if database.has_distance else "without"
+    python = ".".join(map(str, sys.version_info[:3]))
+    told = f"Python {python}, SQLite {apsw.sqlite_lib_version()} {fast} sqlite-vec"
+    yield Check("program", "ok", f"Sediment {__version__}, {told}")
+
+
+def refuse_another_programs(path: Path) -> None:
+    """DatabaseError for a sound database that has no table of ours: there is nothing to mend."""
+    import apsw
+
+    with contextlib.suppress(apsw.Error), contextlib.closing(_connect(path)) as connection:
+        tables = {name for (name,) in fetch(connection, "SELECT name FROM sqlite_schema")}
+        if tables and "items" not in tables and not check_pages(connection):
+            raise _another_programs(path)
+
+
+def repair_database(database: Database, encoder: Encoder) -> dict[str, Any]:
+    """Mend the model and the file, each if it is broken."""
+    refuse_another_programs(database.path)
+    remove_left_behind(database.path)
+    healthy, told = _mend_model(encoder.model)
+    if _has_sound_contents(database, encoder):
+        return {"healthy": healthy, "message": told or "Nothing is broken."}
+    answer = (_mend_contents if _has_sound_pages(database) else _mend_pages)(database, encoder)
+    healthy = healthy and _has_sound_contents(database, encoder)
+    message = f"{answer['message']} What was there before is in {answer['kept']}. {told}".rstrip()
+    return {"healthy": healthy, **answer, "message": message}
+
+
+def _has_sound_contents(database: Database, encoder: Encoder) -> bool:
+    return all(check.status != "broken" for check in check_contents(database, encoder))
+
+
+def _has_sound_pages(database: Database) -> bool:
+    try:
+        with database.explained(), contextlib.closing(_connect(database.path)) as own:
+            _check_ours(own, database.path)
+            return not check_pages(own)
+    except DatabaseError:
+        return False
+
+
+def _mend_model(model: Model) -> tuple[bool, str]:
+    """Whether the model is sound, now; and what was done, or is to be done, for that."""
+    try:
+        model.check(full=True)
+        return True, ""
+    except ModelError as error:
+        reason = f"Not mended: {error}."
+    if takes_bundled_model() and unpack_model():
+        with contextlib.suppress(ModelError):
+            model.check(full=True)
+            return True, "Unpacked the model again."
+    return False, reason
+
+
+def _mend_contents(database: Database, encoder: Encoder) -> dict[str, Any]:
+    """Make anew what is derived, in a file of which a copy is made before."""
+    kept = aside(database.path, "before-repair")
+    copy_database(database.reader(), kept)
+    with database.transaction() as connection:
+        rebuild_derived(connection, encoder)
+        note_copy(connection, kept)
+    message = "Made anew what did not agree with the texts."
+    return {"kept": str(kept), "lost": [], "message": message}
+
+
+def _mend_pages(database: Database, encoder: Encoder) -> dict[str, Any]:
+    """Put what can be read of a damaged file into a new one, and that in its place."""
+    live = database.path
+    found = rescue(_merged(live))
+    draft, kept = draft_of(aside(live, "rescued")), aside(live, "damaged")
+    try:
+        with contextlib.closing(Database(draft)) as new, new.transaction() as connection:
+            rebuild(found, connection, encoder)
+            rebuild_derived(connection, encoder)
+            note_copy(connection, kept)
+        _exchange(database, draft, kept)
+    finally:
+        draft.unlink(missing_ok=True)
+    counts = dict(Counter(map(_counted_as, found.rows["items"].values())))
+    rescued, lost = counts.pop("items", 0), found.lost()
+    message = f"Rescued {tell_counts({'items': rescued} | counts)} from the pages that can be read"
+    message += f"; {_told_lost(lost)}."
+    if not (rescued or counts or lost):
+        message = "Nothing of a memory can be read in it: the database is new and empty."
+    if "file_parts" in counts:
+        message += " What stands in files, some of these among it, comes back by `index`."
+    return {"kept": str(kept), "rescued": rescued, "lost": lost, **counts, "message": message}
+
+
+def _told_lost(ids: list[str]) -> str:
+    if not ids:
+        return "none is lost"
+    more = len(ids) - REFUSED_SHOWN
+    rest = f" and {more} more (--json names them all)" if more > 0 else ""
+    return f"{len(ids)} could not be: {', '.join(ids[:REFUSED_SHOWN])}{rest}"
+
+
+def _merged(path: Path) -> bytes:
+    """A damaged file with what its log holds, as far as SQLite can still put that in."""
+    import tempfile
+
+    import apsw
+
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        copy = Path(folder) / path.name
+        for suffix in ("", "-wal"):
+            if os.path.exists(f"{path}{suffix}"):
+                Path(f"{copy}{suffix}").write_bytes(Path(f"{path}{suffix}").read_bytes())
+        with contextlib.suppress(apsw.Error), contextlib.closing(_connect(copy)) as connection:
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        return copy.read_bytes()
+
+
+# Making all chunks and vectors anew
+
+_UNSTAGED = (
+    "SELECT seq, content, file FROM items WHERE seq > ?"
+    " AND NOT EXISTS(SELECT 1 FROM staged WHERE item = seq) ORDER BY seq"
+)
+
+
+def reindex_database(
+    database: Database,
+    encoder: Encoder,
+    progress: Callable[[int], object],
+    stop: Callable[[], bool],
+) -> dict[str, Any]:
+    """Stage new chunks and vectors of all items, and let them take the place of the old ones."""
+    database.must_exist()
+    goal = f"{encoder.model.digest} {CHUNKER}"
+    with database.transaction() as connection:
+        if meta_value(connection, "reindex") != goal:
+            connection.execute("DELETE FROM staged")
+            set_meta(connection, "reindex", goal)
+    progress(database.value("SELECT count(DISTINCT item) FROM staged"))
+    last = 0
+    while not _switch(database, last, goal, encoder.model):  # nor when one was just stored
+        while batch := database.rows(f"{_UNSTAGED} LIMIT {REINDEX_BATCH}", last):
+            if stop():
+                return {"success": False, "message": "Interrupted: reindex goes on from here."}
+            rows = [row for item in batch for row in _staged_rows(database, encoder, *item)]
+            with database.transaction() as connection:
+                _check_goal(connection, goal)
+                _stage(connection, rows)
+            progress(len(batch))
+            last = batch[-1][0]
+    chunks, counts = database.value("SELECT count(*) FROM chunks"), _database_counts(database)
+    made = f"{chunks:,} chunk{'s' * (chunks != 1)} of {tell_counts(counts)}"
+    message = f"Made {made} anew, with {encoder.model.name}."
+    return {"success": True, **counts, "chunks": chunks, "message": message}
+
+
+def _staged_rows(
+    database: Database, encoder: Encoder, item: int, content: str, file: int | None
+) -> list[tuple[Any, ...]]:
+    if file is None:
+        chunks = split_text(content, encoder.fits)
+    else:  # how a file is cut is seen in the file alone: `index` looks again
+        sql = 'SELECT start, "end", context FROM chunks WHERE item = ? ORDER BY position'
+        chunks = [Chunk(*row) for row in database.rows(sql, item)]
+    return [
+        (item, position, *chunk, encoder.embed(embedding_text(content, chunk)))
+        for position, chunk in enumerate(chunks)
+    ]
+
+
+def _check_goal(connection: apsw.Connection, goal: str) -> None:
+    """DatabaseError when what is staged is not any more for this model and chunker."""
+    if meta_value(connection, "reindex") != goal:
+        raise DatabaseError("another process made all vectors anew meanwhile: see `status`")
+
+
+def _stage(connection: apsw.Connection, rows: list[tuple[Any, ...]]) -> None:
+    """Keep new chunks with their vectors; those of items forgotten meanwhile are left out."""
+    connection.executemany(
+        "INSERT OR IGNORE INTO staged SELECT ?1, ?2, ?3, ?4, ?5, ?6"
+        " WHERE EXISTS(SELECT 1 FROM items WHERE seq = ?1)",
+        rows,
+    )
+
+
+def _switch(database: Database, last: int, goal: str, model: Model) -> bool:
+    """Let what is staged take its place, unless an item behind this one is not staged yet."""
+    with database.transaction() as connection:
+        _check_goal(connection, goal)
+        if fetch(connection, f"{_UNSTAGED} LIMIT 1", last):
+            return False
+        switch_to_staged(connection)
+        claim_model(connection, model)
+    return True
+
+
+def switch_to_staged(connection: apsw.Connection) -> None:
+    """Let the new chunks and vectors take the place of the old ones."""
+    connection.execute("""
+        DELETE FROM chunks;
+        INSERT INTO chunks(item, position, start, "end", context)
+            SELECT item, position, start, "end", context FROM staged ORDER BY item, position;
+        INSERT INTO vectors SELECT c.id, s.vector FROM chunks c JOIN staged s
+            ON s.item = c.item AND s.position = c.position;
+        DELETE FROM staged;
+        DELETE FROM embeddings;
+        UPDATE files SET digest = x'';
+        DELETE FROM meta WHERE key IN ('model_name', 'model_digest', 'dimension', 'reindex');
+    """)
+    fill_words(connection)
+    new_generation(connection)
+
+
+# Putting away what is old
+
+
+def prune_items(
+    database: Database,
+    before: int,
+    scope: tuple[str, tuple[str | None, ...]],
+    confirmed: bool,
+    dry_run: bool,
+) -> dict[str, Any]:
+    """Hide what is older than a time in a scope, and was not shown since."""
+    doomed, kept = _prunable(database, before, scope, confirmed)
+    if not dry_run and doomed:
+        with database.transaction() as connection:
+            doomed, kept = _prunable(database, before, scope, confirmed)  # others did something
+            for row in doomed:
+                prune_item(connection, row["id"])
+    answer = {"count": len(doomed), "items": doomed, "kept": kept}
+    return answer | ({"dry_run": True} if dry_run else {})
+
+
+def _prunable(
+    database: Database, before: int, scope: tuple[str, tuple[str | None, ...]], confirmed: bool
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What is older than a time: what nothing speaks for, and what stays, with the reasons."""
+    where, values = scope
+    sql = (
+        f"SELECT {_ITEM}, a.last_accessed_at, a.validation_count,"
+        " EXISTS(SELECT 1 FROM items o WHERE o.successor = i.id)"
+        " FROM items i LEFT JOIN access_log a ON a.item_id = i.id"
+        f" WHERE {where} AND i.created_at < {before:d} ORDER BY i.created_at, i.seq"
+    )
+    doomed, kept = [], []
+    for *columns, shown, validations, newer in database.rows(sql, *values):
+        why = [f"recalled {iso_time(shown)[:10]}"] if (shown or 0) >= before else []
+        why += ["confirmed"] if validations and not confirmed else []
+        why += ["in another's place"] if newer and not confirmed else []
+        row = _listed(_item(tuple(columns)))
+        kept.append(row | {"why": ", ".join(why)}) if why else doomed.append(row)
+    return doomed, kept
+
+
+def purge_items(database: Database, project: str | None, dry_run: bool) -> dict[str, Any]:
+    """Erase what `prune` has hidden in a project, or of what is global; or name it."""
+    sql = (
+        f"SELECT {_ITEM} FROM items i WHERE ended_by = '{PRUNED}' AND ended_at IS NOT NULL"
+        " AND project_id IS ? ORDER BY created_at, seq"
+    )
+    rows = list(map(_item, database.rows(sql, project)))
+    if dry_run:
+        told = f"Pruned memories that would be erased: {len(rows)}."
+        items = list(map(_listed, rows))
+        return {"count": len(rows), "items": items, "dry_run": True, "message": told}
+    if rows:
+        with database.transaction() as connection:
+            rows = list(map(_item, fetch(connection, sql, project)))  # some may be live again
+            for row in rows:
+                erase_item(connection, row["id"])
+        database.checkpoint()
+    return {"count": len(rows), "message": f"Pruned memories erased: {len(rows)}."}
+
+
+def database_stats(
+    database: Database, encoder: Encoder, project: str | None, verify: bool
+) -> dict[str, Any]:
+    """What there is: the file, its counts, the project, the model."""
+    model, count = encoder.model, "SELECT count(*) FROM items i WHERE"
+    if verify:
+        model.check(full=True)
+    return {
+        "database": str(database.path),
+        "exists": database.path.exists(),
+        "bytes": database.size(),
+        "schema": len(MIGRATIONS),
+        **_database_counts(database),
+        "chunks": database.value("SELECT count(*) FROM chunks"),
+        "pending_chunks": count_pending(database),
+        "project": project,
+        "project_items": database.value(f"{count} {_MEMORY} AND i.project_id = ?", project),
+        "global_items": database.value(f"{count} {_MEMORY_GLOBAL}"),
+        "model": model.name,
+        "dimension": model.dimension,
+        "same_model": same_model(database, model),
+        **({"verified": True} if verify else {}),
+    }
+
+
+def recall_status(projects: Projects, encoder: Encoder) -> dict[str, Any]:
+    """How recall stands: the database, the model, what weighs how much, and each source."""
+    finish_compactions(projects.database)
+    database, here, model = projects.database, projects.current(), encoder.model
+    vector_weight, text_weight = check_weights(None, None) or ("automatic", "automatic")
+    memories = f"SELECT count(*) FROM items i WHERE {_MEMORY} AND {_OWN}"
+    sources = [
+        files.facts(one, scope)
+        for project, scope in ((here, "project"), (None, "global"))
+        if project or scope == "global"
+        for files in [Files(projects, encoder, project)]
+        for one in files.sources()
+    ]
+    return {
+        "database": str(database.path),
+        "bytes": database.size(),
+        "project": here,
+        "memories": database.value(memories, here),
+        "model": model.name,
+        "dimension": model.dimension,
+        "same_model": same_model(database, model),
+        "vector_weight": vector_weight,
+        "text_weight": text_weight,
+        "candidates": check_candidates(None),
+        "cached_vectors": database.value("SELECT count(*) FROM embeddings"),
+        "pending_chunks": count_pending(database),
+        "sources": sources,
+        "dirty": sum(len(row["changed"]) + len(row["missing"]) for row in sources),
+    }
+
+
+PROBE = "Is anybody there?"
+
+
+def probe(database: Database, encoder: Encoder, found: int) -> dict[str, Any]:
+    """What a real embedding, and a real search with so many results, tell."""
+    vector = encoder.embed(PROBE)
+    numbers = struct.unpack(f"<{len(vector) // 4}f", vector)
+    database.reader()
+    return {
+        "embedding": f"{len(numbers)} numbers of length {math.hypot(*numbers):.3f}",
+        "search": f"{found} results",
+        "sqlite_vec": "works" if database.has_distance else "is not there: numpy does it",
+    }
 
 
 # ---------------------------------------------------------------------------------------------
@@ -8660,22 +9653,16 @@ class Memory:
         if into is not None:
             if replace is not None or created_at is not None:
                 raise InvalidInput("a text in a file has no id and no time: edit the file instead")
-            path = self._place_to_write(into)
-            return self._write_down(content, path, "", "", scope or "project", allow_secrets)
+            entry = Entry(content, own_place_to_write(self.projects, into))
+            chosen = self.projects, self.encoder, entry, scope or "project"
+            return write_down(*chosen, allow_secrets)
         check_text(content, "content", CONTENT_MAX)
-        content, redacted = self._cleaned(content, allow_secrets)
+        content, redacted = cleaned(content, allow_secrets)
         answer = self._keep(content, scope, replace, created_at)
         if redacted:
             answer["redacted"] = redacted
-            answer["message"] += f" Left out: {', '.join(dict.fromkeys(redacted))}."
+            answer["message"] += tell_left_out(redacted)
         return answer
-
-    def _cleaned(self, content: str, allow_secrets: bool) -> tuple[str, list[str]]:
-        """A text as it may be stored, and the kinds of what had to go."""
-        text, kinds = redact(content, not allow_secrets and redacts())
-        if kinds and not text.replace("[private]", "").strip():
-            raise InvalidInput("all of this is private: nothing was stored")
-        return text, kinds
 
     def _keep(
         self, content: str, scope: str | None, replace: str | None, created_at: object
@@ -8756,25 +9743,13 @@ class Memory:
         return project, self.projects.doubt() if project else nowhere
 
     def _prepare(self, id: str, content: str, project: str | None, created: int) -> Item:
-        """Everything that takes time, before the transaction: chunks and their vectors."""
-        self.encoder.begin_loading()
-        chunks = split_text(content, self.encoder.fits)
-        vectors: list[bytes] = []
-        if len(chunks) <= INLINE_CHUNKS and self._same_model():
-            vectors = [self._embed_span(content, chunk) for chunk in chunks]
-        return Item(id, content, detect_type(content), project, created, chunks, vectors)
-
-    def _embed_span(self, content: str, chunk: Chunk) -> bytes:
-        return self.encoder.embed(embedding_text(content, chunk))
+        return prepare_item(self.database, self.encoder, id, content, project, created)
 
     def _claim(self, connection: apsw.Connection) -> bool:
-        return _claim_model(connection, self.encoder.model)
+        return claim_model(connection, self.encoder.model)
 
     def _same_model(self) -> bool:
-        """Whether the file's vectors, if it has any, are of this encoder."""
-        with self.database.snapshot():
-            digest = self.database.settled("SELECT value FROM meta WHERE key = 'model_digest'")
-        return digest in (None, self.encoder.model.digest)
+        return same_model(self.database, self.encoder.model)
 
     def _rivals(self, new: Neighbour, project: str | None) -> list[Neighbour]:
         """The memories nearest to a new one, of its project and global ones."""
@@ -8876,7 +9851,7 @@ class Memory:
 
     def pending(self) -> int:
         """How many chunks have no vector yet; they are found by their words."""
-        return self.database.value("SELECT count(*) FROM pending")
+        return count_pending(self.database)
 
     def _pending(self, limit: int, among: list[int] | None = None) -> list[tuple[int, str]]:
         """Chunks without a vector, the first of all or of some, and what the encoder reads."""
@@ -9067,7 +10042,7 @@ class Memory:
         good as they could be."""
         project, query = self.projects.current(), parse_query(text, moment)
         index = self._index if moment is None and source is None else None
-        live = live_at(moment) + ("" if source is None else self._in_source(source))
+        live = live_at(moment) + ("" if source is None else within_source(self.projects, source))
         with self.database.snapshot():
             same, vector = self._same_model(), None
             near = same and self.database.settled("SELECT EXISTS(SELECT 1 FROM vectors)")
@@ -9098,7 +10073,10 @@ class Memory:
             factor = CROSS_PROJECT_FACTOR if project else 1.0
             hits = rank(found, share, profile, size, factor)
             facts, query = self._facts(hits), query._replace(around=around)
-        stale = self._stale_elsewhere(hits, facts) if moment is None else set()
+        stale: set[int | None] = set()
+        if moment is None:  # theirs to index, and nobody's to be answered from
+            foreign = {facts[hit.item].file for hit in hits if hit.foreign and hit.item in facts}
+            stale |= stale_files(self.database, {id for id in foreign if id is not None})
         # Some were forgotten just now.
         known = [hit for hit in hits if hit.item in facts and facts[hit.item].file not in stale]
         known = self._own_checkout_first(known, facts)
@@ -9109,20 +10087,8 @@ class Memory:
         hits = own_first(hits, limit, floor)
         if moment is None and self._follow_shown(hits, facts, rounds):
             return self._search(text, limit, profile, moment, depth, source, kinds, rounds - 1)
-        return hits, least, self._not_searched() if same else {"notice": _OTHER_MODEL}
-
-    def _not_searched(self) -> dict[str, str]:
-        """A notice where all that this project has indexed is gone: its folder has moved. One of
-        several may be another checkout's."""
-        with self.database.snapshot():
-            if not self.database.settled("SELECT EXISTS(SELECT 1 FROM sources)"):
-                return {}
-        sources = self._files_of(self.projects.current()).sources()
-        if not sources or any(os.path.lexists(one.path) for one in sources):
-            return {}
-        gone = ", ".join(self._shown(str(one.path)) for one in sources)
-        remedy = "`index` names the new place, `index --remove` forgets it"
-        return {"notice": f"Gone, and not searched: {gone} ({remedy})."}
+        notice = gone_sources(self.projects, self.encoder) if same else OTHER_MODEL
+        return hits, least, {"notice": notice} if notice else {}
 
     def _with_waiting(self, found: list[Candidate], vector: bytes) -> list[Candidate]:
         """The candidates, of which the best by words have their cosines although the vectors of
@@ -9159,17 +10125,6 @@ class Memory:
         return [
             one._replace(coverage=1.0) if one.item in timely else one for one in (*found, *more)
         ]
-
-    def _in_source(self, prefix: str) -> str:
-        """The SQL condition of what stands in files whose path begins so."""
-        check_text(prefix, "source", QUERY_MAX)
-        wanted = prefix, os.path.join(self._top, prefix.removeprefix("./")), str(whole_path(prefix))
-        rows = self.database.rows("SELECT id, path FROM files")
-        found = [str(id) for id, path in rows if path.startswith(wanted)]
-        if not found:
-            told = f"no path of an indexed file begins with {_show(prefix)}"
-            raise NotFound(f"{told}: `status` shows what is indexed")
-        return f" AND i.file IN ({', '.join(found)})"
 
     def _facts(self, hits: list[Hit]) -> dict[int, Facts]:
         """What else ranking may look at, by row number."""
@@ -9263,7 +10218,7 @@ class Memory:
             else:
                 row |= {"similarity": "graph", "graph_expanded": True, "rel_type": one.label}
             row["beginning"] = item["content"][:PREVIEW]
-            if self._is_foreign(item):
+            if self.projects.is_foreign(item):
                 row["cross_project"] = True
             rows.append(row)
         return rows
@@ -9309,8 +10264,8 @@ class Memory:
             row, number = self._named(asked[1]), int(asked[2])
         if row is None or not self._may_read(row):
             return None
-        whole = row["path"] is None or self._is_foreign(row)  # whose file is not looked at
-        content = row["content"] if whole else self._section(row)[0]
+        whole = row["path"] is None or self.projects.is_foreign(row)  # whose file is not looked at
+        content = row["content"] if whole else section_of(self.projects, self.encoder, row)[0]
         pages = paginate(content)
         if not 1 <= number <= len(pages):
             raise InvalidInput(f"{row['id']} has pages 1 to {len(pages)}, not {number}")
@@ -9318,7 +10273,7 @@ class Memory:
         result = shared_facts(row) | {"content": content[start:end], "similarity": "1.00"}
         if row["path"] is not None:
             result["source"] = self._source(row)
-        if self._is_foreign(row):
+        if self.projects.is_foreign(row):
             result["cross_project"] = True
         if len(pages) > 1:
             result |= {"page": number, "pages": len(pages)}
@@ -9350,79 +10305,15 @@ class Memory:
         Calls `total(files to look at)`, then `progress(files done)`. Raises NotFound for a path
         that neither is there nor was.
         """
-        start = time.monotonic()
-        added, left_out = (tuple(map(str, _as_list(given))) for given in (globs, exclude))
+        added, left_out = (tuple(map(str, as_list(given))) for given in (globs, exclude))
+        files = files_of_scope(self.projects, self.encoder, scope, allow_secrets)
         options = Options(added, left_out, include_archive)
-        files = self._files(scope, allow_secrets)
-        wanted = [self._path(path, files) for path in _as_list(paths)] or [None]
-        if wanted == [None] and not files.sources():
-            raise InvalidInput("name a file or folder to index, e.g. MEMORY.md memory/")
-        plain = options == Options()
-        plan = [row for path in wanted for row in files.plan(path, None if plain else options)]
-        plan = without_repeats(plan)
-        total(sum(len(found) for *_, found in plan))
-        files.follow(plan, progress, stop)
-        for path in filter(None, wanted):
-            files.drop_vain(path)
-        chunks = sum(files.parts(one, within) for one, within, _ in plan)
-        skipped = {row["path"] for row in files.skipped}
-        answer = {
-            "files": sum(str(path) not in skipped for *_, found in plan for path in found),
-            "chunks": chunks,
-            "embedded": files.embedded,
-            "reused": max(0, chunks - files.embedded),
-            "removed": files.removed,
-            "changes": files.changes,
-            "skipped": files.skipped,
-            "warnings": files.warnings,
-            "seconds": round(time.monotonic() - start, 2),
-        }
-        if not files.usable:
-            return answer | {"notice": _OTHER_MODEL}
-        return answer | self._outside(path for path in wanted if path)
-
-    def _files(self, scope: str = "project", allow_secrets: bool = False) -> Files:
-        """The index of this project's files, or of the global ones."""
-        project = self.projects.current(create=True) if check_scope(scope) == "project" else None
-        return self._files_of(project, allow_secrets)
-
-    def _files_of(self, project: str | None, allow_secrets: bool = False) -> Files:
-        usable, secrets = self._same_model(), allow_secrets or not redacts()
-        facts = self._claim, usable, secrets, allow_secrets
-        return Files(self.database, self.encoder, project, *facts)
-
-    def _path(self, given: str | Path, files: Files) -> Path:
-        """A path as it is indexed: whole, and as it is without links."""
-        path = check_name(not_all(files.place(given)))
-        known = [*(one.path for one in files.sources()), *map(Path, files.known())]
-        if not os.path.lexists(path) and not any(_is_in(one, path) for one in known):
-            raise NotFound(f"there is no file or folder {path}")
-        return path
-
-    def _outside(self, paths: Iterable[Path]) -> dict[str, str]:
-        """A remark when paths are not the project's own."""
-        root = self.projects.root
-        far = [str(path) for path in paths if root and not _is_in(path, root.resolve())]
-        told = f"outside {root}, but recalled there: {', '.join(far)}" if far else ""
-        if self.projects.current() is None and root is None:
-            told = "no project here (the home folder and / are none): recalled in every project"
-        return {"notice": told} if told else {}
+        return index_paths(files, as_list(paths), options, total, progress, stop)
 
     def unindex(self, *paths: str | Path, scope: str = "project") -> dict[str, Any]:
         """Take files and folders out of the index; they stay where they are: {success, paths,
         message}."""
-        files, told = self._files(scope), []
-        gone = list(map(files.place, paths))
-        if not gone:
-            raise InvalidInput("name what to take out of the index: `status` shows what is in it")
-        for path in gone:
-            if not files.remove(path):
-                raise NotFound(f"{path} is not in the index: `status` shows what is")
-            told.append(f"{path} is no longer in the index.")
-            above = [one.path for one in files.sources() if one.path in path.parents]
-            if above:
-                told.append(f"{above[0]} still is: give that --exclude, or it comes back.")
-        return {"success": True, "paths": list(map(str, gone)), "message": " ".join(told)}
+        return unindex_paths(files_of_scope(self.projects, self.encoder, scope), paths)
 
     def watch(
         self,
@@ -9436,8 +10327,8 @@ class Memory:
         what `index` returns, first at once. Changes are taken up `debounce_ms` after the last."""
         scope = options.get("scope", "project")
         yield (answer := self.index(paths, **options))
-        tops = [whole_path(path) for path in _as_list(paths)]
-        tops = tops or [one.path for one in self._files(scope).sources()]
+        files = files_of_scope(self.projects, self.encoder, scope)
+        tops = list(map(whole_path, as_list(paths))) or [one.path for one in files.sources()]
         for _ in changed_tops(tops, debounce_ms, stop or threading.Event()):
             skipped = answer["skipped"]
             with contextlib.suppress(NotFound):
@@ -9452,88 +10343,20 @@ class Memory:
 
         Read from the file as it is now, but for secrets. Raises NotFound when the part is gone.
         """
-        row = self._visible(id)
-        facts = shared_facts(row)
-        if row["path"] is None:
-            return facts
-        if row["content_type"] == CONVERSATION:
-            return facts | {"content": self._turns_around(row, 1 if lines is None else lines)}
-        if self._is_foreign(row):  # whose file is not looked at
-            return facts | {"source": self._source(row)}
-        content, first, last = self._section(row, lines)
-        return facts | {"source": f"{self._shown(row['path'])}:{first}-{last}", "content": content}
-
-    def _turns_around(self, row: dict[str, Any], reach: int) -> str:
-        """A turn of a conversation with as many before and after it."""
-        sql = (
-            "SELECT content FROM items WHERE file = (SELECT file FROM items WHERE seq = ?)"
-            " AND first_line BETWEEN ? AND ? ORDER BY first_line"
-        )
-        span = row["first_line"] - reach, row["first_line"] + reach
-        return "\n\n".join(text for (text,) in self.database.rows(sql, row["seq"], *span))
-
-    def _section(self, row: dict[str, Any], lines: int | None = None) -> tuple[str, int, int]:
-        """The text around a part of a file, and its lines."""
-        files, path = self._files_of(row["project_id"]), Path(row["path"])
-        if noted := files.known(files.holding(path)).get(str(path)):
-            files.catch_up(path, noted)
-        if self._find(row["id"]) is None:
-            raise NotFound(f"{self._shown(row['path'])} has changed there: recall again")
-        text, _ = redact(read_file(path)[0], not files.secrets, lines=True)
-        first, last = row["first_line"], row["last_line"]
-        count = text.count("\n") + (not text.endswith("\n"))
-        if lines is not None:
-            first, last = max(1, first - lines), min(count, last + lines)
-        elif row["content_type"] == "markdown":
-            first, last = section_at(text, first, last)
-        content = "\n".join(text.split("\n")[first - 1 : last]).strip("\n")
-        return content, first, min(last, count)
-
-    @property
-    def _top(self) -> Path:
-        """The folder that paths are told from: the project's, else the working one."""
-        try:
-            return (self.projects.root or Path.cwd()).resolve()
-        except OSError:  # it was deleted
-            return Path("/")
-
-    def _shown(self, path: str) -> str:
-        """A path as people read it: from the project's folder, if it is in there."""
-        return (_beneath(Path(path), self._top) or ".") if _is_in(Path(path), self._top) else path
+        return expand_item(self.projects, self.encoder, self._visible(id), lines)
 
     def _source(self, row: dict[str, Any]) -> str:
         """Where a part of a file stands, as path:start-end; a turn, as client:session#turn."""
-        if row["content_type"] == CONVERSATION:
-            return f"{row['path']}#{row['first_line']}"
-        return f"{self._shown(row['path'])}:{row['first_line']}-{row['last_line']}"
-
-    def _stale_elsewhere(self, hits: list[Hit], facts: dict[int, Facts]) -> set[int | None]:
-        """The files of other projects that are not any more what was noted of them: theirs to
-        index, and nobody's to be answered from."""
-        wanted = {facts[hit.item].file for hit in hits if hit.foreign and hit.item in facts}
-        sql = f"SELECT id, path, {_NOTED} FROM files WHERE id IN (SELECT value FROM json_each(?))"
-        rows = self.database.rows(sql, json.dumps(list(wanted - {None}))) if wanted - {None} else ()
-        stale: set[int | None] = set()
-        for id, path, *noted in rows:
-            try:
-                gone = look(Path(path)) != _noted(*noted).seen
-            except Skipped:
-                gone = True
-            stale |= {id} if gone else set()
-        return stale
+        return source_of(row, self.projects)
 
     def _own_checkout_first(self, hits: list[Hit], facts: dict[int, Facts]) -> list[Hit]:
         """The hits, of which those in files of the repository's other checkouts must be clearly
         better to come first, as those of other projects must."""
-        wanted = {facts[hit.item].file for hit in hits if not hit.foreign} - {None}
-        sql = "SELECT id, path FROM files WHERE id IN (SELECT value FROM json_each(?))"
-        rows = self.database.rows(sql, json.dumps(list(wanted))) if wanted else ()
-        folders = {id: Path(path).parent for id, path in rows if not _is_in(Path(path), self._top)}
-        far = {one for one in {*folders.values()} if self.projects.is_other_checkout(one)}
-        less = {"project": CROSS_PROJECT_FACTOR}
+        near = {file for hit in hits if not hit.foreign and (file := facts[hit.item].file)}
+        far, less = files_of_other_checkouts(self.projects, near), CROSS_PROJECT_FACTOR
         return [
-            hit._replace(score=hit.score * CROSS_PROJECT_FACTOR, parts=hit.parts | less)
-            if folders.get(facts[hit.item].file or 0) in far and "project" in hit.parts
+            hit._replace(score=hit.score * less, parts=hit.parts | {"project": less})
+            if facts[hit.item].file in far and "project" in hit.parts
             else hit
             for hit in hits
         ]
@@ -9542,26 +10365,12 @@ class Memory:
         """Index the files again that have changed since, of those that hits stand in or that were
         away; whether there were any. Nobody is to be answered from a file that says something
         else by now."""
-        away = self.database.rows(f"SELECT id FROM files WHERE size = {_AWAY}")
-        wanted = {facts[hit.item].file for hit in hits} - {None} | {id for (id,) in away}
-        if not wanted or not rounds:
+        if not rounds:
             return False
         with contextlib.suppress(DatabaseError, NotFound):  # not to be written, or just gone
-            return self._follow_files(wanted)
+            shown = {file for hit in hits if (file := facts[hit.item].file)}
+            return sync_files(self.projects, self.encoder, shown)
         return False
-
-    def _follow_files(self, wanted: set[int | None]) -> bool:
-        changed = False
-        sql = (
-            f"SELECT path, project_id, {_NOTED} FROM files"
-            " WHERE id IN (SELECT value FROM json_each(?))"
-        )
-        for path, project, *facts in self.database.rows(sql, json.dumps(list(wanted))):
-            noted = _noted(*facts)
-            if project in ("", self.projects.current()) and is_dirty(Path(path), noted):
-                files = self._files_of(project or None)
-                changed |= files.catch_up(Path(path), noted)
-        return changed
 
     # Notes
 
@@ -9570,51 +10379,8 @@ class Memory:
     ) -> dict[str, Any]:
         """Add a line to today's note, memory/YYYY-MM-DD.md in the project's folder (or another):
         {success, id, source, message}."""
-        now = datetime.now()
-        top = folder or (self.projects.root or from_root(".")) / _NOTES
-        path = self._place_to_write(self._place_to_write(top) / f"{now:%Y-%m-%d}.md")
-        heading = f"# {now:%Y-%m-%d}\n\n"
-        return self._write_down(text, path, heading, f"{now:%H:%M} ", "project", allow_secrets)
-
-    def _place_to_write(self, given: str | Path) -> Path:
-        self.database.refuse_own(given)
-        return check_name(place_to_write(given, find_root(self._top)))
-
-    def _write_down(
-        self,
-        text: str,
-        path: Path,
-        beginning: str,
-        before: str,
-        scope: str,
-        allow_secrets: bool,
-    ) -> dict[str, Any]:
-        """Add a text to a file as an item of a list, and index the file."""
-        check_text(text, "content", CONTENT_MAX)
-        text, redacted = self._cleaned(text, allow_secrets)
-        if path.is_dir():
-            raise InvalidInput(f"{path} is a folder: name a file in it, e.g. MEMORY.md")
-        line, new = append_lines(path, beginning, as_bullet(text, before))
-        files = self._files(scope, allow_secrets)
-        files.source_of(path.parent if path.parent.name == _NOTES else path, None)
-        files.follow(files.plan(path))
-        sql = (
-            "SELECT i.id FROM items i JOIN files f ON f.id = i.file WHERE f.path = ? AND"
-            " f.project_id = ? AND ? BETWEEN i.first_line AND i.last_line ORDER BY i.seq DESC"
-            " LIMIT 1"
-        )
-        id = self.database.value(sql, str(path), files.project, line)
-        answer: dict[str, Any] = {"success": True, "id": id, "scope": scope}
-        answer["source"] = f"{self._shown(str(path))}:{line}"
-        message = f"{'Added to' if new else 'Stands already in'} {answer['source']}."
-        if redacted:
-            answer["redacted"] = redacted
-            message += f" Left out: {', '.join(dict.fromkeys(redacted))}."
-        if id is None:
-            rows = (row for row in [*files.skipped, *files.warnings] if row["path"] == str(path))
-            reason = ", ".join(row["reason"] for row in rows) or "has changed meanwhile"
-            message += f" Recall does not find it: the file {reason}."
-        return answer | {"message": message}
+        entry = day_note(self.projects, text, folder)
+        return write_down(self.projects, self.encoder, entry, "project", allow_secrets)
 
     def compact(
         self,
@@ -9634,79 +10400,11 @@ class Memory:
         returns what would be sent as `input`. Without a command: what is old, what repeats itself
         (`repeats`), and what would be saved. Raises InvalidInput when the command fails.
         """
-        folder = not_all(self._place_to_write(path))
-        if not folder.is_dir():
-            raise NotFound(f"{folder} is no folder: name that of the notes, e.g. memory/")
-        if not dry_run:
-            finish_compactions(self.database)
-        notes = old_notes(folder, parse_age(older_than), not redacts())
-        text = joined(notes, folder)
-        answer: dict[str, Any] = {
-            "notes": [
-                {"path": self._shown(str(one.path)), "characters": len(one.text)} for one in notes
-            ],
-            "characters": sum(len(one.text) for one in notes),
-        }
-        if dry_run:
-            return answer | {"input": text}
-        if command is None:
-            return answer | {"repeats": self._repeats(folder)}
-        if not notes:
-            return answer | {"message": "No note is that old: nothing to do."}
-        self._place_to_write(folder / _ARCHIVE)
-        summary, _ = redact(plain_newlines(run_filter(command, text, timeout)), redacts())
-        check_summary(summary, answer["characters"])
-        name, written = summary_file(notes, summary)
-        check_not_ignored(folder / name)
-        self._check_found(name, written)
-        target = begin_compaction(self.database, folder, notes, name, written)
-        if self._files_of(self.projects.current()).covers(folder):
-            self.index([folder])
-        saved = f"{answer['characters']:,} characters became {len(summary):,}"
-        message = f"Wrote {self._shown(str(target))}; {len(notes)} notes are in archive/ ({saved})."
-        return answer | {
-            "summary": summary,
-            "path": str(target),
-            "archive": str(folder / _ARCHIVE),
-            "message": message,
-        }
-
-    def _check_found(self, name: str, text: str) -> None:
-        """InvalidInput unless recall finds a file with this text by how each of its parts begins:
-        tried in a database of its own, so that nobody meets what is then refused."""
-        import tempfile
-
-        with (
-            tempfile.TemporaryDirectory() as place,
-            Memory(Path(place) / "memory.db", project="summary") as trial,
-        ):
-            trial._encoder = self.encoder
-            path = Path(place) / name
-            path.write_text(text, "utf-8", newline="")
-            told = trial.index([path])
-            parts = trial.database.rows("SELECT content FROM items")
-            reason = f"it {told['skipped'][0]['reason']}" if told["skipped"] else ""
-            for beginning in (" ".join(part.split()[:20])[:EXCERPT] for (part,) in parts):
-                if not trial.recall(beginning, record=False)["results"]:
-                    reason = f"nothing is found for {_show(beginning)}"
-        if reason or not parts:
-            reason = reason or "there is nothing to index"
-            what = f"recall would not find this summary ({reason})"
-            raise InvalidInput(f"{what}: nothing was changed")
-
-    def _repeats(self, folder: Path) -> list[dict[str, Any]]:
-        """Parts of a folder's notes that say nearly the same."""
-        files = self._files_of(self.projects.current())
-        named = [
-            (f"{self._shown(str(path))}:{part.first}-{part.last}", vector)
-            for path in walk(folder, Options())
-            if date_of(path)
-            for part, vector in files.vectors(path)
-        ]
-        return [
-            {"similarity": _two_places(cosine), "sources": [one, other]}
-            for cosine, one, other in repeated(named)
-        ]
+        files = Files(self.projects, self.encoder, self.projects.current())
+        compaction = Compaction(files, path, parse_age(older_than), begin=not dry_run)
+        if dry_run or command is None:
+            return compaction.preview(dry_run)
+        return compaction.run(command, timeout, functools.partial(check_found, self.encoder))
 
     def status(self, *, deep: bool = False, index: bool = False) -> dict[str, Any]:
         """How recall stands: the database, the model, what weighs how much, the cache, and each
@@ -9714,65 +10412,14 @@ class Memory:
 
         `index` brings it up to date before; `deep` encodes and searches in earnest.
         """
-        finish_compactions(self.database)
         for scope in SCOPES if index else ():
-            if self._files(scope).sources():
+            if files_of_scope(self.projects, self.encoder, scope).sources():
                 self.index(scope=scope)
-        here, model = self.projects.current(), self.encoder.model
-        vector_weight, text_weight = check_weights(None, None) or ("automatic", "automatic")
-        value = self.database.value
-        sources = [
-            self._source_facts(files, one, scope)
-            for project, scope in ((here, "project"), (None, "global"))
-            if project or scope == "global"
-            for files in [self._files_of(project)]
-            for one in files.sources()
-        ]
-        answer: dict[str, Any] = {
-            "database": str(self.database.path),
-            "bytes": self.database.size(),
-            "project": here,
-            "memories": value(f"SELECT count(*) FROM items i WHERE {_MEMORY} AND {_OWN}", here),
-            "model": model.name,
-            "dimension": model.dimension,
-            "same_model": self._same_model(),
-            "vector_weight": vector_weight,
-            "text_weight": text_weight,
-            "candidates": check_candidates(None),
-            "cached_vectors": value("SELECT count(*) FROM embeddings"),
-            "pending_chunks": self.pending(),
-            "sources": sources,
-            "dirty": sum(len(row["changed"]) + len(row["missing"]) for row in sources),
-        }
-        return answer | ({"deep": self._probe()} if deep else {})
-
-    def _source_facts(self, files: Files, source: Source, scope: str) -> dict[str, Any]:
-        known = files.known(source)
-        found = list(map(str, files.find(source, source.path)))
-        changed = [path for path in found if files.differs(Path(path), source, known.get(path))]
-        return {
-            "path": self._shown(str(source.path)),
-            "scope": scope,
-            "files": len(known),
-            "chunks": files.parts(source, source.path),
-            "changed": sorted(map(self._shown, changed)),
-            "missing": sorted(self._shown(path) for path in known.keys() - set(found)),
-            "gone": not os.path.lexists(source.path),
-        }
-
-    def _probe(self) -> dict[str, Any]:
-        """A real embedding and a real search."""
-        vector = self.encoder.embed("Is anybody there?")
-        length = math.sqrt(
-            sum(number**2 for number in struct.unpack(f"<{len(vector) // 4}f", vector))
-        )
-        found = self.recall("Is anybody there?", anyway=True, record=False)["count"]
-        self.database.reader()
-        return {
-            "embedding": f"{len(vector) // 4} numbers of length {length:.3f}",
-            "search": f"{found} results",
-            "sqlite_vec": "works" if self.database.has_distance else "is not there: numpy does it",
-        }
+        answer = recall_status(self.projects, self.encoder)
+        if deep:
+            found = self.recall(PROBE, anyway=True, record=False)["count"]
+            answer["deep"] = probe(self.database, self.encoder, found)
+        return answer
 
     # Consolidating, and taking back
 
@@ -9940,7 +10587,7 @@ class Memory:
             {"old": shared_facts(old), "new": shared_facts(new), "probability": f"{chance:.2f}"}
             for old_id, new_id, chance in reviewable(self.database)
             if (old := self._find(old_id)) and (new := self._find(new_id))
-            if not self._is_foreign(old) and not self._is_foreign(new)
+            if not self.projects.is_foreign(old) and not self.projects.is_foreign(new)
         ]
         return {"count": len(pairs), "pairs": pairs}
 
@@ -10053,7 +10700,7 @@ class Memory:
 
     def _node(self, row: dict[str, Any]) -> dict[str, Any]:
         node = shared_facts(row) | {"live": row["ended_at"] is None}
-        return node | ({"cross_project": True} if self._is_foreign(row) else {})
+        return node | ({"cross_project": True} if self.projects.is_foreign(row) else {})
 
     # In and out
 
@@ -10079,24 +10726,9 @@ class Memory:
         """
         if not hasattr(lines, "__iter__"):
             raise InvalidInput(f"rows to import are a list of lines or dicts, not {_show(lines)}")
-        project = (
-            None if check_scope(scope or "project") == "global" else self.projects.current(True)
-        )
-        redacted: Counter[str] = Counter()
-
-        def clean(content: str) -> str:
-            text, kinds = self._cleaned(content, allow_secrets)
-            redacted.update(kinds)
-            return text
-
-        importer = Importer(self.database, clean, self._prepare, self._claim, project)
-        importer.run(lines, progress)
-        refused = [{"line": line, "reason": reason} for line, reason in sorted(importer.refused)]
-        counts = {"stored": importer.stored, "existing": importer.existing}
-        answer = {"success": not refused, **counts, "refused": refused}
-        told = {"hidden_versions": importer.hidden, "redacted": dict(redacted)}
-        told["unknown_fields"] = dict(importer.unknown)
-        return answer | {name: counts for name, counts in told.items() if counts}
+        is_global = check_scope(scope or "project") == "global"
+        project = None if is_global else self.projects.current(create=True)
+        return Importer(self.database, self.encoder, project, allow_secrets).run(lines, progress)
 
     def export_rows(self) -> Iterator[dict[str, Any]]:
         """Every item of the file as `import_rows` takes it, replaced ones included."""
@@ -10110,7 +10742,7 @@ class Memory:
         scope: "project" (this one's), "global", or "all" (both).
         """
         limit = check_limit(limit)
-        where, values = self._scope(check_scope(scope, (*SCOPES, "all")))
+        where, values = in_scope(check_scope(scope, (*SCOPES, "all")), self.projects.current())
         total = self.database.value(f"SELECT count(*) FROM items i WHERE {where}", *values)
         sql = (
             f"SELECT {_ITEM} FROM items i WHERE {where} ORDER BY created_at DESC, seq DESC LIMIT ?"
@@ -10123,17 +10755,11 @@ class Memory:
             answer["message"] = f"No items stored yet{hint}."
         return answer
 
-    def _scope(self, scope: str) -> tuple[str, tuple[str | None, ...]]:
-        if scope == "global":
-            return _MEMORY_GLOBAL, ()
-        own = "i.project_id = ?" if scope == "project" else _OWN
-        return f"{_MEMORY} AND {own}", (self.projects.current(),)
-
     def get(self, id: str) -> dict[str, Any]:
         """One item's whole text and facts, by its id or a beginning of it that no other has."""
         row = self._visible(id)
         facts = _listed(row) | {"content_type": row["content_type"]}
-        if self._is_foreign(row):
+        if self.projects.is_foreign(row):
             facts["cross_project"] = True
         return facts | ({"source": self._source(row)} if row["path"] is not None else {})
 
@@ -10152,34 +10778,19 @@ class Memory:
                 forget_session(connection, name)
         doomed += sessions
         erased += len(sessions)
-        self._checkpoint()
+        self.database.checkpoint()
         named = ", ".join(doomed)
         older = f", and {erased - len(doomed)} hidden version(s)" if erased > len(doomed) else ""
         answer: dict[str, Any] = {"success": True, "ids": doomed}
         message = f"Deleted {named}{older}."
-        if copies := self._copies():
-            answer["copies"] = copies
-            message += f" Copies of the file may still have it: {', '.join(copies)}."
+        if kept := copies(self.database):
+            answer["copies"] = kept
+            message += f" Copies of the file may still have it: {', '.join(kept)}."
         return answer | {"message": message}
 
     def _is_session(self, id: object) -> bool:
         named = isinstance(id, str) and ":" in id and id.isprintable()
         return named and kept_session(self.database, str(id)) is not None
-
-    def _copies(self) -> list[str]:
-        """The copies of this file that were made and are still there."""
-        rows = self.database.rows("SELECT substr(key, 6) FROM meta WHERE key GLOB 'copy:*'")
-        return [name for (name,) in rows if os.path.lexists(name)]
-
-    def _checkpoint(self) -> None:
-        """Bring the erased pages from the log into the file, unless somebody still reads it."""
-        import apsw
-
-        connection = self.database.reader()
-        connection.set_busy_handler(None)
-        with contextlib.suppress(apsw.Error):
-            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-        connection.set_busy_handler(_patience())
 
     # Care
 
@@ -10188,28 +10799,7 @@ class Memory:
 
         Raises DatabaseError when there is something at `path`, or no room for it.
         """
-        target = check_name(from_root(path))
-        self._must_exist()
-        self.database.refuse_own(target)
-        if not target.parent.is_dir():
-            raise DatabaseError(f"{target} cannot be written: there is no folder {target.parent}")
-        with self.database.explained():
-            copy_database(self.database.reader(), target)
-        with contextlib.suppress(DatabaseError):  # a file that cannot be written is copied too
-            self._note_copy(target)
-        with contextlib.closing(_connect(target)) as copy:  # which stays as it is
-            counts = count_items(copy)
-        message = f"Copied {tell_counts(counts)} to {target}, and read the copy back."
-        facts = {"path": str(target), "bytes": target.stat().st_size, **counts}
-        return {"success": True, **facts, "message": message}
-
-    def _must_exist(self) -> None:
-        if not self.database.path.exists():
-            raise NotFound(f"there is no database at {self.database.path} yet")
-
-    def _note_copy(self, copy: Path) -> None:
-        with self.database.transaction() as connection:
-            note_copy(connection, copy)
+        return backup_database(self.database, path)
 
     def restore(self, path: str | Path) -> dict[str, Any]:
         """Make the database what a copy of it is; what it was is copied aside first.
@@ -10217,171 +10807,14 @@ class Memory:
         It is written through SQLite, so that servers that have it open go on with the new one.
         Raises DatabaseError when the copy is damaged, or not one of ours.
         """
-        source, live = check_name(from_root(path)), self.database.path
-        if not source.is_file():
-            raise NotFound(f"there is no file {source}")
-        remove_left_behind(live)
-        draft = draft_of(aside(live, "restoring"))
-        try:
-            self._draft(source, draft)
-            kept = self._put(draft, "before-restore")
-        finally:
-            draft.unlink(missing_ok=True)
-        with self.database.explained():
-            counts = count_items(self.database.reader())
-        message = f"Restored {tell_counts(counts)} from {source}."
-        answer = {"success": True, "path": str(source), **counts}
-        if kept:
-            answer["kept"] = str(kept)
-            message += f" What was there before is in {kept}."
-        return answer | {"message": message}
-
-    def _draft(self, source: Path, draft: Path) -> None:
-        """A copy with today's schema, and pages of the size that this database has."""
-        with self.database.explained(source), contextlib.closing(_connect(source)) as given:
-            _check_ours(given, source)
-            if not given.pragma("user_version"):
-                raise DatabaseError(f"{source} holds nothing: choose another file")
-            if found := check_pages(given):
-                reason = f"is damaged ({found}): try --db {source} doctor --repair"
-                raise DatabaseError(f"{source} {reason}")
-            copy_database(given, draft)
-        size = PAGE_BYTES
-        with contextlib.suppress(DamagedError):
-            size = self.database.reader().pragma("page_size")
-        with self.database.explained(), contextlib.closing(_connect(draft)) as copy:
-            copy.pragma("journal_mode", "off")  # nobody else knows it, and it goes if this fails
-            _upgrade(copy)
-            new_generation(copy)
-            if copy.pragma("page_size") != size:
-                copy.execute(f"PRAGMA page_size = {size}; VACUUM")
-
-    def _put(self, new: Path, why: str) -> Path | None:
-        """Put a file in the database's place; where that one is, if there was any."""
-        import apsw
-
-        live = self.database.path
-        kept = aside(live, why) if live.exists() else None
-        try:
-            connection = self.database.writer()
-            with (
-                self.database.explained(),
-                contextlib.closing(
-                    apsw.Connection(str(new), flags=apsw.SQLITE_OPEN_READONLY)
-                ) as source,
-                connection.backup("main", source, "main") as backup,
-            ):
-                backup.step(0)  # from here on nobody else writes
-                if kept:
-                    with contextlib.closing(_connect(live)) as before:
-                        copy_database(before, kept)
-                backup.step()
-        except DamagedError:
-            if kept is None or os.path.lexists(kept):
-                raise
-            self._exchange(new, kept)  # what is there cannot even be read
-        if kept:
-            self._note_copy(kept)
-        return kept
-
-    def _exchange(self, new: Path, kept: Path) -> None:
-        """Put a file in the place of a damaged one, which stays under another name."""
-        live = self.database.path
-        self.database.close()
-        keep_as(live, kept)
-        for suffix in ("-wal", "-shm"):
-            with contextlib.suppress(FileNotFoundError):
-                os.rename(f"{live}{suffix}", f"{kept}{suffix}")
-        make_private(new)
-        os.replace(new, live)
+        return restore_database(self.database, path)
 
     def doctor(self) -> dict[str, Any]:
         """Look at everything: {healthy, checks}; each check has name, status and detail.
 
         A status is ok, warning or broken; one that is broken is what `repair` is for.
         """
-        checks = [*self._check_file(), *self._check_contents(), *self._check_surroundings()]
-        rows = [check._asdict() for check in checks]
-        return {"healthy": all(check.status != "broken" for check in checks), "checks": rows}
-
-    def _check_file(self) -> Iterator[Check]:
-        from shutil import disk_usage
-
-        path = self.database.path
-        if not path.exists():
-            yield Check("file", "ok", f"{path} is not there yet: the first store makes it")
-            return
-        yield Check("file", "ok", f"{path}, {self.database.size():,} bytes")
-        for place, allowed in ((path, 0o600), (path.parent, 0o755)):
-            mode = place.stat().st_mode & 0o777
-            if mode & ~allowed and sys.platform != "win32":
-                yield Check("permissions", "warning", f"{place} is open to others ({mode:o})")
-        if not _is_writable(path):
-            told = f"{path} or its folder cannot be written: nothing can be stored"
-            yield Check("permissions", "warning", told)
-        if left := ", ".join(draft.name for draft in left_behind(path)):
-            remedy = "the next `restore` or `doctor --repair` removes them"
-            yield Check(
-                "drafts", "warning", f"left by processes that were killed: {left}; {remedy}"
-            )
-        free = disk_usage(path.parent).free
-        if free < max(FREE_MIN, self.database.size()):
-            yield Check("space", "warning", f"{free:,} bytes are free: a copy needs as many again")
-
-    def _check_contents(self) -> Iterator[Check]:
-        if not self.database.path.exists():
-            return
-        try:
-            with self.database.explained(), contextlib.closing(_connect(self.database.path)) as own:
-                # Asked anew: FTS5 takes what another process wrote for damage in a connection
-                # that knew the index before.
-                if found := check_pages(own):
-                    yield Check("pages", "broken", found)
-                    return
-            yield Check("pages", "ok", "SQLite finds the file sound")
-            with self.database.snapshot():
-                yield from self._check_tables(self.database.reader())
-        except DatabaseError as error:
-            yield Check("pages", "broken", str(error))
-
-    def _check_tables(self, connection: apsw.Connection) -> Iterator[Check]:
-        wrong = list(check_rows(connection))
-        for name, found, what in (
-            ("chunks", check_spans(connection), "texts that their chunks do not cover"),
-            ("words", check_words(connection), "chunks whose words are not their text's"),
-            ("vectors", check_vectors(connection, self._dimension()), "vectors that are none"),
-        ):
-            if found:
-                wrong.append(Check(name, "broken", f"{len(found)} {what}"))
-        yield from wrong
-        if not wrong:
-            counted = count_items(connection)
-            for name in ("chunks", "vectors"):
-                counted[name] = connection.execute(f"SELECT count(*) FROM {name}").get
-            yield Check("tables", "ok", f"{tell_counts(counted)} agree with the texts")
-        if waiting := self.pending():
-            yield Check("queue", "ok", f"{waiting:,} chunks wait for their vectors")
-
-    def _dimension(self) -> int:
-        known = self.database.value("SELECT value FROM meta WHERE key = 'dimension'")
-        return int(known or self.encoder.model.dimension)
-
-    def _check_surroundings(self) -> Iterator[Check]:
-        import apsw
-
-        try:
-            self.encoder.model.check(full=True)
-            yield Check("model", "ok", f"{self.encoder.model.name}, every byte as it should be")
-            with contextlib.suppress(DatabaseError):
-                if not self._same_model():
-                    remedy = "found by words alone: `reindex` makes them anew"
-                    yield Check("model", "warning", f"the vectors are of another model, {remedy}")
-        except ModelError as error:
-            yield Check("model", "broken", str(error))
-        fast = "with" if self.database.has_distance else "without"
-        python = ".".join(map(str, sys.version_info[:3]))
-        told = f"Python {python}, SQLite {apsw.sqlite_lib_version()} {fast} sqlite-vec"
-        yield Check("program", "ok", f"Sediment {__version__}, {told}")
+        return run_checks(self.database, self.encoder)
 
     def repair(self) -> dict[str, Any]:
         """Mend what `doctor` finds broken, after a copy of the file: {healthy, message, kept?,
@@ -10391,82 +10824,7 @@ class Memory:
         that can be read in them goes into a new file; `lost` has the ids of what could not. The
         model comes from the .pyz again; without one the message says what to do.
         """
-        refuse_another_programs(self.database.path)
-        remove_left_behind(self.database.path)
-        healthy, told = self._mend_model()
-        if any(check.status == "broken" for check in self._check_contents()):
-            answer = self._mend_file()
-            message = f"{answer['message']} {told}".rstrip()
-            return answer | {"healthy": healthy and answer["healthy"], "message": message}
-        return {"healthy": healthy, "message": told or "Nothing is broken."}
-
-    def _mend_model(self) -> tuple[bool, str]:
-        """Whether the model is sound, now; and what was done, or is to be done, for that."""
-        try:
-            self.encoder.model.check(full=True)
-            return True, ""
-        except ModelError as error:
-            reason = f"Not mended: {error}."
-        if takes_bundled_model() and unpack_model():
-            with contextlib.suppress(ModelError):
-                self.encoder.model.check(full=True)
-                return True, "Unpacked the model again."
-        return False, reason
-
-    def _mend_file(self) -> dict[str, Any]:
-        if self._pages_are_sound():
-            kept = aside(self.database.path, "before-repair")
-            copy_database(self.database.reader(), kept)
-            with self.database.transaction() as connection:
-                mend(connection, self._dimension(), self._split)
-                note_copy(connection, kept)
-            answer: dict[str, Any] = {"kept": str(kept), "lost": []}
-            message = "Made anew what did not agree with the texts."
-        else:
-            answer = self._rescue()
-            counts = {name: answer[name] for name in _COUNTED if name in answer}
-            told = tell_counts({"items": answer["rescued"]} | counts)
-            message = f"Rescued {told} from the pages that can be read"
-            message += f"; {_told_lost(answer['lost'])}."
-            if not (answer["rescued"] or counts or answer["lost"]):
-                message = "Nothing of a memory can be read in it: the database is new and empty."
-            if "file_parts" in answer:
-                message += " What stands in files, some of these among it, comes back by `index`."
-        healthy = not any(check.status == "broken" for check in self._check_contents())
-        message += f" What was there before is in {answer['kept']}."
-        return {"healthy": healthy, **answer, "message": message}
-
-    def _pages_are_sound(self) -> bool:
-        try:
-            with self.database.explained(), contextlib.closing(_connect(self.database.path)) as own:
-                _check_ours(own, self.database.path)
-                return not check_pages(own)
-        except DatabaseError:
-            return False
-
-    def _rescue(self) -> dict[str, Any]:
-        """Put what can be read of a damaged file into a new one, and that in its place."""
-        live = self.database.path
-        found = rescue(_merged(live))
-        draft, kept = draft_of(aside(live, "rescued")), aside(live, "damaged")
-        try:
-            with contextlib.closing(Database(draft)) as new:
-                rebuild(found, new, self._split)
-                with new.transaction() as connection:
-                    mend(connection, self._dimension_of(found), self._split)
-                    note_copy(connection, kept)
-            self._exchange(draft, kept)
-        finally:
-            draft.unlink(missing_ok=True)
-        counts = Counter(map(_counted_as, found.items.values()))
-        answer = {"kept": str(kept), "rescued": counts.pop("items", 0), "lost": found.lost()}
-        return answer | counts
-
-    def _dimension_of(self, found: Rescued) -> int:
-        return int(found.notes.get("dimension", self.encoder.model.dimension))
-
-    def _split(self, content: str) -> list[Chunk]:
-        return split_text(content, self.encoder.fits)
+        return repair_database(self.database, self.encoder)
 
     def reindex(
         self,
@@ -10478,50 +10836,7 @@ class Memory:
         The old ones answer until the new ones are all there and take their place in one
         transaction. Interrupted, it goes on where it was. Calls `progress(items done)`.
         """
-        self._must_exist()
-        goal = f"{self.encoder.model.digest} {CHUNKER}"
-        with self.database.transaction() as connection:
-            if connection.execute("SELECT value FROM meta WHERE key = 'reindex'").get != goal:
-                connection.execute("DELETE FROM staged")
-                connection.execute("INSERT OR REPLACE INTO meta VALUES('reindex', ?)", (goal,))
-        progress(self.database.value("SELECT count(DISTINCT item) FROM staged"))
-        last = 0
-        while not self._switch(last, goal):  # nor when one was stored a moment ago
-            while batch := self.database.rows(f"{_UNSTAGED} LIMIT {REINDEX_BATCH}", last):
-                if stop():
-                    return {"success": False, "message": "Interrupted: reindex goes on from here."}
-                rows = [row for item in batch for row in self._staged_rows(*item)]
-                with self.database.transaction() as connection:
-                    _check_goal(connection, goal)
-                    _stage(connection, rows)
-                progress(len(batch))
-                last = batch[-1][0]
-        chunks = self.database.value("SELECT count(*) FROM chunks")
-        with self.database.explained():
-            counts = count_items(self.database.reader())
-        made = f"{chunks:,} chunk{'s' * (chunks != 1)} of {tell_counts(counts)}"
-        message = f"Made {made} anew, with {self.encoder.model.name}."
-        return {"success": True, **counts, "chunks": chunks, "message": message}
-
-    def _switch(self, last: int, goal: str) -> bool:
-        """Let what is staged take its place, unless an item behind this one is not staged yet."""
-        with self.database.transaction() as connection:
-            _check_goal(connection, goal)
-            if fetch(connection, f"{_UNSTAGED} LIMIT 1", last):
-                return False
-            switch_to_staged(connection)
-            _claim_model(connection, self.encoder.model)
-        return True
-
-    def _staged_rows(self, item: int, content: str, file: int | None) -> list[tuple[Any, ...]]:
-        chunks = self._split(content)
-        if file is not None:  # how a file is cut is seen in the file alone: `index` looks again
-            sql = 'SELECT start, "end", context FROM chunks WHERE item = ? ORDER BY position'
-            chunks = [Chunk(*row) for row in self.database.rows(sql, item)]
-        return [
-            (item, position, *chunk, self._embed_span(content, chunk))
-            for position, chunk in enumerate(chunks)
-        ]
+        return reindex_database(self.database, self.encoder, progress, stop)
 
     def prune(
         self,
@@ -10537,87 +10852,22 @@ class Memory:
         another's place, stays unless `confirmed`; `kept` has what is as old and stays, and `why`.
         `undo` brings each back until `purge`.
         """
-        before, where = parse_age(older_than), self._scope(check_scope(scope))
-        doomed, kept = self._prunable(before, where, confirmed)
-        if not dry_run and doomed:
-            with self.database.transaction() as connection:
-                doomed, kept = self._prunable(before, where, confirmed)  # others did something
-                for row in doomed:
-                    prune_item(connection, row["id"])
-        answer = {"count": len(doomed), "items": doomed, "kept": kept}
-        return answer | ({"dry_run": True} if dry_run else {})
-
-    def _prunable(
-        self, before: int, scope: tuple[str, tuple[str | None, ...]], confirmed: bool
-    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """What is older than a time: what nothing speaks for, and what stays, with the reasons."""
-        where, values = scope
-        sql = (
-            f"SELECT {_ITEM}, a.last_accessed_at, a.validation_count,"
-            " EXISTS(SELECT 1 FROM items o WHERE o.successor = i.id)"
-            " FROM items i LEFT JOIN access_log a ON a.item_id = i.id"
-            f" WHERE {where} AND i.created_at < {before:d} ORDER BY i.created_at, i.seq"
-        )
-        doomed, kept = [], []
-        for *columns, shown, validations, newer in self.database.rows(sql, *values):
-            why = [f"recalled {iso_time(shown)[:10]}"] if (shown or 0) >= before else []
-            why += ["confirmed"] if validations and not confirmed else []
-            why += ["in another's place"] if newer and not confirmed else []
-            row = _listed(_item(tuple(columns)))
-            kept.append(row | {"why": ", ".join(why)}) if why else doomed.append(row)
-        return doomed, kept
+        where = in_scope(check_scope(scope), self.projects.current())
+        return prune_items(self.database, parse_age(older_than), where, confirmed, dry_run)
 
     def purge(self, *, scope: str = "project", dry_run: bool = False) -> dict[str, Any]:
         """Erase what `prune` has hidden, for good: {count, message}; or name it as `items`."""
         project = None if check_scope(scope) == "global" else self.projects.current()
         if project is None and scope != "global":
             return {"count": 0, "message": "Erased nothing: there is no project here."}
-        sql = (
-            f"SELECT {_ITEM} FROM items i WHERE ended_by = '{PRUNED}' AND ended_at IS NOT NULL"
-            " AND project_id IS ? ORDER BY created_at, seq"
-        )
-        rows = list(map(_item, self.database.rows(sql, project)))
-        if dry_run:
-            told = f"Pruned memories that would be erased: {len(rows)}."
-            items = list(map(_listed, rows))
-            return {"count": len(rows), "items": items, "dry_run": True, "message": told}
-        if rows:
-            with self.database.transaction() as connection:
-                rows = list(map(_item, fetch(connection, sql, project)))  # some may be live again
-                for row in rows:
-                    erase_item(connection, row["id"])
-            self._checkpoint()
-        return {"count": len(rows), "message": f"Pruned memories erased: {len(rows)}."}
+        return purge_items(self.database, project, dry_run)
 
     def stats(self, *, verify: bool = False) -> dict[str, Any]:
         """What there is: the file, its counts, the project, the model. `verify` reads it all."""
-        database, model = self.database, self.encoder.model
-        if verify:
-            model.check(full=True)
-        count = "SELECT count(*) FROM items i WHERE"
-        current = self.projects.current()
-        with database.explained():
-            counts = count_items(database.reader())
-        return {
-            "database": str(database.path),
-            "exists": database.path.exists(),
-            "bytes": database.size(),
-            "schema": len(MIGRATIONS),
-            **counts,
-            "chunks": database.value("SELECT count(*) FROM chunks"),
-            "pending_chunks": self.pending(),
-            "project": current,
-            "project_items": database.value(f"{count} {_MEMORY} AND i.project_id = ?", current),
-            "global_items": database.value(f"{count} {_MEMORY_GLOBAL}"),
-            "model": model.name,
-            "dimension": model.dimension,
-            "same_model": self._same_model(),
-            **({"verified": True} if verify else {}),
-        }
+        return database_stats(self.database, self.encoder, self.projects.current(), verify)
 
     def _find(self, id: str) -> dict[str, Any] | None:
-        rows = self.database.rows(f"SELECT {_ITEM} FROM items i WHERE i.id = ?", id)
-        return _item(rows[0]) if rows else None
+        return find_item(self.database, id)
 
     def _beginning(self, prefix: str) -> list[dict[str, Any]]:
         """Items whose ids begin so, two at most; those of other projects only where no other does
@@ -10664,7 +10914,7 @@ class Memory:
         return row
 
     def _check_own(self, row: dict[str, Any], what: str) -> None:
-        if self._is_foreign(row):
+        if self.projects.is_foreign(row):
             raise NotFound(f"{row['id']} belongs to another project: {what} it there (--project)")
 
     def _front(self, row: dict[str, Any]) -> str | None:
@@ -10679,51 +10929,31 @@ class Memory:
     def _may_read(self, row: dict[str, Any]) -> bool:
         """Whether recall shows it here."""
         shared = crosses_projects() and row["content_type"] != CONVERSATION
-        return shared or not self._is_foreign(row)
-
-    def _is_foreign(self, row: dict[str, Any]) -> bool:
-        return row["project_id"] not in (None, self.projects.current())
+        return shared or not self.projects.is_foreign(row)
 
 
-_OTHER_MODEL = "The vectors here are of another model: found by words alone until `reindex`."
+def check_found(encoder: Encoder, name: str, text: str) -> None:
+    """InvalidInput unless recall finds a file with this text by how each of its parts begins:
+    tried in a database of its own, so that nobody meets what is then refused."""
+    import tempfile
 
-
-def _told_lost(ids: list[str]) -> str:
-    if not ids:
-        return "none is lost"
-    more = len(ids) - REFUSED_SHOWN
-    rest = f" and {more} more (--json names them all)" if more > 0 else ""
-    return f"{len(ids)} could not be: {', '.join(ids[:REFUSED_SHOWN])}{rest}"
-
-
-def _as_list(given: str | Path | Iterable[str | Path]) -> list[str | Path]:
-    """Paths or patterns, of which one may be given by itself."""
-    if isinstance(given, str | Path):
-        return [given]
-    named: list[Any] = list(given) if isinstance(given, Iterable) else [given]
-    if wrong := [one for one in named if not isinstance(one, str | Path)]:
-        raise InvalidInput(f"a path or pattern must be a string, not {type(wrong[0]).__name__}")
-    return named
-
-
-# The columns of an item that callers see, and the same as a dict.
-_COLUMNS = (
-    "seq",
-    "id",
-    "content",
-    "content_type",
-    "project_id",
-    "created_at",
-    "ended_at",
-    "ended_by",
-    "successor",
-    "first_line",
-    "last_line",
-)
-_ITEM = ", ".join(f"i.{column}" for column in _COLUMNS) + (
-    ", (SELECT path FROM files f WHERE f.id = i.file)"
-    ", (SELECT count(*) FROM chunks c WHERE c.item = i.seq)"
-)
+    with (
+        tempfile.TemporaryDirectory() as place,
+        Memory(Path(place) / "memory.db", project="summary") as trial,
+    ):
+        trial._encoder = encoder
+        path = Path(place) / name
+        path.write_text(text, "utf-8", newline="")
+        told = trial.index([path])
+        parts = trial.database.rows("SELECT content FROM items")
+        reason = f"it {told['skipped'][0]['reason']}" if told["skipped"] else ""
+        for beginning in (" ".join(part.split()[:20])[:EXCERPT] for (part,) in parts):
+            if not trial.recall(beginning, record=False)["results"]:
+                reason = f"nothing is found for {_show(beginning)}"
+    if reason or not parts:
+        reason = reason or "there is nothing to index"
+        what = f"recall would not find this summary ({reason})"
+        raise InvalidInput(f"{what}: nothing was changed")
 
 
 # An item and all that it replaced, was merged with, or was replaced by, oldest first.
@@ -10740,14 +10970,6 @@ def _edge(row: tuple[Any, ...]) -> dict[str, Any]:
     edge: dict[str, Any] = dict(zip(("from", "to", "type"), row[:3], strict=True))
     facts = zip(("label", "strength", "count"), row[3:], strict=True)
     return edge | {name: value for name, value in facts if value}
-
-
-def _item(row: tuple[Any, ...]) -> dict[str, Any]:
-    return dict(zip((*_COLUMNS, "path", "chunks"), row, strict=True))
-
-
-def _listed(row: dict[str, Any]) -> dict[str, Any]:
-    return shared_facts(row) | ({"chunked": True} if row["chunks"] > 1 else {})
 
 
 def _result(row: dict[str, Any], hit: Hit, span: tuple[int, int, int]) -> dict[str, Any]:
@@ -10827,11 +11049,6 @@ def _nothing_found(held: int, min_score: float | None) -> str:
     return f"No items found that have to do with this query; {held} unrelated ones held back."
 
 
-def _two_places(score: float) -> str:
-    """A score as the original's clients read it: a string from "0.00" to "1.00"."""
-    return f"{min(1.0, max(0.0, score)):.2f}"
-
-
 def _store_answer(
     item: Item, old: str | None, outdated: list[dict[str, Any]], remark: str
 ) -> dict[str, Any]:
@@ -10855,15 +11072,6 @@ def _store_answer(
         )
     answer["message"] = message + "."
     return answer
-
-
-def _claim_model(connection: apsw.Connection, model: Model) -> bool:
-    """The first vectors decide which model the file is of; whether it is of this one."""
-    facts = {"model_name": model.name, "model_digest": model.digest, "dimension": model.dimension}
-    rows = [(key, str(value)) for key, value in facts.items()]
-    connection.executemany("INSERT OR IGNORE INTO meta VALUES(?, ?)", rows)
-    known = connection.execute("SELECT value FROM meta WHERE key = 'model_digest'").get
-    return known == model.digest
 
 
 def _check_live(connection: apsw.Connection, id: str) -> None:
@@ -10897,60 +11105,6 @@ def _fill(connection: apsw.Connection, vectors: list[tuple[bytes, int]]) -> None
     connection.executemany("DELETE FROM pending WHERE chunk = ?", [(row[1],) for row in vectors])
 
 
-_UNSTAGED = (
-    "SELECT seq, content, file FROM items WHERE seq > ?"
-    " AND NOT EXISTS(SELECT 1 FROM staged WHERE item = seq) ORDER BY seq"
-)
-
-
-def _check_goal(connection: apsw.Connection, goal: str) -> None:
-    """DatabaseError when what is staged is not any more for this model and chunker."""
-    if connection.execute("SELECT value FROM meta WHERE key = 'reindex'").get != goal:
-        raise DatabaseError("another process made all vectors anew meanwhile: see `status`")
-
-
-def _stage(connection: apsw.Connection, rows: list[tuple[Any, ...]]) -> None:
-    """Keep new chunks with their vectors; those of items forgotten meanwhile are left out."""
-    connection.executemany(
-        "INSERT OR IGNORE INTO staged SELECT ?1, ?2, ?3, ?4, ?5, ?6"
-        " WHERE EXISTS(SELECT 1 FROM items WHERE seq = ?1)",
-        rows,
-    )
-
-
-def switch_to_staged(connection: apsw.Connection) -> None:
-    """Let the new chunks and vectors take the place of the old ones."""
-    connection.execute("""
-        DELETE FROM chunks;
-        INSERT INTO chunks(item, position, start, "end", context)
-            SELECT item, position, start, "end", context FROM staged ORDER BY item, position;
-        INSERT INTO vectors SELECT c.id, s.vector FROM chunks c JOIN staged s
-            ON s.item = c.item AND s.position = c.position;
-        DELETE FROM staged;
-        DELETE FROM embeddings;
-        UPDATE files SET digest = x'';
-        DELETE FROM meta WHERE key IN ('model_name', 'model_digest', 'dimension', 'reindex');
-    """)
-    fill_words(connection)
-    new_generation(connection)
-
-
-def _merged(path: Path) -> bytes:
-    """A damaged file with what its log holds, as far as SQLite can still put that in."""
-    import tempfile
-
-    import apsw
-
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        copy = Path(folder) / path.name
-        for suffix in ("", "-wal"):
-            if os.path.exists(f"{path}{suffix}"):
-                Path(f"{copy}{suffix}").write_bytes(Path(f"{path}{suffix}").read_bytes())
-        with contextlib.suppress(apsw.Error), contextlib.closing(_connect(copy)) as connection:
-            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-        return copy.read_bytes()
-
-
 def paginate(text: str) -> list[tuple[int, int]]:
     """Spans of a text whose JSON each is at most PAGE_SIZE characters long."""
     pages, start = [], 0
@@ -10961,16 +11115,6 @@ def paginate(text: str) -> list[tuple[int, int]]:
         pages.append((start, min(start + size, len(text))))
         start += size
     return pages
-
-
-def json_length(value: object) -> int:
-    """Characters of a value as it is written in an answer."""
-    return len(to_json(value))
-
-
-def to_json(value: object) -> str:
-    """Compact JSON, with characters as themselves."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import sediment
-from sediment import Encoder, Memory, Shown, sha256
+from sediment import Encoder, Memory, Shown, check_contents, sha256
 
 CACHE = tempfile.TemporaryDirectory()  # notes about checked models, for this process's children
 TIMEOUT = 120  # s; nothing here takes long, but a loaded machine may stall
@@ -126,7 +126,9 @@ def shown(*ids: str, question: str = "") -> Shown:
 
 def consistent(memory: Memory) -> None:
     """All tables agree with each other and with the texts, and SQLite with the file."""
-    wrong = [check for check in memory._check_contents() if check.status != "ok"]
+    wrong = [
+        check for check in check_contents(memory.database, memory.encoder) if check.status != "ok"
+    ]
     assert not wrong, wrong
     assert not memory.database.rows("PRAGMA foreign_key_check")
     with memory.database.transaction() as connection:

@@ -239,7 +239,7 @@ def test_a_copy_of_other_pages_and_an_older_schema_is_restored(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("again", ["restore", "repair"])
-@pytest.mark.parametrize("killed", ["sediment.take_place", "Memory._put"])
+@pytest.mark.parametrize("killed", ["sediment.take_place", "sediment._take_contents"])
 def test_what_a_killed_restore_left_is_told_and_removed(
     memory: Memory, path: Path, tmp_path: Path, killed: str, again: str
 ) -> None:
@@ -370,6 +370,19 @@ def test_what_is_derived_is_made_anew(memory: Memory, path: Path, what: str) -> 
     consistent(memory)
     for text in TEXTS[:4]:
         assert memory.recall(text)["results"][0]["content"] == text
+
+
+def test_chunks_out_of_the_order_of_their_texts_are_numbered_anew(memory: Memory) -> None:
+    with memory.database.transaction() as connection:
+        connection.execute("""
+            UPDATE chunks SET position = id WHERE item IN (1, 2);
+            UPDATE chunks SET item = 3 - item WHERE item IN (1, 2);
+            UPDATE chunks SET position = 0, "end" =
+                (SELECT length(content) FROM items WHERE seq = item) WHERE item IN (1, 2);
+        """)
+    assert "tables" in broken(memory)
+    assert memory.repair()["healthy"]
+    consistent(memory)
 
 
 @pytest.mark.parametrize(

@@ -954,7 +954,7 @@ def test_sections_of_all_the_markdown_that_is_here() -> None:
     found = {path for place in MACHINE for path in place.rglob("*.md") if path.is_file()}
     files = sorted(found, key=lambda path: (path.stat().st_size, path))
     for path in files[:: len(files) // LOOKED_AT + 1]:
-        text = sediment.read_file(path)[0]
+        text = sediment.read_file(path.resolve()).text
         lines, shown = text.removesuffix("\n").split("\n"), visible(text)
         heads = {shown.count("\n", 0, one.start) + 1 for one in sediment._headings(shown)}
         parts = split_file(text, "markdown", lambda _: True)
@@ -1024,6 +1024,10 @@ def test_a_fact_goes_into_a_file_once(memory: Memory, folder: Path) -> None:
         memory.store("x", into=folder)
     with pytest.raises(InvalidInput, match="edit the file"):
         memory.store("x", into="MEMORY.md", replace=answer["id"])
+    before = file.read_bytes()
+    with pytest.raises(InvalidInput, match="scope must be"):
+        memory.store("Nowhere to go.", into=file, scope="nowhere")
+    assert file.read_bytes() == before
 
 
 @pytest.mark.parametrize(
