@@ -4144,9 +4144,20 @@ class WordTable:
         """bool[stem]: which ones are of a class of CUES, or have a "digit"."""
         return self._classes[name]
 
-    def shared(self, columns: Any = True) -> Any:
+    def shared(self, columns: Any) -> Any:
         """float[text, text]: the idf of these stems that two have; of one, in the diagonal."""
-        return (self.has * (self.idf * columns)) @ self.has.T
+        has = self.has[:, columns]
+        return (has * self.idf[columns]) @ has.T
+
+    @functools.cached_property
+    def alone(self) -> Any:
+        """bool[stem]: neither asked, nor a word of change or a figure."""
+        return ~(self.beside | self.of("change") | self.of("digit"))
+
+    @functools.cached_property
+    def shared_alone(self) -> Any:
+        """float[text, text]: `shared` of the stems that stand alone, which are the most."""
+        return self.shared(self.alone)
 
     def beginnings(self) -> Any:
         """int[text, text]: how many of the first four words are the same in two texts."""
@@ -4242,7 +4253,7 @@ def _overlap(table: WordTable) -> Matrices:
     """The idf of the words that both have, of those that either has, or of the shorter one's."""
     import numpy
 
-    both = table.shared()
+    both = table.shared_alone + table.shared(~table.alone)
     each = both.diagonal()
     either = each[:, None] + each - both
     shorter = numpy.minimum(each[:, None], each)
@@ -4321,12 +4332,13 @@ def _ruled(
 
     unshared, mislaid = _unshared(table)
     room = _room(table)
-    lost = (table.has * table.beside) @ (1 - table.has.T) > 0
+    asked = table.has[:, table.beside]
+    lost = asked @ (1 - asked.T) > 0
     near = newer & (unshared <= UNSHARED_MAX + UNSHARED_CHANGED + UNSHARED_KEYED)
     relevance = numpy.array([rival.relevance for rival in rivals])
     changing = table.counts["change"] > 0
     # "We moved from A to B" need not say what "A is used" does: it names what that answered.
-    value = table.shared(~table.beside & ~table.of("change") & ~table.of("digit"))
+    value = table.shared_alone
     strays = near & (relevance < VERSION_RELEVANCE * relevance[:, None])
     for old, new in numpy.argwhere((strays & changing & (value >= RIVAL_TELLS))[:RULED]).tolist():
         strays[old, new] = not _changes_that(texts[new], texts[old], query, table)
@@ -4351,17 +4363,16 @@ def _unshared(table: WordTable) -> tuple[Any, Any]:
     do not count: they make no other text of a look-alike."""
     import numpy
 
-    def apart(columns: Any) -> Any:
-        both = table.shared(columns)
+    def apart(both: Any) -> Any:
         each = both.diagonal()
         return numpy.maximum(each[:, None], each) - both
 
-    digits, own = table.of("digit"), ~table.beside & ~table.of("change")
+    digits, value = table.of("digit"), table.shared_alone
     figures = table.has[:, digits & table.beside]
     mislaid = figures @ (1 - figures.T) > 0
-    unshared = apart(own)
+    unshared = apart(value + table.shared(digits & ~table.beside & ~table.of("change")))
     if mislaid.any():
-        unshared = numpy.where(mislaid, apart(own & ~digits), unshared)
+        unshared = numpy.where(mislaid, apart(value), unshared)
     return unshared, mislaid
 
 
@@ -4370,7 +4381,8 @@ def _room(table: WordTable) -> Any:
     either says is what the query asks."""
     import numpy
 
-    plain = table.shared(~table.of("change") & ~table.of("digit"))
+    asked = table.beside & ~table.of("change") & ~table.of("digit")
+    plain = table.shared_alone + table.shared(asked)
     either = plain.diagonal()[:, None] + plain.diagonal() - plain
     key = table.shared(table.beside) / numpy.where(either > 0, either, numpy.inf)
     return UNSHARED_MAX + UNSHARED_KEYED * key
@@ -4680,6 +4692,9 @@ class VectorIndex:
             found, around = [], self._vectors[:0]
             for kind, enough in enumerate(scanned):
                 rows = self._live_rows(project, kind) if enough else _no_rows()
+                if not len(rows):
+                    found.append([])
+                    continue
                 if not few:
                     rows = _nearest_rows(rows, told[rows], enough)
                 cosines = told[rows] if few else self._rows_of(rows) @ query
@@ -4978,19 +4993,28 @@ class Words(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """What the two indexes know of an item: its best chunk's cosine (None without vectors) and
+    """What the two indexes know of an item: its best chunk's cosine (nan without vectors) and
     BM25, how far that is of the best one's and of the most there could be; and the cosine of the
-    mean of all its chunks."""
+    mean of all its chunks. Of many candidates, each field is a column of theirs."""
 
-    item: int
-    chunk: int
-    chunks: int
-    kind: int  # OWN, FOREIGN or TALK
-    cosine: float | None
-    bm25: float
-    relative: float
-    coverage: float
-    whole: float
+    item: Any  # int, or int[candidates]; the others as well
+    chunk: Any
+    chunks: Any
+    kind: Any  # OWN, FOREIGN or TALK
+    cosine: Any
+    bm25: Any
+    relative: Any
+    coverage: Any
+    whole: Any
+
+
+class Scores(NamedTuple):
+    """Columns of candidates: the scores of a ranking, what each has to do with the query, and the
+    parts of the scores by name."""
+
+    score: Any
+    relevance: Any
+    parts: dict[str, Any]
 
 
 class Facts(NamedTuple):
@@ -5274,11 +5298,12 @@ def _candidate(
     relative = word.score / best if word and best else 0.0
     # The excerpt to show: where the words are, if they are what speaks for the item.
     told = word if word and (near is None or relative > 0.5) else near
-    cosine = (near.score if math.isfinite(near.score) else 0.0) if near else None
+    cosine = (near.score if math.isfinite(near.score) else 0.0) if near else math.nan
     bm25 = word.score if word else 0.0
     coverage = min(1.0, bm25 / ideal) if ideal else 0.0
     chunk, chunks = (told.chunk if told else 0), near.chunks if near else 1
-    return Candidate(item, chunk, chunks, kind, cosine, bm25, relative, coverage, cosine or 0.0)
+    whole = cosine if near else 0.0
+    return Candidate(item, chunk, chunks, kind, cosine, bm25, relative, coverage, whole)
 
 
 def words_share(best: float, tenth: float, ideal: float) -> float:
@@ -5293,7 +5318,7 @@ class Profile(NamedTuple):
     """A way of ranking: a score from the two indexes, then what else is known of the best, beside
     the `reach` memories that are nearest to the query."""
 
-    score: Callable[[Candidate, float, float], Hit]
+    score: Callable[[Candidate, float, float], Scores]
     adjust: Callable[[list[Hit], dict[int, Facts], Query, Lexicon, int], list[Hit]]  # of n chunks
     floor: Callable[[int], float]
     reach: int = 0
@@ -5308,33 +5333,54 @@ def rank(
 ) -> list[Hit]:
     """The best `depth` candidates by both indexes, best first; another project's keep `factor`
     of their score."""
-    hits = [profile.score(candidate, share, factor) for candidate in found]
-    return sorted(hits, key=lambda hit: (-hit.score, -hit.item))[:depth]
+    if not found:
+        return []
+    import numpy
+
+    columns = Candidate._make([numpy.array(column) for column in zip(*found, strict=True)])
+    score, relevance, parts = profile.score(columns, share, factor)
+    best = numpy.lexsort((-columns.item, -score))[:depth]
+    cosines = _cosines(columns)
+    chosen = columns.item, columns.chunk, score, cosines, columns.kind, relevance
+    rows = zip(*(column[best].tolist() for column in chosen), strict=True)
+    values = zip(*(column[best].tolist() for column in parts.values()), strict=True)
+    return [
+        Hit(item, chunk, score, cosine, kind, fits, dict(zip(parts, told, strict=True)))
+        for (item, chunk, score, cosine, kind, fits), told in zip(rows, values, strict=True)
+    ]
 
 
 # default: the formula of the header.
 
 
-def default_score(candidate: Candidate, share: float, factor: float) -> Hit:
+def default_score(found: Candidate, share: float, factor: float) -> Scores:
     """Meaning plus what the words are worth for this query."""
-    words = share * candidate.relative**WORDS_POWER
-    length = -LENGTH_DISCOUNT * math.log(candidate.chunks)
-    project = factor if candidate.kind == FOREIGN else 1.0
-    talk = -TALK_LOSS if candidate.kind == TALK else 0.0
-    cosine = candidate.cosine or 0.0
-    whole = WHOLE_WEIGHT * (candidate.whole - cosine)
-    parts = {
-        "cosine": cosine,
-        "whole": whole,
-        "bm25": candidate.bm25,
-        "words": words,
-        "length": length,
-        "conversation": talk,
-        "project": project,
+    import numpy
+
+    cosine = _cosines(found)
+    added = {
+        "whole": WHOLE_WEIGHT * (found.whole - cosine),
+        "words": share * found.relative**WORDS_POWER,
+        "length": -LENGTH_DISCOUNT * numpy.log(found.chunks),
+        "conversation": numpy.where(found.kind == TALK, -TALK_LOSS, 0.0),
     }
-    score = (cosine + whole + words + length + talk) * project
-    item, chunk, kind = candidate.item, candidate.chunk, candidate.kind
-    return Hit(item, chunk, score, cosine, kind, relevance(candidate), parts)
+    project = _project_factor(found, factor)
+    parts = {"cosine": cosine, "bm25": found.bm25, **added, "project": project}
+    return Scores((cosine + sum(added.values())) * project, relevance(found), parts)
+
+
+def _cosines(found: Candidate) -> Any:
+    """The cosines of candidates, 0 of those without vectors."""
+    import numpy
+
+    return numpy.where(numpy.isnan(found.cosine), 0.0, found.cosine)
+
+
+def _project_factor(found: Candidate, factor: float) -> Any:
+    """What candidates of other projects keep of their scores."""
+    import numpy
+
+    return numpy.where(found.kind == FOREIGN, factor, 1.0)
 
 
 def chance_floor(chunks: int) -> float:
@@ -5343,13 +5389,14 @@ def chance_floor(chunks: int) -> float:
     return FLOOR * min(1.0, math.sqrt(math.log(1 + chunks) / math.log(FLOOR_CHUNKS)))
 
 
-def relevance(candidate: Candidate) -> float:
+def relevance(found: Candidate) -> Any:
     """How much an item has to do with a query, FLOOR being enough: by meaning with some help of
-    the words, or by words that cover most of the query."""
-    if candidate.cosine is None:
-        return 1.0
-    coverage = candidate.coverage
-    return max(candidate.cosine + FLOOR * coverage / 2, FLOOR * coverage / COVERAGE_ENOUGH)
+    the words, or by words that cover most of the query; without a vector, all."""
+    import numpy
+
+    words = FLOOR * found.coverage
+    fits = numpy.maximum(found.cosine + words / 2, words / COVERAGE_ENOUGH)
+    return numpy.where(numpy.isnan(found.cosine), 1.0, fits)
 
 
 def default_adjust(
@@ -5434,9 +5481,9 @@ def features_of(
     if len({one.created_at for one in rivals}) < 2 or not all(one.vector for one in rivals):
         return {}
     features = pair_features(rivals, query.subject, lexicon, query.around)
-    projects = [facts[hit.item].project for hit in hits]
-    apart = [[None not in (a, b) and a != b for b in projects] for a in projects]
-    return features | {"days": numpy.where(apart, 0, features["days"])}
+    projects = numpy.array([facts[hit.item].project or "" for hit in hits])
+    other = (projects[:, None] != projects) & (projects[:, None] != "") & (projects != "")
+    return features | {"days": numpy.where(other, 0, features["days"])}
 
 
 def _rival(hit: Hit, facts: Facts) -> Rival:
@@ -5490,39 +5537,32 @@ def _explained(
 
 
 def weighed_score(
-    weights: tuple[float, float], candidate: Candidate, _: float, factor: float
-) -> Hit:
+    weights: tuple[float, float], found: Candidate, _: float, factor: float
+) -> Scores:
     """Meaning and words in shares that somebody asked for."""
-    plain = default_score(candidate, 0.0, factor)
-    meaning, words = weights[0] * plain.cosine, weights[1] * candidate.relative**WORDS_POWER
+    plain = default_score(found, 0.0, factor)
+    meaning = weights[0] * plain.parts["cosine"]
+    words = weights[1] * found.relative**WORDS_POWER
     parts = plain.parts | {"meaning": meaning, "words": words}
-    return plain._replace(score=(meaning + words) * plain.parts["project"], parts=parts)
+    return plain._replace(score=(meaning + words) * parts["project"], parts=parts)
 
 
 # classic: the original's formulas, over the same candidates and the same BM25.
 
 
-def classic_similarity(cosine: float) -> float:
+def classic_similarity(cosine: Any) -> Any:
     """The original's scale: 1 / (1 + squared distance) of unit vectors."""
     return 1 / (3 - 2 * cosine)
 
 
-def classic_score(candidate: Candidate, _: float, factor: float) -> Hit:
+def classic_score(found: Candidate, _: float, factor: float) -> Scores:
     """Similarity plus a boost of the square of the relative BM25."""
-    cosine = candidate.cosine or 0.0
+    cosine = _cosines(found)
     similarity = classic_similarity(cosine)
-    boost = CLASSIC_BOOST * candidate.relative**CLASSIC_GAMMA
-    project = factor if candidate.kind == FOREIGN else 1.0
-    parts = {
-        "cosine": cosine,
-        "similarity": similarity,
-        "bm25": candidate.bm25,
-        "boost": boost,
-        "project": project,
-    }
-    score = (similarity + boost) * project
-    item, chunk, kind = candidate.item, candidate.chunk, candidate.kind
-    return Hit(item, chunk, score, cosine, kind, similarity, parts)
+    boost = CLASSIC_BOOST * found.relative**CLASSIC_GAMMA
+    project = _project_factor(found, factor)
+    parts = {"cosine": cosine, "similarity": similarity, "bm25": found.bm25, "boost": boost}
+    return Scores((similarity + boost) * project, similarity, parts | {"project": project})
 
 
 def classic_factors(facts: Facts, now: float) -> dict[str, float]:
@@ -5549,17 +5589,17 @@ def classic_adjust(hits: list[Hit], facts: dict[int, Facts], *_: Any) -> list[Hi
 # cosine and bm25: one index alone, to compare with.
 
 
-def cosine_score(candidate: Candidate, _: float, __: float) -> Hit:
+def cosine_score(found: Candidate, _: float, __: float) -> Scores:
     """Meaning alone."""
-    cosine, kind = candidate.cosine or 0.0, candidate.kind
-    return Hit(candidate.item, candidate.chunk, cosine, cosine, kind, 1.0, {"cosine": cosine})
+    import numpy
+
+    cosine = _cosines(found)
+    return Scores(cosine, numpy.ones_like(cosine), {"cosine": cosine})
 
 
-def bm25_score(candidate: Candidate, _: float, __: float) -> Hit:
+def bm25_score(found: Candidate, _: float, __: float) -> Scores:
     """Words alone, relative to the best."""
-    cosine, kind, parts = candidate.cosine or 0.0, candidate.kind, {"bm25": candidate.bm25}
-    has_words = float(candidate.bm25 > 0)
-    return Hit(candidate.item, candidate.chunk, candidate.relative, cosine, kind, has_words, parts)
+    return Scores(found.relative, (found.bm25 > 0).astype(float), {"bm25": found.bm25})
 
 
 def unadjusted(hits: list[Hit], *_: Any) -> list[Hit]:
@@ -10099,8 +10139,8 @@ class Memory:
         near = {chunk: _cosine(_vector(self.encoder.embed(text)), asked) for chunk, text in waiting}
         return [
             one._replace(
-                cosine=max(near[one.chunk], one.cosine or 0.0),
-                whole=near[one.chunk] if one.cosine is None else one.whole,
+                cosine=max(near[one.chunk], 0.0 if math.isnan(one.cosine) else one.cosine),
+                whole=near[one.chunk] if math.isnan(one.cosine) else one.whole,
             )
             if one.chunk in near
             else one

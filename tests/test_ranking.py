@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from storage import open_memory
 
 import sediment
-from sediment import Candidate, Facts, InvalidInput, Memory
+from sediment import Candidate, Facts, Hit, InvalidInput, Memory
 
 DAY = sediment.DAY
 cosines = st.floats(-1, 1)
@@ -24,8 +24,14 @@ NO_LEXICON = sediment.Lexicon(lambda _: [], lambda _: 0.0)
 
 def candidate(**facts: Any) -> Candidate:
     """A candidate of one chunk in the own project."""
-    empty = Candidate(1, 1, 1, False, 0.0, 0.0, 0.0, 0.0, 0.0)
+    empty = Candidate(1, 1, 1, sediment.OWN, 0.0, 0.0, 0.0, 0.0, 0.0)
     return empty._replace(**facts)
+
+
+def plain_hit() -> Hit:
+    """A candidate as the default ranking scores it."""
+    (hit,) = sediment.rank([candidate(cosine=0.5)], 0.0, sediment.PROFILES["default"], 1)
+    return hit
 
 
 def facts(**known: Any) -> Facts:
@@ -129,7 +135,7 @@ def test_what_was_confirmed_decides_between_equals(memory: Memory) -> None:
 
 @given(st.integers(0, 10**6))
 def test_trust_is_bounded(validations: int) -> None:
-    hit = sediment.default_score(candidate(cosine=0.5), 0.0, 1.0)
+    hit = plain_hit()
     (after,) = sediment.by_relevance([hit], {1: facts(validations=validations)})
     assert 0 <= after.score - hit.score <= sediment.TRUST_MAX
 
@@ -327,8 +333,7 @@ def test_all_words_of_a_query_are_enough(memory: Memory) -> None:
 
 @given(st.lists(st.booleans(), max_size=20), st.integers(1, 10))
 def test_at_most_half_are_foreign_while_own_ones_fit(foreign: list[bool], limit: int) -> None:
-    plain = sediment.default_score(candidate(cosine=0.5), 0.0, 1.0)
-    hits = [plain._replace(item=at, kind=int(other)) for at, other in enumerate(foreign)]
+    hits = [plain_hit()._replace(item=at, kind=int(other)) for at, other in enumerate(foreign)]
     found = sediment.own_first(hits, limit, 0.28)
     own = [hit for hit in hits if not hit.foreign]
     assert len(found) == min(limit, len(hits)) or len(own) + (limit + 1) // 2 < limit

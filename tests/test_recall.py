@@ -1,5 +1,6 @@
 """Recall: how words and meaning are weighed against each other, query by query."""
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,7 +110,7 @@ def test_words_alone_rank_by_bm25_and_vectors_alone_by_cosine(memory: Memory) ->
     found, *_ = sediment.candidates(memory.database, words, None, "demo")
     assert sorted(found, key=lambda one: -one.bm25)[0].item == 1
     assert {one.item for one in found} == {1, 2}
-    assert all(one.cosine is None for one in found)
+    assert all(math.isnan(one.cosine) for one in found)
     none = sediment.weigh_words(memory.database, "", memory._lexicon)
     vector = memory.encoder.embed("alpha beta")
     found, share, _ = sediment.candidates(memory.database, none, vector, "demo")
@@ -133,7 +134,8 @@ def test_a_manual_of_many_parts_does_not_crowd_out_a_sentence(memory: Memory) ->
     none = sediment.weigh_words(memory.database, "", memory._lexicon)
     (one,), *_ = sediment.candidates(memory.database, none, vector, "demo")
     many = one._replace(chunks=227)
-    scores = [sediment.default_score(found, 0.0, 1.0).score for found in (one, many)]
+    ranked = sediment.rank([one, many], 0.0, sediment.PROFILES["default"], 2)
+    scores = [hit.score for hit in ranked]
     assert scores[0] - scores[1] > 0.05
 
 
