@@ -351,7 +351,7 @@ def kill(case: Case, kind: str, number: int, delay: float, folder: Path) -> bool
     script = "import kills; kills.act(*sys.argv[1:])"
     places = os.pathsep.join(str(Path(file).parent) for file in (sediment.__file__, __file__))
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": places, "SEDIMENT_CACHE": CACHE.name}
-    env["PYTHONDONTWRITEBYTECODE"] = "1"
+    env["PYTHONPYCACHEPREFIX"] = CACHE.name
     process = child(script, case.name, path, json.dumps(case.ids), kind, str(number), env=env)
     if kind == "moment":
         assert hear(process) == "ready"

@@ -58,38 +58,48 @@ def test_files_are_the_pinned_ones() -> None:
         assert hashlib.sha256(data).hexdigest() == expected["sha256"]
 
 
-@pytest.fixture
-def recipe(tmp_path: Path) -> Path:
+def tree(folder: Path) -> Path:
     """The recipe in a tree of its own, that shares the fetched weights."""
-    (tmp_path / "models").mkdir()
+    (folder / "models").mkdir()
     for name in ("build_model.py", "manifest.json"):
-        shutil.copy(ROOT / "models" / name, tmp_path / "models")
+        shutil.copy(ROOT / "models" / name, folder / "models")
     weights = ROOT / "build" / "weights"
     weights.mkdir(parents=True, exist_ok=True)
-    (tmp_path / "build").mkdir()
-    (tmp_path / "build" / "weights").symlink_to(weights)
-    return tmp_path / "models" / "build_model.py"
+    (folder / "build").mkdir()
+    (folder / "build" / "weights").symlink_to(weights)
+    return folder / "models" / "build_model.py"
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    return tree(tmp_path)
 
 
 def build(recipe: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, str(recipe)], capture_output=True, text=True)
 
 
-def test_recipe_gives_the_pinned_files_and_repairs_them(recipe: Path) -> None:
-    made = recipe.parent / "all-MiniLM-L6-v2"
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recipe in a tree where it has been followed."""
+    recipe = tree(tmp_path_factory.mktemp("built"))
     assert build(recipe).returncode == 0
+    return recipe
+
+
+def test_recipe_gives_the_pinned_files_and_repairs_them(built: Path) -> None:
+    made = built.parent / "all-MiniLM-L6-v2"
     first = {file.name: file.read_bytes() for file in made.iterdir()}
     assert first == {file.name: file.read_bytes() for file in MODEL.iterdir()}
     (made / "weights.bin").write_bytes(b"damaged")
-    assert build(recipe).returncode == 0
+    assert build(built).returncode == 0
     assert (made / "weights.bin").read_bytes() == first["weights.bin"]
 
 
-def test_recipe_skips_work_that_is_done(recipe: Path) -> None:
-    assert build(recipe).returncode == 0
-    before = (recipe.parent / "all-MiniLM-L6-v2").stat().st_ino
-    assert build(recipe).returncode == 0
-    assert (recipe.parent / "all-MiniLM-L6-v2").stat().st_ino == before
+def test_recipe_skips_work_that_is_done(built: Path) -> None:
+    before = (built.parent / "all-MiniLM-L6-v2").stat().st_ino
+    assert build(built).returncode == 0
+    assert (built.parent / "all-MiniLM-L6-v2").stat().st_ino == before
 
 
 @pytest.mark.parametrize(

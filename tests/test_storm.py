@@ -22,9 +22,12 @@ PORTS = [f"The staging database listens on port {port}." for port in (5433, 6543
 
 
 @pytest.mark.skipif(os.name != "posix", reason="kills as POSIX does")
-def test_who_is_killed_takes_nothing_along(tmp_path: Path, unpacked: Path) -> None:
+def test_who_is_killed_takes_nothing_along(
+    tmp_path: Path, unpacked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storm, "WRITERS", 2)  # two of each kind: as many as two processors feed
     rage = storm.Storm(tmp_path, 48, seed=1, SEDIMENT_CACHE=str(unpacked))
-    figures = rage.run(pause=1, until=time.monotonic() + 8)
+    figures = rage.run(pause=1, until=time.monotonic() + 6)
     print(figures)
     assert figures["acknowledged"] > 0
     assert figures["killed servers"] + figures.get("killed shells", 0) > 0
