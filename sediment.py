@@ -2414,6 +2414,9 @@ def default_database() -> Path:
     return platformdirs.user_data_path("sediment", appauthor=False) / "memory.db"
 
 
+HOOKS_OFF = "hooks_off:"  # and a project, in meta: what its hooks leave undone
+
+
 def move_project(connection: apsw.Connection, old: str, new: str) -> None:
     """Let another project have all that one has. Its files are read again, since the ids of their
     parts tell the project; what both have indexed becomes one."""
@@ -8858,6 +8861,8 @@ _SHAPES = {
     "graph_edges": ("s", "s", "s", "fi", "s", "i", "i", "i", "b"),
     "history": ("n", "s", "s", "sn", "i", "s"),
     "sources": ("n", "s", "s", "s"),
+    "files": ("n", "i", "s", "s", "i", "i", "i", "i", "b", "i"),
+    "reviews": ("s", "s", "fi", "i"),
 }
 _KINDS = {type(None): "n", str: "s", int: "i", float: "f", bytes: "b"}
 _ADDED = {
@@ -8989,7 +8994,8 @@ def _value(kind: int, part: bytes) -> Any:
 def rebuild(found: Rescued, connection: apsw.Connection, encoder: Encoder) -> None:
     """Write what was rescued into a new file; vectors that are missing are queued."""
     facts = [(key, value) for key, value in found.meta.items() if key in _MODEL_FACTS]
-    connection.executemany("INSERT OR IGNORE INTO meta VALUES(?, ?)", facts)
+    told = [row for row in found.meta.items() if row[0].startswith(_TOLD)]
+    connection.executemany("INSERT OR IGNORE INTO meta VALUES(?, ?)", facts + told)
     places = [row for row in found.meta.items() if row[0].startswith(_PLACES)]
     connection.executemany("INSERT OR IGNORE INTO projects VALUES(?, ?)", places)
     # A file that never said which model it is of counts as today's; half a note does not.
@@ -8998,10 +9004,11 @@ def rebuild(found: Rescued, connection: apsw.Connection, encoder: Encoder) -> No
     for number, (_, item, position, *chunk) in found.rows["chunks"].items():
         _, vector = vectors.get(number, (None, b""))
         spans.setdefault(item, []).append((position, Chunk(*chunk), vector))
+    sessions = _rescued_sessions(found, connection)
     for number, values in sorted(found.rows["items"].items()):
-        if not _is_part(values):  # which `index` reads again
+        if not _is_part(values) or values[_TYPE] == CONVERSATION:  # others `index` reads again
             item = _rescued_item(values, sorted(spans.get(number, [])), encoder)
-            insert_item(connection, item)
+            insert_item(connection, item._replace(file=sessions.get(item.file or 0)))
     for table, shape in _SHAPES.items():
         sql = f"INSERT OR IGNORE INTO {table} VALUES({', '.join('?' * len(shape))})"
         for row in found.rows[table].values() if table not in _REBUILT else ():
@@ -9009,20 +9016,35 @@ def rebuild(found: Rescued, connection: apsw.Connection, encoder: Encoder) -> No
             connection.execute(sql, row)
 
 
-_REBUILT = ("items", "chunks", "vectors")
-_ENDED_AT, _FILE = 7, 11  # the places of these columns in a row of items
+_REBUILT = ("items", "chunks", "vectors", "files")
+_TYPE, _PROJECT, _ENDED_AT, _FILE = 3, 4, 7, 11  # the places of these columns in a row of items
 _MODEL_FACTS = ("model_name", "model_digest", "dimension")
+_TOLD = (HOOKS_OFF, "copy:", _BEGUN)  # how keys of `meta` begin that say what nothing else does
+
+
+def _rescued_sessions(found: Rescued, connection: apsw.Connection) -> dict[int, int | None]:
+    """Note the sessions of conversations again, to be read from their beginning, and those that
+    were forgotten, never to be read; their new numbers by the old ones."""
+    known = {  # one whose row is lost gets a name by which its turns can be forgotten
+        values[_FILE]: (f"rescued:{values[_FILE]}", values[_PROJECT] or "", 0)
+        for values in found.rows["items"].values()
+        if _is_part(values) and values[_TYPE] == CONVERSATION
+    }
+    for number, (_, _, path, project, size, *_) in found.rows["files"].items():
+        if not os.path.isabs(path):
+            known[number] = path, project, min(size, 0)
+    return {number: note_session(connection, *facts) for number, facts in known.items()}
 
 
 def _is_part(values: list[Any]) -> bool:
-    """Whether such a row of items is a part of a file."""
+    """Whether such a row of items is a part of a file or a turn."""
     return len(values) > _FILE and values[_FILE] is not None
 
 
 def _counted_as(values: list[Any]) -> str:
     """What `count_items` counts such a row as."""
     if _is_part(values):
-        return "file_parts"
+        return "turns" if values[_TYPE] == CONVERSATION else "file_parts"
     return "items" if values[_ENDED_AT] is None else "hidden_versions"
 
 
@@ -9035,7 +9057,8 @@ def _rescued_item(
     if not _covers(content, [(part[0], part[1].start, part[1].end) for part in parts]):
         chunks, vectors = split_text(content, encoder.fits), []
     vectors = vectors if all(vectors) else []
-    return Item(id, content, kind, project, created, chunks, vectors, ended, by, successor)
+    facts = id, content, kind, project, created, chunks, vectors, ended, by, successor
+    return Item(*facts, *values[_FILE:])
 
 
 # Copies, and putting one in the place of the file
@@ -11349,7 +11372,7 @@ def hooks_off(memory: Memory) -> set[str]:
     if is_off("SEDIMENT_HOOKS"):
         return {START, PROMPT, CAPTURE}
     sql = "SELECT value FROM meta WHERE key = ?"
-    told = memory.database.value(sql, f"hooks_off:{memory.projects.current() or ''}") or ""
+    told = memory.database.value(sql, f"{HOOKS_OFF}{memory.projects.current() or ''}") or ""
     return {*told.split(), *[CAPTURE] * is_off("SEDIMENT_CONVERSATIONS")}
 
 
@@ -11359,7 +11382,7 @@ def switch_hooks(memory: Memory, kinds: Iterable[str], on: bool) -> dict[str, An
     with memory.database.transaction() as connection:
         off = hooks_off(memory)
         off = off.difference(kinds) if on else off.union(kinds)
-        row = f"hooks_off:{project}", " ".join(sorted(off))
+        row = f"{HOOKS_OFF}{project}", " ".join(sorted(off))
         connection.execute("INSERT OR REPLACE INTO meta VALUES(?, ?)", row)
     what = ", ".join(sorted(off))
     return {"success": True, "off": sorted(off), "message": f"Off here: {what or 'nothing'}."}

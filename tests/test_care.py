@@ -24,7 +24,20 @@ from conftest import ROOT
 from storage import TIMEOUT, child, consistent, finish, hear, open_memory, rows_of, shown, tell
 
 import sediment
-from sediment import DatabaseError, Encoder, InvalidInput, Memory, NotFound, Projects, take_place
+from sediment import (
+    Conversation,
+    DatabaseError,
+    Encoder,
+    InvalidInput,
+    Memory,
+    NotFound,
+    Projects,
+    Turn,
+    hooks_off,
+    keep_apart,
+    switch_hooks,
+    take_place,
+)
 
 TEXTS = [f"Remark {number} is about {topic}." for number in range(12) for topic in ("tea", "ports")]
 
@@ -504,6 +517,48 @@ def test_a_page_of_noise_loses_only_what_stood_there(large: Memory, table: str) 
     large.embed_pending()
     consistent(large)
     assert large.store("Said afterwards.")["success"]
+
+
+@pytest.mark.parametrize("table", ["vectors", "sources"])
+def test_what_was_said_and_what_people_decided_is_rescued(
+    memory: Memory, tmp_path: Path, table: str
+) -> None:
+    def said(session: str) -> Conversation:
+        turn = Turn("k1", 1_700_000_000, f"Where is {session}?", f"{session} is at pier 9.")
+        return Conversation("claude", session, None, [turn], 900)
+
+    memory.add_conversations(map(said, ("heron", "otter")))
+    memory.forget("claude:otter")
+    switch_hooks(memory, ["capture"], on=False)
+    kept = memory.list_conversations()
+    old, new, *_ = (row["id"] for row in memory.list_items()["items"])
+    with memory.database.transaction() as connection:
+        keep_apart(connection, old, new)
+    copy = tmp_path / "copy.db"
+    memory.backup(copy)
+    memory.close()
+    overwrite(memory.database.path, leaf_pages(memory.database.path, table)[-1])
+    answer = memory.repair()
+    assert (answer["healthy"], answer["turns"], answer["lost"]) == (True, 1, [])
+    assert "24 items, 1 turn from the pages" in answer["message"]
+    assert memory.list_conversations() == kept
+    assert memory.recall("where is heron?")["results"][0]["source"] == "claude:heron#1"
+    assert memory.add_conversations(map(said, ("heron", "otter")))["turns"] == 0
+    assert hooks_off(memory) == {"capture"}
+    assert rows_of(memory, "reviews") == [(old, new, 0.0, 1)]
+    assert f"{copy}" in memory.forget(old)["message"]
+    consistent(memory)
+
+
+def test_turns_whose_session_is_not_known_any_more_can_be_forgotten(memory: Memory) -> None:
+    turn = Turn("k1", 1_700_000_000, "Where is the heron?", "At pier 9.")
+    memory.add_conversations([Conversation("claude", "s1", None, [turn], 900)])
+    memory.close()
+    overwrite(memory.database.path, leaf_pages(memory.database.path, "files")[-1])
+    assert memory.repair()["turns"] == 1
+    (session,) = memory.list_conversations()["conversations"]
+    memory.forget(session["source"])
+    assert memory.stats()["turns"] == 0
 
 
 @pytest.mark.filterwarnings("error")
