@@ -17,7 +17,7 @@ Promises (tests hold each of them)
 
 The file
 --------
-SQLite in WAL mode, `application_id` 0x5ED10001, `user_version` = number of migrations applied.
+SQLite in WAL mode, `application_id` 0x5ED10001, `user_version` = steps in assets/schema.
     items     one row a memory: id, content, project_id (NULL = global), created_at (unix
               seconds), text_hash, and ended_at/ended_by/successor once another item has
               taken its place ("replace", "repeat" of the same text, "merge", "undo")
@@ -2418,26 +2418,8 @@ HOOKS_OFF = "hooks_off:"  # and a project, in meta: what its hooks leave undone
 
 
 def move_project(connection: apsw.Connection, old: str, new: str) -> None:
-    """Let another project have all that one has. Its files are read again, since the ids of their
-    parts tell the project; what both have indexed becomes one."""
-    twin = (
-        "SELECT mine.id FROM {0} mine JOIN {0} theirs USING(path)"
-        " WHERE mine.project_id = :new AND theirs.project_id = :old AND theirs.id = "
-    ).format
-    for sql in (
-        "UPDATE items SET project_id = nullif(:new, '') WHERE project_id = :old",
-        "UPDATE graph_nodes SET project_id = :new WHERE project_id = :old",
-        f"UPDATE items SET file = coalesce(({twin('files')} file), file)"
-        " WHERE file IN (SELECT id FROM files WHERE project_id = :old)",
-        "UPDATE files SET digest = x'' WHERE project_id IN (:old, :new)",
-        "UPDATE OR IGNORE files SET project_id = :new WHERE project_id = :old",
-        "DELETE FROM files WHERE project_id = :old",
-        f"UPDATE files SET source = coalesce(({twin('sources')} source), source)"
-        " WHERE source IN (SELECT id FROM sources WHERE project_id = :old)",
-        "UPDATE OR IGNORE sources SET project_id = :new WHERE project_id = :old",
-        "DELETE FROM sources WHERE project_id = :old",
-    ):
-        connection.execute(sql, {"old": old, "new": new})
+    """Let another project have all that one has."""
+    connection.execute(asset("schema/move_project.sql"), {"old": old, "new": new})
 
 
 def reunite_files(connection: apsw.Connection) -> None:
@@ -2468,168 +2450,18 @@ def fill_words(connection: apsw.Connection) -> None:
     )
 
 
-def m001_initial(connection: apsw.Connection) -> None:
-    """Items, chunks, vectors, words; graph, access and queue as the original names them."""
-    connection.execute("""
-        CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
-        CREATE TABLE items(
-            seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE,
-            content TEXT NOT NULL, content_type TEXT NOT NULL, project_id TEXT,
-            created_at INTEGER NOT NULL, stored_at INTEGER NOT NULL,
-            ended_at INTEGER, ended_by TEXT, successor TEXT) STRICT;
-        CREATE INDEX items_live ON items(project_id, created_at) WHERE ended_at IS NULL;
-        CREATE INDEX items_successor ON items(successor) WHERE successor IS NOT NULL;
-        CREATE TABLE chunks(
-            id INTEGER PRIMARY KEY AUTOINCREMENT,
-            item INTEGER NOT NULL REFERENCES items ON DELETE CASCADE,
-            position INTEGER NOT NULL, start INTEGER NOT NULL, "end" INTEGER NOT NULL,
-            context TEXT NOT NULL DEFAULT '', UNIQUE(item, position)) STRICT;
-        CREATE TABLE vectors(
-            chunk INTEGER PRIMARY KEY REFERENCES chunks ON DELETE CASCADE,
-            vector BLOB NOT NULL) STRICT;
-        CREATE TABLE pending(
-            chunk INTEGER PRIMARY KEY REFERENCES chunks ON DELETE CASCADE) STRICT;
-        CREATE VIRTUAL TABLE words USING fts5(
-            text, context, content='', tokenize='porter unicode61 remove_diacritics 2');
-        INSERT INTO words(words, rank) VALUES('secure-delete', 1);
-        CREATE TABLE graph_nodes(
-            id TEXT PRIMARY KEY, project_id TEXT NOT NULL DEFAULT '',
-            created_at INTEGER NOT NULL) STRICT;
-        CREATE TABLE graph_edges(
-            from_id TEXT NOT NULL, to_id TEXT NOT NULL, edge_type TEXT NOT NULL,
-            strength REAL NOT NULL DEFAULT 0, rel_type TEXT NOT NULL DEFAULT '',
-            count INTEGER NOT NULL DEFAULT 0, last_at INTEGER NOT NULL DEFAULT 0,
-            created_at INTEGER NOT NULL, UNIQUE(from_id, to_id, edge_type)) STRICT;
-        CREATE INDEX graph_edges_from ON graph_edges(from_id, edge_type);
-        CREATE INDEX graph_edges_to ON graph_edges(to_id, edge_type);
-        CREATE TABLE access_log(
-            item_id TEXT PRIMARY KEY, access_count INTEGER NOT NULL DEFAULT 0,
-            last_accessed_at INTEGER, created_at INTEGER NOT NULL,
-            validation_count INTEGER NOT NULL DEFAULT 0) STRICT;
-        CREATE TABLE consolidation_queue(
-            item_id_a TEXT NOT NULL, item_id_b TEXT NOT NULL, similarity REAL NOT NULL,
-            status TEXT NOT NULL DEFAULT 'pending', created_at INTEGER NOT NULL,
-            UNIQUE(item_id_a, item_id_b)) STRICT;
-        CREATE TABLE history(
-            id INTEGER PRIMARY KEY, action TEXT NOT NULL, item_id TEXT NOT NULL,
-            other_id TEXT, at INTEGER NOT NULL, detail TEXT NOT NULL DEFAULT '{}') STRICT;
-        CREATE TABLE projects(
-            location TEXT PRIMARY KEY, project_id TEXT NOT NULL) STRICT, WITHOUT ROWID;
-    """)
-
-
-def m002_same_text(connection: apsw.Connection) -> None:
-    """A hash of each text, by which a text that is stored again is known."""
-    connection.create_scalar_function("hash_of", lambda *texts: text_hash(str(texts[0])), 1)
-    connection.execute("""
-        ALTER TABLE items ADD COLUMN text_hash INTEGER NOT NULL DEFAULT 0;
-        UPDATE items SET text_hash = hash_of(content);
-        CREATE INDEX items_text ON items(text_hash) WHERE ended_at IS NULL;
-    """)
-    connection.create_scalar_function("hash_of", None)
-
-
-def m003_changes(connection: apsw.Connection) -> None:
-    """Which items ended, came back, moved or went, for those who keep in memory what is live."""
-    connection.execute("""
-        CREATE TABLE changes(
-            number INTEGER PRIMARY KEY AUTOINCREMENT, item INTEGER NOT NULL) STRICT;
-        CREATE TRIGGER item_changed AFTER UPDATE OF ended_at, project_id ON items
-            BEGIN INSERT INTO changes(item) VALUES(old.seq); END;
-        CREATE TRIGGER item_erased AFTER DELETE ON items
-            BEGIN INSERT INTO changes(item) VALUES(old.seq); END;
-    """)
-
-
-def m004_staged(connection: apsw.Connection) -> None:
-    """Where new chunks and vectors wait for their day while all are made anew."""
-    connection.execute("""
-        CREATE TABLE staged(
-            item INTEGER NOT NULL REFERENCES items ON DELETE CASCADE,
-            position INTEGER NOT NULL, start INTEGER NOT NULL, "end" INTEGER NOT NULL,
-            context TEXT NOT NULL, vector BLOB NOT NULL,
-            PRIMARY KEY(item, position)) STRICT;
-    """)
-
-
-def m005_files(connection: apsw.Connection) -> None:
-    """Folders and files that are indexed, whose parts are items; and vectors of what left them."""
-    connection.execute("""
-        CREATE TABLE sources(
-            id INTEGER PRIMARY KEY, path TEXT NOT NULL, project_id TEXT NOT NULL,
-            options TEXT NOT NULL, UNIQUE(path, project_id)) STRICT;
-        CREATE TABLE files(
-            id INTEGER PRIMARY KEY, source INTEGER NOT NULL REFERENCES sources,
-            path TEXT NOT NULL, project_id TEXT NOT NULL, size INTEGER NOT NULL,
-            changed_at INTEGER NOT NULL, touched_at INTEGER NOT NULL, read_at INTEGER NOT NULL,
-            digest BLOB NOT NULL, dated INTEGER NOT NULL, UNIQUE(path, project_id)) STRICT;
-        CREATE TABLE embeddings(
-            hash BLOB PRIMARY KEY, vector BLOB NOT NULL, used_at INTEGER NOT NULL) STRICT;
-        ALTER TABLE items ADD COLUMN file INTEGER REFERENCES files;
-        ALTER TABLE items ADD COLUMN first_line INTEGER;
-        ALTER TABLE items ADD COLUMN last_line INTEGER;
-        CREATE INDEX items_file ON items(file) WHERE file IS NOT NULL;
-    """)
-
-
-def m006_pairs(connection: apsw.Connection) -> None:
-    """An index on every column that names an item; of which questions two items were the answer:
-    what was counted before took weak hits and the same question again; files where their parts
-    went when their project moved."""
-    connection.execute("""
-        CREATE INDEX history_item ON history(item_id);
-        CREATE INDEX history_other ON history(other_id);
-        CREATE INDEX consolidation_queue_b ON consolidation_queue(item_id_b);
-        CREATE TABLE reviews(
-            old_id TEXT NOT NULL, new_id TEXT NOT NULL, probability REAL NOT NULL,
-            kept INTEGER NOT NULL DEFAULT 0, PRIMARY KEY(old_id, new_id)) STRICT;
-        CREATE INDEX reviews_new ON reviews(new_id);
-        ALTER TABLE graph_edges ADD COLUMN questions BLOB NOT NULL DEFAULT x'';
-        DELETE FROM graph_edges WHERE edge_type = 'co_accessed';
-    """)
-    reunite_files(connection)
-
-
-def m007_signs(connection: apsw.Connection) -> None:
-    """Signs as words in the word index, and no colour codes; the files that are away are found at
-    once. And what the step before did not have yet when it was new."""
+def _complete_signs(connection: apsw.Connection) -> None:
+    """Signs as words; and a column that the step before did not have yet when it was new."""
     fill_words(connection)
-    connection.execute(f"""
-        CREATE INDEX files_away ON files(id) WHERE size = {AWAY};
-        CREATE TABLE IF NOT EXISTS reviews(
-            old_id TEXT NOT NULL, new_id TEXT NOT NULL, probability REAL NOT NULL,
-            kept INTEGER NOT NULL DEFAULT 0, PRIMARY KEY(old_id, new_id)) STRICT;
-        CREATE INDEX IF NOT EXISTS reviews_new ON reviews(new_id);
-    """)
     columns = {name for (_, name, *_) in connection.execute("PRAGMA table_info(graph_edges)")}
     if "questions" not in columns:
         connection.execute("ALTER TABLE graph_edges ADD COLUMN questions BLOB NOT NULL DEFAULT x''")
 
 
-def m008_hooks(connection: apsw.Connection) -> None:
-    """What hooks have shown in which session, and the sessions that wait to be read."""
-    connection.execute("""
-        CREATE TABLE shown(
-            session TEXT NOT NULL, item_id TEXT NOT NULL, shown_at INTEGER NOT NULL,
-            PRIMARY KEY(session, item_id)) STRICT, WITHOUT ROWID;
-        CREATE INDEX shown_item ON shown(item_id);
-        CREATE TABLE captures(
-            client TEXT NOT NULL, session TEXT NOT NULL, path TEXT NOT NULL,
-            number INTEGER NOT NULL, PRIMARY KEY(client, session)) STRICT, WITHOUT ROWID;
-    """)
-
-
-# Each takes the schema one step further; `user_version` counts how many have run.
-MIGRATIONS: list[Callable[[apsw.Connection], None]] = [
-    m001_initial,
-    m002_same_text,
-    m003_changes,
-    m004_staged,
-    m005_files,
-    m006_pairs,
-    m007_signs,
-    m008_hooks,
-]
+# Each takes the schema one step further, by assets/schema/NUMBER-NAME.sql and what SQL cannot do;
+# `user_version` counts how many have run.
+MIGRATIONS = ("items", "same_text", "changes", "staged", "files", "pairs", "signs", "hooks")
+_BESIDES = {"pairs": reunite_files, "signs": _complete_signs}
 
 
 class Database:
@@ -2792,13 +2624,7 @@ class Database:
         """A connection, and which file it is to: None for one in memory."""
         import apsw
 
-        if self.path.is_dir():
-            raise DatabaseError(f"{self.path} is a folder: --db takes a file, e.g. memory.db")
-        if os.path.exists(self.path) and not self.path.is_file():
-            raise DatabaseError(f"{self.path} is no plain file: --db takes one, e.g. memory.db")
-        if not _is_unicode(self.path):
-            raise DatabaseError(f"{self.path} has a name that is not UTF-8: choose another")
-        _refuse_link(self.path)
+        _check_place(self.path)
         if create:
             create_private(self.path)
         # Asked before opening: a file that comes or is exchanged meanwhile is noticed next time.
@@ -2936,8 +2762,15 @@ def _seen(path: Path) -> list[Any]:
     return found
 
 
-def _refuse_link(path: Path) -> None:
-    """A link may lead to a file of this user's only: whoever set another one up wants something."""
+def _check_place(path: Path) -> None:
+    """DatabaseError for a path at which no database can be, or not one of this user's: whoever set
+    up a link to somebody's file wants something."""
+    if path.is_dir():
+        raise DatabaseError(f"{path} is a folder: --db takes a file, e.g. memory.db")
+    if os.path.exists(path) and not path.is_file():
+        raise DatabaseError(f"{path} is no plain file: --db takes one, e.g. memory.db")
+    if not _is_unicode(path):
+        raise DatabaseError(f"{path} has a name that is not UTF-8: choose another")
     with contextlib.suppress(FileNotFoundError):
         if path.is_symlink() and hasattr(os, "getuid") and path.stat().st_uid != os.getuid():
             raise DatabaseError(f"{path} is a link to somebody else's file: name that with --db")
@@ -3160,8 +2993,13 @@ def _migrate(connection: apsw.Connection, path: Path) -> None:
 
 
 def _upgrade(connection: apsw.Connection) -> None:
-    for migrate in MIGRATIONS[connection.pragma("user_version") :]:
-        migrate(connection)
+    """Run the migrations that the file has not seen."""
+    connection.create_scalar_function("hash_of", lambda *texts: text_hash(str(texts[0])), 1)
+    known = connection.pragma("user_version")
+    for number, name in list(enumerate(MIGRATIONS, 1))[known:]:
+        connection.execute(asset(f"schema/{number}-{name}.sql"))
+        _BESIDES.get(name, lambda _: None)(connection)
+    connection.create_scalar_function("hash_of", None)
     connection.pragma("application_id", APPLICATION_ID)
     connection.pragma("user_version", len(MIGRATIONS))
 
@@ -6655,6 +6493,83 @@ def _record(size: int, changed_at: int, touched_at: int, read_at: int, digest: b
     return FileRecord(FileStat(size, changed_at, touched_at), read_at, digest)
 
 
+# What `compact` has begun: notes that are to be moved, and the summary in their place.
+
+_BEGUN = "compacting:"  # and the folder, in meta: what is still to be done there
+
+
+def finish_compactions(database: Database) -> None:
+    """Do what is left of compactions that were begun; take back what cannot be done."""
+    for (key,) in database.rows(f"SELECT key FROM meta WHERE key GLOB '{_BEGUN}*'"):
+        if Path(key.removeprefix(_BEGUN)).is_dir():  # or it waits until it is there again
+            _end_compaction(database, key)
+
+
+def _end_compaction(database: Database, key: str) -> str:
+    """Do what was noted, one process at a time; why it had to be taken back, if it had."""
+    with database.transaction() as connection:
+        told = meta_value(connection, key)
+        reason = _carry_out(Path(key.removeprefix(_BEGUN)), json.loads(told)) if told else ""
+        connection.execute("DELETE FROM meta WHERE key = ?", (key,))
+    return reason
+
+
+def _carry_out(folder: Path, plan: dict[str, Any]) -> str:
+    """Move notes and write their summary; or leave all as it was, and tell why."""
+    digests = plan.get("digests", {})
+    moves = [(folder / old, folder / new, digests.get(old)) for old, new in plan["moves"].items()]
+    try:
+        for move in moves:
+            _archive(*move)
+        target = _summary_place(folder, plan)
+        if not target.exists():
+            with replacing(target, 0o600, new=True) as file:
+                file.write(plan["text"])
+    except (OSError, InvalidInput) as error:
+        for old, new, digest in moves:
+            with contextlib.suppress(OSError):
+                if _is_still(new, digest) and not old.exists():
+                    os.rename(new, old)
+        if isinstance(error, InvalidInput):
+            return str(error)
+        return f"{folder} cannot be written ({error.strerror})"
+    return ""
+
+
+def _archive(old: Path, new: Path, digest: str | None) -> None:
+    """Move a note that is as it was summarised. What stands in the place of one that has been
+    moved is another."""
+    if not old.exists() or _is_still(new, digest):
+        return
+    new.parent.mkdir(parents=True, exist_ok=True)
+    if _is_still(old, digest) and not new.exists():
+        os.rename(old, new)
+        if _is_still(new, digest):
+            return
+        os.rename(new, old)  # somebody wrote into it at that moment
+    raise InvalidInput(f"{old} has changed meanwhile")
+
+
+def _is_still(path: Path, digest: str | None) -> bool:
+    """Whether a file is there and says what it did; an earlier Sediment did not note that."""
+    with contextlib.suppress(OSError):
+        return digest in (None, sha256(path.read_bytes()).hex())
+    return False
+
+
+def _summary_place(folder: Path, plan: dict[str, Any]) -> Path:
+    """Where a plan's summary is; where there is none, a name that nothing has yet."""
+    digest = sha256(plan["text"].encode()).hex()
+    names = _numbered(folder / plan["summary"])
+    return next(path for path in names if not os.path.lexists(path) or _is_still(path, digest))
+
+
+def _numbered(path: Path) -> Iterator[Path]:
+    """A path, and others like it."""
+    yield path
+    yield from (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
+
+
 Plan = list[tuple[Source, Path, list[Path]]]  # a source, a path in it, and the files there
 
 
@@ -6942,6 +6857,21 @@ class Files:
             "gone": not os.path.lexists(source.path),
         }
 
+    def report(self, plan: Plan) -> dict[str, Any]:
+        """What came of `sync` for a plan."""
+        chunks = sum(self.parts(source, within) for source, within, _ in plan)
+        skipped = {row["path"] for row in self.skipped}
+        return {
+            "files": sum(str(path) not in skipped for *_, found in plan for path in found),
+            "chunks": chunks,
+            "embedded": self.embedded,
+            "reused": max(0, chunks - self.embedded),
+            "removed": self.removed,
+            "changes": self.changes,
+            "skipped": self.skipped,
+            "warnings": self.warnings,
+        }
+
     def _touch(self, path: Path, seen: FileStat, digest: bytes) -> None:
         """Note that a file is as it was at a later time, which is that of its parts without a day
         of their own."""
@@ -7203,19 +7133,7 @@ def index_paths(
     files.sync(plan, progress, stop)
     for path in wanted:
         files.delete_empty_source(path)
-    chunks = sum(files.parts(one, within) for one, within, _ in plan)
-    skipped = {row["path"] for row in files.skipped}
-    answer = {
-        "files": sum(str(path) not in skipped for *_, found in plan for path in found),
-        "chunks": chunks,
-        "embedded": files.embedded,
-        "reused": max(0, chunks - files.embedded),
-        "removed": files.removed,
-        "changes": files.changes,
-        "skipped": files.skipped,
-        "warnings": files.warnings,
-        "seconds": round(time.monotonic() - start, 2),
-    }
+    answer = files.report(plan) | {"seconds": round(time.monotonic() - start, 2)}
     notice = _outside(files.projects, wanted) if files.usable else OTHER_MODEL
     return answer | ({"notice": notice} if notice else {})
 
@@ -7663,7 +7581,6 @@ def as_bullet(text: str, before: str = "") -> list[str]:
 # Compacting
 
 _SUMMARY = "summary-"
-_BEGUN = "compacting:"  # and the folder, in meta: what is still to be done there
 
 
 class OldNote(NamedTuple):
@@ -7785,78 +7702,6 @@ def _end_all(process: Any) -> None:
         else:
             process.kill()
     process.wait()
-
-
-def finish_compactions(database: Database) -> None:
-    """Do what is left of compactions that were begun; take back what cannot be done."""
-    for (key,) in database.rows(f"SELECT key FROM meta WHERE key GLOB '{_BEGUN}*'"):
-        if Path(key.removeprefix(_BEGUN)).is_dir():  # or it waits until it is there again
-            _end_compaction(database, key)
-
-
-def _end_compaction(database: Database, key: str) -> str:
-    """Do what was noted, one process at a time; why it had to be taken back, if it had."""
-    with database.transaction() as connection:
-        told = meta_value(connection, key)
-        reason = _carry_out(Path(key.removeprefix(_BEGUN)), json.loads(told)) if told else ""
-        connection.execute("DELETE FROM meta WHERE key = ?", (key,))
-    return reason
-
-
-def _carry_out(folder: Path, plan: dict[str, Any]) -> str:
-    """Move notes and write their summary; or leave all as it was, and tell why."""
-    digests = plan.get("digests", {})
-    moves = [(folder / old, folder / new, digests.get(old)) for old, new in plan["moves"].items()]
-    try:
-        for move in moves:
-            _archive(*move)
-        target = _summary_place(folder, plan)
-        if not target.exists():
-            with replacing(target, 0o600, new=True) as file:
-                file.write(plan["text"])
-    except (OSError, InvalidInput) as error:
-        for old, new, digest in moves:
-            with contextlib.suppress(OSError):
-                if _is_still(new, digest) and not old.exists():
-                    os.rename(new, old)
-        if isinstance(error, InvalidInput):
-            return str(error)
-        return f"{folder} cannot be written ({error.strerror})"
-    return ""
-
-
-def _archive(old: Path, new: Path, digest: str | None) -> None:
-    """Move a note that is as it was summarised. What stands in the place of one that has been
-    moved is another."""
-    if not old.exists() or _is_still(new, digest):
-        return
-    new.parent.mkdir(parents=True, exist_ok=True)
-    if _is_still(old, digest) and not new.exists():
-        os.rename(old, new)
-        if _is_still(new, digest):
-            return
-        os.rename(new, old)  # somebody wrote into it at that moment
-    raise InvalidInput(f"{old} has changed meanwhile")
-
-
-def _is_still(path: Path, digest: str | None) -> bool:
-    """Whether a file is there and says what it did; an earlier Sediment did not note that."""
-    with contextlib.suppress(OSError):
-        return digest in (None, sha256(path.read_bytes()).hex())
-    return False
-
-
-def _summary_place(folder: Path, plan: dict[str, Any]) -> Path:
-    """Where a plan's summary is; where there is none, a name that nothing has yet."""
-    digest = sha256(plan["text"].encode()).hex()
-    names = _numbered(folder / plan["summary"])
-    return next(path for path in names if not os.path.lexists(path) or _is_still(path, digest))
-
-
-def _numbered(path: Path) -> Iterator[Path]:
-    """A path, and others like it."""
-    yield path
-    yield from (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
 
 
 def repeated(rows: list[tuple[str, Any]]) -> list[tuple[float, str, str]]:
@@ -8606,70 +8451,17 @@ class Check(NamedTuple):
     detail: str = ""
 
 
-def _not_items(table: str) -> str:
-    """The query for the ids in a table that no item has."""
-    columns = [column for name, column in _MENTIONS if name == table]
-    ids = (f"SELECT {column} FROM {table} WHERE {column} IS NOT NULL" for column in columns)
-    return f"{' UNION '.join(ids)} EXCEPT SELECT id FROM items"
-
-
 _UNORDERED = "chunks out of the order of their items"
 
 
-# What must not be there: each query gives the ids or numbers of such rows.
-INCONSISTENT = {
-    "texts without chunks": "SELECT seq FROM items WHERE seq NOT IN (SELECT item FROM chunks)",
-    "chunks without an item": "SELECT id FROM chunks WHERE item NOT IN (SELECT seq FROM items)",
-    _UNORDERED: (
-        "SELECT id FROM (SELECT id, item, lag(item) OVER (ORDER BY id) AS before FROM chunks)"
-        " WHERE item < before"
-    ),
-    "chunks with neither vector nor a place in the queue, or with both": (
-        "SELECT id FROM chunks WHERE (id IN (SELECT chunk FROM vectors))"
-        " = (id IN (SELECT chunk FROM pending))"
-    ),
-    "vectors without a chunk": "SELECT chunk FROM vectors EXCEPT SELECT id FROM chunks",
-    "queued chunks that are not there": "SELECT chunk FROM pending EXCEPT SELECT id FROM chunks",
-    "words without a chunk": "SELECT id FROM words_docsize EXCEPT SELECT id FROM chunks",
-    "chunks without words": "SELECT id FROM chunks EXCEPT SELECT id FROM words_docsize",
-    "texts without their graph node": (
-        "SELECT id FROM (SELECT id, coalesce(project_id, '') FROM items"
-        " EXCEPT SELECT id, project_id FROM graph_nodes)"
-    ),
-    "graph nodes without an item": _not_items("graph_nodes"),
-    "edges to nowhere": _not_items("graph_edges"),
-    "accesses to nothing": _not_items("access_log"),
-    "queued pairs of nothing": _not_items("consolidation_queue"),
-    "queued pairs out of order": (
-        "SELECT item_id_a FROM consolidation_queue WHERE item_id_a >= item_id_b"
-    ),
-    "pairs to review of nothing": _not_items("reviews"),
-    "history of nothing": _not_items("history"),
-    "parts of files that are not known": (
-        "SELECT id FROM items WHERE file IS NOT NULL AND file NOT IN (SELECT id FROM files)"
-    ),
-    "files of sources that are not known": (
-        "SELECT path FROM files WHERE source NOT IN (SELECT id FROM sources)"
-    ),
-    "parts of another project than their file": (
-        "SELECT i.id FROM items i JOIN files f ON f.id = i.file"
-        " WHERE coalesce(i.project_id, '') <> f.project_id"
-    ),
-    "files of another project than their source": (
-        "SELECT f.path FROM files f JOIN sources s ON s.id = f.source"
-        " WHERE f.project_id <> s.project_id"
-    ),
-    "chunks made anew of nothing": "SELECT item FROM staged EXCEPT SELECT seq FROM items",
-    "hidden versions with nothing in their place": (
-        "SELECT id FROM items WHERE (ended_at IS NULL) != (successor IS NULL)"
-        f" AND ended_by IS NOT '{PRUNED}'"
-    ),
-}
+def row_checks() -> dict[str, str]:
+    """The query for each kind of row that must not be there."""
+    return dict(re.findall(r"^-- (.+)\n(SELECT[^;]+);", asset("schema/checks.sql"), re.MULTILINE))
 
 
 def check_rows(connection: apsw.Connection) -> Iterator[Check]:
     """Whether the tables agree with one another."""
-    for what, sql in INCONSISTENT.items():
+    for what, sql in row_checks().items():
         if found := [str(row[0]) for row in connection.execute(sql)]:
             some = ", ".join(found[:3]) + ", …" * (len(found) > 3)
             yield Check("tables", "broken", f"{len(found)} {what}: {some}")
@@ -8818,7 +8610,7 @@ def _mend_chunks(connection: apsw.Connection, encoder: Encoder) -> None:
                 for position, chunk in enumerate(split_text(content, encoder.fits))
             ],
         )
-    if wrong or fetch(connection, INCONSISTENT[_UNORDERED]):
+    if wrong or fetch(connection, row_checks()[_UNORDERED]):
         _renumber_chunks(connection)
 
 
