@@ -8946,6 +8946,7 @@ def _take_contents(database: Database, new: Path) -> Path | None:
     except DamagedError:
         if kept is None or os.path.lexists(kept):
             raise
+        _remains(live)
         _exchange(database, new, kept)  # what is there cannot even be read
     if kept:
         _note_copy(database, kept)
@@ -9118,7 +9119,7 @@ def _mend_contents(database: Database, encoder: Encoder) -> dict[str, Any]:
 def _mend_pages(database: Database, encoder: Encoder) -> dict[str, Any]:
     """Put what can be read of a damaged file into a new one, and that in its place."""
     live = database.path
-    found = rescue(_merged(live))
+    found = rescue(_remains(live))
     draft, kept = draft_of(aside(live, "rescued")), aside(live, "damaged")
     try:
         with contextlib.closing(Database(draft)) as new, new.transaction() as connection:
@@ -9145,6 +9146,18 @@ def _told_lost(ids: list[str]) -> str:
     more = len(ids) - REFUSED_SHOWN
     rest = f" and {more} more (--json names them all)" if more > 0 else ""
     return f"{len(ids)} could not be: {', '.join(ids[:REFUSED_SHOWN])}{rest}"
+
+
+def _remains(path: Path) -> bytes:
+    """A damaged file, whole; DamagedError where nothing in it shows that it ever was a database of
+    ours: no other file may take the place of a picture or of somebody's notes."""
+    data = _merged(path)
+    id = APPLICATION_ID.to_bytes(4, "big")
+    is_ours = data.startswith(b"SQLite format 3\0") and data[68:72] == id
+    if data and not is_ours and not rescue(data).rows["items"]:
+        reason = "is not a Sediment database, nor what is left of one: choose another with --db"
+        raise DamagedError(f"{path} {reason}, or move it away")
+    return data
 
 
 def _merged(path: Path) -> bytes:

@@ -612,12 +612,19 @@ sys.stdin.readline()
     assert "Only the log has this." in contents(memory)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "noise", "text", "zeros"])
+@pytest.mark.parametrize(
+    "damage", ["truncated", "only the head", "noise", "text", "zeros", "a page of notes"]
+)
 def test_the_file_is_never_changed_in_place(memory: Memory, path: Path, damage: str) -> None:
+    """And what was never a database of ours stays where it is."""
+    copy = path.with_name("copy.db")
+    memory.backup(copy)
     memory.close()
     data = path.read_bytes()
     made = {
         "truncated": data[: len(data) // 2],
+        "only the head": data[:100] + bytes(len(data) - 100),
+        "a page of notes": b"# My notes\n\nimportant\n",
         "noise": random.Random(1).randbytes(len(data)),
         "text": b"no database at all " * 500,
         "zeros": bytes(len(data)),
@@ -628,6 +635,13 @@ def test_the_file_is_never_changed_in_place(memory: Memory, path: Path, damage: 
             call()
         assert path.read_bytes() == made
     assert not memory.doctor()["healthy"]
+    if damage not in ("truncated", "only the head"):
+        for call in (memory.repair, lambda: memory.restore(copy)):
+            with pytest.raises(DatabaseError, match="move it away"):
+                call()
+        assert {one.name for one in path.parent.iterdir()} == {path.name, copy.name}
+        assert path.read_bytes() == made
+        return
     answer = memory.repair()
     assert Path(answer["kept"]).read_bytes() == made
     assert answer["healthy"]
