@@ -216,7 +216,11 @@ RULED = 10  # older ones that the rule looks at: those behind have little chance
 # the similarity with none / 0.3 / 0.5 / 0.6: stores of 1 to 3 0.36 / 0.33 / 0.32 / 0.32, of 5 to 60
 # 0.51 / 0.49 / 0.49 / 0.50, whole diaries 0.567 / 0.555 / 0.554 / 0.555.
 NO_ANSWER = 0.5
-TALK_LOSS = 0.1  # of relevance; what was only said comes first only where it is clearly better
+# Of relevance: what was only said comes first only where it is clearly better. Of 0 / 0.05 / 0.1 /
+# 0.2, on the diaries: a turn before the right note where both say it 42 / 27 / 19 / 8 %, the right
+# one of either first 54.2 / 55.8 / 55.8 / 56.0 %, a right turn first where nothing stored says it
+# 77 / 71 / 66 / 46 % (`make bench-quality PARTS=talk`).
+TALK_LOSS = 0.05
 # Memories near the query beside which likeness is measured. Of the candidates / 200 / 1,000:
 # diaries, first right 55.0 / 56.7 / 56.6; long chats, MRR 52.6 / 53.5 / 53.6.
 AROUND = 200
@@ -7817,19 +7821,19 @@ class Compaction:
 # Conversations
 #
 # What agents' clients wrote of their sessions, read as turns: what the user typed and what the
-# assistant said to it. What clients, tools and hooks put between is left out. Nothing here writes;
-# a file that is damaged, cut or of an unknown version gives what can be understood of it.
+# assistant said to it. What clients, tools and hooks put between is left out. A file that is
+# damaged, cut or of an unknown version gives what can be understood of it, and none is written to.
+#
+# assets/transcripts.json describes what each client writes. "home" is where its sessions are (the
+# first place whose variable is set), "files" which files they are. A file is lines of JSON, of
+# which "lines" (a pattern) may be messages; or without that a log of changes; or a database that
+# "sql" asks. The first of "rules" whose "if" fits an entry tells whose it is ("role") and where its
+# "text" stands; without a text it is nobody's. An "if" names paths ("a.b|c": what is at the first
+# of them that has anything) and what may stand there; "any" is anything but nothing.
 # ---------------------------------------------------------------------------------------------
 
 # What recall puts before a prompt begins a line and ends with these: never the user's own words.
 MEMORY_BEGIN, MEMORY_END = "[memory from sediment:", "[end of memory]"
-_INSERTED = ("hook_context", "system-reminder")  # tags of what clients put into a prompt
-_UNTYPED = (  # how texts begin that stand in a prompt's place
-    *("<command-", "<local-command-", "<task-notification", "<system-reminder", "<hook_context"),
-    *("<environment_context", "<user_instructions", "<session_context", "<state_snapshot"),
-    *("<bash-", "<ide_", "<turn_aborted", "<user_shell_command", "# AGENTS.md instructions"),
-    *("[Request interrupted", "This session is being continued from a previous conversation"),
-)
 _FRAMED = _Pattern(  # with what was typed behind, or within
     r"# (?:Context|Files) .*?\n## My request for Codex:(.*)"
     r"|<(?:.*?<)?user_query>(.*)</user_query>\Z",
@@ -7838,15 +7842,7 @@ _FRAMED = _Pattern(  # with what was typed behind, or within
 _COMMAND = _Pattern(r"/[\w:-]+")
 _QUOTED = _Pattern(r'"((?:[^"\\]|\\.)*+)"', re.DOTALL)
 _NO_TEXT = _Pattern("[\0\ud800-\udfff]")
-# Of lines: those with messages (most of a transcript is other things), with the folder, and the
-# first one of what a subagent did.
-_MESSAGES = {
-    "claude": _Pattern(rb'"type": ?"(?:user|assistant|summary)"|"queued_command"'),
-    "codex": _Pattern(rb'"(?:UserMessage|AgentMessage|user_message|agent_message)"'),
-    "cursor": _Pattern(rb'"role"'),
-}
 _FOLDER = _Pattern(rb'"cwd": ?"(?:[^"\\]|\\.)*"')
-_SUBAGENT = _Pattern(rb'"(?:thread_)?source": ?(?:"subagent"|\{ ?"subagent")')
 
 
 class Turn(NamedTuple):
@@ -7869,79 +7865,121 @@ class Conversation(NamedTuple):
     remark: str = ""  # why nothing was understood
 
 
-class _Said(NamedTuple):
-    """A message as its client wrote it."""
+class Message(NamedTuple):
+    """What one entry of a transcript says."""
 
     typed: bool
-    content: object  # a text, or a list of parts
-    key: object
-    at: object
+    text: str
+    key: str
+    at: int  # unix seconds; 0 if that is not told
 
 
-_Entries = Iterable[tuple[int, dict[str, Any]]]  # each with its place
+Format = dict[str, Any]  # of the transcripts of a client, as assets/transcripts.json has it
+_Entries = Iterable[tuple[int, Any]]  # each with its place
+
+
+@functools.cache
+def transcripts() -> dict[str, Any]:
+    """What assets/transcripts.json tells."""
+    return json.loads(asset("transcripts.json"))
+
+
+def transcript_format(client: str) -> Format:
+    """How a client writes its sessions; InvalidInput for one that leaves none on this machine."""
+    formats = transcripts()["formats"]
+    names = [name for name, one in formats.items() if "home" in one]
+    if client not in names:
+        raise InvalidInput(f"a client is one of {', '.join(names)}, not {_show(client)}")
+    return formats[client]
 
 
 def read_conversation(client: str, path: Path, start: int = 0, session: str = "") -> Conversation:
     """The turns of a session's file from a byte on; NotFound when it is gone."""
-    check_client(client)
+    form = transcript_format(client)
     try:
         if not path.is_file():
             raise NotFound(f"{path} is gone: there is no session to read")
-        start = start if client in _MESSAGES and _begins_line(path, start) else 0
-        session = session or _session_in(client, path)
-        folder = said_text(_folder_in(client, path, session)) or None
-        entries, moment = _session_entries(client, path, start, session), int(path.stat().st_mtime)
-        turns, place, known = _turns(entries, _READERS[client], moment)
+        start = start if "lines" in form and _begins_line(path, start) else 0
+        session = session or _session_in(form, path)
+        folder = said_text(_folder_in(form, path, session)) or None
+        if _is_subagents(form, path):
+            return Conversation(client, session, folder, [], start)
+        entries, moment = _session_entries(form, path, start, session), int(path.stat().st_mtime)
+        turns, place, known = _turns(entries, form, moment)
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read ({error.strerror})") from None
-    resume = (place if turns else start) if client in _MESSAGES else 0
+    resume = (place if turns else start) if "lines" in form else 0
     remark = "" if known or start else f"{path} is of a version that this program does not know"
     return Conversation(client, session, folder, turns, resume, remark)
 
 
-def check_client(name: str) -> str:
-    """A client's name, if its sessions can be read."""
-    if name not in _READERS:
-        raise InvalidInput(f"a client is one of {', '.join(_READERS)}, not {_show(name)}")
-    return name
-
-
-def _turns(
-    entries: _Entries, read: Callable[[Any], _Said | None], moment: int
-) -> tuple[list[Turn], int, bool]:
-    """The turns of entries, the place of the last one, and whether `read` knew any; what has no
-    time was said at `moment`."""
+def _turns(entries: _Entries, form: Format, moment: int) -> tuple[list[Turn], int, bool]:
+    """The turns of entries, the place of the last one, and whether any entry was understood; what
+    has no time was said at `moment`."""
     found: list[tuple[Turn, list[str]]] = []
     last, known = 0, False
     for place, entry in entries:
-        try:
-            said = read(entry)
-            text, known = _text_said(said) if said else "", True
-        except (KeyError, TypeError, AttributeError):
-            continue
-        if said and said.typed and text:
-            turn = Turn(_key(said.key) or str(place), _seconds(said.at) or moment, text, "")
+        message = _read_message(entry, form)
+        known = known or message is not None
+        if message and message.typed and message.text:
+            turn = Turn(message.key or str(place), message.at or moment, message.text, "")
             found.append((turn, []))
             last = place
-        elif text and found:
-            found[-1][1].append(text)
+        elif message and message.text and found:
+            found[-1][1].append(message.text)
     return [turn._replace(answer="\n\n".join(parts)) for turn, parts in found], last, known
 
 
-def _text_said(said: _Said) -> str:
-    """What somebody typed or was answered, in all parts of a message."""
-    parts: Any = said.content if isinstance(said.content, list) else [said.content]
-    texts = (part if isinstance(part, str) else _part_text(part) for part in parts)
-    clean = typed_text if said.typed else said_text
-    return "\n\n".join(filter(None, map(clean, texts)))
+def _read_message(entry: Any, form: Format) -> Message | None:
+    """What an entry says by the first rule that fits; None if it is of another version."""
+    for rule in form["rules"]:
+        if all(_fits(_at(entry, path), wanted) for path, wanted in rule["if"].items()):
+            break
+    else:
+        return None
+    if "text" not in rule:  # nothing of the user's or of the assistant's
+        return Message(False, "", "", 0)
+    if (content := _at(entry, rule["text"])) is None:
+        return None
+    typed = rule["role"] == "user"
+    texts = map(_part_text, content if isinstance(content, list) else [content])
+    if rule.get("quoted"):  # by `opencode run`
+        texts = map(_unquoted, texts)
+    text = "\n\n".join(filter(None, map(typed_text if typed else said_text, texts)))
+    at = _seconds(_at(entry, form.get("time", "")))
+    return Message(typed, text, _key(_at(entry, form.get("id", ""))), at)
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    return bool(value) if wanted == "any" else value in wanted
+
+
+def _at(entry: Any, paths: str) -> Any:
+    """What an entry has on the first of several paths on which there is something."""
+    value = None
+    for path in paths.split("|"):
+        value = entry
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        if value:
+            break
+    return value
 
 
 def _part_text(part: Any) -> str:
     """The text of a part that is one, no thought, and not put in by a plugin."""
-    kind, text = part.get("type", "text"), part.get("text")
-    unsaid = any(map(part.get, ("thought", "synthetic", "ignored")))
+    if isinstance(part, str):
+        return part
+    facts = part if isinstance(part, dict) else {}
+    kind, text = facts.get("type", "text"), facts.get("text")
+    unsaid = any(map(facts.get, ("thought", "synthetic", "ignored")))
     said = kind in ("text", "Text", "input_text", "output_text") and not unsaid
     return text if said and isinstance(text, str) else ""
+
+
+def _unquoted(text: str) -> str:
+    quoted = _QUOTED.fullmatch(text)
+    return quoted[1].replace('\\"', '"') if quoted else text
 
 
 def said_text(text: str) -> str:
@@ -7952,12 +7990,13 @@ def said_text(text: str) -> str:
 
 def typed_text(text: str) -> str:
     """What the user typed of a prompt, as a client or its hook tells it; "" if nothing."""
-    for tag in _INSERTED:
+    for tag in transcripts()["inserted"]:
         text = _without(text, f"<{tag}>", f"</{tag}>")
     text = said_text(text)
     if framed := _FRAMED.match(text):
         text = (framed[1] or framed[2] or "").strip()
-    return "" if text.startswith(_UNTYPED) or _COMMAND.fullmatch(text) else text
+    untyped = tuple(transcripts()["untyped"])
+    return "" if text.startswith(untyped) or _COMMAND.fullmatch(text) else text
 
 
 def _without(text: str, begin: str, end: str) -> str:
@@ -7985,91 +8024,17 @@ def _seconds(value: Any) -> int:
     return 0
 
 
-# Each client's messages; None for what is nothing of either's. KeyError, TypeError or
-# AttributeError tell that it is of another version.
-
-
-def _claude(entry: dict[str, Any]) -> _Said | None:
-    kind, queued = entry["type"], entry.get("attachment") or {}
-    flags = ("isMeta", "isSidechain", "isCompactSummary", "isApiErrorMessage", "toolUseResult")
-    if queued.get("commandMode") == "prompt":  # typed while the agent worked
-        kind, told = "user", queued["prompt"]
-    elif kind not in ("user", "assistant") or any(map(entry.get, flags)):
-        return None
-    else:
-        said = entry["message"]
-        told = said["content"] if said.get("model") != "<synthetic>" else ""  # "No response …"
-    return _Said(kind == "user", told, entry.get("uuid"), entry.get("timestamp"))
-
-
-_CODEX_TYPED = {"UserMessage": True, "AgentMessage": False}
-_CODEX_TYPED |= {"user_message": True, "agent_message": False}
-
-
-def _codex(entry: dict[str, Any]) -> _Said | None:
-    if entry["type"] != "event_msg":
-        return None
-    payload = entry["payload"]
-    item = payload.get("item", payload)  # older versions have no items
-    told = item["message"] if item is payload else item["content"]
-    typed = _CODEX_TYPED[item["type"]]
-    return _Said(typed, told, item.get("id"), entry.get("timestamp"))
-
-
-def _gemini(entry: dict[str, Any]) -> _Said | None:
-    if "sessionId" in entry or entry["type"] not in ("user", "gemini"):
-        return None
-    typed = entry["type"] == "user"
-    told = entry.get("displayContent") if typed else None  # without the files that it names
-    return _Said(typed, told or entry["content"], entry["id"], entry.get("timestamp"))
-
-
-def _opencode(entry: dict[str, Any]) -> _Said | None:
-    typed, told = entry["role"] == "user", entry["parts"]
-    if entry.get("summary") is True:
-        return None
-    if typed and len(told) == 1 and (quoted := _QUOTED.fullmatch(told[0])):  # by `opencode run`
-        told = quoted[1].replace('\\"', '"')
-    return _Said(typed, told, entry["id"], entry["time"]["created"])
-
-
-def _cursor(entry: dict[str, Any]) -> _Said | None:
-    return _Said(entry["role"] == "user", entry["message"]["content"], None, None)
-
-
-def _chatgpt(entry: dict[str, Any]) -> _Said | None:
-    message = entry["message"] or {}
-    role, content = message["author"]["role"], message["content"]
-    hidden = (message.get("metadata") or {}).get("is_visually_hidden_from_conversation")
-    said = role in ("user", "assistant") and message.get("recipient") in (None, "all")
-    if hidden or not said or content["content_type"] not in ("text", "multimodal_text"):
-        return None
-    return _Said(role == "user", content["parts"], message.get("id"), message.get("create_time"))
-
-
-def _claude_ai(entry: dict[str, Any]) -> _Said | None:
-    told = entry.get("content") or entry["text"]
-    return _Said(entry["sender"] == "human", told, entry["uuid"], entry.get("created_at"))
-
-
-_READERS = {
-    **{"claude": _claude, "codex": _codex, "gemini": _gemini, "opencode": _opencode},
-    "cursor": _cursor,
-}
-
-
 # Where they stand.
 
 
-def _session_entries(client: str, path: Path, start: int, session: str) -> _Entries:
+def _session_entries(form: Format, path: Path, start: int, session: str) -> _Entries:
     """What of a session's file may be messages, and where it stands."""
-    if client == "opencode":
-        return enumerate(_opencode_messages(path, session))
-    if client == "gemini":
-        return enumerate(_gemini_messages(path))
-    if client == "codex" and _is_subagents(path):
-        return [(0, {"type": "subagent"})]
-    wanted, lines = _MESSAGES[client], _transcript_lines(path, start)
+    if "sql" in form:
+        rows = _rows_of(path, form["sql"]["messages"], session)
+        return enumerate(parse_object(row) for (row,) in rows or [])
+    if "lines" not in form:
+        return enumerate(_last_states(path))
+    wanted, lines = re.compile(form["lines"].encode()), _transcript_lines(path, start)
     return ((place, parse_object(line)) for place, line in lines if wanted.search(line))
 
 
@@ -8084,20 +8049,23 @@ def _transcript_lines(path: Path, start: int = 0) -> Iterator[tuple[int, bytes]]
             begins, place = ends, place + len(line)
 
 
+def _first_line(path: Path) -> bytes:
+    return next(_transcript_lines(path), (0, b""))[1]
+
+
 def _begins_line(path: Path, start: int) -> bool:
     """Whether a line begins at a byte of a file, which may be another one by now."""
     with open(path, "rb") as file:
         return start > 0 and file.seek(start - 1) >= 0 and file.read(1) == b"\n"
 
 
-def _gemini_messages(path: Path) -> Iterator[dict[str, Any]]:
-    """The file is a log of changes, of which the last to a message counts; none takes one away,
-    since a summary does that, too."""
+def _last_states(path: Path) -> Iterator[dict[str, Any]]:
+    """The messages of a file that is a log of changes, of which the last to each counts; none
+    takes one away, since a summary does that, too."""
     messages: dict[object, dict[str, Any]] = {}
     for _, line in _transcript_lines(path):
         entry = parse_object(line)
-        changes = entry.get("$set")
-        listed = changes.get("messages") if isinstance(changes, dict) else [entry]
+        listed = _at(entry, "$set.messages") if isinstance(entry.get("$set"), dict) else [entry]
         for message in listed if isinstance(listed, list) else []:
             if isinstance(message, dict):
                 message.pop("toolCalls", None)  # may be long
@@ -8105,20 +8073,8 @@ def _gemini_messages(path: Path) -> Iterator[dict[str, Any]]:
     yield from messages.values()
 
 
-def _opencode_messages(path: Path, session: str) -> Iterator[dict[str, Any]]:
-    sql = (
-        "SELECT m.id, m.data, p.data FROM message m JOIN part p ON p.message_id = m.id"
-        " AND CASE WHEN json_valid(p.data) THEN p.data ->> 'type' END = 'text'"
-        " WHERE m.session_id = ? ORDER BY m.time_created, m.id, p.id"
-    )
-    rows = _opencode_rows(path, sql, session)
-    for (id, data), group in itertools.groupby(rows or [], lambda row: row[:2]):
-        parts = [text for *_, part in group if (text := _part_text(parse_object(part)))]
-        yield parse_object(data) | {"id": id, "parts": parts}
-
-
-def _opencode_rows(path: Path, sql: str, *values: Any) -> list[Any] | None:
-    """Rows of OpenCode's database, which is not written to; None where it is another one."""
+def _rows_of(path: Path, sql: str, *values: Any) -> list[Any] | None:
+    """Rows of a client's database, which is not written to; None where it is another one."""
     import apsw
 
     try:
@@ -8129,24 +8085,23 @@ def _opencode_rows(path: Path, sql: str, *values: Any) -> list[Any] | None:
         return None
 
 
-def _is_subagents(path: Path) -> bool:
-    return any(_SUBAGENT.search(line) for _, line in itertools.islice(_transcript_lines(path), 1))
+def _is_subagents(form: Format, path: Path) -> bool:
+    pattern = form.get("subagents")
+    return pattern is not None and re.search(pattern.encode(), _first_line(path)) is not None
 
 
-def _session_in(client: str, path: Path) -> str:
+def _session_in(form: Format, path: Path) -> str:
     """What the client calls the session of a file."""
-    if client == "gemini":
-        first = next(_transcript_lines(path), (0, b""))[1]
-        return _key(parse_object(first).get("sessionId")) or path.stem
-    return path.stem[-36:] if client == "codex" else path.stem
+    told = _at(parse_object(_first_line(path)), form["session"]) if "session" in form else None
+    return _key(told) or path.stem[-36:]
 
 
-def _folder_in(client: str, path: Path, session: str) -> str:
+def _folder_in(form: Format, path: Path, session: str) -> str:
     """Where the client stood, or "" if that is not told."""
-    if client == "gemini":
-        return plain_text(path.parent.parent / ".project_root")
-    if client == "opencode":
-        rows = _opencode_rows(path, "SELECT directory FROM session WHERE id = ?", session)
+    if "folder_file" in form:
+        return plain_text(path.parent / form["folder_file"])
+    if "sql" in form:
+        rows = _rows_of(path, form["sql"]["folder"], session)
         if rows == []:
             raise NotFound(f"{path} has no session {session}")
         return str(rows[0][0]) if rows else ""
@@ -8156,40 +8111,33 @@ def _folder_in(client: str, path: Path, session: str) -> str:
     return ""
 
 
-# Where clients leave sessions: what moves the folder, the folder, and the files in it.
-_SESSIONS = {
-    "claude": ("CLAUDE_CONFIG_DIR", ".claude", "projects/*/*.jsonl"),
-    "codex": ("CODEX_HOME", ".codex", "*sessions/**/rollout-*.jsonl"),
-    "gemini": ("", ".gemini", "tmp/*/chats/session-*.jsonl"),
-    "opencode": ("OPENCODE_DB", ".local/share/opencode/opencode.db", ""),
-    "cursor": ("", ".cursor", "projects/*/agent-transcripts/*/*.jsonl"),
-}
+def place_of(places: Sequence[str]) -> str:
+    """The first of a client's places that names no variable of the environment that is unset."""
+    for place in places:
+        if not place.startswith("$") or os.environ.get(place[1:].partition("/")[0]):
+            return os.path.expandvars(place)
+    return ""
 
 
 def session_place(client: str) -> Path:
     """The folder in which a client keeps its sessions somewhere, or the database."""
-    variable, place, _ = _SESSIONS[check_client(client)]
-    given = os.environ.get(variable)
-    return from_root(given) if given else (home() or Path()) / place
+    return Path(os.path.realpath(os.path.expanduser(place_of(transcript_format(client)["home"]))))
 
 
 def sessions_of(client: str, since: int = 0) -> Iterator[tuple[Path, str]]:
     """The sessions a client left on this machine that changed since a time, newest last: each
     with its id; without those of subagents."""
-    folder, files = session_place(client), _SESSIONS[client][2]
-    if client == "opencode":
-        sql = "SELECT id FROM session WHERE parent_id IS NULL AND time_updated >= ? * 1000"
-        rows = _opencode_rows(folder, f"{sql} ORDER BY time_updated", since)
-        yield from ((folder, id) for (id,) in rows or [])
+    form, place = transcript_format(client), session_place(client)
+    if "sql" in form:
+        rows = _rows_of(place, form["sql"]["sessions"], since)
+        yield from ((place, id) for (id,) in rows or [])
         return
     found = []
-    for path in folder.glob(files):
+    for path in place.glob(form["files"]):
         with contextlib.suppress(OSError):
-            theirs = path.name.startswith("agent-") or (client == "codex" and _is_subagents(path))
-            found += [(path.stat().st_mtime, path)] if not theirs else []
-    for changed, path in sorted(found):
-        if changed >= since:
-            yield path, _session_in(client, path)
+            changed = path.stat().st_mtime
+            found += [(changed, path)] if changed >= since and not _is_subagents(form, path) else []
+    yield from ((path, _session_in(form, path)) for _, path in sorted(found))
 
 
 def session_file(client: str, path: str) -> tuple[str, Path | None]:
@@ -8197,12 +8145,14 @@ def session_file(client: str, path: str) -> tuple[str, Path | None]:
     because somebody names it."""
     import fnmatch
 
-    if client == "opencode":
+    formats = transcripts()["formats"]
+    if "sql" in formats.get(client, ()):
         return client, session_place(client)
     there = whole_path(path) if path else Path()
-    for name, (_, _, files) in _SESSIONS.items():
-        top = whole_path(session_place(name))
-        if there != top and _is_in(there, top) and fnmatch.fnmatch(_beneath(there, top), files):
+    for name, form in formats.items():
+        top = session_place(name) if "files" in form else there
+        inside = there != top and _is_in(there, top)
+        if inside and fnmatch.fnmatch(_beneath(there, top), form["files"]):
             return name, there
     return "", None
 
@@ -8284,14 +8234,14 @@ def _exported_conversation(chat: Any) -> Conversation:
     """A chat of ChatGPT's, which is a tree of which one branch is shown, or of Claude.ai's."""
     chat = chat if isinstance(chat, dict) else {}
     nodes, leaf, entries = chat.get("mapping"), chat.get("current_node"), []
-    client, read = ("chatgpt", _chatgpt) if nodes else ("claude.ai", _claude_ai)
+    client = "chatgpt" if nodes else "claude.ai"
     while isinstance(nodes, dict) and isinstance(leaf, str) and leaf in nodes:
         entries.append(nodes.pop(leaf))  # a loop ends here
         leaf = entries[-1].get("parent") if isinstance(entries[-1], dict) else None
     listed = chat.get("chat_messages")
     entries = listed if isinstance(listed, list) else entries[::-1]
     moment = _seconds(chat.get("create_time") or chat.get("created_at"))
-    turns = _turns(enumerate(entries), read, moment)[0]
+    turns = _turns(enumerate(entries), transcripts()["formats"][client], moment)[0]
     ids = [id for name in ("uuid", "conversation_id", "id") if (id := _key(chat.get(name)))]
     return Conversation(client, ids[0] if ids else "", None, turns, 0)
 
@@ -11199,6 +11149,17 @@ _MISSED = "*"  # in place of a session: all that are known, for one may have end
 # Capture: a process of its own reads the sessions, since the client waits for the hook.
 
 
+def this_program() -> list[str]:
+    """How to start this very program, in absolute paths."""
+    import zipfile
+
+    program = Path(sys.argv[0]).resolve()
+    # A .pyz may have been renamed to `sediment`; the .exe that pip makes is a zip file, too.
+    if program.suffix == ".py" or (program.suffix != ".exe" and zipfile.is_zipfile(program)):
+        return [sys.executable, str(program)]
+    return [str(program)]
+
+
 def ask_for_capture(memory: Memory, event: Event) -> None:
     """Note that a session has something to read, and start a reader."""
     if event.path and event.session:
@@ -11220,21 +11181,14 @@ def start_capture(database: Path) -> None:
     import subprocess
 
     command = [*this_program(), "--db", str(database), "hook", "--capture"]
-    nothing = subprocess.DEVNULL
-    apart: dict[str, Any] = {"start_new_session": True}
+    apart: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     if sys.platform == "win32":
-        apart = {"creationflags": subprocess.CREATE_NO_WINDOW | subprocess.DETACHED_PROCESS}
+        apart["creationflags"] = subprocess.CREATE_NO_WINDOW | subprocess.DETACHED_PROCESS
+    else:
+        apart["start_new_session"] = True
     env = {name: value for name, value in os.environ.items() if name != "SEDIMENT_PROJECT"}
     with contextlib.suppress(OSError):
-        subprocess.Popen(
-            command,
-            stdin=nothing,
-            stdout=nothing,
-            stderr=nothing,
-            cwd=database.parent,
-            env=env,
-            **apart,
-        )
+        subprocess.Popen(command, cwd=database.parent, env=env, **apart)
 
 
 def capture(memory: Memory) -> int:
@@ -11314,6 +11268,12 @@ def run_hook(memory: Memory, given: object) -> dict[str, Any]:
 def hook_log(database: Path) -> Path:
     """Where the last runs of hooks are noted, one JSON object a line."""
     return database.with_name(f"{database.name}.hooks")
+
+
+def hook_runs(database: Path) -> list[dict[str, Any]]:
+    """The last runs of hooks, oldest first."""
+    lines = plain_text(hook_log(database)).encode("utf-8", "surrogateescape").splitlines()
+    return [run for line in lines[-HOOK_LOG:] if (run := parse_object(line))]
 
 
 def log_hook(database: Path, row: dict[str, Any]) -> None:
@@ -12171,17 +12131,6 @@ _SERVER = "a server called sediment"
 _CALLED = {"mcpServers": _SERVER, "mcp": _SERVER, "mcp_servers": _SERVER, "hooks": "its hooks"}
 
 
-def this_program() -> list[str]:
-    """How to start this very program, in absolute paths."""
-    import zipfile
-
-    program = Path(sys.argv[0]).resolve()
-    # A .pyz may have been renamed to `sediment`; the .exe that pip makes is a zip file, too.
-    if program.suffix == ".py" or (program.suffix != ".exe" and zipfile.is_zipfile(program)):
-        return [sys.executable, str(program)]
-    return [str(program)]
-
-
 def program_command(database: Path) -> list[str]:
     """How a client starts this program: with the database where it is not the usual one, and
     without a version, since some clients ask the user again when a hook's command is another."""
@@ -12204,8 +12153,10 @@ def _with_program(template: Any, program: list[str]) -> Any:
             filled |= {"command": program[0], "args": [*program[1:], *template["args"]]}
         return filled
     if isinstance(template, list):
-        head = program if template[0] == "sediment" else [_with_program(template[0], program)]
-        return [*head, *(_with_program(value, program) for value in template[1:])]
+        parts = (
+            program if one == "sediment" else [_with_program(one, program)] for one in template
+        )
+        return [*itertools.chain(*parts)]
     if template == "sediment hook":
         return _shell_line([*program, "hook"])
     return template.removeprefix("plugin:sediment:") if isinstance(template, str) else template
@@ -12219,10 +12170,7 @@ class Client(NamedTuple):
 
     def home(self) -> Path:
         """The folder of its settings for every project."""
-        for place in self.facts["home"]:
-            if not place.startswith("$") or os.environ.get(place[1:].partition("/")[0]):
-                break
-        return expand_home(os.path.expandvars(place))
+        return expand_home(place_of(self.facts["home"]))
 
     def is_here(self) -> bool:
         """Whether this machine seems to have it."""
@@ -12353,10 +12301,7 @@ class Container(NamedTuple):
     start: int
     close: int
     held: list[Held]
-    number: int | None
-
-    def value(self) -> Any:
-        return None if self.number is None else self.held[self.number].value
+    next: Held | None
 
 
 class JsonText:
@@ -12372,9 +12317,7 @@ class JsonText:
             raise InvalidInput(f"is not valid JSON ({error})") from None
 
     def _skip(self, place: int) -> int:
-        while self.plain[place] in " \t\r\n":
-            place += 1
-        return place
+        return json.decoder.WHITESPACE.match(self.plain, place).end()  # pyright: ignore
 
     def _inside(self, place: int) -> tuple[list[Held], int]:
         """The members of the object or list at a place, and where it is closed."""
@@ -12400,29 +12343,26 @@ class JsonText:
                 of = ".".join(filter(None, path[: max(depth, 1)]))
                 raise InvalidInput(f"has no {'list' if key is None else 'object'} of {of}")
             held, close = self._inside(place)
-            fits = [n for n, one in enumerate(held) if _is_that(one, key, wanted)]
-            found.append(Container(place, close, held, fits[0] if fits else None))
-            if not fits:
+            next_one = next((one for one in held if _is_that(one, key, wanted)), None)
+            found.append(Container(place, close, held, next_one))
+            if next_one is None:
                 break
-            place = held[fits[0]].value_start
+            place = next_one.value_start
         return found
 
     def with_added(self, path: Keys, one: Any) -> str:
-        """The text with a thing added at a path."""
-        found = self.walk(path, one)
+        """The text with a thing added at a path: behind the others of its object or list, and
+        behind a comment there."""
+        found, text = self.walk(path, one), self.text
         for key in reversed(path[len(found) :]):
             one = [one] if key is None else {key: one}
-        key = path[len(found) - 1]
-        return self._put(found[-1], "" if key is None else f"{_to_json(key)}: ", one)
-
-    def _put(self, into: Container, name: str, one: Any) -> str:
-        """The text with a thing behind the others of an object or list, and behind a comment."""
-        text, (start, close, held, _) = self.text, into
+        (start, close, held, _), key = found[-1], path[len(found) - 1]
         lined = not held or "\n" in text[start:close]
         unit = next(iter(re.findall(r"\n([ \t]+)\S", text)), "  ")
         line = text[: held[-1].start if held else start].rpartition("\n")[2]
         indent = line[: len(line) - len(line.lstrip(" \t"))] + ("" if held else unit)
         pad = _newline(text) + indent if lined else " "
+        name = "" if key is None else f"{_to_json(key)}: "
         piece = pad + name + _to_json(one, unit if lined else None).replace("\n", pad)
         if not held:
             return text[:close] + piece + text[close:]
@@ -12437,8 +12377,10 @@ class JsonText:
         found = self.walk(path, one)
         while len(found) > 1 and self._made_for_one(found[-1]):
             found.pop()
-        (_, close, held, number), text = found[-1], self.text
-        start, end, number = held[number or 0].start, held[number or 0].end, number or 0
+        (_, close, held, gone), text = found[-1], self.text
+        if gone is None:
+            return text
+        number, start, end = held.index(gone), gone.start, gone.end
         next_start = held[number + 1].start if number + 1 < len(held) else close
         comma = self.bare.find(",", end, next_start)
         tail = text[end:] if comma < 0 else text[end:comma] + text[comma + 1 :]
@@ -12507,9 +12449,9 @@ def _members_added(text: str | None, wanted: dict[str, Any]) -> str:
         return f"{mark}{_to_json(wanted, '  ')}\n"
     for path, one in _leaves(wanted):
         before = JsonText(text)
-        if before.walk(path, one)[-1].number is None:
+        if before.walk(path, one)[-1].next is None:
             after = JsonText(before.with_added(path, one))
-            if after.walk(path, one)[-1].number is None or after.without(path, one) != text:
+            if after.walk(path, one)[-1].next is None or after.without(path, one) != text:
                 raise InvalidInput("cannot be extended as it is")
             text = after.text
     return text
@@ -12521,7 +12463,8 @@ def _members_removed(text: str, wanted: dict[str, Any]) -> str | None:
     for path, one in reversed(list(_leaves(wanted))):
         known = JsonText(new)
         with contextlib.suppress(InvalidInput):  # something else is there
-            if is_same(known.walk(path, one)[-1].value(), one):
+            stands = known.walk(path, one)[-1].next
+            if stands and is_same(stands.value, one):
                 new = known.without(path, one)
     JsonText(new)
     rest = {key: part for key, part in wanted.items() if not isinstance(part, dict)}
@@ -12556,8 +12499,8 @@ def _block_removed(text: str, begin: str, end: str) -> str | None:
 
 
 def _instructions_added(text: str | None, block: str) -> str:
-    known = text is not None and (_BEGIN in text or "mcp__sediment__" in text)
-    return text if text is not None and known else _appended(text, block)
+    known = text and (_BEGIN in text or "mcp__sediment__" in text)
+    return text if text and known else _appended(text, block)
 
 
 def _table(text: str) -> dict[str, Any]:
@@ -12643,7 +12586,8 @@ def what_stands(path: Path, wanted: Any) -> Iterator[tuple[str, Any, Any]]:
         yield "server", _table(text)["mcp_servers"].get("sediment"), entry
     else:
         for keys, one in _leaves(wanted):
-            yield str(keys[1]), JsonText(text).walk(keys, one)[-1].value(), one
+            stands = JsonText(text).walk(keys, one)[-1].next
+            yield str(keys[1]), stands and stands.value, one
 
 
 def _has_already(client: Client, part: str, root: Path | None, program: list[str]) -> str:
@@ -12712,7 +12656,7 @@ def _to_do(
         if added if remove else not (added or client.says("plugin", root)):
             text = client.facts["undo" if remove else "to_do"].get("project" if root else "global")
             yield from [text.format(server=_shell_line([*program, "serve"]))] if text else []
-    said = ",".join(client.name for client in chosen if client.name in _READERS)
+    said = ",".join(one.name for one in chosen if one.name in transcripts()["formats"])
     if said and not remove:
         words = [*program, "import", "--from", said, *(["--here"] if root else [])]
         yield f"To find what was said before, too: {_shell_line(words)}"
@@ -12819,39 +12763,28 @@ def ask(command: list[str], requests: list[tuple[str, dict[str, Any]]]) -> dict[
     within CLIENT_TIMEOUT."""
     import subprocess
 
+    lines = [
+        json.dumps({"jsonrpc": "2.0", "id": id, "method": method, "params": params}) + "\n"
+        for id, (method, params) in enumerate(requests, 1)
+    ]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     pipes["stderr"] = subprocess.DEVNULL
-    with contextlib.suppress(OSError, ValueError), subprocess.Popen(command, **pipes) as process:
+    with contextlib.suppress(OSError), subprocess.Popen(command, **pipes) as process:
         timer = threading.Timer(CLIENT_TIMEOUT, process.kill)
         timer.start()
         try:
             assert process.stdin is not None
             assert process.stdout is not None
-            for id, (method, params) in enumerate(requests, 1):
-                message = {"jsonrpc": "2.0", "id": id, "method": method, "params": params}
-                process.stdin.write(json.dumps(message).encode() + b"\n")
-                process.stdin.flush()
-            for line in process.stdout:
-                message = json.loads(line)
-                if isinstance(message, dict) and message.get("id") == len(requests):
-                    return message.get("result") or {}
+            process.stdin.write("".join(lines).encode())
+            process.stdin.flush()
+            answers = map(parse_object, process.stdout)
+            return next(
+                (one.get("result") or {} for one in answers if one.get("id") == len(lines)), {}
+            )
         finally:
             timer.cancel()
             process.kill()
     return {}
-
-
-def hook_runs(database: Path) -> list[dict[str, Any]]:
-    """The last runs of hooks, oldest first, from the log beside the database."""
-    lines: Iterable[str] = ()
-    with contextlib.suppress(OSError), open(hook_log(database), errors="replace") as log:
-        lines = deque(log, HOOK_LOG)
-    runs = []
-    for line in lines:
-        with contextlib.suppress(ValueError, RecursionError):
-            if isinstance(run := json.loads(line), dict):
-                runs.append(run)
-    return runs
 
 
 # ---------------------------------------------------------------------------------------------
@@ -13559,7 +13492,7 @@ def stats(shared: Context, verify: bool) -> None:
     "--from",
     "origin",
     metavar="CLIENTS",
-    help=f"Sessions on this machine, of {', '.join(_READERS)} (with commas), instead of a FILE;"
+    help=f"Sessions on this machine, of {', '.join(CLIENTS[:-1])} (with commas), instead of a FILE;"
     " or sediment, with the original's program as FILE.",
 )
 @click.option("--since", type=_TIME, help="Only what was said since a time.")
@@ -13628,7 +13561,9 @@ def _to_import(
     if (file is None) == (clients in ([], ["sediment"], *exports)):
         raise click.UsageError("give a FILE, or --from with the names of clients")
     if file is None:
-        return "conversations", all_sessions(list(map(check_client, clients)), since), None
+        for name in clients:
+            transcript_format(name)
+        return "conversations", all_sessions(clients, since), None
     path = expand_home(file)
     if clients == ["sediment"]:
         return "rows", original_rows(path), None

@@ -374,6 +374,11 @@ def measure_talk() -> None:
         lambda note, _, turn: turn < note <= DEPTH,
     )
     line("stored and said: the right note first", both, lambda note, *_: note == 1)
+    line(
+        "stored and said: the right note, or a turn that says the same, first",
+        both,
+        lambda note, turn, _: 1 in (note, turn),
+    )
     count = len(alone[LOSSES[0]])
     line(f"only said ({count}): the right turn first", alone, lambda _, turn, __: turn == 1)
     line("only said: the right turn among five", alone, lambda _, turn, __: turn <= SHOWN)
