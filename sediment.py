@@ -2113,6 +2113,28 @@ _CHUNK_WORDS = 40
 _UNKNOWN = ("[UNK]", "<unk>")
 
 
+class Beside:
+    """What a thread of its own works out, while the caller does something else."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work, self._result, self._error = work, None, None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._result = self._work()
+        except Exception as error:  # which is the caller's to meet, if it asks for the result
+            self._error = error
+
+    def result(self) -> Any:
+        """What came of it, or its error."""
+        self._thread.join()
+        if self._error:
+            raise self._error
+        return self._result
+
+
 class Encoder:
     """Texts to unit vectors; tokenizer and session are loaded at first use, from any thread.
 
@@ -2163,29 +2185,47 @@ class Encoder:
         ids = numpy.array(self.tokens(text), numpy.int64)
         return self.model.run(session, ids)[0].astype("<f4").tobytes()
 
-    def embed_query(self, text: str, weights: Sequence[float]) -> bytes:
+    def begin_query(self, text: str) -> Beside:
+        """Encode a query while the caller weighs its words and looks them up; for `embed_query`."""
+        return Beside(functools.partial(self._query_states, text))
+
+    def embed_query(
+        self, text: str, weights: Sequence[float], begun: Beside | None = None
+    ) -> bytes:
         """The same for a query, with a weight for each of its characters.
 
         The mean over the tokens is weighted by each one's first character; what stands for no
         character counts nothing, and neither does a word that the model does not know. Without
         any weight, the vector that `embed` gives; no vector where the model knows none of it.
         """
+        import numpy
+
+        ids, starts = self._token_weights(text, weights)
+        if not any(starts) and self._unknown().intersection(ids):
+            return b""
+        plain, states = begun.result() if begun else self._query_states(text)
+        pooled = numpy.array(starts, numpy.float32) @ states
+        length = float(numpy.linalg.norm(pooled))
+        return (pooled / length if length else plain).astype("<f4").tobytes()
+
+    def _query_states(self, text: str) -> tuple[Any, Any]:
+        """A query's plain vector, and a row for each of its tokens."""
         session = self.load()
         import numpy
 
+        ids = self.tokens(self.model.query_prefix + text)
+        return self.model.run(session, numpy.array(ids, numpy.int64))
+
+    def _token_weights(self, text: str, weights: Sequence[float]) -> tuple[list[int], list[float]]:
+        """The tokens of a query, and each one's weight: that of its first character, none of what
+        closes the text and of what is not in the vocabulary."""
         prefix = self.model.query_prefix
         encoding = self._load_tokenizer().encode(prefix + text)
         weights = [*[0.0] * len(prefix), *weights]
         ids, unknown = self._in_window(encoding.ids), self._unknown()
-        known = zip(ids[:-1], encoding.offsets, strict=False)  # but for what closes the text
-        starts = [weights[at] if end and id not in unknown else 0.0 for id, (at, end) in known]
-        starts.append(0.0)
-        if not any(starts) and unknown.intersection(ids):
-            return b""
-        plain, states = self.model.run(session, numpy.array(ids, numpy.int64))
-        pooled = numpy.array(starts, numpy.float32) @ states
-        length = float(numpy.linalg.norm(pooled))
-        return (pooled / length if length else plain).astype("<f4").tobytes()
+        known = zip(ids[:-1], encoding.offsets, strict=False)
+        told = [weights[at] if end and id not in unknown else 0.0 for id, (at, end) in known]
+        return ids, [*told, 0.0]
 
     def _unknown(self) -> set[int | None]:
         """What stands for words that are not in the vocabulary: one vector for all of them."""
@@ -2201,11 +2241,7 @@ class Encoder:
     def begin_loading(self) -> None:
         """Load the session beside what the caller does until it needs it."""
         if self._session is None:
-            threading.Thread(target=self._load_quietly, daemon=True).start()
-
-    def _load_quietly(self) -> None:
-        with contextlib.suppress(Exception):  # whoever needs it meets it again
-            self.load()
+            Beside(self.load)  # whoever needs it meets an error again
 
     def _load_tokenizer(self) -> Tokenizer:
         with self._locks["tokenizer"]:
@@ -4958,31 +4994,50 @@ def _telling(terms: list[Term]) -> list[Term]:
     ]
 
 
-def matching(
-    database: Database,
-    words: Words,
-    places: Callable[[list[int]], dict[int, tuple[int, int]]],
-    limit: int = CANDIDATES,
-) -> tuple[list[tuple[Evidence, int]], float]:
-    """Items by the BM25 of their best chunk, with their kinds: `limit` own ones, and the others
-    met on the way; and the GAP_DEPTH-th best chunk's score. `places` tells of live chunks whose
-    they are."""
+class Within(NamedTuple):
+    """Where candidates are looked for: a file, as seen from a project, under a condition of SQL;
+    of which kinds; how many from each index; and by the vectors at hand, if these are the same."""
+
+    database: Database
+    project: str | None
+    live: str = _LIVE
+    index: VectorIndex | None = None
+    limit: int = CANDIDATES
+    kinds: Sequence[int] = (OWN, FOREIGN, TALK)
+
+    def places(self, chunks: list[int]) -> dict[int, tuple[int, int]]:
+        """Of live chunks their items, and of which kind these are."""
+        if self.index:
+            return self.index.places(chunks, self.project)
+        return places_of(self.database, chunks, self.project, self.live)
+
+
+class Matched(NamedTuple):
+    """What a query's words find: items by the BM25 of their best chunk, with their kinds, and the
+    GAP_DEPTH-th best chunk's score."""
+
+    items: dict[int, tuple[Evidence, int]]
+    tenth: float
+
+
+def matching(words: Words, within: Within) -> Matched:
+    """The best items by words: so many own ones, and the others met on the way."""
     if not words.terms:
-        return [], 0.0
-    chunks, scores = _word_scores(database, words.terms)
-    size = 2 * limit
+        return Matched({}, 0.0)
+    chunks, scores = _word_scores(within.database, words.terms)
+    size = 2 * within.limit
     while True:
         best = chunks[:size].tolist()
-        here = places(best)
+        here = within.places(best)
         found: dict[int, tuple[Evidence, int]] = {}
         for chunk, score in zip(best, scores[:size].tolist(), strict=True):
             item, kind = here.get(chunk, (0, HIDDEN))
             if kind != HIDDEN and item not in found:
                 found[item] = Evidence(item, chunk, score), kind
-        if len(best) < size or sum(kind == OWN for _, kind in found.values()) >= limit:
+        if len(best) < size or sum(kind == OWN for _, kind in found.values()) >= within.limit:
             break
         size *= 8  # nearly all were of other kinds, or pieces of the same few memories
-    return list(found.values()), float(scores[GAP_DEPTH - 1]) if len(scores) >= GAP_DEPTH else 0.0
+    return Matched(found, float(scores[GAP_DEPTH - 1]) if len(scores) >= GAP_DEPTH else 0.0)
 
 
 def _word_scores(database: Database, terms: list[Term]) -> tuple[Any, Any]:
@@ -5026,86 +5081,61 @@ def places_of(
 
 
 def candidates(
-    database: Database,
-    words: Words,
-    vector: bytes | None,
-    project: str | None,
-    live: str = _LIVE,
-    index: VectorIndex | None = None,
-    limit: int = CANDIDATES,
-    reach: int = 0,
-    kinds: Sequence[int] = (OWN, FOREIGN, TALK),
+    words: Words, matched: Matched, vector: bytes | None, within: Within, reach: int = 0
 ) -> tuple[list[Candidate], float, Any]:
     """What either index finds of each kind; what the words are worth; and the vectors,
     float32[m, dimension], of the `reach` own memories that are nearest."""
-
-    def places(chunks: list[int]) -> dict[int, tuple[int, int]]:
-        if index:
-            return index.places(chunks, project)
-        return places_of(database, chunks, project, live)
-
-    matched, tenth = matching(database, words, places, limit)
-    by_words = {hit.item: hit for hit, kind in matched if kind in kinds}
-    kind_of = {hit.item: kind for hit, kind in matched}
+    by_words = {item: hit for item, (hit, kind) in matched.items.items() if kind in within.kinds}
+    kind_of = {item: kind for item, (_, kind) in matched.items.items()}
     by_vector: dict[int, Evidence] = {}
     around = None
     if vector:
-        found, around = _nearest_of(database, index, vector, project, live, limit, reach, kinds)
+        found, around = _nearest_of(vector, within, reach)
         by_vector |= {hit.item: hit for part in found for hit in part}
         kind_of |= {hit.item: kind for kind, part in enumerate(found) for hit in part}
-        # The cosines of those that the words alone brought up.
         missing = [item for item in by_words if item not in by_vector]
-        if index:
-            more = index.cosines(vector, missing)
-        else:
-            where = "i.seq IN (SELECT value FROM json_each(?))"
-            more = nearest(database, vector, where, json.dumps(missing), len(missing))
-        by_vector |= {hit.item: hit for hit in more}
+        by_vector |= {hit.item: hit for hit in _cosines_of(vector, missing, within)}
     best = max((hit.score for hit in by_words.values()), default=0.0)
     both = [
         _candidate(item, by_words.get(item), by_vector.get(item), kind_of[item], best, words.ideal)
         for item in by_words.keys() | by_vector.keys()
     ]
     if vector:
-        both = _with_wholes(database, index, vector, both)
-    return both, words_share(best, tenth, words.ideal), around
+        both = _with_wholes(vector, both, within)
+    return both, words_share(best, matched.tenth, words.ideal), around
 
 
-def _nearest_of(
-    database: Database,
-    index: VectorIndex | None,
-    vector: bytes,
-    project: str | None,
-    live: str,
-    limit: int,
-    reach: int,
-    kinds: Sequence[int],
-) -> tuple[list[list[Evidence]], Any]:
+def _nearest_of(vector: bytes, within: Within, reach: int) -> tuple[list[list[Evidence]], Any]:
     """What is nearest of each kind, and the vectors of what is nearest of the own."""
-    if index:
+    limit, kinds = within.limit, within.kinds
+    if within.index:
         scanned = [rows if kind in kinds else 0 for kind, rows in enumerate(SCANNED)]
-        return index.nearest(vector, project, limit, scanned, reach)
-    far = max(limit, reach)
+        return within.index.nearest(vector, within.project, limit, scanned, reach)
     wheres = (f"NOT {_SAID} AND {_OWN}", f"NOT {_SAID} AND {_FOREIGN}", f"{_SAID} AND {_OWN}")
-    found = [
-        nearest(database, vector, f"{live} AND {where}", project, limit if kind else far)
-        if kind in kinds
-        else []
-        for kind, where in enumerate(wheres)
-    ]
+    found: list[list[Evidence]] = [[], [], []]
+    for kind in kinds:
+        where, far = f"{within.live} AND {wheres[kind]}", limit if kind else max(limit, reach)
+        found[kind] = nearest(within.database, vector, where, within.project, far)
     chunks = [hit.chunk for hit in found[OWN][:reach]]
-    around = vectors_of(database, chunks) if chunks else None
+    around = vectors_of(within.database, chunks) if chunks else None
     return [part[:limit] for part in found], around
 
 
-def _with_wholes(
-    database: Database, index: VectorIndex | None, vector: bytes, found: list[Candidate]
-) -> list[Candidate]:
+def _cosines_of(vector: bytes, items: list[int], within: Within) -> list[Evidence]:
+    """The best chunks of items that the words alone brought up."""
+    if within.index:
+        return within.index.cosines(vector, items)
+    where = "i.seq IN (SELECT value FROM json_each(?))"
+    return nearest(within.database, vector, where, json.dumps(items), len(items))
+
+
+def _with_wholes(vector: bytes, found: list[Candidate], within: Within) -> list[Candidate]:
     """The candidates, those of several chunks with the cosine of their mean."""
     long = [one.item for one in found if one.chunks > 1]
     if not long:
         return found
-    wholes = index.wholes(vector, long) if index else wholes_of(database, vector, long)
+    index = within.index
+    wholes = index.wholes(vector, long) if index else wholes_of(within.database, vector, long)
     return [one._replace(whole=wholes.get(one.item, one.whole)) for one in found]
 
 
@@ -9356,6 +9386,546 @@ def probe(database: Database, encoder: Encoder, found: int) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------------------------------------
+# Search
+#
+# What a recall does, from the question to the answer: look for candidates in one snapshot, rank
+# them, see whether the files that they stand in are still as they were, and write the results down.
+# And how people and agents name one memory: by its id, or by how that begins.
+# ---------------------------------------------------------------------------------------------
+
+
+def items_beginning(projects: Projects, prefix: str) -> list[dict[str, Any]]:
+    """Items whose ids begin so, two at most; those of other projects only where no other does
+    and recall shows them."""
+    for where in (_OWN, _FOREIGN) if crosses_projects() else (_OWN,):
+        sql = f"SELECT {_ITEM} FROM items i WHERE substr(i.id, 1, ?) = ? AND {where} LIMIT 2"
+        if rows := projects.database.rows(sql, len(prefix), prefix, projects.current()):
+            return list(map(_item, rows))
+    return []
+
+
+def named_item(projects: Projects, query: str) -> dict[str, Any] | None:
+    """The item that a query is the id of, or so much of an id that it is no word."""
+    row = find_item(projects.database, query)
+    if row is None and re.fullmatch(r"[0-9a-f]{8}[0-9a-f-]{0,28}", query):
+        found = items_beginning(projects, query)
+        return found[0] if len(found) == 1 else None
+    return row
+
+
+def given_item(projects: Projects, id: object) -> dict[str, Any]:
+    """The item with an id, or the one whose id begins so."""
+    given = check_id(id)
+    row = find_item(projects.database, given)
+    found = [row] if row else items_beginning(projects, given)
+    if len(found) > 1:
+        raise InvalidInput(f"several ids begin with {_show(given)}: give more of it")
+    if not found:
+        raise NotFound(f"no memory with the id {_show(given)} (not found): see `list`")
+    return found[0]
+
+
+def visible_item(projects: Projects, id: str) -> dict[str, Any]:
+    """An item that recall may show here, live or hidden, by its id or its beginning."""
+    row = given_item(projects, id)
+    if not may_read(projects, row):
+        check_own(projects, row, "read")
+    return row
+
+
+def own_item(projects: Projects, id: object, deed: str) -> dict[str, Any]:
+    """A live item that this project may change: `forget` it, or `replace` it."""
+    row = given_item(projects, id)
+    if row["id"] != id and len(str(id)) < PREFIX_MIN:
+        raise InvalidInput(f"{deed} by {PREFIX_MIN} characters of the id or more: {row['id']}")
+    check_own(projects, row, "change")
+    if row["ended_at"] is not None and (front := front_of(projects.database, row)):
+        deeds = {"forget": f"`forget {front}` deletes both", "replace": f"`--replace {front}`"}
+        what = f"{row['id']} is hidden behind {front}"
+        raise NotFound(f"{what}: {deeds[deed]}, `undo {row['id']}` brings it back")
+    if row["content_type"] == CONVERSATION:
+        told = f"{row['id']} was said in {source_of(row, projects)}"
+        raise InvalidInput(f"{told}: `forget {row['path']}` erases that conversation")
+    if row["path"] is not None:
+        raise InvalidInput(f"{row['id']} stands in {source_of(row, projects)}: edit that file")
+    return row
+
+
+def check_own(projects: Projects, row: dict[str, Any], what: str) -> None:
+    """NotFound of another project's item, which is not to be told or changed from here."""
+    if projects.is_foreign(row):
+        raise NotFound(f"{row['id']} belongs to another project: {what} it there (--project)")
+
+
+def front_of(database: Database, row: dict[str, Any]) -> str | None:
+    """The live item that a hidden one is behind."""
+    sql = (
+        "WITH RECURSIVE after(id) AS (SELECT ?1 UNION"
+        " SELECT i.successor FROM items i JOIN after a ON i.id = a.id)"
+        " SELECT id FROM items JOIN after USING (id) WHERE ended_at IS NULL"
+    )
+    return database.value(sql, row["successor"])
+
+
+def may_read(projects: Projects, row: dict[str, Any]) -> bool:
+    """Whether recall shows it here."""
+    shared = crosses_projects() and row["content_type"] != CONVERSATION
+    return shared or not projects.is_foreign(row)
+
+
+def item_still_there(database: Database, id: str) -> dict[str, Any]:
+    """The item that a row has just named."""
+    row = find_item(database, id)
+    if row is None:
+        raise NotFound(f"the memory {id} was forgotten a moment ago")
+    return row
+
+
+def items_by_row(database: Database, seqs: Iterable[int]) -> dict[int, dict[str, Any]]:
+    """Items by row number, in the order asked for."""
+    wanted = list(seqs)
+    sql = f"SELECT {_ITEM} FROM items i WHERE i.seq IN (SELECT value FROM json_each(?))"
+    rows = {row[0]: _item(row) for row in database.rows(sql, json.dumps(wanted))}
+    return {seq: rows[seq] for seq in wanted if seq in rows}
+
+
+def pending_chunks(
+    database: Database, limit: int, among: list[int] | None = None
+) -> list[tuple[int, str]]:
+    """Chunks without a vector, the first of all or of some, and what the encoder reads."""
+    where = "" if among is None else "WHERE p.chunk IN (SELECT value FROM json_each(?2))"
+    rows = database.rows(
+        'SELECT p.chunk, i.content, c.start, c."end", c.context'
+        " FROM pending p JOIN chunks c ON c.id = p.chunk JOIN items i ON i.seq = c.item"
+        f" {where} ORDER BY p.chunk LIMIT ?1",
+        limit,
+        *([] if among is None else [json.dumps(among)]),
+    )
+    return [(chunk, embedding_text(content, Chunk(*span))) for chunk, content, *span in rows]
+
+
+class Request(NamedTuple):
+    """What recall is asked: how much, how ranked, as of when (None is now), how many from each
+    index, from which files alone, and of which kinds."""
+
+    text: str
+    limit: int
+    profile: Profile
+    moment: int | None = None
+    depth: int = CANDIDATES
+    source: str | None = None
+    kinds: Sequence[int] = (OWN, FOREIGN, TALK)
+
+
+class Found(NamedTuple):
+    """The best candidates of a request, what is known of them, the question with the vectors
+    around it, and how many chunks there are in all."""
+
+    hits: list[Hit]
+    facts: dict[int, Facts]
+    query: Query
+    chunks: int
+
+
+class Search:
+    """A question's way through the file, as seen from a project: found in one snapshot, ranked,
+    and looked up again where a file has changed meanwhile."""
+
+    def __init__(
+        self, projects: Projects, encoder: Encoder, index: VectorIndex | None, lexicon: Lexicon
+    ) -> None:
+        self.projects, self.database = projects, projects.database
+        self.encoder, self.index, self.lexicon = encoder, index, lexicon
+
+    def hits(
+        self, request: Request, rounds: int = STALE_ROUNDS
+    ) -> tuple[list[Hit], float, dict[str, str]]:
+        """The best hits, the least relevance of one to show, and a notice when they are not as
+        good as they could be."""
+        same = same_model(self.database, self.encoder.model)
+        found = self._found(request, same)
+        hits = self._answerable(found, request.moment)
+        profile, now = request.profile, request.moment is None
+        hits = profile.adjust(hits, found.facts, found.query, self.lexicon, found.chunks)
+        floor = profile.floor(found.chunks)
+        least = least_relevance(hits, floor)
+        hits.sort(key=lambda hit: hit.relevance < least)  # what is held back fills no place
+        hits = own_first(hits, request.limit, floor)
+        if now and rounds and self._follow_shown(hits, found.facts):
+            return self.hits(request, rounds - 1)
+        notice = gone_sources(self.projects, self.encoder) if same else OTHER_MODEL
+        return hits, least, {"notice": notice} if notice else {}
+
+    def _found(self, request: Request, same: bool) -> Found:
+        """The candidates of both indexes, the best by both, and what is known of these."""
+        query = parse_query(request.text, request.moment)
+        within = self._within(request)
+        with self.database.snapshot():
+            near = same and self.database.settled("SELECT EXISTS(SELECT 1 FROM vectors)")
+            begun = self.encoder.begin_query(query.text) if near else None
+            words = weigh_words(self.database, query.text, self.lexicon)
+            matched = matching(words, within)
+            vector = self.encoder.embed_query(query.text, words.told, begun) if near else b""
+            reach = request.profile.reach
+            found, share, around = candidates(words, matched, vector, within, reach)
+            found = self._completed(found, near, vector)
+            size = max(request.limit, RANKED)
+            if vector and query.asked and query.asked.events:
+                found = self._of_time(query.asked, vector, within, found, words)
+                size = len(found)  # what is of that time may be far in all else
+            factor = CROSS_PROJECT_FACTOR if within.project else 1.0
+            hits = rank(found, share, request.profile, size, factor)
+            return Found(hits, self._facts(hits), query._replace(around=around), words.chunks)
+
+    def _within(self, request: Request) -> Within:
+        live, source = live_at(request.moment), request.source
+        if source is not None:
+            live += within_source(self.projects, source)
+        index = self.index if request.moment is None and source is None else None
+        project = self.projects.current()
+        return Within(self.database, project, live, index, request.depth, request.kinds)
+
+    def _completed(self, found: list[Candidate], near: bool, vector: bytes) -> list[Candidate]:
+        """The candidates, with cosines where these are still to be made."""
+        if near and not vector:  # the words alone say how much it has to do with the query
+            return [one._replace(cosine=0.0) for one in found]
+        if vector and self.database.settled("SELECT EXISTS(SELECT 1 FROM pending)"):
+            return self._with_waiting(found, vector)
+        return found
+
+    def _answerable(self, found: Found, moment: int | None) -> list[Hit]:
+        """The hits that may be shown: not of other projects' files that have changed, which are
+        theirs to index, and not of what was forgotten just now."""
+        hits, facts = found.hits, found.facts
+        stale: set[int | None] = set()
+        if moment is None:
+            foreign = {facts[hit.item].file for hit in hits if hit.foreign and hit.item in facts}
+            stale |= stale_files(self.database, {id for id in foreign if id is not None})
+        known = [hit for hit in hits if hit.item in facts and facts[hit.item].file not in stale]
+        return self._own_checkout_first(known, facts)
+
+    def _with_waiting(self, found: list[Candidate], vector: bytes) -> list[Candidate]:
+        """The candidates, of which the best by words have their cosines although the vectors of
+        these chunks are still to be made: without any they would seem to be about other things."""
+        best = sorted(found, key=lambda one: -one.relative)[:WAITING_CHUNKS]
+        waiting = pending_chunks(self.database, WAITING_CHUNKS, [one.chunk for one in best])
+        asked = _vector(vector)
+        near = {chunk: _cosine(_vector(self.encoder.embed(text)), asked) for chunk, text in waiting}
+        return [
+            one._replace(
+                cosine=max(near[one.chunk], 0.0 if math.isnan(one.cosine) else one.cosine),
+                whole=near[one.chunk] if math.isnan(one.cosine) else one.whole,
+            )
+            if one.chunk in near
+            else one
+            for one in found
+        ]
+
+    def _of_time(
+        self,
+        asked: AskedTime,
+        vector: bytes,
+        within: Within,
+        found: list[Candidate],
+        words: Words,
+    ) -> list[Candidate]:
+        """The candidates, with the own ones of the time that the question asks about, to which
+        they have all to do with it."""
+        span = f"i.created_at BETWEEN {asked.start} AND {asked.end - 1}"
+        where = f"{within.live} AND {span} AND {_KNOWN_DAY} AND {_OWN}"
+        near = nearest(self.database, vector, where, within.project, CANDIDATES)
+        known = {one.item for one in found}
+        more = [
+            _candidate(hit.item, None, hit, OWN, 0.0, words.ideal)
+            for hit in near
+            if hit.item not in known
+        ]
+        timely = {hit.item for hit in near}
+        return [
+            one._replace(coverage=1.0) if one.item in timely else one for one in (*found, *more)
+        ]
+
+    def _facts(self, hits: list[Hit]) -> dict[int, Facts]:
+        """What else ranking may look at, by row number."""
+        sql = (
+            'SELECT i.seq, substr(i.content, c.start + 1, c."end" - c.start), i.created_at,'
+            " coalesce(a.access_count, 0),"
+            " a.last_accessed_at, coalesce(a.validation_count, 0),"
+            " (SELECT count(*) FROM graph_edges WHERE from_id = i.id)"
+            " + (SELECT count(*) FROM graph_edges WHERE to_id = i.id),"
+            f" coalesce({_HAS_DAY}, 1), CASE WHEN NOT {_SAID} THEN i.file END, v.vector,"
+            f" i.stored_at, {_SAID}, i.project_id"
+            " FROM chunks c JOIN items i ON i.seq = c.item"
+            " LEFT JOIN access_log a ON a.item_id = i.id LEFT JOIN files f ON f.id = i.file"
+            " LEFT JOIN vectors v ON v.chunk = c.id"
+            " WHERE c.id IN (SELECT value FROM json_each(?))"
+        )
+        chunks = json.dumps([hit.chunk for hit in hits])
+        return {row[0]: Facts(*row[1:]) for row in self.database.rows(sql, chunks)}
+
+    def _own_checkout_first(self, hits: list[Hit], facts: dict[int, Facts]) -> list[Hit]:
+        """The hits, of which those in files of the repository's other checkouts must be clearly
+        better to come first, as those of other projects must."""
+        near = {file for hit in hits if not hit.foreign and (file := facts[hit.item].file)}
+        far, less = files_of_other_checkouts(self.projects, near), CROSS_PROJECT_FACTOR
+        return [
+            hit._replace(score=hit.score * less, parts=hit.parts | {"project": less})
+            if facts[hit.item].file in far and "project" in hit.parts
+            else hit
+            for hit in hits
+        ]
+
+    def _follow_shown(self, hits: list[Hit], facts: dict[int, Facts]) -> bool:
+        """Index the files again that have changed since, of those that hits stand in or that were
+        away; whether there were any. Nobody is to be answered from a file that says something
+        else by now."""
+        with contextlib.suppress(DatabaseError, NotFound):  # not to be written, or just gone
+            shown = {file for hit in hits if (file := facts[hit.item].file)}
+            return sync_files(self.projects, self.encoder, shown)
+        return False
+
+    def answer(
+        self, request: Request, min_score: float | None, anyway: bool, explain: bool
+    ) -> dict[str, Any]:
+        """What `Memory.recall` returns: of the hits those that score enough or, where nothing was
+        said about that, have to do with the query."""
+        hits, least, notice = self.hits(request)
+        kept = hits if anyway else _kept(hits, least, min_score)
+        weak = {hit.item for hit in hits} - {hit.item for hit in relevant(hits, least)}
+        with self.database.snapshot():
+            results = list(self._explained(kept, explain, weak).values())
+            answer = {"count": len(results), "results": results, **notice}
+            if request.moment is None:
+                answer |= self._around(results, weak)
+        if held := len(hits) - len(kept):
+            answer["held_back"] = held
+        if not kept:
+            answer["message"] = _nothing_found(held, min_score)
+        return answer
+
+    def _explained(
+        self, hits: list[Hit], explain: bool, weak: set[int]
+    ) -> dict[int, dict[str, Any]]:
+        """The hits as results, some of which have little to do with the query, and why each
+        stands where it does."""
+        results = self.results(hits)
+        for seq in weak & results.keys():
+            results[seq]["unrelated"] = True
+        for hit in hits if explain else ():
+            if row := results.get(hit.item):
+                told = {name: round(value, 4) for name, value in hit.parts.items()}
+                row["parts"] = {name: value for name, value in told.items() if value}
+                row |= self._why(hit)
+        return results
+
+    def results(self, hits: list[Hit]) -> dict[int, dict[str, Any]]:
+        """What callers see of each hit, by row number."""
+        items = items_by_row(self.database, [hit.item for hit in hits])
+        spans = self._spans([hit.chunk for hit in hits])
+        rows = {
+            hit.item: _result(items[hit.item], hit, spans[hit.chunk])
+            for hit in hits
+            if hit.item in items and hit.chunk in spans  # forgotten a moment ago
+        }
+        for seq, row in rows.items():
+            if items[seq]["path"] is not None:
+                row["source"] = source_of(items[seq], self.projects)
+        return rows
+
+    def _spans(self, chunks: list[int]) -> dict[int, tuple[int, int, int]]:
+        """Of each chunk its position, start and end."""
+        sql = (
+            'SELECT id, position, start, "end" FROM chunks'
+            " WHERE id IN (SELECT value FROM json_each(?))"
+        )
+        return {row[0]: row[1:] for row in self.database.rows(sql, json.dumps(chunks))}
+
+    def _why(self, hit: Hit) -> dict[str, str]:
+        """In a sentence, which other memory decided a hit's place."""
+        rivals = items_by_row(self.database, filter(None, (hit.newer_than, hit.older_than)))
+        if hit.newer_than in rivals:
+            newer = f"newer than {rivals[hit.newer_than]['id']}"
+            return {"why": f"{newer}, and says the same of the same thing"}
+        if hit.older_than in rivals:
+            older = f"older than {rivals[hit.older_than]['id']}"
+            return {"why": f"{older}, which seems to have taken its place"}
+        return {}
+
+    def _around(self, results: list[dict[str, Any]], weak: set[int]) -> dict[str, Any]:
+        """Name each result's neighbours and older versions; return what else to look at, but for
+        what was found and held back."""
+        ids = [row["id"] for row in results]
+        known = {*ids, *(row["id"] for row in items_by_row(self.database, weak).values())}
+        links = links_of(self.database, ids, self.projects.current())
+        links = [one for one in links if one.other not in known]
+        older = self._versions_behind(ids)
+        for row in results:
+            related = [one.other for one in links if one.id == row["id"] and one.kind in _ALIKE]
+            if related:
+                row["related_ids"] = list(dict.fromkeys(related))[:NEIGHBOURS_SHOWN]
+            if row["id"] in older:
+                row["supersedes"] = older[row["id"]]
+        expanded = [one for one in links if one.id in ids[:EXPANDED_FROM] and one.kind in _ALIKE]
+        suggested = [
+            one for one in links if one.id in ids[:SUGGESTED_FROM] and one.kind == CO_ACCESSED
+        ]
+        around = {
+            "graph_expanded": self._neighbours(expanded),
+            "suggested": self._neighbours(suggested),
+        }
+        return {name: rows for name, rows in around.items() if rows}
+
+    def _versions_behind(self, ids: list[str]) -> dict[str, list[str]]:
+        """The ids of all items behind each of these, whose place it took in the end; newest
+        first."""
+        behind = "JOIN items i ON i.successor = {} AND i.ended_by <> 'undo'"
+        sql = (
+            "WITH RECURSIVE older(top, id, at, seq) AS (SELECT value, i.id, i.created_at, i.seq"
+            f" FROM json_each(?) {behind.format('value')} UNION"
+            f" SELECT top, i.id, i.created_at, i.seq FROM older o {behind.format('o.id')})"
+            " SELECT top, json_group_array(id ORDER BY at DESC, seq DESC) FROM older GROUP BY top"
+        )
+        return {id: json.loads(older) for id, older in self.database.rows(sql, json.dumps(ids))}
+
+    def _neighbours(self, links: list[Link]) -> list[dict[str, Any]]:
+        """The other ends of links, each once."""
+        first = {one.other: one for one in reversed(links)}
+        shown = list(dict.fromkeys(one.other for one in links))[:NEIGHBOURS_SHOWN]
+        rows = []
+        for id in shown:
+            item, one = find_item(self.database, id), first[id]
+            if item is None:  # forgotten a moment ago
+                continue
+            row: dict[str, Any] = {"id": id, **_dated("created", item["created_at"])}
+            if one.kind == CO_ACCESSED:
+                row["reason"] = f"answered {one.count} questions together with {one.id}"
+            else:
+                row |= {"similarity": "graph", "graph_expanded": True, "rel_type": one.label}
+            row["beginning"] = item["content"][:PREVIEW]
+            if self.projects.is_foreign(item):
+                row["cross_project"] = True
+            rows.append(row)
+        return rows
+
+    def page(self, query: str) -> dict[str, Any] | None:
+        """One page of the item that the query names, if it names one."""
+        named = dict.fromkeys((query, query.strip()))
+        return next(filter(None, map(self._page, named)), None)
+
+    def _page(self, query: str) -> dict[str, Any] | None:
+        row, number = named_item(self.projects, query), 1
+        if row is None and (asked := re.fullmatch(r"(.+) page (\d{1,6})", query)):
+            row, number = named_item(self.projects, asked[1]), int(asked[2])
+        if row is None or not may_read(self.projects, row):
+            return None
+        whole = row["path"] is None or self.projects.is_foreign(row)  # whose file is not looked at
+        content = row["content"] if whole else section_of(self.projects, self.encoder, row)[0]
+        pages = paginate(content)
+        if not 1 <= number <= len(pages):
+            raise InvalidInput(f"{row['id']} has pages 1 to {len(pages)}, not {number}")
+        start, end = pages[number - 1]
+        result = shared_facts(row) | {"content": content[start:end], "similarity": "1.00"}
+        if row["path"] is not None:
+            result["source"] = source_of(row, self.projects)
+        if self.projects.is_foreign(row):
+            result["cross_project"] = True
+        if len(pages) > 1:
+            result |= {"page": number, "pages": len(pages)}
+        if number < len(pages):
+            result["next"] = f"{row['id']} page {number + 1}"
+        return {"count": 1, "results": [result]}
+
+
+def _result(row: dict[str, Any], hit: Hit, span: tuple[int, int, int]) -> dict[str, Any]:
+    content, (position, start, end) = row["content"], span
+    result = shared_facts(row) | {"similarity": _two_places(hit.score)}
+    if abs(hit.score - hit.cosine) > 0.001:
+        result["raw_similarity"] = _two_places(hit.cosine)
+    if row["chunks"] > 1:
+        result["content"] = content[start:end]
+        result["beginning"] = content[:PREVIEW]
+        result["position"] = {
+            "chunk": position + 1,
+            "chunks": row["chunks"],
+            "start": start,
+            "end": end,
+            "length": len(content),
+        }
+    if hit.foreign:
+        result["cross_project"] = True
+    return result
+
+
+def check_weights(vector: float | None, text: float | None) -> tuple[float, float] | None:
+    """The weights of meaning and words as asked for, or as configured; None leaves them to the
+    query. One alone leaves the rest of 1 to the other."""
+    given = (
+        _share(value, name) for name, value in (("vector_weight", vector), ("text_weight", text))
+    )
+    asked, told = given
+    if asked is None and told is None:
+        return None
+    asked = 1 - (told or 0.0) if asked is None else asked
+    told = 1 - asked if told is None else told
+    if not asked + told:
+        raise InvalidInput("vector_weight and text_weight are both 0: nothing would be found")
+    return asked / (asked + told), told / (asked + told)
+
+
+def _share(value: float | None, name: str) -> float | None:
+    given: Any = os.environ.get(f"SEDIMENT_{name.upper()}") or None if value is None else value
+    return None if given is None else check_share(given, name)
+
+
+def check_share(given: Any, name: str = "it") -> float:
+    """A number from 0 to 1."""
+    try:
+        share = float(given)
+    except (TypeError, ValueError):
+        share = math.nan
+    if not 0 <= share <= 1:
+        raise InvalidInput(f"{name} must be a number from 0 to 1, not {_show(given)}")
+    return share
+
+
+def check_candidates(value: object) -> int:
+    """How many candidates each index proposes, as asked for or as configured."""
+    given = os.environ.get("SEDIMENT_CANDIDATES") or CANDIDATES if value is None else value
+    if isinstance(given, str) and given.isdecimal():
+        given = int(given)
+    if not isinstance(given, int) or not 1 <= given <= LIMIT_MAX:
+        raise InvalidInput(f"candidates must be a number from 1 to {LIMIT_MAX}, not {_show(given)}")
+    return given
+
+
+def _kept(hits: list[Hit], least: float, min_score: float | None) -> list[Hit]:
+    """Hits that score enough or, where nothing was said about that, fit the query at all."""
+    if min_score is not None:
+        return [hit for hit in hits if hit.score >= min_score]
+    return relevant(hits, least)
+
+
+def _nothing_found(held: int, min_score: float | None) -> str:
+    if not held:
+        return "No items found for this query."
+    if min_score is not None:
+        return f"No items found that score {min_score:g} or more; {held} held back."
+    return f"No items found that have to do with this query; {held} unrelated ones held back."
+
+
+def paginate(text: str) -> list[tuple[int, int]]:
+    """Spans of a text whose JSON each is at most PAGE_SIZE characters long."""
+    pages, start = [], 0
+    while start < len(text):
+        size = PAGE_SIZE
+        while (length := json_length(text[start : start + size])) > PAGE_SIZE:
+            size = max(1, size * PAGE_SIZE // (length + 1))
+        pages.append((start, min(start + size, len(text))))
+        start += size
+    return pages
+
+
+# ---------------------------------------------------------------------------------------------
 # Memory
 #
 # The public API. The shell and the MCP server are thin: they parse, call one method here, and
@@ -9424,6 +9994,11 @@ class Memory:
     def _lexicon(self) -> Lexicon:
         return Lexicon(stemmer(), self.encoder.commonness)
 
+    @property
+    def search(self) -> Search:
+        """How memories are found, as seen from the project."""
+        return Search(self.projects, self.encoder, self._index, self._lexicon)
+
     def beside(self, folder: str) -> Memory:
         """The same memory as seen from another folder's project; from this one when a project was
         given, or none is named."""
@@ -9486,7 +10061,7 @@ class Memory:
         self, content: str, scope: str | None, replace: str | None, created_at: object
     ) -> dict[str, Any]:
         created = int(time.time()) if created_at is None else parse_moment(created_at)
-        old = self._own_item(replace, "replace") if replace is not None else None
+        old = own_item(self.projects, replace, "replace") if replace is not None else None
         wanted = check_scope(scope) if scope is not None else None
         project, remark = self._destination(wanted, old)
         with self.database.explained():
@@ -9535,7 +10110,7 @@ class Memory:
 
     def _is_contested(self, id: str, until: int) -> bool:
         """Whether an item between this one and a time may be another version of what it says."""
-        row = self._item(id)
+        row = item_still_there(self.database, id)
         sql = (
             "SELECT v.vector FROM chunks c JOIN vectors v ON v.chunk = c.id"
             " WHERE c.item = ? AND c.position = 0"
@@ -9546,7 +10121,8 @@ class Memory:
         span = f"{row['created_at']:d} AND {until:d}"
         where = f"{_MEMORY} AND {_OWN} AND i.created_at BETWEEN {span}"
         near = nearest(self.database, vector, where, self.projects.current(), 10)
-        rivals = self._items(hit.item for hit in near if hit.score >= RIVAL_COSINE)
+        close = [hit.item for hit in near if hit.score >= RIVAL_COSINE]
+        rivals = items_by_row(self.database, close)
         mine = row["created_at"], row["seq"]
         return any((rival["created_at"], rival["seq"]) > mine for rival in rivals.values())
 
@@ -9651,13 +10227,13 @@ class Memory:
             return made
         try:
             while not stop() and self._same_model():
-                batch = self._pending(8)
+                batch = pending_chunks(self.database, 8)
                 if not batch or not self._lease("embedding"):
                     break
                 vectors = {row: self.encoder.embed(row[1]) for row in batch if not stop()}
                 with self.database.transaction() as connection:
                     if self._claim(connection):  # others may have made or brought back others
-                        still = vectors.keys() & self._pending(8)
+                        still = vectors.keys() & pending_chunks(self.database, 8)
                         _fill(connection, [(vectors[row], row[0]) for row in still])
                 made += len(vectors)
                 progress(len(vectors))
@@ -9670,18 +10246,6 @@ class Memory:
     def pending(self) -> int:
         """How many chunks have no vector yet; they are found by their words."""
         return count_pending(self.database)
-
-    def _pending(self, limit: int, among: list[int] | None = None) -> list[tuple[int, str]]:
-        """Chunks without a vector, the first of all or of some, and what the encoder reads."""
-        where = "" if among is None else "WHERE p.chunk IN (SELECT value FROM json_each(?2))"
-        rows = self.database.rows(
-            'SELECT p.chunk, i.content, c.start, c."end", c.context'
-            " FROM pending p JOIN chunks c ON c.id = p.chunk JOIN items i ON i.seq = c.item"
-            f" {where} ORDER BY p.chunk LIMIT ?1",
-            limit,
-            *([] if among is None else [json.dumps(among)]),
-        )
-        return [(chunk, embedding_text(content, Chunk(*span))) for chunk, content, *span in rows]
 
     def _lease(self, job: str) -> bool:
         """Be the one process that does a background job, for the next LEASE seconds."""
@@ -9753,24 +10317,11 @@ class Memory:
             min_score = check_share(min_score, "min_score")
         if weights := check_weights(vector_weight, text_weight):
             profile = profile._replace(score=functools.partial(weighed_score, weights))
-        named = dict.fromkeys((query, query.strip()))
-        page = next(filter(None, map(self._page, named)), None)
-        answer: dict[str, Any] = page or {}
-        if page is None:
-            moment = None if as_of is None else parse_moment(as_of, end=True)
-            depth = max(limit, check_candidates(candidates))
-            kinds = _kinds_wanted(conversations)
-            hits, least, notice = self._search(query, limit, profile, moment, depth, source, kinds)
-            kept = hits if anyway else _kept(hits, least, min_score)
-            weak = {hit.item for hit in hits} - {hit.item for hit in relevant(hits, least)}
-            with self.database.snapshot():
-                answer = self._answer(kept, explain, weak) | notice
-                if moment is None:
-                    answer |= self._around(answer["results"], weak)
-            if held := len(hits) - len(kept):
-                answer["held_back"] = held
-            if not kept:
-                answer["message"] = _nothing_found(held, min_score)
+        moment = None if as_of is None else parse_moment(as_of, end=True)
+        depth = max(limit, check_candidates(candidates))
+        kinds = _kinds_wanted(conversations)
+        request = Request(query, limit, profile, moment, depth, source, kinds)
+        answer = self.search.page(query) or self.search.answer(request, min_score, anyway, explain)
         if record:
             self.record_access(shown_by(query, answer))
         return answer
@@ -9845,260 +10396,6 @@ class Memory:
             for shown in answers:
                 count_access(connection, shown)
 
-    def _search(
-        self,
-        text: str,
-        limit: int,
-        profile: Profile,
-        moment: int | None,
-        depth: int,
-        source: str | None,
-        kinds: Sequence[int] = (OWN, FOREIGN, TALK),
-        rounds: int = STALE_ROUNDS,
-    ) -> tuple[list[Hit], float, dict[str, str]]:
-        """The best hits, the least relevance of one to show, and a notice when they are not as
-        good as they could be."""
-        project, query = self.projects.current(), parse_query(text, moment)
-        index = self._index if moment is None and source is None else None
-        live = live_at(moment) + ("" if source is None else within_source(self.projects, source))
-        with self.database.snapshot():
-            same, vector = self._same_model(), None
-            near = same and self.database.settled("SELECT EXISTS(SELECT 1 FROM vectors)")
-            if near:
-                self.encoder.begin_loading()
-            words = weigh_words(self.database, query.text, self._lexicon)
-            if near:
-                vector = self.encoder.embed_query(query.text, words.told) or None
-            found, share, around = candidates(
-                self.database,
-                words,
-                vector,
-                project,
-                live,
-                index,
-                depth,
-                profile.reach,
-                kinds,
-            )
-            if near and not vector:  # the words alone say how much it has to do with the query
-                found = [one._replace(cosine=0.0) for one in found]
-            if vector and self.database.settled("SELECT EXISTS(SELECT 1 FROM pending)"):
-                found = self._with_waiting(found, vector)
-            size = max(limit, RANKED)
-            if vector and query.asked and query.asked.events:
-                found = self._of_time(query.asked, vector, live, found, words)
-                size = len(found)  # what is of that time may be far in all else
-            factor = CROSS_PROJECT_FACTOR if project else 1.0
-            hits = rank(found, share, profile, size, factor)
-            facts, query = self._facts(hits), query._replace(around=around)
-        stale: set[int | None] = set()
-        if moment is None:  # theirs to index, and nobody's to be answered from
-            foreign = {facts[hit.item].file for hit in hits if hit.foreign and hit.item in facts}
-            stale |= stale_files(self.database, {id for id in foreign if id is not None})
-        # Some were forgotten just now.
-        known = [hit for hit in hits if hit.item in facts and facts[hit.item].file not in stale]
-        known = self._own_checkout_first(known, facts)
-        hits = profile.adjust(known, facts, query, self._lexicon, words.chunks)
-        floor = profile.floor(words.chunks)
-        least = least_relevance(hits, floor)
-        hits.sort(key=lambda hit: hit.relevance < least)  # what is held back fills no place
-        hits = own_first(hits, limit, floor)
-        if moment is None and self._follow_shown(hits, facts, rounds):
-            return self._search(text, limit, profile, moment, depth, source, kinds, rounds - 1)
-        notice = gone_sources(self.projects, self.encoder) if same else OTHER_MODEL
-        return hits, least, {"notice": notice} if notice else {}
-
-    def _with_waiting(self, found: list[Candidate], vector: bytes) -> list[Candidate]:
-        """The candidates, of which the best by words have their cosines although the vectors of
-        these chunks are still to be made: without any they would seem to be about other things."""
-        best = sorted(found, key=lambda one: -one.relative)[:WAITING_CHUNKS]
-        waiting = self._pending(WAITING_CHUNKS, [one.chunk for one in best])
-        asked = _vector(vector)
-        near = {chunk: _cosine(_vector(self.encoder.embed(text)), asked) for chunk, text in waiting}
-        return [
-            one._replace(
-                cosine=max(near[one.chunk], 0.0 if math.isnan(one.cosine) else one.cosine),
-                whole=near[one.chunk] if math.isnan(one.cosine) else one.whole,
-            )
-            if one.chunk in near
-            else one
-            for one in found
-        ]
-
-    def _of_time(
-        self, asked: AskedTime, vector: bytes, live: str, found: list[Candidate], words: Words
-    ) -> list[Candidate]:
-        """The candidates, with the own ones of the time that the question asks about, to which
-        they have all to do with it."""
-        span = f"i.created_at BETWEEN {asked.start} AND {asked.end - 1}"
-        where = f"{live} AND {span} AND {_KNOWN_DAY} AND {_OWN}"
-        near = nearest(self.database, vector, where, self.projects.current(), CANDIDATES)
-        known = {one.item for one in found}
-        more = [
-            _candidate(hit.item, None, hit, OWN, 0.0, words.ideal)
-            for hit in near
-            if hit.item not in known
-        ]
-        timely = {hit.item for hit in near}
-        return [
-            one._replace(coverage=1.0) if one.item in timely else one for one in (*found, *more)
-        ]
-
-    def _facts(self, hits: list[Hit]) -> dict[int, Facts]:
-        """What else ranking may look at, by row number."""
-        sql = (
-            'SELECT i.seq, substr(i.content, c.start + 1, c."end" - c.start), i.created_at,'
-            " coalesce(a.access_count, 0),"
-            " a.last_accessed_at, coalesce(a.validation_count, 0),"
-            " (SELECT count(*) FROM graph_edges WHERE from_id = i.id)"
-            " + (SELECT count(*) FROM graph_edges WHERE to_id = i.id),"
-            f" coalesce({_HAS_DAY}, 1), CASE WHEN NOT {_SAID} THEN i.file END, v.vector,"
-            f" i.stored_at, {_SAID}, i.project_id"
-            " FROM chunks c JOIN items i ON i.seq = c.item"
-            " LEFT JOIN access_log a ON a.item_id = i.id LEFT JOIN files f ON f.id = i.file"
-            " LEFT JOIN vectors v ON v.chunk = c.id"
-            " WHERE c.id IN (SELECT value FROM json_each(?))"
-        )
-        chunks = json.dumps([hit.chunk for hit in hits])
-        return {row[0]: Facts(*row[1:]) for row in self.database.rows(sql, chunks)}
-
-    def _answer(self, hits: list[Hit], explain: bool, weak: set[int]) -> dict[str, Any]:
-        """What callers see of these hits, some of which have little to do with the query."""
-        results = self._results(hits)
-        for seq in weak & results.keys():
-            results[seq]["unrelated"] = True
-        for hit in hits if explain else ():
-            if row := results.get(hit.item):
-                told = {name: round(value, 4) for name, value in hit.parts.items()}
-                row["parts"] = {name: value for name, value in told.items() if value}
-                row |= self._why(hit)
-        return {"count": len(results), "results": list(results.values())}
-
-    def _why(self, hit: Hit) -> dict[str, str]:
-        """In a sentence, which other memory decided a hit's place."""
-        rivals = self._items(filter(None, (hit.newer_than, hit.older_than)))
-        if hit.newer_than in rivals:
-            newer = f"newer than {rivals[hit.newer_than]['id']}"
-            return {"why": f"{newer}, and says the same of the same thing"}
-        if hit.older_than in rivals:
-            older = f"older than {rivals[hit.older_than]['id']}"
-            return {"why": f"{older}, which seems to have taken its place"}
-        return {}
-
-    def _around(self, results: list[dict[str, Any]], weak: set[int]) -> dict[str, Any]:
-        """Name each result's neighbours and older versions; return what else to look at, but for
-        what was found and held back."""
-        ids = [row["id"] for row in results]
-        known = {*ids, *(row["id"] for row in self._items(weak).values())}
-        links = links_of(self.database, ids, self.projects.current())
-        links = [one for one in links if one.other not in known]
-        older = self._versions_behind(ids)
-        for row in results:
-            related = [one.other for one in links if one.id == row["id"] and one.kind in _ALIKE]
-            if related:
-                row["related_ids"] = list(dict.fromkeys(related))[:NEIGHBOURS_SHOWN]
-            if row["id"] in older:
-                row["supersedes"] = older[row["id"]]
-        expanded = [one for one in links if one.id in ids[:EXPANDED_FROM] and one.kind in _ALIKE]
-        suggested = [
-            one for one in links if one.id in ids[:SUGGESTED_FROM] and one.kind == CO_ACCESSED
-        ]
-        around = {
-            "graph_expanded": self._neighbours(expanded),
-            "suggested": self._neighbours(suggested),
-        }
-        return {name: rows for name, rows in around.items() if rows}
-
-    def _versions_behind(self, ids: list[str]) -> dict[str, list[str]]:
-        """The ids of all items behind each of these, whose place it took in the end; newest
-        first."""
-        behind = "JOIN items i ON i.successor = {} AND i.ended_by <> 'undo'"
-        sql = (
-            "WITH RECURSIVE older(top, id, at, seq) AS (SELECT value, i.id, i.created_at, i.seq"
-            f" FROM json_each(?) {behind.format('value')} UNION"
-            f" SELECT top, i.id, i.created_at, i.seq FROM older o {behind.format('o.id')})"
-            " SELECT top, json_group_array(id ORDER BY at DESC, seq DESC) FROM older GROUP BY top"
-        )
-        return {id: json.loads(older) for id, older in self.database.rows(sql, json.dumps(ids))}
-
-    def _neighbours(self, links: list[Link]) -> list[dict[str, Any]]:
-        """The other ends of links, each once."""
-        first = {one.other: one for one in reversed(links)}
-        shown = list(dict.fromkeys(one.other for one in links))[:NEIGHBOURS_SHOWN]
-        rows = []
-        for id in shown:
-            item, one = self._find(id), first[id]
-            if item is None:  # forgotten a moment ago
-                continue
-            row: dict[str, Any] = {"id": id, **_dated("created", item["created_at"])}
-            if one.kind == CO_ACCESSED:
-                row["reason"] = f"answered {one.count} questions together with {one.id}"
-            else:
-                row |= {"similarity": "graph", "graph_expanded": True, "rel_type": one.label}
-            row["beginning"] = item["content"][:PREVIEW]
-            if self.projects.is_foreign(item):
-                row["cross_project"] = True
-            rows.append(row)
-        return rows
-
-    def _results(self, hits: list[Hit]) -> dict[int, dict[str, Any]]:
-        items = self._items(hit.item for hit in hits)
-        spans = self._spans([hit.chunk for hit in hits])
-        rows = {
-            hit.item: _result(items[hit.item], hit, spans[hit.chunk])
-            for hit in hits
-            if hit.item in items and hit.chunk in spans  # forgotten a moment ago
-        }
-        for seq, row in rows.items():
-            if items[seq]["path"] is not None:
-                row["source"] = self._source(items[seq])
-        return rows
-
-    def _item(self, id: str) -> dict[str, Any]:
-        row = self._find(id)
-        if row is None:
-            raise NotFound(f"the memory {id} was forgotten a moment ago")
-        return row
-
-    def _items(self, seqs: Iterable[int]) -> dict[int, dict[str, Any]]:
-        """Items by row number, in the order asked for."""
-        wanted = list(seqs)
-        sql = f"SELECT {_ITEM} FROM items i WHERE i.seq IN (SELECT value FROM json_each(?))"
-        rows = {row[0]: _item(row) for row in self.database.rows(sql, json.dumps(wanted))}
-        return {seq: rows[seq] for seq in wanted if seq in rows}
-
-    def _spans(self, chunks: list[int]) -> dict[int, tuple[int, int, int]]:
-        """Of each chunk its position, start and end."""
-        sql = (
-            'SELECT id, position, start, "end" FROM chunks'
-            " WHERE id IN (SELECT value FROM json_each(?))"
-        )
-        return {row[0]: row[1:] for row in self.database.rows(sql, json.dumps(chunks))}
-
-    def _page(self, query: str) -> dict[str, Any] | None:
-        """One page of the item that the query names, if it names one."""
-        row, number = self._named(query), 1
-        if row is None and (asked := re.fullmatch(r"(.+) page (\d{1,6})", query)):
-            row, number = self._named(asked[1]), int(asked[2])
-        if row is None or not self._may_read(row):
-            return None
-        whole = row["path"] is None or self.projects.is_foreign(row)  # whose file is not looked at
-        content = row["content"] if whole else section_of(self.projects, self.encoder, row)[0]
-        pages = paginate(content)
-        if not 1 <= number <= len(pages):
-            raise InvalidInput(f"{row['id']} has pages 1 to {len(pages)}, not {number}")
-        start, end = pages[number - 1]
-        result = shared_facts(row) | {"content": content[start:end], "similarity": "1.00"}
-        if row["path"] is not None:
-            result["source"] = self._source(row)
-        if self.projects.is_foreign(row):
-            result["cross_project"] = True
-        if len(pages) > 1:
-            result |= {"page": number, "pages": len(pages)}
-        if number < len(pages):
-            result["next"] = f"{row['id']} page {number + 1}"
-        return {"count": 1, "results": [result]}
-
     # Files
 
     def index(
@@ -10161,34 +10458,7 @@ class Memory:
 
         Read from the file as it is now, but for secrets. Raises NotFound when the part is gone.
         """
-        return expand_item(self.projects, self.encoder, self._visible(id), lines)
-
-    def _source(self, row: dict[str, Any]) -> str:
-        """Where a part of a file stands, as path:start-end; a turn, as client:session#turn."""
-        return source_of(row, self.projects)
-
-    def _own_checkout_first(self, hits: list[Hit], facts: dict[int, Facts]) -> list[Hit]:
-        """The hits, of which those in files of the repository's other checkouts must be clearly
-        better to come first, as those of other projects must."""
-        near = {file for hit in hits if not hit.foreign and (file := facts[hit.item].file)}
-        far, less = files_of_other_checkouts(self.projects, near), CROSS_PROJECT_FACTOR
-        return [
-            hit._replace(score=hit.score * less, parts=hit.parts | {"project": less})
-            if facts[hit.item].file in far and "project" in hit.parts
-            else hit
-            for hit in hits
-        ]
-
-    def _follow_shown(self, hits: list[Hit], facts: dict[int, Facts], rounds: int) -> bool:
-        """Index the files again that have changed since, of those that hits stand in or that were
-        away; whether there were any. Nobody is to be answered from a file that says something
-        else by now."""
-        if not rounds:
-            return False
-        with contextlib.suppress(DatabaseError, NotFound):  # not to be written, or just gone
-            shown = {file for hit in hits if (file := facts[hit.item].file)}
-            return sync_files(self.projects, self.encoder, shown)
-        return False
+        return expand_item(self.projects, self.encoder, visible_item(self.projects, id), lines)
 
     # Notes
 
@@ -10382,7 +10652,7 @@ class Memory:
         Both are live; `undo` of either brings the old one back, beside the other.
         """
         with self.database.transaction() as connection:
-            gone, stays = self._own_item(old, "replace"), self._own_item(new, "replace")
+            gone, stays = (own_item(self.projects, id, "replace") for id in (old, new))
             if gone["id"] == stays["id"]:
                 raise InvalidInput(f"{gone['id']} cannot replace itself: name another memory")
             at = stays["created_at"]
@@ -10412,7 +10682,7 @@ class Memory:
     def keep_both(self, old: str, new: str) -> dict[str, Any]:
         """Settle that a memory is not obsolete because of another: {success, message}."""
         with self.database.transaction() as connection:
-            ids = self._own_item(old, "replace")["id"], self._own_item(new, "replace")["id"]
+            ids = [own_item(self.projects, id, "replace")["id"] for id in (old, new)]
             keep_apart(connection, *ids)
         return {"success": True, "message": f"{ids[0]} and {ids[1]} both stay."}
 
@@ -10444,8 +10714,8 @@ class Memory:
 
     def _hidden(self, id: str) -> str:
         """The item that `undo` is to bring back: this one, or the last that it has hidden."""
-        row = self._given(id)
-        self._check_own(row, "change")
+        row = given_item(self.projects, id)
+        check_own(self.projects, row, "change")
         hidden = row["id"] if row["ended_at"] is not None else self._last_hidden_by(row["id"])
         if hidden is None:
             raise NotFound(f"{row['id']} has neither replaced nor been merged with anything")
@@ -10459,20 +10729,13 @@ class Memory:
             id,
         )
 
-    def _visible(self, id: str) -> dict[str, Any]:
-        """An item that recall may show here, live or hidden, by its id or its beginning."""
-        row = self._given(id)
-        if not self._may_read(row):
-            self._check_own(row, "read")
-        return row
-
     def history(self, id: str) -> dict[str, Any]:
         """What happened to an item: {id, versions, events}, both oldest first.
 
         versions  its lineage: what it replaced or was merged with, and what took its place
         events    [{at, action, id, other?}]; `id` is what stayed, `other` what was hidden
         """
-        row = self._visible(id)
+        row = visible_item(self.projects, id)
         rows = map(_item, self.database.rows(_LINEAGE.format(_ITEM), row["id"]))
         versions = [_listed(version) | {"live": version["ended_at"] is None} for version in rows]
         ids = json.dumps([version["id"] for version in versions])
@@ -10499,7 +10762,7 @@ class Memory:
         edges  [{from, to, type, label?, strength?, count?}] between it, its lineage and
                neighbours
         """
-        row = self._visible(id)
+        row = visible_item(self.projects, id)
         lineage = [found[0] for found in self.database.rows(_LINEAGE.format("i.id"), row["id"])]
         edges = self.database.rows(
             "SELECT from_id, to_id, edge_type, rel_type, strength, count FROM graph_edges"
@@ -10509,7 +10772,8 @@ class Memory:
             json.dumps(lineage),
         )
         ids = dict.fromkeys([row["id"], *lineage, *(end for edge in edges for end in edge[:2])])
-        nodes = {id: item for id in ids if self._may_read(item := self._item(id))}
+        items = {id: item_still_there(self.database, id) for id in ids}
+        nodes = {id: item for id, item in items.items() if may_read(self.projects, item)}
         return {
             **shared_facts(row),
             "nodes": list(map(self._node, nodes.values())),
@@ -10575,11 +10839,13 @@ class Memory:
 
     def get(self, id: str) -> dict[str, Any]:
         """One item's whole text and facts, by its id or a beginning of it that no other has."""
-        row = self._visible(id)
+        row = visible_item(self.projects, id)
         facts = _listed(row) | {"content_type": row["content_type"]}
         if self.projects.is_foreign(row):
             facts["cross_project"] = True
-        return facts | ({"source": self._source(row)} if row["path"] is not None else {})
+        return facts | (
+            {"source": source_of(row, self.projects)} if row["path"] is not None else {}
+        )
 
     def forget(self, *ids: str) -> dict[str, Any]:
         """Erase items, with the versions they replaced; all of those named, or none."""
@@ -10587,10 +10853,10 @@ class Memory:
             raise InvalidInput("name what to forget, by its id: `list` shows them")
         sessions = [id for id in ids if self._is_session(id)]
         items = (id for id in ids if id not in sessions)
-        doomed = list(dict.fromkeys(self._own_item(id, "forget")["id"] for id in items))
+        doomed = list(dict.fromkeys(own_item(self.projects, id, "forget")["id"] for id in items))
         with self.database.transaction() as connection:
             for id in doomed:
-                self._own_item(id, "forget")  # another process may have been quicker
+                own_item(self.projects, id, "forget")  # another process may have been quicker
             erased = sum(erase_item(connection, id) for id in doomed)
             for name in sessions:
                 forget_session(connection, name)
@@ -10687,68 +10953,6 @@ class Memory:
     def _find(self, id: str) -> dict[str, Any] | None:
         return find_item(self.database, id)
 
-    def _beginning(self, prefix: str) -> list[dict[str, Any]]:
-        """Items whose ids begin so, two at most; those of other projects only where no other does
-        and recall shows them."""
-        for where in (_OWN, _FOREIGN) if crosses_projects() else (_OWN,):
-            sql = f"SELECT {_ITEM} FROM items i WHERE substr(i.id, 1, ?) = ? AND {where} LIMIT 2"
-            if rows := self.database.rows(sql, len(prefix), prefix, self.projects.current()):
-                return list(map(_item, rows))
-        return []
-
-    def _named(self, query: str) -> dict[str, Any] | None:
-        """The item that a query is the id of, or so much of an id that it is no word."""
-        row = self._find(query)
-        if row is None and re.fullmatch(r"[0-9a-f]{8}[0-9a-f-]{0,28}", query):
-            found = self._beginning(query)
-            return found[0] if len(found) == 1 else None
-        return row
-
-    def _given(self, id: object) -> dict[str, Any]:
-        """The item with an id, or the one whose id begins so."""
-        given = check_id(id)
-        found = [row] if (row := self._find(given)) else self._beginning(given)
-        if len(found) > 1:
-            raise InvalidInput(f"several ids begin with {_show(given)}: give more of it")
-        if not found:
-            raise NotFound(f"no memory with the id {_show(given)} (not found): see `list`")
-        return found[0]
-
-    def _own_item(self, id: object, deed: str) -> dict[str, Any]:
-        """A live item that this project may change: `forget` it, or `replace` it."""
-        row = self._given(id)
-        if row["id"] != id and len(str(id)) < PREFIX_MIN:
-            raise InvalidInput(f"{deed} by {PREFIX_MIN} characters of the id or more: {row['id']}")
-        self._check_own(row, "change")
-        if row["ended_at"] is not None and (front := self._front(row)):
-            deeds = {"forget": f"`forget {front}` deletes both", "replace": f"`--replace {front}`"}
-            what = f"{row['id']} is hidden behind {front}"
-            raise NotFound(f"{what}: {deeds[deed]}, `undo {row['id']}` brings it back")
-        if row["content_type"] == CONVERSATION:
-            told = f"{row['id']} was said in {self._source(row)}"
-            raise InvalidInput(f"{told}: `forget {row['path']}` erases that conversation")
-        if row["path"] is not None:
-            raise InvalidInput(f"{row['id']} stands in {self._source(row)}: edit that file")
-        return row
-
-    def _check_own(self, row: dict[str, Any], what: str) -> None:
-        if self.projects.is_foreign(row):
-            raise NotFound(f"{row['id']} belongs to another project: {what} it there (--project)")
-
-    def _front(self, row: dict[str, Any]) -> str | None:
-        """The live item that a hidden one is behind."""
-        sql = (
-            "WITH RECURSIVE after(id) AS (SELECT ?1 UNION"
-            " SELECT i.successor FROM items i JOIN after a ON i.id = a.id)"
-            " SELECT id FROM items JOIN after USING (id) WHERE ended_at IS NULL"
-        )
-        return self.database.value(sql, row["successor"])
-
-    def _may_read(self, row: dict[str, Any]) -> bool:
-        """Whether recall shows it here."""
-        shared = crosses_projects() and row["content_type"] != CONVERSATION
-        return shared or not self.projects.is_foreign(row)
-
 
 def check_found(encoder: Encoder, name: str, text: str) -> None:
     """InvalidInput unless recall finds a file with this text by how each of its parts begins:
@@ -10788,83 +10992,6 @@ def _edge(row: tuple[Any, ...]) -> dict[str, Any]:
     edge: dict[str, Any] = dict(zip(("from", "to", "type"), row[:3], strict=True))
     facts = zip(("label", "strength", "count"), row[3:], strict=True)
     return edge | {name: value for name, value in facts if value}
-
-
-def _result(row: dict[str, Any], hit: Hit, span: tuple[int, int, int]) -> dict[str, Any]:
-    content, (position, start, end) = row["content"], span
-    result = shared_facts(row) | {"similarity": _two_places(hit.score)}
-    if abs(hit.score - hit.cosine) > 0.001:
-        result["raw_similarity"] = _two_places(hit.cosine)
-    if row["chunks"] > 1:
-        result["content"] = content[start:end]
-        result["beginning"] = content[:PREVIEW]
-        result["position"] = {
-            "chunk": position + 1,
-            "chunks": row["chunks"],
-            "start": start,
-            "end": end,
-            "length": len(content),
-        }
-    if hit.foreign:
-        result["cross_project"] = True
-    return result
-
-
-def check_weights(vector: float | None, text: float | None) -> tuple[float, float] | None:
-    """The weights of meaning and words as asked for, or as configured; None leaves them to the
-    query. One alone leaves the rest of 1 to the other."""
-    given = (
-        _share(value, name) for name, value in (("vector_weight", vector), ("text_weight", text))
-    )
-    asked, told = given
-    if asked is None and told is None:
-        return None
-    asked = 1 - (told or 0.0) if asked is None else asked
-    told = 1 - asked if told is None else told
-    if not asked + told:
-        raise InvalidInput("vector_weight and text_weight are both 0: nothing would be found")
-    return asked / (asked + told), told / (asked + told)
-
-
-def _share(value: float | None, name: str) -> float | None:
-    given: Any = os.environ.get(f"SEDIMENT_{name.upper()}") or None if value is None else value
-    return None if given is None else check_share(given, name)
-
-
-def check_share(given: Any, name: str = "it") -> float:
-    """A number from 0 to 1."""
-    try:
-        share = float(given)
-    except (TypeError, ValueError):
-        share = math.nan
-    if not 0 <= share <= 1:
-        raise InvalidInput(f"{name} must be a number from 0 to 1, not {_show(given)}")
-    return share
-
-
-def check_candidates(value: object) -> int:
-    """How many candidates each index proposes, as asked for or as configured."""
-    given = os.environ.get("SEDIMENT_CANDIDATES") or CANDIDATES if value is None else value
-    if isinstance(given, str) and given.isdecimal():
-        given = int(given)
-    if not isinstance(given, int) or not 1 <= given <= LIMIT_MAX:
-        raise InvalidInput(f"candidates must be a number from 1 to {LIMIT_MAX}, not {_show(given)}")
-    return given
-
-
-def _kept(hits: list[Hit], least: float, min_score: float | None) -> list[Hit]:
-    """Hits that score enough or, where nothing was said about that, fit the query at all."""
-    if min_score is not None:
-        return [hit for hit in hits if hit.score >= min_score]
-    return relevant(hits, least)
-
-
-def _nothing_found(held: int, min_score: float | None) -> str:
-    if not held:
-        return "No items found for this query."
-    if min_score is not None:
-        return f"No items found that score {min_score:g} or more; {held} held back."
-    return f"No items found that have to do with this query; {held} unrelated ones held back."
 
 
 def _store_answer(
@@ -10921,18 +11048,6 @@ def _fill(connection: apsw.Connection, vectors: list[tuple[bytes, int]]) -> None
         vectors,
     )
     connection.executemany("DELETE FROM pending WHERE chunk = ?", [(row[1],) for row in vectors])
-
-
-def paginate(text: str) -> list[tuple[int, int]]:
-    """Spans of a text whose JSON each is at most PAGE_SIZE characters long."""
-    pages, start = [], 0
-    while start < len(text):
-        size = PAGE_SIZE
-        while (length := json_length(text[start : start + size])) > PAGE_SIZE:
-            size = max(1, size * PAGE_SIZE // (length + 1))
-        pages.append((start, min(start + size, len(text))))
-        start += size
-    return pages
 
 
 # ---------------------------------------------------------------------------------------------
@@ -11065,12 +11180,11 @@ def _at_prompt(memory: Memory, event: Event) -> str:
 def prompted(memory: Memory, prompt: str) -> list[dict[str, Any]]:
     """What answers a prompt surely enough, at most HOOK_SHOWN memories: of what was stored, else
     of what was said."""
-    hits, _, _ = memory._search(
-        prompt, RANKED, PROFILES["default"], None, CANDIDATES, None, (OWN, TALK)
-    )
+    search = memory.search
+    hits, _, _ = search.hits(Request(prompt, RANKED, PROFILES["default"], kinds=(OWN, TALK)))
     stored, said = ([hit for hit in hits if hit.kind == kind] for kind in (OWN, TALK))
     best = next(filter(_is_sure, (stored[:HOOK_SHOWN], said[:HOOK_SHOWN])), [])
-    return list(memory._results([hit for hit in best if hit.score >= PROMPT_EACH]).values())
+    return list(search.results([hit for hit in best if hit.score >= PROMPT_EACH]).values())
 
 
 def _is_sure(hits: list[Hit]) -> bool:

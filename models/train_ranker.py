@@ -147,9 +147,10 @@ def collected(memory: Memory, question: Row) -> tuple[list[sediment.Hit], Any, A
 
     profile = sediment.PROFILES["default"]._replace(adjust=collect)
     moment = question.get("as_of")
-    memory._search(question["query"], RANKED, profile, moment, sediment.CANDIDATES, None)
+    memory.search.hits(sediment.Request(question["query"], RANKED, profile, moment))
     able, rest, features, chunks = seen
-    ids = [memory._items([hit.item])[hit.item]["id"] for hit in able]
+    known = sediment.items_by_row(memory.database, [hit.item for hit in able])
+    ids = [known[hit.item]["id"] for hit in able]
     return [*able, *rest], features, ids, chunks
 
 

@@ -39,7 +39,10 @@ class KeepingEncoder(Encoder):
     def embed(self, text: str) -> bytes:
         return self._once(text, b"", lambda: super(KeepingEncoder, self).embed(text))
 
-    def embed_query(self, text: str, weights: Sequence[float]) -> bytes:
+    def begin_query(self, text: str) -> Any:
+        return None  # it is kept, most often
+
+    def embed_query(self, text: str, weights: Sequence[float], begun: Any = None) -> bytes:
         told = b"query" + struct.pack(f"{len(weights)}d", *weights)
         make = super().embed_query
         return self._once(text, told, lambda: make(text, weights))

@@ -805,10 +805,8 @@ def test_texts_without_spaces_are_found_by_their_words(
         memory.store(noise)
     id = memory.store(text)["id"]
     words = sediment.weigh_words(memory.database, query, memory._lexicon)
-    by_words, _ = sediment.matching(
-        memory.database, words, lambda chunks: sediment.places_of(memory.database, chunks, "demo")
-    )
-    assert len(by_words) == 1
+    matched = sediment.matching(words, sediment.Within(memory.database, "demo"))
+    assert len(matched.items) == 1
     assert first(memory, query)["id"] == id
 
 

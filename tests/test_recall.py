@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -103,20 +104,26 @@ def test_the_same_question_gets_the_same_answer_again(memory: Memory) -> None:
     assert [memory.recall("login tickets", limit=30) for _ in range(3)] == [first] * 3
 
 
+def proposed(memory: Memory, words: sediment.Words, vector: bytes | None) -> tuple[Any, ...]:
+    within = sediment.Within(memory.database, "demo")
+    return sediment.candidates(words, sediment.matching(words, within), vector, within)
+
+
 def test_words_alone_rank_by_bm25_and_vectors_alone_by_cosine(memory: Memory) -> None:
     for text in ("alpha beta", "alpha gamma", "delta epsilon"):
         memory.store(text)
     words = sediment.weigh_words(memory.database, "alpha beta", memory._lexicon)
-    found, *_ = sediment.candidates(memory.database, words, None, "demo")
+    found, *_ = proposed(memory, words, None)
     assert sorted(found, key=lambda one: -one.bm25)[0].item == 1
     assert {one.item for one in found} == {1, 2}
     assert all(math.isnan(one.cosine) for one in found)
     none = sediment.weigh_words(memory.database, "", memory._lexicon)
     vector = memory.encoder.embed("alpha beta")
-    found, share, _ = sediment.candidates(memory.database, none, vector, "demo")
+    found, share, _ = proposed(memory, none, vector)
     assert {one.item for one in found} == {1, 2, 3}
     assert share == 0
-    assert all(sediment.default_score(one, share, 1.0).score == one.cosine for one in found)
+    ranked = sediment.rank(found, share, sediment.PROFILES["default"], 3)
+    assert all(hit.score == hit.cosine for hit in ranked)
 
 
 def test_small_words_in_many_parts_are_no_evidence(memory: Memory) -> None:
@@ -132,7 +139,7 @@ def test_a_manual_of_many_parts_does_not_crowd_out_a_sentence(memory: Memory) ->
     memory.store(sentence)
     vector = memory.encoder.embed("when can I release?")
     none = sediment.weigh_words(memory.database, "", memory._lexicon)
-    (one,), *_ = sediment.candidates(memory.database, none, vector, "demo")
+    (one,), *_ = proposed(memory, none, vector)
     many = one._replace(chunks=227)
     ranked = sediment.rank([one, many], 0.0, sediment.PROFILES["default"], 2)
     scores = [hit.score for hit in ranked]
