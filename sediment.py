@@ -2463,8 +2463,11 @@ def move_project(connection: apsw.Connection, old: str, new: str) -> None:
 
 
 def reunite_files(connection: apsw.Connection) -> None:
-    """Let files and what was asked for follow their parts to the project that these are in."""
+    """Let files and what was asked for follow their parts to the project that these are in, and
+    what was said of hooks a project that has another id by now."""
     sql = (
+        f"SELECT substr(key, {len(HOOKS_OFF) + 1}), project_id FROM meta JOIN projects"
+        f" ON key = replace(location, 'moved:', '{HOOKS_OFF}') WHERE location GLOB 'moved:*' UNION "
         "SELECT DISTINCT f.project_id, coalesce(i.project_id, '') FROM items i"
         " JOIN files f ON f.id = i.file WHERE f.project_id <> coalesce(i.project_id, '')"
         " AND f.project_id NOT IN (SELECT coalesce(project_id, '') FROM items)"
@@ -11247,14 +11250,15 @@ def hooks_off(memory: Memory) -> set[str]:
 
 def switch_hooks(memory: Memory, kinds: Iterable[str], on: bool) -> dict[str, Any]:
     """Let hooks do these things in this project, or leave them undone: {success, off}."""
-    project = memory.projects.current(create=True) or ""
+    key = f"{HOOKS_OFF}{memory.projects.current(create=True) or ''}"
     with memory.database.transaction() as connection:
-        off = hooks_off(memory)
+        off = set((meta_value(connection, key) or "").split())
         off = off.difference(kinds) if on else off.union(kinds)
-        row = f"{HOOKS_OFF}{project}", " ".join(sorted(off))
-        connection.execute("INSERT OR REPLACE INTO meta VALUES(?, ?)", row)
-    what = ", ".join(sorted(off))
-    return {"success": True, "off": sorted(off), "message": f"Off here: {what or 'nothing'}."}
+        set_meta(connection, key, " ".join(sorted(off)))
+    message = f"Off here: {', '.join(sorted(off)) or 'nothing'}."
+    if more := hooks_off(memory) - off:
+        message += f" And by the environment: {', '.join(sorted(more))}."
+    return {"success": True, "off": sorted(off), "message": message}
 
 
 _MISSED = "*"  # in place of a session: all that are known, for one may have ended without a hook
@@ -11313,6 +11317,11 @@ def capture(memory: Memory) -> int:
     timer.start()
     with contextlib.suppress(AttributeError, OSError):
         os.nice(19)
+    return read_waiting(memory)
+
+
+def read_waiting(memory: Memory) -> int:
+    """`capture` in this process."""
     new = 0
     while memory.database.value("SELECT EXISTS(SELECT 1 FROM captures)"):
         lock = memory.database.path.with_name(f"{memory.database.path.name}.capture")
@@ -11347,6 +11356,8 @@ def _capture_session(memory: Memory, client: str, path: Path, session: str, has_
     start = known.resume if known and known.resume > 0 else 0
     try:
         found = read_conversation(client, path, start, session)
+        if found.folder:  # what was said of a project's hooks goes with it to a new id
+            memory.projects.of_folder(found.folder)
         if found.folder and CAPTURE in hooks_off(memory.beside(found.folder)):
             return 0
         answer = memory.add_conversations([found])

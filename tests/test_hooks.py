@@ -263,6 +263,54 @@ def test_a_person_switches_hooks_off(here: Program) -> None:
     assert hook(here, event("SessionStart", cwd=str(here.folder))) == {}
 
 
+def test_the_environment_is_not_written_down(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as context:
+        context.setenv("SEDIMENT_CONVERSATIONS", "0")
+        answer = sediment.switch_hooks(memory, ["start"], on=False)
+        assert answer["off"] == ["start"]
+        assert answer["message"] == "Off here: start. And by the environment: capture."
+        context.setenv("SEDIMENT_HOOKS", "0")
+        assert sediment.switch_hooks(memory, ["start"], on=True)["off"] == []
+    assert sediment.hooks_off(memory) == set()
+
+
+def test_what_is_off_stays_off_after_the_first_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though another clone of the repository has memories already, and switches of its own."""
+    folder = tmp_path / "p"
+    folder.mkdir()
+    git(folder, "init")
+    with Memory(tmp_path / "memory.db", folder=folder) as memory:
+        memory._encoder = shared_encoder()
+        sediment.switch_hooks(memory, ["capture"], on=False)
+        git(folder, "commit", "--allow-empty", "-m", "first")
+        git(tmp_path, "clone", str(folder), "clone")
+        clone = memory.beside(str(tmp_path / "clone"))
+        clone.store(HERON)
+        sediment.switch_hooks(clone, ["start"], on=False)
+        monkeypatch.setenv("HOME", str(tmp_path))
+        path = transcript(tmp_path, "heron", folder)
+        given = event("Stop", session_id="heron", transcript_path=str(path), cwd=str(folder))
+        monkeypatch.setattr(sediment, "start_capture", lambda _: None)
+        run_hook(memory, given)
+        assert sediment.read_waiting(memory) == 0
+        assert memory.stats()["turns"] == 0
+        assert sediment.hooks_off(memory) == {"capture", "start"}
+        with memory.database.transaction() as connection:
+            connection.execute(
+                "UPDATE meta SET key = 'hooks_off:' || (SELECT substr(location, 7) FROM projects"
+                " WHERE location GLOB 'moved:*') WHERE key GLOB 'hooks_off:*'"
+            )
+        assert sediment.hooks_off(memory) == set()
+        (told,) = (row["detail"] for row in memory.doctor()["checks"] if row["status"] == "broken")
+        assert "but for what their hooks leave undone" in told
+        assert memory.repair()["healthy"]
+        assert sediment.hooks_off(memory) == {"capture", "start"}
+
+
 # By the server
 
 

@@ -18,3 +18,9 @@ UPDATE files SET source = coalesce(
     WHERE source IN (SELECT id FROM sources WHERE project_id = :old);
 UPDATE OR IGNORE sources SET project_id = :new WHERE project_id = :old;
 DELETE FROM sources WHERE project_id = :old;
+
+-- What is switched off in either stays off; at home, which is no project, it is another matter.
+INSERT INTO meta SELECT 'hooks_off:' || :new, value FROM meta
+    WHERE key = 'hooks_off:' || :old AND '' NOT IN (:old, :new)
+    ON CONFLICT DO UPDATE SET value = value || ' ' || excluded.value;
+DELETE FROM meta WHERE key = 'hooks_off:' || :old AND '' NOT IN (:old, :new);
