@@ -100,7 +100,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate, combinations, pairwise
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -168,6 +168,7 @@ PREFIX_MIN = 4  # characters of the beginning of an id that is to change, as git
 # Conversations and hooks.
 CONVERSATION = "conversation"  # the content type of a turn, as a column of `items` has it
 CONVERSATIONS = "conversations:"  # the path of the source whose files they are; none on a disk
+CLIENTS = ("claude", "codex", "gemini", "opencode", "cursor", "any")  # that `init` knows
 HOOK_DEADLINE = 1.5  # seconds, after which a hook ends in silence; clients wait 2 to 60
 HOOK_TEXT = 2_000  # characters of a prompt that are searched with
 HOOK_PROMPT_MIN = 12  # characters; "yes" and "continue" ask for nothing
@@ -11413,6 +11414,643 @@ def log_hook(database: Path, row: dict[str, Any]) -> None:
 
 
 # ---------------------------------------------------------------------------------------------
+# Rendering
+#
+# An answer as a person reads it in a terminal: a function for each kind yields its lines. What
+# comes from memories, files or other programs passes `printable`.
+# ---------------------------------------------------------------------------------------------
+
+
+def _dim(text: str) -> str:
+    return click.style(text, dim=True)
+
+
+def _field(name: str, value: object) -> str:
+    return f"{_dim(f'{name:<17}')}{printable_name(str(value))}"
+
+
+def _beginning(row: dict[str, Any], width: int = PREVIEW) -> str:
+    """A memory on a line: its id, and how it begins."""
+    return printable(f"{row['id']}  {one_line(row['content'], width)}")
+
+
+def _indented(text: str) -> Iterator[str]:
+    return (f"      {line}" for line in printable(text).splitlines())
+
+
+def _first(lines: Sequence[str], rest: str) -> Iterator[str]:
+    """The first of many lines, and how many more there are."""
+    yield from lines[:REFUSED_SHOWN]
+    if (more := len(lines) - REFUSED_SHOWN) > 0:
+        yield rest.format(more)
+
+
+def render_message(answer: dict[str, Any]) -> Iterator[str]:
+    yield printable_name(answer["message"])
+
+
+def render_facts(answer: dict[str, Any]) -> Iterator[str]:
+    for name, value in answer.items():
+        yield _field(name.replace("_", " "), "-" if value is None else value)
+
+
+def render_stored(answer: dict[str, Any]) -> Iterator[str]:
+    if answer["id"]:
+        yield _field("id", answer["id"])
+    yield _field("message", answer["message"])
+    for row in answer.get("may_replace", []):
+        text = one_line(row["content"], 60)
+        yield _field("may replace", f"{row['probability']}  {row['id']}  {text}")
+
+
+def render_pair(pair: dict[str, Any]) -> Iterator[str]:
+    """What `review` asks about."""
+    for name in ("old", "new"):
+        row = pair[name]
+        text = f"{local_time(row['created'])}  {one_line(row['content'], 300)}"
+        yield _field(name, f"{row['id'][:8]}  {text}")
+
+
+def render_recalled(answer: dict[str, Any], query: str = "") -> Iterator[str]:
+    """Each result with its text, then what stands beside the results."""
+    for row in answer["results"]:
+        marks = " (other project)" if row.get("cross_project") else ""
+        similarity = click.style(row["similarity"], fg="green", bold=True)
+        place = printable_name(row.get("source") or local_time(row["created"]))
+        yield f"{similarity}  {_dim(printable(row['id']))}  {_dim(place)}{marks}"
+        if "page" in row:
+            yield printable(row["content"])
+            yield _dim(f"page {row['page']} of {row['pages']}")
+        elif "source" in row and row["similarity"] != "graph":
+            yield from _indented(excerpt(row["content"], query))
+        else:
+            yield from _indented(row["content"])
+            if place := row.get("position"):
+                part = f"part {place['chunk']} of {place['chunks']}"
+                yield _remark(f"{part}: `get {row['id']}` shows all")
+        if "successor" in row:
+            yield _remark(f"replaced by {row['successor']}")
+        if "supersedes" in row:
+            yield _remark(f"{len(row['supersedes'])} older: `history {row['id']}`")
+        if "parts" in row:
+            parts = ", ".join(f"{name} {value:.3g}" for name, value in row["parts"].items())
+            yield _remark(f"score {row['similarity']}: {parts}")
+    yield from _render_around(answer)
+    yield from (printable_name(answer[name]) for name in ("message", "notice") if name in answer)
+
+
+def _remark(text: str) -> str:
+    return f"      {_dim(printable(text))}"
+
+
+def _render_around(answer: dict[str, Any]) -> Iterator[str]:
+    """What stands beside the results in the graph, and what was held back."""
+    for row in answer.get("graph_expanded", []):
+        yield _beside(f"linked ({row['rel_type']})", row)
+    for row in answer.get("suggested", []):
+        yield _beside(row["reason"], row)
+    if answer["results"] and "held_back" in answer:
+        yield _dim(f"{answer['held_back']} unrelated held back (--anyway shows them)")
+
+
+def _beside(why: str, row: dict[str, Any]) -> str:
+    return _dim(printable(f"see also {row['id']}  {one_line(row['beginning'], 60)}  [{why}]"))
+
+
+def excerpt(text: str, query: str) -> str:
+    """EXCERPT characters of a text, from the line on that has most of a query's words."""
+    if len(text) <= EXCERPT:
+        return text
+    words = set(re.findall(r"\w{3,}", query.lower()))
+    lines = list(_lines(text))
+    told = [len(words & set(re.findall(r"\w{3,}", line.lower()))) for _, line in lines]
+    best = lines[told.index(max(told))][0]
+    start = max(at for at, _ in lines if at <= min(best, max(0, len(text) - EXCERPT // 2)))
+    whole = len(text) - start <= EXCERPT
+    part = text[start : start + EXCERPT]
+    cut = part if whole else (part.rsplit(None, 1) or [""])[0]
+    return ("… " if start else "") + cut.strip() + ("" if whole else " …")
+
+
+def render_item(answer: dict[str, Any]) -> Iterator[str]:
+    yield printable(answer["content"])
+
+
+def render_expanded(answer: dict[str, Any]) -> Iterator[str]:
+    if "source" in answer:
+        yield _dim(printable_name(answer["source"]))
+    yield from render_item(answer)
+
+
+def render_indexed(answer: dict[str, Any]) -> Iterator[str]:
+    """What was indexed, in one line; then what could not be."""
+    rate = answer["embedded"] / max(answer["seconds"], 0.01)
+    encoded = f"{answer['embedded']} embedded, {answer['reused']} reused"
+    took = f"{answer['seconds']} s" + (f", {rate:.0f} a second" if answer["embedded"] else "")
+    files = "1 file" if answer["files"] == 1 else f"{answer['files']} files"
+    counts = f"{answer['chunks']} chunks, {encoded}, {answer['removed']} removed"
+    yield f"Indexed {files}: {counts} ({took})."
+    for kind, rows in (("skipped", answer["skipped"]), ("note", answer["warnings"])):
+        lines = [printable_name(f"{kind}: {row['path']} {row['reason']}") for row in rows]
+        yield from _first(lines, kind + ": and {} more (--json names them all)")
+    if "notice" in answer:
+        yield printable_name(f"note: {answer['notice']}")
+
+
+def render_changes(answer: dict[str, Any]) -> Iterator[str]:
+    """A line for each file that came, changed, went or has another name."""
+    for row in answer["changes"]:
+        counts = f"{row['embedded']} embedded, {row['removed']} removed"
+        before = f"{row['from']} -> " if "from" in row else ""
+        yield printable_name(f"{row['action']:<8} {before}{row['path']} ({counts})")
+    for row in answer["skipped"]:
+        yield printable_name(f"skipped  {row['path']} {row['reason']}")
+
+
+def render_compacted(answer: dict[str, Any]) -> Iterator[str]:
+    """What would be sent, what was written, or what there is to compact."""
+    if "input" in answer:
+        yield printable(answer["input"].rstrip("\n"))
+        return
+    if "summary" in answer:
+        yield printable(answer["summary"])
+    if "message" in answer:
+        yield from render_message(answer)
+        return
+    for row in answer["notes"]:
+        yield printable_name(f"old      {row['path']} ({row['characters']:,} characters)")
+    for row in answer["repeats"]:
+        yield printable_name(f"repeats  {row['similarity']}  {'  '.join(row['sources'])}")
+    saved = f"--with CMD would put a summary in the place of {answer['characters']:,} characters"
+    old = len(answer["notes"])
+    yield f"{old} old notes; {saved}." if old else "No note is that old."
+
+
+def render_status(answer: dict[str, Any]) -> Iterator[str]:
+    """The facts, then a line for each source, and for each file that has changed or is missing."""
+    facts = {name: value for name, value in answer.items() if name not in ("sources", "deep")}
+    yield from render_facts(facts | answer.get("deep", {}))
+    for row in answer["sources"]:
+        counts = f"{row['files']} files, {row['chunks']} chunks, {row['scope']}"
+        yield printable_name(f"{'source':<16}{row['path']} ({counts})")
+        if row["gone"]:
+            command = f"index --remove {shlex.quote(row['path'])} --scope {row['scope']}"
+            yield printable_name(f"{'gone':<16}if for good: sediment {command}")
+        for kind in ("changed", "missing"):
+            lines = [printable_name(f"{kind:<16}{name}") for name in row[kind]]
+            yield from _first(lines, f"{kind:<16}and {{}} more")
+    if not answer["sources"]:
+        yield "Nothing is indexed yet: sediment index MEMORY.md memory/"
+    elif answer["dirty"]:
+        yield "`index` or `status --index` brings the index up to date."
+
+
+def render_listed(answer: dict[str, Any]) -> Iterator[str]:
+    """A line for each item, or for each conversation."""
+    if "conversations" in answer:
+        yield from render_conversations(answer)
+    elif not answer["items"]:
+        yield answer["message"]
+    else:
+        yield _dim(f"{answer['count']} of {answer['total']}, newest first")
+        width = max(len(item["id"]) for item in answer["items"])
+        for item in answer["items"]:
+            text = printable(one_line(item["content"], 80))
+            day = _dim(local_time(item["created"]))
+            yield f"{item['id']:<{width}}  {day}  {item['scope']:<7}  {text}"
+
+
+def render_conversations(answer: dict[str, Any]) -> Iterator[str]:
+    for one in answer["conversations"]:
+        told = f"{one['last'][:10]}  {one['turns']:4}  {one['source']}  {one['beginning']}"
+        yield printable(one_line(told, 120))
+    if not answer["conversations"]:
+        yield "No conversations are kept of this project."
+
+
+def render_history(answer: dict[str, Any]) -> Iterator[str]:
+    for version in answer["versions"]:
+        by = f" by {version['successor']}" if "successor" in version else ""
+        mark = "live" if version["live"] else version.get("ended_by", "hidden") + by
+        when = _dim(local_time(version["created"], 16))
+        yield f"{when}  {printable(version['id'])}  {_dim(printable(mark))}"
+        yield from _indented(version["content"])
+    for event in answer["events"]:
+        other = f"  (hidden: {event['other']})" if "other" in event else ""
+        when = local_time(event["at"], 16)
+        yield _dim(printable(f"{when}  {event['action']:<8} {event['id']}{other}"))
+
+
+def _label(node: dict[str, Any], width: int) -> str:
+    return printable(one_line(node["content"], width))
+
+
+def render_tree(answer: dict[str, Any]) -> Iterator[str]:
+    """The item, and under it each edge, as seen from it."""
+    nodes = {node["id"]: node for node in answer["nodes"]}
+    yield _beginning(nodes[answer["id"]], 60)
+    edges, later = answer["edges"], _later_versions(answer)
+    for place, edge in enumerate(edges, 1):
+        what, far = _told_edge(edge, answer["id"], later)
+        node = nodes[far]
+        facts = [edge.get("label"), edge.get("count"), f"{edge.get('strength', 0):.2f}"]
+        told = _dim(f"({', '.join(str(fact) for fact in facts if fact not in (None, '0.00'))})")
+        branch = "└──" if place == len(edges) else "├──"
+        hidden = "" if node["live"] else _dim(" hidden")
+        yield f"{branch} {what} {told}  {printable(node['id'])}{hidden}  {_label(node, 48)}"
+
+
+def _later_versions(answer: dict[str, Any]) -> set[str]:
+    """The ids of the item of a graph, and of what took its place, one after the other."""
+    later = {edge["to"]: edge["from"] for edge in answer["edges"] if edge["type"] == SUPERSEDES}
+    found, id = set[str](), answer["id"]
+    while id and id not in found:
+        found.add(id)
+        id = later.get(id)
+    return found
+
+
+def _told_edge(edge: dict[str, Any], id: str, later: set[str]) -> tuple[str, str]:
+    """What an edge is, seen from an item with these later versions, and the id at its far end."""
+    near, far, what = edge["from"], edge["to"], edge["type"]
+    if what == SUPERSEDES and far in later:
+        near, far, what = far, near, "superseded by"
+    elif far == id:
+        near, far, what = far, near, f"{what} from"
+    return what if near == id else f"{printable(near[:8])} {what}", far
+
+
+def render_dot(answer: dict[str, Any]) -> Iterator[str]:
+    """Graphviz source."""
+    yield "digraph memory {\n  node [shape=box];"
+    for node in answer["nodes"]:
+        style = "" if node["live"] else ", style=dashed"
+        yield f"  {_quoted(node['id'])} [label={_quoted(_label(node, 40))}{style}];"
+    for edge in answer["edges"]:
+        one_way = "" if edge["type"] == SUPERSEDES else ", dir=none"
+        ends = f"{_quoted(edge['from'])} -> {_quoted(edge['to'])}"
+        yield f"  {ends} [label={_quoted(edge['type'])}{one_way}];"
+    yield "}"
+
+
+def render_mermaid(answer: dict[str, Any]) -> Iterator[str]:
+    """Mermaid source, as Markdown pages show it."""
+    yield "graph LR"
+    names = {node["id"]: f"n{place}" for place, node in enumerate(answer["nodes"])}
+    for node in answer["nodes"]:
+        text = _label(node, 40).replace('"', "#quot;")
+        yield f'  {names[node["id"]]}["{text}"]'
+    for edge in answer["edges"]:
+        arrow = "-->" if edge["type"] == SUPERSEDES else "---"
+        yield f"  {names[edge['from']]} {arrow}|{edge['type']}| {names[edge['to']]}"
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+GRAPHS = {"tree": render_tree, "dot": render_dot, "mermaid": render_mermaid}
+
+
+def render_consolidated(answer: dict[str, Any], dry_run: bool = False) -> Iterator[str]:
+    would = "would be " if dry_run else ""
+    yield f"{answer['merged']} {would}merged, {answer['linked']} {would}linked."
+    for pair in answer["pairs"]:
+        reasons = printable("; ".join(pair["reasons"]))
+        yield f"{pair['action']}  {_dim(pair['similarity'])}  {reasons}"
+        yield from (f"      {_beginning(pair[role], 70)}" for role in ("keep", "other"))
+
+
+def render_pruned(answer: dict[str, Any]) -> Iterator[str]:
+    """What was hidden or erased, or would be; and what stays though it is as old."""
+    yield from map(_beginning, answer.get("items", ()))
+    if "kept" not in answer:
+        yield from render_message(answer)
+        return
+    count, kept = answer["count"], answer["kept"]
+    done = "would be hidden" if answer.get("dry_run") else "hidden"
+    done += "; `undo ID` brings one back" if count and done == "hidden" else ""
+    many = "1 memory" if count == 1 else f"{count} memories"
+    yield f"{many} {done}." if count or kept else "Nothing is that old."
+    yield from ["As old, and kept:"] if kept else []
+    lines = [f"{_beginning(row)}  ({row['why']})" for row in kept]
+    yield from _first(lines, "and {} more: see --json")
+
+
+def render_checked(answer: dict[str, Any]) -> Iterator[str]:
+    """A line for each check; of clients, one for each run of a hook, too."""
+    for check in answer["checks"]:
+        yield f"{check['status']:8}{check['name']}: {printable(check['detail'])}"
+    for run in answer.get("runs", ()):
+        told = [run.get(key, "?") for key in ("at", "client", "event", "ms", "printed")]
+        line = "{}  {} {}: {} ms, printed {} characters".format(*told)
+        yield printable_name(f"{line}, {run['error']}" if run.get("error") else line)
+    if not answer["healthy"] and "runs" not in answer:
+        yield "Something is broken: `doctor --repair` mends it after a copy, or says how."
+
+
+def render_imported(answer: dict[str, Any]) -> Iterator[str]:
+    """How many rows were stored, what was left out of them, and which were refused."""
+    rate = answer["stored"] / max(answer["seconds"], 0.1)
+    hidden = answer.get("hidden_versions", 0)
+    told = tell_counts({"items": answer["stored"] - hidden, "hidden_versions": hidden})
+    yield f"Stored {told}{_known(answer)} ({answer['seconds']} s, {rate:.0f} a second)."
+    if redacted := answer.get("redacted"):
+        yield f"Left out: {', '.join(f'{kind} ({count})' for kind, count in redacted.items())}."
+    if unknown := answer.get("unknown_fields"):
+        told = ", ".join(f"{printable(name)} ({count})" for name, count in unknown.items())
+        yield f"Not kept, for no memory has such a field: {told}."
+    refused = [f"line {row['line']}: {printable(row['reason'])}" for row in answer["refused"]]
+    yield from _first(refused, "and {} more lines refused (--json names them all)")
+
+
+def render_said(answer: dict[str, Any]) -> Iterator[str]:
+    turns = f"{answer['turns']} turns of {answer['sessions']} sessions"
+    done = "Found" if "dry_run" in answer else "Kept"
+    yield f"{done} {turns}{_known(answer)} ({answer['seconds']} s)."
+    yield from map(printable, answer["remarks"][:REFUSED_SHOWN])
+
+
+def _known(answer: dict[str, Any]) -> str:
+    return f", {answer['existing']} were there already" if answer["existing"] else ""
+
+
+def render_exported(answer: dict[str, Any]) -> Iterator[str]:
+    counts = {name: answer[name] for name in ("items", "hidden_versions")}
+    yield printable_name(f"Exported {tell_counts(counts)} to {answer['file']}.")
+
+
+def render_planned(answer: dict[str, Any]) -> Iterator[str]:
+    """What `init` would add, the same text once, and where."""
+    for added, files in itertools.groupby(answer["files"], lambda file: file["added"]):
+        yield from (f"{printable(file['path'])}: {file['done']}" for file in files)
+        yield from [printable(added.rstrip()), ""] if added else []
+    yield from map(printable, answer["to_do"])
+
+
+def render_initialized(answer: dict[str, Any]) -> Iterator[str]:
+    if answer["project"]:
+        yield _field("project", answer["project"])
+        yield _field("folder", answer["root"])
+    yield from map(printable, [*answer["done"], *answer["to_do"]])
+
+
+# ---------------------------------------------------------------------------------------------
+# Operations
+#
+# What people and programs can ask of a memory, each declared once: what it takes, what does it and
+# how its answer looks. The commands of the shell and the tools of the MCP server are made from
+# this table; assets/help.md is what people are told of them, assets/tools.json what agents are.
+# ---------------------------------------------------------------------------------------------
+
+
+class _Checked(click.ParamType):
+    """A value that is taken as it was typed, once a check has found nothing wrong with it."""
+
+    name = "value"
+
+    def __init__(self, check: Callable[[Any], object]) -> None:
+        self._check = check
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        try:
+            self._check(value)
+        except InvalidInput as error:
+            self.fail(str(error), param, ctx)
+        return value
+
+
+class Kind(NamedTuple):
+    """What an argument may be."""
+
+    schema: dict[str, Any]  # as JSON schema says it
+    shell: click.ParamType = click.STRING  # how a shell reads and checks it
+    metavar: str | None = None  # what a shell's help writes in its place
+
+
+def string(metavar: str | None = None) -> Kind:
+    return Kind({"type": "string"}, metavar=metavar)
+
+
+def choice(*names: str, any_case: bool = False) -> Kind:
+    return Kind({"type": "string", "enum": [*names]}, click.Choice(names, not any_case))
+
+
+def whole(least: int, most: int, metavar: str | None = None) -> Kind:
+    """A whole number between two."""
+    return Kind({"type": "integer"}, click.IntRange(least, most), metavar)
+
+
+PATHS = Kind({"type": "array", "items": {"type": "string"}})
+PATTERNS = PATHS._replace(metavar="PATTERN")
+CONTENT = string()  # what is to be kept: a shell reads "-" from a pipe
+PREFIX = string("PREFIX")
+ID = string("ID")  # a shell can complete it
+FLAG = Kind({"type": "boolean"}, click.BOOL)
+TIME = Kind({"type": "string"}, _Checked(parse_moment), "TIME")
+SHARE = Kind({"type": "number"}, _Checked(check_share), "N")
+SECONDS = Kind({"type": "number"}, click.FloatRange(0.1, 86_400), "S")
+FILE = Kind({"type": "string"}, click.Path(dir_okay=False))
+FILE_OR_FOLDER = Kind({"type": "string"}, click.Path(allow_dash=True))
+LIMIT = whole(1, LIMIT_MAX)
+SCOPE = choice(*SCOPES, any_case=True)
+ANY_SCOPE = choice(*SCOPES, "all", any_case=True)
+
+
+class Argument(NamedTuple):
+    """One thing that an operation takes; not given, it is what the method has for it."""
+
+    name: str  # in the method
+    kind: Kind
+    help: str = ""  # of a shell's option
+    flags: str = ""  # of a shell's option, where they do not follow from the name
+    default: Any = None  # in a shell, whose help tells it
+    wire: str = ""  # the name in a tool; "" where no tool takes it
+    place: str = ""  # in a shell's usage, of what stands there without an option
+
+    @property
+    def is_required(self) -> bool:
+        return self.place != "" and not self.place.startswith("[")
+
+
+class Operation(NamedTuple):
+    """One thing that can be asked of a memory."""
+
+    name: str
+    run: Callable[..., Any]  # takes the memory, and by name what is not for a shell alone
+    render: Callable[..., Iterable[str]]
+    arguments: Sequence[Argument] = ()
+
+    def takes(self, *arguments: Argument) -> Operation:
+        return self._replace(arguments=arguments)
+
+
+def _recall(memory: Memory, query: str, **options: Any) -> dict[str, Any]:
+    """A door notes what was shown once it is shown: that costs the answer no time."""
+    return memory.recall(query, record=False, **options)
+
+
+def _expand(memory: Memory, id: str, section: bool = False, **options: Any) -> dict[str, Any]:
+    return memory.expand(id, **({} if section else options))
+
+
+def _list(memory: Memory, conversations: bool = False, **options: Any) -> dict[str, Any]:
+    return memory.list_conversations() if conversations else memory.list_items(**options)
+
+
+def _forget(memory: Memory, ids: str | tuple[str, ...]) -> dict[str, Any]:
+    return memory.forget(*(ids if isinstance(ids, tuple) else (ids,)))
+
+
+def _prune(memory: Memory, purge: bool = False, **options: Any) -> dict[str, Any]:
+    """What was pruned is erased whatever its age, and whatever was confirmed."""
+    if not purge:
+        return memory.prune(**options)
+    return memory.purge(scope=options["scope"], dry_run=options["dry_run"])
+
+
+_THE_ID = Argument("id", ID, place="ID")
+_BACKUP = Argument("path", FILE, place="FILE")
+_PATHS = Argument("paths", PATHS, place="[PATH]...")
+_ALLOW_SECRETS = Argument("allow_secrets", FLAG, "Keep what looks like a credential, this time.")
+
+_TABLE = (
+    Operation("store", Memory.store, render_stored).takes(
+        Argument("content", CONTENT, wire="content", place="CONTENT"),
+        Argument("scope", SCOPE, "project (default), or global: for every project.", wire="scope"),
+        Argument("replace", ID, "The item that this one supersedes.", wire="replace_id"),
+        Argument("created_at", TIME, "Back-date it: 2026-03, yesterday.", wire="created_at"),
+        Argument("into", string("FILE"), "Put it into a markdown file, and index that."),
+        _ALLOW_SECRETS,
+    ),
+    Operation("recall", _recall, render_recalled).takes(
+        Argument("query", string(), wire="query", place="QUERY..."),
+        Argument("limit", LIMIT, "How many at most.", default=5, wire="limit"),
+        Argument("min_score", SHARE, "Hold back what scores less, 0 to 1."),
+        Argument("anyway", FLAG, "Hold nothing back, however unrelated."),
+        Argument("as_of", TIME, "What was live then: 2026-03, today."),
+        Argument("explain", FLAG, "Print what each score is made of."),
+        Argument("ranking", choice(*RANKINGS), "How to rank (else SEDIMENT_RANKING, default)."),
+        Argument("source", PREFIX, "Only from files whose path begins so: memory/.", wire="source"),
+        Argument("vector_weight", SHARE, "Weigh meaning, 0 to 1 (else by query)."),
+        Argument("text_weight", SHARE, "Weigh words, 0 to 1 (else by query)."),
+        Argument("candidates", whole(1, LIMIT_MAX, "N"), "How many each index proposes."),
+        Argument(
+            "conversations",
+            FLAG,
+            "Also what was said in sessions.",
+            "--conversations/--no-conversations",
+            default=True,
+        ),
+    ),
+    Operation("expand", _expand, render_expanded).takes(
+        _THE_ID,
+        Argument("lines", whole(0, 10_000, "N"), "So many lines around."),
+        Argument("section", FLAG, "The whole section (as without --lines)."),
+    ),
+    Operation("index", Memory.index, render_indexed).takes(
+        _PATHS,
+        Argument("globs", PATTERNS, "Not only *.md; repeatable.", "--glob"),
+        Argument("exclude", PATTERNS, "As in .gitignore; repeatable."),
+        Argument("include_archive", FLAG, "Notes that `compact` has put away, too."),
+        Argument("remove", FLAG, "Take the paths out of the index; the files stay."),
+        Argument("scope", SCOPE, "global: for every project."),
+        _ALLOW_SECRETS,
+    ),
+    Operation("watch", Memory.watch, render_changes).takes(
+        _PATHS,
+        Argument(
+            "debounce_ms",
+            whole(50, 60_000),
+            "Quiet time before changes are taken up.",
+            default=WATCH_DEBOUNCE,
+        ),
+    ),
+    Operation("note", Memory.note, render_stored).takes(
+        Argument("text", CONTENT, place="TEXT"),
+        Argument("folder", string("DIR"), "Where the notes are (else memory/ in the project)."),
+        _ALLOW_SECRETS,
+    ),
+    Operation("compact", Memory.compact, render_compacted).takes(
+        Argument("path", string(), default=_NOTES, place="[PATH]"),
+        Argument("older_than", string("AGE"), "30d, 12w, 1y.", default="30d"),
+        Argument("command", string("CMD"), "What summarises the notes it is piped.", "--with"),
+        Argument("timeout", SECONDS, "Seconds that it may take.", default=COMPACT_TIMEOUT),
+        Argument("dry_run", FLAG, "Print what would be sent."),
+    ),
+    Operation("status", Memory.status, render_status).takes(
+        Argument("deep", FLAG, "Encode and search in earnest."),
+        Argument("index", FLAG, "Bring the index up to date first."),
+    ),
+    Operation("list", _list, render_listed).takes(
+        Argument("limit", LIMIT, "How many at most.", default=20, wire="limit"),
+        Argument("scope", ANY_SCOPE, "all: both.", default="project", wire="scope"),
+        Argument("conversations", FLAG, "The sessions that are kept, instead."),
+    ),
+    Operation("get", Memory.get, render_item).takes(_THE_ID),
+    Operation("forget", _forget, render_message).takes(
+        Argument("ids", ID, wire="id", place="ID...")
+    ),
+    Operation("history", Memory.history, render_history).takes(_THE_ID),
+    Operation("undo", Memory.undo, render_message).takes(_THE_ID),
+    Operation("replace", Memory.replace, render_message).takes(
+        Argument("old", ID, place="OLD"),
+        Argument("new", ID, place="NEW"),
+    ),
+    Operation("review", Memory.review, lambda _: ["Nothing to review."]),
+    Operation("graph", Memory.graph, render_tree).takes(
+        _THE_ID,
+        Argument(
+            "kind",
+            choice(*GRAPHS, "json"),
+            "A tree for the terminal, or a picture's source.",
+            "--format",
+            "tree",
+        ),
+    ),
+    Operation("consolidate", Memory.consolidate, render_consolidated).takes(
+        Argument("dry_run", FLAG, "Change nothing; print what would be done, and why."),
+    ),
+    Operation("prune", _prune, render_pruned).takes(
+        Argument("older_than", string("AGE"), "An age (90d, 12w, 1y) or a date."),
+        Argument("scope", SCOPE, default="project"),
+        Argument("confirmed", FLAG, "What people confirmed or corrected, too."),
+        Argument("dry_run", FLAG, "Change nothing; print what would be done."),
+        Argument("purge", FLAG, "Erase for good what was pruned before."),
+    ),
+    Operation("doctor", Memory.doctor, render_checked).takes(
+        Argument("repair", FLAG, "Mend what is broken; a copy is made first."),
+    ),
+    Operation("backup", Memory.backup, render_message).takes(_BACKUP),
+    Operation("restore", Memory.restore, render_message).takes(_BACKUP),
+    Operation("reindex", Memory.reindex, render_message),
+    Operation("stats", Memory.stats, render_facts).takes(
+        Argument("verify", FLAG, "Check every byte of the model's files."),
+    ),
+    Operation("import", Memory.import_rows, render_imported).takes(
+        Argument("file", FILE_OR_FOLDER, place="[FILE]"),
+        Argument(
+            "origin",
+            string("CLIENTS"),
+            f"Sessions on this machine, of {', '.join(CLIENTS[:-1])} (with commas), instead of a"
+            " FILE; or sediment, with the original's program as FILE.",
+            "--from",
+        ),
+        Argument("since", TIME, "Only what was said since a time."),
+        Argument("here", FLAG, "Only sessions in this project."),
+        Argument("dry_run", FLAG, "Only count what was said."),
+        Argument("scope", SCOPE, "For rows that name none (default: project)."),
+        _ALLOW_SECRETS,
+    ),
+    Operation("export", Memory.export_rows, render_exported).takes(
+        Argument("file", FILE, place="[FILE]"),
+        Argument("force", FLAG, "Overwrite FILE if it is there."),
+    ),
+)
+OPERATIONS = {operation.name: operation for operation in _TABLE}
+
+
+# ---------------------------------------------------------------------------------------------
 # MCP server
 #
 # JSON-RPC 2.0, one message a line on stdin and stdout. Two eras in one process: revisions up to
@@ -11422,248 +12060,37 @@ def log_hook(database: Path, row: dict[str, Any]) -> None:
 # ---------------------------------------------------------------------------------------------
 
 HANDSHAKE_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
-STATELESS_VERSION = "2026-07-28"
-STATELESS_VERSIONS = [STATELESS_VERSION]  # those that need no handshake
+STATELESS_VERSIONS = ["2026-07-28"]  # those that need no handshake
 BATCH_VERSION = "2025-03-26"  # the one revision with JSON-RPC batches
 _META = "io.modelcontextprotocol/"
 LIST_TTL = 3_600_000  # ms a client may keep the tool list: it changes with the program only
 
 PARSE_ERROR, INVALID_REQUEST, UNKNOWN_METHOD, INVALID_PARAMS = -32700, -32600, -32601, -32602
-INTERNAL_ERROR, UNSUPPORTED_VERSION = -32603, -32022
-
-INSTRUCTIONS = """\
-Sediment is your long-term memory: it outlives this conversation and is shared with every later one.
-
-recall: call it at the start of a task, before asking the user something they may have told you \
-before, and whenever earlier decisions, preferences, conventions or fixes could matter. Ask in \
-plain words; meaning counts, not spelling. The newest version of a fact comes before older ones; \
-an empty answer means that nothing fits.
-
-store: call it at once when the user states a preference, corrects you, decides something with a \
-reason, or when you find out something that was hard to find out. One fact a call, in a sentence \
-that makes sense without this conversation. scope "global" for what holds in every project. When \
-a fact has changed, pass the old id as replace_id. Look at may_replace in the answer: where such \
-an older memory is no longer true, store the same text again with its id as replace_id. Not for \
-passing task details, secrets, or what the code and its README already say.
-
-list shows the newest memories; forget deletes one that is wrong or that the user wants gone. \
-To read all of a long memory, recall its id."""
+UNSUPPORTED_VERSION = -32022
 
 
-def _object(required: list[str], **properties: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": required}
+@functools.cache
+def tools() -> dict[str, dict[str, Any]]:
+    """The tools by name, as clients see them: what agents are told, and the table's types."""
+    described = json.loads(asset("tools.json"))
+    return {name: {"name": name} | _with_types(tool, name) for name, tool in described.items()}
 
 
-def _array(items: dict[str, Any], description: str) -> dict[str, Any]:
-    return {"type": "array", "items": items, "description": description}
+def _with_types(tool: dict[str, Any], name: str) -> dict[str, Any]:
+    """A tool whose input, so far words about each argument, has become a schema."""
+    taken = tool_arguments(name)
+    properties = {
+        word: {"type": "", "description": "", **taken[word].kind.schema, **told}
+        for word, told in tool["inputSchema"].items()
+    }
+    required = [word for word in properties if taken[word].is_required]
+    schema = {"type": "object", "properties": properties, "required": required}
+    return tool | {"inputSchema": schema}
 
 
-def _text(description: str, **more: Any) -> dict[str, Any]:
-    return {"type": "string", "description": description, **more}
-
-
-def _whole(description: str, **more: Any) -> dict[str, Any]:
-    return {"type": "integer", "description": description, **more}
-
-
-_MESSAGE = _text("What happened, in a sentence.")
-_CREATED = _text("When it was stored, RFC 3339.")
-_TRUE = {"type": "boolean"}
-
-
-class Tool(NamedTuple):
-    """A tool as clients see it."""
-
-    name: str
-    title: str
-    description: str
-    input: dict[str, Any]
-    output: dict[str, Any]
-    read_only: bool = False
-    destructive: bool = False
-    idempotent: bool = False
-
-    def listing(self) -> dict[str, Any]:
-        """The entry in tools/list; store and recall ask to be shown to the model in full."""
-        listing = {
-            "name": self.name,
-            "title": self.title,
-            "description": self.description,
-            "inputSchema": self.input,
-            "outputSchema": self.output,
-            "annotations": {
-                "title": self.title,
-                "readOnlyHint": self.read_only,
-                "destructiveHint": self.destructive,
-                "idempotentHint": self.idempotent,
-                "openWorldHint": False,
-            },
-        }
-        if self.name in ("store", "recall"):
-            listing["_meta"] = {"anthropic/alwaysLoad": True}
-        return listing
-
-
-_RESULT = _object(
-    ["id", "content"],
-    id=_text("Names the memory in replace_id, forget, and recall (to read all of it)."),
-    content=_text("The text; of a long memory the part that fits best."),
-    beginning=_text("How a long memory begins."),
-    similarity=_text("How well it fits, 0.00 to 1.00."),
-    raw_similarity=_text("The cosine alone."),
-    created=_CREATED,
-    source=_text("The lines of a file where it stands, path:start-end; its id reads the section."),
-    position={"type": "object", "description": "Where in the memory that part stands."},
-    cross_project={**_TRUE, "description": "It belongs to another project."},
-    related_ids=_array(_text("Id."), "Memories that say something alike."),
-    supersedes=_array(_text("Id."), "Older versions of this; recall an id to read one."),
-    successor=_text("Id of the memory that superseded it: read that."),
-    page=_whole("Which page of a long memory this is."),
-    pages=_whole("How many there are."),
-    next=_text("The query that returns the next page."),
-)
-
-_BESIDE = _object(
-    ["id"],
-    id=_text("Id."),
-    beginning=_text("The first 100 characters."),
-    created=_CREATED,
-    rel_type=_text("How it is linked."),
-    reason=_text("Why it is named."),
-    similarity=_text('"graph": found by a link.'),
-    graph_expanded=_TRUE,
-    cross_project=_TRUE,
-)
-
-TOOLS = (
-    Tool(
-        "store",
-        "Store a memory",
-        "Keep a fact, preference, decision or finding for later conversations. Call it as soon "
-        "as such a thing comes up; one fact a call, understandable by itself. Long documents "
-        "are welcome (up to 1 MB). Look at may_replace in the answer: where such an older memory "
-        "is no longer true, store the same text again with its id as replace_id.",
-        _object(
-            ["content"],
-            content=_text("What to remember."),
-            scope=_text(
-                "project (default) or global: true in every project.",
-                enum=list(SCOPES),
-                default="project",
-            ),
-            replace_id=_text("Id of the memory that this one supersedes."),
-        ),
-        _object(
-            ["success", "id", "message"],
-            success=_TRUE,
-            id=_text("Id of the new memory."),
-            scope=_text("project or global."),
-            message=_MESSAGE,
-            replaced_id=_text("Id of the memory that it superseded."),
-            redacted=_array(_text("Kind."), "What looked like a credential and was left out."),
-            already_stored={**_TRUE, "description": "This text was there; id is that memory's."},
-            pending_chunks=_whole("Parts of a long text that are still being encoded."),
-            may_replace=_array(
-                _object(
-                    ["id", "content", "created", "probability"],
-                    id=_text("Id of an older memory."),
-                    content=_text("How it begins."),
-                    created=_CREATED,
-                    probability=_text("How likely this text makes it obsolete, 0.00 to 1.00."),
-                ),
-                "Older memories that may be no longer true; the others stay as they are.",
-            ),
-        ),
-    ),
-    Tool(
-        "recall",
-        "Recall memories",
-        "Search memory by meaning and by words. Call it before starting a task and whenever "
-        "something decided, preferred or found earlier could matter. Best first, up to limit; "
-        "long memories show the part that fits. A query that is just an id reads that memory.",
-        _object(
-            ["query"],
-            query=_text("What you want to know, in plain words; or an id."),
-            limit=_whole(
-                "How many results, 1 to 1000 (default 5); above 100 it means 100.", default=5
-            ),
-        ),
-        _object(
-            ["count", "results"],
-            count=_whole("How many results there are."),
-            results=_array(_RESULT, "Best first."),
-            graph_expanded=_array(_BESIDE, "Memories linked to the first results."),
-            suggested=_array(_BESIDE, "Memories often recalled with the first results."),
-            held_back=_whole("How many were left out, as they have nothing to do with the query."),
-            message=_MESSAGE,
-            notice=_text("What keeps this answer from being as good as it could be."),
-        ),
-        read_only=True,
-        idempotent=True,
-    ),
-    Tool(
-        "list",
-        "List memories",
-        "Show the newest memories, newest first. For looking around; to find something, recall.",
-        _object(
-            [],
-            limit=_whole("How many, 1 to 1000 (default 10); above 100 it means 100.", default=10),
-            scope=_text(
-                "project (default), global, or all (both).",
-                enum=[*SCOPES, "all"],
-                default="project",
-            ),
-        ),
-        _object(
-            ["count", "items"],
-            count=_whole("How many items are shown."),
-            total=_whole("How many there are."),
-            items=_array(
-                _object(
-                    ["id", "content"],
-                    id=_text("Id."),
-                    content=_text("The first 100 characters."),
-                    created=_CREATED,
-                    scope=_text("project or global."),
-                    chunked={**_TRUE, "description": "It is long; recall its id to read it."},
-                ),
-                "Newest first.",
-            ),
-            message=_MESSAGE,
-        ),
-        read_only=True,
-        idempotent=True,
-    ),
-    Tool(
-        "forget",
-        "Forget a memory",
-        "Delete one memory for good, with the versions it replaced. To correct a fact, store "
-        "the new one with replace_id instead.",
-        _object(["id"], id=_text("Id of the memory, from recall, list or store.")),
-        _object(
-            ["success", "message"],
-            success=_TRUE,
-            ids=_array(_text("Id."), "What was deleted."),
-            copies=_array(_text("File."), "Copies of the database that may still have it."),
-            message=_MESSAGE,
-        ),
-        destructive=True,
-        idempotent=True,
-    ),
-)
-
-# What each tool takes, and what its arguments are called in Memory's methods.
-_ARGUMENTS: dict[str, dict[str, str]] = {
-    "store": {
-        "content": "content",
-        "scope": "scope",
-        "replace_id": "replace",
-        "created_at": "created_at",  # taken, not advertised: for imports by script
-    },
-    "recall": {"query": "query", "limit": "limit", "source": "source"},  # as for created_at
-    "list": {"limit": "limit", "scope": "scope"},
-    "forget": {"id": "id"},
-}
+def tool_arguments(name: str) -> dict[str, Argument]:
+    """What a tool takes, by its names there."""
+    return {one.wire: one for one in OPERATIONS[name].arguments if one.wire}
 
 
 class ProtocolError(Exception):
@@ -11677,36 +12104,37 @@ class ProtocolError(Exception):
 
 
 class Call(NamedTuple):
-    """A tool call on its way to the worker, and where its answer goes."""
+    """A tool call on its way to the worker, and where its result goes; None if it was cancelled."""
 
     name: str
+    run: Callable[[Memory, Call], tuple[dict[str, Any], Shown | None]]
     arguments: dict[str, Any]
-    answer: Callable[[dict[str, Any]], None]
+    answer: Callable[[dict[str, Any] | None], None]
     cancelled: threading.Event
 
 
 def call_tool(memory: Memory, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Run a tool; SedimentError's text tells the agent what to change."""
-    known = _ARGUMENTS[name]
-    if unknown := sorted(arguments.keys() - known.keys()):
-        allowed = ", ".join(word for word in known if word != "created_at")
+    taken, schema = tool_arguments(name), tools()[name]["inputSchema"]
+    if unknown := sorted(arguments.keys() - taken.keys()):
+        allowed = ", ".join(word for word in taken if word != "created_at")
         raise InvalidInput(f"{name} takes {allowed}; not {_show(', '.join(unknown))}")
-    schema = next(tool for tool in TOOLS if tool.name == name).input
+    given = {word: value for word, value in arguments.items() if value is not None}
     for word in schema["required"]:
-        if arguments.get(word) is None:
+        if word not in given:
             raise InvalidInput(f"{name} needs the argument {word}")
-    values = {known[word]: value for word, value in arguments.items() if value is not None}
-    if "limit" in values:
-        values["limit"] = min(check_limit(values["limit"]), SERVED_MAX)
-    if name == "store":
-        answer = memory.store(**values)
-        rows = [_shorten(row, DOOR_TEXT, ()) for row in answer.get("may_replace", ())]
-        return answer | ({"may_replace": rows} if rows else {})
-    if name == "recall":
-        return memory.recall(**values, record=False)
-    if name == "list":
-        return memory.list_items(**{"limit": 10, **values})
-    return memory.forget(values["id"])
+    if "limit" in taken:
+        limit = given.get("limit", schema["properties"]["limit"]["default"])
+        given["limit"] = min(check_limit(limit), SERVED_MAX)
+    values = {taken[word].name: value for word, value in given.items()}
+    answer = OPERATIONS[name].run(memory, **values)
+    for key, length in _SHOWN_OF_TEXTS.items():
+        if key in answer:
+            answer[key] = [_shorten(row, length) for row in answer[key]]
+    return answer
+
+
+_SHOWN_OF_TEXTS = {"items": PREVIEW, "may_replace": DOOR_TEXT}
 
 
 def declared(value: Any, schema: dict[str, Any]) -> Any:
@@ -11721,24 +12149,24 @@ def declared(value: Any, schema: dict[str, Any]) -> Any:
 
 def fit_answer(answer: dict[str, Any]) -> dict[str, Any]:
     """An answer of at most ANSWER_MAX characters: texts are shortened, facts dropped last."""
-    rows = answer.get("results") or answer.get("items") or answer.get("may_replace")
-    if rows is None or json_length(answer) <= ANSWER_MAX:
+    key = next((key for key in ("results", "items", "may_replace") if answer.get(key)), None)
+    if key is None or json_length(answer) <= ANSWER_MAX:
         return answer
+    rows = answer[key]
     if len(rows) > NEIGHBOURS_SHOWN:  # a long page needs no more beside it
         answer = {name: value for name, value in answer.items() if name not in _AROUND}
-    key = next(key for key, value in answer.items() if value is rows)
 
-    def shortened(length: int, without: tuple[str, ...]) -> dict[str, Any]:
+    def shortened(length: int, without: Sequence[str]) -> dict[str, Any]:
         return answer | {key: [_shorten(row, length, without) for row in rows]}
 
+    def is_too_long(length: int, without: Sequence[str]) -> bool:
+        return json_length(shortened(length, without)) > ANSWER_MAX
+
     for without, least in _DISPENSABLE:
-        if json_length(shortened(least, without)) <= ANSWER_MAX:
-            fitting = bisect_right(
-                range(least, CONTENT_MAX),
-                False,
-                key=lambda length: json_length(shortened(length, without)) > ANSWER_MAX,
-            )
-            return shortened(least + fitting - 1, without)
+        if not is_too_long(least, without):
+            lengths = range(least, CONTENT_MAX)
+            fitting = bisect_right(lengths, False, key=lambda length: is_too_long(length, without))
+            return shortened(lengths[fitting - 1], without)
     return _cut_rows(shortened(0, _DISPENSABLE[-1][0]), key)
 
 
@@ -11754,7 +12182,7 @@ _DISPENSABLE = (
 )
 
 
-def _shorten(row: dict[str, Any], length: int, without: tuple[str, ...]) -> dict[str, Any]:
+def _shorten(row: dict[str, Any], length: int, without: Sequence[str] = ()) -> dict[str, Any]:
     """A row without some members and with its text cut."""
     short = {name: value for name, value in row.items() if name not in without}
     if len(row["content"]) > length:
@@ -11845,10 +12273,7 @@ class Worker:
                 if call is None:
                     continue
                 self._idle.clear()
-                if not call.cancelled.is_set():
-                    self._run(call)
-                else:
-                    call.answer({})
+                self._run(call)
                 self._ran += 1
                 if self._ran % GIVE_BACK_EVERY == 0:
                     give_back_memory()
@@ -11864,30 +12289,14 @@ class Worker:
             return self._calls.popleft() if self._calls else None
 
     def _run(self, call: Call) -> None:
-        result: dict[str, Any] = {}
-        shown: Shown | None = None
-        if call.name == HOOK:
-            return call.answer(
-                {"content": [_content(to_json(run_hook(self.memory, call.arguments)))]}
-            )
-        try:
-            answer = call_tool(self.memory, call.name, call.arguments)
-            if call.name == "recall" and answer["results"]:
-                shown = shown_by(call.arguments["query"], answer)
-            if call.name == "list":
-                answer["items"] = [_shorten(row, PREVIEW, ()) for row in answer["items"]]
-            schema = next(tool for tool in TOOLS if tool.name == call.name).output
-            answer = fit_answer(declared(answer, schema))
-            result = {"content": [_content(to_json(answer))], "structuredContent": answer}
-        except SedimentError as error:
-            result = _tool_error(str(error))
-        except Exception:  # a fault of ours must not take the client's session down
-            _log_fault()
-            result = _tool_error("Sediment failed here; its log (stderr) says where.")
-        call.answer({} if call.cancelled.is_set() else result)
+        """Answer a call; what it showed is noted, and what it left undone done, afterwards."""
+        result, shown = None, None
+        if not call.cancelled.is_set():
+            result, shown = call.run(self.memory, call)
+        call.answer(None if call.cancelled.is_set() else result)
         if shown:
             self._shown.append(shown)
-        if call.name in ("store", "recall"):
+        if result and call.name in ("store", "recall"):
             self._start_chores()
 
     def _start_chores(self) -> None:
@@ -11923,15 +12332,34 @@ def _log_fault() -> None:
     traceback.print_exc()
 
 
-def _content(text: str) -> dict[str, str]:
-    return {"type": "text", "text": text}
+def run_tool(memory: Memory, call: Call) -> tuple[dict[str, Any], Shown | None]:
+    """What a tool answers, and what of it counts as shown."""
+    shown = None
+    try:
+        answer = call_tool(memory, call.name, call.arguments)
+        if call.name == "recall" and answer["results"]:
+            shown = shown_by(call.arguments["query"], answer)
+        answer = fit_answer(declared(answer, tools()[call.name]["outputSchema"]))
+        return _tool_result(to_json(answer)) | {"structuredContent": answer}, shown
+    except SedimentError as error:
+        text = str(error)
+    except Exception:  # a fault of ours must not take the client's session down
+        _log_fault()
+        text = "Sediment failed here; its log (stderr) says where."
+    return _tool_error(text), None
+
+
+def run_hook_tool(memory: Memory, call: Call) -> tuple[dict[str, Any], None]:
+    """What the tool that is in no list answers, to a client's hook."""
+    return _tool_result(to_json(run_hook(memory, call.arguments))), None
+
+
+def _tool_result(text: str) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": text}]}
 
 
 def _tool_error(text: str) -> dict[str, Any]:
-    return {"content": [_content(text)], "isError": True}
-
-
-Methods = dict[str, Callable[[Any, dict[str, Any]], dict[str, Any]]]
+    return _tool_result(text) | {"isError": True}
 
 
 class Server:
@@ -11939,6 +12367,7 @@ class Server:
 
     def __init__(self, memory: Memory, send: Callable[[str], None]) -> None:
         self._send_line = send
+        self._tools, self._instructions = tools(), asset("instructions.md").rstrip()
         self._rate = RateLimit()
         self._worker = Worker(memory)
         self._calls: dict[str | int, Call] = {}
@@ -11948,9 +12377,8 @@ class Server:
     def receive(self, line: bytes | None) -> None:
         """Take one line from the client; None stands for one longer than LINE_MAX."""
         if line is None:
-            self._send(
-                _error(INVALID_REQUEST, f"message too large: the limit is {LINE_MAX:,} bytes")
-            )
+            text = f"message too large: the limit is {LINE_MAX:,} bytes"
+            self._send(_error(INVALID_REQUEST, text))
         elif line.strip():
             try:
                 message = parse_json(line.decode())
@@ -12011,47 +12439,37 @@ class Server:
             raise ProtocolError(INVALID_PARAMS, "params must be an object")
         stateless = _is_stateless(params)
 
-        def reply(result: dict[str, Any]) -> None:
-            if result:
-                answer({"jsonrpc": "2.0", "id": id, "result": _finished(result, stateless)})
-            else:
-                answer({})
+        def reply(result: dict[str, Any] | None) -> None:
+            if result is None:
+                return answer({})
+            answer({"jsonrpc": "2.0", "id": id, "result": _finished(result, stateless)})
 
-        if method == "tools/call":
-            return self._call(id, params, reply)
-        answers = self._STATELESS if stateless else self._HANDSHAKE
-        if method not in answers:
-            self._unknown(method, stateless)
-        answer(
-            {
-                "jsonrpc": "2.0",
-                "id": id,
-                "result": _finished(answers[method](self, params), stateless),
-            }
-        )
-
-    def _unknown(self, method: str, stateless: bool) -> None:
-        if method == "server/discover" and not stateless:
-            raise ProtocolError(INVALID_PARAMS, f"_meta needs {_META}protocolVersion")
-        raise ProtocolError(UNKNOWN_METHOD, f"unknown method {_show(method)}")
+        match method, stateless:
+            case "tools/call", _:
+                self._call(id, params, reply)
+            case "tools/list", _:
+                reply(self._list_tools(params))
+            case "initialize", False:
+                reply(self._initialize(params))
+            case "ping", False:
+                reply({})
+            case "server/discover", True:
+                reply(self._discover())
+            case "server/discover", False:
+                raise ProtocolError(INVALID_PARAMS, f"_meta needs {_META}protocolVersion")
+            case _:
+                raise ProtocolError(UNKNOWN_METHOD, f"unknown method {_show(method)}")
 
     def _initialize(self, params: dict[str, Any]) -> dict[str, Any]:
         asked = params.get("protocolVersion")
         version = asked if asked in HANDSHAKE_VERSIONS else HANDSHAKE_VERSIONS[-1]
         self._batches = version == BATCH_VERSION
-        facts = {"capabilities": {"tools": {}}, "serverInfo": SERVER_INFO}
-        return {"protocolVersion": version, **facts, "instructions": INSTRUCTIONS}
+        facts = {"protocolVersion": version, "capabilities": {"tools": {}}}
+        return facts | {"serverInfo": SERVER_INFO, "instructions": self._instructions}
 
-    def _discover(self, _: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "supportedVersions": STATELESS_VERSIONS,
-            "capabilities": {"tools": {}},
-            "instructions": INSTRUCTIONS,
-            **_CACHEABLE,
-        }
-
-    def _ping(self, _: dict[str, Any]) -> dict[str, Any]:
-        return {}
+    def _discover(self) -> dict[str, Any]:
+        facts = {"supportedVersions": STATELESS_VERSIONS, "capabilities": {"tools": {}}}
+        return facts | {"instructions": self._instructions, **_CACHEABLE}
 
     def _list_tools(self, params: dict[str, Any]) -> dict[str, Any]:
         if params.get("cursor"):
@@ -12060,34 +12478,28 @@ class Server:
             self._preload = threading.Timer(PRELOAD_DELAY, self._worker.preload)
             self._preload.daemon = True
             self._preload.start()
-        return {"tools": [tool.listing() for tool in TOOLS], **_CACHEABLE}
-
-    _HANDSHAKE: ClassVar[Methods] = {
-        "initialize": _initialize,
-        "ping": _ping,
-        "tools/list": _list_tools,
-    }
-    _STATELESS: ClassVar[Methods] = {"server/discover": _discover, "tools/list": _list_tools}
+        return {"tools": [*self._tools.values()], **_CACHEABLE}
 
     def _call(
-        self, id: str | int, params: dict[str, Any], reply: Callable[[dict[str, Any]], None]
+        self, id: str | int, params: dict[str, Any], reply: Callable[[dict[str, Any] | None], None]
     ) -> None:
         name, arguments = params.get("name"), params.get("arguments", {})
         if not isinstance(name, str) or not isinstance(arguments, dict):
             raise ProtocolError(INVALID_PARAMS, "tools/call takes a name and an arguments object")
-        if name not in _ARGUMENTS and name != HOOK:
-            raise ProtocolError(INVALID_PARAMS, f"unknown tool {_show(name)}")
-        if name != HOOK and self._rate.exceeded():
-            return reply(
-                _tool_error(f"Rate limit: {self._rate.allowed} calls a minute. Wait, then retry.")
-            )
+        run = run_hook_tool if name == HOOK else run_tool
+        if run is run_tool:
+            if name not in self._tools:
+                raise ProtocolError(INVALID_PARAMS, f"unknown tool {_show(name)}")
+            if self._rate.exceeded():
+                text = f"Rate limit: {self._rate.allowed} calls a minute. Wait, then retry."
+                return reply(_tool_error(text))
 
-        def answer(result: dict[str, Any]) -> None:
+        def answer(result: dict[str, Any] | None) -> None:
             if self._calls.get(id) is call:
                 del self._calls[id]
             reply(result)
 
-        call = Call(name, arguments, answer, threading.Event())
+        call = Call(name, run, arguments, answer, threading.Event())
         self._calls[id] = call
         self._worker.submit(call)
 
@@ -12135,7 +12547,7 @@ def _is_stateless(params: dict[str, Any]) -> bool:
     version = meta[f"{_META}protocolVersion"]
     if not isinstance(version, str):
         raise ProtocolError(INVALID_PARAMS, f"{_META}protocolVersion must be a string")
-    if version != STATELESS_VERSION:
+    if version not in STATELESS_VERSIONS:
         data = {"supported": STATELESS_VERSIONS, "requested": version}
         raise ProtocolError(UNSUPPORTED_VERSION, "unsupported protocol version", data)
     if not isinstance(meta.get(f"{_META}clientCapabilities"), dict):
@@ -12144,25 +12556,21 @@ def _is_stateless(params: dict[str, Any]) -> bool:
 
 
 def _finished(result: dict[str, Any], stateless: bool) -> dict[str, Any]:
-    """A result in the dress of its era."""
+    """A result in the format of the protocol revision."""
     if stateless:
         return {"resultType": "complete", **result, "_meta": {f"{_META}serverInfo": SERVER_INFO}}
     return {name: value for name, value in result.items() if name not in _CACHEABLE}
 
 
-def read_lines(read: Callable[[], bytes]) -> Iterator[bytes | None]:
-    """Lines from chunks of bytes, b"" ending them; None for a line longer than LINE_MAX."""
-    buffer, too_long = bytearray(), False
-    while data := read():
-        *ends, rest = data.split(b"\n")
-        for end in ends:
-            yield None if too_long or len(buffer) + len(end) > LINE_MAX else bytes(buffer) + end
-            buffer, too_long = bytearray(), False
-        too_long = too_long or len(buffer) + len(rest) > LINE_MAX
-        buffer = bytearray() if too_long else buffer
-        buffer += b"" if too_long else rest
-    if buffer or too_long:
-        yield None if too_long else bytes(buffer)
+def read_lines(file: IO[bytes]) -> Iterator[bytes | None]:
+    """The lines of a stream without their ends; None for one longer than LINE_MAX."""
+    while line := file.readline(LINE_MAX + 1):
+        if len(line) <= LINE_MAX or line.endswith(b"\n"):
+            yield line.removesuffix(b"\n")
+            continue
+        while line and not line.endswith(b"\n"):
+            line = file.readline(LINE_MAX)
+        yield None
 
 
 def serve(memory: Memory, watched: Sequence[str] = ()) -> None:
@@ -12182,10 +12590,8 @@ def serve(memory: Memory, watched: Sequence[str] = ()) -> None:
     for path in watched:  # each by itself: one may not be there yet
         threading.Thread(target=_follow, args=(memory, path), daemon=True).start()
     try:
-        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-            if number := getattr(signal, name, None):
-                signal.signal(number, _stop)
-        for line in read_lines(lambda: os.read(source, 65536)):
+        handle_signals(_stop)
+        for line in read_lines(source):
             server.receive(line)
         server.finish()
     except _Stopped:
@@ -12210,15 +12616,20 @@ class _Stopped(BaseException):
 
 
 def _stop(*_: object) -> None:
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        if number := getattr(signal, name, None):
-            signal.signal(number, signal.SIG_IGN)
+    handle_signals(signal.SIG_IGN)
     raise _Stopped
 
 
-def _take_wire() -> tuple[int, int]:
+def handle_signals(handler: Any) -> None:
+    """What the signals that end a program do, as far as the system has them."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if number := getattr(signal, name, None):
+            signal.signal(number, handler)
+
+
+def _take_wire() -> tuple[IO[bytes], int]:
     """Keep stdin and stdout for the protocol: what else prints goes to stderr, reads nothing."""
-    source, wire = os.dup(0), os.dup(1)
+    source, wire = open(os.dup(0), "rb"), os.dup(1)  # noqa: SIM115 - until the process ends
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
@@ -12248,7 +12659,6 @@ def _end_with_parent() -> None:
 # other byte stays, and a file that cannot be understood is left alone.
 # ---------------------------------------------------------------------------------------------
 
-CLIENTS = ("claude", "codex", "gemini", "opencode", "cursor", "any")
 _BYTE_ORDER_MARK = "\ufeff"
 _BEGIN, _END = "<!-- sediment -->", "<!-- /sediment -->"
 _TABLE_BEGIN, _TABLE_END = "# sediment", "# /sediment"
@@ -12915,24 +13325,23 @@ def ask(command: list[str], requests: list[tuple[str, dict[str, Any]]]) -> dict[
 # ---------------------------------------------------------------------------------------------
 # Command line
 #
-# Thin commands: parse, call one method of Memory, print what it returned, as a person's text
-# or with --json as one document.
+# The operations as commands: parse, call, print what came back as a person's text or with --json
+# as one document. Those that read a pipe, show progress or ask have a function of their own here;
+# so have the commands that are no operations of a memory.
 # ---------------------------------------------------------------------------------------------
 
 
 class Context:
     """The options before the command, and the memory they mean."""
 
-    def __init__(self, db: str | None, project: str | None, as_json: bool, verbose: bool) -> None:
+    def __init__(self, db: str | None, project: str | None, json: bool, verbose: bool) -> None:
         self.db, self.project = db, project
-        self.json, self.verbose = as_json, verbose
+        self.json, self.verbose = json, verbose
 
     def memory(self, resident: bool = False, folder: Path | None = None) -> Memory:
         return Memory(self.db, project=self.project, folder=folder, resident=resident)
 
-    def show(
-        self, answer: dict[str, Any], render: Callable[[dict[str, Any]], Iterable[str]]
-    ) -> None:
+    def show(self, answer: dict[str, Any], render: Callable[..., Iterable[str]]) -> None:
         """Print an answer as JSON, or the lines that `render` makes of it."""
         if self.json:
             click.echo(json.dumps(answer, indent=2, sort_keys=True, ensure_ascii=False))
@@ -12946,6 +13355,25 @@ class Context:
             click.echo(text, err=True)
 
 
+class _Command(click.Command):
+    """A command, after which the general options may stand, too, where people put them; its help
+    is read when it is asked for."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        for flags, kind in _GENERAL.items():
+            option = click.Option(flags.split(), expose_value=False, callback=_note_general, **kind)
+            self.params.append(option)
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        self.help = help_pages()[str(self.name)]
+        return super().get_short_help_str(limit)
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.help = help_pages()[str(self.name)]
+        super().format_help_text(ctx, formatter)
+
+
 _GENERAL: dict[str, dict[str, Any]] = {
     "--db": {"metavar": "FILE", "help": "The database file."},
     "--project": {"metavar": "ID", "help": "A project's id or folder."},
@@ -12954,62 +13382,27 @@ _GENERAL: dict[str, dict[str, Any]] = {
 }
 
 
-def _common(command: Callable[..., None]) -> Callable[..., None]:
-    """Let the general options stand after the command too, where people put them."""
-    for flags, kind in reversed(_GENERAL.items()):
-        command = click.option(*flags.split(), expose_value=False, callback=_late, **kind)(command)
-    return command
-
-
-def _late(context: click.Context, option: click.Parameter, value: Any) -> None:
+def _note_general(context: click.Context, option: click.Parameter, value: Any) -> None:
     if value not in (None, False) and option.name:
         setattr(context.obj, option.name, value)
 
 
-def _ids(context: click.Context, _: click.Parameter, beginning: str) -> list[str]:
-    """The ids to propose on Tab; none where the memory cannot be read. An id may come from anybody
-    by import, and a shell puts it into the command line as it stands: of plain characters alone."""
-    given = context.find_root().params
-    with (
-        contextlib.suppress(SedimentError),
-        Memory(given.get("db"), project=given.get("project")) as memory,
-    ):
-        rows = memory.list_items(limit=LIMIT_MAX, scope="all")["items"]
-        ids = [row["id"] for row in rows if re.fullmatch(r"(?a:\w[\w.:@%+/-]*)", row["id"])]
-        return [id for id in ids if id.startswith(beginning)]
-    return []
+@functools.cache
+def help_pages() -> dict[str, str]:
+    """The help of each command. A paragraph with indented lines is printed as it stands."""
+    _, *parts = re.split(r"^# (\w+)\n+", asset("help.md"), flags=re.MULTILINE)
+    pages = dict(zip(parts[::2], parts[1::2], strict=True))
+    return {name: "\n\n".join(map(_laid_out, page.split("\n\n"))) for name, page in pages.items()}
 
 
-_ALLOW_SECRETS = click.option(
-    "--allow-secrets", is_flag=True, help="Keep what looks like a credential, this time."
-)
-
-
-class _Checked(click.ParamType):
-    """An option that is taken as it was typed, once a check has found nothing wrong with it."""
-
-    name = "value"
-
-    def __init__(self, check: Callable[[Any], object]) -> None:
-        self._check = check
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        try:
-            self._check(value)
-        except InvalidInput as error:
-            self.fail(str(error), param, ctx)
-        return value
-
-
-_TIME = _Checked(parse_moment)
-_SHARE = _Checked(check_share)
-_LIMIT = click.IntRange(1, LIMIT_MAX)
-_SCOPE = click.Choice(SCOPES, case_sensitive=False)
-_ANY_SCOPE = click.Choice((*SCOPES, "all"), case_sensitive=False)
+def _laid_out(paragraph: str) -> str:
+    return f"\b\n{paragraph}" if "\n  " in paragraph else paragraph
 
 
 class _Group(click.Group):
     """One-line errors, and commands in the order of the file."""
+
+    command_class = _Command
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -13019,9 +13412,7 @@ class _Group(click.Group):
             return super().invoke(ctx)
         except SedimentError as error:
             raise click.ClickException(str(error)) from None
-        except (
-            EOFError
-        ) as error:  # which click would take for Ctrl-D: nothing here reads a terminal
+        except EOFError as error:  # which click would take for Ctrl-D: nothing reads a terminal
             raise click.ClickException(f"a library file is damaged ({error}): reinstall") from None
 
 
@@ -13039,12 +13430,10 @@ class _Group(click.Group):
     metavar="ID",
     help="A project's id or folder (else SEDIMENT_PROJECT, else from here).",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("--json", is_flag=True, help="Print one JSON document.")
 @click.option("-v", "--verbose", is_flag=True, help="Say more, on stderr.")
 @click.pass_context
-def cli(
-    context: click.Context, db: str | None, project: str | None, as_json: bool, verbose: bool
-) -> None:
+def cli(context: click.Context, **options: Any) -> None:
     """Semantic memory for AI agents: one file, offline.
 
     \b
@@ -13053,7 +13442,7 @@ def cli(
       sediment recall "when can I release?"
       sediment serve                         # the MCP server, on stdio
     """
-    context.obj = Context(db, project, as_json, verbose)
+    context.obj = Context(**options)
     context.color = False if os.environ.get("NO_COLOR") else None
     if context.invoked_subcommand is None:
         if sys.stdin.isatty():
@@ -13062,137 +13451,42 @@ def cli(
             context.invoke(serve_command)
 
 
-_shared = click.make_pass_decorator(Context)
+# Operations that need more than a call
 
 
-@cli.command()
-@click.argument("content")
-@click.option("-s", "--scope", type=_SCOPE, help="project (default), or global: for every project.")
-@click.option(
-    "--replace", metavar="ID", shell_complete=_ids, help="The item that this one supersedes."
-)
-@click.option("--created-at", type=_TIME, metavar="TIME", help="Back-date it: 2026-03, yesterday.")
-@click.option("--into", metavar="FILE", help="Put it into a markdown file, and index that.")
-@_ALLOW_SECRETS
-@_common
-@_shared
-def store(shared: Context, content: str, **options: Any) -> None:
-    """Store a text; what looks like a credential is left out.
-
-    "-" reads it from a pipe, all but one newline at its end. A TIME is 2026-03-05 14:00, 2026-03,
-    yesterday, "2 weeks ago", "last march" or unix seconds; without a zone it is local time.
-
-    \b
-    Examples:
-      sediment store "Staging database is on port 5433."
-      git log -1 --format=%B | sediment store -
-      sediment store --scope global "I prefer tabs."
-      sediment store --into MEMORY.md "The gateway listens on port 18789."
-    """
-    text = read_stdin(CONTENT_MAX) if content == "-" else content
+def _run(operation: Operation, shared: Context, **given: Any) -> None:
+    """Call what does an operation, and print its answer."""
     with shared.memory() as memory:
-        answer = memory.store(text, **options)
-        shared.show(answer, render_stored)
+        shared.show(operation.run(memory, **given), operation.render)
+
+
+def _store(shared: Context, content: str, **options: Any) -> None:
+    with shared.memory() as memory:
+        shared.show(memory.store(content, **options), render_stored)
         _finish_pending(memory, shared)
 
 
-@cli.command()
-@click.argument("words", nargs=-1, required=True, metavar="QUERY...")
-@click.option("-l", "--limit", type=_LIMIT, default=5, show_default=True, help="How many at most.")
-@click.option("--min-score", type=_SHARE, metavar="N", help="Hold back what scores less, 0 to 1.")
-@click.option("--anyway", is_flag=True, help="Hold nothing back, however unrelated.")
-@click.option("--as-of", type=_TIME, metavar="TIME", help="What was live then: 2026-03, today.")
-@click.option("--explain", is_flag=True, help="Print what each score is made of.")
-@click.option(
-    "--ranking", type=click.Choice(RANKINGS), help="How to rank (else SEDIMENT_RANKING, default)."
-)
-@click.option("--source", metavar="PREFIX", help="Only from files whose path begins so: memory/.")
-@click.option(
-    "--vector-weight", type=_SHARE, metavar="N", help="Weigh meaning, 0 to 1 (else by query)."
-)
-@click.option(
-    "--text-weight", type=_SHARE, metavar="N", help="Weigh words, 0 to 1 (else by query)."
-)
-@click.option("--candidates", type=_LIMIT, metavar="N", help="How many each index proposes.")
-@click.option(
-    "--conversations/--no-conversations", default=True, help="Also what was said in sessions."
-)
-@_common
-@_shared
-def recall(shared: Context, words: tuple[str, ...], explain: bool, **options: Any) -> None:
-    """Find what answers a query, by meaning and by words. "-" reads it from a pipe.
-
-    A TIME is 2026-03-05 14:00, 2026-03, yesterday, "2 weeks ago", "last march" or unix seconds;
-    without a zone it is local time, and a day or month is meant to its end.
-
-    \b
-    Examples:
-      sediment recall "when can I release?"
-      sediment recall "auth decisions" --limit 3 --json | jq -r '.results[].content'
-      sediment recall session timeout --as-of "last march" --explain
-      sediment recall "gateway port" --source MEMORY.md
-      sediment recall 6f1c6c1e-…             # an id alone: that item's text
-    """
-    query = read_stdin(QUERY_MAX) if words == ("-",) else " ".join(words)
-    with shared.memory() as memory:
-        parts = explain or shared.json
-        answer = memory.recall(query, record=False, explain=parts, **options)
-        shared.show(answer, functools.partial(render_recalled, query=query))
-        memory.record_access(shown_by(query, answer))
-
-
-cli.add_command(recall, "search")
-
-
-@cli.command()
-@click.argument("id", shell_complete=_ids)
-@click.option("--lines", type=click.IntRange(0, 10_000), metavar="N", help="So many lines around.")
-@click.option("--section", is_flag=True, help="The whole section (as without --lines).")
-@_common
-@_shared
-def expand(shared: Context, id: str, lines: int | None, section: bool) -> None:
-    """Print the section of a file that a result stands in. The beginning of its id is enough.
-
-    \b
-    Examples:
-      sediment expand 6f1c6c1e
-      sediment expand 6f1c6c1e --lines 20
-    """
-    with shared.memory() as memory:
-        shared.show(memory.expand(id, lines=None if section else lines), render_expanded)
-
-
-@cli.command()
-@click.argument("paths", nargs=-1, metavar="[PATH]...")
-@click.option(
-    "--glob", "globs", multiple=True, metavar="PATTERN", help="Not only *.md; repeatable."
-)
-@click.option("--exclude", multiple=True, metavar="PATTERN", help="As in .gitignore; repeatable.")
-@click.option("--include-archive", is_flag=True, help="Notes that `compact` has put away, too.")
-@click.option("--remove", is_flag=True, help="Take the paths out of the index; the files stay.")
-@click.option("-s", "--scope", type=_SCOPE, default="project", help="global: for every project.")
-@_ALLOW_SECRETS
-@_common
-@_shared
-def index(
-    shared: Context, paths: tuple[str, ...], remove: bool, scope: str, **options: Any
+def _recall_words(
+    shared: Context, query: tuple[str, ...], explain: bool = False, **options: Any
 ) -> None:
-    """Let recall find what stands in markdown files and folders. Again: only what has changed.
+    """Several words are one query."""
+    asked = read_stdin(QUERY_MAX) if query == ("-",) else " ".join(query)
+    with shared.memory() as memory:
+        answer = _recall(memory, asked, explain=explain or shared.json, **options)
+        shared.show(answer, functools.partial(render_recalled, query=asked))
+        memory.record_access(shown_by(asked, answer))
 
-    Hidden files, links and what git ignores are left out. A folder's --glob, --exclude and
-    --include-archive are remembered; given again, they take the place of the earlier ones, and
-    --remove forgets them.
 
-    \b
-    Examples:
-      sediment index MEMORY.md memory/ docs/
-      sediment index src --glob '*.py' --exclude 'test_*'
-      sediment index                         # all that was indexed before
-      sediment index docs/ --remove
-    """
+def _index(
+    shared: Context,
+    paths: tuple[str, ...],
+    remove: bool = False,
+    scope: str = "project",
+    **options: Any,
+) -> None:
     with shared.memory() as memory:
         if remove:
-            shared.show(memory.unindex(*paths, scope=scope), _message)
+            shared.show(memory.unindex(*paths, scope=scope), render_message)
             return
         try:
             with files_bar() as (total, progress):
@@ -13204,393 +13498,75 @@ def index(
         _fail_for_skipped(answer, paths)
 
 
-@cli.command()
-@click.argument("paths", nargs=-1, metavar="[PATH]...")
-@click.option(
-    "--debounce-ms",
-    type=click.IntRange(50, 60_000),
-    default=WATCH_DEBOUNCE,
-    show_default=True,
-    help="Quiet time before changes are taken up.",
-)
-@_common
-@_shared
-def watch(shared: Context, paths: tuple[str, ...], debounce_ms: int) -> None:
-    """Index files and folders, then follow their changes until Ctrl-C. A line for each.
-
-    \b
-    Example:
-      sediment watch MEMORY.md memory/
-    """
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # whoever started it may have had them ignored
-        if number := getattr(signal, name, None):
-            signal.signal(number, signal.default_int_handler)
+def _watch(shared: Context, paths: tuple[str, ...], debounce_ms: int) -> None:
+    """What was indexed at first, then what has changed."""
+    handle_signals(signal.default_int_handler)  # whoever started it may have had them ignored
     with shared.memory(resident=True) as memory, contextlib.suppress(KeyboardInterrupt):
-        for place, answer in enumerate(memory.watch(paths, debounce_ms=debounce_ms)):
-            if shared.json:
-                click.echo(to_json(answer))
-                continue
-            for line in render_indexed(answer) if not place else ():
+        render = render_indexed
+        for answer in memory.watch(paths, debounce_ms=debounce_ms):
+            lines = [to_json(answer)] if shared.json else render(answer)
+            for line in lines:
                 click.echo(line)
-            for line in render_changes(answer) if place else ():
-                click.echo(line)
+            render = render_changes
 
 
-@cli.command("note")
-@click.argument("text")
-@click.option("--folder", metavar="DIR", help="Where the notes are (else memory/ in the project).")
-@_ALLOW_SECRETS
-@_common
-@_shared
-def note_command(shared: Context, text: str, **options: Any) -> None:
-    """Add a line to today's note, memory/YYYY-MM-DD.md. "-" reads it from a pipe.
-
-    \b
-    Example:
-      sediment note "Set up the gateway; the token expires in March."
-    """
-    with shared.memory() as memory:
-        given = read_stdin(CONTENT_MAX) if text == "-" else text
-        shared.show(memory.note(given, **options), render_stored)
-
-
-@cli.command()
-@click.argument("path", default=_NOTES)
-@click.option("--older-than", default="30d", show_default=True, metavar="AGE", help="30d, 12w, 1y.")
-@click.option("--with", "command", metavar="CMD", help="What summarises the notes it is piped.")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(0.1, 86_400),
-    default=COMPACT_TIMEOUT,
-    show_default=True,
-    metavar="S",
-    help="Seconds that it may take.",
-)
-@click.option("--dry-run", is_flag=True, help="Print what would be sent.")
-@_common
-@_shared
-def compact(shared: Context, path: str, **options: Any) -> None:
-    """Summarise old daily notes with a command of yours; they move to archive/.
-
-    \b
-    Without --with: what is old, what repeats itself, and what would be saved.
-    Examples:
-      sediment compact memory/
-      sediment compact memory/ --older-than 30d --with 'claude -p "Summarise these notes"'
-      sediment compact memory/ --with 'ollama run llama3.2 "Summarise these notes"'
-    """
-    with shared.memory() as memory:
-        shared.show(memory.compact(path, **options), render_compacted)
-
-
-@cli.command()
-@click.option("--deep", is_flag=True, help="Encode and search in earnest.")
-@click.option("--index", "index_first", is_flag=True, help="Bring the index up to date first.")
-@_common
-@_shared
-def status(shared: Context, deep: bool, index_first: bool) -> None:
-    """Show what is indexed, what has changed since, and whether everything works.
-
-    \b
-    Example:
-      sediment status --deep
-    """
-    with shared.memory() as memory:
-        shared.show(memory.status(deep=deep, index=index_first), render_status)
-
-
-@cli.command("list")
-@click.option("-l", "--limit", type=_LIMIT, default=20, show_default=True, help="How many at most.")
-@click.option(
-    "-s", "--scope", type=_ANY_SCOPE, default="project", show_default=True, help="all: both."
-)
-@click.option("--conversations", is_flag=True, help="The sessions that are kept, instead.")
-@_common
-@_shared
-def list_command(shared: Context, limit: int, scope: str, conversations: bool) -> None:
-    """List the newest items of this project, or the global ones.
-
-    \b
-    Examples:
-      sediment list
-      sediment list --conversations        (and `forget claude:…` erases one)
-      sediment list --scope all --limit 100 --json | jq -r '.items[].id'
-    """
-    with shared.memory() as memory:
-        if conversations:
-            shared.show(memory.list_conversations(), render_conversations)
-        else:
-            shared.show(memory.list_items(limit=limit, scope=scope), render_listed)
-
-
-@cli.command()
-@click.argument("id", shell_complete=_ids)
-@_common
-@_shared
-def get(shared: Context, id: str) -> None:
-    """Print one item whole. The beginning of its id is enough, here and wherever an ID is taken.
-
-    \b
-    Example:
-      sediment get 6f1c6c1e
-    """
+def _get(shared: Context, id: str) -> None:
     with shared.memory() as memory:
         item = memory.get(id)
-        if shared.json or sys.stdout.isatty():
-            shared.show(item, lambda item: [printable(item["content"])])
-        else:  # to the byte
-            click.echo(item["content"].encode(), nl=False)
-        if "cross_project" in item and not shared.json:
-            click.echo(printable(f"(of another project: {item['project']})"), err=True)
-        if "successor" in item and not shared.json:
-            click.echo(printable(f"(replaced by {item['successor']})"), err=True)
+    if shared.json or sys.stdout.isatty():
+        shared.show(item, render_item)
+    else:  # to the byte
+        click.echo(item["content"].encode(), nl=False)
+    if "cross_project" in item and not shared.json:
+        click.echo(printable(f"(of another project: {item['project']})"), err=True)
+    if "successor" in item and not shared.json:
+        click.echo(printable(f"(replaced by {item['successor']})"), err=True)
 
 
-@cli.command()
-@click.argument("ids", nargs=-1, required=True, metavar="ID...", shell_complete=_ids)
-@_common
-@_shared
-def forget(shared: Context, ids: tuple[str, ...]) -> None:
-    """Delete items for good. The versions they replaced go too; all those named, or none.
-
-    \b
-    Example:
-      sediment forget 6f1c6c1e-91a3-4f8e-8e5c-0c2a5d3f9b11
-      sediment forget claude:1c9f0a52-…        # a conversation, never to be kept again
-    """
-    with shared.memory() as memory:
-        shared.show(memory.forget(*ids), lambda answer: [printable(answer["message"])])
-
-
-@cli.command()
-@click.argument("id", shell_complete=_ids)
-@_common
-@_shared
-def history(shared: Context, id: str) -> None:
-    """Show an item's versions, and what happened to it.
-
-    \b
-    Example:
-      sediment history 6f1c6c1e
-    """
-    with shared.memory() as memory:
-        shared.show(memory.history(id), render_history)
-
-
-@cli.command()
-@click.argument("id", shell_complete=_ids)
-@_common
-@_shared
-def undo(shared: Context, id: str) -> None:
-    """Take back the last replacement or merge. Of an item, or of what took its place.
-
-    \b
-    Example:
-      sediment undo 6f1c6c1e                 # again, with the id then hidden: redo
-    """
-    with shared.memory() as memory:
-        shared.show(memory.undo(id), lambda answer: [printable(answer["message"])])
-
-
-@cli.command()
-@click.argument("old", shell_complete=_ids)
-@click.argument("new", shell_complete=_ids)
-@_common
-@_shared
-def replace(shared: Context, old: str, new: str) -> None:
-    """Hide the memory OLD behind NEW, which makes it obsolete; `undo OLD` takes it back.
-
-    \b
-    Example:
-      sediment replace 6f1c6c1e 0b2d9a41
-    """
-    with shared.memory() as memory:
-        shared.show(memory.replace(old, new), lambda answer: [printable(answer["message"])])
-
-
-@cli.command()
-@_common
-@_shared
-def review(shared: Context) -> None:
-    """Decide which imported memories make older ones obsolete: one key for each pair.
-
-    The keys are r (replace the old one), k (keep both), s (skip) and q (quit); from a pipe, a line
-    each. With --json the pairs are printed and nothing is asked.
-
-    \b
-    Examples:
-      sediment review
-      sediment review --json | jq '.pairs[].old.content'
-    """
+def _review(shared: Context) -> None:
     with shared.memory(resident=True) as memory:
         answer = memory.review()
         if shared.json or not answer["count"]:
-            shared.show(answer, lambda _: ["Nothing to review."])
+            shared.show(answer, OPERATIONS["review"].render)
             return
         for line in _reviewed(memory, answer["pairs"]):
             click.echo(line)
 
 
-@cli.command()
-@click.argument("id", shell_complete=_ids)
-@click.option(
-    "--format",
-    "kind",
-    type=click.Choice(("tree", "dot", "mermaid", "json")),
-    default="tree",
-    show_default=True,
-    help="A tree for the terminal, or a picture's source.",
-)
-@_common
-@_shared
-def graph(shared: Context, id: str, kind: str) -> None:
-    """Show what an item is linked to: alike, recalled together, older and newer versions.
-
-    \b
-    Examples:
-      sediment graph 6f1c6c1e
-      sediment graph 6f1c6c1e --format dot | dot -Tsvg > graph.svg
-    """
+def _graph(shared: Context, id: str, kind: str) -> None:
     shared.json = shared.json or kind == "json"
     with shared.memory() as memory:
         shared.show(memory.graph(id), GRAPHS.get(kind, render_tree))
 
 
-@cli.command()
-@click.option("--dry-run", is_flag=True, help="Change nothing; print what would be done, and why.")
-@_common
-@_shared
-def consolidate(shared: Context, dry_run: bool) -> None:
-    """Merge memories that say the same, and link those that are alike.
-
-    Servers do this by themselves in the pauses between calls. `undo` takes a merge back.
-
-    \b
-    Examples:
-      sediment consolidate --dry-run
-      sediment consolidate --json | jq .merged
-    """
+def _consolidate(shared: Context, dry_run: bool = False) -> None:
     with shared.memory(resident=True) as memory:
         with progress_bar("comparing", None) as add:
             answer = memory.consolidate(dry_run=dry_run, progress=add)
-        shared.show(answer, lambda answer: render_consolidated(answer, dry_run))
+        shared.show(answer, functools.partial(render_consolidated, dry_run=dry_run))
 
 
-@cli.command()
-@click.option("--older-than", metavar="AGE", help="An age (90d, 12w, 1y) or a date.")
-@click.option("-s", "--scope", type=_SCOPE, default="project", show_default=True)
-@click.option("--confirmed", is_flag=True, help="What people confirmed or corrected, too.")
-@click.option("--dry-run", is_flag=True, help="Change nothing; print what would be done.")
-@click.option("--purge", is_flag=True, help="Erase for good what was pruned before.")
-@_common
-@_shared
-def prune(
-    shared: Context, older_than: str | None, purge: bool, scope: str, dry_run: bool, confirmed: bool
-) -> None:
-    """Hide memories that are old and were not recalled since; `undo` brings one back.
-
-    Nothing is pruned unless you ask for it.
-
-    \b
-    Examples:
-      sediment prune --older-than 180d --dry-run
-      sediment prune --older-than 1y --scope global
-      sediment prune --purge
-    """
-    if purge == bool(older_than):
+def _prune_or_purge(shared: Context, **options: Any) -> None:
+    if options["purge"] == bool(options.get("older_than")):
         raise click.UsageError("give either --older-than AGE or --purge")
-    with shared.memory() as memory:
-        if purge:
-            shared.show(memory.purge(scope=scope, dry_run=dry_run), render_purged)
-        else:
-            answer = memory.prune(older_than, scope=scope, confirmed=confirmed, dry_run=dry_run)
-            shared.show(answer, render_pruned)
+    _run(OPERATIONS["prune"], shared, **options)
 
 
-@cli.command()
-@click.option("--repair", is_flag=True, help="Mend what is broken; a copy is made first.")
-@click.option(
-    "--client",
-    type=click.Choice((*CLIENTS, "all")),
-    is_flag=False,
-    flag_value="all",
-    help="Check what `init` set up, of all clients here or of one.",
-)
-@_common
-@_shared
-def doctor(shared: Context, repair: bool, client: str | None) -> None:
-    """Check the database, the model and the place they are in.
-
-    Ends with 1 when something is broken. With --repair what is derived is made anew from the
-    texts, and what can be read of a damaged file is put into a new one.
-
-    \b
-    Examples:
-      sediment doctor
-      sediment doctor --repair
-      sediment doctor --client               # do hooks run, when, and what did they print?
-      sediment doctor --json | jq '.checks[] | select(.status != "ok")'
-    """
+def _doctor(shared: Context, repair: bool = False, client: str | None = None) -> None:
     with shared.memory() as memory:
         if repair:
             answer = memory.repair()
-            shared.show(answer, _message)
+            shared.show(answer, render_message)
             _finish_pending(memory, shared)
-        elif client:
-            answer = check_clients(memory, () if client == "all" else (client,))
-            shared.show(answer, render_clients)
         else:
-            answer = memory.doctor()
+            names = [client] if client and client != "all" else []
+            answer = check_clients(memory, names) if client else memory.doctor()
             shared.show(answer, render_checked)
     if not answer["healthy"]:
         raise click.exceptions.Exit(1)
 
 
-@cli.command()
-@click.argument("file", type=click.Path(dir_okay=False))
-@_common
-@_shared
-def backup(shared: Context, file: str) -> None:
-    """Copy the whole database to FILE, while servers run, and check the copy.
-
-    \b
-    Examples:
-      sediment backup memory-$(date +%F).db
-    """
-    with shared.memory() as memory:
-        shared.show(memory.backup(file), _message)
-
-
-@cli.command()
-@click.argument("file", type=click.Path(dir_okay=False))
-@_common
-@_shared
-def restore(shared: Context, file: str) -> None:
-    """Make the database what it was in a backup FILE; today's is copied aside first.
-
-    Servers that are running go on with what was restored.
-
-    \b
-    Examples:
-      sediment restore memory-2026-01-31.db
-    """
-    with shared.memory() as memory:
-        shared.show(memory.restore(file), _message)
-
-
-@cli.command()
-@_common
-@_shared
-def reindex(shared: Context) -> None:
-    """Make all chunks and vectors anew, after a change of model or program.
-
-    Until all are there the old ones answer. Interrupted, it goes on where it was.
-
-    \b
-    Examples:
-      sediment reindex
-      SEDIMENT_EMBEDDING_MODEL=~/models/mine sediment reindex
-    """
+def _reindex(shared: Context) -> None:
     with shared.memory(resident=True) as memory:
         try:
             total = sum(count_items(memory.database.reader()).values())
@@ -13598,73 +13574,29 @@ def reindex(shared: Context) -> None:
                 answer = memory.reindex(add)
         except KeyboardInterrupt:
             raise SedimentError("interrupted: run it again to go on from here") from None
-        shared.show(answer, _message)
+        shared.show(answer, render_message)
 
 
-@cli.command()
-@click.option("--verify", is_flag=True, help="Check every byte of the model's files.")
-@_common
-@_shared
-def stats(shared: Context, verify: bool) -> None:
-    """Show the database, its counts, the project and the model."""
-    with shared.memory() as memory:
-        shared.show(memory.stats(verify=verify), render_facts)
-
-
-@cli.command("import")
-@click.argument("file", required=False, type=click.Path(allow_dash=True))
-@click.option(
-    "--from",
-    "origin",
-    metavar="CLIENTS",
-    help=f"Sessions on this machine, of {', '.join(CLIENTS[:-1])} (with commas), instead of a FILE;"
-    " or sediment, with the original's program as FILE.",
-)
-@click.option("--since", type=_TIME, help="Only what was said since a time.")
-@click.option("--here", is_flag=True, help="Only sessions in this project.")
-@click.option("--dry-run", is_flag=True, help="Only count what was said.")
-@click.option("-s", "--scope", type=_SCOPE, help="For rows that name none (default: project).")
-@_ALLOW_SECRETS
-@_common
-@_shared
-def import_command(
-    shared: Context,
-    file: str | None,
-    origin: str | None,
-    scope: str | None,
-    allow_secrets: bool,
-    **chosen: Any,
+def _import(
+    shared: Context, file: str | None = None, origin: str | None = None, **options: Any
 ) -> None:
-    """Store the items of a JSON Lines FILE, or what was said in agents' sessions.
-
-    A line is {"content": …} with, as far as known, id, created (ISO 8601) or created_at (unix
-    seconds), project, scope. Memories as commands print them with --json are taken, too; "-" is
-    stdin, and known ids are left as they are. Or FILE is an export of ChatGPT's or Claude.ai's, the
-    file of the MCP memory server, or a folder of basic-memory's notes.
-
-    \b
-    Examples:
-      sediment import notes.jsonl
-      sediment list --json | sediment --db new.db import -
-      sediment --db old.db export | sediment import -
-      sediment import --from claude,codex --here
-      sediment import conversations.json --since 2026
-    """
+    """Import rows, or what was said in conversations: each has options of its own."""
     start = time.monotonic()
+    chosen = {name: options.pop(name, None) for name in ("since", "here", "dry_run")}
     earliest = parse_moment(chosen["since"] or 0)
     kind, found, total = _to_import(file, origin, earliest)
     if kind == "rows" and any(chosen.values()):
         raise click.UsageError("--since, --here and --dry-run are for conversations")
-    if kind != "rows" and (scope or allow_secrets):
+    if kind != "rows" and any(options.values()):
         raise click.UsageError("--scope and --allow-secrets are not for conversations")
     with shared.memory(resident=True) as memory:
         try:
             with progress_bar("importing", total) as add:
                 if kind == "rows":
-                    answer = memory.import_rows(found, scope, add, allow_secrets=allow_secrets)
+                    answer = memory.import_rows(found, progress=add, **options)
                 else:
                     wanted = _said_since(found, earliest, memory if chosen["here"] else None)
-                    answer = memory.add_conversations(wanted, add, dry_run=chosen["dry_run"])
+                    answer = memory.add_conversations(wanted, add, dry_run=bool(chosen["dry_run"]))
         except KeyboardInterrupt:
             reason = "interrupted: what was committed is kept; run it again to go on"
             raise SedimentError(reason) from None
@@ -13680,7 +13612,7 @@ def import_command(
 def _to_import(
     file: str | None, origin: str | None, since: int
 ) -> tuple[str, Iterable[Any], int | None]:
-    """Of what kind it is that is to be imported, what, and how many lines where that is known."""
+    """What kind of thing is imported, what, and how many lines where that is known."""
     clients = (origin or "").replace(",", " ").split()
     exports = (["chatgpt"], ["claude.ai"])  # which are known without that
     if (file is None) == (clients in ([], ["sediment"], *exports)):
@@ -13711,45 +13643,119 @@ def _said_since(
             yield one._replace(turns=[turn for turn in one.turns if turn.at >= since])
 
 
-@cli.command()
-@click.argument("file", required=False, type=click.Path(dir_okay=False))
-@click.option("--force", is_flag=True, help="Overwrite FILE if it is there.")
-@_common
-@_shared
-def export(shared: Context, file: str | None, force: bool) -> None:
-    """Write all items as JSON Lines. Of all projects, hidden versions too; to FILE, or to stdout.
-
-    \b
-    Examples:
-      sediment export backup.jsonl
-      sediment export | jq -r 'select(.scope == "global").content'
-    """
+def _export(shared: Context, file: str | None = None, force: bool = False) -> None:
     with shared.memory() as memory:
-        if file == "-":
-            file = None
-        if file:
-            memory.database.refuse_own(file)
-        if file and Path(file).is_file() and not force:
-            raise InvalidInput(f"{file} is there already: --force overwrites it")
-        if file is None and shared.json:
-            rows = list(memory.export_rows())
-            shared.show({"count": len(rows), "items": rows}, lambda _: [])
-            return
         rows = memory.export_rows()
-        if file is None:
+        if file is not None and file != "-":
+            memory.database.refuse_own(file)
+            if Path(file).is_file() and not force:
+                raise InvalidInput(f"{file} is there already: --force overwrites it")
+            shared.show(export_to(file, rows), render_exported)
+        elif shared.json:
+            items = list(rows)
+            shared.show({"count": len(items), "items": items}, render_exported)
+        else:
             for row in rows:
                 click.echo(json.dumps(row, ensure_ascii=False))
-            return
-        counts = {"items": 0, "hidden_versions": 0}
 
-        def lines() -> Iterator[str]:
-            for row in rows:
-                counts["hidden_versions" if "ended" in row else "items"] += 1
-                yield json.dumps(row, ensure_ascii=False)
 
-        answer = {"success": True, "file": file, "count": write_lines(Path(file), lines())}
-        told = f"Exported {tell_counts(counts)} to {file}."
-        shared.show(answer | counts, lambda _: [told])
+# The commands of the table
+
+
+def _parameter(argument: Argument) -> click.Parameter:
+    """An argument as a shell takes it."""
+    name, kind, place = argument.name, argument.kind, argument.place
+    is_flag = kind is FLAG
+    common: dict[str, Any] = {"type": kind.shell, "shell_complete": _ids if kind is ID else None}
+    if argument.default is not None:  # click takes a None for one that is given
+        common["default"] = argument.default
+    if place:
+        count = -1 if place.endswith("...") else 1
+        return click.Argument(
+            [name], nargs=count, required=argument.is_required, metavar=place, **common
+        )
+    flag = f"--{name.replace('_', '-')}"
+    return click.Option(
+        [name, *(argument.flags or f"{_SHORT.get(name, '')} {flag}").split()],
+        help=argument.help,
+        metavar=kind.metavar,
+        is_flag=is_flag or None,  # by a False the option's value could be left out
+        multiple=kind is PATTERNS,
+        show_default=argument.default is not None and not is_flag,
+        **common,
+    )
+
+
+_SHORT = {"limit": "-l", "scope": "-s"}
+
+
+def _ids(context: click.Context, _: click.Parameter, beginning: str) -> list[str]:
+    """The ids to propose on Tab; none where the memory cannot be read. An id may come from anybody
+    by import, and a shell puts it into the command line as it stands: of plain characters alone."""
+    given = context.find_root().params
+    with (
+        contextlib.suppress(SedimentError),
+        Memory(given.get("db"), project=given.get("project")) as memory,
+    ):
+        rows = memory.list_items(limit=LIMIT_MAX, scope="all")["items"]
+        ids = [row["id"] for row in rows if re.fullmatch(r"(?a:\w[\w.:@%+/-]*)", row["id"])]
+        return [id for id in ids if id.startswith(beginning)]
+    return []
+
+
+_OWN_RUNS = {
+    "store": _store,
+    "recall": _recall_words,
+    "index": _index,
+    "watch": _watch,
+    "get": _get,
+    "review": _review,
+    "graph": _graph,
+    "consolidate": _consolidate,
+    "prune": _prune_or_purge,
+    "doctor": _doctor,
+    "reindex": _reindex,
+    "import": _import,
+    "export": _export,
+}
+
+
+def _command(operation: Operation) -> _Command:
+    """An operation as a command."""
+    run = _OWN_RUNS.get(operation.name) or functools.partial(_run, operation)
+
+    def callback(**given: Any) -> None:
+        values = {name: value for name, value in given.items() if value is not None}
+        for argument in operation.arguments:
+            if argument.kind is CONTENT and values[argument.name] == "-":
+                values[argument.name] = read_stdin(CONTENT_MAX)
+        run(click.get_current_context().obj, **values)
+
+    parameters = [*map(_parameter, operation.arguments)]
+    return _Command(operation.name, callback=callback, params=parameters)
+
+
+for _operation in OPERATIONS.values():
+    cli.add_command(_command(_operation))
+    if _operation.name == "recall":
+        cli.add_command(cli.commands["recall"], "search")
+
+cli.commands["doctor"].params.insert(  # for clients are no part of a memory
+    1,
+    click.Option(
+        ["--client"],
+        type=click.Choice((*CLIENTS, "all")),
+        is_flag=False,
+        flag_value="all",
+        help="Check what `init` set up, of all clients here or of one.",
+    ),
+)
+
+
+# Commands of the shell alone
+
+
+_shared = click.make_pass_decorator(Context)
 
 
 @cli.command()
@@ -13759,24 +13765,11 @@ def export(shared: Context, file: str | None, force: bool) -> None:
 @click.option("--hooks/--no-hooks", default=True, help="Let memory work by itself (default).")
 @click.option("--remove", is_flag=True, help="Take out again what `init` added.")
 @click.option("--print", "only_print", is_flag=True, help="Change nothing; print what is added.")
-@_common
 @_shared
 def init(
     shared: Context, where: str, names: tuple[str, ...], hooks: bool, remove: bool, only_print: bool
 ) -> None:
-    """Set up the agents' clients that are here, or those of --client.
-
-    Adds to their files, once, how to start the server, hooks that ask and fill the memory by
-    themselves, and when agents are to use it; every other byte stays. Where no client is found it
-    is .mcp.json, CLAUDE.md and AGENTS.md.
-
-    \b
-    Examples:
-      sediment init                          # this project
-      sediment init --global --client claude --client codex
-      sediment init --print                  # only show it
-      sediment init --remove
-    """
+    """Set up the clients of agents."""
     with shared.memory() as memory:
         options = {"everywhere": where == "global", "hooks": hooks, "remove": remove}
         answer = initialize(memory, names, write=not only_print, **options)
@@ -13788,25 +13781,12 @@ def init(
 @click.option("--on", is_flag=True, help="Do it again in this project.")
 @click.option("--capture", "reads", is_flag=True, hidden=True)
 @click.argument("what", nargs=-1, type=click.Choice((START, PROMPT, CAPTURE)))
-@_common
 @_shared
 def hook_command(shared: Context, off: bool, on: bool, reads: bool, what: tuple[str, ...]) -> None:
-    """Answer a client's hook: one JSON object on stdin, nothing or one on stdout.
-
-    `init` tells clients to call it. At the start of a session it says what holds, at a prompt what
-    fits, and after a turn it keeps what was said. It never fails and never waits: at most 1.5 s.
-    SEDIMENT_HOOKS=0 switches all off; SEDIMENT_HOOK_START and SEDIMENT_HOOK_PROMPT are how many
-    characters it may say (0 for none).
-
-    \b
-    Examples:
-      sediment hook --off                 in this project, nothing by itself
-      sediment hook --off capture         no conversations of this project
-      echo '{"hook_event_name": "SessionStart"}' | sediment hook
-    """
+    """Answer a hook, switch hooks on or off, or read what sessions have said."""
     if off or on:
         with shared.memory() as memory:
-            shared.show(switch_hooks(memory, what or (START, PROMPT, CAPTURE), on), _message)
+            shared.show(switch_hooks(memory, what or (START, PROMPT, CAPTURE), on), render_message)
     elif reads:
         with shared.memory(resident=True) as memory:
             capture(memory)
@@ -13844,15 +13824,9 @@ def _json_or_none(data: bytes) -> object:
 @click.option(
     "--watch", "watched", multiple=True, metavar="PATH", help="Index, and follow changes."
 )
-@_common
 @_shared
 def serve_command(shared: Context, watched: tuple[str, ...] = ()) -> None:
-    """Speak MCP on stdin and stdout, for an agent's client.
-
-    \b
-    Example (Claude Code):
-      claude mcp add sediment -- python3 /path/to/sediment.pyz serve
-    """
+    """Start the MCP server where the client says that the project is."""
     hint = os.environ.get("CLAUDE_PROJECT_DIR")
     folder = Path(hint) if hint and Path(hint).is_dir() else None
     memory = shared.memory(resident=True, folder=folder)
@@ -13864,15 +13838,9 @@ def serve_command(shared: Context, watched: tuple[str, ...] = ()) -> None:
 
 @cli.command()
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
-@_common
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print the completion script of a shell.
-
-    \b
-    Example:
-      sediment completion bash > ~/.local/share/bash-completion/completions/sediment
-    """
+    """Print the completion script of a shell."""
     from click.shell_completion import get_completion_class
 
     name = context.find_root().info_name or "sediment"
@@ -13892,18 +13860,12 @@ def read_stdin(limit: int) -> str:
     data = sys.stdin.buffer.read(limit + len("\ufeff\r\n".encode()) + 1)
     if len(data) > limit + len("\ufeff\r\n".encode()):
         raise InvalidInput(f"the text on stdin is too large: the limit is {limit:,} bytes")
-    text = decode(data, "stdin")
-    return text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text
-
-
-def decode(data: bytes, what: str) -> str:
-    """UTF-8 bytes as text; InvalidInput says where they are something else."""
     try:
-        return data.decode("utf-8-sig")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InvalidInput(
-            f"{what} is not UTF-8 text (byte {error.start}): convert it first"
-        ) from None
+        place = f"byte {error.start}"
+        raise InvalidInput(f"stdin is not UTF-8 text ({place}): convert it first") from None
+    return text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text
 
 
 def text_lines(file: IO[bytes]) -> Iterator[str]:
@@ -13925,29 +13887,35 @@ def _count_lines(file: IO[bytes]) -> int | None:
     return count + (last != b"\n")
 
 
-def write_lines(path: Path, lines: Iterable[str]) -> int:
-    """Write lines to a private file that appears when it is whole; returns their number.
+def export_to(file: str, rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Write items into a file: {success, file, count, items, hidden_versions}."""
+    counts = {"items": 0, "hidden_versions": 0}
+
+    def lines() -> Iterator[str]:
+        for row in rows:
+            counts["hidden_versions" if "ended" in row else "items"] += 1
+            yield json.dumps(row, ensure_ascii=False)
+
+    write_lines(Path(file), lines())
+    return {"success": True, "file": file, "count": sum(counts.values()), **counts}
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write lines to a private file that appears when it is whole.
 
     A link leads to the file it means, which keeps its mode; a pipe or device is written to.
     """
+    whole = (f"{line}\n" for line in lines)
     try:
         if path.exists() and not path.is_file():
             with open(os.open(path, os.O_WRONLY), "w", encoding="utf-8") as file:
-                return _write_all(file, lines)
+                return file.writelines(whole)
         target = place_to_write(path, None)
         mode = target.stat().st_mode & 0o7777 if target.exists() else 0o600
         with replacing(target, mode) as file:
-            return _write_all(file, lines)
+            file.writelines(whole)
     except OSError as error:
         raise InvalidInput(f"{path} cannot be written ({error.strerror})") from None
-
-
-def _write_all(file: IO[str], lines: Iterable[str]) -> int:
-    count = 0
-    for line in lines:
-        file.write(line + "\n")
-        count += 1
-    return count
 
 
 @contextlib.contextmanager
@@ -14087,377 +14055,6 @@ def _asked_key(question: str) -> str:
             return key
 
 
-# What people see
-
-
-def _dim(text: str) -> str:
-    return click.style(text, dim=True)
-
-
-def _field(name: str, value: object) -> str:
-    return f"{_dim(f'{name:<17}')}{printable_name(str(value))}"
-
-
-def render_stored(answer: dict[str, Any]) -> Iterator[str]:
-    if answer["id"]:
-        yield _field("id", answer["id"])
-    yield _field("message", answer["message"])
-    for row in answer.get("may_replace", []):
-        text = one_line(row["content"], 60)
-        yield _field("may replace", f"{row['probability']}  {row['id']}  {text}")
-
-
-def render_pair(pair: dict[str, Any]) -> Iterator[str]:
-    """What `review` asks about."""
-    old, new = pair["old"], pair["new"]
-    for name, row in (("old", old), ("new", new)):
-        text = f"{local_time(row['created'])}  {one_line(row['content'], 300)}"
-        yield _field(name, f"{row['id'][:8]}  {text}")
-
-
-def render_recalled(answer: dict[str, Any], query: str = "") -> Iterator[str]:
-    for row in answer["results"]:
-        marks = " (other project)" if row.get("cross_project") else ""
-        similarity = click.style(row["similarity"], fg="green", bold=True)
-        place = printable_name(row.get("source") or local_time(row["created"]))
-        yield f"{similarity}  {_dim(printable(row['id']))}  {_dim(place)}{marks}"
-        if "source" in row and row["similarity"] != "graph" and "page" not in row:
-            yield from _indented(excerpt(row["content"], query))
-        elif "page" in row or "next" in row:
-            yield printable(row["content"])
-            yield _dim(f"page {row['page']} of {row['pages']}")
-        elif "position" in row:
-            place = row["position"]
-            yield from _indented(row["content"])
-            part = f"part {place['chunk']} of {place['chunks']}"
-            yield "      " + _dim(printable(f"{part}: `get {row['id']}` shows all"))
-        else:
-            yield from _indented(row["content"])
-        if "successor" in row:
-            yield "      " + _dim(printable(f"replaced by {row['successor']}"))
-        if "supersedes" in row:
-            yield "      " + _dim(f"{len(row['supersedes'])} older: `history {row['id']}`")
-        if "parts" in row:
-            parts = ", ".join(f"{name} {value:.3g}" for name, value in row["parts"].items())
-            yield "      " + _dim(f"score {row['similarity']}: {parts}")
-    yield from _render_around(answer)
-    for remark in ("message", "notice"):
-        if remark in answer:
-            yield printable_name(answer[remark])
-
-
-def excerpt(text: str, query: str) -> str:
-    """EXCERPT characters of a text, from the line on that has most of a query's words."""
-    if len(text) <= EXCERPT:
-        return text
-    words = set(re.findall(r"\w{3,}", query.lower()))
-    lines = list(_lines(text))
-    told = [len(words & set(re.findall(r"\w{3,}", line.lower()))) for _, line in lines]
-    best = lines[told.index(max(told))][0]
-    start = max(at for at, _ in lines if at <= min(best, max(0, len(text) - EXCERPT // 2)))
-    whole = len(text) - start <= EXCERPT
-    part = text[start : start + EXCERPT]
-    cut = part if whole else (part.rsplit(None, 1) or [""])[0]
-    return ("… " if start else "") + cut.strip() + ("" if whole else " …")
-
-
-def render_expanded(answer: dict[str, Any]) -> Iterator[str]:
-    if "source" in answer:
-        yield _dim(printable_name(answer["source"]))
-    yield printable(answer["content"])
-
-
-def render_indexed(answer: dict[str, Any]) -> Iterator[str]:
-    """What was indexed, in one line; then what could not be."""
-    rate = answer["embedded"] / max(answer["seconds"], 0.01)
-    encoded = f"{answer['embedded']} embedded, {answer['reused']} reused"
-    took = f"{answer['seconds']} s" + (f", {rate:.0f} a second" if answer["embedded"] else "")
-    files = "1 file" if answer["files"] == 1 else f"{answer['files']} files"
-    counts = f"{answer['chunks']} chunks, {encoded}, {answer['removed']} removed"
-    yield f"Indexed {files}: {counts} ({took})."
-    for kind, rows in (("skipped", answer["skipped"]), ("note", answer["warnings"])):
-        for row in rows[:REFUSED_SHOWN]:
-            yield printable_name(f"{kind}: {row['path']} {row['reason']}")
-        if (more := len(rows) - REFUSED_SHOWN) > 0:
-            yield f"{kind}: and {more} more (--json names them all)"
-    if "notice" in answer:
-        yield printable_name(f"note: {answer['notice']}")
-
-
-def render_changes(answer: dict[str, Any]) -> Iterator[str]:
-    """A line for each file that came, changed, went or has another name."""
-    for row in answer["changes"]:
-        counts = f"{row['embedded']} embedded, {row['removed']} removed"
-        before = f"{row['from']} -> " if "from" in row else ""
-        yield printable_name(f"{row['action']:<8} {before}{row['path']} ({counts})")
-    for row in answer["skipped"]:
-        yield printable_name(f"skipped  {row['path']} {row['reason']}")
-
-
-def render_compacted(answer: dict[str, Any]) -> Iterator[str]:
-    """What would be sent, what was written, or what there is to compact."""
-    if "input" in answer:
-        yield printable(answer["input"].rstrip("\n"))
-        return
-    if "summary" in answer:
-        yield printable(answer["summary"])
-    if "message" in answer:
-        yield printable_name(answer["message"])
-        return
-    for row in answer["notes"]:
-        yield printable_name(f"old      {row['path']} ({row['characters']:,} characters)")
-    for row in answer["repeats"]:
-        yield printable_name(f"repeats  {row['similarity']}  {'  '.join(row['sources'])}")
-    saved = f"--with CMD would put a summary in the place of {answer['characters']:,} characters"
-    yield (
-        f"{len(answer['notes'])} old notes; {saved}." if answer["notes"] else "No note is that old."
-    )
-
-
-def render_status(answer: dict[str, Any]) -> Iterator[str]:
-    """The facts, then a line for each source, and for each file that has changed or is missing."""
-    facts = {name: value for name, value in answer.items() if name not in ("sources", "deep")}
-    yield from render_facts(facts | answer.get("deep", {}))
-    for row in answer["sources"]:
-        counts = f"{row['files']} files, {row['chunks']} chunks, {row['scope']}"
-        yield printable_name(f"{'source':<16}{row['path']} ({counts})")
-        if row["gone"]:
-            command = f"index --remove {shlex.quote(row['path'])} --scope {row['scope']}"
-            yield printable_name(f"{'gone':<16}if for good: sediment {command}")
-        for kind in ("changed", "missing"):
-            names = row[kind]
-            yield from (printable_name(f"{kind:<16}{name}") for name in names[:REFUSED_SHOWN])
-            if (more := len(names) - REFUSED_SHOWN) > 0:
-                yield f"{kind:<16}and {more} more"
-    if not answer["sources"]:
-        yield "Nothing is indexed yet: sediment index MEMORY.md memory/"
-    elif answer["dirty"]:
-        yield "`index` or `status --index` brings the index up to date."
-
-
-def _render_around(answer: dict[str, Any]) -> Iterator[str]:
-    """What stands beside the results in the graph, and what was held back."""
-    for row in answer.get("graph_expanded", []):
-        yield _beside(f"linked ({row['rel_type']})", row)
-    for row in answer.get("suggested", []):
-        yield _beside(row["reason"], row)
-    if answer["results"] and "held_back" in answer:
-        yield _dim(f"{answer['held_back']} unrelated held back (--anyway shows them)")
-
-
-def _beside(why: str, row: dict[str, Any]) -> str:
-    text = one_line(row["beginning"], 60)
-    return _dim(printable(f"see also {row['id']}  {text}  [{why}]"))
-
-
-def _indented(text: str) -> Iterator[str]:
-    return (f"      {line}" for line in printable(text).splitlines())
-
-
-def render_listed(answer: dict[str, Any]) -> Iterator[str]:
-    if not answer["items"]:
-        yield answer["message"]
-        return
-    yield _dim(f"{answer['count']} of {answer['total']}, newest first")
-    width = max(len(item["id"]) for item in answer["items"])
-    for item in answer["items"]:
-        text = printable(one_line(item["content"], 80))
-        day = _dim(local_time(item["created"]))
-        yield f"{item['id']:<{width}}  {day}  {item['scope']:<7}  {text}"
-
-
-def render_history(answer: dict[str, Any]) -> Iterator[str]:
-    for version in answer["versions"]:
-        by = f" by {version['successor']}" if "successor" in version else ""
-        mark = "live" if version["live"] else version.get("ended_by", "hidden") + by
-        when = _dim(local_time(version["created"], 16))
-        yield f"{when}  {printable(version['id'])}  {_dim(printable(mark))}"
-        yield from _indented(version["content"])
-    for event in answer["events"]:
-        other = f"  (hidden: {event['other']})" if "other" in event else ""
-        when = local_time(event["at"], 16)
-        yield _dim(printable(f"{when}  {event['action']:<8} {event['id']}{other}"))
-
-
-def _label(node: dict[str, Any], width: int) -> str:
-    return printable(one_line(node["content"], width))
-
-
-def render_tree(answer: dict[str, Any]) -> Iterator[str]:
-    """The item, and under it each edge, as seen from it."""
-    nodes = {node["id"]: node for node in answer["nodes"]}
-    yield f"{printable(answer['id'])}  {_label(nodes[answer['id']], 60)}"
-    edges, later = answer["edges"], _later_versions(answer)
-    for place, edge in enumerate(edges, 1):
-        what, far = _told_edge(edge, answer["id"], later)
-        node = nodes[far]
-        facts = [edge.get("label"), edge.get("count"), f"{edge.get('strength', 0):.2f}"]
-        told = _dim(f"({', '.join(str(fact) for fact in facts if fact not in (None, '0.00'))})")
-        branch = "└──" if place == len(edges) else "├──"
-        hidden = "" if node["live"] else _dim(" hidden")
-        yield f"{branch} {what} {told}  {printable(node['id'])}{hidden}  {_label(node, 48)}"
-
-
-def _later_versions(answer: dict[str, Any]) -> set[str]:
-    """The ids of the item of a graph, and of what took its place, one after the other."""
-    later = {edge["to"]: edge["from"] for edge in answer["edges"] if edge["type"] == SUPERSEDES}
-    found, id = set[str](), answer["id"]
-    while id and id not in found:
-        found.add(id)
-        id = later.get(id)
-    return found
-
-
-def _told_edge(edge: dict[str, Any], id: str, later: set[str]) -> tuple[str, str]:
-    """What an edge is, seen from an item with these later versions, and the id at its far end."""
-    near, far, what = edge["from"], edge["to"], edge["type"]
-    if what == SUPERSEDES and far in later:
-        near, far, what = far, near, "superseded by"
-    elif far == id:
-        near, far, what = far, near, f"{what} from"
-    return what if near == id else f"{printable(near[:8])} {what}", far
-
-
-def render_dot(answer: dict[str, Any]) -> Iterator[str]:
-    """Graphviz source."""
-    yield "digraph memory {\n  node [shape=box];"
-    for node in answer["nodes"]:
-        style = "" if node["live"] else ", style=dashed"
-        yield f"  {_quoted(node['id'])} [label={_quoted(_label(node, 40))}{style}];"
-    for edge in answer["edges"]:
-        one_way = "" if edge["type"] == SUPERSEDES else ", dir=none"
-        ends = f"{_quoted(edge['from'])} -> {_quoted(edge['to'])}"
-        yield f"  {ends} [label={_quoted(edge['type'])}{one_way}];"
-    yield "}"
-
-
-def render_mermaid(answer: dict[str, Any]) -> Iterator[str]:
-    """Mermaid source, as Markdown pages show it."""
-    yield "graph LR"
-    names = {node["id"]: f"n{place}" for place, node in enumerate(answer["nodes"])}
-    for node in answer["nodes"]:
-        text = _label(node, 40).replace('"', "#quot;")
-        yield f'  {names[node["id"]]}["{text}"]'
-    for edge in answer["edges"]:
-        arrow = "-->" if edge["type"] == SUPERSEDES else "---"
-        yield f"  {names[edge['from']]} {arrow}|{edge['type']}| {names[edge['to']]}"
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-GRAPHS = {"tree": render_tree, "dot": render_dot, "mermaid": render_mermaid}
-
-
-def render_consolidated(answer: dict[str, Any], dry_run: bool) -> Iterator[str]:
-    would = "would be " if dry_run else ""
-    yield f"{answer['merged']} {would}merged, {answer['linked']} {would}linked."
-    for pair in answer["pairs"]:
-        reasons = printable("; ".join(pair["reasons"]))
-        yield f"{pair['action']}  {_dim(pair['similarity'])}  {reasons}"
-        for role in ("keep", "other"):
-            item = pair[role]
-            yield printable(f"      {item['id']}  {one_line(item['content'], 70)}")
-
-
-def render_facts(answer: dict[str, Any]) -> Iterator[str]:
-    for name, value in answer.items():
-        yield _field(name.replace("_", " "), "-" if value is None else value)
-
-
-def _message(answer: dict[str, Any]) -> Iterator[str]:
-    yield printable_name(answer["message"])
-
-
-def render_pruned(answer: dict[str, Any]) -> Iterator[str]:
-    """What was hidden, or would be."""
-    for row in answer["items"]:
-        yield f"{row['id']}  {one_line(row['content'], PREVIEW)}"
-    count, kept = answer["count"], answer["kept"]
-    done = "would be hidden" if answer.get("dry_run") else "hidden"
-    done += "; `undo ID` brings one back" if count and done == "hidden" else ""
-    many = "1 memory" if count == 1 else f"{count} memories"
-    yield f"{many} {done}." if count or kept else "Nothing is that old."
-    yield from ["As old, and kept:"] if kept else []
-    for row in kept[:REFUSED_SHOWN]:
-        yield f"{row['id']}  {one_line(row['content'], PREVIEW)}  ({row['why']})"
-    if (more := len(kept) - REFUSED_SHOWN) > 0:
-        yield f"and {more} more: see --json"
-
-
-def render_purged(answer: dict[str, Any]) -> Iterator[str]:
-    """What was erased, or would be."""
-    for row in answer.get("items", ()):
-        yield f"{row['id']}  {one_line(row['content'], PREVIEW)}"
-    yield answer["message"]
-
-
-def render_conversations(answer: dict[str, Any]) -> Iterator[str]:
-    """A line for each session."""
-    for one in answer["conversations"]:
-        told = f"{one['last'][:10]}  {one['turns']:4}  {one['source']}  {one['beginning']}"
-        yield printable(one_line(told, 120))
-    if not answer["conversations"]:
-        yield "No conversations are kept of this project."
-
-
-def render_checked(answer: dict[str, Any]) -> Iterator[str]:
-    """A line for each check."""
-    for check in answer["checks"]:
-        yield f"{check['status']:8}{check['name']}: {printable(check['detail'])}"
-    if not answer["healthy"]:
-        yield "Something is broken: `doctor --repair` mends it after a copy, or says how."
-
-
-def render_imported(answer: dict[str, Any]) -> Iterator[str]:
-    rate = answer["stored"] / max(answer["seconds"], 0.1)
-    known = f", {answer['existing']} were there already" if answer["existing"] else ""
-    hidden = answer.get("hidden_versions", 0)
-    told = tell_counts({"items": answer["stored"] - hidden, "hidden_versions": hidden})
-    yield f"Stored {told}{known} ({answer['seconds']} s, {rate:.0f} a second)."
-    if redacted := answer.get("redacted"):
-        yield f"Left out: {', '.join(f'{kind} ({count})' for kind, count in redacted.items())}."
-    if unknown := answer.get("unknown_fields"):
-        told = ", ".join(f"{printable(name)} ({count})" for name, count in unknown.items())
-        yield f"Not kept, for no memory has such a field: {told}."
-    for row in answer["refused"][:REFUSED_SHOWN]:
-        yield f"line {row['line']}: {printable(row['reason'])}"
-    if (more := len(answer["refused"]) - REFUSED_SHOWN) > 0:
-        yield f"and {more} more lines refused (--json names them all)"
-
-
-def render_said(answer: dict[str, Any]) -> Iterator[str]:
-    known = f", {answer['existing']} were there already" if answer["existing"] else ""
-    turns = f"{answer['turns']} turns of {answer['sessions']} sessions"
-    yield f"{'Found' if 'dry_run' in answer else 'Kept'} {turns}{known} ({answer['seconds']} s)."
-    yield from map(printable, answer["remarks"][:REFUSED_SHOWN])
-
-
-def render_clients(answer: dict[str, Any]) -> Iterator[str]:
-    """A line for each check, then one for each run of a hook."""
-    yield from render_checked(answer | {"healthy": True})
-    for run in answer["runs"]:
-        told = [run.get(key, "?") for key in ("at", "client", "event", "ms", "printed")]
-        line = "{}  {} {}: {} ms, printed {} characters".format(*told)
-        yield printable_name(f"{line}, {run['error']}" if run.get("error") else line)
-
-
-def render_planned(answer: dict[str, Any]) -> Iterator[str]:
-    """What would be added, the same text once, and where."""
-    for added, files in itertools.groupby(answer["files"], lambda file: file["added"]):
-        yield from (f"{printable(file['path'])}: {file['done']}" for file in files)
-        yield from [printable(added.rstrip()), ""] if added else []
-    yield from map(printable, answer["to_do"])
-
-
-def render_initialized(answer: dict[str, Any]) -> Iterator[str]:
-    if answer["project"]:
-        yield _field("project", answer["project"])
-        yield _field("folder", answer["root"])
-    yield from map(printable, [*answer["done"], *answer["to_do"]])
-
-
 def main() -> int:
     """The program; returns its exit code."""
     program = Path(sys.argv[0]).name
@@ -14474,6 +14071,8 @@ def main() -> int:
         return _fail(f"{reason}{end} See `{command} --help`.", error.exit_code)
     except click.ClickException as error:
         return _fail(error.format_message(), error.exit_code)
+    except SedimentError as error:  # of help, which click prints before there is a command
+        return _fail(str(error), 1)
     except (click.Abort, KeyboardInterrupt):
         return 130
     except OSError as error:

@@ -666,8 +666,9 @@ def test_a_fault_in_the_background_ends_no_later_work(
     worker = sediment.Worker(memory)
     for text in ("Tea at four.", "Bread at five."):
         told = threading.Event()
-        store = "store", {"content": text}, lambda _, told=told: told.set(), threading.Event()
-        worker.submit(sediment.Call(*store))
+        store = "store", sediment.run_tool, {"content": text}
+        answer = lambda _, told=told: told.set()  # noqa: E731
+        worker.submit(sediment.Call(*store, answer, threading.Event()))
         assert told.wait(60)
         # A thread has no number before it runs.
         while not worker._chore or not worker._chore.ident or worker._chore.is_alive():
