@@ -7229,7 +7229,10 @@ def stale_files(database: Database, ids: set[int]) -> set[int]:
 def files_of_other_checkouts(projects: Projects, ids: set[int]) -> set[int]:
     """Those files that stand in another checkout of the project's repository."""
     folders = {id: path.parent for id, path, *_ in _rows_of_files(projects.database, ids)}
-    outside = {one for one in folders.values() if not _is_in(one, projects.top)}
+    if not folders:
+        return set()
+    top = projects.top
+    outside = {one for one in folders.values() if not _is_in(one, top)}
     far = {one for one in outside if projects.is_other_checkout(one)}
     return {id for id, folder in folders.items() if folder in far}
 
@@ -8603,12 +8606,19 @@ def _renumber_chunks(connection: apsw.Connection) -> None:
     connection.execute("""
         CREATE TEMP TABLE again AS SELECT c.*, v.vector FROM chunks c
             LEFT JOIN vectors v ON v.chunk = c.id;
+    """)
+    _replace_chunks(connection, "again")
+    connection.execute("DROP TABLE again")
+
+
+def _replace_chunks(connection: apsw.Connection, table: str) -> None:
+    """Let the chunks and vectors in a table take the place of all that there are."""
+    connection.execute(f"""
         DELETE FROM chunks;
         INSERT INTO chunks(item, position, start, "end", context)
-            SELECT item, position, start, "end", context FROM again ORDER BY item, position;
-        INSERT INTO vectors SELECT c.id, a.vector FROM chunks c JOIN again a
-            ON a.item = c.item AND a.position = c.position WHERE a.vector IS NOT NULL;
-        DROP TABLE again;
+            SELECT item, position, start, "end", context FROM {table} ORDER BY item, position;
+        INSERT INTO vectors SELECT c.id, t.vector FROM chunks c JOIN {table} t
+            ON t.item = c.item AND t.position = c.position WHERE t.vector IS NOT NULL;
     """)
 
 
@@ -9241,12 +9251,8 @@ def _switch(database: Database, last: int, goal: str, model: Model) -> bool:
 
 def switch_to_staged(connection: apsw.Connection) -> None:
     """Let the new chunks and vectors take the place of the old ones."""
+    _replace_chunks(connection, "staged")
     connection.execute("""
-        DELETE FROM chunks;
-        INSERT INTO chunks(item, position, start, "end", context)
-            SELECT item, position, start, "end", context FROM staged ORDER BY item, position;
-        INSERT INTO vectors SELECT c.id, s.vector FROM chunks c JOIN staged s
-            ON s.item = c.item AND s.position = c.position;
         DELETE FROM staged;
         DELETE FROM embeddings;
         UPDATE files SET digest = x'';
