@@ -8365,6 +8365,60 @@ def kept_session(database: Database, name: str) -> Session | None:
     return Session(*rows[0]) if rows else None
 
 
+def is_session(database: Database, id: object) -> bool:
+    """Whether something is the name of a session that is kept."""
+    named = isinstance(id, str) and ":" in id and id.isprintable()
+    return named and kept_session(database, str(id)) is not None
+
+
+def keep_conversations(
+    database: Database,
+    projects: Projects,
+    encoder: Encoder | None,
+    conversations: Iterable[Conversation],
+    progress: Callable[[int], object],
+) -> dict[str, Any]:
+    """What `Memory.add_conversations` does; without an encoder they are only counted."""
+    counts = dict.fromkeys(("sessions", "turns", "existing"), 0)
+    remarks: list[str] = []
+    for one in conversations:
+        counts["sessions"] += bool(one.turns)
+        remarks += [one.remark] if one.remark else []
+        new = _keep_conversation(database, projects, encoder, one) if encoder else len(one.turns)
+        counts["turns"] += new
+        counts["existing"] += len(one.turns) - new
+        progress(len(one.turns))
+    return {"success": True, **counts, "remarks": list(dict.fromkeys(remarks))}
+
+
+def _keep_conversation(
+    database: Database, projects: Projects, encoder: Encoder, given: Conversation
+) -> int:
+    """Keep the turns of a session that are not kept as they are now; how many those are."""
+    name, new = session_name(given.client, given.session), 0
+    known = kept_session(database, name)
+    if known and known.resume == _NEVER_AGAIN:
+        return 0
+    here = projects.of_folder(given.folder) if given.folder else None
+    project = known.project if known else here or ""
+    for turn in given.turns:
+        text, _ = redact(turn_text(turn)[:CONTENT_MAX], redacts())
+        id = turn_id(name, turn.key)
+        if (found := find_item(database, id)) and found["content"] == text:
+            continue
+        item = prepare_item(database, encoder, id, text, project or None, turn.at)
+        with database.transaction() as connection:
+            file = note_session(connection, name, project, known.resume if known else 0)
+            if file is None:
+                break
+            if item.vectors and not claim_model(connection, encoder.model):
+                item = item._replace(vectors=[])
+            new += write_turn(connection, file, item._replace(content_type=CONVERSATION))
+    with database.transaction() as connection:
+        note_session(connection, name, project, given.resume)
+    return new
+
+
 def note_session(connection: apsw.Connection, name: str, project: str, resume: int) -> int | None:
     """Note how far a session was read; the number of its file, None if it was forgotten."""
     now = time.time_ns()
@@ -8406,19 +8460,20 @@ def forget_session(connection: apsw.Connection, name: str) -> None:
     connection.execute(f"UPDATE files SET size = {_NEVER_AGAIN} WHERE {session}", (name,))
 
 
-def sessions_kept(database: Database, project: str | None) -> list[dict[str, Any]]:
-    """The sessions of a project and of none, the latest first."""
+def sessions_kept(database: Database, project: str | None) -> dict[str, Any]:
+    """The sessions of a project and of none, as `list_conversations` tells them."""
     sql = (
         "SELECT f.path, count(*), min(i.created_at), max(i.created_at), (SELECT substr(content, 7,"
         f" {PREVIEW}) FROM items WHERE file = f.id ORDER BY first_line LIMIT 1)"
         f" FROM files f JOIN items i ON i.file = f.id WHERE f.source IN ({_KEPT_SAID})"
         " AND f.project_id IN ('', ?) GROUP BY f.id ORDER BY 4 DESC, f.id DESC"
     )
-    return [
+    found = [
         {"source": path, "turns": count, **_dated("created", first), "beginning": beginning}
         | {"last": iso_time(last)}
         for path, count, first, last, beginning in database.rows(sql, project or "")
     ]
+    return {"count": len(found), "conversations": found}
 
 
 # ---------------------------------------------------------------------------------------------
@@ -10349,54 +10404,13 @@ class Memory:
         What is kept already stays, what has grown is kept as it is now, and what was forgotten is
         not kept again. `progress` is called with the turns of each session; `dry_run` counts.
         """
-        counts: Counter[str] = Counter()
-        remarks: list[str] = []
-        for one in conversations:
-            counts["sessions"] += bool(one.turns)
-            remarks += [one.remark] if one.remark else []
-            new = 0 if dry_run else self._keep_conversation(one)
-            counts["turns"] += len(one.turns) if dry_run else new
-            counts["existing"] += 0 if dry_run else len(one.turns) - new
-            progress(len(one.turns))
-        names = ("sessions", "turns", "existing")
-        answer = {"success": True, **{name: counts[name] for name in names}}
-        return answer | {"remarks": list(dict.fromkeys(remarks))}
-
-    def _keep_conversation(self, given: Conversation) -> int:
-        """Keep the turns of a session that are not kept yet; how many those are."""
-        name, new = session_name(given.client, given.session), 0
-        known = kept_session(self.database, name)
-        if known and known.resume == _NEVER_AGAIN:
-            return 0
-        here = self.projects.of_folder(given.folder) if given.folder else None
-        project = known.project if known else here or ""
-        for item in self._unkept(name, given.turns, project or None):
-            with self.database.transaction() as connection:
-                file = note_session(connection, name, project, known.resume if known else 0)
-                if file is None:
-                    break
-                if item.vectors and not self._claim(connection):
-                    item = item._replace(vectors=[])
-                new += write_turn(connection, file, item)
-        with self.database.transaction() as connection:
-            note_session(connection, name, project, given.resume)
-        return new
-
-    def _unkept(self, name: str, turns: list[Turn], project: str | None) -> Iterator[Item]:
-        """The turns of a session that are not kept as they are now, ready to be written."""
-        for turn in turns:
-            text, _ = redact(turn_text(turn)[:CONTENT_MAX], redacts())
-            id = turn_id(name, turn.key)
-            known = self._find(id)
-            if not known or known["content"] != text:
-                item = self._prepare(id, text, project, turn.at)
-                yield item._replace(content_type=CONVERSATION)
+        encoder = None if dry_run else self.encoder
+        return keep_conversations(self.database, self.projects, encoder, conversations, progress)
 
     def list_conversations(self) -> dict[str, Any]:
         """The sessions that are kept of this project and of none: {count, conversations: [{source,
         turns, created, last, beginning}]}, the latest first. `forget` takes a source, too."""
-        found = sessions_kept(self.database, self.projects.current())
-        return {"count": len(found), "conversations": found}
+        return sessions_kept(self.database, self.projects.current())
 
     def record_access(self, *answers: Shown) -> None:
         """Note what each answer showed; a file that can't be written now is no reason to fail."""
@@ -10861,7 +10875,7 @@ class Memory:
         """Erase items, with the versions they replaced; all of those named, or none."""
         if not ids:
             raise InvalidInput("name what to forget, by its id: `list` shows them")
-        sessions = [id for id in ids if self._is_session(id)]
+        sessions = [id for id in ids if is_session(self.database, id)]
         items = (id for id in ids if id not in sessions)
         doomed = list(dict.fromkeys(own_item(self.projects, id, "forget")["id"] for id in items))
         with self.database.transaction() as connection:
@@ -10881,10 +10895,6 @@ class Memory:
             answer["copies"] = kept
             message += f" Copies of the file may still have it: {', '.join(kept)}."
         return answer | {"message": message}
-
-    def _is_session(self, id: object) -> bool:
-        named = isinstance(id, str) and ":" in id and id.isprintable()
-        return named and kept_session(self.database, str(id)) is not None
 
     # Care
 
@@ -13813,17 +13823,11 @@ def _answer_stdin(shared: Context) -> None:
         timer = threading.Timer(HOOK_DEADLINE, give_up)
         timer.daemon = True
         timer.start()
-        data = sys.stdin.buffer.read(HOOK_INPUT)
-        answer = run_hook(memory, _json_or_none(data))
+        data = sys.stdin.buffer.read(HOOK_INPUT).removeprefix(b"\xef\xbb\xbf")
+        answer = run_hook(memory, parse_object(data))
         timer.cancel()
         if answer:
             click.echo(to_json(answer))
-
-
-def _json_or_none(data: bytes) -> object:
-    with contextlib.suppress(Exception):
-        return parse_json(data.decode("utf-8-sig"))
-    return None
 
 
 @cli.command("serve")

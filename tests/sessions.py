@@ -47,8 +47,9 @@ def prompts(folder: Path, memories: int, count: int, seed: int, **env: str) -> R
     try:
         wire.handshake()
         shown, steady, before = 0, 0, (0, 0)
+        first = min(STEADY, count // 2)
         for number, question in enumerate(questions):
-            if number == STEADY:
+            if number == first:
                 steady, before = memory_of(wire.pid), held(wire.pid)
             event = {"hook_event_name": "UserPromptSubmit", "prompt": question}
             shown += bool(told(wire, event | {"session_id": f"s{number}", "cwd": str(folder)}))
@@ -63,7 +64,7 @@ def prompts(folder: Path, memories: int, count: int, seed: int, **env: str) -> R
         "prompts": len(questions),
         "memories": memories,
         "prompts with a memory": shown,
-        f"KB after {STEADY} prompts": steady // 1000,
+        f"KB after {first} prompts": steady // 1000,
         "KB at the end": resident // 1000,
         "open files at the end": after[0],
         "children at the end": after[1],
