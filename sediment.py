@@ -9991,6 +9991,587 @@ def paginate(text: str) -> list[tuple[int, int]]:
 
 
 # ---------------------------------------------------------------------------------------------
+# Storing
+#
+# A text becomes a memory: its chunks and vectors are made and its neighbours looked at without a
+# lock, then one short transaction writes it, if what was decided on still holds. What takes
+# longer than a store may is done later, by one process at a time.
+# ---------------------------------------------------------------------------------------------
+
+
+class Lease:
+    """A background job, which one process does at a time, for the next LEASE seconds."""
+
+    def __init__(self, database: Database, job: str) -> None:
+        self._database, self._job = database, job
+        self._me = f"{os.getpid()}-{id(self)}"
+
+    def take(self) -> bool:
+        """Have the job, or have it on; False while another process has it."""
+        now = int(time.time())
+        with self._database.transaction() as connection:
+            holder = connection.execute("SELECT value FROM meta WHERE key = ?", (self._job,)).get
+            owner, until = (holder or f"{self._me} 0").split()
+            if owner != self._me and now < int(until) <= now + LEASE:
+                return False
+            value = f"{self._me} {now + LEASE}"
+            connection.execute("INSERT OR REPLACE INTO meta VALUES(?, ?)", (self._job, value))
+        return True
+
+    def release(self) -> None:
+        """Let others have it at once; where that can't be written, it runs out by itself."""
+        me = f"{self._me} "
+        mine = "FROM meta WHERE key = ? AND substr(value, 1, ?) = ?", self._job, len(me), me
+        with contextlib.suppress(DatabaseError):
+            if self._database.rows(f"SELECT 1 {mine[0]}", *mine[1:]):
+                with self._database.transaction() as connection:
+                    connection.execute(f"DELETE {mine[0]}", mine[1:])
+
+
+class Storing:
+    """How a text becomes a memory, as seen from a project: what takes time comes first, then one
+    transaction that looks again at what it relies on."""
+
+    def __init__(
+        self, projects: Projects, encoder: Encoder, index: VectorIndex | None, lexicon: Lexicon
+    ) -> None:
+        self.projects, self.database = projects, projects.database
+        self.encoder, self.index, self.lexicon = encoder, index, lexicon
+
+    def store(
+        self, content: str, scope: str | None, replace: str | None, created_at: object
+    ) -> dict[str, Any]:
+        """Keep a text that holds no secret: what `Memory.store` returns."""
+        created = int(time.time()) if created_at is None else parse_moment(created_at)
+        old = own_item(self.projects, replace, "replace") if replace is not None else None
+        wanted = check_scope(scope) if scope is not None else None
+        project, remark = self._destination(wanted, old)
+        with self.database.explained():
+            known = same_text(self.database.reader(), content, project)
+        if old and known == old["id"]:  # nothing changes but that it holds
+            old = None
+        contested = known and self._is_contested(known, created)
+        if known and not contested and (answer := self._confirm(known, old)):
+            return answer
+        if created > time.time():
+            remark += f", dated {local_time(iso_time(created))}, which is still to come"
+        item = prepare_item(self.database, self.encoder, new_id(), content, project, created)
+        ended = {old["id"]: "replace"} if old else {}
+        if known:  # it comes again after other versions of it: the newest must be this one
+            ended.setdefault(known, "repeat")
+        looked = self.database.value("SELECT coalesce(max(seq), 0) FROM items")
+        me = _newcomer(item)
+        rivals = [one for one in self.rivals(me, item.project_id) if one.id not in ended]
+        near = [(rival.id, rival.cosine) for rival in rivals if rival.cosine >= CONFLICT_COSINE]
+        while (twin := self._write(item, ended, near[:CONFLICTS_QUEUED], looked)) is not None:
+            if answer := self._confirm(twin, old):
+                return answer
+        outdated = self._told_outdated(self.outdated(me, rivals))
+        return _store_answer(item, next(iter(ended), None), outdated, remark)
+
+    def _confirm(self, known: str, old: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Count the item that has this text already as stored, in the place of another's if
+        that was asked for. None when somebody has just hidden or forgotten it."""
+        sql = "SELECT coalesce(project_id, '') FROM items WHERE id = ? AND ended_at IS NULL"
+        with self.database.transaction() as connection:
+            project = connection.execute(sql, (known,)).get
+            if project is None:
+                return None
+            count_validation(connection, known)
+            note(connection, "confirm", known)
+            if old:
+                _check_live(connection, old["id"])
+                end_item(connection, old["id"], known, "replace", beside=True)
+        scope = "project" if project else "global"
+        answer = {"success": True, "id": known, "scope": scope, "already_stored": True}
+        message = "This text was stored already: counted as confirmed"
+        if old:
+            answer["replaced_id"] = old["id"]
+            message += f", replaced {old['id']}"
+        return answer | {"message": message + "."}
+
+    def _is_contested(self, id: str, until: int) -> bool:
+        """Whether an item between this one and a time may be another version of what it says."""
+        row = item_still_there(self.database, id)
+        sql = (
+            "SELECT v.vector FROM chunks c JOIN vectors v ON v.chunk = c.id"
+            " WHERE c.item = ? AND c.position = 0"
+        )
+        vector = self.database.value(sql, row["seq"])
+        if vector is None:
+            return False
+        span = f"{row['created_at']:d} AND {until:d}"
+        where = f"{_MEMORY} AND {_OWN} AND i.created_at BETWEEN {span}"
+        near = nearest(self.database, vector, where, self.projects.current(), 10)
+        close = [hit.item for hit in near if hit.score >= RIVAL_COSINE]
+        rivals = items_by_row(self.database, close)
+        mine = row["created_at"], row["seq"]
+        return any((rival["created_at"], rival["seq"]) > mine for rival in rivals.values())
+
+    def _destination(self, scope: str | None, old: dict[str, Any] | None) -> tuple[str | None, str]:
+        """The project to store in (None = global), and a remark when it is not as asked."""
+        if scope is None and old is not None:
+            return old["project_id"], ""
+        if scope == "global":
+            return None, ""
+        project = self.projects.current(create=True)
+        nowhere = " (no project here: the home folder and / are none)"
+        return project, self.projects.doubt() if project else nowhere
+
+    def rivals(self, new: Neighbour, project: str | None) -> list[Neighbour]:
+        """The memories nearest to a new one, of its project and global ones."""
+        if not new.vector:
+            return []
+        here, first = project or self.projects.current(), new.vector
+        with self.database.snapshot():
+            if self.index:
+                (found, *_), _ = self.index.nearest(first, here, DOOR_ASKED, NEAR_SCANNED)
+            else:
+                found = nearest(self.database, first, f"{_MEMORY} AND {_OWN}", here, DOOR_ASKED)
+            rows = self.database.rows(
+                f"SELECT c.id, {_RIVAL} FROM chunks c JOIN items i ON i.seq = c.item"
+                " JOIN vectors v ON v.chunk = c.id WHERE i.file IS NULL"
+                " AND c.id IN (SELECT value FROM json_each(?))",
+                json.dumps([hit.chunk for hit in found]),
+            )
+        facts = {row[0]: row[1:] for row in rows}
+        return [
+            Neighbour(hit.score, *facts[hit.chunk])
+            for hit in found
+            if hit.chunk in facts and facts[hit.chunk][0] != new.id
+        ][:DOOR_RIVALS]
+
+    def outdated(self, new: Neighbour, rivals: list[Neighbour]) -> list[tuple[str, float]]:
+        """The ids of what a memory probably makes obsolete, the likeliest first, and how likely."""
+        if not rivals:
+            return []
+        chances = obsolescence(new, rivals, self.lexicon)
+        likely = learned()["door"]["threshold"]
+        found = [
+            (rival.id, chance)
+            for rival, chance in zip(rivals, chances, strict=True)
+            if chance and (chance >= likely or rival.cosine >= CONFLICT_COSINE)
+        ]
+        return sorted(found, key=lambda pair: -pair[1])[:DOOR_SHOWN]
+
+    def _told_outdated(self, found: list[tuple[str, float]]) -> list[dict[str, Any]]:
+        """What `store` tells of them; not what somebody has just forgotten."""
+        rows = ((find_item(self.database, id), chance) for id, chance in found)
+        return [shared_facts(row) | {"probability": f"{chance:.2f}"} for row, chance in rows if row]
+
+    def _write(
+        self, item: Item, ended: dict[str, str], near: list[tuple[str, float]], looked: int
+    ) -> str | None:
+        """Store an item, and hide behind it those that it ends, by id and reason. What is near
+        was looked for among the rows up to `looked`.
+
+        Returns the id of a live item with the same text instead, if there is one by now.
+        """
+        with self.database.transaction() as connection:
+            twin = same_text(connection, item.content, item.project_id)
+            if twin is not None and twin not in ended:
+                return twin
+            if not claim_model(connection, self.encoder.model):  # others have made all vectors anew
+                item = item._replace(vectors=[])
+            insert_item(connection, item)
+            enqueue(connection, item.id, near)
+            for old, reason in ended.items():
+                if reason == "repeat" and not _is_live(connection, old):
+                    continue  # somebody has just hidden it for another reason
+                _check_live(connection, old)
+                end_item(connection, old, item.id, reason, item.created_at)
+                count_validation(connection, item.id)
+            if item.vectors:  # its neighbours were looked at just now
+                connection.execute(_EXAMINED_NEXT, (looked,))
+        return None
+
+
+def _store_answer(
+    item: Item, old: str | None, outdated: list[dict[str, Any]], remark: str
+) -> dict[str, Any]:
+    scope = "project" if item.project_id else "global"
+    message = f"Stored in {scope} scope{remark}"
+    answer: dict[str, Any] = {"success": True, "id": item.id, "scope": scope}
+    if old:
+        answer["replaced_id"] = old
+        message += f", replaced {old}"
+    if outdated:
+        answer["may_replace"] = outdated
+    if not item.vectors:
+        answer["pending_chunks"] = len(item.chunks)
+        message += (
+            f"; {len(item.chunks)} chunks are found by their words until their vectors are made"
+        )
+    if outdated:
+        message += (
+            f". If it makes one of may_replace obsolete, store it again with that id as replace_id,"
+            f" or run `sediment replace OLD {item.id}`"
+        )
+    answer["message"] = message + "."
+    return answer
+
+
+def _check_live(connection: apsw.Connection, id: str) -> None:
+    """NotFound when another process was quicker to forget or replace an item."""
+    if not _is_live(connection, id):
+        raise NotFound(f"no memory {id} to replace: nothing was stored")
+
+
+def _is_live(connection: apsw.Connection, id: str) -> bool:
+    sql = "SELECT 1 FROM items WHERE id = ? AND ended_at IS NULL"
+    return connection.execute(sql, (id,)).fetchone() is not None
+
+
+def embed_pending(
+    database: Database,
+    encoder: Encoder,
+    progress: Callable[[int], object],
+    stop: Callable[[], bool],
+) -> int:
+    """Make the vectors of pending chunks, while no other process does: how many."""
+    made = 0
+    lease = Lease(database, "embedding")
+    try:
+        while not stop() and same_model(database, encoder.model):
+            batch = pending_chunks(database, 8)
+            if not batch or not lease.take():
+                break
+            vectors = {row: encoder.embed(row[1]) for row in batch if not stop()}
+            with database.transaction() as connection:
+                if claim_model(connection, encoder.model):
+                    # others may have made or brought back others
+                    still = vectors.keys() & pending_chunks(database, 8)
+                    _fill(connection, [(vectors[row], row[0]) for row in still])
+            made += len(vectors)
+            progress(len(vectors))
+    finally:
+        lease.release()
+    return made
+
+
+def _fill(connection: apsw.Connection, vectors: list[tuple[bytes, int]]) -> None:
+    """Give pending chunks their vectors; a chunk forgotten meanwhile is left out."""
+    connection.executemany(
+        "INSERT OR IGNORE INTO vectors(vector, chunk)"
+        " SELECT ?1, ?2 WHERE EXISTS(SELECT 1 FROM pending WHERE chunk = ?2)",
+        vectors,
+    )
+    connection.executemany("DELETE FROM pending WHERE chunk = ?", [(row[1],) for row in vectors])
+
+
+class Consolidator:
+    """Compares memories with their neighbours, a batch at a time, and settles what is queued."""
+
+    def __init__(self, storing: Storing) -> None:
+        self._storing, self.database, self.encoder = storing, storing.database, storing.encoder
+        self._lease = Lease(self.database, "consolidation")
+
+    def run(
+        self, dry_run: bool, progress: Callable[[int], object], stop: Callable[[], bool]
+    ) -> dict[str, Any]:
+        """What `Memory.consolidate` does and returns."""
+        if not same_model(self.database, self.encoder.model):
+            raise ModelError("the vectors here are of another model: nothing was compared")
+        if dry_run:
+            return self._consolidated(self._proposed(stop))
+        done: list[tuple[str, Pair]] = []
+        try:
+            while not stop() and self._lease.take():
+                self.examine(stop)
+                queue = queued_pairs(self.database, CONSOLIDATE_BATCH)
+                if not queue:
+                    break
+                done += self.settle(*((one, other) for one, other, _ in queue), stop=stop)
+                progress(len(queue))
+        finally:
+            self._lease.release()
+        return self._consolidated(done)
+
+    def examine(self, stop: Callable[[], bool]) -> None:
+        """Queue the near pairs among items that came by import, and what one may make obsolete."""
+        examined = self.database.value(f"SELECT {_EXAMINED}")
+        for last, pairs in near_pairs(self.database, examined):
+            outdated = [] if stop() else self._imported_outdated(examined, last, stop)
+            if stop():
+                return
+            examined = last
+            with self.database.transaction() as connection:
+                for id, other, cosine in pairs:
+                    enqueue(connection, id, [(other, cosine)])
+                for id, old in outdated:
+                    queue_reviews(connection, id, old)
+                connection.execute("INSERT OR REPLACE INTO meta VALUES('examined', ?)", (last,))
+            if stop() or not self._lease.take():
+                return
+        if self.database.value(f"SELECT max(seq) > {_EXAMINED} FROM items"):
+            with self.database.transaction() as connection:
+                connection.execute(_EXAMINED_FILES)
+
+    def _imported_outdated(
+        self, after: int, last: int, stop: Callable[[], bool]
+    ) -> list[tuple[str, list[tuple[str, float]]]]:
+        """Of the rows behind one up to another, what each probably makes obsolete."""
+        sql = (
+            f"SELECT i.project_id, 1.0, {_RIVAL} FROM items i JOIN chunks c ON c.item = i.seq"
+            " AND c.position = 0 JOIN vectors v ON v.chunk = c.id"
+            f" WHERE {_MEMORY} AND i.seq > ? AND i.seq <= ?"
+            f" AND i.created_at < i.stored_at - {DATED} ORDER BY i.seq"
+        )
+        first = self.database.value(f"SELECT min(i.created_at) FROM items i WHERE {_MEMORY}")
+        found = []
+        for project, *facts in self.database.rows(sql, after, last):
+            new = Neighbour(*facts)
+            if stop() or new.created_at <= first:
+                continue
+            near = self._storing.rivals(new, project)
+            older = [rival for rival in near if rival.created_at < new.created_at]
+            pairs = [pair for pair in self._storing.outdated(new, older) if pair[1] >= REVIEWED]
+            found.append((new.id, pairs))
+        return found
+
+    def settle(
+        self, *queued: tuple[str, str], stop: Callable[[], bool] = lambda: False
+    ) -> list[tuple[str, Pair]]:
+        """Merge or link these pairs; what became of each that is still there."""
+        judged = [
+            (ids, judge(self.database, ids, self.encoder.embed))
+            for ids in itertools.takewhile(lambda _: not stop(), queued)
+        ]
+        with self.database.transaction() as connection:
+            settled = [(settle(connection, ids, pair), pair) for ids, pair in judged]
+            for status, pair in settled:
+                if pair and status == "linked":
+                    link_clusters(connection, pair.keep, pair.other)
+            clean_queue(connection)
+        return [(status, pair) for status, pair in settled if pair and status != "gone"]
+
+    def _proposed(self, stop: Callable[[], bool]) -> list[tuple[str, Pair]]:
+        """What `consolidate` would do now, in its order; what is merged is in no later pair."""
+        examined = self.database.value(f"SELECT {_EXAMINED}")
+        found = [pair for _, pairs in near_pairs(self.database, examined) for pair in pairs]
+        found += queued_pairs(self.database, -1)
+        cosines = {(min(a, b), max(a, b)): cosine for a, b, cosine in found}
+        proposed, hidden = [], set[str]()
+        for ids in sorted(cosines, key=lambda ids: (-cosines[ids], ids)):
+            if stop():
+                break
+            pair = judge(self.database, ids, self.encoder.embed)
+            if pair and hidden.isdisjoint(ids):
+                proposed.append(("linked" if pair.reasons else "merged", pair))
+                hidden.update([] if pair.reasons else [pair.other])
+        return proposed
+
+    def _consolidated(self, done: list[tuple[str, Pair]]) -> dict[str, Any]:
+        pairs = [
+            {
+                "action": status,
+                "keep": self._told_of(pair.keep),
+                "other": self._told_of(pair.other),
+                "similarity": _two_places(pair.similarity),
+                "reasons": pair.reasons,
+            }
+            for status, pair in done
+        ]
+        counts = Counter(status for status, _ in done)
+        return {"merged": counts["merged"], "linked": counts["linked"], "pairs": pairs}
+
+    def _told_of(self, id: str) -> dict[str, Any]:
+        """An item's facts; no text if it was forgotten a moment ago."""
+        row = find_item(self.database, id)
+        return shared_facts(row) if row else {"id": id, "content": ""}
+
+
+def has_chores(database: Database) -> bool:
+    """Whether there are vectors to make, or pairs to compare."""
+    return bool(
+        database.value(
+            "SELECT EXISTS(SELECT 1 FROM pending) OR ? AND ("
+            " EXISTS(SELECT 1 FROM consolidation_queue WHERE status = 'pending')"
+            f" OR (SELECT max(seq) FROM items) > {_EXAMINED})",
+            consolidates(),
+        )
+    )
+
+
+# ---------------------------------------------------------------------------------------------
+# Lives of memories
+#
+# What people do with a memory that is there: put another in its place, take that back, erase it,
+# look at what happened to it and at what it is linked to.
+# ---------------------------------------------------------------------------------------------
+
+
+def _standing_for(connection: apsw.Connection, id: str) -> str | None:
+    """The live item that an ended one, or what took its place, is hidden behind by now."""
+    return connection.execute(
+        "WITH RECURSIVE ahead(id) AS (SELECT ?1 UNION"
+        " SELECT i.successor FROM items i JOIN ahead USING (id))"
+        " SELECT id FROM items JOIN ahead USING (id) WHERE ended_at IS NULL",
+        (id,),
+    ).get
+
+
+def replace_item(projects: Projects, old: str, new: str) -> dict[str, Any]:
+    """Hide a memory behind another one: what `Memory.replace` returns."""
+    with projects.database.transaction() as connection:
+        gone, stays = (own_item(projects, id, "replace") for id in (old, new))
+        if gone["id"] == stays["id"]:
+            raise InvalidInput(f"{gone['id']} cannot replace itself: name another memory")
+        at = stays["created_at"]
+        end_item(connection, gone["id"], stays["id"], "replace", at, beside=True)
+        count_validation(connection, stays["id"])
+    message = f"{gone['id']} is hidden behind {stays['id']}; `undo {gone['id']}` brings it back."
+    ids = {"id": stays["id"], "replaced_id": gone["id"]}
+    return {"success": True, **ids, "message": message}
+
+
+def undo_item(projects: Projects, id: str) -> dict[str, Any]:
+    """Take back the last replacement or merge: what `Memory.undo` returns."""
+    meant = _to_bring_back(projects, id)
+    with projects.database.transaction() as connection:
+        if _is_live(connection, meant):  # another process was quicker
+            raise NotFound(f"{meant} is live already: nothing to undo")
+        old = _to_bring_back(projects, id)
+        now = _standing_for(connection, old)
+        reason, successor = restore_item(connection, old)
+        swap = now if reason not in ("merge", "beside") else None
+        if swap:
+            end_item(connection, swap, old, "replace" if reason == "undo" else "undo")
+        else:
+            note(connection, "undo", old, successor)
+    answer: dict[str, Any] = {"success": True, "restored": old}
+    message = f"{old} is live again"
+    if swap:
+        answer["hidden"] = swap
+        message += f", and {swap} is hidden behind it"
+    return answer | {"message": message + "."}
+
+
+def _to_bring_back(projects: Projects, id: str) -> str:
+    """The item that `undo` is to bring back: this one, or the last that it has hidden."""
+    row = given_item(projects, id)
+    check_own(projects, row, "change")
+    hidden = (
+        row["id"] if row["ended_at"] is not None else _last_hidden_by(projects.database, row["id"])
+    )
+    if hidden is None:
+        raise NotFound(f"{row['id']} has neither replaced nor been merged with anything")
+    return hidden
+
+
+def _last_hidden_by(database: Database, id: str) -> str | None:
+    """What an item took the place of last."""
+    return database.value(
+        "SELECT i.id FROM items i WHERE i.successor = ?1 AND i.ended_by IS NOT 'undo'"
+        " ORDER BY (SELECT max(h.id)"
+        " FROM history h WHERE h.other_id = i.id AND h.item_id = ?1) DESC LIMIT 1",
+        id,
+    )
+
+
+def forget_items(projects: Projects, ids: Sequence[str]) -> dict[str, Any]:
+    """Erase items, or whole sessions: what `Memory.forget` returns."""
+    sessions = [id for id in ids if is_session(projects.database, id)]
+    items = (id for id in ids if id not in sessions)
+    doomed = list(dict.fromkeys(own_item(projects, id, "forget")["id"] for id in items))
+    with projects.database.transaction() as connection:
+        for id in doomed:
+            own_item(projects, id, "forget")  # another process may have been quicker
+        erased = sum(erase_item(connection, id) for id in doomed)
+        for name in sessions:
+            forget_session(connection, name)
+    doomed += sessions
+    erased += len(sessions)
+    projects.database.checkpoint()
+    named = ", ".join(doomed)
+    older = f", and {erased - len(doomed)} hidden version(s)" if erased > len(doomed) else ""
+    answer: dict[str, Any] = {"success": True, "ids": doomed}
+    message = f"Deleted {named}{older}."
+    if kept := copies(projects.database):
+        answer["copies"] = kept
+        message += f" Copies of the file may still have it: {', '.join(kept)}."
+    return answer | {"message": message}
+
+
+# An item and all that it replaced, was merged with, or was replaced by, oldest first.
+_LINEAGE = (
+    "WITH RECURSIVE lineage(id) AS (SELECT ?1 UNION"
+    " SELECT n.id FROM items n JOIN lineage l ON n.successor = l.id UNION"
+    " SELECT n.successor FROM items n JOIN lineage l ON n.id = l.id"
+    " WHERE n.successor IS NOT NULL)"
+    " SELECT {} FROM items i JOIN lineage USING (id) ORDER BY i.created_at, i.seq"
+)
+
+
+def history_of(projects: Projects, id: str) -> dict[str, Any]:
+    """What happened to an item: what `Memory.history` returns."""
+    row = visible_item(projects, id)
+    rows = map(_item, projects.database.rows(_LINEAGE.format(_ITEM), row["id"]))
+    versions = [_listed(version) | {"live": version["ended_at"] is None} for version in rows]
+    ids = json.dumps([version["id"] for version in versions])
+    events = [
+        {
+            "at": iso_time(at),
+            "action": action,
+            "id": item,
+            **({"other": other} if other else {}),
+        }
+        for at, action, item, other in projects.database.rows(
+            "SELECT at, action, item_id, other_id FROM history"
+            " WHERE item_id IN (SELECT value FROM json_each(?)) ORDER BY id",
+            ids,
+        )
+    ]
+    return {"id": row["id"], "versions": versions, "events": events}
+
+
+def graph_of(projects: Projects, id: str) -> dict[str, Any]:
+    """An item's neighbourhood: what `Memory.graph` returns."""
+    row = visible_item(projects, id)
+    lineage = [found[0] for found in projects.database.rows(_LINEAGE.format("i.id"), row["id"])]
+    edges = projects.database.rows(
+        "SELECT from_id, to_id, edge_type, rel_type, strength, count FROM graph_edges"
+        " WHERE ?1 IN (from_id, to_id) OR edge_type = 'supersedes' AND from_id IN"
+        " (SELECT value FROM json_each(?2)) ORDER BY edge_type, strength DESC, count DESC",
+        row["id"],
+        json.dumps(lineage),
+    )
+    ids = dict.fromkeys([row["id"], *lineage, *(end for edge in edges for end in edge[:2])])
+    items = {id: item_still_there(projects.database, id) for id in ids}
+    nodes = {id: item for id, item in items.items() if may_read(projects, item)}
+    return {
+        **shared_facts(row),
+        "nodes": [_node(projects, item) for item in nodes.values()],
+        "edges": [_edge(edge) for edge in edges if nodes.keys() >= set(edge[:2])],
+    }
+
+
+def _node(projects: Projects, row: dict[str, Any]) -> dict[str, Any]:
+    node = shared_facts(row) | {"live": row["ended_at"] is None}
+    return node | ({"cross_project": True} if projects.is_foreign(row) else {})
+
+
+def _edge(row: tuple[Any, ...]) -> dict[str, Any]:
+    edge: dict[str, Any] = dict(zip(("from", "to", "type"), row[:3], strict=True))
+    facts = zip(("label", "strength", "count"), row[3:], strict=True)
+    return edge | {name: value for name, value in facts if value}
+
+
+def newest_items(projects: Projects, limit: int, scope: str) -> dict[str, Any]:
+    """The newest items of a scope: what `Memory.list_items` returns."""
+    where, values = in_scope(scope, projects.current())
+    total = projects.database.value(f"SELECT count(*) FROM items i WHERE {where}", *values)
+    sql = f"SELECT {_ITEM} FROM items i WHERE {where} ORDER BY created_at DESC, seq DESC LIMIT ?"
+    items = [_listed(_item(row)) for row in projects.database.rows(sql, *values, limit)]
+    answer: dict[str, Any] = {"count": len(items), "total": total, "items": items}
+    if not items:
+        others = projects.database.value(f"SELECT count(*) FROM items i WHERE {_MEMORY_GLOBAL}")
+        hint = f" here; {others} global (scope all shows them)" if others else ""
+        answer["message"] = f"No items stored yet{hint}."
+    return answer
+
+
+# ---------------------------------------------------------------------------------------------
 # Memory
 #
 # The public API. The shell and the MCP server are thin: they parse, call one method here, and
@@ -10064,6 +10645,11 @@ class Memory:
         """How memories are found, as seen from the project."""
         return Search(self.projects, self.encoder, self._index, self._lexicon)
 
+    @property
+    def storing(self) -> Storing:
+        """How memories are stored, as seen from the project."""
+        return Storing(self.projects, self.encoder, self._index, self._lexicon)
+
     def beside(self, folder: str) -> Memory:
         """The same memory as seen from another folder's project; from this one when a project was
         given, or none is named."""
@@ -10116,166 +10702,11 @@ class Memory:
             return write_down(*chosen, allow_secrets)
         check_text(content, "content", CONTENT_MAX)
         content, redacted = cleaned(content, allow_secrets)
-        answer = self._keep(content, scope, replace, created_at)
+        answer = self.storing.store(content, scope, replace, created_at)
         if redacted:
             answer["redacted"] = redacted
             answer["message"] += tell_left_out(redacted)
         return answer
-
-    def _keep(
-        self, content: str, scope: str | None, replace: str | None, created_at: object
-    ) -> dict[str, Any]:
-        created = int(time.time()) if created_at is None else parse_moment(created_at)
-        old = own_item(self.projects, replace, "replace") if replace is not None else None
-        wanted = check_scope(scope) if scope is not None else None
-        project, remark = self._destination(wanted, old)
-        with self.database.explained():
-            known = same_text(self.database.reader(), content, project)
-        if old and known == old["id"]:  # nothing changes but that it holds
-            old = None
-        contested = known and self._is_contested(known, created)
-        if known and not contested and (answer := self._confirm(known, old)):
-            return answer
-        if created > time.time():
-            remark += f", dated {local_time(iso_time(created))}, which is still to come"
-        item = self._prepare(new_id(), content, project, created)
-        ended = {old["id"]: "replace"} if old else {}
-        if known:  # it comes again after other versions of it: the newest must be this one
-            ended.setdefault(known, "repeat")
-        looked = self.database.value("SELECT coalesce(max(seq), 0) FROM items")
-        me = _newcomer(item)
-        rivals = [one for one in self._rivals(me, item.project_id) if one.id not in ended]
-        near = [(rival.id, rival.cosine) for rival in rivals if rival.cosine >= CONFLICT_COSINE]
-        while (twin := self._write(item, ended, near[:CONFLICTS_QUEUED], looked)) is not None:
-            if answer := self._confirm(twin, old):
-                return answer
-        outdated = self._told_outdated(self._outdated(me, rivals))
-        return _store_answer(item, next(iter(ended), None), outdated, remark)
-
-    def _confirm(self, known: str, old: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Count the item that has this text already as stored, in the place of another's if
-        that was asked for. None when somebody has just hidden or forgotten it."""
-        sql = "SELECT coalesce(project_id, '') FROM items WHERE id = ? AND ended_at IS NULL"
-        with self.database.transaction() as connection:
-            project = connection.execute(sql, (known,)).get
-            if project is None:
-                return None
-            count_validation(connection, known)
-            note(connection, "confirm", known)
-            if old:
-                _check_live(connection, old["id"])
-                end_item(connection, old["id"], known, "replace", beside=True)
-        scope = "project" if project else "global"
-        answer = {"success": True, "id": known, "scope": scope, "already_stored": True}
-        message = "This text was stored already: counted as confirmed"
-        if old:
-            answer["replaced_id"] = old["id"]
-            message += f", replaced {old['id']}"
-        return answer | {"message": message + "."}
-
-    def _is_contested(self, id: str, until: int) -> bool:
-        """Whether an item between this one and a time may be another version of what it says."""
-        row = item_still_there(self.database, id)
-        sql = (
-            "SELECT v.vector FROM chunks c JOIN vectors v ON v.chunk = c.id"
-            " WHERE c.item = ? AND c.position = 0"
-        )
-        vector = self.database.value(sql, row["seq"])
-        if vector is None:
-            return False
-        span = f"{row['created_at']:d} AND {until:d}"
-        where = f"{_MEMORY} AND {_OWN} AND i.created_at BETWEEN {span}"
-        near = nearest(self.database, vector, where, self.projects.current(), 10)
-        close = [hit.item for hit in near if hit.score >= RIVAL_COSINE]
-        rivals = items_by_row(self.database, close)
-        mine = row["created_at"], row["seq"]
-        return any((rival["created_at"], rival["seq"]) > mine for rival in rivals.values())
-
-    def _destination(self, scope: str | None, old: dict[str, Any] | None) -> tuple[str | None, str]:
-        """The project to store in (None = global), and a remark when it is not as asked."""
-        if scope is None and old is not None:
-            return old["project_id"], ""
-        if scope == "global":
-            return None, ""
-        project = self.projects.current(create=True)
-        nowhere = " (no project here: the home folder and / are none)"
-        return project, self.projects.doubt() if project else nowhere
-
-    def _prepare(self, id: str, content: str, project: str | None, created: int) -> Item:
-        return prepare_item(self.database, self.encoder, id, content, project, created)
-
-    def _claim(self, connection: apsw.Connection) -> bool:
-        return claim_model(connection, self.encoder.model)
-
-    def _same_model(self) -> bool:
-        return same_model(self.database, self.encoder.model)
-
-    def _rivals(self, new: Neighbour, project: str | None) -> list[Neighbour]:
-        """The memories nearest to a new one, of its project and global ones."""
-        if not new.vector:
-            return []
-        here, first = project or self.projects.current(), new.vector
-        with self.database.snapshot():
-            if self._index:
-                (found, *_), _ = self._index.nearest(first, here, DOOR_ASKED, NEAR_SCANNED)
-            else:
-                found = nearest(self.database, first, f"{_MEMORY} AND {_OWN}", here, DOOR_ASKED)
-            rows = self.database.rows(
-                f"SELECT c.id, {_RIVAL} FROM chunks c JOIN items i ON i.seq = c.item"
-                " JOIN vectors v ON v.chunk = c.id WHERE i.file IS NULL"
-                " AND c.id IN (SELECT value FROM json_each(?))",
-                json.dumps([hit.chunk for hit in found]),
-            )
-        facts = {row[0]: row[1:] for row in rows}
-        return [
-            Neighbour(hit.score, *facts[hit.chunk])
-            for hit in found
-            if hit.chunk in facts and facts[hit.chunk][0] != new.id
-        ][:DOOR_RIVALS]
-
-    def _outdated(self, new: Neighbour, rivals: list[Neighbour]) -> list[tuple[str, float]]:
-        """The ids of what a memory probably makes obsolete, the likeliest first, and how likely."""
-        if not rivals:
-            return []
-        chances = obsolescence(new, rivals, self._lexicon)
-        likely = learned()["door"]["threshold"]
-        found = [
-            (rival.id, chance)
-            for rival, chance in zip(rivals, chances, strict=True)
-            if chance and (chance >= likely or rival.cosine >= CONFLICT_COSINE)
-        ]
-        return sorted(found, key=lambda pair: -pair[1])[:DOOR_SHOWN]
-
-    def _told_outdated(self, found: list[tuple[str, float]]) -> list[dict[str, Any]]:
-        """What `store` tells of them; not what somebody has just forgotten."""
-        rows = ((self._find(id), chance) for id, chance in found)
-        return [shared_facts(row) | {"probability": f"{chance:.2f}"} for row, chance in rows if row]
-
-    def _write(
-        self, item: Item, ended: dict[str, str], near: list[tuple[str, float]], looked: int
-    ) -> str | None:
-        """Store an item, and hide behind it those that it ends, by id and reason. What is near
-        was looked for among the rows up to `looked`.
-
-        Returns the id of a live item with the same text instead, if there is one by now.
-        """
-        with self.database.transaction() as connection:
-            twin = same_text(connection, item.content, item.project_id)
-            if twin is not None and twin not in ended:
-                return twin
-            if not self._claim(connection):  # others have made all vectors anew
-                item = item._replace(vectors=[])
-            insert_item(connection, item)
-            enqueue(connection, item.id, near)
-            for old, reason in ended.items():
-                if reason == "repeat" and not _is_live(connection, old):
-                    continue  # somebody has just hidden it for another reason
-                _check_live(connection, old)
-                end_item(connection, old, item.id, reason, item.created_at)
-                count_validation(connection, item.id)
-            if item.vectors:  # its neighbours were looked at just now
-                connection.execute(_EXAMINED_NEXT, (looked,))
-        return None
 
     def embed_pending(
         self,
@@ -10287,49 +10718,16 @@ class Memory:
         One process at a time does this for a file; where another is at it, 0 at once. Calls
         `progress(chunks made)`; ends early, with nothing lost, when `stop()` is true.
         """
-        made = 0
         if not self._embedding.acquire(blocking=False):  # another thread is at it
-            return made
+            return 0
         try:
-            while not stop() and self._same_model():
-                batch = pending_chunks(self.database, 8)
-                if not batch or not self._lease("embedding"):
-                    break
-                vectors = {row: self.encoder.embed(row[1]) for row in batch if not stop()}
-                with self.database.transaction() as connection:
-                    if self._claim(connection):  # others may have made or brought back others
-                        still = vectors.keys() & pending_chunks(self.database, 8)
-                        _fill(connection, [(vectors[row], row[0]) for row in still])
-                made += len(vectors)
-                progress(len(vectors))
+            return embed_pending(self.database, self.encoder, progress, stop)
         finally:
-            with contextlib.suppress(DatabaseError):  # it runs out by itself
-                self._release("embedding")
             self._embedding.release()
-        return made
 
     def pending(self) -> int:
         """How many chunks have no vector yet; they are found by their words."""
         return count_pending(self.database)
-
-    def _lease(self, job: str) -> bool:
-        """Be the one process that does a background job, for the next LEASE seconds."""
-        me, now = f"{os.getpid()}-{id(self)}", int(time.time())
-        with self.database.transaction() as connection:
-            holder = connection.execute("SELECT value FROM meta WHERE key = ?", (job,)).get
-            owner, until = (holder or f"{me} 0").split()
-            if owner != me and now < int(until) <= now + LEASE:
-                return False
-            value = f"{me} {now + LEASE}"
-            connection.execute("INSERT OR REPLACE INTO meta VALUES(?, ?)", (job, value))
-        return True
-
-    def _release(self, job: str) -> None:
-        me = f"{os.getpid()}-{id(self)} "
-        mine = "FROM meta WHERE key = ? AND substr(value, 1, ?) = ?", job, len(me), me
-        if self.database.rows(f"SELECT 1 {mine[0]}", *mine[1:]):
-            with self.database.transaction() as connection:
-                connection.execute(f"DELETE {mine[0]}", mine[1:])
 
     # Recalling
 
@@ -10549,144 +10947,18 @@ class Memory:
         reasons are what spoke against a merge. One process at a time does this for a file;
         it ends early, with nothing lost, when `stop()` is true. Calls `progress(pairs done)`.
         """
-        if not self._same_model():
-            raise ModelError("the vectors here are of another model: nothing was compared")
-        if dry_run:
-            return self._consolidated(self._proposed(stop))
-        done: list[tuple[str, Pair]] = []
-        try:
-            while not stop() and self._lease("consolidation"):
-                self._examine(stop)
-                queue = queued_pairs(self.database, CONSOLIDATE_BATCH)
-                if not queue:
-                    break
-                done += self._settle(*((one, other) for one, other, _ in queue), stop=stop)
-                progress(len(queue))
-        finally:
-            with contextlib.suppress(DatabaseError):
-                self._release("consolidation")
-        return self._consolidated(done)
-
-    def _examine(self, stop: Callable[[], bool]) -> None:
-        """Queue the near pairs among items that came by import, and what one may make obsolete."""
-        examined = self.database.value(f"SELECT {_EXAMINED}")
-        for last, pairs in near_pairs(self.database, examined):
-            outdated = [] if stop() else self._imported_outdated(examined, last, stop)
-            if stop():
-                return
-            examined = last
-            with self.database.transaction() as connection:
-                for id, other, cosine in pairs:
-                    enqueue(connection, id, [(other, cosine)])
-                for id, old in outdated:
-                    queue_reviews(connection, id, old)
-                connection.execute("INSERT OR REPLACE INTO meta VALUES('examined', ?)", (last,))
-            if stop() or not self._lease("consolidation"):
-                return
-        if self.database.value(f"SELECT max(seq) > {_EXAMINED} FROM items"):
-            with self.database.transaction() as connection:
-                connection.execute(_EXAMINED_FILES)
-
-    def _imported_outdated(
-        self, after: int, last: int, stop: Callable[[], bool]
-    ) -> list[tuple[str, list[tuple[str, float]]]]:
-        """Of the rows behind one up to another, what each probably makes obsolete."""
-        sql = (
-            f"SELECT i.project_id, 1.0, {_RIVAL} FROM items i JOIN chunks c ON c.item = i.seq"
-            " AND c.position = 0 JOIN vectors v ON v.chunk = c.id"
-            f" WHERE {_MEMORY} AND i.seq > ? AND i.seq <= ?"
-            f" AND i.created_at < i.stored_at - {DATED} ORDER BY i.seq"
-        )
-        first = self.database.value(f"SELECT min(i.created_at) FROM items i WHERE {_MEMORY}")
-        found = []
-        for project, *facts in self.database.rows(sql, after, last):
-            new = Neighbour(*facts)
-            if stop() or new.created_at <= first:
-                continue
-            near = self._rivals(new, project)
-            older = [rival for rival in near if rival.created_at < new.created_at]
-            pairs = [pair for pair in self._outdated(new, older) if pair[1] >= REVIEWED]
-            found.append((new.id, pairs))
-        return found
-
-    def _settle(
-        self, *queued: tuple[str, str], stop: Callable[[], bool] = lambda: False
-    ) -> list[tuple[str, Pair]]:
-        judged = [
-            (ids, judge(self.database, ids, self.encoder.embed))
-            for ids in itertools.takewhile(lambda _: not stop(), queued)
-        ]
-        with self.database.transaction() as connection:
-            settled = [(settle(connection, ids, pair), pair) for ids, pair in judged]
-            for status, pair in settled:
-                if pair and status == "linked":
-                    link_clusters(connection, pair.keep, pair.other)
-            clean_queue(connection)
-        return [(status, pair) for status, pair in settled if pair and status != "gone"]
-
-    def _proposed(self, stop: Callable[[], bool]) -> list[tuple[str, Pair]]:
-        """What `consolidate` would do now, in its order; what is merged is in no later pair."""
-        examined = self.database.value(f"SELECT {_EXAMINED}")
-        found = [pair for _, pairs in near_pairs(self.database, examined) for pair in pairs]
-        found += queued_pairs(self.database, -1)
-        cosines = {(min(a, b), max(a, b)): cosine for a, b, cosine in found}
-        proposed, hidden = [], set[str]()
-        for ids in sorted(cosines, key=lambda ids: (-cosines[ids], ids)):
-            if stop():
-                break
-            pair = judge(self.database, ids, self.encoder.embed)
-            if pair and hidden.isdisjoint(ids):
-                proposed.append(("linked" if pair.reasons else "merged", pair))
-                hidden.update([] if pair.reasons else [pair.other])
-        return proposed
-
-    def _consolidated(self, done: list[tuple[str, Pair]]) -> dict[str, Any]:
-        pairs = [
-            {
-                "action": status,
-                "keep": self._told_of(pair.keep),
-                "other": self._told_of(pair.other),
-                "similarity": _two_places(pair.similarity),
-                "reasons": pair.reasons,
-            }
-            for status, pair in done
-        ]
-        counts = Counter(status for status, _ in done)
-        return {"merged": counts["merged"], "linked": counts["linked"], "pairs": pairs}
-
-    def _told_of(self, id: str) -> dict[str, Any]:
-        """An item's facts; no text if it was forgotten a moment ago."""
-        row = self._find(id)
-        return shared_facts(row) if row else {"id": id, "content": ""}
+        return Consolidator(self.storing).run(dry_run, progress, stop)
 
     def has_chores(self) -> bool:
         """Whether `embed_pending` or `consolidate` would find something to do."""
-        return bool(
-            self.database.value(
-                "SELECT EXISTS(SELECT 1 FROM pending) OR ? AND ("
-                " EXISTS(SELECT 1 FROM consolidation_queue WHERE status = 'pending')"
-                f" OR (SELECT max(seq) FROM items) > {_EXAMINED})",
-                consolidates(),
-            )
-        )
+        return has_chores(self.database)
 
     def replace(self, old: str, new: str) -> dict[str, Any]:
         """Hide a memory behind another one that makes it obsolete: {success, id, replaced_id}.
 
         Both are live; `undo` of either brings the old one back, beside the other.
         """
-        with self.database.transaction() as connection:
-            gone, stays = (own_item(self.projects, id, "replace") for id in (old, new))
-            if gone["id"] == stays["id"]:
-                raise InvalidInput(f"{gone['id']} cannot replace itself: name another memory")
-            at = stays["created_at"]
-            end_item(connection, gone["id"], stays["id"], "replace", at, beside=True)
-            count_validation(connection, stays["id"])
-        message = (
-            f"{gone['id']} is hidden behind {stays['id']}; `undo {gone['id']}` brings it back."
-        )
-        ids = {"id": stays["id"], "replaced_id": gone["id"]}
-        return {"success": True, **ids, "message": message}
+        return replace_item(self.projects, old, new)
 
     def review(self) -> dict[str, Any]:
         """What import left to decide: {count, pairs: [{old, new, probability}]}, likeliest first.
@@ -10694,7 +10966,7 @@ class Memory:
         Each `old` memory may be obsolete because of `new`: `replace` ends it, `keep_both` settles
         that it is not.
         """
-        self._examine(lambda: False)
+        Consolidator(self.storing).examine(lambda: False)
         pairs = [
             {"old": shared_facts(old), "new": shared_facts(new), "probability": f"{chance:.2f}"}
             for old_id, new_id, chance in reviewable(self.database)
@@ -10717,41 +10989,7 @@ class Memory:
         stands in its old place, with its text, id, edges and vectors, and its replacement is
         hidden; what was merged is beside the other again. To redo it, undo what was hidden.
         """
-        meant = self._hidden(id)
-        with self.database.transaction() as connection:
-            if _is_live(connection, meant):  # another process was quicker
-                raise NotFound(f"{meant} is live already: nothing to undo")
-            old = self._hidden(id)
-            now = _standing_for(connection, old)
-            reason, successor = restore_item(connection, old)
-            swap = now if reason not in ("merge", "beside") else None
-            if swap:
-                end_item(connection, swap, old, "replace" if reason == "undo" else "undo")
-            else:
-                note(connection, "undo", old, successor)
-        answer: dict[str, Any] = {"success": True, "restored": old}
-        message = f"{old} is live again"
-        if swap:
-            answer["hidden"] = swap
-            message += f", and {swap} is hidden behind it"
-        return answer | {"message": message + "."}
-
-    def _hidden(self, id: str) -> str:
-        """The item that `undo` is to bring back: this one, or the last that it has hidden."""
-        row = given_item(self.projects, id)
-        check_own(self.projects, row, "change")
-        hidden = row["id"] if row["ended_at"] is not None else self._last_hidden_by(row["id"])
-        if hidden is None:
-            raise NotFound(f"{row['id']} has neither replaced nor been merged with anything")
-        return hidden
-
-    def _last_hidden_by(self, id: str) -> str | None:
-        return self.database.value(
-            "SELECT i.id FROM items i WHERE i.successor = ?1 AND i.ended_by IS NOT 'undo'"
-            " ORDER BY (SELECT max(h.id)"
-            " FROM history h WHERE h.other_id = i.id AND h.item_id = ?1) DESC LIMIT 1",
-            id,
-        )
+        return undo_item(self.projects, id)
 
     def history(self, id: str) -> dict[str, Any]:
         """What happened to an item: {id, versions, events}, both oldest first.
@@ -10759,24 +10997,7 @@ class Memory:
         versions  its lineage: what it replaced or was merged with, and what took its place
         events    [{at, action, id, other?}]; `id` is what stayed, `other` what was hidden
         """
-        row = visible_item(self.projects, id)
-        rows = map(_item, self.database.rows(_LINEAGE.format(_ITEM), row["id"]))
-        versions = [_listed(version) | {"live": version["ended_at"] is None} for version in rows]
-        ids = json.dumps([version["id"] for version in versions])
-        events = [
-            {
-                "at": iso_time(at),
-                "action": action,
-                "id": item,
-                **({"other": other} if other else {}),
-            }
-            for at, action, item, other in self.database.rows(
-                "SELECT at, action, item_id, other_id FROM history"
-                " WHERE item_id IN (SELECT value FROM json_each(?)) ORDER BY id",
-                ids,
-            )
-        ]
-        return {"id": row["id"], "versions": versions, "events": events}
+        return history_of(self.projects, id)
 
     def graph(self, id: str) -> dict[str, Any]:
         """One item's facts and its neighbourhood: {…, nodes, edges}.
@@ -10786,27 +11007,7 @@ class Memory:
         edges  [{from, to, type, label?, strength?, count?}] between it, its lineage and
                neighbours
         """
-        row = visible_item(self.projects, id)
-        lineage = [found[0] for found in self.database.rows(_LINEAGE.format("i.id"), row["id"])]
-        edges = self.database.rows(
-            "SELECT from_id, to_id, edge_type, rel_type, strength, count FROM graph_edges"
-            " WHERE ?1 IN (from_id, to_id) OR edge_type = 'supersedes' AND from_id IN"
-            " (SELECT value FROM json_each(?2)) ORDER BY edge_type, strength DESC, count DESC",
-            row["id"],
-            json.dumps(lineage),
-        )
-        ids = dict.fromkeys([row["id"], *lineage, *(end for edge in edges for end in edge[:2])])
-        items = {id: item_still_there(self.database, id) for id in ids}
-        nodes = {id: item for id, item in items.items() if may_read(self.projects, item)}
-        return {
-            **shared_facts(row),
-            "nodes": list(map(self._node, nodes.values())),
-            "edges": [_edge(edge) for edge in edges if nodes.keys() >= set(edge[:2])],
-        }
-
-    def _node(self, row: dict[str, Any]) -> dict[str, Any]:
-        node = shared_facts(row) | {"live": row["ended_at"] is None}
-        return node | ({"cross_project": True} if self.projects.is_foreign(row) else {})
+        return graph_of(self.projects, id)
 
     # In and out
 
@@ -10847,19 +11048,7 @@ class Memory:
 
         scope: "project" (this one's), "global", or "all" (both).
         """
-        limit = check_limit(limit)
-        where, values = in_scope(check_scope(scope, (*SCOPES, "all")), self.projects.current())
-        total = self.database.value(f"SELECT count(*) FROM items i WHERE {where}", *values)
-        sql = (
-            f"SELECT {_ITEM} FROM items i WHERE {where} ORDER BY created_at DESC, seq DESC LIMIT ?"
-        )
-        items = [_listed(_item(row)) for row in self.database.rows(sql, *values, limit)]
-        answer: dict[str, Any] = {"count": len(items), "total": total, "items": items}
-        if not items:
-            others = self.database.value(f"SELECT count(*) FROM items i WHERE {_MEMORY_GLOBAL}")
-            hint = f" here; {others} global (scope all shows them)" if others else ""
-            answer["message"] = f"No items stored yet{hint}."
-        return answer
+        return newest_items(self.projects, check_limit(limit), check_scope(scope, (*SCOPES, "all")))
 
     def get(self, id: str) -> dict[str, Any]:
         """One item's whole text and facts, by its id or a beginning of it that no other has."""
@@ -10875,26 +11064,7 @@ class Memory:
         """Erase items, with the versions they replaced; all of those named, or none."""
         if not ids:
             raise InvalidInput("name what to forget, by its id: `list` shows them")
-        sessions = [id for id in ids if is_session(self.database, id)]
-        items = (id for id in ids if id not in sessions)
-        doomed = list(dict.fromkeys(own_item(self.projects, id, "forget")["id"] for id in items))
-        with self.database.transaction() as connection:
-            for id in doomed:
-                own_item(self.projects, id, "forget")  # another process may have been quicker
-            erased = sum(erase_item(connection, id) for id in doomed)
-            for name in sessions:
-                forget_session(connection, name)
-        doomed += sessions
-        erased += len(sessions)
-        self.database.checkpoint()
-        named = ", ".join(doomed)
-        older = f", and {erased - len(doomed)} hidden version(s)" if erased > len(doomed) else ""
-        answer: dict[str, Any] = {"success": True, "ids": doomed}
-        message = f"Deleted {named}{older}."
-        if kept := copies(self.database):
-            answer["copies"] = kept
-            message += f" Copies of the file may still have it: {', '.join(kept)}."
-        return answer | {"message": message}
+        return forget_items(self.projects, ids)
 
     # Care
 
@@ -10996,78 +11166,6 @@ def check_found(encoder: Encoder, name: str, text: str) -> None:
         reason = reason or "there is nothing to index"
         what = f"recall would not find this summary ({reason})"
         raise InvalidInput(f"{what}: nothing was changed")
-
-
-# An item and all that it replaced, was merged with, or was replaced by, oldest first.
-_LINEAGE = (
-    "WITH RECURSIVE lineage(id) AS (SELECT ?1 UNION"
-    " SELECT n.id FROM items n JOIN lineage l ON n.successor = l.id UNION"
-    " SELECT n.successor FROM items n JOIN lineage l ON n.id = l.id"
-    " WHERE n.successor IS NOT NULL)"
-    " SELECT {} FROM items i JOIN lineage USING (id) ORDER BY i.created_at, i.seq"
-)
-
-
-def _edge(row: tuple[Any, ...]) -> dict[str, Any]:
-    edge: dict[str, Any] = dict(zip(("from", "to", "type"), row[:3], strict=True))
-    facts = zip(("label", "strength", "count"), row[3:], strict=True)
-    return edge | {name: value for name, value in facts if value}
-
-
-def _store_answer(
-    item: Item, old: str | None, outdated: list[dict[str, Any]], remark: str
-) -> dict[str, Any]:
-    scope = "project" if item.project_id else "global"
-    message = f"Stored in {scope} scope{remark}"
-    answer: dict[str, Any] = {"success": True, "id": item.id, "scope": scope}
-    if old:
-        answer["replaced_id"] = old
-        message += f", replaced {old}"
-    if outdated:
-        answer["may_replace"] = outdated
-    if not item.vectors:
-        answer["pending_chunks"] = len(item.chunks)
-        message += (
-            f"; {len(item.chunks)} chunks are found by their words until their vectors are made"
-        )
-    if outdated:
-        message += (
-            f". If it makes one of may_replace obsolete, store it again with that id as replace_id,"
-            f" or run `sediment replace OLD {item.id}`"
-        )
-    answer["message"] = message + "."
-    return answer
-
-
-def _check_live(connection: apsw.Connection, id: str) -> None:
-    """NotFound when another process was quicker to forget or replace an item."""
-    if not _is_live(connection, id):
-        raise NotFound(f"no memory {id} to replace: nothing was stored")
-
-
-def _is_live(connection: apsw.Connection, id: str) -> bool:
-    sql = "SELECT 1 FROM items WHERE id = ? AND ended_at IS NULL"
-    return connection.execute(sql, (id,)).fetchone() is not None
-
-
-def _standing_for(connection: apsw.Connection, id: str) -> str | None:
-    """The live item that an ended one, or what took its place, is hidden behind by now."""
-    return connection.execute(
-        "WITH RECURSIVE ahead(id) AS (SELECT ?1 UNION"
-        " SELECT i.successor FROM items i JOIN ahead USING (id))"
-        " SELECT id FROM items JOIN ahead USING (id) WHERE ended_at IS NULL",
-        (id,),
-    ).get
-
-
-def _fill(connection: apsw.Connection, vectors: list[tuple[bytes, int]]) -> None:
-    """Give pending chunks their vectors; a chunk forgotten meanwhile is left out."""
-    connection.executemany(
-        "INSERT OR IGNORE INTO vectors(vector, chunk)"
-        " SELECT ?1, ?2 WHERE EXISTS(SELECT 1 FROM pending WHERE chunk = ?2)",
-        vectors,
-    )
-    connection.executemany("DELETE FROM pending WHERE chunk = ?", [(row[1],) for row in vectors])
 
 
 # ---------------------------------------------------------------------------------------------

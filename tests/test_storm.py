@@ -93,7 +93,7 @@ def test_a_text_whose_twin_is_merged_while_it_is_prepared_is_stored(
     """It is to become the newest, since another version came after its twin."""
     for hour, text in enumerate((TEA, LATER, f"Note: {TEA}")):
         memory.store(text, created_at=3_600 * hour)
-    in_between(monkeypatch, Memory, "_rivals", other.consolidate)
+    in_between(monkeypatch, sediment.Storing, "rivals", other.consolidate)
     memory.store(TEA)
     assert live(memory)[0] == TEA
 
@@ -103,7 +103,7 @@ def test_a_text_that_another_replaces_while_it_is_confirmed_is_stored(
 ) -> None:
     id = memory.store(TEA)["id"]
     replace = lambda: other.store(LATER, replace=id)  # noqa: E731
-    in_between(monkeypatch, Memory, "_is_contested", replace)
+    in_between(monkeypatch, sediment.Storing, "_is_contested", replace)
     memory.store(TEA)
     assert TEA in live(memory)
 
@@ -113,7 +113,7 @@ def test_a_text_that_another_forgets_while_it_is_confirmed_is_stored(
 ) -> None:
     with open_memory(path) as memory, open_memory(path) as other:
         id = memory.store(TEA)["id"]
-        in_between(monkeypatch, Memory, "_is_contested", lambda: other.forget(id))
+        in_between(monkeypatch, sediment.Storing, "_is_contested", lambda: other.forget(id))
         memory.store(TEA)
         assert live(memory) == [TEA]
         consistent(memory)
@@ -142,7 +142,7 @@ def test_consolidation_tells_what_it_did_when_another_forgets_that(
     memory: Memory, other: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = [memory.store(text)["id"] for text in PORTS]
-    in_between(monkeypatch, Memory, "_release", lambda: other.forget(*ids))
+    in_between(monkeypatch, sediment.Lease, "release", lambda: other.forget(*ids))
     assert memory.consolidate()["linked"] == 1
 
 
@@ -235,7 +235,7 @@ def test_what_is_taken_apart_while_it_is_compared_is_not_merged(
     pair = min(ids), max(ids)
 
     def apart() -> None:
-        ((_, judged),) = other._settle(pair)
+        ((_, judged),) = sediment.Consolidator(other.storing).settle(pair)
         other.undo(judged.other)
 
     in_between(monkeypatch, sediment, "judge", apart)
