@@ -12881,15 +12881,19 @@ class FileChange(NamedTuple):
 def changed(path: Path, wanted: Any, remove: bool) -> FileChange:
     """A file with what is wanted in it, or without it; InvalidInput says what to do by hand."""
     add, take = _kind(wanted)
+    called = [key for key in wanted if key in _CALLED] if isinstance(wanted, dict) else []
     text = None
     try:
         text = _read_owned(path) if path.exists() else None
         new = add(text, wanted) if not remove else text and take(text, wanted)
     except (InvalidInput, RecursionError) as error:
-        advice = f"; {_by_hand(wanted, remove)} by hand" if isinstance(wanted, dict) else ""
+        parts = [f"{_to_json(wanted[key])[1:-1]} to its {key}" for key in called]
+        advice = "take out sediment" if remove else f"add {' and '.join(parts)}"
+        advice = f"; {advice} by hand" if called else ""
         raise InvalidInput(f"{path} {error}: left as it is{advice}") from None
     if new == text:
-        done = "has nothing to remove" if remove else f"has {_contents(wanted)} already"
+        contents = " and ".join(_CALLED[key] for key in called) or "what is needed"
+        done = "has nothing to remove" if remove else f"has {contents} already"
     elif remove:
         done = "deleted" if new is None else "cleaned"
     else:
@@ -12905,15 +12909,6 @@ def _kind(wanted: Any) -> tuple[Callable[[str | None, Any], str], Callable[[str,
     if wanted.startswith(_BEGIN):
         return _instructions_added, lambda text, _: _block_removed(text, _BEGIN, _END)
     return lambda text, _: text or wanted, _plugin_removed
-
-
-def _contents(wanted: Any) -> str:
-    return " and ".join(_CALLED[key] for key in wanted if key in _CALLED) or "what is needed"
-
-
-def _by_hand(wanted: dict[str, Any], remove: bool) -> str:
-    parts = [f"{_to_json(wanted[key])[1:-1]} to its {key}" for key in wanted if key in _CALLED]
-    return "take out sediment" if remove else f"add {' and '.join(parts)}"
 
 
 def _to_json(value: Any, indent: str | None = None) -> str:
