@@ -19,7 +19,7 @@ help:
 	@echo 'make                           build $(PYZ)   (PYTHON=python3.12 chooses the Python)'
 	@echo 'make demo                      show what Sediment does'
 	@echo 'make test                      build, and run all tests'
-	@echo 'make lint                      ruff and pyright'
+	@echo 'make lint                      ruff, pyright, and the layout of the module'
 	@echo 'make ranker                    learn models/ranker.json again from tests/'
 	@echo 'make bench                     measure speed'
 	@echo 'make bench-quality DATA=DIR    measure recall on tests/, and the sets in DIR   (SEEDS="1 2" PARTS="chat diaries")'
@@ -65,6 +65,7 @@ lint: $(BUILD)/dev/.ready
 	$(BUILD)/dev/bin/ruff check $(SOURCES)
 	$(BUILD)/dev/bin/ruff format --check $(SOURCES)
 	$(BUILD)/dev/bin/pyright --pythonpath $(BUILD)/dev/bin/python
+	$(BUILD)/dev/bin/python tests/layers.py
 
 bench: $(PYZ) $(BUILD)/dev/.ready
 	$(RUN) $(BUILD)/dev/bin/python tests/bench.py

@@ -352,6 +352,39 @@ class ModelError(SedimentError):
 
 
 # ---------------------------------------------------------------------------------------------
+# Settings
+#
+# What a person sets in the environment, as SEDIMENT_NAME. Nothing else here reads it, and nothing
+# keeps what it says: a server that is told otherwise is started anew, a test need not be.
+# ---------------------------------------------------------------------------------------------
+
+
+def setting(name: str) -> str:
+    """What SEDIMENT_`name` is set to; nothing where it is not set."""
+    return os.environ.get(f"SEDIMENT_{name}", "")
+
+
+def is_off(name: str) -> bool:
+    """Whether SEDIMENT_`name` switches something off that is on without it."""
+    return setting(name).strip().lower() in ("0", "false", "off", "no")
+
+
+def variable(name: str) -> str:
+    """What a variable of others is set to."""
+    return os.environ.get(name, "")
+
+
+def environment(left_out: str) -> dict[str, str]:
+    """The environment for another program, without the variables whose names begin so."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
+
+
+def crosses_projects() -> bool:
+    """Whether recall may also show other projects' memories."""
+    return not is_off("CROSS_PROJECT")
+
+
+# ---------------------------------------------------------------------------------------------
 # Text
 #
 # What may be stored, and how times and words are written. Everything from outside passes
@@ -464,11 +497,6 @@ def check_limit(value: object) -> int:
     return value
 
 
-def is_off(name: str) -> bool:
-    """Whether a variable of the environment switches something off that is on without it."""
-    return os.environ.get(name, "").strip().lower() in ("0", "false", "off", "no")
-
-
 def check_scope(value: object, allowed: tuple[str, ...] = SCOPES) -> str:
     """A scope's name in lower case."""
     if isinstance(value, str) and value.lower() in allowed:
@@ -478,10 +506,52 @@ def check_scope(value: object, allowed: tuple[str, ...] = SCOPES) -> str:
 
 def check_ranking(name: str | None) -> str:
     """A ranking profile's name; SEDIMENT_RANKING, else the default one, when not given."""
-    chosen = name or os.environ.get("SEDIMENT_RANKING") or RANKINGS[0]
+    chosen = name or setting("RANKING") or RANKINGS[0]
     if chosen not in RANKINGS:
         raise InvalidInput(f"ranking is one of {', '.join(RANKINGS)}, not {_show(chosen)}")
     return chosen
+
+
+def check_weights(vector: float | None, text: float | None) -> tuple[float, float] | None:
+    """The weights of meaning and words as asked for, or as configured; None leaves them to the
+    query. One alone leaves the rest of 1 to the other."""
+    given = (
+        _share(value, name) for name, value in (("vector_weight", vector), ("text_weight", text))
+    )
+    asked, told = given
+    if asked is None and told is None:
+        return None
+    asked = 1 - (told or 0.0) if asked is None else asked
+    told = 1 - asked if told is None else told
+    if not asked + told:
+        raise InvalidInput("vector_weight and text_weight are both 0: nothing would be found")
+    return asked / (asked + told), told / (asked + told)
+
+
+def _share(value: float | None, name: str) -> float | None:
+    given: Any = setting(name.upper()) or None if value is None else value
+    return None if given is None else check_share(given, name)
+
+
+def check_share(given: Any, name: str = "it") -> float:
+    """A number from 0 to 1."""
+    try:
+        share = float(given)
+    except (TypeError, ValueError):
+        share = math.nan
+    if not 0 <= share <= 1:
+        raise InvalidInput(f"{name} must be a number from 0 to 1, not {_show(given)}")
+    return share
+
+
+def check_candidates(value: object) -> int:
+    """How many candidates each index proposes, as asked for or as configured."""
+    given = setting("CANDIDATES") or CANDIDATES if value is None else value
+    if isinstance(given, str) and given.isdecimal():
+        given = int(given)
+    if not isinstance(given, int) or not 1 <= given <= LIMIT_MAX:
+        raise InvalidInput(f"candidates must be a number from 1 to {LIMIT_MAX}, not {_show(given)}")
+    return given
 
 
 def _show(value: object) -> str:
@@ -887,6 +957,81 @@ def json_length(value: object) -> int:
     return len(to_json(value))
 
 
+# Paths that people name
+
+
+def home() -> Path | None:
+    """The user's folder, if there is one."""
+    with contextlib.suppress(RuntimeError):
+        return Path.home()
+    return None
+
+
+def expand_home(path: str | Path) -> Path:
+    """A path that somebody gave, with a leading ~ or ~user written out."""
+    if not isinstance(path, str | Path):
+        raise InvalidInput(f"a path must be a string, not {type(path).__name__}")
+    try:
+        whole = Path(path).expanduser()
+        os.lstat(whole)
+    except RuntimeError:
+        raise InvalidInput(f"{path}: there is no such home folder") from None
+    except ValueError:
+        raise InvalidInput(f"{_show(str(path))} has a character that no path has") from None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise InvalidInput(f"{_show(str(path))} is too long for a path") from None
+    return whole
+
+
+def from_root(path: str | Path) -> Path:
+    """A path that somebody gave, from the root on."""
+    try:
+        return expand_home(path).absolute()
+    except FileNotFoundError:
+        raise InvalidInput("the working folder is gone: cd to one that is there") from None
+
+
+def _is_unicode(path: Path) -> bool:
+    """Whether a name can be written down."""
+    try:
+        return bool(str(path).encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def check_name(path: Path) -> Path:
+    """The path itself, if SQLite can open it; InvalidInput says why not."""
+    if not _is_unicode(path):
+        raise InvalidInput(f"{path} has a name that is not UTF-8: rename it")
+    return path
+
+
+def default_database() -> Path:
+    """The one place for a person's memory.
+
+    On Linux it follows from HOME alone: several clients start servers without XDG_DATA_HOME,
+    and a memory in two places is a memory lost.
+    """
+    here = home()
+    if here is None:
+        raise DatabaseError("there is no home folder to keep the database in: use --db")
+    if sys.platform.startswith("linux"):
+        return here / ".local" / "share" / "sediment" / "memory.db"
+    import platformdirs
+
+    return platformdirs.user_data_path("sediment", appauthor=False) / "memory.db"
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """What is in a folder, by name; nothing where it cannot be read."""
+    try:
+        with os.scandir(folder) as found:
+            return sorted(found, key=lambda entry: entry.name)
+    except OSError:  # it has just gone, or may not be read
+        return []
+
+
 # ---------------------------------------------------------------------------------------------
 # Secrets
 #
@@ -1109,7 +1254,7 @@ def redact(text: str, secrets: bool = True, lines: bool = False) -> tuple[str, l
 
 def redacts() -> bool:
     """Whether what looks like a credential is left out where nobody says otherwise."""
-    return not is_off("SEDIMENT_REDACT")
+    return not is_off("REDACT")
 
 
 def cleaned(content: str, allow_secrets: bool) -> tuple[str, list[str]]:
@@ -1894,7 +2039,7 @@ def _trim(text: str, start: int, end: int) -> tuple[int, int]:
 
 def cache_dir() -> Path:
     """A folder of this user's that is safe to delete."""
-    if override := os.environ.get("SEDIMENT_CACHE"):
+    if override := setting("CACHE"):
         return Path(override) / "sediment"
     import platformdirs
 
@@ -1920,13 +2065,13 @@ def asset(name: str) -> str:
 
 
 def takes_bundled_model() -> bool:
-    return (os.environ.get("SEDIMENT_EMBEDDING_MODEL") or MODEL).lower() == MODEL.lower()
+    return (setting("EMBEDDING_MODEL") or MODEL).lower() == MODEL.lower()
 
 
 def chosen_model() -> Model:
     """The bundled model, or the one that SEDIMENT_EMBEDDING_MODEL names: by its folder, or by its
     name in the folder `models` beside the default database."""
-    name = os.environ.get("SEDIMENT_EMBEDDING_MODEL") or MODEL
+    name = setting("EMBEDDING_MODEL") or MODEL
     if takes_bundled_model():
         return Model(model_dir())
     folder = expand_home(name)
@@ -2383,6 +2528,13 @@ def write_atomically(path: Path, text: str, mode: int | None = None) -> None:
         file.write(text)
 
 
+def _matrix(rows: list[tuple[Any, ...]]) -> Any:
+    """The vectors that stand last in rows, one below the other."""
+    import numpy
+
+    return numpy.frombuffer(b"".join(row[-1] for row in rows), "<f4").reshape(len(rows), -1)
+
+
 # ---------------------------------------------------------------------------------------------
 # Database
 #
@@ -2390,69 +2542,6 @@ def write_atomically(path: Path, text: str, mode: int | None = None) -> None:
 # a thread; writes are short IMMEDIATE transactions; reading a file that is not there yet reads
 # an empty database in memory, so that no reading command creates anything.
 # ---------------------------------------------------------------------------------------------
-
-
-def home() -> Path | None:
-    """The user's folder, if there is one."""
-    with contextlib.suppress(RuntimeError):
-        return Path.home()
-    return None
-
-
-def expand_home(path: str | Path) -> Path:
-    """A path that somebody gave, with a leading ~ or ~user written out."""
-    if not isinstance(path, str | Path):
-        raise InvalidInput(f"a path must be a string, not {type(path).__name__}")
-    try:
-        whole = Path(path).expanduser()
-        os.lstat(whole)
-    except RuntimeError:
-        raise InvalidInput(f"{path}: there is no such home folder") from None
-    except ValueError:
-        raise InvalidInput(f"{_show(str(path))} has a character that no path has") from None
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            raise InvalidInput(f"{_show(str(path))} is too long for a path") from None
-    return whole
-
-
-def from_root(path: str | Path) -> Path:
-    """A path that somebody gave, from the root on."""
-    try:
-        return expand_home(path).absolute()
-    except FileNotFoundError:
-        raise InvalidInput("the working folder is gone: cd to one that is there") from None
-
-
-def _is_unicode(path: Path) -> bool:
-    """Whether a name can be written down."""
-    try:
-        return bool(str(path).encode())
-    except UnicodeEncodeError:
-        return False
-
-
-def check_name(path: Path) -> Path:
-    """The path itself, if SQLite can open it; InvalidInput says why not."""
-    if not _is_unicode(path):
-        raise InvalidInput(f"{path} has a name that is not UTF-8: rename it")
-    return path
-
-
-def default_database() -> Path:
-    """The one place for a person's memory.
-
-    On Linux it follows from HOME alone: several clients start servers without XDG_DATA_HOME,
-    and a memory in two places is a memory lost.
-    """
-    here = home()
-    if here is None:
-        raise DatabaseError("there is no home folder to keep the database in: use --db")
-    if sys.platform.startswith("linux"):
-        return here / ".local" / "share" / "sediment" / "memory.db"
-    import platformdirs
-
-    return platformdirs.user_data_path("sediment", appauthor=False) / "memory.db"
 
 
 HOOKS_OFF = "hooks_off:"  # and a project, in meta: what its hooks leave undone
@@ -3170,7 +3259,7 @@ def _git(folder: str, *words: str) -> subprocess.CompletedProcess[str]:
     import subprocess
 
     # In a hook GIT_DIR and its like name the repository of the hook, whatever the folder.
-    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    env = environment(left_out="GIT_")
     env |= {"GIT_DIR": folder, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
     env |= {"GIT_ALLOW_PROTOCOL": "none"}  # no remote is asked, whatever else may go wrong
     options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
@@ -3844,6 +3933,11 @@ def _dated(name: str, seconds: int) -> dict[str, Any]:
     return {name: iso_time(seconds), f"{name}_at": seconds}
 
 
+def texts_of_files(database: Database) -> list[str]:
+    """The text of each part of a file."""
+    return [text for (text,) in database.rows("SELECT content FROM items WHERE file IS NOT NULL")]
+
+
 def source_of(row: dict[str, Any], projects: Projects) -> str:
     """Where a part of a file stands, as path:start-end; a turn, as client:session#turn."""
     if row["content_type"] == CONVERSATION:
@@ -4396,11 +4490,11 @@ def recall_ranker() -> Ranker:
 def learned() -> dict[str, Any]:
     """The learned weights of each model by its name, from the file beside the model or the one
     that SEDIMENT_RANKER names. Raises ModelError when they cannot be read."""
-    return _read_learned(os.environ.get("SEDIMENT_RANKER"))
+    return _read_learned(setting("RANKER"))
 
 
 @functools.cache
-def _read_learned(given: str | None) -> dict[str, Any]:
+def _read_learned(given: str) -> dict[str, Any]:
     path = expand_home(given) if given else model_dir().parent / "ranker.json"
     try:
         return json.loads(path.read_text("utf-8"))
@@ -4498,13 +4592,6 @@ def nearest(
         Evidence(item, chunk, 1 - far, chunks)
         for item, chunk, far, chunks in database.rows(sql, vector, value, limit)
     ]
-
-
-def _matrix(rows: list[tuple[Any, ...]]) -> Any:
-    """The vectors that stand last in rows, one below the other."""
-    import numpy
-
-    return numpy.frombuffer(b"".join(row[-1] for row in rows), "<f4").reshape(len(rows), -1)
 
 
 def vectors_of(database: Database, chunks: list[int]) -> Any:
@@ -5161,11 +5248,6 @@ def _mean_cosine(vectors: Any, query: bytes) -> float:
     return float(cosine) if math.isfinite(cosine) else 0.0
 
 
-def crosses_projects() -> bool:
-    """Whether recall may also show other projects' memories."""
-    return not is_off("SEDIMENT_CROSS_PROJECT")
-
-
 def _candidate(
     item: int,
     word: Evidence | None,
@@ -5811,7 +5893,7 @@ def settle(connection: apsw.Connection, ids: tuple[str, str], pair: Pair | None)
 
 def consolidates() -> bool:
     """Whether memories are consolidated in the background: SEDIMENT_CONSOLIDATE=0 says no."""
-    return not is_off("SEDIMENT_CONSOLIDATE")
+    return not is_off("CONSOLIDATE")
 
 
 def clean_queue(connection: apsw.Connection) -> None:
@@ -6334,14 +6416,6 @@ def _is_real(path: Path) -> bool:
     """Whether an indexed path, which had no links, has none by now: what a checkout brings may
     put one in the place of a file or of a folder above it."""
     return os.path.realpath(path) == str(path)
-
-
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as found:
-            return sorted(found, key=lambda entry: entry.name)
-    except OSError:  # it has just gone, or may not be read
-        return []
 
 
 @functools.lru_cache
@@ -8151,7 +8225,7 @@ def _folder_in(form: Format, path: Path, session: str) -> str:
 def place_of(places: Sequence[str]) -> str:
     """The first of a client's places that names no variable of the environment that is unset."""
     for place in places:
-        if not place.startswith("$") or os.environ.get(place[1:].partition("/")[0]):
+        if not place.startswith("$") or variable(place[1:].partition("/")[0]):
             return os.path.expandvars(place)
     return ""
 
@@ -8314,7 +8388,7 @@ def original_rows(program: Path) -> Iterator[dict[str, Any]]:
     scopes = {"global": {"scope": "global"}, "project": {}, "all": {"project": "original"}}
     for scope, whose in scopes.items():
         words = [str(program), "--json", "list", "--scope", scope, "--limit", "1000000"]
-        env = {name: value for name, value in os.environ.items() if name != "SEDIMENT_DB"}
+        env = environment(left_out="SEDIMENT_DB")
         try:
             options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True}
             done = subprocess.run(words, env=env, **options)
@@ -9921,48 +9995,6 @@ def _result(row: dict[str, Any], hit: Hit, span: tuple[int, int, int]) -> dict[s
     return result
 
 
-def check_weights(vector: float | None, text: float | None) -> tuple[float, float] | None:
-    """The weights of meaning and words as asked for, or as configured; None leaves them to the
-    query. One alone leaves the rest of 1 to the other."""
-    given = (
-        _share(value, name) for name, value in (("vector_weight", vector), ("text_weight", text))
-    )
-    asked, told = given
-    if asked is None and told is None:
-        return None
-    asked = 1 - (told or 0.0) if asked is None else asked
-    told = 1 - asked if told is None else told
-    if not asked + told:
-        raise InvalidInput("vector_weight and text_weight are both 0: nothing would be found")
-    return asked / (asked + told), told / (asked + told)
-
-
-def _share(value: float | None, name: str) -> float | None:
-    given: Any = os.environ.get(f"SEDIMENT_{name.upper()}") or None if value is None else value
-    return None if given is None else check_share(given, name)
-
-
-def check_share(given: Any, name: str = "it") -> float:
-    """A number from 0 to 1."""
-    try:
-        share = float(given)
-    except (TypeError, ValueError):
-        share = math.nan
-    if not 0 <= share <= 1:
-        raise InvalidInput(f"{name} must be a number from 0 to 1, not {_show(given)}")
-    return share
-
-
-def check_candidates(value: object) -> int:
-    """How many candidates each index proposes, as asked for or as configured."""
-    given = os.environ.get("SEDIMENT_CANDIDATES") or CANDIDATES if value is None else value
-    if isinstance(given, str) and given.isdecimal():
-        given = int(given)
-    if not isinstance(given, int) or not 1 <= given <= LIMIT_MAX:
-        raise InvalidInput(f"candidates must be a number from 1 to {LIMIT_MAX}, not {_show(given)}")
-    return given
-
-
 def _kept(hits: list[Hit], least: float, min_score: float | None) -> list[Hit]:
     """Hits that score enough or, where nothing was said about that, fit the query at all."""
     if min_score is not None:
@@ -10603,9 +10635,9 @@ class Memory:
             raise InvalidInput("the database or project given is an empty name: leave it out?")
         if not isinstance(project, str | None):
             raise InvalidInput(f"a project is an id or a folder's path, not {_show(project)}")
-        chosen = path or os.environ.get("SEDIMENT_DB") or default_database()
+        chosen = path or setting("DB") or default_database()
         self.database = Database(expand_home(chosen))
-        given = project or os.environ.get("SEDIMENT_PROJECT") or None
+        given = project or setting("PROJECT") or None
         self.projects = Projects(self.database, given, folder)
         self._resident = resident
         self._lock = threading.Lock()
@@ -11157,9 +11189,9 @@ def check_found(encoder: Encoder, name: str, text: str) -> None:
         path = Path(place) / name
         path.write_text(text, "utf-8", newline="")
         told = trial.index([path])
-        parts = trial.database.rows("SELECT content FROM items")
+        parts = texts_of_files(trial.database)
         reason = f"it {told['skipped'][0]['reason']}" if told["skipped"] else ""
-        for beginning in (" ".join(part.split()[:20])[:EXCERPT] for (part,) in parts):
+        for beginning in (" ".join(part.split()[:20])[:EXCERPT] for part in parts):
             if not trial.recall(beginning, record=False)["results"]:
                 reason = f"nothing is found for {_show(beginning)}"
     if reason or not parts:
@@ -11347,7 +11379,7 @@ _NO_TAGS = str.maketrans("<>", "‹›")  # which a client would take, or write,
 
 def _budget(name: str, most: int) -> int:
     """Characters that may be shown: SEDIMENT_HOOK_START or _PROMPT, 0 for nothing."""
-    given = os.environ.get(f"SEDIMENT_HOOK_{name}", "")
+    given = setting(f"HOOK_{name}")
     return min(int(given), HOOK_MOST) if given.isdecimal() else most
 
 
@@ -11356,11 +11388,11 @@ def _budget(name: str, most: int) -> int:
 
 def hooks_off(memory: Memory) -> set[str]:
     """What hooks leave undone here, by the environment or since a person said so."""
-    if is_off("SEDIMENT_HOOKS"):
+    if is_off("HOOKS"):
         return {START, PROMPT, CAPTURE}
     sql = "SELECT value FROM meta WHERE key = ?"
     told = memory.database.value(sql, f"{HOOKS_OFF}{memory.projects.current() or ''}") or ""
-    return {*told.split(), *[CAPTURE] * is_off("SEDIMENT_CONVERSATIONS")}
+    return {*told.split(), *[CAPTURE] * is_off("CONVERSATIONS")}
 
 
 def switch_hooks(memory: Memory, kinds: Iterable[str], on: bool) -> dict[str, Any]:
@@ -11419,7 +11451,7 @@ def start_capture(database: Path) -> None:
         apart["creationflags"] = subprocess.CREATE_NO_WINDOW | subprocess.DETACHED_PROCESS
     else:
         apart["start_new_session"] = True
-    env = {name: value for name, value in os.environ.items() if name != "SEDIMENT_PROJECT"}
+    env = environment(left_out="SEDIMENT_PROJECT")
     with contextlib.suppress(OSError):
         subprocess.Popen(command, cwd=database.parent, env=env, **apart)
 
@@ -12317,7 +12349,7 @@ class RateLimit:
     """At most so many calls in each window of 60 s; 0 is no limit."""
 
     def __init__(self) -> None:
-        asked = os.environ.get("SEDIMENT_RATE_LIMIT", "")
+        asked = setting("RATE_LIMIT")
         self.allowed = int(asked) if asked.isdecimal() else RATE_LIMIT
         self._start, self._count = -60.0, 0
 
@@ -13552,7 +13584,7 @@ def cli(context: click.Context, **options: Any) -> None:
       sediment serve                         # the MCP server, on stdio
     """
     context.obj = Context(**options)
-    context.color = False if os.environ.get("NO_COLOR") else None
+    context.color = False if variable("NO_COLOR") else None
     if context.invoked_subcommand is None:
         if sys.stdin.isatty():
             click.echo(context.get_help())
@@ -13930,7 +13962,7 @@ def _answer_stdin(shared: Context) -> None:
 @_shared
 def serve_command(shared: Context, watched: tuple[str, ...] = ()) -> None:
     """Start the MCP server where the client says that the project is."""
-    hint = os.environ.get("CLAUDE_PROJECT_DIR")
+    hint = variable("CLAUDE_PROJECT_DIR")
     folder = Path(hint) if hint and Path(hint).is_dir() else None
     memory = shared.memory(resident=True, folder=folder)
     for path in watched:
