@@ -188,6 +188,7 @@ SHOWN_KEPT = 30 * 86_400  # seconds; sessions are not resumed for ever
 PROMPT_RELEVANCE, PROMPT_LEAST = 10.0, 5.4
 PROMPT_EACH = 0.02  # similarity of each one; what is shown as 0.01 is not worth its tokens
 CAPTURE_TIME = 60  # seconds that one capture may take; the next one goes on
+CAPTURE_TRIES = 3  # readers that a session may outlast, one by one
 
 # Ranking. Figures are the mean MRR of our five sets (tests/RANKING.md has them one by one); it
 # was 67.9 with BM25 / its maximum times the best constant, 69.3 with information squared and the
@@ -7945,11 +7946,9 @@ class Compaction:
 
 # What recall puts before a prompt begins a line and ends with these: never the user's own words.
 MEMORY_BEGIN, MEMORY_END = "[memory from sediment:", "[end of memory]"
-_FRAMED = _Pattern(  # with what was typed behind, or within
-    r"# (?:Context|Files) .*?\n## My request for Codex:(.*)"
-    r"|<(?:.*?<)?user_query>(.*)</user_query>\Z",
-    re.DOTALL,
-)
+# What was typed stands behind the one, or within the other.
+_CODEX_FRAME = _Pattern(r"# (?:Context|Files) .*?\n## My request for Codex:", re.DOTALL)
+_CURSOR_FRAME = "<user_query>", "</user_query>"
 _COMMAND = _Pattern(r"/[\w:-]+")
 _QUOTED = _Pattern(r'"((?:[^"\\]|\\.)*+)"', re.DOTALL)
 _NO_TEXT = _Pattern("[\0\ud800-\udfff]")
@@ -8103,11 +8102,20 @@ def typed_text(text: str) -> str:
     """What the user typed of a prompt, as a client or its hook tells it; "" if nothing."""
     for tag in transcripts()["inserted"]:
         text = _without(text, f"<{tag}>", f"</{tag}>")
-    text = said_text(text)
-    if framed := _FRAMED.match(text):
-        text = (framed[1] or framed[2] or "").strip()
+    text = _unframed(said_text(text))
     untyped = tuple(transcripts()["untyped"])
     return "" if text.startswith(untyped) or _COMMAND.fullmatch(text) else text
+
+
+def _unframed(text: str) -> str:
+    """A prompt without what its client put around it. Searched for by hand: a pattern for marks
+    that have anything between them looks for the last one from each of the first."""
+    if framed := _CODEX_FRAME.match(text):
+        return text[framed.end() :].strip()
+    begin, end = _CURSOR_FRAME
+    start, stop = text.find(begin) + len(begin), len(text) - len(end)
+    is_framed = text.startswith("<") and text.endswith(end) and len(begin) <= start <= stop
+    return text[start:stop].strip() if is_framed else text
 
 
 def _without(text: str, begin: str, end: str) -> str:
@@ -11462,6 +11470,9 @@ def capture(memory: Memory) -> int:
     timer = threading.Timer(CAPTURE_TIME, os._exit, [0])
     timer.daemon = True
     timer.start()
+    if hasattr(signal, "alarm"):  # which comes even while nothing lets the timer's thread run
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(CAPTURE_TIME + 5)
     with contextlib.suppress(AttributeError, OSError):
         os.nice(19)
     return read_waiting(memory)
@@ -11475,25 +11486,50 @@ def read_waiting(memory: Memory) -> int:
         with open(lock, "ab") as file:
             if not _lock(file, wait=False):
                 return new  # whose holder looks once more before it ends
-            while rows := memory.database.rows("SELECT * FROM captures"):
-                new += sum(_capture_waiting(memory, *row) for row in rows)
+            while rows := memory.database.rows(_WAITING):
+                new += _capture_waiting(memory, *rows[0])
             memory.embed_pending()
     return new
 
 
-def _capture_waiting(memory: Memory, client: str, session: str, path: str, number: int) -> int:
-    """Keep what a session has said that waits, or any that was kept before."""
-    new = 0
-    if session != _MISSED:
-        new = _capture_session(memory, client, Path(path), session, number > 0)
+_TRIED = "tried:"  # and a session, in meta: how many readers have begun it and did not end it
+# What waits, the least tried first: what a reader is lost with must not keep it from the others.
+_WAITING = (
+    "SELECT c.*, coalesce(value + 0, 0) FROM captures c LEFT JOIN meta"
+    f" ON key = '{_TRIED}' || client || ':' || session ORDER BY 5, number = 0 LIMIT 1"
+)
+
+
+def _capture_waiting(
+    memory: Memory, client: str, session: str, path: str, number: int, tried: int
+) -> int:
+    """Keep what a session has said that waits; it is given up when readers were lost with it. In
+    the place of all that were kept before, these begin to wait."""
+    new, key = 0, f"{_TRIED}{session_name(client, session)}"
+    given_up, others = tried >= CAPTURE_TRIES, []
+    with memory.database.transaction() as connection:  # before: this process may be killed
+        set_meta(connection, key, str(tried - 1 if given_up else tried + 1))
+    if given_up:  # until it has more to say, for one more try
+        _log_unkept(memory, client, session, f"given up: {tried} readers did not come to its end")
+    elif session == _MISSED:
+        others = list(_kept_lately(memory.database, client))
     else:
-        for file, one in sessions_of(client, int(time.time()) - CAUGHT_UP):
-            if kept_session(memory.database, session_name(client, one)):
-                new += _capture_session(memory, client, file, one, False)
+        new = _capture_session(memory, client, Path(path), session, number > 0)
     with memory.database.transaction() as connection:
+        sql = "INSERT OR IGNORE INTO captures VALUES(?, ?, ?, 0)"
+        connection.executemany(sql, others)
+        if not given_up:
+            connection.execute("DELETE FROM meta WHERE key = ?", (key,))
         sql = "DELETE FROM captures WHERE client = ? AND session = ? AND number = ?"
         connection.execute(sql, (client, session, number))
     return new
+
+
+def _kept_lately(database: Database, client: str) -> Iterator[tuple[str, str, str]]:
+    """The sessions of a client that have changed of late, and were kept before."""
+    for file, session in sessions_of(client, int(time.time()) - CAUGHT_UP):
+        if kept_session(database, session_name(client, session)):
+            yield client, session, str(file)
 
 
 def _capture_session(memory: Memory, client: str, path: Path, session: str, has_turns: bool) -> int:
@@ -11509,11 +11545,22 @@ def _capture_session(memory: Memory, client: str, path: Path, session: str, has_
             return 0
         answer = memory.add_conversations([found])
         remarks = answer["remarks"]
-    except NotFound as error:
+    except (NotFound, InvalidInput) as error:
         answer, remarks = {"turns": 0}, [str(error)]
     for remark in remarks if has_turns else ():
-        log_hook(memory.database.path, {"event": CAPTURE, "session": session, "error": remark})
+        _log_unkept(memory, client, session, remark)
     return answer["turns"]
+
+
+def _log_unkept(memory: Memory, client: str, session: str, why: str) -> None:
+    row = {"event": CAPTURE, "client": client, "session": session, "error": why}
+    log_hook(memory.database.path, row)
+
+
+def often_tried(database: Database) -> list[str]:
+    """The sessions of which more than one reader did not come to the end."""
+    sql = f"SELECT substr(key, {len(_TRIED) + 1}) FROM meta WHERE key GLOB '{_TRIED}*'"
+    return [name for (name,) in database.rows(f"{sql} AND value > 1")]
 
 
 # The log
@@ -12955,9 +13002,13 @@ def _to_json(value: Any, indent: str | None = None) -> str:
 
 _COMMENT = _Pattern(r'"(?:[^"\\\n]|\\.)*+"?|//[^\r\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
 _LAST_COMMA = _Pattern(r'"(?:[^"\\\n]|\\.)*+"?|,(?=\s*[}\]])', re.DOTALL)
-_RUNS_HOOK = _Pattern(r"sediment[^{}]*[ \"]hook['\"\\]")
-# Where the program is, and how long it is waited for: another copy of it wrote that otherwise.
-_PLACE = _Pattern(r'"command": \[?"[\'"\\]*(?:/|\w:).*?[ "](serve|hook)"\]?|"timeout": \d+')
+# In a command: our program, by the names that its file may have; the word behind it; and a whole
+# one that begins with where the program is.
+_OURS = _Pattern(
+    r"(?<![^\s\"'/\\])sediment(?:[\w.-]*\.(?:pyz|py|exe)|-?[\d.]+)?(?=[\"'\s])", re.IGNORECASE
+)
+_HOOK_WORD = _Pattern(r"[\s\"']hook(?![^\s\"'])")
+_PLACED = _Pattern(r"[\"']*(?:/|\w:).*[\s\"'](serve|hook)", re.DOTALL)
 Keys = list[str | None]  # the path to a thing: names of members, and None for an element
 
 
@@ -13105,7 +13156,29 @@ def _is_that(one: Held, key: str | None, wanted: Any) -> bool:
     """Whether a member has this name, or an element runs our hook, in whatever words."""
     if key is not None:
         return one.key == key
-    return one.value == wanted or bool(_RUNS_HOOK.search(_to_json(one.value)))
+    return one.value == wanted or _runs_hook(one.value)
+
+
+def _command_of(entry: dict[str, Any], *names: str) -> str:
+    """The strings that an object has under some names, or in lists there, as one command."""
+    told = (entry.get(name) for name in names)
+    words = (word for one in told for word in (one if isinstance(one, list) else [one]))
+    return " ".join(word for word in words if isinstance(word, str))
+
+
+def _runs_hook(value: Any) -> bool:
+    """Whether any object in a value runs our hook, in whatever words."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            command = _command_of(one, "server", "command", "args", "tool")
+            found = _OURS.search(command)
+            if found and _HOOK_WORD.search(command, found.end()):
+                return True
+        if isinstance(one, dict | list):
+            waiting += one.values() if isinstance(one, dict) else one
+    return False
 
 
 def _leaves(wanted: dict[str, Any]) -> Iterator[tuple[Keys, Any]]:
@@ -13151,7 +13224,18 @@ def _members_removed(text: str, wanted: dict[str, Any]) -> str | None:
 
 def is_same(one: Any, other: Any) -> bool:
     """Whether two entries are the same, of whatever copy of the program."""
-    return _PLACE.sub(r"\1", _to_json(one)) == _PLACE.sub(r"\1", _to_json(other))
+    first, second = (json.loads(_to_json(o), object_hook=_without_place) for o in (one, other))
+    return first == second
+
+
+def _without_place(entry: dict[str, Any]) -> dict[str, Any]:
+    """An object without where the program is, and how long it is waited for: another copy of it
+    wrote that otherwise."""
+    entry = {name: one for name, one in entry.items() if name != "timeout" or type(one) is not int}
+    if found := _PLACED.fullmatch(_command_of(entry, "command", "args")):
+        entry = {name: one for name, one in entry.items() if name not in ("command", "args")}
+        entry["command"] = found[1]
+    return entry
 
 
 # Markdown and TOML: a block between two marks, behind an empty line at the end
@@ -13168,9 +13252,18 @@ def _appended(text: str | None, block: str) -> str:
 
 def _block_removed(text: str, begin: str, end: str) -> str | None:
     """A text as it was before `_appended`; None if it was not there."""
-    block = rf"^{re.escape(begin)}\r?\n.*?^{re.escape(end)}"
-    pattern = rf"(?:\r?\n){{2}}{block}\Z|(?:^\r?\n)?{block}(?:\r?\n|\Z)"
-    new = re.sub(pattern, "", text, count=1, flags=re.DOTALL | re.MULTILINE)
+    first = re.compile(rf"^{re.escape(begin)}\r?\n", re.MULTILINE)
+    last = re.compile(rf"^{re.escape(end)}(?:\r?\n|\Z)", re.MULTILINE)
+    found = first.search(text)
+    behind = found and last.search(text, found.end())
+    if not found or not behind:
+        return text
+    *_, found = first.finditer(text, 0, behind.start())  # a mark before may be somebody's own
+    lines = r"(?<![^\n])\r?\n\Z"  # the empty one before it
+    if not behind[0].endswith("\n"):  # and the end of the last one, which had none
+        lines = rf"(?:\r?\n){{2}}\Z|{lines}"
+    before, rest = text[: found.start()], text[behind.end() :]
+    new = re.sub(lines, "", before) + rest
     return new if new or not text.startswith(begin) else None
 
 
@@ -13351,6 +13444,9 @@ def check_clients(memory: Memory, names: Sequence[str]) -> dict[str, Any]:
         checks.append(Check("clients", "warning", "none is known here: use --client NAME"))
     if off := ", ".join(sorted(hooks_off(memory))):
         checks.append(Check("hooks", "warning", f"off, by SEDIMENT_HOOKS=0 or `hook --off`: {off}"))
+    if unread := ", ".join(often_tried(memory.database)):
+        told = f"not kept, their readers did not come to an end: {unread}"
+        checks.append(Check("conversations", "warning", told))
     runs = hook_runs(memory.database.path)
     runs = [run for run in runs if not names or run.get("client") in names]
     last = f"the last one ran at {runs[-1].get('at')}" if runs else "none has run yet"
@@ -13425,7 +13521,7 @@ def _codex_trust(root: Path | None) -> tuple[str, str]:
     hello = {"clientInfo": {"name": "sediment", "version": __version__}}
     asked = [("initialize", hello), ("hooks/list", {"cwds": [folder]})]
     known = ask([codex, "app-server"], asked).get("data") or [{}]
-    hooks = [one for one in known[0].get("hooks", ()) if _RUNS_HOOK.search(_to_json(one))]
+    hooks = [one for one in known[0].get("hooks", ()) if _runs_hook(one)]
     if not hooks:
         return "warning", "unknown: Codex names no hooks of sediment here"
     new = sorted(str(one.get("eventName")) for one in hooks if one.get("trustStatus") != "trusted")

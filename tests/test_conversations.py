@@ -1,12 +1,15 @@
 """What agents' clients leave of their sessions, read as what was typed and what was answered."""
 
+import contextlib
 import json
 import os
 import sqlite3
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -274,10 +277,46 @@ def test_our_own_block_is_removed_wherever_it_stands(claude: Callable[..., Any])
     )
 
 
+ENDLESS = [
+    *("<user_query>", "</user_query>", "<log>", "<hook_context>", "<system-reminder>\n"),
+    *(
+        "[memory from sediment:",
+        "\n[memory from sediment: ",
+        "# Context \n## My request",
+        "/",
+        "\\",
+    ),
+    *('"', "# Files ", "\n", " ", "[[", "- [", '"cwd": "', '"cwd": "\\', "[redacted: "),
+    *('{"type":', '"mapping": ', "[", "{", '"thread_source": ', "permalink:\n", "---\n", "```\n"),
+]
+
+
+@pytest.mark.parametrize("piece", ENDLESS)
+def test_no_prompt_or_file_takes_long(piece: str, tmp_path: Path) -> None:
+    """What takes half a second took minutes where a pattern looked twice."""
+    start = time.process_time()
+    for before in ("", "<log>", '"', "# Context "):
+        typed_text(before + piece * (1_000_000 // len(piece)))
+    text = piece * (200_000 // len(piece))
+    for client, name in (("claude", "s.jsonl"), ("codex", "rollout-s.jsonl")):
+        path = tmp_path / name
+        path.write_text(text + "\n" + json.dumps(typed(text)) + "\n")
+        read_conversation(client, path)
+    (tmp_path / "note.md").write_text(f"---\npermalink: x\n---\n- [a] {text}")
+    for archive in (path, tmp_path):
+        with contextlib.suppress(InvalidInput):
+            deque(sediment.open_archive(archive)[1], 0)
+    assert time.process_time() - start < 10
+
+
 def test_of_a_prompt_in_an_editors_frame_the_prompt_is_left() -> None:
     frame = "# Context from my IDE setup:\n\n## Open: a.py\n\n## My request for Codex:\nmend it\n"
     assert typed_text(frame) == "mend it"
     assert typed_text("## My request for Codex:\nis kept") == "## My request for Codex:\nis kept"
+    assert typed_text("<user_query>\nmend it\n</user_query>") == "mend it"
+    assert typed_text("<log>a</log><user_query>mend it</user_query>") == "mend it"
+    assert typed_text("<user_query></user_query>") == ""
+    assert typed_text("<a></user_query>") == "<a></user_query>"
     tags = "what does <user_query>a</user_query> do?"
     assert typed_text(tags) == tags
     assert typed_text("/compress") == ""

@@ -1,5 +1,6 @@
 """What clients call by themselves: silence, or what fits, once; and what was said is kept."""
 
+import contextlib
 import json
 import shutil
 import sqlite3
@@ -17,7 +18,7 @@ from warm import Warm
 from wire import TIMEOUT, Wire, small_env
 
 import sediment
-from sediment import Memory, run_hook
+from sediment import Memory, check_clients, run_hook
 
 SAMPLES = Path(__file__).with_name("samples")
 HERON = "The heron queue listens on port 7005."
@@ -459,6 +460,72 @@ def test_a_project_that_says_so_is_not_listened_to(here: Program, tmp_path: Path
     hook(here, event("Stop", session_id="heron", transcript_path=str(path)))  # from elsewhere
     here.ok("hook", "--capture")
     assert turns(here) == 0
+
+
+def test_a_session_that_ends_its_readers_stops_no_other(
+    memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    real, read = sediment.read_conversation, []
+
+    def reading(client: str, path: Path, start: int, session: str) -> sediment.Conversation:
+        read.append(session)
+        if session == "bad":
+            raise KeyboardInterrupt  # as if it were killed
+        return real(client, path, start, session)
+
+    def stop(session: str) -> None:
+        path = transcript(tmp_path, session, tmp_path / "p")
+        run_hook(memory, event("Stop", session_id=session, transcript_path=str(path)))
+
+    def readers(count: int) -> None:
+        for _ in range(count):
+            with contextlib.suppress(KeyboardInterrupt):
+                sediment.read_waiting(memory)
+
+    monkeypatch.setattr(sediment, "read_conversation", reading)
+    monkeypatch.setattr(sediment, "_check_server", lambda _: sediment.Check("server", "ok"))
+    stop("bad")
+    readers(1)
+    stop("heron")
+    readers(1)
+    assert (read, memory.stats()["turns"]) == (["bad", "heron", "bad"], 1)
+    checks = check_clients(memory, ["claude"])["checks"]
+    (told,) = (row["detail"] for row in checks if row["name"] == "conversations")
+    assert "claude:bad" in told
+    readers(3)
+    assert (read.count("bad"), memory.database.rows("SELECT * FROM captures")) == (3, [])
+    assert [row["session"] for row in log(tmp_path) if "given up" in row.get("error", "")] == [
+        "bad"
+    ]
+    stop("bad")
+    stop("otter")
+    readers(3)
+    assert read[4:] == ["otter", "bad"]
+    monkeypatch.setattr(sediment, "read_conversation", real)
+    stop("bad")
+    readers(1)
+    assert memory.stats()["turns"] == 3
+    assert sediment.often_tried(memory.database) == []
+
+
+def test_a_session_that_cannot_be_read_stops_no_other(
+    memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    real = sediment.read_conversation
+
+    def reading(client: str, path: Path, start: int, session: str) -> sediment.Conversation:
+        if session == "bad":
+            raise sediment.InvalidInput("cannot be read (Permission denied)")
+        return real(client, path, start, session)
+
+    monkeypatch.setattr(sediment, "read_conversation", reading)
+    for session in ("bad", "heron"):
+        path = transcript(tmp_path, session, tmp_path / "p")
+        run_hook(memory, event("Stop", session_id=session, transcript_path=str(path)))
+    assert sediment.read_waiting(memory) == 1
+    assert "denied" in log(tmp_path)[-1]["error"]
 
 
 def test_a_session_of_an_unknown_kind_says_so(here: Program, tmp_path: Path) -> None:
