@@ -10790,28 +10790,21 @@ class Memory:
     ) -> dict[str, Any]:
         """The memories that answer a query, best first: {count, results, message?, held_back?}.
 
-        Each result has the fields that every list of memories has, among them id, content and
-        created; similarity (how likely it answers the query, "0.00" to "1.00"; of another ranking
-        its score), and where they apply unrelated (it would be held back), raw_similarity (the
-        cosine), cross_project, related_ids, and supersedes (the versions behind it). The content is
-        what answers: a short memory whole, of a long one the best chunk; then position tells where
-        that stands, and beginning how the memory begins. Beside them may stand graph_expanded, what
-        is linked to the first results, and suggested, what is often recalled with them. A part of
-        an indexed file has its place as source, "path:start-end"; see `expand`.
+        A result has what every list of memories has, its content being what answers: a short memory
+        whole, of a long one the best chunk, with its position and the memory's beginning; and
+        similarity (how likely it answers, "0.00" to "1.00"; of another ranking its score), source
+        (path:start-end of a file, client:session#turn), and where they apply raw_similarity (the
+        cosine), unrelated, cross_project, related_ids, supersedes (the versions behind it). Beside
+        them: graph_expanded, linked to the first ones, and suggested, often recalled with them.
 
-        Results that have nothing to do with the query are held back; with `min_score`, those with a
-        lower similarity instead; with `anyway`, none. A time in the query counts ("what happened in
-        March?"). `as_of` (a time as `parse_moment` takes it, a day or month to its end) asks what
-        was live then. `source` asks only files whose path begins so, from the project's folder or
-        from the root. What was said in conversations (see `add_conversations`) stands behind what
-        was stored unless it answers clearly better; without `conversations` it is left out; its
-        source is "client:session#turn". `vector_weight` and `text_weight` (0 to 1, shares of 1;
-        SEDIMENT_VECTOR_WEIGHT and SEDIMENT_TEXT_WEIGHT when not given) weigh meaning and words,
-        which is otherwise decided for each query; `candidates` (SEDIMENT_CANDIDATES) is how many
-        each index proposes. `ranking` is a name in PROFILES; SEDIMENT_RANKING when not given.
-        `explain` adds the parts of each score, and why a result stands where it does.
-        `record=False` leaves the access log alone. A query that is exactly an item's id returns
-        that item's whole text, a page at a time: the next is asked for as "ID page 2".
+        What has nothing to do with the query is held back; with `min_score`, what has a lower
+        similarity instead; with `anyway`, nothing. A time in the query counts. `as_of` asks what
+        was live then (see `parse_moment`), `source` only files whose path begins so, and without
+        `conversations` nothing is from those. `ranking` is a name in PROFILES; `vector_weight` and
+        `text_weight`, shares of 1, weigh meaning and words; `candidates` is how many each index
+        proposes: for all four there are settings. `explain` adds the parts of each score, and why.
+        `record=False` leaves the access log alone. An item's id as query returns its whole text,
+        a page at a time: the next is "ID page 2".
         """
         check_text(query, "query", QUERY_MAX)
         limit = check_limit(limit)
