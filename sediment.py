@@ -2291,11 +2291,15 @@ class Encoder:
     """
 
     def __init__(self, folder: Path | None = None, *, resident: bool = True) -> None:
-        self.model = Model(folder) if folder else chosen_model()
-        self.resident = resident
+        self._folder, self.resident = folder, resident
         self._locks = {"tokenizer": threading.Lock(), "session": threading.Lock()}
         self._tokenizer: Tokenizer | None = None
         self._session: Any = None
+
+    @functools.cached_property
+    def model(self) -> Model:
+        """The model's files: in a folder of one's own, or what is set. Raises ModelError."""
+        return Model(self._folder) if self._folder else chosen_model()
 
     def tokens(self, text: str) -> list[int]:
         """Token ids with [CLS] and [SEP], cut to the model's window."""
@@ -9200,7 +9204,7 @@ def repair_database(database: Database, encoder: Encoder) -> dict[str, Any]:
     """Mend the model and the file, each if it is broken."""
     refuse_another_programs(database.path)
     remove_left_behind(database.path)
-    healthy, told = _mend_model(encoder.model)
+    healthy, told = _mend_model(encoder)
     if _has_sound_contents(database, encoder):
         return {"healthy": healthy, "message": told or "Nothing is broken."}
     answer = (_mend_contents if _has_sound_pages(database) else _mend_pages)(database, encoder)
@@ -9222,16 +9226,16 @@ def _has_sound_pages(database: Database) -> bool:
         return False
 
 
-def _mend_model(model: Model) -> tuple[bool, str]:
+def _mend_model(encoder: Encoder) -> tuple[bool, str]:
     """Whether the model is sound, now; and what was done, or is to be done, for that."""
     try:
-        model.check(full=True)
+        encoder.model.check(full=True)
         return True, ""
     except ModelError as error:
         reason = f"Not mended: {error}."
     if takes_bundled_model() and unpack_model():
         with contextlib.suppress(ModelError):
-            model.check(full=True)
+            encoder.model.check(full=True)
             return True, "Unpacked the model again."
     return False, reason
 

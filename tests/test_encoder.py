@@ -176,7 +176,7 @@ def test_a_file_that_is_no_file_stops_the_encoder(folder: Path) -> None:
 def test_a_bad_manifest_stops_the_encoder(folder: Path, text: str) -> None:
     (folder / "manifest.json").write_text(text, "latin-1")
     with pytest.raises(ModelError, match=r"manifest\.json cannot be read .*reinstall"):
-        Encoder(folder)
+        _ = Encoder(folder).model
 
 
 def test_the_remedy_never_names_a_folder_that_holds_more_than_the_program(folder: Path) -> None:
