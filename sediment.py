@@ -3938,6 +3938,13 @@ def _dated(name: str, seconds: int) -> dict[str, Any]:
     return {name: iso_time(seconds), f"{name}_at": seconds}
 
 
+def stored_among(database: Database, ids: Iterable[str]) -> set[str]:
+    """Those of these ids that memories have: an import gives its rows any id, also one that a part
+    of a file or a turn would have, which then takes another."""
+    sql = "SELECT id FROM items WHERE file IS NULL AND id IN (SELECT value FROM json_each(?))"
+    return {id for (id,) in database.rows(sql, json.dumps(list(ids)))}
+
+
 def texts_of_files(database: Database) -> list[str]:
     """The text of each part of a file."""
     return [text for (text,) in database.rows("SELECT content FROM items WHERE file IS NOT NULL")]
@@ -3948,6 +3955,11 @@ def source_of(row: dict[str, Any], projects: Projects) -> str:
     if row["content_type"] == CONVERSATION:
         return f"{row['path']}#{row['first_line']}"
     return f"{projects.shown(row['path'])}:{row['first_line']}-{row['last_line']}"
+
+
+def told_source(row: dict[str, Any], projects: Projects) -> dict[str, str]:
+    """Where an item stands, if it is part of a file or conversation; import leaves such rows."""
+    return {} if row["path"] is None else {"source": source_of(row, projects)}
 
 
 def claim_model(connection: apsw.Connection, model: Model) -> bool:
@@ -7068,6 +7080,8 @@ class Files:
             while id in known:
                 id = _short_hash(id)
             known[id] = part
+        while taken := stored_among(self.database, known):
+            known = {_short_hash(id) if id in taken else id: part for id, part in known.items()}
         return known
 
     def _key(self, part: Part) -> bytes:
@@ -8366,7 +8380,8 @@ def _exported_conversation(chat: Any) -> Conversation:
     moment = _seconds(chat.get("create_time") or chat.get("created_at"))
     turns = _turns(enumerate(entries), transcripts()["formats"][client], moment)[0]
     ids = [id for name in ("uuid", "conversation_id", "id") if (id := _key(chat.get(name)))]
-    return Conversation(client, ids[0] if ids else "", None, turns, 0)
+    first = [f"{turn.at}:{turn.prompt}" for turn in turns[:1]]  # as long as it has no name
+    return Conversation(client, [*ids, *map(_short_hash, first), ""][0], None, turns, 0)
 
 
 def _graph_rows(line: bytes) -> Iterator[dict[str, Any]]:
@@ -8490,6 +8505,8 @@ def _keep_conversation(
     for turn in given.turns:
         text, _ = redact(turn_text(turn)[:CONTENT_MAX], redacts())
         id = turn_id(name, turn.key)
+        while stored_among(database, [id]):
+            id = _short_hash(id)
         if (found := find_item(database, id)) and found["content"] == text:
             continue
         item = prepare_item(database, encoder, id, text, project or None, turn.at)
@@ -10551,7 +10568,10 @@ def history_of(projects: Projects, id: str) -> dict[str, Any]:
     """What happened to an item: what `Memory.history` returns."""
     row = visible_item(projects, id)
     rows = map(_item, projects.database.rows(_LINEAGE.format(_ITEM), row["id"]))
-    versions = [_listed(version) | {"live": version["ended_at"] is None} for version in rows]
+    versions = [
+        _listed(version) | told_source(version, projects) | {"live": version["ended_at"] is None}
+        for version in rows
+    ]
     ids = json.dumps([version["id"] for version in versions])
     events = [
         {
@@ -10591,7 +10611,7 @@ def graph_of(projects: Projects, id: str) -> dict[str, Any]:
 
 
 def _node(projects: Projects, row: dict[str, Any]) -> dict[str, Any]:
-    node = shared_facts(row) | {"live": row["ended_at"] is None}
+    node = shared_facts(row) | told_source(row, projects) | {"live": row["ended_at"] is None}
     return node | ({"cross_project": True} if projects.is_foreign(row) else {})
 
 
@@ -11093,9 +11113,7 @@ class Memory:
         facts = _listed(row) | {"content_type": row["content_type"]}
         if self.projects.is_foreign(row):
             facts["cross_project"] = True
-        return facts | (
-            {"source": source_of(row, self.projects)} if row["path"] is not None else {}
-        )
+        return facts | told_source(row, self.projects)
 
     def forget(self, *ids: str) -> dict[str, Any]:
         """Erase items, with the versions they replaced; all of those named, or none."""

@@ -597,6 +597,15 @@ def test_of_chatgpts_tree_the_branch_that_is_shown_is_read(tmp_path: Path) -> No
     assert found.turns == [Turn("m1", 1_700_000_001, "which port?", "6543")]
 
 
+def test_chats_without_a_name_are_kept_apart(tmp_path: Path) -> None:
+    chats = [chatgpt(("user", text), ("assistant", "6543")) for text in ("which port?", "and now?")]
+    path = tmp_path / "conversations.json"
+    path.write_text(json.dumps([{**chat, "id": None} for chat in chats]))
+    sessions = [one.session for one in archived(path)]
+    assert len({*sessions, ""}) == 3
+    assert [one.session for one in archived(path)] == sessions
+
+
 @pytest.mark.parametrize("kind", ["file", "folder", "zip"])
 def test_an_export_is_a_file_a_folder_or_an_archive(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "conversations.json"

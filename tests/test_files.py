@@ -97,6 +97,29 @@ def later(path: Path, seconds: float = 10) -> None:
     os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns + int(seconds * 10**9)))
 
 
+# An id that a part would have, and that a memory has
+
+
+def test_a_memory_with_the_id_of_a_part_hides_nothing(folder: Path, memory: Memory) -> None:
+    memory.index("docs")
+    ids = {row["content"]: row["id"] for row in memory.recall("installer", anyway=True)["results"]}
+    (part,) = (id for text, id in ids.items() if "Run the installer" in text)
+    history = memory.history(part)
+    assert history["versions"][0]["source"] == "docs/guide.md:5-7"
+    with open_memory(folder.parent / "other.db") as other:
+        assert other.import_rows(history["versions"])["stored"] == 0
+        other.import_rows([{"id": part, "content": "The heron nests here."}])
+        other.index("docs")
+        assert "docs/guide.md:5-7" in sources(other, "run the installer")
+        assert other.get(part)["content"] == "The heron nests here."
+        assert counts(other.index("docs"))[0] == 0
+        other.forget(part)
+        later(folder / "docs" / "guide.md")
+        other.index("docs")
+        assert sources(other, "run the installer")[0] == "docs/guide.md:5-7"
+        consistent(other)
+
+
 # Parts
 
 

@@ -178,6 +178,6 @@ def test_what_is_no_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ):
         monkeypatch.setenv("SEDIMENT_EMBEDDING_MODEL", name)
         with pytest.raises(ModelError, match=message):
-            Encoder()
+            _ = Encoder().model
     monkeypatch.setenv("SEDIMENT_EMBEDDING_MODEL", "all-minilm-l6-v2")
     assert Encoder().model.name == sediment.MODEL

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from storage import consistent, open_memory, shared_encoder
 
+import sediment
 from sediment import Conversation, InvalidInput, Memory, NotFound, SedimentError, Turn
 
 DAY = 86_400
@@ -42,6 +43,16 @@ def test_a_session_is_kept_once_and_found(memory: Memory) -> None:
     assert found["content"] == f"User: {HERON[0]}\n\nAssistant: {HERON[1]}"
     assert memory.stats()["turns"] == 2
     assert memory.list_items()["total"] == 0
+    consistent(memory)
+
+
+def test_a_memory_with_the_id_of_a_turn_stays(memory: Memory) -> None:
+    id = sediment.turn_id("claude:s1", "k0")
+    memory.import_rows([{"id": id, "content": "Tea is served at four."}])
+    assert counts(memory.add_conversations([said(HERON, OTTER)])) == (1, 2, 0)
+    assert counts(memory.add_conversations([said(HERON, OTTER)])) == (1, 0, 2)
+    assert memory.get(id)["content"] == "Tea is served at four."
+    assert memory.recall("heron queue", limit=1)["results"][0]["source"] == "claude:s1#1"
     consistent(memory)
 
 
