@@ -3282,6 +3282,15 @@ def _is_there(folder: Path | None) -> bool:
 _UNFILLED = _Pattern(r"\$\{|(?<!\w)\$\w|%\w+%")  # as of ${workspaceFolder}, $PWD, %CD%
 
 
+def _made(repository: Path) -> str:
+    """What tells a repository from another one that comes to its path, where it may also get its
+    number: when it was made, by a file that git writes then and seldom or never again."""
+    for name in ("description", "config"):
+        with contextlib.suppress(OSError):
+            return f"{repository.stat().st_ino}:{(repository / name).stat().st_mtime_ns}"
+    return str(repository.stat().st_ino)
+
+
 class Projects:
     """Resolves a folder or a given name to a project id, remembering answers in the database."""
 
@@ -3404,8 +3413,7 @@ class Projects:
         if folders is None:
             return None
         _, shared = folders
-        # Another repository may come to this path.
-        key = f"git:{_written(shared)}:{shared.stat().st_ino}"
+        key = f"git:{_written(shared)}:{_made(shared)}"
         known = self._note(key)
         if known is None and (known := git_id(root)) and create:
             self._write_note(key, known)

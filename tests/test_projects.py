@@ -91,6 +91,21 @@ def test_without_git_a_repository_is_a_folder(here: Program, tmp_path: Path) -> 
     assert here.contents() == {"stored while git was missing", "stored with git"}
 
 
+def test_another_repository_in_the_folder_of_the_first_is_another_project(
+    here: Program, tmp_path: Path
+) -> None:
+    """A file system gives a new folder the number of one that is gone."""
+    repository(here.folder)
+    here.store("of the first")
+    second = repository(tmp_path / "second", day=2)
+    own = here.folder / ".git"
+    for one in own.iterdir():
+        shutil.rmtree(one) if one.is_dir() else one.unlink()
+    for one in (tmp_path / "second" / ".git").iterdir():
+        one.rename(own / one.name)
+    assert (here.project(), here.contents()) == (second, set())
+
+
 def test_another_repository_at_the_same_path_is_another_project(here: Program) -> None:
     repository(here.folder)
     here.store("of the old one")
