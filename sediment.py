@@ -6102,10 +6102,12 @@ _ENDED = ("ended_at", "ended_by", "successor")
 
 def export_rows(database: Database) -> Iterator[dict[str, Any]]:
     """Every item of the database, oldest first, replaced ones and other projects' included; but
-    for what stands in files."""
-    sql = f"SELECT {_ITEM} FROM items i WHERE seq > ? AND file IS NULL ORDER BY seq LIMIT 500"
+    for what stands in files, and what comes meanwhile: that may be what is made of these rows."""
+    span = "seq > ? AND seq <= ? AND file IS NULL"
+    sql = f"SELECT {_ITEM} FROM items i WHERE {span} ORDER BY seq LIMIT 500"
     last, decisions = 0, _decisions(database)
-    while rows := [_item(row) for row in database.rows(sql, last)]:
+    end = database.value("SELECT coalesce(max(seq), 0) FROM items")
+    while rows := [_item(row) for row in database.rows(sql, last, end)]:
         for row in rows:
             yield shared_facts(row) | decisions.get(row["id"], {})
         last = rows[-1]["seq"]

@@ -1,5 +1,6 @@
 """Everything in and out as JSON Lines, and nothing on the way lost or doubled."""
 
+import itertools
 import json
 import tempfile
 import time
@@ -94,6 +95,13 @@ def test_lineage_is_carried_over_in_any_order(memory: Memory, copy: Memory) -> N
     copy.import_rows(lines(reversed(exported(memory))))
     columns = "from_id, to_id, edge_type, strength"
     assert rows_of(copy, "graph_edges", columns) == rows_of(memory, "graph_edges", columns)
+
+
+def test_an_export_ends_although_its_rows_are_stored_again(memory: Memory) -> None:
+    memory.import_rows([{"id": str(n), "content": f"Heron number {n}."} for n in range(3)])
+    for row in itertools.islice(memory.export_rows(), 10):
+        memory.store(f"{row['content']} Seen again.")
+    assert len(list(memory.export_rows())) == 6
 
 
 def test_a_large_file_is_exported_whole(memory: Memory) -> None:
