@@ -2265,7 +2265,8 @@ class Beside:
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self._work, self._result, self._error = work, None, None
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        # Not a daemon: a program that ends while the encoder's library loads or runs would abort.
+        self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self) -> None:

@@ -247,7 +247,7 @@ class Storm:
         own: list[Fact] = []
         while time.monotonic() < until and not self._over.is_set():
             if isinstance(actor, ServerActor):
-                self._let_shells_follow()
+                self._let_shells_follow(until)
             if not (fact := self._next(own, actor)):
                 break
             while not self._store(actor, fact) and actor.random.random() < 0.5:
@@ -256,10 +256,13 @@ class Storm:
             if forgettable and actor.random.random() < 0.1:
                 self._forget(actor, actor.random.choice(forgettable))
 
-    def _let_shells_follow(self) -> None:
-        while not self._over.is_set() and self.counts["stores by servers"] > LEAD * (
-            self.counts["stores by shells"] + WRITERS
-        ):
+    def _let_shells_follow(self, until: float) -> None:
+        """Wait for them, as long as they run."""
+        while time.monotonic() < until and not self._over.is_set():
+            if self.counts["stores by servers"] <= LEAD * (
+                self.counts["stores by shells"] + WRITERS
+            ):
+                return
             time.sleep(0.02)
 
     def _next(self, own: list[Fact], actor: Actor) -> Fact | None:

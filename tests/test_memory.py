@@ -683,6 +683,16 @@ def test_embedding_can_be_stopped_and_goes_on(
     assert memory.embed_pending() == total - made
 
 
+def test_a_program_may_end_while_a_query_is_encoded(path: Path, memory: Memory) -> None:
+    for text in ("Tea is served at four.", "The staging port is 5433."):
+        memory.store(text)
+    unknown = 'memory = Memory(sys.argv[1], project="demo")\nmemory.recall("a" * 5000)\n'
+    for _ in range(3):
+        process = child(unknown, path)
+        errors = process.communicate(timeout=60)[1]
+        assert (process.returncode, errors) == (0, "")
+
+
 def test_an_interrupted_embedding_leaves_no_lease(path: Path, memory: Memory) -> None:
     memory.store(ENDLESS)
 
