@@ -2352,32 +2352,31 @@ class Encoder:
         """
         import numpy
 
-        ids, starts = self._token_weights(text, weights)
-        if not any(starts) and self._unknown().intersection(ids):
+        encoding, plain, states = begun.result() if begun else self._query_states(text)
+        starts = self._token_weights(encoding, weights)
+        if not any(starts) and self._unknown().intersection(self._in_window(encoding.ids)):
             return b""
-        plain, states = begun.result() if begun else self._query_states(text)
         pooled = numpy.array(starts, numpy.float32) @ states
         length = float(numpy.linalg.norm(pooled))
         return (pooled / length if length else plain).astype("<f4").tobytes()
 
-    def _query_states(self, text: str) -> tuple[Any, Any]:
-        """A query's plain vector, and a row for each of its tokens."""
+    def _query_states(self, text: str) -> tuple[Any, Any, Any]:
+        """A query's tokens, its plain vector, and a row for each of the tokens."""
         session = self.load()
         import numpy
 
-        ids = self.tokens(self.model.query_prefix + text)
-        return self.model.run(session, numpy.array(ids, numpy.int64))
+        encoding = self._load_tokenizer().encode(self.model.query_prefix + text)
+        ids = self._in_window(encoding.ids)
+        return encoding, *self.model.run(session, numpy.array(ids, numpy.int64))
 
-    def _token_weights(self, text: str, weights: Sequence[float]) -> tuple[list[int], list[float]]:
-        """The tokens of a query, and each one's weight: that of its first character, none of what
-        closes the text and of what is not in the vocabulary."""
-        prefix = self.model.query_prefix
-        encoding = self._load_tokenizer().encode(prefix + text)
-        weights = [*[0.0] * len(prefix), *weights]
+    def _token_weights(self, encoding: Any, weights: Sequence[float]) -> list[float]:
+        """Each token's weight: that of its first character, none of what closes the text and of
+        what is not in the vocabulary."""
+        weights = [*[0.0] * len(self.model.query_prefix), *weights]
         ids, unknown = self._in_window(encoding.ids), self._unknown()
         known = zip(ids[:-1], encoding.offsets, strict=False)
         told = [weights[at] if end and id not in unknown else 0.0 for id, (at, end) in known]
-        return ids, [*told, 0.0]
+        return [*told, 0.0]
 
     def _unknown(self) -> set[int | None]:
         """What stands for words that are not in the vocabulary: one vector for all of them."""
@@ -9618,7 +9617,7 @@ def own_item(projects: Projects, id: object, deed: str) -> dict[str, Any]:
     if row["id"] != id and len(str(id)) < PREFIX_MIN:
         raise InvalidInput(f"{deed} by {PREFIX_MIN} characters of the id or more: {row['id']}")
     check_own(projects, row, "change")
-    if row["ended_at"] is not None and (front := front_of(projects.database, row)):
+    if row["ended_at"] is not None and (front := standing_for(projects.database, row["id"])):
         deeds = {"forget": f"`forget {front}` deletes both", "replace": f"`--replace {front}`"}
         what = f"{row['id']} is hidden behind {front}"
         raise NotFound(f"{what}: {deeds[deed]}, `undo {row['id']}` brings it back")
@@ -9636,14 +9635,14 @@ def check_own(projects: Projects, row: dict[str, Any], what: str) -> None:
         raise NotFound(f"{row['id']} belongs to another project: {what} it there (--project)")
 
 
-def front_of(database: Database, row: dict[str, Any]) -> str | None:
-    """The live item that a hidden one is behind."""
+def standing_for(database: Database, id: str) -> str | None:
+    """The live item that a hidden one, or what took its place, is behind by now."""
     sql = (
-        "WITH RECURSIVE after(id) AS (SELECT ?1 UNION"
-        " SELECT i.successor FROM items i JOIN after a ON i.id = a.id)"
-        " SELECT id FROM items JOIN after USING (id) WHERE ended_at IS NULL"
+        "WITH RECURSIVE ahead(id) AS (SELECT ?1 UNION"
+        " SELECT i.successor FROM items i JOIN ahead USING (id))"
+        " SELECT id FROM items JOIN ahead USING (id) WHERE ended_at IS NULL"
     )
-    return database.value(sql, row["successor"])
+    return database.value(sql, id)
 
 
 def may_read(projects: Projects, row: dict[str, Any]) -> bool:
@@ -9706,15 +9705,19 @@ class Found(NamedTuple):
     chunks: int
 
 
-class Search:
-    """A question's way through the file, as seen from a project: found in one snapshot, ranked,
-    and looked up again where a file has changed meanwhile."""
+class View:
+    """A file as seen from a project, with what finds and compares its memories."""
 
     def __init__(
         self, projects: Projects, encoder: Encoder, index: VectorIndex | None, lexicon: Lexicon
     ) -> None:
         self.projects, self.database = projects, projects.database
         self.encoder, self.index, self.lexicon = encoder, index, lexicon
+
+
+class Search(View):
+    """A question's way through the file, as seen from a project: found in one snapshot, ranked,
+    and looked up again where a file has changed meanwhile."""
 
     def hits(
         self, request: Request, rounds: int = STALE_ROUNDS
@@ -9901,15 +9904,12 @@ class Search:
         """What callers see of each hit, by row number."""
         items = items_by_row(self.database, [hit.item for hit in hits])
         spans = self._spans([hit.chunk for hit in hits])
-        rows = {
+        return {
             hit.item: _result(items[hit.item], hit, spans[hit.chunk])
+            | told_source(items[hit.item], self.projects)
             for hit in hits
             if hit.item in items and hit.chunk in spans  # forgotten a moment ago
         }
-        for seq, row in rows.items():
-            if items[seq]["path"] is not None:
-                row["source"] = source_of(items[seq], self.projects)
-        return rows
 
     def _spans(self, chunks: list[int]) -> dict[int, tuple[int, int, int]]:
         """Of each chunk its position, start and end."""
@@ -10004,8 +10004,7 @@ class Search:
             raise InvalidInput(f"{row['id']} has pages 1 to {len(pages)}, not {number}")
         start, end = pages[number - 1]
         result = shared_facts(row) | {"content": content[start:end], "similarity": "1.00"}
-        if row["path"] is not None:
-            result["source"] = source_of(row, self.projects)
+        result |= told_source(row, self.projects)
         if self.projects.is_foreign(row):
             result["cross_project"] = True
         if len(pages) > 1:
@@ -10078,6 +10077,12 @@ class Lease:
         self._database, self._job = database, job
         self._me = f"{os.getpid()}-{id(self)}"
 
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
     def take(self) -> bool:
         """Have the job, or have it on; False while another process has it."""
         now = int(time.time())
@@ -10100,15 +10105,9 @@ class Lease:
                     connection.execute(f"DELETE {mine[0]}", mine[1:])
 
 
-class Storing:
+class Storing(View):
     """How a text becomes a memory, as seen from a project: what takes time comes first, then one
     transaction that looks again at what it relies on."""
-
-    def __init__(
-        self, projects: Projects, encoder: Encoder, index: VectorIndex | None, lexicon: Lexicon
-    ) -> None:
-        self.projects, self.database = projects, projects.database
-        self.encoder, self.index, self.lexicon = encoder, index, lexicon
 
     def store(
         self, content: str, scope: str | None, replace: str | None, created_at: object
@@ -10302,12 +10301,11 @@ def embed_pending(
 ) -> int:
     """Make the vectors of pending chunks, while no other process does: how many."""
     made = 0
-    lease = Lease(database, "embedding")
-    try:
+    with Lease(database, "embedding") as lease:
         while not stop() and same_model(database, encoder.model):
-            batch = pending_chunks(database, 8)
-            if not batch or not lease.take():
+            if not pending_chunks(database, 1) or not lease.take():
                 break
+            batch = pending_chunks(database, 8)  # what whoever had the lease has left
             vectors = {row: encoder.embed(row[1]) for row in batch if not stop()}
             with database.transaction() as connection:
                 if claim_model(connection, encoder.model):
@@ -10316,8 +10314,6 @@ def embed_pending(
                     _fill(connection, [(vectors[row], row[0]) for row in still])
             made += len(vectors)
             progress(len(vectors))
-    finally:
-        lease.release()
     return made
 
 
@@ -10347,19 +10343,22 @@ class Consolidator:
         if dry_run:
             return self._consolidated(self._proposed(stop))
         done: list[tuple[str, Pair]] = []
-        try:
+        with self._lease:
             while not stop() and self._lease.take():
-                self.examine(stop)
+                self._examine(stop)
                 queue = queued_pairs(self.database, CONSOLIDATE_BATCH)
                 if not queue:
                     break
                 done += self.settle(*((one, other) for one, other, _ in queue), stop=stop)
                 progress(len(queue))
-        finally:
-            self._lease.release()
         return self._consolidated(done)
 
-    def examine(self, stop: Callable[[], bool]) -> None:
+    def examine(self) -> None:
+        """Look at what came by import, before a person is asked about it."""
+        with self._lease:
+            self._examine(lambda: False)
+
+    def _examine(self, stop: Callable[[], bool]) -> None:
         """Queue the near pairs among items that came by import, and what one may make obsolete."""
         examined = self.database.value(f"SELECT {_EXAMINED}")
         for last, pairs in near_pairs(self.database, examined):
@@ -10473,16 +10472,6 @@ def has_chores(database: Database) -> bool:
 # ---------------------------------------------------------------------------------------------
 
 
-def _standing_for(connection: apsw.Connection, id: str) -> str | None:
-    """The live item that an ended one, or what took its place, is hidden behind by now."""
-    return connection.execute(
-        "WITH RECURSIVE ahead(id) AS (SELECT ?1 UNION"
-        " SELECT i.successor FROM items i JOIN ahead USING (id))"
-        " SELECT id FROM items JOIN ahead USING (id) WHERE ended_at IS NULL",
-        (id,),
-    ).get
-
-
 def replace_item(projects: Projects, old: str, new: str) -> dict[str, Any]:
     """Hide a memory behind another one: what `Memory.replace` returns."""
     with projects.database.transaction() as connection:
@@ -10504,7 +10493,7 @@ def undo_item(projects: Projects, id: str) -> dict[str, Any]:
         if _is_live(connection, meant):  # another process was quicker
             raise NotFound(f"{meant} is live already: nothing to undo")
         old = _to_bring_back(projects, id)
-        now = _standing_for(connection, old)
+        now = standing_for(projects.database, old)
         reason, successor = restore_item(connection, old)
         swap = now if reason not in ("merge", "beside") else None
         if swap:
@@ -11034,11 +11023,12 @@ class Memory:
         Each `old` memory may be obsolete because of `new`: `replace` ends it, `keep_both` settles
         that it is not.
         """
-        Consolidator(self.storing).examine(lambda: False)
+        Consolidator(self.storing).examine()
         pairs = [
             {"old": shared_facts(old), "new": shared_facts(new), "probability": f"{chance:.2f}"}
             for old_id, new_id, chance in reviewable(self.database)
-            if (old := self._find(old_id)) and (new := self._find(new_id))
+            if (old := find_item(self.database, old_id))
+            and (new := find_item(self.database, new_id))
             if not self.projects.is_foreign(old) and not self.projects.is_foreign(new)
         ]
         return {"count": len(pairs), "pairs": pairs}
@@ -11205,9 +11195,6 @@ class Memory:
     def stats(self, *, verify: bool = False) -> dict[str, Any]:
         """What there is: the file, its counts, the project, the model. `verify` reads it all."""
         return database_stats(self.database, self.encoder, self.projects.current(), verify)
-
-    def _find(self, id: str) -> dict[str, Any] | None:
-        return find_item(self.database, id)
 
 
 def check_found(encoder: Encoder, name: str, text: str) -> None:

@@ -367,12 +367,11 @@ def measure_talk() -> None:
     ) -> None:
         show(name, *(share([true(*row) for row in found[loss]]) for loss in LOSSES))
 
+    def turn_before(note: int, _: int, turn: int) -> bool:
+        return turn < note <= DEPTH
+
     count = len(both[LOSSES[0]])
-    line(
-        f"stored and said ({count} questions): a turn before the right note",
-        both,
-        lambda note, _, turn: turn < note <= DEPTH,
-    )
+    line(f"stored and said ({count} questions): a turn before the right note", both, turn_before)
     line("stored and said: the right note first", both, lambda note, *_: note == 1)
     line(
         "stored and said: the right note, or a turn that says the same, first",
@@ -383,11 +382,7 @@ def measure_talk() -> None:
     line(f"only said ({count}): the right turn first", alone, lambda _, turn, __: turn == 1)
     line("only said: the right turn among five", alone, lambda _, turn, __: turn <= SHOWN)
     count = len(beside[LOSSES[0]])
-    line(
-        f"only stored ({count}): a turn before the right note",
-        beside,
-        lambda note, _, turn: turn < note <= DEPTH,
-    )
+    line(f"only stored ({count}): a turn before the right note", beside, turn_before)
     line("only stored: the right note first", beside, lambda note, *_: note == 1)
 
 

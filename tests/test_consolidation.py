@@ -312,3 +312,10 @@ def test_review_goes_through_an_import_with_a_key_for_each_pair(here: Program) -
     here.run("undo", "van")
     assert "van" in {item["id"] for item in here.json("list")["items"]}
     assert "0 replaced, 0 kept" in here.run("review", input="q\n").stdout
+
+
+def test_a_review_lets_consolidation_go_on_at_once(memory: Memory) -> None:
+    tea = "Tea is served at four o'clock."
+    memory.import_rows([{"id": "a", "content": tea}, {"id": "b", "content": f"Note: {tea}"}])
+    memory.review()
+    assert memory.consolidate()["merged"] == 1
