@@ -11602,7 +11602,7 @@ def hook_log(database: Path) -> Path:
     return database.with_name(f"{database.name}.hooks")
 
 
-def hook_runs(database: Path) -> list[dict[str, Any]]:
+def hook_runs_ours(database: Path) -> list[dict[str, Any]]:
     """The last runs of hooks, oldest first."""
     lines = plain_text(hook_log(database)).encode("utf-8", "surrogateescape").splitlines()
     return [run for line in lines[-HOOK_LOG:] if (run := parse_object(line))]
@@ -12959,13 +12959,13 @@ class FileChange(NamedTuple):
     """What becomes of a file of somebody's."""
 
     path: Path
-    done: str  # "created", "extended", "cleaned" or "deleted"; or why it stays as it is
+    done: str  # "created", "extended", "cleaned" or "deleted"; or what it "has" already
     text: str | None  # what it says then, None if it is deleted
     whole: str  # what it says if there was nothing else
 
     def write(self, root: Path | None) -> str:
         """Returns what was done."""
-        if " " not in self.done:
+        if not self.done.startswith("has "):
             _write_for_owner(self.path, self.text, root)
         return f"{self.path}: {self.done}"
 
@@ -12979,17 +12979,19 @@ def changed(path: Path, wanted: Any, remove: bool) -> FileChange:
         text = _read_owned(path) if path.exists() else None
         new = add(text, wanted) if not remove else text and take(text, wanted)
     except (InvalidInput, RecursionError) as error:
-        parts = [f"{_to_json(wanted[key])[1:-1]} to its {key}" for key in called]
+        write = _to_toml if path.suffix == ".toml" else _to_json
+        parts = [f"{write(wanted[key])[1:-1]} to its {key}" for key in called]
         advice = "take out sediment" if remove else f"add {' and '.join(parts)}"
         advice = f"; {advice} by hand" if called else ""
         raise InvalidInput(f"{path} {error}: left as it is{advice}") from None
+    others = "; ".join(_in_other_words(path, wanted))
     if new == text:
         contents = " and ".join(_CALLED[key] for key in called) or "what is needed"
-        done = "has nothing to remove" if remove else f"has {contents} already"
+        done = "has nothing to remove" if remove else others or f"has {contents} already"
     elif remove:
         done = "deleted" if new is None else "cleaned"
     else:
-        done = "created" if text is None else "extended"
+        done = "created" if text is None else f"extended, but {others}" if others else "extended"
     return FileChange(path, done, new, "" if remove else add(None, wanted))
 
 
@@ -13009,6 +13011,13 @@ def _to_json(value: Any, indent: str | None = None) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
+def _to_toml(value: Any) -> str:
+    """A value in one line of TOML."""
+    if not isinstance(value, dict):
+        return _to_json(value)
+    return "{" + ", ".join(f"{key} = {_to_toml(one)}" for key, one in value.items()) + "}"
+
+
 # JSON, with comments where a client takes them. A thing goes behind the others of its object or
 # list. Alone in one that was empty it has no line end behind it: so it can be told which objects
 # came with it when it is removed.
@@ -13020,7 +13029,7 @@ _LAST_COMMA = _Pattern(r'"(?:[^"\\\n]|\\.)*+"?|,(?=\s*[}\]])', re.DOTALL)
 _OURS = _Pattern(
     r"(?<![^\s\"'/\\])sediment(?:[\w.-]*\.(?:pyz|py|exe)|-?[\d.]+)?(?=[\"'\s])", re.IGNORECASE
 )
-_HOOK_WORD = _Pattern(r"[\s\"']hook(?![^\s\"'])")
+_RUN_WORD = _Pattern(r"[\s\"'](?:hook|serve)(?![^\s\"'])")
 _PLACED = _Pattern(r"[\"']*(?:/|\w:).*[\s\"'](serve|hook)", re.DOTALL)
 Keys = list[str | None]  # the path to a thing: names of members, and None for an element
 
@@ -13169,7 +13178,7 @@ def _is_that(one: Held, key: str | None, wanted: Any) -> bool:
     """Whether a member has this name, or an element runs our hook, in whatever words."""
     if key is not None:
         return one.key == key
-    return one.value == wanted or _runs_hook(one.value)
+    return one.value == wanted or _runs_ours(one.value)
 
 
 def _command_of(entry: dict[str, Any], *names: str) -> str:
@@ -13179,15 +13188,15 @@ def _command_of(entry: dict[str, Any], *names: str) -> str:
     return " ".join(word for word in words if isinstance(word, str))
 
 
-def _runs_hook(value: Any) -> bool:
-    """Whether any object in a value runs our hook, in whatever words."""
+def _runs_ours(value: Any) -> bool:
+    """Whether any object in a value runs our hook or server, in whatever words."""
     waiting = [value]
     while waiting:
         one = waiting.pop()
         if isinstance(one, dict):
             command = _command_of(one, "server", "command", "args", "tool")
             found = _OURS.search(command)
-            if found and _HOOK_WORD.search(command, found.end()):
+            if found and _RUN_WORD.search(command, found.end()):
                 return True
         if isinstance(one, dict | list):
             waiting += one.values() if isinstance(one, dict) else one
@@ -13303,13 +13312,14 @@ def _table_added(text: str | None, wanted: dict[str, Any]) -> str:
     old, entry = _table(text or ""), wanted["mcp_servers"]["sediment"]
     if text is not None and "sediment" in old["mcp_servers"]:
         return text
-    lines = [f"{key} = {_to_json(value)}" for key, value in entry.items()]
+    lines = [f"{key} = {_to_toml(value)}" for key, value in entry.items()]
     block = [_TABLE_BEGIN, "[mcp_servers.sediment]", *lines, _TABLE_END, ""]
     new = _appended(text, "\n".join(block))
     old["mcp_servers"]["sediment"] = entry
-    if repr(sorted(_table(new).items())) != repr(sorted(old.items())):  # no nan equals another
-        raise InvalidInput("cannot be extended as it is")
-    return new
+    with contextlib.suppress(InvalidInput):  # to an inline table nothing can be added below it
+        if repr(sorted(_table(new).items())) == repr(sorted(old.items())):  # no nan equals another
+            return new
+    raise InvalidInput("has mcp_servers as an inline table")
 
 
 def _table_removed(text: str, _: Any) -> str | None:
@@ -13361,15 +13371,35 @@ def what_stands(path: Path, wanted: Any) -> Iterator[tuple[str, Any, Any]]:
     if not path.is_file():  # nor a pipe, which would be read for ever
         return
     text = _read_owned(path)
+    if not text.removeprefix(_BYTE_ORDER_MARK).strip():
+        return
     if isinstance(wanted, str):
-        yield "plugin", text, wanted
+        yield "sediment", text, wanted
     elif "mcp_servers" in wanted:
         entry = wanted["mcp_servers"]["sediment"]
-        yield "server", _table(text)["mcp_servers"].get("sediment"), entry
+        yield "sediment", _table(text)["mcp_servers"].get("sediment"), entry
     else:
         for keys, one in _leaves(wanted):
             stands = JsonText(text).walk(keys, one)[-1].next
             yield str(keys[1]), stands and stands.value, one
+
+
+def _in_other_words(path: Path, wanted: Any) -> Iterator[str]:
+    """What a server or a plugin of our name is, where it is not what `init` writes."""
+    if isinstance(wanted, str) and path.suffix != ".js":
+        return  # instructions may be anybody's
+    for name, found, one in what_stands(path, wanted):
+        if name == "sediment" and found not in (None, one):
+            told = "already, in other words" if _is_ours(found, one) else "of another program"
+            what = _SERVER if isinstance(wanted, dict) else "a plugin"
+            yield f"has {what} {told}: {_show(found)}"
+
+
+def _is_ours(found: Any, wanted: Any) -> bool:
+    """Whether what stands for a server, hook or plugin runs this program, or a copy of it."""
+    if isinstance(wanted, str):
+        return _plugin_removed(found, wanted) is None
+    return _runs_ours(found)
 
 
 def _has_already(client: Client, part: str, root: Path | None, program: list[str]) -> str:
@@ -13379,7 +13409,8 @@ def _has_already(client: Client, part: str, root: Path | None, program: list[str
     if part == "hooks" and root:
         for path, wanted in client.files(part, None, program):
             with contextlib.suppress(InvalidInput):
-                if any(found for _, found, _ in what_stands(path, wanted)):
+                things = what_stands(path, wanted)
+                if any(found and _is_ours(found, one) for _, found, one in things):
                     return f"{path}: has its hooks already, for every project"
     return ""
 
@@ -13460,7 +13491,7 @@ def check_clients(memory: Memory, names: Sequence[str]) -> dict[str, Any]:
     if unread := ", ".join(often_tried(memory.database)):
         told = f"not kept, their readers did not come to an end: {unread}"
         checks.append(Check("conversations", "warning", told))
-    runs = hook_runs(memory.database.path)
+    runs = hook_runs_ours(memory.database.path)
     runs = [run for run in runs if not names or run.get("client") in names]
     last = f"the last one ran at {runs[-1].get('at')}" if runs else "none has run yet"
     checks.append(Check("runs", "ok" if runs else "warning", last))
@@ -13508,7 +13539,10 @@ def _check_part(
                 other = [event for event, found, one in things if found not in (None, one)]
                 told = f", without {', '.join(missing)}" if missing else ""
                 told += f", in other words than `init` has: {', '.join(other)}" if other else ""
-                yield Check(name, "warning" if told else "ok", f"in {path}{told}")
+                status = "warning" if told else "ok"
+                if part == "server" and not _is_ours(things[0][1], things[0][2]):
+                    status, told = "broken", f" is another program: {_show(things[0][1])}"
+                yield Check(name, status, f"in {path}{told}")
 
 
 def _check_server(command: list[str]) -> Check:
@@ -13534,7 +13568,7 @@ def _codex_trust(root: Path | None) -> tuple[str, str]:
     hello = {"clientInfo": {"name": "sediment", "version": __version__}}
     asked = [("initialize", hello), ("hooks/list", {"cwds": [folder]})]
     known = ask([codex, "app-server"], asked).get("data") or [{}]
-    hooks = [one for one in known[0].get("hooks", ()) if _runs_hook(one)]
+    hooks = [one for one in known[0].get("hooks", ()) if _runs_ours(one)]
     if not hooks:
         return "warning", "unknown: Codex names no hooks of sediment here"
     new = sorted(str(one.get("eventName")) for one in hooks if one.get("trustStatus") != "trusted")

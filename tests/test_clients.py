@@ -355,7 +355,7 @@ def test_another_copy_of_the_program_takes_out_what_one_added(here: Program) -> 
         (".claude/settings.json", "[" * 100_000, "is not valid JSON"),
         (".codex/config.toml", "a = ", "is not valid TOML"),
         (".codex/config.toml", "mcp_servers = 1\n", "has no table of mcp_servers"),
-        (".codex/config.toml", "mcp_servers = {}\n", "is not valid TOML"),
+        (".codex/config.toml", "mcp_servers = {}\n", "has mcp_servers as an inline table"),
         (".codex/config.toml", "a = 1\0", "NUL"),
         (".gemini/settings.json", "\xff", "cannot be read as text"),
     ],
@@ -369,7 +369,12 @@ def test_a_file_that_is_not_understood_is_left_alone(
     said = here.error("init", *ALL)
     assert said.startswith(f"Error: {path} ")
     assert reason in said
-    assert 'left as it is; add "' in said
+    toml = file.endswith(".toml")
+    assert f"left as it is; add {'sediment = {' if toml else chr(34)}" in said
+    if toml:
+        added = said[said.index("sediment = {") : said.index(" to its mcp_servers by hand")]
+        entry = tomllib.loads(f"mcp_servers = {{{added}}}")["mcp_servers"]["sediment"]
+        assert entry["args"][-1] == "serve"
     assert plain(here.folder) == {file: text.encode("latin-1")}  # and no other was written
 
 
@@ -422,6 +427,64 @@ def test_a_client_with_the_plugin_needs_nothing(
     program.chmod(0o755)
     found = checks(here, name, PATH=f"{home}:{here.env['PATH']}")
     assert found[name] == "ok its plugin is enabled, on the PATH"
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "text"),
+    [
+        ("claude", ".claude/settings.json", '{"enabledPlugins": {"sediment@evil": true}}'),
+        ("codex", ".codex/config.toml", '[plugins."sediment@evil"]\nenabled = true\n'),
+    ],
+)
+def test_a_plugin_of_another_marketplace_is_not_ours(
+    here: Program, home: Path, name: str, file: str, text: str
+) -> None:
+    (home / file).parent.mkdir(parents=True)
+    (home / file).write_text(text)
+    assert "has the plugin" not in here.ok("init", "--client", name)
+    assert set(plain(here.folder)) == WRITTEN[name]
+
+
+FOREIGN = '{"mcpServers": {"sediment": {"command": "/x/evil", "args": ["serve"]}}}'
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "text", "told"),
+    [
+        ("claude", ".mcp.json", FOREIGN, "of another program: {'command': '/x/evil'"),
+        ("claude", ".mcp.json", '{"mcpServers": {"sediment": {"url": "http://x"}}}', "'http://x'"),
+        ("cursor", ".cursor/mcp.json", FOREIGN, "of another program: {'command': '/x/evil'"),
+        ("gemini", ".gemini/settings.json", FOREIGN, "extended, but has a server called sediment"),
+        (
+            "codex",
+            ".codex/config.toml",
+            'mcp_servers = {sediment = {command = "evil"}}\n',
+            "of another program: {'command': 'evil'}",
+        ),
+    ],
+)
+def test_a_server_of_our_name_that_is_another_program_is_told(
+    here: Program, name: str, file: str, text: str, told: str
+) -> None:
+    path = here.folder / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    said = here.ok("init", "--client", name)
+    assert told in said
+    assert f"{file}: has a server called sediment already" not in said
+    assert path.read_text().startswith(text[:-1])
+    assert " is another program: {" in checks(here, name, code=1)[f"{name} server"]
+
+
+def test_a_server_and_a_plugin_in_other_words_are_shown(here: Program) -> None:
+    entry = {"command": "sh", "args": ["-c", "beep; sediment serve"]}
+    (here.folder / ".mcp.json").write_text(json.dumps({"mcpServers": {"sediment": entry}}))
+    plugin = here.folder / ".opencode/plugins/sediment.js"
+    plugin.parent.mkdir(parents=True)
+    plugin.write_text("export const Mine = 1\n")
+    said = here.ok("init", "--client", "claude", "--client", "opencode")
+    assert "has a server called sediment already, in other words: {'command': 'sh'" in said
+    assert "has a plugin of another program: 'export const Mine" in said
 
 
 # How it is written
