@@ -1185,6 +1185,8 @@ _GIVEN = _Pattern(
             (?:[ ](?i:jetzt|nun|noch|immer|wieder|maintenant|désormais|toujours|ahora|ora|adesso))*+
             :? [ ] )
       | (?P<beside> [,(] (?=[ ]?["']) [ ]? | [ ](?:(?:to|as|from|auf|en|à)[ ])?\(? | [ \t]{1,9} ) )
+    (?(sign) (?P<block> [|>][-+\d]{0,2} [ \t]{0,9} (?:\#[^\n]{0,99})?  # of YAML
+        (?:[ \t]{0,40}\r?\n){1,3} (?P<indent>[ \t]{1,40}) )? )
     (?! [bfru]{0,2}[\\"'`]{0,4}[\w.-]{0,20}(?i:passw|secret|token|key|pwd)\w{0,9}[=:] )
     (?: [$@]?[bfruBFRU]{0,2} (?P<quote> \\? (?:["']{3}|["'`]) )
           (?P<quoted> (?: [^\\"'`\n]{1,60} | (?!(?P=quote)) (?: \\. | [^\n] ) ){1,40}+ ) (?P=quote)
@@ -1331,6 +1333,9 @@ def _assigned(text: str, lowered: str) -> Iterator[tuple[int, int, str]]:
                 continue
         stop = start + len(value) if stop - start < 500 else _REST.match(text, stop).end()
         if _literal(value) and _strength(value[:200]) >= _needed(name, given, stop):
+            if given["block"]:  # all that is indented like its first line
+                more = re.compile(rf"[^\r\n]*(?:\r?\n{given['indent']}[^\r\n]*)*")
+                stop = more.match(text, stop).end()  # pyright: ignore
             end = stop
             yield start, stop, _MADE.get(name[1], "password")
 
@@ -5779,11 +5784,11 @@ _EXAMINED_NEXT = (
     " WHERE (SELECT count(*) FROM (SELECT 1 FROM items"
     f" WHERE seq > min({_EXAMINED}, ?) LIMIT 2)) = 1"
 )
-# What stands in files is not compared.
+# What stands in files is not compared, nor a version that another one has replaced.
 _EXAMINED_FILES = (
     "INSERT OR REPLACE INTO meta SELECT 'examined', (SELECT max(seq) FROM items)"
     f" WHERE EXISTS(SELECT 1 FROM items WHERE seq > {_EXAMINED})"
-    f" AND NOT EXISTS(SELECT 1 FROM items WHERE seq > {_EXAMINED} AND file IS NULL)"
+    f" AND NOT EXISTS(SELECT 1 FROM items i WHERE seq > {_EXAMINED} AND {_MEMORY})"
 )
 
 
@@ -6149,7 +6154,7 @@ _DERIVED = {
     *("pages", "next", "cross_project", "related_ids", "supersedes", "chunked", "content_type"),
     *("live", "why", "unrelated", "probability"),
 }
-_LISTS = ("items", "results", "versions", "nodes")  # where documents have their rows
+_LISTS = ("items", "kept", "results", "versions", "nodes")  # where documents have their rows
 
 
 def rows_in(lines: Iterable[str | dict[str, Any]]) -> Iterator[tuple[int, object]]:
@@ -6164,10 +6169,21 @@ def rows_in(lines: Iterable[str | dict[str, Any]]) -> Iterator[tuple[int, object
                 value = parse_json(line)
             except (ValueError, RecursionError):
                 value = None
-        if isinstance(value, dict) and "content" not in value:
-            value = next((value[name] for name in _LISTS if name in value), value)
         for row in value if isinstance(value, list) else [value]:
-            yield number, row
+            yield from ((number, one) for one in _rows_of_document(row))
+
+
+def _rows_of_document(value: Any) -> list[Any]:
+    """The rows of a document that a command printed; a row is its own one."""
+    if not isinstance(value, dict):
+        return [value]
+    if "content" in value and not (value.keys() >= _PRINTED and "nodes" in value):
+        return [value]
+    lists = [value[name] for name in _LISTS if isinstance(value.get(name), list)]
+    if isinstance(pairs := value.get("pairs"), list):
+        sides = ("keep", "other", "old", "new")
+        lists.append([one[side] for one in pairs for side in sides if side in one])
+    return list(itertools.chain(*lists)) if lists else [value]
 
 
 def _unbroken(lines: Iterable[Any]) -> Iterator[tuple[int, Any]]:
@@ -8316,9 +8332,12 @@ def all_sessions(clients: Iterable[str], since: int = 0) -> Iterator[Conversatio
 
 # What other programs export.
 
-_CHATS = _Pattern(rb'\s*\[[\s\S]*?"(?:mapping|chat_messages)": ?[\[{]')
+_CHATS = _Pattern(
+    rb'\s*\[[\s\S]*?"(?:mapping": ?\{\s*"[^"]*": ?\{\s*"(?:id|message|parent|children)'
+    rb'|chat_messages": ?\[\s*\{\s*"\w+)"'
+)
 _GAP = _Pattern(r"[\s,]*")
-_GRAPH = _Pattern(rb'\s*\{"type": ?"(?:entity|relation)"')
+_GRAPH = _Pattern(rb'\s*\{"type": ?"(?:entity", ?"name|relation", ?"from)"')
 _OBSERVED = _Pattern(r"\s*[-*] \[([^\]\[]{2,})\] (.+)")
 _RELATED = _Pattern(r"\s*[-*] ([^\[\]]+?) ?\[\[([^\[\]]+)\]\]")
 
@@ -8331,11 +8350,17 @@ def open_archive(path: Path) -> tuple[str, Iterator[Any]]:
         return "conversations", map(_exported_conversation, _exported_chats(path))
     if _GRAPH.match(head):
         return "rows", (row for _, line in _transcript_lines(path) for row in _graph_rows(line))
-    notes = [one for one in sorted(path.rglob("*.md")) if "\npermalink:" in plain_text(one)]
+    notes = [one for one in _own_files(path, "**/*.md") if "\npermalink:" in plain_text(one)]
     if notes:
         return "rows", (row for note in notes for row in _note_rows(note))
     known = "an export of ChatGPT's or Claude.ai's, the MCP memory server's file or a folder"
     raise InvalidInput(f"{path} is not {known} of basic-memory's notes: name one of these")
+
+
+def _own_files(folder: Path, pattern: str) -> list[Path]:
+    """The files of a folder, in order. A link in what came from elsewhere is left out: it may lead
+    to any file."""
+    return [one for one in sorted(folder.glob(pattern)) if not one.is_symlink()]
 
 
 def _exported(path: Path, size: int) -> Iterator[bytes]:
@@ -8346,7 +8371,7 @@ def _exported(path: Path, size: int) -> Iterator[bytes]:
 
     try:
         if path.is_dir():
-            for name in sorted(path.glob("conversations*.json")):
+            for name in _own_files(path, "conversations*.json"):
                 yield from _exported(name, size)
         elif zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:

@@ -34,6 +34,13 @@ def live(memory: Memory) -> set[str]:
     return {item["id"] for item in memory.list_items(limit=100)["items"]}
 
 
+def test_a_replaced_version_that_is_imported_leaves_nothing_to_compare(memory: Memory) -> None:
+    row = {"id": "old", "content": PORT, "created_at": 1, "ended_at": 2, "successor": "new"}
+    assert memory.import_rows([row])["hidden_versions"] == 1
+    memory.consolidate()
+    assert not memory.has_chores()
+
+
 def test_the_same_said_again_becomes_one(memory: Memory) -> None:
     first, second = put(memory, PORT, AGAIN)
     answer = memory.consolidate()

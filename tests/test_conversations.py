@@ -660,6 +660,38 @@ def test_the_notes_of_basic_memory_become_their_observations(tmp_path: Path) -> 
     assert rows(tmp_path) == ["Ada (taste): likes tea #drinks (since spring)", "Ada works at Acme"]
 
 
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_link_in_what_another_program_left_is_not_followed(tmp_path: Path, kind: str) -> None:
+    notes, outside = tmp_path / "notes", tmp_path / "outside"
+    notes.mkdir()
+    outside.mkdir()
+    note = "---\ntitle: {0}\npermalink: {0}\n---\n- [fact] of {0}\n".format
+    (notes / "own.md").write_text(note("own"))
+    (outside / "secret.md").write_text(note("secret"))
+    (notes / "linked.md").symlink_to("../outside" + "/secret.md" * (kind == "file"))
+    assert rows(notes) == ["own (fact): of own"]
+    (outside / "secret.json").write_text(json.dumps([CLAUDE_AI]))
+    (notes / "conversations.json").symlink_to("../outside/secret.json")
+    assert rows(notes) == ["own (fact): of own"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"content": "x", "mapping": {"a": 1}}]',
+        '[{"content": "x", "mapping": {}, "chat_messages": []}]',
+        '[{"content": "x", "mapping": {"tea": {"kind": "green"}}}]',
+        '[{"content": "x", "chat_messages": ["hello"]}]',
+        '{"type": "entity", "content": "x"}',
+        '{"type": "relation", "content": "x"}',
+    ],
+)
+def test_a_row_with_a_field_of_the_users_own_is_no_archive(tmp_path: Path, text: str) -> None:
+    (tmp_path / "rows.json").write_text(text)
+    with pytest.raises(InvalidInput, match="an export of ChatGPT's"):
+        sediment.open_archive(tmp_path / "rows.json")
+
+
 def test_what_is_no_archive_is_refused_with_what_is_one(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"content": "a row of ours"}\n[{"mapping": 1}]\n')
     (tmp_path / "list.json").write_text('[{"content": "a row", "of": "ours"}]')

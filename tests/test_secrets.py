@@ -194,6 +194,11 @@ NAMED: list[tuple[str, Callable[[], str], str]] = [
     ("password", human, "admin credentials are admin:§"),
     ("password", human, "credentials: admin / §"),
     ("password", human, "**Password:** §"),
+    ("password", human, "db:↵  password: |↵    §↵  port: 1"),
+    ("password", word, "password: >-↵  §↵user: bob"),
+    ("password", human, '"password": |2+ # mine↵↵    §'),
+    ("password", human, "- name: DB_PASSWORD↵  value: |-↵    §↵- name: DB_HOST"),
+    ("password", human, "password: |\r↵  §\r↵port: 1"),
     ("password", human, "**Password**: `§`"),
     ("password", human, "| Password | § |"),
     ("password", human, "DB_HOST=db↵DB_PASSWORD=§↵DB_PORT=5432"),
@@ -349,6 +354,8 @@ password: str = None
 password: Optional[str] = None
 token: Optional[str]
 token: str | None = None
+password: |↵  ${DB_PASSWORD}↵user: bob
+password: |↵  Choose a long one.↵  Write it down nowhere.
 password is required
 The password is required for login.
 token = next(tokens)
@@ -1026,6 +1033,12 @@ def test_what_a_machine_made_is_found_however_it_falls() -> None:
     named = [case for case in NAMED if case[1] not in (human, word, phrase)] * 50
     found = sum(redact(around.replace("§", make()))[1] == [kind] for kind, make, around in named)
     assert found >= 0.995 * len(named)
+
+
+def test_a_block_of_yaml_that_is_a_secret_goes_to_its_end() -> None:
+    lines = [alnum(), alnum(), alnum()]
+    text = "\n    ".join(["api_key: >-", *lines]) + "\n  port: 1\n"
+    assert redact(f"a:\n  {text}")[0] == "a:\n  api_key: >-\n    [redacted: key]\n  port: 1\n"
 
 
 def test_kinds_come_in_the_order_of_the_text() -> None:

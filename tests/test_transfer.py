@@ -492,6 +492,28 @@ def test_a_whole_document_is_read_as_its_rows(
     assert exported(copy) == rows
 
 
+DOCUMENTS: dict[str, Callable[[Memory], dict[str, Any]]] = {
+    "graph": lambda memory: memory.graph(first_id(memory)),
+    "prune": lambda memory: memory.prune("30d", dry_run=True),
+    "consolidate": lambda memory: {"pairs": [consolidated(memory)]},
+    "review": lambda memory: {"pairs": [dict(zip(("old", "new"), exported(memory), strict=False))]},
+}
+
+
+@pytest.mark.parametrize("command", DOCUMENTS)
+def test_a_document_brings_all_memories_that_it_has(
+    several: Memory, copy: Memory, command: str
+) -> None:
+    document = DOCUMENTS[command](several)
+    text = json.dumps(document)
+    answer = copy.import_rows([text])
+    assert answer["success"]
+    assert answer["stored"]
+    assert {row["id"] for row in exported(several) if row["content"] in text} == {
+        row["id"] for row in exported(copy)
+    }
+
+
 def test_laid_out_objects_are_read_one_after_the_other(several: Memory, copy: Memory) -> None:
     rows = exported(several)
     text = "\n".join(json.dumps(row, indent=2) for row in rows).splitlines()
