@@ -8517,13 +8517,21 @@ def keep_conversations(
     """What `Memory.add_conversations` does; without an encoder they are only counted."""
     counts = dict.fromkeys(("sessions", "turns", "existing"), 0)
     remarks: list[str] = []
+    forgotten = 0
     for one in conversations:
+        known = kept_session(database, session_name(one.client, one.session))
+        if known and known.resume == _NEVER_AGAIN:
+            forgotten += len(one.turns)
+            progress(len(one.turns))
+            continue
         counts["sessions"] += bool(one.turns)
         remarks += [one.remark] if one.remark else []
         new = _keep_conversation(database, projects, encoder, one) if encoder else len(one.turns)
         counts["turns"] += new
         counts["existing"] += len(one.turns) - new
         progress(len(one.turns))
+    if forgotten:
+        counts["forgotten"] = forgotten
     return {"success": True, **counts, "remarks": list(dict.fromkeys(remarks))}
 
 
@@ -8533,8 +8541,6 @@ def _keep_conversation(
     """Keep the turns of a session that are not kept as they are now; how many those are."""
     name, new = session_name(given.client, given.session), 0
     known = kept_session(database, name)
-    if known and known.resume == _NEVER_AGAIN:
-        return 0
     here = projects.of_folder(given.folder) if given.folder else None
     project = known.project if known else here or ""
     for turn in given.turns:
@@ -10879,7 +10885,8 @@ class Memory:
         dry_run: bool = False,
     ) -> dict[str, Any]:
         """Keep what was said in sessions of agents' clients, a turn as a memory of its own kind:
-        {success, sessions, turns, existing, remarks}. Credentials are left out as by `store`.
+        {success, sessions, turns, existing, forgotten?, remarks}. Credentials are left out as by
+        `store`.
 
         What is kept already stays, what has grown is kept as it is now, and what was forgotten is
         not kept again. `progress` is called with the turns of each session; `dry_run` counts.
@@ -12003,7 +12010,8 @@ def render_said(answer: dict[str, Any]) -> Iterator[str]:
 
 
 def _known(answer: dict[str, Any]) -> str:
-    return f", {answer['existing']} were there already" if answer["existing"] else ""
+    told = f", {answer['existing']} were there already" if answer["existing"] else ""
+    return f"{told}, {answer['forgotten']} were forgotten" if "forgotten" in answer else told
 
 
 def render_exported(answer: dict[str, Any]) -> Iterator[str]:
@@ -12563,6 +12571,21 @@ def _log_fault() -> None:
     traceback.print_exc()
 
 
+# What messages tell people who have a shell, and what that is for agents, who have tools.
+_FOR_AGENTS = (
+    (_Pattern(r"`--replace ([^`]+)`"), r"give \1 as replace_id"),
+    (_Pattern(r",(?: or run)? `(?:sediment replace|undo) [^`]+`(?: brings it back)?"), ""),
+    (_Pattern(r" \(--project\)"), ""),
+)
+
+
+def for_agents(message: str) -> str:
+    """A message as the answer of a tool has it."""
+    for pattern, instead in _FOR_AGENTS:
+        message = pattern.sub(instead, message)
+    return message
+
+
 def run_tool(memory: Memory, call: Call) -> tuple[dict[str, Any], Shown | None]:
     """What a tool answers, and what of it counts as shown."""
     shown = None
@@ -12570,10 +12593,12 @@ def run_tool(memory: Memory, call: Call) -> tuple[dict[str, Any], Shown | None]:
         answer = call_tool(memory, call.name, call.arguments)
         if call.name == "recall" and answer["results"]:
             shown = shown_by(call.arguments["query"], answer)
+        if "message" in answer:
+            answer["message"] = for_agents(answer["message"])
         answer = fit_answer(declared(answer, tools()[call.name]["outputSchema"]))
         return _tool_result(to_json(answer)) | {"structuredContent": answer}, shown
     except SedimentError as error:
-        text = str(error)
+        text = for_agents(str(error))
     except Exception:  # a fault of ours must not take the client's session down
         _log_fault()
         text = "Sediment failed here; its log (stderr) says where."

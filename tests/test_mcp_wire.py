@@ -318,6 +318,23 @@ def test_replace(wire: Wire) -> None:
     assert [item["id"] for item in listed] == [new["id"]]
 
 
+def test_messages_speak_of_tools_and_not_of_commands(wire: Wire, start: Start) -> None:
+    old = wire.call("store", content="The gateway listens on port 8080.")["id"]
+    said = wire.call("store", content="The gateway now listens on port 9090.", created_at=4e9)
+    new = wire.call("store", content="The gateway listens on port 9191.", replace_id=old)["id"]
+    told = [
+        said["message"],
+        wire.refusal("store", content="It listens on port 9292.", replace_id=old),
+        wire.refusal("forget", id=old),
+        start(SEDIMENT_PROJECT="ours").refusal("forget", id=new),
+    ]
+    assert "with that id as replace_id." in told[0]
+    assert told[1] == f"{old} is hidden behind {new}: give {new} as replace_id"
+    assert told[2] == f"{old} is hidden behind {new}: `forget {new}` deletes both"
+    assert "another project: change it there" in told[3]
+    assert not [text for text in told if "--" in text or "`undo" in text or "sediment " in text]
+
+
 @pytest.mark.parametrize("id", [UNKNOWN_ID, "not an id", "", 7, ["x"], "x" * 300])
 def test_replacing_what_is_not_there_stores_nothing(wire: Wire, id: Any) -> None:
     assert wire.refusal("store", content="The gate code is 9876.", replace_id=id)
