@@ -3160,9 +3160,9 @@ def _upgrade(connection: apsw.Connection) -> None:
 
 _GIT_ID = _Pattern(r"[0-9a-f]{40,64}")
 _UUID = _Pattern(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-# How notes of places begin: git folders, folders without an id in a file, those whose file got it
-# from us, or had it already; and ids that became another one.
-_PLACES = ("git:", "folder:", "given:", "named:", "moved:")
+# How notes of places begin: git folders, those without a commit, folders without an id in a file,
+# those whose file got it from us, or had it already; and ids that became another one.
+_PLACES = ("git:", "unborn:", "folder:", "given:", "named:", "moved:")
 _NO_ANSWER: set[Path] = set()  # git folders of which git said nothing in time
 
 
@@ -3296,6 +3296,16 @@ def _made(repository: Path) -> str:
     return str(repository.stat().st_ino)
 
 
+def _place(root: Path) -> str:
+    """How a folder without an id in a file is noted: by its path; a repository also by the time of
+    a file that git writes once, since another one may come to the same path."""
+    if folders := git_folders(root):
+        with contextlib.suppress(OSError):
+            made = (folders[1] / "description").stat().st_mtime_ns
+            return f"unborn:{_written(root)}:{made}"
+    return f"folder:{_written(root)}"
+
+
 class Projects:
     """Resolves a folder or a given name to a project id, remembering answers in the database."""
 
@@ -3401,16 +3411,16 @@ class Projects:
         kind, _, place = location.partition(":")
         there = Path(place)
         if kind not in ("given", "named"):  # one that became a repository's, or is in no config
-            return kind == "moved" or there.is_dir()
+            return kind in ("moved", "unborn") or there.is_dir()
         if _config_id(there) != id or os.path.samefile(there, root):
             return False
         return not derived or self._git_project(there, False) != derived
 
     def _ids_of(self, root: Path) -> set[str]:
         """All ids that are noted for a folder."""
-        sql = "SELECT project_id FROM projects WHERE location IN (?, ?, ?)"
+        sql = "SELECT project_id FROM projects WHERE location IN (?, ?, ?, ?)"
         places = [f"{kind}:{_written(root)}" for kind in ("given", "folder", "named")]
-        return {id for (id,) in self.database.rows(sql, *places)}
+        return {id for (id,) in self.database.rows(sql, _place(root), *places)}
 
     def _git_project(self, root: Path, create: bool) -> str | None:
         """The repository's id, from the database's note of it; git is asked once."""
@@ -3425,7 +3435,8 @@ class Projects:
         return known
 
     def _noted(self, root: Path) -> str | None:
-        return self._note(f"folder:{_written(root)}")
+        """The id in the database's note of a folder, which may be from before it was a repository."""
+        return self._note(_place(root)) or self._note(f"folder:{_written(root)}")
 
     def _note(self, key: str) -> str | None:
         return self.database.value("SELECT project_id FROM projects WHERE location = ?", key)
@@ -3466,8 +3477,8 @@ class Projects:
                 return known  # another was quicker
             project = new_id()
             config = {"project_id": project, "source": "uuid"}
-            where = "given" if in_folder and self._write_config(root, config) else "folder"
-            row = (f"{where}:{_written(root)}", project)
+            given = in_folder and self._write_config(root, config)
+            row = (f"given:{_written(root)}" if given else _place(root), project)
             connection.execute("INSERT OR REPLACE INTO projects VALUES(?, ?)", row)
         return project
 

@@ -612,6 +612,23 @@ def test_a_repository_without_a_commit_is_left_as_it_is(here: Program) -> None:
     assert not (here.folder / ".sediment").exists()
 
 
+def test_a_repository_in_the_place_of_one_without_a_commit_is_another(
+    here: Program, tmp_path: Path
+) -> None:
+    git(here.folder, "init", "-q")
+    here.store("of the first")
+    shutil.rmtree(here.folder)
+    repository(tmp_path / "upstream")
+    git(tmp_path, "clone", "-q", str(tmp_path / "upstream"), str(here.folder))
+    assert here.contents() == set()
+    here.store("of the second")
+    assert here.contents() == {"of the second"}
+    shutil.rmtree(here.folder)
+    here.folder.mkdir()
+    git(here.folder, "init", "-q")
+    assert here.contents() == set()
+
+
 def test_reading_creates_nothing(here: Program, tmp_path: Path) -> None:
     repository(tmp_path / "repository")
     for folder in (here.folder, tmp_path / "repository"):
