@@ -12927,8 +12927,8 @@ def _end_with_parent() -> None:
 # ---------------------------------------------------------------------------------------------
 
 _BYTE_ORDER_MARK = "\ufeff"
-_BEGIN, _END = "<!-- sediment -->", "<!-- /sediment -->"
-_TABLE_BEGIN, _TABLE_END = "# sediment", "# /sediment"
+_MARKS = "<!-- sediment -->", "<!-- /sediment {} -->"  # {}: the digest of what is between
+_TABLE_MARKS = "# sediment", "# /sediment {}"
 _SERVER = "a server called sediment"
 _CALLED = {"mcpServers": _SERVER, "mcp": _SERVER, "mcp_servers": _SERVER, "hooks": "its hooks"}
 
@@ -12999,7 +12999,7 @@ class Client(NamedTuple):
                 continue
             path, text = (root or self.home()) / name, asset(file[part])
             if part == "instructions":
-                yield path, f"{_BEGIN}\n{text}{_END}\n"
+                yield path, _block(text, _MARKS)
             elif path.suffix == ".js":
                 yield path, text.replace('["sediment"]', json.dumps(program), 1)
             else:
@@ -13061,8 +13061,8 @@ def _kind(wanted: Any) -> tuple[Callable[[str | None, Any], str], Callable[[str,
     if isinstance(wanted, dict):
         table = "mcp_servers" in wanted
         return (_table_added, _table_removed) if table else (_members_added, _members_removed)
-    if wanted.startswith(_BEGIN):
-        return _instructions_added, lambda text, _: _block_removed(text, _BEGIN, _END)
+    if wanted.startswith(_MARKS[0]):
+        return _instructions_added, lambda text, _: _blocks_removed(text, _MARKS)
     return lambda text, _: text or wanted, _plugin_removed
 
 
@@ -13321,7 +13321,17 @@ def _without_place(entry: dict[str, Any]) -> dict[str, Any]:
     return entry
 
 
-# Markdown and TOML: a block between two marks, behind an empty line at the end
+# Markdown and TOML: a block between two marks, behind an empty line at the end. The second mark
+# has its digest, so that what people wrote between them is not taken for ours.
+
+
+def _digest(lines: str) -> str:
+    """Of text with whatever line ends, as 8 hexadecimal digits."""
+    return sha256("\n".join(lines.splitlines()).encode()).hex()[:8]
+
+
+def _block(lines: str, marks: tuple[str, str]) -> str:
+    return f"{marks[0]}\n{lines}{marks[1].format(_digest(lines))}\n"
 
 
 def _appended(text: str | None, block: str) -> str:
@@ -13333,25 +13343,36 @@ def _appended(text: str | None, block: str) -> str:
     return block if text is None else text + newline + block
 
 
-def _block_removed(text: str, begin: str, end: str) -> str | None:
+def _blocks(text: str, marks: tuple[str, str]) -> list[tuple[re.Match[str], re.Match[str]]]:
+    """The marks of all blocks in a text; a first one without its second may be somebody's own."""
+    first, last = (re.escape(mark) for mark in marks)
+    last = last.replace(r"\ \{\}", r"(?:\ ([0-9a-f]{8}))?")
+    found, begin = [], None
+    for mark in re.finditer(rf"^(?:({first})\r?\n|{last}(?:\r?\n|\Z))", text, re.MULTILINE):
+        if mark[1]:
+            begin = mark
+        elif begin:
+            found.append((begin, mark))
+            begin = None
+    return found
+
+
+def _blocks_removed(text: str, marks: tuple[str, str]) -> str | None:
     """A text as it was before `_appended`; None if it was not there."""
-    first = re.compile(rf"^{re.escape(begin)}\r?\n", re.MULTILINE)
-    last = re.compile(rf"^{re.escape(end)}(?:\r?\n|\Z)", re.MULTILINE)
-    found = first.search(text)
-    behind = found and last.search(text, found.end())
-    if not found or not behind:
-        return text
-    *_, found = first.finditer(text, 0, behind.start())  # a mark before may be somebody's own
-    lines = r"(?<![^\n])\r?\n\Z"  # the empty one before it
-    if not behind[0].endswith("\n"):  # and the end of the last one, which had none
-        lines = rf"(?:\r?\n){{2}}\Z|{lines}"
-    before, rest = text[: found.start()], text[behind.end() :]
-    new = re.sub(lines, "", before) + rest
-    return new if new or not text.startswith(begin) else None
+    new = text
+    for begin, end in reversed(_blocks(text, marks)):
+        if end[2] != _digest(text[begin.end() : end.start()]):
+            raise InvalidInput(f"has lines that `init` did not write in its block of {marks[0]}")
+        lines = r"(?<![^\n])\r?\n\Z"  # the empty one before it
+        if not end[0].endswith("\n"):  # and the end of the last one, which had none
+            lines = rf"(?:\r?\n){{2}}\Z|{lines}"
+        gap = re.compile(lines).search(text, max(0, begin.start() - 4), begin.start())
+        new = new[: gap.start() if gap else begin.start()] + new[end.end() :]
+    return new if new or not text.startswith(marks[0]) else None
 
 
 def _instructions_added(text: str | None, block: str) -> str:
-    known = text and (_BEGIN in text or "mcp__sediment__" in text)
+    known = text and (_blocks(text, _MARKS) or "mcp__sediment__" in text)
     return text if text and known else _appended(text, block)
 
 
@@ -13374,8 +13395,8 @@ def _table_added(text: str | None, wanted: dict[str, Any]) -> str:
     if text is not None and "sediment" in old["mcp_servers"]:
         return text
     lines = [f"{key} = {_to_toml(value)}" for key, value in entry.items()]
-    block = [_TABLE_BEGIN, "[mcp_servers.sediment]", *lines, _TABLE_END, ""]
-    new = _appended(text, "\n".join(block))
+    lines = "\n".join(["[mcp_servers.sediment]", *lines, ""])
+    new = _appended(text, _block(lines, _TABLE_MARKS))
     old["mcp_servers"]["sediment"] = entry
     with contextlib.suppress(InvalidInput):  # to an inline table nothing can be added below it
         if repr(sorted(_table(new).items())) == repr(sorted(old.items())):  # no nan equals another
@@ -13384,7 +13405,7 @@ def _table_added(text: str | None, wanted: dict[str, Any]) -> str:
 
 
 def _table_removed(text: str, _: Any) -> str | None:
-    new = _block_removed(text, _TABLE_BEGIN, _TABLE_END)
+    new = _blocks_removed(text, _TABLE_MARKS)
     if new != text and "sediment" in _table(new or "")["mcp_servers"]:
         raise InvalidInput("has more of mcp_servers.sediment than `init` added")
     return new

@@ -1,5 +1,6 @@
 """Clients are set up so that memory works by itself: once, and it can be taken out again."""
 
+import contextlib
 import json
 import os
 import re
@@ -337,7 +338,12 @@ def test_another_copy_of_the_program_takes_out_what_one_added(here: Program) -> 
     here.ok("init", *ALL)
     for name, data in plain(here.folder).items():
         moved = re.sub(rb"/[\w/.-]*/sediment\.pyz", b"/opt/other/sediment.pyz", data)
-        (here.folder / name).write_bytes(re.sub(rb'("timeout": )\d+', rb"\g<1>12", moved))
+        moved = re.sub(rb'("timeout": )\d+', rb"\g<1>12", moved)
+        lines, mark, end = moved.partition(b"# /sediment ")
+        if mark:
+            digest = sediment._digest(lines.decode().partition("\n")[2])
+            moved = lines + mark + digest.encode() + end[8:]
+        (here.folder / name).write_bytes(moved)
     assert here.ok("init", *ALL).count("already") == len(plain(here.folder))
     here.ok("init", "--remove")
     assert plain(here.folder) == {}
@@ -663,6 +669,65 @@ def test_what_init_reads_is_there() -> None:
 
 def test_the_instructions_are_not_marked_in_the_extension() -> None:
     assert "<!--" not in (PLUGINS / "gemini" / "GEMINI.md").read_text()
+
+
+def endless() -> dict[str, str]:
+    """Texts of a checkout's files, of 30 KB or more, in which a pattern might look for long."""
+    repeated = {
+        **{"marks": f"{sediment._MARKS[0]}\n", "ends": f"{sediment._MARKS[1]}\n", "lines": "\n"},
+        **{"table": f"{sediment._TABLE_MARKS[0]}\n", "features": "[features]\n", "hooks": "hooks "},
+        **{"config": '"hooksConfig":{', "opened": '"hooksConfig": {"', "off": '"disableAllHooks"'},
+        **{
+            "server": '"sediment":{',
+            "plugin": '[plugins."sediment@',
+            "slashes": "//",
+            "stars": "/*",
+        },
+        **{"commas": ", ", "quotes": '"', "escapes": '"\\', "comments": "<!-- ", "spaces": " "},
+    }
+    texts = {name: piece * (30_000 // len(piece)) for name, piece in repeated.items()}
+    for name, word in (
+        ("ours", "sediment "),
+        ("names", "sediment"),
+        ("paths", "/sediment.pyz "),
+        ("quoted", '"/sediment.py" '),
+        ("words", " hook"),
+        ("dots", "sediment."),
+    ):
+        for shape in ("one", "many"):
+            count = 6_000 // len(word)
+            commands = [word * count] if shape == "one" else [f"/{word}"] * (count // 4)
+            hooks = [{"hooks": [{"type": "command", "command": one}]} for one in commands]
+            servers: dict[str, Any] = {f"s{n}": {"command": one} for n, one in enumerate(commands)}
+            servers["sediment"] = {"command": "/x", "args": commands}
+            value: dict[str, Any] = {
+                "hooks": {"SessionStart": hooks, "sessionStart": hooks},
+                "mcpServers": servers,
+            }
+            texts[f"{shape} {name}"] = json.dumps(value | {"mcp": servers})
+    return texts
+
+
+@pytest.mark.parametrize("name", endless())
+def test_no_file_of_a_checkout_takes_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """What takes half a second took minutes where a pattern looked twice."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(sediment, "_check_server", lambda _: sediment.Check("server", "ok"))
+    folder, text = tmp_path / "p", endless()[name]
+    (folder / ".git").mkdir(parents=True)
+    for path in {one for paths in WRITTEN.values() for one in paths}:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    start = time.process_time()
+    with sediment.Memory(tmp_path / "memory.db", folder=folder) as memory:
+        for client in CLIENTS:
+            for remove in (False, True):
+                with contextlib.suppress(sediment.InvalidInput):
+                    sediment.initialize(memory, [client], remove=remove, write=False)
+            sediment.check_clients(memory, [client])
+    assert time.process_time() - start < 15
 
 
 # doctor --client

@@ -52,7 +52,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def is_instructed(text: str) -> bool:
     """Whether a text has the agent instructions, once."""
     whole = all(text.count(f"mcp__sediment__{tool}") == 1 for tool in TOOLS)
-    return whole and text.count("<!-- sediment -->") == text.count("<!-- /sediment -->") == 1
+    return whole and text.count("<!-- sediment -->") == text.count("<!-- /sediment ") == 1
 
 
 def start(command: list[str], folder: Path, **env: str) -> list[dict[str, Any]]:
@@ -223,6 +223,36 @@ def test_line_ends_stay(here: Program) -> None:
     assert after["CLAUDE.md"].startswith(b"# Ours\r\n\r\nText\r\n\r\n<!-- sediment -->\r\n")
     for name in ("CLAUDE.md", ".mcp.json"):
         assert b"\n" not in after[name].replace(b"\r\n", b"")
+
+
+@pytest.mark.parametrize("client", ["claude", "codex"])
+def test_what_people_wrote_into_our_block_stays(here: Program, client: str) -> None:
+    name = {"claude": "CLAUDE.md", "codex": ".codex/config.toml"}[client]
+    here.ok("init", "--client", client)
+    text = (here.folder / name).read_text()
+    for mark in ("<!-- /sediment ", "# /sediment "):
+        text = text.replace(mark, f"# MY OWN RULE\n{mark}")
+    (here.folder / name).write_text(text)
+    assert name in here.error("init", "--client", client, "--remove")
+    assert (here.folder / name).read_text() == text
+    (here.folder / name).write_text(text.replace("# MY OWN RULE\n", ""))
+    here.ok("init", "--client", client, "--remove")
+    assert not (here.folder / name).exists()
+
+
+def test_every_block_of_ours_is_removed_and_half_a_one_is_none(here: Program) -> None:
+    path = here.folder / "CLAUDE.md"
+    here.ok("init")
+    block = path.read_text()
+    path.write_text(f"# Ours\n\n{block}\nMore\n\n{block}")
+    here.ok("init", "--remove")
+    assert path.read_text() == "# Ours\n\nMore\n"
+    half = "<!-- sediment -->\nSediment is"
+    path.write_text(half)
+    assert "CLAUDE.md: extended" in here.ok("init")
+    assert path.read_text() == f"{half}\n\n{block.strip()}"
+    here.ok("init", "--remove")
+    assert path.read_text() == half
 
 
 def test_instructions_in_other_words_are_enough(here: Program) -> None:
