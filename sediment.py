@@ -415,11 +415,17 @@ _UNSPACED = (
 )
 # Marks that belong to the letter before them; the index ignores or splits at them itself.
 _MARKS = "\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u0900-\u0dff"
-# Symbols that are words: of money, law, mathematics and pictures; not boxes, bullets and the tones
-# of skin. Listed here, since every Python knows others, and the index must be the same for all.
+# Symbols that are words: of money, law, mathematics and pictures, Braille and letters in circles;
+# not boxes, brackets and the tones of skin. Listed here, since every Python knows others, and the
+# index must be the same for all.
 _SYMBOLS = (
-    "\u00a2-\u00a9\u00ac\u00ae-\u00b1\u00b6\u00d7\u00f7\u2020\u2021\u2030\u20a0-\u20cf\u2103\u2109"
-    "\u2116\u2122\u2190-\u23ff\u25a0-\u27bf\u2900-\u2bff\U0001f000-\U0001f3fa\U0001f400-\U0001faff"
+    "\u00a2-\u00a9\u00ac\u00ae-\u00b1\u00b6\u00d7\u00f7\u2020\u2021\u2030\u20a0-\u20cf\u2100\u2101"
+    "\u060b\u09f2\u09f3\u0af1\u0bf9\u0e3f\u17db\ufdfc\uffe0\uffe1\uffe5\uffe6"
+    "\u2103-\u2106\u2108\u2109\u2114\u2116-\u2118\u211e-\u2123\u2125\u2127\u2129\u212e\u213a\u213b"
+    "\u2140-\u2144\u214a-\u214d\u214f\u2190-\u2328\u232b-\u245f\u249c-\u24e9\u25a0-\u2767\u2794-\u27c4"
+    "\u27c7-\u27e5\u27f0-\u2982\u2999-\u29d7\u29dc-\u29fb\u29fe-\u2bff\u4dc0-\u4dff"
+    "\U0001d100-\U0001d1ff\U0001d300-\U0001d356\U0001f000-\U0001f0ff\U0001f10d-\U0001f3fa"
+    "\U0001f400-\U0001faff"
 )
 _SYMBOL = _Pattern(f"[{_SYMBOLS}]")
 # And those of ASCII that make a word another one: C++, C#, #12, @name, $HOME, .NET.
@@ -430,6 +436,8 @@ _MARK = _Pattern(
     rf"|(?<=\.)(?<!(?:{_NEAR}|[.)\]\"'*`]).)(?=[A-Za-z]))"
 )
 _ESCAPE_CODE = _Pattern(r"\x1b\[[0-?]*[ -/]*[@-~]")
+# Capitals whose small letters are younger than the index: Cherokee and Georgian ones.
+_CAPITAL = _Pattern("[\u13a0-\u13f5\u1c90-\u1cbf]")
 # Letters of nobody's, which the index takes: they stand for signs.
 _SIGNS = "\U000f0000-\U000fffff"
 _ALONE = _Pattern(f"[{_UNSPACED}{_SIGNS}]")
@@ -875,9 +883,14 @@ def query_phrases(query: str) -> Iterator[tuple[str, int, int]]:
             for first, last in zip(letters, letters[1:] or letters, strict=False):
                 yield " ".join(run[first : last + 1]), start + first, start + last + 1
         elif not "\U000f0000" <= run < "\U000f0080":  # alone it says nothing
-            yield run.lower(), start, found.end()
+            yield _small(run), start, found.end()
     for found in compound.finditer(query):
-        yield " ".join(term.findall(found[0])).lower(), found.start(), found.end()
+        yield _small(" ".join(term.findall(found[0]))), found.start(), found.end()
+
+
+def _small(words: str) -> str:
+    """In small letters, where the index has them."""
+    return words if not words.isascii() and _CAPITAL.search(words) else words.lower()
 
 
 def normalized(text: str) -> str:
@@ -2593,9 +2606,8 @@ def fill_words(connection: apsw.Connection) -> None:
     )
 
 
-def _complete_signs(connection: apsw.Connection) -> None:
-    """Signs as words; and a column that the step before did not have yet when it was new."""
-    fill_words(connection)
+def _add_questions(connection: apsw.Connection) -> None:
+    """A column that the step before did not have yet when it was new."""
     columns = {name for (_, name, *_) in connection.execute("PRAGMA table_info(graph_edges)")}
     if "questions" not in columns:
         connection.execute("ALTER TABLE graph_edges ADD COLUMN questions BLOB NOT NULL DEFAULT x''")
@@ -2603,8 +2615,18 @@ def _complete_signs(connection: apsw.Connection) -> None:
 
 # Each takes the schema one step further, by assets/schema/NUMBER-NAME.sql and what SQL cannot do;
 # `user_version` counts how many have run.
-MIGRATIONS = ("items", "same_text", "changes", "staged", "files", "pairs", "signs", "hooks")
-_BESIDES = {"pairs": reunite_files, "signs": _complete_signs}
+MIGRATIONS = (
+    "items",
+    "same_text",
+    "changes",
+    "staged",
+    "files",
+    "pairs",
+    "signs",
+    "hooks",
+    "symbols",
+)
+_BESIDES = {"pairs": reunite_files, "signs": _add_questions, "symbols": fill_words}
 
 
 class Database:
@@ -3296,7 +3318,7 @@ def _made(repository: Path) -> str:
     return str(repository.stat().st_ino)
 
 
-def _place(root: Path) -> str:
+def _noted_as(root: Path) -> str:
     """How a folder without an id in a file is noted: by its path; a repository also by the time of
     a file that git writes once, since another one may come to the same path."""
     if folders := git_folders(root):
@@ -3420,7 +3442,7 @@ class Projects:
         """All ids that are noted for a folder."""
         sql = "SELECT project_id FROM projects WHERE location IN (?, ?, ?, ?)"
         places = [f"{kind}:{_written(root)}" for kind in ("given", "folder", "named")]
-        return {id for (id,) in self.database.rows(sql, _place(root), *places)}
+        return {id for (id,) in self.database.rows(sql, _noted_as(root), *places)}
 
     def _git_project(self, root: Path, create: bool) -> str | None:
         """The repository's id, from the database's note of it; git is asked once."""
@@ -3435,8 +3457,8 @@ class Projects:
         return known
 
     def _noted(self, root: Path) -> str | None:
-        """The id in the database's note of a folder, which may be from before it was a repository."""
-        return self._note(_place(root)) or self._note(f"folder:{_written(root)}")
+        """The id in the database's note of a folder, maybe from before it was a repository."""
+        return self._note(_noted_as(root)) or self._note(f"folder:{_written(root)}")
 
     def _note(self, key: str) -> str | None:
         return self.database.value("SELECT project_id FROM projects WHERE location = ?", key)
@@ -3478,7 +3500,7 @@ class Projects:
             project = new_id()
             config = {"project_id": project, "source": "uuid"}
             given = in_folder and self._write_config(root, config)
-            row = (f"given:{_written(root)}" if given else _place(root), project)
+            row = (f"given:{_written(root)}" if given else _noted_as(root), project)
             connection.execute("INSERT OR REPLACE INTO projects VALUES(?, ?)", row)
         return project
 
@@ -12927,8 +12949,8 @@ def _end_with_parent() -> None:
 # ---------------------------------------------------------------------------------------------
 
 _BYTE_ORDER_MARK = "\ufeff"
-_MARKS = "<!-- sediment -->", "<!-- /sediment {} -->"  # {}: the digest of what is between
-_TABLE_MARKS = "# sediment", "# /sediment {}"
+_TEXT_BLOCK = "<!-- sediment -->", "<!-- /sediment {} -->"  # {}: the digest of what is between
+_TABLE_BLOCK = "# sediment", "# /sediment {}"
 _SERVER = "a server called sediment"
 _CALLED = {"mcpServers": _SERVER, "mcp": _SERVER, "mcp_servers": _SERVER, "hooks": "its hooks"}
 
@@ -12999,7 +13021,7 @@ class Client(NamedTuple):
                 continue
             path, text = (root or self.home()) / name, asset(file[part])
             if part == "instructions":
-                yield path, _block(text, _MARKS)
+                yield path, _block(text, _TEXT_BLOCK)
             elif path.suffix == ".js":
                 yield path, text.replace('["sediment"]', json.dumps(program), 1)
             else:
@@ -13061,8 +13083,8 @@ def _kind(wanted: Any) -> tuple[Callable[[str | None, Any], str], Callable[[str,
     if isinstance(wanted, dict):
         table = "mcp_servers" in wanted
         return (_table_added, _table_removed) if table else (_members_added, _members_removed)
-    if wanted.startswith(_MARKS[0]):
-        return _instructions_added, lambda text, _: _blocks_removed(text, _MARKS)
+    if wanted.startswith(_TEXT_BLOCK[0]):
+        return _instructions_added, lambda text, _: _blocks_removed(text, _TEXT_BLOCK)
     return lambda text, _: text or wanted, _plugin_removed
 
 
@@ -13372,7 +13394,7 @@ def _blocks_removed(text: str, marks: tuple[str, str]) -> str | None:
 
 
 def _instructions_added(text: str | None, block: str) -> str:
-    known = text and (_blocks(text, _MARKS) or "mcp__sediment__" in text)
+    known = text and (_blocks(text, _TEXT_BLOCK) or "mcp__sediment__" in text)
     return text if text and known else _appended(text, block)
 
 
@@ -13396,7 +13418,7 @@ def _table_added(text: str | None, wanted: dict[str, Any]) -> str:
         return text
     lines = [f"{key} = {_to_toml(value)}" for key, value in entry.items()]
     lines = "\n".join(["[mcp_servers.sediment]", *lines, ""])
-    new = _appended(text, _block(lines, _TABLE_MARKS))
+    new = _appended(text, _block(lines, _TABLE_BLOCK))
     old["mcp_servers"]["sediment"] = entry
     with contextlib.suppress(InvalidInput):  # to an inline table nothing can be added below it
         if repr(sorted(_table(new).items())) == repr(sorted(old.items())):  # no nan equals another
@@ -13405,7 +13427,7 @@ def _table_added(text: str | None, wanted: dict[str, Any]) -> str:
 
 
 def _table_removed(text: str, _: Any) -> str | None:
-    new = _blocks_removed(text, _TABLE_MARKS)
+    new = _blocks_removed(text, _TABLE_BLOCK)
     if new != text and "sediment" in _table(new or "")["mcp_servers"]:
         raise InvalidInput("has more of mcp_servers.sediment than `init` added")
     return new

@@ -1,7 +1,7 @@
 """The layout of sediment.py, as `make lint` looks at it beside ruff and pyright.
 
-A section uses only what stands above it, or in itself. Only Settings reads the environment.
-Memory and the doors hold no SQL.
+A section uses only what stands above it, or in itself. A name means one thing in all of the
+module. Only Settings reads the environment. Memory and the doors hold no SQL.
 """
 
 import ast
@@ -36,7 +36,11 @@ class Layout:
 
     def faults(self) -> Iterator[tuple[int, str]]:
         """Where the layout is not kept, and how."""
+        named: set[str] = set()
         for top in self.tree.body:
+            for name in named.intersection(_defined(top)):
+                yield top.lineno, f"{self.names[self._section(top)]} gives {name} another meaning"
+            named.update(_defined(top))
             here, local = self._section(top), _local(top)
             for node in ast.walk(top):
                 if isinstance(node, ast.expr) and (what := self._fault(node, here, local)):

@@ -674,8 +674,12 @@ def test_the_instructions_are_not_marked_in_the_extension() -> None:
 def endless() -> dict[str, str]:
     """Texts of a checkout's files, of 30 KB or more, in which a pattern might look for long."""
     repeated = {
-        **{"marks": f"{sediment._MARKS[0]}\n", "ends": f"{sediment._MARKS[1]}\n", "lines": "\n"},
-        **{"table": f"{sediment._TABLE_MARKS[0]}\n", "features": "[features]\n", "hooks": "hooks "},
+        **{
+            "marks": f"{sediment._TEXT_BLOCK[0]}\n",
+            "ends": f"{sediment._TEXT_BLOCK[1]}\n",
+            "lines": "\n",
+        },
+        **{"table": f"{sediment._TABLE_BLOCK[0]}\n", "features": "[features]\n", "hooks": "hooks "},
         **{"config": '"hooksConfig":{', "opened": '"hooksConfig": {"', "off": '"disableAllHooks"'},
         **{
             "server": '"sediment":{',

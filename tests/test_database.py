@@ -715,7 +715,7 @@ def test_a_file_from_before_there_were_reviews(tmp_path: Path) -> None:
 def test_signs_in_a_file_of_the_first_version_are_words_from_then_on(tmp_path: Path) -> None:
     path, packed = tmp_path / "memory.db", Path(__file__).with_name("first_schema.db.gz")
     path.write_bytes(gzip.decompress(packed.read_bytes()))
-    text = "On Friday 🍕 and C++ with 東京."
+    text = "On Friday 🍕 and C++ with 東京 in ⓩ."
     with contextlib.closing(apsw.Connection(str(path))) as old:  # as the first version wrote it
         old.execute(
             "INSERT INTO items VALUES(90, 'x', ?, 'text', NULL, 1, 1, NULL, NULL, NULL)", (text,)
@@ -725,7 +725,7 @@ def test_signs_in_a_file_of_the_first_version_are_words_from_then_on(tmp_path: P
         old.execute("INSERT INTO words(rowid, text, context) VALUES(90, ?, '')", (words,))
         old.execute("INSERT INTO pending VALUES(90)")
     with open_memory(path, "lighthouse") as memory:
-        for query in ("🍕", "C++", "Friday", "東京"):
+        for query in ("🍕", "C++", "Friday", "東京", "ⓩ"):
             (found, *_) = memory.recall(query, ranking="bm25")["results"]
             assert found["content"] == text
         consistent(memory)

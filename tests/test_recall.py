@@ -226,6 +226,10 @@ SIGNS = [
     ("src/io.rs", "bug in src/io.rs", "rs bug: src has no io"),
     ("std::move", "drop std::move there", "move the std drop there"),
     ("retries=5", "set retries=5 now", "5 retries are set now"),
+    ("⠓⠑⠇⠇⠕", "the sign said ⠓⠑⠇⠇⠕", "the sign said ⠎⠑⠑"),
+    ("Ⓐ", "spray of Ⓐ at the gate", "spray of Ⓚ at the gate"),
+    ("ᎣᏏᏲ", "Ada greets with ᎣᏏᏲ", "Ada greets with ᏩᏙ"),
+    ("௹ 5", "tea is ௹ 5", "tea at 5"),
     ("C:\\Temp", "scans land in C:\\Temp", "temp scans of C land late"),
 ]
 

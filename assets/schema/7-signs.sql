@@ -1,5 +1,5 @@
 -- The files that are away are found at once; and what the step before did not have yet when it was
--- new. Signs as words, and no colour codes, come into the word index by `fill_words`.
+-- new. Signs as words come into the word index by a later step.
 
 CREATE INDEX files_away ON files(id) WHERE size = -1;
 CREATE TABLE IF NOT EXISTS reviews(
