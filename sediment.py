@@ -6900,6 +6900,14 @@ class Files:
             self._skip(path, "has a name that is not UTF-8: rename it")
         return list(filter(_is_unicode, found))
 
+    def tell_empty(self, plan: Plan, wanted: list[Path]) -> None:
+        """Say which folders that were asked for have nothing to index, and what is left out."""
+        for source, within, found in plan:
+            if within in wanted and within.is_dir() and not found:
+                left_out = " ".join(map(_show, source.options.exclude))
+                why = f"; without what --exclude names: {left_out}" if left_out else ""
+                self._skip(within, f"has no file to index{why}", warning=True)
+
     def sync(
         self,
         plan: Plan,
@@ -7315,11 +7323,15 @@ def index_paths(
     """Index files and folders, or all that were given before; what came of it."""
     start = time.monotonic()
     wanted = list(map(files.existing, paths))
+    for path in wanted:
+        if not path.is_dir() and _patterns(options.exclude).match_file(path.name):
+            raise InvalidInput(f"{path} is named and left out by --exclude: nothing was indexed")
     if not wanted and not files.sources():
         raise InvalidInput("name a file or folder to index, e.g. MEMORY.md memory/")
     told = None if options == Options() else options
     plan = without_repeats([row for path in wanted or [None] for row in files.plan(path, told)])
     total(sum(len(found) for *_, found in plan))
+    files.tell_empty(plan, wanted)
     files.sync(plan, progress, stop)
     for path in wanted:
         files.delete_empty_source(path)
@@ -8548,7 +8560,7 @@ def keep_conversations(
     progress: Callable[[int], object],
 ) -> dict[str, Any]:
     """What `Memory.add_conversations` does; without an encoder they are only counted."""
-    counts = dict.fromkeys(("sessions", "turns", "existing"), 0)
+    counts: dict[str, int] = {"sessions": 0, "turns": 0, "existing": 0}
     remarks: list[str] = []
     forgotten = 0
     for one in conversations:
@@ -9848,7 +9860,23 @@ class Search(View):
             foreign = {facts[hit.item].file for hit in hits if hit.foreign and hit.item in facts}
             stale |= stale_files(self.database, {id for id in foreign if id is not None})
         known = [hit for hit in hits if hit.item in facts and facts[hit.item].file not in stale]
-        return self._own_checkout_first(known, facts)
+        return self._own_checkout_first(self._each_once(known, facts), facts)
+
+    def _each_once(self, hits: list[Hit], facts: dict[int, Facts]) -> list[Hit]:
+        """The hits without what a better one says of the same file, which may be indexed for
+        another project or for all, too."""
+        files = json.dumps(list({facts[hit.item].file for hit in hits} - {None}))
+        sql = "SELECT id, path FROM files WHERE id IN (SELECT value FROM json_each(?))"
+        paths = dict(self.database.rows(sql, files))
+        if len(set(paths.values())) == len(paths):
+            return hits
+        first: dict[tuple[str, str], int | None] = {}
+        kept = []
+        for hit in hits:
+            fact = facts[hit.item]
+            place = paths.get(fact.file, ""), fact.text
+            kept += [hit] if first.setdefault(place, fact.file) == fact.file else []
+        return kept
 
     def _with_waiting(self, found: list[Candidate], vector: bytes) -> list[Candidate]:
         """The candidates, of which the best by words have their cosines although the vectors of
@@ -10597,6 +10625,10 @@ def _last_hidden_by(database: Database, id: str) -> str | None:
 def forget_items(projects: Projects, ids: Sequence[str]) -> dict[str, Any]:
     """Erase items, or whole sessions: what `Memory.forget` returns."""
     sessions = [id for id in ids if is_session(projects.database, id)]
+    for name in sessions:
+        for row in items_beginning(projects, name):
+            what = f"{name} is a conversation, and the memory {row['id']} begins so"
+            raise InvalidInput(f"{what}: forget that first, by its whole id")
     items = (id for id in ids if id not in sessions)
     doomed = list(dict.fromkeys(own_item(projects, id, "forget")["id"] for id in items))
     with projects.database.transaction() as connection:
@@ -11435,7 +11467,7 @@ def _is_sure(hits: list[Hit]) -> bool:
 def _shown_once(memory: Memory, event: Event, rows: list[dict[str, Any]], budget: int) -> str:
     """These memories as a block of data that can be told from what the user says, of at most
     `budget` characters, without those that the session has seen; "" where none is left."""
-    sql = "SELECT item_id FROM shown WHERE session = ?"
+    sql = "SELECT item_id FROM shown WHERE session = ? AND session <> ''"
     seen = {id for (id,) in memory.database.rows(sql, event.session)}
     room = budget - len(_FRAME) - len(MEMORY_END) - 2
     lines: dict[str, str] = {}
@@ -14147,20 +14179,21 @@ _shared = click.make_pass_decorator(Context)
 
 
 @cli.command()
-@click.option("--local", "where", flag_value="local", default=True, help="This project (default).")
-@click.option("--global", "where", flag_value="global", help="This user, in every project.")
+@click.option("--local", "here", is_flag=True, help="This project (default).")
+@click.option("--global", "everywhere", is_flag=True, help="This user, in every project.")
 @click.option("--client", "names", multiple=True, type=click.Choice(CLIENTS), help="Repeatable.")
 @click.option("--hooks/--no-hooks", default=True, help="Let memory work by itself (default).")
 @click.option("--remove", is_flag=True, help="Take out again what `init` added.")
 @click.option("--print", "only_print", is_flag=True, help="Change nothing; print what is added.")
 @_shared
 def init(
-    shared: Context, where: str, names: tuple[str, ...], hooks: bool, remove: bool, only_print: bool
+    shared: Context, names: tuple[str, ...], here: bool, only_print: bool, **how: bool
 ) -> None:
     """Set up the clients of agents."""
+    if here and how["everywhere"]:
+        raise click.UsageError("give either --local or --global")
     with shared.memory() as memory:
-        options = {"everywhere": where == "global", "hooks": hooks, "remove": remove}
-        answer = initialize(memory, names, write=not only_print, **options)
+        answer = initialize(memory, names, write=not only_print, **how)
         shared.show(answer, render_planned if only_print else render_initialized)
 
 
@@ -14172,6 +14205,8 @@ def init(
 @_shared
 def hook_command(shared: Context, off: bool, on: bool, reads: bool, what: tuple[str, ...]) -> None:
     """Answer a hook, switch hooks on or off, or read what sessions have said."""
+    if off and on:
+        raise click.UsageError("give either --off or --on")
     if off or on:
         with shared.memory() as memory:
             shared.show(switch_hooks(memory, what or (START, PROMPT, CAPTURE), on), render_message)

@@ -475,6 +475,38 @@ def test_a_new_exclude_within_a_source_takes_out_what_it_names(
     assert memory.index([folder])["files"] == 1
 
 
+def test_an_index_of_nothing_says_so(memory: Memory, folder: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"MEMORY.md is named and left out by --exclude"):
+        memory.index(["MEMORY.md"], exclude=["M*"])
+    assert memory.index(["docs"], exclude=["*.txt"])["warnings"] == []
+    told = [{"path": str(folder / "docs"), "reason": "has no file to index"}]
+    remembered = "; without what --exclude names: '*.md'"
+    for patterns in (["*.md"], []):  # which is how it is indexed from now on
+        answer = memory.index(["docs"], exclude=patterns)
+        assert answer["files"] == 0
+        assert answer["warnings"] == [{**told[0], "reason": told[0]["reason"] + remembered}]
+    (folder / "empty").mkdir()
+    (row,) = memory.index(["empty"])["warnings"]
+    assert row == {"path": str(folder / "empty"), "reason": "has no file to index"}
+    assert memory.index()["warnings"] == []
+
+
+@pytest.mark.parametrize("again", ["global", "other"])
+def test_a_folder_that_is_indexed_twice_is_shown_once(
+    memory: Memory, folder: Path, again: str
+) -> None:
+    (folder / "docs" / "twice.md").write_text("# A\n\nTea at four.\n\n# A\n\nTea at four.\n")
+    memory.index([folder])
+    before = sources(memory, "vegetarian"), sorted(sources(memory, "when is tea?"))
+    assert len(before[1]) >= 2
+    if again == "global":
+        memory.index([folder], scope="global")
+    else:
+        with open_memory(memory.database.path, project="other") as other:
+            other.index([folder])
+    assert (sources(memory, "vegetarian"), sorted(sources(memory, "when is tea?"))) == before
+
+
 def test_files_that_change_places_are_noticed(memory: Memory, folder: Path) -> None:
     one, two, aside = (folder / "docs" / name for name in ("a.md", "b.md", "t"))
     one.write_text("The badger digs.\n")

@@ -155,6 +155,12 @@ def test_cursor_and_gemini_have_events_of_their_own(memory: Memory) -> None:
 # At the start
 
 
+def test_an_event_without_a_session_is_answered_each_time(here: Program) -> None:
+    here.store("We always deploy on Fridays, after the canary.")
+    for _ in range(2):
+        assert "always deploy" in context(hook(here, {"hook_event_name": "SessionStart"}))
+
+
 def test_a_session_starts_with_what_holds(memory: Memory) -> None:
     for number in range(40):
         memory.store(f"Meeting {number} took place in room {number}; " + "nothing came of it. " * 8)

@@ -433,6 +433,14 @@ def test_print_writes_nothing_for_every_project_either(here: Program, tmp_path: 
     assert files(tmp_path) == before
 
 
+@pytest.mark.parametrize("words", [("--local", "--global"), ("--global", "--local")])
+def test_two_places_at_once_are_refused(here: Program, tmp_path: Path, words: tuple[str]) -> None:
+    before = files(tmp_path)
+    assert "either --local or --global" in here.error("init", *words, code=2)
+    assert "either --off or --on" in here.error("hook", "--off", "--on", code=2)
+    assert files(tmp_path) == before
+
+
 def test_there_must_be_a_project_folder(here: Program, tmp_path: Path) -> None:
     assert "home folder" in here.at(tmp_path).error("init")
     assert "'team' is an id" in here.error("init", "--project", "team")

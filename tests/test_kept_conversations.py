@@ -119,6 +119,18 @@ def test_a_session_is_forgotten_whole_and_for_ever(memory: Memory) -> None:
     consistent(memory)
 
 
+def test_a_conversation_whose_name_begins_an_id_is_not_guessed(memory: Memory) -> None:
+    memory.add_conversations([said(HERON)])
+    memory.import_rows([{"id": "claude:s1-note", "content": "Tea is served at four."}])
+    told = "claude:s1 is a conversation, and the memory claude:s1-note begins so"
+    with pytest.raises(InvalidInput, match=told):
+        memory.forget("claude:s1")
+    assert (memory.stats()["turns"], memory.list_items()["total"]) == (1, 1)
+    memory.forget("claude:s1-note")
+    memory.forget("claude:s1")
+    assert memory.stats()["turns"] == 0
+
+
 @pytest.mark.parametrize("id", ["\ud800", "claude:\ud800", "claude:none", "claude:\0"])
 def test_a_session_that_is_none_is_not_forgotten(memory: Memory, id: str) -> None:
     memory.add_conversations([said(HERON)])
