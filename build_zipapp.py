@@ -38,6 +38,7 @@ PACKAGES = (
     "sqlite-vec",
     "tokenizers",
     "typing-extensions",
+    "waitress",
     "watchfiles",
 )
 WINDOWS_PACKAGES = ("colorama",)

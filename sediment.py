@@ -77,6 +77,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import contextvars
 import errno
 import functools
 import io
@@ -84,6 +85,7 @@ import itertools
 import json
 import math
 import os
+import queue
 import re
 import shlex
 import signal
@@ -93,6 +95,7 @@ import sys
 import threading
 import time
 import unicodedata
+import urllib.parse
 import weakref
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
@@ -133,6 +136,13 @@ LIMIT_MAX = 1_000  # --limit above this is a mistake, not a wish
 SERVED_MAX = 100  # results or items in one tool answer
 ANSWER_MAX = 10_000  # characters of one tool answer; clients cut or divert longer ones
 LINE_MAX = 10 * 2**20  # bytes of one message on the wire
+HTTP_THREADS = 8  # requests that are read and answered at once; the encoder has its own threads
+HTTP_CONNECTIONS = 256  # open ones; a client holds a few
+HTTP_SILENCE = 30  # s after which a connection that says nothing is closed
+HTTP_PATIENCE = 120  # s that a request waits for its turn; clients give up after 60 to 600
+HTTP_HEADERS_MAX = 32_768  # bytes; those of a browser are 2,000
+HTTP_STREAMS = 2  # imports and exports at once: the other threads stay free
+IMPORT_MAX = 2**28  # bytes of one import over HTTP: 250,000 memories
 DOCUMENT_MAX = 2**29  # bytes of a document or line to import: 500,000 memories, and 4 GB to read it
 PAGE_SIZE = 8_000  # JSON characters of one page of a long memory: leaves room for its frame
 RATE_LIMIT = 600  # tool calls a minute; SEDIMENT_RATE_LIMIT=0 lifts it
@@ -336,6 +346,10 @@ class InvalidInput(SedimentError):
     """A text, id, number or name that cannot be taken as it is."""
 
 
+class Forbidden(SedimentError):
+    """Something that whoever asks over the network may not do."""
+
+
 class NotFound(SedimentError):
     """No such memory, or none that this project may see."""
 
@@ -380,9 +394,22 @@ def environment(left_out: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
 
 
+_ONE_PROJECT = contextvars.ContextVar("alone", default=False)
+
+
+@contextlib.contextmanager
+def keep_to_one_project(alone: bool = True) -> Iterator[None]:
+    """Show no other project's memories, whatever is set: for those who may see one alone."""
+    before = _ONE_PROJECT.set(alone)
+    try:
+        yield
+    finally:
+        _ONE_PROJECT.reset(before)
+
+
 def crosses_projects() -> bool:
     """Whether recall may also show other projects' memories."""
-    return not is_off("CROSS_PROJECT")
+    return not _ONE_PROJECT.get() and not is_off("CROSS_PROJECT")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -2625,6 +2652,7 @@ MIGRATIONS = (
     "signs",
     "hooks",
     "symbols",
+    "tokens",
 )
 _BESIDES = {"pairs": reunite_files, "signs": _add_questions, "symbols": fill_words}
 
@@ -6403,6 +6431,14 @@ def _batches(rows: Iterable[Any], size: int) -> Iterator[list[Any]]:
     rows = iter(rows)
     while batch := list(itertools.islice(rows, size)):
         yield batch
+
+
+def text_lines(file: Any) -> Iterator[str]:
+    """Lines of a JSON Lines file; one that is not UTF-8 is refused with its number, not all."""
+    while line := file.readline(DOCUMENT_MAX + 1):
+        if len(line) > DOCUMENT_MAX:
+            raise _too_large("a line of the file")
+        yield line.decode("utf-8-sig", "surrogateescape")
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -10732,6 +10768,69 @@ def newest_items(projects: Projects, limit: int, scope: str) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------------------------------------
+# Tokens
+#
+# Who may ask over the network. Of a token the file has a hash alone: what the person got when it
+# was made is shown once, and nobody can make it from the file.
+# ---------------------------------------------------------------------------------------------
+
+
+class Token(NamedTuple):
+    """Somebody who may ask: `reads` nothing but that, and of one project where it is named."""
+
+    name: str
+    reads: bool = False
+    project: str | None = None
+
+
+def add_token(database: Database, name: str, reads: bool, project: str | None) -> dict[str, Any]:
+    """A new token: {success, name, token, message}. Raises InvalidInput for a name that is used."""
+    import secrets
+
+    secret = secrets.token_urlsafe(32)
+    row = (check_id(name), sha256(secret.encode()), reads, project, int(time.time()))
+    with database.transaction() as connection:
+        if fetch(connection, "SELECT 1 FROM tokens WHERE name = ?", name):
+            raise InvalidInput(f"there is a token {_show(name)} already: `token revoke` it first")
+        connection.execute("INSERT INTO tokens VALUES(?, ?, ?, ?, ?)", row)
+    told = f"Token of {name}, shown this once: {secret}"
+    return {"success": True, "name": name, "token": secret, "message": told}
+
+
+def list_tokens(database: Database) -> dict[str, Any]:
+    """{count, tokens: [{name, reads, project?, created}]}, by name."""
+    sql = "SELECT name, reads, project_id, created_at FROM tokens ORDER BY name"
+    rows = [
+        {"name": name, "reads": bool(reads), "created": iso_time(created_at)}
+        | ({"project": project} if project else {})
+        for name, reads, project, created_at in database.rows(sql)
+    ]
+    return {"count": len(rows), "tokens": rows}
+
+
+def revoke_token(database: Database, name: str) -> dict[str, Any]:
+    """End a token at once: {success, message}."""
+    with database.transaction() as connection:
+        sql = "DELETE FROM tokens WHERE name = ? RETURNING 1"
+        if not fetch(connection, sql, check_id(name)):
+            raise NotFound(f"there is no token {_show(name)}: see `token list`")
+    return {"success": True, "message": f"Token {name} is revoked."}
+
+
+def token_of(database: Database, secret: str) -> Token | None:
+    """Whose a secret is. All are compared, each in the same time whatever it is."""
+    import hmac
+
+    given, found = sha256(secret.encode("utf-8", "replace")), None
+    for digest, name, reads, project in database.rows(
+        "SELECT hash, name, reads, project_id FROM tokens"
+    ):
+        if hmac.compare_digest(given, digest):
+            found = Token(name, bool(reads), project)
+    return found
+
+
+# ---------------------------------------------------------------------------------------------
 # Memory
 #
 # The public API. The shell and the MCP server are thin: they parse, call one method here, and
@@ -10815,11 +10914,22 @@ class Memory:
         given, or none is named."""
         if not folder or self.projects.given:
             return self
+        return self._seen_from(Projects(self.database, None, Path(folder)))
+
+    def of_project(self, project: str | None) -> Memory:
+        """The same memory as seen from the project with an id; from this one without."""
+        if project is None or project == self.projects.given:
+            return self
+        projects = Projects(self.database, None, None)
+        projects.given = check_id(project)  # never a folder: who asks may be on another machine
+        return self._seen_from(projects)
+
+    def _seen_from(self, projects: Projects) -> Memory:
         import copy
 
         _ = self.encoder, self._index, self._lexicon  # which the two share
         other = copy.copy(self)
-        other.projects = Projects(self.database, None, Path(folder))
+        other.projects = projects
         return other
 
     def preload(self) -> None:
@@ -11218,6 +11328,27 @@ class Memory:
         if not ids:
             raise InvalidInput("name what to forget, by its id: `list` shows them")
         return forget_items(self.projects, ids)
+
+    # Who may ask over the network
+
+    def add_token(
+        self, name: str, *, reads: bool = False, project: str | None = None
+    ) -> dict[str, Any]:
+        """A token for somebody: {success, name, token, message}; with `reads` it changes nothing,
+        with a `project` it sees that one and global memories alone, which it cannot change."""
+        return add_token(self.database, name, reads, project and check_id(project))
+
+    def tokens(self) -> dict[str, Any]:
+        """{count, tokens: [{name, reads, project?, created}]}."""
+        return list_tokens(self.database)
+
+    def revoke_token(self, name: str) -> dict[str, Any]:
+        """End a token at once: {success, message}."""
+        return revoke_token(self.database, name)
+
+    def token_of(self, secret: str) -> Token | None:
+        """Whose token this is, if it is one."""
+        return token_of(self.database, secret)
 
     # Care
 
@@ -11750,6 +11881,16 @@ def _first(lines: Sequence[str], rest: str) -> Iterator[str]:
 
 def render_message(answer: dict[str, Any]) -> Iterator[str]:
     yield printable_name(answer["message"])
+
+
+def render_tokens(answer: dict[str, Any]) -> Iterator[str]:
+    """A line for each token, without the token itself."""
+    for row in answer["tokens"]:
+        may = "reads" if row["reads"] else "reads and writes"
+        where = f" the project {row['project']}" if "project" in row else ""
+        yield printable(f"{row['name']}  {may}{where}, since {local_time(row['created'])}")
+    if not answer["tokens"]:
+        yield "No tokens: `sediment token add NAME` makes one."
 
 
 def render_facts(answer: dict[str, Any]) -> Iterator[str]:
@@ -12410,8 +12551,9 @@ class ProtocolError(Exception):
 class Call(NamedTuple):
     """A tool call on its way to the worker, and where its result goes; None if it was cancelled."""
 
+    memory: Memory
     name: str
-    run: Callable[[Memory, Call], tuple[dict[str, Any], Shown | None]]
+    run: Callable[[Call], tuple[dict[str, Any], Shown | None]]
     arguments: dict[str, Any]
     answer: Callable[[dict[str, Any] | None], None]
     cancelled: threading.Event
@@ -12543,6 +12685,7 @@ class Worker:
         self._idle.set()
         self._chores = threading.Event()
         self._chore: threading.Thread | None = None
+        self._preload: threading.Timer | None = None
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
@@ -12552,15 +12695,24 @@ class Worker:
             self._calls.append(call)
             self._ready.notify()
 
+    def preload_soon(self) -> None:
+        """Preload, once, when the client has had its first answers."""
+        if self._preload is None:
+            self._preload = threading.Timer(PRELOAD_DELAY, self.preload)
+            self._preload.daemon = True
+            self._preload.start()
+
     def preload(self) -> None:
         """Load the encoder and begin what was left undone, unless that has happened already."""
         with contextlib.suppress(SedimentError):  # the first call will say it
             self.memory.preload()
-            self._start_chores()
+            self.start_chores()
         self.memory.database.leave()
 
     def finish(self, timeout: float | None = None) -> None:
         """Answer what is queued, then end; wait for that at most `timeout` seconds."""
+        if self._preload:
+            self._preload.cancel()
         with self._ready:
             self._closing = True
             self._ready.notify()
@@ -12596,14 +12748,14 @@ class Worker:
         """Answer a call; what it showed is noted, and what it left undone done, afterwards."""
         result, shown = None, None
         if not call.cancelled.is_set():
-            result, shown = call.run(self.memory, call)
+            result, shown = call.run(call)
         call.answer(None if call.cancelled.is_set() else result)
         if shown:
             self._shown.append(shown)
         if result and call.name in ("store", "recall"):
-            self._start_chores()
+            self.start_chores()
 
-    def _start_chores(self) -> None:
+    def start_chores(self) -> None:
         """Encode long texts and consolidate, in the pauses between calls."""
         with contextlib.suppress(SedimentError):
             if self.memory.has_chores() and not self._chores.is_set():
@@ -12651,11 +12803,11 @@ def for_agents(message: str) -> str:
     return message
 
 
-def run_tool(memory: Memory, call: Call) -> tuple[dict[str, Any], Shown | None]:
+def run_tool(call: Call) -> tuple[dict[str, Any], Shown | None]:
     """What a tool answers, and what of it counts as shown."""
     shown = None
     try:
-        answer = call_tool(memory, call.name, call.arguments)
+        answer = call_tool(call.memory, call.name, call.arguments)
         if call.name == "recall" and answer["results"]:
             shown = shown_by(call.arguments["query"], answer)
         if "message" in answer:
@@ -12670,9 +12822,9 @@ def run_tool(memory: Memory, call: Call) -> tuple[dict[str, Any], Shown | None]:
     return _tool_error(text), None
 
 
-def run_hook_tool(memory: Memory, call: Call) -> tuple[dict[str, Any], None]:
+def run_hook_tool(call: Call) -> tuple[dict[str, Any], None]:
     """What the tool that is in no list answers, to a client's hook."""
-    return _tool_result(to_json(run_hook(memory, call.arguments))), None
+    return _tool_result(to_json(run_hook(call.memory, call.arguments))), None
 
 
 def _tool_result(text: str) -> dict[str, Any]:
@@ -12686,14 +12838,22 @@ def _tool_error(text: str) -> dict[str, Any]:
 class Server:
     """The protocol: takes messages in, sends answers out through `send`, one JSON text each."""
 
-    def __init__(self, memory: Memory, send: Callable[[str], None]) -> None:
-        self._send_line = send
+    def __init__(
+        self, worker: Worker, send: Callable[[str], None], memory: Memory | None = None
+    ) -> None:
+        self._worker, self._send_line = worker, send
+        self._memory = memory or worker.memory
         self._tools, self._instructions = tools(), asset("instructions.md").rstrip()
+        self._runs: dict[str, Any] = {**dict.fromkeys(self._tools, run_tool), HOOK: run_hook_tool}
         self._rate = RateLimit()
-        self._worker = Worker(memory)
         self._calls: dict[str | int, Call] = {}
+        self._permitted: Callable[[Call], Call] = lambda call: call
         self._batches = False
-        self._preload: threading.Timer | None = None
+
+    def restrict(self, permitted: Callable[[Call], Call]) -> None:
+        """Run the tools as somebody on another machine may: none that is in no list."""
+        del self._runs[HOOK]
+        self._permitted = permitted
 
     def receive(self, line: bytes | None) -> None:
         """Take one line from the client; None stands for one longer than LINE_MAX."""
@@ -12708,27 +12868,21 @@ class Server:
             else:
                 self._take(message)
 
-    def finish(self, timeout: float | None = None) -> None:
-        """Answer all that was received, then stop."""
-        if self._preload:
-            self._preload.cancel()
-        self._worker.finish(timeout)
-
     def _send(self, message: Any) -> None:
         if message:
             self._send_line(json.dumps(message, separators=(",", ":"), allow_nan=False))
 
     def _take(self, message: Any) -> None:
         if not isinstance(message, list):
-            self._handle(message, self._send)
+            self.handle(message, self._send)
         elif self._batches and message:
             batch = Batch(len(message), self._send)
             for part in message:
-                self._handle(part, batch.add)
+                self.handle(part, batch.add)
         else:
             self._send(_error(INVALID_REQUEST, "batches belong to revision 2025-03-26 alone"))
 
-    def _handle(self, message: Any, answer: Callable[[Any], None]) -> None:
+    def handle(self, message: Any, answer: Callable[[Any], None]) -> None:
         """Answer a message through `answer`, now or when its call has run; {} is no answer."""
         if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
             return answer(_error(INVALID_REQUEST, "not a JSON-RPC 2.0 message", _id_of(message)))
@@ -12795,10 +12949,7 @@ class Server:
     def _list_tools(self, params: dict[str, Any]) -> dict[str, Any]:
         if params.get("cursor"):
             raise ProtocolError(INVALID_PARAMS, "no such cursor: the four tools are one page")
-        if self._preload is None:
-            self._preload = threading.Timer(PRELOAD_DELAY, self._worker.preload)
-            self._preload.daemon = True
-            self._preload.start()
+        self._worker.preload_soon()
         return {"tools": [*self._tools.values()], **_CACHEABLE}
 
     def _call(
@@ -12807,22 +12958,20 @@ class Server:
         name, arguments = params.get("name"), params.get("arguments", {})
         if not isinstance(name, str) or not isinstance(arguments, dict):
             raise ProtocolError(INVALID_PARAMS, "tools/call takes a name and an arguments object")
-        run = run_hook_tool if name == HOOK else run_tool
-        if run is run_tool:
-            if name not in self._tools:
-                raise ProtocolError(INVALID_PARAMS, f"unknown tool {_show(name)}")
-            if self._rate.exceeded():
-                text = f"Rate limit: {self._rate.allowed} calls a minute. Wait, then retry."
-                return reply(_tool_error(text))
+        if (run := self._runs.get(name)) is None:
+            raise ProtocolError(INVALID_PARAMS, f"unknown tool {_show(name)}")
+        if run is not run_hook_tool and self._rate.exceeded():
+            text = f"Rate limit: {self._rate.allowed} calls a minute. Wait, then retry."
+            return reply(_tool_error(text))
 
         def answer(result: dict[str, Any] | None) -> None:
             if self._calls.get(id) is call:
                 del self._calls[id]
             reply(result)
 
-        call = Call(name, run, arguments, answer, threading.Event())
+        call = Call(self._memory, name, run, arguments, answer, threading.Event())
         self._calls[id] = call
-        self._worker.submit(call)
+        self._worker.submit(self._permitted(call))
 
 
 SERVER_INFO = {"name": "sediment", "title": "Sediment", "version": __version__}
@@ -12906,21 +13055,32 @@ def serve(memory: Memory, watched: Sequence[str] = ()) -> None:
             while data:
                 data = data[os.write(wire, data) :]
 
-    server = Server(memory, send)
+    worker = Worker(memory)
+    server = Server(worker, send)
     _end_with_parent()
-    for path in watched:  # each by itself: one may not be there yet
-        threading.Thread(target=_follow, args=(memory, path), daemon=True).start()
+    follow(memory, watched)
     try:
         handle_signals(_stop)
         for line in read_lines(source):
             server.receive(line)
-        server.finish()
+        worker.finish()
     except _Stopped:
-        server.finish(timeout=1.0)
+        worker.finish(timeout=1.0)
+    _end(memory)
+
+
+def _end(memory: Memory) -> None:
+    """End this process. Daemon threads may still hold the encoder; the file is safe at any
+    moment."""
     with contextlib.suppress(Exception):  # a thread may still be reading
         memory.close()
-    # Daemon threads may still hold the encoder; the file is safe at any moment.
     os._exit(0)
+
+
+def follow(memory: Memory, paths: Sequence[str]) -> None:
+    """Keep the index of files and folders up to date from now on."""
+    for path in paths:  # each by itself: one may not be there yet
+        threading.Thread(target=_follow, args=(memory, path), daemon=True).start()
 
 
 def _follow(memory: Memory, path: str) -> None:
@@ -12968,6 +13128,592 @@ def _end_with_parent() -> None:
         os._exit(0)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+# ---------------------------------------------------------------------------------------------
+# HTTP
+#
+# The same operations for whoever cannot start a process here: MCP at /mcp, JSON under /v1, a page
+# at /. waitress reads the requests (it buffers slow ones, and knows the tricks of smuggling); here
+# is who may ask, and what is asked. A browser's other pages are kept out by the names in Host and
+# Origin, and by types of content that no form can send; there are no cookies.
+# ---------------------------------------------------------------------------------------------
+
+_LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+_JSON, _LINES = "application/json", "application/x-ndjson"
+HEADER_MISMATCH = -32020
+# Headers that mirror what a message of the stateless era says.
+_MIRRORED = {"HTTP_MCP_METHOD": "method", "HTTP_MCP_NAME": "name"}
+_STATUS: dict[type[SedimentError], int] = {NotFound: 404, Forbidden: 403, InvalidInput: 400}
+_REASONS = {
+    **{200: "OK", 201: "Created", 202: "Accepted", 400: "Bad Request", 401: "Unauthorized"},
+    **{403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed", 413: "Content Too Large"},
+    **{415: "Unsupported Media Type", 429: "Too Many Requests", 500: "Internal Server Error"},
+    503: "Service Unavailable",
+}
+
+
+class Route(NamedTuple):
+    """What is asked by a method and a path, in which {name} stands for an argument."""
+
+    method: str
+    path: str
+    operation: Operation
+    without: Sequence[str] = ()  # arguments that are about this machine, or cost too much
+
+    @property
+    def changes(self) -> bool:
+        """Whether it needs more than the right to read."""
+        return self.method != "GET" and self.operation.name != "recall"
+
+    @property
+    def arguments(self) -> dict[str, Argument]:
+        """What it takes, by the names that tools have, too."""
+        taken = (one for one in self.operation.arguments if one.name not in self.without)
+        return {one.wire or one.name: one for one in taken}
+
+
+_KEEP = Operation("keep", Memory.keep_both, render_message).takes(
+    Argument("old", ID, place="OLD"), Argument("new", ID, place="NEW")
+)
+_RECALLED = ("ranking", "vector_weight", "text_weight", "candidates")
+ROUTES = (
+    Route("GET", "/v1/memories", OPERATIONS["list"]),
+    Route("POST", "/v1/memories", OPERATIONS["store"], ("into",)),
+    Route("GET", "/v1/memories/{id}", OPERATIONS["get"]),
+    Route("PUT", "/v1/memories/{replace_id}", OPERATIONS["store"], ("into",)),
+    Route("DELETE", "/v1/memories/{id}", OPERATIONS["forget"]),
+    Route("POST", "/v1/memories/{id}/undo", OPERATIONS["undo"]),
+    Route("GET", "/v1/memories/{id}/history", OPERATIONS["history"]),
+    Route("GET", "/v1/memories/{id}/graph", OPERATIONS["graph"], ("kind",)),
+    Route("GET", "/v1/recall", OPERATIONS["recall"], _RECALLED),
+    Route("POST", "/v1/recall", OPERATIONS["recall"], _RECALLED),
+    Route("GET", "/v1/review", OPERATIONS["review"]),
+    Route("POST", "/v1/review/replace", OPERATIONS["replace"]),
+    Route("POST", "/v1/review/keep", _KEEP),
+    Route("GET", "/v1/stats", OPERATIONS["stats"], ("verify",)),
+)
+
+
+class HttpError(Exception):
+    """A request that is refused, and why."""
+
+    def __init__(self, status: int, reason: str, **headers: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+
+
+class HttpAnswer(NamedTuple):
+    """What goes back: a value as JSON, or pieces of bytes as they are."""
+
+    status: int
+    body: Any
+    type: str = _JSON
+    headers: dict[str, str] = {}  # noqa: RUF012 - never changed
+
+    def pieces(self) -> Iterable[bytes]:
+        return [to_json(self.body).encode()] if self.type == _JSON else self.body
+
+
+class Visitor(NamedTuple):
+    """Who asks, and the memory as that person sees it."""
+
+    token: Token
+    memory: Memory
+
+    def check(self, changes: bool, arguments: dict[str, Any]) -> None:
+        """Forbidden unless this may be done."""
+        if changes and self.token.reads:
+            raise Forbidden(f"the token {self.token.name} only reads")
+        if not changes or self.token.project is None:
+            return
+        if arguments.get("scope") == "global":
+            raise Forbidden(f"the token {self.token.name} cannot change global memories")
+        for name in ("id", "ids", "replace", "replace_id", "old", "new"):
+            if name in arguments:
+                row = visible_item(self.memory.projects, arguments[name])
+                if row["project_id"] != self.token.project:
+                    raise Forbidden(f"the token {self.token.name} cannot change {row['id']}")
+
+
+class Gateway:
+    """Answers requests, as WSGI has them.
+
+    needs_token  whether even this machine's programs need one; others always do
+    key          a token that is in no file, good for one page
+    """
+
+    def __init__(self, worker: Worker, needs_token: bool, key: str | None = None) -> None:
+        self._worker, self._memory = worker, worker.memory
+        self._needs_token, self._once = needs_token, key
+        self._page_keys: set[str] = set()
+        self._rates: dict[str, RateLimit] = {}
+        self._streams = threading.BoundedSemaphore(HTTP_STREAMS)
+
+    def __call__(self, request: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        try:
+            answer = self._answer(request)
+        except HttpError as error:
+            answer = HttpAnswer(error.status, {"error": str(error)}, headers=error.headers)
+        except SedimentError as error:
+            answer = refusal(error)
+        except Exception:  # a fault of ours must not end the server
+            _log_fault()
+            answer = HttpAnswer(500, {"error": "Sediment failed here; its log says where"})
+        headers = {"Content-Type": answer.type, **_SAFE_HEADERS, **answer.headers}
+        start(f"{answer.status} {_REASONS[answer.status]}", [*headers.items()])
+        return [] if answer.status == 202 else answer.pieces()
+
+    def _answer(self, request: dict[str, Any]) -> HttpAnswer:
+        method, path = request["REQUEST_METHOD"], request.get("PATH_INFO", "")
+        if (method, path) in _OPEN:
+            return _OPEN[method, path](self._memory)
+        visitor = self._visitor(request)
+        if path == "/mcp":
+            return self._mcp(request, visitor)
+        special = {
+            ("POST", "/v1/session"): self._session,
+            ("POST", "/v1/import"): self._import,
+            ("GET", "/v1/export"): self._export,
+        }
+        if (method, path) in special:
+            return special[method, path](request, visitor)
+        route, values = _routed(method, path)
+        given = self._given(route, request) | values
+        arguments = typed(route, given, method in ("GET", "DELETE"))
+        visitor.check(route.changes, arguments)
+        return self._run(route, arguments, visitor)
+
+    # Who asks
+
+    def _visitor(self, request: dict[str, Any]) -> Visitor:
+        """Who asks; HttpError for those who may not."""
+        host, origin = request.get("HTTP_HOST", ""), request.get("HTTP_ORIGIN")
+        token = self._token(request)
+        if token is None and _name_of(host) not in _LOCAL_NAMES:
+            raise HttpError(403, f"{_show(host)} is not this server's name, and there is no token")
+        if origin is not None and urllib.parse.urlsplit(origin).netloc != host:
+            raise HttpError(403, f"pages of {_show(origin)} may not ask here")
+        token = token or Token("this machine")
+        rate = self._rates.setdefault(token.name, RateLimit())
+        if rate.exceeded():
+            wait = {"Retry_After": "60"}
+            raise HttpError(429, f"{rate.allowed} requests a minute: wait, then retry", **wait)
+        return Visitor(token, self._memory_of(request, token))
+
+    def _token(self, request: dict[str, Any]) -> Token | None:
+        kind, _, secret = request.get("HTTP_AUTHORIZATION", "").partition(" ")
+        if kind.lower() == "bearer" and secret:
+            if token := self._key(secret) or self._memory.token_of(secret):
+                return token
+            raise HttpError(401, "this token is none, or was revoked", WWW_Authenticate="Bearer")
+        if self._needs_token or self._once or self._page_keys or self._memory.tokens()["count"]:
+            wanted = "a token is needed: `Authorization: Bearer TOKEN`"
+            raise HttpError(401, wanted, WWW_Authenticate="Bearer")
+        return None
+
+    def _key(self, secret: str) -> Token | None:
+        """A page's token: the first good for one request alone, which gets it another."""
+        import hmac
+
+        keys = [*self._page_keys, *([self._once] if self._once else [])]
+        known = [key for key in keys if hmac.compare_digest(key.encode(), secret.encode())]
+        return Token("the page") if known else None
+
+    def _session(self, request: dict[str, Any], visitor: Visitor) -> HttpAnswer:
+        """Take the page's first token, which is used up, for one that lasts as long as this."""
+        import secrets
+
+        if request.get("HTTP_AUTHORIZATION", "").partition(" ")[2] != self._once:
+            raise HttpError(403, "this is for the page, once")
+        key, self._once = secrets.token_urlsafe(32), None
+        self._page_keys.add(key)
+        return HttpAnswer(201, {"token": key})
+
+    def _memory_of(self, request: dict[str, Any], token: Token) -> Memory:
+        """As seen from the token's project, or from the one that is asked for."""
+        query = urllib.parse.parse_qs(request.get("QUERY_STRING", ""))
+        asked = request.get("HTTP_SEDIMENT_PROJECT") or query.get("project", [None])[-1]
+        if token.project and asked not in (None, token.project):
+            raise HttpError(403, f"the token {token.name} is for one project alone")
+        return self._memory.of_project(token.project or asked)
+
+    # What is asked
+
+    def _given(self, route: Route, request: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a request, from its query or its body."""
+        if route.method in ("GET", "DELETE"):
+            query = urllib.parse.parse_qsl(request.get("QUERY_STRING", ""), True)
+            return {name: value for name, value in query if name != "project"}
+        return _object(request)
+
+    def _run(self, route: Route, arguments: dict[str, Any], visitor: Visitor) -> HttpAnswer:
+        """Have the worker do it, in its turn."""
+
+        def answered(call: Call) -> tuple[dict[str, Any], Shown | None]:
+            try:
+                answer = route.operation.run(call.memory, **call.arguments)
+            except Exception as error:
+                return {"error": error}, None
+            shows = call.name == "recall" and answer["results"]
+            return {"answer": answer}, shown_by(arguments["query"], answer) if shows else None
+
+        done = self._ask(route.operation.name, answered, arguments, visitor)
+        if error := done.get("error"):
+            raise error
+        answer = {name: value for name, value in done["answer"].items() if name not in _LOCAL_FACTS}
+        return HttpAnswer(201 if "id" in answer and route.method == "POST" else 200, answer)
+
+    def _ask(
+        self, name: str, work: Callable[..., Any], arguments: dict[str, Any], visitor: Visitor
+    ) -> dict[str, Any]:
+        """What the worker answers to a call."""
+        done: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        alone = visitor.token.project is not None
+
+        def apart(call: Call) -> tuple[dict[str, Any], Shown | None]:
+            with keep_to_one_project(alone):
+                return work(call)
+
+        event = threading.Event()
+        self._worker.submit(Call(visitor.memory, name, apart, arguments, done.put, event))
+        return _in_time(done)
+
+    def _mcp(self, request: dict[str, Any], visitor: Visitor) -> HttpAnswer:
+        """One message, or a list of them, and its answer."""
+        if request["REQUEST_METHOD"] != "POST":
+            raise HttpError(405, "this server has no stream of its own: POST", Allow="POST")
+        text = _body(request, LINE_MAX)
+        try:
+            message = parse_json(text)
+            _check_mirrored(request, message)
+        except ProtocolError as error:
+            id = _id_of(message)  # pyright: ignore[reportPossiblyUnbound]
+            return HttpAnswer(400, _error(0, "", id) | {"error": error.error})
+        except (ValueError, RecursionError) as error:
+            return HttpAnswer(400, _error(PARSE_ERROR, f"not a JSON message: {_show(str(error))}"))
+        parts = message if isinstance(message, list) and message else [message]
+        answers = [answer for part in parts if (answer := self._message(part, visitor))]
+        if not answers:
+            return HttpAnswer(202, None)
+        if isinstance(message, list):
+            return HttpAnswer(200, answers)
+        return HttpAnswer(_mcp_status(message, answers[0]), answers[0])
+
+    def _message(self, message: Any, visitor: Visitor) -> dict[str, Any]:
+        """The answer to one message of MCP; {} where there is none."""
+        done: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        server = Server(self._worker, lambda _: None, visitor.memory)
+        server.restrict(functools.partial(_permitted, visitor))
+        server.handle(message, done.put)
+        return _in_time(done)
+
+    def _import(self, request: dict[str, Any], visitor: Visitor) -> HttpAnswer:
+        """Rows as they come; what was committed before a fault stays."""
+        visitor.check(True, {})
+        _check_type(request, _LINES, _JSON)
+        lines = text_lines(_Limited(request["wsgi.input"], IMPORT_MAX))
+        rows = map(functools.partial(_of_project, visitor.token), lines)
+        with self._stream():
+            answer = visitor.memory.import_rows(rows)
+        self._worker.start_chores()
+        return HttpAnswer(200, answer)
+
+    def _export(self, request: dict[str, Any], visitor: Visitor) -> HttpAnswer:
+        """All rows, or those that whoever asks may see."""
+        only = visitor.token.project
+
+        def lines() -> Iterator[bytes]:
+            with self._stream():
+                for row in visitor.memory.export_rows():
+                    if only is None or row.get("project", only) == only:
+                        yield json.dumps(row, ensure_ascii=False).encode() + b"\n"
+
+        return HttpAnswer(200, lines(), _LINES)
+
+    @contextlib.contextmanager
+    def _stream(self) -> Iterator[None]:
+        """Few at once, so that those who ask for little are not kept waiting."""
+        if not self._streams.acquire(timeout=HTTP_PATIENCE):
+            raise HttpError(503, "others import or export: retry later", Retry_After="60")
+        try:
+            yield
+        finally:
+            self._streams.release()
+
+
+_SAFE_HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+_LOCAL_FACTS = ("path", "database", "root", "folder")  # of this machine; others need not know
+
+
+def refusal(error: SedimentError) -> HttpAnswer:
+    """What is answered to a request that cannot be met; of this machine nothing is told."""
+    for kind, status in _STATUS.items():
+        if isinstance(error, kind):
+            return HttpAnswer(status, {"error": str(error)})
+    click.echo(f"sediment: {printable_name(str(error))}", err=True)
+    return HttpAnswer(503, {"error": "the memory cannot be read or written; the log says more"})
+
+
+def _name_of(host: str) -> str:
+    """The name in a Host header, without its port."""
+    return host.rpartition("]")[0].lstrip("[") if host[:1] == "[" else host.partition(":")[0]
+
+
+def _routed(method: str, path: str) -> tuple[Route, dict[str, str]]:
+    """The route of a request, and the values in its path; HttpError where there is none."""
+    allowed = []
+    for route in ROUTES:
+        pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/]+)", re.escape(route.path))
+        if found := re.fullmatch(pattern, path):
+            if route.method == method:
+                return route, found.groupdict()
+            allowed.append(route.method)
+    if allowed:
+        raise HttpError(405, f"{method} is nothing for this path", Allow=", ".join(allowed))
+    raise HttpError(404, f"there is nothing at {_show(path)}: see /v1/openapi.json")
+
+
+_TYPES: dict[str, Any] = {"string": str, "integer": int, "number": (int, float), "boolean": bool}
+
+
+def typed(route: Route, given: dict[str, Any], from_text: bool) -> dict[str, Any]:
+    """Arguments by their names in the method, each of its type; in a query all are texts."""
+    known = route.arguments
+    for name in given.keys() - known.keys():
+        raise InvalidInput(f"{route.path} takes {', '.join(known) or 'nothing'}; not {_show(name)}")
+    for name, one in known.items():
+        if one.is_required and name not in given:
+            raise InvalidInput(f"{name} is missing")
+    return {
+        known[name].name: _of_type(name, value, known[name].kind.schema["type"], from_text)
+        for name, value in given.items()
+        if value is not None
+    }
+
+
+def _of_type(name: str, value: Any, type: str, from_text: bool) -> Any:
+    if from_text and type == "boolean" and value.lower() in ("1", "true", "0", "false"):
+        return value.lower() in ("1", "true")
+    if from_text and type in ("integer", "number"):
+        with contextlib.suppress(ValueError):
+            return int(value) if type == "integer" else float(value)
+    if isinstance(value, _TYPES[type]) and (type == "boolean" or not isinstance(value, bool)):
+        return value
+    raise InvalidInput(f"{name} must be a {type}, not {_show(value)}")
+
+
+def _check_type(request: dict[str, Any], *types: str) -> None:
+    """HttpError unless a body is of a type that a page elsewhere cannot send unasked."""
+    given = request.get("CONTENT_TYPE", "").partition(";")[0].strip().lower()
+    if given not in types:
+        raise HttpError(415, f"the body must be {' or '.join(types)}, not {_show(given)}")
+
+
+def _body(request: dict[str, Any], limit: int) -> bytes:
+    """The body of a request with JSON."""
+    _check_type(request, _JSON)
+    if int(request.get("CONTENT_LENGTH") or 0) > limit:
+        raise HttpError(413, f"the body is too large: the limit is {limit:,} bytes")
+    return request["wsgi.input"].read(limit)
+
+
+def _object(request: dict[str, Any]) -> dict[str, Any]:
+    """The object that a body is; an empty body is an empty one."""
+    if not int(request.get("CONTENT_LENGTH") or 0):
+        return {}
+    try:
+        value = parse_json(_body(request, LINE_MAX).decode())
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"the body is not JSON ({_show(str(error))})") from None
+    if not isinstance(value, dict):
+        raise InvalidInput("the body must be a JSON object")
+    return value
+
+
+class _Limited(io.RawIOBase):
+    """A body of which no more is read than a limit."""
+
+    def __init__(self, file: Any, limit: int) -> None:
+        self._file, self._left = file, limit
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        line = self._file.readline(size)
+        self._left -= len(line)
+        if self._left < 0:
+            raise HttpError(413, f"an import is at most {IMPORT_MAX:,} bytes: send several")
+        return line
+
+
+def _of_project(token: Token, line: str) -> Any:
+    """A row of an import, in the token's project if it has one."""
+    if token.project is None:
+        return line
+    row = parse_object(line)
+    return {**row, "project": token.project, "scope": "project"} if row else line
+
+
+def _in_time(done: queue.SimpleQueue[Any]) -> Any:
+    try:
+        return done.get(timeout=HTTP_PATIENCE)
+    except queue.Empty:
+        raise HttpError(503, "too much is asked at once: retry later", Retry_After="10") from None
+
+
+def _permitted(visitor: Visitor, call: Call) -> Call:
+    """A tool call as somebody may make it; Forbidden where that is not so."""
+
+    def checked(call: Call) -> tuple[dict[str, Any], Shown | None]:
+        try:
+            visitor.check(call.name in ("store", "forget"), call.arguments)
+        except SedimentError as error:
+            return _tool_error(str(error)), None
+        with keep_to_one_project(visitor.token.project is not None):
+            return run_tool(call)
+
+    return call._replace(run=checked)
+
+
+def _check_mirrored(request: dict[str, Any], message: Any) -> None:
+    """ProtocolError where headers say other things than the message, or nothing of what they must
+    in the stateless era."""
+    version = request.get("HTTP_MCP_PROTOCOL_VERSION")
+    if version is not None and version not in (*HANDSHAKE_VERSIONS, *STATELESS_VERSIONS):
+        data = {"supported": [*HANDSHAKE_VERSIONS, *STATELESS_VERSIONS], "requested": version}
+        raise ProtocolError(UNSUPPORTED_VERSION, "unsupported protocol version", data)
+    params = message.get("params") if isinstance(message, dict) else None
+    params = params if isinstance(params, dict) else {}
+    meta = params.get("_meta")
+    told = meta.get(f"{_META}protocolVersion") if isinstance(meta, dict) else None
+    if version not in STATELESS_VERSIONS and told is None:
+        return
+    if told != version:
+        raise ProtocolError(HEADER_MISMATCH, "MCP-Protocol-Version and _meta do not agree")
+    wanted = {"method": message.get("method"), "name": params.get("name", params.get("uri"))}
+    for header, name in _MIRRORED.items():
+        if _plain(request.get(header)) != wanted[name]:
+            raise ProtocolError(HEADER_MISMATCH, f"Mcp-{name.title()} and the message differ")
+
+
+def _plain(header: str | None) -> str | None:
+    """A mirrored value, which is =?base64?…?= where a header cannot have it."""
+    if header and (found := re.fullmatch(r"=\?base64\?(.*)\?=", header)):
+        import base64
+
+        with contextlib.suppress(ValueError):
+            return base64.b64decode(found[1], validate=True).decode()
+    return header
+
+
+def _mcp_status(message: Any, answer: dict[str, Any]) -> int:
+    """The status of an answer: in the stateless era an error has one of its own."""
+    if "error" not in answer:
+        return 200
+    code = answer["error"]["code"]
+    if code in (PARSE_ERROR, INVALID_REQUEST, UNSUPPORTED_VERSION):
+        return 400
+    params = message.get("params") if isinstance(message, dict) else None
+    stateless = isinstance(params, dict) and "_meta" in params
+    return (404 if code == UNKNOWN_METHOD else 400) if stateless else 200
+
+
+def _ready(memory: Memory) -> HttpAnswer:
+    """Whether it would answer now: the encoder is there, and the file can be written."""
+    memory.encoder.load()
+    with memory.database.transaction():
+        pass
+    return HttpAnswer(200, {"ready": True})
+
+
+def openapi(_: Memory | None = None) -> HttpAnswer:
+    """The routes, as OpenAPI 3.1 describes them."""
+    paths: dict[str, dict[str, Any]] = {}
+    for route in ROUTES:
+        paths.setdefault(route.path, {})[route.method.lower()] = _described(route)
+    lines = {"content": {_LINES: {"schema": {"type": "string"}}}}
+    paths["/v1/import"] = {"post": {"requestBody": lines, **_ANSWERS, "summary": "Store rows."}}
+    answers = {"responses": {"200": {"description": "A memory a line.", **lines}}}
+    paths["/v1/export"] = {"get": {**answers, "summary": "Every memory, as import takes it."}}
+    bearer = {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}}
+    info = {"title": "Sediment", "version": __version__}
+    facts = {"openapi": "3.1.0", "info": info, "components": bearer, "paths": paths}
+    return HttpAnswer(200, facts | {"security": [{"token": []}, {}]})
+
+
+_ANSWERS = {"responses": {"200": {"description": "What the command prints with --json."}}}
+
+
+def _described(route: Route) -> dict[str, Any]:
+    """One route, as OpenAPI describes it."""
+    in_path = set(re.findall(r"\{(\w+)\}", route.path))
+    in_query = route.method in ("GET", "DELETE")
+    schemas = {name: one.kind.schema | _told(one) for name, one in route.arguments.items()}
+    parameters = [
+        {"name": name, "in": "path" if name in in_path else "query", "schema": schema}
+        | {"required": name in in_path or route.arguments[name].is_required}
+        for name, schema in schemas.items()
+        if in_query or name in in_path
+    ]
+    described: dict[str, Any] = {"summary": route.operation.name, "parameters": parameters}
+    body = {name: schema for name, schema in schemas.items() if name not in in_path}
+    if body and not in_query:
+        needed = [name for name in body if route.arguments[name].is_required]
+        schema = {"type": "object", "properties": body, "required": needed}
+        described["requestBody"] = {"content": {_JSON: {"schema": schema}}}
+    return described | _ANSWERS
+
+
+def _told(argument: Argument) -> dict[str, str]:
+    return {"description": argument.help} if argument.help else {}
+
+
+_OPEN: dict[tuple[str, str], Callable[[Memory], HttpAnswer]] = {
+    ("GET", "/health"): lambda _: HttpAnswer(200, {"healthy": True}),
+    ("GET", "/ready"): _ready,
+    ("GET", "/v1/openapi.json"): openapi,
+}
+
+
+def listen(memory: Memory, host: str, port: int, key: str | None = None) -> Any:
+    """A server at an address, which its `run` serves until a signal ends it.
+
+    Raises InvalidInput for an address that others can reach while there is no token, and for one
+    that cannot be had."""
+    import waitress.server
+
+    everywhere = host not in _LOCAL_NAMES
+    if everywhere and not memory.tokens()["count"]:
+        raise InvalidInput(f"{host} is for others, too: first run `sediment token add NAME`")
+    worker = Worker(memory)
+    try:
+        return waitress.server.create_server(
+            Gateway(worker, everywhere, key),
+            host=host,
+            port=port,
+            threads=HTTP_THREADS,
+            connection_limit=HTTP_CONNECTIONS,
+            channel_timeout=HTTP_SILENCE,
+            max_request_header_size=HTTP_HEADERS_MAX,
+            max_request_body_size=IMPORT_MAX,
+            ident=None,
+        )
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{host}:{port} cannot be listened on ({error})") from None
+
+
+def serve_http(memory: Memory, server: Any) -> None:
+    """Answer requests until a signal ends this."""
+    memory.preload()
+    with contextlib.suppress(_Stopped):
+        handle_signals(_stop)
+        server.run()
+    _end(memory)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -14241,8 +14987,13 @@ def _answer_stdin(shared: Context) -> None:
 @click.option(
     "--watch", "watched", multiple=True, metavar="PATH", help="Index, and follow changes."
 )
+@click.option(
+    "--http", "address", metavar="[HOST:]PORT", help="On HTTP instead of stdio, for this machine."
+)
 @_shared
-def serve_command(shared: Context, watched: tuple[str, ...] = ()) -> None:
+def serve_command(
+    shared: Context, watched: tuple[str, ...] = (), address: str | None = None
+) -> None:
     """Start the MCP server where the client says that the project is."""
     hint = variable("CLAUDE_PROJECT_DIR")
     folder = Path(hint) if hint and Path(hint).is_dir() else None
@@ -14250,7 +15001,43 @@ def serve_command(shared: Context, watched: tuple[str, ...] = ()) -> None:
     for path in watched:
         if not os.path.lexists(expand_home(path)):
             click.echo(f"Waiting for {printable_name(path)}, which is not there yet.", err=True)
-    serve(memory, watched)
+    if address is None:
+        return serve(memory, watched)
+    follow(memory, watched)
+    server = listen(memory, *_address(address))
+    click.echo(f"Listening on {_url_of(server)} (Ctrl-C ends it).", err=True)
+    serve_http(memory, server)
+
+
+def _address(text: str) -> tuple[str, int]:
+    """The host and the port of [HOST:]PORT."""
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or int(port) > 65_535:
+        raise click.BadParameter(f"{_show(text)} is not [HOST:]PORT, as 8000 or 0.0.0.0:8000")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def _url_of(server: Any) -> str:
+    host = server.effective_host
+    return f"http://{f'[{host}]' if ':' in host else host}:{server.effective_port}"
+
+
+@cli.command("token")
+@click.argument("deed", type=click.Choice(("add", "list", "revoke")), default="list")
+@click.argument("name", required=False)
+@click.option("--reads", is_flag=True, help="It may only read.")
+@_shared
+def token_command(shared: Context, deed: str, name: str | None, reads: bool) -> None:
+    """Who may ask over the network."""
+    if (name is None) != (deed == "list"):
+        raise click.UsageError(f"token {deed} takes {'no name' if name else 'a NAME'}")
+    with shared.memory() as memory:
+        if deed == "add":
+            project = memory.projects.current(create=True) if shared.project else None
+            answer = memory.add_token(name or "", reads=reads, project=project)
+        else:
+            answer = memory.revoke_token(name) if name else memory.tokens()
+        shared.show(answer, render_tokens if deed == "list" else render_message)
 
 
 @cli.command()
@@ -14283,14 +15070,6 @@ def read_stdin(limit: int) -> str:
         place = f"byte {error.start}"
         raise InvalidInput(f"stdin is not UTF-8 text ({place}): convert it first") from None
     return text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text
-
-
-def text_lines(file: IO[bytes]) -> Iterator[str]:
-    """Lines of a JSON Lines file; one that is not UTF-8 is refused with its number, not all."""
-    while line := file.readline(DOCUMENT_MAX + 1):
-        if len(line) > DOCUMENT_MAX:
-            raise _too_large("a line of the file")
-        yield line.decode("utf-8-sig", "surrogateescape")
 
 
 def _count_lines(file: IO[bytes]) -> int | None:

@@ -666,7 +666,7 @@ def test_a_fault_in_the_background_ends_no_later_work(
     worker = sediment.Worker(memory)
     for text in ("Tea at four.", "Bread at five."):
         told = threading.Event()
-        store = "store", sediment.run_tool, {"content": text}
+        store = memory, "store", sediment.run_tool, {"content": text}
         answer = lambda _, told=told: told.set()  # noqa: E731
         worker.submit(sediment.Call(*store, answer, threading.Event()))
         assert told.wait(60)
