@@ -13397,7 +13397,7 @@ class Gateway:
         answers = [answer for part in parts if (answer := self._message(part, visitor))]
         if not answers:
             return HttpAnswer(202, None)
-        if isinstance(message, list):
+        if isinstance(message, list) and message:
             return HttpAnswer(200, answers)
         return HttpAnswer(_mcp_status(message, answers[0]), answers[0])
 
@@ -13692,7 +13692,7 @@ def listen(memory: Memory, host: str, port: int, key: str | None = None) -> Any:
         raise InvalidInput(f"{host} is for others, too: first run `sediment token add NAME`")
     worker = Worker(memory)
     try:
-        return waitress.server.create_server(
+        server: Any = waitress.server.create_server(
             Gateway(worker, everywhere, key),
             host=host,
             port=port,
@@ -13705,6 +13705,26 @@ def listen(memory: Memory, host: str, port: int, key: str | None = None) -> Any:
         )
     except (OSError, ValueError) as error:
         raise InvalidInput(f"{host}:{port} cannot be listened on ({error})") from None
+    server.channel_class = _strict_channel()
+    return server
+
+
+def _strict_channel() -> type:
+    """Connections on which a request of two lengths is an error: a proxy in front may go by the
+    other one, and take what follows for somebody else's request (RFC 9112, section 6.3)."""
+    from waitress.channel import HTTPChannel
+    from waitress.parser import HTTPRequestParser, ParsingError
+
+    class Parser(HTTPRequestParser):
+        def parse_header(self, header_plus: bytes) -> None:
+            super().parse_header(header_plus)
+            if self.chunked and "CONTENT_LENGTH" in self.headers:
+                raise ParsingError("both Content-Length and Transfer-Encoding")
+
+    class Channel(HTTPChannel):
+        parser_class = Parser
+
+    return Channel
 
 
 def serve_http(memory: Memory, server: Any) -> None:

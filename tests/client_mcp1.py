@@ -1,6 +1,7 @@
 """Runs in an environment with mcp 1.30: uses each tool of a server, prints what came back.
 
 python client_mcp1.py COMMAND...
+python client_mcp1.py URL PROGRAM...
 """
 
 # pyright: reportMissingImports=false
@@ -14,6 +15,7 @@ from typing import Any
 from client_steps import use_tools
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
+from mcp.client.streamable_http import streamablehttp_client
 
 
 async def use(session: ClientSession, program: list[str]) -> dict[str, Any]:
@@ -39,9 +41,13 @@ async def use(session: ClientSession, program: list[str]) -> dict[str, Any]:
 
 async def main() -> None:
     command, *arguments = sys.argv[1:]
-    server = StdioServerParameters(command=command, args=arguments, env=dict(os.environ))
-    async with stdio_client(server) as (read, write), ClientSession(read, write) as session:
-        print(json.dumps(await use(session, [command, *arguments[:-1]])))
+    if command.startswith("http:"):
+        opened, program = streamablehttp_client(command), arguments
+    else:
+        server = StdioServerParameters(command=command, args=arguments, env=dict(os.environ))
+        opened, program = stdio_client(server), [command, *arguments[:-1]]
+    async with opened as (read, write, *_), ClientSession(read, write) as session:
+        print(json.dumps(await use(session, program)))
 
 
 asyncio.run(main())

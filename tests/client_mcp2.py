@@ -1,6 +1,7 @@
 """Runs in an environment with mcp 2.3: uses each tool of a server, prints what came back.
 
     python client_mcp2.py MODE COMMAND...
+    python client_mcp2.py MODE URL PROGRAM...
 
 MODE is how to open: auto, legacy (the handshake), or a stateless revision.
 """
@@ -38,9 +39,12 @@ async def use(client: Client, program: list[str]) -> dict[str, Any]:
 
 async def main() -> None:
     mode, command, *arguments = sys.argv[1:]
-    server = StdioServerParameters(command=command, args=arguments, env=dict(os.environ))
+    server, program = command, arguments
+    if not command.startswith("http:"):
+        server = StdioServerParameters(command=command, args=arguments, env=dict(os.environ))
+        program = [command, *arguments[:-1]]
     async with Client(server, mode=mode) as client:
-        print(json.dumps(await use(client, [command, *arguments[:-1]])))
+        print(json.dumps(await use(client, program)))
 
 
 asyncio.run(main())

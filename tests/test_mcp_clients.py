@@ -4,11 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from wire import ROOT, TIMEOUT, server_command, small_env
+from wire import ROOT, TIMEOUT, http_server, server_command, small_env
 
 NEWEST_HANDSHAKE = "2025-11-25"
 STATELESS = "2026-07-28"
@@ -29,11 +30,13 @@ def env(tmp_path: Path, unpacked: Path) -> dict[str, str]:
     return small_env(tmp_path, SEDIMENT_CACHE=str(unpacked))
 
 
-def run_client(env: dict[str, str], name: str, *mode: str) -> dict[str, Any]:
-    """What a client reports of a fresh server; its stderr must stay empty."""
+def run_client(
+    env: dict[str, str], name: str, *mode: str, server: Sequence[str] = ()
+) -> dict[str, Any]:
+    """What a client reports of a server, else of a fresh one; its stderr must stay empty."""
     script = str(ROOT / "tests" / f"client_{name}.py")
     done = subprocess.run(
-        [client_python(name), script, *mode, *server_command()],
+        [client_python(name), script, *mode, *(server or server_command())],
         capture_output=True,
         text=True,
         timeout=TIMEOUT,
@@ -74,3 +77,19 @@ def test_mcp_2_by_discovery_and_by_handshake(env: dict[str, str], mode: str) -> 
 
 def test_mcp_2_without_discovery(env: dict[str, str]) -> None:
     check(run_client(env, "mcp2", STATELESS), STATELESS)
+
+
+@pytest.mark.parametrize(
+    ("client", "version"),
+    [
+        (("mcp1",), NEWEST_HANDSHAKE),
+        (("mcp2", "auto"), STATELESS),
+        (("mcp2", "legacy"), NEWEST_HANDSHAKE),
+        (("mcp2", STATELESS), STATELESS),
+    ],
+)
+def test_clients_over_http(env: dict[str, str], client: tuple[str, ...], version: str) -> None:
+    program = server_command()[:-1]
+    with http_server(Path(env["HOME"]), env) as (host, port):
+        server = [f"http://{host}:{port}/mcp", *program]
+        check(run_client(env, *client, server=server), version)

@@ -7,10 +7,12 @@ import itertools
 import json
 import os
 import queue
+import re
 import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -172,3 +174,26 @@ def answer_of(response: Any) -> Any:
     assert len(content["text"]) <= ANSWER_MAX
     assert len(json.dumps(structured, ensure_ascii=False, separators=(",", ":"))) <= ANSWER_MAX
     return structured
+
+
+@contextlib.contextmanager
+def http_server(
+    cwd: Path, env: dict[str, str], *options: str, address: str = "0"
+) -> Iterator[tuple[str, int]]:
+    """The program on HTTP at a free port, for as long as the block lasts; it must end by a signal,
+    and have told no fault."""
+    command = [*server_command()[:-1], *options, "serve", "--http", address]
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.PIPE, cwd=cwd, env=env
+        )
+        assert process.stderr
+        try:
+            told = process.stderr.readline().decode()
+            assert (found := re.search(r"http://(.*):(\d+) ", told)), told
+            yield found[1], int(found[2])
+        finally:
+            process.terminate()
+            rest = process.stderr.read().decode()
+        assert process.wait(TIMEOUT) == 0
+        assert "Traceback" not in rest, rest

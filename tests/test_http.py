@@ -1,0 +1,622 @@
+"""On HTTP: the same operations, for this machine and for whoever has a token; nothing for others."""
+
+import contextlib
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from conftest import Run
+from program import Program, one_line
+from storage import open_memory
+from wire import META, STATELESS, TIMEOUT, http_server, small_env
+
+import sediment
+
+JSON = {"Content-Type": "application/json"}
+LINES = {"Content-Type": "application/x-ndjson"}
+MISMATCH = -32020
+
+
+class Answer(NamedTuple):
+    """What came back."""
+
+    status: int
+    headers: dict[str, str]
+    body: Any
+
+
+class Door:
+    """A server, and requests to it."""
+
+    def __init__(self, host: str, port: int, **headers: str) -> None:
+        self.host, self.port, self.headers = host, port, headers
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+        """One request on a connection of its own; JSON both ways where that fits."""
+        named = {
+            name.replace("_", "-"): value for name, value in {**self.headers, **headers}.items()
+        }
+        data = json.dumps(body).encode() if isinstance(body, dict | list) else body
+        typed = {**JSON, **named} if data is not None else named
+        with contextlib.closing(
+            http.client.HTTPConnection(self.host, self.port, timeout=TIMEOUT)
+        ) as connection:
+            connection.request(method, path, data, typed)
+            answer = connection.getresponse()
+            text = answer.read()
+        found = {name.lower(): value for name, value in answer.getheaders()}
+        is_json = found.get("content-type", "") == "application/json" and text
+        return Answer(answer.status, found, json.loads(text) if is_json else text)
+
+    def ok(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
+        answer = self.ask(method, path, body, **headers)
+        assert answer.status in (200, 201), answer
+        return answer.body
+
+    def store(self, text: str, **more: Any) -> str:
+        return self.ok("POST", "/v1/memories", {"content": text, **more})["id"]
+
+    def found(self, query: str) -> list[str]:
+        rows = self.ok("POST", "/v1/recall", {"query": query})["results"]
+        return [row["content"] for row in rows]
+
+    def raw(self, data: bytes, wait: float = TIMEOUT) -> bytes:
+        """All that comes back to some bytes, until the server closes or says nothing for long."""
+        with socket.create_connection((self.host, self.port), timeout=wait) as connection:
+            connection.sendall(data)
+            got = b""
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                while part := connection.recv(65_536):
+                    got += part
+        return got
+
+    def mcp(self, message: Any, **headers: str) -> Answer:
+        return self.ask("POST", "/mcp", message, **headers)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("http")
+
+
+@pytest.fixture(scope="module")
+def door(place: Path, unpacked: Path) -> Iterator[Door]:
+    """A server that anybody on this machine may ask."""
+    env = small_env(place, SEDIMENT_CACHE=str(unpacked), SEDIMENT_RATE_LIMIT="0")
+    with http_server(place, env, "--project", "demo") as (host, port):
+        yield Door(host, port)
+
+
+@pytest.fixture(scope="module")
+def guarded(
+    tmp_path_factory: pytest.TempPathFactory, unpacked: Path
+) -> Iterator[tuple[Door, dict[str, str]]]:
+    """A server that asks for tokens, and one of each kind."""
+    home = tmp_path_factory.mktemp("guarded")
+    env = small_env(home, SEDIMENT_CACHE=str(unpacked), SEDIMENT_RATE_LIMIT="0")
+    path = home / "memory.db"
+    with open_memory(path, "demo") as memory:
+        tokens = {
+            "all": memory.add_token("all")["token"],
+            "reader": memory.add_token("reader", reads=True)["token"],
+            "one": memory.add_token("one", project="demo")["token"],
+            "gone": memory.add_token("gone")["token"],
+        }
+        memory.revoke_token("gone")
+        memory.store("The demo listens at port 80.")
+        memory.store("Tea is at four, everywhere.", scope="global")
+    with open_memory(path, "other") as memory:
+        memory.store("The other one listens at port 81.")
+    with http_server(home, env, "--db", str(path), "--project", "demo") as (host, port):
+        yield Door(host, port), tokens
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+# The operations
+
+
+def test_a_memory_from_store_to_forget(door: Door) -> None:
+    id = door.store("We deploy on Fridays.", created_at="2026-03-01")
+    assert door.found("when do we release?")[0] == "We deploy on Fridays."
+    new = door.ok("PUT", f"/v1/memories/{id}", {"content": "We deploy on Mondays."})["id"]
+    assert door.found("when do we release?")[0] == "We deploy on Mondays."
+    versions = door.ok("GET", f"/v1/memories/{new}/history")["versions"]
+    assert [row["content"] for row in versions] == [
+        "We deploy on Fridays.",
+        "We deploy on Mondays.",
+    ]
+    assert door.ok("POST", f"/v1/memories/{new}/undo", {})["restored"] == id
+    assert door.ok("GET", f"/v1/memories/{id}")["created"].startswith("2026-03-01")
+    assert {row["id"] for row in door.ok("GET", f"/v1/memories/{id}/graph")["nodes"]} == {id, new}
+    door.ok("DELETE", f"/v1/memories/{id}")
+    assert door.ask("GET", f"/v1/memories/{id}").status == 404
+
+
+def test_arguments_in_a_query_are_typed(door: Door) -> None:
+    for text in ("Otters hold hands.", "Otters sleep at sea."):
+        door.store(text)
+    answer = door.ok("GET", "/v1/recall?query=what+do+otters+do&limit=1&explain=true")
+    assert answer["count"] == 1
+    assert "explanation" in answer["results"][0] or "parts" in answer["results"][0]
+    assert door.ok("GET", "/v1/memories?scope=all&limit=1")["count"] == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "reason"),
+    [
+        ("GET", "/v1/recall", None, 400, "query is missing"),
+        ("GET", "/v1/recall?query=x&limit=many", None, 400, "limit must be a integer"),
+        ("GET", "/v1/recall?query=x&limits=3", None, 400, "takes query, limit"),
+        ("GET", "/v1/memories?scope=moon", None, 400, "scope"),
+        ("POST", "/v1/memories", {"content": 5}, 400, "content must be a string"),
+        ("POST", "/v1/memories", {"content": "x", "into": "a.md"}, 400, "not 'into'"),
+        ("POST", "/v1/memories", [], 400, "must be a JSON object"),
+        ("POST", "/v1/memories", b"{", 400, "not JSON"),
+        ("POST", "/v1/memories", b"[" * 100_000, 400, "not JSON"),
+        ("POST", "/v1/memories", b'{"content": "\\ud800"}', 400, "surrogate"),
+        ("GET", "/v1/memories/nothing", None, 404, "not found"),
+        ("GET", "/v1/nothing", None, 404, "openapi"),
+        ("GET", "/../../etc/passwd", None, 404, "openapi"),
+        ("GET", "/%2e%2e/%2e%2e/etc/passwd", None, 404, "openapi"),
+        ("PATCH", "/v1/memories", None, 405, "nothing for this path"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason(
+    door: Door, method: str, path: str, body: Any, status: int, reason: str
+) -> None:
+    answer = door.ask(method, path, body)
+    assert (answer.status, reason in answer.body["error"]) == (status, True), answer
+
+
+def test_a_project_is_named_by_its_id_alone(door: Door, place: Path) -> None:
+    text = "Only the harbour project knows of the crane."
+    door.ok("POST", "/v1/memories?project=harbour", {"content": text})
+    assert door.ok("GET", "/v1/memories?project=harbour")["items"][0]["content"] == text
+    assert text not in str(door.ok("GET", "/v1/memories"))
+    assert door.ok("GET", "/v1/memories", Sediment_Project="harbour")["count"] == 1
+    (place / "folder").mkdir()
+    door.ok("POST", f"/v1/memories?project={place}/folder", {"content": "A folder is no project."})
+    assert list((place / "folder").iterdir()) == []
+
+
+def test_the_description_names_every_route(door: Door) -> None:
+    described = door.ok("GET", "/v1/openapi.json")
+    told = {(verb.upper(), path) for path, verbs in described["paths"].items() for verb in verbs}
+    assert {(route.method, route.path) for route in sediment.ROUTES} < told
+    assert described["paths"]["/v1/recall"]["post"]["requestBody"]
+
+
+def test_it_tells_that_it_lives_and_is_ready(door: Door) -> None:
+    assert door.ok("GET", "/health") == {"healthy": True}
+    assert door.ok("GET", "/ready") == {"ready": True}
+
+
+def test_nothing_is_told_of_the_machine(door: Door, place: Path) -> None:
+    told = [door.ok("GET", "/v1/stats"), door.ask("GET", "/v1/memories/x").body]
+    told += [door.ok("GET", "/v1/memories"), door.ask("GET", "/v1/nothing").headers]
+    assert str(place) not in str(told)
+    assert "waitress" not in str(told).lower()
+
+
+# Import and export
+
+
+def test_what_is_exported_comes_back_to_the_byte(
+    door: Door, tmp_path: Path, unpacked: Path
+) -> None:
+    rows = [
+        {
+            "id": f"row-{n}",
+            "content": f"Berth {n} is for ships of {n % 7} masts, ünï.",
+            "project": "quay",
+        }
+        | {"created_at": 1_700_000_000 + n}
+        for n in range(60)
+    ]
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    assert door.ok("POST", "/v1/import", lines, **LINES)["stored"] == len(rows)
+    exported = door.ok("GET", "/v1/export")
+    env = small_env(tmp_path, SEDIMENT_CACHE=str(unpacked))
+    with http_server(tmp_path, env) as (host, port):
+        other = Door(host, port)
+        assert other.ok("POST", "/v1/import", exported, **LINES)["refused"] == []
+        assert other.ok("GET", "/v1/export") == exported
+
+
+def test_a_line_that_is_nothing_is_told_with_its_number(door: Door) -> None:
+    lines = b'{"content": "A good line."}\nnonsense\n{"content": ""}\n'
+    answer = door.ok("POST", "/v1/import", lines, **LINES)
+    assert answer["stored"] == 1
+    assert [row["line"] for row in answer["refused"]] == [2, 3]
+
+
+# Who may ask
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "evil.example"},
+        {"Host": "evil.example:80"},
+        {"Host": "127.0.0.1.evil.example"},
+        {"Host": ""},
+        {"Host": "[::1"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "https://localhost"},
+        {"Origin": "http://127.0.0.1:1"},
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/memories", "/mcp"])
+def test_pages_of_others_are_kept_out(door: Door, headers: dict[str, str], path: str) -> None:
+    body = {"content": "x"} if path != "/mcp" else {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+    answer = door.ask("POST", path, body, **headers)
+    assert answer.status in (400, 403), answer
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"]
+)
+@pytest.mark.parametrize("path", ["/v1/memories", "/v1/import", "/v1/recall", "/mcp"])
+def test_what_a_form_can_send_is_refused(door: Door, kind: str, path: str) -> None:
+    answer = door.ask("POST", path, b'{"content": "forged", "query": "x"}', Content_Type=kind)
+    assert answer.status == 415, answer
+    assert "forged" not in str(door.ok("GET", "/v1/memories?limit=100"))
+
+
+def test_an_upgrade_to_a_websocket_is_none(door: Door) -> None:
+    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec_WebSocket_Version": "13"}
+    answer = door.ask("GET", "/mcp", Origin="http://evil.example", **upgrade)
+    assert answer.status == 403
+    assert door.ask("GET", "/mcp", **upgrade).status == 405
+
+
+def test_own_pages_and_programs_may_ask(door: Door) -> None:
+    own = f"{door.host}:{door.port}"
+    assert door.ask("GET", "/v1/memories", Origin=f"http://{own}").status == 200
+    for host in (own, f"localhost:{door.port}", "localhost", "[::1]"):
+        assert door.ask("GET", "/v1/memories", Host=host).status == 200
+
+
+def test_no_answer_sets_a_cookie_or_lets_others_read(door: Door) -> None:
+    for path in ("/v1/memories", "/health", "/mcp", "/nowhere"):
+        headers = door.ask("GET", path).headers
+        assert "set-cookie" not in headers
+        assert not any(name.startswith("access-control") for name in headers)
+        assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_a_token_that_is_missing_wrong_or_revoked(guarded: tuple[Door, dict[str, str]]) -> None:
+    door, tokens = guarded
+    wrong = [
+        "",
+        "Bearer",
+        "Bearer x",
+        "Basic YTpi",
+        f"Bearer {tokens['gone']}",
+        f"Token {tokens['all']}",
+    ]
+    for header in wrong:
+        for path in ("/v1/memories", "/mcp", "/v1/export", "/v1/session"):
+            answer = door.ask("GET", path, Authorization=header)
+            assert answer.status == 401, (header, path, answer)
+            assert answer.headers["www-authenticate"] == "Bearer"
+    assert door.ask("GET", "/v1/memories").status == 401
+    assert door.ask("GET", "/v1/memories", **bearer(tokens["all"])).status == 200
+    assert door.ask("GET", "/health").status == 200
+
+
+def test_with_a_token_the_name_of_the_server_may_be_any(
+    guarded: tuple[Door, dict[str, str]],
+) -> None:
+    door, tokens = guarded
+    named = {"Host": "memory.example", **bearer(tokens["all"])}
+    assert door.ask("GET", "/v1/memories", **named).status == 200
+    assert door.ask("GET", "/v1/memories", Origin="https://memory.example", **named).status == 200
+    assert door.ask("GET", "/v1/memories", Origin="https://evil.example", **named).status == 403
+
+
+def call(tool: str, **arguments: Any) -> dict[str, Any]:
+    params = {"name": tool, "arguments": arguments}
+    return {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+
+
+def test_a_token_that_reads_changes_nothing(guarded: tuple[Door, dict[str, str]]) -> None:
+    door, tokens = guarded
+    reader = Door(door.host, door.port, **bearer(tokens["reader"]))
+    assert "The demo listens at port 80." in reader.found("demo port")
+    (id, *_) = [row["id"] for row in reader.ok("GET", "/v1/memories")["items"]]
+    for method, path, body in (
+        ("POST", "/v1/memories", {"content": "x"}),
+        ("PUT", f"/v1/memories/{id}", {"content": "x"}),
+        ("DELETE", f"/v1/memories/{id}", None),
+        ("POST", f"/v1/memories/{id}/undo", {}),
+        ("POST", "/v1/review/replace", {"old": id, "new": id}),
+    ):
+        assert reader.ask(method, path, body).status == 403, path
+    assert reader.ask("POST", "/v1/import", b'{"content": "x"}\n', **LINES).status == 403
+    for message in (call("store", content="x"), call("forget", id=id)):
+        assert reader.mcp(message).body["result"]["isError"]
+    assert "isError" not in reader.mcp(call("recall", query="demo port")).body["result"]
+
+
+def test_a_token_of_one_project_sees_no_other(guarded: tuple[Door, dict[str, str]]) -> None:
+    door, tokens = guarded
+    whole = Door(door.host, door.port, **bearer(tokens["all"]))
+    one = Door(door.host, door.port, **bearer(tokens["one"]))
+    (theirs,) = [row["id"] for row in whole.ok("GET", "/v1/memories?project=other")["items"]]
+    (shared,) = [row["id"] for row in whole.ok("GET", "/v1/memories?scope=global")["items"]]
+    assert "The other one listens at port 81." in whole.found("which port does the other listen at")
+    told = [
+        one.found("which port does the other one listen at"),
+        one.ok("GET", "/v1/export").decode(),
+    ]
+    told.append(one.mcp(call("recall", query="which port does the other listen at")).body)
+    assert "port 81" not in str(told)
+    assert "Tea is at four" in told[1]
+    assert one.ask("GET", "/v1/memories?project=other").status == 403
+    for path in ("", "/history", "/graph"):
+        assert one.ask("GET", f"/v1/memories/{theirs}{path}").status in (400, 404)
+    for id in (theirs, shared):
+        assert one.ask("DELETE", f"/v1/memories/{id}").status in (400, 403, 404)
+        assert one.ask("PUT", f"/v1/memories/{id}", {"content": "x"}).status in (400, 403, 404)
+        assert one.mcp(call("forget", id=id)).body["result"]["isError"]
+        assert one.mcp(call("store", content="x", replace_id=id)).body["result"]["isError"]
+    assert one.ask("POST", "/v1/memories", {"content": "x", "scope": "global"}).status == 403
+    rows = b'{"content": "Put elsewhere.", "project": "other"}\n{"content": "All.", "scope": "global"}\n'
+    one.ok("POST", "/v1/import", rows, **LINES)
+    assert "Put elsewhere." not in str(whole.ok("GET", "/v1/memories?project=other"))
+    assert "All." not in str(whole.ok("GET", "/v1/memories?scope=global"))
+    for id in (theirs, shared):
+        assert whole.ok("GET", f"/v1/memories/{id}")["id"] == id
+
+
+def test_the_rate_is_each_tokens_own(tmp_path: Path, unpacked: Path) -> None:
+    path = tmp_path / "memory.db"
+    with open_memory(path) as memory:
+        tokens = [memory.add_token(name)["token"] for name in ("busy", "calm")]
+    env = small_env(tmp_path, SEDIMENT_CACHE=str(unpacked), SEDIMENT_RATE_LIMIT="5")
+    with http_server(tmp_path, env, "--db", str(path)) as (host, port):
+        busy, calm = (Door(host, port, **bearer(token)) for token in tokens)
+        told = [busy.ask("GET", "/v1/memories").status for _ in range(8)]
+        assert told == [200] * 5 + [429] * 3
+        assert "retry-after" in busy.ask("GET", "/v1/memories").headers
+        assert calm.ask("GET", "/v1/memories").status == 200
+
+
+def test_others_are_not_listened_to_without_a_token(here: Program) -> None:
+    told = here.error("serve", "--http", "0.0.0.0:0")
+    assert "token add" in told
+    for address in ("x", "localhost:x", "127.0.0.1:99999"):
+        done = here.run("serve", "--http", address)
+        assert done.returncode == 2
+        assert "[HOST:]PORT" in one_line(done.stderr)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        told = here.error("serve", "--http", str(taken.getsockname()[1]))
+    assert "cannot be listened on" in told
+
+
+@pytest.fixture
+def here(run_pyz: Run, tmp_path: Path) -> Program:
+    return Program(run_pyz, tmp_path / "project", HOME=str(tmp_path))
+
+
+def test_tokens_are_made_shown_once_and_revoked(here: Program) -> None:
+    assert "No tokens" in here.ok("token")
+    secret = here.json("token", "add", "ci", "--reads")["token"]
+    assert "already" in here.error("token", "add", "ci")
+    here.ok("token", "add", "lab", "--project", "demo")
+    rows = here.json("token", "list")["tokens"]
+    assert [(row["name"], row["reads"], row.get("project")) for row in rows] == [
+        ("ci", True, None),
+        ("lab", False, "demo"),
+    ]
+    assert secret not in here.ok("token", "list")
+    (path,) = here.folder.parent.rglob("*.db")
+    assert secret.encode() not in path.read_bytes()
+    here.ok("token", "revoke", "ci")
+    assert "no token" in here.error("token", "revoke", "ci")
+    assert here.run("token", "add").returncode == 2
+
+
+# MCP
+
+
+def stateless(method: str, params: dict[str, Any] | None = None) -> dict[str, Any]:
+    given = {**(params or {}), "_meta": STATELESS}
+    return {"jsonrpc": "2.0", "id": 1, "method": method, "params": given}
+
+
+MODERN = {"MCP_Protocol_Version": "2026-07-28"}
+
+
+def test_the_stateless_era_by_its_headers(door: Door) -> None:
+    listed = door.mcp(stateless("tools/list"), **MODERN, Mcp_Method="tools/list")
+    assert (listed.status, len(listed.body["result"]["tools"])) == (200, 4)
+    message = stateless("tools/call", {"name": "list", "arguments": {}})
+    right = {**MODERN, "Mcp_Method": "tools/call", "Mcp_Name": "list"}
+    assert door.mcp(message, **right).status == 200
+    encoded = {**right, "Mcp_Name": "=?base64?bGlzdA==?="}
+    assert door.mcp(message, **encoded).status == 200
+    for wrong in (
+        {**right, "Mcp_Name": "store"},
+        {**right, "Mcp_Method": "tools/list"},
+        {name: value for name, value in right.items() if name != "Mcp_Name"},
+        {name: value for name, value in right.items() if name != "Mcp_Method"},
+        {**right, "MCP_Protocol_Version": "2025-11-25"},
+        {name: value for name, value in right.items() if name != "MCP_Protocol_Version"},
+    ):
+        answer = door.mcp(message, **wrong)
+        assert (answer.status, answer.body["error"]["code"]) == (400, MISMATCH), wrong
+    unknown = door.mcp(stateless("no/such"), **MODERN, Mcp_Method="no/such")
+    assert (unknown.status, unknown.body["error"]["code"]) == (404, -32601)
+
+
+def test_the_handshake_needs_no_session(door: Door) -> None:
+    client = {"name": "t", "version": "1"}
+    params = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": client}
+    opened = door.mcp({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params})
+    assert opened.body["result"]["protocolVersion"] == "2025-06-18"
+    assert "mcp-session-id" not in opened.headers
+    notice = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+    told = door.mcp(notice, MCP_Protocol_Version="2025-06-18")
+    assert (told.status, told.body) == (202, b"")
+    ping = door.mcp({"jsonrpc": "2.0", "id": "p", "method": "ping"})
+    assert ping.body == {"jsonrpc": "2.0", "id": "p", "result": {}}
+    batch = door.mcp([notice, {"jsonrpc": "2.0", "id": 2, "method": "ping"}])
+    assert batch.body == [{"jsonrpc": "2.0", "id": 2, "result": {}}]
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "code"),
+    [
+        (b"", {}, 400, -32700),
+        (b"{", {}, 400, -32700),
+        (b"\xff", {}, 400, -32700),
+        (b"[" * 100_000, {}, 400, -32700),
+        (b"[]", {}, 400, -32600),
+        (b"5", {}, 400, -32600),
+        (b'{"jsonrpc": "1.0", "id": 1, "method": "ping"}', {}, 400, -32600),
+        (
+            b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}',
+            {"MCP_Protocol_Version": "1"},
+            400,
+            -32022,
+        ),
+        (b'{"jsonrpc": "2.0", "id": 1, "method": "x"}', {}, 200, -32601),
+        (b'{"jsonrpc": "2.0", "id": 1, "method": "ping", "params": 5}', {}, 200, -32602),
+    ],
+)
+def test_messages_that_are_wrong(
+    door: Door, body: bytes, headers: dict[str, str], status: int, code: int
+) -> None:
+    answer = door.mcp(body, **headers)
+    assert (answer.status, answer.body["error"]["code"]) == (status, code), answer
+
+
+def test_the_tool_of_hooks_is_for_this_machine_alone(door: Door) -> None:
+    answer = door.mcp(call("hook", hook_event_name="Stop", transcript_path="/etc/passwd"))
+    assert answer.body["error"]["code"] == -32602
+
+
+def test_there_is_no_stream_to_get(door: Door) -> None:
+    for method in ("GET", "DELETE"):
+        answer = door.ask(method, "/mcp", Accept="text/event-stream")
+        assert (answer.status, answer.headers["allow"]) == (405, "POST")
+
+
+# Bad manners
+
+
+def test_a_body_of_a_gigabyte_is_refused_before_it_comes(door: Door) -> None:
+    head = (
+        f"POST /v1/memories HTTP/1.1\r\nHost: {door.host}\r\nContent-Type: application/json\r\n"
+        "Content-Length: {}\r\n\r\n"
+    )
+    assert b" 413 " in door.raw(head.format(2**30).encode() + b"x" * 1000)
+    large = b'{"content": "' + b"x" * 11_000_000 + b'"}'
+    assert door.ask("POST", "/v1/memories", large).status == 413
+
+
+def test_ten_thousand_headers_are_refused(door: Door) -> None:
+    lines = "".join(f"X-{n}: {n}\r\n" for n in range(10_000))
+    assert b" 431 " in door.raw(f"GET /health HTTP/1.1\r\nHost: x\r\n{lines}\r\n".encode())
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "Content-Length: 5\r\nTransfer-Encoding: chunked",
+        "Content-Length: 5\r\nContent-Length: 50",
+        "Content-Length: +5",
+        "Content-Length: 0x5",
+        "Content-Length: -1",
+        "Transfer-Encoding: xchunked",
+        "Transfer-Encoding : chunked",
+        "Content-Length\r\n: 5",
+    ],
+)
+def test_requests_are_not_smuggled(door: Door, head: str) -> None:
+    """Whatever stands behind such a head must not be taken for a request of its own."""
+    hidden = f"DELETE /v1/memories/x HTTP/1.1\r\nHost: {door.host}\r\n\r\n"
+    text = f"POST /v1/recall HTTP/1.1\r\nHost: {door.host}\r\n{head}\r\n\r\n0\r\n\r\n{hidden}"
+    got = door.raw(text.encode(), wait=2)
+    assert b"not found" not in got
+    assert got.count(b"HTTP/1.1 2") == 0
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\0" * 100,
+        b"\r\n\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"GET / HTTP/9\r\n\r\n",
+    ],
+)
+def test_nonsense_ends_its_own_connection_alone(door: Door, data: bytes) -> None:
+    door.raw(data, wait=1)
+    assert door.ok("GET", "/health") == {"healthy": True}
+
+
+def test_those_who_are_slow_or_silent_hold_up_nobody(door: Door) -> None:
+    """Sixty connections that send half of something and wait, while others ask and are answered."""
+    half = (
+        f"POST /v1/recall HTTP/1.1\r\nHost: {door.host}\r\nContent-Type: application/json\r\n"
+        "Content-Length: 5000\r\n\r\n{"
+    ).encode()
+    with contextlib.ExitStack() as open_ones:
+        slow = [
+            open_ones.enter_context(socket.create_connection((door.host, door.port)))
+            for _ in range(60)
+        ]
+        for number, connection in enumerate(slow):
+            connection.sendall(half if number % 2 else b"")
+        door.store("The slow ones hold up nobody.")
+        threads = [threading.Thread(target=door.found, args=("who holds up",)) for _ in range(8)]
+        start = time.monotonic()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert time.monotonic() - start < TIMEOUT
+
+
+def test_a_client_that_goes_away_leaves_nothing_behind(door: Door) -> None:
+    for _ in range(20):
+        with socket.create_connection((door.host, door.port)) as connection:
+            body = b'{"query": "who went away"}'
+            head = f"POST /v1/recall HTTP/1.1\r\nHost: {door.host}\r\nContent-Type: application/json\r\n"
+            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    assert door.ok("GET", "/health") == {"healthy": True}
+
+
+# The page's token
+
+
+def test_the_pages_token_is_good_once_and_gets_it_another(tmp_path: Path) -> None:
+    with open_memory(tmp_path / "memory.db") as memory:
+        server = sediment.listen(memory, "127.0.0.1", 0, key="once")
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        door = Door("127.0.0.1", server.effective_port)
+        assert door.ask("GET", "/v1/memories").status == 401
+        key = door.ok("POST", "/v1/session", {}, **bearer("once"))["token"]
+        assert door.ask("POST", "/v1/session", {}, **bearer("once")).status == 401
+        assert door.ask("POST", "/v1/session", {}, **bearer(key)).status == 403
+        assert door.ask("GET", "/v1/memories", **bearer(key)).status == 200
+        assert door.ask("GET", "/v1/memories").status == 401
+
+
+def test_meta_is_named_as_the_protocol_does() -> None:
+    assert f"{META}protocolVersion" in STATELESS
