@@ -1,4 +1,4 @@
-"""On HTTP: the same operations, for this machine and for whoever has a token; nothing for others."""
+"""On HTTP: the same operations for this machine and for whoever has a token; none for others."""
 
 import contextlib
 import http.client
@@ -372,7 +372,8 @@ def test_a_token_of_one_project_sees_no_other(guarded: tuple[Door, dict[str, str
         assert one.mcp(call("forget", id=id)).body["result"]["isError"]
         assert one.mcp(call("store", content="x", replace_id=id)).body["result"]["isError"]
     assert one.ask("POST", "/v1/memories", {"content": "x", "scope": "global"}).status == 403
-    rows = b'{"content": "Put elsewhere.", "project": "other"}\n{"content": "All.", "scope": "global"}\n'
+    rows = b'{"content": "Put elsewhere.", "project": "other"}\n'
+    rows += b'{"content": "All.", "scope": "global"}\n'
     one.ok("POST", "/v1/import", rows, **LINES)
     assert "Put elsewhere." not in str(whole.ok("GET", "/v1/memories?project=other"))
     assert "All." not in str(whole.ok("GET", "/v1/memories?scope=global"))
@@ -596,8 +597,9 @@ def test_a_client_that_goes_away_leaves_nothing_behind(door: Door) -> None:
     for _ in range(20):
         with socket.create_connection((door.host, door.port)) as connection:
             body = b'{"query": "who went away"}'
-            head = f"POST /v1/recall HTTP/1.1\r\nHost: {door.host}\r\nContent-Type: application/json\r\n"
-            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            head = f"POST /v1/recall HTTP/1.1\r\nHost: {door.host}\r\n"
+            head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            connection.sendall(head.encode() + body)
     assert door.ok("GET", "/health") == {"healthy": True}
 
 

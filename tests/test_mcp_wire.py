@@ -82,7 +82,7 @@ def slow_text() -> str:
 def test_handshake_gives_the_version_asked_for(wire: Wire, version: str) -> None:
     result = wire.handshake(version)
     assert result["protocolVersion"] == version
-    assert result["capabilities"] == {"tools": {}}
+    assert set(result["capabilities"]) == {"tools", "prompts", "resources"}
     assert result["serverInfo"]["name"] == "sediment"
     assert result["serverInfo"]["version"]
     assert "ttlMs" not in result
@@ -121,7 +121,7 @@ def test_discover(wire: Wire) -> None:
     result = wire.request("server/discover")["result"]
     assert result["resultType"] == "complete"
     assert "2026-07-28" in result["supportedVersions"]
-    assert result["capabilities"] == {"tools": {}}
+    assert set(result["capabilities"]) == {"tools", "prompts", "resources"}
     assert result["instructions"]
     assert result["ttlMs"] >= 0
     assert result["cacheScope"] in ("public", "private")
@@ -149,7 +149,7 @@ def test_both_eras_in_one_process(wire: Wire) -> None:
     assert "resultType" not in wire.request("tools/list")["result"]
 
 
-@pytest.mark.parametrize("method", ["initialize", "ping", "logging/setLevel", "resources/list"])
+@pytest.mark.parametrize("method", ["initialize", "ping", "logging/setLevel", "roots/list"])
 def test_stateless_requests_for_what_is_gone_are_unknown(wire: Wire, method: str) -> None:
     wire.meta = STATELESS
     assert error_code(wire.request(method)) == UNKNOWN_METHOD
@@ -617,7 +617,41 @@ def test_params_that_are_not_an_object(wire: Wire) -> None:
         assert error_code(wire.receive()) == INVALID_PARAMS
 
 
-@pytest.mark.parametrize("method", ["resources/list", "prompts/list", "nonsense", "", "\ud800"])
+def test_a_prompt_brings_what_is_remembered(wire: Wire) -> None:
+    wire.handshake()
+    wire.send(wire.call_message("store", content="Otters hold hands while they sleep."))
+    wire.receive()
+    (prompt,) = wire.request("prompts/list")["result"]["prompts"]
+    assert (prompt["name"], prompt["arguments"][0]["name"]) == ("recall", "query")
+    asked = {"name": "recall", "arguments": {"query": "how do otters sleep"}}
+    (message,) = wire.request("prompts/get", asked)["result"]["messages"]
+    assert "Otters hold hands" in message["content"]["text"]
+    for wrong in (
+        {},
+        {"name": "recall"},
+        {"name": "recall", "arguments": 5},
+        {"name": "recall", "arguments": {"query": ""}},
+        {"name": "forget", "arguments": {"query": "x"}},
+    ):
+        assert wire.request("prompts/get", wrong)["error"]["code"] == -32602
+
+
+def test_memories_are_resources(wire: Wire) -> None:
+    wire.handshake()
+    wire.send(wire.call_message("store", content="Otters\nhold hands."))
+    id = wire.receive()["result"]["structuredContent"]["id"]
+    (listed,) = wire.request("resources/list")["result"]["resources"]
+    newest = wire.request("resources/read", {"uri": listed["uri"]})["result"]["contents"][0]
+    assert id in newest["text"]
+    (template,) = wire.request("resources/templates/list")["result"]["resourceTemplates"]
+    uri = template["uriTemplate"].format(id=id)
+    (whole,) = wire.request("resources/read", {"uri": uri})["result"]["contents"]
+    assert (whole["uri"], whole["text"]) == (uri, "Otters\nhold hands.")
+    for wrong in ({}, {"uri": 5}, {"uri": "file:///etc/passwd"}, {"uri": "memory://nothing"}):
+        assert wire.request("resources/read", wrong)["error"]["code"] == -32602
+
+
+@pytest.mark.parametrize("method", ["completion/complete", "tasks/list", "nonsense", "", "\ud800"])
 def test_unknown_methods(wire: Wire, method: str) -> None:
     assert error_code(wire.request(method)) == UNKNOWN_METHOD
 

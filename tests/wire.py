@@ -190,7 +190,8 @@ def http_server(
         assert process.stderr
         try:
             told = process.stderr.readline().decode()
-            assert (found := re.search(r"http://(.*):(\d+) ", told)), told
+            found = re.search(r"http://(.*):(\d+) ", told)
+            assert found, told
             yield found[1], int(found[2])
         finally:
             process.terminate()
