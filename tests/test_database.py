@@ -122,6 +122,7 @@ OURS = {
     "files": "id source path project_id size changed_at touched_at read_at digest dated",
     "embeddings": "hash vector used_at",
     "shown": "session item_id shown_at",
+    "tokens": "name hash reads project_id created_at",
     "captures": "client session path number",
 }
 
@@ -702,7 +703,7 @@ def test_a_file_from_before_there_were_reviews(tmp_path: Path) -> None:
     with open_memory(path) as memory:
         kept = memory.store("The tower is painted every third spring.")["id"]
     with contextlib.closing(apsw.Connection(str(path))) as old:
-        old.execute("DROP TABLE reviews; DROP TABLE shown; DROP TABLE captures")
+        old.execute("DROP TABLE reviews; DROP TABLE shown; DROP TABLE captures; DROP TABLE tokens")
         old.execute("DROP INDEX files_away")
         old.execute("ALTER TABLE graph_edges DROP COLUMN questions; PRAGMA user_version = 6")
     with open_memory(path) as memory:

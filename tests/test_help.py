@@ -14,7 +14,8 @@ COMMANDS = (
     "store", "recall", "search", "expand", "index", "watch", "note", "compact", "status", "list",
     "get", "forget", "history", "undo", "replace",
     "review", "graph", "consolidate", "prune", "doctor", "backup",
-    "restore", "reindex", "stats", "import", "export", "init", "hook", "serve", "completion",
+    "restore", "reindex", "stats", "import", "export", "init", "hook", "serve", "token",
+    "completion",
 )  # fmt: skip
 
 
