@@ -148,6 +148,7 @@ PAGE_SIZE = 8_000  # JSON characters of one page of a long memory: leaves room f
 RATE_LIMIT = 600  # tool calls a minute; SEDIMENT_RATE_LIMIT=0 lifts it
 PREVIEW = 100  # characters of a long memory shown in lists
 PLAIN_MAX = 2**20  # bytes of a configuration, .gitignore or file of git's that names another
+REFS_MAX = 2**26  # bytes of a repository's packed-refs: 500,000 branches and tags
 GIT_TIMEOUT = 20  # s; a million commits without a commit-graph take 8
 
 INLINE_CHUNKS = 32  # encoded before the answer (about 1 s); a longer text is answered first
@@ -447,11 +448,13 @@ _MARKS = "\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u0900-\u0df
 # index must be the same for all.
 _SYMBOLS = (
     "\u00a2-\u00a9\u00ac\u00ae-\u00b1\u00b6\u00d7\u00f7\u2020\u2021\u2030\u20a0-\u20cf\u2100\u2101"
-    "\u060b\u09f2\u09f3\u0af1\u0bf9\u0e3f\u17db\ufdfc\uffe0\uffe1\uffe5\uffe6"
+    "\u060b\u0af1\u0e3f\u17db\ufdfc\uffe0\uffe1\uffe5\uffe6"
     "\u2103-\u2106\u2108\u2109\u2114\u2116-\u2118\u211e-\u2123\u2125\u2127\u2129\u212e\u213a\u213b"
     "\u2140-\u2144\u214a-\u214d\u214f\u2190-\u2328\u232b-\u245f\u249c-\u24e9\u25a0-\u2767\u2794-\u27c4"
     "\u27c7-\u27e5\u27f0-\u2982\u2999-\u29d7\u29dc-\u29fb\u29fe-\u2bff\u4dc0-\u4dff"
-    "\U0001d100-\U0001d1ff\U0001d300-\U0001d356\U0001f000-\U0001f0ff\U0001f10d-\U0001f3fa"
+    "\u058d-\u058f\u060e\u060f\u06de\u06e9\u06fd\u06fe\u07f6\u07fe\u07ff\u09f2-\u09fb\u0bf0-\u0bfa\u2e80-\u2fff"
+    "\u3004\u3012\u3013\u3020\u3036\u3037\u303e\u303f\u3190-\u319f\u31c0-\u31ef\u3200-\u33ff\ua490-\ua4c6"
+    "\U00010137-\U0001013f\U00010179-\U000101fd\U0001d000-\U0001d1ff\U0001d300-\U0001d356\U0001f000-\U0001f0ff\U0001f10d-\U0001f3fa"
     "\U0001f400-\U0001faff"
 )
 _SYMBOL = _Pattern(f"[{_SYMBOLS}]")
@@ -463,8 +466,8 @@ _MARK = _Pattern(
     rf"|(?<=\.)(?<!(?:{_NEAR}|[.)\]\"'*`]).)(?=[A-Za-z]))"
 )
 _ESCAPE_CODE = _Pattern(r"\x1b\[[0-?]*[ -/]*[@-~]")
-# Capitals whose small letters are younger than the index: Cherokee and Georgian ones.
-_CAPITAL = _Pattern("[\u13a0-\u13f5\u1c90-\u1cbf]")
+# From here on small letters may be younger than the index, which knows capitals by itself.
+_YOUNGER = "\u10a0"
 # Letters of nobody's, which the index takes: they stand for signs.
 _SIGNS = "\U000f0000-\U000fffff"
 _ALONE = _Pattern(f"[{_UNSPACED}{_SIGNS}]")
@@ -602,6 +605,8 @@ def parse_moment(value: object, now: float | None = None, *, end: bool = False) 
     if isinstance(value, str):
         first, after = parse_period(value, now, about=False)
         return after - 1 if end else first
+    if isinstance(value, datetime):
+        value = value.timestamp()
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= TIME_MAX:
         return int(value)
     raise _no_time(value)
@@ -861,7 +866,10 @@ def iso_time(seconds: int) -> str:
 
 def local_time(iso: str, length: int = 10) -> str:
     """What `iso_time` wrote as people read it: their own day, or with 16 letters the minute."""
-    return datetime.fromisoformat(iso).astimezone().isoformat(" ")[:length]
+    moment = datetime.fromisoformat(iso)
+    with contextlib.suppress(ValueError, OverflowError):  # TZ may be a day or more from UTC
+        moment = moment.astimezone()
+    return moment.isoformat(" ")[:length]
 
 
 def _two_places(score: float) -> str:
@@ -917,7 +925,7 @@ def query_phrases(query: str) -> Iterator[tuple[str, int, int]]:
 
 def _small(words: str) -> str:
     """In small letters, where the index has them."""
-    return words if not words.isascii() and _CAPITAL.search(words) else words.lower()
+    return words if max(words) >= _YOUNGER else words.lower()
 
 
 def normalized(text: str) -> str:
@@ -1013,7 +1021,8 @@ def expand_home(path: str | Path) -> Path:
     if not isinstance(path, str | Path):
         raise InvalidInput(f"a path must be a string, not {type(path).__name__}")
     try:
-        whole = Path(path).expanduser()
+        whole = Path(path)  # a shell writes ~ out; one that is left may be a name
+        whole = whole if os.path.lexists(whole) else whole.expanduser()
         os.lstat(whole)
     except RuntimeError:
         raise InvalidInput(f"{path}: there is no such home folder") from None
@@ -2582,6 +2591,9 @@ def _matrix(rows: list[tuple[Any, ...]]) -> Any:
     """The vectors that stand last in rows, one below the other."""
     import numpy
 
+    lengths = {len(row[-1]) for row in rows}
+    if len(lengths) > 1 or any(length % 4 for length in lengths):
+        raise DamagedError("vectors of the database are damaged: run `doctor --repair`")
     return numpy.frombuffer(b"".join(row[-1] for row in rows), "<f4").reshape(len(rows), -1)
 
 
@@ -2863,7 +2875,11 @@ class Database:
         except apsw.FullError:
             reason = "cannot grow, the disk is full: free some space; this change was not made"
         except (apsw.CorruptError, UnicodeDecodeError):
-            kind, reason = DamagedError, "is damaged: run `doctor --repair`, or `restore` a backup"
+            kind, reason = DamagedError, _DAMAGED
+        except apsw.SQLError as error:  # what is asked is right, so that a table is missing
+            if not _MISSING.search(str(error)):
+                raise
+            kind, reason = DamagedError, _DAMAGED
         except apsw.IOError as error:
             reason = f"cannot be read or written ({error}): check the disk"
             if left := _left_of_another(path or self.path):
@@ -2872,6 +2888,10 @@ class Database:
         else:
             return
         raise kind(f"{path or self.path} {reason}") from None
+
+
+_DAMAGED = "is damaged: run `doctor --repair`, or `restore` a backup"
+_MISSING = _Pattern(r"no such (?:table|column)|already exists|has no column|invalid float32 vector")
 
 
 def _left_of_another(path: Path) -> str:
@@ -2967,6 +2987,20 @@ def _check_place(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         if path.is_symlink() and hasattr(os, "getuid") and path.stat().st_uid != os.getuid():
             raise DatabaseError(f"{path} is a link to somebody else's file: name that with --db")
+        if _has_other_name(path):
+            reason = "has another name (a hard link), by which others would keep another log of it"
+            raise DatabaseError(f"{path} {reason}: delete that, or copy the file to a new name")
+
+
+def _has_other_name(path: Path) -> bool:
+    """Whether a file is linked to by a second name. What it was written as before it was whole is
+    one for a moment, or until it is removed here."""
+    for _ in range(20):
+        if sys.platform == "win32" or path.stat().st_nlink < 2:
+            return False
+        remove_left_behind(path.resolve())
+        time.sleep(0.05)
+    return True
 
 
 def _connect(path: Path) -> apsw.Connection:
@@ -3160,6 +3194,38 @@ def _check_ours(connection: apsw.Connection, path: Path) -> None:
         raise _another_programs(path)
     if version > len(MIGRATIONS):
         raise DatabaseError(f"{path} was made by a newer Sediment: update this program")
+    for name, sql in connection.execute(_RULES):
+        if _squeezed(sql) not in _own_rules():
+            what = f"has {_show(name)} in it, which would change what is stored"
+            raise DamagedError(f"{path} {what}: `doctor --repair` leaves it out")
+
+
+_RULES = "SELECT name, sql FROM sqlite_schema WHERE type IN ('trigger', 'view')"
+
+
+def _squeezed(sql: str) -> str:
+    return " ".join(sql.split())
+
+
+@functools.cache
+def _own_rules() -> str:
+    """The SQL of this program's triggers. Those of others would run with each change."""
+    return _squeezed(asset("schema/3-changes.sql"))
+
+
+def wrong_in_schema(connection: apsw.Connection) -> list[str]:
+    """The tables, indexes and triggers that a file should have by its version and has not, or has
+    and should not."""
+    import apsw
+
+    sql, version = "SELECT name FROM sqlite_schema", connection.pragma("user_version")
+    with contextlib.closing(apsw.Connection(":memory:")) as whole:
+        _upgrade(whole, max(0, version))
+        wanted = set(whole.execute(sql))
+        _upgrade(whole)
+        later = set(whole.execute(sql)) - wanted
+    here = set(connection.execute(sql))
+    return sorted(name for (name,) in (wanted - here) | (later & here))
 
 
 def _migrate(connection: apsw.Connection, path: Path) -> None:
@@ -3185,16 +3251,16 @@ def _migrate(connection: apsw.Connection, path: Path) -> None:
         raise
 
 
-def _upgrade(connection: apsw.Connection) -> None:
+def _upgrade(connection: apsw.Connection, until: int = len(MIGRATIONS)) -> None:
     """Run the migrations that the file has not seen."""
     connection.create_scalar_function("hash_of", lambda *texts: text_hash(str(texts[0])), 1)
     known = connection.pragma("user_version")
-    for number, name in list(enumerate(MIGRATIONS, 1))[known:]:
+    for number, name in list(enumerate(MIGRATIONS, 1))[known:until]:
         connection.execute(asset(f"schema/{number}-{name}.sql"))
         _BESIDES.get(name, lambda _: None)(connection)
     connection.create_scalar_function("hash_of", None)
     connection.pragma("application_id", APPLICATION_ID)
-    connection.pragma("user_version", len(MIGRATIONS))
+    connection.pragma("user_version", max(known, until))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -3298,11 +3364,27 @@ def _borrow(folder: Path, own: Path, shared: Path) -> None:
     for name in ("objects", "refs/replace", "packed-refs", "reftable", "info"):
         if (shared / name).is_dir() or (shared / name).is_file():
             (folder / name).symlink_to(shared / name)
-    loose = [one.path for one in _entries(folder / "objects")]  # pack and info among them
-    for name in (*loose, folder / "refs/replace", folder / "reftable", folder / "info"):
-        for one in _entries(Path(name)):  # git would wait for a pipe
-            if os.path.exists(one) and not (one.is_file() or one.is_dir()):
-                raise OSError(f"{one.path} is no plain file")
+    _check_plain(folder / "refs/replace", folder / "reftable", folder / "info")
+    _check_objects(folder / "objects")
+    if (folder / "packed-refs").exists() and (folder / "packed-refs").stat().st_size > REFS_MAX:
+        raise OSError("packed-refs would take too long")
+
+
+def _check_plain(*folders: Path) -> None:
+    """OSError where something in a folder is neither a file nor a folder: git would wait for it."""
+    for one in itertools.chain(*map(_entries, folders)):
+        if os.path.exists(one) and not (one.is_file() or one.is_dir()):
+            raise OSError(f"{one.path} is no plain file")
+
+
+def _check_objects(objects: Path, depth: int = 5) -> None:
+    """The same for what git keeps objects in, and for the places that it borrows others from."""
+    _check_plain(objects / "info/commit-graphs", *(Path(one) for one in _entries(objects)))
+    for line in plain_text(objects / "info/alternates").splitlines():
+        if line and depth == 0:
+            raise OSError(f"{objects} borrows from too many")
+        if line:
+            _check_objects(objects / line, depth - 1)
 
 
 def _head(own: Path, shared: Path) -> str:
@@ -4087,18 +4169,22 @@ def count_pending(database: Database) -> int:
 # ---------------------------------------------------------------------------------------------
 
 # Porter stems of words by which a text speaks of a change, of how things are now, of what is only
-# planned, of what was, or of an event. Other languages go without them.
+# planned, of what was, or of an event; of other languages only words for "now" and "no longer".
+_NOW_ELSEWHERE = (
+    " больше более теперь уже тепер більше вже uz jiz nyni teraz juz nyt enaa jetzt stattdessen"
+    " ahora desormai mainten adesso agora numera artik"
+)
 CUES = {
     "change": _word_class(
         "abandon ad adjust adopt anymor ban becam becom cancel cap chang cut decreas deprec"
         " disabl downgrad drop enabl expand extend forbidden gone increas instead left longer"
         " lower migrat move now postpon quit rais rebook reduc refinanc remov renam renew replac"
         " resched reschedul restructur retir revert rewritten rewrot simplifi sold split swap"
-        " switch updat upgrad"
+        " switch updat upgrad" + _NOW_ELSEWHERE
     ),
     "now": _word_class(
         "again anymor becam becom chang end final first from goe gone instead is last left longer"
-        " more move new next no not now over replac sinc stop switch took until"
+        " more move new next no not now over replac sinc stop switch took until" + _NOW_ELSEWHERE
     ),
     "plan": _word_class(
         "ask could consid discuss hope idea if mai mayb might offer perhap plan probabl propos"
@@ -6480,7 +6566,7 @@ class Skipped(InvalidInput):
 
 
 _DATE = _Pattern(r"(\d{4})-(\d\d)-(\d\d)")
-_ARCHIVE, _NOTES = "archive", "memory"
+_ARCHIVE, _NOTES, _SUMMARY = "archive", "memory", "summary-"
 
 
 def date_of(path: Path) -> datetime | None:
@@ -6738,8 +6824,23 @@ def _end_compaction(database: Database, key: str) -> str:
     return reason
 
 
+def _is_of_here(plan: dict[str, Any]) -> bool:
+    """Whether a plan moves notes into the archive of their folder and writes a summary there, and
+    nothing else: a database may come from anybody."""
+    names = [*plan["moves"], *plan["moves"].values(), plan["summary"]]
+    return (
+        all(name.endswith(".md") and ".." not in Path(name).parts for name in names)
+        and all(re.search(r"\d{4}-\d\d-\d\d", Path(name).name) for name in plan["moves"])
+        and all(name.startswith(f"{_ARCHIVE}/") for name in plan["moves"].values())
+        and not any(map(os.path.isabs, names))
+        and re.fullmatch(rf"{_SUMMARY}[\w-]+\.md", plan["summary"]) is not None
+    )
+
+
 def _carry_out(folder: Path, plan: dict[str, Any]) -> str:
     """Move notes and write their summary; or leave all as it was, and tell why."""
+    if not _is_of_here(plan):
+        return "it was noted by no `compact` of this program"
     digests = plan.get("digests", {})
     moves = [(folder / old, folder / new, digests.get(old)) for old, new in plan["moves"].items()]
     try:
@@ -6765,6 +6866,8 @@ def _archive(old: Path, new: Path, digest: str | None) -> None:
     moved is another."""
     if not old.exists() or _is_still(new, digest):
         return
+    if new.parent.is_symlink():
+        raise InvalidInput(f"{new.parent} is a link: notes stay in their folder")
     new.parent.mkdir(parents=True, exist_ok=True)
     if _is_still(old, digest) and not new.exists():
         os.rename(old, new)
@@ -7698,9 +7801,14 @@ def write_down(
         raise InvalidInput(f"{path} is a folder: name a file in it, e.g. MEMORY.md")
     line, is_new = append_lines(path, entry.beginning, as_bullet(text, entry.before))
     files = files_of_scope(projects, encoder, scope, allow_secrets)
-    files.source_of(path.parent if path.parent.name == _NOTES else path, None)
-    files.sync(files.plan(path))
-    id, source = files.part_at(path, line), f"{projects.shown(path)}:{line}"
+    source = f"{projects.shown(path)}:{line}"
+    try:
+        files.source_of(path.parent if path.parent.name == _NOTES else path, None)
+        files.sync(files.plan(path))
+    except DatabaseError as error:
+        told = f"the text stands in {source}, which `index {path}` takes up later"
+        raise DatabaseError(f"{error}; {told}") from None
+    id = files.part_at(path, line)
     message = f"{'Added to' if is_new else 'Stands already in'} {source}."
     if redacted:
         message += tell_left_out(redacted)
@@ -7820,8 +7928,6 @@ def as_bullet(text: str, before: str = "") -> list[str]:
 
 
 # Compacting
-
-_SUMMARY = "summary-"
 
 
 class OldNote(NamedTuple):
@@ -8842,7 +8948,10 @@ def rebuild_derived(connection: apsw.Connection, encoder: Encoder) -> None:
 
 def _dimension(connection: apsw.Connection, encoder: Encoder) -> int:
     """How long the file's vectors are, or are to be."""
-    return int(meta_value(connection, "dimension") or encoder.model.dimension)
+    told = meta_value(connection, "dimension") or str(encoder.model.dimension)
+    if not told.isdecimal():
+        raise DamagedError(f"the file says that its vectors are {_show(told)} long: `reindex`")
+    return int(told)
 
 
 def _mend_files(connection: apsw.Connection) -> None:
@@ -9133,6 +9242,8 @@ def _rescued_item(
 def backup_database(database: Database, path: str | Path) -> dict[str, Any]:
     """Copy the database into one file, and read that back."""
     target = check_name(from_root(path))
+    if target.name == "-" or target.is_dir():
+        raise InvalidInput(f"{target} is no name of a file: give another")
     database.must_exist()
     database.refuse_own(target)
     if not target.parent.is_dir():
@@ -9284,6 +9395,11 @@ def check_contents(database: Database, encoder: Encoder) -> Iterator[Check]:
             if found := check_pages(own):
                 yield Check("pages", "broken", found)
                 return
+            _check_ours(own, database.path)
+            if wrong := wrong_in_schema(own):
+                told = f"not as version {own.pragma('user_version')} has them: {', '.join(wrong)}"
+                yield Check("schema", "broken", told)
+                return
         yield Check("pages", "ok", "SQLite finds the file sound")
         with database.snapshot():
             yield from _check_tables(database.reader(), encoder)
@@ -9360,7 +9476,7 @@ def _has_sound_pages(database: Database) -> bool:
     try:
         with database.explained(), contextlib.closing(_connect(database.path)) as own:
             _check_ours(own, database.path)
-            return not check_pages(own)
+            return not check_pages(own) and not wrong_in_schema(own)
     except DatabaseError:
         return False
 
@@ -10855,7 +10971,7 @@ class Memory:
         path: str | Path | None = None,
         *,
         project: str | None = None,
-        folder: Path | None = None,
+        folder: str | Path | None = None,
         resident: bool = True,
     ) -> None:
         if path == "" or project == "":
@@ -10865,7 +10981,9 @@ class Memory:
         chosen = path or setting("DB") or default_database()
         self.database = Database(expand_home(chosen))
         given = project or setting("PROJECT") or None
-        self.projects = Projects(self.database, given, folder)
+        self.projects = Projects(
+            self.database, given, None if folder is None else expand_home(folder)
+        )
         self._resident = resident
         self._lock = threading.Lock()
         self._embedding = threading.Lock()
@@ -11296,7 +11414,7 @@ class Memory:
         are there already are left as they are. Memories as commands print them with --json are
         taken whole, too. Calls `progress(rows)` after each commit.
         """
-        if not hasattr(lines, "__iter__"):
+        if not hasattr(lines, "__iter__") or isinstance(lines, str | bytes):
             raise InvalidInput(f"rows to import are a list of lines or dicts, not {_show(lines)}")
         is_global = check_scope(scope or "project") == "global"
         project = None if is_global else self.projects.current(create=True)
@@ -13115,7 +13233,7 @@ def serve(memory: Memory, watched: Sequence[str] = ()) -> None:
 
     def send(text: str) -> None:
         data = text.encode() + b"\n"
-        with lock, contextlib.suppress(BrokenPipeError):  # nobody is left to read it
+        with lock, contextlib.suppress(OSError):  # nobody is left to read it
             while data:
                 data = data[os.write(wire, data) :]
 
@@ -13174,6 +13292,8 @@ def handle_signals(handler: Any) -> None:
 
 def _take_wire() -> tuple[IO[bytes], int]:
     """Keep stdin and stdout for the protocol: what else prints goes to stderr, reads nothing."""
+    if sys.__stdout__ is None:
+        raise InvalidInput("serve answers on stdout, which is closed")
     source, wire = open(os.dup(0), "rb"), os.dup(1)  # noqa: SIM115 - until the process ends
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -14306,6 +14426,8 @@ def _plugin_removed(text: str, wanted: str) -> str | None:
 def _read_owned(path: Path) -> str:
     """The text of somebody's file, with its line ends as they are."""
     try:
+        if path.stat().st_size > LINE_MAX:
+            raise InvalidInput("is too large for a file of settings")
         with open(path, encoding="utf-8", newline="") as file:
             text = file.read()
     except OSError as error:

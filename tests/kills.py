@@ -327,7 +327,7 @@ def make_older(path: Path, version: int) -> None:
     connection = apsw.Connection(str(path))
     connection.execute("PRAGMA foreign_keys = off")
     connection.execute("ALTER TABLE graph_edges DROP COLUMN questions; DROP TABLE reviews")
-    connection.execute("DROP TABLE shown; DROP TABLE captures")
+    connection.execute("DROP TABLE shown; DROP TABLE captures; DROP TABLE tokens")
     for index in ("history_item", "history_other", "consolidation_queue_b", "files_away"):
         connection.execute(f"DROP INDEX {index}")
     if version < 5:

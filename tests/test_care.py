@@ -1,5 +1,6 @@
 """Copies, checks and repairs: nothing is lost, and what is lost is named."""
 
+import contextlib
 import errno
 import gzip
 import json
@@ -1014,3 +1015,64 @@ def test_threads_may_repair_and_recall(memory: Memory) -> None:
     memory.repair()
     thread.join()
     assert errors == []
+
+
+# What others did to the file
+
+MISSING = [
+    "history",
+    "meta",
+    "chunks",
+    "pending",
+    "graph_edges",
+    "embeddings",
+    "shown",
+    "changes",
+    "tokens",
+    "projects",
+]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        *(f"DROP TABLE {name}" for name in MISSING),
+        "DROP TRIGGER item_changed",
+        "PRAGMA user_version = 0",
+        "PRAGMA user_version = 3",
+        "UPDATE vectors SET vector = x'00'",
+        "CREATE TRIGGER e AFTER INSERT ON items BEGIN UPDATE items SET project_id = NULL; END",
+        "CREATE VIEW v AS SELECT 1",
+    ],
+)
+def test_a_file_that_lacks_or_has_what_it_should_not_is_mended(path: Path, sql: str) -> None:
+    with open_memory(path) as memory:
+        memory.import_rows([{"content": text} for text in TEXTS])
+    with contextlib.closing(sqlite3.connect(path)) as other:
+        other.executescript(sql)
+    with open_memory(path) as memory:
+        for call in (memory.list_items, memory.stats, memory.status):
+            with contextlib.suppress(DatabaseError):
+                call()
+        with contextlib.suppress(DatabaseError):
+            memory.recall("tea")
+        assert not memory.doctor()["healthy"]
+        assert memory.repair()["lost"] == []
+        assert memory.doctor()["healthy"]
+        assert contents(memory) == set(TEXTS)
+        assert memory.recall("tea")["results"]
+
+
+def test_a_copy_with_a_trigger_of_others_is_not_restored(memory: Memory, tmp_path: Path) -> None:
+    memory.backup(copy := tmp_path / "copy.db")
+    with contextlib.closing(sqlite3.connect(copy)) as other:
+        other.executescript("CREATE TRIGGER e AFTER INSERT ON items BEGIN DELETE FROM items; END")
+    with pytest.raises(DatabaseError, match="would change what is stored"):
+        memory.restore(copy)
+    assert contents(memory) == set(TEXTS)
+
+
+@pytest.mark.parametrize("name", ["-", ""])
+def test_a_backup_needs_the_name_of_a_file(memory: Memory, name: str) -> None:
+    with pytest.raises(InvalidInput, match="no name of a file"):
+        memory.backup(name)

@@ -969,3 +969,9 @@ def test_the_opencode_plugin_without_its_program(node: str, tmp_path: Path) -> N
     done = subprocess.run([node, str(driver)], env=env, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout) == [[]] * 6
+
+
+def test_a_file_of_settings_that_is_endless_is_not_read(here: Program) -> None:
+    with open(here.folder / ".mcp.json", "wb") as file:
+        file.truncate(20 * 2**30)
+    assert "too large" in here.error("init", "--client", "claude", timeout=60)

@@ -812,3 +812,24 @@ def test_what_is_written_is_private_whatever_the_umask(tmp_path: Path, umask: in
     assert set(modes.values()) == {0o600}, modes
     assert len(modes) == 4
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_second_name_of_the_file_is_refused(tmp_path: Path) -> None:
+    """By each name SQLite would keep another log, and lose what the other one has."""
+    path = tmp_path / "memory.db"
+    with open_memory(path) as memory:
+        memory.store("Kept by one name.")
+    os.link(path, tmp_path / "snapshot.db")
+    for name in ("memory.db", "snapshot.db"):
+        with (
+            open_memory(tmp_path / name) as memory,
+            pytest.raises(DatabaseError, match="hard link"),
+        ):
+            memory.store("x")
+    (tmp_path / "snapshot.db").unlink()
+    os.link(path, sediment.draft_of(path).with_suffix(".tmp"))
+    left = path.with_name(f"{path.name}.99999999.tmp")
+    sediment.draft_of(path).with_suffix(".tmp").rename(left)
+    with open_memory(path) as memory:
+        memory.store("What a killed process left is no other name.")
+    assert not left.exists()

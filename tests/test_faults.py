@@ -7,8 +7,10 @@ when it is over.
 import os
 import random
 import resource
+import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +25,7 @@ import wire
 from click.testing import CliRunner
 from program import Done, Program, heed_permissions, one_line
 from storage import consistent, open_memory, shared_encoder, values
-from wire import Wire, small_env
+from wire import Wire, server_command, small_env
 
 import sediment
 from sediment import DatabaseError, Memory
@@ -616,3 +618,13 @@ def test_a_project_whose_folder_vanishes_is_not_everywhere(
     params = {"name": "store", "arguments": {"content": "The canteen closes at two."}}
     result = wire.request("tools/call", params)["result"]
     assert "isError" in result or result["structuredContent"]["scope"] == "project"
+
+
+def test_a_server_without_an_output_says_so(tmp_path: Path, unpacked: Path) -> None:
+    command = " ".join(map(shlex.quote, server_command()))
+    env = small_env(tmp_path, SEDIMENT_CACHE=str(unpacked))
+    done = subprocess.run(
+        ["sh", "-c", f"{command} >&-"], input="", env=env, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done
+    assert "stdout, which is closed" in done.stderr

@@ -1761,3 +1761,57 @@ def test_another_model_and_a_repair_leave_a_good_index(memory: Memory, folder: P
     assert memory.repair()["healthy"]
     memory.index()
     assert rows(memory) == fresh(folder)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"summary": "../evil.md", "text": "x", "moves": {}},
+        {"summary": "CLAUDE.md", "text": "x", "moves": {}},
+        {"summary": "summary-1.md", "text": "x", "moves": {"keys.txt": "../keys.txt"}},
+        {"summary": "summary-1.md", "text": "x", "moves": {"2026-01-05.md": "../2026-01-05.md"}},
+        {"summary": "summary-1.md", "text": "x", "moves": {"2026-01-05.md": "/tmp/2026-01-05.md"}},
+        {"summary": "summary-1.md", "text": "x", "moves": {"../2026-01-05.md": "archive/a.md"}},
+    ],
+)
+def test_a_database_of_somebody_else_moves_and_writes_no_file(
+    memory: Memory, notes: Path, plan: dict[str, Any]
+) -> None:
+    (notes / "keys.txt").write_text("secret")
+    memory.index(notes)
+    before = {path: path.read_bytes() for path in notes.parent.rglob("*") if path.is_file()}
+    with memory.database.transaction() as connection:
+        sediment.set_meta(connection, f"compacting:{notes}", json.dumps(plan))
+    memory.status()
+    memory.index(notes)
+    after = {path: path.read_bytes() for path in notes.parent.rglob("*") if path.is_file()}
+    assert {path: data for path, data in after.items() if ".db" not in path.name} == {
+        path: data for path, data in before.items() if ".db" not in path.name
+    }
+
+
+def test_notes_do_not_leave_by_a_link_in_place_of_the_archive(
+    memory: Memory, notes: Path, tmp_path: Path
+) -> None:
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    command = f"ln -s {elsewhere} {notes}/archive; cat"
+    with pytest.raises(InvalidInput, match="is a link"):
+        memory.compact(notes, command=f"sh -c '{command} | head -c 200'")
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_name_that_begins_with_a_tilde_is_no_home(
+    memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell writes an unquoted ~ out, but not one that stands for * in a checkout."""
+    (home := tmp_path / "home").mkdir()
+    (home / "private.md").write_text("# bank pin is 4321")
+    monkeypatch.setenv("HOME", str(home))
+    (checkout := tmp_path / "checkout").mkdir()
+    (checkout / "~").mkdir()
+    (checkout / "~" / "own.md").write_text("# the folder of that name")
+    (checkout / "~b.md").write_text("# a file of such a name")
+    monkeypatch.chdir(checkout)
+    assert memory.index(["~", "~b.md"])["files"] == 2
+    told = str([row["content"] for row in memory.recall("bank pin", anyway=True)["results"]])
+    assert "4321" not in told

@@ -287,7 +287,8 @@ def test_variables_for_git_lead_nowhere(here: Program, snare: Snare) -> None:
     "name",
     [".git", ".git/HEAD", ".git/commondir", ".git/config", ".git/packed-refs", "config"]
     + [f".git/{name}" for name in ("refs/heads/main", "refs/replace/x", "objects/pack/x.idx")]
-    + [f".git/{name}" for name in ("objects/info/alternates", "info/grafts")],
+    + [f".git/{name}" for name in ("objects/info/alternates", "info/grafts")]
+    + [f".git/objects/info/{name}" for name in ("commit-graphs/x", "commit-graph")],
 )
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_a_checkout_does_not_keep_one_waiting(here: Program, name: str, kind: str) -> None:
@@ -310,6 +311,20 @@ def test_a_commit_that_is_a_pipe_keeps_nobody_waiting(tmp_path: Path) -> None:
     commit.unlink()
     os.mkfifo(commit)
     assert sediment.git_id(tmp_path) is None
+    assert not sediment._NO_ANSWER
+
+
+def test_what_is_borrowed_from_elsewhere_keeps_nobody_waiting(tmp_path: Path) -> None:
+    repository(tmp_path / "one")
+    repository(tmp_path / "other")
+    info = "objects/info"
+    (tmp_path / "one" / ".git" / info / "alternates").write_text(f"{tmp_path}/other/.git/objects")
+    os.mkfifo(tmp_path / "other" / ".git" / info / "commit-graph")
+    assert sediment.git_id(tmp_path / "one") is None
+    repository(tmp_path / "large")
+    with open(tmp_path / "large" / ".git" / "packed-refs", "wb") as file:
+        file.truncate(8 * 2**30)
+    assert sediment.git_id(tmp_path / "large") is None
     assert not sediment._NO_ANSWER
 
 

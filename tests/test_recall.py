@@ -227,6 +227,8 @@ SIGNS = [
     ("std::move", "drop std::move there", "move the std drop there"),
     ("retries=5", "set retries=5 now", "5 retries are set now"),
     ("⠓⠑⠇⠇⠕", "the sign said ⠓⠑⠇⠇⠕", "the sign said ⠎⠑⠑"),
+    ("𞤆𞤵𞤤𞤢𞤪", "the lamp of 𞤆𞤵𞤤𞤢𞤪", "the lamp of 𞤀𞤣𞤤𞤢𞤥"),
+    ("〒", "write 〒 before the code", "write x before the code"),
     ("Ⓐ", "spray of Ⓐ at the gate", "spray of Ⓚ at the gate"),
     ("ᎣᏏᏲ", "Ada greets with ᎣᏏᏲ", "Ada greets with ᏩᏙ"),
     ("௹ 5", "tea is ௹ 5", "tea at 5"),

@@ -4,7 +4,7 @@ import contextlib
 import re
 import time
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 
 import apsw
 import pytest
@@ -470,3 +470,19 @@ def test_words_that_switch_something_off(value: str, monkeypatch: pytest.MonkeyP
     assert not sediment.crosses_projects()
     monkeypatch.setenv("SEDIMENT_CROSS_PROJECT", "1")
     assert sediment.crosses_projects()
+
+
+@pytest.mark.parametrize("zone", ["UTC-99", "UTC+99", "nonsense", ""])
+def test_times_are_told_wherever_the_clock_says_it_is(
+    zone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    assert sediment.local_time("2026-03-05T12:00:00+00:00")[:5] == "2026-"
+    monkeypatch.undo()
+    time.tzset()
+
+
+def test_a_moment_may_be_a_datetime() -> None:
+    moment = datetime(2026, 3, 5, 12, tzinfo=UTC)
+    assert sediment.parse_moment(moment) == int(moment.timestamp())

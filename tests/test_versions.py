@@ -246,7 +246,7 @@ TOLD = [
 def test_what_a_later_memory_says_was_changed_no_longer_answers(
     tmp_path: Path, old: str, new: str, query: str, replaced: bool
 ) -> None:
-    with Memory(tmp_path / "memory.db", project="demo") as memory:
+    with open_memory(tmp_path / "memory.db", "demo") as memory:
         memory.store(old, created_at="2026-01-01")
         memory.store(new, created_at="2026-04-01")
         first = memory.recall(query)["results"][0]["content"]
@@ -270,3 +270,100 @@ def test_a_note_of_a_change_need_not_say_what_is_asked(memory: Memory) -> None:
     filled(memory, [[old, new] for old, new, _ in MOVED], 90 * DAY)
     first = [order(memory, asked, number)[0] for number, (*_, asked) in enumerate(MOVED)]
     assert first == [1] * len(MOVED)
+
+
+# What a fact was, what it is said to be now, and a question, in many languages.
+NO_LONGER = [
+    (
+        "Имя сервера — Ньютон.",
+        "Сервер переименован: имя сервера теперь Кеплер, а не Ньютон.",
+        "Как имя сервера?",
+    ),
+    ("Имя сервера — Ньютон.", "Имя сервера больше не Ньютон, теперь Кеплер.", "Как имя сервера?"),
+    (
+        "Порт базы данных 5433.",
+        "Порт базы данных теперь 6543, а не 5433.",
+        "Какой порт базы данных?",
+    ),
+    (
+        "Nazwa serwera to Newton.",
+        "Nazwa serwera to już nie Newton, lecz Kepler.",
+        "Jaka jest nazwa serwera?",
+    ),
+    (
+        "De server heet Newton.",
+        "De server heet niet meer Newton maar Kepler.",
+        "Hoe heet de server?",
+    ),
+    (
+        "Servern heter Newton.",
+        "Servern heter inte längre Newton utan Kepler.",
+        "Vad heter servern?",
+    ),
+    ("Sunucunun adı Newton.", "Sunucunun adı artık Newton değil, Kepler.", "Sunucunun adı nedir?"),
+    (
+        "O servidor se chama Newton.",
+        "O servidor não se chama mais Newton, agora se chama Kepler.",
+        "Como se chama o servidor?",
+    ),
+    (
+        "Il server si chiama Newton.",
+        "Il server non si chiama più Newton ma Kepler.",
+        "Come si chiama il server?",
+    ),
+    (
+        "서버 이름은 뉴턴입니다.",
+        "서버 이름은 이제 뉴턴이 아니라 케플러입니다.",
+        "서버 이름은 무엇입니까?",
+    ),
+    ("اسم الخادم نيوتن.", "اسم الخادم لم يعد نيوتن بل كبلر.", "ما اسم الخادم؟"),
+    ("שם השרת ניוטון.", "שם השרת כבר לא ניוטון אלא קפלר.", "מה שם השרת?"),
+    (
+        "Το όνομα του διακομιστή είναι Νεύτων.",
+        "Το όνομα του διακομιστή δεν είναι πια Νεύτων αλλά Κέπλερ.",
+        "Ποιο είναι το όνομα του διακομιστή;",
+    ),
+    (
+        "Palvelimen nimi on Newton.",
+        "Palvelimen nimi ei ole enää Newton vaan Kepler.",
+        "Mikä on palvelimen nimi?",
+    ),
+    (
+        "Server se jmenuje Newton.",
+        "Server se už nejmenuje Newton, ale Kepler.",
+        "Jak se jmenuje server?",
+    ),
+    (
+        "Сервер називається Ньютон.",
+        "Сервер більше не називається Ньютон, тепер він Кеплер.",
+        "Як називається сервер?",
+    ),
+    ("सर्वर का नाम न्यूटन है।", "सर्वर का नाम अब न्यूटन नहीं, केपलर है।", "सर्वर का नाम क्या है?"),
+    (
+        "Tên máy chủ là Newton.",
+        "Tên máy chủ không còn là Newton nữa mà là Kepler.",
+        "Tên máy chủ là gì?",
+    ),
+    (
+        "サーバーの名前はニュートンです。",
+        "サーバーの名前はもうニュートンではなく、ケプラーです。",
+        "サーバーの名前は?",
+    ),
+    (
+        "A szerver neve Newton.",
+        "A szerver neve már nem Newton, hanem Kepler.",
+        "Mi a szerver neve?",
+    ),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "question"), NO_LONGER)
+def test_what_is_no_longer_so_stands_behind_what_is(
+    tmp_path: Path, old: str, new: str, question: str
+) -> None:
+    with Memory(tmp_path / "memory.db", project="demo") as memory:
+        memory.store(old, created_at=1_780_000_000)
+        memory.store(new, created_at=1_782_600_000)
+        for text in ("Bread rises for two hours.", "The bicycle has a flat tyre."):
+            memory.store(text)
+        assert memory.recall(question)["results"][0]["content"] == new
