@@ -4,7 +4,8 @@ Promises (tests hold each of them)
 ----------------------------------
 1. One file of program (this one), one file of data: a single SQLite database. What lies beside it
    (the log of hooks, a lock) holds no memory.
-2. Offline. No network socket is ever opened; the encoder's library is kept from its telemetry.
+2. Offline. No network socket is ever opened, but where SEDIMENT_EMBEDDING_MODEL names a service;
+   the encoder's library is kept from its telemetry.
 3. The text is the truth. Chunks, vectors and the word index are derived from it; of an indexed
    file, its parts, too, and recall answers from the file as it is now.
 4. Nothing is lost. Only `forget` deletes. Replacing and merging keep the old text, hidden,
@@ -304,6 +305,14 @@ SHOWN_DELAY, SHOWN_MAX = 0.2, 100  # s of quiet, or answers, before a server not
 GIVE_BACK_EVERY = 500  # calls; 4 ms, and 161 MB instead of 177 after 100,000 messages
 PARENT_POLL = 2.0  # s between looks at whether the client still lives
 ENCODER_THREADS = 2  # 1.8 times one thread at 128 tokens; more gain little on texts this short
+PENDING_BATCH, SERVICE_BATCH = 8, 64  # texts at once: a second's work, and what services take
+SERVICE_WAIT, SERVICE_PATIENCE = 10.0, 180.0  # s that a question may wait, and a long job
+SERVICE_TIMEOUT = 60.0  # s of one request; a service may have to load its model
+SERVICE_PAUSE, SERVICE_REST = 0.5, 30.0  # s to the second try (doubled each time); after the last
+SERVICE_ANSWER = 2**26  # bytes; 64 vectors of 4,096 numbers take 6 MB
+SERVICE_TEXT = 100  # characters, that each service can take
+# Vectors of one text: of one service 0.9999 and more, of two quantisations of a model about 0.98.
+PROBE, PROBE_COSINE = "Is anybody there?", 0.99
 
 FILE_MAX = 5_000_000  # bytes of an indexed file; the longest changelogs have 2 million
 FILE_GLOBS = ("*.[Mm][Dd]", "*.[Mm][Dd][Xx]", "*.markdown")
@@ -365,6 +374,15 @@ class DamagedError(DatabaseError):
 
 class ModelError(SedimentError):
     """The encoder's files are missing, damaged or of another model than the database."""
+
+
+class ServiceError(ModelError):
+    """An embedding service gave no vectors. After `again` seconds it may (None: never), and what
+    is `refused` perhaps in smaller pieces."""
+
+    def __init__(self, message: str, again: float | None = None, refused: bool = False) -> None:
+        super().__init__(message)
+        self.again, self.refused = again, refused
 
 
 # ---------------------------------------------------------------------------------------------
@@ -2145,6 +2163,8 @@ class Model:
 
     graph = "model.onnx"
     query_prefix = ""
+    destination = ""  # where texts go that leave this program
+    probe = b""  # the vector of PROBE, of a model whose name alone does not tell what it is
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -2317,10 +2337,10 @@ _UNKNOWN = ("[UNK]", "<unk>")
 class Beside:
     """What a thread of its own works out, while the caller does something else."""
 
-    def __init__(self, work: Callable[[], Any]) -> None:
+    def __init__(self, work: Callable[[], Any], daemon: bool = False) -> None:
         self._work, self._result, self._error = work, None, None
-        # Not a daemon: a program that ends while the encoder's library loads or runs would abort.
-        self._thread = threading.Thread(target=self._run)
+        # No daemon may load or run the encoder's library: a program that ends then would abort.
+        self._thread = threading.Thread(target=self._run, daemon=daemon)
         self._thread.start()
 
     def _run(self) -> None:
@@ -2329,9 +2349,11 @@ class Beside:
         except Exception as error:  # which is the caller's to meet, if it asks for the result
             self._error = error
 
-    def result(self) -> Any:
-        """What came of it, or its error."""
-        self._thread.join()
+    def result(self, timeout: float | None = None) -> Any:
+        """What came of it, or its error; TimeoutError where it takes more seconds."""
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise TimeoutError
         if self._error:
             raise self._error
         return self._result
@@ -2345,8 +2367,13 @@ class Encoder:
     text (12 tokens, two threads).
     """
 
+    batch = PENDING_BATCH
+    trouble = ""  # why a service gave no vectors when it was asked last
+
     def __init__(self, folder: Path | None = None, *, resident: bool = True) -> None:
         self._folder, self.resident = folder, resident
+        self.wait = SERVICE_WAIT  # for a service, of those who want an answer
+        self.sent: Counter[str] = Counter()  # to a service, and not yet noted in the file
         self._locks = {"tokenizer": threading.Lock(), "session": threading.Lock()}
         self._tokenizer: Tokenizer | None = None
         self._session: Any = None
@@ -2391,6 +2418,10 @@ class Encoder:
         ids = numpy.array(self.tokens(text), numpy.int64)
         return self.model.run(session, ids)[0].astype("<f4").tobytes()
 
+    def embed_all(self, texts: Iterable[str], patient: bool = False) -> list[bytes]:
+        """The vectors of texts. Raises ServiceError, after a long time where it is `patient`."""
+        return [self.embed(text) for text in texts]
+
     def begin_query(self, text: str) -> Beside:
         """Encode a query while the caller weighs its words and looks them up; for `embed_query`."""
         return Beside(functools.partial(self._query_states, text))
@@ -2407,6 +2438,8 @@ class Encoder:
         import numpy
 
         encoding, plain, states = begun.result() if begun else self._query_states(text)
+        if encoding is None:  # a service's, which tells nothing of tokens
+            return plain.tobytes()
         starts = self._token_weights(encoding, weights)
         if not any(starts) and self._unknown().intersection(self._in_window(encoding.ids)):
             return b""
@@ -2595,6 +2628,221 @@ def _matrix(rows: list[tuple[Any, ...]]) -> Any:
     if len(lengths) > 1 or any(length % 4 for length in lengths):
         raise DamagedError("vectors of the database are damaged: run `doctor --repair`")
     return numpy.frombuffer(b"".join(row[-1] for row in rows), "<f4").reshape(len(rows), -1)
+
+
+# ---------------------------------------------------------------------------------------------
+# Embedding services
+#
+# Vectors by HTTP, from where SEDIMENT_EMBEDDING_MODEL says, and never without that: texts leave
+# for it. Tokens, chunks and what words tell are still the bundled model's. A text without a vector
+# is stored and waits in `pending`. A request is one POST, so the standard library is enough.
+# ---------------------------------------------------------------------------------------------
+
+_ADDRESS = _Pattern(r"https?://([\w.-]+|\[[\da-fA-F:.]+\])(?::\d{1,5})?(?:/[\w.~/%:+-]*)?")
+_LOOPBACK = _Pattern(r"localhost|127(?:\.\d{1,3}){3}|\[::1\]")
+
+
+@functools.cache
+def services() -> dict[str, dict[str, Any]]:
+    """Of each service its address, the variable with its key and the header for that, and what it
+    calls a text that is to be found and one that looks for it."""
+    return json.loads(asset("services.json"))
+
+
+class ServiceModel(Model):
+    """A model at an address, with the tokenizer of the bundled one. Its name does not say which
+    weights are behind it: the vector of PROBE does, and comes with the first texts."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(model_dir())
+        kind, _, self.model = name.partition(":")
+        self.name, self.dimension = f"{kind.lower()}:{self.model}", 0
+        self.digest = sha256(self.name.encode()).hex()
+        self.query_prefix = _QUERY_PREFIXES.get(self.model.rpartition("/")[2], "")
+        self.service = services()[kind.lower()]
+        url = (setting("EMBEDDING_URL") or self.service["url"]).strip().rstrip("/")
+        known = _ADDRESS.fullmatch(url)
+        if not known or not re.fullmatch(r"[\w.:/@+-]+", self.model):
+            form = "NAME, and SEDIMENT_EMBEDDING_URL=https://HOST/v1, with no user, key or query"
+            raise ModelError(f"a service is set by SEDIMENT_EMBEDDING_MODEL={kind}:{form}")
+        self.is_local = bool(_LOOPBACK.fullmatch(known[1]))
+        self.destination = url + (" (on this machine)" if self.is_local else "")
+        self.url = url + self.service["path"].format(self.model)
+
+    def key(self) -> str:
+        """What the environment has, and nothing else."""
+        return variable(self.service["key"]).strip()
+
+    def ask(self, texts: list[str], query: bool, timeout: float) -> tuple[list[bytes], Any]:
+        """The vectors of texts, and what was sent for them, by kind. Raises ServiceError."""
+        probing = not self.probe and not (query and self.service["kinds"])
+        asked = [*texts, PROBE] if probing else texts
+        work = functools.partial(self._post, to_json(self._body(asked, query)).encode(), timeout)
+        try:
+            answer = parse_object(Beside(work, daemon=True).result(timeout))
+        except TimeoutError:  # whatever took the time: a name, a header, each byte of the rest
+            raise self._error(f"no answer within {timeout:.3g} s", 0.0) from None
+        vectors = self._vectors(answer, len(asked))
+        if probing:
+            self.probe = vectors.pop()
+        return vectors, {"requests_sent": 1, "texts_sent": len(texts)} | _usage(answer)
+
+    def _error(self, reason: str, again: float | None = None, refused: bool = False) -> Exception:
+        text = printable_name(one_line(reason, 2 * PREVIEW))
+        return ServiceError(f"no vectors from {self.name} at {self.url}: {text}", again, refused)
+
+    def _body(self, texts: list[str], query: bool) -> dict[str, Any]:
+        kind = self.service["kinds"][query] if self.service["kinds"] else None
+        if "{}" in self.service["path"]:  # Gemini's, with a request for each text
+            model = {"model": f"models/{self.model}", "taskType": kind}
+            return {"requests": [model | {"content": {"parts": [{"text": one}]}} for one in texts]}
+        return {"model": self.model, "input": texts} | ({"input_type": kind} if kind else {})
+
+    def _headers(self) -> dict[str, str]:
+        """With the key, which a service of one's own may not need."""
+        key, own = self.key(), not self.url.startswith(self.service["url"])
+        if not re.fullmatch("[!-~]+", key or "-" * own):  # the library's error would show it
+            raise self._error(f"{self.service['key']} is not set to a key")
+        header, before = self.service["header"].split(": ")
+        told = {"Content-Type": "application/json", "User-Agent": f"sediment/{__version__}"}
+        return told | ({header: before + key} if key else {})
+
+    def _post(self, data: bytes, timeout: float) -> bytes:
+        """What the service answers. No redirection is followed, which would take the texts and
+        the key to where nobody sent them; what is for this machine goes through no proxy."""
+        from http.client import HTTPException
+        from urllib import error, request
+
+        here = {"redirect_request": lambda *_: None}
+        stays = type("Stays", (request.HTTPRedirectHandler,), here)
+        proxies = request.ProxyHandler({} if self.is_local else None)
+        asked = request.Request(self.url, data, self._headers())
+        try:
+            with request.build_opener(stays, proxies).open(asked, timeout=timeout) as response:
+                read = response.read(SERVICE_ANSWER)
+                if response.length:  # which it says, and the library does not
+                    raise HTTPException("it broke off, or answers without end")
+                return read
+        except error.HTTPError as found:
+            raise self._refusal(found) from None
+        except (OSError, HTTPException, ValueError) as found:
+            reason = getattr(found, "reason", found)
+            is_final = isinstance(found, error.URLError) and not isinstance(reason, TimeoutError)
+            told = str(reason) or type(reason).__name__
+            raise self._error(told, None if is_final else 0.0) from None
+
+    def _refusal(self, found: Any) -> Exception:
+        """What an answer with an error's code says, but for the key, which some repeat."""
+        code, told, again = found.code, "", None
+        with contextlib.suppress(Exception):  # it may break off
+            told = found.read(PLAIN_MAX).decode("utf-8", "replace")
+        if 300 <= code < 400:
+            told = f"SEDIMENT_EMBEDDING_URL may be {found.headers['Location']}, where it sends us"
+        if code in (408, 429) or code >= 500:
+            rest = found.headers.get("Retry-After", "")
+            again = float(rest) if re.fullmatch(r"\d{1,4}(\.\d{1,9})?", rest) else 0.0
+        told = redact(told.replace(self.key() or "\0", "[key]"))[0]
+        return self._error(f"HTTP {code}: {told}", again, code in (400, 413, 422))
+
+    def _vectors(self, answer: dict[str, Any], count: int) -> list[bytes]:
+        """The vectors of an answer, of length 1, in the order of the texts."""
+        import numpy
+
+        try:
+            rows = sorted(
+                answer.get("embeddings") or answer["data"], key=lambda row: row.get("index", 0)
+            )
+            numbers = [row.get("values") or row["embedding"] for row in rows]
+            with numpy.errstate(all="ignore"):
+                matrix = numpy.array(numbers, "<f4")
+                lengths = numpy.linalg.norm(matrix, axis=1, keepdims=True)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise self._error("its answer is not that of an embeddings API") from None
+        usable, dimension = (lengths > 0) & (lengths < math.inf), self.dimension or matrix.shape[1]
+        if (*matrix.shape, usable.sum()) != (count, dimension, count):
+            told = f"{usable.sum()} usable vectors of {matrix.shape[1]} numbers"
+            raise self._error(f"it gave {told}, and not {count} of {dimension}")
+        self.dimension = dimension
+        return [row.tobytes() for row in matrix / lengths]
+
+
+def _usage(answer: dict[str, Any]) -> dict[str, float]:
+    """The tokens, and the cost, that a service tells."""
+    told = answer.get("usage") or answer.get("usageMetadata")
+    names = dict.fromkeys(("total_tokens", "promptTokenCount"), "tokens_sent") | {"cost": "cost"}
+    found = told.items() if isinstance(told, dict) else ()
+    return {names[name]: n for name, n in found if name in names and type(n) in (int, float)}
+
+
+class ServiceEncoder(Encoder):
+    """Vectors of a service, and tokens of the bundled model."""
+
+    batch = SERVICE_BATCH
+    _rests_until = 0.0
+
+    @functools.cached_property
+    def model(self) -> ServiceModel:
+        """What is set. Raises ModelError."""
+        return ServiceModel(setting("EMBEDDING_MODEL"))
+
+    def load(self) -> None:
+        """There is no session."""
+
+    def embed(self, text: str) -> bytes:
+        """The text's vector: float32[dimension], little-endian, of length 1."""
+        return self.embed_all([text])[0]
+
+    def embed_all(self, texts: Iterable[str], patient: bool = False) -> list[bytes]:
+        """The vectors of texts, many by one request. Raises ServiceError."""
+        todo, wait = list(texts), SERVICE_PATIENCE if patient else self.wait
+        batches = (todo[at : at + self.batch] for at in range(0, len(todo), self.batch))
+        return [vector for batch in batches for vector in self._ask(batch, False, wait)]
+
+    def _query_states(self, text: str) -> tuple[Any, Any, Any]:
+        """A query's vector; what looks like a credential does not go there."""
+        query = self.model.query_prefix + redact(text, redacts())[0]
+        return None, _matrix([(vector,) for vector in self._ask([query], True, self.wait)])[0], None
+
+    def _ask(self, texts: list[str], query: bool, wait: float) -> list[bytes]:
+        """Vectors within so many seconds. What a service refuses as too long, it is asked in fewer
+        texts at once, and of a single one its beginning, as each model reads but its window."""
+        if time.monotonic() < self._rests_until:
+            raise ServiceError(self.trouble)
+        try:
+            vectors = self._try(texts, query, time.monotonic() + wait)
+        except ServiceError as error:
+            half, length = len(texts) // 2, len(texts[0])
+            if error.refused and (half or length > SERVICE_TEXT):
+                parts = [texts[:half], texts[half:]] if half else [[texts[0][: length // 2]]]
+                return [vector for part in parts for vector in self._ask(part, query, wait)]
+            self.trouble = str(error)
+            self._rests_until = time.monotonic() + max(SERVICE_REST, error.again or 0.0)
+            raise
+        self.trouble = ""
+        return vectors
+
+    def _try(self, texts: list[str], query: bool, deadline: float) -> list[bytes]:
+        """Vectors, by as many tries as there is time for and a pause between."""
+        import random
+
+        for tries in itertools.count():
+            timeout = min(SERVICE_TIMEOUT, max(0.1, deadline - time.monotonic()))
+            try:
+                vectors, sent = self.model.ask(texts, query, timeout)
+                break
+            except ServiceError as error:
+                pause = max(random.uniform(0.5, 1) * SERVICE_PAUSE * 2**tries, error.again or 0.0)
+                if error.again is None or time.monotonic() + pause > deadline:
+                    raise
+            time.sleep(pause)
+        self.sent.update(sent)
+        return vectors
+
+
+def open_encoder(resident: bool) -> Encoder:
+    """The encoder of what is set: a model on this machine, or one at a service, as openai:NAME."""
+    kind = setting("EMBEDDING_MODEL").partition(":")[0].lower()
+    return (ServiceEncoder if kind in services() else Encoder)(resident=resident)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -4121,23 +4369,44 @@ def told_source(row: dict[str, Any], projects: Projects) -> dict[str, str]:
 def claim_model(connection: apsw.Connection, model: Model) -> bool:
     """The first vectors decide which model the file is of; whether it is of this one."""
     facts = {"model_name": model.name, "model_digest": model.digest, "dimension": model.dimension}
-    rows = [(key, str(value)) for key, value in facts.items()]
-    connection.executemany("INSERT OR IGNORE INTO meta VALUES(?, ?)", rows)
-    return meta_value(connection, "model_digest") == model.digest
+    facts |= {"model_probe": model.probe.hex()} if model.probe else {}
+    if model.dimension and meta_value(connection, "model_digest") in (None, model.digest):
+        rows = [(key, str(value)) for key, value in facts.items()]
+        connection.executemany("INSERT OR IGNORE INTO meta VALUES(?, ?)", rows)
+    return _is_model(model, *(meta_value(connection, f"model_{one}") for one in _IDENTITY))
 
 
 def same_model(database: Database, model: Model) -> bool:
-    """Whether the file's vectors, if it has any, are of this model."""
+    """Whether the file's vectors, if it has any, are of this model, as far as is known by now."""
+    sql = "SELECT value FROM meta WHERE key = 'model_{}'"
     with database.snapshot():
-        digest = database.settled("SELECT value FROM meta WHERE key = 'model_digest'")
-    return digest in (None, model.digest)
+        return _is_model(model, *(database.settled(sql.format(one)) for one in _IDENTITY))
+
+
+_IDENTITY = ("digest", "probe")
+
+
+def _is_model(model: Model, digest: str | None, probe: str | None) -> bool:
+    """Whether a file's notes are of this model: its digest, and what a service made of PROBE."""
+    if not (digest and probe and model.probe):
+        return digest in (None, model.digest)
+    noted, now = (_matrix([(one,)])[0] for one in (bytes.fromhex(probe), model.probe))
+    same_size = digest == model.digest and len(noted) == len(now)
+    return same_size and float(noted @ now) >= PROBE_COSINE
 
 
 OTHER_MODEL = "The vectors here are of another model: found by words alone until `reindex`."
 
 
+def remark_on_vectors(database: Database, encoder: Encoder) -> str:
+    """Why an answer is not as good as it could be; "" where it is."""
+    if not same_model(database, encoder.model):
+        return OTHER_MODEL
+    return f"Found by words: {encoder.trouble}." if encoder.trouble else ""
+
+
 def prepare_item(
-    database: Database,
+    database: Database | None,
     encoder: Encoder,
     id: str,
     content: str,
@@ -4145,13 +4414,29 @@ def prepare_item(
     created: int,
 ) -> Item:
     """Everything that takes time, before the transaction: chunks and, of a shorter text, their
-    vectors."""
+    vectors; without a database these are left for later."""
     encoder.begin_loading()
     chunks = split_text(content, encoder.fits)
     vectors: list[bytes] = []
-    if len(chunks) <= INLINE_CHUNKS and same_model(database, encoder.model):
-        vectors = [encoder.embed(embedding_text(content, chunk)) for chunk in chunks]
+    if database and len(chunks) <= INLINE_CHUNKS and same_model(database, encoder.model):
+        with contextlib.suppress(ServiceError):  # later, then
+            vectors = encoder.embed_all(embedding_text(content, chunk) for chunk in chunks)
+        vectors = vectors if same_model(database, encoder.model) else []
     return Item(id, content, detect_type(content), project, created, chunks, vectors)
+
+
+def note_sent(database: Database, encoder: Encoder | None) -> None:
+    """Add what a service was sent, which its users pay for, to what the file notes of that."""
+    if encoder and encoder.sent and database.path.exists():
+        with contextlib.suppress(DatabaseError), database.transaction(wait=500) as connection:
+            sent = Counter(sent_before(connection, encoder.model)) + encoder.sent
+            set_meta(connection, f"sent:{encoder.model.name}", to_json(sent))
+            encoder.sent = Counter()
+
+
+def sent_before(connection: apsw.Connection, model: Model) -> dict[str, float]:
+    """What a service was sent for this file: requests, texts, and what it tells of tokens, cost."""
+    return parse_object(meta_value(connection, f"sent:{model.name}"))
 
 
 def count_pending(database: Database) -> int:
@@ -4808,8 +5093,8 @@ class VectorIndex:
     or forgotten since the last search is taken up before the next. To be used in a snapshot.
     """
 
-    def __init__(self, database: Database, dimension: int) -> None:
-        self.database, self.dimension = database, dimension
+    def __init__(self, database: Database) -> None:
+        self.database, self.dimension = database, 0
         self._lock = threading.Lock()
         self._version: Any = None  # of the file, when its rows were taken up
         self._file: Any = ()  # no file at all is one too: an empty database
@@ -4836,6 +5121,8 @@ class VectorIndex:
         query = numpy.frombuffer(vector, "<f4")
         with self._lock:
             self._refresh()
+            if len(query) != self.dimension:  # of the first vector, or of another model
+                return [[] for _ in scanned], query[None][:0]
             few = self._count <= 2 * sum(SCANNED)
             told = self._vectors[: self._count] @ query if few else self._distances(query)
             found, around = [], self._vectors[:0]
@@ -4970,7 +5257,8 @@ class VectorIndex:
         version = self.database.version()
         if version == self._version:
             return
-        file = version[0], self.database.settled(_GENERATION)
+        dimension = self.database.settled("SELECT length(vector) / 4 FROM vectors LIMIT 1") or 0
+        file = version[0], self.database.settled(_GENERATION), dimension
         if file != self._file or self._erased > max(ERASED_KEPT, self._count // 3):
             self._clear(file)
         waiting = json.dumps(list(self._waiting))
@@ -5044,6 +5332,7 @@ class VectorIndex:
         import numpy
 
         self._file, self._count, self._last, self._erased = file, 0, 0, 0
+        self.dimension = file[-1]
         self._changed = self.database.value("SELECT coalesce(max(number), 0) FROM changes")
         self._waiting: dict[int, int] = {}  # rows by the chunk whose vector they wait for
         self._known = {"": 0}
@@ -6482,7 +6771,8 @@ class Importer:
 
     def _item(self, row: dict[str, Any]) -> Item:
         facts = row["id"], row["content"], row["project"], row["created_at"]
-        item = prepare_item(self.database, self.encoder, *facts)
+        at_once = None if self.encoder.model.destination else self.database  # a service makes many
+        item = prepare_item(at_once, self.encoder, *facts)
         return item._replace(stored_at=self._moment, **{name: row[name] for name in _ENDED})
 
 
@@ -7300,22 +7590,21 @@ class Files:
         were made."""
         if not self.usable:
             return {}, 0
-        vectors: dict[tuple[str, str], bytes] = {}
-        fresh: list[tuple[bytes, bytes]] = []
-        for part in parts.values():
-            says = part.content, part.context
-            if says in vectors:
-                continue
-            if (vector := self._known_vector(part)) is None:
-                vector = self.encoder.embed(_reading(part))
-                fresh.append((self._key(part), vector))
-                if len(fresh) % VECTORS_KEPT_EVERY == 0:
+        known = {_reading(part): part for part in parts.values()}
+        vectors = {text: self._known_vector(part) for text, part in known.items()}
+        todo, made = [text for text, vector in vectors.items() if vector is None], 0
+        with contextlib.suppress(ServiceError):  # what is left waits for it
+            for batch in _batches(todo, VECTORS_KEPT_EVERY):
+                fresh = dict(zip(batch, self.encoder.embed_all(batch), strict=True))
+                vectors |= fresh
+                made += len(fresh)
+                if len(fresh) == VECTORS_KEPT_EVERY:
+                    rows = [(self._key(known[text]), vector) for text, vector in fresh.items()]
                     with self.database.transaction() as connection:
-                        claim_model(connection, self.encoder.model)
-                        self._cache(connection, fresh[-VECTORS_KEPT_EVERY:])
-            vectors[says] = vector
-        found = {id: vectors[part.content, part.context] for id, part in parts.items()}
-        return found, len(fresh)
+                        if claim_model(connection, self.encoder.model):
+                            self._cache(connection, rows)
+        found = ((id, vectors[_reading(part)]) for id, part in parts.items())
+        return {id: vector for id, vector in found if vector}, made
 
     def _known_vector(self, part: Part) -> bytes | None:
         sql = (
@@ -7475,7 +7764,7 @@ def index_paths(
     for path in wanted:
         files.delete_empty_source(path)
     answer = files.report(plan) | {"seconds": round(time.monotonic() - start, 2)}
-    notice = _outside(files.projects, wanted) if files.usable else OTHER_MODEL
+    notice = remark_on_vectors(files.database, files.encoder) or _outside(files.projects, wanted)
     return answer | ({"notice": notice} if notice else {})
 
 
@@ -8737,7 +9026,8 @@ def _keep_conversation(
             id = _short_hash(id)
         if (found := find_item(database, id)) and found["content"] == text:
             continue
-        item = prepare_item(database, encoder, id, text, project or None, turn.at)
+        at_once = None if encoder.model.destination else database  # a service makes many
+        item = prepare_item(at_once, encoder, id, text, project or None, turn.at)
         with database.transaction() as connection:
             file = note_session(connection, name, project, known.resume if known else 0)
             if file is None:
@@ -9194,7 +9484,8 @@ def rebuild(found: Rescued, connection: apsw.Connection, encoder: Encoder) -> No
 _REBUILT = ("items", "chunks", "vectors", "files")
 _TYPE, _PROJECT, _ENDED_AT, _FILE = 3, 4, 7, 11  # the places of these columns in a row of items
 _MODEL_FACTS = ("model_name", "model_digest", "dimension")
-_TOLD = (HOOKS_OFF, "copy:", _BEGUN)  # how keys of `meta` begin that say what nothing else does
+# How keys of `meta` begin that say what nothing else does.
+_TOLD = (HOOKS_OFF, "copy:", _BEGUN, "model_probe", "sent:")
 
 
 def _rescued_sessions(found: Rescued, connection: apsw.Connection) -> dict[int, int | None]:
@@ -9432,7 +9723,10 @@ def _check_program(database: Database, encoder: Encoder) -> Iterator[Check]:
 
     try:
         encoder.model.check(full=True)
-        yield Check("model", "ok", f"{encoder.model.name}, every byte as it should be")
+        if encoder.model.destination:
+            yield _check_service(encoder)
+        else:
+            yield Check("model", "ok", f"{encoder.model.name}, every byte as it should be")
         with contextlib.suppress(DatabaseError):
             if not same_model(database, encoder.model):
                 remedy = "found by words alone: `reindex` makes them anew"
@@ -9443,6 +9737,17 @@ def _check_program(database: Database, encoder: Encoder) -> Iterator[Check]:
     python = ".".join(map(str, sys.version_info[:3]))
     told = f"Python {python}, SQLite {apsw.sqlite_lib_version()} {fast} sqlite-vec"
     yield Check("program", "ok", f"Sediment {__version__}, {told}")
+
+
+def _check_service(encoder: Encoder) -> Check:
+    """Ask it for a vector; and say that texts leave for it."""
+    where = f"texts are sent to {encoder.model.destination}"
+    try:
+        encoder.embed(PROBE)
+    except ServiceError as error:
+        return Check("model", "warning", f"{where}; {error}")
+    dimension = encoder.model.dimension
+    return Check("model", "ok", f"{where}; {encoder.model.name} gives {dimension} numbers for each")
 
 
 def refuse_another_programs(path: Path) -> None:
@@ -9593,7 +9898,7 @@ def reindex_database(
         while batch := database.rows(f"{_UNSTAGED} LIMIT {REINDEX_BATCH}", last):
             if stop():
                 return {"success": False, "message": "Interrupted: reindex goes on from here."}
-            rows = [row for item in batch for row in _staged_rows(database, encoder, *item)]
+            rows = _staged_rows(database, encoder, batch)
             with database.transaction() as connection:
                 _check_goal(connection, goal)
                 _stage(connection, rows)
@@ -9606,17 +9911,19 @@ def reindex_database(
 
 
 def _staged_rows(
-    database: Database, encoder: Encoder, item: int, content: str, file: int | None
+    database: Database, encoder: Encoder, items: list[tuple[int, str, int | None]]
 ) -> list[tuple[Any, ...]]:
-    if file is None:
-        chunks = split_text(content, encoder.fits)
-    else:  # how a file is cut is seen in the file alone: `index` looks again
-        sql = 'SELECT start, "end", context FROM chunks WHERE item = ? ORDER BY position'
-        chunks = [Chunk(*row) for row in database.rows(sql, item)]
-    return [
-        (item, position, *chunk, encoder.embed(embedding_text(content, chunk)))
-        for position, chunk in enumerate(chunks)
-    ]
+    rows, texts = [], []
+    for item, content, file in items:
+        if file is None:
+            chunks = split_text(content, encoder.fits)
+        else:  # how a file is cut is seen in the file alone: `index` looks again
+            sql = 'SELECT start, "end", context FROM chunks WHERE item = ? ORDER BY position'
+            chunks = [Chunk(*row) for row in database.rows(sql, item)]
+        rows += [(item, position, *chunk) for position, chunk in enumerate(chunks)]
+        texts += [embedding_text(content, chunk) for chunk in chunks]
+    vectors = encoder.embed_all(texts, patient=True)
+    return [(*row, vector) for row, vector in zip(rows, vectors, strict=True)]
 
 
 def _check_goal(connection: apsw.Connection, goal: str) -> None:
@@ -9652,7 +9959,8 @@ def switch_to_staged(connection: apsw.Connection) -> None:
         DELETE FROM staged;
         DELETE FROM embeddings;
         UPDATE files SET digest = x'';
-        DELETE FROM meta WHERE key IN ('model_name', 'model_digest', 'dimension', 'reindex');
+        DELETE FROM meta WHERE key IN
+            ('model_name', 'model_digest', 'model_probe', 'dimension', 'reindex');
     """)
     fill_words(connection)
     new_generation(connection)
@@ -9739,7 +10047,7 @@ def database_stats(
         "project_items": database.value(f"{count} {_MEMORY} AND i.project_id = ?", project),
         "global_items": database.value(f"{count} {_MEMORY_GLOBAL}"),
         "model": model.name,
-        "dimension": model.dimension,
+        "dimension": model.dimension or _dimension(database.reader(), encoder),
         "same_model": same_model(database, model),
         **({"verified": True} if verify else {}),
     }
@@ -9764,8 +10072,10 @@ def recall_status(projects: Projects, encoder: Encoder) -> dict[str, Any]:
         "project": here,
         "memories": database.value(memories, here),
         "model": model.name,
-        "dimension": model.dimension,
+        "dimension": model.dimension or _dimension(database.reader(), encoder),
         "same_model": same_model(database, model),
+        **({"texts_go_to": model.destination} if model.destination else {}),
+        **sent_before(database.reader(), model),
         "vector_weight": vector_weight,
         "text_weight": text_weight,
         "candidates": check_candidates(None),
@@ -9774,9 +10084,6 @@ def recall_status(projects: Projects, encoder: Encoder) -> dict[str, Any]:
         "sources": sources,
         "dirty": sum(len(row["changed"]) + len(row["missing"]) for row in sources),
     }
-
-
-PROBE = "Is anybody there?"
 
 
 def probe(database: Database, encoder: Encoder, found: int) -> dict[str, Any]:
@@ -9963,7 +10270,8 @@ class Search(View):
         hits = own_first(hits, request.limit, floor)
         if now and rounds and self._follow_shown(hits, found.facts):
             return self.hits(request, rounds - 1)
-        notice = gone_sources(self.projects, self.encoder) if same else OTHER_MODEL
+        notice = remark_on_vectors(self.database, self.encoder)
+        notice = notice or gone_sources(self.projects, self.encoder)
         return hits, least, {"notice": notice} if notice else {}
 
     def _found(self, request: Request, same: bool) -> Found:
@@ -9975,7 +10283,8 @@ class Search(View):
             begun = self.encoder.begin_query(query.text) if near else None
             words = weigh_words(self.database, query.text, self.lexicon)
             matched = matching(words, within)
-            vector = self.encoder.embed_query(query.text, words.told, begun) if near else b""
+            vector = self._query_vector(query.text, words, begun) if near else b""
+            near, vector = near and vector is not None, vector or b""
             reach = request.profile.reach
             found, share, around = candidates(words, matched, vector, within, reach)
             found = self._completed(found, near, vector)
@@ -9986,6 +10295,14 @@ class Search(View):
             factor = CROSS_PROJECT_FACTOR if within.project else 1.0
             hits = rank(found, share, request.profile, size, factor)
             return Found(hits, self._facts(hits), query._replace(around=around), words.chunks)
+
+    def _query_vector(self, text: str, words: Words, begun: Beside | None) -> bytes | None:
+        """None where a service gives none, or turns out to have another model by now."""
+        try:
+            vector = self.encoder.embed_query(text, words.told, begun)
+        except ServiceError:
+            return None
+        return vector if same_model(self.database, self.encoder.model) else None
 
     def _within(self, request: Request) -> Within:
         live, source = live_at(request.moment), request.source
@@ -10035,8 +10352,12 @@ class Search(View):
         these chunks are still to be made: without any they would seem to be about other things."""
         best = sorted(found, key=lambda one: -one.relative)[:WAITING_CHUNKS]
         waiting = pending_chunks(self.database, WAITING_CHUNKS, [one.chunk for one in best])
-        asked = _vector(vector)
-        near = {chunk: _cosine(_vector(self.encoder.embed(text)), asked) for chunk, text in waiting}
+        try:
+            vectors = self.encoder.embed_all(text for _, text in waiting)
+        except ServiceError:
+            return found
+        asked, rows = _vector(vector), zip(waiting, vectors, strict=True)
+        near = {chunk: _cosine(_vector(own), asked) for (chunk, _), own in rows}
         return [
             one._replace(
                 cosine=max(near[one.chunk], 0.0 if math.isnan(one.cosine) else one.cosine),
@@ -10382,6 +10703,7 @@ class Storing(View):
             if answer := self._confirm(twin, old):
                 return answer
         outdated = self._told_outdated(self.outdated(me, rivals))
+        remark += f" ({self.encoder.trouble})" if self.encoder.trouble else ""
         return _store_answer(item, next(iter(ended), None), outdated, remark)
 
     def _confirm(self, known: str, old: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -10549,12 +10871,13 @@ def embed_pending(
         while not stop() and same_model(database, encoder.model):
             if not pending_chunks(database, 1) or not lease.take():
                 break
-            batch = pending_chunks(database, 8)  # what whoever had the lease has left
-            vectors = {row: encoder.embed(row[1]) for row in batch if not stop()}
+            batch = pending_chunks(database, encoder.batch)  # what whoever had the lease has left
+            texts = (text for _, text in batch if not stop())
+            vectors = dict(zip(batch, encoder.embed_all(texts, patient=True), strict=False))
             with database.transaction() as connection:
                 if claim_model(connection, encoder.model):
                     # others may have made or brought back others
-                    still = vectors.keys() & pending_chunks(database, 8)
+                    still = vectors.keys() & pending_chunks(database, encoder.batch)
                     _fill(connection, [(vectors[row], row[0]) for row in still])
             made += len(vectors)
             progress(len(vectors))
@@ -10997,6 +11320,7 @@ class Memory:
 
     def close(self) -> None:
         """Close the file. Nothing is lost without it."""
+        note_sent(self.database, self._encoder)
         self.database.close()
 
     @property
@@ -11004,14 +11328,13 @@ class Memory:
         """The encoder, made at first use."""
         with self._lock:
             if self._encoder is None:
-                self._encoder = Encoder(resident=self._resident)
+                self._encoder = open_encoder(self._resident)
         return self._encoder
 
     @functools.cached_property
     def _index(self) -> VectorIndex | None:
         """A process that lives longer than one command keeps the vectors at hand."""
-        dimension = self.encoder.model.dimension
-        return VectorIndex(self.database, dimension) if self._resident else None
+        return VectorIndex(self.database) if self._resident else None
 
     @functools.cached_property
     def _lexicon(self) -> Lexicon:
@@ -11194,6 +11517,7 @@ class Memory:
 
     def record_access(self, *answers: Shown) -> None:
         """Note what each answer showed; a file that can't be written now is no reason to fail."""
+        note_sent(self.database, self._encoder)
         if not any(shown.ids for shown in answers):
             return
         with contextlib.suppress(DatabaseError), self.database.transaction(wait=500) as connection:
@@ -11847,7 +12171,8 @@ def read_waiting(memory: Memory) -> int:
                 return new  # whose holder looks once more before it ends
             while rows := memory.database.rows(_WAITING):
                 new += _capture_waiting(memory, *rows[0])
-            memory.embed_pending()
+            with contextlib.suppress(ServiceError):
+                memory.embed_pending()
     return new
 
 
@@ -14795,7 +15120,7 @@ class _Group(click.Group):
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.version_option(__version__, "-V", "--version", message="sediment %(version)s")
+@click.option("-V", "--version", is_flag=True, help="Show the version and exit.")
 @click.option(
     "--db", metavar="FILE", help="The database file (else SEDIMENT_DB, else the default place)."
 )
@@ -14816,6 +15141,13 @@ def cli(context: click.Context, **options: Any) -> None:
       sediment recall "when can I release?"
       sediment serve                         # the MCP server, on stdio
     """
+    if options.pop("version"):
+        click.echo(f"sediment {__version__}")
+        if options["verbose"]:
+            model = open_encoder(resident=False).model
+            where = f"are sent to {model.destination}" if model.destination else "stay here"
+            click.echo(f"model {model.name}: texts {where}")
+        context.exit()
     context.obj = Context(**options)
     context.color = False if variable("NO_COLOR") else None
     if context.invoked_subcommand is None:
@@ -14869,6 +15201,7 @@ def _index(
             click.echo("interrupted: the same command goes on", err=True)
             raise
         _show_indexed(shared, answer)
+        _finish_pending(memory, shared)
         _fail_for_skipped(answer, paths)
 
 
@@ -15184,6 +15517,7 @@ def _answer_stdin(shared: Context) -> None:
         timer = threading.Timer(HOOK_DEADLINE, give_up)
         timer.daemon = True
         timer.start()
+        memory.encoder.wait = HOOK_DEADLINE / 2
         data = sys.stdin.buffer.read(HOOK_INPUT).removeprefix(b"\xef\xbb\xbf")
         answer = run_hook(memory, parse_object(data))
         timer.cancel()
@@ -15386,7 +15720,7 @@ def _finish_pending(memory: Memory, shared: Context) -> None:
     sys.stdout.flush()
     if total > INLINE_CHUNKS:
         later = "Ctrl-C is safe: the next store, import or serve goes on"
-        click.echo(f"encoding {total} parts of long texts ({later})", err=True)
+        click.echo(f"encoding {total} parts of texts ({later})", err=True)
     until = "the next store, import or serve makes the vectors that are missing"
     with _put_off(shared, until), progress_bar("encoding", total) as add:
         memory.embed_pending(add)
@@ -15417,7 +15751,7 @@ def _put_off(shared: Context, until: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         shared.say(f"interrupted: {until}")
-    except DatabaseError as error:
+    except (DatabaseError, ServiceError) as error:
         click.echo(f"All is stored; {until} ({printable(str(error))})", err=True)
 
 

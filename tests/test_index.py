@@ -149,7 +149,7 @@ def test_bits_find_nearly_all_of_many(
 ) -> None:
     monkeypatch.setattr(sediment, "SCANNED", (12, 3, 3))
     monkeypatch.setattr(sediment, "KEPT_VECTORS", kept)
-    memory._index = index = sediment.VectorIndex(memory.database, 384)
+    memory._index = index = sediment.VectorIndex(memory.database)
     same = 0
     for query in QUERIES:
         vector = memory.encoder.embed(query)
