@@ -2689,7 +2689,7 @@ class ServiceModel(Model):
 
     def _error(self, reason: str, again: float | None = None, refused: bool = False) -> Exception:
         text = printable_name(one_line(reason, 2 * PREVIEW))
-        return ServiceError(f"no vectors from {self.name} at {self.url}: {text}", again, refused)
+        return ServiceError(f"no vectors from {self.name}: {text}", again, refused)
 
     def _body(self, texts: list[str], query: bool) -> dict[str, Any]:
         kind = self.service["kinds"][query] if self.service["kinds"] else None
@@ -2738,20 +2738,20 @@ class ServiceModel(Model):
             told = found.read(PLAIN_MAX).decode("utf-8", "replace")
         if 300 <= code < 400:
             told = f"SEDIMENT_EMBEDDING_URL may be {found.headers['Location']}, where it sends us"
-        if code in (408, 429) or code >= 500:
+        refused = code in (400, 413, 422) or (code >= 500 and " too l" in told)  # or large, by some
+        if code in (408, 429) or (code >= 500 and not refused):
             rest = found.headers.get("Retry-After", "")
             again = float(rest) if re.fullmatch(r"\d{1,4}(\.\d{1,9})?", rest) else 0.0
         told = redact(told.replace(self.key() or "\0", "[key]"))[0]
-        return self._error(f"HTTP {code}: {told}", again, code in (400, 413, 422))
+        return self._error(f"HTTP {code}: {told}", again, refused)
 
     def _vectors(self, answer: dict[str, Any], count: int) -> list[bytes]:
         """The vectors of an answer, of length 1, in the order of the texts."""
         import numpy
 
         try:
-            rows = sorted(
-                answer.get("embeddings") or answer["data"], key=lambda row: row.get("index", 0)
-            )
+            rows = answer.get("embeddings") or answer["data"]
+            rows.sort(key=lambda row: row.get("index", 0))
             numbers = [row.get("values") or row["embedding"] for row in rows]
             with numpy.errstate(all="ignore"):
                 matrix = numpy.array(numbers, "<f4")
@@ -2771,7 +2771,8 @@ def _usage(answer: dict[str, Any]) -> dict[str, float]:
     told = answer.get("usage") or answer.get("usageMetadata")
     names = dict.fromkeys(("total_tokens", "promptTokenCount"), "tokens_sent") | {"cost": "cost"}
     found = told.items() if isinstance(told, dict) else ()
-    return {names[name]: n for name, n in found if name in names and type(n) in (int, float)}
+    numbers = {name: n for name, n in found if name in names and type(n) in (int, float)}
+    return {names[name]: n for name, n in numbers.items() if 0 < n < 2**53}
 
 
 class ServiceEncoder(Encoder):
