@@ -133,6 +133,7 @@ CONTENT_MAX = 1_000_000  # bytes of one memory; a book chapter is 50,000
 QUERY_MAX = 10_000  # bytes of one query; the encoder reads about 1,000 of them
 ID_MAX = 255  # characters of an id given by import
 LIMIT_MAX = 1_000  # --limit above this is a mistake, not a wish
+PAGES_MAX = 1_000_000  # of a list: more rows than a file has
 SERVED_MAX = 100  # results or items in one tool answer
 ANSWER_MAX = 10_000  # characters of one tool answer; clients cut or divert longer ones
 LINE_MAX = 10 * 2**20  # bytes of one message on the wire
@@ -524,20 +525,20 @@ def check_id(value: object) -> str:
     return value
 
 
-def check_limit(value: object) -> int:
-    """A number of results: a whole number from 1 to LIMIT_MAX."""
+def check_limit(value: object, name: str = "limit", most: int = LIMIT_MAX) -> int:
+    """A number of results, or of a page: a whole number from 1 on."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LIMIT_MAX:
-        raise InvalidInput(f"limit must be a whole number, 1 to {LIMIT_MAX}, not {_show(value)}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise InvalidInput(f"{name} must be a whole number, 1 to {most}, not {_show(value)}")
     return value
 
 
-def check_scope(value: object, allowed: tuple[str, ...] = SCOPES) -> str:
-    """A scope's name in lower case."""
+def check_scope(value: object, allowed: Iterable[str] = SCOPES, what: str = "scope") -> str:
+    """The name of a scope, or of something else, in lower case."""
     if isinstance(value, str) and value.lower() in allowed:
         return value.lower()
-    raise InvalidInput(f"scope must be one of {', '.join(allowed)}, not {_show(value)}")
+    raise InvalidInput(f"{what} must be one of {', '.join(allowed)}, not {_show(value)}")
 
 
 def check_ranking(name: str | None) -> str:
@@ -4616,11 +4617,17 @@ _KNOWN_DAY = (
     f" AND {_HAS_DAY}) AND NOT {_SAID})"
 )
 _FOREIGN = "(i.project_id IS NOT NULL AND i.project_id IS NOT ?)"
+_ENDED_ROW = "i.ended_at IS NOT NULL"
+ITEM_KINDS = {
+    "memory": "i.file IS NULL",
+    "file": f"i.file IS NOT NULL AND NOT {_SAID}",
+    "conversation": _SAID,
+}
 _COUNTED = {  # the rows of the table items, each counted once
     "items": _MEMORY,
-    "hidden_versions": "i.ended_at IS NOT NULL AND i.file IS NULL",
-    "file_parts": f"i.file IS NOT NULL AND NOT {_SAID}",
-    "turns": _SAID,
+    "hidden_versions": f"{_ENDED_ROW} AND {ITEM_KINDS['memory']}",
+    "file_parts": ITEM_KINDS["file"],
+    "turns": ITEM_KINDS["conversation"],
 }
 
 
@@ -4639,12 +4646,14 @@ def tell_counts(counts: dict[str, int]) -> str:
     )
 
 
-def in_scope(scope: str, project: str | None) -> tuple[str, tuple[str | None, ...]]:
-    """The SQL condition of the memories of a project, of the global ones or of both, and its
-    parameters."""
+def in_scope(
+    scope: str, project: str | None, what: str = _MEMORY
+) -> tuple[str, tuple[str | None, ...]]:
+    """The SQL condition of the memories (or `what` else) of a project, of the global ones or of
+    both, and its parameters."""
     if scope == "global":
-        return _MEMORY_GLOBAL, ()
-    return f"{_MEMORY} AND {'i.project_id = ?' if scope == 'project' else _OWN}", (project,)
+        return f"{what} AND i.project_id IS NULL", ()
+    return f"{what} AND {'i.project_id = ?' if scope == 'project' else _OWN}", (project,)
 
 
 def live_at(moment: int | None) -> str:
@@ -10753,18 +10762,63 @@ def _edge(row: tuple[Any, ...]) -> dict[str, Any]:
     return edge | {name: value for name, value in facts if value}
 
 
-def newest_items(projects: Projects, limit: int, scope: str) -> dict[str, Any]:
-    """The newest items of a scope: what `Memory.list_items` returns."""
-    where, values = in_scope(scope, projects.current())
+class Wanted(NamedTuple):
+    """Which items a list has; times are unix seconds."""
+
+    scope: str = "project"
+    kind: str = "memory"
+    since: int | None = None
+    until: int | None = None
+    replaced: bool = False  # what is hidden, instead of what is live
+    never_recalled: bool = False
+
+    def condition(self, project: str | None) -> tuple[str, tuple[Any, ...]]:
+        """The same in SQL, and its parameters."""
+        state = _ENDED_ROW if self.replaced else _LIVE
+        where, values = in_scope(self.scope, project, f"{state} AND {ITEM_KINDS[self.kind]}")
+        if self.never_recalled:
+            where += f" AND {_NEVER_RECALLED}"
+        for limit, sign in ((self.since, ">="), (self.until, "<=")):
+            if limit is not None:
+                where, values = f"{where} AND i.created_at {sign} ?", (*values, limit)
+        return where, values
+
+
+_NEVER_RECALLED = (
+    "NOT EXISTS(SELECT 1 FROM access_log a WHERE a.item_id = i.id AND a.access_count > 0)"
+)
+
+
+def listed_items(
+    projects: Projects, wanted: Wanted, limit: int, page: int, oldest: bool
+) -> dict[str, Any]:
+    """A page of the newest or the oldest items: what `Memory.list_items` returns."""
+    where, values = wanted.condition(projects.current())
     total = projects.database.value(f"SELECT count(*) FROM items i WHERE {where}", *values)
-    sql = f"SELECT {_ITEM} FROM items i WHERE {where} ORDER BY created_at DESC, seq DESC LIMIT ?"
-    items = [_listed(_item(row)) for row in projects.database.rows(sql, *values, limit)]
+    order = "ORDER BY i.created_at, i.seq" if oldest else "ORDER BY i.created_at DESC, i.seq DESC"
+    rows = projects.database.rows(
+        # Rows are put in order by their numbers alone, and not with their texts.
+        f"SELECT {_ITEM} FROM items i WHERE i.seq IN"
+        f" (SELECT i.seq FROM items i WHERE {where} {order} LIMIT ? OFFSET ?) {order}",
+        *(*values, limit, limit * (page - 1)),
+    )
+    items = [_listed(_item(row)) | told_source(_item(row), projects) for row in rows]
     answer: dict[str, Any] = {"count": len(items), "total": total, "items": items}
+    answer |= ({"page": page} if page > 1 else {}) | ({"oldest": True} if oldest else {})
     if not items:
-        others = projects.database.value(f"SELECT count(*) FROM items i WHERE {_MEMORY_GLOBAL}")
-        hint = f" here; {others} global (scope all shows them)" if others else ""
-        answer["message"] = f"No items stored yet{hint}."
+        answer["message"] = _nothing_listed(projects.database, wanted, total)
     return answer
+
+
+def _nothing_listed(database: Database, wanted: Wanted, total: int) -> str:
+    """Why a page is empty."""
+    if total:
+        return f"There are no more than {total}: the pages before this one have them."
+    if wanted != Wanted(wanted.scope):
+        return "No items of this kind and time."
+    others = database.value(f"SELECT count(*) FROM items i WHERE {_MEMORY_GLOBAL}")
+    hint = f" here; {others} global (scope all shows them)" if others else ""
+    return f"No items stored yet{hint}."
 
 
 # ---------------------------------------------------------------------------------------------
@@ -11308,12 +11362,37 @@ class Memory:
 
     # Looking after them
 
-    def list_items(self, *, limit: int = 20, scope: str = "project") -> dict[str, Any]:
-        """The newest items first: {count, total, items, message?}.
+    def list_items(
+        self,
+        *,
+        limit: int = 20,
+        scope: str = "project",
+        page: int = 1,
+        oldest: bool = False,
+        kind: str = "memory",
+        since: object = None,
+        until: object = None,
+        replaced: bool = False,
+        never_recalled: bool = False,
+    ) -> dict[str, Any]:
+        """The newest items first, or the `oldest`: {count, total, items, message?}.
 
-        scope: "project" (this one's), "global", or "all" (both).
+        scope  "project" (this one's), "global", or "all" (both)
+        page   which `limit` of them, from 1 on
+        kind   "memory", "file" (parts of indexed files) or "conversation" (turns of sessions)
+        since, until  when they were created; a day or month in `until` is meant to its end
+        replaced, never_recalled  only what is hidden; only what no recall has shown
         """
-        return newest_items(self.projects, check_limit(limit), check_scope(scope, (*SCOPES, "all")))
+        wanted = Wanted(
+            check_scope(scope, (*SCOPES, "all")),
+            check_scope(kind, ITEM_KINDS, "kind"),
+            None if since is None else parse_moment(since),
+            None if until is None else parse_moment(until, end=True),
+            replaced,
+            never_recalled,
+        )
+        page = check_limit(page, "page", PAGES_MAX)
+        return listed_items(self.projects, wanted, check_limit(limit), page, oldest)
 
     def get(self, id: str) -> dict[str, Any]:
         """One item's whole text and facts, by its id or a beginning of it that no other has."""
@@ -12056,7 +12135,9 @@ def render_listed(answer: dict[str, Any]) -> Iterator[str]:
     elif not answer["items"]:
         yield answer["message"]
     else:
-        yield _dim(f"{answer['count']} of {answer['total']}, newest first")
+        page = f", page {answer['page']}" if "page" in answer else ""
+        order = "oldest" if "oldest" in answer else "newest"
+        yield _dim(f"{answer['count']} of {answer['total']}{page}, {order} first")
         width = max(len(item["id"]) for item in answer["items"])
         for item in answer["items"]:
             text = printable(one_line(item["content"], 80))
@@ -12340,7 +12421,12 @@ def _expand(memory: Memory, id: str, section: bool = False, **options: Any) -> d
 
 
 def _list(memory: Memory, conversations: bool = False, **options: Any) -> dict[str, Any]:
-    return memory.list_conversations() if conversations else memory.list_items(**options)
+    if not conversations:
+        return memory.list_items(**options)
+    filters = (name for name, value in options.items() if value and name not in ("limit", "scope"))
+    if others := ", ".join(filters):
+        raise InvalidInput(f"the sessions are listed whole, without {others}")
+    return memory.list_conversations()
 
 
 def _forget(memory: Memory, ids: str | tuple[str, ...]) -> dict[str, Any]:
@@ -12430,6 +12516,13 @@ _TABLE = (
     Operation("list", _list, render_listed).takes(
         Argument("limit", LIMIT, "How many at most.", default=20, wire="limit"),
         Argument("scope", ANY_SCOPE, "all: both.", default="project", wire="scope"),
+        Argument("page", whole(1, PAGES_MAX, "N"), "Which of the pages of that many."),
+        Argument("oldest", FLAG, "The oldest first."),
+        Argument("since", TIME, "Created since: 2026-03, yesterday."),
+        Argument("until", TIME, "Created until then, the whole day or month."),
+        Argument("kind", choice(*ITEM_KINDS), "memory (default), or what stands in such a thing."),
+        Argument("replaced", FLAG, "What is hidden: replaced, merged or pruned."),
+        Argument("never_recalled", FLAG, "What no recall has shown yet."),
         Argument("conversations", FLAG, "The sessions that are kept, instead."),
     ),
     Operation("get", Memory.get, render_item).takes(_THE_ID),
