@@ -12,10 +12,10 @@ from program import Program
 
 COMMANDS = (
     "store", "recall", "search", "expand", "index", "watch", "note", "compact", "status", "list",
-    "get", "forget", "history", "undo", "replace",
+    "get", "forget", "history", "undo", "replace", "move",
     "review", "graph", "consolidate", "prune", "doctor", "backup",
-    "restore", "reindex", "stats", "import", "export", "init", "hook", "serve", "token",
-    "completion",
+    "restore", "reindex", "stats", "import", "export", "init", "hook", "serve", "browse",
+    "token", "completion",
 )  # fmt: skip
 
 
