@@ -4617,7 +4617,6 @@ _KNOWN_DAY = (
     f" AND {_HAS_DAY}) AND NOT {_SAID})"
 )
 _FOREIGN = "(i.project_id IS NOT NULL AND i.project_id IS NOT ?)"
-_ENDED_ROW = "i.ended_at IS NOT NULL"
 ITEM_KINDS = {
     "memory": "i.file IS NULL",
     "file": f"i.file IS NOT NULL AND NOT {_SAID}",
@@ -4625,7 +4624,7 @@ ITEM_KINDS = {
 }
 _COUNTED = {  # the rows of the table items, each counted once
     "items": _MEMORY,
-    "hidden_versions": f"{_ENDED_ROW} AND {ITEM_KINDS['memory']}",
+    "hidden_versions": f"NOT ({_LIVE}) AND {ITEM_KINDS['memory']}",
     "file_parts": ITEM_KINDS["file"],
     "turns": ITEM_KINDS["conversation"],
 }
@@ -10675,10 +10674,9 @@ def move_item(projects: Projects, id: str, scope: str) -> dict[str, Any]:
             raise InvalidInput(f"{row['id']} is nowhere else: {scope} scope has it already")
         if twin := same_text(connection, row["content"], project):
             raise InvalidInput(f"{twin} says the same in {scope} scope: `forget` one of the two")
-        values = project, row["id"]
-        connection.execute("UPDATE items SET project_id = ? WHERE id = ?", values)
-        sql = "UPDATE graph_nodes SET project_id = coalesce(?, '') WHERE id = ?"
-        connection.execute(sql, values)
+        for table, none in (("items", "NULL"), ("graph_nodes", "''")):
+            sql = f"UPDATE {table} SET project_id = coalesce(?, {none}) WHERE id = ?"
+            connection.execute(sql, (project, row["id"]))
         note(connection, "move", row["id"], detail={"from": row["project_id"]})
     message = f"{row['id']} is in {scope} scope now."
     return {"success": True, "id": row["id"], "scope": scope, "message": message}
@@ -10793,7 +10791,7 @@ def listed_items(
     projects: Projects, wanted: Wanted, limit: int, page: int, oldest: bool
 ) -> dict[str, Any]:
     """A page of the newest or the oldest items: what `Memory.list_items` returns."""
-    what = f"{_ENDED_ROW if wanted.replaced else _LIVE} AND {ITEM_KINDS[wanted.kind]}"
+    what = f"{'NOT' if wanted.replaced else ''} ({_LIVE}) AND {ITEM_KINDS[wanted.kind]}"
     where, scope = in_scope(wanted.scope, projects.current(), what)
     where += " AND i.created_at BETWEEN ? AND ?"
     if wanted.never_recalled:
@@ -10821,15 +10819,16 @@ def listed_items(
 
 
 _HAPPENED = {"stored": "i.created_at", "recalled": "a.last_accessed_at", "hidden": "i.ended_at"}
+_FOLDER_NAME: Any = _Pattern(r"([^/\\]*?)(?:/\.git)?(?::[\d:]+)?$")  # in the note of a place
 
 
 def activity_of(projects: Projects) -> dict[str, Any]:
     """What happened to memories, week by week: what `Memory.activity` returns."""
-    weeks: dict[int, dict[str, int]] = {}
+    weeks: dict[str, dict[str, int]] = {}
     for name, moment in _HAPPENED.items():
-        sql = (
-            f"SELECT ({moment} + {3 * DAY}) / {7 * DAY}, count(*) FROM items i NOT INDEXED"
-            " LEFT JOIN access_log a ON a.item_id = i.id"
+        sql = (  # by the Monday of each week
+            f"SELECT date({moment}, 'unixepoch', '-6 days', 'weekday 1'), count(*)"
+            " FROM items i NOT INDEXED LEFT JOIN access_log a ON a.item_id = i.id"
             f" WHERE i.file IS NULL AND {_OWN} AND {moment} > 0 GROUP BY 1"
         )
         for week, count in projects.database.rows(sql, projects.current()):
@@ -10841,18 +10840,12 @@ def activity_of(projects: Projects) -> dict[str, Any]:
     )
     known = projects.database.rows(sql, crosses_projects(), projects.current())
     return {
-        "weeks": [  # the first day of 1970 was a Thursday
-            {"week": iso_time(max(0, (7 * week - 3) * DAY))[:10], **counts}
-            for week, counts in sorted(weeks.items())
-        ],
+        "weeks": [{"week": week, **counts} for week, counts in sorted(weeks.items())],
         "projects": [
             {"project": id, "name": _FOLDER_NAME.search(place or id)[1], "memories": count}
             for id, count, place in known
         ],
     }
-
-
-_FOLDER_NAME: Any = _Pattern(r"([^/\\]*?)(?:/\.git)?(?::[\d:]+)?$")  # in the note of a place
 
 
 # ---------------------------------------------------------------------------------------------
@@ -12460,8 +12453,7 @@ def _expand(memory: Memory, id: str, section: bool = False, **options: Any) -> d
 def _list(memory: Memory, conversations: bool = False, **options: Any) -> dict[str, Any]:
     if not conversations:
         return memory.list_items(**options)
-    given = (name for name in options if options[name] and name not in ("limit", "scope"))
-    if others := ", ".join(given):
+    if others := ", ".join(sorted(filter(options.get, options.keys() - {"limit", "scope"}))):
         raise InvalidInput(f"the sessions are listed whole, without {others}")
     return memory.list_conversations()
 
