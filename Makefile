@@ -6,19 +6,20 @@ TAG := $(shell $(PYTHON) -c "import sys; v = sys.version_info; v >= (3, 11) and 
 BUILD := build/$(TAG)
 LOCKS := .ci/requirements
 SOURCES := sediment.py build_zipapp.py models tests
-ASSETS := $(shell find assets -type f)
+ASSETS := $(shell find assets -type f ! -name '*.png')
 PYZ := dist/sediment.pyz
 # The locks are complete, so pip need not look for dependencies; nothing is compiled here.
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary=:all:
 RUN := SEDIMENT_PYZ=$(CURDIR)/$(PYZ)
 
-.PHONY: all demo test lint bench bench-quality ranker soak lock clean help python FORCE
+.PHONY: all demo test test-page lint bench bench-quality ranker soak lock clean help python FORCE
 all: $(PYZ)
 
 help:
 	@echo 'make                           build $(PYZ)   (PYTHON=python3.12 chooses the Python)'
 	@echo 'make demo                      show what Sediment does'
-	@echo 'make test                      build, and run all tests'
+	@echo 'make test                      build, and run all tests but the page'\''s'
+	@echo 'make test-page                 test the page in Chromium, where there is one   (SHOTS=DIR keeps pictures)'
 	@echo 'make lint                      ruff, pyright, and the layout of the module'
 	@echo 'make ranker                    learn models/ranker.json again from tests/'
 	@echo 'make bench                     measure speed'
@@ -59,7 +60,10 @@ demo: $(PYZ)
 
 test: $(PYZ) $(BUILD)/dev/.ready $(BUILD)/mcp1/.ready $(BUILD)/mcp2/.ready
 	$(RUN) SEDIMENT_MCP1=$(CURDIR)/$(BUILD)/mcp1/bin/python SEDIMENT_MCP2=$(CURDIR)/$(BUILD)/mcp2/bin/python \
-		$(BUILD)/dev/bin/python -m pytest -q -n 2
+		$(BUILD)/dev/bin/python -m pytest -q -n 2 --ignore tests/test_page.py
+
+test-page: $(PYZ) $(BUILD)/dev/.ready
+	$(RUN) $(if $(SHOTS),SEDIMENT_SHOTS=$(abspath $(SHOTS))) $(BUILD)/dev/bin/python -m pytest -q -rs tests/test_page.py
 
 lint: $(BUILD)/dev/.ready
 	$(BUILD)/dev/bin/ruff check $(SOURCES)

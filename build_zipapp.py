@@ -323,6 +323,8 @@ def everything() -> Iterator[tuple[str, str, Path]]:
         yield "model", str(MODEL / file.name), file
     yield "model", "models/ranker.json", HERE / "models" / "ranker.json"
     for file in sorted(path for path in (HERE / "assets").rglob("*") if path.is_file()):
+        if file.suffix == ".png":  # the README's
+            continue
         yield "sediment", file.relative_to(HERE).as_posix(), file
     for package in PACKAGES + (WINDOWS_PACKAGES if sys.platform == "win32" else ()):
         for name, file in files_of(package):

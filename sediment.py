@@ -134,6 +134,7 @@ CONTENT_MAX = 1_000_000  # bytes of one memory; a book chapter is 50,000
 QUERY_MAX = 10_000  # bytes of one query; the encoder reads about 1,000 of them
 ID_MAX = 255  # characters of an id given by import
 LIMIT_MAX = 1_000  # --limit above this is a mistake, not a wish
+PAGES_MAX = 1_000_000  # of a list: more rows than a file has
 SERVED_MAX = 100  # results or items in one tool answer
 ANSWER_MAX = 10_000  # characters of one tool answer; clients cut or divert longer ones
 LINE_MAX = 10 * 2**20  # bytes of one message on the wire
@@ -545,20 +546,20 @@ def check_id(value: object) -> str:
     return value
 
 
-def check_limit(value: object) -> int:
-    """A number of results: a whole number from 1 to LIMIT_MAX."""
+def check_limit(value: object, name: str = "limit", most: int = LIMIT_MAX) -> int:
+    """A number of results, or of a page: a whole number from 1 on."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LIMIT_MAX:
-        raise InvalidInput(f"limit must be a whole number, 1 to {LIMIT_MAX}, not {_show(value)}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise InvalidInput(f"{name} must be a whole number, 1 to {most}, not {_show(value)}")
     return value
 
 
-def check_scope(value: object, allowed: tuple[str, ...] = SCOPES) -> str:
-    """A scope's name in lower case."""
+def check_scope(value: object, allowed: Iterable[str] = SCOPES, what: str = "scope") -> str:
+    """The name of a scope, or of something else, in lower case."""
     if isinstance(value, str) and value.lower() in allowed:
         return value.lower()
-    raise InvalidInput(f"scope must be one of {', '.join(allowed)}, not {_show(value)}")
+    raise InvalidInput(f"{what} must be one of {', '.join(allowed)}, not {_show(value)}")
 
 
 def check_ranking(name: str | None) -> str:
@@ -4988,11 +4989,16 @@ _KNOWN_DAY = (
     f" AND {_HAS_DAY}) AND NOT {_SAID})"
 )
 _FOREIGN = "(i.project_id IS NOT NULL AND i.project_id IS NOT ?)"
+ITEM_KINDS = {
+    "memory": "i.file IS NULL",
+    "file": f"i.file IS NOT NULL AND NOT {_SAID}",
+    "conversation": _SAID,
+}
 _COUNTED = {  # the rows of the table items, each counted once
     "items": _MEMORY,
-    "hidden_versions": "i.ended_at IS NOT NULL AND i.file IS NULL",
-    "file_parts": f"i.file IS NOT NULL AND NOT {_SAID}",
-    "turns": _SAID,
+    "hidden_versions": f"NOT ({_LIVE}) AND {ITEM_KINDS['memory']}",
+    "file_parts": ITEM_KINDS["file"],
+    "turns": ITEM_KINDS["conversation"],
 }
 
 
@@ -5011,12 +5017,12 @@ def tell_counts(counts: dict[str, int]) -> str:
     )
 
 
-def in_scope(scope: str, project: str | None) -> tuple[str, tuple[str | None, ...]]:
-    """The SQL condition of the memories of a project, of the global ones or of both, and its
-    parameters."""
+def in_scope(scope: str, project: str | None, what: str = _MEMORY) -> tuple[str, tuple[Any, ...]]:
+    """The SQL condition of the memories (or `what` else) of a project, of the global ones or of
+    both, and its parameters."""
     if scope == "global":
-        return _MEMORY_GLOBAL, ()
-    return f"{_MEMORY} AND {'i.project_id = ?' if scope == 'project' else _OWN}", (project,)
+        return f"{what} AND i.project_id IS NULL", ()
+    return f"{what} AND {'i.project_id = ?' if scope == 'project' else _OWN}", (project,)
 
 
 def live_at(moment: int | None) -> str:
@@ -10155,6 +10161,7 @@ def own_item(projects: Projects, id: object, deed: str) -> dict[str, Any]:
     check_own(projects, row, "change")
     if row["ended_at"] is not None and (front := standing_for(projects.database, row["id"])):
         deeds = {"forget": f"`forget {front}` deletes both", "replace": f"`--replace {front}`"}
+        deeds["move"] = f"`move {front}` moves both"
         what = f"{row['id']} is hidden behind {front}"
         raise NotFound(f"{what}: {deeds[deed]}, `undo {row['id']}` brings it back")
     if row["content_type"] == CONVERSATION:
@@ -11098,6 +11105,23 @@ def _last_hidden_by(database: Database, id: str) -> str | None:
     )
 
 
+def move_item(projects: Projects, id: str, scope: str) -> dict[str, Any]:
+    """Give a memory another scope: what `Memory.move` returns."""
+    project = None if scope == "global" else projects.current(create=True)
+    with projects.database.transaction() as connection:
+        row = own_item(projects, id, "move")
+        if row["project_id"] == project:
+            raise InvalidInput(f"{row['id']} is nowhere else: {scope} scope has it already")
+        if twin := same_text(connection, row["content"], project):
+            raise InvalidInput(f"{twin} says the same in {scope} scope: `forget` one of the two")
+        for table, none in (("items", "NULL"), ("graph_nodes", "''")):
+            sql = f"UPDATE {table} SET project_id = coalesce(?, {none}) WHERE id = ?"
+            connection.execute(sql, (project, row["id"]))
+        note(connection, "move", row["id"], detail={"from": row["project_id"]})
+    message = f"{row['id']} is in {scope} scope now."
+    return {"success": True, "id": row["id"], "scope": scope, "message": message}
+
+
 def forget_items(projects: Projects, ids: Sequence[str]) -> dict[str, Any]:
     """Erase items, or whole sessions: what `Memory.forget` returns."""
     sessions = [id for id in ids if is_session(projects.database, id)]
@@ -11193,18 +11217,75 @@ def _edge(row: tuple[Any, ...]) -> dict[str, Any]:
     return edge | {name: value for name, value in facts if value}
 
 
-def newest_items(projects: Projects, limit: int, scope: str) -> dict[str, Any]:
-    """The newest items of a scope: what `Memory.list_items` returns."""
-    where, values = in_scope(scope, projects.current())
-    total = projects.database.value(f"SELECT count(*) FROM items i WHERE {where}", *values)
-    sql = f"SELECT {_ITEM} FROM items i WHERE {where} ORDER BY created_at DESC, seq DESC LIMIT ?"
-    items = [_listed(_item(row)) for row in projects.database.rows(sql, *values, limit)]
+class Wanted(NamedTuple):
+    """Which items a list has."""
+
+    scope: str
+    kind: str = "memory"
+    span: tuple[int, int] = (0, TIME_MAX)  # in which they were created
+    replaced: bool = False  # what is hidden, instead of what is live
+    never_recalled: bool = False
+
+
+def listed_items(
+    projects: Projects, wanted: Wanted, limit: int, page: int, oldest: bool
+) -> dict[str, Any]:
+    """A page of the newest or the oldest items: what `Memory.list_items` returns."""
+    what = f"{'NOT' if wanted.replaced else ''} ({_LIVE}) AND {ITEM_KINDS[wanted.kind]}"
+    where, scope = in_scope(wanted.scope, projects.current(), what)
+    where += " AND i.created_at BETWEEN ? AND ?"
+    if wanted.never_recalled:
+        where += " AND i.id NOT IN (SELECT item_id FROM access_log WHERE access_count > 0)"
+    values = (*scope, *wanted.span)
+    # For two scopes an index would have every row looked up: that takes five times as long.
+    where = f"FROM items i {'NOT INDEXED' if wanted.scope == 'all' else ''} WHERE {where}"
+    total = projects.database.value(f"SELECT count(*) {where}", *values)
+    order = "ORDER BY i.created_at, i.seq" if oldest else "ORDER BY i.created_at DESC, i.seq DESC"
+    rows = projects.database.rows(
+        # Rows are put in order by their numbers alone, and not with their texts.
+        f"SELECT {_ITEM} FROM items i WHERE i.seq IN"
+        f" (SELECT i.seq {where} {order} LIMIT ? OFFSET ?) {order}",
+        *(*values, limit, limit * (page - 1)),
+    )
+    items = [_listed(row) | told_source(row, projects) for row in map(_item, rows)]
     answer: dict[str, Any] = {"count": len(items), "total": total, "items": items}
+    answer |= ({"page": page} if page > 1 else {}) | ({"oldest": True} if oldest else {})
     if not items:
         others = projects.database.value(f"SELECT count(*) FROM items i WHERE {_MEMORY_GLOBAL}")
         hint = f" here; {others} global (scope all shows them)" if others else ""
-        answer["message"] = f"No items stored yet{hint}."
+        plain = wanted == Wanted(wanted.scope) and not total
+        answer["message"] = f"No items stored yet{hint}." if plain else "No such items."
     return answer
+
+
+_HAPPENED = {"stored": "i.created_at", "recalled": "a.last_accessed_at", "hidden": "i.ended_at"}
+_FOLDER_NAME: Any = _Pattern(r"([^/\\]*?)(?:/\.git)?(?::[\d:]+)?$")  # in the note of a place
+
+
+def activity_of(projects: Projects) -> dict[str, Any]:
+    """What happened to memories, week by week: what `Memory.activity` returns."""
+    weeks: dict[str, dict[str, int]] = {}
+    for name, moment in _HAPPENED.items():
+        sql = (  # by the Monday of each week
+            f"SELECT date({moment}, 'unixepoch', '-6 days', 'weekday 1'), count(*)"
+            " FROM items i NOT INDEXED LEFT JOIN access_log a ON a.item_id = i.id"
+            f" WHERE i.file IS NULL AND {_OWN} AND {moment} > 0 GROUP BY 1"
+        )
+        for week, count in projects.database.rows(sql, projects.current()):
+            weeks.setdefault(week, dict.fromkeys(_HAPPENED, 0))[name] = count
+    sql = (
+        "SELECT i.project_id, count(*), (SELECT location FROM projects p WHERE p.project_id ="
+        f" i.project_id ORDER BY location LIMIT 1) FROM items i NOT INDEXED WHERE {_MEMORY}"
+        " AND i.project_id IS NOT NULL AND (?1 OR i.project_id = ?2) GROUP BY 1 ORDER BY 2 DESC"
+    )
+    known = projects.database.rows(sql, crosses_projects(), projects.current())
+    return {
+        "weeks": [{"week": week, **counts} for week, counts in sorted(weeks.items())],
+        "projects": [
+            {"project": id, "name": _FOLDER_NAME.search(place or id)[1], "memories": count}
+            for id, count, place in known
+        ],
+    }
 
 
 # ---------------------------------------------------------------------------------------------
@@ -11690,6 +11771,11 @@ class Memory:
             keep_apart(connection, *ids)
         return {"success": True, "message": f"{ids[0]} and {ids[1]} both stay."}
 
+    def move(self, id: str, scope: str) -> dict[str, Any]:
+        """Let a memory hold in every project ("global"), or in this one alone: {success, id, scope,
+        message}. Its id, links and counts stay; what it replaced stays where it is."""
+        return move_item(self.projects, id, check_scope(scope))
+
     def undo(self, id: str) -> dict[str, Any]:
         """Take back the last replacement or merge of an item: {success, restored, hidden?}.
 
@@ -11751,12 +11837,35 @@ class Memory:
 
     # Looking after them
 
-    def list_items(self, *, limit: int = 20, scope: str = "project") -> dict[str, Any]:
-        """The newest items first: {count, total, items, message?}.
+    def activity(self) -> dict[str, Any]:
+        """What happened to memories: {weeks: [{week, stored, recalled, hidden}], projects:
+        [{project, name, memories}]}. A recall counts in the week of a memory's last one."""
+        return activity_of(self.projects)
 
-        scope: "project" (this one's), "global", or "all" (both).
+    def list_items(
+        self,
+        *,
+        limit: int = 20,
+        scope: str = "project",
+        page: int = 1,
+        oldest: bool = False,
+        kind: str = "memory",
+        since: object = 0,
+        until: object = TIME_MAX,
+        replaced: bool = False,
+        never_recalled: bool = False,
+    ) -> dict[str, Any]:
+        """The newest items first, or the `oldest`: {count, total, items, message?}.
+
+        scope: "project" (this one's), "global", or "all" (both); kind: "memory", "file" (parts of
+        indexed files) or "conversation" (turns). A day or month in `until` is meant to its end.
+        `replaced` is what is hidden; `never_recalled`, what no recall has shown.
         """
-        return newest_items(self.projects, check_limit(limit), check_scope(scope, (*SCOPES, "all")))
+        chosen = check_scope(scope, (*SCOPES, "all")), check_scope(kind, ITEM_KINDS, "kind")
+        span = parse_moment(since), parse_moment(until, end=True)
+        wanted = Wanted(*chosen, span, replaced, never_recalled)
+        page = check_limit(page, "page", PAGES_MAX)
+        return listed_items(self.projects, wanted, check_limit(limit), page, oldest)
 
     def get(self, id: str) -> dict[str, Any]:
         """One item's whole text and facts, by its id or a beginning of it that no other has."""
@@ -12500,7 +12609,9 @@ def render_listed(answer: dict[str, Any]) -> Iterator[str]:
     elif not answer["items"]:
         yield answer["message"]
     else:
-        yield _dim(f"{answer['count']} of {answer['total']}, newest first")
+        page = f", page {answer['page']}" if "page" in answer else ""
+        order = "oldest" if "oldest" in answer else "newest"
+        yield _dim(f"{answer['count']} of {answer['total']}{page}, {order} first")
         width = max(len(item["id"]) for item in answer["items"])
         for item in answer["items"]:
             text = printable(one_line(item["content"], 80))
@@ -12784,7 +12895,11 @@ def _expand(memory: Memory, id: str, section: bool = False, **options: Any) -> d
 
 
 def _list(memory: Memory, conversations: bool = False, **options: Any) -> dict[str, Any]:
-    return memory.list_conversations() if conversations else memory.list_items(**options)
+    if not conversations:
+        return memory.list_items(**options)
+    if others := ", ".join(sorted(filter(options.get, options.keys() - {"limit", "scope"}))):
+        raise InvalidInput(f"the sessions are listed whole, without {others}")
+    return memory.list_conversations()
 
 
 def _forget(memory: Memory, ids: str | tuple[str, ...]) -> dict[str, Any]:
@@ -12874,6 +12989,13 @@ _TABLE = (
     Operation("list", _list, render_listed).takes(
         Argument("limit", LIMIT, "How many at most.", default=20, wire="limit"),
         Argument("scope", ANY_SCOPE, "all: both.", default="project", wire="scope"),
+        Argument("page", whole(1, PAGES_MAX, "N"), "Which of the pages of that many."),
+        Argument("oldest", FLAG, "The oldest first."),
+        Argument("since", TIME, "Created since: 2026-03, yesterday."),
+        Argument("until", TIME, "Created until then, the whole day or month."),
+        Argument("kind", choice(*ITEM_KINDS), "memory (default), or what stands in such a thing."),
+        Argument("replaced", FLAG, "What is hidden: replaced, merged or pruned."),
+        Argument("never_recalled", FLAG, "What no recall has shown yet."),
         Argument("conversations", FLAG, "The sessions that are kept, instead."),
     ),
     Operation("get", Memory.get, render_item).takes(_THE_ID),
@@ -12885,6 +13007,9 @@ _TABLE = (
     Operation("replace", Memory.replace, render_message).takes(
         Argument("old", ID, place="OLD"),
         Argument("new", ID, place="NEW"),
+    ),
+    Operation("move", Memory.move, render_message).takes(
+        _THE_ID, Argument("scope", SCOPE, place="SCOPE")
     ),
     Operation("review", Memory.review, lambda _: ["Nothing to review."]),
     Operation("graph", Memory.graph, render_tree).takes(
@@ -13686,6 +13811,7 @@ class Route(NamedTuple):
 _KEEP = Operation("keep", Memory.keep_both, render_message).takes(
     Argument("old", ID, place="OLD"), Argument("new", ID, place="NEW")
 )
+_ACTIVITY = Operation("activity", Memory.activity, render_facts)
 _RECALLED = ("ranking", "vector_weight", "text_weight", "candidates")
 ROUTES = (
     Route("GET", "/v1/memories", OPERATIONS["list"]),
@@ -13694,6 +13820,7 @@ ROUTES = (
     Route("PUT", "/v1/memories/{replace_id}", OPERATIONS["store"], ("into",)),
     Route("DELETE", "/v1/memories/{id}", OPERATIONS["forget"]),
     Route("POST", "/v1/memories/{id}/undo", OPERATIONS["undo"]),
+    Route("POST", "/v1/memories/{id}/move", OPERATIONS["move"]),
     Route("GET", "/v1/memories/{id}/history", OPERATIONS["history"]),
     Route("GET", "/v1/memories/{id}/graph", OPERATIONS["graph"], ("kind",)),
     Route("GET", "/v1/recall", OPERATIONS["recall"], _RECALLED),
@@ -13701,6 +13828,7 @@ ROUTES = (
     Route("GET", "/v1/review", OPERATIONS["review"]),
     Route("POST", "/v1/review/replace", OPERATIONS["replace"]),
     Route("POST", "/v1/review/keep", _KEEP),
+    Route("GET", "/v1/activity", _ACTIVITY),
     Route("GET", "/v1/stats", OPERATIONS["stats"], ("verify",)),
 )
 
@@ -13731,6 +13859,7 @@ class Visitor(NamedTuple):
 
     token: Token
     memory: Memory
+    silent: bool = False  # what is recalled for a look does not count as recalled
 
     def check(self, changes: bool, arguments: dict[str, Any]) -> None:
         """Forbidden unless this may be done."""
@@ -13810,7 +13939,7 @@ class Gateway:
         if rate.exceeded():
             wait = {"Retry_After": "60"}
             raise HttpError(429, f"{rate.allowed} requests a minute: wait, then retry", **wait)
-        return Visitor(token, self._memory_of(request, token))
+        return Visitor(token, self._memory_of(request, token), "HTTP_SEDIMENT_SILENT" in request)
 
     def _token(self, request: dict[str, Any]) -> Token | None:
         kind, _, secret = request.get("HTTP_AUTHORIZATION", "").partition(" ")
@@ -13866,7 +13995,7 @@ class Gateway:
                 answer = route.operation.run(call.memory, **call.arguments)
             except Exception as error:
                 return {"error": error}, None
-            shows = call.name == "recall" and answer["results"]
+            shows = call.name == "recall" and answer["results"] and not visitor.silent
             return {"answer": answer}, shown_by(arguments["query"], answer) if shows else None
 
         done = self._ask(route.operation.name, answered, arguments, visitor)
@@ -14185,7 +14314,28 @@ def _told(argument: Argument) -> dict[str, str]:
     return {"description": argument.help} if argument.help else {}
 
 
+_PAGE_POLICY = (
+    "default-src 'none'; connect-src 'self'; img-src 'self' data:; frame-ancestors 'none';"
+    " base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'"
+)
+
+
+@functools.cache
+def page() -> HttpAnswer:
+    """The page, which a browser lets run what stands in it, ask here, and do nothing else."""
+    import base64
+
+    text, policy = asset("page.html"), _PAGE_POLICY
+    for name in ("script", "style"):
+        for part in re.findall(f"<{name}>(.*?)</{name}>", text, re.DOTALL):
+            hashed = base64.b64encode(sha256(part.encode())).decode()
+            policy += f"; {name}-src 'sha256-{hashed}'"
+    headers = {"Content-Security-Policy": policy}
+    return HttpAnswer(200, [text.encode()], "text/html; charset=utf-8", headers)
+
+
 _OPEN: dict[tuple[str, str], Callable[[Memory], HttpAnswer]] = {
+    ("GET", "/"): lambda _: page(),
     ("GET", "/health"): lambda _: HttpAnswer(200, {"healthy": True}),
     ("GET", "/ready"): _ready,
     ("GET", "/v1/openapi.json"): openapi,
@@ -15563,6 +15713,24 @@ def _address(text: str) -> tuple[str, int]:
 def _url_of(server: Any) -> str:
     host = server.effective_host
     return f"http://{f'[{host}]' if ':' in host else host}:{server.effective_port}"
+
+
+@cli.command("browse")
+@click.option("--no-open", is_flag=True, help="Only print the address.")
+@_shared
+def browse_command(shared: Context, no_open: bool) -> None:
+    """Look after the memory in a browser."""
+    import secrets
+    import webbrowser
+
+    key = secrets.token_urlsafe(32)
+    memory = shared.memory(resident=True)
+    server = listen(memory, "127.0.0.1", 0, key)
+    address = f"{_url_of(server)}/#{key}"
+    shared.show({"address": address}, lambda _: [f"{address}  (once; Ctrl-C ends it)"])
+    if not no_open:
+        threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
+    serve_http(memory, server)
 
 
 @cli.command("token")

@@ -12,10 +12,10 @@ from program import Program
 
 COMMANDS = (
     "store", "recall", "search", "expand", "index", "watch", "note", "compact", "status", "list",
-    "get", "forget", "history", "undo", "replace",
+    "get", "forget", "history", "undo", "replace", "move",
     "review", "graph", "consolidate", "prune", "doctor", "backup",
-    "restore", "reindex", "stats", "import", "export", "init", "hook", "serve", "token",
-    "completion",
+    "restore", "reindex", "stats", "import", "export", "init", "hook", "serve", "browse",
+    "token", "completion",
 )  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def test_the_readme_names_them() -> None:
 def test_wrong_usage_says_where_help_is(here: Program) -> None:
     assert re.search(r"`\S+ --help`", here.error("remember", code=2))
     assert re.search(r"`\S+ list --help`", here.error("list", "--nonsense", code=2))
-    for words in (["rcall"], ["list", "--jsn"]):
+    for words in (["rcall"], ["get", "--jsn"]):
         said = here.error(*words, code=2)
         assert re.search(r"\. Did you mean '[\w-]+'\? See `", said), said
 

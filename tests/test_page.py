@@ -1,0 +1,525 @@
+"""The page, in a real Chromium: each thing that it does, that texts stay texts, and that much of
+them is no trouble. `make test-page SHOTS=assets/page` makes the pictures of the README anew."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+
+import pytest
+from storage import open_memory
+from wire import TIMEOUT, server_command, small_env
+
+from sediment import Memory
+
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
+)
+SHOTS = os.environ.get("SEDIMENT_SHOTS")
+if not BROWSER:
+    pytest.skip("no Chromium here (apt-get install chromium)", allow_module_level=True)
+sync_api = pytest.importorskip("playwright.sync_api")
+expect = sync_api.expect
+EVIL = (
+    "<script>window.hit = 1</script><img src=x onerror='window.hit = 2'>"
+    "<svg onload='window.hit = 3'></svg><a href=\"javascript:window.hit = 4\">{{7*7}}</a> heron"
+)
+
+
+@contextlib.contextmanager
+def browsing(home: Path, unpacked: Path, *options: str) -> Iterator[str]:
+    """`sediment browse`, and the address that it prints; Ctrl-C must end it, without a fault."""
+    env = small_env(home, SEDIMENT_CACHE=str(unpacked), SEDIMENT_RATE_LIMIT="0")
+    command = [*server_command()[:-1], *options, "browse", "--no-open"]
+    with tempfile.TemporaryFile() as log:
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": log}
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, cwd=home, env=env, **pipes)
+        assert process.stdout
+        try:
+            yield process.stdout.readline().decode().split()[0]
+        finally:
+            process.send_signal(2)
+            assert process.wait(TIMEOUT) == 0
+            log.seek(0)
+            assert "Traceback" not in (rest := log.read().decode()), rest
+
+
+def session(address: str) -> str:
+    """The token that a page gets for the key in its address."""
+    start, key = address.split("#")
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{start}v1/session", b"", headers, method="POST")
+    with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+        return json.load(answer)["token"]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    root = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with sync_api.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=BROWSER, args=root)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, unpacked: Path) -> Iterator[tuple[Path, str]]:
+    """A database with a server on it, and the address with a token behind it."""
+    home = tmp_path_factory.mktemp("page")
+    path = home / "memory.db"
+    with open_memory(path, "demo") as memory:
+        memory.store("The kettle is in the cellar.", created_at="2026-01-05")
+    with browsing(home, unpacked, "--db", str(path), "--project", "demo") as address:
+        yield path, f"{address.split('#')[0]}#{session(address)}"
+
+
+@pytest.fixture
+def memory(place: tuple[Path, str]) -> Iterator[Memory]:
+    """The memory that the server has open, too."""
+    with open_memory(place[0], "demo") as memory:
+        yield memory
+
+
+class Tab:
+    """The page in a tab of its own; what the console says counts as a fault."""
+
+    def __init__(self, browser: Any, address: str, **how: Any) -> None:
+        self.start, token = address.split("#")
+        self.context = browser.new_context(**{"viewport": {"width": 900, "height": 640}, **how})
+        self.context.set_default_timeout(60_000)
+        if token:
+            known = f"if (location.host) sessionStorage.setItem('token', {token!r})"
+            self.context.add_init_script(known)
+        self.page = self.context.new_page()
+        self.faults: list[str] = []
+        self.page.on("console", lambda told: self.faults.append(told.text))
+        self.page.on("pageerror", lambda error: self.faults.append(str(error)))
+
+    def go(self, view: str) -> None:
+        """Show a view, loaded anew."""
+        self.page.goto("about:blank")
+        self.page.goto(f"{self.start}#/{view}")
+
+    def sees(self, text: str) -> None:
+        expect(self.page.locator("main")).to_contain_text(text, timeout=60_000)
+
+    def is_told(self, text: str) -> None:
+        expect(self.page.locator("#status")).to_contain_text(text, timeout=60_000)
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            self.page.keyboard.press(key)
+
+    def shoot(self, name: str) -> None:
+        if SHOTS:
+            self.page.mouse.move(0, 0)
+            self.page.screenshot(path=f"{SHOTS}/{name}.png", animations="disabled")
+
+
+@pytest.fixture
+def tab(browser: Any, place: tuple[Path, str]) -> Iterator[Tab]:
+    tab = Tab(browser, place[1])
+    yield tab
+    assert tab.faults == []
+    tab.context.close()
+
+
+# Who may
+
+
+def test_the_key_in_the_address_is_good_once(browser: Any, tmp_path: Path, unpacked: Path) -> None:
+    with browsing(tmp_path, unpacked, "--project", "demo") as address:
+        tab = Tab(browser, address.split("#")[0] + "#")
+        tab.page.goto(address)
+        tab.sees("No items stored yet")
+        assert tab.page.url.endswith("/#/newest")
+        tab.page.reload()
+        tab.sees("No items stored yet")
+        assert tab.faults == []
+        with pytest.raises(HTTPError, match=r"40[13]"):
+            session(address)
+        other = Tab(browser, address.split("#")[0] + "#")
+        other.page.goto(address)
+        other.sees("A token is needed")
+        other.page.fill("#token", tab.page.evaluate("sessionStorage.getItem('token')"))
+        other.press("Enter")
+        other.sees("No items stored yet")
+        for one in (tab, other):
+            one.context.close()
+
+
+def test_the_page_may_run_nothing_else(tab: Tab) -> None:
+    answer = tab.page.goto(tab.start)
+    policy = answer.headers["content-security-policy"]
+    for rule in ("default-src 'none'", "connect-src 'self'", "frame-ancestors 'none'"):
+        assert rule in policy
+    assert "unsafe" not in policy
+    tab.sees("memor")
+    assert tab.faults == []
+    for deed in (
+        "document.body.innerHTML = '<b>no</b>'",
+        "document.createElement('div').setAttribute('onclick', 'window.hit = 9')",
+        "document.createElement('script').textContent = 'window.hit = 9'",
+        "document.createElement('script').src = '/v1/stats'",
+    ):
+        with pytest.raises(sync_api.Error, match="Trusted"):
+            tab.page.evaluate(f"() => {{ {deed}; }}")
+    elsewhere = "fetch('http://127.0.0.1:9/').then(() => 'asked', () => 'refused')"
+    assert tab.page.evaluate(elsewhere) == "refused"
+    assert any("Content Security Policy" in fault for fault in tab.faults)
+    tab.faults.clear()
+
+
+def test_what_a_memory_says_never_runs(tab: Tab, memory: Memory) -> None:
+    old = memory.store(EVIL)["id"]
+    new = memory.store(f"{EVIL} again", replace=old)["id"]
+    link(memory, new, memory.store(f"Beside it: {EVIL}")["id"])
+    review(memory, memory.store(f"{EVIL} one")["id"], memory.store(f"{EVIL} two")["id"])
+    for view in ("newest", "search/heron", f"memory/{new}", "settle", "search/" + "%3Cscript%3E"):
+        tab.go(view)
+        tab.page.wait_for_selector("main h1")
+        if "script" not in view:
+            tab.sees("<script>window.hit = 1</script>")
+        assert tab.page.evaluate("window.hit") is None
+        assert tab.page.locator("main img, main script, main a[href^=javascript]").count() == 0
+    forget(memory, "heron")
+
+
+# Finding
+
+
+def test_a_search_answers_while_one_types_with_reasons(tab: Tab, memory: Memory) -> None:
+    rows = [memory.store(text, created_at=day)["id"] for text, day in BOATS]
+    tab.go("newest")
+    tab.sees("memories")
+    tab.press("/")
+    tab.page.keyboard.type("Which ferry goes to Orkney?", delay=5)
+    tab.sees("Found")
+    expect(tab.page.locator(".row").first).to_contain_text("Orkney")
+    reasons = tab.page.locator(".row").first.locator(".reasons")
+    expect(reasons).to_contain_text("meaning")
+    expect(reasons).to_contain_text("score")
+    expect(tab.page.locator(".row").first.locator("mark").first).to_be_visible()
+    tab.shoot("search")
+    tab.press("ArrowDown", "Enter")
+    tab.sees("Where it came from")
+    assert tab.page.url.endswith(rows[0])
+    tab.press("Escape")
+    tab.sees("Found")
+    unseen = {row["id"] for row in memory.list_items(never_recalled=True, limit=100)["items"]}
+    assert unseen >= set(rows), "a look counts as no recall"
+    forget(memory, "ferry")
+
+
+BOATS = (
+    ("The ferry to Orkney leaves Scrabster at 08:45, later on Sundays.", "2026-03-02"),
+    ("Tickets for the ferry are cheaper before noon; Berta has the account.", "2026-02-10"),
+    ("The night train to the ferry runs from April to October.", "2026-01-20"),
+)
+
+
+def test_filters_choose_and_pages_turn(tab: Tab, memory: Memory) -> None:
+    lines = [
+        {"id": f"buoy-{at:02}", "content": f"Buoy number {at} is green.", "scope": "global"}
+        | {"created": f"2025-03-{at % 28 + 1:02}"}
+        for at in range(40)
+    ]
+    memory.import_rows(lines)
+    tab.go("newest")
+    tab.sees("Buoy number")
+    tab.page.fill("#filter-since", "2025-03-01")
+    tab.page.fill("#filter-until", "2025-03-31")
+    tab.page.select_option("#filter-scope", "global")
+    tab.sees("40 memories")
+    tab.sees("page 1 of 2")
+    assert tab.page.locator(".row").count() == 30
+    tab.press("Escape", "]")
+    tab.sees("page 2 of 2")
+    tab.press("[")
+    tab.sees("page 1 of 2")
+    tab.page.select_option("#filter-oldest", "true")
+    expect(tab.page.locator(".row").first).to_contain_text("2025-03-01")
+    tab.page.select_option("#filter-never_recalled", "true")
+    tab.sees("40 memories")
+    tab.page.select_option("#filter-replaced", "true")
+    tab.sees("No such items")
+    forget(memory, "Buoy")
+
+
+def test_another_project_is_chosen(tab: Tab, memory: Memory) -> None:
+    memory.of_project("harbour").store("Only the harbour knows of the lamp.")
+    tab.go("newest")
+    tab.page.wait_for_selector("#project option[value=harbour]", state="attached")
+    tab.page.select_option("#project", "harbour")
+    tab.page.select_option("#filter-scope", "project")
+    tab.sees("Only the harbour knows")
+    assert tab.page.locator(".row").count() == 1
+
+
+# One memory
+
+
+def test_an_edit_is_a_new_version_and_undo_takes_it_back(tab: Tab, memory: Memory) -> None:
+    id = memory.store("The gate opens at six for the milk van.", created_at="2026-03-01")["id"]
+    link(memory, id, memory.store("The milk van comes from Thurso.")["id"])
+    tab.go(f"memory/{id}")
+    tab.sees("The gate opens at six")
+    assert tab.page.locator("#graph circle").count() == 2
+    tab.press("e")
+    tab.page.fill("#edit", "The gate opens at seven for the milk van.")
+    tab.press("Control+Enter")
+    expect(tab.page.locator("del")).to_have_text("six")
+    expect(tab.page.locator("ins")).to_have_text("seven")
+    tab.is_told("")
+    new = memory.history(id)["versions"][-1]
+    assert (new["content"], new["live"]) == ("The gate opens at seven for the milk van.", True)
+    tab.page.locator("#versions").scroll_into_view_if_needed()
+    tab.shoot("versions")
+    tab.press("u")
+    expect(tab.page.locator("#body")).to_contain_text("at six", timeout=60_000)
+    expect(tab.page.locator(".facts", has_text="undo")).to_be_visible()
+    assert "ended" not in memory.get(id)
+    expect(tab.page.locator("main h1")).to_have_text("A memory")
+    tab.page.locator("#graph").scroll_into_view_if_needed()
+    tab.shoot("graph")
+    forget(memory, "milk van")
+
+
+def test_escape_leaves_a_text_as_it_was(tab: Tab, memory: Memory) -> None:
+    id = memory.store("The anchor weighs a ton.")["id"]
+    tab.go(f"memory/{id}")
+    tab.sees("The anchor")
+    tab.press("e")
+    tab.page.fill("#edit", "nothing")
+    tab.press("Escape")
+    expect(tab.page.locator("#body")).to_have_text("The anchor weighs a ton.")
+    assert len(memory.history(id)["versions"]) == 1
+    forget(memory, "anchor")
+
+
+def test_a_memory_is_confirmed_moved_and_forgotten(tab: Tab, memory: Memory) -> None:
+    id = memory.store("The signal mast is painted white.")["id"]
+    tab.go(f"memory/{id}")
+    tab.sees("signal mast")
+    tab.press("c")
+    tab.sees("confirm")
+    sql = "SELECT validation_count FROM access_log WHERE item_id = ?"
+    assert memory.database.value(sql, id) == 1
+    tab.press("m")
+    tab.sees("every project")
+    assert memory.get(id)["scope"] == "global"
+    tab.press("m")
+    expect(tab.page.locator("#do-m")).to_contain_text("all projects")
+    assert memory.get(id)["project"] == "demo"
+    tab.press("x")
+    expect(tab.page.locator("#sure-no")).to_be_focused()
+    tab.press("Enter")
+    assert memory.get(id)["id"] == id, "the first answer is no"
+    tab.press("x")
+    tab.page.click("#sure-yes")
+    tab.is_told("in all")
+    assert memory.list_items(limit=100)["items"]
+    assert id not in {row["id"] for row in memory.list_items(limit=100)["items"]}
+
+
+def test_what_cannot_be_done_is_said(tab: Tab, memory: Memory) -> None:
+    id = memory.store("The tide table hangs in the hall.")["id"]
+    memory.store("The tide table hangs in the hall.", scope="global")
+    tab.go(f"memory/{id}")
+    tab.sees("tide table")
+    tab.press("m")
+    tab.is_told("says the same in global scope")
+    expect(tab.page.locator("#status")).to_have_class("bad")
+    forget(memory, "tide table")
+    tab.go("memory/nothing-like-that")
+    tab.is_told("no memory with the id")
+    assert [fault for fault in tab.faults if "status of 40" not in fault] == []
+    tab.faults.clear()  # a browser names each refused request
+
+
+# To settle
+
+
+def test_pairs_are_settled_with_a_key_each(tab: Tab, memory: Memory) -> None:
+    texts = ("at four", "at five", "by Ada", "by Bea", "in oak", "in elm")
+    ids = [memory.store(f"The deck is scrubbed {text}.")["id"] for text in texts]
+    for old, new in zip(ids[::2], ids[1::2], strict=True):
+        review(memory, old, new)
+    tab.go("settle")
+    tab.sees("1 of 3")
+    tab.shoot("settle")
+    shown = []
+    for key in "rks":
+        expect(tab.page.locator("main .facts").first).to_contain_text(f"{len(shown) + 1} of")
+        shown.append(tab.page.locator(".sides").inner_text())
+        tab.press(key)
+    tab.sees("Nothing to settle")
+    gone = {row["content"] for row in memory.list_items(replaced=True, limit=100)["items"]}
+    assert any(text.split()[-1] in shown[0] for text in gone)
+    assert memory.review()["count"] == 1
+    tab.press("u")
+    tab.sees("of 2")
+    assert memory.review()["count"] == 2
+    forget(memory, "deck")
+
+
+# Figures, and for whom
+
+
+def test_figures_are_drawn_and_told(tab: Tab, memory: Memory) -> None:
+    for week in range(1, 20):
+        for at in range(week % 5 + 1):
+            day = time.strftime("%Y-%m-%d", time.gmtime(1_770_000_000 + week * 604_800))
+            memory.store(f"Gull {at} of week {week} sat on the roof.", created_at=day)
+    memory.recall("gull on the roof")
+    tab.go("newest")
+    tab.sees("Gull")
+    tab.press("3")
+    tab.sees("Memories by the week they were created in")
+    assert tab.page.locator("svg.plot").count() >= 2
+    assert tab.page.locator("svg.plot rect").count() >= 19
+    tab.page.locator("summary").first.click()
+    expect(tab.page.locator("details table").first).to_contain_text("Week of")
+    tab.page.locator("summary").first.click()
+    tab.shoot("figures")
+    forget(memory, "Gull")
+
+
+def test_everything_is_reached_by_keys_and_has_a_name(tab: Tab, memory: Memory) -> None:
+    id = memory.store("The bell rings at noon.")["id"]
+    tab.go("newest")
+    tab.sees("bell")
+    tab.press("?")
+    expect(tab.page.locator("#help")).to_be_visible()
+    tab.press("Escape")
+    expect(tab.page.locator("#help")).to_be_hidden()
+    tab.press("2", "3", "1")
+    expect(tab.page.locator("nav a[aria-current]")).to_have_text("Memories")
+    for view in ("newest", "search/bell", f"memory/{id}", "settle", "figures"):
+        tab.go(view)
+        tab.page.wait_for_selector("main h1")
+        assert tab.page.evaluate(NAMELESS) == []
+    forget(memory, "bell")
+
+
+# Fields and buttons that a screen reader could not name.
+NAMELESS = """() => [...document.querySelectorAll("input, select, textarea, button, a, svg")]
+  .filter(one => !(one.getAttribute("aria-label") || one.textContent.trim()
+    || (one.labels && [...one.labels].some(label => label.textContent.trim()))))
+  .map(one => one.outerHTML)"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_shows_all_of_it(
+    browser: Any, place: tuple[Path, str], memory: Memory, scheme: str
+) -> None:
+    old = memory.store("The lantern burns " + "paraffin" * 20)["id"]
+    id = memory.store("The lantern burns whale oil", replace=old)["id"]
+    how = {"viewport": {"width": 360, "height": 640}, "color_scheme": scheme}
+    tab = Tab(browser, place[1], **how)
+    for view in ("newest", "search/lantern", f"memory/{id}", "settle", "figures"):
+        tab.go(view)
+        tab.page.wait_for_selector("main h1")
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= 360, view
+    if scheme == "dark":
+        tab.go("search/lantern")
+        tab.sees("whale oil")
+        tab.shoot("phone")
+    back, text = tab.page.evaluate(
+        "(s => [s.backgroundColor, s.color])(getComputedStyle(document.body))"
+    )
+    assert (brightness(back) < brightness(text)) == (scheme == "dark")
+    assert tab.faults == []
+    tab.context.close()
+    forget(memory, "lantern")
+
+
+def brightness(color: str) -> int:
+    return sum(map(int, re.findall(r"\d+", color)[:3]))
+
+
+# Much
+
+
+def test_a_memory_of_a_megabyte_stays_usable(tab: Tab, memory: Memory) -> None:
+    lines = [f"Line {at} of the log says nothing of note.\n" for at in range(22_000)]
+    old = "".join(lines)[:990_000]
+    memory.import_rows([{"id": "long-log", "content": old, "created": "2026-02-01"}])
+    new = old.replace("Line 11000 of", "Line 11000 (the storm) of")
+    memory.import_rows([{"id": "long-log-2", "content": new, "created": "2026-02-02"}])
+    memory.replace("long-log", "long-log-2")
+    tab.go("memory/long-log-2")
+    tab.sees("Line 1 of the log")
+    expect(tab.page.locator("ins").first).to_contain_text("storm")
+    tab.page.get_by_role("button", name="Show all").click()
+    tab.sees("Line 21000")
+    tab.press("e")
+    assert tab.page.evaluate("document.querySelector('#edit').value.length") == len(new)
+    tab.press("Escape")
+    forget(memory, "long-log-2")
+
+
+def test_a_hundred_thousand_memories_stay_usable(
+    browser: Any, tmp_path: Path, unpacked: Path
+) -> None:
+    path = tmp_path / "memory.db"
+    with open_memory(path, "demo") as memory:
+        memory.store("The first of many.")
+        with memory.database.transaction() as connection:
+            connection.execute(MANY)
+    with browsing(tmp_path, unpacked, "--db", str(path), "--project", "demo") as address:
+        tab = Tab(browser, f"{address.split('#')[0]}#{session(address)}")
+        tab.go("newest")
+        tab.sees("100,001 memories")
+        painted = []
+        for _ in range(3):
+            tab.page.reload()
+            tab.sees("100,001 memories")
+            painted.append(tab.page.evaluate(PAINTED))
+        assert min(painted) < 1_000, painted
+        tab.press("]")
+        tab.sees("page 2 of")
+        tab.press("3")
+        tab.sees("Memories by the week")
+        assert tab.faults == []
+        tab.context.close()
+
+
+PAINTED = "performance.getEntriesByType('paint')[0].startTime"  # ms
+MANY = (
+    "INSERT INTO items(id, content, content_type, project_id, created_at, stored_at)"
+    " SELECT 'many-' || value, 'Memory number ' || value, 'prose', 'demo',"
+    " 1700000000 + value * 500, 1700000000 FROM (WITH RECURSIVE numbers(value) AS"
+    " (SELECT 1 UNION ALL SELECT value + 1 FROM numbers LIMIT 100000) SELECT * FROM numbers)"
+)
+
+
+# What tests share
+
+
+def link(memory: Memory, a: str, b: str) -> None:
+    with memory.database.transaction() as connection:
+        sql = "INSERT INTO graph_edges(from_id, to_id, edge_type, created_at) VALUES(?, ?, ?, 0)"
+        connection.execute(sql, (a, b, "related"))
+
+
+def review(memory: Memory, old: str, new: str) -> None:
+    with memory.database.transaction() as connection:
+        connection.execute("INSERT INTO reviews VALUES(?, ?, 0.8, 0)", (old, new))
+
+
+def forget(memory: Memory, word: str) -> None:
+    """Leave nothing of a test to the next one."""
+    for scope in ("project", "global"):
+        for row in memory.list_items(scope=scope, limit=1000)["items"]:
+            if word in row["content"] or word == row["id"]:
+                memory.forget(row["id"])
