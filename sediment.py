@@ -143,6 +143,7 @@ HTTP_CONNECTIONS = 256  # open ones; a client holds a few
 HTTP_SILENCE = 30  # s after which a connection that says nothing is closed
 HTTP_PATIENCE = 120  # s that a request waits for its turn; clients give up after 60 to 600
 HTTP_HEADERS_MAX = 32_768  # bytes; those of a browser are 2,000
+HTTP_REVIEW = 1.0  # s for what was imported before pairs are told; others wait behind it
 HTTP_STREAMS = 2  # imports and exports at once: the other threads stay free
 IMPORT_MAX = 2**28  # bytes of one import over HTTP: 250,000 memories
 DOCUMENT_MAX = 2**29  # bytes of a document or line to import: 500,000 memories, and 4 GB to read it
@@ -10928,10 +10929,11 @@ class Consolidator:
                 progress(len(queue))
         return self._consolidated(done)
 
-    def examine(self) -> None:
-        """Look at what came by import, before a person is asked about it."""
+    def examine(self, within: float) -> None:
+        """Look at what came by import, before a person is asked about it, for so many seconds."""
+        deadline = time.monotonic() + within
         with self._lease:
-            self._examine(lambda: False)
+            self._examine(lambda: time.monotonic() > deadline)
 
     def _examine(self, stop: Callable[[], bool]) -> None:
         """Queue the near pairs among items that came by import, and what one may make obsolete."""
@@ -11748,13 +11750,13 @@ class Memory:
         """
         return replace_item(self.projects, old, new)
 
-    def review(self) -> dict[str, Any]:
+    def review(self, *, within: float = math.inf) -> dict[str, Any]:
         """What import left to decide: {count, pairs: [{old, new, probability}]}, likeliest first.
 
         Each `old` memory may be obsolete because of `new`: `replace` ends it, `keep_both` settles
-        that it is not.
+        that it is not. What was imported is examined before, for at most `within` seconds.
         """
-        Consolidator(self.storing).examine()
+        Consolidator(self.storing).examine(within)
         pairs = [
             {"old": shared_facts(old), "new": shared_facts(new), "probability": f"{chance:.2f}"}
             for old_id, new_id, chance in reviewable(self.database)
@@ -13812,6 +13814,7 @@ _KEEP = Operation("keep", Memory.keep_both, render_message).takes(
     Argument("old", ID, place="OLD"), Argument("new", ID, place="NEW")
 )
 _ACTIVITY = Operation("activity", Memory.activity, render_facts)
+_REVIEW = Operation("review", functools.partial(Memory.review, within=HTTP_REVIEW), render_pair)
 _RECALLED = ("ranking", "vector_weight", "text_weight", "candidates")
 ROUTES = (
     Route("GET", "/v1/memories", OPERATIONS["list"]),
@@ -13825,7 +13828,7 @@ ROUTES = (
     Route("GET", "/v1/memories/{id}/graph", OPERATIONS["graph"], ("kind",)),
     Route("GET", "/v1/recall", OPERATIONS["recall"], _RECALLED),
     Route("POST", "/v1/recall", OPERATIONS["recall"], _RECALLED),
-    Route("GET", "/v1/review", OPERATIONS["review"]),
+    Route("GET", "/v1/review", _REVIEW),
     Route("POST", "/v1/review/replace", OPERATIONS["replace"]),
     Route("POST", "/v1/review/keep", _KEEP),
     Route("GET", "/v1/activity", _ACTIVITY),
