@@ -15,7 +15,7 @@ COMMANDS = (
     "get", "forget", "history", "undo", "replace",
     "review", "graph", "consolidate", "prune", "doctor", "backup",
     "restore", "reindex", "stats", "import", "export", "init", "hook", "serve", "token",
-    "completion",
+    "sync", "hub", "completion",
 )  # fmt: skip
 
 
