@@ -2389,7 +2389,8 @@ class Encoder:
 
     def fits(self, text: str) -> bool:
         """Whether nothing of the text would be cut off."""
-        return self.count_tokens(text) <= self.model.max_tokens
+        few = text.isascii() and len(text) + 8 <= self.model.max_tokens  # a token has a letter
+        return few or self.count_tokens(text) <= self.model.max_tokens
 
     def embed(self, text: str) -> bytes:
         """The text's vector: float32[dimension], little-endian, of length 1."""
