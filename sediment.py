@@ -3224,7 +3224,7 @@ def _squeezed(sql: str) -> str:
 @functools.cache
 def _own_rules() -> str:
     """The SQL of this program's triggers. Those of others would run with each change."""
-    return _squeezed(asset("schema/3-changes.sql"))
+    return _squeezed(asset("schema/3-changes.sql") + asset("schema/sync.sql"))
 
 
 def wrong_in_schema(connection: apsw.Connection) -> list[str]:
