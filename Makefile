@@ -73,6 +73,7 @@ lint: $(BUILD)/dev/.ready
 
 bench: $(PYZ) $(BUILD)/dev/.ready
 	$(RUN) $(BUILD)/dev/bin/python tests/bench.py
+	$(RUN) $(BUILD)/dev/bin/python tests/bench_sync.py
 
 bench-quality: $(PYZ) $(BUILD)/dev/.ready
 	$(RUN) $(BUILD)/dev/bin/python tests/bench_quality.py $(if $(DATA),"$(DATA)") $(if $(SEEDS),--seeds $(SEEDS)) $(if $(PARTS),--parts $(PARTS))

@@ -35,6 +35,8 @@ PACKAGES = (
     "onnxruntime",
     "pathspec",
     "platformdirs",
+    "psycopg",
+    "psycopg-binary",
     "sqlite-vec",
     "tokenizers",
     "typing-extensions",

@@ -1,11 +1,11 @@
-"""Sediment: semantic memory for AI agents. One module, one file of data, no network.
+"""Sediment: semantic memory for AI agents. One module, one file of data, offline.
 
 Promises (tests hold each of them)
 ----------------------------------
 1. One file of program (this one), one file of data: a single SQLite database. What lies beside it
-   (the log of hooks, a lock) holds no memory.
-2. Offline. No network socket is ever opened, but where SEDIMENT_EMBEDDING_MODEL names a service;
-   the encoder's library is kept from its telemetry.
+   (the log of hooks, a lock) holds no memory, but for what `sync` through git has fetched.
+2. Offline. No network socket is ever opened but by what somebody sets up: `sync`, `serve --http`,
+   and a service that SEDIMENT_EMBEDDING_MODEL names; the encoder's library sends no telemetry.
 3. The text is the truth. Chunks, vectors and the word index are derived from it; of an indexed
    file, its parts, too, and recall answers from the file as it is now.
 4. Nothing is lost. Only `forget` deletes. Replacing and merging keep the old text, hidden,
@@ -37,6 +37,7 @@ SQLite in WAL mode, `application_id` 0x5ED10001, `user_version` = steps in asset
               says and the model; a conversation is a file of the source "conversations:", that is
               on no disk, and a turn of it a part with the content type "conversation"
     shown, captures: what hooks have shown in which session, and sessions that wait to be read
+    replica, clock, spaces, machines (made by `sync --to`): the states that machines agree on
     embeddings  SHA-256 of model and text -> vector, of texts that left their files
 
 Ranking
@@ -278,6 +279,12 @@ CORE_MIN = 3  # words that a remark must leave: "Status (confirmed)" is one whol
 EXAMINE_BATCH = 512  # rows compared at once: a product of 1 MB matrices, under a millisecond
 CONSOLIDATE_BATCH = 5  # pairs a transaction
 CONSOLIDATE_TIME = 10  # s at the end of an import; what is left waits for the next one
+RECORD_VERSION = 1  # of what sync sends
+VECTORS_TRIED = 100  # of a hub's vectors one of so many is made anew, to see whether it is true
+SAME_VECTOR = 0.999  # its cosine at least; 16 bits cost 0.0000002
+CLOCK_OFF = 3_600  # s of two clocks that are worth a remark
+SYNC_POLL = 1.0  # s between looks at whether something has changed here
+SYNC_BATCH = 200  # states that are written in one transaction, 40 ms that a store may wait
 LEASE = 10  # s that a process may be silent in background work before another takes it up
 DAY = 86_400  # s
 TIME_MAX = 253_402_128_000  # 9999-12-30: two days on, some time zone has no date for it
@@ -2410,7 +2417,8 @@ class Encoder:
 
     def fits(self, text: str) -> bool:
         """Whether nothing of the text would be cut off."""
-        return self.count_tokens(text) <= self.model.max_tokens
+        few = text.isascii() and len(text) + 8 <= self.model.max_tokens  # a token has a letter
+        return few or self.count_tokens(text) <= self.model.max_tokens
 
     def embed(self, text: str) -> bytes:
         """The text's vector: float32[dimension], little-endian, of length 1."""
@@ -3418,6 +3426,11 @@ def copies(database: Database) -> list[str]:
     return [name for (name,) in rows if os.path.lexists(name)]
 
 
+def is_synced(database: Database) -> bool:
+    """Whether other machines may have memories of this file."""
+    return bool(database.value("SELECT 1 FROM sqlite_schema WHERE name = 'replica'"))
+
+
 def new_generation(connection: apsw.Connection) -> None:
     """Tell those who keep rows in memory that all of them may be others now."""
     set_meta(connection, "generation", new_id())
@@ -3461,7 +3474,7 @@ def _squeezed(sql: str) -> str:
 @functools.cache
 def _own_rules() -> str:
     """The SQL of this program's triggers. Those of others would run with each change."""
-    return _squeezed(asset("schema/3-changes.sql"))
+    return _squeezed(asset("schema/3-changes.sql") + asset("schema/sync.sql"))
 
 
 def wrong_in_schema(connection: apsw.Connection) -> list[str]:
@@ -4264,14 +4277,16 @@ def prune_item(connection: apsw.Connection, id: str) -> None:
     note(connection, PRUNED, id)
 
 
-def erase_item(connection: apsw.Connection, id: str) -> int:
-    """Remove an item and the versions hidden behind it from every table; how many there were."""
+def erase_item(connection: apsw.Connection, id: str, *, alone: bool = False) -> int:
+    """Remove an item, and unless `alone` the versions hidden behind it, from every table; how many
+    there were."""
     doomed = fetch(
         connection,
         "WITH RECURSIVE lineage(id) AS (SELECT ?1 UNION"
-        " SELECT items.id FROM items JOIN lineage ON items.successor = lineage.id)"
+        " SELECT items.id FROM items JOIN lineage ON items.successor = lineage.id AND NOT ?2)"
         " SELECT items.seq, items.id, items.content FROM items JOIN lineage USING (id)",
         id,
+        alone,
     )
     for seq, doomed_id, content in doomed:
         _erase_words(connection, seq, content)
@@ -4350,6 +4365,15 @@ def stored_among(database: Database, ids: Iterable[str]) -> set[str]:
     of a file or a turn would have, which then takes another."""
     sql = "SELECT id FROM items WHERE file IS NULL AND id IN (SELECT value FROM json_each(?))"
     return {id for (id,) in database.rows(sql, json.dumps(list(ids)))}
+
+
+def authors(database: Database, ids: Iterable[str]) -> dict[str, dict[str, str]]:
+    """By id, who on another machine stored a memory, or ended it: {author?, ended_from?}."""
+    if not is_synced(database):
+        return {}
+    rows = database.rows(asset("schema/sync_authors.sql"), json.dumps(list(ids)))
+    found = {id: {"author": author, "ended_from": by} for id, author, by in rows}
+    return {id: {key: who for key, who in one.items() if who} for id, one in found.items()}
 
 
 def texts_of_files(database: Database) -> list[str]:
@@ -6596,7 +6620,7 @@ _TAKEN = _PRINTED | {"project", "ended", *_ENDED, "confirmed", "kept_apart"}
 _DERIVED = {
     *("similarity", "raw_similarity", "position", "beginning", "parts", "source", "page"),
     *("pages", "next", "cross_project", "related_ids", "supersedes", "chunked", "content_type"),
-    *("live", "why", "unrelated", "probability"),
+    *("live", "why", "unrelated", "probability", "author", "ended_from"),
 }
 _LISTS = ("items", "kept", "results", "versions", "nodes")  # where documents have their rows
 
@@ -6677,6 +6701,7 @@ class Importer:
         # What has no time of its own is of one moment: that a line came later makes it no newer.
         self._moment = int(time.time())
         self._batch: dict[str, str] = {}  # texts by id, of the batch that is being read
+        self._synced = is_synced(database)
 
     def run(
         self,
@@ -6692,7 +6717,8 @@ class Importer:
                 progress(len(batch))
         hidden, refused = self.counts.pop("hidden", 0), sorted(self.refused)
         rows = [{"line": line, "reason": reason} for line, reason in refused]
-        told = {"hidden_versions": hidden, "redacted": dict(self.redacted)}
+        told: dict[str, Any] = {"hidden_versions": hidden, "redacted": dict(self.redacted)}
+        told["forgotten"] = self.counts.pop("forgotten", 0)
         told["unknown_fields"] = dict(self.unknown)
         answer = {"success": not rows, **self.counts, "refused": rows}
         return answer | {name: counts for name, counts in told.items() if counts}
@@ -6750,6 +6776,10 @@ class Importer:
         known = self._batch.get(row["id"])
         if known is None:
             known = self.database.value("SELECT content FROM items WHERE id = ?", row["id"])
+        forgotten = "SELECT gone FROM replica WHERE id = ?"
+        if known is None and self._synced and self.database.value(forgotten, row["id"]):
+            self.counts["forgotten"] += 1
+            return False
         if known is None and not row["part"]:
             self._batch[row["id"]] = row["content"]
             return True
@@ -7164,8 +7194,6 @@ def _archive(old: Path, new: Path, digest: str | None) -> None:
     moved is another."""
     if not old.exists() or _is_still(new, digest):
         return
-    if new.parent.is_symlink():
-        raise InvalidInput(f"{new.parent} is a link: notes stay in their folder")
     new.parent.mkdir(parents=True, exist_ok=True)
     if _is_still(old, digest) and not new.exists():
         os.rename(old, new)
@@ -8438,6 +8466,7 @@ class Compaction:
         What is to be done is noted first, so that it is done as a whole or not at all.
         """
         folder, archive = self.folder, self.folder / _ARCHIVE
+        own_place_to_write(self.projects, archive)  # which the command may have made a link
         digests = {_beneath(note.path, folder): note.digest for note in self.notes}
         moves = {old: _beneath(free_name(_numbered(archive / old)), folder) for old in digests}
         plan = {"summary": name, "text": text, "moves": moves, "digests": digests}
@@ -10478,8 +10507,10 @@ class Search(View):
         """What callers see of each hit, by row number."""
         items = items_by_row(self.database, [hit.item for hit in hits])
         spans = self._spans([hit.chunk for hit in hits])
+        known = authors(self.database, (row["id"] for row in items.values()))
         return {
             hit.item: _result(items[hit.item], hit, spans[hit.chunk])
+            | known.get(items[hit.item]["id"], {})
             | told_source(items[hit.item], self.projects)
             for hit in hits
             if hit.item in items and hit.chunk in spans  # forgotten a moment ago
@@ -11149,6 +11180,8 @@ def forget_items(projects: Projects, ids: Sequence[str]) -> dict[str, Any]:
     if kept := copies(projects.database):
         answer["copies"] = kept
         message += f" Copies of the file may still have it: {', '.join(kept)}."
+    if is_synced(projects.database):
+        message += " Where it was sent it goes with the next `sync`; `sync --status` says where."
     return answer | {"message": message}
 
 
@@ -11165,9 +11198,13 @@ _LINEAGE = (
 def history_of(projects: Projects, id: str) -> dict[str, Any]:
     """What happened to an item: what `Memory.history` returns."""
     row = visible_item(projects, id)
-    rows = map(_item, projects.database.rows(_LINEAGE.format(_ITEM), row["id"]))
+    rows = [*map(_item, projects.database.rows(_LINEAGE.format(_ITEM), row["id"]))]
+    known = authors(projects.database, (version["id"] for version in rows))
     versions = [
-        _listed(version) | told_source(version, projects) | {"live": version["ended_at"] is None}
+        _listed(version)
+        | told_source(version, projects)
+        | {"live": version["ended_at"] is None}
+        | known.get(version["id"], {})
         for version in rows
     ]
     ids = json.dumps([version["id"] for version in versions])
@@ -11351,6 +11388,1013 @@ def token_of(database: Database, secret: str) -> Token | None:
         if hmac.compare_digest(given, digest):
             found = Token(name, bool(reads), project)
     return found
+
+
+# ---------------------------------------------------------------------------------------------
+# Sync
+#
+# Many machines agree on their memories through a place that all can reach. What travels are the
+# states of memories. `join` makes one of two, in any order and however often they come, so that
+# the place may be dumb; `view` says what recall sees of them. Triggers (assets/schema/sync.sql)
+# note what is changed here; what came is written by the functions that write everything else. A
+# stamp is the time of a hybrid clock (ms << 16, and a count) and a machine: who has seen a decision
+# and decides otherwise comes later, however wrong the clocks are.
+# ---------------------------------------------------------------------------------------------
+
+State = dict[str, Any]  # id, gone, ok, put: (t, machine, text, created),
+# end: (t, machine, by, at, successor), of which by is "" where it was brought back
+Ended = tuple[str, int, str]  # by what, when, and behind what
+
+
+def join(a: State, b: State) -> State:
+    """What two states of a memory say together: forgotten stays forgotten, the later text and the
+    later end hold, and of each machine's confirmations the greater count."""
+    if a["gone"] or b["gone"]:
+        return {"id": a["id"], "gone": True, "put": None, "end": None, "ok": {}}
+    names = a["ok"].keys() | b["ok"].keys()
+    counts = {name: max(a["ok"].get(name, 0), b["ok"].get(name, 0)) for name in names}
+    stamped = {key: _later(a[key], b[key]) for key in ("put", "end")}
+    return {"id": a["id"], "gone": False, **stamped, "ok": counts}
+
+
+def _later(a: Any, b: Any) -> Any:
+    """The later of two stamped values; of one stamp, that of a copied file, the greater value."""
+    return max(filter(None, (a, b)), default=None)
+
+
+def view(states: dict[str, State]) -> dict[str, Ended | None]:
+    """What recall sees of states, with all that these are linked to or are twins of."""
+    there = {id: state for id, state in states.items() if state["put"]}
+    ended = {id: state["end"][2:] for id, state in there.items() if state["end"]}
+    shown = {id: ended[id] if id in ended and ended[id][0] else None for id in there}
+    for circle in _circles({id: end[2] for id, end in shown.items() if end and end[2] in there}):
+        shown[min(circle, key=lambda id: there[id]["end"])] = None  # or nobody would be live
+    twins: dict[Any, list[str]] = {}
+    for id in (id for id, end in shown.items() if end is None):
+        same = there[id].get("same") or text_hash(there[id]["put"][2])
+        twins.setdefault((there[id].get("in"), same), []).append(id)
+    for ids in twins.values():
+        elder = min(ids, key=lambda id: (there[id]["put"][3], id))
+        for id in ids:
+            if id != elder and id not in ended:  # nobody has taken it apart
+                shown[id] = "repeat", there[id]["put"][3], elder
+    return shown
+
+
+def _circles(links: dict[str, str]) -> Iterator[list[str]]:
+    """The circles of items of which each is hidden behind the next."""
+    seen: set[str] = set()
+    for at in links:
+        path: list[str] = []
+        while at in links and at not in seen:
+            seen.add(at)
+            path.append(at)
+            at = links[at]
+        if at in path:
+            yield path[path.index(at) :]
+
+
+_AMONG = "SELECT * FROM states WHERE id IN (SELECT value FROM json_each(?))"
+
+
+def states_of(connection: apsw.Connection, sql: str, *values: Any) -> dict[str, State]:
+    """States by id, with their project (`in`), the `number` of a change that was not sent, and
+    what is the `same` of texts that say the same."""
+    found = {}
+    for row in connection.execute(sql, values):
+        id, project, put_t, put_w, text, created, end_t, *end, gone, ok, number, same = row
+        found[id] = {
+            "id": id,
+            "gone": gone != 0,
+            "put": None if text is None else (put_t, put_w, text, created),
+            "end": None if end_t is None else (end_t, *end),
+            "ok": json.loads(ok),
+            "in": project,
+            "number": number,
+            "same": same,
+        }
+    return found
+
+
+class _DryRun(Exception):
+    """Takes a transaction back."""
+
+
+def receive(
+    database: Database, encoder: Encoder, project: str, states: list[State], dry_run: bool = False
+) -> tuple[Counter[str], list[tuple[str, list[str]]]]:
+    """Join what came of a project with what is here, and let recall see it: how many, and items
+    that two machines replaced by one each."""
+    came: dict[str, State] = {}
+    for state in states:
+        came[state["id"]] = state | join(came.get(state["id"], state), state)
+    ids = json.dumps([*came])
+    texts = {id: one["put"] for id, one in states_of(database.reader(), _AMONG, ids).items()}
+    drafts = {
+        id: _draft(encoder, project, state)
+        for id, state in came.items()
+        if state["put"] and (texts.get(id) or [None] * 3)[2] != state["put"][2]
+    }
+    with contextlib.suppress(_DryRun), database.transaction() as connection:
+        stamps = (value[0] for one in came.values() for value in (one["put"], one["end"]) if value)
+        clock = "UPDATE clock SET applying = 1, number = number + 1, t = max(t, ?)"
+        connection.execute(clock, (max(stamps, default=0),))
+        before = states_of(connection, _AMONG, ids)
+        joined, counts = _joined(before, came, project)
+        _keep(connection, before, joined)
+        _show_changed(connection, joined, drafts)
+        for id, state in joined.items():
+            known = before[id]["ok"] if id in before else {}
+            if (more := sum(state["ok"].values()) - sum(known.values())) > 0:
+                _add_counts(connection, id, 0, more)
+        connection.execute("UPDATE clock SET applying = 0")
+        counts["forgotten"] += _forget_behind(connection, [*joined])
+        rivals = _rivals(connection, before, came)
+        if dry_run:
+            raise _DryRun
+    return counts, rivals
+
+
+def _draft(encoder: Encoder, project: str, state: State) -> Item:
+    """A memory that came, ready to be written; when it was stored follows from its stamp."""
+    t, _, text, created = state["put"]
+    chunks, vectors = split_text(text, encoder.fits), state.get("vectors", [])
+    vectors = vectors if len(vectors) == len(chunks) else []
+    item = Item(state["id"], text, detect_type(text), project or None, created, chunks, vectors)
+    by, at, successor = (state["end"] or (None,) * 5)[2:]
+    if by:
+        item = item._replace(ended_at=max(at, created), ended_by=by, successor=successor or None)
+    return item._replace(stored_at=min(int(time.time()), (t >> 16) // 1000))
+
+
+def _joined(
+    before: dict[str, State], came: dict[str, State], project: str
+) -> tuple[dict[str, State], Counter[str]]:
+    """The states that are others by what came, by id; and what of that is worth telling. An id
+    that another project has here is not theirs to change."""
+    joined, counts = {}, Counter[str]()
+    for id, state in came.items():
+        mine = before.get(id)
+        if mine and mine["in"] != project:
+            counts["refused"] += 1
+            continue
+        new = join(mine or state, state)
+        if mine is None or any(new[key] != mine[key] for key in new):
+            joined[id] = new | {"in": project, "author": state.get("author")}
+            counts["received"] += 1
+            counts["forgotten"] += new["gone"] and mine is not None
+            counts["replaced"] += mine is not None and bool(new["end"] and new["end"][4])
+    return joined, counts
+
+
+def _keep(connection: apsw.Connection, before: dict[str, State], joined: dict[str, State]) -> None:
+    """Write states down."""
+    rows = [
+        (
+            *(id, state["in"]),
+            *(state["put"] or (None, None))[:2],
+            *(state["end"] or (None,) * 5),
+            *(-state["gone"], to_json(state["ok"])),
+            bool(state["gone"] and before.get(id, {}).get("put")),
+            state["author"],
+        )
+        for id, state in joined.items()
+    ]
+    connection.executemany(asset("schema/sync_keep.sql"), rows)
+
+
+def _show_changed(
+    connection: apsw.Connection, joined: dict[str, State], drafts: dict[str, Item]
+) -> None:
+    """Let items be what the view says of these states, and of all that are near them."""
+    sql = (
+        "SELECT id, content, coalesce(ended_by, ''), ended_at, coalesce(successor, '') FROM items"
+        " WHERE file IS NULL AND id IN (SELECT value FROM json_each(?))"
+    )
+    for id, text, *_ in fetch(connection, sql, json.dumps([*joined])):
+        if joined[id]["gone"] or joined[id]["put"][2] != text:
+            erase_item(connection, id, alone=True)
+    for id in joined.keys() & drafts.keys():
+        if joined[id]["put"]:
+            insert_item(connection, drafts[id])
+    near = states_of(connection, asset("schema/sync_near.sql"), json.dumps([*joined]))
+    shown = view(near)
+    for id, _, *now in fetch(connection, sql, json.dumps([*shown])):
+        by, at, successor = shown[id] or ("", None, "")
+        if now != [by, at if at is None else max(at, near[id]["put"][3]), successor]:
+            _change_end(connection, near[id], now[0], shown[id])
+
+
+def _change_end(connection: apsw.Connection, state: State, now: str, end: Ended | None) -> None:
+    """Bring an item back that was hidden for a reason, and hide it as it is to be."""
+    id = state["id"]
+    if now:
+        _, other = restore_item(connection, id)
+        if state["end"] and not state["end"][2]:
+            note(connection, "undo", id, other)
+    if end is None:
+        return
+    by, at, successor = end
+    if connection.execute("SELECT 1 FROM items WHERE id = ?", (successor,)).get:
+        end_item(connection, id, successor, by, at)
+        if state["end"] is None:  # a twin: somebody else says so, too
+            count_validation(connection, successor)
+    else:
+        sql = "UPDATE items SET ended_at = max(created_at, ?), ended_by = ?, successor = ?"
+        connection.execute(f"{sql} WHERE id = ?", (at, by, successor or None, id))
+
+
+def _forget_behind(connection: apsw.Connection, ids: list[str]) -> int:
+    """Forget what somebody put behind a memory, not knowing that it was forgotten here."""
+    sql = (
+        "SELECT i.id FROM json_each(?) j JOIN items i ON i.id = j.value AND i.file IS NULL"
+        " JOIN replica r ON r.id = i.id JOIN replica f ON f.id = r.successor WHERE f.gone > 0"
+    )
+    found = fetch(connection, sql, json.dumps(ids))
+    return sum(erase_item(connection, id) for (id,) in found)
+
+
+def _rivals(
+    connection: apsw.Connection, before: dict[str, State], came: dict[str, State]
+) -> list[tuple[str, list[str]]]:
+    """Memories that two machines replaced by one each, both of which are live."""
+    sql = "SELECT id FROM items WHERE ended_at IS NULL AND id IN (?, ?)"
+    found = []
+    for id in before.keys() & came.keys():
+        ends = [one["end"] for one in (before[id], came[id]) if one["end"]]
+        later = {end[4] for end in ends if end[2] == "replace"}
+        if len(later) == 2 and len(live := fetch(connection, sql, *sorted(later))) == 2:
+            found.append((id, [row[0] for row in live]))
+    return found
+
+
+# What is sent
+
+
+class NotYet(SedimentError):
+    """It is of a later program, or of a clock far ahead: it is read another time."""
+
+
+class Unreachable(SedimentError):
+    """The place is not there now; what is to be sent waits."""
+
+
+def record_of(state: State, space: str) -> dict[str, Any]:
+    """A state as it is written on a line."""
+    row = {"v": RECORD_VERSION, "id": state["id"], "in": space}
+    return row | {key: state[key] for key in ("put", "end", "gone", "ok") if state[key]}
+
+
+def state_of(row: Any) -> tuple[str, State]:
+    """The space and the state that somebody wrote; InvalidInput where these are none."""
+    version = row.get("v") if isinstance(row, dict) else None
+    if type(version) is not int:
+        raise InvalidInput("it is no record")
+    if version > RECORD_VERSION:
+        raise NotYet(f"a newer Sediment wrote it ({version}): update this program")
+    put = _stamped(row.get("put"), (int, str, str, int))
+    end = _stamped(row.get("end"), (int, str, str, int, str))
+    if put:
+        check_text(put[2], "content", CONTENT_MAX)
+    counts = row.get("ok", {})
+    if not isinstance(counts, dict) or any(type(count) is not int for count in counts.values()):
+        raise InvalidInput("its confirmations are no numbers")
+    gone = row.get("gone") is True
+    state = {"id": check_id(row.get("id")), "gone": gone, "put": put, "end": end, "ok": counts}
+    return check_id(row.get("in")), join(state, state)
+
+
+def _stamped(value: Any, kinds: tuple[type, ...]) -> Any:
+    """A stamped value of these kinds, at a time that may be."""
+    if value is None:
+        return None
+    if not isinstance(value, list) or tuple(map(type, value)) != kinds:
+        raise InvalidInput("it has another form")
+    if min(value[0], value[3]) < 0 or value[3] > TIME_MAX or value[0] >= 1 << 62:
+        raise InvalidInput("its time cannot be")
+    if (ahead := (value[0] >> 16) / 1000 - time.time()) > DAY:
+        raise NotYet(f"the clock of machine {value[1]} is {ahead / DAY:.1f} days ahead: set it")
+    return tuple(value)
+
+
+class Machine(NamedTuple):
+    """This file among the machines."""
+
+    name: str
+    host: str
+    person: str
+
+
+class Folder:
+    """A place of files, that some tool carries to other machines. Each machine has a folder there
+    in which nobody else writes: machine.json says who it is and how far it has read the others;
+    00.jsonl to ff.jsonl have a record a line, each memory in the file that its id chooses."""
+
+    page = 20_000  # states that are written at once
+    every = 5  # s after which it is looked whether something has come
+    globals = "@global"  # the space of what is global
+
+    def __init__(self, place: str, me: Machine) -> None:
+        self.name, self.me = place, me
+        self.person, self.top = me.person, expand_home(place)
+        self.remarks: list[str] = []
+        self._read: dict[str, int] = {}
+
+    # Files as such
+
+    def _machines(self) -> list[str]:
+        return [entry.name for entry in _entries(self.top) if entry.is_dir()]
+
+    def _files(self, machine: str) -> dict[str, str]:
+        """The files of a machine, each with what is another after every change."""
+        found = {}
+        for entry in _entries(self.top / machine):
+            with contextlib.suppress(OSError):
+                if entry.name.endswith(".jsonl") and entry.is_file():
+                    status = entry.stat()
+                    found[entry.name] = f"{status.st_size}:{status.st_mtime_ns}"
+        return found
+
+    def _text(self, machine: str, name: str) -> str:
+        with contextlib.suppress(FileNotFoundError):
+            return (self.top / machine / name).read_text("utf-8", "replace")
+        return ""
+
+    def _write(self, texts: dict[str, str]) -> None:
+        """Give own files these texts; those without one go."""
+        folder = self.top / self.me.name
+        folder.mkdir(exist_ok=True)
+        for name, text in texts.items():
+            if text:
+                write_atomically(folder / name, text)
+            else:
+                (folder / name).unlink(missing_ok=True)
+
+    # What every place does
+
+    def begin(self) -> dict[str, Any]:
+        """Reach the place: what is to be told of it."""
+        if not self.top.is_dir():
+            raise Unreachable(f"{self.name} is not there: is it mounted, does its tool run?")
+        return {}
+
+    def pull(self, cursor: dict[str, Any], spaces: Iterable[str]) -> Iterator[tuple[Any, Any]]:
+        """What has come since: pages of states with their spaces, and the cursor behind each."""
+        for machine in self._machines():
+            reached = self._facts(machine).get("t", 0)
+            for name, tag in self._files(machine).items():
+                if cursor.get(f"{machine}/{name}") != tag:
+                    states, whole = self._states(machine, name)
+                    reached = reached if whole else 0
+                    yield states, {f"{machine}/{name}": tag} if whole else {}
+            self._read[machine] = reached
+
+    def _facts(self, machine: str) -> dict[str, Any]:
+        return parse_object(self._text(machine, "machine.json"))
+
+    def _states(self, machine: str, name: str) -> tuple[list[tuple[str, State]], bool]:
+        """What stands in a file, and whether that is all: a line without an end is on its way."""
+        *lines, rest = self._text(machine, name).split("\n")
+        states = []
+        for number, line in enumerate(lines, 1):
+            try:
+                states.append(state_of(parse_json(line)))
+            except (SedimentError, ValueError, RecursionError) as error:
+                why = error if isinstance(error, SedimentError) else "it is no JSON"
+                self.remarks.append(f"{machine}/{name}, line {number} was not read: {why}")
+                if isinstance(error, NotYet):
+                    return states, False
+        return states, not rest
+
+    def push(self, space: str, states: list[State]) -> None:
+        """Write states, in the place of what was written of the same memories."""
+        by_file: dict[str, dict[str, str]] = {}
+        for state in states:
+            name = f"{sha256(state['id'].encode())[0]:02x}.jsonl"
+            by_file.setdefault(name, {})[state["id"]] = to_json(record_of(state, space)) + "\n"
+        texts = {}
+        for name, new in by_file.items():
+            known = (line for line in self._text(self.me.name, name).split("\n") if line)
+            rows = {str(parse_object(line).get("id")): f"{line}\n" for line in known}
+            texts[name] = "".join((rows | new).values())
+        self._write(texts)
+
+    def finish(self, t: int) -> dict[str, Any]:
+        """Tell the others how far this machine has read; the cursor of what it wrote itself."""
+        strange = [name for name in self._files(self.me.name) if len(name) != len("00.jsonl")]
+        facts = {"v": RECORD_VERSION, "host": self.me.host, "person": self.me.person}
+        facts |= {"t": t, "read": self._read, "seen": int(time.time())}
+        known = self._facts(self.me.name)
+        texts = dict.fromkeys(strange, "")  # copies of own files that a tool made
+        if known.get("seen", 0) < facts["seen"] - DAY or facts != known | {"seen": facts["seen"]}:
+            texts["machine.json"] = to_json(facts)
+        if texts:
+            self._write(texts)
+        return {f"{self.me.name}/{name}": tag for name, tag in self._files(self.me.name).items()}
+
+    def machines(self, forgotten: list[int]) -> list[dict[str, Any]]:
+        """The machines, and how many of what was forgotten here each still has to erase."""
+        found = []
+        for name in self._machines():
+            if facts := self._facts(name):
+                row = {key: facts.get(key) for key in ("host", "person", "seen")}
+                read = facts.get("read", {}).get(self.me.name, 0)
+                late = sum(t > read for t in forgotten) if name != self.me.name else 0
+                found.append({"machine": name, **row, "to_erase": late})
+        return found
+
+    def wait(self, seconds: float) -> bool:
+        """Wait, and say whether something has come."""
+        time.sleep(seconds)
+        return False
+
+    def leave(self) -> None:
+        """Let nobody wait for this machine."""
+        self._write({"machine.json": ""})
+
+
+class Git(Folder):
+    """The same files in a git remote: of each machine one commit without a parent, under
+    refs/sediment/, so that what is forgotten has no history. A bare repository beside the database
+    keeps what was fetched."""
+
+    every = 60
+
+    def __init__(self, place: str, me: Machine, repository: Path) -> None:
+        super().__init__(place, me)
+        self._url, self._repository = place.removeprefix("git:"), repository
+        self._forgot = False
+        self._trees: dict[str, dict[str, str]] = {}
+
+    def _git(self, *words: str, input: bytes = b"") -> str:
+        import subprocess
+
+        command = ["git", "--git-dir", str(self._repository), *words]
+        env = environment(left_out="GIT_DIR") | {"GIT_TERMINAL_PROMPT": "0"}
+        try:
+            done = subprocess.run(command, input=input, capture_output=True, env=env, timeout=600)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise Unreachable(f"git cannot be run ({error})") from None
+        if done.returncode:
+            told = done.stderr.decode("utf-8", "replace").strip().split("\n")
+            raise Unreachable(f"{self._url} cannot be reached (git says: {told[0]})")
+        return done.stdout.decode("utf-8", "replace")
+
+    def begin(self) -> dict[str, Any]:
+        """Fetch what is there."""
+        if not self._repository.exists():
+            self._git("init", "--bare", "--quiet")
+            make_private(self._repository, 0o700)
+        self._trees.clear()
+        self._git("fetch", "--quiet", "--prune", self._url, "+refs/sediment/*:refs/sediment/*")
+        return {}
+
+    def _machines(self) -> list[str]:
+        return self._git("for-each-ref", "--format=%(refname:lstrip=2)", "refs/sediment").split()
+
+    def _tree(self, machine: str) -> dict[str, str]:
+        """What a machine has, by name, as it was fetched or written last."""
+        if machine not in self._trees:
+            there = machine in self._machines()
+            rows = self._git("ls-tree", f"refs/sediment/{machine}").splitlines() if there else []
+            self._trees[machine] = {row.split("\t")[1]: row.split()[2] for row in rows}
+        return self._trees[machine]
+
+    def _files(self, machine: str) -> dict[str, str]:
+        tree = self._tree(machine).items()
+        return {name: blob for name, blob in tree if name.endswith(".jsonl")}
+
+    def _text(self, machine: str, name: str) -> str:
+        blob = self._tree(machine).get(name)
+        return self._git("cat-file", "blob", blob) if blob else ""
+
+    def _write(self, texts: dict[str, str]) -> None:
+        ref = f"refs/sediment/{self.me.name}"
+        now = int(time.time())
+        lines = [f"commit {ref}\ncommitter sediment <> {now} +0000\ndata 0\n".encode()]
+        kept = {name: blob for name, blob in self._tree(self.me.name).items() if name not in texts}
+        lines += [f"M 100644 {blob} {name}\n".encode() for name, blob in kept.items()]
+        for name, text in texts.items():
+            data = text.encode()
+            lines += [f"M 100644 inline {name}\ndata {len(data)}\n".encode(), data] if data else []
+        self._git("update-ref", "-d", ref)
+        self._git("fast-import", "--quiet", input=b"".join([*lines, b"\n"]))
+        self._trees.pop(self.me.name, None)
+        self._git("push", "--quiet", "--force", self._url, f"{ref}:{ref}")
+
+    def _states(self, machine: str, name: str) -> tuple[list[tuple[str, State]], bool]:
+        found = super()._states(machine, name)
+        self._forgot |= any(state["gone"] for _, state in found[0])
+        return found
+
+    def push(self, space: str, states: list[State]) -> None:
+        """Write states; what was written of forgotten ones goes from the repository here, too."""
+        super().push(space, states)
+        self._forgot |= any(state["gone"] for state in states)
+
+    def finish(self, t: int) -> dict[str, Any]:
+        """Tell the others how far this machine is."""
+        cursor = super().finish(t)
+        if self._forgot:
+            self._git("gc", "--quiet", "--prune=now")
+        return cursor
+
+
+class Hub:
+    """A PostgreSQL database, set up by assets/hub.sql: it joins states itself, shows people their
+    spaces alone, and numbers what it takes, so that a cursor is a version and an id."""
+
+    page, every = 1_000, 60
+
+    def __init__(self, url: str, me: Machine, database: Database, encoder: Encoder) -> None:
+        self.name, self.me, self.remarks = url, me, list[str]()
+        self._database, self._encoder = database, encoder
+        self._connection: Any = None
+        self._reached: dict[str, int] = {}
+
+    @property
+    def globals(self) -> str:
+        """The space of what is global, of whoever one is there."""
+        return f"@{self.begin()['person']}"
+
+    def ask(self, sql: str, *values: Any) -> list[Any]:
+        """What the hub answers; its refusals are its own words."""
+        import psycopg
+
+        if self._connection is None or self._connection.closed:
+            self._connection = _connect_hub(self.name)
+        try:
+            cursor = self._connection.execute(sql, values or None)
+            return cursor.fetchall() if cursor.description else []
+        except (psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedTable):
+            raise NotFound(f"there is no hub at {self.name}: `hub init` makes one") from None
+        except psycopg.Error as error:
+            kind = Unreachable if self._connection.closed else SedimentError
+            raise kind(str(error).partition("\n")[0]) from None
+
+    def begin(self) -> dict[str, Any]:
+        """Connect, and see whether both speak of the same."""
+        version, oldest, person, now = self.ask("SELECT * FROM sediment.hello")[0]
+        if not oldest <= RECORD_VERSION <= version:
+            told = f"the hub speaks {max(oldest, version)}, this program {RECORD_VERSION}"
+            what = (
+                "update it" if oldest > RECORD_VERSION else "`hub init` brings the hub up to date"
+            )
+            raise SedimentError(f"{told}: {what}; nothing was changed")
+        if abs(off := time.time() - now) > CLOCK_OFF:
+            told = f"{abs(off) / 3600:.1f} h {'ahead of' if off > 0 else 'behind'}"
+            self.remarks = [f"this clock is {told} the hub's: set it"]
+        return {"person": person, "tls": bool(self._connection.pgconn.ssl_in_use)}
+
+    def pull(self, cursor: dict[str, Any], spaces: Iterable[str]) -> Iterator[tuple[Any, Any]]:
+        """What has come since: pages of states with their spaces, and the cursor behind each."""
+        sql = (
+            "SELECT version, id, record, author, model, e FROM sediment.record WHERE space = %s"
+            f" AND (version, id) > (%s, %s) ORDER BY version, id LIMIT {self.page}"
+        )
+        for space in spaces:
+            last = cursor.get(space, [0, ""])
+            while rows := self.ask(sql, space, *last):
+                last = list(rows[-1][:2])
+                yield self._states([row[2:] for row in rows]), {space: last}
+            self._reached[space] = last[0]
+
+    def _states(self, rows: list[tuple[Any, ...]]) -> list[tuple[str, State]]:
+        """Rows as states; with their vectors if these are of this model, and one in VECTORS_TRIED
+        is as it would be made here: a wrong one leads people to what they did not ask for."""
+        import random
+
+        model, found = self._model(), []
+        for record, author, made_by, data in rows:
+            try:
+                space, state = state_of(record)
+                found.append((space, state | {"author": author}))
+                if state["put"] and data and made_by == model:
+                    found[-1][1]["vectors"] = self._unpacked(data)
+            except (SedimentError, ValueError) as error:
+                self.remarks.append(f"{record['id']}, of {author}, was not taken: {error}")
+        packed = [state for _, state in found if "vectors" in state]
+        for state in random.sample(packed, -(-len(packed) // VECTORS_TRIED)):
+            if not self._is_true(state):
+                told = f"the vectors of {state['id']}, of {state['author']}, do not fit its text"
+                self.remarks.append(f"{told}: they and others with it are made here")
+                return [(space, state | {"vectors": []}) for space, state in found]
+        return found
+
+    def _model(self) -> str:
+        return f"{self._encoder.model.digest}:{CHUNKER}"
+
+    def _unpacked(self, data: bytes) -> list[bytes]:
+        """Vectors as the file has them, of what is 16 bits there."""
+        import numpy
+
+        rows = (
+            numpy.frombuffer(data, "<f2").astype("<f4").reshape(-1, self._encoder.model.dimension)
+        )
+        rows = rows / numpy.linalg.norm(rows, axis=1, keepdims=True)
+        if not numpy.isfinite(rows).all():
+            raise ValueError("its vectors are none")
+        return [row.tobytes() for row in rows]
+
+    def _is_true(self, state: State) -> bool:
+        chunks = split_text(text := state["put"][2], self._encoder.fits)
+        made = [self._encoder.embed(embedding_text(text, chunk)) for chunk in chunks[:1]]
+        return _cosine(_vector(made[0]), _vector(state["vectors"][0])) > SAME_VECTOR
+
+    def push(self, space: str, states: list[State]) -> None:
+        """Have states joined with what is there."""
+        rows = [record_of(state, space) for state in states]
+        if same_model(self._database, self._encoder.model):
+            packed = _packed_vectors(self._database, [state["id"] for state in states])
+            rows = [row | packed.get(row["id"], {}) | {"model": self._model()} for row in rows]
+        ((version,),) = self.ask("SELECT sediment.push(%s, %s::jsonb)", space, to_json(rows))
+        if version == self._reached.get(space, 0) + 1:  # nobody else has pushed since the pull
+            self._reached[space] = version
+
+    def finish(self, t: int) -> dict[str, Any]:
+        """Tell the hub how far this machine is; the cursor behind that."""
+        for space, version in self._reached.items():
+            facts = space, self.me.name, self.me.host, version
+            if self.ask("SELECT sediment.seen(%s, %s, %s, %s)", *facts) == [(False,)]:
+                self.remarks.append(f"{space} is not open to you there: ask who looks after it")
+        return {space: [version, "\U0010ffff"] for space, version in self._reached.items()}
+
+    def machines(self, forgotten: list[int]) -> list[dict[str, Any]]:
+        """The machines, and how many forgotten memories each still has to erase."""
+        names = ("machine", "host", "person", "seen", "to_erase")
+        rows = self.ask(f"SELECT {', '.join(names)} FROM sediment.progress ORDER BY machine")
+        return [dict(zip(names, row, strict=True)) for row in rows]
+
+    def wait(self, seconds: float) -> bool:
+        """Wait, and say whether something has come."""
+        self.ask("LISTEN sediment")
+        return bool(list(self._connection.notifies(timeout=seconds, stop_after=1)))
+
+    def leave(self) -> None:
+        """Let nobody wait for this machine."""
+        self.ask("SELECT sediment.leave(%s)", self.me.name)
+
+
+def hub_options(url: str) -> dict[str, Any]:
+    """How to connect: a host elsewhere must show a certificate for its name. InvalidInput for what
+    is no address, and for one with a password."""
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+
+    try:
+        told: dict[str, Any] = conninfo_to_dict(url)
+    except psycopg.ProgrammingError as error:
+        raise InvalidInput(f"{url} is no address of a database: {error}") from None
+    if "password" in told:
+        raise InvalidInput("no password in an address: ~/.pgpass, PGPASSWORD or a service has it")
+    told |= {"connect_timeout": 10, "autocommit": True}
+    host = str(told.get("host") or variable("PGHOST") or "/")
+    if not host.startswith(("/", "localhost", "127.", "::1")):
+        told["sslmode"] = told.get("sslmode") or variable("PGSSLMODE") or "verify-full"
+        own = (expand_home("~/.postgresql") / "root.crt").exists() or variable("PGSSLROOTCERT")
+        if told["sslmode"] == "verify-full" and not own:
+            told.setdefault("sslrootcert", "system")
+    return told
+
+
+def _connect_hub(url: str) -> Any:
+    """A connection; what a server refuses is another matter than one that is not there."""
+    import psycopg
+
+    told = hub_options(url)
+    try:
+        return psycopg.connect(**told)
+    except psycopg.OperationalError as error:
+        reason = str(error).partition("\n")[0].rpartition("failed: ")[2]
+        refused = re.search("FATAL|SSL|certificate", str(error))
+        kind = SedimentError if refused else Unreachable
+        raise kind(f"{told.get('host') or url} cannot be reached ({reason})") from None
+
+
+def _packed_vectors(database: Database, ids: list[str]) -> dict[str, dict[str, str]]:
+    """The vectors of items that have them all, in 16 bits, as a row of a push has them."""
+    from base64 import b64encode
+
+    import numpy
+
+    sql = (
+        "SELECT i.id, v.vector FROM json_each(?) j JOIN items i ON i.id = j.value"
+        " JOIN chunks c ON c.item = i.seq LEFT JOIN vectors v ON v.chunk = c.id"
+        " ORDER BY j.key, c.position"
+    )
+    found = {}
+    for id, rows in itertools.groupby(database.rows(sql, json.dumps(ids)), lambda row: row[0]):
+        if None not in (vectors := [vector for _, vector in rows]):
+            packed = numpy.frombuffer(b"".join(vectors), "<f4").astype("<f2").tobytes()
+            found[id] = {"e": b64encode(packed).decode()}
+    return found
+
+
+def run_hub(hub: Hub, deed: str, person: str, space: str, reads: bool) -> dict[str, Any]:
+    """What looks after a hub: `init` makes one, `add` lets a person in, `remove` out again."""
+    if deed == "init":
+        if hub.ask("SHOW server_encoding") != [("UTF8",)]:
+            raise InvalidInput("the database must be in UTF8: CREATE DATABASE … ENCODING 'UTF8'")
+        hub.ask(asset("hub.sql"))
+        message = "It is a hub now: `hub add PERSON SPACE` lets people in."
+    elif deed == "add":
+        ((made,),) = hub.ask("SELECT sediment.add(%s, %s, %s)", person, space, not reads)
+        place = re.sub(r"//([^@/]*@)?", f"//{person}@", hub.name)
+        message = f"Send {person}: sediment sync --to {place} && sediment sync --share {space}"
+        message += f" (a password is set in psql: \\password {person})" if made else ""
+    else:
+        if hub.ask("SELECT sediment.remove(%s, %s)", person, space) == [(False,)]:
+            raise NotFound(f"{person} is no member of {space}")
+        message = f"{person} is out of {space}; what came stays with them until they erase it."
+    return {"success": True, "message": message}
+
+
+# A run, and what people set
+
+
+SYNC_CLOCK = "SELECT t, machine, mark, place, cursor FROM clock"
+
+
+def open_place(database: Database, encoder: Encoder, place: str) -> Folder | Hub:
+    """Where a file syncs, as this machine. A copy of the file gets a name of its own; one that
+    was moved keeps it."""
+    import getpass
+    import platform
+
+    host, file = platform.node(), os.path.realpath(database.path)
+    _, name, mark, *_ = database.rows(SYNC_CLOCK)[0]
+    if mark != (here := f"{host}:{file}"):
+        moved = mark.startswith(f"{host}:") and not os.path.exists(mark.partition(":")[2])
+        name = name if moved or not mark else new_id()[:8]
+        with database.transaction() as connection:
+            connection.execute("UPDATE clock SET machine = ?, mark = ?", (name, here))
+            connection.execute("INSERT OR REPLACE INTO machines VALUES(?, ?, '', 1)", (name, host))
+    try:
+        person = getpass.getuser()
+    except (OSError, KeyError):
+        person = ""
+    me = Machine(name, host, person)
+    if _HUB.match(place):
+        return Hub(place, me, database, encoder)
+    if place.startswith("git:"):
+        return Git(place, me, Path(f"{database.path}.git"))
+    return Folder(place, me)
+
+
+_HUB = _Pattern("postgres(ql)?://")
+
+
+class Sync:
+    """What a person asks of the place where a file syncs; NotFound where there is none."""
+
+    def __init__(self, projects: Projects, encoder: Encoder) -> None:
+        self.projects, self.database, self.encoder = projects, projects.database, encoder
+        if not is_synced(self.database):
+            raise NotFound("this memory syncs nowhere yet: `sync --to PLACE` says where")
+        place = self.database.rows(SYNC_CLOCK)[0][3]
+        self.place = open_place(self.database, encoder, place)
+
+    def _spaces(self) -> dict[str, str]:
+        return dict(self.database.rows("SELECT space, project FROM spaces ORDER BY space"))
+
+    def run(self, dry_run: bool = False) -> dict[str, Any]:
+        """Receive what is new there, send what is new here."""
+        spaces = self._spaces()
+        counts = {space: Counter(sent=0, received=0) for space in spaces}
+        rivals: dict[str, list[str]] = {}
+        with self._reached() as facts, Lease(self.database, "syncing") as lease:
+            self._note_machines()
+            for space, states in self._arrivals(dry_run):
+                self._hold(lease)
+                if space in spaces:
+                    told = receive(self.database, self.encoder, spaces[space], states, dry_run)
+                    counts[space].update(told[0])
+                    rivals |= dict(told[1])
+            for space, project in spaces.items():
+                for states, held in self._departures(project):
+                    self._hold(lease)
+                    counts[space].update(sent=len(states), held_back=held)
+                    if states and not dry_run:
+                        self._send(space, states)
+            if not dry_run:
+                self._note_cursor(self.place.finish(self.database.rows(SYNC_CLOCK)[0][0]))
+        self.database.checkpoint()  # of what was forgotten no page stays
+        told = [
+            self._told_space(space, project) | counts[space] for space, project in spaces.items()
+        ]
+        look_at = list(filter(None, (self._told_rivals(*pair) for pair in rivals.items())))
+        return facts | {"spaces": told, "look_at": look_at, "remarks": self.place.remarks}
+
+    def follow(self) -> Iterator[dict[str, Any]]:
+        """Run whenever something has changed here or there, for ever; tells what came and went."""
+        due = 0.0
+        mine = "SELECT 1 FROM replica JOIN spaces USING(project) WHERE number > ? LIMIT 1"
+        number = -1
+        while True:
+            if time.monotonic() > due or self.database.value(mine, number):
+                number = self.database.value("SELECT number FROM clock")
+                self.place.remarks = []
+                try:
+                    yield self.run()
+                except SedimentError as error:  # another time, perhaps
+                    yield {"place": self.place.name, "spaces": [], "remarks": [str(error)]}
+                due = time.monotonic() + self.place.every
+            try:
+                due = 0.0 if self.place.wait(SYNC_POLL) else due
+            except SedimentError:
+                time.sleep(SYNC_POLL)
+
+    @contextlib.contextmanager
+    def _reached(self) -> Iterator[dict[str, Any]]:
+        """The place; what goes wrong with it is said in a line, with what waits."""
+        waiting = "SELECT count(*) FROM replica JOIN spaces USING(project) WHERE number IS NOT NULL"
+        try:
+            yield {"place": self.place.name, **self.place.begin()}
+        except (OSError, Unreachable) as error:
+            why = (
+                f"{self.place.name} cannot be used ({error.strerror or error})"
+                if isinstance(error, OSError)
+                else str(error)
+            )
+            count = self.database.value(waiting)
+            raise Unreachable(
+                f"{why}; {count} {'change waits' if count == 1 else 'changes wait'} here"
+            ) from None
+
+    def _hold(self, lease: Lease) -> None:
+        if not lease.take():
+            raise DatabaseError("another process is syncing this memory: wait for it")
+
+    def _arrivals(self, dry_run: bool) -> Iterator[tuple[str, list[State]]]:
+        """Batches of what came of a space; the cursor follows once they are written."""
+        cursor = json.loads(self.database.rows(SYNC_CLOCK)[0][4])
+        came: list[tuple[str, State]] = []
+        passed: dict[str, Any] = {}
+        for states, behind in itertools.chain(
+            self.place.pull(cursor, self._spaces()), [([], None)]
+        ):
+            came += states
+            passed |= behind or {}
+            if len(came) >= SYNC_BATCH or behind is None:
+                came.sort(key=lambda pair: pair[0])
+                for space, found in itertools.groupby(came, key=lambda pair: pair[0]):
+                    for batch in _batches((state for _, state in found), SYNC_BATCH):
+                        yield space, batch
+                if passed and not dry_run:
+                    self._note_cursor(passed)
+                came, passed = [], {}
+
+    def _note_cursor(self, behind: dict[str, Any]) -> None:
+        with self.database.transaction() as connection:
+            sql = "UPDATE clock SET cursor = json_patch(cursor, ?)"
+            connection.execute(sql, (to_json(behind),))
+
+    def _departures(self, project: str) -> Iterator[tuple[list[State], int]]:
+        """Pages of what changed here; and how many of each look as if they held a credential."""
+        sql = (
+            "SELECT * FROM states WHERE project = ? AND number IS NOT NULL"
+            " AND (number, id) > (?, ?) ORDER BY number, id LIMIT ?"
+        )
+        last: tuple[int, str] = (0, "")
+        while found := states_of(self.database.reader(), sql, project, *last, self.place.page):
+            states = [state for state in found.values() if not _has_secret(state)]
+            yield states, len(found) - len(states)
+            last = max((state["number"], id) for id, state in found.items())
+
+    def _send(self, space: str, states: list[State]) -> None:
+        self.place.push(space, states)
+        with self.database.transaction() as connection:
+            connection.executemany(
+                "UPDATE replica SET number = NULL WHERE id = ? AND number = ?",
+                [(state["id"], state["number"]) for state in states],
+            )
+
+    def _told_space(self, space: str, project: str) -> dict[str, Any]:
+        sql = "SELECT count(*), count(number) FROM replica WHERE project = ? AND NOT gone"
+        here, waiting = self.database.rows(sql, project)[0]
+        return {"space": space, "here": here, "waiting": waiting}
+
+    def _told_rivals(self, id: str, versions: list[str]) -> dict[str, Any]:
+        rows = (find_item(self.database, one) for one in versions)
+        known = authors(self.database, versions)
+        told = [shared_facts(row) | known.get(row["id"], {}) for row in rows if row]
+        row = find_item(self.database, id)
+        return shared_facts(row) | {"versions": told} if row else {}
+
+    def _note_machines(self) -> None:
+        """Remember who the others are."""
+        keys = ("machine", "host", "person")
+        found = {tuple(row[key] or "" for key in keys) for row in self._machines()}
+        if new := found - {*self.database.rows("SELECT name, host, person FROM machines")}:
+            sql = (
+                "INSERT INTO machines VALUES(?, ?, ?, 0) ON CONFLICT(name) DO UPDATE"
+                " SET host = excluded.host, person = excluded.person"
+            )
+            with self.database.transaction() as connection:
+                connection.executemany(sql, list(new))
+
+    def _machines(self) -> list[dict[str, Any]]:
+        rows = self.database.rows("SELECT gone FROM replica WHERE gone > 0")
+        return self.place.machines([t for (t,) in rows])
+
+    def status(self) -> dict[str, Any]:
+        """What waits, and who has what; where the place cannot be reached, what is known here."""
+        spaces = [self._told_space(*pair) for pair in self._spaces().items()]
+        told = {"place": self.place.name, "machine": self.place.me.name, "spaces": spaces}
+        try:
+            with self._reached() as facts:
+                return told | facts | {"machines": self._machines()}
+        except SedimentError as error:
+            return told | {"remarks": [str(error)]}
+
+    def share(self, space: str | None, everywhere: bool) -> dict[str, Any]:
+        """Let a project, or what is global, go to the place and come from it."""
+        project = "" if everywhere else self.projects.current(create=True)
+        if project is None:
+            raise InvalidInput("there is no project here: go to one, or use --share-global")
+        name = check_id(space or project or self.place.globals)
+        with self.database.transaction() as connection:
+            sql = "SELECT space, project FROM spaces WHERE space = ? OR project = ?"
+            for taken in fetch(connection, sql, name, project):
+                if taken != (name, project):
+                    what = f"project {taken[1]}" if taken[1] else "what is global"
+                    raise InvalidInput(f"{what} is shared as {taken[0]}: `sync --unshare` first")
+            connection.execute("INSERT OR IGNORE INTO spaces VALUES(?, ?)", (name, project))
+            connection.execute("UPDATE clock SET cursor = '{}'")
+        sql = "SELECT * FROM states WHERE project = ? AND NOT gone"
+        states = states_of(self.database.reader(), sql, project)
+        held = sum(map(_has_secret, states.values()))
+        message = f"{len(states) - held} memories go to {name} from the next `sync` on"
+        message += f"; {held} stay here, since they look like credentials" if held else ""
+        return {"success": True, "space": name, "held_back": held, "message": f"{message}."}
+
+    def unshare(self, everywhere: bool) -> dict[str, Any]:
+        """Let a project, or what is global, go nowhere any more."""
+        project = "" if everywhere else self.projects.current()
+        with self.database.transaction() as connection:
+            sql = "DELETE FROM spaces WHERE project = ? RETURNING space"
+            space = connection.execute(sql, (project,)).get
+        if space is None:
+            raise NotFound("this is not shared: `sync --status` shows what is")
+        message = f"Nothing goes to {space} any more, or comes from it; what is there stays."
+        return {"success": True, "space": space, "message": message}
+
+    def leave(self, erase: bool) -> dict[str, Any]:
+        """Sync nowhere any more; `erase` what other machines have stored."""
+        with contextlib.suppress(SedimentError), self._reached():
+            self.place.leave()
+        others = (
+            "SELECT i.id FROM replica r JOIN spaces USING(project) JOIN items i ON i.id = r.id"
+            " WHERE r.put_w NOT IN (SELECT name FROM machines WHERE mine)"
+        )
+        with self.database.transaction() as connection:
+            connection.execute("UPDATE clock SET applying = 1")
+            ids = fetch(connection, others) if erase else []
+            for (id,) in ids:
+                erase_item(connection, id, alone=True)
+            connection.execute(asset("schema/sync_leave.sql"))
+        self.database.checkpoint()
+        told = f"; {len(ids)} memories of others are erased here" if erase else ""
+        message = f"This memory syncs nowhere any more{told}."
+        return {"success": True, "erased": len(ids), "message": message}
+
+
+def _has_secret(state: State) -> bool:
+    return bool(state["put"] and redact(state["put"][2])[1])
+
+
+def sync_to(projects: Projects, encoder: Encoder, place: str) -> Sync:
+    """Begin to sync at a place, or at another one, which then gets everything."""
+    database = projects.database
+    if _HUB.match(place):
+        hub_options(place)
+    elif not place.startswith("git:"):
+        place = _folder_to_sync(database, place)
+    with database.transaction() as connection:
+        if not is_synced(database):
+            me = {"machine": new_id()[:8], "mark": "", "place": ""}
+            connection.execute(asset("schema/sync.sql"), me)
+        connection.execute("UPDATE clock SET place = ?, cursor = '{}'", (place,))
+        send_again(connection)
+    return Sync(projects, encoder)
+
+
+def _folder_to_sync(database: Database, place: str) -> str:
+    """A folder that may be carried about, made if it is not there."""
+    folder = from_root(place)
+    if _is_in(Path(os.path.realpath(database.path)), folder.resolve()):
+        raise InvalidInput(f"the database is in {place}: a file in use must not be carried about")
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(f"{place} cannot be made ({error.strerror})") from None
+    return str(folder)
+
+
+def send_again(connection: apsw.Connection) -> None:
+    """Have everything sent that is shared; which changes nothing where it is known."""
+    sql = "UPDATE replica SET number = (SELECT number FROM clock) WHERE number IS NULL"
+    connection.execute(sql)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -11974,6 +13018,48 @@ class Memory:
             return {"count": 0, "message": "Erased nothing: there is no project here."}
         return purge_items(self.database, project, dry_run)
 
+    # Other machines
+
+    def sync(self, *, again: bool = False, dry_run: bool = False) -> dict[str, Any]:
+        """Receive what other machines have stored, and send what is new here: {place, spaces:
+        [{space, sent, received, here, …}], look_at, remarks}; `again` sends all of it."""
+        if again:
+            with self.database.transaction() as connection:
+                send_again(connection)
+        return Sync(self.projects, self.encoder).run(dry_run)
+
+    def follow_sync(self) -> Iterator[dict[str, Any]]:
+        """Sync now, and then whenever something has changed: yields what `sync` returns."""
+        return Sync(self.projects, self.encoder).follow()
+
+    def sync_to(self, place: str) -> dict[str, Any]:
+        """Say where this file syncs: nothing is shared by that. Returns what `sync_status` does."""
+        return sync_to(self.projects, self.encoder, place).status()
+
+    def share(self, space: str | None = None, *, everywhere: bool = False) -> dict[str, Any]:
+        """Share the project, or what is global, under a name that is its id if none is given."""
+        return Sync(self.projects, self.encoder).share(space, everywhere)
+
+    def unshare(self, *, everywhere: bool = False) -> dict[str, Any]:
+        """Share the project, or what is global, no more; what is there stays."""
+        return Sync(self.projects, self.encoder).unshare(everywhere)
+
+    def sync_status(self) -> dict[str, Any]:
+        """Where this file syncs, what waits, and what other machines still have to erase."""
+        return Sync(self.projects, self.encoder).status()
+
+    def leave_sync(self, *, erase: bool = False) -> dict[str, Any]:
+        """Sync nowhere any more; `erase` what came from others."""
+        return Sync(self.projects, self.encoder).leave(erase)
+
+    def hub(
+        self, deed: str, person: str = "", space: str = "", *, place: str = "", reads: bool = False
+    ) -> dict[str, Any]:
+        """Look after a hub: `init` it, `add` a person to a space, `remove` one from it."""
+        me = Machine("", "", "")
+        place = place or Sync(self.projects, self.encoder).place.name
+        return run_hub(Hub(place, me, self.database, self.encoder), deed, person, space, reads)
+
     def stats(self, *, verify: bool = False) -> dict[str, Any]:
         """What there is: the file, its counts, the project, the model. `verify` reads it all."""
         return database_stats(self.database, self.encoder, self.projects.current(), verify)
@@ -12474,6 +13560,7 @@ def render_recalled(answer: dict[str, Any], query: str = "") -> Iterator[str]:
     """Each result with its text, then what stands beside the results."""
     for row in answer["results"]:
         marks = " (other project)" if row.get("cross_project") else ""
+        marks += printable_name(f"  {row['author']}") if "author" in row else ""
         similarity = click.style(row["similarity"], fg="green", bold=True)
         place = printable_name(row.get("source") or local_time(row["created"]))
         yield f"{similarity}  {_dim(printable(row['id']))}  {_dim(place)}{marks}"
@@ -12633,6 +13720,8 @@ def render_history(answer: dict[str, Any]) -> Iterator[str]:
     for version in answer["versions"]:
         by = f" by {version['successor']}" if "successor" in version else ""
         mark = "live" if version["live"] else version.get("ended_by", "hidden") + by
+        mark += f", from {version['ended_from']}" if "ended_from" in version else ""
+        mark += f"  {version['author']}" if "author" in version else ""
         when = _dim(local_time(version["created"], 16))
         yield f"{when}  {printable(version['id'])}  {_dim(printable(mark))}"
         yield from _indented(version["content"])
@@ -12755,7 +13844,8 @@ def render_imported(answer: dict[str, Any]) -> Iterator[str]:
     rate = answer["stored"] / max(answer["seconds"], 0.1)
     hidden = answer.get("hidden_versions", 0)
     told = tell_counts({"items": answer["stored"] - hidden, "hidden_versions": hidden})
-    yield f"Stored {told}{_known(answer)} ({answer['seconds']} s, {rate:.0f} a second)."
+    since = f", {answer['forgotten']} were forgotten since" if "forgotten" in answer else ""
+    yield f"Stored {told}{_known(answer)}{since} ({answer['seconds']} s, {rate:.0f} a second)."
     if redacted := answer.get("redacted"):
         yield f"Left out: {', '.join(f'{kind} ({count})' for kind, count in redacted.items())}."
     if unknown := answer.get("unknown_fields"):
@@ -12775,6 +13865,49 @@ def render_said(answer: dict[str, Any]) -> Iterator[str]:
 def _known(answer: dict[str, Any]) -> str:
     told = f", {answer['existing']} were there already" if answer["existing"] else ""
     return f"{told}, {answer['forgotten']} were forgotten" if "forgotten" in answer else told
+
+
+def render_synced(answer: dict[str, Any]) -> Iterator[str]:
+    """A line for each space; what a person has to decide; what went wrong; who has what."""
+    if "machine" in answer:
+        yield from render_facts({key: answer[key] for key in answer if key not in _LISTED})
+    width = max([0, *(len(row["space"][:12]) for row in answer["spaces"])])
+    for row in answer["spaces"]:
+        parts = [f"{key} {row[key]:,}" for key in ("sent", "received") if key in row]
+        more = [
+            f"{row[key]:,} {key}" for key in ("replaced", "forgotten", "refused") if row.get(key)
+        ]
+        parts += [f"({', '.join(more)})"] if more else []
+        there = f"{row['here']:,} here, {row['waiting']:,} not sent"
+        there = there if row["waiting"] else f"all of {row['here']:,} here are there"
+        held = (
+            "; held back, like a credential: {:,}".format(row["held_back"])
+            if row.get("held_back")
+            else ""
+        )
+        yield printable_name(
+            f"{row['space'][:12]:<{width}}  {', '.join([*parts, there])}{held}".replace(", (", " (")
+        )
+    if not answer["spaces"]:
+        yield "Nothing is shared yet: `sediment sync --share` shares this project."
+    for row in answer.get("look_at", ()):
+        yield printable(
+            f'Look at two later versions of {row["id"][:8]} "{one_line(row["content"], 60)}":'
+        )
+        for version in row["versions"]:
+            who = version.get("author", "here")
+            yield printable(
+                f"    {version['id'][:8]}  {who:<14}  {one_line(version['content'], 60)}"
+            )
+        yield "  Both are kept; `store … --replace ID`, `replace` or `forget` settles it."
+    for row in answer.get("machines", ()):
+        seen = local_time(iso_time(row["seen"])) if row["seen"] else "never"
+        late = f", has {row['to_erase']} forgotten texts to erase" if row["to_erase"] else ""
+        yield printable_name(f"{row['machine']}  {row['person']}, {row['host']}, seen {seen}{late}")
+    yield from (printable_name(f"note: {remark}") for remark in answer.get("remarks", ()))
+
+
+_LISTED = ("spaces", "machines", "remarks")
 
 
 def render_exported(answer: dict[str, Any]) -> Iterator[str]:
@@ -15686,9 +16819,13 @@ def _answer_stdin(shared: Context) -> None:
 @click.option(
     "--http", "address", metavar="[HOST:]PORT", help="On HTTP instead of stdio, for this machine."
 )
+@click.option("--sync", "syncs", is_flag=True, help="Sync meanwhile, in a process of its own.")
 @_shared
 def serve_command(
-    shared: Context, watched: tuple[str, ...] = (), address: str | None = None
+    shared: Context,
+    watched: tuple[str, ...] = (),
+    address: str | None = None,
+    syncs: bool = False,
 ) -> None:
     """Start the MCP server where the client says that the project is."""
     hint = variable("CLAUDE_PROJECT_DIR")
@@ -15697,6 +16834,8 @@ def serve_command(
     for path in watched:
         if not os.path.lexists(expand_home(path)):
             click.echo(f"Waiting for {printable_name(path)}, which is not there yet.", err=True)
+    if syncs:
+        start_sync(memory.database)
     if address is None:
         return serve(memory, watched)
     follow(memory, watched)
@@ -15752,6 +16891,93 @@ def token_command(shared: Context, deed: str, name: str | None, reads: bool) -> 
         else:
             answer = memory.revoke_token(name) if name else memory.tokens()
         shared.show(answer, render_tokens if deed == "list" else render_message)
+
+
+def start_sync(database: Database) -> None:
+    """A process that syncs for as long as this one lives, and holds none of its pipes."""
+    import subprocess
+
+    words = ["--db", str(database.path), "sync", "--watch", "--quiet", "--with-parent"]
+    apart: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    with contextlib.suppress(OSError):
+        subprocess.Popen([*this_program(), *words], **apart)
+
+
+@cli.command("sync")
+@click.option("--to", "place", metavar="PLACE", help="Where to: a folder, URL or git:REMOTE.")
+@click.option("--share", is_flag=False, flag_value="", metavar="[NAME]", help="Share this project.")
+@click.option("--share-global", is_flag=True, help="Share what is global.")
+@click.option("--unshare", is_flag=True, help="Share this project no more (or --share-global).")
+@click.option("--status", is_flag=True, help="What waits, and who has what.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; say what would be done.")
+@click.option("--again", is_flag=True, help="Send all of it again.")
+@click.option("--leave", is_flag=True, help="Sync nowhere any more.")
+@click.option("--erase", is_flag=True, help="With --leave: erase here what others stored.")
+@click.option("--watch", is_flag=True, help="Go on, whenever something changes, until Ctrl-C.")
+@click.option("--with-parent", is_flag=True, hidden=True)
+@click.option("--quiet", is_flag=True, help="Say nothing, and fail not, where nobody is reached.")
+@_shared
+def sync_command(shared: Context, quiet: bool, again: bool, dry_run: bool, **asked: Any) -> None:
+    """Sync with other machines, or set up how."""
+    if asked.pop("with_parent"):
+        _end_with_parent()
+    if asked.pop("watch"):
+        return _follow_sync(shared, quiet)
+    with shared.memory(resident=True) as memory:
+        try:
+            settings = _sync_settings(memory, **asked)
+            answer = settings or memory.sync(again=again, dry_run=dry_run)
+        except Unreachable:
+            if quiet:
+                return
+            raise
+        if not quiet:
+            shared.show(answer, render_message if "message" in answer else render_synced)
+        _finish_pending(memory, shared)
+
+
+def _follow_sync(shared: Context, quiet: bool) -> None:
+    """Print each sync in which something came or went, and what is new of what is wrong."""
+    handle_signals(signal.default_int_handler)
+    known: object = None
+    with shared.memory(resident=True) as memory, contextlib.suppress(KeyboardInterrupt):
+        for answer in memory.follow_sync():
+            moved = any(row["sent"] or row["received"] for row in answer["spaces"])
+            if not quiet and (moved or answer["remarks"] != known):
+                shared.show(answer, render_synced)
+            known = answer["remarks"]
+            memory.embed_pending()
+            memory.database.leave()
+
+
+@cli.command("hub")
+@click.argument("deed", type=click.Choice(("init", "add", "remove")))
+@click.argument("person", required=False, default="")
+@click.argument("space", required=False, default="")
+@click.option("--at", "place", metavar="URL", default="", help="The hub (else where this syncs).")
+@click.option("--reads", is_flag=True, help="With add: lets the person read, not write.")
+@_shared
+def hub_command(shared: Context, deed: str, person: str, space: str, **options: Any) -> None:
+    """Look after a hub."""
+    if (deed == "init") == bool(person and space):
+        raise click.UsageError("give `init`, or `add` or `remove` with PERSON and SPACE")
+    with shared.memory() as memory:
+        shared.show(memory.hub(deed, person, space, **options), render_message)
+
+
+def _sync_settings(
+    memory: Memory, place: str | None, share: str | None, share_global: bool, unshare: bool,
+    status: bool, leave: bool, erase: bool,
+) -> dict[str, Any] | None:  # fmt: skip
+    """Do what was asked of how to sync; None where nothing was."""
+    answer = memory.sync_to(place) if place else None
+    if unshare:
+        return memory.unshare(everywhere=share_global)
+    if share is not None or share_global:
+        return memory.share(share or None, everywhere=share_global)
+    if leave:
+        return memory.leave_sync(erase=erase)
+    return memory.sync_status() if status else answer
 
 
 @cli.command()

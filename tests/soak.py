@@ -30,9 +30,10 @@ import fuzz_wire  # noqa: E402
 import kills  # noqa: E402
 import sessions  # noqa: E402
 import storm  # noqa: E402
+import sync_storm  # noqa: E402
 
-# Messages, stores, processes killed, prompts.
-PARTS = {"fuzz": 100_000, "storm": 2_000, "kills": 500, "hooks": 1_000}
+# Messages, stores, processes killed, prompts, seconds of each place.
+PARTS = {"fuzz": 100_000, "storm": 2_000, "kills": 500, "hooks": 1_000, "sync": 300}
 MEMORIES, SESSIONS, TURNS = 10_000, 20, 12  # of the hooks
 HANG = 1.0  # s that a server may be silent while somebody waits
 PAUSE = 1.0  # s between two kills in a storm
@@ -58,6 +59,16 @@ def hook(folder: Path, count: int, seed: int, until: float) -> dict[str, Any]:
     return figures | sessions.growing(folder / "growing", SESSIONS, TURNS, seed, until=until, **env)
 
 
+def sync(folder: Path, count: int, seed: int, until: float) -> dict[str, Any]:
+    """Machines in a storm, through a folder, git and a hub in turn."""
+    seconds = min(count, max(10.0, (until - time.monotonic()) / 3))
+    figures = {}
+    for kind in ("folder", "git", "hub"):
+        found = sync_storm.run(folder / kind, kind, seconds, seed)
+        figures |= {f"{kind}: {name}": value for name, value in found.items()}
+    return figures
+
+
 def cache(folder: Path) -> str:
     """One for all, so that the program is unpacked once."""
     return str(folder.parent / "cache")
@@ -74,7 +85,10 @@ def main() -> int:
     asked = parser.parse_args()
     chosen = asked.only or list(PARTS)
     work = Path(tempfile.mkdtemp(prefix="sediment-soak-"))
-    parts: dict[str, Part] = {"fuzz": fuzz, "storm": rage, "kills": kill, "hooks": hook}
+    parts: dict[str, Part] = {
+        **{"fuzz": fuzz, "storm": rage, "kills": kill},
+        **{"hooks": hook, "sync": sync},
+    }
     try:
         for name in chosen:
             share = 60 * asked.minutes / len(chosen) if asked.minutes else None

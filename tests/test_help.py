@@ -15,7 +15,7 @@ COMMANDS = (
     "get", "forget", "history", "undo", "replace", "move",
     "review", "graph", "consolidate", "prune", "doctor", "backup",
     "restore", "reindex", "stats", "import", "export", "init", "hook", "serve", "browse",
-    "token", "completion",
+    "token", "sync", "hub", "completion",
 )  # fmt: skip
 
 

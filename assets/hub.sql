@@ -1,0 +1,180 @@
+-- A hub: what `sediment hub init` makes in a PostgreSQL database (15 or newer). Run again, it
+-- changes nothing. People read what row-level security shows them, and write through push alone.
+
+CREATE SCHEMA IF NOT EXISTS sediment;
+CREATE TABLE IF NOT EXISTS sediment.meta(version int NOT NULL, oldest int NOT NULL);
+INSERT INTO sediment.meta SELECT 1, 1 WHERE NOT EXISTS(SELECT FROM sediment.meta);
+CREATE TABLE IF NOT EXISTS sediment.space(
+    id text COLLATE "C" PRIMARY KEY,
+    version bigint NOT NULL DEFAULT 0); -- each push takes the next one, in the order of commits
+CREATE TABLE IF NOT EXISTS sediment.member(
+    space text COLLATE "C" REFERENCES sediment.space, person name,
+    writes boolean NOT NULL DEFAULT true, PRIMARY KEY(person, space));
+CREATE TABLE IF NOT EXISTS sediment.machine(
+    space text COLLATE "C" NOT NULL REFERENCES sediment.space, name text COLLATE "C" NOT NULL,
+    person name NOT NULL, host text NOT NULL, pulled bigint NOT NULL, seen_at bigint NOT NULL,
+    PRIMARY KEY(space, name));
+CREATE TABLE IF NOT EXISTS sediment.item(
+    space text COLLATE "C" NOT NULL REFERENCES sediment.space,
+    id text COLLATE "C" NOT NULL CHECK(length(id) BETWEEN 1 AND 255),
+    version bigint NOT NULL, gone boolean NOT NULL,
+    put_t bigint, put_w text COLLATE "C",
+    content text COLLATE "C" CHECK(octet_length(content) BETWEEN 1 AND 1000000), created bigint,
+    end_t bigint, end_w text COLLATE "C", ended_by text COLLATE "C", ended_at bigint,
+    successor text COLLATE "C", ok jsonb NOT NULL,
+    author name, ender name,  -- who brought the text, and its end: as they logged in
+    model text, e bytea,      -- vectors of 16 bits, and the model and chunker that they are of
+    PRIMARY KEY(space, id));
+CREATE INDEX IF NOT EXISTS item_version ON sediment.item(space, version, id);
+
+ALTER TABLE sediment.space ENABLE ROW LEVEL SECURITY;
+ALTER TABLE sediment.member ENABLE ROW LEVEL SECURITY;
+ALTER TABLE sediment.machine ENABLE ROW LEVEL SECURITY;
+ALTER TABLE sediment.item ENABLE ROW LEVEL SECURITY;
+DROP POLICY IF EXISTS mine ON sediment.member;
+DROP POLICY IF EXISTS mine ON sediment.space;
+DROP POLICY IF EXISTS mine ON sediment.machine;
+DROP POLICY IF EXISTS mine ON sediment.item;
+CREATE POLICY mine ON sediment.member FOR SELECT USING (person = session_user);
+CREATE POLICY mine ON sediment.space FOR SELECT USING
+    (id = ANY(ARRAY(SELECT space FROM sediment.member WHERE person = session_user)));
+CREATE POLICY mine ON sediment.machine FOR SELECT USING
+    (space = ANY(ARRAY(SELECT space FROM sediment.member WHERE person = session_user)));
+CREATE POLICY mine ON sediment.item FOR SELECT USING
+    (space = ANY(ARRAY(SELECT space FROM sediment.member WHERE person = session_user)));
+
+CREATE OR REPLACE FUNCTION sediment.most(a jsonb, b jsonb) RETURNS jsonb
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog AS $$
+    SELECT coalesce(jsonb_object_agg(key, n), '{}') FROM (
+        SELECT key, max(value::bigint) AS n FROM (
+            SELECT * FROM jsonb_each_text(a) UNION ALL SELECT * FROM jsonb_each_text(b)) both_of_them
+        GROUP BY key) counts
+$$;
+
+-- Joins states with what is there, as the program does: forgotten is forgotten, the later text and
+-- the later end hold, of one stamp the greater value, of confirmations the greater count.
+CREATE OR REPLACE FUNCTION sediment.push(in_space text, rows jsonb) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog AS $$
+DECLARE
+    new_version bigint;
+    far bigint := (extract(epoch FROM clock_timestamp()) + 86400)::bigint * 1000 << 16;
+BEGIN
+    IF NOT EXISTS(SELECT FROM sediment.member
+            WHERE space = in_space AND person = session_user AND writes) THEN
+        RAISE insufficient_privilege USING MESSAGE = 'you may not write to ' || in_space;
+    END IF;
+    IF EXISTS(SELECT FROM jsonb_array_elements(rows) r WHERE greatest(
+            (r->'put'->>0)::bigint, (r->'end'->>0)::bigint) > far) THEN
+        RAISE data_exception USING
+            MESSAGE = 'the clock of this machine is more than a day ahead of the hub''s: set it';
+    END IF;
+    UPDATE sediment.space SET version = version + 1 WHERE id = in_space
+        RETURNING version INTO new_version;
+    INSERT INTO sediment.item AS old
+    SELECT in_space, id, new_version, is_gone,
+        CASE WHEN is_gone THEN NULL WHEN puts THEN (put->>0)::bigint ELSE put_t END,
+        CASE WHEN is_gone THEN NULL WHEN puts THEN put->>1 ELSE put_w END,
+        CASE WHEN is_gone THEN NULL WHEN puts THEN put->>2 ELSE content END,
+        CASE WHEN is_gone THEN NULL WHEN puts THEN (put->>3)::bigint ELSE created END,
+        CASE WHEN is_gone THEN NULL WHEN ends THEN (ending->>0)::bigint ELSE end_t END,
+        CASE WHEN is_gone THEN NULL WHEN ends THEN ending->>1 ELSE end_w END,
+        CASE WHEN is_gone THEN NULL WHEN ends THEN ending->>2 ELSE ended_by END,
+        CASE WHEN is_gone THEN NULL WHEN ends THEN (ending->>3)::bigint ELSE ended_at END,
+        CASE WHEN is_gone THEN NULL WHEN ends THEN ending->>4 ELSE successor END,
+        CASE WHEN is_gone THEN '{}' ELSE counts END,
+        CASE WHEN is_gone THEN NULL WHEN puts THEN session_user ELSE author END,
+        CASE WHEN is_gone THEN session_user WHEN ends THEN session_user ELSE ender END,
+        CASE WHEN is_gone THEN NULL WHEN puts THEN new_model ELSE model END,
+        CASE WHEN is_gone THEN NULL WHEN puts THEN new_e ELSE e END
+    FROM (
+        SELECT r->>'id' AS id, r->'put' AS put, r->'end' AS ending,
+            r->>'model' AS new_model, decode(r->>'e', 'base64') AS new_e,
+            i.gone, i.put_t, i.put_w, i.content, i.created, i.end_t, i.end_w, i.ended_by,
+            i.ended_at, i.successor, i.author, i.ender, i.model, i.e, i.ok,
+            i.id IS NULL AS fresh,
+            coalesce(i.gone, false) OR coalesce((r->>'gone')::boolean, false) AS is_gone,
+            r ? 'put' AND (i.put_t IS NULL OR ((r->'put'->>0)::bigint, r->'put'->>1,
+                r->'put'->>2, (r->'put'->>3)::bigint)
+                > (i.put_t, i.put_w, i.content, i.created)) AS puts,
+            r ? 'end' AND (i.end_t IS NULL OR ((r->'end'->>0)::bigint, r->'end'->>1,
+                r->'end'->>2, (r->'end'->>3)::bigint, r->'end'->>4)
+                > (i.end_t, i.end_w, i.ended_by, i.ended_at, i.successor)) AS ends,
+            CASE WHEN i.id IS NULL THEN coalesce(r->'ok', '{}') WHEN NOT r ? 'ok' THEN i.ok
+                ELSE sediment.most(i.ok, r->'ok') END AS counts
+        FROM jsonb_array_elements(rows) r
+        LEFT JOIN sediment.item i ON i.space = in_space AND i.id = r->>'id') came
+    WHERE fresh OR (NOT gone AND (is_gone OR puts OR ends OR counts <> ok))
+    ON CONFLICT (space, id) DO UPDATE SET version = excluded.version, gone = excluded.gone,
+        put_t = excluded.put_t, put_w = excluded.put_w, content = excluded.content,
+        created = excluded.created, end_t = excluded.end_t, end_w = excluded.end_w,
+        ended_by = excluded.ended_by, ended_at = excluded.ended_at,
+        successor = excluded.successor, ok = excluded.ok, author = excluded.author,
+        ender = excluded.ender, model = excluded.model, e = excluded.e;
+    PERFORM pg_notify('sediment', '');
+    RETURN new_version;
+END $$;
+
+-- Notes that a machine of this person has all up to a version; no machine is two persons'. Whether
+-- one is a member at all.
+CREATE OR REPLACE FUNCTION sediment.seen(
+    in_space text, this_machine text, on_host text, up_to bigint) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog AS $$
+BEGIN
+    IF NOT EXISTS(SELECT FROM sediment.member WHERE space = in_space AND person = session_user) THEN
+        RETURN false;
+    END IF;
+    INSERT INTO sediment.machine AS m VALUES(in_space, this_machine, session_user,
+        left(on_host, 255), up_to, extract(epoch FROM clock_timestamp())::bigint)
+        ON CONFLICT (space, name) DO UPDATE SET host = excluded.host, pulled = excluded.pulled,
+            seen_at = excluded.seen_at WHERE m.person = session_user;
+    IF NOT FOUND THEN
+        RAISE insufficient_privilege USING MESSAGE = 'machine ' || this_machine || ' is not yours';
+    END IF;
+    RETURN true;
+END $$;
+
+CREATE OR REPLACE FUNCTION sediment.leave(this_machine text) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog AS $$
+    DELETE FROM sediment.machine WHERE name = this_machine AND person = session_user
+$$;
+
+-- What the program reads: whom it speaks with, records as they are sent, and how far machines are.
+CREATE OR REPLACE VIEW sediment.hello WITH (security_invoker = true) AS
+    SELECT version, oldest, session_user::text AS person,
+        extract(epoch FROM clock_timestamp())::float8 AS now FROM sediment.meta;
+CREATE OR REPLACE VIEW sediment.record WITH (security_invoker = true) AS
+    SELECT space, version, id, jsonb_build_object('v', 1, 'in', space, 'id', id, 'gone', gone,
+        'ok', ok, 'put', CASE WHEN put_t IS NOT NULL THEN
+            jsonb_build_array(put_t, put_w, content, created) END,
+        'end', CASE WHEN end_t IS NOT NULL THEN
+            jsonb_build_array(end_t, end_w, ended_by, ended_at, successor) END) AS record,
+        coalesce(author, ender)::text AS author, model, e FROM sediment.item;
+CREATE OR REPLACE VIEW sediment.progress WITH (security_invoker = true) AS
+    SELECT name AS machine, min(host) AS host, min(person::text) AS person, max(seen_at) AS seen,
+        sum((SELECT count(*) FROM sediment.item i WHERE i.space = m.space AND gone
+            AND i.version > pulled))::int AS to_erase
+    FROM sediment.machine m GROUP BY name;
+
+-- For those who look after the hub: whether a role had to be made, and whether one was a member.
+CREATE OR REPLACE FUNCTION sediment.add(who text, to_space text, may_write boolean) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+DECLARE made boolean := NOT EXISTS(SELECT FROM pg_roles WHERE rolname = who);
+BEGIN
+    IF made THEN EXECUTE format('CREATE ROLE %I LOGIN', who); END IF;
+    INSERT INTO sediment.space(id) VALUES(to_space) ON CONFLICT DO NOTHING;
+    INSERT INTO sediment.member VALUES(to_space, who, may_write)
+        ON CONFLICT (person, space) DO UPDATE SET writes = excluded.writes;
+    RETURN made;
+END $$;
+CREATE OR REPLACE FUNCTION sediment.remove(who text, from_space text) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+BEGIN
+    DELETE FROM sediment.machine WHERE space = from_space AND person = who;
+    DELETE FROM sediment.member WHERE space = from_space AND person = who;
+    RETURN FOUND;
+END $$;
+
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA sediment FROM public;
+GRANT USAGE ON SCHEMA sediment TO public;
+GRANT SELECT ON ALL TABLES IN SCHEMA sediment TO public;
+GRANT EXECUTE ON FUNCTION sediment.push, sediment.seen, sediment.leave TO public;

@@ -1,0 +1,136 @@
+"""Machines with files of their own, that exchange states by hand: for tests of sync."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from storage import consistent, open_memory
+
+import sediment
+from sediment import InvalidInput, Memory, NotFound, receive, states_of
+
+PROJECT = "demo"
+TEXTS = [f"The {thing} is on port {port}." for thing in ("gateway", "queue") for port in range(4)]
+DEEDS = ("store", "same", "replace", "forget", "undo", "hide", "prune", "pull", "pull", "pull")
+
+
+class Machine:
+    """A memory that syncs, whose clock is wrong and ticks when it is told."""
+
+    def __init__(self, folder: Path, name: str, skew: int = 0) -> None:
+        self.memory: Memory = open_memory(folder / f"{name}.db", PROJECT)
+        self.name, self.skew, self.now = name, skew, 1_700_000_000
+        connection = self.memory.database.writer()
+        connection.create_scalar_function("unixepoch", self.clock)
+        with self.memory.database.transaction() as connection:
+            me = {"machine": name, "mark": "", "place": ""}
+            connection.execute(sediment.asset("schema/sync.sql"), me)
+
+    def clock(self, *_: object) -> float:
+        return self.now + self.skew
+
+    def states(self) -> dict[str, dict[str, Any]]:
+        connection = self.memory.database.reader()
+        return states_of(connection, "SELECT * FROM states ORDER BY id")
+
+    def sent(self) -> list[dict[str, Any]]:
+        """All states as others get them."""
+        rows = [json.loads(json.dumps(sediment.record_of(s, "x"))) for s in self.states().values()]
+        return [sediment.state_of(row)[1] for row in rows]
+
+    def take(self, states: Iterable[dict[str, Any]]) -> None:
+        receive(self.memory.database, self.memory.encoder, PROJECT, list(states))
+
+    def facts(self) -> list[tuple[Any, ...]]:
+        """What must be the same on all machines."""
+        states = self.states().values()
+        return [
+            (one["id"], one["gone"], one["put"], one["end"], sorted(one["ok"].items()))
+            for one in states
+        ]
+
+    def items(self) -> dict[str, tuple[Any, ...]]:
+        sql = "SELECT id, content, ended_by, ended_at, successor FROM items"
+        return {row[0]: row[1:] for row in self.memory.database.rows(sql)}
+
+    def live(self) -> list[str]:
+        return sorted(id for id, row in self.items().items() if row[1] is None)
+
+    def do(self, deed: str, x: int, y: int) -> None:
+        memory, known, live = self.memory, sorted(self.items()), self.live()
+        try:
+            if deed == "store":
+                memory.store(TEXTS[x % len(TEXTS)])
+            elif deed == "same":
+                memory.store("Deploys happen on Fridays.")
+            elif deed == "replace" and live:
+                memory.store(TEXTS[y % len(TEXTS)], replace=live[x % len(live)])
+            elif deed == "forget" and live:
+                memory.forget(live[x % len(live)])
+            elif deed == "undo" and known:
+                memory.undo(known[x % len(known)])
+            elif deed == "hide" and len(live) > 1:
+                memory.replace(live[x % len(live)], live[y % len(live)])
+            elif deed == "prune" and live and x % 5 == 0:
+                with memory.database.transaction() as connection:
+                    sediment.prune_item(connection, live[x % len(live)])
+        except (NotFound, InvalidInput):
+            pass
+
+
+def agree(machines: list[Machine], shuffle: random.Random) -> None:
+    """Let each have what all have, in any order, some of it twice, until nothing changes."""
+    for _ in range(6):
+        before = [machine.facts() for machine in machines]
+        everything = [state for machine in machines for state in machine.sent()]
+        for machine in machines:
+            bag = everything + shuffle.choices(everything, k=len(everything) // 3)
+            shuffle.shuffle(bag)
+            while bag:
+                machine.take(bag[:5])
+                del bag[:5]
+        if [machine.facts() for machine in machines] == before:
+            break
+    first = machines[0]
+    for machine in machines:
+        assert machine.facts() == first.facts()
+        shows_its_view(machine)
+        assert machine.items() == first.items()
+        consistent(machine.memory)
+
+
+def shows_its_view(machine: Machine) -> None:
+    """Items are what follows from the states."""
+    items = machine.items()
+    states = machine.states()
+    shown = sediment.view(states)
+    assert items.keys() == shown.keys()
+    for id, end in shown.items():
+        by, at, successor = end or (None, None, None)
+        at = None if at is None else max(at, states[id]["put"][3])
+        assert items[id][1:] == (by, at, successor or None), (id, states[id], items)
+
+
+def live_together(folder: Path, seed: int, steps: int, count: int = 4) -> list[Machine]:
+    """Machines that know the same memories, live apart, and exchange a little now and then."""
+    chance = random.Random(seed)
+    skews = [chance.choice((0, 0, 5, -5, 100_000, -900)) for _ in range(count)]
+    machines = [Machine(folder, f"{'abcdefgh'[n] * 8}", skew) for n, skew in enumerate(skews)]
+    for number in range(3):
+        machines[0].memory.store(f"Seed number {number} was sown.")
+    for machine in machines[1:]:
+        machine.take(machines[0].sent())
+    for step in range(steps):
+        machine, other = chance.sample(machines, 2)
+        machine.now = 1_700_000_100 + step // 8
+        deed, x, y = chance.choice(DEEDS), chance.randrange(10**6), chance.randrange(10**6)
+        if deed == "pull":
+            sent = other.sent()
+            machine.take(chance.sample(sent, min(len(sent), 1 + y % 5)))
+        else:
+            machine.do(deed, x, y)
+    return machines

