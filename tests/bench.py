@@ -22,6 +22,10 @@ hook_process   the process `sediment.pyz hook` at a prompt / `python -c pass`
 cold_list      the process `sediment.pyz list --json` / `python -c "import click, sqlite3, json"`
 handshake      from starting the server to its answer to server/discover
                / `python -c "import json"`
+http_recall    POST /v1/recall on one connection, with the fewest memories / bare encoder call
+http_64        the 95th percentile of such calls while 63 other connections are open, which say
+               nothing, half of something or nonsense, and of which eight ask once a second
+               / the same percentile alone
 import_rate    memories a second through import / encoded a second by the bare encoder
 index_rate     sections of files a second through index / as import_rate
 index_again    index of as many files that have not changed / a stat of each
@@ -39,19 +43,23 @@ the same vectors; the query alone, without encoding. Both add a column.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import http.client
 import io
 import json
 import math
 import os
 import shlex
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import zipfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -75,7 +83,7 @@ from bench_corpus import (  # noqa: E402
 )
 from bench_plot import plot  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
-from wire import STATELESS, Wire, small_env  # noqa: E402
+from wire import STATELESS, Wire, http_server, small_env  # noqa: E402
 
 from sediment import Encoder, Memory  # noqa: E402
 
@@ -418,6 +426,28 @@ class Lab:
         settle(ratios, LONGEST_STAGE)
         self.add(*(ratio.figure() for ratio in ratios))
 
+    def http(self) -> None:
+        """Recall over HTTP: alone, and among many who are slow, silent or rude."""
+        questions = self.questions(400)
+        with http_server(self.folder, self.env) as (host, port):
+            connection = http.client.HTTPConnection(host, port, timeout=60)
+
+            def ask(turn: int) -> float:
+                body = json.dumps({"query": questions[turn % len(questions)]})
+                return seconds(lambda: answered(connection, body))
+
+            ask(0)
+            ratio = Ratio(
+                "http_recall", ask, lambda t: self.bare.awake(questions[t % 400]), (200, 400)
+            )
+            settle([ratio], LONGEST_STAGE)
+            alone = [ask(turn) for turn in range(200)]
+            with crowd(host, port, questions):
+                among = [ask(turn) for turn in range(200)]
+        late = [statistics.quantiles(taken, n=20)[18] for taken in (among, alone)]
+        told = f"{late[0] * 1000:.1f} / {late[1] * 1000:.1f} ms"
+        self.add(ratio.figure(), Figure("http_64", late[0] / late[1], told=told))
+
     def _ask_hook(self, turn: int) -> float:
         given = json.dumps(self.at_prompt(self.questions(1)[0], turn))
         command = [sys.executable, PYZ, "hook"]
@@ -583,6 +613,51 @@ class Lab:
             f"recall_{short(size)}": Figure("", 1000 * statistics.median(taken), told="ms")
             for size, taken in times.items()
         }
+
+
+def answered(connection: http.client.HTTPConnection, body: str) -> bytes:
+    """The answer to a recall over HTTP, which must be one."""
+    connection.request("POST", "/v1/recall", body, {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    data = answer.read()
+    assert answer.status == 200, data
+    return data
+
+
+@contextlib.contextmanager
+def crowd(host: str, port: int, questions: list[str]) -> Iterator[None]:
+    """63 other connections, for as long as the block lasts; eight of them ask once a second, and
+    must be answered."""
+    over, faults = threading.Event(), []
+
+    def rude() -> None:
+        while not over.wait(0.5):
+            with contextlib.suppress(OSError), socket.create_connection((host, port)) as one:
+                one.sendall(b"\x16\x03nonsense\r\n\r\n")
+
+    def asks() -> None:
+        own = http.client.HTTPConnection(host, port, timeout=60)
+        while not over.wait(1):
+            try:
+                answered(own, json.dumps({"query": questions[0]}))
+            except Exception as error:
+                faults.append(error)
+
+    half = b"POST /v1/recall HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"
+    with contextlib.ExitStack() as held:
+        for number in range(37):
+            one = held.enter_context(socket.create_connection((host, port)))
+            one.sendall(half if number % 2 else b"")
+        threads = [threading.Thread(target=work) for work in [rude] * 18 + [asks] * 8]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+    assert not faults, faults[0]
 
 
 def cosine_recall(memory: Memory, question: str) -> tuple[list[str], bytes]:
@@ -758,6 +833,7 @@ def run(lab: Lab, peers: list[str], chroma: str | None) -> dict[str, dict[str, F
     lab.importing()
     lab.grow(lab.sizes[0])
     lab.processes()
+    lab.http()
     lab.indexing()
     for size in lab.sizes:
         lab.grow(size)
