@@ -14860,8 +14860,8 @@ def _follow(memory: Memory, path: str) -> None:
         time.sleep(WATCH_POLL / 1000)
 
 
-class _Stopped(BaseException):
-    """A signal asked the server to end."""
+class _Stopped(SystemExit):
+    """A signal asked the server to end. waitress lets that pass where others are noted only."""
 
 
 def _stop(*_: object) -> None:

@@ -195,6 +195,10 @@ def http_server(
             yield found[1], int(found[2])
         finally:
             process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(TIMEOUT)
+            ended = process.poll()
+            process.kill()
             rest = process.stderr.read().decode()
-        assert process.wait(TIMEOUT) == 0
+        assert ended == 0, rest
         assert "Traceback" not in rest, rest
