@@ -793,7 +793,8 @@ print(memory.reindex()["items"])
     for number in range(20):
         text = f"Meanwhile number {number}."
         memory.store(text)
-        assert memory.recall(text)["results"][0]["content"] == text
+        answer = memory.recall(text)
+        assert [row["content"] for row in answer["results"]][:1] == [text], answer
     finish(other)
     consistent(memory)
     for number in range(20):
