@@ -3459,7 +3459,7 @@ def _check_ours(connection: apsw.Connection, path: Path) -> None:
     if version > len(MIGRATIONS):
         raise DatabaseError(f"{path} was made by a newer Sediment: update this program")
     for name, sql in connection.execute(_RULES):
-        if _squeezed(sql) not in _own_rules():
+        if not any(_squeezed(sql) in _own_rules(file) for file in ("3-changes", "sync")):
             what = f"has {_show(name)} in it, which would change what is stored"
             raise DamagedError(f"{path} {what}: `doctor --repair` leaves it out")
 
@@ -3472,9 +3472,9 @@ def _squeezed(sql: str) -> str:
 
 
 @functools.cache
-def _own_rules() -> str:
-    """The SQL of this program's triggers. Those of others would run with each change."""
-    return _squeezed(asset("schema/3-changes.sql") + asset("schema/sync.sql"))
+def _own_rules(file: str) -> str:
+    """The SQL of a file with triggers of this program. Those of others would run with changes."""
+    return _squeezed(asset(f"schema/{file}.sql"))
 
 
 def wrong_in_schema(connection: apsw.Connection) -> list[str]:
@@ -14225,6 +14225,12 @@ def tools() -> dict[str, dict[str, Any]]:
     return {name: {"name": name} | _with_types(tool, name) for name, tool in described.items()}
 
 
+@functools.cache
+def instructions() -> str:
+    """What agents are told of when to use the tools."""
+    return asset("instructions.md").rstrip()
+
+
 def _with_types(tool: dict[str, Any], name: str) -> dict[str, Any]:
     """A tool whose input, so far words about each argument, has become a schema."""
     taken = tool_arguments(name)
@@ -14590,7 +14596,7 @@ class Server:
     ) -> None:
         self._worker, self._send_line = worker, send
         self._memory = memory or worker.memory
-        self._tools, self._instructions = tools(), asset("instructions.md").rstrip()
+        self._tools = tools()
         self._runs: dict[str, Any] = {**dict.fromkeys(self._tools, run_tool), HOOK: run_hook_tool}
         self._rate = RateLimit()
         self._calls: dict[str | int, Call] = {}
@@ -14645,7 +14651,7 @@ class Server:
         try:
             self._dispatch(id, message["method"], message.get("params", {}), answer)
         except ProtocolError as error:
-            answer({"jsonrpc": "2.0", "id": id, "error": error.error})
+            answer(_refused(error, id))
 
     def _notice(self, message: dict[str, Any]) -> None:
         params = message.get("params")
@@ -14665,7 +14671,7 @@ class Server:
             if result is None:
                 return answer({})
             if isinstance(result, ProtocolError):
-                return answer({"jsonrpc": "2.0", "id": id, "error": result.error})
+                return answer(_refused(result, id))
             answer({"jsonrpc": "2.0", "id": id, "result": _finished(result, stateless)})
 
         match method, stateless:
@@ -14700,11 +14706,11 @@ class Server:
         version = asked if asked in HANDSHAKE_VERSIONS else HANDSHAKE_VERSIONS[-1]
         self._batches = version == BATCH_VERSION
         facts = {"protocolVersion": version, "capabilities": _CAPABILITIES}
-        return facts | {"serverInfo": SERVER_INFO, "instructions": self._instructions}
+        return facts | {"serverInfo": SERVER_INFO, "instructions": instructions()}
 
     def _discover(self) -> dict[str, Any]:
         facts = {"supportedVersions": STATELESS_VERSIONS, "capabilities": _CAPABILITIES}
-        return facts | {"instructions": self._instructions, **_CACHEABLE}
+        return facts | {"instructions": instructions(), **_CACHEABLE}
 
     def _list_tools(self, params: dict[str, Any]) -> dict[str, Any]:
         if params.get("cursor"):
@@ -14771,10 +14777,14 @@ def _id_of(message: Any) -> str | int | None:
     return id if isinstance(id, (str, int)) and not isinstance(id, bool) else None
 
 
-def _error(code: int, text: str, id: str | int | None = None) -> dict[str, Any]:
+def _refused(error: ProtocolError, id: str | int | None = None) -> dict[str, Any]:
     """An error answer; without an id when the request's could not be read."""
     known = {} if id is None else {"id": id}
-    return {"jsonrpc": "2.0", **known, "error": {"code": code, "message": text}}
+    return {"jsonrpc": "2.0", **known, "error": error.error}
+
+
+def _error(code: int, text: str, id: str | int | None = None) -> dict[str, Any]:
+    return _refused(ProtocolError(code, text), id)
 
 
 def _is_stateless(params: dict[str, Any]) -> bool:
@@ -15162,12 +15172,12 @@ class Gateway:
         text = _body(request, LINE_MAX)
         try:
             message = parse_json(text)
-            _check_mirrored(request, message)
-        except ProtocolError as error:
-            id = _id_of(message)  # pyright: ignore[reportPossiblyUnbound]
-            return HttpAnswer(400, _error(0, "", id) | {"error": error.error})
         except (ValueError, RecursionError) as error:
             return HttpAnswer(400, _error(PARSE_ERROR, f"not a JSON message: {_show(str(error))}"))
+        try:
+            _check_mirrored(request, message)
+        except ProtocolError as error:
+            return HttpAnswer(400, _refused(error, _id_of(message)))
         parts = message if isinstance(message, list) and message else [message]
         answers = [answer for part in parts if (answer := self._message(part, visitor))]
         if not answers:
@@ -15188,7 +15198,7 @@ class Gateway:
         """Rows as they come; what was committed before a fault stays."""
         visitor.check(True, {})
         _check_type(request, _LINES, _JSON)
-        lines = text_lines(_Limited(request["wsgi.input"], IMPORT_MAX))
+        lines = text_lines(request["wsgi.input"])
         rows = map(functools.partial(_of_project, visitor.token), lines)
         with self._stream():
             answer = visitor.memory.import_rows(rows)
@@ -15241,12 +15251,17 @@ def _name_of(host: str) -> str:
     return host.rpartition("]")[0].lstrip("[") if host[:1] == "[" else host.partition(":")[0]
 
 
+@functools.cache
+def _pattern_of(path: str) -> re.Pattern[str]:
+    """What the paths of a route look like."""
+    return re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/]+)", re.escape(path)))
+
+
 def _routed(method: str, path: str) -> tuple[Route, dict[str, str]]:
     """The route of a request, and the values in its path; HttpError where there is none."""
     allowed = []
     for route in ROUTES:
-        pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/]+)", re.escape(route.path))
-        if found := re.fullmatch(pattern, path):
+        if found := _pattern_of(route.path).fullmatch(path):
             if route.method == method:
                 return route, found.groupdict()
             allowed.append(route.method)
@@ -15310,20 +15325,6 @@ def _object(request: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidInput("the body must be a JSON object")
     return value
-
-
-class _Limited(io.RawIOBase):
-    """A body of which no more is read than a limit."""
-
-    def __init__(self, file: Any, limit: int) -> None:
-        self._file, self._left = file, limit
-
-    def readline(self, size: int | None = -1, /) -> bytes:
-        line = self._file.readline(size)
-        self._left -= len(line)
-        if self._left < 0:
-            raise HttpError(413, f"an import is at most {IMPORT_MAX:,} bytes: send several")
-        return line
 
 
 def _of_project(token: Token, line: str) -> Any:
