@@ -5488,8 +5488,8 @@ class Scores(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What else is known of an item, as it was before this recall; `text` and `vector` are its
-    best chunk's."""
+    """What else is known of an item, as it was before this recall; `text`, `vector` and `span`
+    are its best chunk's."""
 
     text: str
     created_at: int
@@ -5503,6 +5503,7 @@ class Facts(NamedTuple):
     stored_at: int = TIME_MAX
     said: bool = False  # in a conversation, in which nothing is a version of anything
     project: str | None = None
+    span: tuple[int, int, int] = (0, 0, 0)  # position among the item's chunks, start and end
 
     @property
     def known_since(self) -> int | None:
@@ -5512,8 +5513,9 @@ class Facts(NamedTuple):
 
 
 class Hit(NamedTuple):
-    """An item's place in a ranking, the parts of its score by name, and the older item that gave
-    it more than half of its chance, or the newer one that took as much of it."""
+    """An item's place in a ranking, the parts of its score by name, the older item that gave it
+    more than half of its chance, or the newer one that took as much of it, and where its best
+    chunk stood then: the number of a chunk ends when all are made anew."""
 
     item: int
     chunk: int
@@ -5524,6 +5526,7 @@ class Hit(NamedTuple):
     parts: dict[str, float]
     newer_than: int | None = None
     older_than: int | None = None
+    span: tuple[int, int, int] = (0, 0, 0)
 
     @property
     def foreign(self) -> bool:
@@ -10366,7 +10369,11 @@ class Search(View):
         if moment is None:
             foreign = {facts[hit.item].file for hit in hits if hit.foreign and hit.item in facts}
             stale |= stale_files(self.database, {id for id in foreign if id is not None})
-        known = [hit for hit in hits if hit.item in facts and facts[hit.item].file not in stale]
+        known = [
+            hit._replace(span=facts[hit.item].span)
+            for hit in hits
+            if hit.item in facts and facts[hit.item].file not in stale
+        ]
         return self._own_checkout_first(self._each_once(known, facts), facts)
 
     def _each_once(self, hits: list[Hit], facts: dict[int, Facts]) -> list[Hit]:
@@ -10439,14 +10446,17 @@ class Search(View):
             " (SELECT count(*) FROM graph_edges WHERE from_id = i.id)"
             " + (SELECT count(*) FROM graph_edges WHERE to_id = i.id),"
             f" coalesce({_HAS_DAY}, 1), CASE WHEN NOT {_SAID} THEN i.file END, v.vector,"
-            f" i.stored_at, {_SAID}, i.project_id"
+            f' i.stored_at, {_SAID}, i.project_id, c.position, c.start, c."end"'
             " FROM chunks c JOIN items i ON i.seq = c.item"
             " LEFT JOIN access_log a ON a.item_id = i.id LEFT JOIN files f ON f.id = i.file"
             " LEFT JOIN vectors v ON v.chunk = c.id"
             " WHERE c.id IN (SELECT value FROM json_each(?))"
         )
         chunks = json.dumps([hit.chunk for hit in hits])
-        return {row[0]: Facts(*row[1:]) for row in self.database.rows(sql, chunks)}
+        return {
+            item: Facts(*known, span=(position, start, end))
+            for item, *known, position, start, end in self.database.rows(sql, chunks)
+        }
 
     def _own_checkout_first(self, hits: list[Hit], facts: dict[int, Facts]) -> list[Hit]:
         """The hits, of which those in files of the repository's other checkouts must be clearly
@@ -10506,23 +10516,14 @@ class Search(View):
     def results(self, hits: list[Hit]) -> dict[int, dict[str, Any]]:
         """What callers see of each hit, by row number."""
         items = items_by_row(self.database, [hit.item for hit in hits])
-        spans = self._spans([hit.chunk for hit in hits])
         known = authors(self.database, (row["id"] for row in items.values()))
         return {
-            hit.item: _result(items[hit.item], hit, spans[hit.chunk])
+            hit.item: _result(items[hit.item], hit)
             | known.get(items[hit.item]["id"], {})
             | told_source(items[hit.item], self.projects)
             for hit in hits
-            if hit.item in items and hit.chunk in spans  # forgotten a moment ago
+            if hit.item in items  # else forgotten a moment ago
         }
-
-    def _spans(self, chunks: list[int]) -> dict[int, tuple[int, int, int]]:
-        """Of each chunk its position, start and end."""
-        sql = (
-            'SELECT id, position, start, "end" FROM chunks'
-            " WHERE id IN (SELECT value FROM json_each(?))"
-        )
-        return {row[0]: row[1:] for row in self.database.rows(sql, json.dumps(chunks))}
 
     def _why(self, hit: Hit) -> dict[str, str]:
         """In a sentence, which other memory decided a hit's place."""
@@ -10619,8 +10620,8 @@ class Search(View):
         return {"count": 1, "results": [result]}
 
 
-def _result(row: dict[str, Any], hit: Hit, span: tuple[int, int, int]) -> dict[str, Any]:
-    content, (position, start, end) = row["content"], span
+def _result(row: dict[str, Any], hit: Hit) -> dict[str, Any]:
+    content, (position, start, end) = row["content"], hit.span
     result = shared_facts(row) | {"similarity": _two_places(hit.score)}
     if abs(hit.score - hit.cosine) > 0.001:
         result["raw_similarity"] = _two_places(hit.cosine)

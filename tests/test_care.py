@@ -29,6 +29,7 @@ from sediment import (
     Conversation,
     DatabaseError,
     Encoder,
+    Hit,
     InvalidInput,
     Memory,
     NotFound,
@@ -800,6 +801,21 @@ print(memory.reindex()["items"])
     for number in range(20):
         text = f"Meanwhile number {number}."
         assert memory.recall(text)["results"][0]["content"] == text
+
+
+def test_what_was_found_is_told_when_all_chunks_are_made_anew_before_it_is_read(
+    memory: Memory, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.store("Tall trees stand by the river. " * 60 + "The ferry leaves at noon.")
+    before, keep = memory.recall("When does the ferry leave?")["results"], sediment._kept
+
+    def reindex_first(hits: list[Hit], least: float, min_score: float | None) -> list[Hit]:
+        Memory(path, project="demo").reindex()
+        return keep(hits, least, min_score)
+
+    monkeypatch.setattr(sediment, "_kept", reindex_first)
+    assert memory.recall("When does the ferry leave?")["results"] == before
+    assert before[0]["position"]["chunks"] > 1
 
 
 def test_vectors_of_another_model_are_made_anew(memory: Memory) -> None:
