@@ -2928,6 +2928,35 @@ MIGRATIONS = (
 _BESIDES = {"pairs": reunite_files, "signs": _add_questions, "symbols": fill_words}
 
 
+class FileState(NamedTuple):
+    """What every recall asks of the file as a whole."""
+
+    chunks: int
+    last_chunk: int
+    last_change: int
+    dimension: int  # 0 where there are no vectors
+    generation: str | None  # another one: all rows may be others
+    model_digest: str | None
+    model_probe: str | None
+    has_pending: int
+    has_sources: int
+    synced: int
+
+
+_STATE = """
+    SELECT (SELECT count(*) FROM chunks),
+        (SELECT coalesce(max(id), 0) FROM chunks),
+        (SELECT coalesce(max(number), 0) FROM changes),
+        coalesce((SELECT length(vector) / 4 FROM vectors LIMIT 1), 0),
+        (SELECT value FROM meta WHERE key = 'generation'),
+        (SELECT value FROM meta WHERE key = 'model_digest'),
+        (SELECT value FROM meta WHERE key = 'model_probe'),
+        EXISTS(SELECT 1 FROM pending),
+        EXISTS(SELECT 1 FROM sources),
+        EXISTS(SELECT 1 FROM sqlite_schema WHERE name = 'replica')
+"""
+
+
 class Database:
     """The file, and a connection to it for each thread that asks."""
 
@@ -3002,14 +3031,12 @@ class Database:
         local = self._local
         return local.identity, local.serial, self.reader().data_version()
 
-    def settled(self, sql: str) -> Any:
-        """Within a snapshot, the value of a query that is asked once for each state of the file."""
+    def state(self) -> FileState:
+        """Within a snapshot, what is asked of the file as a whole: once until somebody writes."""
         local, version = self._local, self.version()
-        if getattr(local, "settled_at", None) != version:
-            local.settled, local.settled_at = {}, version
-        if sql not in local.settled:
-            local.settled[sql] = self.value(sql)
-        return local.settled[sql]
+        if getattr(local, "state_at", None) != version:
+            local.state, local.state_at = FileState(*self.rows(_STATE)[0]), version
+        return local.state
 
     def size(self) -> int:
         """Bytes on disk, the log of recent changes included."""
@@ -4405,9 +4432,9 @@ def claim_model(connection: apsw.Connection, model: Model) -> bool:
 
 def same_model(database: Database, model: Model) -> bool:
     """Whether the file's vectors, if it has any, are of this model, as far as is known by now."""
-    sql = "SELECT value FROM meta WHERE key = 'model_{}'"
     with database.snapshot():
-        return _is_model(model, *(database.settled(sql.format(one)) for one in _IDENTITY))
+        state = database.state()
+        return _is_model(model, state.model_digest, state.model_probe)
 
 
 _IDENTITY = ("digest", "probe")
@@ -5113,7 +5140,6 @@ def _nearest_in_memory(rows: list[tuple[int, int, bytes]], vector: bytes) -> lis
 # What rows are told apart by: the project, and whether they are of a conversation.
 _SAID_MARK = "\x01"
 _ROW_SCOPE = f"coalesce(i.project_id, '') || CASE WHEN {_SAID} THEN char(1) ELSE '' END"
-_GENERATION = "SELECT value FROM meta WHERE key = 'generation'"
 
 
 class VectorIndex:
@@ -5289,17 +5315,19 @@ class VectorIndex:
         version = self.database.version()
         if version == self._version:
             return
-        dimension = self.database.settled("SELECT length(vector) / 4 FROM vectors LIMIT 1") or 0
-        file = version[0], self.database.settled(_GENERATION), dimension
+        state = self.database.state()
+        file = version[0], state.generation, state.dimension
         if file != self._file or self._erased > max(ERASED_KEPT, self._count // 3):
-            self._clear(file)
+            self._clear(file, state.last_change)
         waiting = json.dumps(list(self._waiting))
         sql = "SELECT chunk, vector FROM vectors WHERE chunk IN (SELECT value FROM json_each(?))"
         for chunk, vector in self.database.rows(sql, waiting) if self._waiting else ():
             self._set(self._waiting.pop(chunk), _matrix([(vector,)]))
-        self._add_new()
-        self._mark_changes()
-        self._version, self._rows = version, {}
+        if state.last_chunk > self._last or state.last_change > self._changed:
+            self._add_new()
+            self._mark_changes()
+            self._rows = {}
+        self._version = version
 
     def _add_new(self) -> None:
         sql = (
@@ -5360,12 +5388,11 @@ class VectorIndex:
         codes[:, : self._count] = self._codes[:, : self._count]
         self._codes = codes
 
-    def _clear(self, file: Any) -> None:
+    def _clear(self, file: Any, changed: int) -> None:
         import numpy
 
         self._file, self._count, self._last, self._erased = file, 0, 0, 0
-        self.dimension = file[-1]
-        self._changed = self.database.value("SELECT coalesce(max(number), 0) FROM changes")
+        self.dimension, self._changed, self._rows = file[-1], changed, {}
         self._waiting: dict[int, int] = {}  # rows by the chunk whose vector they wait for
         self._known = {"": 0}
         self._chunks, self._items = numpy.empty(0, numpy.int64), numpy.empty(0, numpy.int64)
@@ -5462,12 +5489,12 @@ class Words(NamedTuple):
     chunks: int
 
 
-class Candidate(NamedTuple):
-    """What the two indexes know of an item: its best chunk's cosine (nan without vectors) and
-    BM25, how far that is of the best one's and of the most there could be; and the cosine of the
-    mean of all its chunks. Of many candidates, each field is a column of theirs."""
+class Candidates(NamedTuple):
+    """What the two indexes know of some items, a column each: the best chunk's cosine (nan without
+    vectors) and BM25, how far that is of the best one's and of the most there could be; and the
+    cosine of the mean of all chunks."""
 
-    item: Any  # int, or int[candidates]; the others as well
+    item: Any  # int[candidates]; the others as well
     chunk: Any
     chunks: Any
     kind: Any  # OWN, FOREIGN or TALK
@@ -5545,7 +5572,7 @@ def weigh_words(database: Database, query: str, lexicon: Lexicon) -> Words:
     terms: dict[tuple[str, ...], Term] = {}
     told = [0.0] * len(query)
     with database.snapshot():
-        total = database.settled("SELECT count(*) FROM chunks")
+        total = database.state().chunks
         phrases = sorted(places, key=lexicon.commonness)[:QUERY_TERMS]
         for phrase, found in zip(phrases, _counts(database, phrases), strict=True):
             held = found + ENGLISH_CHUNKS * lexicon.commonness(phrase)
@@ -5570,7 +5597,7 @@ def _counts(database: Database, phrases: list[str]) -> list[int]:
         " UNION ALL ".join([one] * len(phrases)), *(f'"{phrase}"' for phrase in phrases)
     )
     # Of a word that is everywhere, as often as among the first chunks.
-    last = database.settled("SELECT max(id) FROM chunks") or 0
+    last = database.state().last_chunk
     return [found if found < FOUND_ROWS else found * last // upto for found, upto in rows]
 
 
@@ -5674,7 +5701,7 @@ def places_of(
 
 def candidates(
     words: Words, matched: Matched, vector: bytes | None, within: Within, reach: int = 0
-) -> tuple[list[Candidate], float, Any]:
+) -> tuple[Candidates, float, Any]:
     """What either index finds of each kind; what the words are worth; and the vectors,
     float32[m, dimension], of the `reach` own memories that are nearest."""
     by_words = {item: hit for item, (hit, kind) in matched.items.items() if kind in within.kinds}
@@ -5688,10 +5715,7 @@ def candidates(
         missing = [item for item in by_words if item not in by_vector]
         by_vector |= {hit.item: hit for hit in _cosines_of(vector, missing, within)}
     best = max((hit.score for hit in by_words.values()), default=0.0)
-    both = [
-        _candidate(item, by_words.get(item), by_vector.get(item), kind_of[item], best, words.ideal)
-        for item in by_words.keys() | by_vector.keys()
-    ]
+    both = as_candidates(by_words, by_vector, kind_of, best, words.ideal)
     if vector:
         both = _with_wholes(vector, both, within)
     return both, words_share(best, matched.tenth, words.ideal), around
@@ -5721,14 +5745,17 @@ def _cosines_of(vector: bytes, items: list[int], within: Within) -> list[Evidenc
     return nearest(within.database, vector, where, json.dumps(items), len(items))
 
 
-def _with_wholes(vector: bytes, found: list[Candidate], within: Within) -> list[Candidate]:
+def _with_wholes(vector: bytes, found: Candidates, within: Within) -> Candidates:
     """The candidates, those of several chunks with the cosine of their mean."""
-    long = [one.item for one in found if one.chunks > 1]
+    import numpy
+
+    long = found.item[found.chunks > 1].tolist()
     if not long:
         return found
     index = within.index
     wholes = index.wholes(vector, long) if index else wholes_of(within.database, vector, long)
-    return [one._replace(whole=wholes.get(one.item, one.whole)) for one in found]
+    pairs = zip(found.item.tolist(), found.whole.tolist(), strict=True)
+    return found._replace(whole=numpy.array([wholes.get(item, whole) for item, whole in pairs]))
 
 
 def wholes_of(database: Database, vector: bytes, items: list[int]) -> dict[int, float]:
@@ -5749,23 +5776,39 @@ def _mean_cosine(vectors: Any, query: bytes) -> float:
     return float(cosine) if math.isfinite(cosine) else 0.0
 
 
-def _candidate(
-    item: int,
-    word: Evidence | None,
-    near: Evidence | None,
-    kind: int,
+def as_candidates(
+    by_words: dict[int, Evidence],
+    by_vector: dict[int, Evidence],
+    kind_of: dict[int, int],
     best: float,
     ideal: float,
-) -> Candidate:
-    relative = word.score / best if word and best else 0.0
-    # The excerpt to show: where the words are, if they are what speaks for the item.
-    told = word if word and (near is None or relative > 0.5) else near
-    cosine = (near.score if math.isfinite(near.score) else 0.0) if near else math.nan
-    bm25 = word.score if word else 0.0
-    coverage = min(1.0, bm25 / ideal) if ideal else 0.0
-    chunk, chunks = (told.chunk if told else 0), near.chunks if near else 1
-    whole = cosine if near else 0.0
-    return Candidate(item, chunk, chunks, kind, cosine, bm25, relative, coverage, whole)
+) -> Candidates:
+    """What is known of items by words, of which the best one has such a BM25, and by vectors."""
+    import numpy
+
+    items = [*by_words.keys() | by_vector.keys()]
+    words = [by_words.get(item, _NO_EVIDENCE) for item in items]
+    near = [by_vector.get(item, _NO_EVIDENCE) for item in items]
+    bm25, cosine = (numpy.array([one.score for one in part], float) for part in (words, near))
+    cosine[~numpy.isfinite(cosine)] = 0.0
+    relative = bm25 / (best or 1.0)
+    unknown = numpy.array([one is _NO_EVIDENCE for one in near], bool)
+    by_word, by_cosine = (numpy.array([one.chunk for one in part], int) for part in (words, near))
+    return Candidates(
+        item=numpy.array(items, int),
+        # The excerpt to show: where the words are, if they are what speaks for the item.
+        chunk=numpy.where(unknown | (relative > 0.5), by_word, by_cosine),
+        chunks=numpy.array([one.chunks for one in near], int),
+        kind=numpy.array([kind_of[item] for item in items], int),
+        cosine=numpy.where(unknown, math.nan, cosine),
+        bm25=bm25,
+        relative=relative,
+        coverage=numpy.minimum(1.0, bm25 / (ideal or math.inf)),
+        whole=cosine,
+    )
+
+
+_NO_EVIDENCE = Evidence(0, 0, 0.0)
 
 
 def words_share(best: float, tenth: float, ideal: float) -> float:
@@ -5780,14 +5823,14 @@ class Profile(NamedTuple):
     """A way of ranking: a score from the two indexes, then what else is known of the best, beside
     the `reach` memories that are nearest to the query."""
 
-    score: Callable[[Candidate, float, float], Scores]
+    score: Callable[[Candidates, float, float], Scores]
     adjust: Callable[[list[Hit], dict[int, Facts], Query, Lexicon, int], list[Hit]]  # of n chunks
     floor: Callable[[int], float]
     reach: int = 0
 
 
 def rank(
-    found: list[Candidate],
+    found: Candidates,
     share: float,
     profile: Profile,
     depth: int,
@@ -5795,15 +5838,11 @@ def rank(
 ) -> list[Hit]:
     """The best `depth` candidates by both indexes, best first; another project's keep `factor`
     of their score."""
-    if not found:
-        return []
     import numpy
 
-    columns = Candidate._make([numpy.array(column) for column in zip(*found, strict=True)])
-    score, relevance, parts = profile.score(columns, share, factor)
-    best = numpy.lexsort((-columns.item, -score))[:depth]
-    cosines = _cosines(columns)
-    chosen = columns.item, columns.chunk, score, cosines, columns.kind, relevance
+    score, relevance, parts = profile.score(found, share, factor)
+    best = numpy.lexsort((-found.item, -score))[:depth]
+    chosen = found.item, found.chunk, score, _cosines(found), found.kind, relevance
     rows = zip(*(column[best].tolist() for column in chosen), strict=True)
     values = zip(*(column[best].tolist() for column in parts.values()), strict=True)
     return [
@@ -5815,7 +5854,7 @@ def rank(
 # default: the formula of the header.
 
 
-def default_score(found: Candidate, share: float, factor: float) -> Scores:
+def default_score(found: Candidates, share: float, factor: float) -> Scores:
     """Meaning plus what the words are worth for this query."""
     import numpy
 
@@ -5831,14 +5870,14 @@ def default_score(found: Candidate, share: float, factor: float) -> Scores:
     return Scores((cosine + sum(added.values())) * project, relevance(found), parts)
 
 
-def _cosines(found: Candidate) -> Any:
+def _cosines(found: Candidates) -> Any:
     """The cosines of candidates, 0 of those without vectors."""
     import numpy
 
     return numpy.where(numpy.isnan(found.cosine), 0.0, found.cosine)
 
 
-def _project_factor(found: Candidate, factor: float) -> Any:
+def _project_factor(found: Candidates, factor: float) -> Any:
     """What candidates of other projects keep of their scores."""
     import numpy
 
@@ -5851,7 +5890,7 @@ def chance_floor(chunks: int) -> float:
     return FLOOR * min(1.0, math.sqrt(math.log(1 + chunks) / math.log(FLOOR_CHUNKS)))
 
 
-def relevance(found: Candidate) -> Any:
+def relevance(found: Candidates) -> Any:
     """How much an item has to do with a query, FLOOR being enough: by meaning with some help of
     the words, or by words that cover most of the query; without a vector, all."""
     import numpy
@@ -5999,7 +6038,7 @@ def _explained(
 
 
 def weighed_score(
-    weights: tuple[float, float], found: Candidate, _: float, factor: float
+    weights: tuple[float, float], found: Candidates, _: float, factor: float
 ) -> Scores:
     """Meaning and words in shares that somebody asked for."""
     plain = default_score(found, 0.0, factor)
@@ -6017,7 +6056,7 @@ def classic_similarity(cosine: Any) -> Any:
     return 1 / (3 - 2 * cosine)
 
 
-def classic_score(found: Candidate, _: float, factor: float) -> Scores:
+def classic_score(found: Candidates, _: float, factor: float) -> Scores:
     """Similarity plus a boost of the square of the relative BM25."""
     cosine = _cosines(found)
     similarity = classic_similarity(cosine)
@@ -6051,7 +6090,7 @@ def classic_adjust(hits: list[Hit], facts: dict[int, Facts], *_: Any) -> list[Hi
 # cosine and bm25: one index alone, to compare with.
 
 
-def cosine_score(found: Candidate, _: float, __: float) -> Scores:
+def cosine_score(found: Candidates, _: float, __: float) -> Scores:
     """Meaning alone."""
     import numpy
 
@@ -6059,7 +6098,7 @@ def cosine_score(found: Candidate, _: float, __: float) -> Scores:
     return Scores(cosine, numpy.ones_like(cosine), {"cosine": cosine})
 
 
-def bm25_score(found: Candidate, _: float, __: float) -> Scores:
+def bm25_score(found: Candidates, _: float, __: float) -> Scores:
     """Words alone, relative to the best."""
     return Scores(found.relative, (found.bm25 > 0).astype(float), {"bm25": found.bm25})
 
@@ -7880,11 +7919,10 @@ def sync_files(projects: Projects, encoder: Encoder, ids: set[int]) -> bool:
 
 
 def gone_sources(projects: Projects, encoder: Encoder) -> str:
-    """A notice where all that this project has indexed is gone: its folder has moved. One of
-    several may be another checkout's."""
-    with projects.database.snapshot():
-        if not projects.database.settled("SELECT EXISTS(SELECT 1 FROM sources)"):
-            return ""
+    """Within a snapshot, a notice where all that this project has indexed is gone: its folder has
+    moved. One of several may be another checkout's."""
+    if not projects.database.state().has_sources:
+        return ""
     sources = Files(projects, encoder, projects.current()).sources()
     if not sources or any(os.path.lexists(one.path) for one in sources):
         return ""
@@ -10295,13 +10333,9 @@ class Search(View):
     """A question's way through the file, as seen from a project: found in one snapshot, ranked,
     and looked up again where a file has changed meanwhile."""
 
-    def hits(
-        self, request: Request, rounds: int = STALE_ROUNDS
-    ) -> tuple[list[Hit], float, dict[str, str]]:
-        """The best hits, the least relevance of one to show, and a notice when they are not as
-        good as they could be."""
-        same = same_model(self.database, self.encoder.model)
-        found = self._found(request, same)
+    def hits(self, request: Request, rounds: int = STALE_ROUNDS) -> tuple[list[Hit], float]:
+        """The best hits, and the least relevance of one to show."""
+        found = self._found(request)
         hits = self._answerable(found, request.moment)
         profile, now = request.profile, request.moment is None
         hits = profile.adjust(hits, found.facts, found.query, self.lexicon, found.chunks)
@@ -10311,16 +10345,15 @@ class Search(View):
         hits = own_first(hits, request.limit, floor)
         if now and rounds and self._follow_shown(hits, found.facts):
             return self.hits(request, rounds - 1)
-        notice = remark_on_vectors(self.database, self.encoder)
-        notice = notice or gone_sources(self.projects, self.encoder)
-        return hits, least, {"notice": notice} if notice else {}
+        return hits, least
 
-    def _found(self, request: Request, same: bool) -> Found:
+    def _found(self, request: Request) -> Found:
         """The candidates of both indexes, the best by both, and what is known of these."""
         query = parse_query(request.text, request.moment)
         within = self._within(request)
         with self.database.snapshot():
-            near = same and self.database.settled("SELECT EXISTS(SELECT 1 FROM vectors)")
+            near = same_model(self.database, self.encoder.model)
+            near = near and self.database.state().dimension > 0
             begun = self.encoder.begin_query(query.text) if near else None
             words = weigh_words(self.database, query.text, self.lexicon)
             matched = matching(words, within)
@@ -10332,7 +10365,7 @@ class Search(View):
             size = max(request.limit, RANKED)
             if vector and query.asked and query.asked.events:
                 found = self._of_time(query.asked, vector, within, found, words)
-                size = len(found)  # what is of that time may be far in all else
+                size = len(found.item)  # what is of that time may be far in all else
             factor = CROSS_PROJECT_FACTOR if within.project else 1.0
             hits = rank(found, share, request.profile, size, factor)
             return Found(hits, self._facts(hits), query._replace(around=around), words.chunks)
@@ -10353,11 +10386,11 @@ class Search(View):
         project = self.projects.current()
         return Within(self.database, project, live, index, request.depth, request.kinds)
 
-    def _completed(self, found: list[Candidate], near: bool, vector: bytes) -> list[Candidate]:
+    def _completed(self, found: Candidates, near: bool, vector: bytes) -> Candidates:
         """The candidates, with cosines where these are still to be made."""
         if near and not vector:  # the words alone say how much it has to do with the query
-            return [one._replace(cosine=0.0) for one in found]
-        if vector and self.database.settled("SELECT EXISTS(SELECT 1 FROM pending)"):
+            return found._replace(cosine=_cosines(found))
+        if vector and self.database.state().has_pending:
             return self._with_waiting(found, vector)
         return found
 
@@ -10392,50 +10425,47 @@ class Search(View):
             kept += [hit] if first.setdefault(place, fact.file) == fact.file else []
         return kept
 
-    def _with_waiting(self, found: list[Candidate], vector: bytes) -> list[Candidate]:
+    def _with_waiting(self, found: Candidates, vector: bytes) -> Candidates:
         """The candidates, of which the best by words have their cosines although the vectors of
         these chunks are still to be made: without any they would seem to be about other things."""
-        best = sorted(found, key=lambda one: -one.relative)[:WAITING_CHUNKS]
-        waiting = pending_chunks(self.database, WAITING_CHUNKS, [one.chunk for one in best])
+        import numpy
+
+        best = numpy.argsort(-found.relative, kind="stable")[:WAITING_CHUNKS]
+        waiting = pending_chunks(self.database, WAITING_CHUNKS, found.chunk[best].tolist())
         try:
             vectors = self.encoder.embed_all(text for _, text in waiting)
         except ServiceError:
             return found
         asked, rows = _vector(vector), zip(waiting, vectors, strict=True)
         near = {chunk: _cosine(_vector(own), asked) for (chunk, _), own in rows}
-        return [
-            one._replace(
-                cosine=max(near[one.chunk], 0.0 if math.isnan(one.cosine) else one.cosine),
-                whole=near[one.chunk] if math.isnan(one.cosine) else one.whole,
-            )
-            if one.chunk in near
-            else one
-            for one in found
-        ]
+        made = numpy.array([near.get(chunk, -math.inf) for chunk in found.chunk.tolist()])
+        new, cosine = numpy.isfinite(made), numpy.maximum(made, _cosines(found))
+        return found._replace(
+            cosine=numpy.where(new, cosine, found.cosine),
+            whole=numpy.where(new & numpy.isnan(found.cosine), made, found.whole),
+        )
 
     def _of_time(
         self,
         asked: AskedTime,
         vector: bytes,
         within: Within,
-        found: list[Candidate],
+        found: Candidates,
         words: Words,
-    ) -> list[Candidate]:
+    ) -> Candidates:
         """The candidates, with the own ones of the time that the question asks about, to which
         they have all to do with it."""
+        import numpy
+
         span = f"i.created_at BETWEEN {asked.start} AND {asked.end - 1}"
         where = f"{within.live} AND {span} AND {_KNOWN_DAY} AND {_OWN}"
         near = nearest(self.database, vector, where, within.project, CANDIDATES)
-        known = {one.item for one in found}
-        more = [
-            _candidate(hit.item, None, hit, OWN, 0.0, words.ideal)
-            for hit in near
-            if hit.item not in known
-        ]
-        timely = {hit.item for hit in near}
-        return [
-            one._replace(coverage=1.0) if one.item in timely else one for one in (*found, *more)
-        ]
+        timely, known = [hit.item for hit in near], set(found.item.tolist())
+        more = {hit.item: hit for hit in near if hit.item not in known}
+        late = as_candidates({}, more, dict.fromkeys(more, OWN), 0.0, words.ideal)
+        every = Candidates(*map(numpy.append, found, late))
+        fits = numpy.where(numpy.isin(every.item, timely), 1.0, every.coverage)
+        return every._replace(coverage=fits)
 
     def _facts(self, hits: list[Hit]) -> dict[int, Facts]:
         """What else ranking may look at, by row number."""
@@ -10484,12 +10514,12 @@ class Search(View):
     ) -> dict[str, Any]:
         """What `Memory.recall` returns: of the hits those that score enough or, where nothing was
         said about that, have to do with the query."""
-        hits, least, notice = self.hits(request)
+        hits, least = self.hits(request)
         kept = hits if anyway else _kept(hits, least, min_score)
         weak = {hit.item for hit in hits} - {hit.item for hit in relevant(hits, least)}
         with self.database.snapshot():
             results = list(self._explained(kept, explain, weak).values())
-            answer = {"count": len(results), "results": results, **notice}
+            answer = {"count": len(results), "results": results} | self._notice()
             if request.moment is None:
                 answer |= self._around(results, weak)
         if held := len(hits) - len(kept):
@@ -10497,6 +10527,12 @@ class Search(View):
         if not kept:
             answer["message"] = _nothing_found(held, min_score)
         return answer
+
+    def _notice(self) -> dict[str, str]:
+        """Why an answer is not as good as it could be."""
+        notice = remark_on_vectors(self.database, self.encoder)
+        notice = notice or gone_sources(self.projects, self.encoder)
+        return {"notice": notice} if notice else {}
 
     def _explained(
         self, hits: list[Hit], explain: bool, weak: set[int]
@@ -13221,7 +13257,7 @@ def prompted(memory: Memory, prompt: str) -> list[dict[str, Any]]:
     """What answers a prompt surely enough, at most HOOK_SHOWN memories: of what was stored, else
     of what was said."""
     search = memory.search
-    hits, _, _ = search.hits(Request(prompt, RANKED, PROFILES["default"], kinds=(OWN, TALK)))
+    hits, _ = search.hits(Request(prompt, RANKED, PROFILES["default"], kinds=(OWN, TALK)))
     stored, said = ([hit for hit in hits if hit.kind == kind] for kind in (OWN, TALK))
     best = next(filter(_is_sure, (stored[:HOOK_SHOWN], said[:HOOK_SHOWN])), [])
     return list(search.results([hit for hit in best if hit.score >= PROMPT_EACH]).values())

@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 from conftest import ROOT
 from hypothesis import given
@@ -15,22 +16,23 @@ from hypothesis import strategies as st
 from storage import open_memory
 
 import sediment
-from sediment import Candidate, Facts, Hit, InvalidInput, Memory
+from sediment import Candidates, Facts, Hit, InvalidInput, Memory
 
 DAY = sediment.DAY
 cosines = st.floats(-1, 1)
 NO_LEXICON = sediment.Lexicon(lambda _: [], lambda _: 0.0)
 
 
-def candidate(**facts: Any) -> Candidate:
+def candidate(**facts: Any) -> Candidates:
     """A candidate of one chunk in the own project."""
-    empty = Candidate(1, 1, 1, sediment.OWN, 0.0, 0.0, 0.0, 0.0, 0.0)
-    return empty._replace(**facts)
+    near = {1: sediment.Evidence(1, 1, 0.0)}
+    empty = sediment.as_candidates({}, near, {1: sediment.OWN}, 0.0, 0.0)
+    return empty._replace(**{name: numpy.array([value]) for name, value in facts.items()})
 
 
 def plain_hit() -> Hit:
     """A candidate as the default ranking scores it."""
-    (hit,) = sediment.rank([candidate(cosine=0.5)], 0.0, sediment.PROFILES["default"], 1)
+    (hit,) = sediment.rank(candidate(cosine=0.5), 0.0, sediment.PROFILES["default"], 1)
     return hit
 
 
@@ -57,7 +59,7 @@ def test_classic_similarity(cosine: float, similarity: float) -> None:
 def test_classic_boost_and_project_factor(ratio: float, boost: float) -> None:
     one = candidate(cosine=0.5, relative=ratio)
     assert sediment.classic_score(one, 0.5, 0.875).score == pytest.approx(0.5 + boost)
-    foreign = one._replace(kind=sediment.FOREIGN)
+    foreign = one._replace(kind=numpy.array([sediment.FOREIGN]))
     assert sediment.classic_score(foreign, 0.5, 0.875).score == pytest.approx((0.5 + boost) * 0.875)
 
 

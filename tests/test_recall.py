@@ -114,13 +114,13 @@ def test_words_alone_rank_by_bm25_and_vectors_alone_by_cosine(memory: Memory) ->
         memory.store(text)
     words = sediment.weigh_words(memory.database, "alpha beta", memory._lexicon)
     found, *_ = proposed(memory, words, None)
-    assert sorted(found, key=lambda one: -one.bm25)[0].item == 1
-    assert {one.item for one in found} == {1, 2}
-    assert all(math.isnan(one.cosine) for one in found)
+    assert found.item[found.bm25.argmax()] == 1
+    assert set(found.item) == {1, 2}
+    assert all(map(math.isnan, found.cosine))
     none = sediment.weigh_words(memory.database, "", memory._lexicon)
     vector = memory.encoder.embed("alpha beta")
     found, share, _ = proposed(memory, none, vector)
-    assert {one.item for one in found} == {1, 2, 3}
+    assert set(found.item) == {1, 2, 3}
     assert share == 0
     ranked = sediment.rank(found, share, sediment.PROFILES["default"], 3)
     assert all(hit.score == hit.cosine for hit in ranked)
@@ -139,9 +139,10 @@ def test_a_manual_of_many_parts_does_not_crowd_out_a_sentence(memory: Memory) ->
     memory.store(sentence)
     vector = memory.encoder.embed("when can I release?")
     none = sediment.weigh_words(memory.database, "", memory._lexicon)
-    (one,), *_ = proposed(memory, none, vector)
-    many = one._replace(chunks=227)
-    ranked = sediment.rank([one, many], 0.0, sediment.PROFILES["default"], 2)
+    one, *_ = proposed(memory, none, vector)
+    both = one._make(column.repeat(2) for column in one)
+    both.chunks[1] = 227
+    ranked = sediment.rank(both, 0.0, sediment.PROFILES["default"], 2)
     scores = [hit.score for hit in ranked]
     assert scores[0] - scores[1] > 0.05
 
