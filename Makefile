@@ -2,24 +2,33 @@
 
 PYTHON ?= python3
 UV ?= uv
+# PYTHON=3.13 is a version. What is built for another platform any Python packs.
+VERSION := $(filter 3.%,$(PYTHON))
+ifneq ($(VERSION),)
+override PYTHON := $(if $(PLATFORM)$(filter release,$(MAKECMDGOALS)),python3,python$(VERSION))
+endif
 TAG := $(shell $(PYTHON) -c "import sys; v = sys.version_info; v >= (3, 11) and print('cp%d%d' % v[:2])" 2>/dev/null)
 BUILD := build/$(TAG)
 LOCKS := .ci/requirements
-SOURCES := sediment.py build_zipapp.py models tests
+SOURCES := sediment.py build_zipapp.py build_release.py models tests
 ASSETS := $(shell find assets -type f ! -name '*.png')
 PYZ := dist/sediment.pyz
 # The locks are complete, so pip need not look for dependencies; nothing is compiled here.
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary=:all:
 RUN := SEDIMENT_PYZ=$(CURDIR)/$(PYZ)
 
-.PHONY: all demo test test-page lint bench bench-quality ranker soak lock clean help python FORCE
-all: $(PYZ)
+.PHONY: all platform release demo test test-page test-arm64 lint bench bench-quality ranker soak lock clean help python FORCE
+all: $(if $(PLATFORM),platform,$(PYZ))
 
 help:
 	@echo 'make                           build $(PYZ)   (PYTHON=python3.12 chooses the Python)'
+	@echo 'make PLATFORM=linux-arm64      build for another platform: linux-x86_64, linux-arm64, macos-arm64, macos-x86_64,'
+	@echo '                               windows-x86_64   (PYTHON=3.13 chooses its Python)'
+	@echo 'make release                   build for all platforms and Pythons that the locks have wheels for'
 	@echo 'make demo                      show what Sediment does'
 	@echo 'make test                      build, and run all tests but the page'\''s'
 	@echo 'make test-page                 test the page in Chromium, where there is one   (SHOTS=DIR keeps pictures)'
+	@echo 'make test-arm64                run dist/sediment-linux-arm64-*.pyz by qemu (on Debian or Ubuntu)'
 	@echo 'make lint                      ruff, pyright, and the layout of the module'
 	@echo 'make ranker                    learn models/ranker.json again from tests/'
 	@echo 'make bench                     measure speed'
@@ -55,6 +64,11 @@ $(PYZ): sediment.py build_zipapp.py models/build_model.py models/manifest.json m
 	$(BUILD)/venv/bin/python models/build_model.py
 	$(BUILD)/venv/bin/python build_zipapp.py
 
+# From wheels, always anew; without PLATFORM a release of all.
+platform release: $(BUILD)/venv/.ready
+	$(BUILD)/venv/bin/python models/build_model.py
+	$(BUILD)/venv/bin/python build_release.py $(PLATFORM) $(if $(VERSION),--python $(VERSION))
+
 demo: $(PYZ)
 	$(RUN) tests/demo.sh
 
@@ -64,6 +78,9 @@ test: $(PYZ) $(BUILD)/dev/.ready $(BUILD)/mcp1/.ready $(BUILD)/mcp2/.ready
 
 test-page: $(PYZ) $(BUILD)/dev/.ready
 	$(RUN) $(if $(SHOTS),SEDIMENT_SHOTS=$(abspath $(SHOTS))) $(BUILD)/dev/bin/python -m pytest -q -rs tests/test_page.py
+
+test-arm64:
+	tests/arm64.sh
 
 lint: $(BUILD)/dev/.ready
 	$(BUILD)/dev/bin/ruff check $(SOURCES)

@@ -1,17 +1,15 @@
 """Build `dist/sediment.pyz`: the program, its model and its libraries in one executable file.
 
 Run it with a Python that has the packages of `.ci/requirements/runtime.txt`; the file then works
-with that CPython version and platform. It holds `__main__.py` (BOOTSTRAP below) and one stored
-member, `payload.zip`, which the bootstrap unpacks once into the user's cache. The same inputs give
-the same file.
+with that CPython version and platform (`build_release.py` builds for others). It holds
+`__main__.py` (BOOTSTRAP below) and one stored member, `payload.zip`, which the bootstrap unpacks
+once into the user's cache. The same inputs give the same file.
 """
 
 from __future__ import annotations
 
-import compileall
 import hashlib
 import os
-import py_compile
 import shutil
 import subprocess
 import sys
@@ -20,9 +18,9 @@ import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from importlib.metadata import distribution
+from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
 MODEL = Path("models/all-MiniLM-L6-v2")
@@ -72,7 +70,8 @@ PRUNED = (
     "numpy/testing/*",
     "numpy/typing/*",
     "onnxruntime/backend/*",
-    "onnxruntime/capi/libonnxruntime.so*",  # the C library: the Python module has its own copy
+    "onnxruntime/capi/libonnxruntime.*",  # the C library: the Python module has its own copy
+    "onnxruntime/capi/onnxruntime.dll",  # the same on Windows
     "onnxruntime/datasets/*",
     "onnxruntime/quantization/*",
     "onnxruntime/tools/*",
@@ -310,41 +309,73 @@ if __name__ == "__main__":
 '''
 
 
-def files_of(package: str) -> Iterator[tuple[str, Path]]:
+class Target(NamedTuple):
+    """What a .pyz is built for, as `this_python` in BOOTSTRAP says; the folders in which its
+    packages are installed; and a Python of its version that runs here, if there is one."""
+
+    built_for: list[str]
+    site: list[str]
+    python: str | None
+
+    @property
+    def runs_here(self) -> bool:
+        return bool(self.python) and self.built_for[2:] == this_python()[2:]
+
+
+def this_python() -> list[str]:
+    return template()["this_python"]()
+
+
+def template() -> dict[str, Any]:
+    """What BOOTSTRAP defines."""
+    names: dict[str, Any] = {"__name__": "bootstrap", "__file__": ""}
+    exec(BOOTSTRAP, names)
+    return names
+
+
+def files_of(package: str, site: list[str]) -> Iterator[tuple[str, Path]]:
     """The files of an installed package that are worth packing, with their path inside."""
-    for file in distribution(package).files or ():
+    found = next(iter(Distribution.discover(name=package, path=site)), None)
+    if found is None:
+        raise PackageNotFoundError(package)
+    for file in found.files or ():
         name = file.as_posix()
         if not any(fnmatchcase(name, pattern) for pattern in PRUNED):
             yield name, Path(str(file.locate()))
 
 
-def everything() -> Iterator[tuple[str, str, Path]]:
+def everything(target: Target) -> Iterator[tuple[str, str, Path]]:
     """(part, path inside, file) of all that goes in."""
     yield "sediment", "sediment.py", HERE / "sediment.py"
     for file in sorted((HERE / MODEL).iterdir()):
         yield "model", str(MODEL / file.name), file
     yield "model", "models/ranker.json", HERE / "models" / "ranker.json"
     for file in sorted(path for path in (HERE / "assets").rglob("*") if path.is_file()):
-        if file.suffix == ".png":  # the README's
-            continue
-        yield "sediment", file.relative_to(HERE).as_posix(), file
-    for package in PACKAGES + (WINDOWS_PACKAGES if sys.platform == "win32" else ()):
-        for name, file in files_of(package):
+        if file.suffix != ".png":  # the README's pictures
+            yield "sediment", file.relative_to(HERE).as_posix(), file
+    for package in PACKAGES + (WINDOWS_PACKAGES if "win32" in target.built_for else ()):
+        for name, file in files_of(package, target.site):
             yield package, name, file
 
 
-def stage(folder: Path) -> dict[str, str]:
+def stage(folder: Path, target: Target) -> dict[str, str]:
     """Copy everything into the folder and compile it; gives the part of each path inside."""
     parts = {}
-    for part, name, file in everything():
-        target = folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, target)
+    for part, name, file in everything(target):
+        place = folder / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, place)
         parts[name] = part
-    # Unchecked: the folder never changes, so a start need not compare times.
-    unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
-    compileall.compile_dir(folder, quiet=1, stripdir=folder, invalidation_mode=unchecked)
+    if target.python:
+        compile_all(target.python, folder, folder)
     return parts
+
+
+def compile_all(python: str, place: Path, folder: Path, *options: str) -> None:
+    """Compile what is at a place in the folder. In a process of its own, what was compiled before
+    does not change a byte; unchecked: the files never change, so a start need not compare times."""
+    command = [python, "-I", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash"]
+    subprocess.run([*command, *options, "-s", str(folder), str(place)], check=True)
 
 
 CHECK = """
@@ -364,11 +395,45 @@ assert all(m.__file__.startswith(sys.argv[1]) for m in (apsw, click, numpy, onnx
 """
 
 
-def check(folder: Path) -> None:
-    """Embed and compare a text with nothing but the pruned tree and the standard library."""
-    python = [sys.executable, "-I", "-S", "-B", "-c", CHECK, str(folder)]
-    environment = {**os.environ, "ORT_DISABLE_TELEMETRY": "1"}
-    subprocess.run(python, check=True, env=environment, cwd=folder)
+def check(folder: Path, target: Target) -> None:
+    """Embed and compare a text with nothing but the pruned tree and the standard library, where
+    that can run; look at least whether each library is for the machine that it is to run on."""
+    for name, machine in sorted(machines(folder).items()):
+        if machine != target.built_for[2:4]:
+            raise ImportError(f"{name} is for {' '.join(machine)}")
+    if target.python and target.runs_here:
+        python = [target.python, "-I", "-S", "-B", "-c", CHECK, str(folder)]
+        environment = {**os.environ, "ORT_DISABLE_TELEMETRY": "1"}
+        subprocess.run(python, check=True, env=environment, cwd=folder)
+
+
+def machines(folder: Path) -> dict[str, list[str]]:
+    """The system and machine that each library is for, by its path inside."""
+    found = {}
+    for file in (path for path in folder.rglob("*") if path.is_file()):
+        with open(file, "rb") as data:
+            if machine := machine_of(data.read(4096)):
+                found[file.relative_to(folder).as_posix()] = machine
+    return found
+
+
+def machine_of(head: bytes) -> list[str] | None:
+    """What a library is for, by the header of ELF, Mach-O or PE; None for another kind of file."""
+    for magic, system, place, names in LIBRARIES:
+        if head.startswith(magic):
+            if system == "win32":
+                place += int.from_bytes(head[60:64], "little")
+            number = int.from_bytes(head[place : place + 2], "little")
+            return [system, names.get(number, f"machine {number}")]
+    return None
+
+
+# How each format begins, and where it tells the machine: two bytes, after the DOS part in a PE.
+LIBRARIES = (
+    (b"\x7fELF", "linux", 18, {62: "x86_64", 183: "aarch64"}),
+    (b"\xcf\xfa\xed\xfe", "darwin", 4, {7: "x86_64", 12: "arm64"}),
+    (b"MZ", "win32", 4, {0x8664: "AMD64"}),
+)
 
 
 def add(archive: zipfile.ZipFile, name: str, data: bytes, method: int) -> int:
@@ -399,59 +464,53 @@ def pack(folder: Path, parts: dict[str, str], target: Path) -> Counter[str]:
     return sizes
 
 
-def bootstrap(payload: bytes) -> str:
-    template: dict[str, Any] = {"__name__": "bootstrap", "__file__": ""}
-    exec(BOOTSTRAP, template)
+def bootstrap(payload: bytes, built_for: list[str]) -> str:
     digest = hashlib.sha256(payload).hexdigest()[:16]
-    text = BOOTSTRAP.replace("BUILT_FOR = None", f"BUILT_FOR = {template['this_python']()!r}")
+    text = BOOTSTRAP.replace("BUILT_FOR = None", f"BUILT_FOR = {built_for!r}")
     return text.replace("DIGEST = None", f'DIGEST = "{digest}"')
 
 
-def compiled(source: str, folder: Path) -> bytes:
-    """Spares each start the compilation; another Python falls back to the source beside it."""
-    file = folder / "__main__.py"
-    file.write_text(source, encoding="ascii")
-    unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
-    code = py_compile.compile(str(file), None, file.name, True, invalidation_mode=unchecked)
-    return Path(str(code)).read_bytes()
-
-
-def write_pyz(payload: bytes, scratch: Path, target: Path) -> None:
-    source = bootstrap(payload)
+def write_pyz(payload: bytes, scratch: Path, target: Target, place: Path) -> None:
+    source = scratch / "__main__.py"
+    source.write_text(bootstrap(payload, target.built_for), "ascii", newline="")
     draft = scratch / "sediment.pyz"
     draft.write_bytes(b"#!/usr/bin/env python3\n")
     with zipfile.ZipFile(draft, "a") as pyz:
-        add(pyz, "__main__.pyc", compiled(source, scratch), zipfile.ZIP_STORED)
-        add(pyz, "__main__.py", source.encode(), zipfile.ZIP_STORED)
+        if target.python:  # spares each start the compilation; another Python takes the source
+            compile_all(target.python, source, scratch, "-b")
+            add(pyz, "__main__.pyc", source.with_suffix(".pyc").read_bytes(), zipfile.ZIP_STORED)
+        add(pyz, "__main__.py", source.read_bytes(), zipfile.ZIP_STORED)
         add(pyz, "payload.zip", payload, zipfile.ZIP_STORED)
     draft.chmod(0o755)
-    target.parent.mkdir(exist_ok=True)
-    draft.replace(target)
+    place.parent.mkdir(exist_ok=True)
+    draft.replace(place)
 
 
-def report(target: Path, sizes: Counter[str]) -> None:
+def report(place: Path, sizes: Counter[str]) -> None:
     for part, size in sizes.most_common():
         print(f"{size / 1e6:8.2f} MB  {part}")
-    print(f"{target.stat().st_size / 1e6:8.2f} MB  {target.relative_to(HERE)}")
+    print(f"{place.stat().st_size / 1e6:8.2f} MB  {place.relative_to(HERE)}")
 
 
-def build(target: Path) -> None:
+def build(place: Path, target: Target) -> Counter[str]:
+    """Write the .pyz; gives the compressed size of each part."""
     if not (HERE / MODEL).is_dir():
         raise FileNotFoundError(f"no {MODEL}: run models/build_model.py first")
     (HERE / "build").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=HERE / "build") as name:
         scratch = Path(name)
         folder = scratch / "payload"
-        parts = stage(folder)
-        check(folder)
+        parts = stage(folder, target)
+        check(folder, target)
         sizes = pack(folder, parts, scratch / "payload.zip")
-        write_pyz((scratch / "payload.zip").read_bytes(), scratch, target)
-    report(target, sizes)
+        write_pyz((scratch / "payload.zip").read_bytes(), scratch, target, place)
+    return sizes
 
 
 def main() -> int:
+    place = HERE / "dist" / "sediment.pyz"
     try:
-        build(HERE / "dist" / "sediment.pyz")
+        report(place, build(place, Target(this_python(), sys.path, sys.executable)))
     except (ImportError, OSError, subprocess.CalledProcessError) as error:
         print(f"build_zipapp: {error}", file=sys.stderr)
         return 1
