@@ -11526,11 +11526,11 @@ def receive(
     for state in states:
         came[state["id"]] = state | join(came.get(state["id"], state), state)
     ids = json.dumps([*came])
-    texts = {id: one["put"] for id, one in states_of(database.reader(), _AMONG, ids).items()}
+    here = states_of(database.reader(), _AMONG, ids)
     drafts = {
         id: _draft(encoder, project, state)
         for id, state in came.items()
-        if state["put"] and (texts.get(id) or [None] * 3)[2] != state["put"][2]
+        if state["put"] and (id not in here or _said(here[id]) != _said(state))
     }
     with contextlib.suppress(_DryRun), database.transaction() as connection:
         stamps = (value[0] for one in came.values() for value in (one["put"], one["end"]) if value)
@@ -11550,6 +11550,11 @@ def receive(
         if dry_run:
             raise _DryRun
     return counts, rivals
+
+
+def _said(state: State) -> tuple[str, int] | None:
+    """The text of a memory, and when it was created."""
+    return state["put"] and state["put"][2:]
 
 
 def _draft(encoder: Encoder, project: str, state: State) -> Item:
@@ -11603,23 +11608,47 @@ def _keep(connection: apsw.Connection, before: dict[str, State], joined: dict[st
 def _show_changed(
     connection: apsw.Connection, joined: dict[str, State], drafts: dict[str, Item]
 ) -> None:
-    """Let items be what the view says of these states, and of all that are near them."""
+    """Let items be what follows from these states."""
     sql = (
-        "SELECT id, content, coalesce(ended_by, ''), ended_at, coalesce(successor, '') FROM items"
+        "SELECT id, content, created_at FROM items"
         " WHERE file IS NULL AND id IN (SELECT value FROM json_each(?))"
     )
-    for id, text, *_ in fetch(connection, sql, json.dumps([*joined])):
-        if joined[id]["gone"] or joined[id]["put"][2] != text:
+    for id, *said in fetch(connection, sql, json.dumps([*joined])):
+        if _said(joined[id]) != tuple(said):
             erase_item(connection, id, alone=True)
     for id in joined.keys() & drafts.keys():
         if joined[id]["put"]:
             insert_item(connection, drafts[id])
-    near = states_of(connection, asset("schema/sync_near.sql"), json.dumps([*joined]))
-    shown = view(near)
-    for id, _, *now in fetch(connection, sql, json.dumps([*shown])):
+    for change in _unlike_view(connection, joined):
+        _change_end(connection, *change)
+
+
+def show_own(database: Database, ids: Iterable[str]) -> None:
+    """Let items be what follows from changes that were made here, too: others see no more."""
+    if _unlike_view(database.reader(), ids := [*ids]):
+        with database.transaction() as connection:
+            connection.execute("UPDATE clock SET applying = 1")
+            for change in _unlike_view(connection, ids):
+                _change_end(connection, *change)
+            connection.execute("UPDATE clock SET applying = 0")
+
+
+def _unlike_view(
+    connection: apsw.Connection, ids: Iterable[str]
+) -> list[tuple[State, str, Ended | None]]:
+    """Of these and all that are near them, those of which items say something else than the view:
+    the state, why it is hidden now, and what the view says."""
+    near = states_of(connection, asset("schema/sync_near.sql"), json.dumps([*ids]))
+    shown, found = view(near), []
+    sql = (
+        "SELECT id, coalesce(ended_by, ''), ended_at, coalesce(successor, '') FROM items"
+        " WHERE file IS NULL AND id IN (SELECT value FROM json_each(?))"
+    )
+    for id, *now in fetch(connection, sql, json.dumps([*shown])):
         by, at, successor = shown[id] or ("", None, "")
         if now != [by, at if at is None else max(at, near[id]["put"][3]), successor]:
-            _change_end(connection, near[id], now[0], shown[id])
+            found.append((near[id], now[0], shown[id]))
+    return found
 
 
 def _change_end(connection: apsw.Connection, state: State, now: str, end: Ended | None) -> None:
@@ -12208,7 +12237,7 @@ class Sync:
                     counts[space].update(told[0])
                     rivals |= dict(told[1])
             for space, project in spaces.items():
-                for states, held in self._departures(project):
+                for states, held in self._departures(project, dry_run):
                     self._hold(lease)
                     counts[space].update(sent=len(states), held_back=held)
                     if states and not dry_run:
@@ -12286,14 +12315,17 @@ class Sync:
             sql = "UPDATE clock SET cursor = json_patch(cursor, ?)"
             connection.execute(sql, (to_json(behind),))
 
-    def _departures(self, project: str) -> Iterator[tuple[list[State], int]]:
-        """Pages of what changed here; and how many of each look as if they held a credential."""
+    def _departures(self, project: str, dry_run: bool) -> Iterator[tuple[list[State], int]]:
+        """Pages of what changed here, which is shown as others will see it; and how many of each
+        look as if they held a credential."""
         sql = (
             "SELECT * FROM states WHERE project = ? AND number IS NOT NULL"
             " AND (number, id) > (?, ?) ORDER BY number, id LIMIT ?"
         )
         last: tuple[int, str] = (0, "")
         while found := states_of(self.database.reader(), sql, project, *last, self.place.page):
+            if not dry_run:
+                show_own(self.database, found)
             states = [state for state in found.values() if not _has_secret(state)]
             yield states, len(found) - len(states)
             last = max((state["number"], id) for id, state in found.items())

@@ -75,6 +75,9 @@ class Machine:
                 memory.undo(known[x % len(known)])
             elif deed == "hide" and len(live) > 1:
                 memory.replace(live[x % len(live)], live[y % len(live)])
+            elif deed == "import":
+                row = {"id": f"id{x % 5}", "content": TEXTS[y % 2], "created_at": y % 3 * 100}
+                memory.import_rows([row])
             elif deed == "prune" and live and x % 5 == 0:
                 with memory.database.transaction() as connection:
                     sediment.prune_item(connection, live[x % len(live)])
@@ -95,6 +98,10 @@ def agree(machines: list[Machine], shuffle: random.Random) -> None:
                 del bag[:5]
         if [machine.facts() for machine in machines] == before:
             break
+    all_have_the_same(machines)
+
+
+def all_have_the_same(machines: list[Machine]) -> None:
     first = machines[0]
     for machine in machines:
         assert machine.facts() == first.facts()
@@ -134,3 +141,34 @@ def live_together(folder: Path, seed: int, steps: int, count: int = 4) -> list[M
         else:
             machine.do(deed, x, y)
     return machines
+
+
+def through_a_folder(folder: Path, seed: int, rounds: int) -> None:
+    """Machines do things and sync through a folder; after each round all have what all have."""
+    chance = random.Random(seed)
+    (shared := folder / "shared").mkdir(parents=True)
+    machines = [Machine(folder, name * 8, chance.choice((0, 0, 5, -900))) for name in "abc"]
+    for machine in machines:
+        machine.memory.sync_to(str(shared))
+        machine.memory.share("team")
+    for step in range(12 * rounds):
+        machine = chance.choice(machines)
+        machine.now = 1_700_000_100 + step // 8
+        deed = chance.choice((*DEEDS[:7], "replace", "undo", "undo", "import", "sync"))
+        if deed == "sync":
+            machine.memory.sync()
+        else:
+            machine.do(deed, chance.randrange(10**6), chance.randrange(3))
+        if step % 12 == 11:
+            _come_to_rest(machines)
+            all_have_the_same(machines)
+    for machine in machines:
+        machine.memory.close()
+
+
+def _come_to_rest(machines: list[Machine]) -> None:
+    for _ in range(5):
+        told = [machine.memory.sync()["spaces"][0] for machine in machines]
+        if not any(row["sent"] + row["received"] for row in told):
+            return
+    raise AssertionError("machines never come to rest")

@@ -17,7 +17,7 @@ import pytest
 import sync_machines
 import sync_storm
 from storage import consistent, open_memory
-from sync_machines import Machine, agree, live_together
+from sync_machines import Machine, agree, live_together, through_a_folder
 
 import sediment
 from sediment import DatabaseError, InvalidInput, Memory, NotFound, Unreachable
@@ -244,6 +244,19 @@ def test_a_twin_that_was_taken_apart_stays_so(place: Place) -> None:
     a.undo(younger)
     settle(a, b)
     assert [row["id"] for row in b.list_items()["items"]] == [younger]
+
+
+def test_what_is_undone_here_stands_once_here_too(place: Place) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    old = a.store("Tea is at four.", created_at="2026-01-01")["id"]
+    a.store("Tea is at five.", replace=old)
+    b.store("Tea is at four.", created_at="2026-01-02")
+    settle(b, a)
+    a.undo(old)
+    assert texts(a) == ["Tea is at four."] * 2  # until the next sync
+    settle(a, b)
+    for memory in (a, b):
+        assert [row["id"] for row in memory.list_items()["items"]] == [old]
 
 
 def test_who_forgets_forgets_what_others_put_behind_it(place: Place) -> None:
@@ -537,6 +550,22 @@ def test_machines_that_live_apart_agree_when_they_meet(tmp_path: Path) -> None:
         agree(machines, random.Random(seed))
         for machine in machines:
             machine.memory.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_machines_that_sync_through_a_folder_show_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    ids = random.Random(seed)
+    monkeypatch.setattr(sediment, "new_id", lambda: f"{ids.getrandbits(128):032x}")
+    monkeypatch.setattr(sync_machines, "open_memory", quick_memory)
+    through_a_folder(tmp_path, seed, 10)
+
+
+def quick_memory(path: Path, project: str) -> Memory:
+    memory = open_memory(path, project)
+    memory._encoder = sync_storm.Quick()
+    return memory
 
 
 def the_last_word_counts(folder: Path) -> None:
