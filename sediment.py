@@ -435,9 +435,14 @@ def keep_to_one_project(alone: bool = True) -> Iterator[None]:
         _ONE_PROJECT.reset(before)
 
 
+def kept_to_one_project() -> bool:
+    """Whether who asks may know of one project alone, and of what is global."""
+    return _ONE_PROJECT.get()
+
+
 def crosses_projects() -> bool:
     """Whether recall may also show other projects' memories."""
-    return not _ONE_PROJECT.get() and not is_off("CROSS_PROJECT")
+    return not kept_to_one_project() and not is_off("CROSS_PROJECT")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -6787,6 +6792,8 @@ class Importer:
         project, id = self._project_of(row), row.get("id")
         if (ended is None or by == PRUNED) != (successor is None):
             raise InvalidInput("ended_at and successor go together: give both or neither")
+        if successor is not None and kept_to_one_project():
+            self._check_here(successor)
         self.unknown.update(row.keys() - _TAKEN - (_DERIVED if row.keys() >= _PRINTED else set()))
         return {
             "id": check_id(id) if id is not None else self._derived_id(content, project, created),
@@ -6801,9 +6808,17 @@ class Importer:
         }
 
     def _project_of(self, row: dict[str, Any]) -> str | None:
+        if kept_to_one_project():
+            return self.project
         if row.get("scope") is not None and check_scope(row["scope"]) == "global":
             return None
         return check_id(row["project"]) if row.get("project") is not None else self.project
+
+    def _check_here(self, id: str) -> None:
+        """NotFound of what would let a row reach into another project, and its history there."""
+        rows = self.database.rows("SELECT project_id FROM items WHERE id = ?", check_id(id))
+        if rows and rows[0][0] != self.project:
+            raise NotFound(f"there is no successor {id} in this project")
 
     def _derived_id(self, content: str, project: str | None, created: int | None) -> str:
         """The same id for a project's n-th line with a text and a time, in any file that has it."""
@@ -9055,10 +9070,14 @@ def kept_session(database: Database, name: str) -> Session | None:
     return Session(*rows[0]) if rows else None
 
 
-def is_session(database: Database, id: object) -> bool:
-    """Whether something is the name of a session that is kept."""
+def is_session(projects: Projects, id: object) -> bool:
+    """Whether something is the name of a session that is kept, of this project or of none; and
+    not the id of a memory, which goes first where both are called so."""
     named = isinstance(id, str) and ":" in id and id.isprintable()
-    return named and kept_session(database, str(id)) is not None
+    kept = kept_session(projects.database, str(id)) if named else None
+    if kept is None or kept.project not in ("", projects.current()):
+        return False
+    return find_item(projects.database, str(id)) is None
 
 
 def keep_conversations(
@@ -9676,8 +9695,18 @@ def _draft_of_copy(database: Database, source: Path, draft: Path) -> None:
         copy.pragma("journal_mode", "off")  # nobody else knows it, and it goes if this fails
         _upgrade(copy)
         new_generation(copy)
+        _keep_tokens(database, copy)
         if copy.pragma("page_size") != size:
             copy.execute(f"PRAGMA page_size = {size}; VACUUM")
+
+
+def _keep_tokens(database: Database, copy: apsw.Connection) -> None:
+    """Let those ask who may by now: a token that was revoked since stays so, and nobody comes in
+    by somebody else's copy."""
+    copy.execute("DELETE FROM tokens")
+    with contextlib.suppress(DamagedError):
+        for row in database.rows("SELECT * FROM tokens"):
+            copy.execute("INSERT INTO tokens VALUES(?, ?, ?, ?, ?)", row)
 
 
 def _take_contents(database: Database, new: Path) -> Path | None:
@@ -10209,6 +10238,8 @@ def given_item(projects: Projects, id: object) -> dict[str, Any]:
     given = check_id(id)
     row = find_item(projects.database, given)
     found = [row] if row else items_beginning(projects, given)
+    if kept_to_one_project():
+        found = [one for one in found if not projects.is_foreign(one)]
     if len(found) > 1:
         raise InvalidInput(f"several ids begin with {_show(given)}: give more of it")
     if not found:
@@ -10232,7 +10263,7 @@ def own_item(projects: Projects, id: object, deed: str) -> dict[str, Any]:
     check_own(projects, row, "change")
     if row["ended_at"] is not None and (front := standing_for(projects.database, row["id"])):
         deeds = {"forget": f"`forget {front}` deletes both", "replace": f"`--replace {front}`"}
-        deeds["move"] = f"`move {front}` moves both"
+        deeds["move"] = f"`move {front}` moves that"
         what = f"{row['id']} is hidden behind {front}"
         raise NotFound(f"{what}: {deeds[deed]}, `undo {row['id']}` brings it back")
     if row["content_type"] == CONVERSATION:
@@ -11180,6 +11211,8 @@ def move_item(projects: Projects, id: str, scope: str) -> dict[str, Any]:
     project = None if scope == "global" else projects.current(create=True)
     with projects.database.transaction() as connection:
         row = own_item(projects, id, "move")
+        if scope == "project" and project is None:
+            raise InvalidInput("there is no project here (the home folder and / are none)")
         if row["project_id"] == project:
             raise InvalidInput(f"{row['id']} is nowhere else: {scope} scope has it already")
         if twin := same_text(connection, row["content"], project):
@@ -11194,7 +11227,7 @@ def move_item(projects: Projects, id: str, scope: str) -> dict[str, Any]:
 
 def forget_items(projects: Projects, ids: Sequence[str]) -> dict[str, Any]:
     """Erase items, or whole sessions: what `Memory.forget` returns."""
-    sessions = [id for id in ids if is_session(projects.database, id)]
+    sessions = [id for id in ids if is_session(projects, id)]
     for name in sessions:
         for row in items_beginning(projects, name):
             what = f"{name} is a conversation, and the memory {row['id']} begins so"
@@ -11216,7 +11249,6 @@ def forget_items(projects: Projects, ids: Sequence[str]) -> dict[str, Any]:
     message = f"Deleted {named}{older}."
     if kept := copies(projects.database):
         answer["copies"] = kept
-        message += f" Copies of the file may still have it: {', '.join(kept)}."
     if is_synced(projects.database):
         message += " Where it was sent it goes with the next `sync`; `sync --status` says where."
     return answer | {"message": message}
@@ -11230,6 +11262,11 @@ _LINEAGE = (
     " WHERE n.successor IS NOT NULL)"
     " SELECT {} FROM items i JOIN lineage USING (id) ORDER BY i.created_at, i.seq"
 )
+
+
+def projects_behind(database: Database, id: str) -> set[str | None]:
+    """The projects of an item and of all its versions; None is global."""
+    return {project for (project,) in database.rows(_LINEAGE.format("i.project_id"), id)}
 
 
 def history_of(projects: Projects, id: str) -> dict[str, Any]:
@@ -12883,6 +12920,8 @@ class Memory:
         """Settle that a memory is not obsolete because of another: {success, message}."""
         with self.database.transaction() as connection:
             ids = [own_item(self.projects, id, "replace")["id"] for id in (old, new)]
+            if ids[0] == ids[1]:
+                raise InvalidInput(f"{ids[0]} is both of them: name two memories")
             keep_apart(connection, *ids)
         return {"success": True, "message": f"{ids[0]} and {ids[1]} both stay."}
 
@@ -13593,6 +13632,13 @@ def render_message(answer: dict[str, Any]) -> Iterator[str]:
     yield printable_name(answer["message"])
 
 
+def render_forgotten(answer: dict[str, Any]) -> Iterator[str]:
+    """What was erased, and where it may still stand."""
+    yield from render_message(answer)
+    if kept := answer.get("copies"):
+        yield f"Copies of the file may still have it: {', '.join(map(printable_name, kept))}."
+
+
 def render_tokens(answer: dict[str, Any]) -> Iterator[str]:
     """A line for each token, without the token itself."""
     for row in answer["tokens"]:
@@ -14203,7 +14249,7 @@ _TABLE = (
         Argument("conversations", FLAG, "The sessions that are kept, instead."),
     ),
     Operation("get", Memory.get, render_item).takes(_THE_ID),
-    Operation("forget", _forget, render_message).takes(
+    Operation("forget", _forget, render_forgotten).takes(
         Argument("ids", ID, wire="id", place="ID...")
     ),
     Operation("history", Memory.history, render_history).takes(_THE_ID),
@@ -15003,12 +15049,13 @@ _REASONS = {
 
 
 class Route(NamedTuple):
-    """What is asked by a method and a path, in which {name} stands for an argument."""
+    """What is asked by a method and a path, in which {id} stands for an argument."""
 
     method: str
     path: str
     operation: Operation
     without: Sequence[str] = ()  # arguments that are about this machine, or cost too much
+    named: str = "id"  # the argument that {id} in the path is
 
     @property
     def changes(self) -> bool:
@@ -15032,7 +15079,7 @@ ROUTES = (
     Route("GET", "/v1/memories", OPERATIONS["list"]),
     Route("POST", "/v1/memories", OPERATIONS["store"], ("into",)),
     Route("GET", "/v1/memories/{id}", OPERATIONS["get"]),
-    Route("PUT", "/v1/memories/{replace_id}", OPERATIONS["store"], ("into",)),
+    Route("PUT", "/v1/memories/{id}", OPERATIONS["store"], ("into",), "replace_id"),
     Route("DELETE", "/v1/memories/{id}", OPERATIONS["forget"]),
     Route("POST", "/v1/memories/{id}/undo", OPERATIONS["undo"]),
     Route("POST", "/v1/memories/{id}/move", OPERATIONS["move"]),
@@ -15080,15 +15127,27 @@ class Visitor(NamedTuple):
         """Forbidden unless this may be done."""
         if changes and self.token.reads:
             raise Forbidden(f"the token {self.token.name} only reads")
-        if not changes or self.token.project is None:
+        if self.token.project is None:
             return
-        if arguments.get("scope") == "global":
+        if changes and arguments.get("scope") == "global":
             raise Forbidden(f"the token {self.token.name} cannot change global memories")
         for name in ("id", "ids", "replace", "replace_id", "old", "new"):
             if name in arguments:
-                row = visible_item(self.memory.projects, arguments[name])
-                if row["project_id"] != self.token.project:
-                    raise Forbidden(f"the token {self.token.name} cannot change {row['id']}")
+                self._check_item(changes, arguments[name])
+
+    def _check_item(self, changes: bool, id: str) -> None:
+        """Forbidden where an item, or a version of it, is not of the token's project."""
+        projects = self.memory.projects
+        session = kept_session(projects.database, id) if is_session(projects, id) else None
+        if session:
+            found: set[str | None] = {session.project or None}
+        else:
+            with keep_to_one_project():
+                id = visible_item(projects, id)["id"]
+            found = projects_behind(projects.database, id)
+        if not found <= {self.token.project, *([] if changes else [None])}:
+            deed = "change" if changes else "read"
+            raise Forbidden(f"the token {self.token.name} cannot {deed} {id}")
 
 
 class Gateway:
@@ -15133,7 +15192,7 @@ class Gateway:
         }
         if (method, path) in special:
             return special[method, path](request, visitor)
-        route, values = _routed(method, path)
+        route, values = _routed(method, request)
         given = self._given(route, request) | values
         arguments = typed(route, given, method in ("GET", "DELETE"))
         visitor.check(route.changes, arguments)
@@ -15147,31 +15206,40 @@ class Gateway:
         token = self._token(request)
         if token is None and _name_of(host) not in _LOCAL_NAMES:
             raise HttpError(403, f"{_show(host)} is not this server's name, and there is no token")
-        if origin is not None and urllib.parse.urlsplit(origin).netloc != host:
+        if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
             raise HttpError(403, f"pages of {_show(origin)} may not ask here")
+        if request.get("HTTP_SEC_FETCH_SITE", "none") not in ("none", "same-origin"):
+            raise HttpError(403, "pages from elsewhere may not ask here")
         token = token or Token("this machine")
+        self._count(token)
+        return Visitor(token, self._memory_of(request, token), "HTTP_SEDIMENT_SILENT" in request)
+
+    def _count(self, token: Token) -> None:
+        """Count one more request, or part of one; HttpError where it is one too many."""
         rate = self._rates.setdefault(token.name, RateLimit())
         if rate.exceeded():
             wait = {"Retry_After": "60"}
             raise HttpError(429, f"{rate.allowed} requests a minute: wait, then retry", **wait)
-        return Visitor(token, self._memory_of(request, token), "HTTP_SEDIMENT_SILENT" in request)
 
     def _token(self, request: dict[str, Any]) -> Token | None:
         kind, _, secret = request.get("HTTP_AUTHORIZATION", "").partition(" ")
         if kind.lower() == "bearer" and secret:
-            if token := self._key(secret) or self._memory.token_of(secret):
+            once = request.get("PATH_INFO") == "/v1/session"
+            if token := self._key(secret, once) or self._memory.token_of(secret):
                 return token
             raise HttpError(401, "this token is none, or was revoked", WWW_Authenticate="Bearer")
-        if self._needs_token or self._once or self._page_keys or self._memory.tokens()["count"]:
+        # A server that has needed one goes on: that the last is revoked opens it to nobody.
+        self._needs_token |= bool(self._once or self._page_keys or self._memory.tokens()["count"])
+        if self._needs_token:
             wanted = "a token is needed: `Authorization: Bearer TOKEN`"
             raise HttpError(401, wanted, WWW_Authenticate="Bearer")
         return None
 
-    def _key(self, secret: str) -> Token | None:
-        """A page's token: the first good for one request alone, which gets it another."""
+    def _key(self, secret: str, once: bool) -> Token | None:
+        """A page's token: the first one is good for nothing but to get it another."""
         import hmac
 
-        keys = [*self._page_keys, *([self._once] if self._once else [])]
+        keys = [*self._page_keys, *([self._once] if self._once and once else [])]
         known = [key for key in keys if hmac.compare_digest(key.encode(), secret.encode())]
         return Token("the page") if known else None
 
@@ -15248,6 +15316,8 @@ class Gateway:
         except ProtocolError as error:
             return HttpAnswer(400, _refused(error, _id_of(message)))
         parts = message if isinstance(message, list) and message else [message]
+        for _ in parts[1:]:
+            self._count(visitor.token)
         answers = [answer for part in parts if (answer := self._message(part, visitor))]
         if not answers:
             return HttpAnswer(202, None)
@@ -15268,9 +15338,8 @@ class Gateway:
         visitor.check(True, {})
         _check_type(request, _LINES, _JSON)
         lines = text_lines(request["wsgi.input"])
-        rows = map(functools.partial(_of_project, visitor.token), lines)
-        with self._stream():
-            answer = visitor.memory.import_rows(rows)
+        with self._stream(), keep_to_one_project(visitor.token.project is not None):
+            answer = visitor.memory.import_rows(lines)
         self._worker.start_chores()
         return HttpAnswer(200, answer)
 
@@ -15303,7 +15372,13 @@ _SAFE_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-_LOCAL_FACTS = ("path", "database", "root", "folder")  # of this machine; others need not know
+_LOCAL_FACTS = (
+    "path",
+    "database",
+    "root",
+    "folder",
+    "copies",
+)  # of this machine; others need not know
 
 
 def refusal(error: SedimentError) -> HttpAnswer:
@@ -15323,16 +15398,18 @@ def _name_of(host: str) -> str:
 @functools.cache
 def _pattern_of(path: str) -> re.Pattern[str]:
     """What the paths of a route look like."""
-    return re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/]+)", re.escape(path)))
+    return re.compile(path.replace("{id}", "([^/]+)"))
 
 
-def _routed(method: str, path: str) -> tuple[Route, dict[str, str]]:
-    """The route of a request, and the values in its path; HttpError where there is none."""
-    allowed = []
+def _routed(method: str, request: dict[str, Any]) -> tuple[Route, dict[str, str]]:
+    """The route of a request, and the value in its path, which may have a slash that is written as
+    %2F; HttpError where there is none."""
+    path, allowed = request["REQUEST_URI"].partition("?")[0], []
     for route in ROUTES:
         if found := _pattern_of(route.path).fullmatch(path):
             if route.method == method:
-                return route, found.groupdict()
+                values = map(urllib.parse.unquote, found.groups())
+                return route, dict(zip([route.named], values, strict=False))
             allowed.append(route.method)
     if allowed:
         raise HttpError(405, f"{method} is nothing for this path", Allow=", ".join(allowed))
@@ -15351,13 +15428,16 @@ def typed(route: Route, given: dict[str, Any], from_text: bool) -> dict[str, Any
         if one.is_required and name not in given:
             raise InvalidInput(f"{name} is missing")
     return {
-        known[name].name: _of_type(name, value, known[name].kind.schema["type"], from_text)
+        known[name].name: _of_type(name, value, known[name].kind, from_text)
         for name, value in given.items()
         if value is not None
     }
 
 
-def _of_type(name: str, value: Any, type: str, from_text: bool) -> Any:
+def _of_type(name: str, value: Any, kind: Kind, from_text: bool) -> Any:
+    type = kind.schema["type"]
+    if kind is TIME and value.__class__ in (int, float):
+        return value  # as every answer tells it
     if from_text and type == "boolean" and value.lower() in ("1", "true", "0", "false"):
         return value.lower() in ("1", "true")
     if from_text and type in ("integer", "number"):
@@ -15365,7 +15445,8 @@ def _of_type(name: str, value: Any, type: str, from_text: bool) -> Any:
             return int(value) if type == "integer" else float(value)
     if isinstance(value, _TYPES[type]) and (type == "boolean" or not isinstance(value, bool)):
         return value
-    raise InvalidInput(f"{name} must be a {type}, not {_show(value)}")
+    article = "an" if type == "integer" else "a"
+    raise InvalidInput(f"{name} must be {article} {type}, not {_show(value)}")
 
 
 def _check_type(request: dict[str, Any], *types: str) -> None:
@@ -15394,14 +15475,6 @@ def _object(request: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidInput("the body must be a JSON object")
     return value
-
-
-def _of_project(token: Token, line: str) -> Any:
-    """A row of an import, in the token's project if it has one."""
-    if token.project is None:
-        return line
-    row = parse_object(line)
-    return {**row, "project": token.project, "scope": "project"} if row else line
 
 
 def _in_time(done: queue.SimpleQueue[Any]) -> Any:
@@ -15473,8 +15546,9 @@ def _mcp_status(message: Any, answer: dict[str, Any]) -> int:
 def _ready(memory: Memory) -> HttpAnswer:
     """Whether it would answer now: the encoder is there, and the file can be written."""
     memory.encoder.load()
-    with memory.database.transaction():
-        pass
+    if memory.database.path.exists():  # else the first memory makes it, and no look does
+        with memory.database.transaction():
+            pass
     return HttpAnswer(200, {"ready": True})
 
 
@@ -15493,27 +15567,35 @@ def openapi(_: Memory | None = None) -> HttpAnswer:
     return HttpAnswer(200, facts | {"security": [{"token": []}, {}]})
 
 
-_ANSWERS = {"responses": {"200": {"description": "What the command prints with --json."}}}
+_PRINTED_SO = {"description": "What the command prints with --json."}
+_ANSWERS = {"responses": {"200": _PRINTED_SO}}
+_STORED = {"responses": {"200": _PRINTED_SO, "201": _PRINTED_SO}}
+_ASKED_WITH = [
+    {"name": "project", "in": "query", "schema": ID.schema},
+    {"name": "Sediment-Silent", "in": "header", "schema": {"type": "string"}},
+]
 
 
 def _described(route: Route) -> dict[str, Any]:
     """One route, as OpenAPI describes it."""
-    in_path = set(re.findall(r"\{(\w+)\}", route.path))
+    in_path = {route.named} if "{" in route.path else set()
     in_query = route.method in ("GET", "DELETE")
     schemas = {name: one.kind.schema | _told(one) for name, one in route.arguments.items()}
     parameters = [
-        {"name": name, "in": "path" if name in in_path else "query", "schema": schema}
-        | {"required": name in in_path or route.arguments[name].is_required}
+        {"name": "id", "in": "path", "schema": schema, "required": True}
+        if name in in_path
+        else {"name": name, "in": "query", "schema": schema}
+        | {"required": route.arguments[name].is_required}
         for name, schema in schemas.items()
         if in_query or name in in_path
     ]
-    described: dict[str, Any] = {"summary": route.operation.name, "parameters": parameters}
+    described = {"summary": route.operation.name, "parameters": [*parameters, *_ASKED_WITH]}
     body = {name: schema for name, schema in schemas.items() if name not in in_path}
     if body and not in_query:
         needed = [name for name in body if route.arguments[name].is_required]
         schema = {"type": "object", "properties": body, "required": needed}
         described["requestBody"] = {"content": {_JSON: {"schema": schema}}}
-    return described | _ANSWERS
+    return described | (_STORED if route.method == "POST" else _ANSWERS)
 
 
 def _told(argument: Argument) -> dict[str, str]:
@@ -15553,6 +15635,8 @@ def listen(memory: Memory, host: str, port: int, key: str | None = None) -> Any:
 
     Raises InvalidInput for an address that others can reach while there is no token, and for one
     that cannot be had."""
+    import logging
+
     import waitress.server
 
     everywhere = host not in _LOCAL_NAMES
@@ -15574,6 +15658,7 @@ def listen(memory: Memory, host: str, port: int, key: str | None = None) -> Any:
     except (OSError, ValueError) as error:
         raise InvalidInput(f"{host}:{port} cannot be listened on ({error})") from None
     server.channel_class = _strict_channel()
+    logging.getLogger("waitress.queue").disabled = True  # a line for each request that waits
     return server
 
 
@@ -16954,6 +17039,8 @@ def token_command(shared: Context, deed: str, name: str | None, reads: bool) -> 
     """Who may ask over the network."""
     if (name is None) != (deed == "list"):
         raise click.UsageError(f"token {deed} takes {'no name' if name else 'a NAME'}")
+    if deed != "add" and reads:
+        raise click.UsageError("--reads says what a new token may: `token add NAME --reads`")
     with shared.memory() as memory:
         if deed == "add":
             project = memory.projects.current(create=True) if shared.project else None

@@ -297,7 +297,7 @@ def test_forgetting_names_the_copies(memory: Memory, tmp_path: Path) -> None:
     id = memory.list_items()["items"][0]["id"]
     answer = memory.forget(id)
     assert answer["copies"] == [str(tmp_path / "one.db")]
-    assert "one.db" in answer["message"]
+    assert "one.db" in [*sediment.render_forgotten(answer)][-1]
 
 
 # Upgrades
@@ -548,7 +548,7 @@ def test_what_was_said_and_what_people_decided_is_rescued(
     assert memory.add_conversations(map(said, ("heron", "otter")))["turns"] == 0
     assert hooks_off(memory) == {"capture"}
     assert rows_of(memory, "reviews") == [(old, new, 0.0, 1)]
-    assert f"{copy}" in memory.forget(old)["message"]
+    assert str(copy) in memory.forget(old)["copies"]
     consistent(memory)
 
 

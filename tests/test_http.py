@@ -14,9 +14,10 @@ import pytest
 from conftest import Run
 from program import Program, one_line
 from storage import open_memory
-from wire import META, STATELESS, TIMEOUT, http_server, small_env
+from wire import STATELESS, TIMEOUT, http_server, small_env
 
 import sediment
+from sediment import Memory
 
 JSON = {"Content-Type": "application/json"}
 LINES = {"Content-Type": "application/x-ndjson"}
@@ -117,6 +118,15 @@ def guarded(
         yield Door(host, port), tokens
 
 
+@contextlib.contextmanager
+def gate(memory: Memory, key: str | None = None) -> Iterator[Door]:
+    """A server in a thread of this process."""
+    server = sediment.listen(memory, "127.0.0.1", 0, key)
+    threading.Thread(target=server.run, daemon=True).start()
+    yield Door("127.0.0.1", server.effective_port)
+    server.close()
+
+
 def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
@@ -154,7 +164,7 @@ def test_arguments_in_a_query_are_typed(door: Door) -> None:
     ("method", "path", "body", "status", "reason"),
     [
         ("GET", "/v1/recall", None, 400, "query is missing"),
-        ("GET", "/v1/recall?query=x&limit=many", None, 400, "limit must be a integer"),
+        ("GET", "/v1/recall?query=x&limit=many", None, 400, "limit must be an integer"),
         ("GET", "/v1/recall?query=x&limits=3", None, 400, "takes query, limit"),
         ("GET", "/v1/memories?scope=moon", None, 400, "scope"),
         ("POST", "/v1/memories", {"content": 5}, 400, "content must be a string"),
@@ -193,6 +203,24 @@ def test_the_description_names_every_route(door: Door) -> None:
     told = {(verb.upper(), path) for path, verbs in described["paths"].items() for verb in verbs}
     assert {(route.method, route.path) for route in sediment.ROUTES} < told
     assert described["paths"]["/v1/recall"]["post"]["requestBody"]
+    assert "201" in described["paths"]["/v1/memories"]["post"]["responses"]
+    one = described["paths"]["/v1/memories/{id}"]
+    assert all(verb["parameters"][0]["name"] == "id" for verb in one.values())
+
+
+def test_an_id_with_a_slash_can_be_named(door: Door) -> None:
+    row = {"id": "notes/2026/a b", "content": "Ferries leave at noon."}
+    door.ok("POST", "/v1/import", json.dumps(row).encode(), **LINES)
+    path = "/v1/memories/notes%2F2026%2Fa%20b"
+    assert door.ok("GET", path)["content"] == row["content"]
+    door.ok("DELETE", path)
+    assert door.ask("GET", path).status == 404
+
+
+def test_looking_whether_it_is_ready_makes_no_file(tmp_path: Path) -> None:
+    with open_memory(tmp_path / "none.db") as memory, gate(memory) as door:
+        assert door.ok("GET", "/ready") == {"ready": True}
+    assert not (tmp_path / "none.db").exists()
 
 
 def test_it_tells_that_it_lives_and_is_ready(door: Door) -> None:
@@ -254,6 +282,9 @@ def test_a_line_that_is_nothing_is_told_with_its_number(door: Door) -> None:
         {"Origin": "null"},
         {"Origin": "https://localhost"},
         {"Origin": "http://127.0.0.1:1"},
+        {"Origin": "http://[bad"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/memories", "/mcp"])
@@ -293,6 +324,25 @@ def test_no_answer_sets_a_cookie_or_lets_others_read(door: Door) -> None:
         assert "set-cookie" not in headers
         assert not any(name.startswith("access-control") for name in headers)
         assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_answers_tell_nothing_of_this_machine(memory: Memory, tmp_path: Path) -> None:
+    memory.store("Tea is at four.")
+    memory.backup(tmp_path / "copy.db")
+    with gate(memory) as door:
+        told = door.ok("DELETE", f"/v1/memories/{door.store('A passing thought.')}")
+    assert str(tmp_path) not in str(told)
+
+
+def test_a_time_may_be_given_as_answers_tell_it(door: Door) -> None:
+    id = door.store("It was then.", created_at=1_700_000_000)
+    assert door.ok("GET", f"/v1/memories/{id}")["created_at"] == 1_700_000_000
+    told = door.ask("POST", "/v1/memories", {"content": "x", "created_at": True})
+    assert told.status == 400
+    assert "an integer" in door.ask("GET", "/v1/memories?limit=x").body["error"]
+    told = door.ask("POST", "/v1/review/keep", {"old": id, "new": id})
+    assert told.status == 400
+    assert "both" in told.body["error"]
 
 
 def test_a_token_that_is_missing_wrong_or_revoked(guarded: tuple[Door, dict[str, str]]) -> None:
@@ -381,6 +431,62 @@ def test_a_token_of_one_project_sees_no_other(guarded: tuple[Door, dict[str, str
         assert whole.ok("GET", f"/v1/memories/{id}")["id"] == id
 
 
+def test_a_token_of_one_project_reaches_into_no_other_by_import(
+    guarded: tuple[Door, dict[str, str]],
+) -> None:
+    door, tokens = guarded
+    whole = Door(door.host, door.port, **bearer(tokens["all"]))
+    one = Door(door.host, door.port, **bearer(tokens["one"]))
+    (theirs,) = [row["id"] for row in whole.ok("GET", "/v1/memories?project=other")["items"]]
+    (shared,) = [row["id"] for row in whole.ok("GET", "/v1/memories?scope=global")["items"]]
+    elsewhere = {"content": "Elsewhere.", "project": "other", "created_at": 1}
+    everywhere = {"content": "Everywhere.", "scope": "global", "created_at": 1}
+    for document in ([elsewhere, everywhere], {"items": [elsewhere, everywhere]}):
+        one.ok("POST", "/v1/import", json.dumps(document).encode() + b"\n", **LINES)
+    assert "Elsewhere." not in str(whole.ok("GET", "/v1/memories?project=other"))
+    assert "Everywhere." not in str(whole.ok("GET", "/v1/memories?scope=global"))
+    ended = {"content": "x", "created_at": 1, "ended_at": 2, "ended_by": "replace"}
+    for id in (theirs, shared):
+        row = ended | {"id": f"probe-{id}", "successor": id}
+        for document in (row, [row], {"items": [row]}):
+            told = one.ok("POST", "/v1/import", json.dumps(document).encode() + b"\n", **LINES)
+            assert told["stored"] == 0
+            assert "no successor" in told["refused"][0]["reason"]
+        whole.ok("POST", "/v1/import", json.dumps(row | {"project": "demo"}).encode(), **LINES)
+        probe = f"/v1/memories/probe-{id}"
+        assert one.ask("POST", f"{probe}/undo", {}).status == 403
+        assert one.ask("DELETE", probe).status == 403
+        seen = one.ask("GET", f"{probe}/history")
+        assert seen.status == (403 if id == theirs else 200)  # who may not change may read
+        assert whole.ok("GET", f"/v1/memories/{id}")["id"] == id
+    assert theirs not in str(one.ask("GET", f"/v1/memories/{theirs[:8]}").body)
+
+
+def test_a_token_that_was_revoked_does_not_come_back_with_a_copy(
+    memory: Memory, tmp_path: Path
+) -> None:
+    memory.store("Tea is at four.")
+    revoked, kept = (memory.add_token(name)["token"] for name in ("revoked", "kept"))
+    memory.backup(tmp_path / "copy.db")
+    memory.revoke_token("revoked")
+    later = memory.add_token("later")["token"]
+    memory.restore(tmp_path / "copy.db")
+    assert memory.token_of(revoked) is None
+    assert memory.token_of(kept)
+    assert memory.token_of(later)
+    with open_memory(tmp_path / "new.db") as other:
+        other.restore(tmp_path / "copy.db")
+        assert other.tokens()["count"] == 0
+
+
+def test_a_server_that_needed_a_token_goes_on_needing_one(memory: Memory) -> None:
+    memory.add_token("last")
+    with gate(memory) as door:
+        assert door.ask("GET", "/v1/memories").status == 401
+        memory.revoke_token("last")
+        assert door.ask("GET", "/v1/memories").status == 401
+
+
 def test_the_rate_is_each_tokens_own(tmp_path: Path, unpacked: Path) -> None:
     path = tmp_path / "memory.db"
     with open_memory(path) as memory:
@@ -392,6 +498,7 @@ def test_the_rate_is_each_tokens_own(tmp_path: Path, unpacked: Path) -> None:
         assert told == [200] * 5 + [429] * 3
         assert "retry-after" in busy.ask("GET", "/v1/memories").headers
         assert calm.ask("GET", "/v1/memories").status == 200
+        assert calm.mcp([call("recall", query="tea")] * 5).status == 429  # each part counts
 
 
 def test_others_are_not_listened_to_without_a_token(here: Program) -> None:
@@ -607,18 +714,11 @@ def test_a_client_that_goes_away_leaves_nothing_behind(door: Door) -> None:
 
 
 def test_the_pages_token_is_good_once_and_gets_it_another(tmp_path: Path) -> None:
-    with open_memory(tmp_path / "memory.db") as memory:
-        server = sediment.listen(memory, "127.0.0.1", 0, key="once")
-        thread = threading.Thread(target=server.run, daemon=True)
-        thread.start()
-        door = Door("127.0.0.1", server.effective_port)
+    with open_memory(tmp_path / "memory.db") as memory, gate(memory, key="once") as door:
         assert door.ask("GET", "/v1/memories").status == 401
+        assert door.ask("GET", "/v1/memories", **bearer("once")).status == 401
         key = door.ok("POST", "/v1/session", {}, **bearer("once"))["token"]
         assert door.ask("POST", "/v1/session", {}, **bearer("once")).status == 401
         assert door.ask("POST", "/v1/session", {}, **bearer(key)).status == 403
         assert door.ask("GET", "/v1/memories", **bearer(key)).status == 200
         assert door.ask("GET", "/v1/memories").status == 401
-
-
-def test_meta_is_named_as_the_protocol_does() -> None:
-    assert f"{META}protocolVersion" in STATELESS

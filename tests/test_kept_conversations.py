@@ -119,6 +119,14 @@ def test_a_session_is_forgotten_whole_and_for_ever(memory: Memory) -> None:
     consistent(memory)
 
 
+def test_a_session_of_another_project_is_not_forgotten_here(memory: Memory, tmp_path: Path) -> None:
+    (tmp_path / "theirs" / ".git").mkdir(parents=True)
+    memory.add_conversations([said(HERON, folder=str(tmp_path / "theirs"))])
+    with pytest.raises(NotFound):
+        memory.forget("claude:s1")
+    assert memory.stats()["turns"] == 1
+
+
 def test_a_conversation_whose_name_begins_an_id_is_not_guessed(memory: Memory) -> None:
     memory.add_conversations([said(HERON)])
     memory.import_rows([{"id": "claude:s1-note", "content": "Tea is served at four."}])
@@ -127,6 +135,15 @@ def test_a_conversation_whose_name_begins_an_id_is_not_guessed(memory: Memory) -
         memory.forget("claude:s1")
     assert (memory.stats()["turns"], memory.list_items()["total"]) == (1, 1)
     memory.forget("claude:s1-note")
+    memory.forget("claude:s1")
+    assert memory.stats()["turns"] == 0
+
+
+def test_a_memory_that_is_called_as_a_conversation_is_forgotten_first(memory: Memory) -> None:
+    memory.add_conversations([said(HERON)])
+    memory.import_rows([{"id": "claude:s1", "content": "Tea is served at four."}])
+    memory.forget("claude:s1")
+    assert (memory.stats()["turns"], memory.list_items()["total"]) == (1, 0)
     memory.forget("claude:s1")
     assert memory.stats()["turns"] == 0
 
