@@ -284,6 +284,8 @@ VECTORS_TRIED = 100  # of a hub's vectors one of so many is made anew, to see wh
 SAME_VECTOR = 0.999  # its cosine at least; 16 bits cost 0.0000002
 CLOCK_OFF = 3_600  # s of two clocks that are worth a remark
 SYNC_POLL = 1.0  # s between looks at whether something has changed here
+SYNC_FILE_MAX = 1 << 28  # bytes of a file of a machine, which has 1/256 of its memories
+COUNT_MAX = 1 << 31  # one machine's confirmations of a memory: nobody has more
 SYNC_BATCH = 200  # states that are written in one transaction, 40 ms that a store may wait
 LEASE = 10  # s that a process may be silent in background work before another takes it up
 DAY = 86_400  # s
@@ -11760,11 +11762,17 @@ def state_of(row: Any) -> tuple[str, State]:
     if put:
         check_text(put[2], "content", CONTENT_MAX)
     counts = row.get("ok", {})
-    if not isinstance(counts, dict) or any(type(count) is not int for count in counts.values()):
+    if not isinstance(counts, dict) or not all(map(_is_count, counts.values())):
         raise InvalidInput("its confirmations are no numbers")
+    for name in filter(None, (*(put or ())[1:2], *(end or ())[1:3], *(end or ())[4:], *counts)):
+        check_id(name)
     gone = row.get("gone") is True
     state = {"id": check_id(row.get("id")), "gone": gone, "put": put, "end": end, "ok": counts}
     return check_id(row.get("in")), join(state, state)
+
+
+def _is_count(value: object, most: int = COUNT_MAX) -> bool:
+    return type(value) is int and 0 <= value <= most
 
 
 def _stamped(value: Any, kinds: tuple[type, ...]) -> Any:
@@ -11806,26 +11814,34 @@ class Folder:
     # Files as such
 
     def _machines(self) -> list[str]:
-        return [entry.name for entry in _entries(self.top) if entry.is_dir()]
+        return [one.name for one in _entries(self.top) if one.name.isprintable() and one.is_dir()]
 
     def _files(self, machine: str) -> dict[str, str]:
         """The files of a machine, each with what is another after every change."""
         found = {}
         for entry in _entries(self.top / machine):
             with contextlib.suppress(OSError):
-                if entry.name.endswith(".jsonl") and entry.is_file():
+                if entry.name.endswith(".jsonl") and entry.name.isprintable():
                     status = entry.stat()
                     found[entry.name] = f"{status.st_size}:{status.st_mtime_ns}"
         return found
 
     def _text(self, machine: str, name: str) -> str:
-        with contextlib.suppress(FileNotFoundError):
-            return (self.top / machine / name).read_text("utf-8", "replace")
-        return ""
+        """What a plain file says; anybody may have put something else in its place."""
+        try:
+            with open(self.top / machine / name, "rb", opener=_open_plain) as file:
+                data = file.read(SYNC_FILE_MAX + 1) or b""  # None of a pipe in which nothing is
+        except FileNotFoundError:
+            return ""
+        if len(data) > SYNC_FILE_MAX:
+            raise InvalidInput(f"it is larger than {SYNC_FILE_MAX >> 20} MB")
+        return data.decode("utf-8", "replace")
 
     def _write(self, texts: dict[str, str]) -> None:
         """Give own files these texts; those without one go."""
         folder = self.top / self.me.name
+        if folder.is_symlink():
+            raise InvalidInput(f"{folder} is a link, and this machine's files go where it leads")
         folder.mkdir(exist_ok=True)
         for name, text in texts.items():
             if text:
@@ -11853,11 +11869,20 @@ class Folder:
             self._read[machine] = reached
 
     def _facts(self, machine: str) -> dict[str, Any]:
-        return parse_object(self._text(machine, "machine.json"))
+        """What a machine says of itself, and nothing that it cannot be."""
+        facts: dict[str, Any] = {}
+        with contextlib.suppress(OSError, InvalidInput):
+            facts = parse_object(self._text(machine, "machine.json"))
+        return {key: facts[key] for key in facts.keys() & _FACTS.keys() if _FACTS[key](facts[key])}
 
     def _states(self, machine: str, name: str) -> tuple[list[tuple[str, State]], bool]:
         """What stands in a file, and whether that is all: a line without an end is on its way."""
-        *lines, rest = self._text(machine, name).split("\n")
+        try:
+            *lines, rest = self._text(machine, name).split("\n")
+        except (OSError, InvalidInput) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            self.remarks.append(f"{machine}/{name} was not read: {why}")
+            return [], False
         states = []
         for number, line in enumerate(lines, 1):
             try:
@@ -11884,7 +11909,7 @@ class Folder:
 
     def finish(self, t: int) -> dict[str, Any]:
         """Tell the others how far this machine has read; the cursor of what it wrote itself."""
-        strange = [name for name in self._files(self.me.name) if len(name) != len("00.jsonl")]
+        strange = [name for name in self._files(self.me.name) if _TOOLS_COPY.match(name)]
         facts = {"v": RECORD_VERSION, "host": self.me.host, "person": self.me.person}
         facts |= {"t": t, "read": self._read, "seen": int(time.time())}
         known = self._facts(self.me.name)
@@ -11916,6 +11941,19 @@ class Folder:
         self._write({"machine.json": ""})
 
 
+_TOOLS_COPY = _Pattern(r"[\da-f]{2}[ ._~(-].+\.jsonl")  # such as "00 (conflicted copy).jsonl"
+_FACTS: dict[str, Callable[[Any], bool]] = {
+    "v": _is_count,
+    "host": lambda host: isinstance(host, str) and host.isprintable(),
+    "person": lambda person: isinstance(person, str) and person.isprintable(),
+    "seen": lambda at: _is_count(at, TIME_MAX),
+    "t": lambda t: _is_count(t, 1 << 62),
+    "read": lambda read: (
+        isinstance(read, dict) and all(_is_count(t, 1 << 62) for t in read.values())
+    ),
+}
+
+
 class Git(Folder):
     """The same files in a git remote: of each machine one commit without a parent, under
     refs/sediment/, so that what is forgotten has no history. A bare repository beside the database
@@ -11932,7 +11970,7 @@ class Git(Folder):
     def _git(self, *words: str, input: bytes = b"") -> str:
         import subprocess
 
-        command = ["git", "--git-dir", str(self._repository), *words]
+        command = ["git", *_GIT_PLAIN, "--git-dir", str(self._repository), *words]
         env = environment(left_out="GIT_DIR") | {"GIT_TERMINAL_PROMPT": "0"}
         try:
             done = subprocess.run(command, input=input, capture_output=True, env=env, timeout=600)
@@ -11940,17 +11978,35 @@ class Git(Folder):
             raise Unreachable(f"git cannot be run ({error})") from None
         if done.returncode:
             told = done.stderr.decode("utf-8", "replace").strip().split("\n")
-            raise Unreachable(f"{self._url} cannot be reached (git says: {told[0]})")
+            raise InvalidInput(f"git says: {told[0]}")
         return done.stdout.decode("utf-8", "replace")
+
+    def _exchange(self, deed: str, *words: str) -> None:
+        """Fetch or push."""
+        try:
+            self._git(deed, "--quiet", *words)
+        except InvalidInput as error:
+            raise Unreachable(f"{self._url} cannot be reached ({error})") from None
 
     def begin(self) -> dict[str, Any]:
         """Fetch what is there."""
-        if not self._repository.exists():
-            self._git("init", "--bare", "--quiet")
+        check_git(self.name)
+        if not os.path.lexists(self._repository):
+            self._git("init", "--bare", "--quiet", "--template=")
             make_private(self._repository, 0o700)
+        self._check_own()
         self._trees.clear()
-        self._git("fetch", "--quiet", "--prune", self._url, "+refs/sediment/*:refs/sediment/*")
+        self._exchange("fetch", "--prune", "--", self._url, "+refs/sediment/*:refs/sediment/*")
         return {}
+
+    def _check_own(self) -> None:
+        """A folder that came with a checkout may tell git to run something, or to write elsewhere;
+        InvalidInput where this one says more than git itself has written there."""
+        config = plain_text(self._repository / "config").split("\n")
+        led_away = os.path.islink(self._repository) or (self._repository / "commondir").exists()
+        if led_away or not any(config) or not all(map(_GIT_CONFIG.fullmatch, config)):
+            told = "was not made by sync: move it away, and it is made again"
+            raise InvalidInput(f"{self._repository} {told}")
 
     def _machines(self) -> list[str]:
         return self._git("for-each-ref", "--format=%(refname:lstrip=2)", "refs/sediment").split()
@@ -11959,8 +12015,16 @@ class Git(Folder):
         """What a machine has, by name, as it was fetched or written last."""
         if machine not in self._trees:
             there = machine in self._machines()
-            rows = self._git("ls-tree", f"refs/sediment/{machine}").splitlines() if there else []
-            self._trees[machine] = {row.split("\t")[1]: row.split()[2] for row in rows}
+            try:
+                listed = self._git("ls-tree", "-l", f"refs/sediment/{machine}") if there else ""
+            except InvalidInput as error:
+                listed = ""
+                self.remarks.append(f"{machine} was not read: {error}")
+            rows = [row.partition("\t") for row in listed.splitlines() if " blob " in row]
+            found = ((name, *facts.split()[2:4]) for facts, _, name in rows)
+            self._trees[machine] = {
+                name: blob for name, blob, size in found if int(size) <= SYNC_FILE_MAX
+            }
         return self._trees[machine]
 
     def _files(self, machine: str) -> dict[str, str]:
@@ -11983,7 +12047,7 @@ class Git(Folder):
         self._git("update-ref", "-d", ref)
         self._git("fast-import", "--quiet", input=b"".join([*lines, b"\n"]))
         self._trees.pop(self.me.name, None)
-        self._git("push", "--quiet", "--force", self._url, f"{ref}:{ref}")
+        self._exchange("push", "--force", "--", self._url, f"{ref}:{ref}")
 
     def _states(self, machine: str, name: str) -> tuple[list[tuple[str, State]], bool]:
         found = super()._states(machine, name)
@@ -12001,6 +12065,21 @@ class Git(Folder):
         if self._forgot:
             self._git("gc", "--quiet", "--prune=now")
         return cursor
+
+
+_GIT_PLAIN = ("-c", f"core.hooksPath={os.devnull}", "-c", "protocol.ext.allow=never")
+_GIT_CONFIG = _Pattern(
+    r"\[(?:core|extensions)\]|\s*(?:repositoryformatversion|filemode|bare|symlinks|ignorecase"
+    r"|precomposeunicode|objectformat|refstorage) = \w+|"
+)
+
+
+def check_git(place: str) -> None:
+    """A place in git is an address or a whole path: the folder where one works may be anybody's,
+    and what begins as an option is one to git."""
+    url = place.removeprefix("git:")
+    if url.startswith("-") or not (":" in url.partition("/")[0] or os.path.isabs(url)):
+        raise InvalidInput(f"{place} names no repository: git: and an address or a whole path")
 
 
 class Hub:
@@ -12476,6 +12555,10 @@ def sync_to(projects: Projects, encoder: Encoder, place: str) -> Sync:
         hub_options(place)
     elif not place.startswith("git:"):
         place = _folder_to_sync(database, place)
+    else:
+        if os.path.isdir(url := place.removeprefix("git:")):
+            place = f"git:{from_root(url)}"
+        check_git(place)
     with database.transaction() as connection:
         if not is_synced(database):
             me = {"machine": new_id()[:8], "mark": "", "place": ""}

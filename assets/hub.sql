@@ -68,6 +68,10 @@ BEGIN
         RAISE data_exception USING
             MESSAGE = 'the clock of this machine is more than a day ahead of the hub''s: set it';
     END IF;
+    IF EXISTS(SELECT FROM jsonb_array_elements(rows) r, jsonb_each_text(r->'ok') one
+            WHERE coalesce(one.value, '') !~ '^[0-9]{1,10}$' OR one.value::bigint > 2147483648) THEN
+        RAISE data_exception USING MESSAGE = 'confirmations are whole numbers';
+    END IF;
     UPDATE sediment.space SET version = version + 1 WHERE id = in_space
         RETURNING version INTO new_version;
     INSERT INTO sediment.item AS old

@@ -285,6 +285,19 @@ def test_what_a_member_writes_past_the_program_is_named_and_left(team: Team) -> 
             team.push("bob", *rows)
 
 
+def test_counts_that_nobody_has_are_refused_by_the_hub(team: Team) -> None:
+    team.push("bob", FACT)
+    for count in (2**63 - 1, -1, 1.5, "many", None):
+        with pytest.raises(psycopg.Error):
+            team.push("bob", {**FACT, "ok": {"m": count}})
+    team.server.ask("UPDATE sediment.item SET ok = jsonb_build_object('m', 9223372036854775807)")
+    alice = team.machine("alice")
+    alice.store("Another fact.")
+    answer = alice.sync()  # of a hub that is not up to date
+    assert "its confirmations are no numbers" in answer["remarks"][0]
+    assert answer["spaces"][0]["sent"] == 1
+
+
 def test_a_password_in_the_address_is_refused(tmp_path: Path) -> None:
     with open_memory(tmp_path / "memory.db") as memory:
         with pytest.raises(InvalidInput, match="no password"):

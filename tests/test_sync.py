@@ -99,8 +99,7 @@ def test_recall_and_history_name_who_wrote_on_another_machine(place: Place) -> N
 
 
 def test_git_carries_memories_and_drops_what_is_forgotten(tmp_path: Path) -> None:
-    remote = tmp_path / "remote.git"
-    subprocess.run(["git", "init", "--bare", "-q", str(remote)], check=True)
+    remote = git_place(tmp_path)
     memories = []
     for name in ("a", "b"):
         memory = open_memory(tmp_path / name / "memory.db")
@@ -138,6 +137,85 @@ def test_a_git_remote_that_is_not_there_is_named(tmp_path: Path) -> None:
         memory.store("A fact.")
         with pytest.raises(Unreachable, match=r"nowhere.git cannot be reached.*1 change waits"):
             memory.sync()
+
+
+def git_place(folder: Path) -> Path:
+    remote = folder / "remote.git"
+    subprocess.run(["git", "init", "--bare", "-q", str(remote)], check=True)
+    return remote
+
+
+@pytest.mark.parametrize("place", ["git:--upload-pack=touch {}", "git:remote.git", "git:"])
+def test_a_place_of_git_is_an_address_and_no_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = place.format(tmp_path / "ran")
+    with open_memory(tmp_path / "memory.db") as memory:
+        with pytest.raises(InvalidInput, match="names no repository"):
+            memory.sync_to(place)
+        memory.sync_to(str(tmp_path / "shared"))
+        with memory.database.transaction() as connection:  # as a file of somebody else may have it
+            connection.execute("UPDATE clock SET place = ?", (place,))
+        with pytest.raises(InvalidInput, match="names no repository"):
+            memory.sync()
+        assert "names no repository" in memory.sync_status()["remarks"][0]
+        memory.leave_sync()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_repository_beside_the_database_that_is_not_syncs_own_is_left_alone(
+    tmp_path: Path,
+) -> None:
+    remote, folder = git_place(tmp_path), tmp_path / "memory.db.git"
+    subprocess.run(["git", "init", "--bare", "-q", str(folder)], check=True)
+    hook = folder / "hooks" / "reference-transaction"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    hook.chmod(0o755)
+    with open_memory(tmp_path / "memory.db") as memory:
+        memory.sync_to(f"git:{remote}")
+        memory.share("team")
+        memory.store("A fact.")
+        assert memory.sync()["spaces"][0]["sent"] == 1
+        hook.unlink()
+        config = (folder / "config").read_text()
+        for more in ("[core]\n\tsshCommand = touch ran\n", "[include]\n\tpath = /etc/x\n"):
+            (folder / "config").write_text(config + more)
+            with pytest.raises(InvalidInput, match="was not made by sync"):
+                memory.sync()
+        (folder / "config").write_text(config)
+        (folder / "commondir").write_text(str(remote))
+        with pytest.raises(InvalidInput, match="was not made by sync"):
+            memory.sync()
+        shutil.rmtree(folder)
+        folder.symlink_to(remote)
+        with pytest.raises(InvalidInput, match="was not made by sync"):
+            memory.sync()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_what_somebody_else_put_into_git_is_named_and_left(tmp_path: Path) -> None:
+    remote = git_place(tmp_path)
+
+    def git(*words: str, text: str = "") -> str:
+        command = ["git", "--git-dir", str(remote), *words]
+        done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    blob = git("hash-object", "-w", "--stdin")
+    inner = git("mktree", text=f"100644 blob {blob}\tx\n")
+    tree = git("mktree", text=f"040000 tree {inner}\t00.jsonl\n")
+    git("update-ref", "refs/sediment/blob", blob)
+    git("update-ref", "refs/sediment/tree", tree)
+    with open_memory(tmp_path / "memory.db") as memory:
+        memory.sync_to(f"git:{remote}")
+        memory.share("team")
+        memory.store("A fact.")
+        answer = memory.sync()
+        assert answer["spaces"][0]["sent"] == 1
+        assert len(answer["remarks"]) == 1
+        assert "blob was not read: git says" in answer["remarks"][0]
 
 
 def test_nothing_is_noted_before_sync_is_set_up_nor_after_it_is_left(place: Place) -> None:
@@ -397,6 +475,12 @@ def test_a_line_without_its_end_is_read_when_it_is_whole(place: Place) -> None:
         ({"v": 1, "id": "x", "in": "team", "ok": {"w": "1"}}, "no numbers"),
         ({"v": 1, "id": "", "in": "team", "gone": True}, "an id is"),
         ({"v": 1, "id": "x", "in": "team", "put": [1 << 61, "w", "a text", 1]}, "days ahead"),
+        ({"v": 1, "id": "x", "in": "team", "put": [1, "\ud800", "a text", 1]}, "an id is"),
+        ({"v": 1, "id": "x", "in": "team", "end": [1, "w", "\ud800", 1, ""]}, "an id is"),
+        ({"v": 1, "id": "x", "in": "team", "end": [1, "w", "replace", 1, "\ud800"]}, "an id is"),
+        ({"v": 1, "id": "x", "in": "team", "ok": {"\ud800": 5}}, "an id is"),
+        ({"v": 1, "id": "x", "in": "team", "ok": {"w": 10**22}}, "no numbers"),
+        ({"v": 1, "id": "x", "in": "team", "ok": {"w": -1}}, "no numbers"),
     ],
 )
 def test_a_line_that_nobody_should_have_written_is_named(place: Place, row: Any, told: str) -> None:
@@ -408,6 +492,78 @@ def test_a_line_that_nobody_should_have_written_is_named(place: Place, row: Any,
     remarks = a.sync()["remarks"]
     assert told in remarks[0]
     assert texts(a) == ["A fact."]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"read": None},
+        {"read": {"a": "b"}},
+        {"host": {"a": 1}},
+        {"host": "\ud800"},
+        {"person": ["x"]},
+        {"seen": "x"},
+        {"seen": -99999999999999},
+        {"t": "x"},
+        {"t": -1},
+    ],
+)
+def test_what_a_machine_cannot_say_of_itself_is_left_out(place: Place, facts: Any) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    (place.shared / "deadbeef").mkdir()
+    (place.shared / "deadbeef" / "machine.json").write_text(json.dumps({"v": 1, **facts}))
+    a.store("A fact.")
+    settle(a, b)
+    assert texts(b) == ["A fact."]
+    shown = "\n".join(sediment.render_synced(a.sync_status()))
+    assert "deadbeef" in shown
+
+
+def test_a_link_in_the_place_of_ones_own_folder_is_not_followed(place: Place) -> None:
+    a = place.machine("a")
+    victim, own = place.folder / "victim", place.files_of(a)
+    victim.mkdir()
+    (victim / "machine.json").write_text("mine")
+    own.symlink_to(victim)
+    a.store("A fact.")
+    with pytest.raises(InvalidInput, match="is a link"):
+        a.sync()
+    assert {path.name: path.read_text() for path in victim.iterdir()} == {"machine.json": "mine"}
+
+
+def test_copies_of_own_files_go_and_what_else_is_there_stays(place: Place) -> None:
+    a = place.machine("a")
+    a.store("A fact.")
+    a.sync()
+    own = place.files_of(a)
+    (file,) = own.glob("*.jsonl")
+    for name in (f"{file.stem} (conflicted copy).jsonl", f"{file.stem}.sync-conflict-1.jsonl"):
+        shutil.copy(file, own / name)
+    (own / "training.jsonl").write_text("")
+    a.sync()
+    assert {path.name for path in own.iterdir()} == {file.name, "machine.json", "training.jsonl"}
+
+
+@pytest.mark.parametrize("name", ["machine.json", "00.jsonl"])
+def test_what_is_no_plain_file_is_not_waited_for(
+    place: Place, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    for other in ("ffffffff", "eeeeeeee", "dddddddd"):
+        (place.shared / other).mkdir()
+    os.mkfifo(place.shared / "ffffffff" / name)
+    (place.shared / "eeeeeeee" / name).symlink_to("/dev/zero")
+    (place.shared / "dddddddd" / name).write_text("x" * 5_000)
+    monkeypatch.setattr(sediment, "SYNC_FILE_MAX", 4_000)
+    a.store("A fact.")
+    told = a.sync()["remarks"]
+    if name == "00.jsonl":
+        assert [line.partition(" was")[0] for line in told] == [
+            "dddddddd/" + name,
+            "eeeeeeee/" + name,
+        ]
+    b.sync()
+    assert texts(b) == ["A fact."]
 
 
 def test_nobody_changes_what_belongs_to_another_project(place: Place) -> None:
