@@ -10265,7 +10265,7 @@ def own_item(projects: Projects, id: object, deed: str) -> dict[str, Any]:
     check_own(projects, row, "change")
     if row["ended_at"] is not None and (front := standing_for(projects.database, row["id"])):
         deeds = {"forget": f"`forget {front}` deletes both", "replace": f"`--replace {front}`"}
-        deeds["move"] = f"`move {front}` moves that"
+        deeds["move"] = f"`move {front}` moves both"
         what = f"{row['id']} is hidden behind {front}"
         raise NotFound(f"{what}: {deeds[deed]}, `undo {row['id']}` brings it back")
     if row["content_type"] == CONVERSATION:
@@ -11219,9 +11219,13 @@ def move_item(projects: Projects, id: str, scope: str) -> dict[str, Any]:
             raise InvalidInput(f"{row['id']} is nowhere else: {scope} scope has it already")
         if twin := same_text(connection, row["content"], project):
             raise InvalidInput(f"{twin} says the same in {scope} scope: `forget` one of the two")
+        if projects_behind(projects.database, row["id"]) - {None, projects.current()}:
+            told = f"{row['id']} has taken the place of another project's memory"
+            raise InvalidInput(f"{told}: store it anew in {scope} scope")
         for table, none in (("items", "NULL"), ("graph_nodes", "''")):
             sql = f"UPDATE {table} SET project_id = coalesce(?, {none}) WHERE id = ?"
-            connection.execute(sql, (project, row["id"]))
+            for (id,) in fetch(connection, _LINEAGE.format("i.id"), row["id"]):
+                connection.execute(sql, (project, id))
         note(connection, "move", row["id"], detail={"from": row["project_id"]})
     message = f"{row['id']} is in {scope} scope now."
     return {"success": True, "id": row["id"], "scope": scope, "message": message}
@@ -13010,7 +13014,7 @@ class Memory:
 
     def move(self, id: str, scope: str) -> dict[str, Any]:
         """Let a memory hold in every project ("global"), or in this one alone: {success, id, scope,
-        message}. Its id, links and counts stay; what it replaced stays where it is."""
+        message}. Its id, links and counts stay; what it replaced goes with it."""
         return move_item(self.projects, id, check_scope(scope))
 
     def undo(self, id: str) -> dict[str, Any]:

@@ -106,6 +106,28 @@ def test_a_memory_moves_to_every_project_and_back(memory: Memory, ids: list[str]
     assert listed(elsewhere, scope="all") == []
 
 
+def test_what_a_memory_replaced_moves_with_it(memory: Memory) -> None:
+    old = memory.store("Tea is at four.")["id"]
+    new = memory.store("Tea is at five.", replace=old)["id"]
+    memory.move(new, "global")
+    other = memory.of_project("other")
+    other.move(new, "project")
+    for use in (memory.undo, memory.forget):
+        with pytest.raises(NotFound, match="another project"):
+            use(old)
+    assert [row["id"] for row in other.history(new)["versions"]] == [old, new]
+    other.undo(new)
+    assert listed(other) == [old]
+
+
+def test_a_memory_that_replaced_another_projects_one_does_not_move(memory: Memory) -> None:
+    old = memory.store("Tea is at four.")["id"]
+    new = memory.store("Tea is at five.", replace=old, scope="global")["id"]
+    with pytest.raises(InvalidInput, match="store it anew"):
+        memory.of_project("other").move(new, "project")
+    memory.move(new, "project")
+
+
 def test_a_memory_moves_only_where_it_is_not(memory: Memory, ids: list[str]) -> None:
     with pytest.raises(InvalidInput, match="project scope has it already"):
         memory.move(ids[0], "project")
