@@ -95,7 +95,8 @@ def install(platform: Platform, version: str, folder: Path) -> tuple[Path, dict[
     lock.write_text(locked(LOCK.read_text("utf-8"), markers(platform, version)), "utf-8")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     pip += ["--no-deps", "--require-hashes", "--only-binary=:all:", "--no-compile"]
-    pip += ["--implementation", "cp", "--python-version", version]
+    # It would ask of which Python this one is; the lock's conditions have told that.
+    pip += ["--implementation", "cp", "--python-version", version, "--ignore-requires-python"]
     pip += [f"--platform={tag}" for tag in platform.tags]
     pip += ["--target", str(site), "--report", str(told), "--requirement", str(lock)]
     done = subprocess.run(pip, stderr=subprocess.PIPE, text=True)
@@ -104,7 +105,8 @@ def install(platform: Platform, version: str, folder: Path) -> tuple[Path, dict[
     if done.returncode and missing:
         raise NoWheel(f"the lock has no wheel of {missing[1]} for it")
     sys.stderr.write(done.stderr)
-    done.check_returncode()
+    if done.returncode:
+        raise OSError("pip could not unpack the wheels")
     return site, dict(map(wheel, json.loads(told.read_text("utf-8"))["install"]))
 
 
