@@ -120,6 +120,8 @@ if TYPE_CHECKING:
 # module, as a program or a library, is covered by this line.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy only carries vectors here
+# Windows would look for git in the working folder first, which may be anybody's checkout.
+os.environ["NODEFAULTCURRENTDIRECTORYINEXEPATH"] = "1"
 
 __version__ = "0.1.0"
 __all__ = ["Encoder", "Memory", "SedimentError", "__version__"]
@@ -448,6 +450,282 @@ def crosses_projects() -> bool:
 
 
 # ---------------------------------------------------------------------------------------------
+# Systems
+#
+# What Linux, macOS and Windows do each in their way, behind a function each; nothing below asks
+# which of them this is. Windows has no signals between processes, no owner or mode of a file,
+# no links for everyone, and nobody can read or replace what somebody else holds.
+# ---------------------------------------------------------------------------------------------
+
+_SYNCHRONIZE, _STILL_RUNS = 0x100000, 0x102  # of Windows' processes: the right to wait, the answer
+_LOCKED_BYTE = 2**31 - 2  # which Windows lets nobody else read: beyond the end of any file here
+
+
+def home() -> Path | None:
+    """The user's folder, if there is one."""
+    with contextlib.suppress(RuntimeError):
+        return Path.home()
+    return None
+
+
+def default_database() -> Path:
+    """The one place for a person's memory.
+
+    On Linux it follows from HOME alone: several clients start servers without XDG_DATA_HOME,
+    and a memory in two places is a memory lost.
+    """
+    here = home()
+    if here is None:
+        raise DatabaseError("there is no home folder to keep the database in: use --db")
+    if sys.platform.startswith("linux"):
+        return here / ".local" / "share" / "sediment" / "memory.db"
+    import platformdirs
+
+    return platformdirs.user_data_path("sediment", appauthor=False) / "memory.db"
+
+
+# Processes
+
+
+def process_exists(pid: int) -> bool:
+    """Whether a process may still be there."""
+    try:
+        if sys.platform == "win32":
+            return not _waited_for(pid, 0)
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        pass
+    return True
+
+
+def _waited_for(pid: int, milliseconds: int) -> bool:
+    """Whether a process of Windows ends within this time, or has ended. OSError where that is not
+    told."""
+    import _winapi
+
+    api: Any = _winapi
+    try:
+        process = api.OpenProcess(_SYNCHRONIZE, False, pid)
+    except PermissionError:
+        raise
+    except OSError:
+        return True
+    try:
+        return api.WaitForSingleObject(process, milliseconds) != _STILL_RUNS
+    finally:
+        api.CloseHandle(process)
+
+
+def end_with_parent() -> None:
+    """End when the client is gone, even if somebody else still holds our stdin open."""
+    parent = os.getppid()
+    threading.Thread(target=lambda: _outlived(parent) and os._exit(0), daemon=True).start()
+
+
+def _outlived(parent: int) -> bool:
+    """Wait until the process that started this one has ended; False where that cannot be seen."""
+    if sys.platform == "win32":  # where getppid goes on to name it
+        with contextlib.suppress(OSError):
+            return _waited_for(parent, 0xFFFFFFFF)
+        return False
+    while os.getppid() == parent:
+        time.sleep(PARENT_POLL)
+    return True
+
+
+def no_window() -> dict[str, Any]:
+    """Options to start a program by, for which Windows would open a window."""
+    if sys.platform != "win32":
+        return {}
+    import subprocess
+
+    return {"creationflags": subprocess.CREATE_NO_WINDOW}
+
+
+def end_all(process: subprocess.Popen[Any]) -> None:
+    """End a program that has a session of its own with all that it has started, which may outlive
+    it."""
+    with contextlib.suppress(OSError):
+        if sys.platform == "win32":
+            import subprocess
+
+            command = ["taskkill", "/F", "/T", "/PID", str(process.pid)]
+            subprocess.run(command, capture_output=True, **no_window())
+        else:
+            os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.wait()
+
+
+def limit_time(seconds: int) -> None:
+    """End this process after a time, whatever it does."""
+    timer = threading.Timer(seconds, os._exit, [0])
+    timer.daemon = True
+    timer.start()
+    if sys.platform != "win32":  # this comes even while nothing lets the timer's thread run
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(seconds + 5)
+
+
+def lower_priority() -> None:
+    """Let all others go first, where the system has a word for that that needs no rights."""
+    if sys.platform != "win32":
+        with contextlib.suppress(OSError):
+            os.nice(19)
+
+
+def handle_signals(handler: Any) -> None:
+    """What the signals that end a program do, as far as the system has them."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK"):
+        if number := getattr(signal, name, None):
+            signal.signal(number, handler)
+
+
+def give_back_memory() -> None:
+    """Return to the system what was freed; glibc would keep it in pieces for later."""
+    if sys.platform == "linux":
+        import ctypes
+
+        with contextlib.suppress(AttributeError, OSError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+# Files
+
+
+def lock_file(file: IO[bytes], wait: bool = True) -> bool:
+    """Make the file this process's for as long as it is open; waits for that, or tells whether
+    it is."""
+    if sys.platform == "win32":
+        return _lock_byte(file.fileno(), wait)
+    import fcntl
+
+    with contextlib.suppress(BlockingIOError, PermissionError):
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        return True
+    return False
+
+
+def _lock_byte(file: int, wait: bool) -> bool:
+    """The same on Windows, which locks from where the file is read, and waits for ten seconds."""
+    import msvcrt
+
+    api: Any = msvcrt
+    place = os.lseek(file, 0, os.SEEK_CUR)
+    try:
+        while True:
+            os.lseek(file, _LOCKED_BYTE, os.SEEK_SET)
+            try:
+                api.locking(file, api.LK_LOCK if wait else api.LK_NBLCK, 1)
+                return True
+            except OSError as error:
+                if error.errno not in (errno.EACCES, errno.EDEADLK):
+                    raise
+            if not wait:
+                return False
+    finally:
+        os.lseek(file, place, os.SEEK_SET)
+
+
+def replace_file(draft: Path, path: Path) -> None:
+    """Give a file another one's name and place in one step. On Windows that fails for as long as
+    somebody reads the other, be it a virus scanner."""
+    for pause in (0.01, 0.03, 0.1, 0.3, 0.6) if sys.platform == "win32" else ():
+        with contextlib.suppress(PermissionError):
+            return os.replace(draft, path)
+        time.sleep(pause)
+    os.replace(draft, path)
+
+
+def lead_to(target: Path, path: Path) -> None:
+    """Let a path lead to a file or folder elsewhere. On Windows links are not for everyone: there
+    it is a junction to a folder, or a copy of a file."""
+    if sys.platform != "win32":
+        path.symlink_to(target)
+    elif target.is_dir():
+        import _winapi
+
+        _winapi.CreateJunction(str(target.absolute()), str(path))
+    else:
+        from shutil import copyfile
+
+        copyfile(target, path)
+
+
+def is_somebody_elses(facts: os.stat_result) -> bool:
+    """Whether a file belongs to another user, where the system tells."""
+    return sys.platform != "win32" and facts.st_uid != os.getuid()
+
+
+def mode_beyond(path: Path, allowed: int) -> int:
+    """A file's mode if others may do more with it than is allowed; else, or where there are no
+    modes, 0."""
+    mode = path.stat().st_mode & 0o777
+    return mode if mode & ~allowed and sys.platform != "win32" else 0
+
+
+def change_time(facts: os.stat_result) -> int:
+    """When anything of a file changed, be it its place, in ns; on Windows when it was made."""
+    if sys.platform == "win32":
+        return getattr(facts, "st_birthtime_ns", facts.st_ctime_ns)
+    return facts.st_ctime_ns
+
+
+def open_plain(path: str, flags: int) -> int:
+    """What has just become a link is not followed, and what has become a pipe not waited for, where
+    there are such."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+
+
+# Times and texts
+
+
+def instant(seconds: float) -> datetime:
+    """A time of unix seconds, in UTC; ValueError where no date has it. Windows' own functions know
+    none before 1970 or after 3000."""
+    try:
+        return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
+    except OverflowError:
+        raise ValueError(f"no date is {seconds} s from 1970") from None
+
+
+def to_local(moment: datetime) -> datetime:
+    """A time with the offset of this place, or of UTC where Windows knows no other."""
+    try:
+        return moment.astimezone()
+    except OSError:
+        return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def shell_line(words: Sequence[str]) -> str:
+    """Words as a shell's command line has them."""
+    import subprocess
+
+    return subprocess.list2cmdline(words) if sys.platform == "win32" else shlex.join(words)
+
+
+def repair_streams() -> None:
+    """What is printed is UTF-8 with plain newlines, in any locale and system; a closed stdin is an
+    empty one."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115 - for as long as the program runs
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Names that are not Unicode show as \udcff, in JSON too.
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace", newline="\n")
+
+
+def ignore_false_alarms() -> None:
+    """Newer ARM processors warn of divisions and overflows in products of matrices without any."""
+    import warnings
+
+    alarms = "(divide by zero|overflow|invalid value) encountered in matmul"
+    warnings.filterwarnings("ignore", alarms, RuntimeWarning)
+
+
+# ---------------------------------------------------------------------------------------------
 # Text
 #
 # What may be stored, and how times and words are written. Everything from outside passes
@@ -688,7 +966,7 @@ def _iso_span(text: str) -> Span:
     """A day or an instant in ISO 8601, or unix seconds, of which no day has eight digits."""
     if not (text.isdecimal() and len(text) == 8):
         with contextlib.suppress(ValueError):
-            moment = datetime.fromtimestamp(float(text), UTC)
+            moment = instant(float(text))
             return moment, moment
     moment = datetime.fromisoformat(text)
     return (moment, moment) if ":" in text else _whole_unit("day", moment)
@@ -895,14 +1173,14 @@ _AGE = _Pattern(r"(\d+(?:\.\d+)?)\s*([hdwy])", re.IGNORECASE)
 
 def iso_time(seconds: int) -> str:
     """RFC 3339, in UTC; of a later time than may be given, the last that may."""
-    return datetime.fromtimestamp(min(seconds, TIME_MAX), UTC).isoformat(timespec="seconds")
+    return instant(min(seconds, TIME_MAX)).isoformat(timespec="seconds")
 
 
 def local_time(iso: str, length: int = 10) -> str:
     """What `iso_time` wrote as people read it: their own day, or with 16 letters the minute."""
     moment = datetime.fromisoformat(iso)
     with contextlib.suppress(ValueError, OverflowError):  # TZ may be a day or more from UTC
-        moment = moment.astimezone()
+        moment = to_local(moment)
     return moment.isoformat(" ")[:length]
 
 
@@ -1043,13 +1321,6 @@ def json_length(value: object) -> int:
 # Paths that people name
 
 
-def home() -> Path | None:
-    """The user's folder, if there is one."""
-    with contextlib.suppress(RuntimeError):
-        return Path.home()
-    return None
-
-
 def expand_home(path: str | Path) -> Path:
     """A path that somebody gave, with a leading ~ or ~user written out."""
     if not isinstance(path, str | Path):
@@ -1089,22 +1360,6 @@ def check_name(path: Path) -> Path:
     if not _is_unicode(path):
         raise InvalidInput(f"{path} has a name that is not UTF-8: rename it")
     return path
-
-
-def default_database() -> Path:
-    """The one place for a person's memory.
-
-    On Linux it follows from HOME alone: several clients start servers without XDG_DATA_HOME,
-    and a memory in two places is a memory lost.
-    """
-    here = home()
-    if here is None:
-        raise DatabaseError("there is no home folder to keep the database in: use --db")
-    if sys.platform.startswith("linux"):
-        return here / ".local" / "share" / "sediment" / "memory.db"
-    import platformdirs
-
-    return platformdirs.user_data_path("sediment", appauthor=False) / "memory.db"
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
@@ -2570,7 +2825,7 @@ def take_place(draft: Path, target: Path) -> None:
     except OSError:
         os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         try:
-            os.replace(draft, target)
+            replace_file(draft, target)
         except OSError:
             os.unlink(target)
             raise
@@ -2625,7 +2880,7 @@ def replacing(path: Path, mode: int | None = None, new: bool = False) -> Iterato
             yield file
         if mode is not None:
             make_private(draft, mode)
-        (take_place if new else os.replace)(draft, path)
+        (take_place if new else replace_file)(draft, path)
     finally:
         with contextlib.suppress(OSError):
             draft.unlink()
@@ -3278,7 +3533,7 @@ def _check_place(path: Path) -> None:
     if not _is_unicode(path):
         raise DatabaseError(f"{path} has a name that is not UTF-8: choose another")
     with contextlib.suppress(FileNotFoundError):
-        if path.is_symlink() and hasattr(os, "getuid") and path.stat().st_uid != os.getuid():
+        if path.is_symlink() and is_somebody_elses(path.stat()):
             raise DatabaseError(f"{path} is a link to somebody else's file: name that with --db")
         if _has_other_name(path):
             reason = "has another name (a hard link), by which others would keep another log of it"
@@ -3289,7 +3544,7 @@ def _has_other_name(path: Path) -> bool:
     """Whether a file is linked to by a second name. What it was written as before it was whole is
     one for a moment, or until it is removed here."""
     for _ in range(20):
-        if sys.platform == "win32" or path.stat().st_nlink < 2:
+        if path.stat().st_nlink < 2:
             return False
         remove_left_behind(path.resolve())
         time.sleep(0.05)
@@ -3429,18 +3684,8 @@ def left_behind(path: Path) -> list[Path]:
     draft = re.compile(rf"{re.escape(path.name)}(?:\..+)?\.(\d+)\.tmp(?:-journal|-wal|-shm)?")
     with contextlib.suppress(OSError):
         found = map(draft.fullmatch, sorted(os.listdir(path.parent)))
-        return [path.with_name(one[0]) for one in found if one and not _is_alive(int(one[1]))]
+        return [path.with_name(one[0]) for one in found if one and not process_exists(int(one[1]))]
     return []
-
-
-def _is_alive(pid: int) -> bool:
-    """Whether a process may still be there; Windows does not tell."""
-    try:
-        return sys.platform == "win32" or os.kill(pid, 0) is None
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):
-        return True
 
 
 def remove_left_behind(path: Path) -> None:
@@ -3661,7 +3906,7 @@ def _borrow(folder: Path, own: Path, shared: Path) -> None:
     (folder / "refs").mkdir()
     for name in ("objects", "refs/replace", "packed-refs", "reftable", "info"):
         if (shared / name).is_dir() or (shared / name).is_file():
-            (folder / name).symlink_to(shared / name)
+            lead_to(shared / name, folder / name)
     _check_plain(folder / "refs/replace", folder / "reftable", folder / "info")
     _check_objects(folder / "objects")
     if (folder / "packed-refs").exists() and (folder / "packed-refs").stat().st_size > REFS_MAX:
@@ -3703,6 +3948,7 @@ def _git(folder: str, *words: str) -> subprocess.CompletedProcess[str]:
     env |= {"GIT_DIR": folder, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
     env |= {"GIT_ALLOW_PROTOCOL": "none"}  # no remote is asked, whatever else may go wrong
     options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    options |= no_window()
     # In that folder, since PATH may have "." in it.
     return subprocess.run(["git", *words], cwd=folder, env=env, timeout=GIT_TIMEOUT, **options)
 
@@ -6961,7 +7207,7 @@ def date_of(path: Path) -> datetime | None:
     for found in _DATE.finditer(path.stem):
         with contextlib.suppress(ValueError, OverflowError):
             year, month, day = map(int, found.groups())
-            return datetime(year, month, day).astimezone()
+            return to_local(datetime(year, month, day))
     return None
 
 
@@ -7111,7 +7357,7 @@ def look(path: Path) -> FileStat:
     if not stat.S_ISREG(facts.st_mode):
         raise Skipped("is no plain file")
     _check_size(facts.st_size)
-    return FileStat(facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+    return FileStat(facts.st_size, facts.st_mtime_ns, change_time(facts))
 
 
 def _check_size(size: int) -> None:
@@ -7134,7 +7380,7 @@ def read_file(path: Path) -> Contents:
     """Skipped says why an indexed path is not to be read."""
     seen = look(path)
     try:
-        with open(path, "rb", opener=_open_plain) as file:
+        with open(path, "rb", opener=open_plain) as file:
             data = file.read(FILE_MAX + 1)
     except OSError as error:
         raise Skipped(f"cannot be read ({error.strerror})") from None
@@ -7149,11 +7395,6 @@ def _text_of(data: bytes) -> tuple[str, bool]:
     text = data.decode("utf-8-sig", "replace")
     whole = "\ufffd" not in text or "\ufffd".encode() in data
     return plain_newlines(text).replace("\0", "\ufffd"), whole
-
-
-def _open_plain(path: str, flags: int) -> int:
-    """What has just become a link is not followed, and what has become a pipe not waited for."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
 
 
 def plain_newlines(text: str) -> str:
@@ -8281,27 +8522,11 @@ def _locked(path: Path) -> Iterator[IO[bytes]]:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         with open(descriptor, "r+b", buffering=0) as file:
-            _lock(file)
+            lock_file(file)
             if os.path.exists(path) and os.path.samestat(os.fstat(descriptor), os.stat(path)):
                 yield file
                 return
         # an editor has just put another in its place
-
-
-def _lock(file: IO[bytes], wait: bool = True) -> bool:
-    """Make the file this process's for as long as it is open; waits for that, or tells whether
-    it is."""
-    with contextlib.suppress(BlockingIOError, PermissionError):
-        if sys.platform == "win32":
-            import msvcrt
-
-            msvcrt.locking(file.fileno(), msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        return True
-    return False
 
 
 def as_bullet(text: str, before: str = "") -> list[str]:
@@ -8344,7 +8569,8 @@ def run_filter(command: str, text: str, timeout: float) -> str:
         raise InvalidInput(f"timeout must be a number of seconds to {DAY:,}, not {_show(timeout)}")
     given, most = text.encode(), 4 * len(text)  # bytes of as many characters
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    process = subprocess.Popen(command, shell=True, start_new_session=True, **pipes)
+    pipes |= {"start_new_session": True, **no_window()}
+    process = subprocess.Popen(command, shell=True, **pipes)
     end = time.monotonic() + timeout
     _in_thread(_write_pipe, process.stdin, given)
     said = _in_thread(_end_of_pipe, process.stderr)
@@ -8359,10 +8585,10 @@ def run_filter(command: str, text: str, timeout: float) -> str:
             reason = f"failed with {code}" + (f" ({words})" if words else "")
             raise InvalidInput(f"{command!r} {reason}: nothing was changed")
     except (subprocess.TimeoutExpired, queue.Empty):
-        _end_all(process)
+        end_all(process)
         raise InvalidInput(f"{command!r} ran past {timeout:g} s: nothing was changed") from None
     except BaseException:
-        _end_all(process)
+        end_all(process)
         raise
     return out.decode("utf-8", "replace").strip()
 
@@ -8422,16 +8648,6 @@ def check_not_ignored(path: Path) -> None:
     if _is_ignored(path, False, _ignored_in(path.parent) + _ignored_above(path.parent)):
         reason = f"git ignores {path.name}, so that recall would not find it"
         raise InvalidInput(f"{reason}: nothing was changed")
-
-
-def _end_all(process: Any) -> None:
-    """End a command with all that it has started, which may outlive it."""
-    with contextlib.suppress(OSError):
-        if hasattr(os, "killpg"):
-            os.killpg(process.pid, signal.SIGKILL)
-        else:
-            process.kill()
-    process.wait()
 
 
 def repeated(rows: list[tuple[str, Any]]) -> list[tuple[float, str, str]]:
@@ -9746,7 +9962,7 @@ def _exchange(database: Database, new: Path, kept: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.rename(f"{database.path}{suffix}", f"{kept}{suffix}")
     make_private(new)
-    os.replace(new, database.path)
+    replace_file(new, database.path)
 
 
 # Looking at everything, and mending it
@@ -9769,8 +9985,7 @@ def _check_file(database: Database) -> Iterator[Check]:
         return
     yield Check("file", "ok", f"{path}, {database.size():,} bytes")
     for place, allowed in ((path, 0o600), (path.parent, 0o755)):
-        mode = place.stat().st_mode & 0o777
-        if mode & ~allowed and sys.platform != "win32":
+        if mode := mode_beyond(place, allowed):
             yield Check("permissions", "warning", f"{place} is open to others ({mode:o})")
     if not _is_writable(path):
         told = f"{path} or its folder cannot be written: nothing can be stored"
@@ -13531,10 +13746,7 @@ def start_capture(database: Path) -> None:
 
     command = [*this_program(), "--db", str(database), "hook", "--capture"]
     apart: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-    if sys.platform == "win32":
-        apart["creationflags"] = subprocess.CREATE_NO_WINDOW | subprocess.DETACHED_PROCESS
-    else:
-        apart["start_new_session"] = True
+    apart |= {"start_new_session": True, **no_window()}
     env = environment(left_out="SEDIMENT_PROJECT")
     with contextlib.suppress(OSError):
         subprocess.Popen(command, cwd=database.parent, env=env, **apart)
@@ -13543,14 +13755,8 @@ def start_capture(database: Path) -> None:
 def capture(memory: Memory) -> int:
     """Keep what the sessions that wait have said since; how many turns were new. One process a
     database at a time, with the lowest priority, for at most CAPTURE_TIME."""
-    timer = threading.Timer(CAPTURE_TIME, os._exit, [0])
-    timer.daemon = True
-    timer.start()
-    if hasattr(signal, "alarm"):  # which comes even while nothing lets the timer's thread run
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(CAPTURE_TIME + 5)
-    with contextlib.suppress(AttributeError, OSError):
-        os.nice(19)
+    limit_time(CAPTURE_TIME)
+    lower_priority()
     return read_waiting(memory)
 
 
@@ -13560,7 +13766,7 @@ def read_waiting(memory: Memory) -> int:
     while memory.database.value("SELECT EXISTS(SELECT 1 FROM captures)"):
         lock = memory.database.path.with_name(f"{memory.database.path.name}.capture")
         with open(lock, "ab") as file:
-            if not _lock(file, wait=False):
+            if not lock_file(file, wait=False):
                 return new  # whose holder looks once more before it ends
             while rows := memory.database.rows(_WAITING):
                 new += _capture_waiting(memory, *rows[0])
@@ -14574,15 +14780,6 @@ class RateLimit:
         return bool(self.allowed) and self._count > self.allowed
 
 
-def give_back_memory() -> None:
-    """Return to the system what was freed; glibc would keep it in pieces for later."""
-    if sys.platform == "linux":
-        import ctypes
-
-        with contextlib.suppress(AttributeError, OSError):  # another C library
-            ctypes.CDLL(None).malloc_trim(0)
-
-
 class Worker:
     """Runs tool calls one after the other, and between them what can wait."""
 
@@ -15037,7 +15234,7 @@ def serve(memory: Memory, watched: Sequence[str] = ()) -> None:
 
     worker = Worker(memory)
     server = Server(worker, send)
-    _end_with_parent()
+    end_with_parent()
     follow(memory, watched)
     try:
         handle_signals(_stop)
@@ -15081,13 +15278,6 @@ def _stop(*_: object) -> None:
     raise _Stopped
 
 
-def handle_signals(handler: Any) -> None:
-    """What the signals that end a program do, as far as the system has them."""
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        if number := getattr(signal, name, None):
-            signal.signal(number, handler)
-
-
 def _take_wire() -> tuple[IO[bytes], int]:
     """Keep stdin and stdout for the protocol: what else prints goes to stderr, reads nothing."""
     if sys.__stdout__ is None:
@@ -15098,18 +15288,6 @@ def _take_wire() -> tuple[IO[bytes], int]:
     os.close(nothing)
     os.dup2(2, 1)
     return source, wire
-
-
-def _end_with_parent() -> None:
-    """End when the client is gone, even if somebody else still holds our stdin open."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(PARENT_POLL)
-        os._exit(0)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 # ---------------------------------------------------------------------------------------------
@@ -15801,12 +15979,6 @@ def program_command(database: Path) -> list[str]:
     return [*this_program(), "--db", str(database.resolve())]
 
 
-def _shell_line(words: Sequence[str]) -> str:
-    import subprocess
-
-    return subprocess.list2cmdline(words) if sys.platform == "win32" else shlex.join(words)
-
-
 def _with_program(template: Any, program: list[str]) -> Any:
     """A part of a template with this program for the command `sediment`."""
     if isinstance(template, dict):
@@ -15820,7 +15992,7 @@ def _with_program(template: Any, program: list[str]) -> Any:
         )
         return [*itertools.chain(*parts)]
     if template == "sediment hook":
-        return _shell_line([*program, "hook"])
+        return shell_line([*program, "hook"])
     return template.removeprefix("plugin:sediment:") if isinstance(template, str) else template
 
 
@@ -16412,11 +16584,11 @@ def _to_do(
         added = not root and client.says("added", None)
         if added if remove else not (added or client.says("plugin", root)):
             text = client.facts["undo" if remove else "to_do"].get("project" if root else "global")
-            yield from [text.format(server=_shell_line([*program, "serve"]))] if text else []
+            yield from [text.format(server=shell_line([*program, "serve"]))] if text else []
     said = ",".join(one.name for one in chosen if one.name in transcripts()["formats"])
     if said and not remove:
         words = [*program, "import", "--from", said, *(["--here"] if root else [])]
-        yield f"To find what was said before, too: {_shell_line(words)}"
+        yield f"To find what was said before, too: {shell_line(words)}"
 
 
 # What doctor looks at
@@ -16498,7 +16670,7 @@ def _check_server(command: list[str]) -> Check:
     tools = [one["name"] for one in ask(command, asked).get("tools", ())]
     took = f"in {(time.monotonic() - began) * 1000:.0f} ms"
     if not tools:
-        return Check("server", "broken", f"{_shell_line(command)} does not answer {took}")
+        return Check("server", "broken", f"{shell_line(command)} does not answer {took}")
     return Check("server", "ok", f"answers {took} with {', '.join(tools)}")
 
 
@@ -17144,7 +17316,7 @@ def start_sync(database: Database) -> None:
     words = ["--db", str(database.path), "sync", "--watch", "--quiet", "--with-parent"]
     apart: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     with contextlib.suppress(OSError):
-        subprocess.Popen([*this_program(), *words], **apart)
+        subprocess.Popen([*this_program(), *words], **apart, **no_window())
 
 
 @cli.command("sync")
@@ -17164,7 +17336,7 @@ def start_sync(database: Database) -> None:
 def sync_command(shared: Context, quiet: bool, again: bool, dry_run: bool, **asked: Any) -> None:
     """Sync with other machines, or set up how."""
     if asked.pop("with_parent"):
-        _end_with_parent()
+        end_with_parent()
     if asked.pop("watch"):
         return _follow_sync(shared, quiet)
     with shared.memory(resident=True) as memory:
@@ -17439,7 +17611,8 @@ def main() -> int:
     """The program; returns its exit code."""
     program = Path(sys.argv[0]).name
     name = program if program.endswith(".pyz") else "sediment"
-    _repair_streams()
+    repair_streams()
+    ignore_false_alarms()
     try:
         return cli.main(prog_name=name, standalone_mode=False) or 0
     except click.UsageError as error:
@@ -17465,16 +17638,6 @@ def _fail(text: str, code: int) -> int:
     """One line on stderr, whatever names stand in it."""
     click.echo(f"Error: {printable_name(text)}", err=True)
     return code
-
-
-def _repair_streams() -> None:
-    """What is printed is UTF-8 in any locale; a closed stdin is an empty one."""
-    if sys.stdin is None:
-        sys.stdin = open(os.devnull)  # noqa: SIM115 - for as long as the program runs
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # Names that are not Unicode show as \udcff, in JSON too.
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 def run() -> None:

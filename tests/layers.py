@@ -1,7 +1,8 @@
 """The layout of sediment.py, as `make lint` looks at it beside ruff and pyright.
 
 A section uses only what stands above it, or in itself. A name means one thing in all of the
-module. Only Settings reads the environment. Memory and the doors hold no SQL.
+module. Only Settings reads the environment. Only Systems asks which system this is, and uses what
+not all of them have. Memory and the doors hold no SQL.
 """
 
 import ast
@@ -15,6 +16,12 @@ MODULE = Path(__file__).resolve().parent.parent / "sediment.py"
 BANNER = re.compile(r"^# -{93}\n# (.+)\n", re.MULTILINE)
 SQL = re.compile(r"\b(SELECT .*FROM|INSERT .*INTO|UPDATE .*SET|DELETE FROM)\b", re.DOTALL)
 READS = {"environ", "getenv"}
+OF_SYSTEMS = {
+    *("sys.platform", "os.name", "os.uname", "os.kill", "os.killpg", "os.fork", "os.nice"),
+    *("os.getuid", "os.geteuid", "os.getppid", "os.symlink", "os.replace", "os.statvfs"),
+    *("signal.signal", "signal.alarm", "signal.SIGHUP", "signal.SIGALRM", "signal.SIGKILL"),
+}
+NOT_EVERYWHERE = {"fcntl", "msvcrt", "_winapi", "winreg", "pwd", "grp", "resource", "termios"}
 WITHOUT_SQL = {"Memory", "Operations", "Rendering", "MCP server", "Command line"}
 
 
@@ -45,6 +52,9 @@ class Layout:
             for node in ast.walk(top):
                 if isinstance(node, ast.expr) and (what := self._fault(node, here, local)):
                     yield node.lineno, f"{self.names[here]} {what}"
+                if self.names[here] != "Systems":
+                    for what in sorted(_of_systems(node)):
+                        yield getattr(node, "lineno", 0), f"{self.names[here]} uses {what}"
 
     def _fault(self, node: ast.expr, here: int, local: set[str]) -> str:
         if isinstance(node, ast.Name) and node.id not in local:
@@ -57,6 +67,15 @@ class Layout:
             has_none = self.names[here] in WITHOUT_SQL
             return "holds SQL" if has_none and SQL.search(node.value) else ""
         return ""
+
+
+def _of_systems(node: ast.AST) -> set[str]:
+    """What a node uses that is not the same on all systems."""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        return OF_SYSTEMS.intersection([f"{node.value.id}.{node.attr}"])
+    if isinstance(node, ast.Import):
+        return NOT_EVERYWHERE.intersection(name.name for name in node.names)
+    return set()
 
 
 def _defined(top: ast.stmt) -> list[str]:
