@@ -12048,7 +12048,7 @@ class Folder:
     def _text(self, machine: str, name: str) -> str:
         """What a plain file says; anybody may have put something else in its place."""
         try:
-            with open(self.top / machine / name, "rb", opener=_open_plain) as file:
+            with open(self.top / machine / name, "rb", opener=open_plain) as file:
                 data = file.read(SYNC_FILE_MAX + 1) or b""  # None of a pipe in which nothing is
         except FileNotFoundError:
             return ""
