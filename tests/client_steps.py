@@ -1,5 +1,6 @@
 """What both client scripts do once they are connected."""
 
+import os
 import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -17,7 +18,8 @@ async def use_tools(call: Callable[..., Awaitable[Any]], program: list[str]) -> 
     """The answers to a call of each tool, on an empty memory first."""
     empty = await call("recall", query="anything"), await call("list")
     stored = await call("store", content="We deploy on Fridays.", scope="global")
-    care(program)
+    if os.environ.get("CARE"):
+        care(program)
     return {
         "empty": empty,
         "store": stored,

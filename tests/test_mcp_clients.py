@@ -61,7 +61,7 @@ def check(report: dict[str, Any], version: str) -> None:
 
 
 def test_mcp_1_by_handshake(env: dict[str, str]) -> None:
-    report = run_client(env, "mcp1")
+    report = run_client(env | {"CARE": "1"}, "mcp1")
     check(report, NEWEST_HANDSHAKE)
     assert report["name"] == "sediment"
     assert "recall" in report["instructions"]
@@ -69,7 +69,7 @@ def test_mcp_1_by_handshake(env: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 def test_mcp_2_by_discovery_and_by_handshake(env: dict[str, str], mode: str) -> None:
-    report = run_client(env, "mcp2", mode)
+    report = run_client(env | {"CARE": "1" if mode == "auto" else ""}, "mcp2", mode)
     check(report, STATELESS if mode == "auto" else NEWEST_HANDSHAKE)
     assert report["name"] == "sediment"
     assert "recall" in report["instructions"]
@@ -90,6 +90,7 @@ def test_mcp_2_without_discovery(env: dict[str, str]) -> None:
 )
 def test_clients_over_http(env: dict[str, str], client: tuple[str, ...], version: str) -> None:
     program = server_command()[:-1]
+    care = {"CARE": "1" if client == ("mcp2", STATELESS) else ""}
     with http_server(Path(env["HOME"]), env) as (host, port):
         server = [f"http://{host}:{port}/mcp", *program]
-        check(run_client(env, *client, server=server), version)
+        check(run_client(env | care, *client, server=server), version)
