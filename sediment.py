@@ -421,6 +421,11 @@ def variable(name: str) -> str:
     return os.environ.get(name, "")
 
 
+def settings_made() -> list[str]:
+    """The names of all that is set as SEDIMENT_NAME."""
+    return sorted(name for name in os.environ if name.startswith("SEDIMENT_"))
+
+
 def environment(left_out: str) -> dict[str, str]:
     """The environment for another program, without the variables whose names begin so."""
     return {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
@@ -9967,6 +9972,9 @@ def _exchange(database: Database, new: Path, kept: Path) -> None:
 
 # Looking at everything, and mending it
 
+# The libraries that a report of a fault names.
+REPORTED = ("click", "numpy", "onnxruntime", "tokenizers", "waitress", "watchfiles")
+
 
 def run_checks(database: Database, encoder: Encoder) -> dict[str, Any]:
     """What the checks of the file, of its contents and of the program found."""
@@ -10072,6 +10080,66 @@ def _check_service(encoder: Encoder) -> Check:
         return Check("model", "warning", f"{where}; {error}")
     dimension = encoder.model.dimension
     return Check("model", "ok", f"{where}; {encoder.model.name} gives {dimension} numbers for each")
+
+
+def describe_program(database: Database) -> dict[str, str]:
+    """What a report of a fault needs, whatever is broken; changes nothing. What is set is named
+    alone: a value may be a key, and a path says who somebody is."""
+    import locale
+    import platform
+    from importlib import metadata
+
+    libraries = [f"{name} {metadata.version(name)}" for name in REPORTED]
+    python = f"{platform.python_implementation()} {platform.python_version()}"
+    return {
+        "sediment": __version__,
+        "model": _or_fault(_describe_model),
+        "database": _or_fault(lambda: _describe_file(database)),
+        "sqlite": _describe_sqlite(),
+        "libraries": ", ".join(libraries),
+        "python": f"{python}, {_without_home(sys.executable)}",
+        "program": _without_home(str(Path(__file__).resolve())),
+        "system": f"{platform.platform()}, {os.cpu_count()} processors, {locale.getencoding()}",
+        "set": ", ".join(settings_made()) or "nothing",
+    }
+
+
+def _or_fault(describe: Callable[[], str]) -> str:
+    try:
+        return describe()
+    except SedimentError as error:
+        return _without_home(str(error))
+
+
+def _without_home(text: str) -> str:
+    here = home()
+    return text.replace(str(here), "~") if here and len(here.parts) > 1 else text
+
+
+def _describe_model() -> str:
+    model = open_encoder(resident=False).model
+    where = f"are sent to {model.destination}" if model.destination else "stay here"
+    return f"{model.name}: texts {where}, {model.digest}"
+
+
+def _describe_sqlite() -> str:
+    import apsw
+
+    told = f"{apsw.sqlite_lib_version()}, apsw {apsw.apsw_version()}"
+    with contextlib.closing(apsw.Connection(":memory:")) as connection:
+        if _load_distance(connection):
+            return f"{told}, sqlite-vec {connection.execute('SELECT vec_version()').get}"
+    return f"{told}, without sqlite-vec"
+
+
+def _describe_file(database: Database) -> str:
+    path = database.path
+    if not path.exists():
+        return f"{_without_home(str(path))}, not there yet"
+    with database.explained(), contextlib.closing(_open_read_only(path)) as own:
+        _check_ours(own, path)
+        schema = f"schema {own.pragma('user_version')} of {len(MIGRATIONS)}"
+    return f"{_without_home(str(path))}, {database.size():,} bytes, {schema}"
 
 
 def refuse_another_programs(path: Path) -> None:
@@ -13381,6 +13449,10 @@ class Memory:
         A status is ok, warning or broken; one that is broken is what `repair` is for.
         """
         return run_checks(self.database, self.encoder)
+
+    def describe(self) -> dict[str, str]:
+        """What a report of a fault needs: versions, model, file, system; nothing secret."""
+        return describe_program(self.database)
 
     def repair(self) -> dict[str, Any]:
         """Mend what `doctor` finds broken, after a copy of the file: {healthy, message, kept?,
@@ -16842,14 +16914,12 @@ def cli(context: click.Context, **options: Any) -> None:
       sediment recall "when can I release?"
       sediment serve                         # the MCP server, on stdio
     """
-    if options.pop("version"):
-        click.echo(f"sediment {__version__}")
-        if options["verbose"]:
-            model = open_encoder(resident=False).model
-            where = f"are sent to {model.destination}" if model.destination else "stay here"
-            click.echo(f"model {model.name}: texts {where}")
+    version = options.pop("version")
+    context.obj = shared = Context(**options)
+    if version:
+        facts = shared.memory().describe() if shared.verbose else {"sediment": __version__}
+        shared.show(facts, lambda facts: (f"{name} {value}" for name, value in facts.items()))
         context.exit()
-    context.obj = Context(**options)
     context.color = False if variable("NO_COLOR") else None
     if context.invoked_subcommand is None:
         if sys.stdin.isatty():

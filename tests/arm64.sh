@@ -54,7 +54,8 @@ home=$(mktemp -d)
 trap 'rm -rf "$home"' EXIT
 sediment() {
     (cd "$home" && env -i PATH="$PATH" HOME="$home" SEDIMENT_PROJECT=arm64 \
-        "$qemu" -L "$root" "$python" "$pyz" "$@")
+        "$qemu" -L "$root" "$python" "$pyz" "$@" 2>"$home/stderr")
+    [ ! -s "$home/stderr" ] || { cat "$home/stderr" >&2; return 1; }
 }
 # What is run after a pattern for what must come; shows that, and how long it took.
 step() {
@@ -76,6 +77,7 @@ serve() {
 emulated() { "$qemu" -L "$root" "$python" -c 'import platform as p; print(p.platform())'; }
 step 'aarch64' emulated
 step '^sediment [0-9]' sediment --version
+step '^system Linux.*aarch64' sediment --version --verbose
 step 'Stored' sediment store "We deploy on Fridays, after the canary is green."
 step 'Stored' sediment store "The staging database listens on port 5433."
 step 'canary' sediment recall "when may I release?" --limit 1

@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 from layers import NOT_EVERYWHERE, Layout
 from program import repository
+from storage import open_memory
 
 import build_zipapp
 import sediment
@@ -662,3 +663,42 @@ def test_the_bootstrap_tells_its_machine_on_windows(
     monkeypatch.setattr(sys.implementation, "_multiarch", "", raising=False)
     told = bootstrap["this_python"]()
     assert told[2:] == ["win32", "AMD64", ""]
+
+
+# What a report of a fault needs
+
+
+def test_a_report_has_versions_system_model_and_file_but_nothing_secret(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SEDIMENT_MAGIC", "open sesame")
+    path = tmp_path / "memory.db"
+    with open_memory(path) as memory:
+        facts = memory.describe()
+        assert facts["database"] == "~/memory.db, not there yet"
+        assert not path.exists()
+        memory.store("The token expires in March.")
+        facts = memory.describe()
+    assert facts["sediment"] == sediment.__version__
+    assert facts["python"].startswith("CPython 3.")
+    assert facts["database"].startswith("~/memory.db, ")
+    steps = len(sediment.MIGRATIONS)
+    assert facts["database"].endswith(f" bytes, schema {steps} of {steps}")
+    assert facts["model"].startswith("all-MiniLM-L6-v2: texts stay here, ")
+    assert "sqlite-vec v" in facts["sqlite"]
+    assert "onnxruntime 1." in facts["libraries"]
+    assert " processors, " in facts["system"]
+    assert "SEDIMENT_MAGIC" in facts["set"]
+    told = "\n".join(facts.values())
+    assert "sesame" not in told
+    assert str(tmp_path) not in told
+
+
+def test_a_report_tells_what_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "memory.db"
+    path.write_bytes(b"no database" * 100)
+    monkeypatch.setenv("SEDIMENT_EMBEDDING_MODEL", "no-such-model")
+    facts = sediment.Memory(path).describe()
+    assert "is not a Sediment database" in facts["database"]
+    assert "no-such-model" in facts["model"]
