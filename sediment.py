@@ -3180,6 +3180,22 @@ def _add_questions(connection: apsw.Connection) -> None:
 
 # Each takes the schema one step further, by assets/schema/NUMBER-NAME.sql and what SQL cannot do;
 # `user_version` counts how many have run.
+def _renew_sync(connection: apsw.Connection) -> None:
+    """Make what sync has in a file as it is made today, with what stood in it."""
+    if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'replica'").get:
+        return
+    tables = ("clock", "replica", "spaces", "machines")
+    for name in tables:
+        connection.execute(f"CREATE TEMP TABLE kept_{name} AS SELECT * FROM main.{name}")
+    connection.execute(asset("schema/sync_leave.sql"))
+    connection.execute(asset("schema/sync.sql"), {"machine": "", "mark": "", "place": ""})
+    for name in tables:
+        connection.execute(
+            f"DELETE FROM main.{name}; INSERT INTO main.{name} SELECT * FROM kept_{name}"
+        )
+        connection.execute(f"DROP TABLE temp.kept_{name}")
+
+
 MIGRATIONS = (
     "items",
     "same_text",
@@ -3191,8 +3207,14 @@ MIGRATIONS = (
     "hooks",
     "symbols",
     "tokens",
+    "sync",
 )
-_BESIDES = {"pairs": reunite_files, "signs": _add_questions, "symbols": fill_words}
+_BESIDES = {
+    "pairs": reunite_files,
+    "signs": _add_questions,
+    "symbols": fill_words,
+    "sync": _renew_sync,
+}
 
 
 class FileState(NamedTuple):
@@ -3743,12 +3765,27 @@ def _check_ours(connection: apsw.Connection, path: Path) -> None:
     if version > len(MIGRATIONS):
         raise DatabaseError(f"{path} was made by a newer Sediment: update this program")
     for name, sql in connection.execute(_RULES):
-        if not any(_squeezed(sql) in _own_rules(file) for file in ("3-changes", "sync")):
+        is_own = any(_squeezed(sql) in _own_rules(file) for file in ("3-changes", "sync"))
+        if not is_own and sha256(_squeezed(sql).encode()).hex() not in _OLD_RULES:
             what = f"has {_show(name)} in it, which would change what is stored"
             raise DamagedError(f"{path} {what}: `doctor --repair` leaves it out")
 
 
 _RULES = "SELECT name, sql FROM sqlite_schema WHERE type IN ('trigger', 'view')"
+
+
+# Of triggers and a view as the first files that synced have them: a migration makes them anew.
+_OLD_RULES = frozenset(
+    (
+        "7777707562c234cd48e27680411792234b02fdf4df8552e9614d9889003f03a9",
+        "b314c24205912a0f30e482fba6a526cfa4f2080cecb641713a81a8aed9c40cd8",
+        "505e44479f2d32873a51cd407e8c8ba890ea208efa77aa609a94cbfee5f1c450",
+        "e117cae1d448052836110b20574ecdaf6f95c1e96f9c10788bced67c9eb0d9a1",
+        "f9f11b1715774f41c3ef4e1a6fa1e4c8c0886b1ed1fadae9b12ced20befbba7f",
+        "7e2217c2406297e891e38c5d048a88173a7f175733ee705ba0add8f982cf91ff",
+        "fbf6100918295c94072b2d0779d3baaaba1445130715bcfc992362ca123f22d0",
+    )
+)
 
 
 def _squeezed(sql: str) -> str:
@@ -4551,6 +4588,15 @@ def restore_item(connection: apsw.Connection, old: str) -> tuple[str, str | None
         take_back_counts(connection, successor, added.get("counts", [0, 0]))
         reason = "beside" if "beside" in added else reason
     return reason or "", successor
+
+
+def place_item(connection: apsw.Connection, id: str, project: str | None) -> None:
+    """Let an item be in a project, or global."""
+    for table, none in (("items", "NULL"), ("graph_nodes", "''")):
+        sql = f"UPDATE {table} SET project_id = coalesce(?1, {none})"
+        connection.execute(
+            f"{sql} WHERE id = ?2 AND project_id IS NOT coalesce(?1, {none})", (project, id)
+        )
 
 
 def prune_item(connection: apsw.Connection, id: str) -> None:
@@ -7086,7 +7132,7 @@ class Importer:
         known = self._batch.get(row["id"])
         if known is None:
             known = self.database.value("SELECT content FROM items WHERE id = ?", row["id"])
-        forgotten = "SELECT gone FROM replica WHERE id = ?"
+        forgotten = "SELECT 1 FROM replica WHERE id = ? AND gone"
         if known is None and self._synced and self.database.value(forgotten, row["id"]):
             self.counts["forgotten"] += 1
             return False
@@ -11505,11 +11551,11 @@ def move_item(projects: Projects, id: str, scope: str) -> dict[str, Any]:
         if projects_behind(projects.database, row["id"]) - {None, projects.current()}:
             told = f"{row['id']} has taken the place of another project's memory"
             raise InvalidInput(f"{told}: store it anew in {scope} scope")
-        for table, none in (("items", "NULL"), ("graph_nodes", "''")):
-            sql = f"UPDATE {table} SET project_id = coalesce(?, {none}) WHERE id = ?"
-            for (id,) in fetch(connection, _LINEAGE.format("i.id"), row["id"]):
-                connection.execute(sql, (project, id))
-        note(connection, "move", row["id"], detail={"from": row["project_id"]})
+        sql = _LINEAGE.format("i.id, i.project_id")
+        for moved, before in fetch(connection, sql, row["id"]):
+            if before != project:
+                place_item(connection, moved, project)
+                note(connection, "move", moved, detail={"from": before})
     message = f"{row['id']} is in {scope} scope now."
     return {"success": True, "id": row["id"], "scope": scope, "message": message}
 
@@ -11817,24 +11863,25 @@ def _circles(links: dict[str, str]) -> Iterator[list[str]]:
             yield path[path.index(at) :]
 
 
-_AMONG = "SELECT * FROM states WHERE id IN (SELECT value FROM json_each(?))"
+_AMONG = "SELECT * FROM states WHERE id IN (SELECT value FROM json_each(?)) AND "
 
 
 def states_of(connection: apsw.Connection, sql: str, *values: Any) -> dict[str, State]:
-    """States by id, with their project (`in`), the `number` of a change that was not sent, and
-    what is the `same` of texts that say the same."""
+    """States by id, with their project (`in`), the `number` of a change that was not sent, what is
+    the `same` of texts that say the same, whether the memory is `here` and was not moved away, and
+    whether the project is `shared`."""
     found = {}
     for row in connection.execute(sql, values):
-        id, project, put_t, put_w, text, created, end_t, *end, gone, ok, number, same = row
+        id, project, put_t, put_w, text, created, end_t, *end, gone, ok, number = row[:14]
         found[id] = {
             "id": id,
             "gone": gone != 0,
-            "put": None if text is None else (put_t, put_w, text, created),
+            "put": None if None in (put_t, text) else (put_t, put_w, text, created),
             "end": None if end_t is None else (end_t, *end),
             "ok": json.loads(ok),
             "in": project,
             "number": number,
-            "same": same,
+            **dict(zip(("same", "here", "shared"), row[14:], strict=True)),
         }
     return found
 
@@ -11852,7 +11899,7 @@ def receive(
     for state in states:
         came[state["id"]] = state | join(came.get(state["id"], state), state)
     ids = json.dumps([*came])
-    here = states_of(database.reader(), _AMONG, ids)
+    here = states_of(database.reader(), f"{_AMONG} here", ids)
     drafts = {
         id: _draft(encoder, project, state)
         for id, state in came.items()
@@ -11862,12 +11909,13 @@ def receive(
         stamps = (value[0] for one in came.values() for value in (one["put"], one["end"]) if value)
         clock = "UPDATE clock SET applying = 1, number = number + 1, t = max(t, ?)"
         connection.execute(clock, (max(stamps, default=0),))
-        before = states_of(connection, _AMONG, ids)
-        joined, counts = _joined(before, came, project)
-        _keep(connection, before, joined)
-        _show_changed(connection, joined, drafts)
+        before = states_of(connection, f"{_AMONG} project = ?", ids, project)
+        elsewhere = states_of(connection, f"{_AMONG} project <> ? ORDER BY here", ids, project)
+        joined, counts = _joined(before, elsewhere, came, project)
+        _keep(connection, joined)
+        _show_changed(connection, _placed(connection, joined, elsewhere), drafts)
         for id, state in joined.items():
-            known = before[id]["ok"] if id in before else {}
+            known = (before.get(id) or elsewhere.get(id) or {"ok": {}})["ok"]
             if (more := sum(state["ok"].values()) - sum(known.values())) > 0:
                 _add_counts(connection, id, 0, more)
         connection.execute("UPDATE clock SET applying = 0")
@@ -11896,39 +11944,70 @@ def _draft(encoder: Encoder, project: str, state: State) -> Item:
 
 
 def _joined(
-    before: dict[str, State], came: dict[str, State], project: str
+    before: dict[str, State], elsewhere: dict[str, State], came: dict[str, State], project: str
 ) -> tuple[dict[str, State], Counter[str]]:
     """The states that are others by what came, by id; and what of that is worth telling. An id
-    that another project has here is not theirs to change."""
+    that another project has here is not theirs to change, unless the memory was moved."""
     joined, counts = {}, Counter[str]()
     for id, state in came.items():
-        mine = before.get(id)
-        if mine and mine["in"] != project:
+        mine, other = before.get(id), elsewhere.get(id)
+        if mine is None and other and not _was_moved(other, state):
             counts["refused"] += 1
             continue
         new = join(mine or state, state)
+        new = join(new, other) if other and other["gone"] else new
         if mine is None or any(new[key] != mine[key] for key in new):
+            known = mine or other
             joined[id] = new | {"in": project, "author": state.get("author")}
+            joined[id]["news"] = new["gone"] and bool((mine and mine["put"]) or not state["gone"])
             counts["received"] += 1
-            counts["forgotten"] += new["gone"] and mine is not None
+            counts["forgotten"] += new["gone"] and known is not None
             counts["replaced"] += mine is not None and bool(new["end"] and new["end"][4])
     return joined, counts
 
 
-def _keep(connection: apsw.Connection, before: dict[str, State], joined: dict[str, State]) -> None:
-    """Write states down."""
+def _was_moved(other: State, state: State) -> bool:
+    """Whether what came may be of a memory that is in another project here, which is shared, too:
+    who knows its text, or knows no more of it than that it was forgotten."""
+    said = other["gone"] or (state["put"] and _said(state) == _said(other))
+    return bool(other["shared"] and said)
+
+
+def _keep(connection: apsw.Connection, joined: dict[str, State]) -> None:
+    """Write states down; what is forgotten in one project is so in all that it has been in."""
     rows = [
         (
             *(id, state["in"]),
             *(state["put"] or (None, None))[:2],
             *(state["end"] or (None,) * 5),
-            *(-state["gone"], to_json(state["ok"])),
-            bool(state["gone"] and before.get(id, {}).get("put")),
-            state["author"],
+            *(-state["gone"], to_json(state["ok"]), state["news"], state["author"]),
         )
         for id, state in joined.items()
     ]
     connection.executemany(asset("schema/sync_keep.sql"), rows)
+    gone = [id for id, state in joined.items() if state["gone"]]
+    sql = (
+        "INSERT OR REPLACE INTO replica(id, project, gone, number)"
+        " SELECT r.id, r.project, -1, c.number FROM replica r, clock c"
+        " WHERE NOT r.gone AND r.id IN (SELECT value FROM json_each(?))"
+    )
+    connection.execute(sql, (json.dumps(gone),))
+
+
+def _placed(
+    connection: apsw.Connection, joined: dict[str, State], elsewhere: dict[str, State]
+) -> dict[str, State]:
+    """Let memories that were moved be where the latest of their texts is; the states of those that
+    are not elsewhere."""
+    sql = (
+        "SELECT id, project FROM replica WHERE put_t NOT NULL"
+        " AND id IN (SELECT value FROM json_each(?)) ORDER BY put_t, put_w, project"
+    )
+    moved = joined.keys() & elsewhere.keys()
+    latest = dict(fetch(connection, sql, json.dumps([*moved]))) if moved else {}
+    for id, project in latest.items():
+        place_item(connection, id, project or None)
+    return {id: one for id, one in joined.items() if latest.get(id, one["in"]) == one["in"]}
 
 
 def _show_changed(
@@ -12000,7 +12079,8 @@ def _forget_behind(connection: apsw.Connection, ids: list[str]) -> int:
     """Forget what somebody put behind a memory, not knowing that it was forgotten here."""
     sql = (
         "SELECT i.id FROM json_each(?) j JOIN items i ON i.id = j.value AND i.file IS NULL"
-        " JOIN replica r ON r.id = i.id JOIN replica f ON f.id = r.successor WHERE f.gone > 0"
+        " JOIN replica r ON r.id = i.id AND r.project = coalesce(i.project_id, '')"
+        " JOIN replica f ON f.id = r.successor WHERE f.gone > 0"
     )
     found = fetch(connection, sql, json.dumps(ids))
     return sum(erase_item(connection, id) for (id,) in found)
@@ -12183,14 +12263,15 @@ class Folder:
 
     def push(self, space: str, states: list[State]) -> None:
         """Write states, in the place of what was written of the same memories."""
-        by_file: dict[str, dict[str, str]] = {}
+        by_file: dict[str, dict[tuple[str, str], str]] = {}
         for state in states:
             name = f"{sha256(state['id'].encode())[0]:02x}.jsonl"
-            by_file.setdefault(name, {})[state["id"]] = to_json(record_of(state, space)) + "\n"
+            line = to_json(record_of(state, space)) + "\n"
+            by_file.setdefault(name, {})[state["id"], space] = line
         texts = {}
         for name, new in by_file.items():
             known = (line for line in self._text(self.me.name, name).split("\n") if line)
-            rows = {str(parse_object(line).get("id")): f"{line}\n" for line in known}
+            rows = {_line_key(parse_object(line)): f"{line}\n" for line in known}
             texts[name] = "".join((rows | new).values())
         self._write(texts)
 
@@ -12226,6 +12307,10 @@ class Folder:
     def leave(self) -> None:
         """Let nobody wait for this machine."""
         self._write({"machine.json": ""})
+
+
+def _line_key(row: dict[str, Any]) -> tuple[str, str]:
+    return str(row.get("id")), str(row.get("in"))
 
 
 _TOOLS_COPY = _Pattern(r"[\da-f]{2}[ ._~(-].+\.jsonl")  # such as "00 (conflicted copy).jsonl"
@@ -12737,12 +12822,16 @@ class Sync:
         self.place.push(space, states)
         with self.database.transaction() as connection:
             connection.executemany(
-                "UPDATE replica SET number = NULL WHERE id = ? AND number = ?",
-                [(state["id"], state["number"]) for state in states],
+                "UPDATE replica SET number = NULL WHERE id = ? AND project = ? AND number = ?",
+                [(state["id"], state["in"], state["number"]) for state in states],
             )
 
     def _told_space(self, space: str, project: str) -> dict[str, Any]:
-        sql = "SELECT count(*), count(number) FROM replica WHERE project = ? AND NOT gone"
+        sql = (
+            "SELECT count(*), count(number) FROM replica r WHERE project = ? AND NOT gone"
+            " AND (end_t IS NULL OR NOT EXISTS"
+            " (SELECT 1 FROM replica o WHERE o.id = r.id AND o.put_t > r.put_t))"
+        )
         here, waiting = self.database.rows(sql, project)[0]
         return {"space": space, "here": here, "waiting": waiting}
 
@@ -12766,7 +12855,7 @@ class Sync:
                 connection.executemany(sql, list(new))
 
     def _machines(self) -> list[dict[str, Any]]:
-        rows = self.database.rows("SELECT gone FROM replica WHERE gone > 0")
+        rows = self.database.rows("SELECT max(gone) FROM replica WHERE gone > 0 GROUP BY id")
         return self.place.machines([t for (t,) in rows])
 
     def status(self) -> dict[str, Any]:
@@ -12793,7 +12882,7 @@ class Sync:
                     raise InvalidInput(f"{what} is shared as {taken[0]}: `sync --unshare` first")
             connection.execute("INSERT OR IGNORE INTO spaces VALUES(?, ?)", (name, project))
             connection.execute("UPDATE clock SET cursor = '{}'")
-        sql = "SELECT * FROM states WHERE project = ? AND NOT gone"
+        sql = "SELECT * FROM states WHERE project = ? AND here"
         states = states_of(self.database.reader(), sql, project)
         held = sum(map(_has_secret, states.values()))
         message = f"{len(states) - held} memories go to {name} from the next `sync` on"
@@ -12816,8 +12905,8 @@ class Sync:
         with contextlib.suppress(SedimentError), self._reached():
             self.place.leave()
         others = (
-            "SELECT i.id FROM replica r JOIN spaces USING(project) JOIN items i ON i.id = r.id"
-            " WHERE r.put_w NOT IN (SELECT name FROM machines WHERE mine)"
+            "SELECT r.id FROM states r JOIN spaces USING(project) WHERE here"
+            " AND r.put_w NOT IN (SELECT name FROM machines WHERE mine)"
         )
         with self.database.transaction() as connection:
             connection.execute("UPDATE clock SET applying = 1")

@@ -35,7 +35,7 @@ class Machine:
 
     def states(self) -> dict[str, dict[str, Any]]:
         connection = self.memory.database.reader()
-        return states_of(connection, "SELECT * FROM states ORDER BY id")
+        return states_of(connection, "SELECT * FROM states ORDER BY id, here")
 
     def sent(self) -> list[dict[str, Any]]:
         """All states as others get them."""
@@ -57,6 +57,9 @@ class Machine:
         sql = "SELECT id, content, ended_by, ended_at, successor FROM items"
         return {row[0]: row[1:] for row in self.memory.database.rows(sql)}
 
+    def projects(self) -> dict[str, str | None]:
+        return dict(self.memory.database.rows("SELECT id, project_id FROM items"))
+
     def live(self) -> list[str]:
         return sorted(id for id, row in self.items().items() if row[1] is None)
 
@@ -75,6 +78,8 @@ class Machine:
                 memory.undo(known[x % len(known)])
             elif deed == "hide" and len(live) > 1:
                 memory.replace(live[x % len(live)], live[y % len(live)])
+            elif deed == "move" and live:
+                memory.move(live[x % len(live)], ("global", "project")[y % 2])
             elif deed == "import":
                 row = {"id": f"id{x % 5}", "content": TEXTS[y % 2], "created_at": y % 3 * 100}
                 memory.import_rows([row])
@@ -107,6 +112,7 @@ def all_have_the_same(machines: list[Machine]) -> None:
         assert machine.facts() == first.facts()
         shows_its_view(machine)
         assert machine.items() == first.items()
+        assert machine.projects() == first.projects()
         consistent(machine.memory)
 
 
@@ -151,10 +157,11 @@ def through_a_folder(folder: Path, seed: int, rounds: int) -> None:
     for machine in machines:
         machine.memory.sync_to(str(shared))
         machine.memory.share("team")
+        machine.memory.share(everywhere=True)
     for step in range(12 * rounds):
         machine = chance.choice(machines)
         machine.now = 1_700_000_100 + step // 8
-        deed = chance.choice((*DEEDS[:7], "replace", "undo", "undo", "import", "sync"))
+        deed = chance.choice((*DEEDS[:7], "replace", "undo", "undo", "import", "move", "sync"))
         if deed == "sync":
             machine.memory.sync()
         else:
@@ -168,7 +175,7 @@ def through_a_folder(folder: Path, seed: int, rounds: int) -> None:
 
 def _come_to_rest(machines: list[Machine]) -> None:
     for _ in range(5):
-        told = [machine.memory.sync()["spaces"][0] for machine in machines]
+        told = [row for machine in machines for row in machine.memory.sync()["spaces"]]
         if not any(row["sent"] + row["received"] for row in told):
             return
     raise AssertionError("machines never come to rest")

@@ -210,6 +210,26 @@ def test_nobody_reads_a_space_that_is_not_shared_with_him(team: Team) -> None:
     ]
 
 
+def test_what_is_moved_goes_from_one_space_to_the_other(team: Team) -> None:
+    desk, laptop, bob = team.machine("alice"), team.machine("alice", "laptop"), team.machine("bob")
+    for memory in (desk, laptop):
+        memory.share(everywhere=True)
+    id = desk.store("Coffee is at nine.", scope="global")["id"]
+    settle(desk, laptop, bob)
+    laptop.move(id, "project")
+    settle(laptop, desk, bob)
+    assert texts(desk) == texts(laptop) == texts(bob) == ["Coffee is at nine."]
+    desk.move(id, "global")
+    settle(desk, laptop, bob)
+    assert texts(bob) == []
+    assert [row["id"] for row in laptop.list_items(scope="global")["items"]] == [id]
+    laptop.forget(id)
+    settle(laptop, desk, bob)
+    assert not bob.database.rows("SELECT 1 FROM items")
+    assert not desk.database.rows("SELECT 1 FROM items")
+    assert team.server.ask("SELECT 1 FROM sediment.item WHERE NOT gone") == []
+
+
 def test_who_was_removed_gets_nothing_more(team: Team) -> None:
     alice, bob = team.machine("alice"), team.machine("bob")
     alice.store("Before.")

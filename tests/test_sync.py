@@ -670,6 +670,103 @@ def test_a_shared_project_may_get_another_id(place: Place) -> None:
     assert texts(b) == ["After it.", "Before its first commit."]
 
 
+def share_all(*memories: Memory) -> None:
+    for memory in memories:
+        memory.share(everywhere=True)
+
+
+def everything(memory: Memory) -> list[tuple[Any, ...]]:
+    sql = "SELECT id, project_id, content, ended_by FROM items ORDER BY id"
+    return memory.database.rows(sql)
+
+
+def test_what_is_moved_is_moved_everywhere_and_back(place: Place) -> None:
+    a, b, c = (place.machine(name) for name in "abc")
+    share_all(a, b)
+    id = a.store("Coffee is at nine.", scope="global")["id"]
+    settle(a, b)
+    for scope, project in (("project", "demo"), ("global", None), ("project", "demo")):
+        a.store("Coffee is at nine.", scope="global" if project else "project")  # confirms it
+        b.move(id, scope)
+        settle(b, a, c)
+        assert everything(a) == everything(b)
+        assert [row[:2] for row in everything(b)] == [(id, project)]
+        assert ("Coffee is at nine." in texts(c)) == bool(project)  # who shares the project alone
+    assert [row["here"] for row in a.sync()["spaces"]] == [0, 1]
+    late = place.machine("d")
+    share_all(late)
+    settle(late, a, late)
+    assert everything(late) == everything(a)
+    a.forget(id)
+    settle(a, b, c, late)
+    for memory in (a, b, c, late):
+        assert everything(memory) == []
+    assert "Coffee" not in place.text()
+
+
+def test_what_is_moved_and_forgotten_before_others_hear_of_it_is_forgotten(place: Place) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    share_all(a, b)
+    id = a.store("Coffee is at nine.", scope="global")["id"]
+    settle(a, b)
+    b.move(id, "project")
+    b.forget(id)
+    settle(b, a, b)
+    assert everything(a) == everything(b) == []
+    assert "Coffee" not in place.text()
+    assert {row["to_erase"] for row in b.sync_status()["machines"]} == {0}
+
+
+def test_who_forgets_what_another_moves_forgets_it_everywhere(place: Place) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    share_all(a, b)
+    id = a.store("Coffee is at nine.", scope="global")["id"]
+    settle(a, b)
+    a.move(id, "project")
+    b.forget(id)
+    settle(a, b, a)
+    assert everything(a) == everything(b) == []
+    assert "Coffee" not in place.text()
+
+
+def test_what_is_moved_to_a_project_that_is_not_shared_ends_for_others(place: Place) -> None:
+    a, b = place.machine("a", share=""), place.machine("b", share="")
+    share_all(a, b)
+    id = a.store("Coffee is at nine.", scope="global")["id"]
+    settle(a, b)
+    a.move(id, "project")
+    later = a.store("Coffee is at ten.", replace=id)["id"]
+    settle(a, b)
+    assert {row[:2] for row in everything(a)} == {(id, "demo"), (later, "demo")}
+    assert b.list_items(scope="global")["items"] == []
+    assert "ten" not in place.text()
+    assert b.undo(id)["restored"] == id  # nothing of it is lost
+    a.forget(later)
+    settle(a, b)
+    assert everything(b) == []
+
+
+def test_an_id_of_another_project_is_moved_by_nobody_who_does_not_know_its_text(
+    place: Place,
+) -> None:
+    a = place.machine("a")
+    share_all(a)
+    id = a.store("Mine alone.", scope="global")["id"]
+    private = open_memory(a.database.path, "private")
+    other = private.store("Nobody's business.")["id"]
+    (place.shared / "ffffffff").mkdir()
+    stamp = (int(sediment.time.time() * 1000) << 16, "ffffffff")
+    rows = [
+        {"id": id, "put": [*stamp, "Theirs.", 1]},
+        {"id": other, "put": [*stamp, "Nobody's business.", private.get(other)["created_at"]]},
+        {"id": id, "gone": True},
+    ]
+    lines = [json.dumps({"v": 1, "in": "team", **row}) + "\n" for row in rows]
+    (place.shared / "ffffffff" / "00.jsonl").write_text("".join(lines))
+    assert a.sync()["spaces"][1]["refused"] == 2
+    assert {row[0]: row[1] for row in everything(a)} == {id: None, other: "private"}
+
+
 def test_confirmations_of_all_machines_count_once(place: Place) -> None:
     a, b = place.machine("a"), place.machine("b")
     id = a.store("A fact.")["id"]
@@ -688,6 +785,43 @@ def test_machines_that_are_killed_lose_nothing_and_agree(tmp_path: Path, kind: s
     figures = sync_storm.run(tmp_path / "storm", kind, 15, seed=7)
     assert figures["kills"] > 10
     assert figures["memories"] > 20
+
+
+def test_a_file_that_synced_before_memories_could_be_moved_goes_on(place: Place) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    id = a.store("Of before.")["id"]
+    gone = a.store("Forgotten before.")["id"]
+    settle(a, b)
+    a.forget(gone)
+    a.sync()
+    before = {name: a.database.rows(f"SELECT * FROM {name}") for name in SYNC_TABLES}
+    with a.database.transaction() as connection:
+        make_as_before(connection)
+    a.database.close()
+    again = open_memory(a.database.path)
+    assert {name: again.database.rows(f"SELECT * FROM {name}") for name in SYNC_TABLES} == before
+    share_all(again, b)
+    again.move(id, "global")
+    settle(again, b)
+    assert everything(again) == everything(b) == [(id, None, "Of before.", None)]
+    again.close()
+
+
+SYNC_TABLES = ("clock", "replica", "spaces", "machines")
+
+
+def make_as_before(connection: Any) -> None:
+    """What sync has in a file, as the first files that synced have it."""
+    script = (Path(__file__).parent / "sync_before.sql").read_text()
+    for name in SYNC_TABLES:
+        connection.execute(f"CREATE TEMP TABLE kept_{name} AS SELECT * FROM main.{name}")
+    connection.execute(sediment.asset("schema/sync_leave.sql"))
+    connection.execute(script, {"machine": "", "mark": "", "place": ""})
+    for name in SYNC_TABLES:
+        connection.execute(f"DELETE FROM main.{name}")
+        connection.execute(f"INSERT INTO main.{name} SELECT * FROM kept_{name}")
+        connection.execute(f"DROP TABLE temp.kept_{name}")
+    connection.pragma("user_version", 10)
 
 
 def test_two_syncs_of_one_file_do_not_meet(place: Place) -> None:

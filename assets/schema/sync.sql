@@ -1,6 +1,8 @@
 -- What sync has to know of each memory. Made by the first `sync --to`: before it there is none of
 -- this, and nothing costs anything. A row of `replica` is a memory's state as the machines agree on
--- it; what follows from the states of several, twins and circles, stands in `items` alone.
+-- it; what follows from the states of several, twins and circles, stands in `items` alone. What was
+-- moved has a state in each project that it has been in: it is where its latest text is, and the
+-- others say that it has ended there.
 
 CREATE TABLE clock(
     t INTEGER NOT NULL,        -- hybrid: milliseconds << 16, and a count within them
@@ -11,14 +13,17 @@ CREATE TABLE clock(
     place TEXT NOT NULL,       -- where it syncs
     cursor TEXT NOT NULL) STRICT;
 CREATE TABLE replica(
-    id TEXT PRIMARY KEY, project TEXT NOT NULL, put_t INTEGER, put_w TEXT,
+    id TEXT NOT NULL, project TEXT NOT NULL, put_t INTEGER, put_w TEXT,
     end_t INTEGER, end_w TEXT, ended_by TEXT, ended_at INTEGER, successor TEXT,
     gone INTEGER NOT NULL DEFAULT 0, -- when it was forgotten here; -1 where others forgot it
     ok TEXT NOT NULL DEFAULT '{}',
     number INTEGER,                  -- of the last change, NULL once that is sent
-    author TEXT) STRICT, WITHOUT ROWID; -- who brought it, as a hub says
+    author TEXT,                     -- who brought it, as a hub says
+    PRIMARY KEY(id, project)) STRICT, WITHOUT ROWID;
 CREATE VIEW states AS SELECT r.id, r.project, put_t, put_w, content, created_at, end_t, end_w,
-    r.ended_by, r.ended_at, r.successor, gone, ok, number, text_hash
+    r.ended_by, r.ended_at, r.successor, gone, ok, number, text_hash,
+    i.id IS NOT NULL AND r.project = coalesce(i.project_id, '') AS here,
+    r.project IN (SELECT project FROM spaces) AS shared
     FROM replica r LEFT JOIN items i ON i.id = r.id AND i.file IS NULL;
 CREATE INDEX replica_waiting ON replica(project, number) WHERE number IS NOT NULL;
 CREATE INDEX replica_successor ON replica(successor) WHERE successor <> '';
@@ -49,18 +54,19 @@ UPDATE clock SET number = (SELECT count(*) FROM replica);
 
 -- What was forgotten comes back by no import.
 CREATE TRIGGER replica_barred BEFORE INSERT ON items
-    WHEN new.file IS NULL AND (SELECT gone FROM replica WHERE id = new.id)
+    WHEN new.file IS NULL AND EXISTS(SELECT 1 FROM replica WHERE id = new.id AND gone)
     BEGIN SELECT RAISE(IGNORE); END;
 CREATE TRIGGER replica_put AFTER INSERT ON items
     WHEN new.file IS NULL AND NOT (SELECT applying FROM clock) BEGIN
     UPDATE clock SET number = number + 1,
         t = max(t + 1, CAST(unixepoch('subsec') * 1000 AS INTEGER) << 16);
-    INSERT OR IGNORE INTO replica(id, project) VALUES(new.id, '');
-    UPDATE replica SET project = coalesce(new.project_id, ''),
-        (put_t, put_w, number) = (SELECT t, machine, number FROM clock) WHERE id = new.id;
+    INSERT OR IGNORE INTO replica(id, project) VALUES(new.id, coalesce(new.project_id, ''));
+    UPDATE replica SET (put_t, put_w, number) = (SELECT t, machine, number FROM clock)
+        WHERE id = new.id AND project = coalesce(new.project_id, '');
     UPDATE replica SET (end_t, end_w) = (SELECT t, machine FROM clock), ended_by = new.ended_by,
         ended_at = new.ended_at, successor = coalesce(new.successor, '')
-        WHERE id = new.id AND new.ended_at IS NOT NULL;
+        WHERE id = new.id AND project = coalesce(new.project_id, '')
+        AND new.ended_at IS NOT NULL;
     END;
 -- Twins that stood behind an item by themselves go with it.
 CREATE TRIGGER replica_end AFTER UPDATE OF ended_at, ended_by, successor ON items
@@ -69,11 +75,13 @@ CREATE TRIGGER replica_end AFTER UPDATE OF ended_at, ended_by, successor ON item
         t = max(t + 1, CAST(unixepoch('subsec') * 1000 AS INTEGER) << 16);
     UPDATE replica SET (end_t, end_w, number) = (SELECT t, machine, number FROM clock),
         ended_by = coalesce(new.ended_by, ''), ended_at = coalesce(new.ended_at, 0),
-        successor = coalesce(new.successor, '') WHERE id = new.id;
+        successor = coalesce(new.successor, '')
+        WHERE id = new.id AND project = coalesce(new.project_id, '');
     UPDATE replica SET (end_t, end_w, number) = (SELECT t, machine, number FROM clock),
         ended_by = 'repeat', successor = new.id,
         ended_at = (SELECT ended_at FROM items WHERE items.id = replica.id)
-        WHERE new.ended_at IS NOT NULL AND end_t IS NULL AND id <> new.id AND id IN
+        WHERE new.ended_at IS NOT NULL AND end_t IS NULL AND id <> new.id
+        AND project = coalesce(new.project_id, '') AND id IN
         (SELECT id FROM items WHERE successor = new.id AND ended_by = 'repeat');
     END;
 -- What stands before an item by the rule of circles alone stays when that item goes.
@@ -81,21 +89,39 @@ CREATE TRIGGER replica_gone AFTER DELETE ON items
     WHEN old.file IS NULL AND NOT (SELECT applying FROM clock) BEGIN
     UPDATE clock SET number = number + 1,
         t = max(t + 1, CAST(unixepoch('subsec') * 1000 AS INTEGER) << 16);
+    INSERT OR IGNORE INTO replica(id, project) VALUES(old.id, coalesce(old.project_id, ''));
     INSERT OR REPLACE INTO replica(id, project, gone, number)
-        SELECT old.id, coalesce(old.project_id, ''), t, number FROM clock;
+        SELECT r.id, r.project, c.t, c.number FROM replica r, clock c WHERE r.id = old.id;
     UPDATE replica SET (end_t, end_w, number) = (SELECT t, machine, number FROM clock),
-        ended_by = '', ended_at = 0, successor = '' WHERE successor = old.id AND id IN
-        (SELECT id FROM items WHERE ended_at IS NULL);
+        ended_by = '', ended_at = 0, successor = '' WHERE successor = old.id AND (id, project) IN
+        (SELECT id, coalesce(project_id, '') FROM items WHERE ended_at IS NULL);
+    END;
+CREATE TRIGGER replica_move AFTER INSERT ON history
+    WHEN new.action = 'move' AND NOT (SELECT applying FROM clock) BEGIN
+    UPDATE clock SET number = number + 1,
+        t = max(t + 1, CAST(unixepoch('subsec') * 1000 AS INTEGER) << 16);
+    INSERT INTO replica SELECT r.id, coalesce(i.project_id, ''), t, put_w, end_t, end_w, r.ended_by,
+        r.ended_at, r.successor, 0, ok, c.number, author
+        FROM replica r JOIN items i ON i.id = r.id, clock c
+        WHERE r.id = new.item_id AND r.project = coalesce(new.detail ->> 'from', '')
+        ON CONFLICT DO UPDATE SET put_t = excluded.put_t, put_w = excluded.put_w,
+        (end_t, end_w, number) = (SELECT t, machine, number FROM clock),
+        ended_by = coalesce(excluded.ended_by, ''), ended_at = coalesce(excluded.ended_at, 0),
+        successor = coalesce(excluded.successor, ''), ok = excluded.ok;
+    UPDATE replica SET (end_t, end_w, number) = (SELECT t, machine, number FROM clock),
+        ended_by = 'prune', ended_at = new.at, successor = ''
+        WHERE id = new.item_id AND project = coalesce(new.detail ->> 'from', '');
     END;
 CREATE TRIGGER replica_ok AFTER INSERT ON history
     WHEN new.action = 'confirm' AND NOT (SELECT applying FROM clock) BEGIN
     UPDATE clock SET number = number + 1;
     UPDATE replica SET number = (SELECT number FROM clock), ok = (SELECT json_set(ok,
         '$."' || machine || '"', coalesce(json_extract(ok, '$."' || machine || '"'), 0) + 1)
-        FROM clock) WHERE id = new.item_id;
+        FROM clock) WHERE (id, project) IN
+        (SELECT id, coalesce(project_id, '') FROM items WHERE id = new.item_id);
     END;
 CREATE TRIGGER replica_moved AFTER INSERT ON projects WHEN new.location GLOB 'moved:*' BEGIN
     UPDATE OR IGNORE spaces SET project = new.project_id
         WHERE project = substr(new.location, 7);
-    UPDATE replica SET project = new.project_id WHERE project = substr(new.location, 7);
+    UPDATE OR REPLACE replica SET project = new.project_id WHERE project = substr(new.location, 7);
     END;

@@ -2,5 +2,6 @@
 
 SELECT r.id, iif(coalesce(p.mine, 0), NULL, concat_ws(', ', coalesce(author, p.person), p.host)),
     iif(coalesce(e.mine, 0) OR r.ended_by = '', NULL, concat_ws(', ', e.person, e.host))
-FROM replica r LEFT JOIN machines p ON p.name = put_w LEFT JOIN machines e ON e.name = end_w
+FROM replica r JOIN items i ON i.id = r.id AND r.project = coalesce(i.project_id, '')
+    LEFT JOIN machines p ON p.name = put_w LEFT JOIN machines e ON e.name = end_w
 WHERE r.id IN (SELECT value FROM json_each(?)) AND NOT gone;

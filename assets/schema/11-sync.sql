@@ -1,0 +1,1 @@
+-- A file that syncs gets today's tables and triggers for that; nothing else changes.

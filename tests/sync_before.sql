@@ -1,0 +1,101 @@
+-- What sync has to know of each memory. Made by the first `sync --to`: before it there is none of
+-- this, and nothing costs anything. A row of `replica` is a memory's state as the machines agree on
+-- it; what follows from the states of several, twins and circles, stands in `items` alone.
+
+CREATE TABLE clock(
+    t INTEGER NOT NULL,        -- hybrid: milliseconds << 16, and a count within them
+    machine TEXT NOT NULL,     -- this file's name among the machines
+    mark TEXT NOT NULL,        -- the host and path that have that name
+    number INTEGER NOT NULL,   -- of the last change
+    applying INTEGER NOT NULL, -- whether what is written came from others
+    place TEXT NOT NULL,       -- where it syncs
+    cursor TEXT NOT NULL) STRICT;
+CREATE TABLE replica(
+    id TEXT PRIMARY KEY, project TEXT NOT NULL, put_t INTEGER, put_w TEXT,
+    end_t INTEGER, end_w TEXT, ended_by TEXT, ended_at INTEGER, successor TEXT,
+    gone INTEGER NOT NULL DEFAULT 0, -- when it was forgotten here; -1 where others forgot it
+    ok TEXT NOT NULL DEFAULT '{}',
+    number INTEGER,                  -- of the last change, NULL once that is sent
+    author TEXT) STRICT, WITHOUT ROWID; -- who brought it, as a hub says
+CREATE VIEW states AS SELECT r.id, r.project, put_t, put_w, content, created_at, end_t, end_w,
+    r.ended_by, r.ended_at, r.successor, gone, ok, number, text_hash
+    FROM replica r LEFT JOIN items i ON i.id = r.id AND i.file IS NULL;
+CREATE INDEX replica_waiting ON replica(project, number) WHERE number IS NOT NULL;
+CREATE INDEX replica_successor ON replica(successor) WHERE successor <> '';
+CREATE INDEX items_same ON items(text_hash) WHERE file IS NULL;
+CREATE TABLE spaces(space TEXT PRIMARY KEY, project TEXT NOT NULL UNIQUE) STRICT, WITHOUT ROWID;
+CREATE TABLE machines(
+    name TEXT PRIMARY KEY, host TEXT NOT NULL, person TEXT NOT NULL,
+    mine INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+
+-- What was there before counts as done when it was done.
+INSERT INTO clock SELECT CAST(unixepoch('subsec') * 1000 AS INTEGER) << 16, :machine, :mark, 0, 0,
+    :place, '{}';
+INSERT INTO replica
+    SELECT id, coalesce(project_id, ''), min(stored_at * 1000 << 16, t), machine,
+        min(at * 1000 << 16, t), iif(at IS NULL, NULL, machine), iif(at IS NULL, NULL, ended_by),
+        iif(at IS NULL, NULL, ended_at), iif(at IS NULL, NULL, successor), 0,
+        iif(confirmed, json_object(machine, confirmed), '{}'), row_number() OVER (ORDER BY seq),
+        NULL
+    FROM (SELECT seq, id, project_id, stored_at, coalesce(ended_by, '') AS ended_by,
+        coalesce(ended_at, 0) AS ended_at, coalesce(successor, '') AS successor,
+        iif(ended_at IS NULL,
+            (SELECT max(at) FROM history WHERE item_id = i.id AND action = 'undo'),
+            coalesce((SELECT max(at) FROM history WHERE other_id = i.id AND action = ended_by),
+                ended_at)) AS at,
+        (SELECT count(*) FROM history WHERE item_id = i.id AND action = 'confirm') AS confirmed
+        FROM items i WHERE file IS NULL), clock;
+UPDATE clock SET number = (SELECT count(*) FROM replica);
+
+-- What was forgotten comes back by no import.
+CREATE TRIGGER replica_barred BEFORE INSERT ON items
+    WHEN new.file IS NULL AND (SELECT gone FROM replica WHERE id = new.id)
+    BEGIN SELECT RAISE(IGNORE); END;
+CREATE TRIGGER replica_put AFTER INSERT ON items
+    WHEN new.file IS NULL AND NOT (SELECT applying FROM clock) BEGIN
+    UPDATE clock SET number = number + 1,
+        t = max(t + 1, CAST(unixepoch('subsec') * 1000 AS INTEGER) << 16);
+    INSERT OR IGNORE INTO replica(id, project) VALUES(new.id, '');
+    UPDATE replica SET project = coalesce(new.project_id, ''),
+        (put_t, put_w, number) = (SELECT t, machine, number FROM clock) WHERE id = new.id;
+    UPDATE replica SET (end_t, end_w) = (SELECT t, machine FROM clock), ended_by = new.ended_by,
+        ended_at = new.ended_at, successor = coalesce(new.successor, '')
+        WHERE id = new.id AND new.ended_at IS NOT NULL;
+    END;
+-- Twins that stood behind an item by themselves go with it.
+CREATE TRIGGER replica_end AFTER UPDATE OF ended_at, ended_by, successor ON items
+    WHEN new.file IS NULL AND NOT (SELECT applying FROM clock) BEGIN
+    UPDATE clock SET number = number + 1,
+        t = max(t + 1, CAST(unixepoch('subsec') * 1000 AS INTEGER) << 16);
+    UPDATE replica SET (end_t, end_w, number) = (SELECT t, machine, number FROM clock),
+        ended_by = coalesce(new.ended_by, ''), ended_at = coalesce(new.ended_at, 0),
+        successor = coalesce(new.successor, '') WHERE id = new.id;
+    UPDATE replica SET (end_t, end_w, number) = (SELECT t, machine, number FROM clock),
+        ended_by = 'repeat', successor = new.id,
+        ended_at = (SELECT ended_at FROM items WHERE items.id = replica.id)
+        WHERE new.ended_at IS NOT NULL AND end_t IS NULL AND id <> new.id AND id IN
+        (SELECT id FROM items WHERE successor = new.id AND ended_by = 'repeat');
+    END;
+-- What stands before an item by the rule of circles alone stays when that item goes.
+CREATE TRIGGER replica_gone AFTER DELETE ON items
+    WHEN old.file IS NULL AND NOT (SELECT applying FROM clock) BEGIN
+    UPDATE clock SET number = number + 1,
+        t = max(t + 1, CAST(unixepoch('subsec') * 1000 AS INTEGER) << 16);
+    INSERT OR REPLACE INTO replica(id, project, gone, number)
+        SELECT old.id, coalesce(old.project_id, ''), t, number FROM clock;
+    UPDATE replica SET (end_t, end_w, number) = (SELECT t, machine, number FROM clock),
+        ended_by = '', ended_at = 0, successor = '' WHERE successor = old.id AND id IN
+        (SELECT id FROM items WHERE ended_at IS NULL);
+    END;
+CREATE TRIGGER replica_ok AFTER INSERT ON history
+    WHEN new.action = 'confirm' AND NOT (SELECT applying FROM clock) BEGIN
+    UPDATE clock SET number = number + 1;
+    UPDATE replica SET number = (SELECT number FROM clock), ok = (SELECT json_set(ok,
+        '$."' || machine || '"', coalesce(json_extract(ok, '$."' || machine || '"'), 0) + 1)
+        FROM clock) WHERE id = new.item_id;
+    END;
+CREATE TRIGGER replica_moved AFTER INSERT ON projects WHEN new.location GLOB 'moved:*' BEGIN
+    UPDATE OR IGNORE spaces SET project = new.project_id
+        WHERE project = substr(new.location, 7);
+    UPDATE replica SET project = new.project_id WHERE project = substr(new.location, 7);
+    END;
