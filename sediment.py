@@ -6670,8 +6670,9 @@ def queued_pairs(database: Database, limit: int) -> list[tuple[str, str, float]]
 
 
 _TAKEN_APART = (
-    "SELECT 1 FROM history WHERE action = 'undo' AND item_id IN (?1, ?2) AND other_id IN (?1, ?2)"
-)
+    "SELECT 1 FROM history WHERE action = 'undo'"
+    " AND item_id IN ({0}, {1}) AND other_id IN ({0}, {1})"
+).format
 
 
 def judge(database: Database, ids: tuple[str, str], embed: Callable[[str], bytes]) -> Pair | None:
@@ -6694,7 +6695,7 @@ def judge(database: Database, ids: tuple[str, str], embed: Callable[[str], bytes
         reasons.append("project: they belong to different ones")
     if None not in (at, other_at) and at != other_at and normalized(text) == normalized(other_text):
         reasons.append("date: the same was noted of two times")  # in a diary, say
-    if database.value(_TAKEN_APART, *ids):
+    if database.value(_TAKEN_APART("?1", "?2"), *ids):
         reasons.append("undo: somebody took them apart")
     return Pair(id, other, cosine, reasons)
 
@@ -6721,7 +6722,7 @@ def settle(connection: apsw.Connection, ids: tuple[str, str], pair: Pair | None)
     status = "linked"
     if pair is None or connection.execute(live, ids).get != 2:  # another process was quicker
         status = "gone"
-    elif pair.reasons or fetch(connection, _TAKEN_APART, *ids):
+    elif pair.reasons or fetch(connection, _TAKEN_APART("?1", "?2"), *ids):
         apart = any(reason.startswith("project") for reason in pair.reasons)
         label = "cross-project-similar" if apart else "similar"
         link(connection, pair.keep, pair.other, RELATED, pair.similarity, label)
@@ -6879,13 +6880,33 @@ def queue_reviews(connection: apsw.Connection, new: str, old: list[tuple[str, fl
     )
 
 
-def reviewable(database: Database) -> list[tuple[str, str, float]]:
-    """(old id, new id, probability) of live memories that nobody has decided on."""
-    return database.rows(
-        "SELECT old_id, new_id, probability FROM reviews WHERE NOT kept"
-        " AND 2 = (SELECT count(*) FROM items WHERE id IN (old_id, new_id) AND ended_at IS NULL)"
-        " ORDER BY probability DESC, old_id, new_id"
+def reviewable(database: Database) -> list[tuple[str, str, str, float]]:
+    """(old id, new id, "probability" or "alike", how much of that) of live memories that nobody
+    has decided on: what may be obsolete, then what is not the same but for a word or a number."""
+    likely = "SELECT 1, old_id, new_id, 'probability', probability AS share FROM reviews r"
+    decided = f"{_TAKEN_APART('a.id', 'b.id')} UNION ALL SELECT 1 FROM reviews"
+    decided += " WHERE (old_id, new_id) IN (VALUES (a.id, b.id), (b.id, a.id))"
+    alike = (
+        "SELECT 2, a.id, b.id, 'alike', e.strength FROM graph_edges e"
+        " JOIN items a ON a.id IN (from_id, to_id) JOIN items b ON b.id IN (from_id, to_id)"
+        f" AND (b.created_at, b.seq) > (a.created_at, a.seq) WHERE edge_type = '{RELATED}'"
+        f" AND e.strength >= {MERGE_COSINE} AND NOT EXISTS({decided})"
     )
+    live = "SELECT count(*) FROM items i WHERE id IN (old_id, new_id) AND i.ended_at IS NULL"
+    sql = f"{likely} WHERE NOT kept AND 2 = ({live}) UNION ALL {alike}"
+    live = "a.ended_at IS NULL AND b.ended_at IS NULL"
+    return [row[1:] for row in database.rows(f"{sql} AND {live} ORDER BY 1, 5 DESC, 2, 3")]
+
+
+def queue_review(connection: apsw.Connection, versions: Sequence[str]) -> None:
+    """Have somebody decide which of some live memories hold."""
+    sql = (
+        "INSERT OR IGNORE INTO reviews SELECT a.id, b.id, 0.5, 0 FROM items a JOIN items b"
+        " ON (b.created_at, b.seq) > (a.created_at, a.seq)"
+        " WHERE a.id IN (SELECT value FROM json_each(?1))"
+        " AND b.id IN (SELECT value FROM json_each(?1))"
+    )
+    connection.execute(sql, (json.dumps(versions),))
 
 
 def keep_apart(connection: apsw.Connection, old: str, new: str) -> None:
@@ -11921,6 +11942,8 @@ def receive(
         connection.execute("UPDATE clock SET applying = 0")
         counts["forgotten"] += _forget_behind(connection, [*joined])
         rivals = _rivals(connection, before, came)
+        for _, versions in rivals:
+            queue_review(connection, versions)
         if dry_run:
             raise _DryRun
     return counts, rivals
@@ -13360,15 +13383,17 @@ class Memory:
         return replace_item(self.projects, old, new)
 
     def review(self, *, within: float = math.inf) -> dict[str, Any]:
-        """What import left to decide: {count, pairs: [{old, new, probability}]}, likeliest first.
+        """What is left to decide: {count, pairs: [{old, new, probability?, alike?}]}.
 
         Each `old` memory may be obsolete because of `new`: `replace` ends it, `keep_both` settles
-        that it is not. What was imported is examined before, for at most `within` seconds.
+        that it is not. First what may contradict, by import or by other machines, likeliest first
+        (probability); then what is nearly the same (alike, a cosine). What was imported is examined
+        before, for at most `within` seconds.
         """
         Consolidator(self.storing).examine(within)
         pairs = [
-            {"old": shared_facts(old), "new": shared_facts(new), "probability": f"{chance:.2f}"}
-            for old_id, new_id, chance in reviewable(self.database)
+            {"old": shared_facts(old), "new": shared_facts(new), why: f"{share:.2f}"}
+            for old_id, new_id, why, share in reviewable(self.database)
             if (old := find_item(self.database, old_id))
             and (new := find_item(self.database, new_id))
             if not self.projects.is_foreign(old) and not self.projects.is_foreign(new)

@@ -297,6 +297,26 @@ def test_what_an_import_may_make_obsolete_is_to_be_reviewed(memory: Memory) -> N
     consistent(memory)
 
 
+def test_what_is_alike_but_for_a_number_is_to_be_reviewed(memory: Memory) -> None:
+    texts = ("The spare key of locker 12 hangs behind the door.", "Tea is at four.")
+    old, *_ = [memory.store(text)["id"] for text in texts]
+    new = memory.store("The spare key of locker 13 hangs behind the door.")["id"]
+    memory.consolidate()
+    (pair,) = memory.review()["pairs"]
+    assert (pair["old"]["id"], pair["new"]["id"]) == (old, new)
+    assert float(pair["alike"]) >= sediment.MERGE_COSINE
+    memory.keep_both(new, old)
+    assert memory.review()["pairs"] == []
+
+
+def test_what_somebody_took_apart_is_not_asked_again(memory: Memory) -> None:
+    _, second = put(memory, PORT, AGAIN)
+    assert memory.consolidate()["merged"] == 1
+    memory.undo(second)
+    assert memory.consolidate()["merged"] == 0
+    assert not any("alike" in pair for pair in memory.review()["pairs"])
+
+
 def test_another_project_is_not_asked_about_an_import(memory: Memory, path: Path) -> None:
     import_versions(memory)
     with open_memory(path, project="other") as other:

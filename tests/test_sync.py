@@ -285,7 +285,10 @@ def test_both_replace_the_same_and_both_are_named(place: Place) -> None:
     assert {version["id"] for version in found["versions"]} == {mine, theirs}
     settle(a, b)
     assert texts(a) == texts(b) == ["The port is 6543.", "The port is 7000."]
+    (pair,) = a.review()["pairs"]
+    assert {pair["old"]["id"], pair["new"]["id"]} == {mine, theirs}
     a.replace(theirs, mine)
+    assert a.review()["pairs"] == []
     settle(a, b)
     assert texts(b) == ["The port is 6543."]
 
