@@ -217,7 +217,7 @@ def unpack(root):
         with zipfile.ZipFile(payload) as files:
             files.extractall(folder)
         check_model(os.path.join(folder, "models", "all-MiniLM-L6-v2"))
-        os.rename(folder, os.path.join(root, DIGEST))
+        put_in_place(folder, os.path.join(root, DIGEST))
     except OSError as error:
         if not os.path.isdir(os.path.join(root, DIGEST)):  # else another process was quicker
             fail("cannot unpack to %s (%s)" % (root, error.strerror))
@@ -225,6 +225,20 @@ def unpack(root):
         fail("%s is damaged (%s): get or build it again" % (PYZ, error))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def put_in_place(folder, target):
+    """Rename; on Windows, again while a virus scanner reads what has just been written."""
+    import time
+
+    for pause in () if fcntl else (0.1, 0.3, 1, 3):
+        try:
+            return os.rename(folder, target)
+        except OSError:
+            if os.path.isdir(target):
+                raise
+        time.sleep(pause)
+    os.rename(folder, target)
 
 
 def check_model(folder):

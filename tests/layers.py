@@ -18,7 +18,15 @@ SQL = re.compile(r"\b(SELECT .*FROM|INSERT .*INTO|UPDATE .*SET|DELETE FROM)\b", 
 READS = {"environ", "getenv"}
 OF_SYSTEMS = {
     *("sys.platform", "os.name", "os.uname", "os.kill", "os.killpg", "os.fork", "os.nice"),
-    *("os.getuid", "os.geteuid", "os.getppid", "os.symlink", "os.replace", "os.statvfs"),
+    *(
+        "os.getuid",
+        "os.geteuid",
+        "os.getppid",
+        "os.symlink",
+        "os.replace",
+        "os.fsync",
+        "os.statvfs",
+    ),
     *("signal.signal", "signal.alarm", "signal.SIGHUP", "signal.SIGALRM", "signal.SIGKILL"),
 }
 NOT_EVERYWHERE = {"fcntl", "msvcrt", "_winapi", "winreg", "pwd", "grp", "resource", "termios"}

@@ -235,6 +235,26 @@ def test_a_file_is_replaced_at_once_or_never_elsewhere(
     assert attempts == [1]
 
 
+def test_what_is_written_reaches_the_disk_itself_on_macos(
+    mac: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, ...]] = []
+    takes_it = SimpleNamespace(F_FULLFSYNC=51, fcntl=lambda *words: asked.append(words))
+    monkeypatch.setitem(sys.modules, "fcntl", takes_it)
+    monkeypatch.setattr(os, "fsync", lambda file: asked.append((file,)))
+    sediment.write_through(7)
+    assert asked == [(7, 51)]
+    takes_it.fcntl = lambda *_: refuse()
+    sediment.write_through(7)
+    monkeypatch.setattr(sys, "platform", "linux")
+    sediment.write_through(8)
+    assert asked[1:] == [(7,), (8,)]
+
+
+def refuse() -> None:
+    raise OSError(errno.ENOTSUP, "not supported")
+
+
 def test_what_is_written_has_plain_newlines_on_windows(
     tmp_path: Path, windows: Windows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -631,6 +651,22 @@ def test_the_program_is_unpacked_on_windows(
     assert (cache / ("0" * 16) / "models").is_dir()
     assert sorted(path.name for path in cache.iterdir()) == ["0" * 16, "2" * 16]  # one may be used
     assert bootstrap["unpacked"]() == str(cache / ("0" * 16))
+
+
+def test_unpacking_waits_for_a_virus_scanner_on_windows(
+    bootstrap: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts, rename = [0], os.rename
+
+    def refusing(folder: str, target: str) -> None:
+        attempts[0] += 1
+        if attempts[0] < 4:
+            raise PermissionError(errno.EACCES, "in use")
+        rename(folder, target)
+
+    monkeypatch.setattr(os, "rename", refusing)
+    assert Path(bootstrap["unpacked"]()).is_dir()
+    assert attempts == [4]
 
 
 @pytest.mark.parametrize(
