@@ -9967,7 +9967,7 @@ def restore_database(database: Database, path: str | Path) -> dict[str, Any]:
     remove_left_behind(live)
     draft = draft_of(aside(live, "restoring"))
     try:
-        _draft_of_copy(database, source, draft)
+        told = _draft_of_copy(database, source, draft)
         kept = _take_contents(database, draft)
     finally:
         draft.unlink(missing_ok=True)
@@ -9977,11 +9977,12 @@ def restore_database(database: Database, path: str | Path) -> dict[str, Any]:
     if kept:
         answer["kept"] = str(kept)
         message += f" What was there before is in {kept}."
-    return answer | {"message": message}
+    return answer | {"message": message + told}
 
 
-def _draft_of_copy(database: Database, source: Path, draft: Path) -> None:
-    """A copy with today's schema, and pages of the size that this database has."""
+def _draft_of_copy(database: Database, source: Path, draft: Path) -> str:
+    """A copy with today's schema, and pages of the size that this database has; what is to be told
+    of where it syncs."""
     with database.explained(source), contextlib.closing(_connect(source)) as given:
         _check_ours(given, source)
         if not given.pragma("user_version"):
@@ -9998,8 +9999,10 @@ def _draft_of_copy(database: Database, source: Path, draft: Path) -> None:
         _upgrade(copy)
         new_generation(copy)
         _keep_tokens(database, copy)
-        if copy.pragma("page_size") != size:
+        told = _keep_sync(database, copy)
+        if told or copy.pragma("page_size") != size:  # of what was forgotten no page stays
             copy.execute(f"PRAGMA page_size = {size}; VACUUM")
+    return told
 
 
 def _keep_tokens(database: Database, copy: apsw.Connection) -> None:
@@ -10009,6 +10012,53 @@ def _keep_tokens(database: Database, copy: apsw.Connection) -> None:
     with contextlib.suppress(DamagedError):
         for row in database.rows("SELECT * FROM tokens"):
             copy.execute("INSERT INTO tokens VALUES(?, ?, ?, ?, ?)", row)
+
+
+def _keep_sync(database: Database, copy: apsw.Connection) -> str:
+    """Let the file sync as it does by now, and nothing come back that was forgotten here; nobody
+    takes over by somebody else's copy where that syncs. What is to be told."""
+    here: dict[str, list[Any]] = {}
+    with contextlib.suppress(DamagedError):
+        if is_synced(database):
+            here = {name: database.rows(f"SELECT * FROM {name}") for name in ("spaces", "machines")}
+            sql = "SELECT id, project, gone FROM replica WHERE gone"
+            here |= {"gone": database.rows(sql), "clock": database.rows("SELECT * FROM clock")}
+    if not copy.execute("SELECT 1 FROM sqlite_schema WHERE name = 'replica'").get:
+        if "clock" not in here:
+            return ""
+        me = {"machine": here["clock"][0][1], "mark": "", "place": ""}
+        copy.execute(asset("schema/sync.sql"), me)
+    elif "clock" not in here:
+        place = copy.execute("SELECT place FROM clock").get
+        copy.execute("UPDATE clock SET place = '', cursor = '{}'; DELETE FROM spaces")
+        told = "`sync --to` and `sync --share` have this file do so"
+        return f" The copy syncs with {place}: {told}." if place else ""
+    copy.pragma("foreign_keys", True)
+    with copy:
+        forgotten = _sync_as(copy, **here)
+    return f" Forgotten since, and not brought back: {forgotten}." if forgotten else ""
+
+
+def _sync_as(
+    copy: apsw.Connection, clock: list[Any], spaces: list[Any], machines: list[Any], gone: list[Any]
+) -> int:
+    """Have a copy sync as these say, and send all again; how much of it was forgotten."""
+    t, machine, mark, number, _, place, _ = clock[0]
+    copy.execute(
+        "UPDATE clock SET t = max(t, ?), number = max(number, ?) + 1, machine = ?, mark = ?,"
+        " place = ?, cursor = '{}', applying = 1",
+        (t, number, machine, mark, place),
+    )
+    copy.execute("UPDATE replica SET number = (SELECT number FROM clock)")
+    copy.execute("DELETE FROM spaces; DELETE FROM machines")
+    copy.executemany("INSERT INTO spaces VALUES(?, ?)", spaces)
+    copy.executemany("INSERT INTO machines VALUES(?, ?, ?, ?)", machines)
+    forgotten = sum(erase_item(copy, id, alone=True) for id, *_ in gone)
+    columns = "replica(id, project, gone, number)"
+    sql = f"INSERT OR REPLACE INTO {columns} SELECT ?, ?, ?, number FROM clock"
+    copy.executemany(sql, gone)
+    copy.execute("UPDATE clock SET applying = 0")
+    return forgotten
 
 
 def _take_contents(database: Database, new: Path) -> Path | None:
@@ -12738,9 +12788,9 @@ class Sync:
 
     def __init__(self, projects: Projects, encoder: Encoder) -> None:
         self.projects, self.database, self.encoder = projects, projects.database, encoder
-        if not is_synced(self.database):
+        place = is_synced(self.database) and self.database.rows(SYNC_CLOCK)[0][3]
+        if not place:
             raise NotFound("this memory syncs nowhere yet: `sync --to PLACE` says where")
-        place = self.database.rows(SYNC_CLOCK)[0][3]
         self.place = open_place(self.database, encoder, place)
 
     def _spaces(self) -> dict[str, str]:

@@ -404,10 +404,60 @@ def test_a_restored_backup_gets_what_it_missed(place: Place, tmp_path: Path) -> 
     settle(a, b)
     b.forget(id)
     settle(b, a)
-    a.restore(tmp_path / "backup.db")
-    assert "Soon forgotten." in texts(a)
+    told = a.restore(tmp_path / "backup.db")["message"]
+    assert "not brought back: 1" in told
+    assert texts(a) == ["From before."]
     settle(a, b)
     assert texts(a) == texts(b) == ["From after.", "From before.", "From the other."]
+
+
+def test_what_was_forgotten_comes_back_by_no_backup_and_is_forgotten_by_others(
+    place: Place, tmp_path: Path
+) -> None:
+    a, b = open_memory(place.folder / "a.db"), place.machine("b")
+    place.all.append(a)
+    id = a.store("An unforgettable rhinoceros lives there.")["id"]
+    a.backup(tmp_path / "before.db")
+    a.sync_to(str(place.shared))
+    a.share("team")
+    settle(a, b)
+    a.backup(tmp_path / "after.db")
+    a.forget(id)
+    for name in ("before.db", "after.db"):
+        a.restore(tmp_path / name)
+        assert texts(a) == []
+        assert b"rhinoceros" not in a.database.path.read_bytes()
+    assert a.sync_status()["spaces"][0]["space"] == "team"
+    settle(a, b)
+    assert texts(b) == []
+    assert "rhinoceros" not in place.text()
+    a.store("Of after.")
+    settle(a, b)
+    assert texts(b) == ["Of after."]
+
+
+def test_a_backup_of_somebody_else_brings_no_place_and_no_shares(place: Place) -> None:
+    theirs, mine = place.machine("theirs"), open_memory(place.folder / "mine.db")
+    gone = theirs.store("Soon forgotten.")["id"]
+    theirs.store("Of theirs.")
+    theirs.sync()
+    theirs.forget(gone)
+    theirs.backup(copy := place.folder / "backup.db")
+    assert f"The copy syncs with {place.shared}" in mine.restore(copy)["message"]
+    with pytest.raises(NotFound, match="syncs nowhere yet"):
+        mine.sync()
+    mine.sync_to(str(place.shared))
+    assert mine.sync()["spaces"] == []
+    mine.share("team")
+    settle(mine, theirs)
+    assert texts(mine) == texts(theirs) == ["Of theirs."]
+    assert mine.sync_status()["machine"] != theirs.sync_status()["machine"]
+    other = place.folder / "elsewhere"
+    mine.sync_to(str(other))
+    mine.restore(copy)
+    assert mine.sync_status()["place"] == str(other)
+    consistent(mine)
+    mine.close()
 
 
 def test_a_copied_file_is_another_machine_and_a_moved_one_is_not(place: Place) -> None:
