@@ -6681,10 +6681,12 @@ def queued_pairs(database: Database, limit: int) -> list[tuple[str, str, float]]
     )
 
 
-_TAKEN_APART = (
-    "SELECT 1 FROM history WHERE action = 'undo'"
-    " AND item_id IN ({0}, {1}) AND other_id IN ({0}, {1})"
-).format
+def taken_apart(one: str = "?1", other: str = "?2") -> str:
+    """The SQL of whether somebody has taken back that two items became one."""
+    both = f"({one}, {other})"
+    return (
+        f"SELECT 1 FROM history WHERE action = 'undo' AND item_id IN {both} AND other_id IN {both}"
+    )
 
 
 def judge(database: Database, ids: tuple[str, str], embed: Callable[[str], bytes]) -> Pair | None:
@@ -6707,7 +6709,7 @@ def judge(database: Database, ids: tuple[str, str], embed: Callable[[str], bytes
         reasons.append("project: they belong to different ones")
     if None not in (at, other_at) and at != other_at and normalized(text) == normalized(other_text):
         reasons.append("date: the same was noted of two times")  # in a diary, say
-    if database.value(_TAKEN_APART("?1", "?2"), *ids):
+    if database.value(taken_apart(), *ids):
         reasons.append("undo: somebody took them apart")
     return Pair(id, other, cosine, reasons)
 
@@ -6734,7 +6736,7 @@ def settle(connection: apsw.Connection, ids: tuple[str, str], pair: Pair | None)
     status = "linked"
     if pair is None or connection.execute(live, ids).get != 2:  # another process was quicker
         status = "gone"
-    elif pair.reasons or fetch(connection, _TAKEN_APART("?1", "?2"), *ids):
+    elif pair.reasons or fetch(connection, taken_apart(), *ids):
         apart = any(reason.startswith("project") for reason in pair.reasons)
         label = "cross-project-similar" if apart else "similar"
         link(connection, pair.keep, pair.other, RELATED, pair.similarity, label)
@@ -6896,7 +6898,7 @@ def reviewable(database: Database) -> list[tuple[str, str, str, float]]:
     """(old id, new id, "probability" or "alike", how much of that) of live memories that nobody
     has decided on: what may be obsolete, then what is not the same but for a word or a number."""
     likely = "SELECT 1, old_id, new_id, 'probability', probability AS share FROM reviews r"
-    decided = f"{_TAKEN_APART('a.id', 'b.id')} UNION ALL SELECT 1 FROM reviews"
+    decided = f"{taken_apart('a.id', 'b.id')} UNION ALL SELECT 1 FROM reviews"
     decided += " WHERE (old_id, new_id) IN (VALUES (a.id, b.id), (b.id, a.id))"
     alike = (
         "SELECT 2, a.id, b.id, 'alike', e.strength FROM graph_edges e"
@@ -6989,7 +6991,7 @@ def adopt_decisions(connection: apsw.Connection, row: dict[str, Any]) -> None:
         _add_counts(connection, row["id"], 0, row["confirmed"])
     for other in row["kept_apart"]:
         here = connection.execute("SELECT 1 FROM items WHERE id = ?", (other,)).get
-        if here and not connection.execute(_TAKEN_APART, (row["id"], other)).get:
+        if here and not connection.execute(taken_apart(), (row["id"], other)).get:
             note(connection, "undo", row["id"], other)
 
 
