@@ -12772,7 +12772,7 @@ def open_place(database: Database, encoder: Encoder, place: str) -> Folder | Hub
             connection.execute("INSERT OR REPLACE INTO machines VALUES(?, ?, '', 1)", (name, host))
     try:
         person = getpass.getuser()
-    except (OSError, KeyError):
+    except (ImportError, OSError, KeyError):  # where neither USERNAME nor a list of users tells
         person = ""
     me = Machine(name, host, person)
     if _HUB.match(place):

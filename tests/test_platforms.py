@@ -537,8 +537,8 @@ def test_only_one_section_may_ask_which_system_this_is() -> None:
 
 
 IMITATION = """
-import json, os, platform, shlex, shutil, signal, subprocess, sys, threading, types
-import apsw, click, numpy, onnxruntime, tempfile, tokenizers, uuid, zipfile
+import json, os, pathlib, platform, shlex, shutil, signal, subprocess, sys, threading, types
+import platformdirs, apsw, click, numpy, onnxruntime, tempfile, tokenizers, uuid, zipfile
 
 symlink, ended = os.symlink, threading.Event()
 
@@ -551,6 +551,7 @@ for module, names in LACKING:
             delattr(sys.modules[module], name)
 sys.modules |= dict.fromkeys(NOT_EVERYWHERE)
 os.symlink, subprocess.CREATE_NO_WINDOW = refuse, 0
+platformdirs.user_data_path = lambda name, appauthor: pathlib.Path.home() / "AppData" / name
 shutil.disk_usage = lambda _: types.SimpleNamespace(free=2**40)  # which has its own way there
 sys.modules["msvcrt"] = types.SimpleNamespace(LK_LOCK=1, LK_NBLCK=2, locking=lambda *_: None)
 sys.modules["_winapi"] = types.SimpleNamespace(
@@ -578,9 +579,17 @@ def imitate(folder: Path, commands: list[list[str]], input: str = "") -> list[st
     return done.stdout.split("\0\n")
 
 
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+
+
 def test_nothing_that_windows_lacks_is_reached(tmp_path: Path) -> None:
     folder = tmp_path / "project"
     first = repository(folder)
+    old = "- The parrot of the house by the sea is called Kasimir, and lives in the kitchen.\n"
+    write(folder / "memory" / "2020-01-02.md", old)
+    write(folder / "memory" / "1900-01-02.md", "- The tower of Monsieur Eiffel is new.\n")
     database = ["--db", str(tmp_path / "memory.db")]
     commands = {
         "store": ["store", "We deploy on Fridays, after the canary is green."],
@@ -590,7 +599,15 @@ def test_nothing_that_windows_lacks_is_reached(tmp_path: Path) -> None:
         "stats": ["stats", "--json"],
         "export": ["export", str(tmp_path / "all.jsonl")],
         "backup": ["backup", str(tmp_path / "copy.db")],
+        "sync": ["sync", "--to", str(tmp_path / "place")],
+        "share": ["sync", "--share"],
+        "synced": ["sync"],
+        "compact": ["compact", "memory", "--with", "echo Our parrot is called Kasimir."],
+        "init": ["init", "--print"],
+        "restore": ["restore", str(tmp_path / "copy.db")],
         "doctor": ["doctor"],
+        "mended": ["doctor", "--repair"],
+        "capture": ["hook", "--capture"],
         "serve": ["serve"],
     }
     started = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x"}}
@@ -606,11 +623,15 @@ def test_nothing_that_windows_lacks_is_reached(tmp_path: Path) -> None:
     assert [one.split("\0")[1] for one in told] == ["0"] * (len(commands) - 1)
     assert "Stored in project scope" in done["store"]
     assert "Added to memory/" in done["note"]
-    assert "Indexed 1 file" in done["index"]
+    assert "Indexed 3 files" in done["index"]
     assert "canary" in done["recall"]
     assert json.loads(done["stats"])["project"] == first
     assert (tmp_path / "all.jsonl").exists()
     assert (tmp_path / "copy.db").exists()
+    assert "sent 1, received 0" in done["synced"]
+    assert (folder / "memory" / "archive" / "2020-01-02.md").exists()
+    assert '"command"' in done["init"]
+    assert "Restored 1 item" in done["restore"]
     assert "ok      model" in done["doctor"]
     assert [json.loads(line)["id"] for line in served.splitlines()] == [1, 2]
     assert "March" in served
