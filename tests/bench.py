@@ -630,12 +630,14 @@ def crowd(host: str, port: int, questions: list[str]) -> Iterator[None]:
     must be answered."""
     over, faults = threading.Event(), []
 
-    def rude() -> None:
+    def rude(start: float) -> None:
+        over.wait(start / 2)
         while not over.wait(0.5):
             with contextlib.suppress(OSError), socket.create_connection((host, port)) as one:
                 one.sendall(b"\x16\x03nonsense\r\n\r\n")
 
-    def asks() -> None:
+    def asks(start: float) -> None:
+        over.wait(start)
         own = http.client.HTTPConnection(host, port, timeout=60)
         while not over.wait(1):
             try:
@@ -648,7 +650,10 @@ def crowd(host: str, port: int, questions: list[str]) -> Iterator[None]:
         for number in range(37):
             one = held.enter_context(socket.create_connection((host, port)))
             one.sendall(half if number % 2 else b"")
-        threads = [threading.Thread(target=work) for work in [rude] * 18 + [asks] * 8]
+        # Clients that know nothing of each other do not ask at the same moment.
+        starts = [(rude, number / 18) for number in range(18)]
+        starts += [(asks, number / 8) for number in range(8)]
+        threads = [threading.Thread(target=work, args=[start]) for work, start in starts]
         for thread in threads:
             thread.start()
         try:
