@@ -2415,6 +2415,7 @@ def model_dir() -> Path:
     raise ModelError(f"the model {MODEL} is missing beside {here}: run `make`, or reinstall")
 
 
+@functools.cache
 def asset(name: str) -> str:
     """The text of a file that comes with the module: of a checkout, a .pyz or a wheel."""
     here = Path(__file__).resolve().parent
