@@ -12572,6 +12572,7 @@ class Hub:
             raise NotFound(f"there is no hub at {self.name}: `hub init` makes one") from None
         except psycopg.Error as error:
             kind = Unreachable if self._connection.closed else SedimentError
+            kind = Forbidden if isinstance(error, psycopg.errors.InsufficientPrivilege) else kind
             raise kind(str(error).partition("\n")[0]) from None
 
     def begin(self) -> dict[str, Any]:
@@ -12732,6 +12733,29 @@ def _packed_vectors(database: Database, ids: list[str]) -> dict[str, dict[str, s
     return found
 
 
+def _address_of(person: str, url: str) -> str:
+    """The address of a hub for a person, in whatever form it was given."""
+    from urllib.parse import quote, urlencode
+
+    from psycopg.conninfo import conninfo_to_dict
+
+    told: dict[str, Any] = conninfo_to_dict(url)
+    _, database, host, port = (str(told.pop(key, "")) for key in ("user", "dbname", "host", "port"))
+    if host.startswith("/") or "," in host:  # a folder, or several
+        told |= {"host": host, "port": port}
+        host = port = ""
+    host = f"[{host}]" if ":" in host else host
+    words = urlencode({key: value for key, value in told.items() if value})
+    where = f"{quote(person, safe='')}@{host}{':' if port else ''}{port}/{quote(database, safe='')}"
+    return f"postgresql://{where}{'?' if words else ''}{words}"
+
+
+def _sql_name(name: str) -> str:
+    """A name as SQL has it."""
+    doubled = name.replace('"', '""')
+    return name if name.isidentifier() and name.islower() else f'"{doubled}"'
+
+
 def run_hub(hub: Hub, deed: str, person: str, space: str, reads: bool) -> dict[str, Any]:
     """What looks after a hub: `init` makes one, `add` lets a person in, `remove` out again."""
     if deed == "init":
@@ -12741,9 +12765,9 @@ def run_hub(hub: Hub, deed: str, person: str, space: str, reads: bool) -> dict[s
         message = "It is a hub now: `hub add PERSON SPACE` lets people in."
     elif deed == "add":
         ((made,),) = hub.ask("SELECT sediment.add(%s, %s, %s)", person, space, not reads)
-        place = re.sub(r"//([^@/]*@)?", f"//{person}@", hub.name)
-        message = f"Send {person}: sediment sync --to {place} && sediment sync --share {space}"
-        message += f" (a password is set in psql: \\password {person})" if made else ""
+        to, name = shlex.quote(_address_of(person, hub.name)), shlex.quote(space)
+        message = f"Send {person}: sediment sync --to {to} && sediment sync --share {name}"
+        message += f" (a password is set in psql: \\password {_sql_name(person)})" if made else ""
     else:
         if hub.ask("SELECT sediment.remove(%s, %s)", person, space) == [(False,)]:
             raise NotFound(f"{person} is no member of {space}")
@@ -12799,8 +12823,11 @@ class Sync:
     def _spaces(self) -> dict[str, str]:
         return dict(self.database.rows("SELECT space, project FROM spaces ORDER BY space"))
 
-    def run(self, dry_run: bool = False) -> dict[str, Any]:
-        """Receive what is new there, send what is new here."""
+    def run(self, dry_run: bool = False, again: bool = False) -> dict[str, Any]:
+        """Receive what is new there, send what is new here, or all of it again."""
+        if again:
+            with self.database.transaction() as connection:
+                send_again(connection)
         spaces = self._spaces()
         counts = {space: Counter(sent=0, received=0) for space in spaces}
         rivals: dict[str, list[str]] = {}
@@ -12815,9 +12842,9 @@ class Sync:
             for space, project in spaces.items():
                 for states, held in self._departures(project, dry_run):
                     self._hold(lease)
+                    if states and not dry_run and not self._send(space, states):
+                        break
                     counts[space].update(sent=len(states), held_back=held)
-                    if states and not dry_run:
-                        self._send(space, states)
             if not dry_run:
                 self._note_cursor(self.place.finish(self.database.rows(SYNC_CLOCK)[0][0]))
         self.database.checkpoint()  # of what was forgotten no page stays
@@ -12906,13 +12933,20 @@ class Sync:
             yield states, len(found) - len(states)
             last = max((state["number"], id) for id, state in found.items())
 
-    def _send(self, space: str, states: list[State]) -> None:
-        self.place.push(space, states)
+    def _send(self, space: str, states: list[State]) -> bool:
+        """Whether the place takes them: one may not write to each space."""
+        try:
+            self.place.push(space, states)
+        except Forbidden as error:
+            who = f"whoever looks after the hub lets you (`hub add PERSON {space}`)"
+            self.place.remarks.append(f"{error}: what is new waits here until {who}")
+            return False
         with self.database.transaction() as connection:
             connection.executemany(
                 "UPDATE replica SET number = NULL WHERE id = ? AND project = ? AND number = ?",
                 [(state["id"], state["in"], state["number"]) for state in states],
             )
+        return True
 
     def _told_space(self, space: str, project: str) -> dict[str, Any]:
         sql = (
@@ -13684,10 +13718,7 @@ class Memory:
     def sync(self, *, again: bool = False, dry_run: bool = False) -> dict[str, Any]:
         """Receive what other machines have stored, and send what is new here: {place, spaces:
         [{space, sent, received, here, …}], look_at, remarks}; `again` sends all of it."""
-        if again:
-            with self.database.transaction() as connection:
-                send_again(connection)
-        return Sync(self.projects, self.encoder).run(dry_run)
+        return Sync(self.projects, self.encoder).run(dry_run, again)
 
     def follow_sync(self) -> Iterator[dict[str, Any]]:
         """Sync now, and then whenever something has changed: yields what `sync` returns."""
@@ -17584,6 +17615,7 @@ def start_sync(database: Database) -> None:
 @_shared
 def sync_command(shared: Context, quiet: bool, again: bool, dry_run: bool, **asked: Any) -> None:
     """Sync with other machines, or set up how."""
+    _check_sync({**asked, "dry_run": dry_run, "again": again})
     if asked.pop("with_parent"):
         end_with_parent()
     if asked.pop("watch"):
@@ -17599,6 +17631,21 @@ def sync_command(shared: Context, quiet: bool, again: bool, dry_run: bool, **ask
         if not quiet:
             shared.show(answer, render_message if "message" in answer else render_synced)
         _finish_pending(memory, shared)
+
+
+def _check_sync(asked: dict[str, Any]) -> None:
+    """UsageError for what is not asked in one command: it would be left out without a word."""
+    of_runs = "--dry-run, --again"
+    kinds = {
+        "place": "--to, --share", "share": "--to, --share", "share_global": "--to, --share",
+        "unshare": "--to, --share", "status": "--status", "leave": "--leave", "watch": "--watch",
+        "dry_run": of_runs, "again": of_runs,
+    }  # fmt: skip
+    given = {kind: None for name, kind in kinds.items() if asked[name] not in (None, False)}
+    if len(given) > 1:
+        raise click.UsageError(f"give one of these alone: {'; '.join(given)}")
+    if asked["erase"] and not asked["leave"]:
+        raise click.UsageError("--erase is for --leave")
 
 
 def _follow_sync(shared: Context, quiet: bool) -> None:

@@ -187,9 +187,40 @@ def test_who_only_reads_is_refused_what_he_writes(team: Team) -> None:
     carol.sync()
     assert texts(carol) == ["The port is 5433."]
     carol.store("Another thing.")
-    with pytest.raises(SedimentError, match="you may not write to team"):
-        carol.sync()
+    answer = carol.sync()
+    assert "you may not write to team" in answer["remarks"][0]
+    assert answer["spaces"][0]["sent"] == 0
     assert carol.sync_status()["spaces"][0]["waiting"] == 1
+    carol.share(everywhere=True)
+    team.all[0].hub("add", "carol", "zoo", place=team.server.url())
+    carol.unshare(everywhere=True)
+    carol.share("zoo", everywhere=True)
+    carol.store("Of the zoo.", scope="global")
+    assert [row["sent"] for row in carol.sync()["spaces"]] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("at", "to"),
+    [
+        ("postgresql://admin@h/db", "postgresql://o%27brien%20x@h/db"),
+        ("host=h user=admin dbname=db port=5", "postgresql://o%27brien%20x@h:5/db"),
+        ("postgresql:///db?host=/s&user=admin", "'postgresql://o%27brien%20x@/db?host=%2Fs'"),
+        (
+            "postgresql://[::1]/db?sslmode=require",
+            "'postgresql://o%27brien%20x@[::1]/db?sslmode=require'",
+        ),
+    ],
+)
+def test_what_is_to_be_sent_to_a_person_can_be_pasted(
+    monkeypatch: pytest.MonkeyPatch, at: str, to: str
+) -> None:
+    hub = sediment.Hub(at, sediment.Machine("", "", ""), None, None)  # type: ignore[arg-type]
+    monkeypatch.setattr(hub, "ask", lambda *_: [(True,)])
+    told = sediment.run_hub(hub, "add", "o'brien x", "sp ace", False)["message"]
+    assert told == (
+        f"Send o'brien x: sediment sync --to {to} && sediment sync --share 'sp ace'"
+        ' (a password is set in psql: \\password "o\'brien x")'
+    )
 
 
 def test_nobody_reads_a_space_that_is_not_shared_with_him(team: Team) -> None:

@@ -226,8 +226,9 @@ def test_nothing_is_noted_before_sync_is_set_up_nor_after_it_is_left(place: Plac
     assert len(memory.database.rows("SELECT name FROM sqlite_schema")) > len(schema)
     memory.leave_sync()
     assert memory.database.rows("SELECT name, sql FROM sqlite_schema ORDER BY name") == schema
-    with pytest.raises(NotFound, match="sync --to PLACE"):
-        memory.sync()
+    for again in (False, True):
+        with pytest.raises(NotFound, match="sync --to PLACE"):
+            memory.sync(again=again)
 
 
 def test_nothing_is_shared_before_somebody_says_so(place: Place) -> None:

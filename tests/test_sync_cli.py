@@ -79,6 +79,22 @@ def test_later_versions_of_two_are_shown_to_be_settled(
     assert "settles it" in last
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--watch --dry-run", "--leave --dry-run", "--share x --dry-run", "--unshare --dry-run",
+        "--to P --dry-run", "--status --leave", "--to P --leave", "--erase", "--watch --again",
+    ],
+)  # fmt: skip
+def test_what_would_be_left_out_without_a_word_is_refused(
+    run_pyz: Run, tmp_path: Path, words: str
+) -> None:
+    program = Program(run_pyz, tmp_path, SEDIMENT_DB=str(tmp_path / "memory.db"))
+    told = program.error("sync", *words.split(), code=2)
+    assert "alone" in told or "--erase is for --leave" in told
+    assert not (tmp_path / "memory.db").exists()
+
+
 def test_a_place_that_is_away_fails_unless_it_is_to_be_quiet(
     two: tuple[Program, Program], tmp_path: Path
 ) -> None:
