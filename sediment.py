@@ -695,6 +695,13 @@ def open_plain(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
 
 
+def library_advice() -> str:
+    """What to do about a library that cannot be loaded."""
+    if sys.platform == "win32":
+        return "install Microsoft's Visual C++ runtime (vc_redist.x64.exe)"
+    return "reinstall"
+
+
 # Times and texts
 
 
@@ -2791,9 +2798,14 @@ class Encoder:
         # Before onnxruntime, which would import numpy's inner parts first: another thread that
         # imports numpy at that moment would wait for those, this one for that, and one of the
         # two would be given half a module.
-        import numpy  # noqa: F401
-        import onnxruntime
-
+        try:
+            import numpy  # noqa: F401
+            import onnxruntime
+        except ImportError as error:
+            reason = one_line(str(error), PREVIEW)
+            raise ModelError(
+                f"onnxruntime cannot be loaded ({reason}): {library_advice()}"
+            ) from None
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         options.intra_op_num_threads = min(ENCODER_THREADS, os.cpu_count() or 1)

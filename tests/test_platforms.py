@@ -462,6 +462,19 @@ def test_memory_is_given_back_by_glibc_alone(monkeypatch: pytest.MonkeyPatch) ->
     assert loaded == [None]
 
 
+@pytest.mark.parametrize(
+    ("system", "advice"), [("linux", "reinstall"), ("win32", r"Visual C\+\+ runtime")]
+)
+def test_a_library_that_cannot_be_loaded_is_told_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, system: str, advice: str
+) -> None:
+    encoder = sediment.Encoder(resident=False)
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(sediment.ModelError, match=f"onnxruntime cannot be loaded .*{advice}"):
+        encoder.embed("text")
+
+
 # Times and texts
 
 
