@@ -12531,6 +12531,14 @@ class Git(Folder):
         super().push(space, states)
         self._forgot |= any(state["gone"] for state in states)
 
+    def remove(self) -> None:
+        """Keep nothing of it here."""
+        import shutil
+
+        with contextlib.suppress(InvalidInput):
+            self._check_own()
+            shutil.rmtree(self._repository, ignore_errors=True)
+
     def finish(self, t: int) -> dict[str, Any]:
         """Tell the others how far this machine is."""
         cursor = super().finish(t)
@@ -12790,6 +12798,7 @@ def run_hub(hub: Hub, deed: str, person: str, space: str, reads: bool) -> dict[s
 # A run, and what people set
 
 
+SYNCED_AS = "synced_as"  # in meta: the machine that a file was which syncs no more
 SYNC_CLOCK = "SELECT t, machine, mark, place, cursor FROM clock"
 
 
@@ -13038,20 +13047,32 @@ class Sync:
         """Sync nowhere any more; `erase` what other machines have stored."""
         with contextlib.suppress(SedimentError), self._reached():
             self.place.leave()
+        if isinstance(self.place, Git):
+            self.place.remove()
         others = (
-            "SELECT r.id FROM states r JOIN spaces USING(project) WHERE here"
-            " AND r.put_w NOT IN (SELECT name FROM machines WHERE mine)"
+            "SELECT id FROM states WHERE here"
+            " AND put_w NOT IN (SELECT name FROM machines WHERE mine)"
         )
+        behind = f"SELECT id FROM items WHERE successor IN ({others}) AND id NOT IN ({others})"
         with self.database.transaction() as connection:
             connection.execute("UPDATE clock SET applying = 1")
+            me = json.dumps(connection.execute("SELECT machine, mark FROM clock").get)
+            set_meta(connection, SYNCED_AS, me)  # its files are its own if it comes back
+            for (id,) in fetch(connection, behind) if erase else []:
+                _, other = restore_item(connection, id)
+                note(connection, "undo", id, other)
             ids = fetch(connection, others) if erase else []
             for (id,) in ids:
                 erase_item(connection, id, alone=True)
             connection.execute(asset("schema/sync_leave.sql"))
         self.database.checkpoint()
-        told = f"; {len(ids)} memories of others are erased here" if erase else ""
+        told = f"; of others {_memories(len(ids))} erased here" if erase else ""
         message = f"This memory syncs nowhere any more{told}."
         return {"success": True, "erased": len(ids), "message": message}
+
+
+def _memories(count: int) -> str:
+    return "1 memory is" if count == 1 else f"{count} memories are"
 
 
 def _has_secret(state: State) -> bool:
@@ -13066,13 +13087,17 @@ def sync_to(projects: Projects, encoder: Encoder, place: str) -> Sync:
     elif not place.startswith("git:"):
         place = _folder_to_sync(database, place)
     else:
-        if os.path.isdir(url := place.removeprefix("git:")):
-            place = f"git:{from_root(url)}"
+        if (folder := from_root(place.removeprefix("git:"))).is_dir():
+            place = f"git:{folder}"
         check_git(place)
     with database.transaction() as connection:
         if not is_synced(database):
-            me = {"machine": new_id()[:8], "mark": "", "place": ""}
+            before = json.loads(meta_value(connection, SYNCED_AS) or "null")
+            name, mark = before or (new_id()[:8], "")
+            me = {"machine": name, "mark": mark, "place": ""}
             connection.execute(asset("schema/sync.sql"), me)
+            sql = "INSERT OR REPLACE INTO machines VALUES(?, '', '', 1)"
+            connection.execute(sql, (name,))
         connection.execute("UPDATE clock SET place = ?, cursor = '{}'", (place,))
         send_again(connection)
     return Sync(projects, encoder)

@@ -688,6 +688,47 @@ def test_who_leaves_keeps_or_erases_what_came_from_others(place: Place) -> None:
     assert texts(a) == ["Of a.", "Of b."]
 
 
+def test_who_leaves_and_erases_keeps_what_is_his_and_nothing_else(place: Place) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    theirs = a.store("Of a.")["id"]
+    settle(a, b)
+    mine = b.store("Of b.")["id"]
+    b.replace(mine, theirs)
+    settle(b, a)
+    b.unshare()
+    assert "of others 1 memory is erased here" in b.leave_sync(erase=True)["message"]
+    assert texts(b) == ["Of b."]
+
+
+def test_what_was_fetched_by_git_goes_with_who_leaves(tmp_path: Path) -> None:
+    remote = git_place(tmp_path)
+    with open_memory(tmp_path / "memory.db") as memory:
+        memory.sync_to(f"git:{remote}")
+        memory.share("team")
+        memory.store("A fact.")
+        memory.sync()
+        memory.leave_sync()
+        assert not (tmp_path / "memory.db.git").exists()
+
+
+def test_who_comes_back_is_who_he_was_and_can_forget(place: Place) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    name = a.sync_status()["machine"]
+    id = a.store("An unforgettable rhinoceros lives there.")["id"]
+    settle(a, b)
+    a.leave_sync()
+    shutil.copyfile(a.database.path, place.folder / "copy.db")
+    a.sync_to(str(place.shared))
+    a.share("team")
+    assert a.sync_status()["machine"] == name
+    with open_memory(place.folder / "copy.db") as copy:
+        assert copy.sync_to(str(place.shared))["machine"] != name
+    a.forget(id)
+    settle(a, b)
+    assert texts(b) == []
+    assert "rhinoceros" not in place.text()
+
+
 def test_what_is_unshared_goes_nowhere_and_stays(place: Place) -> None:
     a, b = place.machine("a"), place.machine("b")
     a.store("Before.")
