@@ -31,6 +31,8 @@ from build_zipapp import HERE, Target, build
 
 LOCK = HERE / ".ci" / "requirements" / "runtime.txt"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+PIP_INSTALL = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+PIP_INSTALL += ["--no-deps", "--only-binary=:all:"]
 
 
 class Platform(NamedTuple):
@@ -93,21 +95,26 @@ def install(platform: Platform, version: str, folder: Path) -> tuple[Path, dict[
     """Unpack the wheels of a platform; gives where, and the SHA-256 of each wheel."""
     site, lock, told = folder / "site", folder / "lock.txt", folder / "report.json"
     lock.write_text(locked(LOCK.read_text("utf-8"), markers(platform, version)), "utf-8")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    pip += ["--no-deps", "--require-hashes", "--only-binary=:all:", "--no-compile"]
+    pip = [*PIP_INSTALL, "--require-hashes", "--no-compile"]
     # It would ask of which Python this one is; the lock's conditions have told that.
     pip += ["--implementation", "cp", "--python-version", version, "--ignore-requires-python"]
     pip += [f"--platform={tag}" for tag in platform.tags]
     pip += ["--target", str(site), "--report", str(told), "--requirement", str(lock)]
     done = subprocess.run(pip, stderr=subprocess.PIPE, text=True)
-    # "none" may also mean that it could not ask.
-    missing = re.search(r"the requirement (\S+) \(from versions: (?!none)", done.stderr)
-    if done.returncode and missing:
+    missing = re.search(r"that satisfies the requirement (\S+)", done.stderr)
+    if done.returncode and missing and is_found(missing[1]):
         raise NoWheel(f"the lock has no wheel of {missing[1]} for it")
     sys.stderr.write(done.stderr)
     if done.returncode:
         raise OSError("pip could not unpack the wheels")
     return site, dict(map(wheel, json.loads(told.read_text("utf-8"))["install"]))
+
+
+def is_found(requirement: str) -> bool:
+    """Whether the index has this for the machine here: pip does not tell a wheel that is missing
+    from an index that does not answer."""
+    pip = [*PIP_INSTALL, "--dry-run", "--ignore-installed", requirement]
+    return subprocess.run(pip, stderr=subprocess.DEVNULL).returncode == 0
 
 
 def wheel(installed: dict[str, Any]) -> tuple[str, str]:
