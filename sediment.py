@@ -12018,6 +12018,7 @@ def receive(
                 _add_counts(connection, id, 0, more)
         connection.execute("UPDATE clock SET applying = 0")
         counts["forgotten"] += _forget_behind(connection, [*joined])
+        _bring_back(connection, [id for id, state in joined.items() if state["gone"]])
         rivals = _rivals(connection, before, came)
         for _, versions in rivals:
             queue_review(connection, versions)
@@ -12184,6 +12185,17 @@ def _forget_behind(connection: apsw.Connection, ids: list[str]) -> int:
     )
     found = fetch(connection, sql, json.dumps(ids))
     return sum(erase_item(connection, id) for (id,) in found)
+
+
+def _bring_back(connection: apsw.Connection, gone: list[str]) -> None:
+    """What is not shared, and stood behind what others forgot, would be seen by nobody."""
+    sql = (
+        "SELECT s.id FROM json_each(?) j JOIN items i ON i.successor = j.value"
+        " JOIN states s ON s.id = i.id AND s.here AND NOT s.shared"
+    )
+    for (id,) in fetch(connection, sql, json.dumps(gone)):
+        restore_item(connection, id)
+        note(connection, "undo", id)
 
 
 def _rivals(
@@ -12854,6 +12866,8 @@ class Sync:
         rivals: dict[str, list[str]] = {}
         with self._reached() as facts, Lease(self.database, "syncing") as lease:
             self._note_machines()
+            if not dry_run:
+                self._mend_clock()
             for space, states in self._arrivals(dry_run):
                 self._hold(lease)
                 if space in spaces:
@@ -12874,6 +12888,39 @@ class Sync:
         ]
         look_at = list(filter(None, (self._told_rivals(*pair) for pair in rivals.items())))
         return facts | {"spaces": told, "look_at": look_at, "remarks": self.place.remarks}
+
+    def _mend_clock(self) -> None:
+        """Stamps that a wrong clock has put more than a day ahead nobody takes: they count as of
+        now, in their order. Where others are as far ahead it is this clock that is behind."""
+        now = int(time.time() * 1000) << 16
+        limit = now + (DAY * 1000 << 16)
+        if self.database.rows(SYNC_CLOCK)[0][0] <= limit or self._is_behind(limit):
+            return
+        sql = (
+            "SELECT put_t, end_t, gone, id, project FROM replica"
+            " WHERE max(coalesce(put_t, 0), coalesce(end_t, 0), gone) > ?"
+        )
+        with self.database.transaction() as connection:
+            rows = fetch(connection, sql, limit)
+            ahead = sorted({t for row in rows for t in row[:3] if t and t > limit})
+            told = {stamp: now + place for place, stamp in enumerate(ahead, 1)}
+            connection.executemany(
+                "UPDATE replica SET put_t = ?, end_t = ?, gone = ?,"
+                " number = (SELECT number FROM clock) WHERE id = ? AND project = ?",
+                [(*(told.get(t, t) for t in row[:3]), *row[3:]) for row in rows],
+            )
+            connection.execute("UPDATE clock SET t = ?", (now + len(ahead),))
+        self.place.remarks.append("this clock was more than a day ahead: that counts as of now")
+
+    def _is_behind(self, limit: int) -> bool:
+        """Whether other machines were there, or have stamped something, later than this."""
+        sql = (
+            "WITH own AS (SELECT name FROM machines WHERE mine) SELECT 1 FROM replica"
+            " WHERE put_t > ?1 AND put_w NOT IN own OR end_t > ?1 AND end_w NOT IN own LIMIT 1"
+        )
+        others = (row for row in self._machines() if row["machine"] != self.place.me.name)
+        seen = max((row["seen"] or 0 for row in others), default=0)
+        return (seen * 1000) << 16 > limit or bool(self.database.value(sql, limit))
 
     def follow(self) -> Iterator[dict[str, Any]]:
         """Run whenever something has changed here or there, for ever; tells what came and went."""
@@ -12950,9 +12997,18 @@ class Sync:
         while found := states_of(self.database.reader(), sql, project, *last, self.place.page):
             if not dry_run:
                 show_own(self.database, found)
-            states = [state for state in found.values() if not _has_secret(state)]
+            left = self._without_successor(found)
+            states = [one for id, one in found.items() if id not in left and not _has_secret(one)]
             yield states, len(found) - len(states)
             last = max((state["number"], id) for id, state in found.items())
+
+    def _without_successor(self, found: dict[str, State]) -> set[str]:
+        """Those that ended behind what goes to nobody: others would have neither."""
+        behind = {id: state["end"][4] for id, state in found.items() if state["end"]}
+        named = json.dumps([*behind.values()])
+        known = states_of(self.database.reader(), f"{_AMONG} here", named)
+        stay = {id for id, one in known.items() if not one["shared"] or _has_secret(one)}
+        return {id for id, successor in behind.items() if successor in stay}
 
     def _send(self, space: str, states: list[State]) -> bool:
         """Whether the place takes them: one may not write to each space."""

@@ -729,6 +729,67 @@ def test_who_comes_back_is_who_he_was_and_can_forget(place: Place) -> None:
     assert "rhinoceros" not in place.text()
 
 
+def test_a_clock_that_was_wrong_once_holds_nobody_up(place: Place) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    old = a.store("Deploys happen on Fridays.")["id"]
+    settle(a, b)
+    with a.database.transaction() as connection:
+        connection.execute("UPDATE clock SET t = t + (400 * 86400000 << 16)")
+    new = a.store("Deploys happen on Mondays.", replace=old)["id"]
+    a.store("Tea is at four.")
+    assert any("more than a day ahead" in remark for remark in a.sync()["remarks"])
+    assert b.sync()["remarks"] == []
+    assert texts(b) == ["Deploys happen on Mondays.", "Tea is at four."]
+    assert a.sync()["remarks"] == []
+    b.undo(old)
+    settle(b, a)
+    assert texts(a) == ["Deploys happen on Fridays.", "Tea is at four."]
+    a.forget(new) if a.get(new).get("ended_at") is None else a.forget(old)
+    settle(a, b)
+    assert texts(b) == ["Tea is at four."]
+
+
+def test_a_clock_that_is_behind_moves_no_stamp(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    a.store("The port is 5433.")
+    settle(a, b)
+    before = a.database.rows("SELECT id, put_t FROM replica")
+    long_ago = sediment.time.time() - 400 * 86_400
+    monkeypatch.setattr(sediment.time, "time", lambda: long_ago)
+    a.sync()
+    assert a.database.rows("SELECT id, put_t FROM replica") == before
+
+
+def test_what_goes_to_nobody_hides_nothing_of_others(place: Place) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    one, two = a.store("The port is 5433.")["id"], a.store("The gateway is newton.")["id"]
+    settle(a, b)
+    a.store("Mine alone.", scope="global", replace=one)
+    secret = "The gateway's password is hunter2!X9qLm."
+    a.store(secret, replace=two, allow_secrets=True)
+    assert a.sync()["spaces"][0]["waiting"] > 0
+    b.sync()
+    assert texts(b) == ["The gateway is newton.", "The port is 5433."]
+    a.share(everywhere=True)
+    settle(a, b)
+    assert texts(b) == ["The gateway is newton."]
+
+
+def test_what_is_not_shared_comes_back_when_others_forget_what_it_stood_behind(
+    place: Place,
+) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    front = a.store("The gateway is newton.")["id"]
+    settle(a, b)
+    mine = b.store("My gateway.", scope="global")["id"]
+    b.replace(mine, front)
+    a.forget(front)
+    settle(a, b)
+    assert [row["id"] for row in b.list_items(scope="global")["items"]] == [mine]
+
+
 def test_what_is_unshared_goes_nowhere_and_stays(place: Place) -> None:
     a, b = place.machine("a"), place.machine("b")
     a.store("Before.")
