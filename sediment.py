@@ -4049,6 +4049,11 @@ def _noted_as(root: Path) -> str:
     return f"folder:{_written(root)}"
 
 
+def names_folder(given: str) -> bool:
+    """Whether the name of a project is a folder's: with a slash, or . or ~ in front."""
+    return "/" in given or os.sep in given or given[:1] in (".", "~")
+
+
 class Projects:
     """Resolves a folder or a given name to a project id, remembering answers in the database."""
 
@@ -4056,8 +4061,7 @@ class Projects:
         self.database = database
         if given and _UNFILLED.search(given):  # or all folders of that client would be one project
             raise InvalidInput(f"the project is {given}: your client has not filled that in")
-        # With a slash, or . or ~ in front, the given name is a folder, which must be there.
-        named = given is not None and ("/" in given or os.sep in given or given[0] in ".~")
+        named = given is not None and names_folder(given)  # which must be there
         self.given = None if named else given
         self.folder = expand_home(given) if given and named else folder
         self._named = given if named else None
@@ -5891,7 +5895,16 @@ class Hit(NamedTuple):
 
 
 def weigh_words(database: Database, query: str, lexicon: Lexicon) -> Words:
-    """How much information each word of a query has.
+    """How much information each word of a query has in a file."""
+    with database.snapshot():
+        total = database.state().chunks
+        return weighed(query, lexicon, total, functools.partial(_counts, database))
+
+
+def weighed(
+    query: str, lexicon: Lexicon, total: int, counts: Callable[[list[str]], list[int]]
+) -> Words:
+    """How much information each word of a query has where so many of `total` chunks have it.
 
     A word tells more the fewer chunks have it, here and in ENGLISH_CHUNKS chunks of English.
     """
@@ -5900,16 +5913,14 @@ def weigh_words(database: Database, query: str, lexicon: Lexicon) -> Words:
         places.setdefault(phrase, []).extend(range(start, end))
     terms: dict[tuple[str, ...], Term] = {}
     told = [0.0] * len(query)
-    with database.snapshot():
-        total = database.state().chunks
-        phrases = sorted(places, key=lexicon.commonness)[:QUERY_TERMS]
-        for phrase, found in zip(phrases, _counts(database, phrases), strict=True):
-            held = found + ENGLISH_CHUNKS * lexicon.commonness(phrase)
-            tells = information(held, total + ENGLISH_CHUNKS)
-            for place in places[phrase]:
-                told[place] = max(told[place], tells)
-            stems = lexicon.text_words(phrase).stems
-            terms.setdefault(stems, Term(stems, phrase, tells, found))
+    phrases = sorted(places, key=lexicon.commonness)[:QUERY_TERMS]
+    for phrase, found in zip(phrases, counts(phrases), strict=True):
+        held = found + ENGLISH_CHUNKS * lexicon.commonness(phrase)
+        tells = information(held, total + ENGLISH_CHUNKS)
+        for place in places[phrase]:
+            told[place] = max(told[place], tells)
+        stems = lexicon.text_words(phrase).stems
+        terms.setdefault(stems, Term(stems, phrase, tells, found))
     ideal = sum(term.information**2 for term in terms.values())
     return Words(_telling(list(terms.values())), told, ideal, total)
 
@@ -5999,11 +6010,16 @@ def _word_scores(database: Database, terms: list[Term]) -> tuple[Any, Any]:
     term = numpy.repeat(numpy.arange(len(terms)), [text.count(",") + bool(text) for text in found])
     pairs, often = numpy.unique(hits * len(terms) + term, return_counts=True)
     squared = numpy.array([term.information**2 for term in terms])[pairs % len(terms)]
-    scores = squared * often * (1 + BM25_K1) / (often + BM25_K1)
+    scores = squared * saturated(often)
     chunks, first = numpy.unique(pairs // len(terms), return_index=True)
     total = numpy.add.reduceat(scores, first) if len(first) else scores
     best = numpy.argsort(-total, kind="stable")
     return chunks[best], total[best]
+
+
+def saturated(often: Any) -> Any:
+    """What a word counts in BM25 that stands so often in a chunk."""
+    return often * (1 + BM25_K1) / (often + BM25_K1)
 
 
 def _chunks_with(term: Term) -> str:
@@ -7159,7 +7175,12 @@ class Importer:
             return self.project
         if row.get("scope") is not None and check_scope(row["scope"]) == "global":
             return None
-        return check_id(row["project"]) if row.get("project") is not None else self.project
+        if row.get("project") is None:
+            return self.project
+        if names_folder(check_id(row["project"])):  # which no command would find again
+            told = f"the project {_show(row['project'])} is a folder"
+            raise InvalidInput(f"{told}: give its id, which `stats` tells there")
+        return row["project"]
 
     def _check_here(self, id: str) -> None:
         """NotFound of what would let a row reach into another project, and its history there."""
@@ -10975,7 +10996,7 @@ class Search(View):
         """What `Memory.recall` returns: of the hits those that score enough or, where nothing was
         said about that, have to do with the query."""
         hits, least = self.hits(request)
-        kept = hits if anyway else _kept(hits, least, min_score)
+        kept = hits if anyway else kept_hits(hits, least, min_score)
         weak = {hit.item for hit in hits} - {hit.item for hit in relevant(hits, least)}
         with self.database.snapshot():
             results = list(self._explained(kept, explain, weak).values())
@@ -10985,7 +11006,7 @@ class Search(View):
         if held := len(hits) - len(kept):
             answer["held_back"] = held
         if not kept:
-            answer["message"] = _nothing_found(held, min_score)
+            answer["message"] = nothing_found(held, min_score)
         return answer
 
     def _notice(self) -> dict[str, str]:
@@ -11014,7 +11035,7 @@ class Search(View):
         items = items_by_row(self.database, [hit.item for hit in hits])
         known = authors(self.database, (row["id"] for row in items.values()))
         return {
-            hit.item: _result(items[hit.item], hit)
+            hit.item: result_of(items[hit.item], hit)
             | known.get(items[hit.item]["id"], {})
             | told_source(items[hit.item], self.projects)
             for hit in hits
@@ -11116,7 +11137,7 @@ class Search(View):
         return {"count": 1, "results": [result]}
 
 
-def _result(row: dict[str, Any], hit: Hit) -> dict[str, Any]:
+def result_of(row: dict[str, Any], hit: Hit) -> dict[str, Any]:
     content, (position, start, end) = row["content"], hit.span
     result = shared_facts(row) | {"similarity": _two_places(hit.score)}
     if abs(hit.score - hit.cosine) > 0.001:
@@ -11136,14 +11157,14 @@ def _result(row: dict[str, Any], hit: Hit) -> dict[str, Any]:
     return result
 
 
-def _kept(hits: list[Hit], least: float, min_score: float | None) -> list[Hit]:
+def kept_hits(hits: list[Hit], least: float, min_score: float | None) -> list[Hit]:
     """Hits that score enough or, where nothing was said about that, fit the query at all."""
     if min_score is not None:
         return [hit for hit in hits if hit.score >= min_score]
     return relevant(hits, least)
 
 
-def _nothing_found(held: int, min_score: float | None) -> str:
+def nothing_found(held: int, min_score: float | None) -> str:
     if not held:
         return "No items found for this query."
     if min_score is not None:
@@ -12639,13 +12660,13 @@ class Hub:
         is as it would be made here: a wrong one leads people to what they did not ask for."""
         import random
 
-        model, found = self._model(), []
+        model, found = self.model(), []
         for record, author, made_by, data in rows:
             try:
                 space, state = state_of(record)
                 found.append((space, state | {"author": author}))
                 if state["put"] and data and made_by == model:
-                    found[-1][1]["vectors"] = self._unpacked(data)
+                    found[-1][1]["vectors"] = self.unpacked(data)
             except (SedimentError, ValueError) as error:
                 self.remarks.append(f"{record['id']}, of {author}, was not taken: {error}")
         packed = [state for _, state in found if "vectors" in state]
@@ -12656,10 +12677,21 @@ class Hub:
                 return [(space, state | {"vectors": []}) for space, state in found]
         return found
 
-    def _model(self) -> str:
+    def model(self) -> str:
+        """What vectors are of: a model, and how texts are cut."""
         return f"{self._encoder.model.digest}:{CHUNKER}"
 
-    def _unpacked(self, data: bytes) -> list[bytes]:
+    def prepare_recall(self) -> None:
+        """Make the indexes that recall asks, of vectors of this model."""
+        if not self.ask("SELECT 1 FROM pg_available_extensions WHERE name = 'vector'"):
+            raise NotFound("this server has no pgvector: its package is postgresql-NN-pgvector")
+        facts = {"{dimension}": str(self._encoder.model.dimension), "{model}": self.model()}
+        sql = asset("hub_recall.sql")
+        for name, value in facts.items():
+            sql = sql.replace(name, value)
+        self.ask(sql)
+
+    def unpacked(self, data: bytes) -> list[bytes]:
         """Vectors as the file has them, of what is 16 bits there."""
         import numpy
 
@@ -12681,7 +12713,7 @@ class Hub:
         rows = [record_of(state, space) for state in states]
         if same_model(self._database, self._encoder.model):
             packed = _packed_vectors(self._database, [state["id"] for state in states])
-            rows = [row | packed.get(row["id"], {}) | {"model": self._model()} for row in rows]
+            rows = [row | packed.get(row["id"], {}) | {"model": self.model()} for row in rows]
         ((version,),) = self.ask("SELECT sediment.push(%s, %s::jsonb)", space, to_json(rows))
         if version == self._reached.get(space, 0) + 1:  # nobody else has pushed since the pull
             self._reached[space] = version
@@ -12788,12 +12820,200 @@ def _sql_name(name: str) -> str:
     return name if name.isidentifier() and name.islower() else f'"{doubled}"'
 
 
-def run_hub(hub: Hub, deed: str, person: str, space: str, reads: bool) -> dict[str, Any]:
+class HubMemory(NamedTuple):
+    """A live memory as a hub tells it, with the vectors of its chunks, float32[n, dimension]; none
+    of another model."""
+
+    space: str
+    id: str
+    content: str
+    created_at: int
+    author: str
+    vectors: Any
+    confirmed: int
+
+    @classmethod
+    def read(cls, hub: Hub, row: tuple[Any, ...]) -> HubMemory:
+        space, id, content, created, author, model, data, confirmed = row
+        packed = hub.unpacked(data) if data and model == hub.model() else []
+        vectors = _matrix([(vector,) for vector in packed]) if packed else None
+        return cls(space, id, content, created, author, vectors, confirmed)
+
+    def chunk(self, fits: Callable[[str], bool], at: int) -> Chunk:
+        """Where one of its chunks stands."""
+        return (
+            split_text(self.content, fits)[at]
+            if at or len(self.content) > CHUNK_THRESHOLD
+            else (Chunk(0, len(self.content), ""))
+        )
+
+
+class HubSearch:
+    """A question asked at a hub, for what no file here has: PostgreSQL names candidates, and what
+    ranks those of a file ranks them."""
+
+    def __init__(self, hub: Hub, encoder: Encoder, lexicon: Lexicon, own: Sequence[str]) -> None:
+        self.hub, self.encoder, self.lexicon, self.own = hub, encoder, lexicon, own
+
+    def answer(
+        self, text: str, limit: int, min_score: float | None, anyway: bool
+    ) -> dict[str, Any]:
+        """What `Memory.recall_hub` returns."""
+        total = self._begin()
+        hits, found = self._hits(text, max(limit, CANDIDATES), total)
+        floor = PROFILES["default"].floor(total)
+        least = least_relevance(hits, floor)
+        hits.sort(key=lambda hit: hit.relevance < least)
+        hits = own_first(hits, limit, floor)
+        kept = hits if anyway else kept_hits(hits, least, min_score)
+        held = len(hits) - len(kept)
+        results = [self._result(found[hit.item], hit) for hit in kept]
+        answer: dict[str, Any] = {"count": len(results), "results": results}
+        answer |= {"held_back": held} if held else {}
+        return answer | ({} if kept else {"message": nothing_found(held, min_score)})
+
+    def _begin(self) -> int:
+        """About how many memories there are; NotFound where nothing is made for recall."""
+        self.hub.begin()
+        ((ready, *_),) = self.hub.ask(_HUB_READY, str(2 * AROUND))
+        if ready is None:
+            raise NotFound("this hub has no indexes for recall: `hub init --recall` makes them")
+        return self.hub.ask(_HUB_SIZE)[0][0]
+
+    def _hits(self, text: str, depth: int, total: int) -> tuple[list[Hit], list[HubMemory]]:
+        """The hits, best first, and the memories that their items are the numbers of."""
+        query, profile = parse_query(text), PROFILES["default"]
+        begun = self.encoder.begin_query(text)
+        words = weighed(text, self.lexicon, total, self._counts)
+        vector = self.encoder.embed_query(text, words.told, begun)
+        near = self._nearest(vector, depth) if vector else []
+        named = {(one.space, one.id): one for one in near + self._matching(words, depth)}
+        found = list(named.values())
+        candidates, share = self._candidates(found, words, vector)
+        hits = rank(candidates, share, profile, max(depth, RANKED))
+        facts = {hit.item: self._facts(found[hit.item], hit.chunk) for hit in hits}
+        around = [(one.vectors[0].tobytes(),) for one in near if self._is_own(one)]
+        query = query._replace(around=_matrix(around) if around else None)
+        return profile.adjust(hits, facts, query, self.lexicon, total), found
+
+    def _is_own(self, one: HubMemory) -> bool:
+        return not self.own or one.space in self.own
+
+    def _counts(self, phrases: list[str]) -> list[int]:
+        """How many memories have each of these phrases."""
+        if not phrases:
+            return []
+        one = (
+            "SELECT count(*) FROM (SELECT FROM sediment.memory"
+            f" WHERE words @@ phraseto_tsquery('english', %s) LIMIT {FOUND_ROWS}) found"
+        )
+        rows = self.hub.ask(" UNION ALL ".join([one] * len(phrases)), *phrases)
+        return [count for (count,) in rows]
+
+    def _nearest(self, vector: bytes, depth: int) -> list[HubMemory]:
+        """The memories that have the nearest chunks."""
+        import numpy
+
+        told = json.dumps(numpy.frombuffer(vector, "<f4").astype("<f2").tolist())
+        sql = (
+            f"SELECT {_HUB_MEMORY} FROM (SELECT space, id, v <=> %s::halfvec AS far"
+            f" FROM sediment.chunk ORDER BY far LIMIT {2 * AROUND}) near"
+            " JOIN sediment.memory m USING (space, id) ORDER BY far"
+        )
+        first: dict[Any, Any] = {}
+        for row in self.hub.ask(sql, told):
+            first.setdefault(row[:2], row)
+        return [HubMemory.read(self.hub, row) for row in [*first.values()][:depth]]
+
+    def _matching(self, words: Words, depth: int) -> list[HubMemory]:
+        """The memories that have most of the words that tell something."""
+        if not words.terms:
+            return []
+        query = " || ".join(["phraseto_tsquery('english', %s)"] * len(words.terms))
+        sql = (
+            f"SELECT {_HUB_MEMORY} FROM (SELECT *, ts_rank(words, {query}) AS fits FROM"
+            f" sediment.memory WHERE words @@ ({query}) LIMIT {SCORED_ROWS}) m"
+            f" ORDER BY fits DESC LIMIT {depth:d}"
+        )
+        phrases = [term.phrase for term in words.terms]
+        return [HubMemory.read(self.hub, row) for row in self.hub.ask(sql, *phrases, *phrases)]
+
+    def _candidates(
+        self, found: list[HubMemory], words: Words, vector: bytes | None
+    ) -> tuple[Candidates, float]:
+        """What was found, by its number, and what the words are worth."""
+        import numpy
+
+        by_words, by_vector, kinds = {}, {}, {}
+        for item, one in enumerate(found):
+            kinds[item] = OWN if self._is_own(one) else FOREIGN
+            if score := self._bm25(one.content, words):
+                by_words[item] = Evidence(item, 0, score)
+            if vector and one.vectors is not None:
+                cosines = one.vectors @ numpy.frombuffer(vector, "<f4")
+                at = int(cosines.argmax())
+                by_vector[item] = Evidence(item, at, float(cosines[at]), len(cosines))
+        scores = sorted((one.score for one in by_words.values()), reverse=True)
+        best, tenth = (scores[at] if len(scores) > at else 0.0 for at in (0, GAP_DEPTH - 1))
+        both = as_candidates(by_words, by_vector, kinds, best, words.ideal)
+        chunks = [by_vector[item].chunk if item in by_vector else 0 for item in both.item.tolist()]
+        cosines = numpy.where(numpy.isnan(both.cosine), 0.0, both.cosine)
+        both = both._replace(chunk=numpy.array(chunks, int), cosine=cosines)
+        return both, words_share(best, tenth, words.ideal)
+
+    def _bm25(self, text: str, words: Words) -> float:
+        """A memory's BM25, as that of a chunk."""
+        stems = self.lexicon.text_words(text).stems
+        score = 0.0
+        for term in words.terms:
+            size = len(term.stems)
+            often = sum(stems[at : at + size] == term.stems for at in range(len(stems) - size + 1))
+            score += term.information**2 * saturated(often) if often else 0.0
+        return score
+
+    def _facts(self, one: HubMemory, at: int) -> Facts:
+        chunk = one.chunk(self.encoder.fits, at)
+        vector = None if one.vectors is None else one.vectors[at].tobytes()
+        facts = Facts(
+            one.content[chunk.start : chunk.end], one.created_at, 0, None, one.confirmed, 0
+        )
+        return facts._replace(vector=vector, project=one.space, span=(at, chunk.start, chunk.end))
+
+    def _result(self, one: HubMemory, hit: Hit) -> dict[str, Any]:
+        chunk = one.chunk(self.encoder.fits, hit.chunk)
+        row = {
+            **{"id": one.id, "content": one.content, "created_at": one.created_at},
+            **{"project_id": one.space, "ended_at": None},
+            "chunks": 1 if one.vectors is None else len(one.vectors),
+        }
+        told = result_of(row, hit._replace(span=(hit.chunk, chunk.start, chunk.end)))
+        told["space"] = told.pop("project")  # by its name there
+        return told | {"author": one.author}
+
+
+_HUB_MEMORY = "m.space, m.id, m.content, m.created, m.author, m.model, m.e, m.confirmed"
+# Enough of the graph is gone through for as many as are asked for.
+_HUB_READY = (
+    "SELECT to_regclass('sediment.memory')::text, set_config('hnsw.ef_search', %s, false),"
+    " set_config('hnsw.iterative_scan', 'relaxed_order', false)"
+)
+# As good as a count where autovacuum runs; which looks at each row.
+_HUB_SIZE = (
+    "SELECT CASE WHEN reltuples < 10000 THEN (SELECT count(*) FROM sediment.memory)"
+    " ELSE reltuples::bigint END FROM pg_class WHERE oid = 'sediment.item'::regclass"
+)
+
+
+def run_hub(
+    hub: Hub, deed: str, person: str, space: str, reads: bool, recall: bool
+) -> dict[str, Any]:
     """What looks after a hub: `init` makes one, `add` lets a person in, `remove` out again."""
     if deed == "init":
         if hub.ask("SHOW server_encoding") != [("UTF8",)]:
             raise InvalidInput("the database must be in UTF8: CREATE DATABASE … ENCODING 'UTF8'")
         hub.ask(asset("hub.sql"))
+        if recall:
+            hub.prepare_recall()
         message = "It is a hub now: `hub add PERSON SPACE` lets people in."
     elif deed == "add":
         ((made,),) = hub.ask("SELECT sediment.add(%s, %s, %s)", person, space, not reads)
@@ -12921,6 +13141,16 @@ class Sync:
         others = (row for row in self._machines() if row["machine"] != self.place.me.name)
         seen = max((row["seen"] or 0 for row in others), default=0)
         return (seen * 1000) << 16 > limit or bool(self.database.value(sql, limit))
+
+    def search(self, lexicon: Lexicon) -> HubSearch:
+        """A search in the spaces at the hub, of which those that are shared here come first."""
+        if not isinstance(self.place, Hub):
+            raise InvalidInput(f"{self.place.name} is no hub: `sync --to postgresql://…` names one")
+        own = [space for space, project in self._spaces().items() if self._is_here(project)]
+        return HubSearch(self.place, self.encoder, lexicon, own)
+
+    def _is_here(self, project: str) -> bool:
+        return project in ("", self.projects.current())
 
     def follow(self) -> Iterator[dict[str, Any]]:
         """Run whenever something has changed here or there, for ever; tells what came and went."""
@@ -13838,12 +14068,37 @@ class Memory:
         return Sync(self.projects, self.encoder).leave(erase)
 
     def hub(
-        self, deed: str, person: str = "", space: str = "", *, place: str = "", reads: bool = False
+        self,
+        deed: str,
+        person: str = "",
+        space: str = "",
+        *,
+        place: str = "",
+        reads: bool = False,
+        recall: bool = False,
     ) -> dict[str, Any]:
-        """Look after a hub: `init` it, `add` a person to a space, `remove` one from it."""
+        """Look after a hub: `init` it, with indexes for `recall_hub` if `recall`; `add` a person to
+        a space, `remove` one from it."""
         me = Machine("", "", "")
         place = place or Sync(self.projects, self.encoder).place.name
-        return run_hub(Hub(place, me, self.database, self.encoder), deed, person, space, reads)
+        hub = Hub(place, me, self.database, self.encoder)
+        return run_hub(hub, deed, person, space, reads, recall)
+
+    def recall_hub(
+        self,
+        query: str,
+        *,
+        limit: int = 5,
+        min_score: float | None = None,
+        anyway: bool = False,
+    ) -> dict[str, Any]:
+        """What `recall` answers, of all spaces at the hub that are open to this person, whatever
+        this file has of them: a result has its `space` and `author`, too."""
+        check_text(query, "query", QUERY_MAX)
+        if min_score is not None:
+            min_score = check_share(min_score, "min_score")
+        search = Sync(self.projects, self.encoder).search(self._lexicon)
+        return search.answer(query, check_limit(limit), min_score, anyway)
 
     def stats(self, *, verify: bool = False) -> dict[str, Any]:
         """What there is: the file, its counts, the project, the model. `verify` reads it all."""
@@ -14803,9 +15058,14 @@ class Operation(NamedTuple):
         return self._replace(arguments=arguments)
 
 
-def _recall(memory: Memory, query: str, **options: Any) -> dict[str, Any]:
+def _recall(memory: Memory, query: str, hub: bool = False, **options: Any) -> dict[str, Any]:
     """A door notes what was shown once it is shown: that costs the answer no time."""
-    return memory.recall(query, record=False, **options)
+    if not hub:
+        return memory.recall(query, record=False, **options)
+    asked = {name for name, value in options.items() if value not in (None, False)}
+    if others := ", ".join(sorted(asked - {"limit", "min_score", "anyway", "conversations"})):
+        raise InvalidInput(f"a hub is asked without {others}")
+    return memory.recall_hub(query, **{name: options[name] for name in asked - {"conversations"}})
 
 
 def _expand(memory: Memory, id: str, section: bool = False, **options: Any) -> dict[str, Any]:
@@ -14857,6 +15117,7 @@ _TABLE = (
         Argument("vector_weight", SHARE, "Weigh meaning, 0 to 1 (else by query)."),
         Argument("text_weight", SHARE, "Weigh words, 0 to 1 (else by query)."),
         Argument("candidates", whole(1, LIMIT_MAX, "N"), "How many each index proposes."),
+        Argument("hub", FLAG, "Ask the hub instead, for what is in no file here."),
         Argument(
             "conversations",
             FLAG,
@@ -15714,7 +15975,7 @@ _KEEP = Operation("keep", Memory.keep_both, render_message).takes(
 )
 _ACTIVITY = Operation("activity", Memory.activity, render_facts)
 _REVIEW = Operation("review", functools.partial(Memory.review, within=HTTP_REVIEW), render_pair)
-_RECALLED = ("ranking", "vector_weight", "text_weight", "candidates")
+_RECALLED = ("ranking", "vector_weight", "text_weight", "candidates", "hub")
 ROUTES = (
     Route("GET", "/v1/memories", OPERATIONS["list"]),
     Route("POST", "/v1/memories", OPERATIONS["store"], ("into",)),
@@ -17761,6 +18022,7 @@ def _follow_sync(shared: Context, quiet: bool) -> None:
 @click.argument("space", required=False, default="")
 @click.option("--at", "place", metavar="URL", default="", help="The hub (else where this syncs).")
 @click.option("--reads", is_flag=True, help="With add: lets the person read, not write.")
+@click.option("--recall", is_flag=True, help="With init: makes the indexes of `recall --hub`, too.")
 @_shared
 def hub_command(shared: Context, deed: str, person: str, space: str, **options: Any) -> None:
     """Look after a hub."""

@@ -15,10 +15,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 from hub_server import Server, binaries
 from storage import consistent, open_memory
-from test_sync import settle, texts
+from test_sync import DIARIES, settle, texts
 from test_sync_merge import SKEWS, gathered, lived
 
 import sediment
@@ -312,9 +313,9 @@ def test_a_forged_vector_is_found_and_named(team: Team) -> None:
     import numpy
 
     packed = numpy.frombuffer(elsewhere, "<f4").astype("<f2").tobytes()
-    row = FACT | {"model": model._model(), "e": base64.b64encode(packed).decode()}
+    row = FACT | {"model": model.model(), "e": base64.b64encode(packed).decode()}
     nan = numpy.full(384, numpy.nan, "<f2").tobytes()
-    broken = {"id": "nan", "model": model._model(), "e": base64.b64encode(nan).decode()}
+    broken = {"id": "nan", "model": model.model(), "e": base64.b64encode(nan).decode()}
     team.push("bob", row, {**FACT, **broken, "put": [NOW, "m", "Another fact.", 1]})
     remarks = carol.sync()["remarks"]
     assert "do not fit its text" in "".join(remarks)
@@ -607,3 +608,78 @@ def test_what_is_no_address_or_not_there_is_named(tmp_path: Path) -> None:
                 memory.sync()
             with pytest.raises(InvalidInput, match="is no address of a database"):
                 memory.sync_to("postgresql://alice@127.0.0.1/memory?nonsense=1")
+
+
+# Recall at the hub
+
+NOTES = (
+    "The staging database is on port 5433.",
+    "Ana owns the billing module.",
+    "Lunch is in the garden when the sun shines.",
+    "The harbour master is called Oyin.",
+)
+
+
+def asked(memory: Memory, query: str) -> list[str]:
+    return [row["content"] for row in memory.recall_hub(query)["results"]]
+
+
+def test_a_hub_is_asked_for_what_no_file_here_has(team: Team) -> None:
+    alice, thin, carol = (team.machine(name, share=share) for name, share in TEAM)
+    ids = [alice.store(text)["id"] for text in NOTES]
+    long = "\n\n".join(f"Ship {n} carries {w}." * 30 for n, w in enumerate(CARGO))
+    alice.store(long)
+    alice.embed_pending()
+    alice.sync()
+    with pytest.raises(NotFound, match="hub init --recall"):
+        thin.recall_hub("staging port")
+    alice.hub("init", place=team.server.url(), recall=True)
+    for memory in (thin, alice):
+        assert asked(memory, "which port has the staging database?")[0] == NOTES[0]
+        assert asked(memory, "who looks after invoices and billing")[0] == NOTES[1]
+    (first, *_) = thin.recall_hub("who owns billing?")["results"]
+    assert (first["id"], first["space"], first["author"]) == (ids[1], "team", "alice")
+    assert thin.stats()["items"] == 0
+    found = thin.recall_hub("which ship has the walnuts?")["results"][0]
+    assert "walnuts" in found["content"]
+    assert found["position"]["chunks"] > 1
+    assert thin.recall_hub("quantum chromodynamics lecture")["results"] == []
+    new = alice.store("The staging database is on port 6543.", replace=ids[0])["id"]
+    alice.forget(ids[3])
+    alice.sync()
+    assert asked(thin, "which port has the staging database?")[0] == thin_text(thin, new)
+    assert NOTES[3] not in asked(thin, "harbour master Oyin")
+    assert asked(carol, "who owns billing?") == []
+
+
+CARGO = ("apples", "tea", "walnuts", "coal", "salt", "glass", "rope", "paper", "wool", "tin")
+TEAM = (("alice", "team"), ("bob", ""), ("stranger", ""))
+
+
+def thin_text(memory: Memory, id: str) -> str:
+    rows = memory.recall_hub("staging port", anyway=True)["results"]
+    return next(row["content"] for row in rows if row["id"] == id)
+
+
+def test_the_hub_ranks_as_a_file_does(team: Team) -> None:
+    diary = [json.loads(line) for line in (DIARIES / "band" / "memories.jsonl").open()]
+    alice, thin = team.machine("alice"), team.machine("bob", share="")
+    alice.import_rows({**row, "id": row["id"]} for row in diary)
+    alice.sync()
+    alice.hub("init", place=team.server.url(), recall=True)
+    queries = [json.loads(line) for line in (DIARIES / "band" / "queries.jsonl").open()][:30]
+    same = 0
+    for query in queries:
+        mine = alice.recall(query["query"], record=False)["results"]
+        theirs = thin.recall_hub(query["query"])["results"]
+        same += [row["id"] for row in mine][:1] == [row["id"] for row in theirs][:1]
+    assert same >= 0.8 * len(queries)  # other stop words and stems, fewer vectors around
+
+
+def test_numbers_of_16_bits_are_read_as_they_are(team: Team) -> None:
+    team.machine("alice").hub("init", place=team.server.url(), recall=True)
+    values = [0.0, 1.0, -1.0, 0.5, -0.0625, 6e-8, 1e-5, 0.0999755859375, 65504.0, -2.0]
+    data = numpy.array(values, "<f2").tobytes()
+    sql = "SELECT sediment.numbers(%s, 0, %s)"
+    ((found,),) = team.server.ask(sql, data, len(values))
+    assert found == pytest.approx(numpy.array(values, "<f2").tolist(), rel=1e-6)
