@@ -12302,6 +12302,7 @@ class Folder:
     00.jsonl to ff.jsonl have a record a line, each memory in the file that its id chooses."""
 
     page = 20_000  # states that are written at once
+    set_back = False  # whether it has less than it had
     every = 5  # s after which it is looked whether something has come
     globals = "@global"  # the space of what is global
 
@@ -12367,6 +12368,10 @@ class Folder:
                     reached = reached if whole else 0
                     yield states, {f"{machine}/{name}": tag} if whole else {}
             self._read[machine] = reached
+        own = (key for key in cursor if _OWN_FILE.match(key) and key.startswith(f"{self.me.name}/"))
+        lost = {*own} - {f"{self.me.name}/{name}" for name in self._files(self.me.name)}
+        self.set_back |= bool(lost)
+        yield [], dict.fromkeys(lost)
 
     def _facts(self, machine: str) -> dict[str, Any]:
         """What a machine says of itself, and nothing that it cannot be."""
@@ -12446,6 +12451,7 @@ def _line_key(row: dict[str, Any]) -> tuple[str, str]:
     return str(row.get("id")), str(row.get("in"))
 
 
+_OWN_FILE = _Pattern(r".*/[\da-f]{2}\.jsonl\Z")
 _TOOLS_COPY = _Pattern(r"[\da-f]{2}[ ._~(-].+\.jsonl")  # such as "00 (conflicted copy).jsonl"
 _FACTS: dict[str, Callable[[Any], bool]] = {
     "v": _is_count,
@@ -12600,6 +12606,7 @@ class Hub:
     spaces alone, and numbers what it takes, so that a cursor is a version and an id."""
 
     page, every = 1_000, 60
+    set_back = False
 
     def __init__(self, url: str, me: Machine, database: Database, encoder: Encoder) -> None:
         self.name, self.me, self.remarks = url, me, list[str]()
@@ -12648,8 +12655,11 @@ class Hub:
             "SELECT version, id, record, author, model, e FROM sediment.record WHERE space = %s"
             f" AND (version, id) > (%s, %s) ORDER BY version, id LIMIT {self.page}"
         )
+        versions = dict(self.ask("SELECT id, version FROM sediment.space"))
         for space in spaces:
             last = cursor.get(space, [0, ""])
+            if last[0] > versions.get(space, last[0]):  # somebody has restored a copy of the hub
+                self.set_back, last = True, [0, ""]
             while rows := self.ask(sql, space, *last):
                 last = list(rows[-1][:2])
                 yield self._states([row[2:] for row in rows]), {space: last}
@@ -13094,6 +13104,8 @@ class Sync:
                     told = receive(self.database, self.encoder, spaces[space], states, dry_run)
                     counts[space].update(told[0])
                     rivals |= dict(told[1])
+            if self.place.set_back and not dry_run:
+                self._send_lost()
             for space, project in spaces.items():
                 for states, held in self._departures(project, dry_run):
                     self._hold(lease)
@@ -13108,6 +13120,13 @@ class Sync:
         ]
         look_at = list(filter(None, (self._told_rivals(*pair) for pair in rivals.items())))
         return facts | {"spaces": told, "look_at": look_at, "remarks": self.place.remarks}
+
+    def _send_lost(self) -> None:
+        """A place that has less than it had, of a backup or by mishap, gets all again."""
+        with self.database.transaction() as connection:
+            send_again(connection)
+        self.place.set_back = False
+        self.place.remarks.append(f"{self.place.name} has less than it had: all is sent again")
 
     def _mend_clock(self) -> None:
         """Stamps that a wrong clock has put more than a day ahead nobody takes: they count as of

@@ -262,6 +262,28 @@ def test_what_is_moved_goes_from_one_space_to_the_other(team: Team) -> None:
     assert team.server.ask("SELECT 1 FROM sediment.item WHERE NOT gone") == []
 
 
+def test_a_hub_that_was_restored_gets_and_gives_what_it_lacks(team: Team) -> None:
+    alice, bob = team.machine("alice"), team.machine("bob")
+    alice.store("Before.")
+    settle(alice, bob)
+    tables = ("item", "space", "machine")
+    for table in tables:
+        team.server.ask(f"CREATE TABLE sediment.kept_{table} AS SELECT * FROM sediment.{table}")
+    for number in range(4):
+        bob.store(f"Of bob {number}.")
+        settle(bob, alice)
+    for table in ("item", "machine"):
+        team.server.ask(f"DELETE FROM sediment.{table}")
+        team.server.ask(f"INSERT INTO sediment.{table} SELECT * FROM sediment.kept_{table}")
+    sql = "UPDATE sediment.space s SET version = k.version FROM sediment.kept_space k"
+    team.server.ask(f"{sql} WHERE k.id = s.id")
+    alice.store("After the restore.")
+    assert "has less than it had" in "".join(alice.sync()["remarks"])
+    settle(bob, alice)
+    assert texts(alice) == texts(bob)
+    assert len(team.records()) == 6
+
+
 def test_who_was_removed_gets_nothing_more(team: Team) -> None:
     alice, bob = team.machine("alice"), team.machine("bob")
     alice.store("Before.")

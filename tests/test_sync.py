@@ -762,6 +762,22 @@ def test_a_clock_that_is_behind_moves_no_stamp(
     assert a.database.rows("SELECT id, put_t FROM replica") == before
 
 
+def test_a_place_that_has_lost_files_gets_all_again(place: Place) -> None:
+    a = place.machine("a")
+    a.store("The port is 5433.")
+    a.store("The gateway is newton.")
+    settle(a)
+    for file in place.files_of(a).glob("*.jsonl"):
+        file.unlink()
+    (row,) = (told := a.sync())["spaces"]
+    assert row["sent"] == 2
+    assert "has less than it had" in told["remarks"][0]
+    assert a.sync()["remarks"] == []
+    b = place.machine("b")
+    settle(b)
+    assert texts(a) == texts(b)
+
+
 def test_what_goes_to_nobody_hides_nothing_of_others(place: Place) -> None:
     a, b = place.machine("a"), place.machine("b")
     one, two = a.store("The port is 5433.")["id"], a.store("The gateway is newton.")["id"]
