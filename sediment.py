@@ -13015,7 +13015,7 @@ _HUB_SIZE = (
 
 
 def run_hub(
-    hub: Hub, deed: str, person: str, space: str, reads: bool, recall: bool
+    hub: Hub, deed: str, person: str, space: str, reads: bool, recall: bool = False
 ) -> dict[str, Any]:
     """What looks after a hub: `init` makes one, `add` lets a person in, `remove` out again."""
     if deed == "init":
