@@ -9256,7 +9256,7 @@ def open_archive(path: Path) -> tuple[str, Iterator[Any]]:
     if _CHATS.match(head.removeprefix(b"\xef\xbb\xbf")):
         return "conversations", map(_exported_conversation, _exported_chats(path))
     if _GRAPH.match(head):
-        return "rows", (row for _, line in _transcript_lines(path) for row in _graph_rows(line))
+        return "rows", (_graph_rows(line) for _, line in _transcript_lines(path))
     notes = [one for one in _own_files(path, "**/*.md") if "\npermalink:" in plain_text(one)]
     if notes:
         return "rows", (row for note in notes for row in _note_rows(note))
@@ -9326,14 +9326,18 @@ def _exported_conversation(chat: Any) -> Conversation:
     return Conversation(client, [*ids, *map(_short_hash, first), ""][0], None, turns, 0)
 
 
-def _graph_rows(line: bytes) -> Iterator[dict[str, Any]]:
-    """What the MCP reference memory server knows, a sentence each."""
+def _graph_rows(line: bytes) -> Any:
+    """What the MCP reference memory server knows by a line, a sentence each; the line as it is, to
+    be refused by its number, where that is nothing of the kind."""
     fact = parse_object(line)
-    told = fact.get("observations")
-    for one in told if isinstance(told, list) else []:
-        yield {"content": f"{fact.get('name')} ({fact.get('entityType')}): {one}"}
-    if fact.get("type") == "relation":
-        yield {"content": f"{fact.get('from')} {fact.get('relationType')} {fact.get('to')}"}
+    relation = [fact.get(key) for key in ("from", "relationType", "to")]
+    if fact.get("type") == "relation" and all(one and isinstance(one, str) for one in relation):
+        return [{"content": " ".join(map(str, relation))}]
+    name, kind, told = (fact.get(key) for key in ("name", "entityType", "observations"))
+    told = [told] if isinstance(told, str) else told
+    if name and isinstance(name, str) and isinstance(told, list):
+        return [{"content": f"{name} ({kind}): {one}"} for one in told]
+    return line.decode("utf-8", "replace")
 
 
 def _note_rows(path: Path) -> Iterator[dict[str, Any]]:

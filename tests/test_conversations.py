@@ -581,7 +581,8 @@ def archived(path: Path) -> list[sediment.Conversation]:
 def rows(path: Path) -> list[str]:
     kind, found = sediment.open_archive(path)
     assert kind == "rows"
-    return [row["content"] for row in found]
+    known = [row for _, row in sediment.rows_in(found)]
+    return [row["content"] for row in known if isinstance(row, dict) and "content" in row]
 
 
 def test_of_chatgpts_tree_the_branch_that_is_shown_is_read(tmp_path: Path) -> None:
@@ -648,6 +649,26 @@ def test_the_graph_of_the_mcp_memory_server_becomes_sentences(tmp_path: Path) ->
     ]
     path.write_text("".join(json.dumps(fact) + "\n" for fact in facts) + "nonsense\n")
     assert rows(path) == ["Ada (person): likes tea", "Ada (person): rows", "Ada works at Acme"]
+
+
+def test_what_is_no_fact_of_a_graph_is_refused_by_its_line(here: Program) -> None:
+    facts = [
+        {
+            "type": "entity",
+            "name": "Bob",
+            "entityType": "person",
+            "observations": ["rows", "sings"],
+        },
+        {"type": "entity", "name": "Zed", "entityType": "person", "observations": "is a string"},
+        {"type": "entity", "entityType": "person", "observations": ["has no name"]},
+        {"type": "relation", "from": "Bob"},
+    ]
+    text = "".join(json.dumps(fact) + "\n" for fact in facts) + "nonsense\n"
+    (here.folder / "memory.json").write_text(text)
+    told = json.loads(here.run("--json", "import", "memory.json").stdout)
+    assert told["stored"] == 3
+    assert [row["line"] for row in told["refused"]] == [3, 4, 5]
+    assert "Zed (person): is a string" in here.ok("list")
 
 
 def test_the_notes_of_basic_memory_become_their_observations(tmp_path: Path) -> None:
