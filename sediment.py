@@ -4049,11 +4049,6 @@ def _noted_as(root: Path) -> str:
     return f"folder:{_written(root)}"
 
 
-def names_folder(given: str) -> bool:
-    """Whether the name of a project is a folder's: with a slash, or . or ~ in front."""
-    return "/" in given or os.sep in given or given[:1] in (".", "~")
-
-
 class Projects:
     """Resolves a folder or a given name to a project id, remembering answers in the database."""
 
@@ -4061,7 +4056,8 @@ class Projects:
         self.database = database
         if given and _UNFILLED.search(given):  # or all folders of that client would be one project
             raise InvalidInput(f"the project is {given}: your client has not filled that in")
-        named = given is not None and names_folder(given)  # which must be there
+        # With a slash, or . or ~ in front, the given name is a folder, which must be there.
+        named = given is not None and ("/" in given or os.sep in given or given[0] in ".~")
         self.given = None if named else given
         self.folder = expand_home(given) if given and named else folder
         self._named = given if named else None
@@ -7177,7 +7173,7 @@ class Importer:
             return None
         if row.get("project") is None:
             return self.project
-        if names_folder(check_id(row["project"])):  # which no command would find again
+        if check_id(row["project"])[0] in "/.~" or row["project"][-1] in ("/", os.sep):
             told = f"the project {_show(row['project'])} is a folder"
             raise InvalidInput(f"{told}: give its id, which `stats` tells there")
         return row["project"]
