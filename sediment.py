@@ -8540,9 +8540,9 @@ def write_down(
     if path.is_dir():
         raise InvalidInput(f"{path} is a folder: name a file in it, e.g. MEMORY.md")
     line, is_new = append_lines(path, entry.beginning, as_bullet(text, entry.before))
-    files = files_of_scope(projects, encoder, scope, allow_secrets)
     source = f"{projects.shown(path)}:{line}"
     try:
+        files = files_of_scope(projects, encoder, scope, allow_secrets)
         files.source_of(path.parent if path.parent.name == _NOTES else path, None)
         files.sync(files.plan(path))
     except DatabaseError as error:
@@ -8564,12 +8564,13 @@ def append_lines(path: Path, beginning: str, lines: list[str]) -> tuple[int, boo
     """Add lines to a text file, which is created with a beginning; the number of the first one,
     and False when the file has them already. Whole or not at all, and on disk at the end; to
     nothing that would not be indexed then."""
+    is_new = not os.path.lexists(path)
     try:
         made = not path.parent.exists()
         path.parent.mkdir(parents=True, exist_ok=True)
         if made:
             make_private(path.parent, 0o700)
-        with _locked(path) as file:
+        with _locked(path) as file, _gone_if_empty(path, is_new):
             before, size, newline = _text_before(file)
             lines = _without_comments(lines, before)
             if place := _place_of(lines, before):
@@ -8629,6 +8630,18 @@ def _append(file: IO[bytes], data: bytes, size: int) -> None:
     except OSError:
         with contextlib.suppress(OSError):
             os.truncate(file.fileno(), size)
+        raise
+
+
+@contextlib.contextmanager
+def _gone_if_empty(path: Path, is_new: bool) -> Iterator[None]:
+    """Leave no empty file behind that was made for what could not be written."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            if is_new and path.stat().st_size == 0:
+                path.unlink()
         raise
 
 
@@ -10000,6 +10013,7 @@ def restore_database(database: Database, path: str | Path) -> dict[str, Any]:
     source, live = check_name(from_root(path)), database.path
     if not source.is_file():
         raise NotFound(f"there is no file {source}")
+    database.refuse_own(source)
     remove_left_behind(live)
     draft = draft_of(aside(live, "restoring"))
     try:
@@ -16914,7 +16928,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object in which no name stands twice."""
     for name, count in Counter(name for name, _ in pairs).items():
         if count > 1:
-            raise InvalidInput(f"cannot be extended ({_show(name)} stands there twice)")
+            raise InvalidInput(f"cannot be changed ({_show(name)} stands there twice)")
     return dict(pairs)
 
 
@@ -16971,7 +16985,7 @@ def _members_added(text: str | None, wanted: dict[str, Any]) -> str:
         if before.walk(path, one)[-1].next is None:
             after = JsonText(before.with_added(path, one))
             if after.walk(path, one)[-1].next is None or after.without(path, one) != text:
-                raise InvalidInput("cannot be extended as it is")
+                raise InvalidInput("cannot be changed as it is")
             text = after.text
     return text
 
@@ -17210,7 +17224,14 @@ def initialize(
         for path, wanted in client.files(part, root, program):
             place = place_to_write(path, root)
             files[place] = files.get(place, {}) | wanted if isinstance(wanted, dict) else wanted
-    changes = [changed(path, wanted, remove) for path, wanted in files.items()]
+    changes, refused = [], []
+    for path, wanted in files.items():
+        try:
+            changes.append(changed(path, wanted, remove))
+        except InvalidInput as error:
+            if not (remove and write):
+                raise
+            refused.append(str(error))  # which keeps nothing else set up
     changes = [one for one in changes if one.done != "has nothing to remove"]
     answer: dict[str, Any] = {"clients": [client.name for client in chosen]}
     answer["to_do"] = list(_to_do(chosen, root, program, remove))
@@ -17220,7 +17241,10 @@ def initialize(
     created = root is not None and not remove and memory.projects.current(create=True)
     answer |= {"project": created or None, "root": root and str(root)}
     known = dict.fromkeys(why for *_, why in steps if why)
-    return answer | {"done": [*known, *(one.write(root) for one in changes)]}
+    done = [*known, *(one.write(root) for one in changes)]
+    if refused:
+        raise InvalidInput("; ".join([*done, *refused]))
+    return answer | {"done": done}
 
 
 def _project_folder(memory: Memory) -> Path:

@@ -290,6 +290,12 @@ def test_what_a_killed_backup_left_is_removed_by_the_next(memory: Memory, tmp_pa
     assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["copy.db"]
 
 
+def test_a_file_is_not_restored_from_itself(memory: Memory, path: Path) -> None:
+    with pytest.raises(InvalidInput, match="is the database or a part of it"):
+        memory.restore(path)
+    assert [one.name for one in path.parent.iterdir() if "before" in one.name] == []
+
+
 def test_forgetting_names_the_copies(memory: Memory, tmp_path: Path) -> None:
     memory.backup(tmp_path / "one.db")
     memory.backup(tmp_path / "two.db")

@@ -1,6 +1,7 @@
 """Markdown that people edit: the index follows the files, and encodes nothing twice."""
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -24,6 +25,7 @@ from storage import consistent, open_memory, shared_encoder, values
 
 import sediment
 from sediment import (
+    DatabaseError,
     InvalidInput,
     Memory,
     NotFound,
@@ -1049,6 +1051,29 @@ def test_a_note_stands_in_todays_file_and_is_found(memory: Memory, folder: Path)
     memory.note("Set up the gateway.")
     assert memory.recall("gateway setup")["results"][0]["source"].startswith("memory/")
     assert memory.index()["changes"] == []
+
+
+def test_a_note_that_cannot_be_indexed_is_said_to_stand(
+    memory: Memory, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise DatabaseError("memory.db cannot be read or written")
+
+    monkeypatch.setattr(sediment, "files_of_scope", fail)
+    with pytest.raises(DatabaseError, match=r"the text stands in memory/.*:3, which `index"):
+        memory.note("The heron is at the pond.")
+
+
+def test_no_empty_file_is_left_by_what_cannot_be_written(
+    memory: Memory, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(InvalidInput, match="No space left"):
+        memory.store("The heron is at the pond.", into=folder / "new.md")
+    assert not (folder / "new.md").exists()
 
 
 def test_a_heading_in_a_note_is_no_heading_of_the_day(memory: Memory, folder: Path) -> None:

@@ -445,3 +445,14 @@ def test_there_must_be_a_project_folder(here: Program, tmp_path: Path) -> None:
     assert "home folder" in here.at(tmp_path).error("init")
     assert "'team' is an id" in here.error("init", "--project", "team")
     assert files(here.folder) == set()
+
+
+def test_an_odd_file_of_one_client_keeps_no_other_set_up(here: Program) -> None:
+    (here.folder / ".gemini").mkdir()
+    here.ok("init", "--client", "claude", "--client", "gemini")
+    odd = '{"hooks": {}, "hooks": {}}'
+    (here.folder / ".gemini" / "settings.json").write_text(odd)
+    told = here.error("init", "--remove")
+    assert "settings.json cannot be changed" in told
+    assert not (here.folder / ".mcp.json").exists()
+    assert (here.folder / ".gemini" / "settings.json").read_text() == odd
