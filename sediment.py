@@ -5160,7 +5160,8 @@ def _ruled(
     lost = asked @ (1 - asked.T) > 0
     near = newer & (unshared <= UNSHARED_MAX + UNSHARED_CHANGED + UNSHARED_KEYED)
     relevance = numpy.array([rival.relevance for rival in rivals])
-    changing = table.counts["change"] > 0
+    announcing = numpy.array([_announces(text.stems) for text in texts], bool)
+    changing = (table.counts["change"] > 0) | announcing
     # "We moved from A to B" need not say what "A is used" does: it names what that answered.
     value = table.shared_alone
     strays = near & (relevance < VERSION_RELEVANCE * relevance[:, None])
@@ -5218,8 +5219,14 @@ def _changes_that(new: TextWords, old: TextWords, query: TextWords, table: WordT
     known = {*old.stems, *query.stems, *CUES["change"], *_SPEAKERS}
     words = new.stems[:ALIGNED_WORDS]
     cue = next((at for at, word in enumerate(words) if word in CUES["change"]), len(words))
+    cue = 0 if _announces(words) else cue
     turn = next((at for at in range(cue, len(words)) if words[at] in _TURNS), cue)
     return all(table.idf_of(word) <= RIVAL_TELLS for word in set(words[:turn]) - known)
+
+
+def _announces(words: Sequence[str]) -> bool:
+    """Whether a text begins as "New door code: 8080" does. Elsewhere "new" tells of no change."""
+    return words[:1] == ("new",)
 
 
 _TURNS = _word_class("by for from instead to with")
@@ -5232,7 +5239,7 @@ def _tells_of_change(new: TextWords, old: TextWords) -> bool:
     shared = set(new.stems).intersection(old.stems) - CUES["change"]
     subjects = {stem for stem in shared if not _has_digit(stem)}
     return any(
-        word in CUES["change"]
+        (word in CUES["change"] or (at == 0 and _announces(words)))
         and not subjects.isdisjoint(words[max(0, at - CHANGE_REACH) : at + CHANGE_REACH + 1])
         for at, word in enumerate(words)
     )

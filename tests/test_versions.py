@@ -66,6 +66,38 @@ def test_what_only_looks_alike_keeps_its_place(memory: Memory) -> None:
     assert sum(kept) >= 0.95 * len(kept)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "query"),
+    [
+        (
+            "The parking code is 4711.",
+            "New parking code: 8080 (4711 does not work any more).",
+            "what is the parking code?",
+        ),
+        (
+            "The wifi password hint is the dog's name.",
+            "New wifi password hint: the cat's name.",
+            "what is the wifi password hint?",
+        ),
+        ("The dentist is Dr Gold.", "New dentist: Dr Silver.", "who is the dentist?"),
+    ],
+)
+def test_what_is_announced_as_new_comes_first(
+    memory: Memory, old: str, new: str, query: str
+) -> None:
+    memory.import_rows([{"content": old, "created_at": 10**9}])
+    memory.import_rows([{"content": new, "created_at": 10**9 + 90 * DAY}])
+    assert memory.recall(query)["results"][0]["content"] == new
+
+
+def test_what_is_new_of_another_thing_takes_no_place(memory: Memory) -> None:
+    memory.import_rows([{"content": "The code of the garage is 4711.", "created_at": 10**9}])
+    new = [{"content": "New code of the cellar: 8080.", "created_at": 10**9 + 90 * DAY}]
+    memory.import_rows(new)
+    found = memory.recall("what is the code of the garage?")["results"]
+    assert found[0]["content"] == "The code of the garage is 4711."
+
+
 def test_another_number_takes_the_place_of_none(memory: Memory) -> None:
     """Stored within a few seconds, as by one script: the newest is not the version of all."""
     texts = [f"Meanwhile number {number}." for number in range(20)]
