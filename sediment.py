@@ -9765,6 +9765,7 @@ class Rescued(NamedTuple):
     rows: dict[str, dict[int, list[Any]]]
     meta: dict[str, str]  # and what is noted of places for projects
     named: set[str]  # ids
+    tokens: list[list[Any]]
 
     def lost(self) -> list[str]:
         """The ids that are named somewhere and whose rows could not be read."""
@@ -9797,7 +9798,7 @@ _TABLE_LEAF, _INDEX_PAGES = 0x0D, {0x02: 4, 0x0A: 0}  # and the bytes before a c
 
 def rescue(data: bytes) -> Rescued:
     """All rows of ours that can be read in the pages of a file."""
-    found = Rescued({table: {} for table in _SHAPES}, {}, set())
+    found = Rescued({table: {} for table in _SHAPES}, {}, set(), [])
     size = int.from_bytes(data[16:18], "big")
     # The first page may be the damaged one; its number of bytes is then what the pages tell.
     sizes = [65536 if size == 1 else size] if size == 1 or size in _PAGE_SIZES else _PAGE_SIZES
@@ -9812,6 +9813,8 @@ def rescue(data: bytes) -> Rescued:
             found.named.add(values[0])
         elif kinds == [str, str]:
             found.meta[values[0]] = values[1]
+        elif kinds in ([str, bytes, int, str, int], [str, bytes, int, type(None), int]):
+            found.tokens.append(values)
     return found
 
 
@@ -9918,6 +9921,7 @@ def rebuild(found: Rescued, connection: apsw.Connection, encoder: Encoder) -> No
     connection.executemany("INSERT OR IGNORE INTO meta VALUES(?, ?)", facts + told)
     places = [row for row in found.meta.items() if row[0].startswith(_PLACES)]
     connection.executemany("INSERT OR IGNORE INTO projects VALUES(?, ?)", places)
+    connection.executemany("INSERT OR IGNORE INTO tokens VALUES(?, ?, ?, ?, ?)", found.tokens)
     # A file that never said which model it is of counts as today's; half a note does not.
     vectors = found.rows["vectors"] if len(facts) in (0, len(_MODEL_FACTS)) else {}
     spans: dict[int, list[tuple[int, Chunk, bytes]]] = {}

@@ -538,6 +538,8 @@ def test_what_was_said_and_what_people_decided_is_rescued(
     memory.add_conversations(map(said, ("heron", "otter")))
     memory.forget("claude:otter")
     switch_hooks(memory, ["capture"], on=False)
+    memory.add_token("ci", reads=True)
+    memory.add_token("lab", project="demo")
     kept = memory.list_conversations()
     old, new, *_ = (row["id"] for row in memory.list_items()["items"])
     with memory.database.transaction() as connection:
@@ -555,6 +557,7 @@ def test_what_was_said_and_what_people_decided_is_rescued(
     assert hooks_off(memory) == {"capture"}
     assert rows_of(memory, "reviews") == [(old, new, 0.0, 1)]
     assert str(copy) in memory.forget(old)["copies"]
+    assert [row["name"] for row in memory.tokens()["tokens"]] == ["ci", "lab"]
     consistent(memory)
 
 
