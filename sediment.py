@@ -14326,8 +14326,9 @@ def _shown_once(memory: Memory, event: Event, rows: list[dict[str, Any]], budget
     seen = {id for (id,) in memory.database.rows(sql, event.session)}
     room = budget - len(_FRAME) - len(MEMORY_END) - 2
     lines: dict[str, str] = {}
+    known = authors(memory.database, (row["id"] for row in rows))
     for row in rows:
-        line = _memory_line(row)
+        line = _memory_line(row | known.get(row["id"], {}))
         if row["id"] not in seen and len(line) < room:
             lines[row["id"]] = line
             room -= len(line) + 1
@@ -14340,9 +14341,10 @@ def _shown_once(memory: Memory, event: Event, rows: list[dict[str, Any]], budget
 
 
 def _memory_line(row: dict[str, Any]) -> str:
-    """A memory on a line, the same each time; what could end the block, or be taken for a tag, is
-    written otherwise."""
+    """A memory on a line, the same each time, with who wrote it elsewhere; what could end the
+    block, or be taken for a tag, is written otherwise."""
     day, text = iso_time(row["created_at"])[:10], one_line(row["content"], HOOK_LINE)
+    text = f"written by {one_line(row['author'], 40)}: {text}" if "author" in row else text
     return f"- {day} {row['id'][:8]}: {_FRAME_MARK.sub('(', text)}".translate(_NO_TAGS)
 
 

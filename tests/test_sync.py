@@ -8,6 +8,7 @@ import inspect
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -272,6 +273,17 @@ def test_a_replaced_memory_is_replaced_everywhere_and_undo_too(place: Place) -> 
     a.undo(old)
     settle(a, b)
     assert texts(b) == texts(a) == ["Deploys happen on Fridays."]
+
+
+def test_a_hook_says_who_wrote_what_came_from_others(place: Place) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    a.store("We always deploy on Fridays.")
+    settle(a, b)
+    told = sediment.run_hook(b, {"hook_event_name": "SessionStart", "session_id": "s"})
+    assert re.search(r"[0-9a-f]{8}: written by .+: We always deploy on Fridays", str(told))
+    told = sediment.run_hook(a, {"hook_event_name": "SessionStart", "session_id": "s"})
+    assert "Fridays" in str(told)
+    assert "written by" not in str(told)
 
 
 def test_both_replace_the_same_and_both_are_named(place: Place) -> None:
