@@ -11713,6 +11713,7 @@ def forget_items(projects: Projects, ids: Sequence[str]) -> dict[str, Any]:
             raise InvalidInput(f"{what}: forget that first, by its whole id")
     items = (id for id in ids if id not in sessions)
     doomed = list(dict.fromkeys(own_item(projects, id, "forget")["id"] for id in items))
+    elsewhere = _told_elsewhere(projects.database, doomed)
     with projects.database.transaction() as connection:
         for id in doomed:
             own_item(projects, id, "forget")  # another process may have been quicker
@@ -11725,12 +11726,25 @@ def forget_items(projects: Projects, ids: Sequence[str]) -> dict[str, Any]:
     named = ", ".join(doomed)
     older = f", and {erased - len(doomed)} hidden version(s)" if erased > len(doomed) else ""
     answer: dict[str, Any] = {"success": True, "ids": doomed}
-    message = f"Deleted {named}{older}."
     if kept := copies(projects.database):
         answer["copies"] = kept
-    if is_synced(projects.database):
-        message += " Where it was sent it goes with the next `sync`; `sync --status` says where."
-    return answer | {"message": message}
+    return answer | {"message": f"Deleted {named}{older}.{elsewhere}"}
+
+
+def _told_elsewhere(database: Database, ids: list[str]) -> str:
+    """What becomes on other machines of memories that are forgotten here."""
+    if not is_synced(database):
+        return ""
+    sql = (
+        "SELECT number IS NULL, project IN (SELECT project FROM spaces) FROM replica"
+        " WHERE id IN (SELECT value FROM json_each(?))"
+    )
+    rows = database.rows(sql, json.dumps(ids))
+    if any(shared for _, shared in rows):
+        return " Where it was sent it goes with the next `sync`; `sync --status` says where."
+    if any(sent for sent, _ in rows):
+        return " It stays where it was sent until the project is shared again: `sync --share NAME`."
+    return ""
 
 
 # An item and all that it replaced, was merged with, or was replaced by, oldest first.

@@ -275,6 +275,21 @@ def test_a_replaced_memory_is_replaced_everywhere_and_undo_too(place: Place) -> 
     assert texts(b) == texts(a) == ["Deploys happen on Fridays."]
 
 
+def test_forgetting_says_what_stays_elsewhere(place: Place) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    first, second, third = (a.store(f"Fact {n} of many.")["id"] for n in range(3))
+    settle(a, b)
+    assert "next `sync`" in a.forget(first)["message"]
+    a.unshare()
+    assert "`sync --share NAME`" in a.forget(second)["message"]
+    assert len(texts(b)) == 3
+    late = a.store("Never sent.")["id"]
+    assert "sync" not in a.forget(late)["message"]
+    a.share("team")
+    settle(a, b)
+    assert texts(b) == texts(a) == [a.get(third)["content"]]
+
+
 def test_a_hook_says_who_wrote_what_came_from_others(place: Place) -> None:
     a, b = place.machine("a"), place.machine("b")
     a.store("We always deploy on Fridays.")
