@@ -4049,6 +4049,16 @@ def _noted_as(root: Path) -> str:
     return f"folder:{_written(root)}"
 
 
+def check_project(given: object) -> str:
+    """Returns the id of a project; InvalidInput for what `--project` would take for a folder: no
+    command would find again what such a project has."""
+    id = check_id(given)
+    if id[0] in "/.~" or id[-1] in ("/", os.sep):
+        told = f"the project {_show(id)} is a folder"
+        raise InvalidInput(f"{told}: give its id, which `stats` tells there")
+    return id
+
+
 class Projects:
     """Resolves a folder or a given name to a project id, remembering answers in the database."""
 
@@ -7180,10 +7190,7 @@ class Importer:
             return None
         if row.get("project") is None:
             return self.project
-        if check_id(row["project"])[0] in "/.~" or row["project"][-1] in ("/", os.sep):
-            told = f"the project {_show(row['project'])} is a folder"
-            raise InvalidInput(f"{told}: give its id, which `stats` tells there")
-        return row["project"]
+        return check_project(row["project"])
 
     def _check_here(self, id: str) -> None:
         """NotFound of what would let a row reach into another project, and its history there."""
@@ -13431,7 +13438,8 @@ def sync_to(projects: Projects, encoder: Encoder, place: str) -> Sync:
     elif not place.startswith("git:"):
         place = _folder_to_sync(database, place)
     else:
-        if (folder := from_root(place.removeprefix("git:"))).is_dir():
+        url = place.removeprefix("git:")
+        if url and (folder := from_root(url)).is_dir():
             place = f"git:{folder}"
         check_git(place)
     with database.transaction() as connection:
@@ -13558,7 +13566,7 @@ class Memory:
         if project is None or project == self.projects.given:
             return self
         projects = Projects(self.database, None, None)
-        projects.given = check_id(project)  # never a folder: who asks may be on another machine
+        projects.given = check_project(project)  # who asks may be on another machine
         return self._seen_from(projects)
 
     def _seen_from(self, projects: Projects) -> Memory:
@@ -18275,7 +18283,7 @@ def _finish_consolidation(memory: Memory, shared: Context) -> None:
         if memory.has_chores():
             later = "`consolidate`, the next import or serve goes on"
             click.echo(f"many are alike, and not all are compared yet: {later}", err=True)
-        elif count := memory.review()["count"]:
+        elif count := sum("probability" in pair for pair in memory.review()["pairs"]):
             click.echo(f"{count} may make an older one obsolete: `sediment review` asks", err=True)
 
 

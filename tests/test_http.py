@@ -194,7 +194,10 @@ def test_a_project_is_named_by_its_id_alone(door: Door, place: Path) -> None:
     assert text not in str(door.ok("GET", "/v1/memories"))
     assert door.ok("GET", "/v1/memories", Sediment_Project="harbour")["count"] == 1
     (place / "folder").mkdir()
-    door.ok("POST", f"/v1/memories?project={place}/folder", {"content": "A folder is no project."})
+    told = door.ask(
+        "POST", f"/v1/memories?project={place}/folder", {"content": "A folder is none."}
+    )
+    assert (told.status, "is a folder" in told.body["error"]) == (400, True)
     assert list((place / "folder").iterdir()) == []
 
 
