@@ -3253,7 +3253,6 @@ class FileState(NamedTuple):
     model_probe: str | None
     has_pending: int
     has_sources: int
-    synced: int
 
 
 _STATE = """
@@ -3265,8 +3264,7 @@ _STATE = """
         (SELECT value FROM meta WHERE key = 'model_digest'),
         (SELECT value FROM meta WHERE key = 'model_probe'),
         EXISTS(SELECT 1 FROM pending),
-        EXISTS(SELECT 1 FROM sources),
-        EXISTS(SELECT 1 FROM sqlite_schema WHERE name = 'replica')
+        EXISTS(SELECT 1 FROM sources)
 """
 
 
@@ -6489,6 +6487,14 @@ def own_first(hits: list[Hit], limit: int, floor: float) -> list[Hit]:
         if room >= 0 or not hit.foreign:
             kept.append(hit)
     return kept[:limit]
+
+
+def chosen_hits(hits: list[Hit], limit: int, floor: float) -> tuple[list[Hit], float]:
+    """The first `limit` hits, and the least relevance of one to show: what is held back fills no
+    place."""
+    least = least_relevance(hits, floor)
+    first = sorted(hits, key=lambda hit: hit.relevance < least)
+    return own_first(first, limit, floor), least
 
 
 def least_relevance(hits: list[Hit], floor: float) -> float:
@@ -10852,10 +10858,7 @@ class Search(View):
         hits = self._answerable(found, request.moment)
         profile, now = request.profile, request.moment is None
         hits = profile.adjust(hits, found.facts, found.query, self.lexicon, found.chunks)
-        floor = profile.floor(found.chunks)
-        least = least_relevance(hits, floor)
-        hits.sort(key=lambda hit: hit.relevance < least)  # what is held back fills no place
-        hits = own_first(hits, request.limit, floor)
+        hits, least = chosen_hits(hits, request.limit, profile.floor(found.chunks))
         if now and rounds and self._follow_shown(hits, found.facts):
             return self.hits(request, rounds - 1)
         return hits, least
@@ -12897,11 +12900,9 @@ class HubMemory(NamedTuple):
 
     def chunk(self, fits: Callable[[str], bool], at: int) -> Chunk:
         """Where one of its chunks stands."""
-        return (
-            split_text(self.content, fits)[at]
-            if at or len(self.content) > CHUNK_THRESHOLD
-            else (Chunk(0, len(self.content), ""))
-        )
+        if not at and len(self.content) <= CHUNK_THRESHOLD:
+            return Chunk(0, len(self.content), "")
+        return split_text(self.content, fits)[at]
 
 
 class HubSearch:
@@ -12917,10 +12918,7 @@ class HubSearch:
         """What `Memory.recall_hub` returns."""
         total = self._begin()
         hits, found = self._hits(text, max(limit, CANDIDATES), total)
-        floor = PROFILES["default"].floor(total)
-        least = least_relevance(hits, floor)
-        hits.sort(key=lambda hit: hit.relevance < least)
-        hits = own_first(hits, limit, floor)
+        hits, least = chosen_hits(hits, limit, PROFILES["default"].floor(total))
         kept = hits if anyway else kept_hits(hits, least, min_score)
         held = len(hits) - len(kept)
         results = [self._result(found[hit.item], hit) for hit in kept]
@@ -12948,6 +12946,7 @@ class HubSearch:
         candidates, share = self._candidates(found, words, vector)
         hits = rank(candidates, share, profile, max(depth, RANKED))
         facts = {hit.item: self._facts(found[hit.item], hit.chunk) for hit in hits}
+        hits = [hit._replace(span=facts[hit.item].span) for hit in hits]
         around = [(one.vectors[0].tobytes(),) for one in near if self._is_own(one)]
         query = query._replace(around=_matrix(around) if around else None)
         return profile.adjust(hits, facts, query, self.lexicon, total), found
@@ -13013,8 +13012,7 @@ class HubSearch:
         best, tenth = (scores[at] if len(scores) > at else 0.0 for at in (0, GAP_DEPTH - 1))
         both = as_candidates(by_words, by_vector, kinds, best, words.ideal)
         chunks = [by_vector[item].chunk if item in by_vector else 0 for item in both.item.tolist()]
-        cosines = numpy.where(numpy.isnan(both.cosine), 0.0, both.cosine)
-        both = both._replace(chunk=numpy.array(chunks, int), cosine=cosines)
+        both = both._replace(chunk=numpy.array(chunks, int), cosine=_cosines(both))
         return both, words_share(best, tenth, words.ideal)
 
     def _bm25(self, text: str, words: Words) -> float:
@@ -13036,13 +13034,12 @@ class HubSearch:
         return facts._replace(vector=vector, project=one.space, span=(at, chunk.start, chunk.end))
 
     def _result(self, one: HubMemory, hit: Hit) -> dict[str, Any]:
-        chunk = one.chunk(self.encoder.fits, hit.chunk)
         row = {
             **{"id": one.id, "content": one.content, "created_at": one.created_at},
             **{"project_id": one.space, "ended_at": None},
             "chunks": 1 if one.vectors is None else len(one.vectors),
         }
-        told = result_of(row, hit._replace(span=(hit.chunk, chunk.start, chunk.end)))
+        told = result_of(row, hit)
         told["space"] = told.pop("project")  # by its name there
         return told | {"author": one.author}
 
@@ -13211,11 +13208,9 @@ class Sync:
         """A search in the spaces at the hub, of which those that are shared here come first."""
         if not isinstance(self.place, Hub):
             raise InvalidInput(f"{self.place.name} is no hub: `sync --to postgresql://…` names one")
-        own = [space for space, project in self._spaces().items() if self._is_here(project)]
+        here = ("", self.projects.current())
+        own = [space for space, project in self._spaces().items() if project in here]
         return HubSearch(self.place, self.encoder, lexicon, own)
-
-    def _is_here(self, project: str) -> bool:
-        return project in ("", self.projects.current())
 
     def follow(self) -> Iterator[dict[str, Any]]:
         """Run whenever something has changed here or there, for ever; tells what came and went."""
