@@ -4856,7 +4856,7 @@ CUES = {
         " disabl downgrad drop enabl expand extend forbidden gone increas instead left longer"
         " lower migrat move now postpon quit rais rebook reduc refinanc remov renam renew replac"
         " resched reschedul restructur retir revert rewritten rewrot simplifi sold split swap"
-        " switch updat upgrad" + _NOW_ELSEWHERE
+        " switch transfer updat upgrad" + _NOW_ELSEWHERE
     ),
     "now": _word_class(
         "again anymor becam becom chang end final first from goe gone instead is last left longer"
@@ -5267,9 +5267,8 @@ def _competes(
     rivals: set[str] = set()
     for gone, come in _swaps(old.stems[:ALIGNED_WORDS], new.stems[:ALIGNED_WORDS]):
         others = (word for word in come if word not in said and not _has_digit(word))
-        if CUES["change"].isdisjoint(come) and any(
-            table.idf_of(one) > RIVAL_TELLS for one in others
-        ):
+        changing = _announces(come) or not CUES["change"].isdisjoint(come)
+        if not changing and any(table.idf_of(one) > RIVAL_TELLS for one in others):
             rivals |= lost.intersection(gone)
     squared = {stem: table.idf_of(stem) ** 2 for stem in asked}
     return math.fsum(map(squared.__getitem__, rivals)) <= RIVAL_MAX * math.fsum(squared.values())
@@ -7169,6 +7168,7 @@ class Importer:
         content = check_text(row.get("content"), "content", CONTENT_MAX)
         content, kinds = cleaned(content, self.allow_secrets)
         self.redacted.update(kinds)
+        self._check_names(row)
         created, ended = _time_of(row, "created"), _time_of(row, "ended")
         by, successor = row.get("ended_by"), row.get("successor")
         project, id = self._project_of(row), row.get("id")
@@ -7188,6 +7188,13 @@ class Importer:
             "successor": check_id(successor) if successor is not None else None,
             **_decided(row),
         }
+
+    def _check_names(self, row: dict[str, Any]) -> None:
+        """InvalidInput of a credential where a name belongs: nothing could be left out of it."""
+        for name in ("id", "project", "successor"):
+            kinds = redact(str(row.get(name)), not self.allow_secrets and redacts())[1]
+            if kinds:
+                raise InvalidInput(f"{name} looks like a credential ({kinds[0]}): give another")
 
     def _project_of(self, row: dict[str, Any]) -> str | None:
         if kept_to_one_project():
@@ -9779,6 +9786,7 @@ class Rescued(NamedTuple):
     meta: dict[str, str]  # and what is noted of places for projects
     named: set[str]  # ids
     tokens: list[list[Any]]
+    synced: bool
 
     def lost(self) -> list[str]:
         """The ids that are named somewhere and whose rows could not be read."""
@@ -9811,7 +9819,8 @@ _TABLE_LEAF, _INDEX_PAGES = 0x0D, {0x02: 4, 0x0A: 0}  # and the bytes before a c
 
 def rescue(data: bytes) -> Rescued:
     """All rows of ours that can be read in the pages of a file."""
-    found = Rescued({table: {} for table in _SHAPES}, {}, set(), [])
+    synced = b"CREATE TABLE replica(" in data
+    found = Rescued({table: {} for table in _SHAPES}, {}, set(), [], synced)
     size = int.from_bytes(data[16:18], "big")
     # The first page may be the damaged one; its number of bytes is then what the pages tell.
     sizes = [65536 if size == 1 else size] if size == 1 or size in _PAGE_SIZES else _PAGE_SIZES
@@ -10427,6 +10436,8 @@ def _mend_pages(database: Database, encoder: Encoder) -> dict[str, Any]:
         message = "Nothing of a memory can be read in it: the database is new and empty."
     if "file_parts" in counts:
         message += " What stands in files, some of these among it, comes back by `index`."
+    if found.synced:
+        message += " It syncs nowhere now: `sync --to` the same place, and `sync --share` again."
     return {"kept": str(kept), "rescued": rescued, "lost": lost, **counts, "message": message}
 
 
@@ -11655,6 +11666,8 @@ def undo_item(projects: Projects, id: str) -> dict[str, Any]:
             raise NotFound(f"{meant} is live already: nothing to undo")
         old = _to_bring_back(projects, id)
         now = standing_for(projects.database, old)
+        row = given_item(projects, old)
+        twin = same_text(connection, row["content"], row["project_id"])
         reason, successor = restore_item(connection, old)
         swap = now if reason not in ("merge", "beside") else None
         if swap:
@@ -11666,6 +11679,8 @@ def undo_item(projects: Projects, id: str) -> dict[str, Any]:
     if swap:
         answer["hidden"] = swap
         message += f", and {swap} is hidden behind it"
+    if twin not in (None, now):
+        message += f"; {twin} says the same: `forget` one of the two"
     return answer | {"message": message + "."}
 
 
@@ -13389,12 +13404,16 @@ class Sync:
         message = f"Nothing goes to {space} any more, or comes from it; what is there stays."
         return {"success": True, "space": space, "message": message}
 
+    def drop_fetched(self) -> None:
+        """Keep nothing of what git fetched from a place that is left."""
+        if isinstance(self.place, Git):
+            self.place.remove()
+
     def leave(self, erase: bool) -> dict[str, Any]:
         """Sync nowhere any more; `erase` what other machines have stored."""
         with contextlib.suppress(SedimentError), self._reached():
             self.place.leave()
-        if isinstance(self.place, Git):
-            self.place.remove()
+        self.drop_fetched()
         others = (
             "SELECT id FROM states WHERE here"
             " AND put_w NOT IN (SELECT name FROM machines WHERE mine)"
@@ -13437,6 +13456,8 @@ def sync_to(projects: Projects, encoder: Encoder, place: str) -> Sync:
         if url and (folder := from_root(url)).is_dir():
             place = f"git:{folder}"
         check_git(place)
+    with contextlib.suppress(NotFound):
+        Sync(projects, encoder).drop_fetched()
     with database.transaction() as connection:
         if not is_synced(database):
             before = json.loads(meta_value(connection, SYNCED_AS) or "null")

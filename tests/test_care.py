@@ -527,6 +527,18 @@ def test_a_page_of_noise_loses_only_what_stood_there(large: Memory, table: str) 
     assert large.store("Said afterwards.")["success"]
 
 
+def test_a_repair_tells_that_it_syncs_no_more(memory: Memory, tmp_path: Path) -> None:
+    memory.sync_to(str(tmp_path / "folder"))
+    memory.share("team")
+    memory.sync()
+    memory.close()
+    overwrite(memory.database.path, leaf_pages(memory.database.path, "vectors")[-1])
+    answer = memory.repair()
+    assert answer["healthy"] and "It syncs nowhere now" in answer["message"]
+    with pytest.raises(NotFound):
+        memory.sync()
+
+
 @pytest.mark.parametrize("table", ["vectors", "sources"])
 def test_what_was_said_and_what_people_decided_is_rescued(
     memory: Memory, tmp_path: Path, table: str

@@ -133,6 +133,13 @@ def test_undo_of_undo_is_redo(memory: Memory) -> None:
     assert actions == ["replace", "undo", "replace"]
 
 
+def test_undo_tells_of_the_same_text_that_was_stored_meanwhile(memory: Memory) -> None:
+    tea = memory.store(TEA)["id"]
+    memory.store(LATER, replace=tea)
+    again = memory.store(TEA)["id"]
+    assert f"{again} says the same" in memory.undo(tea)["message"]
+
+
 def test_undo_goes_back_step_by_step(memory: Memory) -> None:
     ids = [memory.store("Version 0 of the plan.")["id"]]
     for number in (1, 2, 3):

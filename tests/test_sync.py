@@ -738,6 +738,18 @@ def test_what_was_fetched_by_git_goes_with_who_leaves(tmp_path: Path) -> None:
         assert not (tmp_path / "memory.db.git").exists()
 
 
+def test_what_was_fetched_by_git_goes_with_a_move_to_another_place(tmp_path: Path) -> None:
+    remote = git_place(tmp_path)
+    with open_memory(tmp_path / "memory.db") as memory:
+        memory.sync_to(f"git:{remote}")
+        memory.share("team")
+        memory.store("A fact.")
+        memory.sync()
+        memory.sync_to(str(tmp_path / "folder"))
+        assert not (tmp_path / "memory.db.git").exists()
+        assert memory.sync()["spaces"][0]["sent"] == 1
+
+
 def test_who_comes_back_is_who_he_was_and_can_forget(place: Place) -> None:
     a, b = place.machine("a"), place.machine("b")
     name = a.sync_status()["machine"]

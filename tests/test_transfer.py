@@ -573,3 +573,14 @@ def test_a_last_line_without_its_end_is_counted(tmp_path: Path, data: bytes, cou
 def test_a_folder_is_no_project_of_a_row(memory: Memory, name: str) -> None:
     told = memory.import_rows([{"content": "The rack is in bay 4.", "project": name}])
     assert (told["stored"], "is a folder" in told["refused"][0]["reason"]) == (0, True)
+
+
+@pytest.mark.parametrize("name", ["id", "project", "successor"])
+def test_a_credential_is_no_name_of_a_row(memory: Memory, name: str) -> None:
+    key = "ghp_" + "a1B2c3D4e5F6" * 3
+    row = {"content": "The rack is in bay 4.", name: key, "ended_at": 1_700_000_000}
+    row = row if name == "successor" else {**row, "ended_at": None}
+    told = memory.import_rows([row])
+    assert (told["stored"], "credential" in told["refused"][0]["reason"]) == (0, True)
+    assert key not in str(told)
+    assert memory.import_rows([row], allow_secrets=True)["stored"] == 1

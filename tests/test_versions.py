@@ -80,6 +80,11 @@ def test_what_only_looks_alike_keeps_its_place(memory: Memory) -> None:
             "what is the wifi password hint?",
         ),
         ("The dentist is Dr Gold.", "New dentist: Dr Silver.", "who is the dentist?"),
+        (
+            "My dentist is Dr. Huber, Marktplatz 3.",
+            "New dentist: Dr. Lang, Seestrasse 9 (Dr. Huber retired).",
+            "who is my dentist?",
+        ),
     ],
 )
 def test_what_is_announced_as_new_comes_first(
