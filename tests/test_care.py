@@ -534,7 +534,8 @@ def test_a_repair_tells_that_it_syncs_no_more(memory: Memory, tmp_path: Path) ->
     memory.close()
     overwrite(memory.database.path, leaf_pages(memory.database.path, "vectors")[-1])
     answer = memory.repair()
-    assert answer["healthy"] and "It syncs nowhere now" in answer["message"]
+    assert answer["healthy"]
+    assert "It syncs nowhere now" in answer["message"]
     with pytest.raises(NotFound):
         memory.sync()
 
