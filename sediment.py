@@ -4757,6 +4757,13 @@ def told_source(row: dict[str, Any], projects: Projects) -> dict[str, str]:
     return {} if row["path"] is None else {"source": source_of(row, projects)}
 
 
+def told_items(projects: Projects, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What is told of each item that is asked for or listed: its facts, where it stands, and who
+    stored it where another machine did."""
+    known = authors(projects.database, (row["id"] for row in rows))
+    return [_listed(row) | told_source(row, projects) | known.get(row["id"], {}) for row in rows]
+
+
 def claim_model(connection: apsw.Connection, model: Model) -> bool:
     """The first vectors decide which model the file is of; whether it is of this one."""
     facts = {"model_name": model.name, "model_digest": model.digest, "dimension": model.dimension}
@@ -11172,8 +11179,8 @@ class Search(View):
         if not 1 <= number <= len(pages):
             raise InvalidInput(f"{row['id']} has pages 1 to {len(pages)}, not {number}")
         start, end = pages[number - 1]
-        result = shared_facts(row) | {"content": content[start:end], "similarity": "1.00"}
-        result |= told_source(row, self.projects)
+        facts = told_items(self.projects, [row])[0]
+        result = facts | {"content": content[start:end], "similarity": "1.00"}
         if self.projects.is_foreign(row):
             result["cross_project"] = True
         if len(pages) > 1:
@@ -11791,14 +11798,8 @@ def history_of(projects: Projects, id: str) -> dict[str, Any]:
     """What happened to an item: what `Memory.history` returns."""
     row = visible_item(projects, id)
     rows = [*map(_item, projects.database.rows(_LINEAGE.format(_ITEM), row["id"]))]
-    known = authors(projects.database, (version["id"] for version in rows))
-    versions = [
-        _listed(version)
-        | told_source(version, projects)
-        | {"live": version["ended_at"] is None}
-        | known.get(version["id"], {})
-        for version in rows
-    ]
+    told = zip(rows, told_items(projects, rows), strict=True)
+    versions = [facts | {"live": row["ended_at"] is None} for row, facts in told]
     ids = json.dumps([version["id"] for version in versions])
     events = [
         {
@@ -11878,7 +11879,7 @@ def listed_items(
         f" (SELECT i.seq {where} {order} LIMIT ? OFFSET ?) {order}",
         *(*values, limit, limit * (page - 1)),
     )
-    items = [_listed(row) | told_source(row, projects) for row in map(_item, rows)]
+    items = told_items(projects, [*map(_item, rows)])
     answer: dict[str, Any] = {"count": len(items), "total": total, "items": items}
     answer |= ({"page": page} if page > 1 else {}) | ({"oldest": True} if oldest else {})
     if not items:
@@ -12622,7 +12623,11 @@ class Git(Folder):
         self._git("update-ref", "-d", ref)
         self._git("fast-import", "--quiet", input=b"".join([*lines, b"\n"]))
         self._trees.pop(self.me.name, None)
-        self._exchange("push", "--force", "--", self._url, f"{ref}:{ref}")
+        push = "push", "--force", "--", self._url, f"{ref}:{ref}"
+        try:
+            self._exchange(*push)
+        except Unreachable:  # what a run that was killed had begun to push may have come between
+            self._exchange(*push)
 
     def _states(self, machine: str, name: str) -> tuple[list[tuple[str, State]], bool]:
         found = super()._states(machine, name)
@@ -14012,10 +14017,8 @@ class Memory:
     def get(self, id: str) -> dict[str, Any]:
         """One item's whole text and facts, by its id or a beginning of it that no other has."""
         row = visible_item(self.projects, id)
-        facts = _listed(row) | {"content_type": row["content_type"]}
-        if self.projects.is_foreign(row):
-            facts["cross_project"] = True
-        return facts | told_source(row, self.projects)
+        facts = told_items(self.projects, [row])[0] | {"content_type": row["content_type"]}
+        return facts | ({"cross_project": True} if self.projects.is_foreign(row) else {})
 
     def forget(self, *ids: str) -> dict[str, Any]:
         """Erase items, with the versions they replaced; all of those named, or none."""
@@ -14827,7 +14830,8 @@ def render_listed(answer: dict[str, Any]) -> Iterator[str]:
         for item in answer["items"]:
             text = printable(one_line(item["content"], 80))
             day = _dim(local_time(item["created"]))
-            yield f"{item['id']:<{width}}  {day}  {item['scope']:<7}  {text}"
+            who = printable_name(f"  {item['author']}") if "author" in item else ""
+            yield f"{item['id']:<{width}}  {day}  {item['scope']:<7}  {text}{who}"
 
 
 def render_conversations(answer: dict[str, Any]) -> Iterator[str]:

@@ -88,6 +88,9 @@ def test_recall_and_history_name_who_wrote_on_another_machine(place: Place) -> N
     who = "{person}, {host}".format(**a.sync_status()["machines"][0])
     assert b.recall("staging port")["results"][0]["author"] == who
     assert "author" not in a.recall("staging port")["results"][0]
+    asked = b.get(old), b.recall(old)["results"][0], b.list_items()["items"][0]
+    assert [row["author"] for row in asked] == [who] * 3
+    assert who in "\n".join(sediment.render_listed(b.list_items()))
     b.store("The staging database is on port 6543.", replace=old)
     settle(b, a)
     first, second = a.history(old)["versions"]
@@ -144,6 +147,25 @@ def git_place(folder: Path) -> Path:
     remote = folder / "remote.git"
     subprocess.run(["git", "init", "--bare", "-q", str(remote)], check=True)
     return remote
+
+
+def test_a_push_that_a_killed_run_had_begun_keeps_no_other_back(tmp_path: Path) -> None:
+    remote = git_place(tmp_path)
+    hook = remote / "hooks" / "pre-receive"  # once, another push ends before this one does
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text(
+        "#!/bin/sh\nread old new ref\n[ -e ran ] && exit 0\ntouch ran\n"
+        "unset GIT_QUARANTINE_PATH GIT_OBJECT_DIRECTORY GIT_ALTERNATE_OBJECT_DIRECTORIES\n"
+        "export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a\n"
+        "git update-ref $ref $(git commit-tree $(git mktree < /dev/null) < /dev/null)\n"
+    )
+    hook.chmod(0o755)
+    with open_memory(tmp_path / "memory.db") as memory:
+        memory.sync_to(f"git:{remote}")
+        memory.share("team")
+        memory.store("A fact.")
+        assert memory.sync()["spaces"][0]["sent"] == 1
+    assert (remote / "ran").exists()
 
 
 @pytest.mark.parametrize("place", ["git:--upload-pack=touch {}", "git:remote.git", "git:"])
