@@ -4860,7 +4860,7 @@ _NOW_ELSEWHERE = (
 CUES = {
     "change": _word_class(
         "abandon ad adjust adopt anymor ban becam becom cancel cap chang cut decreas deprec"
-        " disabl downgrad drop enabl expand extend forbidden gone increas instead left longer"
+        " disabl downgrad drop enabl expand extend forbidden gone hand increas instead left longer"
         " lower migrat move now postpon quit rais rebook reduc refinanc remov renam renew replac"
         " resched reschedul restructur retir revert rewritten rewrot simplifi sold split swap"
         " switch transfer updat upgrad" + _NOW_ELSEWHERE

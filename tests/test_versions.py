@@ -95,6 +95,31 @@ def test_what_is_announced_as_new_comes_first(
     assert memory.recall(query)["results"][0]["content"] == new
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "query"),
+    [
+        (
+            "The domain is registered at Namecheap.",
+            "The domain was transferred from Namecheap to Gandi.",
+            "where is the domain registered?",
+        ),
+        (
+            "Alice owns the billing module.",
+            "Billing module handed over from Alice to Bob.",
+            "who owns the billing module?",
+        ),
+    ],
+)
+def test_what_was_handed_on_is_no_more_with_who_had_it(
+    memory: Memory, old: str, new: str, query: str
+) -> None:
+    rows = (ROOT / "tests" / "diaries" / "health" / "memories.jsonl").read_text("utf-8")
+    memory.import_rows(rows.splitlines())
+    memory.import_rows([{"content": old, "created_at": 1_790_000_000}])
+    memory.import_rows([{"content": new, "created_at": 1_795_000_000}])
+    assert memory.recall(query)["results"][0]["content"] == new
+
+
 def test_what_is_new_of_another_thing_takes_no_place(memory: Memory) -> None:
     memory.import_rows([{"content": "The code of the garage is 4711.", "created_at": 10**9}])
     new = [{"content": "New code of the cellar: 8080.", "created_at": 10**9 + 90 * DAY}]
