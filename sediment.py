@@ -174,6 +174,9 @@ ERASED_KEPT = 2_000  # rows (4 MB) of what was erased; above that, and a third o
 CANDIDATES = 30  # per index and scope, or as many as are asked for; 200 give the same tables
 # Chunks and words whose stems a process keeps, and chunks ready to compare: a few MB each.
 LEXICON_TEXTS, LEXICON_WORDS = 5_000, 20_000
+# What a process keeps of the word index until texts change, at most: 8 MB, were each a word of
+# COUNTED_ROWS. Of 1,000 memories a recall looks its words up in 0.3 ms instead of 1.3.
+KEPT_ANSWERS = 1_000
 # Chunks that a query's words are looked up in, and those of one word in which they are counted:
 # 10,000 take 6 ms; 25,000, as usual among 100,000 chunks, take 50. 6,000 cost functions 0.3.
 SCORED_ROWS, COUNTED_ROWS = 10_000, 1_000
@@ -2718,13 +2721,7 @@ class Encoder:
         """The vectors of texts. Raises ServiceError, after a long time where it is `patient`."""
         return [self.embed(text) for text in texts]
 
-    def begin_query(self, text: str) -> Beside:
-        """Encode a query while the caller weighs its words and looks them up; for `embed_query`."""
-        return Beside(functools.partial(self._query_states, text))
-
-    def embed_query(
-        self, text: str, weights: Sequence[float], begun: Beside | None = None
-    ) -> bytes:
+    def embed_query(self, text: str, weights: Sequence[float]) -> bytes:
         """The same for a query, with a weight for each of its characters.
 
         The mean over the tokens is weighted by each one's first character; what stands for no
@@ -2733,7 +2730,7 @@ class Encoder:
         """
         import numpy
 
-        encoding, plain, states = begun.result() if begun else self._query_states(text)
+        encoding, plain, states = self._query_states(text)
         if encoding is None:  # a service's, which tells nothing of tokens
             return plain.tobytes()
         starts = self._token_weights(encoding, weights)
@@ -2773,7 +2770,8 @@ class Encoder:
         return self._session
 
     def begin_loading(self) -> None:
-        """Load the session beside what the caller does until it needs it."""
+        """Load the session beside what the caller does until it needs it. It is not run there, too:
+        its two threads want both cores, and recalls took no less time."""
         if self._session is None:
             Beside(self.load)  # whoever needs it meets an error again
 
@@ -3254,6 +3252,11 @@ class FileState(NamedTuple):
     has_pending: int
     has_sources: int
 
+    @property
+    def texts(self) -> tuple[Any, ...]:
+        """What is another with other texts."""
+        return self.generation, self.chunks, self.last_chunk, self.last_change
+
 
 _STATE = """
     SELECT (SELECT count(*) FROM chunks),
@@ -3277,6 +3280,7 @@ class Database:
         self._local = threading.local()
         self._all: weakref.WeakSet[apsw.Connection] = weakref.WeakSet()  # closed with their threads
         self._lock = threading.Lock()
+        self._known: tuple[Any, dict[Any, Any]] = (None, {})
 
     def reader(self) -> apsw.Connection:
         """This thread's connection; an empty database in memory while there is no file."""
@@ -3348,6 +3352,18 @@ class Database:
         if getattr(local, "state_at", None) != version:
             local.state, local.state_at = FileState(*self.rows(_STATE)[0]), version
         return local.state
+
+    def once(self, ask: Callable[[Database, list[Any]], list[Any]], about: list[Any]) -> list[Any]:
+        """What a question about each of these tells of the file's texts; within a snapshot. It is
+        asked once until they change."""
+        texts = self.version()[0], self.state().texts
+        kept = self._known  # by all threads, of which each may see another state
+        if kept[0] != texts or len(kept[1]) > KEPT_ANSWERS:
+            kept = self._known = texts, {}
+        known = kept[1]
+        if new := [one for one in about if (ask, one) not in known]:
+            known |= {(ask, one): told for one, told in zip(new, ask(self, new), strict=True)}
+        return [known[ask, one] for one in about]
 
     def size(self) -> int:
         """Bytes on disk, the log of recent changes included."""
@@ -4916,7 +4932,7 @@ class TextWords(NamedTuple):
     keys: Any  # int64[stems]
     idf: Any  # float[stems]
     classes: Any  # uint8[stems]
-    beginning: tuple[int, ...]  # the numbers of the first four, 0 where there is none
+    beginning: Any  # int64[4]: the numbers of the first four, 0 where there is none
 
 
 class Lexicon:
@@ -4942,7 +4958,7 @@ class Lexicon:
             numpy.array(keys, numpy.int64),
             numpy.array(idf, float),
             numpy.array(classes, numpy.uint8),
-            (*keys[:4], 0, 0, 0, 0)[:4],
+            numpy.array((*keys[:4], 0, 0, 0, 0)[:4], numpy.int64),
         )
 
     def _look_up(self, word: tuple[str, str]) -> tuple[str, int, float, int]:
@@ -4960,28 +4976,29 @@ class WordTable:
         import numpy
 
         every = (*texts, beside)
-        keys, column = numpy.unique(
-            numpy.concatenate([one.keys for one in every]), return_inverse=True
-        )
+        columns = zip(*(one[1:] for one in every), strict=True)
+        keys, idf, classes, starts = map(numpy.concatenate, columns)
         row = numpy.repeat(numpy.arange(len(every)), [len(one.keys) for one in every])
-        has = numpy.zeros((len(every), len(keys)))
-        has[row, column] = 1
-        self.keys = keys
+        order = keys.argsort(kind="stable")
+        keys = keys[order]
+        is_first = numpy.append(True, keys[1:] != keys[:-1])[: len(keys)]
+        first = numpy.flatnonzero(is_first)
+        has = numpy.zeros((len(every), len(first)))
+        has[row[order], is_first.cumsum() - 1] = 1
+        self.keys = keys[first]
         self.has = has[:-1]  # float[text, stem]: 0 or 1
         self.beside = has[-1] > 0  # bool[stem]
-        self.idf = numpy.full(len(keys), numpy.inf)
-        numpy.minimum.at(self.idf, column, numpy.concatenate([one.idf for one in every]))
-        classes = numpy.zeros(len(keys), numpy.uint8)
-        classes[column] = numpy.concatenate([one.classes for one in every])
-        self._classes = {name: classes & bit > 0 for name, bit in _CLASS_BITS.items()}
-        counts = self.has @ numpy.array([*self._classes.values()], float).T
+        self.idf = numpy.minimum.reduceat(idf[order], first) if len(first) else idf
+        self._classes = classes[order][first]
+        bits = numpy.unpackbits(self._classes[:, None], 1, len(_CLASS_BITS), "little")
+        counts = self.has @ bits.astype(float)
         self.counts = dict(zip(_CLASS_BITS, counts.T, strict=True))  # name -> float[text]
-        starts = numpy.array([one.beginning for one in every])
+        starts = starts.reshape(-1, 4)
         self._starts, self._start = starts[:-1], starts[-1]
 
     def of(self, name: str) -> Any:
         """bool[stem]: which ones are of a class of CUES, or have a "digit"."""
-        return self._classes[name]
+        return self._classes & _CLASS_BITS[name] > 0
 
     def shared(self, columns: Any) -> Any:
         """float[text, text]: the idf of these stems that two have; of one, in the diagonal."""
@@ -5000,11 +5017,19 @@ class WordTable:
 
     def beginnings(self) -> Any:
         """int[text, text]: how many of the first four words are the same in two texts."""
-        return (self._starts[:, None] == self._starts).cumprod(2).sum(2)
+        same, count = True, 0
+        for word in self._starts.T:
+            same = same & (word[:, None] == word)
+            count = count + same
+        return count
 
     def beginnings_beside(self) -> Any:
         """int[text]: how many of the first four words are those of the text beside."""
         return (self._starts == self._start).cumprod(1).sum(1)
+
+    def announcing(self) -> Any:
+        """bool[text]: which texts begin as `_announces` says."""
+        return self._starts[:, 0] == _stem_key("new")
 
     def idf_of(self, stem: str) -> float:
         """The idf of a stem of one of the texts."""
@@ -5059,6 +5084,7 @@ def _likeness(vectors: Any, around: Any) -> Matrices:
     mean = numpy.maximum(others, 0).sum(1) / numpy.maximum(1, (others >= 0).sum(1))
     best = others.max(1)
     nearer = _greater(others, cosines)  # to the first of a pair
+    ranks, nearness = numpy.log1p(nearer), 1 / (1 + nearer)
     all_shares = numpy.exp(SHARE_SHARPNESS * others).sum(1)
     share = SHARE_SHARPNESS * cosines.T - numpy.log(
         all_shares + math.exp(SHARE_SHARPNESS * SHARE_NOTHING)
@@ -5068,10 +5094,10 @@ def _likeness(vectors: Any, around: Any) -> Matrices:
         "centred_cosine": cosines - (mean[:, None] + mean) / 2,
         "old_lead": cosines - best[:, None],
         "new_lead": cosines - best,
-        "old_rank": numpy.log1p(nearer),
-        "new_rank": numpy.log1p(nearer.T),
-        "old_nearness": 1 / (1 + nearer),
-        "new_nearness": 1 / (1 + nearer.T),
+        "old_rank": ranks,
+        "new_rank": ranks.T,
+        "old_nearness": nearness,
+        "new_nearness": nearness.T,
         "old_share": share.T,
         "new_share": share,
     }
@@ -5175,8 +5201,7 @@ def _ruled(
     lost = asked @ (1 - asked.T) > 0
     near = newer & (unshared <= UNSHARED_MAX + UNSHARED_CHANGED + UNSHARED_KEYED)
     relevance = numpy.array([rival.relevance for rival in rivals])
-    announcing = numpy.array([_announces(text.stems) for text in texts], bool)
-    changing = (table.counts["change"] > 0) | announcing
+    changing = (table.counts["change"] > 0) | table.announcing()
     # "We moved from A to B" need not say what "A is used" does: it names what that answered.
     value = table.shared_alone
     strays = near & (relevance < VERSION_RELEVANCE * relevance[:, None])
@@ -5315,10 +5340,12 @@ class Ranker(NamedTuple):
         import numpy
 
         days = features["days"]
-        odds = numpy.full_like(days, self.obsolete["bias"])
+        known = features | {"bias": numpy.ones((1, 1)), "days": numpy.nan_to_num(days)}
+        sums: dict[tuple[int, ...], Any] = {}  # what is told of one of the two is a row or a column
         for name, weight in self.obsolete.items():
-            if name != "bias":
-                odds += weight * (numpy.nan_to_num(days) if name == "days" else features[name])
+            part = weight * known[name]
+            sums[part.shape] = sums[part.shape] + part if part.shape in sums else part
+        odds = functools.reduce(numpy.add, sums.values())
         odds = numpy.maximum(odds, numpy.where(features["follows"], PLAIN_VERSION, -numpy.inf))
         odds = numpy.where(may_replace(features), numpy.exp(numpy.minimum(odds, 30)), 0)
         return odds / (1 + odds.sum(1, keepdims=True))
@@ -5435,17 +5462,39 @@ def live_at(moment: int | None) -> str:
 
 
 class Evidence(NamedTuple):
-    """The best chunk of an item in one index, of so many: cosine in [-1, 1], or BM25 >= 0."""
+    """Items by their best chunk in one index, a column each: that chunk, its cosine in [-1, 1] or
+    BM25 >= 0, how many chunks the item has, and of which kind it is."""
 
-    item: int
-    chunk: int
-    score: float
-    chunks: int = 1
+    item: Any  # int[items]
+    chunk: Any
+    score: Any  # float[items]
+    chunks: Any
+    kind: Any
+
+    def where(self, chosen: Any) -> Evidence:
+        """Some of them: a mask, or their places."""
+        return Evidence(*(column[chosen] for column in self))
+
+
+def as_evidence(rows: Sequence[tuple[int, int, float, int]], kind: Any = OWN) -> Evidence:
+    """The same from rows, which are of one kind or of a kind each."""
+    import numpy
+
+    columns = zip(*rows, strict=True) if rows else ((),) * 4
+    item, chunk, score, chunks = map(numpy.array, columns, (int, int, float, int))
+    return Evidence(item, chunk, score, chunks, numpy.broadcast_to(kind, len(rows)).astype(int))
+
+
+def all_evidence(parts: Sequence[Evidence]) -> Evidence:
+    """One behind the other."""
+    import numpy
+
+    return Evidence(*map(numpy.concatenate, zip(*parts, strict=True)))
 
 
 def nearest(
     database: Database, vector: bytes, where: str, value: Any, limit: int = CANDIDATES
-) -> list[Evidence]:
+) -> Evidence:
     """Items by the cosine of their best chunk, within a condition with one parameter."""
     source = (
         "FROM items i CROSS JOIN chunks c ON c.item = i.seq CROSS JOIN vectors v ON v.chunk = c.id"
@@ -5454,15 +5503,13 @@ def nearest(
     database.reader()
     if not database.has_distance:
         rows = database.rows(f"SELECT i.seq, c.id, v.vector {source}", value)
-        return _nearest_in_memory(rows, vector)[:limit]
+        return _nearest_in_memory(rows, vector).where(slice(limit))
     sql = (
         f"SELECT i.seq, c.id, min(vec_distance_cosine(v.vector, ?)) AS distance, count(*) {source}"
         " GROUP BY i.seq ORDER BY distance LIMIT ?"
     )
-    return [
-        Evidence(item, chunk, 1 - far, chunks)
-        for item, chunk, far, chunks in database.rows(sql, vector, value, limit)
-    ]
+    found = as_evidence(database.rows(sql, vector, value, limit))
+    return found._replace(score=1 - found.score)
 
 
 def vectors_of(database: Database, chunks: list[int]) -> Any:
@@ -5471,20 +5518,20 @@ def vectors_of(database: Database, chunks: list[int]) -> Any:
     return _matrix(database.rows(sql, json.dumps(chunks)))
 
 
-def _nearest_in_memory(rows: list[tuple[int, int, bytes]], vector: bytes) -> list[Evidence]:
+def _nearest_in_memory(rows: list[tuple[int, int, bytes]], vector: bytes) -> Evidence:
     """The same where sqlite-vec has no build: one matrix product over all the rows."""
     if not rows:
-        return []
+        return as_evidence([])
     import numpy
 
-    items, chunks, _ = zip(*rows, strict=True)
+    items, chunks = (numpy.array(column, int) for column in [*zip(*rows, strict=True)][:2])
     cosines = _matrix(rows) @ numpy.frombuffer(vector, "<f4")
-    best: dict[int, Evidence] = {}
-    counts = Counter(items)
-    for row in numpy.argsort(-cosines, kind="stable").tolist():
-        item, cosine = items[row], float(cosines[row])
-        best.setdefault(item, Evidence(item, chunks[row], cosine, counts[item]))
-    return list(best.values())
+    order = numpy.argsort(-cosines, kind="stable")
+    _, first, counts = numpy.unique(items[order], return_index=True, return_counts=True)
+    place = first.argsort()
+    best = order[first[place]]
+    kinds = numpy.full(len(best), OWN)
+    return Evidence(items[best], chunks[best], cosines[best].astype(float), counts[place], kinds)
 
 
 # What rows are told apart by: the project, and whether they are of a conversation.
@@ -5520,53 +5567,53 @@ class VectorIndex:
         limit: int = CANDIDATES,
         scanned: Sequence[int] = SCANNED,
         reach: int = 0,
-    ) -> tuple[list[list[Evidence]], Any]:
-        """Live items by the cosine of their best chunk, a list for each kind: OWN, FOREIGN, TALK.
-        Among many, that is taken of so many rows of each. And the vectors, float32[m, dimension],
-        of the best `reach` own ones."""
+    ) -> tuple[list[Evidence], Any]:
+        """Live items by the cosine of their best chunk, of each kind: OWN, FOREIGN, TALK. Among
+        many, that is taken of so many rows of each. And the vectors, float32[m, dimension], of the
+        best `reach` own ones."""
         import numpy
 
         query = numpy.frombuffer(vector, "<f4")
         with self._lock:
             self._refresh()
             if len(query) != self.dimension:  # of the first vector, or of another model
-                return [[] for _ in scanned], query[None][:0]
+                return [as_evidence([]) for _ in scanned], query[None][:0]
             few = self._count <= 2 * sum(SCANNED)
             told = self._vectors[: self._count] @ query if few else self._distances(query)
             found, around = [], self._vectors[:0]
             for kind, enough in enumerate(scanned):
                 rows = self._live_rows(project, kind) if enough else _no_rows()
                 if not len(rows):
-                    found.append([])
+                    found.append(as_evidence([]))
                     continue
                 if not few:
                     rows = _nearest_rows(rows, told[rows], enough)
                 cosines = told[rows] if few else self._rows_of(rows) @ query
                 rows, cosines = self._best(rows, cosines, limit if kind else max(limit, reach))
-                found.append(self._evidence(rows[:limit], cosines[:limit]))
+                found.append(self._evidence(rows[:limit], cosines[:limit], kind))
                 around = around if kind else self._rows_of(rows[:reach])
             return found, around
 
-    def places(self, chunks: list[int], project: str | None) -> dict[int, tuple[int, int]]:
-        """Of live chunks their items, and of which kind these are."""
+    def places(self, chunks: Any, project: str | None) -> tuple[Any, Any]:
+        """Of each chunk its item, and of which kind that is: HIDDEN of one that is not live."""
         import numpy
 
         with self._lock:
             self._refresh()
-            known, wanted = self._chunks[: self._count], numpy.array(chunks, numpy.int64)
-            starts, ends = (numpy.searchsorted(known, wanted, side) for side in ("left", "right"))
-            rows = starts[starts < ends]  # a reader of an older state asks for what is erased
-            rows = rows[~self._gone[rows]]
-            found = known[rows], self._items[rows], self._kinds(project)[self._scopes[rows]]
-            columns = (column.tolist() for column in found)
-            return {chunk: (item, kind) for chunk, item, kind in zip(*columns, strict=True)}
+            if not self._count:
+                return numpy.zeros_like(chunks), numpy.full_like(chunks, HIDDEN)
+            rows = self._chunks[: self._count].searchsorted(chunks).clip(max=self._count - 1)
+            # A reader of an older state asks for what is erased.
+            live = (self._chunks[rows] == chunks) & ~self._gone[rows]
+            kinds = self._kinds(project)[self._scopes[rows]]
+            return self._items[rows], numpy.where(live, kinds, HIDDEN)
 
-    def cosines(self, vector: bytes, items: list[int]) -> list[Evidence]:
-        """The best chunk of each of these items."""
+    def cosines(self, vector: bytes, items: Any) -> Evidence:
+        """The best chunk of each of these items, whatever their kinds."""
         import numpy
 
         with self._lock:
-            starts, ends = self._ranges(numpy.array(items, numpy.int64))
+            starts, ends = self._ranges(items)
             rows = numpy.concatenate([*map(numpy.arange, starts, ends), _no_rows()])
             cosines = self._rows_of(rows) @ numpy.frombuffer(vector, "<f4")
             return self._evidence(*self._best(rows, cosines, len(rows)))
@@ -5640,13 +5687,13 @@ class VectorIndex:
         top = top[first[:limit]]
         return rows[top], cosines[top]
 
-    def _evidence(self, rows: Any, cosines: Any) -> list[Evidence]:
+    def _evidence(self, rows: Any, cosines: Any, kind: int = OWN) -> Evidence:
+        import numpy
+
         items = self._items[rows]
         starts, ends = self._ranges(items)
-        columns = (items, self._chunks[rows], cosines, ends - starts)
-        return [
-            Evidence(*row) for row in zip(*(column.tolist() for column in columns), strict=True)
-        ]
+        kinds = numpy.full(len(rows), kind)
+        return Evidence(items, self._chunks[rows], cosines.astype(float), ends - starts, kinds)
 
     def _rows_of(self, rows: Any) -> Any:
         """The vectors of rows: from memory, or of a very large file from there."""
@@ -5915,7 +5962,7 @@ def weigh_words(database: Database, query: str, lexicon: Lexicon) -> Words:
     """How much information each word of a query has in a file."""
     with database.snapshot():
         total = database.state().chunks
-        return weighed(query, lexicon, total, functools.partial(_counts, database))
+        return weighed(query, lexicon, total, functools.partial(database.once, _counts))
 
 
 def weighed(
@@ -5944,8 +5991,6 @@ def weighed(
 
 def _counts(database: Database, phrases: list[str]) -> list[int]:
     """How many chunks have each of these phrases."""
-    if not phrases:
-        return []
     one = (
         "SELECT count(*), max(rowid) FROM"
         f" (SELECT rowid FROM words WHERE words MATCH ? LIMIT {FOUND_ROWS})"
@@ -5981,38 +6026,37 @@ class Within(NamedTuple):
     limit: int = CANDIDATES
     kinds: Sequence[int] = (OWN, FOREIGN, TALK)
 
-    def places(self, chunks: list[int]) -> dict[int, tuple[int, int]]:
-        """Of live chunks their items, and of which kind these are."""
+    def places(self, chunks: Any) -> tuple[Any, Any]:
+        """Of each chunk its item, and of which kind that is: HIDDEN of one that is not live."""
         if self.index:
             return self.index.places(chunks, self.project)
         return places_of(self.database, chunks, self.project, self.live)
 
 
 class Matched(NamedTuple):
-    """What a query's words find: items by the BM25 of their best chunk, with their kinds, and the
+    """What a query's words find: items by the BM25 of their best chunk, best first, and the
     GAP_DEPTH-th best chunk's score."""
 
-    items: dict[int, tuple[Evidence, int]]
+    found: Evidence
     tenth: float
 
 
 def matching(words: Words, within: Within) -> Matched:
     """The best items by words: so many own ones, and the others met on the way."""
     if not words.terms:
-        return Matched({}, 0.0)
+        return Matched(as_evidence([]), 0.0)
+    import numpy
+
     chunks, scores = _word_scores(within.database, words.terms)
     size = 2 * within.limit
     while True:
-        best = chunks[:size].tolist()
-        here = within.places(best)
-        found: dict[int, tuple[Evidence, int]] = {}
-        for chunk, score in zip(best, scores[:size].tolist(), strict=True):
-            item, kind = here.get(chunk, (0, HIDDEN))
-            if kind != HIDDEN and item not in found:
-                found[item] = Evidence(item, chunk, score), kind
-        if len(best) < size or sum(kind == OWN for _, kind in found.values()) >= within.limit:
+        item, kind = within.places(chunks[:size])
+        shown = numpy.flatnonzero(kind != HIDDEN)
+        best = shown[numpy.sort(numpy.unique(item[shown], return_index=True)[1])]
+        if len(chunks) < size or (kind[best] == OWN).sum() >= within.limit:
             break
         size *= 8  # nearly all were of other kinds, or pieces of the same few memories
+    found = Evidence(item[best], chunks[best], scores[best], numpy.ones_like(best), kind[best])
     return Matched(found, float(scores[GAP_DEPTH - 1]) if len(scores) >= GAP_DEPTH else 0.0)
 
 
@@ -6020,18 +6064,20 @@ def _word_scores(database: Database, terms: list[Term]) -> tuple[Any, Any]:
     """The chunks that have any of these words, best first, and the BM25 of each."""
     import numpy
 
-    sql = " UNION ALL ".join(map(_chunks_with, terms))
-    values = [term.stems[0] if term.counted else f'"{term.phrase}"' for term in terms]
-    found = [text or "" for (text,) in database.rows(sql, *values)]
-    hits = numpy.fromstring(",".join(filter(None, found)), numpy.int64, sep=",")
-    term = numpy.repeat(numpy.arange(len(terms)), [text.count(",") + bool(text) for text in found])
-    pairs, often = numpy.unique(hits * len(terms) + term, return_counts=True)
+    few = [term.stems[0] for term in terms if term.counted]
+    counted = dict(zip(few, database.once(_chunks_counted, few), strict=True))
+    found = [
+        counted[term.stems[0]] if term.counted else _chunks_with(database, term) for term in terms
+    ]
+    term = numpy.repeat(numpy.arange(len(terms)), [*map(len, found)])
+    pairs, often = numpy.unique(numpy.concatenate(found) * len(terms) + term, return_counts=True)
     squared = numpy.array([term.information**2 for term in terms])[pairs % len(terms)]
     scores = squared * saturated(often)
-    chunks, first = numpy.unique(pairs // len(terms), return_index=True)
+    chunks = pairs // len(terms)
+    first = numpy.flatnonzero(numpy.diff(chunks, prepend=-1))
     total = numpy.add.reduceat(scores, first) if len(first) else scores
     best = numpy.argsort(-total, kind="stable")
-    return chunks[best], total[best]
+    return chunks[first][best], total[best]
 
 
 def saturated(often: Any) -> Any:
@@ -6039,26 +6085,44 @@ def saturated(often: Any) -> Any:
     return often * (1 + BM25_K1) / (often + BM25_K1)
 
 
-def _chunks_with(term: Term) -> str:
-    """The query for the chunks that have a word, once for each time that it stands there. As one
-    text: thousands of rows, one by one, would take longer than finding them."""
-    if not term.counted:
-        return "SELECT group_concat(rowid) FROM words WHERE words MATCH ?"
-    return "SELECT group_concat(doc) FROM temp.postings WHERE term = ?"
+def _chunks_with(database: Database, term: Term) -> Any:
+    """int[m]: the chunks that have a word."""
+    sql = "SELECT group_concat(rowid) FROM words WHERE words MATCH ?"
+    return _numbers(database.value(sql, f'"{term.phrase}"'))
+
+
+def _chunks_counted(database: Database, stems: list[str]) -> list[Any]:
+    """int[m] for each stem: the chunks that have it, once for each time that it stands there."""
+    one = "SELECT group_concat(doc) FROM temp.postings WHERE term = ?"
+    rows = database.rows(" UNION ALL ".join([one] * len(stems)), *stems)
+    return [_numbers(text) for (text,) in rows]
+
+
+def _numbers(text: str | None) -> Any:
+    """Row numbers that came as one text: thousands of rows, one by one, would take longer than
+    finding them."""
+    import numpy
+
+    return numpy.fromstring(text or "", numpy.int64, sep=",")
 
 
 def places_of(
-    database: Database, chunks: list[int], project: str | None, live: str = _LIVE
-) -> dict[int, tuple[int, int]]:
-    """Of live chunks their items, and of which kind these are."""
+    database: Database, chunks: Any, project: str | None, live: str = _LIVE
+) -> tuple[Any, Any]:
+    """Of each chunk its item, and of which kind that is: HIDDEN of one that is not live."""
     sql = (
         f"SELECT c.id, i.seq, CASE WHEN NOT {_SAID} THEN CASE WHEN {_OWN} THEN {OWN} ELSE {FOREIGN}"
         f" END WHEN {_OWN} THEN {TALK} ELSE {HIDDEN} END"
         " FROM json_each(?) j JOIN chunks c ON c.id = j.value"
         f" JOIN items i ON i.seq = c.item WHERE {live}"
     )
-    rows = database.rows(sql, project, project, json.dumps(chunks))
-    return {chunk: (item, kind) for chunk, item, kind in rows}
+    import numpy
+
+    rows = database.rows(sql, project, project, json.dumps(chunks.tolist()))
+    known = {chunk: place for chunk, *place in rows}
+    places = [known.get(chunk, (0, HIDDEN)) for chunk in chunks.tolist()]
+    item, kind = numpy.array(places, int).reshape(-1, 2).T
+    return item, kind
 
 
 def candidates(
@@ -6066,45 +6130,45 @@ def candidates(
 ) -> tuple[Candidates, float, Any]:
     """What either index finds of each kind; what the words are worth; and the vectors,
     float32[m, dimension], of the `reach` own memories that are nearest."""
-    by_words = {item: hit for item, (hit, kind) in matched.items.items() if kind in within.kinds}
-    kind_of = {item: kind for item, (_, kind) in matched.items.items()}
-    by_vector: dict[int, Evidence] = {}
-    around = None
+    import numpy
+
+    by_words, near, around = matched.found, as_evidence([]), None
+    by_words = by_words.where(numpy.isin(by_words.kind, within.kinds))
     if vector:
         found, around = _nearest_of(vector, within, reach)
-        by_vector |= {hit.item: hit for part in found for hit in part}
-        kind_of |= {hit.item: kind for kind, part in enumerate(found) for hit in part}
-        missing = [item for item in by_words if item not in by_vector]
-        by_vector |= {hit.item: hit for hit in _cosines_of(vector, missing, within)}
-    best = max((hit.score for hit in by_words.values()), default=0.0)
-    both = as_candidates(by_words, by_vector, kind_of, best, words.ideal)
+        near = all_evidence(found)
+        missing = by_words.item[~numpy.isin(by_words.item, near.item)]
+        near = all_evidence([near, _cosines_of(vector, missing, within)])
+    best = float(by_words.score.max(initial=0.0))
+    both = as_candidates(by_words, near, best, words.ideal)
     if vector:
         both = _with_wholes(vector, both, within)
     return both, words_share(best, matched.tenth, words.ideal), around
 
 
-def _nearest_of(vector: bytes, within: Within, reach: int) -> tuple[list[list[Evidence]], Any]:
+def _nearest_of(vector: bytes, within: Within, reach: int) -> tuple[list[Evidence], Any]:
     """What is nearest of each kind, and the vectors of what is nearest of the own."""
     limit, kinds = within.limit, within.kinds
     if within.index:
         scanned = [rows if kind in kinds else 0 for kind, rows in enumerate(SCANNED)]
         return within.index.nearest(vector, within.project, limit, scanned, reach)
     wheres = (f"NOT {_SAID} AND {_OWN}", f"NOT {_SAID} AND {_FOREIGN}", f"{_SAID} AND {_OWN}")
-    found: list[list[Evidence]] = [[], [], []]
+    found = [as_evidence([])] * len(wheres)
     for kind in kinds:
         where, far = f"{within.live} AND {wheres[kind]}", limit if kind else max(limit, reach)
-        found[kind] = nearest(within.database, vector, where, within.project, far)
-    chunks = [hit.chunk for hit in found[OWN][:reach]]
+        near = nearest(within.database, vector, where, within.project, far)
+        found[kind] = near._replace(kind=near.kind + kind)
+    chunks = found[OWN].chunk[:reach].tolist()
     around = vectors_of(within.database, chunks) if chunks else None
-    return [part[:limit] for part in found], around
+    return [part.where(slice(limit)) for part in found], around
 
 
-def _cosines_of(vector: bytes, items: list[int], within: Within) -> list[Evidence]:
+def _cosines_of(vector: bytes, items: Any, within: Within) -> Evidence:
     """The best chunks of items that the words alone brought up."""
     if within.index:
         return within.index.cosines(vector, items)
     where = "i.seq IN (SELECT value FROM json_each(?))"
-    return nearest(within.database, vector, where, json.dumps(items), len(items))
+    return nearest(within.database, vector, where, json.dumps(items.tolist()), len(items))
 
 
 def _with_wholes(vector: bytes, found: Candidates, within: Within) -> Candidates:
@@ -6138,39 +6202,37 @@ def _mean_cosine(vectors: Any, query: bytes) -> float:
     return float(cosine) if math.isfinite(cosine) else 0.0
 
 
-def as_candidates(
-    by_words: dict[int, Evidence],
-    by_vector: dict[int, Evidence],
-    kind_of: dict[int, int],
-    best: float,
-    ideal: float,
-) -> Candidates:
+def as_candidates(words: Evidence, near: Evidence, best: float, ideal: float) -> Candidates:
     """What is known of items by words, of which the best one has such a BM25, and by vectors."""
     import numpy
 
-    items = [*by_words.keys() | by_vector.keys()]
-    words = [by_words.get(item, _NO_EVIDENCE) for item in items]
-    near = [by_vector.get(item, _NO_EVIDENCE) for item in items]
-    bm25, cosine = (numpy.array([one.score for one in part], float) for part in (words, near))
+    item = numpy.union1d(words.item, near.item)
+    by_word, by_vector = (item.searchsorted(part.item) for part in (words, near))
+
+    def column(places: Any, values: Any, otherwise: float) -> Any:
+        every = numpy.full(len(item), otherwise)
+        every[places] = values
+        return every
+
+    bm25, cosine = column(by_word, words.score, 0.0), column(by_vector, near.score, 0.0)
     cosine[~numpy.isfinite(cosine)] = 0.0
-    relative = bm25 / (best or 1.0)
-    unknown = numpy.array([one is _NO_EVIDENCE for one in near], bool)
-    by_word, by_cosine = (numpy.array([one.chunk for one in part], int) for part in (words, near))
+    relative, unknown = bm25 / (best or 1.0), column(by_vector, False, True)
+    chunk, kind = column(by_vector, near.chunk, 0), column(by_vector, near.kind, 0)
+    kind[by_word] = words.kind
+    # The excerpt to show: where the words are, if they are what speaks for the item.
+    worded = (unknown | (relative > 0.5))[by_word]
+    chunk[by_word[worded]] = words.chunk[worded]
     return Candidates(
-        item=numpy.array(items, int),
-        # The excerpt to show: where the words are, if they are what speaks for the item.
-        chunk=numpy.where(unknown | (relative > 0.5), by_word, by_cosine),
-        chunks=numpy.array([one.chunks for one in near], int),
-        kind=numpy.array([kind_of[item] for item in items], int),
+        item=item,
+        chunk=chunk,
+        chunks=column(by_vector, near.chunks, 1),
+        kind=kind,
         cosine=numpy.where(unknown, math.nan, cosine),
         bm25=bm25,
         relative=relative,
         coverage=numpy.minimum(1.0, bm25 / (ideal or math.inf)),
         whole=cosine,
     )
-
-
-_NO_EVIDENCE = Evidence(0, 0, 0.0)
 
 
 def words_share(best: float, tenth: float, ideal: float) -> float:
@@ -6344,8 +6406,11 @@ def features_of(
     if len({one.created_at for one in rivals}) < 2 or not all(one.vector for one in rivals):
         return {}
     features = pair_features(rivals, query.subject, lexicon, query.around)
-    projects = numpy.array([facts[hit.item].project or "" for hit in hits])
-    other = (projects[:, None] != projects) & (projects[:, None] != "") & (projects != "")
+    numbers: dict[str | None, int] = {None: 0}
+    projects = numpy.array(
+        [numbers.setdefault(facts[hit.item].project, len(numbers)) for hit in hits]
+    )
+    other = (projects[:, None] != projects) & (projects[:, None] * projects > 0)
     return features | {"days": numpy.where(other, 0, features["days"])}
 
 
@@ -6379,21 +6444,19 @@ def _explained(
     the greater part of these."""
     import numpy
 
-    def named(places: Any, surely: Any) -> list[int | None]:
-        pairs = zip(places.tolist(), surely.tolist(), strict=True)
-        return [hits[place].item if sure else None for place, sure in pairs]
-
     before = ranker.answers(relevance, numpy.zeros((0, 0)))[: len(obsolete)]
     gave = before[:, None] * obsolete
-    newer_than = named(gave.argmax(0), 2 * gave.max(0) > chances[: len(obsolete)])
-    older_than = named(obsolete.argmax(1), 2 * obsolete.max(1) > 1)
+    items = numpy.array([hit.item for hit in hits[: len(obsolete)]])
+    gained, lost = 2 * gave.max(0) > chances[: len(obsolete)], 2 * obsolete.max(1) > 1
+    newer_than = numpy.where(gained, items[gave.argmax(0)], 0).tolist()
+    older_than = numpy.where(lost, items[obsolete.argmax(1)], 0).tolist()
     rivals = itertools.zip_longest(hits, newer_than, older_than)
     return [
         hit._replace(
             score=similarity * chance,
             parts=hit.parts | {"chance": chance},
-            newer_than=newer,
-            older_than=older,
+            newer_than=newer or None,
+            older_than=older or None,
         )
         for chance, (hit, newer, older) in zip(chances.tolist(), rivals, strict=True)
     ]
@@ -10879,7 +10942,7 @@ class Search(View):
         hits, least = chosen_hits(hits, request.limit, profile.floor(found.chunks))
         if now and rounds and self._follow_shown(hits, found.facts):
             return self.hits(request, rounds - 1)
-        return hits, least
+        return [hit._replace(span=found.facts[hit.item].span) for hit in hits], least
 
     def _found(self, request: Request) -> Found:
         """The candidates of both indexes, the best by both, and what is known of these."""
@@ -10888,10 +10951,11 @@ class Search(View):
         with self.database.snapshot():
             near = same_model(self.database, self.encoder.model)
             near = near and self.database.state().dimension > 0
-            begun = self.encoder.begin_query(query.text) if near else None
+            if near:
+                self.encoder.begin_loading()
             words = weigh_words(self.database, query.text, self.lexicon)
             matched = matching(words, within)
-            vector = self._query_vector(query.text, words, begun) if near else b""
+            vector = self._query_vector(query.text, words) if near else b""
             near, vector = near and vector is not None, vector or b""
             reach = request.profile.reach
             found, share, around = candidates(words, matched, vector, within, reach)
@@ -10904,10 +10968,10 @@ class Search(View):
             hits = rank(found, share, request.profile, size, factor)
             return Found(hits, self._facts(hits), query._replace(around=around), words.chunks)
 
-    def _query_vector(self, text: str, words: Words, begun: Beside | None) -> bytes | None:
+    def _query_vector(self, text: str, words: Words) -> bytes | None:
         """None where a service gives none, or turns out to have another model by now."""
         try:
-            vector = self.encoder.embed_query(text, words.told, begun)
+            vector = self.encoder.embed_query(text, words.told)
         except ServiceError:
             return None
         return vector if same_model(self.database, self.encoder.model) else None
@@ -10936,19 +11000,15 @@ class Search(View):
         if moment is None:
             foreign = {facts[hit.item].file for hit in hits if hit.foreign and hit.item in facts}
             stale |= stale_files(self.database, {id for id in foreign if id is not None})
-        known = [
-            hit._replace(span=facts[hit.item].span)
-            for hit in hits
-            if hit.item in facts and facts[hit.item].file not in stale
-        ]
+        known = [hit for hit in hits if hit.item in facts and facts[hit.item].file not in stale]
         return self._own_checkout_first(self._each_once(known, facts), facts)
 
     def _each_once(self, hits: list[Hit], facts: dict[int, Facts]) -> list[Hit]:
         """The hits without what a better one says of the same file, which may be indexed for
         another project or for all, too."""
-        files = json.dumps(list({facts[hit.item].file for hit in hits} - {None}))
+        files = {facts[hit.item].file for hit in hits} - {None}
         sql = "SELECT id, path FROM files WHERE id IN (SELECT value FROM json_each(?))"
-        paths = dict(self.database.rows(sql, files))
+        paths = dict(self.database.rows(sql, json.dumps([*files]))) if files else {}
         if len(set(paths.values())) == len(paths):
             return hits
         first: dict[tuple[str, str], int | None] = {}
@@ -10994,11 +11054,10 @@ class Search(View):
         span = f"i.created_at BETWEEN {asked.start} AND {asked.end - 1}"
         where = f"{within.live} AND {span} AND {_KNOWN_DAY} AND {_OWN}"
         near = nearest(self.database, vector, where, within.project, CANDIDATES)
-        timely, known = [hit.item for hit in near], set(found.item.tolist())
-        more = {hit.item: hit for hit in near if hit.item not in known}
-        late = as_candidates({}, more, dict.fromkeys(more, OWN), 0.0, words.ideal)
+        more = near.where(~numpy.isin(near.item, found.item))
+        late = as_candidates(as_evidence([]), more, 0.0, words.ideal)
         every = Candidates(*map(numpy.append, found, late))
-        fits = numpy.where(numpy.isin(every.item, timely), 1.0, every.coverage)
+        fits = numpy.where(numpy.isin(every.item, near.item), 1.0, every.coverage)
         return every._replace(coverage=fits)
 
     def _facts(self, hits: list[Hit]) -> dict[int, Facts]:
@@ -11351,8 +11410,7 @@ class Storing(View):
         span = f"{row['created_at']:d} AND {until:d}"
         where = f"{_MEMORY} AND {_OWN} AND i.created_at BETWEEN {span}"
         near = nearest(self.database, vector, where, self.projects.current(), 10)
-        close = [hit.item for hit in near if hit.score >= RIVAL_COSINE]
-        rivals = items_by_row(self.database, close)
+        rivals = items_by_row(self.database, near.item[near.score >= RIVAL_COSINE].tolist())
         mine = row["created_at"], row["seq"]
         return any((rival["created_at"], rival["seq"]) > mine for rival in rivals.values())
 
@@ -11380,13 +11438,13 @@ class Storing(View):
                 f"SELECT c.id, {_RIVAL} FROM chunks c JOIN items i ON i.seq = c.item"
                 " JOIN vectors v ON v.chunk = c.id WHERE i.file IS NULL"
                 " AND c.id IN (SELECT value FROM json_each(?))",
-                json.dumps([hit.chunk for hit in found]),
+                json.dumps(found.chunk.tolist()),
             )
         facts = {row[0]: row[1:] for row in rows}
         return [
-            Neighbour(hit.score, *facts[hit.chunk])
-            for hit in found
-            if hit.chunk in facts and facts[hit.chunk][0] != new.id
+            Neighbour(cosine, *facts[chunk])
+            for chunk, cosine in zip(found.chunk.tolist(), found.score.tolist(), strict=True)
+            if chunk in facts and facts[chunk][0] != new.id
         ][:DOOR_RIVALS]
 
     def outdated(self, new: Neighbour, rivals: list[Neighbour]) -> list[tuple[str, float]]:
@@ -12957,9 +13015,9 @@ class HubSearch:
     def _hits(self, text: str, depth: int, total: int) -> tuple[list[Hit], list[HubMemory]]:
         """The hits, best first, and the memories that their items are the numbers of."""
         query, profile = parse_query(text), PROFILES["default"]
-        begun = self.encoder.begin_query(text)
+        self.encoder.begin_loading()
         words = weighed(text, self.lexicon, total, self._counts)
-        vector = self.encoder.embed_query(text, words.told, begun)
+        vector = self.encoder.embed_query(text, words.told)
         near = self._nearest(vector, depth) if vector else []
         named = {(one.space, one.id): one for one in near + self._matching(words, depth)}
         found = list(named.values())
@@ -13019,20 +13077,20 @@ class HubSearch:
         """What was found, by its number, and what the words are worth."""
         import numpy
 
-        by_words, by_vector, kinds = {}, {}, {}
+        by_words, by_vector = [], []
         for item, one in enumerate(found):
-            kinds[item] = OWN if self._is_own(one) else FOREIGN
-            if score := self._bm25(one.content, words):
-                by_words[item] = Evidence(item, 0, score)
+            at = 0
             if vector and one.vectors is not None:
                 cosines = one.vectors @ numpy.frombuffer(vector, "<f4")
                 at = int(cosines.argmax())
-                by_vector[item] = Evidence(item, at, float(cosines[at]), len(cosines))
-        scores = sorted((one.score for one in by_words.values()), reverse=True)
+                by_vector.append((item, at, float(cosines[at]), len(cosines)))
+            if score := self._bm25(one.content, words):
+                by_words.append((item, at, score, 1))
+        scores = sorted((score for _, _, score, _ in by_words), reverse=True)
         best, tenth = (scores[at] if len(scores) > at else 0.0 for at in (0, GAP_DEPTH - 1))
-        both = as_candidates(by_words, by_vector, kinds, best, words.ideal)
-        chunks = [by_vector[item].chunk if item in by_vector else 0 for item in both.item.tolist()]
-        both = both._replace(chunk=numpy.array(chunks, int), cosine=_cosines(both))
+        both = as_candidates(as_evidence(by_words), as_evidence(by_vector), best, words.ideal)
+        kinds = [OWN if self._is_own(found[item]) else FOREIGN for item in both.item.tolist()]
+        both = both._replace(kind=numpy.array(kinds, int), cosine=_cosines(both))
         return both, words_share(best, tenth, words.ideal)
 
     def _bm25(self, text: str, words: Words) -> float:

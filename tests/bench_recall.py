@@ -39,10 +39,7 @@ class KeepingEncoder(Encoder):
     def embed(self, text: str) -> bytes:
         return self._once(text, b"", lambda: super(KeepingEncoder, self).embed(text))
 
-    def begin_query(self, text: str) -> Any:
-        return None  # it is kept, most often
-
-    def embed_query(self, text: str, weights: Sequence[float], begun: Any = None) -> bytes:
+    def embed_query(self, text: str, weights: Sequence[float]) -> bytes:
         told = b"query" + struct.pack(f"{len(weights)}d", *weights)
         make = super().embed_query
         return self._once(text, told, lambda: make(text, weights))

@@ -34,10 +34,7 @@ class Remembering(Encoder):
     def embed(self, text: str) -> bytes:
         return super().embed(text)
 
-    def begin_query(self, text: str) -> Any:
-        return None  # it is made already, most often
-
-    def embed_query(self, text: str, weights: Sequence[float], begun: Any = None) -> bytes:
+    def embed_query(self, text: str, weights: Sequence[float]) -> bytes:
         return self._embed_query(text, tuple(weights))
 
     @functools.lru_cache(20_000)  # noqa: B019

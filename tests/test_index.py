@@ -42,17 +42,17 @@ def agree(memory: Memory, limit: int = 10) -> None:
         vector = memory.encoder.embed(query)
         with memory.database.snapshot():
             (*found, _), _ = memory._index.nearest(vector, "demo", limit)
-            hits = [hit for part in found for hit in part]
-            again = memory._index.cosines(vector, [hit.item for hit in hits])
-        assert {hit[:2] for hit in again} == {hit[:2] for hit in hits}
+            hits = sediment.all_evidence(found)
+            again = memory._index.cosines(vector, hits.item)
+        assert {*zip(again.item, again.chunk, strict=True)} == {
+            *zip(hits.item, hits.chunk, strict=True)
+        }
         for got, where in zip(found, (sediment._OWN, sediment._FOREIGN), strict=True):
             live = f"{sediment._LIVE} AND {where}"
             expected = sediment.nearest(memory.database, vector, live, "demo", limit)
-            assert [hit.item for hit in got] == [hit.item for hit in expected]
-            assert [hit.chunks for hit in got] == [hit.chunks for hit in expected]
-            assert [hit.score for hit in got] == pytest.approx(
-                [hit.score for hit in expected], abs=1e-5
-            )
+            assert got.item.tolist() == expected.item.tolist()
+            assert got.chunks.tolist() == expected.chunks.tolist()
+            assert got.score.tolist() == pytest.approx(expected.score.tolist(), abs=1e-5)
 
 
 def test_it_agrees_with_the_file(memory: Memory) -> None:
@@ -100,15 +100,18 @@ def test_a_reader_of_an_older_state_gets_no_other_items(
         memory.recall("tea")
 
     with memory.database.snapshot():
-        chunks = [id for (id,) in memory.database.rows("SELECT id FROM chunks")]
-        expected = sediment.places_of(memory.database, chunks, "demo")
+        rows = memory.database.rows("SELECT id FROM chunks")
+        chunks = numpy.array([*(id for (id,) in rows), 10**6])
+        items, kinds = sediment.places_of(memory.database, chunks, "demo")
         other = threading.Thread(target=erase)
         other.start()
         other.join()
         assert memory._index
-        found = memory._index.places([*chunks, 10**6], "demo")
-        assert len(found) < len(expected)
-        assert found.items() <= expected.items()
+        found, live = memory._index.places(chunks, "demo")
+        still = live != sediment.HIDDEN
+        assert 0 < still.sum() < (kinds != sediment.HIDDEN).sum()
+        assert (found[still] == items[still]).all()
+        assert (live[still] == kinds[still]).all()
 
 
 def test_vectors_that_come_late_are_taken_up(
@@ -157,7 +160,7 @@ def test_bits_find_nearly_all_of_many(
             (found, *_), _ = index.nearest(vector, "demo", 3)
         live = f"{sediment._LIVE} AND {sediment._OWN}"
         expected = sediment.nearest(memory.database, vector, live, "demo", 3)
-        same += len({hit.item for hit in found} & {hit.item for hit in expected})
+        same += len({*found.item} & {*expected.item})
     assert same >= 0.8 * 3 * len(QUERIES)
 
 

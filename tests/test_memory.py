@@ -816,7 +816,7 @@ def test_texts_without_spaces_are_found_by_their_words(
     id = memory.store(text)["id"]
     words = sediment.weigh_words(memory.database, query, memory._lexicon)
     matched = sediment.matching(words, sediment.Within(memory.database, "demo"))
-    assert len(matched.items) == 1
+    assert len(matched.found.item) == 1
     assert first(memory, query)["id"] == id
 
 

@@ -25,8 +25,8 @@ NO_LEXICON = sediment.Lexicon(lambda _: [], lambda _: 0.0)
 
 def candidate(**facts: Any) -> Candidates:
     """A candidate of one chunk in the own project."""
-    near = {1: sediment.Evidence(1, 1, 0.0)}
-    empty = sediment.as_candidates({}, near, {1: sediment.OWN}, 0.0, 0.0)
+    near = sediment.as_evidence([(1, 1, 0.0, 1)])
+    empty = sediment.as_candidates(sediment.as_evidence([]), near, 0.0, 0.0)
     return empty._replace(**{name: numpy.array([value]) for name, value in facts.items()})
 
 

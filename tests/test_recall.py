@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from storage import shared_encoder
+from storage import open_memory, shared_encoder
 
 import sediment
 from sediment import Memory, words_share
@@ -270,3 +270,25 @@ def test_words_beside_a_sign_are_words_as_before(signs: Memory, query: str) -> N
 
 def _has(text: str, word: str) -> bool:
     return word in re.findall(r"[a-z0-9]+", text.lower())
+
+
+def test_words_are_looked_up_once_until_texts_change(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    count = sediment._counts
+
+    def counts(database: sediment.Database, phrases: list[str]) -> list[int]:
+        asked.extend(phrases)
+        return count(database, phrases)
+
+    monkeypatch.setattr(sediment, "_counts", counts)
+    green = memory.store("The zebra tea is green.")["id"]
+    assert len(memory.recall("zebra")["results"]) == len(memory.recall("zebra")["results"]) == 1
+    assert asked == ["zebra"]
+    with open_memory(memory.database.path) as other:
+        other.store("The zebra tea is black.")
+        assert len(memory.recall("zebra")["results"]) == 2
+        other.forget(green)
+        assert len(memory.recall("zebra")["results"]) == 1
+    assert asked == ["zebra"] * 3
