@@ -16,6 +16,7 @@ from typing import Any
 from urllib.error import HTTPError
 
 import pytest
+from playwright import sync_api
 from storage import open_memory
 from wire import TIMEOUT, server_command, small_env
 
@@ -25,9 +26,7 @@ BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
 )
 SHOTS = os.environ.get("SEDIMENT_SHOTS")
-if not BROWSER:
-    pytest.skip("no Chromium here (apt-get install chromium)", allow_module_level=True)
-sync_api = pytest.importorskip("playwright.sync_api")
+pytestmark = pytest.mark.skipif(not BROWSER, reason="no Chromium here (apt-get install chromium)")
 expect = sync_api.expect
 EVIL = (
     "<script>window.hit = 1</script><img src=x onerror='window.hit = 2'>"
