@@ -315,6 +315,7 @@ CONTEXT_MAX = 120  # a longer context would take the window from what it describ
 SIGNATURE_MAX = 60
 
 PAGE_BYTES = 8_192  # holds five vectors; of 4,096, which hold two, a quarter would stay empty
+LOG_INDEX_BYTES = 32_768  # that SQLite asks of the disk for the index of a write-ahead log
 BUSY_TIMEOUT = 30_000  # ms a writer waits for another before it gives up
 BUSY_PAUSE = 16.0  # ms at most between two tries: of 8 writers none waited over 0.5 s
 PRELOAD_DELAY = 2.0  # s between tools/list and loading the encoder in the background
@@ -3496,7 +3497,9 @@ class Database:
             kind, reason = DamagedError, _DAMAGED
         except apsw.IOError as error:
             reason = f"cannot be read or written ({error}): check the disk"
-            if left := _left_of_another(path or self.path):
+            if _no_room(path or self.path):
+                reason = "cannot be opened, the disk is full: free some space"
+            elif left := _left_of_another(path or self.path):
                 reason = f"is new, and beside it is what a file left that was removed ({left}): end"
                 reason += " the processes that have that open, servers too, and delete it"
         else:
@@ -3506,6 +3509,16 @@ class Database:
 
 _DAMAGED = "is damaged: run `doctor --repair`, or `restore` a backup"
 _MISSING = _Pattern(r"no such (?:table|column)|already exists|has no column|invalid float32 vector")
+
+
+def _no_room(path: Path) -> bool:
+    """Whether the disk lacks the room for the index of a log, without which not even a reader can
+    open the file."""
+    import shutil
+
+    with contextlib.suppress(OSError):
+        return shutil.disk_usage(path.parent).free < LOG_INDEX_BYTES
+    return False
 
 
 def _left_of_another(path: Path) -> str:
@@ -12282,8 +12295,7 @@ def _show_changed(
     for id in joined.keys() & drafts.keys():
         if joined[id]["put"]:
             insert_item(connection, drafts[id])
-    for change in _unlike_view(connection, joined):
-        _change_end(connection, *change)
+    _change_ends(connection, joined)
 
 
 def show_own(database: Database, ids: Iterable[str]) -> None:
@@ -12291,8 +12303,7 @@ def show_own(database: Database, ids: Iterable[str]) -> None:
     if _unlike_view(database.reader(), ids := [*ids]):
         with database.transaction() as connection:
             connection.execute("UPDATE clock SET applying = 1")
-            for change in _unlike_view(connection, ids):
-                _change_end(connection, *change)
+            _change_ends(connection, ids)
             connection.execute("UPDATE clock SET applying = 0")
 
 
@@ -12314,12 +12325,27 @@ def _unlike_view(
     return found
 
 
-def _change_end(connection: apsw.Connection, state: State, now: str, end: Ended | None) -> None:
+def _change_ends(connection: apsw.Connection, ids: Iterable[str]) -> None:
+    """Hide and bring back items as the view says. An undo that hides the one that stood in front
+    is noted with that, and not a second time with the one that comes back."""
+    changes = _unlike_view(connection, ids)
+    swapped = {(end[2], state["id"]) for state, _, end in changes if end and end[0] == "undo"}
+    for change in changes:
+        _change_end(connection, *change, swapped)
+
+
+def _change_end(
+    connection: apsw.Connection,
+    state: State,
+    now: str,
+    end: Ended | None,
+    swapped: set[tuple[str, str]],
+) -> None:
     """Bring an item back that was hidden for a reason, and hide it as it is to be."""
     id = state["id"]
     if now:
         _, other = restore_item(connection, id)
-        if state["end"] and not state["end"][2]:
+        if state["end"] and not state["end"][2] and (id, other) not in swapped:
             note(connection, "undo", id, other)
     if end is None:
         return

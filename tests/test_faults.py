@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import apsw
@@ -426,6 +427,21 @@ def test_a_backup_without_room_says_so(good: Path, tmp_path: Path) -> None:
     with open_memory(good, PROJECT) as memory, FullDisk(1), no_room:
         memory.backup(tmp_path / "copy.db")
     assert not list(tmp_path.glob("copy*"))
+
+
+@pytest.mark.parametrize(("free", "told"), [(4096, "the disk is full: free"), (1 << 30, "check")])
+def test_a_disk_without_room_to_open_the_file_is_told_from_a_broken_one(
+    good: Path, monkeypatch: pytest.MonkeyPatch, free: int, told: str
+) -> None:
+    """SQLite says "disk I/O error" of both: a reader needs the index of the log, too."""
+
+    def no_index(_: Path) -> apsw.Connection:
+        raise apsw.IOError("disk I/O error")
+
+    monkeypatch.setattr(sediment, "_connect", no_index)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    with open_memory(good, PROJECT) as memory, pytest.raises(DatabaseError, match=told):
+        memory.list_items()
 
 
 # Disks that fail

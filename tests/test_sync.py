@@ -295,6 +295,9 @@ def test_a_replaced_memory_is_replaced_everywhere_and_undo_too(place: Place) -> 
     a.undo(old)
     settle(a, b)
     assert texts(b) == texts(a) == ["Deploys happen on Fridays."]
+    for memory in (a, b):
+        told = [(one["action"], one["id"]) for one in memory.history(old)["events"]]
+        assert told[-2:] == [("replace", new), ("undo", old)]
 
 
 def test_forgetting_says_what_stays_elsewhere(place: Place) -> None:
