@@ -1126,17 +1126,28 @@ _ANY_COUNT = rf"(?:\d+|{'|'.join(_NUMBERS)})"
 _ANY_UNIT = r"(?:minute|hour|day|week|month|year)s?"
 _ANY_MONTH = f"(?:{'|'.join(_MONTHS)})"
 _ANY_NTH = r"\d\d?(?:st|nd|rd|th)?"
-_ASKED_TIME = _Pattern(
-    r"(?:\b(?P<edge>since|after|before|until)\b(?: [\w'-]+){0,4}? (?:in |on )?)?"
-    r"\b(?P<time>(?:the day before )?yesterday|today"
+_NAMED_TIME = (
+    r"(?:the day before )?yesterday|today"
     rf"|{_ANY_COUNT} {_ANY_UNIT} ago|(?:last|past|previous) {_ANY_COUNT} {_ANY_UNIT}"
     rf"|(?:last|past|previous|this) (?:week|month|year|{'|'.join(_WEEKDAYS)}|{_ANY_MONTH})"
     rf"|{_ANY_MONTH} {_ANY_NTH}(?:,? [12]\d{{3}})?(?!\w)"
     rf"|{_ANY_NTH} (?:of )?{_ANY_MONTH}(?:,? [12]\d{{3}})?|{_ANY_MONTH} [12]\d{{3}}"
+    r"|20\d\d-\d\d(?:-\d\d)?"
+)
+_ASKED_TIME = _Pattern(
+    r"(?:\b(?P<edge>since|after|before|until)\b(?: [\w'-]+){0,4}? (?:in |on )?)?"
+    rf"\b(?P<time>{_NAMED_TIME}"
     rf"|(?:(?<=\bin )|(?<=since )|(?<=before )|(?<=after )|(?<=during ))(?:{_ANY_MONTH}|20\d\d)"
-    r"|20\d\d-\d\d(?:-\d\d)?)\b",
+    r")\b",
     re.IGNORECASE,
 )
+_EITHER_TIME = rf"{_NAMED_TIME}|{_ANY_MONTH}|20\d\d|now"
+_ASKED_STRETCH = _Pattern(
+    rf"\b(?:between|from|since) (?P<first>{_EITHER_TIME})"
+    rf" (?:and|to|until|till|through) (?P<last>{_EITHER_TIME})\b",
+    re.IGNORECASE,
+)
+_LEADS_MONTH = _Pattern(rf"(?:{_ANY_NTH} (?:of )?)?{_ANY_MONTH}\b", re.IGNORECASE)
 _TIME_LEADS = _Pattern(
     r"(?:\b(?:in|on|at|of|as|by|during|around|the|early|mid|middle|late|start|beginning|end|just"
     r"|shortly|back)\b[\s-]*)*$",
@@ -1165,20 +1176,31 @@ class AskedTime(NamedTuple):
 
 def asked_time(query: str, now: float | None = None) -> AskedTime | None:
     """The time that a question is about, if it names one: "what happened in March?"."""
-    if not (found := _ASKED_TIME.search(query)):
-        return None
-    try:
-        start, end = parse_period(found["time"].lower(), now)
-    except InvalidInput:  # the 40th of May
-        return None
+    read = ((_ASKED_STRETCH, _from_to), (_ASKED_TIME, _at_or_beside))
+    for pattern, period in read:
+        if found := pattern.search(query):
+            with contextlib.suppress(InvalidInput):  # the 40th of May
+                start, end = period(found, now)
+                led = _TIME_LEADS.search(query[: found.start()]).start()
+                return AskedTime(start, end, bool(_EVENTS.search(query)), (led, found.end()))
+    return None
+
+
+def _from_to(found: re.Match[str], now: float | None) -> tuple[int, int]:
+    """Both times are within; a first one without its year is the latest before the last."""
+    first, (begun, end) = found["first"].lower(), parse_period(found["last"].lower(), now)
+    start, _ = parse_period(first, end - 1 if _LEADS_MONTH.match(first) else now)
+    return min(start, begun), end
+
+
+def _at_or_beside(found: re.Match[str], now: float | None) -> tuple[int, int]:
+    """A time, or all that is since, after, before or until it."""
+    start, end = parse_period(found["time"].lower(), now)
     today = int(time.time() if now is None else now) + 1
-    led = _TIME_LEADS.search(query[: found.start()]).start()
     edge = (found["edge"] or "").lower()
     if edge in ("since", "after"):
-        start, end = (start if edge == "since" else end), max(end, today)
-    elif edge:
-        start, end = 0, start
-    return AskedTime(start, end, bool(_EVENTS.search(query)), (led, found.end()))
+        return (start if edge == "since" else end), max(end, today)
+    return (0, start) if edge else (start, end)
 
 
 def parse_age(value: object) -> int:
@@ -1632,6 +1654,13 @@ def cleaned(content: str, allow_secrets: bool) -> tuple[str, list[str]]:
     if kinds and not text.replace("[private]", "").strip():
         raise InvalidInput("all of this is private: nothing was stored")
     return text, kinds
+
+
+def refuse_credential(name: str, value: str, allow_secrets: bool = False) -> None:
+    """InvalidInput of a credential where a name belongs: nothing could be left out of it."""
+    kinds = redact(value, not allow_secrets and redacts())[1]
+    if kinds:
+        raise InvalidInput(f"{name} looks like a credential ({kinds[0]}): give another")
 
 
 def tell_left_out(kinds: Iterable[str]) -> str:
@@ -4149,6 +4178,8 @@ class Projects:
         Only `create` writes: the folder's .sediment/config, or the database's own note.
         """
         if self.given is not None:
+            if create:
+                refuse_credential("project", self.given)
             return check_id(self.given)
         root = self.root
         if root is None:  # a folder that has vanished under a server is still its project's
@@ -7286,11 +7317,8 @@ class Importer:
         }
 
     def _check_names(self, row: dict[str, Any]) -> None:
-        """InvalidInput of a credential where a name belongs: nothing could be left out of it."""
         for name in ("id", "project", "successor"):
-            kinds = redact(str(row.get(name)), not self.allow_secrets and redacts())[1]
-            if kinds:
-                raise InvalidInput(f"{name} looks like a credential ({kinds[0]}): give another")
+            refuse_credential(name, str(row.get(name)), self.allow_secrets)
 
     def _project_of(self, row: dict[str, Any]) -> str | None:
         if kept_to_one_project():
@@ -11783,6 +11811,11 @@ def _to_bring_back(projects: Projects, id: str) -> str:
         row["id"] if row["ended_at"] is not None else _last_hidden_by(projects.database, row["id"])
     )
     if hidden is None:
+        sql = (
+            "SELECT id FROM items WHERE successor = ? AND ended_by = 'undo' ORDER BY ended_at DESC"
+        )
+        if front := projects.database.value(sql, row["id"]):
+            raise NotFound(f"{row['id']} is live since an undo: `undo {front}` takes that back")
         raise NotFound(f"{row['id']} has neither replaced nor been merged with anything")
     return hidden
 
@@ -17630,6 +17663,17 @@ def _laid_out(paragraph: str) -> str:
     return f"\b\n{paragraph}" if "\n  " in paragraph else paragraph
 
 
+# What other programs call a command, for who types it from habit.
+ELSEWHERE: dict[str, str] = dict.fromkeys(
+    ("add", "insert", "put", "remember", "save", "write"), "store"
+)
+ELSEWHERE |= dict.fromkeys(("del", "delete", "erase", "remove", "rm"), "forget")
+ELSEWHERE |= dict.fromkeys(("ask", "find", "query", "retrieve"), "recall")
+ELSEWHERE |= {"cat": "get", "read": "get", "show": "get", "view": "get", "ls": "list"}
+ELSEWHERE |= {"log": "history", "revert": "undo", "supersede": "replace", "update": "replace"}
+ELSEWHERE |= {"check": "doctor", "info": "stats", "mcp": "serve", "setup": "init", "ui": "browse"}
+
+
 class _Group(click.Group):
     """One-line errors, and commands in the order of the file."""
 
@@ -17637,6 +17681,13 @@ class _Group(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if (meant := ELSEWHERE.get(args[0])) and not ctx.resilient_parsing:
+            ctx.fail(f"No such command '{args[0]}'. Did you mean '{meant}'?")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

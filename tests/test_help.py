@@ -10,6 +10,8 @@ import pytest
 from conftest import ROOT, Run
 from program import Program
 
+from sediment import ELSEWHERE, cli
+
 COMMANDS = (
     "store", "recall", "search", "expand", "index", "watch", "note", "compact", "status", "list",
     "get", "forget", "history", "undo", "replace", "move",
@@ -72,9 +74,14 @@ def test_the_readme_names_them() -> None:
 def test_wrong_usage_says_where_help_is(here: Program) -> None:
     assert re.search(r"`\S+ --help`", here.error("remember", code=2))
     assert re.search(r"`\S+ list --help`", here.error("list", "--nonsense", code=2))
-    for words in (["rcall"], ["get", "--jsn"]):
+    for words in (["rcall"], ["get", "--jsn"], ["remember"], ["rm"]):
         said = here.error(*words, code=2)
         assert re.search(r"\. Did you mean '[\w-]+'\? See `", said), said
+
+
+def test_what_other_programs_call_a_command_is_none_of_ours() -> None:
+    assert ELSEWHERE.keys().isdisjoint(cli.commands)
+    assert set(ELSEWHERE.values()) <= cli.commands.keys()
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

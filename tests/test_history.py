@@ -133,6 +133,15 @@ def test_undo_of_undo_is_redo(memory: Memory) -> None:
     assert actions == ["replace", "undo", "replace"]
 
 
+def test_undo_of_what_an_undo_brought_back_names_what_takes_that_back(memory: Memory) -> None:
+    tea = memory.store(TEA)["id"]
+    later = memory.store(LATER, replace=tea)["id"]
+    memory.undo(tea)
+    with pytest.raises(NotFound, match=f"live since an undo: `undo {later}`"):
+        memory.undo(tea)
+    assert memory.undo(later)["hidden"] == tea
+
+
 def test_undo_tells_of_the_same_text_that_was_stored_meanwhile(memory: Memory) -> None:
     tea = memory.store(TEA)["id"]
     memory.store(LATER, replace=tea)

@@ -51,6 +51,13 @@ def is_uuid(id: str | None) -> bool:
 # Git repositories
 
 
+def test_a_credential_is_no_name_of_a_project(here: Program) -> None:
+    """It would stand in the file, in every export, and in what is synced."""
+    given = ["--project", "ghp_" + "a1B2" * 9, "store", "Tea is at four."]
+    assert "project looks like a credential" in here.error(*given)
+    assert here.json("list", "--scope", "all")["items"] == []
+
+
 def test_a_repository_is_its_first_commit(here: Program) -> None:
     root = repository(here.folder, commits=3)
     (here.folder / "src" / "deep").mkdir(parents=True)
