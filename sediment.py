@@ -3323,11 +3323,8 @@ class Database:
 
         Raises DatabaseError when the file cannot be written, or not within `wait` ms.
         """
-        connection = self._connection(create=True)
         with self.explained():
-            connection.set_busy_handler(_patience(wait))
-            connection.execute("BEGIN IMMEDIATE")
-            connection.set_busy_handler(_patience())
+            connection = self._begin(wait)
             try:
                 yield connection
                 connection.execute("COMMIT")
@@ -3335,6 +3332,18 @@ class Database:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
+
+    def _begin(self, wait: int) -> apsw.Connection:
+        """A connection that nobody else writes beside; anew where the file was exchanged while
+        it waited for that, since nobody will read what is written into the old one."""
+        while True:
+            connection = self._connection(create=True)
+            connection.set_busy_handler(_patience(wait))
+            connection.execute("BEGIN IMMEDIATE")
+            connection.set_busy_handler(_patience())
+            if self._identity() in (None, self._local.identity):
+                return connection
+            connection.execute("ROLLBACK")
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[None]:
@@ -10542,16 +10551,17 @@ def _mend_contents(database: Database, encoder: Encoder) -> dict[str, Any]:
 def _mend_pages(database: Database, encoder: Encoder) -> dict[str, Any]:
     """Put what can be read of a damaged file into a new one, and that in its place."""
     live = database.path
-    found = rescue(_remains(live))
     draft, kept = draft_of(aside(live, "rescued")), aside(live, "damaged")
-    try:
-        with contextlib.closing(Database(draft)) as new, new.transaction() as connection:
-            rebuild(found, connection, encoder)
-            rebuild_derived(connection, encoder)
-            note_copy(connection, kept)
-        _exchange(database, draft, kept)
-    finally:
-        draft.unlink(missing_ok=True)
+    with _nobody_writes(database):
+        found = rescue(_remains(live))
+        try:
+            with contextlib.closing(Database(draft)) as new, new.transaction() as connection:
+                rebuild(found, connection, encoder)
+                rebuild_derived(connection, encoder)
+                note_copy(connection, kept)
+            _exchange(database, draft, kept)
+        finally:
+            draft.unlink(missing_ok=True)
     counts = dict(Counter(map(_counted_as, found.rows["items"].values())))
     rescued, lost = counts.pop("items", 0), found.lost()
     message = f"Rescued {tell_counts({'items': rescued} | counts)} from the pages that can be read"
@@ -10563,6 +10573,20 @@ def _mend_pages(database: Database, encoder: Encoder) -> dict[str, Any]:
     if found.synced:
         message += " It syncs nowhere now: `sync --to` the same place, and `sync --share` again."
     return {"kept": str(kept), "rescued": rescued, "lost": lost, **counts, "message": message}
+
+
+@contextlib.contextmanager
+def _nobody_writes(database: Database) -> Iterator[None]:
+    """Keep servers that have a damaged file open from writing to it until another has its name; as
+    far as SQLite can still read it."""
+    import apsw
+
+    database.close()
+    with contextlib.closing(_connect(database.path)) as connection:
+        connection.set_busy_handler(_patience())
+        with contextlib.suppress(apsw.Error):
+            connection.execute("BEGIN IMMEDIATE")
+        yield
 
 
 def _told_lost(ids: list[str]) -> str:
@@ -10597,6 +10621,8 @@ def _merged(path: Path) -> bytes:
             if os.path.exists(f"{path}{suffix}"):
                 Path(f"{copy}{suffix}").write_bytes(Path(f"{path}{suffix}").read_bytes())
         with contextlib.suppress(apsw.Error), contextlib.closing(_connect(copy)) as connection:
+            with contextlib.suppress(apsw.Error):  # a first page of noise may stand in the log
+                connection.pragma("schema_version")  # only who has read knows that there is a log
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         return copy.read_bytes()
 
@@ -12558,9 +12584,12 @@ class Folder:
         for machine in self._machines():
             reached = self._facts(machine).get("t", 0)
             for name, tag in self._files(machine).items():
-                if cursor.get(f"{machine}/{name}") != tag:
+                if (known := cursor.get(f"{machine}/{name}")) != tag:
+                    remarks = len(self.remarks)
                     states, whole = self._states(machine, name)
                     reached = reached if whole else 0
+                    if machine == self.me.name:
+                        self.set_back |= len(self.remarks) > remarks or _is_cut(known, tag)
                     yield states, {f"{machine}/{name}": tag} if whole else {}
             self._read[machine] = reached
         own = (key for key in cursor if _OWN_FILE.match(key) and key.startswith(f"{self.me.name}/"))
@@ -12603,8 +12632,9 @@ class Folder:
             by_file.setdefault(name, {})[state["id"], space] = line
         texts = {}
         for name, new in by_file.items():
-            known = (line for line in self._text(self.me.name, name).split("\n") if line)
-            rows = {_line_key(parse_object(line)): f"{line}\n" for line in known}
+            lines = self._text(self.me.name, name).split("\n")
+            known = ((line, row) for line in lines if (row := parse_object(line)))
+            rows = {_line_key(row): f"{line}\n" for line, row in known}
             texts[name] = "".join((rows | new).values())
         self._write(texts)
 
@@ -12640,6 +12670,12 @@ class Folder:
     def leave(self) -> None:
         """Let nobody wait for this machine."""
         self._write({"machine.json": ""})
+
+
+def _is_cut(before: str | None, after: str) -> bool:
+    """Whether a file has lost some of what this machine wrote, by the sizes in its tags."""
+    sizes = [re.match(r"\d+(?=:)", tag or "") for tag in (before, after)]
+    return all(sizes) and int(sizes[1][0]) < int(sizes[0][0])
 
 
 def _line_key(row: dict[str, Any]) -> tuple[str, str]:
@@ -12960,8 +12996,9 @@ def hub_options(url: str) -> dict[str, Any]:
     try:
         told: dict[str, Any] = conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:
-        raise InvalidInput(f"{url} is no address of a database: {error}") from None
-    if "password" in told:
+        told_url, why = redact(url)[0], str(error).strip()
+        raise InvalidInput(f"{told_url} is no address of a database: {why}") from None
+    if any("password" in name or "secret" in name for name in told):
         raise InvalidInput("no password in an address: ~/.pgpass, PGPASSWORD or a service has it")
     told |= {"connect_timeout": 10, "autocommit": True}
     host = str(told.get("host") or variable("PGHOST") or "/")
@@ -13590,6 +13627,8 @@ def sync_to(projects: Projects, encoder: Encoder, place: str) -> Sync:
         url = place.removeprefix("git:")
         if url and (folder := from_root(url)).is_dir():
             place = f"git:{folder}"
+        if redact(url)[1] or re.match(r"[\w+.-]+://[^/@]*:[^/]*@", url):
+            raise InvalidInput("no password in an address: `git credential approve` keeps it")
         check_git(place)
     with contextlib.suppress(NotFound):
         Sync(projects, encoder).drop_fetched()

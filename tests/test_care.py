@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import apsw
 import kills
@@ -619,21 +620,56 @@ def test_a_damaged_model_without_a_pyz_is_told_and_not_mended(
     assert broken(memory) == {"model"}
 
 
-def test_what_only_the_log_has_is_rescued_too(memory: Memory, path: Path) -> None:
-    memory.close()
-    script = """
+STORES = """
 memory = Memory(sys.argv[1], project="demo")
-memory.store("Only the log has this.")
-said("stored")
-sys.stdin.readline()
+for text in ("Only the log has this.", "This comes meanwhile."):
+    said("stores")
+    memory.store(text)
+    said("stored")
+    sys.stdin.readline()
 """
-    other = child(script, path)
-    assert hear(other) == "stored"
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_what_only_the_log_has_is_rescued_too(memory: Memory, path: Path, killed: bool) -> None:
+    memory.close()
+    other = child(STORES, path)
+    assert [hear(other), hear(other)] == ["stores", "stored"]
     overwrite(path, leaf_pages(path, "vectors")[0])
-    other.kill()
-    other.communicate()
+    if killed:
+        other.kill()
+        other.communicate()
     assert memory.repair()["healthy"]
     assert "Only the log has this." in contents(memory)
+    if not killed:
+        tell(other)
+        assert [hear(other), hear(other)] == ["stores", "stored"]
+        assert "This comes meanwhile." in contents(memory)
+        other.kill()
+        other.communicate()
+
+
+def test_what_a_server_stores_during_a_repair_is_in_the_new_file(
+    memory: Memory, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.close()
+    other = child(STORES, path)
+    assert [hear(other), hear(other)] == ["stores", "stored"]
+    overwrite(path, leaf_pages(path, "vectors")[0])
+    rebuild = sediment.rebuild
+
+    def while_another_stores(*given: Any) -> None:
+        tell(other)
+        assert hear(other) == "stores"
+        time.sleep(1)  # so that it waits for its turn
+        rebuild(*given)
+
+    monkeypatch.setattr(sediment, "rebuild", while_another_stores)
+    assert memory.repair()["healthy"]
+    assert hear(other) == "stored"
+    other.kill()
+    other.communicate()
+    assert {"Only the log has this.", "This comes meanwhile."} <= set(contents(memory))
 
 
 @pytest.mark.parametrize(

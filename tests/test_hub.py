@@ -372,10 +372,11 @@ def test_counts_that_nobody_has_are_refused_by_the_hub(team: Team) -> None:
     assert answer["spaces"][0]["sent"] == 1
 
 
-def test_a_password_in_the_address_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("address", ["alice:secret@127.0.0.1/m", "alice@h/m?sslpassword=x"])
+def test_a_password_in_the_address_is_refused(tmp_path: Path, address: str) -> None:
     with open_memory(tmp_path / "memory.db") as memory:
         with pytest.raises(InvalidInput, match="no password"):
-            memory.sync_to("postgresql://alice:secret@127.0.0.1/memory")
+            memory.sync_to(f"postgresql://{address}")
         assert not memory.database.path.exists()
 
 

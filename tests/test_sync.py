@@ -187,6 +187,15 @@ def test_a_place_of_git_is_an_address_and_no_option(
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("user", ["ana:hunter2", "ghp_" + "a1B2" * 9, "x:y"])
+def test_a_password_is_in_no_address_of_git(tmp_path: Path, user: str) -> None:
+    with open_memory(tmp_path / "memory.db") as memory:
+        with pytest.raises(InvalidInput, match="no password in an address"):
+            memory.sync_to(f"git:https://{user}@127.0.0.1:9/x.git")
+        assert not memory.database.path.exists()
+        memory.sync_to("git:ssh://git@127.0.0.1:9/x.git")
+
+
 def test_a_repository_beside_the_database_that_is_not_syncs_own_is_left_alone(
     tmp_path: Path,
 ) -> None:
@@ -840,6 +849,21 @@ def test_a_place_that_has_lost_files_gets_all_again(place: Place) -> None:
     b = place.machine("b")
     settle(b)
     assert texts(a) == texts(b)
+
+
+@pytest.mark.parametrize("damage", ["", "\0\0\0\n", '{"id": "a", "in'])
+def test_a_place_whose_files_were_damaged_gets_all_again(place: Place, damage: str) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    a.store("The port is 5433.")
+    settle(a)
+    (file,) = place.files_of(a).glob("*.jsonl")
+    whole = file.read_text()
+    file.write_text(damage)
+    assert "has less than it had" in a.sync()["remarks"][-1]
+    assert file.read_text() == whole
+    assert a.sync()["remarks"] == []
+    settle(b)
+    assert texts(b) == ["The port is 5433."]
 
 
 def test_what_goes_to_nobody_hides_nothing_of_others(place: Place) -> None:
