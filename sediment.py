@@ -9723,6 +9723,7 @@ class Check(NamedTuple):
 
 
 _UNORDERED = "chunks out of the order of their items"
+_TORN = "texts that were written in part"
 
 
 def row_checks() -> dict[str, str]:
@@ -9920,6 +9921,8 @@ class Rescued(NamedTuple):
     named: set[str]  # ids
     tokens: list[list[Any]]
     synced: bool
+    missing: int  # pages that the file once had
+    torn: list[str]  # ids of texts of which only a part can be read
 
     def lost(self) -> list[str]:
         """The ids that are named somewhere and whose rows could not be read."""
@@ -9952,12 +9955,14 @@ _TABLE_LEAF, _INDEX_PAGES = 0x0D, {0x02: 4, 0x0A: 0}  # and the bytes before a c
 
 def rescue(data: bytes) -> Rescued:
     """All rows of ours that can be read in the pages of a file."""
-    synced = b"CREATE TABLE replica(" in data
-    found = Rescued({table: {} for table in _SHAPES}, {}, set(), [], synced)
     size = int.from_bytes(data[16:18], "big")
     # The first page may be the damaged one; its number of bytes is then what the pages tell.
     sizes = [65536 if size == 1 else size] if size == 1 or size in _PAGE_SIZES else _PAGE_SIZES
     size = max(sizes, key=lambda size: sum(1 for _ in _rows_of_pages(data, size)))
+    synced = b"CREATE TABLE replica(" in data
+    pages = int.from_bytes(data[28:32], "big") if data.startswith(b"SQLite format 3\0") else 0
+    missing = max(0, pages - len(data) // size)
+    found = Rescued({table: {} for table in _SHAPES}, {}, set(), [], synced, missing, [])
     for number, values in _rows_of_pages(data, size):
         if number is not None:
             if table := _table_of(values):
@@ -9970,12 +9975,29 @@ def rescue(data: bytes) -> Rescued:
             found.meta[values[0]] = values[1]
         elif kinds in ([str, bytes, int, str, int], [str, bytes, int, type(None), int]):
             found.tokens.append(values)
+    _leave_out_zeros(found)
     return found
+
+
+def _leave_out_zeros(found: Rescued) -> None:
+    """Keep what can be read of texts that were written in part; no text of ours has a NUL."""
+    items = found.rows["items"]
+    for number, values in list(items.items()):
+        if "\0" in values[_CONTENT]:
+            found.named.add(values[1])
+            values[_CONTENT] = values[_CONTENT].replace("\0", "")
+            if values[_CONTENT].strip():
+                found.torn.append(values[1])
+            else:
+                del items[number]
 
 
 def _table_of(values: list[Any]) -> str | None:
     """The table that such a row is of."""
     kinds = [_KINDS[type(value)] for value in values]
+    names = (value for place, value in enumerate(values) if place != _CONTENT)
+    if any("\0" in name for name in names if isinstance(name, str)):
+        return None
     for table, shape in _SHAPES.items():
         least = len(shape) - _ADDED.get(table, 0)
         if least <= len(kinds) <= len(shape) and all(map(str.__contains__, shape, kinds)):
@@ -10096,7 +10118,13 @@ def rebuild(found: Rescued, connection: apsw.Connection, encoder: Encoder) -> No
 
 
 _REBUILT = ("items", "chunks", "vectors", "files")
-_TYPE, _PROJECT, _ENDED_AT, _FILE = 3, 4, 7, 11  # the places of these columns in a row of items
+_CONTENT, _TYPE, _PROJECT, _ENDED_AT, _FILE = (
+    2,
+    3,
+    4,
+    7,
+    11,
+)  # the places of these columns in a row of items
 _MODEL_FACTS = ("model_name", "model_digest", "dimension")
 # How keys of `meta` begin that say what nothing else does.
 _TOLD = (HOOKS_OFF, "copy:", _BEGUN, "model_probe", "sent:")
@@ -10542,10 +10570,26 @@ def _mend_contents(database: Database, encoder: Encoder) -> dict[str, Any]:
     kept = aside(database.path, "before-repair")
     copy_database(database.reader(), kept)
     with database.transaction() as connection:
+        torn, lost = _cut_zeros(connection)
         rebuild_derived(connection, encoder)
         note_copy(connection, kept)
     message = "Made anew what did not agree with the texts."
-    return {"kept": str(kept), "lost": [], "message": message}
+    message += f" Of texts {_told_lost(lost)}." if lost else ""
+    return {"kept": str(kept), "lost": lost, "message": message + _told_torn(torn)}
+
+
+def _cut_zeros(connection: apsw.Connection) -> tuple[list[str], list[str]]:
+    """Keep what can be read of texts that were written in part: their ids, and those of texts of
+    which nothing is left."""
+    torn, lost = [], []
+    for id, seq, content in fetch(connection, row_checks()[_TORN]):
+        if left := content.replace("\0", "").strip():
+            connection.execute("UPDATE items SET content = ? WHERE seq = ?", (left, seq))
+            torn.append(id)
+        else:
+            erase_item(connection, id, alone=True)
+            lost.append(id)
+    return torn, lost
 
 
 def _mend_pages(database: Database, encoder: Encoder) -> dict[str, Any]:
@@ -10566,6 +10610,10 @@ def _mend_pages(database: Database, encoder: Encoder) -> dict[str, Any]:
     rescued, lost = counts.pop("items", 0), found.lost()
     message = f"Rescued {tell_counts({'items': rescued} | counts)} from the pages that can be read"
     message += f"; {_told_lost(lost)}."
+    if found.missing:
+        message += f" The file is {found.missing} pages shorter than it was: what stood there alone"
+        message += " is lost, too, and cannot be counted."
+    message += _told_torn(found.torn)
     if not (rescued or counts or lost):
         message = "Nothing of a memory can be read in it: the database is new and empty."
     if "file_parts" in counts:
@@ -10595,6 +10643,11 @@ def _told_lost(ids: list[str]) -> str:
     more = len(ids) - REFUSED_SHOWN
     rest = f" and {more} more (--json names them all)" if more > 0 else ""
     return f"{len(ids)} could not be: {', '.join(ids[:REFUSED_SHOWN])}{rest}"
+
+
+def _told_torn(ids: list[str]) -> str:
+    shown = ", ".join(ids[:REFUSED_SHOWN]) + ", …" * (len(ids) > REFUSED_SHOWN)
+    return f" Of {len(ids)} only a part can be read: look at {shown}." if ids else ""
 
 
 def _remains(path: Path) -> bytes:
@@ -12674,8 +12727,8 @@ class Folder:
 
 def _is_cut(before: str | None, after: str) -> bool:
     """Whether a file has lost some of what this machine wrote, by the sizes in its tags."""
-    sizes = [re.match(r"\d+(?=:)", tag or "") for tag in (before, after)]
-    return all(sizes) and int(sizes[1][0]) < int(sizes[0][0])
+    (old, has_size, _), (new, *_) = ((tag or "").partition(":") for tag in (before, after))
+    return bool(has_size) and int(new) < int(old)
 
 
 def _line_key(row: dict[str, Any]) -> tuple[str, str]:

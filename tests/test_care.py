@@ -620,6 +620,39 @@ def test_a_damaged_model_without_a_pyz_is_told_and_not_mended(
     assert broken(memory) == {"model"}
 
 
+@pytest.mark.parametrize("table", [None, "vectors"])
+def test_a_text_that_was_written_in_part_is_kept_as_far_and_named(
+    memory: Memory, path: Path, table: str | None
+) -> None:
+    whole = memory.store("The tea is green. The kettle was red.")["id"]
+    none = memory.store("zebra zebra")["id"]
+    memory.close()
+    data = path.read_bytes()
+    for torn in (b" The kettle was red.", b"zebra zebra"):
+        assert torn in data
+        data = data.replace(torn, bytes(len(torn)))
+    path.write_bytes(data)
+    if table:
+        overwrite(path, leaf_pages(path, table)[0])
+    assert ("pages" if table else "tables") in broken(memory)
+    answer = memory.repair()
+    assert answer["healthy"]
+    assert answer["lost"] == [none]
+    assert f"only a part can be read: look at {whole}." in answer["message"]
+    assert "The tea is green." in contents(memory)
+    assert memory.import_rows(memory.export_rows())["success"]
+    memory.embed_pending()
+    consistent(memory)
+
+
+def test_of_a_file_that_was_cut_the_missing_pages_are_told(large: Memory) -> None:
+    path = large.database.path
+    large.close()
+    pages = path.stat().st_size // sediment.PAGE_BYTES
+    os.truncate(path, 12 * sediment.PAGE_BYTES)
+    assert f"The file is {pages - 12} pages shorter than it was" in large.repair()["message"]
+
+
 STORES = """
 memory = Memory(sys.argv[1], project="demo")
 for text in ("Only the log has this.", "This comes meanwhile."):
