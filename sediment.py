@@ -1121,7 +1121,7 @@ TIMES: tuple[tuple[_Pattern, Callable[[datetime, dict[str, Any]], Span]], ...] =
 
 
 # A time in a question. A month or a year alone may be something else, so it needs a preposition;
-# a weekday alone is mostly a habit.
+# a weekday alone is mostly a habit, but where it is asked what happened.
 _ANY_COUNT = rf"(?:\d+|{'|'.join(_NUMBERS)})"
 _ANY_UNIT = r"(?:minute|hour|day|week|month|year)s?"
 _ANY_MONTH = f"(?:{'|'.join(_MONTHS)})"
@@ -1138,7 +1138,7 @@ _ASKED_TIME = _Pattern(
     r"(?:\b(?P<edge>since|after|before|until)\b(?: [\w'-]+){0,4}? (?:in |on )?)?"
     rf"\b(?P<time>{_NAMED_TIME}"
     rf"|(?:(?<=\bin )|(?<=since )|(?<=before )|(?<=after )|(?<=during ))(?:{_ANY_MONTH}|20\d\d)"
-    r")\b",
+    rf"|(?<=\bon )(?P<weekday>{'|'.join(_WEEKDAYS)}))\b",
     re.IGNORECASE,
 )
 _EITHER_TIME = rf"{_NAMED_TIME}|{_ANY_MONTH}|20\d\d|now"
@@ -1177,12 +1177,14 @@ class AskedTime(NamedTuple):
 def asked_time(query: str, now: float | None = None) -> AskedTime | None:
     """The time that a question is about, if it names one: "what happened in March?"."""
     read = ((_ASKED_STRETCH, _from_to), (_ASKED_TIME, _at_or_beside))
+    events = bool(_EVENTS.search(query))
     for pattern, period in read:
-        if found := pattern.search(query):
+        found = pattern.search(query)
+        if found and (events or not found.groupdict().get("weekday")):
             with contextlib.suppress(InvalidInput):  # the 40th of May
                 start, end = period(found, now)
                 led = _TIME_LEADS.search(query[: found.start()]).start()
-                return AskedTime(start, end, bool(_EVENTS.search(query)), (led, found.end()))
+                return AskedTime(start, end, events, (led, found.end()))
     return None
 
 
@@ -3516,11 +3518,12 @@ class Database:
         """SQLite's errors, with this file or another, in words that say what to do."""
         import apsw
 
-        kind = DatabaseError
+        kind, mend = DatabaseError, _DAMAGED if path is None else _DAMAGED_COPY.format(path)
         try:
             yield
         except apsw.NotADBError:
-            kind, reason = DamagedError, "is not a Sediment database: choose another file with --db"
+            way = " with --db" if path is None else ""
+            kind, reason = DamagedError, f"is not a Sediment database: choose another file{way}"
         except (apsw.ReadOnlyError, apsw.CantOpenError, apsw.PermissionsError):
             reason = "cannot be written: check its permissions and its folder's, or use --db"
         except apsw.BusyError:
@@ -3528,11 +3531,11 @@ class Database:
         except apsw.FullError:
             reason = "cannot grow, the disk is full: free some space; this change was not made"
         except (apsw.CorruptError, UnicodeDecodeError):
-            kind, reason = DamagedError, _DAMAGED
+            kind, reason = DamagedError, mend
         except apsw.SQLError as error:  # what is asked is right, so that a table is missing
             if not _MISSING.search(str(error)):
                 raise
-            kind, reason = DamagedError, _DAMAGED
+            kind, reason = DamagedError, mend
         except apsw.IOError as error:
             reason = f"cannot be read or written ({error}): check the disk"
             if _no_room(path or self.path):
@@ -3546,6 +3549,7 @@ class Database:
 
 
 _DAMAGED = "is damaged: run `doctor --repair`, or `restore` a backup"
+_DAMAGED_COPY = "is damaged: try --db {} doctor --repair, or another backup"
 _MISSING = _Pattern(r"no such (?:table|column)|already exists|has no column|invalid float32 vector")
 
 
@@ -3611,16 +3615,7 @@ _serials = itertools.count()  # of connections
 def create_private(path: Path) -> None:
     """An empty file for this user's eyes only, in a folder likewise where that is new too."""
     try:
-        for folder in reversed([path.parent, *path.parent.parents]):
-            if not folder.exists():
-                folder.mkdir(exist_ok=True)
-                make_private(folder, 0o700)
-        # O_EXCL: closing a file that SQLite has open would drop its locks, in all of this process.
-        # The lock: no other thread may connect to a new file before it is closed here.
-        with _creating:
-            file = os.open(path.resolve(), os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-            make_private(path)
-            os.close(file)
+        _create_private(path)
     except FileExistsError:
         return
     except PermissionError:
@@ -3630,6 +3625,19 @@ def create_private(path: Path) -> None:
         if not path.exists():
             reason = error.strerror or error
             raise DatabaseError(f"{path} cannot be created ({reason}); use --db") from None
+
+
+def _create_private(path: Path) -> None:
+    for folder in reversed([path.parent, *path.parent.parents]):
+        if not folder.exists():
+            folder.mkdir(exist_ok=True)
+            make_private(folder, 0o700)
+    # O_EXCL: closing a file that SQLite has open would drop its locks, in all of this process.
+    # The lock: no other thread may connect to a new file before it is closed here.
+    with _creating:
+        file = os.open(path.resolve(), os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        make_private(path)
+        os.close(file)
 
 
 def _is_writable(path: Path) -> bool:
@@ -3771,8 +3779,8 @@ def copy_database(source: apsw.Connection, target: Path) -> None:
         raise DatabaseError(f"{target} is there already: choose another name")
     draft = draft_of(target)
     remove_left_behind(target)
-    create_private(draft)
     try:
+        _create_private(draft)
         with contextlib.closing(apsw.Connection(str(draft))) as copy:
             with copy.backup("main", source, "main") as backup:
                 backup.step()  # all pages at one moment
@@ -3850,7 +3858,7 @@ def set_meta(connection: apsw.Connection, key: str, value: str) -> None:
 
 
 def _another_programs(path: Path) -> DatabaseError:
-    return DatabaseError(f"{path} is another program's database: choose another with --db")
+    return DatabaseError(f"{path} is another program's database: choose another file")
 
 
 def _check_ours(connection: apsw.Connection, path: Path) -> None:
@@ -4173,6 +4181,12 @@ class Projects:
     def is_foreign(self, row: dict[str, Any]) -> bool:
         """Whether an item is another project's."""
         return row["project_id"] not in (None, self.current())
+
+    def nowhere(self) -> str:
+        """Why there is no project here."""
+        if self.folder is None and not _is_there(None):
+            return "the working folder is gone"
+        return "the home folder and / are none"
 
     def doubt(self) -> str:
         """A remark where a project was given by an id that nothing has yet, and that a folder has
@@ -5496,10 +5510,11 @@ _COUNTED = {  # the rows of the table items, each counted once
 }
 
 
-def count_items(connection: apsw.Connection) -> dict[str, int]:
+def count_items(connection: apsw.Connection, where: str = "true", *values: Any) -> dict[str, int]:
     """How many items there are, and hidden versions and parts of files, as all commands count."""
-    counts = ", ".join(f"count(*) FILTER (WHERE {where})" for where in _COUNTED.values())
-    return dict(zip(_COUNTED, fetch(connection, f"SELECT {counts} FROM items i")[0], strict=True))
+    counts = ", ".join(f"count(*) FILTER (WHERE {kind})" for kind in _COUNTED.values())
+    rows = fetch(connection, f"SELECT {counts} FROM items i WHERE {where}", *values)
+    return dict(zip(_COUNTED, rows[0], strict=True))
 
 
 def tell_counts(counts: dict[str, int]) -> str:
@@ -7284,6 +7299,8 @@ class Importer:
         told: dict[str, Any] = {"hidden_versions": hidden, "redacted": dict(self.redacted)}
         told["forgotten"] = self.counts.pop("forgotten", 0)
         told["unknown_fields"] = dict(self.unknown)
+        if moved := self.counts.pop("moved", 0):
+            told["notice"] = f"{moved} rows of elsewhere came into this project"
         answer = {"success": not rows, **self.counts, "refused": rows}
         return answer | {name: counts for name, counts in told.items() if counts}
 
@@ -7331,6 +7348,11 @@ class Importer:
 
     def _project_of(self, row: dict[str, Any]) -> str | None:
         if kept_to_one_project():
+            elsewhere = row.get("scope") == "global" or row.get("project") not in (
+                None,
+                self.project,
+            )
+            self.counts["moved"] += elsewhere
             return self.project
         if row.get("scope") is not None and check_scope(row["scope"]) == "global":
             return None
@@ -8384,7 +8406,7 @@ def _outside(projects: Projects, paths: list[Path]) -> str:
     """A remark when paths are not the project's own."""
     root = projects.root
     if root is None and projects.current() is None:
-        return "no project here (the home folder and / are none): recalled in every project"
+        return f"no project here ({projects.nowhere()}): recalled in every project"
     far = [str(path) for path in paths if root and not _is_in(path, root.resolve())]
     return f"outside {root}, but recalled there: {', '.join(far)}" if far else ""
 
@@ -10197,9 +10219,9 @@ def _note_copy(database: Database, copy: Path) -> None:
         note_copy(connection, copy)
 
 
-def _database_counts(database: Database) -> dict[str, int]:
+def _database_counts(database: Database, where: str = "true", *values: Any) -> dict[str, int]:
     with database.explained():
-        return count_items(database.reader())
+        return count_items(database.reader(), where, *values)
 
 
 def restore_database(database: Database, path: str | Path) -> dict[str, Any]:
@@ -10232,8 +10254,7 @@ def _draft_of_copy(database: Database, source: Path, draft: Path) -> str:
         if not given.pragma("user_version"):
             raise DatabaseError(f"{source} holds nothing: choose another file")
         if found := check_pages(given):
-            reason = f"is damaged ({found}): try --db {source} doctor --repair"
-            raise DatabaseError(f"{source} {reason}")
+            raise DatabaseError(f"{source} {_DAMAGED_COPY.format(source)} ({found})")
         copy_database(given, draft)
     size = PAGE_BYTES
     with contextlib.suppress(DamagedError):
@@ -10243,10 +10264,19 @@ def _draft_of_copy(database: Database, source: Path, draft: Path) -> str:
         _upgrade(copy)
         new_generation(copy)
         _keep_tokens(database, copy)
+        _keep_copies(database, copy, source)
         told = _keep_sync(database, copy)
         if told or copy.pragma("page_size") != size:  # of what was forgotten no page stays
             copy.execute(f"PRAGMA page_size = {size}; VACUUM")
     return told
+
+
+def _keep_copies(database: Database, copy: apsw.Connection, source: Path) -> None:
+    """Let `forget` go on naming all copies, those that were made since, too."""
+    note_copy(copy, source)
+    with contextlib.suppress(DamagedError):
+        for name in copies(database):
+            note_copy(copy, Path(name))
 
 
 def _keep_tokens(database: Database, copy: apsw.Connection) -> None:
@@ -10670,9 +10700,13 @@ def _merged(path: Path) -> bytes:
 
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         copy = Path(folder) / path.name
-        for suffix in ("", "-wal"):
-            if os.path.exists(f"{path}{suffix}"):
-                Path(f"{copy}{suffix}").write_bytes(Path(f"{path}{suffix}").read_bytes())
+        try:
+            for suffix in ("", "-wal"):
+                if os.path.exists(f"{path}{suffix}"):
+                    Path(f"{copy}{suffix}").write_bytes(Path(f"{path}{suffix}").read_bytes())
+        except OSError as error:
+            told = f"cannot be copied beside itself ({error.strerror}), and was left as it is"
+            raise DatabaseError(f"{path} {told}: is there room?") from None
         with contextlib.suppress(apsw.Error), contextlib.closing(_connect(copy)) as connection:
             with contextlib.suppress(apsw.Error):  # a first page of noise may stand in the log
                 connection.pragma("schema_version")  # only who has read knows that there is a log
@@ -10844,14 +10878,17 @@ def database_stats(
     model, count = encoder.model, "SELECT count(*) FROM items i WHERE"
     if verify:
         model.check(full=True)
+    own, values = (_OWN, (project,)) if kept_to_one_project() else ("true", ())
+    chunks = f"SELECT count(*) FROM {{}} JOIN items i ON i.seq = c.item WHERE {own}"
+    pending = chunks.format("pending p JOIN chunks c ON c.id = p.chunk")
     return {
         "database": str(database.path),
         "exists": database.path.exists(),
-        "bytes": database.size(),
+        **({} if values else {"bytes": database.size()}),
         "schema": len(MIGRATIONS),
-        **_database_counts(database),
-        "chunks": database.value("SELECT count(*) FROM chunks"),
-        "pending_chunks": count_pending(database),
+        **_database_counts(database, own, *values),
+        "chunks": database.value(chunks.format("chunks c"), *values),
+        "pending_chunks": database.value(pending, *values),
         "project": project,
         "project_items": database.value(f"{count} {_MEMORY} AND i.project_id = ?", project),
         "global_items": database.value(f"{count} {_MEMORY_GLOBAL}"),
@@ -11554,7 +11591,7 @@ class Storing(View):
         if scope == "global":
             return None, ""
         project = self.projects.current(create=True)
-        nowhere = " (no project here: the home folder and / are none)"
+        nowhere = f" (no project here: {self.projects.nowhere()})"
         return project, self.projects.doubt() if project else nowhere
 
     def rivals(self, new: Neighbour, project: str | None) -> list[Neighbour]:
@@ -11915,7 +11952,7 @@ def move_item(projects: Projects, id: str, scope: str) -> dict[str, Any]:
     with projects.database.transaction() as connection:
         row = own_item(projects, id, "move")
         if scope == "project" and project is None:
-            raise InvalidInput("there is no project here (the home folder and / are none)")
+            raise InvalidInput(f"there is no project here ({projects.nowhere()})")
         if row["project_id"] == project:
             raise InvalidInput(f"{row['id']} is nowhere else: {scope} scope has it already")
         if twin := same_text(connection, row["content"], project):
@@ -12079,11 +12116,20 @@ def listed_items(
     answer: dict[str, Any] = {"count": len(items), "total": total, "items": items}
     answer |= ({"page": page} if page > 1 else {}) | ({"oldest": True} if oldest else {})
     if not items:
-        others = projects.database.value(f"SELECT count(*) FROM items i WHERE {_MEMORY_GLOBAL}")
-        hint = f" here; {others} global (scope all shows them)" if others else ""
-        plain = wanted == Wanted(wanted.scope) and not total
-        answer["message"] = f"No items stored yet{hint}." if plain else "No such items."
+        answer["message"] = _nothing_listed(projects, wanted, total)
     return answer
+
+
+def _nothing_listed(projects: Projects, wanted: Wanted, total: int) -> str:
+    """Why a list is empty, and where there is more."""
+    if total or wanted != Wanted(wanted.scope):
+        return "No such items."
+    others = projects.database.value(f"SELECT count(*) FROM items i WHERE {_MEMORY_GLOBAL}")
+    hint = f" here; {others} global (scope all shows them)" if others else ""
+    hidden = listed_items(projects, wanted._replace(replaced=True), 1, 1, False)["total"]
+    if hidden:
+        return f"No items are live{hint}; {hidden} are hidden (`list --replaced` shows them)."
+    return f"No items stored yet{hint}."
 
 
 _HAPPENED = {"stored": "i.created_at", "recalled": "a.last_accessed_at", "hidden": "i.ended_at"}
@@ -13464,7 +13510,8 @@ class Sync:
                 try:
                     yield self.run()
                 except SedimentError as error:  # another time, perhaps
-                    yield {"place": self.place.name, "spaces": [], "remarks": [str(error)]}
+                    told = {"place": self.place.name, "spaces": self._told_spaces()}
+                    yield told | {"remarks": [str(error)]}
                 due = time.monotonic() + self.place.every
             try:
                 due = 0.0 if self.place.wait(SYNC_POLL) else due
@@ -13555,6 +13602,9 @@ class Sync:
             )
         return True
 
+    def _told_spaces(self) -> list[dict[str, Any]]:
+        return [self._told_space(*pair) for pair in self._spaces().items()]
+
     def _told_space(self, space: str, project: str) -> dict[str, Any]:
         sql = (
             "SELECT count(*), count(number) FROM replica r WHERE project = ? AND NOT gone"
@@ -13589,8 +13639,8 @@ class Sync:
 
     def status(self) -> dict[str, Any]:
         """What waits, and who has what; where the place cannot be reached, what is known here."""
-        spaces = [self._told_space(*pair) for pair in self._spaces().items()]
-        told = {"place": self.place.name, "machine": self.place.me.name, "spaces": spaces}
+        told: dict[str, Any] = {"place": self.place.name, "machine": self.place.me.name}
+        told["spaces"] = self._told_spaces()
         try:
             with self._reached() as facts:
                 return told | facts | {"machines": self._machines()}
@@ -15192,8 +15242,7 @@ def render_imported(answer: dict[str, Any]) -> Iterator[str]:
     rate = answer["stored"] / max(answer["seconds"], 0.1)
     hidden = answer.get("hidden_versions", 0)
     told = tell_counts({"items": answer["stored"] - hidden, "hidden_versions": hidden})
-    since = f", {answer['forgotten']} were forgotten since" if "forgotten" in answer else ""
-    yield f"Stored {told}{_known(answer)}{since} ({answer['seconds']} s, {rate:.0f} a second)."
+    yield f"Stored {told}{_known(answer)} ({answer['seconds']} s, {rate:.0f} a second)."
     if redacted := answer.get("redacted"):
         yield f"Left out: {', '.join(f'{kind} ({count})' for kind, count in redacted.items())}."
     if unknown := answer.get("unknown_fields"):
@@ -15978,7 +16027,8 @@ class Server:
             for part in message:
                 self.handle(part, batch.add)
         else:
-            self._send(_error(INVALID_REQUEST, "batches belong to revision 2025-03-26 alone"))
+            told = "a batch has messages, and belongs to revision 2025-03-26 alone"
+            self._send(_error(INVALID_REQUEST, told))
 
     def handle(self, message: Any, answer: Callable[[Any], None]) -> None:
         """Answer a message through `answer`, now or when its call has run; {} is no answer."""
@@ -16636,7 +16686,7 @@ def typed(route: Route, given: dict[str, Any], from_text: bool) -> dict[str, Any
     for name in given.keys() - known.keys():
         raise InvalidInput(f"{route.path} takes {', '.join(known) or 'nothing'}; not {_show(name)}")
     for name, one in known.items():
-        if one.is_required and name not in given:
+        if one.is_required and given.get(name) is None:
             raise InvalidInput(f"{name} is missing")
     return {
         known[name].name: _of_type(name, value, known[name].kind, from_text)
@@ -17024,11 +17074,15 @@ def changed(path: Path, wanted: Any, remove: bool) -> FileChange:
         advice = f"; {advice} by hand" if called else ""
         raise InvalidInput(f"{path} {error}: left as it is{advice}") from None
     others = "; ".join(_in_other_words(path, wanted))
+    if remove and (left := ", ".join(_left(new, wanted))):
+        others = f"has {left} in words of yours, which stays: take it out by hand"
+    elif remove:
+        others = ""
     if new == text:
         contents = " and ".join(_CALLED[key] for key in called) or "what is needed"
-        done = "has nothing to remove" if remove else others or f"has {contents} already"
+        done = others or ("has nothing to remove" if remove else f"has {contents} already")
     elif remove:
-        done = "deleted" if new is None else "cleaned"
+        done = "deleted" if new is None else f"cleaned, but {others}" if others else "cleaned"
     else:
         done = "created" if text is None else f"extended, but {others}" if others else "extended"
     return FileChange(path, done, new, "" if remove else add(None, wanted))
@@ -17457,6 +17511,18 @@ def _in_other_words(path: Path, wanted: Any) -> Iterator[str]:
             yield f"has {what} {told}: {_show(found)}"
 
 
+def _left(text: str | None, wanted: Any) -> Iterator[str]:
+    """What a removal leaves of ours in JSON, since somebody changed it."""
+    if not text or not isinstance(wanted, dict) or "mcp_servers" in wanted:
+        return
+    for keys, one in _leaves(wanted):
+        with contextlib.suppress(InvalidInput):  # something else is there
+            stands = JsonText(text).walk(keys, one)[-1].next
+            if stands and _runs_ours(stands.value):
+                what = "hook" if keys[0] == "hooks" else "server"
+                yield f"the {what} {keys[1]}"
+
+
 def _is_ours(found: Any, wanted: Any) -> bool:
     """Whether what stands for a server, hook or plugin runs this program, or a copy of it."""
     if isinstance(wanted, str):
@@ -17527,7 +17593,7 @@ def initialize(
 def _project_folder(memory: Memory) -> Path:
     root, given = memory.projects.root, memory.projects.given
     if root is None:
-        why = f"{_show(given)} is an id" if given else "the home folder and / are none"
+        why = f"{_show(given)} is an id" if given else memory.projects.nowhere()
         raise InvalidInput(f"no project folder here ({why}): use --global, or cd to one")
     return root
 

@@ -231,10 +231,10 @@ def test_only_a_sound_copy_of_ours_is_restored(memory: Memory, tmp_path: Path) -
     memory.backup(tmp_path / "torn.db")
     os.truncate(tmp_path / "torn.db", 20_000)
     for name, message in (
-        ("other.db", "another program's"),
+        ("other.db", "another program's database: choose another file$"),
         ("empty.db", "holds nothing"),
-        ("text.db", "not a Sediment database"),
-        ("torn.db", "damaged"),
+        ("text.db", "not a Sediment database: choose another file$"),
+        ("torn.db", "damaged: try --db .*torn.db doctor --repair, or another backup"),
         ("none.db", "no file"),
     ):
         with pytest.raises((DatabaseError, NotFound), match=message):
@@ -289,6 +289,33 @@ def test_what_a_killed_backup_left_is_removed_by_the_next(memory: Memory, tmp_pa
     assert len(list(tmp_path.glob("*.tmp"))) == 1
     memory.backup(target)
     assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["copy.db"]
+
+
+def test_what_was_restored_from_is_a_copy_that_forget_names(memory: Memory, tmp_path: Path) -> None:
+    id = memory.store("A walrus.")["id"]
+    for name in ("first.db", "second.db"):
+        memory.backup(tmp_path / name)
+    memory.restore(tmp_path / "first.db")
+    told = {Path(name).name for name in memory.forget(id)["copies"]}
+    assert {"first.db", "second.db"} < told
+
+
+def test_a_copy_that_cannot_be_written_is_named_as_it_was_given(
+    memory: Memory, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.store("x")
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(sediment, "_create_private", refuse)
+    with pytest.raises(DatabaseError, match=r"copy\.db cannot be written .Read-only file system.$"):
+        memory.backup(tmp_path / "copy.db")
+    memory.close()
+    overwrite(path, leaf_pages(path, "vectors")[0])
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    with pytest.raises(DatabaseError, match="cannot be copied beside itself"):
+        memory.repair()
 
 
 def test_a_file_is_not_restored_from_itself(memory: Memory, path: Path) -> None:

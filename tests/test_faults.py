@@ -138,7 +138,7 @@ def somebody_elses(path: Path) -> str:
     connection = apsw.Connection(str(path))
     connection.execute("CREATE TABLE bookmarks(url); INSERT INTO bookmarks VALUES('x')")
     connection.close()
-    return "is another program's database: choose another with --db"
+    return "is another program's database: choose another file"
 
 
 def a_folder(path: Path) -> str:

@@ -231,6 +231,16 @@ def test_it_tells_that_it_lives_and_is_ready(door: Door) -> None:
     assert door.ok("GET", "/ready") == {"ready": True}
 
 
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("memories", "content"), ("recall", "query"), ("review/replace", "old")],
+)
+def test_null_is_no_argument(door: Door, path: str, name: str) -> None:
+    for body in ({}, {name: None}):
+        answer = door.ask("POST", f"/v1/{path}", body)
+        assert (answer.status, answer.body) == (400, {"error": f"{name} is missing"})
+
+
 def test_nothing_is_told_of_the_machine(door: Door, place: Path) -> None:
     told = [door.ok("GET", "/v1/stats"), door.ask("GET", "/v1/memories/x").body]
     told += [door.ok("GET", "/v1/memories"), door.ask("GET", "/v1/nothing").headers]
@@ -427,11 +437,23 @@ def test_a_token_of_one_project_sees_no_other(guarded: tuple[Door, dict[str, str
     assert one.ask("POST", "/v1/memories", {"content": "x", "scope": "global"}).status == 403
     rows = b'{"content": "Put elsewhere.", "project": "other"}\n'
     rows += b'{"content": "All.", "scope": "global"}\n'
-    one.ok("POST", "/v1/import", rows, **LINES)
+    notice = one.ok("POST", "/v1/import", rows, **LINES)["notice"]
+    assert notice == "2 rows of elsewhere came into this project"
     assert "Put elsewhere." not in str(whole.ok("GET", "/v1/memories?project=other"))
     assert "All." not in str(whole.ok("GET", "/v1/memories?scope=global"))
     for id in (theirs, shared):
         assert whole.ok("GET", f"/v1/memories/{id}")["id"] == id
+
+
+def test_a_token_of_one_project_counts_no_other(guarded: tuple[Door, dict[str, str]]) -> None:
+    door, tokens = guarded
+    whole, one = (
+        Door(door.host, door.port, **bearer(tokens[name])).ok("GET", "/v1/stats")
+        for name in ("all", "one")
+    )
+    assert whole["items"] > one["items"] == one["project_items"] + one["global_items"]
+    assert whole["chunks"] > one["chunks"]
+    assert "bytes" not in one
 
 
 def test_a_token_of_one_project_reaches_into_no_other_by_import(

@@ -255,6 +255,22 @@ def test_every_block_of_ours_is_removed_and_half_a_one_is_none(here: Program) ->
     assert path.read_text() == half
 
 
+def test_what_somebody_changed_is_named_when_it_stays(here: Program) -> None:
+    here.ok("init", "--client", "claude")
+    server, settings = here.folder / ".mcp.json", here.folder / ".claude" / "settings.json"
+    value = json.loads(server.read_text())
+    value["mcpServers"]["sediment"]["env"] = {"SEDIMENT_CROSS_PROJECT": "0"}
+    server.write_text(json.dumps(value))
+    value = json.loads(settings.read_text())
+    value["hooks"]["Stop"][0]["hooks"].append({"type": "command", "command": "notify-send done"})
+    settings.write_text(json.dumps(value))
+    for done in ("cleaned, but ", ""):
+        said = here.ok("init", "--client", "claude", "--remove")
+        assert f"{server}: has the server sediment in words of yours, which stays" in said
+        assert f"{settings}: {done}has the hook Stop in words of yours, which stays" in said
+    assert list(json.loads(settings.read_text())["hooks"]) == ["Stop"]
+
+
 def test_instructions_in_other_words_are_enough(here: Program) -> None:
     text = "Use mcp__sediment__recall first.\n"
     (here.folder / "CLAUDE.md").write_text(text)

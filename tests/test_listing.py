@@ -50,6 +50,12 @@ def test_what_is_hidden_is_listed_alone(memory: Memory, ids: list[str]) -> None:
     assert ids[1] not in listed(memory)
 
 
+def test_a_list_of_nothing_live_tells_what_is_hidden(memory: Memory, ids: list[str]) -> None:
+    memory.prune(older_than="0d")
+    told = memory.list_items()["message"]
+    assert told == f"No items are live; {len(ids)} are hidden (`list --replaced` shows them)."
+
+
 def test_what_no_recall_has_shown_is_listed_alone(memory: Memory, ids: list[str]) -> None:
     found = memory.recall("Where is the kettle?", limit=1)["results"][0]["id"]
     assert found == ids[0]

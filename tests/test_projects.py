@@ -783,6 +783,7 @@ def test_a_folder_that_was_deleted(here: Program, tmp_path: Path, pyz: Path) -> 
         done = here.run(*words, cwd=gone, preexec_fn=gone.rmdir)
         assert (done.returncode, done.stderr) == (0, "")
         assert "global" in done.stdout
+        assert ("no project here: the working folder is gone" in done.stdout) == ("store" in words)
     gone.mkdir()
     done = here.run("init", cwd=gone, preexec_fn=gone.rmdir)
     assert done.returncode == 1

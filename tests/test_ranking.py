@@ -167,6 +167,7 @@ NOW = datetime(2026, 3, 18, 12).timestamp()  # a Wednesday
         ("what did we learn between last month and today", "2026-02-01", "2026-03-19", True),
         ("is the limit between 20 and 30?", None, None, None),
         ("who may march in?", None, None, None),
+        ("what happened on Friday?", "2026-03-13", "2026-03-14", True),
         ("do we deploy on Friday?", None, None, None),
         ("is the timeout 2 weeks?", None, None, None),
         ("what happened on 40 May 2026", None, None, None),

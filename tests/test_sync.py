@@ -851,6 +851,17 @@ def test_a_place_that_has_lost_files_gets_all_again(place: Place) -> None:
     assert texts(a) == texts(b)
 
 
+def test_who_follows_a_place_that_is_away_is_told_what_waits(place: Place) -> None:
+    a = place.machine("a")
+    a.store("The port is 5433.")
+    with a.database.transaction() as connection:
+        connection.execute("UPDATE clock SET place = '/nonexistent/place'")
+    told = next(a.follow_sync())
+    assert [row["waiting"] for row in told["spaces"]] == [1]
+    assert "is not there" in told["remarks"][0]
+    assert "Nothing is shared" not in "".join(sediment.render_synced(told))
+
+
 @pytest.mark.parametrize("damage", ["", "\0\0\0\n", '{"id": "a", "in'])
 def test_a_place_whose_files_were_damaged_gets_all_again(place: Place, damage: str) -> None:
     a, b = place.machine("a"), place.machine("b")

@@ -53,6 +53,9 @@ def test_two_machines_and_a_folder_in_four_lines(
     recalled = b.run("recall", "staging port").stdout.splitlines()[0]
     assert ", " in recalled  # the person and host that it is from
     assert b.json("sync", "--status")["spaces"][0]["waiting"] == 0
+    b.ok("export", "all.jsonl")
+    b.ok("forget", b.json("list")["items"][0]["id"])
+    assert b.ok("import", "all.jsonl").startswith("Stored 0 items, 1 were forgotten (")
     assert "sync --unshare" in a.error("sync", "--share", "other")
     assert "goes to" in a.ok("sync", "--unshare")
     assert "syncs nowhere any more" in a.ok("sync", "--leave")
