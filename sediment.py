@@ -291,6 +291,7 @@ SAME_VECTOR = 0.999  # its cosine at least; 16 bits cost 0.0000002
 CLOCK_OFF = 3_600  # s of two clocks that are worth a remark
 SYNC_POLL = 1.0  # s between looks at whether something has changed here
 SYNC_FILE_MAX = 1 << 28  # bytes of a file of a machine, which has 1/256 of its memories
+GIT_TRIES = 8  # to fetch or push: of two killed runs git was met at work, here and at the place
 COUNT_MAX = 1 << 31  # one machine's confirmations of a memory: nobody has more
 SYNC_BATCH = 200  # states that are written in one transaction, 40 ms that a store may wait
 LEASE = 10  # s that a process may be silent in background work before another takes it up
@@ -12812,7 +12813,7 @@ class Git(Folder):
         import subprocess
 
         command = ["git", *_GIT_PLAIN, "--git-dir", str(self._repository), *words]
-        env = environment(left_out="GIT_DIR") | {"GIT_TERMINAL_PROMPT": "0"}
+        env = environment(left_out="GIT_DIR") | {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
         try:
             done = subprocess.run(command, input=input, capture_output=True, env=env, timeout=600)
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -12823,11 +12824,14 @@ class Git(Folder):
         return done.stdout.decode("utf-8", "replace")
 
     def _exchange(self, deed: str, *words: str) -> None:
-        """Fetch or push."""
-        try:
-            self._git(deed, "--quiet", *words)
-        except InvalidInput as error:
-            raise Unreachable(f"{self._url} cannot be reached ({error})") from None
+        """Fetch or push; again where git, of a run that was killed, had still to end the same."""
+        for tries in range(1, GIT_TRIES + 1):
+            try:
+                self._git(deed, "--quiet", *words)
+                return
+            except InvalidInput as error:
+                if "lock ref" not in str(error) or tries == GIT_TRIES:
+                    raise Unreachable(f"{self._url} cannot be reached ({error})") from None
 
     def begin(self) -> dict[str, Any]:
         """Fetch what is there."""
@@ -12888,11 +12892,7 @@ class Git(Folder):
         self._git("update-ref", "-d", ref)
         self._git("fast-import", "--quiet", input=b"".join([*lines, b"\n"]))
         self._trees.pop(self.me.name, None)
-        push = "push", "--force", "--", self._url, f"{ref}:{ref}"
-        try:
-            self._exchange(*push)
-        except Unreachable:  # what a run that was killed had begun to push may have come between
-            self._exchange(*push)
+        self._exchange("push", "--force", "--", self._url, f"{ref}:{ref}")
 
     def _states(self, machine: str, name: str) -> tuple[list[tuple[str, State]], bool]:
         found = super()._states(machine, name)
