@@ -5376,14 +5376,17 @@ def _competes(
     lost = asked.difference(new.stems)
     if any(map(_has_digit, lost)) or not changes:
         return False
+    squared = {stem: table.idf_of(stem) ** 2 for stem in asked}
+    most = RIVAL_MAX * math.fsum(squared.values())
+    if math.fsum(map(squared.__getitem__, lost)) <= most:  # whatever stands in their place
+        return True
     rivals: set[str] = set()
     for gone, come in _swaps(old.stems[:ALIGNED_WORDS], new.stems[:ALIGNED_WORDS]):
         others = (word for word in come if word not in said and not _has_digit(word))
         changing = _announces(come) or not CUES["change"].isdisjoint(come)
         if not changing and any(table.idf_of(one) > RIVAL_TELLS for one in others):
             rivals |= lost.intersection(gone)
-    squared = {stem: table.idf_of(stem) ** 2 for stem in asked}
-    return math.fsum(map(squared.__getitem__, rivals)) <= RIVAL_MAX * math.fsum(squared.values())
+    return math.fsum(map(squared.__getitem__, rivals)) <= most
 
 
 def _swaps(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[Sequence[str], Sequence[str]]]:
@@ -5755,17 +5758,22 @@ class VectorIndex:
         return total
 
     def _best(self, rows: Any, cosines: Any, limit: int) -> tuple[Any, Any]:
-        """Of these rows the best one of each of the best items, and their cosines."""
+        """Of these rows, in ascending order, the best one of each of the best items, and their
+        cosines. The rows of an item stand together."""
         import numpy
 
         if self._waiting:  # these have no vector yet
             made = ~numpy.isin(rows, list(self._waiting.values()))
             rows, cosines = rows[made], cosines[made]
-        top = _highest(numpy.arange(len(rows)), cosines, 4 * limit)
+        items = self._items[rows]
+        first = numpy.flatnonzero(numpy.diff(items, prepend=-1))
+        best = numpy.maximum.reduceat(cosines, first) if len(first) else cosines
+        top = _highest(numpy.arange(len(first)), best, limit)
+        if len(first) < len(rows):
+            as_good = numpy.flatnonzero(cosines == best.repeat(numpy.diff(first, append=len(rows))))
+            first = as_good[as_good.searchsorted(first)]
+        top = first[top]
         top = top[numpy.lexsort((rows[top], -cosines[top]))]
-        _, first = numpy.unique(self._items[rows[top]], return_index=True)
-        first.sort()
-        top = top[first[:limit]]
         return rows[top], cosines[top]
 
     def _evidence(self, rows: Any, cosines: Any, kind: int = OWN) -> Evidence:
@@ -6327,12 +6335,13 @@ def words_share(best: float, tenth: float, ideal: float) -> float:
 
 class Profile(NamedTuple):
     """A way of ranking: a score from the two indexes, then what else is known of the best, beside
-    the `reach` memories that are nearest to the query."""
+    the `reach` memories that are nearest to the query; and whether it counts the links of each."""
 
     score: Callable[[Candidates, float, float], Scores]
     adjust: Callable[[list[Hit], dict[int, Facts], Query, Lexicon, int], list[Hit]]  # of n chunks
     floor: Callable[[int], float]
     reach: int = 0
+    links: bool = False
 
 
 def rank(
@@ -6617,7 +6626,7 @@ def unadjusted(hits: list[Hit], *_: Any) -> list[Hit]:
 
 PROFILES = {
     "default": Profile(default_score, default_adjust, chance_floor, AROUND),
-    "classic": Profile(classic_score, classic_adjust, lambda _: CLASSIC_FLOOR),
+    "classic": Profile(classic_score, classic_adjust, lambda _: CLASSIC_FLOOR, links=True),
     "cosine": Profile(cosine_score, unadjusted, lambda _: 0.0),
     "bm25": Profile(bm25_score, unadjusted, lambda _: 1.0),
 }
@@ -11046,7 +11055,8 @@ def item_still_there(database: Database, id: str) -> dict[str, Any]:
 
 def items_by_row(database: Database, seqs: Iterable[int]) -> dict[int, dict[str, Any]]:
     """Items by row number, in the order asked for."""
-    wanted = list(seqs)
+    if not (wanted := list(seqs)):
+        return {}
     sql = f"SELECT {_ITEM} FROM items i WHERE i.seq IN (SELECT value FROM json_each(?))"
     rows = {row[0]: _item(row) for row in database.rows(sql, json.dumps(wanted))}
     return {seq: rows[seq] for seq in wanted if seq in rows}
@@ -11137,7 +11147,8 @@ class Search(View):
                 size = len(found.item)  # what is of that time may be far in all else
             factor = CROSS_PROJECT_FACTOR if within.project else 1.0
             hits = rank(found, share, request.profile, size, factor)
-            return Found(hits, self._facts(hits), query._replace(around=around), words.chunks)
+            facts = self._facts(hits, request.profile.links)
+            return Found(hits, facts, query._replace(around=around), words.chunks)
 
     def _query_vector(self, text: str, words: Words) -> bytes | None:
         """None where a service gives none, or turns out to have another model by now."""
@@ -11231,14 +11242,14 @@ class Search(View):
         fits = numpy.where(numpy.isin(every.item, near.item), 1.0, every.coverage)
         return every._replace(coverage=fits)
 
-    def _facts(self, hits: list[Hit]) -> dict[int, Facts]:
+    def _facts(self, hits: list[Hit], links: bool) -> dict[int, Facts]:
         """What else ranking may look at, by row number."""
+        count = "(SELECT count(*) FROM graph_edges WHERE {} = i.id)"
+        counted = f"{count.format('from_id')} + {count.format('to_id')}" if links else "0"
         sql = (
             'SELECT i.seq, substr(i.content, c.start + 1, c."end" - c.start), i.created_at,'
             " coalesce(a.access_count, 0),"
-            " a.last_accessed_at, coalesce(a.validation_count, 0),"
-            " (SELECT count(*) FROM graph_edges WHERE from_id = i.id)"
-            " + (SELECT count(*) FROM graph_edges WHERE to_id = i.id),"
+            f" a.last_accessed_at, coalesce(a.validation_count, 0), {counted},"
             f" coalesce({_HAS_DAY}, 1), CASE WHEN NOT {_SAID} THEN i.file END, v.vector,"
             f' i.stored_at, {_SAID}, i.project_id, c.position, c.start, c."end"'
             " FROM chunks c JOIN items i ON i.seq = c.item"
