@@ -292,6 +292,7 @@ CLOCK_OFF = 3_600  # s of two clocks that are worth a remark
 SYNC_POLL = 1.0  # s between looks at whether something has changed here
 SYNC_FILE_MAX = 1 << 28  # bytes of a file of a machine, which has 1/256 of its memories
 GIT_TRIES = 8  # to fetch or push: of two killed runs git was met at work, here and at the place
+MACHINE_NAME_MAX = 64  # letters, as POSIX has of a host and PostgreSQL of a role
 COUNT_MAX = 1 << 31  # one machine's confirmations of a memory: nobody has more
 SYNC_BATCH = 200  # states that are written in one transaction, 40 ms that a store may wait
 LEASE = 10  # s that a process may be silent in background work before another takes it up
@@ -13646,7 +13647,8 @@ class Sync:
 
     def _machines(self) -> list[dict[str, Any]]:
         rows = self.database.rows("SELECT max(gone) FROM replica WHERE gone > 0 GROUP BY id")
-        return self.place.machines([t for (t,) in rows])
+        found = self.place.machines([t for (t,) in rows])
+        return [row | {key: _machine_name(row[key]) for key in ("host", "person")} for row in found]
 
     def status(self) -> dict[str, Any]:
         """What waits, and who has what; where the place cannot be reached, what is known here."""
@@ -13720,6 +13722,13 @@ class Sync:
         told = f"; of others {_memories(len(ids))} erased here" if erase else ""
         message = f"This memory syncs nowhere any more{told}."
         return {"success": True, "erased": len(ids), "message": message}
+
+
+def _machine_name(told: object) -> str:
+    """What somebody else calls a machine or its user, which recall shows to agents."""
+    if not (isinstance(told, str) and told.isprintable() and len(told) <= MACHINE_NAME_MAX):
+        return ""
+    return told
 
 
 def _memories(count: int) -> str:
@@ -15311,7 +15320,8 @@ def render_synced(answer: dict[str, Any]) -> Iterator[str]:
     for row in answer.get("machines", ()):
         seen = local_time(iso_time(row["seen"])) if row["seen"] else "never"
         late = f", has {row['to_erase']} forgotten texts to erase" if row["to_erase"] else ""
-        yield printable_name(f"{row['machine']}  {row['person']}, {row['host']}, seen {seen}{late}")
+        who = "".join(f"{name}, " for name in (row["person"], row["host"]) if name)
+        yield printable_name(f"{row['machine']}  {who}seen {seen}{late}")
     yield from (printable_name(f"note: {remark}") for remark in answer.get("remarks", ()))
 
 
