@@ -5764,7 +5764,7 @@ class VectorIndex:
         import numpy
 
         if self._waiting:  # these have no vector yet
-            made = ~numpy.isin(rows, list(self._waiting.values()))
+            made = ~numpy.isin(rows, list(self._waiting.values()), assume_unique=True)
             rows, cosines = rows[made], cosines[made]
         items = self._items[rows]
         first = numpy.flatnonzero(numpy.diff(items, prepend=-1))
@@ -6227,7 +6227,7 @@ def candidates(
     if vector:
         found, around = _nearest_of(vector, within, reach)
         near = all_evidence(found)
-        missing = by_words.item[~numpy.isin(by_words.item, near.item)]
+        missing = by_words.item[~numpy.isin(by_words.item, near.item, assume_unique=True)]
         near = all_evidence([near, _cosines_of(vector, missing, within)])
     best = float(by_words.score.max(initial=0.0))
     both = as_candidates(by_words, near, best, words.ideal)
@@ -11237,10 +11237,12 @@ class Search(View):
         span = f"i.created_at BETWEEN {asked.start} AND {asked.end - 1}"
         where = f"{within.live} AND {span} AND {_KNOWN_DAY} AND {_OWN}"
         near = nearest(self.database, vector, where, within.project, CANDIDATES)
-        more = near.where(~numpy.isin(near.item, found.item))
+        more = near.where(~numpy.isin(near.item, found.item, assume_unique=True))
         late = as_candidates(as_evidence([]), more, 0.0, words.ideal)
         every = Candidates(*map(numpy.append, found, late))
-        fits = numpy.where(numpy.isin(every.item, near.item), 1.0, every.coverage)
+        fits = numpy.where(
+            numpy.isin(every.item, near.item, assume_unique=True), 1.0, every.coverage
+        )
         return every._replace(coverage=fits)
 
     def _facts(self, hits: list[Hit], links: bool) -> dict[int, Facts]:
