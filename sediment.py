@@ -3345,7 +3345,7 @@ class Database:
             connection.set_busy_handler(_patience(wait))
             connection.execute("BEGIN IMMEDIATE")
             connection.set_busy_handler(_patience())
-            if self._identity() in (None, self._local.identity):
+            if self._identity() == self._local.identity:
                 return connection
             connection.execute("ROLLBACK")
 
@@ -10673,6 +10673,7 @@ def _nobody_writes(database: Database) -> Iterator[None]:
     database.close()
     with contextlib.closing(_connect(database.path)) as connection:
         connection.set_busy_handler(_patience())
+        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)  # it is left as it is
         with contextlib.suppress(apsw.Error):
             connection.execute("BEGIN IMMEDIATE")
         yield
@@ -14747,6 +14748,9 @@ def ask_for_capture(memory: Memory, event: Event) -> None:
                 " SET path = excluded.path, number = number + 1",
                 rows,
             )
+            key = f"{_TRIED}{session_name(event.client, event.session)}"  # with more to say
+            sql = "UPDATE meta SET value = min(value + 0, ?) WHERE key = ?"
+            connection.execute(sql, (CAPTURE_TRIES - 1, key))
     if memory.database.value("SELECT EXISTS(SELECT 1 FROM captures)"):
         start_capture(memory.database.path)
 
@@ -14801,8 +14805,9 @@ def _capture_waiting(
     the place of all that were kept before, these begin to wait."""
     new, key = 0, f"{_TRIED}{session_name(client, session)}"
     given_up, others = tried >= CAPTURE_TRIES, []
-    with memory.database.transaction() as connection:  # before: this process may be killed
-        set_meta(connection, key, str(tried - 1 if given_up else tried + 1))
+    if not given_up:
+        with memory.database.transaction() as connection:  # before: this process may be killed
+            set_meta(connection, key, str(tried + 1))
     if given_up:  # until it has more to say, for one more try
         _log_unkept(memory, client, session, f"given up: {tried} readers did not come to its end")
     elif session == _MISSED:

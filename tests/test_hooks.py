@@ -508,8 +508,11 @@ def test_a_session_that_ends_its_readers_stops_no_other(
     stop("otter")
     readers(3)
     assert read[4:] == ["otter", "bad"]
-    monkeypatch.setattr(sediment, "read_conversation", real)
     stop("bad")
+    readers(1)
+    assert read[6:] == ["bad"]
+    monkeypatch.setattr(sediment, "read_conversation", real)
+    stop("bad")  # before a reader has seen that it is given up
     readers(1)
     assert memory.stats()["turns"] == 3
     assert sediment.often_tried(memory.database) == []
