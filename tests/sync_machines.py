@@ -38,7 +38,8 @@ class Machine:
         return states_of(connection, "SELECT * FROM states ORDER BY id, here")
 
     def sent(self) -> list[dict[str, Any]]:
-        """All states as others get them."""
+        """All states as others get them; what is sent is shown here, too, as a run of sync does."""
+        sediment.show_own(self.memory.database, self.states())
         rows = [json.loads(json.dumps(sediment.record_of(s, "x"))) for s in self.states().values()]
         return [sediment.state_of(row)[1] for row in rows]
 
