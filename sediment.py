@@ -17882,6 +17882,10 @@ class _Group(click.Group):
             raise click.ClickException(str(error)) from None
         except EOFError as error:  # which click would take for Ctrl-D: nothing reads a terminal
             raise click.ClickException(f"a library file is damaged ({error}): reinstall") from None
+        except ImportError as error:
+            why, folder = str(error).partition("\n")[0], Path(__file__).parent
+            told = f"a part of the program is missing ({why}): delete {folder}, or reinstall"
+            raise click.ClickException(told) from None
 
 
 @click.group(

@@ -285,6 +285,18 @@ def test_damaged_unpacked_folder(place: Place) -> None:
     assert_one_line(place.run(), "delete it and try again")
 
 
+def test_a_part_that_is_gone_from_the_cache_is_named(run_pyz: Run, tmp_path: Path) -> None:
+    env = {"SEDIMENT_CACHE": str(tmp_path / "cache"), "SEDIMENT_DB": str(tmp_path / "memory.db")}
+    assert run_pyz("store", "A fact.", env=env).returncode == 0
+    (folder,) = (tmp_path / "cache").glob("sediment/*/numpy")
+    shutil.rmtree(folder / "linalg")
+    for words in (("recall", "a fact"), ("store", "Another.")):
+        done = run_pyz(*words, env=env)
+        assert (done.returncode, done.stdout) == (1, "")
+        told = rf"Error: a part of .* missing \(.*\): delete {folder.parent}, or reinstall\n"
+        assert re.fullmatch(told, done.stderr)
+
+
 @pytest.mark.parametrize("name", ["model.onnx", "manifest.json"])
 def test_a_damaged_model_in_the_cache_is_unpacked_again(
     run_pyz: Run, tmp_path: Path, name: str
