@@ -290,11 +290,10 @@ def test_a_part_that_is_gone_from_the_cache_is_named(run_pyz: Run, tmp_path: Pat
     assert run_pyz("store", "A fact.", env=env).returncode == 0
     (folder,) = (tmp_path / "cache").glob("sediment/*/numpy")
     shutil.rmtree(folder / "linalg")
-    for words in (("recall", "a fact"), ("store", "Another.")):
-        done = run_pyz(*words, env=env)
-        assert (done.returncode, done.stdout) == (1, "")
-        told = rf"Error: a part of .* missing \(.*\): delete {folder.parent}, or reinstall\n"
-        assert re.fullmatch(told, done.stderr)
+    done = run_pyz("recall", "a fact", env=env)
+    told = rf"Error: a part of .* missing \(.*\): delete {folder.parent}, or reinstall\n"
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(told, done.stderr)
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "manifest.json"])
