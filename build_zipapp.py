@@ -132,7 +132,7 @@ def check_python():
 def cache_root():
     """Where the unpacked versions live; None if nothing names a folder and there is no home."""
     xdg = "LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME"
-    base = os.getenv("SEDIMENT_CACHE")
+    base = os.path.expanduser(os.getenv("SEDIMENT_CACHE", ""))  # what no shell has written out
     if not base and sys.platform != "darwin" and os.path.isabs(os.getenv(xdg, "")):
         base = os.getenv(xdg)
     home = os.path.expanduser("~")

@@ -702,11 +702,11 @@ def open_plain(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
 
 
-def library_advice() -> str:
-    """What to do about a library that cannot be loaded."""
+def library_advice(remedy: str) -> str:
+    """What to do about a library that cannot be loaded, beside what mends the program."""
     if sys.platform == "win32":
-        return "install Microsoft's Visual C++ runtime (vc_redist.x64.exe)"
-    return "reinstall"
+        return f"install Microsoft's Visual C++ runtime (vc_redist.x64.exe), or {remedy}"
+    return remedy
 
 
 # Times and texts
@@ -2445,10 +2445,29 @@ def _trim(text: str, start: int, end: int) -> tuple[int, int]:
 def cache_dir() -> Path:
     """A folder of this user's that is safe to delete."""
     if override := setting("CACHE"):
-        return Path(override) / "sediment"
+        return Path(os.path.expanduser(override)) / "sediment"
     import platformdirs
 
     return platformdirs.user_cache_path("sediment", appauthor=False)
+
+
+def remedy(program: Path | None = None) -> str:
+    """What to do where a part of the program (this one) is missing or damaged."""
+    program = program or Path(__file__).resolve().parent
+    if cache_dir().resolve() in program.resolve().parents:  # the .pyz unpacks itself again
+        return f"delete {program} and run again, or reinstall"
+    return "run `make` in a checkout, else reinstall"
+
+
+@contextlib.contextmanager
+def loading(library: str) -> Iterator[None]:
+    """A library that cannot be imported is named, with what to do."""
+    try:
+        yield
+    except ImportError as error:
+        reason = one_line(str(error), PREVIEW)
+        advice = library_advice(remedy())
+        raise ModelError(f"{library} cannot be loaded ({reason}): {advice}") from None
 
 
 def model_dir() -> Path:
@@ -2457,7 +2476,7 @@ def model_dir() -> Path:
     for parent in ("models", "sediment_models"):
         if (here / parent / MODEL / "manifest.json").is_file():
             return here / parent / MODEL
-    raise ModelError(f"the model {MODEL} is missing beside {here}: run `make`, or reinstall")
+    raise ModelError(f"the model {MODEL} is missing beside {here}: {remedy()}")
 
 
 @functools.cache
@@ -2467,7 +2486,7 @@ def asset(name: str) -> str:
     for folder in ("assets", "sediment_assets"):
         with contextlib.suppress(OSError):
             return __loader__.get_data(str(here / folder / name)).decode()  # pyright: ignore
-    raise SedimentError(f"assets/{name} is missing beside {here}: run `make`, or reinstall")
+    raise SedimentError(f"assets/{name} is missing beside {here}: {remedy()}")
 
 
 def takes_bundled_model() -> bool:
@@ -2510,7 +2529,7 @@ class Model:
             self.digest: str = self.files["weights.bin"]["sha256"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ModelError(
-                f"{folder}/manifest.json cannot be read ({error}): reinstall"
+                f"{folder}/manifest.json cannot be read ({error}): {self._remedy()}"
             ) from None
 
     def check(self, full: bool = False) -> None:
@@ -2555,9 +2574,7 @@ class Model:
             raise ModelError(f"the model file {path} is damaged: {self._remedy()}")
 
     def _remedy(self) -> str:
-        if cache_dir().resolve() in self.folder.resolve().parents:  # an unpacked program
-            return f"delete {self.folder.parent.parent} and run again, or reinstall"
-        return "run `make` in a checkout, else reinstall"
+        return remedy(self.folder.parent.parent)
 
 
 def unpack_model() -> bool:
@@ -2817,8 +2834,8 @@ class Encoder:
         return self._tokenizer
 
     def _open_tokenizer(self) -> Tokenizer:
-        from tokenizers import Tokenizer
-
+        with loading("tokenizers"):
+            from tokenizers import Tokenizer
         self.model.check()
         with self._readable("tokenizer.json") as path:
             tokenizer = Tokenizer.from_file(path)
@@ -2831,14 +2848,9 @@ class Encoder:
         # Before onnxruntime, which would import numpy's inner parts first: another thread that
         # imports numpy at that moment would wait for those, this one for that, and one of the
         # two would be given half a module.
-        try:
+        with loading("onnxruntime"):
             import numpy  # noqa: F401
             import onnxruntime
-        except ImportError as error:
-            reason = one_line(str(error), PREVIEW)
-            raise ModelError(
-                f"onnxruntime cannot be loaded ({reason}): {library_advice()}"
-            ) from None
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         options.intra_op_num_threads = min(ENCODER_THREADS, os.cpu_count() or 1)
@@ -5476,7 +5488,7 @@ def _read_learned(given: str) -> dict[str, Any]:
     try:
         return json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read ({error}): run `make`, or reinstall") from None
+        raise ModelError(f"{path} cannot be read ({error}): {remedy()}") from None
 
 
 # ---------------------------------------------------------------------------------------------
@@ -5543,7 +5555,9 @@ def live_at(moment: int | None) -> str:
     """The SQL condition of the items that were live at a time, or that are now."""
     if moment is None:
         return _LIVE
-    return f"(i.created_at <= {moment:d} AND (i.ended_at IS NULL OR i.ended_at > {moment:d}))"
+    # What was taken back had never been so: else two versions would answer for its days.
+    then = f"i.ended_at > {moment:d} AND i.ended_by IS NOT 'undo'"
+    return f"(i.created_at <= {moment:d} AND (i.ended_at IS NULL OR {then}))"
 
 
 class Evidence(NamedTuple):
@@ -10472,6 +10486,7 @@ def _check_program(database: Database, encoder: Encoder) -> Iterator[Check]:
         if encoder.model.destination:
             yield _check_service(encoder)
         else:
+            encoder.embed(PROBE)
             yield Check("model", "ok", f"{encoder.model.name}, every byte as it should be")
         with contextlib.suppress(DatabaseError):
             if not same_model(database, encoder.model):
@@ -10501,21 +10516,28 @@ def describe_program(database: Database) -> dict[str, str]:
     alone: a value may be a key, and a path says who somebody is."""
     import locale
     import platform
-    from importlib import metadata
 
-    libraries = [f"{name} {metadata.version(name)}" for name in REPORTED]
     python = f"{platform.python_implementation()} {platform.python_version()}"
     return {
         "sediment": __version__,
         "model": _or_fault(_describe_model),
         "database": _or_fault(lambda: _describe_file(database)),
         "sqlite": _describe_sqlite(),
-        "libraries": ", ".join(libraries),
+        "libraries": ", ".join(map(_describe_library, REPORTED)),
         "python": f"{python}, {_without_home(sys.executable)}",
         "program": _without_home(str(Path(__file__).resolve())),
         "system": f"{platform.platform()}, {os.cpu_count()} processors, {locale.getencoding()}",
         "set": ", ".join(settings_made()) or "nothing",
     }
+
+
+def _describe_library(name: str) -> str:
+    from importlib import metadata
+
+    try:
+        return f"{name} {metadata.version(name)}"
+    except metadata.PackageNotFoundError:
+        return f"{name} is missing"
 
 
 def _or_fault(describe: Callable[[], str]) -> str:
@@ -11921,8 +11943,10 @@ def undo_item(projects: Projects, id: str) -> dict[str, Any]:
         twin = same_text(connection, row["content"], row["project_id"])
         reason, successor = restore_item(connection, old)
         swap = now if reason not in ("merge", "beside") else None
-        if swap:
-            end_item(connection, swap, old, "replace" if reason == "undo" else "undo")
+        if swap and reason == "undo":  # a redo: it ends on the day on which it did
+            end_item(connection, swap, old, "replace", row["created_at"])
+        elif swap:
+            end_item(connection, swap, old, "undo")
         else:
             note(connection, "undo", old, successor)
     answer: dict[str, Any] = {"success": True, "restored": old}
@@ -17881,10 +17905,11 @@ class _Group(click.Group):
         except SedimentError as error:
             raise click.ClickException(str(error)) from None
         except EOFError as error:  # which click would take for Ctrl-D: nothing reads a terminal
-            raise click.ClickException(f"a library file is damaged ({error}): reinstall") from None
+            told = f"a library file is damaged ({error}): {remedy()}"
+            raise click.ClickException(told) from None
         except ImportError as error:
-            why, folder = str(error).partition("\n")[0], Path(__file__).parent
-            told = f"a part of the program is missing ({why}): delete {folder}, or reinstall"
+            reason = one_line(str(error), PREVIEW)
+            told = f"a part of the program is missing ({reason}): {remedy()}"
             raise click.ClickException(told) from None
 
 

@@ -236,6 +236,21 @@ def test_recall_as_of_a_day_answers_from_that_day(memory: Memory) -> None:
         memory.recall("tea?", as_of="the other day")
 
 
+def test_of_versions_one_answers_for_a_day_whatever_was_taken_back(memory: Memory) -> None:
+    tea = memory.store(TEA, created_at="2026-01-01T00:00:00Z")["id"]
+    later = memory.store(LATER, replace=tea, created_at="2026-03-01T00:00:00Z")["id"]
+    was = memory.get(tea)["ended"]
+
+    def in_april() -> list[str]:
+        return texts(memory.recall("when is tea?", as_of="2026-04-01T12:00:00Z"))
+
+    memory.undo(tea)
+    assert in_april() == [TEA]
+    memory.undo(later)  # a redo
+    assert in_april() == [LATER]
+    assert memory.get(tea)["ended"] == was
+
+
 STEPS = st.lists(
     st.tuples(st.sampled_from(["store", "replace", "undo", "access"]), st.integers(0, 9)),
     max_size=12,

@@ -291,9 +291,25 @@ def test_a_part_that_is_gone_from_the_cache_is_named(run_pyz: Run, tmp_path: Pat
     (folder,) = (tmp_path / "cache").glob("sediment/*/numpy")
     shutil.rmtree(folder / "linalg")
     done = run_pyz("recall", "a fact", env=env)
-    told = rf"Error: a part of .* missing \(.*\): delete {folder.parent}, or reinstall\n"
+    told = rf"Error: .* \(.*\): delete {folder.parent} and run again, or reinstall\n"
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(told, done.stderr)
+
+
+@pytest.mark.parametrize("library", ["onnxruntime/capi", "tokenizers/tokenizers.*"])
+def test_the_doctor_misses_a_library_that_is_gone(
+    run_pyz: Run, tmp_path: Path, library: str
+) -> None:
+    env = {"SEDIMENT_CACHE": "~/cache", "HOME": str(tmp_path)}
+    assert run_pyz("store", "A fact.", env=env).returncode == 0
+    (part,) = (tmp_path / "cache").glob(f"sediment/*/{library}")
+    part.rename(tmp_path / "gone")
+    done = run_pyz("doctor", env=env)
+    assert done.returncode == 1
+    advice = f"delete {part.parent.parent} and run again"
+    assert re.search(rf"{part.parent.name} cannot be loaded .*: {advice}", done.stdout)
+    assert "Traceback" not in run_pyz("doctor", "--report", env=env).stderr
+    assert advice in run_pyz("recall", "a fact", env=env).stderr
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "manifest.json"])
