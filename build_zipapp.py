@@ -84,6 +84,7 @@ PRUNED = (
 # start that finds the unpacked folder must stay cheap: what only unpacking needs is imported there.
 BOOTSTRAP = r'''"""Start Sediment: unpack it once into the user's cache, then run it from there."""
 import errno
+import gc
 import os
 import sys
 
@@ -311,10 +312,13 @@ def main():
     folder = unpacked()
     sys.path[0] = folder
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+    gc.disable()  # all that an import makes stays: a look through it frees nothing, and takes 2 ms
     try:
         import sediment
     except ImportError as error:
         fail("%s is damaged (%s): delete it and try again" % (folder, error))
+    gc.freeze()
+    gc.enable()
     sediment.run()
 
 

@@ -87,7 +87,6 @@ import itertools
 import json
 import math
 import os
-import queue
 import re
 import shlex
 import signal
@@ -16604,7 +16603,6 @@ class Gateway:
         self, name: str, work: Callable[..., Any], arguments: dict[str, Any], visitor: Visitor
     ) -> dict[str, Any]:
         """What the worker answers to a call."""
-        done: queue.SimpleQueue[Any] = queue.SimpleQueue()
         alone = visitor.token.project is not None
 
         def apart(call: Call) -> tuple[dict[str, Any], Shown | None]:
@@ -16612,8 +16610,8 @@ class Gateway:
                 return work(call)
 
         event = threading.Event()
-        self._worker.submit(Call(visitor.memory, name, apart, arguments, done.put, event))
-        return _in_time(done)
+        call = functools.partial(Call, visitor.memory, name, apart, arguments)
+        return _in_time(lambda put: self._worker.submit(call(put, event)))
 
     def _mcp(self, request: dict[str, Any], visitor: Visitor) -> HttpAnswer:
         """One message, or a list of them, and its answer."""
@@ -16640,11 +16638,9 @@ class Gateway:
 
     def _message(self, message: Any, visitor: Visitor) -> dict[str, Any]:
         """The answer to one message of MCP; {} where there is none."""
-        done: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         server = Server(self._worker, lambda _: None, visitor.memory)
         server.restrict(functools.partial(_permitted, visitor))
-        server.handle(message, done.put)
-        return _in_time(done)
+        return _in_time(functools.partial(server.handle, message))
 
     def _import(self, request: dict[str, Any], visitor: Visitor) -> HttpAnswer:
         """Rows as they come; what was committed before a fault stays."""
@@ -16790,7 +16786,12 @@ def _object(request: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-def _in_time(done: queue.SimpleQueue[Any]) -> Any:
+def _in_time(ask: Callable[[Callable[[Any], None]], object]) -> Any:
+    """What the worker answers to a call that is asked with the place for its answer."""
+    import queue
+
+    done: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    ask(done.put)
     try:
         return done.get(timeout=HTTP_PATIENCE)
     except queue.Empty:
