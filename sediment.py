@@ -13699,7 +13699,7 @@ class Sync:
                     what = f"project {taken[1]}" if taken[1] else "what is global"
                     raise InvalidInput(f"{what} is shared as {taken[0]}: `sync --unshare` first")
             connection.execute("INSERT OR IGNORE INTO spaces VALUES(?, ?)", (name, project))
-            connection.execute("UPDATE clock SET cursor = '{}'")
+            read_anew(connection)
         sql = "SELECT * FROM states WHERE project = ? AND here"
         states = states_of(self.database.reader(), sql, project)
         held = sum(map(_has_secret, states.values()))
@@ -13804,6 +13804,14 @@ def _folder_to_sync(database: Database, place: str) -> str:
     except OSError as error:
         raise InvalidInput(f"{place} cannot be made ({error.strerror})") from None
     return str(folder)
+
+
+def read_anew(connection: apsw.Connection) -> None:
+    """Have all that is at the place read again; that own files had more is still noticed."""
+    machine, cursor = fetch(connection, "SELECT machine, cursor FROM clock")[0]
+    own = {key: tag for key, tag in json.loads(cursor).items() if key.startswith(f"{machine}/")}
+    sizes = {key: tag.partition(":")[0] + ":" for key, tag in own.items() if isinstance(tag, str)}
+    connection.execute("UPDATE clock SET cursor = ?", (json.dumps(sizes),))
 
 
 def send_again(connection: apsw.Connection) -> None:

@@ -835,15 +835,18 @@ def test_a_clock_that_is_behind_moves_no_stamp(
     assert a.database.rows("SELECT id, put_t FROM replica") == before
 
 
-def test_a_place_that_has_lost_files_gets_all_again(place: Place) -> None:
+@pytest.mark.parametrize("shares_more", [False, True])
+def test_a_place_that_has_lost_files_gets_all_again(place: Place, shares_more: bool) -> None:
     a = place.machine("a")
     a.store("The port is 5433.")
     a.store("The gateway is newton.")
     settle(a)
     for file in place.files_of(a).glob("*.jsonl"):
         file.unlink()
-    (row,) = (told := a.sync())["spaces"]
-    assert row["sent"] == 2
+    if shares_more:
+        a.share(everywhere=True)
+    told = a.sync()
+    assert sum(row["sent"] for row in told["spaces"]) == 2
     assert "has less than it had" in told["remarks"][0]
     assert a.sync()["remarks"] == []
     b = place.machine("b")
