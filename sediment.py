@@ -397,7 +397,9 @@ class ModelError(SedimentError):
 
 class ServiceError(ModelError):
     """An embedding service gave no vectors. After `again` seconds it may (None: never), and what
-    is `refused` perhaps in smaller pieces."""
+    is `refused` perhaps in smaller pieces. Where it was not `reached`, nothing left for it."""
+
+    reached = True
 
     def __init__(self, message: str, again: float | None = None, refused: bool = False) -> None:
         super().__init__(message)
@@ -2998,8 +3000,9 @@ class ServiceModel(Model):
     """A model at an address, with the tokenizer of the bundled one. Its name does not say which
     weights are behind it: the vector of PROBE does, and comes with the first texts."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, sent: Counter[str]) -> None:
         super().__init__(model_dir())
+        self.sent = sent  # what leaves, by kind
         kind, _, self.model = name.partition(":")
         self.name, self.dimension = f"{kind.lower()}:{self.model}", 0
         self.digest = sha256(self.name.encode()).hex()
@@ -3018,21 +3021,30 @@ class ServiceModel(Model):
         """What the environment has, and nothing else."""
         return variable(self.service["key"]).strip()
 
-    def ask(self, texts: list[str], query: bool, timeout: float) -> tuple[list[bytes], Any]:
-        """The vectors of texts, and what was sent for them, by kind. Raises ServiceError."""
+    def ask(self, texts: list[str], query: bool, timeout: float) -> list[bytes]:
+        """The vectors of texts. Raises ServiceError."""
         probing = not self.probe and not (query and self.service["kinds"])
         asked = [*texts, PROBE] if probing else texts
         work = functools.partial(self._post, to_json(self._body(asked, query)).encode(), timeout)
+        leaves = {"requests_sent": 1, "texts_sent": len(texts)}
+        self.sent.update(leaves)
         try:
             answer = parse_object(Beside(work, daemon=True).result(timeout))
+        except ServiceError as error:
+            if not error.reached:
+                self.sent.subtract(leaves)
+            raise
         except TimeoutError:  # whatever took the time: a name, a header, each byte of the rest
             raise self._error(f"no answer within {timeout:.3g} s", 0.0) from None
+        self.sent.update(_usage(answer))
         vectors = self._vectors(answer, len(asked))
         if probing:
             self.probe = vectors.pop()
-        return vectors, {"requests_sent": 1, "texts_sent": len(texts)} | _usage(answer)
+        return vectors
 
-    def _error(self, reason: str, again: float | None = None, refused: bool = False) -> Exception:
+    def _error(
+        self, reason: str, again: float | None = None, refused: bool = False
+    ) -> ServiceError:
         text = printable_name(one_line(reason, 2 * PREVIEW))
         return ServiceError(f"no vectors from {self.name}: {text}", again, refused)
 
@@ -3074,7 +3086,9 @@ class ServiceModel(Model):
             reason = getattr(found, "reason", found)
             is_final = isinstance(found, error.URLError) and not isinstance(reason, TimeoutError)
             told = str(reason) or type(reason).__name__
-            raise self._error(told, None if is_final else 0.0) from None
+            failed = self._error(told, None if is_final else 0.0)
+            failed.reached = not is_final
+            raise failed from None
 
     def _refusal(self, found: Any) -> Exception:
         """What an answer with an error's code says, but for the key, which some repeat."""
@@ -3129,7 +3143,7 @@ class ServiceEncoder(Encoder):
     @functools.cached_property
     def model(self) -> ServiceModel:
         """What is set. Raises ModelError."""
-        return ServiceModel(setting("EMBEDDING_MODEL"))
+        return ServiceModel(setting("EMBEDDING_MODEL"), self.sent)
 
     def load(self) -> None:
         """There is no session."""
@@ -3171,18 +3185,17 @@ class ServiceEncoder(Encoder):
         """Vectors, by as many tries as there is time for and a pause between."""
         import random
 
-        for tries in itertools.count():
+        pause = SERVICE_PAUSE
+        while True:
             timeout = min(SERVICE_TIMEOUT, max(0.1, deadline - time.monotonic()))
             try:
-                vectors, sent = self.model.ask(texts, query, timeout)
-                break
+                return self.model.ask(texts, query, timeout)
             except ServiceError as error:
-                pause = max(random.uniform(0.5, 1) * SERVICE_PAUSE * 2**tries, error.again or 0.0)
-                if error.again is None or time.monotonic() + pause > deadline:
+                wait = max(random.uniform(0.5, 1) * pause, error.again or 0.0)
+                if error.again is None or time.monotonic() + wait > deadline:
                     raise
-            time.sleep(pause)
-        self.sent.update(sent)
-        return vectors
+            time.sleep(wait)
+            pause *= 2
 
 
 def open_encoder(resident: bool) -> Encoder:
@@ -3853,6 +3866,11 @@ def copies(database: Database) -> list[str]:
 def is_synced(database: Database) -> bool:
     """Whether other machines may have memories of this file."""
     return bool(database.value("SELECT 1 FROM sqlite_schema WHERE name = 'replica'"))
+
+
+def stop_syncing(connection: apsw.Connection) -> None:
+    """Let the file sync nowhere, and know what was forgotten."""
+    connection.execute("UPDATE clock SET place = '', cursor = '{}'; DELETE FROM spaces")
 
 
 def new_generation(connection: apsw.Connection) -> None:
@@ -4932,7 +4950,7 @@ def note_sent(database: Database, encoder: Encoder | None) -> None:
         with contextlib.suppress(DatabaseError), database.transaction(wait=500) as connection:
             sent = Counter(sent_before(connection, encoder.model)) + encoder.sent
             set_meta(connection, f"sent:{encoder.model.name}", to_json(sent))
-            encoder.sent = Counter()
+            encoder.sent.clear()
 
 
 def sent_before(connection: apsw.Connection, model: Model) -> dict[str, float]:
@@ -10328,7 +10346,7 @@ def _keep_sync(database: Database, copy: apsw.Connection) -> str:
         copy.execute(asset("schema/sync.sql"), me)
     elif "clock" not in here:
         place = copy.execute("SELECT place FROM clock").get
-        copy.execute("UPDATE clock SET place = '', cursor = '{}'; DELETE FROM spaces")
+        stop_syncing(copy)
         told = "`sync --to` and `sync --share` have this file do so"
         return f" The copy syncs with {place}: {told}." if place else ""
     copy.pragma("foreign_keys", True)
@@ -10927,9 +10945,15 @@ def database_stats(
         "global_items": database.value(f"{count} {_MEMORY_GLOBAL}"),
         "model": model.name,
         "dimension": model.dimension or _dimension(database.reader(), encoder),
-        "same_model": same_model(database, model),
+        **_told_model(database, model),
         **({"verified": True} if verify else {}),
     }
+
+
+def _told_model(database: Database, model: Model) -> dict[str, bool]:
+    """Whether the vectors are of this model; of a service that was not asked nobody knows."""
+    asks = model.destination and not model.probe
+    return {} if asks else {"same_model": same_model(database, model)}
 
 
 def recall_status(projects: Projects, encoder: Encoder) -> dict[str, Any]:
@@ -10952,7 +10976,7 @@ def recall_status(projects: Projects, encoder: Encoder) -> dict[str, Any]:
         "memories": database.value(memories, here),
         "model": model.name,
         "dimension": model.dimension or _dimension(database.reader(), encoder),
-        "same_model": same_model(database, model),
+        **_told_model(database, model),
         **({"texts_go_to": model.destination} if model.destination else {}),
         **sent_before(database.reader(), model),
         "vector_weight": vector_weight,
@@ -12047,6 +12071,8 @@ def _told_elsewhere(database: Database, ids: list[str]) -> str:
     if any(shared for _, shared in rows):
         return " Where it was sent it goes with the next `sync`; `sync --status` says where."
     if any(sent for sent, _ in rows):
+        if not database.value("SELECT place FROM clock"):
+            return " It stays where it was sent until this memory syncs there again."
         return " It stays where it was sent until the project is shared again: `sync --share NAME`."
     return ""
 
@@ -12603,6 +12629,10 @@ class Unreachable(SedimentError):
     """The place is not there now; what is to be sent waits."""
 
 
+class Outrun(Unreachable):
+    """Another run has written there, in this machine's name, since this one looked."""
+
+
 def record_of(state: State, space: str) -> dict[str, Any]:
     """A state as it is written on a line."""
     row = {"v": RECORD_VERSION, "id": state["id"], "in": space}
@@ -12661,7 +12691,7 @@ class Folder:
     00.jsonl to ff.jsonl have a record a line, each memory in the file that its id chooses."""
 
     page = 20_000  # states that are written at once
-    set_back = False  # whether it has less than it had
+    set_back = False  # whether it has not all that it had
     every = 5  # s after which it is looked whether something has come
     globals = "@global"  # the space of what is global
 
@@ -12718,20 +12748,22 @@ class Folder:
         return {}
 
     def pull(self, cursor: dict[str, Any], spaces: Iterable[str]) -> Iterator[tuple[Any, Any]]:
-        """What has come since: pages of states with their spaces, and the cursor behind each."""
+        """What has come since: pages of states with their spaces, and the cursor behind each. Files
+        that were lost, and own ones that are not as this machine left them, set the place back."""
+        here: set[str] = set()
         for machine in self._machines():
             reached = self._facts(machine).get("t", 0)
             for name, tag in self._files(machine).items():
-                if (known := cursor.get(f"{machine}/{name}")) != tag:
+                here.add(key := f"{machine}/{name}")
+                if (known := cursor.get(key)) != tag:
                     remarks = len(self.remarks)
                     states, whole = self._states(machine, name)
                     reached = reached if whole else 0
                     if machine == self.me.name:
-                        self.set_back |= len(self.remarks) > remarks or _is_cut(known, tag)
-                    yield states, {f"{machine}/{name}": tag} if whole else {}
+                        self.set_back |= known is not None or len(self.remarks) > remarks
+                    yield states, {key: tag} if whole else {}
             self._read[machine] = reached
-        own = (key for key in cursor if _OWN_FILE.match(key) and key.startswith(f"{self.me.name}/"))
-        lost = {*own} - {f"{self.me.name}/{name}" for name in self._files(self.me.name)}
+        lost = {key for key in cursor if _RECORDS.match(key)} - here
         self.set_back |= bool(lost)
         yield [], dict.fromkeys(lost)
 
@@ -12761,8 +12793,8 @@ class Folder:
                     return states, False
         return states, not rest
 
-    def push(self, space: str, states: list[State]) -> None:
-        """Write states, in the place of what was written of the same memories."""
+    def push(self, space: str, states: list[State]) -> dict[str, Any]:
+        """Write states, in the place of what was written of the same memories; the cursor of it."""
         by_file: dict[str, dict[tuple[str, str], str]] = {}
         for state in states:
             name = f"{sha256(state['id'].encode())[0]:02x}.jsonl"
@@ -12775,6 +12807,10 @@ class Folder:
             rows = {_line_key(row): f"{line}\n" for line, row in known}
             texts[name] = "".join((rows | new).values())
         self._write(texts)
+        return self._written()
+
+    def _written(self) -> dict[str, Any]:
+        return {f"{self.me.name}/{name}": tag for name, tag in self._files(self.me.name).items()}
 
     def finish(self, t: int) -> dict[str, Any]:
         """Tell the others how far this machine has read; the cursor of what it wrote itself."""
@@ -12787,7 +12823,7 @@ class Folder:
             texts["machine.json"] = to_json(facts)
         if texts:
             self._write(texts)
-        return {f"{self.me.name}/{name}": tag for name, tag in self._files(self.me.name).items()}
+        return self._written()
 
     def machines(self, forgotten: list[int]) -> list[dict[str, Any]]:
         """The machines, and how many of what was forgotten here each still has to erase."""
@@ -12810,17 +12846,11 @@ class Folder:
         self._write({"machine.json": ""})
 
 
-def _is_cut(before: str | None, after: str) -> bool:
-    """Whether a file has lost some of what this machine wrote, by the sizes in its tags."""
-    (old, has_size, _), (new, *_) = ((tag or "").partition(":") for tag in (before, after))
-    return bool(has_size) and int(new) < int(old)
-
-
 def _line_key(row: dict[str, Any]) -> tuple[str, str]:
     return str(row.get("id")), str(row.get("in"))
 
 
-_OWN_FILE = _Pattern(r".*/[\da-f]{2}\.jsonl\Z")
+_RECORDS = _Pattern(r".*/[\da-f]{2}\.jsonl\Z")
 _TOOLS_COPY = _Pattern(r"[\da-f]{2}[ ._~(-].+\.jsonl")  # such as "00 (conflicted copy).jsonl"
 _FACTS: dict[str, Callable[[Any], bool]] = {
     "v": _is_count,
@@ -12845,7 +12875,8 @@ class Git(Folder):
         super().__init__(place, me)
         self._url, self._repository = place.removeprefix("git:"), repository
         self._forgot = False
-        self._trees: dict[str, dict[str, str]] = {}
+        self._commits: dict[str, str] = {}  # of the machines, as they were fetched or written last
+        self._trees: dict[str, dict[str, tuple[str, int]]] = {}
 
     def _git(self, *words: str, input: bytes = b"") -> str:
         import subprocess
@@ -12858,7 +12889,8 @@ class Git(Folder):
             raise Unreachable(f"git cannot be run ({error})") from None
         if done.returncode:
             told = done.stderr.decode("utf-8", "replace").strip().split("\n")
-            raise InvalidInput(f"git says: {told[0]}")
+            refused = [line.strip() for line in told if line.startswith(" ! ")]
+            raise InvalidInput(f"git says: {(refused or told)[0]}")
         return done.stdout.decode("utf-8", "replace")
 
     def _exchange(self, deed: str, *words: str) -> None:
@@ -12868,7 +12900,9 @@ class Git(Folder):
                 self._git(deed, "--quiet", *words)
                 return
             except InvalidInput as error:
-                if "lock ref" not in str(error) or tries == GIT_TRIES:
+                if "stale info" in str(error):
+                    raise Outrun(f"another `sync` of this memory writes to {self._url}") from None
+                if not _GIT_BUSY.search(str(error)) or tries == GIT_TRIES:
                     raise Unreachable(f"{self._url} cannot be reached ({error})") from None
 
     def begin(self) -> dict[str, Any]:
@@ -12880,6 +12914,8 @@ class Git(Folder):
         self._check_own()
         self._trees.clear()
         self._exchange("fetch", "--prune", "--", self._url, "+refs/sediment/*:refs/sediment/*")
+        listed = self._git("for-each-ref", "--format=%(refname:lstrip=2) %(objectname)", _REFS)
+        self._commits = dict(line.split() for line in listed.splitlines())
         return {}
 
     def _check_own(self) -> None:
@@ -12892,55 +12928,59 @@ class Git(Folder):
             raise InvalidInput(f"{self._repository} {told}")
 
     def _machines(self) -> list[str]:
-        return self._git("for-each-ref", "--format=%(refname:lstrip=2)", "refs/sediment").split()
+        return [*self._commits]
 
-    def _tree(self, machine: str) -> dict[str, str]:
-        """What a machine has, by name, as it was fetched or written last."""
+    def _tree(self, machine: str) -> dict[str, tuple[str, int]]:
+        """What a machine has, by name: the blob and its bytes."""
         if machine not in self._trees:
-            there = machine in self._machines()
+            commit = self._commits.get(machine)
             try:
-                listed = self._git("ls-tree", "-l", f"refs/sediment/{machine}") if there else ""
+                listed = self._git("ls-tree", "-l", commit) if commit else ""
             except InvalidInput as error:
                 listed = ""
                 self.remarks.append(f"{machine} was not read: {error}")
             rows = [row.partition("\t") for row in listed.splitlines() if " blob " in row]
             found = ((name, *facts.split()[2:4]) for facts, _, name in rows)
+            blobs = {name: (blob, int(size)) for name, blob, size in found}
             self._trees[machine] = {
-                name: blob for name, blob, size in found if int(size) <= SYNC_FILE_MAX
+                name: (blob, size) for name, (blob, size) in blobs.items() if size <= SYNC_FILE_MAX
             }
         return self._trees[machine]
 
     def _files(self, machine: str) -> dict[str, str]:
         tree = self._tree(machine).items()
-        return {name: blob for name, blob in tree if name.endswith(".jsonl")}
+        return {name: f"{size}:{blob}" for name, (blob, size) in tree if name.endswith(".jsonl")}
 
     def _text(self, machine: str, name: str) -> str:
-        blob = self._tree(machine).get(name)
+        blob, _ = self._tree(machine).get(name, ("", 0))
         return self._git("cat-file", "blob", blob) if blob else ""
 
     def _write(self, texts: dict[str, str]) -> None:
-        ref = f"refs/sediment/{self.me.name}"
+        ref, before = f"{_REFS}/{self.me.name}", self._commits.get(self.me.name, "")
         now = int(time.time())
-        lines = [f"commit {ref}\ncommitter sediment <> {now} +0000\ndata 0\n".encode()]
-        kept = {name: blob for name, blob in self._tree(self.me.name).items() if name not in texts}
-        lines += [f"M 100644 {blob} {name}\n".encode() for name, blob in kept.items()]
+        lines = [f"commit {ref}\nmark :1\ncommitter sediment <> {now} +0000\ndata 0\n".encode()]
+        kept = {name: one for name, one in self._tree(self.me.name).items() if name not in texts}
+        lines += [f"M 100644 {blob} {name}\n".encode() for name, (blob, _) in kept.items()]
         for name, text in texts.items():
             data = text.encode()
             lines += [f"M 100644 inline {name}\ndata {len(data)}\n".encode(), data] if data else []
         self._git("update-ref", "-d", ref)
-        self._git("fast-import", "--quiet", input=b"".join([*lines, b"\n"]))
+        told = self._git("fast-import", "--quiet", input=b"".join([*lines, b"\nget-mark :1\n"]))
+        self._commits[self.me.name] = commit = told.strip()
         self._trees.pop(self.me.name, None)
-        self._exchange("push", "--force", "--", self._url, f"{ref}:{ref}")
+        # Over what was looked at and nothing else: a run beside this one may have sent more.
+        unchanged = f"--force-with-lease={ref}:{before}"
+        self._exchange("push", unchanged, "--", self._url, f"{commit}:{ref}")
 
     def _states(self, machine: str, name: str) -> tuple[list[tuple[str, State]], bool]:
         found = super()._states(machine, name)
         self._forgot |= any(state["gone"] for _, state in found[0])
         return found
 
-    def push(self, space: str, states: list[State]) -> None:
+    def push(self, space: str, states: list[State]) -> dict[str, Any]:
         """Write states; what was written of forgotten ones goes from the repository here, too."""
-        super().push(space, states)
         self._forgot |= any(state["gone"] for state in states)
+        return super().push(space, states)
 
     def remove(self) -> None:
         """Keep nothing of it here."""
@@ -12958,6 +12998,8 @@ class Git(Folder):
         return cursor
 
 
+_REFS = "refs/sediment"
+_GIT_BUSY = _Pattern("lock ref|update (?:local )?ref")
 _GIT_PLAIN = ("-c", f"core.hooksPath={os.devnull}", "-c", "protocol.ext.allow=never")
 _GIT_CONFIG = _Pattern(
     r"\[(?:core|extensions)\]|\s*(?:repositoryformatversion|filemode|bare|symlinks|ignorecase"
@@ -13090,8 +13132,8 @@ class Hub:
         made = [self._encoder.embed(embedding_text(text, chunk)) for chunk in chunks[:1]]
         return _cosine(_vector(made[0]), _vector(state["vectors"][0])) > SAME_VECTOR
 
-    def push(self, space: str, states: list[State]) -> None:
-        """Have states joined with what is there."""
+    def push(self, space: str, states: list[State]) -> dict[str, Any]:
+        """Have states joined with what is there; the cursor waits for the end of the run."""
         rows = [record_of(state, space) for state in states]
         if same_model(self._database, self._encoder.model):
             packed = _packed_vectors(self._database, [state["id"] for state in states])
@@ -13099,6 +13141,7 @@ class Hub:
         ((version,),) = self.ask("SELECT sediment.push(%s, %s::jsonb)", space, to_json(rows))
         if version == self._reached.get(space, 0) + 1:  # nobody else has pushed since the pull
             self._reached[space] = version
+        return {}
 
     def finish(self, t: int) -> dict[str, Any]:
         """Tell the hub how far this machine is; the cursor behind that."""
@@ -13418,10 +13461,9 @@ def open_place(database: Database, encoder: Encoder, place: str) -> Folder | Hub
     import platform
 
     host, file = platform.node(), os.path.realpath(database.path)
-    _, name, mark, *_ = database.rows(SYNC_CLOCK)[0]
-    if mark != (here := f"{host}:{file}"):
-        moved = mark.startswith(f"{host}:") and not os.path.exists(mark.partition(":")[2])
-        name = name if moved or not mark else new_id()[:8]
+    name, mark = database.rows("SELECT machine, mark FROM clock")[0]
+    if mark != (here := f"{host}:{os.stat(file).st_ino}:{file}"):
+        name = name if not mark or _is_same_machine(mark, here) else new_id()[:8]
         with database.transaction() as connection:
             connection.execute("UPDATE clock SET machine = ?, mark = ?", (name, here))
             connection.execute("INSERT OR REPLACE INTO machines VALUES(?, ?, '', 1)", (name, host))
@@ -13437,7 +13479,29 @@ def open_place(database: Database, encoder: Encoder, place: str) -> Folder | Hub
     return Folder(place, me)
 
 
+def _is_same_machine(before: str, now: str) -> bool:
+    """Whether a file that was HOST:INODE:PATH is what is so now, and no copy of it: it may have
+    been exchanged, or moved, or its computer renamed (a container has a new name each time)."""
+    (old_host, old_inode, old_path), (host, inode, path) = (
+        _FILE_MARK.fullmatch(mark).groups() for mark in (before, now)
+    )
+    if path == old_path:
+        return host == old_host or inode == old_inode
+    return host == old_host and not os.path.exists(old_path)
+
+
 _HUB = _Pattern("postgres(ql)?://")
+_FILE_MARK = _Pattern(r"(?s)([^:]*):(?:(\d+):)?(.*)")  # earlier ones have no inode
+
+
+class Exchange(NamedTuple):
+    """One run of sync, and what it has come to."""
+
+    lease: Lease
+    spaces: dict[str, str]  # of what is shared, with its project here
+    counts: dict[str, Counter[str]]  # by space, of what was received and sent
+    rivals: dict[str, list[str]]  # by id, the versions of what was decided otherwise elsewhere
+    dry_run: bool
 
 
 class Sync:
@@ -13460,40 +13524,66 @@ class Sync:
                 send_again(connection)
         spaces = self._spaces()
         counts = {space: Counter(sent=0, received=0) for space in spaces}
-        rivals: dict[str, list[str]] = {}
-        with self._reached() as facts, Lease(self.database, "syncing") as lease:
-            self._note_machines()
+        with Lease(self.database, "syncing") as lease:
             if not dry_run:
-                self._mend_clock()
-            for space, states in self._arrivals(dry_run):
-                self._hold(lease)
-                if space in spaces:
-                    told = receive(self.database, self.encoder, spaces[space], states, dry_run)
-                    counts[space].update(told[0])
-                    rivals |= dict(told[1])
-            if self.place.set_back and not dry_run:
-                self._send_lost()
-            for space, project in spaces.items():
-                for states, held in self._departures(project, dry_run):
-                    self._hold(lease)
-                    if states and not dry_run and not self._send(space, states):
-                        break
-                    counts[space].update(sent=len(states), held_back=held)
-            if not dry_run:
-                self._note_cursor(self.place.finish(self.database.rows(SYNC_CLOCK)[0][0]))
+                self._hold(
+                    lease, LEASE + 1
+                )  # that of a process that was killed has run out by then
+            exchange = Exchange(lease, spaces, counts, {}, dry_run)
+            facts = self._both_ways(exchange)
         self.database.checkpoint()  # of what was forgotten no page stays
         told = [
             self._told_space(space, project) | counts[space] for space, project in spaces.items()
         ]
-        look_at = list(filter(None, (self._told_rivals(*pair) for pair in rivals.items())))
+        look_at = list(filter(None, (self._told_rivals(*pair) for pair in exchange.rivals.items())))
         return facts | {"spaces": told, "look_at": look_at, "remarks": self.place.remarks}
 
+    def _both_ways(self, exchange: Exchange, tries: int = GIT_TRIES) -> dict[str, Any]:
+        """Receive and send; anew where another run of this machine has sent meanwhile."""
+        try:
+            with self._reached() as facts:
+                self._note_machines()
+                if not exchange.dry_run:
+                    self._mend_clock()
+                self._receive(exchange)
+                if self.place.set_back and not exchange.dry_run:
+                    self._send_lost()
+                self._send_new(exchange)
+                if not exchange.dry_run:
+                    self._note_cursor(self.place.finish(self.database.rows(SYNC_CLOCK)[0][0]))
+                return facts
+        except Outrun:
+            if tries == 1:
+                raise
+        return self._both_ways(exchange, tries - 1)
+
+    def _receive(self, exchange: Exchange) -> None:
+        lease, spaces, counts, rivals, dry_run = exchange
+        for space, states in self._arrivals(dry_run):
+            if not dry_run:
+                self._hold(lease)
+            if space in spaces:
+                told = receive(self.database, self.encoder, spaces[space], states, dry_run)
+                counts[space].update(told[0])
+                rivals |= dict(told[1])
+
+    def _send_new(self, exchange: Exchange) -> None:
+        lease, spaces, counts, _, dry_run = exchange
+        for space, project in spaces.items():
+            counts[space].pop("held_back", None)
+            for states, held in self._departures(project, dry_run):
+                if not dry_run:
+                    self._hold(lease)
+                if states and not dry_run and not self._send(space, states):
+                    break
+                counts[space].update(sent=len(states), held_back=held)
+
     def _send_lost(self) -> None:
-        """A place that has less than it had, of a backup or by mishap, gets all again."""
+        """A place that has not all that it had, of a backup or by mishap, gets all again."""
         with self.database.transaction() as connection:
             send_again(connection)
         self.place.set_back = False
-        self.place.remarks.append(f"{self.place.name} has less than it had: all is sent again")
+        self.place.remarks.append(f"{self.place.name} has not all that it had: it is sent again")
 
     def _mend_clock(self) -> None:
         """Stamps that a wrong clock has put more than a day ahead nobody takes: they count as of
@@ -13559,23 +13649,26 @@ class Sync:
     @contextlib.contextmanager
     def _reached(self) -> Iterator[dict[str, Any]]:
         """The place; what goes wrong with it is said in a line, with what waits."""
-        waiting = "SELECT count(*) FROM replica JOIN spaces USING(project) WHERE number IS NOT NULL"
         try:
             yield {"place": self.place.name, **self.place.begin()}
+        except Outrun:
+            raise
         except (OSError, Unreachable) as error:
             why = (
                 f"{self.place.name} cannot be used ({error.strerror or error})"
                 if isinstance(error, OSError)
                 else str(error)
             )
-            count = self.database.value(waiting)
-            raise Unreachable(
-                f"{why}; {count} {'change waits' if count == 1 else 'changes wait'} here"
-            ) from None
+            told = _tell_waiting(self.database.value(_UNSENT))
+            raise Unreachable(f"{why}; {told} here") from None
 
-    def _hold(self, lease: Lease) -> None:
-        if not lease.take():
-            raise DatabaseError("another process is syncing this memory: wait for it")
+    def _hold(self, lease: Lease, wait: float = 0.0) -> None:
+        """Have the lease, within so many seconds."""
+        end = time.monotonic() + wait
+        while not lease.take():
+            if time.monotonic() > end:
+                raise DatabaseError("another process is syncing this memory: wait for it")
+            time.sleep(SYNC_POLL)
 
     def _arrivals(self, dry_run: bool) -> Iterator[tuple[str, list[State]]]:
         """Batches of what came of a space; the cursor follows once they are written."""
@@ -13598,8 +13691,7 @@ class Sync:
 
     def _note_cursor(self, behind: dict[str, Any]) -> None:
         with self.database.transaction() as connection:
-            sql = "UPDATE clock SET cursor = json_patch(cursor, ?)"
-            connection.execute(sql, (to_json(behind),))
+            _note_cursor(connection, behind)
 
     def _departures(self, project: str, dry_run: bool) -> Iterator[tuple[list[State], int]]:
         """Pages of what changed here, which is shown as others will see it; and how many of each
@@ -13628,7 +13720,7 @@ class Sync:
     def _send(self, space: str, states: list[State]) -> bool:
         """Whether the place takes them: one may not write to each space."""
         try:
-            self.place.push(space, states)
+            written = self.place.push(space, states)
         except Forbidden as error:
             who = f"whoever looks after the hub lets you (`hub add PERSON {space}`)"
             self.place.remarks.append(f"{error}: what is new waits here until {who}")
@@ -13638,6 +13730,7 @@ class Sync:
                 "UPDATE replica SET number = NULL WHERE id = ? AND project = ? AND number = ?",
                 [(state["id"], state["in"], state["number"]) for state in states],
             )
+            _note_cursor(connection, written)
         return True
 
     def _told_spaces(self) -> list[dict[str, Any]]:
@@ -13724,7 +13817,8 @@ class Sync:
             self.place.remove()
 
     def leave(self, erase: bool) -> dict[str, Any]:
-        """Sync nowhere any more; `erase` what other machines have stored."""
+        """Sync nowhere any more; `erase` what other machines have stored. Of what is forgotten,
+        before or later, it is known if this memory comes back: where it was sent it still is."""
         with contextlib.suppress(SedimentError), self._reached():
             self.place.leave()
         self.drop_fetched()
@@ -13734,20 +13828,30 @@ class Sync:
         )
         behind = f"SELECT id FROM items WHERE successor IN ({others}) AND id NOT IN ({others})"
         with self.database.transaction() as connection:
+            waiting = connection.execute(_UNSENT).get
             connection.execute("UPDATE clock SET applying = 1")
-            me = json.dumps(connection.execute("SELECT machine, mark FROM clock").get)
-            set_meta(connection, SYNCED_AS, me)  # its files are its own if it comes back
             for (id,) in fetch(connection, behind) if erase else []:
                 _, other = restore_item(connection, id)
                 note(connection, "undo", id, other)
             ids = fetch(connection, others) if erase else []
             for (id,) in ids:
                 erase_item(connection, id, alone=True)
-            connection.execute(asset("schema/sync_leave.sql"))
+                connection.execute("DELETE FROM replica WHERE id = ?", (id,))
+            connection.execute("UPDATE clock SET applying = 0")
+            stop_syncing(connection)
         self.database.checkpoint()
         told = f"; of others {_memories(len(ids))} erased here" if erase else ""
+        told += f"; {_tell_waiting(waiting)} until it syncs there again" * bool(waiting)
         message = f"This memory syncs nowhere any more{told}."
         return {"success": True, "erased": len(ids), "message": message}
+
+
+# What was not sent yet.
+_UNSENT = "SELECT count(*) FROM replica JOIN spaces USING(project) WHERE number IS NOT NULL"
+
+
+def _tell_waiting(count: int) -> str:
+    return f"{count} {'change waits' if count == 1 else 'changes wait'}"
 
 
 def _machine_name(told: object) -> str:
@@ -13768,6 +13872,8 @@ def _has_secret(state: State) -> bool:
 def sync_to(projects: Projects, encoder: Encoder, place: str) -> Sync:
     """Begin to sync at a place, or at another one, which then gets everything."""
     database = projects.database
+    if not place:
+        raise InvalidInput("a place must not be empty: name a folder, a URL or git:REMOTE")
     if _HUB.match(place):
         hub_options(place)
     elif not place.startswith("git:"):
@@ -13806,12 +13912,16 @@ def _folder_to_sync(database: Database, place: str) -> str:
     return str(folder)
 
 
+def _note_cursor(connection: apsw.Connection, behind: dict[str, Any]) -> None:
+    """Note how far the place was read and written; what is None there is gone."""
+    connection.execute("UPDATE clock SET cursor = json_patch(cursor, ?)", (to_json(behind),))
+
+
 def read_anew(connection: apsw.Connection) -> None:
-    """Have all that is at the place read again; that own files had more is still noticed."""
+    """Have all that others wrote read again; how this machine left its own files stays known."""
     machine, cursor = fetch(connection, "SELECT machine, cursor FROM clock")[0]
     own = {key: tag for key, tag in json.loads(cursor).items() if key.startswith(f"{machine}/")}
-    sizes = {key: tag.partition(":")[0] + ":" for key, tag in own.items() if isinstance(tag, str)}
-    connection.execute("UPDATE clock SET cursor = ?", (json.dumps(sizes),))
+    connection.execute("UPDATE clock SET cursor = ?", (to_json(own),))
 
 
 def send_again(connection: apsw.Connection) -> None:
@@ -18478,7 +18588,7 @@ def _follow_sync(shared: Context, quiet: bool) -> None:
     known: object = None
     with shared.memory(resident=True) as memory, contextlib.suppress(KeyboardInterrupt):
         for answer in memory.follow_sync():
-            moved = any(row["sent"] or row["received"] for row in answer["spaces"])
+            moved = any(row.get("sent") or row.get("received") for row in answer["spaces"])
             if not quiet and (moved or answer["remarks"] != known):
                 shared.show(answer, render_synced)
             known = answer["remarks"]
@@ -18507,7 +18617,7 @@ def _sync_settings(
     status: bool, leave: bool, erase: bool,
 ) -> dict[str, Any] | None:  # fmt: skip
     """Do what was asked of how to sync; None where nothing was."""
-    answer = memory.sync_to(place) if place else None
+    answer = None if place is None else memory.sync_to(place)
     if unshare:
         return memory.unshare(everywhere=share_global)
     if share is not None or share_global:

@@ -277,6 +277,27 @@ def test_status_counts_what_was_sent(use: Service, path: Path) -> None:
     assert told["cost"] == pytest.approx(1.5)
 
 
+def test_status_counts_what_left_though_nothing_came_back(use: Service, path: Path) -> None:
+    use.answers = [lambda request: give(request, [[0.0] * 384 for _ in request.texts])]
+    with filled(path, TEXTS[:1]):
+        pass
+    with opened(path) as memory:
+        told = memory.status()
+    assert (told["requests_sent"], told["texts_sent"]) == (1, 1)
+    use.end()
+    with opened(path) as memory:
+        memory.recall("when is tea?")
+    with opened(path) as memory:
+        assert memory.status()["texts_sent"] == 1
+
+
+def test_a_service_that_was_not_asked_is_not_said_to_be_the_same(use: Service, path: Path) -> None:
+    with filled(path) as memory:
+        assert memory.stats()["same_model"]
+    with opened(path) as memory:
+        assert "same_model" not in memory.stats() | memory.status()
+
+
 @pytest.mark.parametrize("usage", [[1], {"total_tokens": float("nan"), "cost": "1"}, None])
 def test_odd_counts_are_left_out(use: Service, path: Path, usage: Any) -> None:
     use.answers = [

@@ -57,6 +57,7 @@ def test_two_machines_and_a_folder_in_four_lines(
     b.ok("forget", b.json("list")["items"][0]["id"])
     assert b.ok("import", "all.jsonl").startswith("Stored 0 items, 1 were forgotten (")
     assert "sync --unshare" in a.error("sync", "--share", "other")
+    assert "a place must not be empty" in a.error("sync", "--to", "")
     assert "goes to" in a.ok("sync", "--unshare")
     assert "syncs nowhere any more" in a.ok("sync", "--leave")
     assert "sync --to PLACE" in a.error("sync")
@@ -186,6 +187,20 @@ def test_watch_sends_and_receives_what_changes_until_it_is_ended(
     assert "Of this machine." in b.contents()
     process.send_signal(signal.SIGINT)
     assert process.wait(TIMEOUT) == 0
+
+
+def test_watch_outlives_a_folder_that_is_away(
+    watching: tuple[Program, Program, subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    a, b, process = watching
+    assert process.stdout
+    (tmp_path / "shared").rename(tmp_path / "away")
+    a.store("Of this machine.")
+    assert any("1 change waits here" in line for line in process.stdout)
+    (tmp_path / "away").rename(tmp_path / "shared")
+    assert any("sent 1" in line for line in process.stdout)
+    b.run("sync")
+    assert "Of this machine." in b.contents()
 
 
 def test_a_server_syncs_in_a_process_that_ends_with_it(
