@@ -4243,7 +4243,7 @@ class Projects:
 
     def _found(self, root: Path, create: bool, in_folder: bool = True) -> str | None:
         derived = self._git_project(root, create)
-        known = self._configured(root, derived) or self._noted(root)
+        known = self._known(root, derived)
         if derived and known and self._has_given(root, known):
             return self._moved(root, known, derived, create)
         if derived and not (known and self._count(known)):
@@ -4252,7 +4252,29 @@ class Projects:
             return self._invent(root, derived, in_folder) if create else None
         if create and known not in self._ids_of(root):
             self._write_note(f"named:{_written(root)}", known)
+        if create and in_folder and derived is None:
+            self._keep_in_folder(root, known)
         return known
+
+    def _known(self, root: Path, derived: str | None) -> str | None:
+        """The id of a folder by its config or by what is noted of it; what is kept under a note
+        goes before what another database has written there since."""
+        configured, noted = self._configured(root, derived), self._noted(root)
+        if noted and configured not in self._ids_of(root) and self._count(noted):
+            return noted
+        was_there = not derived and (root / ".sediment" / "config").exists()
+        return configured or noted or (was_there and self._note(f"given:{_written(root)}")) or None
+
+    def _keep_in_folder(self, root: Path, project: str) -> None:
+        """Let a folder that was known here alone, since a conversation of it came first, have its
+        id with it; and one whose config was emptied."""
+        place, is_ours = _noted_as(root), self._note(_noted_as(root)) in (project, None)
+        config = {"project_id": project, "source": "uuid"}
+        if _config_id(root) is None and is_ours and self._write_config(root, config):
+            with self.database.transaction() as connection:
+                connection.execute("DELETE FROM projects WHERE location = ?", (place,))
+                row = (f"given:{_written(root)}", project)
+                connection.execute("INSERT OR REPLACE INTO projects VALUES(?, ?)", row)
 
     def of_folder(self, folder: str) -> str | None:
         """The project that somebody worked on in a folder, which may be gone by now; known by it
@@ -11039,6 +11061,10 @@ def given_item(projects: Projects, id: object) -> dict[str, Any]:
     if len(found) > 1:
         raise InvalidInput(f"several ids begin with {_show(given)}: give more of it")
     if not found:
+        elsewhere = kept_session(projects.database, given)
+        if elsewhere and not kept_to_one_project():
+            told = f"{_show(given)} is a conversation of another project"
+            raise NotFound(f"{told}: `--project {elsewhere.project}` reaches it")
         raise NotFound(f"no memory with the id {_show(given)} (not found): see `list`")
     return found[0]
 

@@ -182,3 +182,42 @@ def test_an_index_of_files_leaves_conversations_alone(memory: Memory, tmp_path: 
     assert memory.reindex()["success"]
     assert memory.recall("heron queue")["results"]
     consistent(memory)
+
+
+def worked_in(folder: Path) -> tuple[Path, Memory]:
+    """A folder of which a conversation is kept, and nothing else yet."""
+    (there := folder / "work").mkdir()
+    memory = Memory(folder / "memory.db", folder=there)
+    memory._encoder = shared_encoder()
+    memory.add_conversations([said(HERON, folder=str(there))])
+    assert not (there / ".sediment").exists()
+    return there, memory
+
+
+def test_a_folder_takes_along_what_came_after_a_conversation(tmp_path: Path) -> None:
+    there, memory = worked_in(tmp_path)
+    memory.store("A plain memory.")
+    assert (there / ".sediment" / "config").is_file()
+    moved = Memory(memory.database.path, folder=there.rename(tmp_path / "moved"))
+    assert [row["content"] for row in moved.list_items()["items"]] == ["A plain memory."]
+    assert len(moved.list_conversations()["conversations"]) == 1
+    there.mkdir()  # another one of that name
+    assert Memory(memory.database.path, folder=there).list_items()["total"] == 0
+    assert moved.list_items()["total"] == 1
+
+
+def test_another_database_takes_no_conversation_of_a_folder_away(tmp_path: Path) -> None:
+    there, memory = worked_in(tmp_path)
+    Memory(tmp_path / "other.db", folder=there).store("Of the other database.")
+    assert len(memory.list_conversations()["conversations"]) == 1
+    memory.store("A plain memory.")
+    assert len(memory.list_conversations()["conversations"]) == memory.list_items()["total"] == 1
+    assert memory.forget("claude:s1")["success"]
+    assert Memory(tmp_path / "other.db", folder=there).list_items()["total"] == 1
+
+
+def test_a_conversation_of_another_project_is_named(tmp_path: Path) -> None:
+    _, memory = worked_in(tmp_path)
+    other = Memory(memory.database.path, project="another")
+    with pytest.raises(NotFound, match=f"--project {memory.projects.current()}` reaches it"):
+        other.forget("claude:s1")

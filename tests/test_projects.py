@@ -48,6 +48,17 @@ def is_uuid(id: str | None) -> bool:
     return id is not None and str(uuid.UUID(id)) == id
 
 
+@pytest.mark.parametrize("text", ["", "{", '{"project_id": 5}', "\0\0"])
+def test_a_folder_whose_config_was_emptied_keeps_its_memories(here: Program, text: str) -> None:
+    here.store("The crane is called Gundula.")
+    project = here.project()
+    (here.folder / ".sediment" / "config").write_text(text)
+    assert here.contents() == {"The crane is called Gundula."}
+    here.store("The port is 5433.")
+    assert config(here.folder)["project_id"] == project
+    assert len(here.contents()) == 2
+
+
 # Git repositories
 
 
