@@ -347,7 +347,7 @@ STALE_ROUNDS = 3  # times that a recall looks again because a file had changed
 PROGRESS_SECONDS = 10  # between lines of progress in a log, where no bar is drawn
 WATCH_DEBOUNCE = 1_500  # ms without a change before changes are taken up; as memsearch does
 WATCH_POLL = 1_000  # ms between looks at whether a watched folder is another one now
-TRANSCRIPT_LINE = 2**22  # bytes; longer ones hold pictures or what tools said
+TRANSCRIPT_LINE = 2**25  # bytes: a prompt with several pictures; longer is what tools said
 COMPACT_TIMEOUT = 300.0  # s that a command that summarises may take
 CLIENT_TIMEOUT = 10.0  # s that `doctor --client` waits for a program's answer
 REPEATED_COSINE = 0.9  # notes from which up `compact` says that they repeat one another
@@ -3548,7 +3548,7 @@ class Database:
         try:
             yield
         except apsw.NotADBError:
-            way = " with --db" if path is None else ""
+            way = " with --db; `doctor --repair` if it was one" if path is None else ""
             kind, reason = DamagedError, f"is not a Sediment database: choose another file{way}"
         except (apsw.ReadOnlyError, apsw.CantOpenError, apsw.PermissionsError):
             reason = "cannot be written: check its permissions and its folder's, or use --db"
@@ -7501,6 +7501,8 @@ def _decided(row: dict[str, Any]) -> dict[str, Any]:
 
 def _part_of(row: dict[str, Any]) -> str:
     """Why the content of a row that `recall` printed is not all of its memory; "" when it is."""
+    if row.keys() >= _PRINTED and re.search(r"#\d+\Z", str(row.get("source"))):
+        return "this is of a conversation: `import --from` its client keeps that"
     if row.keys() >= _PRINTED and "source" in row:
         return "this stands in a file: `index` that, and it is found here"
     if row.keys() >= _PRINTED and row.keys() & {"position", "pages"}:
@@ -9651,9 +9653,11 @@ def session_name(client: str, session: str) -> str:
 
 
 def turn_text(turn: Turn) -> str:
-    """A turn as one memory."""
-    said = f"User: {turn.prompt}"
-    return f"{said}\n\nAssistant: {turn.answer}" if turn.answer else said
+    """A turn as one memory; of a longer one the beginning of each, and at least half of either."""
+    half = CONTENT_MAX // 2 - 20  # of the two names
+    answer = turn.answer[: max(half, 2 * half - len(turn.prompt))]
+    said = f"User: {turn.prompt[: 2 * half - len(answer)]}"
+    return f"{said}\n\nAssistant: {answer}" if answer else said
 
 
 def turn_id(name: str, key: str) -> str:
@@ -9714,7 +9718,7 @@ def _keep_conversation(
     here = projects.of_folder(given.folder) if given.folder else None
     project = known.project if known else here or ""
     for turn in given.turns:
-        text, _ = redact(turn_text(turn)[:CONTENT_MAX], redacts())
+        text, _ = redact(turn_text(turn), redacts())
         id = turn_id(name, turn.key)
         while stored_among(database, [id]):
             id = _short_hash(id)
@@ -10046,7 +10050,9 @@ def rescue(data: bytes) -> Rescued:
     sizes = [65536 if size == 1 else size] if size == 1 or size in _PAGE_SIZES else _PAGE_SIZES
     size = max(sizes, key=lambda size: sum(1 for _ in _rows_of_pages(data, size)))
     synced = b"CREATE TABLE replica(" in data
-    pages = int.from_bytes(data[28:32], "big") if data.startswith(b"SQLite format 3\0") else 0
+    # SQLite wrote the number of pages if the two counters beside it agree.
+    is_sound = data.startswith(b"SQLite format 3\0") and data[24:28] == data[92:96]
+    pages = int.from_bytes(data[28:32], "big") if is_sound else 0
     missing = max(0, pages - len(data) // size)
     found = Rescued({table: {} for table in _SHAPES}, {}, set(), [], synced, missing, [])
     for number, values in _rows_of_pages(data, size):
@@ -12220,6 +12226,10 @@ def _nothing_listed(projects: Projects, wanted: Wanted, total: int) -> str:
     hidden = listed_items(projects, wanted._replace(replaced=True), 1, 1, False)["total"]
     if hidden:
         return f"No items are live{hint}; {hidden} are hidden (`list --replaced` shows them)."
+    if crosses_projects() and not hint:
+        far = f"SELECT count(*) FROM items i WHERE {_MEMORY} AND i.project_id IS NOT NULL"
+        count = projects.database.value(far)
+        hint = f" here; {count} in other projects, where recall looks, too" if count else ""
     return f"No items stored yet{hint}."
 
 
@@ -15575,6 +15585,7 @@ PREFIX = string("PREFIX")
 ID = string("ID")  # a shell can complete it
 FLAG = Kind({"type": "boolean"}, click.BOOL)
 TIME = Kind({"type": "string"}, _Checked(parse_moment), "TIME")
+AGE = Kind({"type": "string"}, _Checked(parse_age), "AGE")
 SHARE = Kind({"type": "number"}, _Checked(check_share), "N")
 SECONDS = Kind({"type": "number"}, click.FloatRange(0.1, 86_400), "S")
 FILE = Kind({"type": "string"}, click.Path(dir_okay=False))
@@ -15710,7 +15721,7 @@ _TABLE = (
     ),
     Operation("compact", Memory.compact, render_compacted).takes(
         Argument("path", string(), default=_NOTES, place="[PATH]"),
-        Argument("older_than", string("AGE"), "30d, 12w, 1y.", default="30d"),
+        Argument("older_than", AGE, "30d, 12w, 1y.", default="30d"),
         Argument("command", string("CMD"), "What summarises the notes it is piped.", "--with"),
         Argument("timeout", SECONDS, "Seconds that it may take.", default=COMPACT_TIMEOUT),
         Argument("dry_run", FLAG, "Print what would be sent."),
@@ -15759,7 +15770,7 @@ _TABLE = (
         Argument("dry_run", FLAG, "Change nothing; print what would be done, and why."),
     ),
     Operation("prune", _prune, render_pruned).takes(
-        Argument("older_than", string("AGE"), "An age (90d, 12w, 1y) or a date."),
+        Argument("older_than", AGE, "An age (90d, 12w, 1y) or a date."),
         Argument("scope", SCOPE, default="project"),
         Argument("confirmed", FLAG, "What people confirmed or corrected, too."),
         Argument("dry_run", FLAG, "Change nothing; print what would be done."),

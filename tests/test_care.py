@@ -680,6 +680,20 @@ def test_of_a_file_that_was_cut_the_missing_pages_are_told(large: Memory) -> Non
     assert f"The file is {pages - 12} pages shorter than it was" in large.repair()["message"]
 
 
+def test_a_damaged_header_counts_no_pages(memory: Memory, path: Path) -> None:
+    memory.store("The crane is called Gundula.")
+    memory.close()
+    with open(path, "r+b") as file:
+        file.seek(20)
+        file.write(b"\xa5" * 30)
+    with pytest.raises(DatabaseError, match=r"`doctor --repair` if it was one"):
+        memory.list_items()
+    told = memory.repair()["message"]
+    assert "none is lost" in told
+    assert "shorter" not in told
+    assert "The crane is called Gundula." in contents(memory)
+
+
 STORES = """
 memory = Memory(sys.argv[1], project="demo")
 for text in ("Only the log has this.", "This comes meanwhile."):

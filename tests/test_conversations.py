@@ -404,7 +404,7 @@ def test_of_what_is_not_understood_a_remark_says_so(
 def test_one_bad_line_costs_no_other(tmp_path: Path) -> None:
     path = tmp_path / "one.jsonl"
     deep = b'{"type":"user","message":' + b"[" * 200_000 + b"\n"
-    huge = b'{"type":"user","message":{"content":"' + b"x" * (5 * 2**20) + b'"}}\n'
+    huge = b'{"type":"user","message":{"content":"' + b"x" * sediment.TRANSCRIPT_LINE + b'"}}\n'
     wrong = [[], 1, {"type": ["user"]}, {"type": "user"}, {"type": "user", "message": []}]
     wrong += [typed({"a": 1}), typed([["a"], 1]), typed(None), {"type": "assistant", "message": 5}]
     ending = json.dumps(answered("6543")).encode()[:-4]

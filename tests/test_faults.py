@@ -107,12 +107,16 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 
 def a_text(path: Path) -> str:
     path.write_text("Dear diary, " * 1_000)
-    return "is not a Sediment database: choose another file with --db"
+    return (
+        "is not a Sediment database: choose another file with --db; `doctor --repair` if it was one"
+    )
 
 
 def noise(path: Path) -> str:
     path.write_bytes(random.Random(1).randbytes(path.stat().st_size))
-    return "is not a Sediment database: choose another file with --db"
+    return (
+        "is not a Sediment database: choose another file with --db; `doctor --repair` if it was one"
+    )
 
 
 def noise_behind_its_head(path: Path) -> str:

@@ -221,3 +221,21 @@ def test_a_conversation_of_another_project_is_named(tmp_path: Path) -> None:
     other = Memory(memory.database.path, project="another")
     with pytest.raises(NotFound, match=f"--project {memory.projects.current()}` reaches it"):
         other.forget("claude:s1")
+
+
+def test_of_a_turn_with_a_huge_prompt_the_answer_is_kept_too(tmp_path: Path) -> None:
+    there, memory = worked_in(tmp_path)
+    memory.forget("claude:s1")
+    huge = ("The log says: " + "x" * 2_000_000, HERON[1])
+    memory.add_conversations([said(huge, session="s2", folder=str(there))])
+    (row,) = memory.list_items(kind="conversation")["items"]
+    text = memory.get(row["id"])["content"]
+    assert text.endswith(f"Assistant: {HERON[1]}")
+    assert len(text) <= sediment.CONTENT_MAX
+
+
+def test_a_printed_turn_is_not_taken_for_a_part_of_a_file(tmp_path: Path) -> None:
+    _, memory = worked_in(tmp_path)
+    (row,) = memory.list_items(kind="conversation")["items"]
+    (refused,) = open_memory(tmp_path / "other.db").import_rows([row])["refused"]
+    assert "`import --from` its client keeps that" in refused["reason"]

@@ -165,3 +165,12 @@ def test_a_project_is_named_by_its_folder(path: Path, tmp_path: Path) -> None:
     with Memory(path, project=str(folder)) as memory:
         memory.store("The crane is red.")
         assert [one["name"] for one in memory.activity()["projects"]] == ["harbour"]
+
+
+def test_who_has_nothing_here_is_told_of_what_is_elsewhere(
+    memory: Memory, ids: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Memory(memory.database.path, project="another")
+    assert "3 in other projects, where recall looks, too" in other.list_items()["message"]
+    monkeypatch.setenv("SEDIMENT_CROSS_PROJECT", "0")
+    assert other.list_items()["message"] == "No items stored yet."
