@@ -11593,6 +11593,24 @@ class Lease:
             connection.execute("INSERT OR REPLACE INTO meta VALUES(?, ?)", (self._job, value))
         return True
 
+    @contextlib.contextmanager
+    def renewed(self) -> Iterator[None]:
+        """Have the job on meanwhile, however long a step of it takes."""
+        done = threading.Event()
+
+        def renew() -> None:
+            while not done.wait(LEASE / 3):
+                with contextlib.suppress(DatabaseError):
+                    self.take()
+
+        thread = threading.Thread(target=renew, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
     def release(self) -> None:
         """Let others have it at once; where that can't be written, it runs out by itself."""
         me = f"{self._me} "
@@ -13566,7 +13584,8 @@ class Sync:
                     lease, LEASE + 1
                 )  # that of a process that was killed has run out by then
             exchange = Exchange(lease, spaces, counts, {}, dry_run)
-            facts = self._both_ways(exchange)
+            with contextlib.nullcontext() if dry_run else lease.renewed():
+                facts = self._both_ways(exchange)
         self.database.checkpoint()  # of what was forgotten no page stays
         told = [
             self._told_space(space, project) | counts[space] for space, project in spaces.items()

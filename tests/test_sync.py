@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,25 @@ def test_two_runs_of_one_machine_lose_nothing_of_each_other(
         other.share("team")
         other.sync()
         assert texts(other) == ["A fact.", "The port is 5433."]
+
+
+def test_a_slow_place_lets_no_second_run_in(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = place.machine("a"), open_memory(place.folder / "a" / "memory.db")
+    a.store("The port is 5433.")
+    monkeypatch.setattr(sediment, "LEASE", 1)
+    write, tries = sediment.Folder._write, []
+
+    def write_slowly(self: Any, texts: dict[str, str]) -> None:
+        if not tries:
+            tries.append("first")
+            time.sleep(2.2)
+            with sediment.Lease(b.database, "syncing") as other:
+                tries.append("second" if other.take() else "none")
+        write(self, texts)
+
+    monkeypatch.setattr(sediment.Folder, "_write", write_slowly)
+    assert a.sync()["spaces"][0]["sent"] == 1
+    assert tries == ["first", "none"]
 
 
 def test_a_run_of_sync_waits_for_the_one_before_it(place: Place) -> None:
