@@ -18296,8 +18296,10 @@ def _to_import(
     if (file is None) == (clients in ([], ["sediment"], *exports)):
         raise click.UsageError("give a FILE, or --from with the names of clients")
     if file is None:
-        for name in clients:
-            transcript_format(name)
+        try:
+            _ = [transcript_format(name) for name in clients]
+        except InvalidInput as error:
+            raise click.UsageError(str(error)) from None
         return "conversations", all_sessions(clients, since), None
     path = expand_home(file)
     if clients == ["sediment"]:

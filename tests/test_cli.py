@@ -475,6 +475,7 @@ def test_wrong_values(unharmed: Program, words: list[str], reason: str) -> None:
         (["forget"], "ID"),
         (["list", "extra"], "extra"),
         (["import", "none.jsonl"], "none.jsonl"),
+        (["import", "--from", "nobody"], "a client is one of"),
         (["import"], "give a FILE"),
         (["export", "."], "directory"),
         (["--nonsense"], "--nonsense"),
