@@ -17170,7 +17170,6 @@ def _strict_channel() -> type:
 
 def serve_http(memory: Memory, server: Any) -> None:
     """Answer requests until a signal ends this."""
-    memory.preload()
     with contextlib.suppress(_Stopped):
         handle_signals(_stop)
         server.run()
@@ -18527,6 +18526,7 @@ def serve_command(
     follow(memory, watched)
     server = listen(memory, *_address(address))
     click.echo(f"Listening on {_url_of(server)} (Ctrl-C ends it).", err=True)
+    memory.preload()
     serve_http(memory, server)
 
 
@@ -18558,6 +18558,7 @@ def browse_command(shared: Context, no_open: bool) -> None:
     shared.show({"address": address}, lambda _: [f"{address}  (once; Ctrl-C ends it)"])
     if not no_open:
         threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
+    Beside(memory.preload)  # the page and its lists wait for none of that
     serve_http(memory, server)
 
 
