@@ -13012,19 +13012,23 @@ class Git(Folder):
     def _write(self, texts: dict[str, str]) -> None:
         ref, before = f"{_REFS}/{self.me.name}", self._commits.get(self.me.name, "")
         now = int(time.time())
-        lines = [f"commit {ref}\nmark :1\ncommitter sediment <> {now} +0000\ndata 0\n".encode()]
+        draft = f"refs/draft/{self.me.name}"  # where no fetch beside this one looks
+        lines = [f"commit {draft}\nmark :1\ncommitter sediment <> {now} +0000\ndata 0\n".encode()]
         kept = {name: one for name, one in self._tree(self.me.name).items() if name not in texts}
         lines += [f"M 100644 {blob} {name}\n".encode() for name, (blob, _) in kept.items()]
         for name, text in texts.items():
             data = text.encode()
             lines += [f"M 100644 inline {name}\ndata {len(data)}\n".encode(), data] if data else []
-        self._git("update-ref", "-d", ref)
+        self._git("update-ref", "-d", draft)
         told = self._git("fast-import", "--quiet", input=b"".join([*lines, b"\nget-mark :1\n"]))
         self._commits[self.me.name] = commit = told.strip()
         self._trees.pop(self.me.name, None)
         # Over what was looked at and nothing else: a run beside this one may have sent more.
         unchanged = f"--force-with-lease={ref}:{before}"
         self._exchange("push", unchanged, "--", self._url, f"{commit}:{ref}")
+        self._git(
+            "update-ref", "--stdin", input=f"update {ref} {commit}\ndelete {draft}\n".encode()
+        )
 
     def _states(self, machine: str, name: str) -> tuple[list[tuple[str, State]], bool]:
         found = super()._states(machine, name)
