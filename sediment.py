@@ -12814,12 +12814,16 @@ class Folder:
                     states, whole = self._states(machine, name)
                     reached = reached if whole else 0
                     if machine == self.me.name:
-                        self.set_back |= known is not None or len(self.remarks) > remarks
+                        self.set_back |= self._is_other(known, tag) or len(self.remarks) > remarks
                     yield states, {key: tag} if whole else {}
             self._read[machine] = reached
         lost = {key for key in cursor if _RECORDS.match(key)} - here
         self.set_back |= bool(lost)
         yield [], dict.fromkeys(lost)
+
+    def _is_other(self, known: str | None, tag: str) -> bool:
+        """Whether an own file is not what was left: its time alone some file systems round later."""
+        return known is not None and known.partition(":")[0] != tag.partition(":")[0]
 
     def _facts(self, machine: str) -> dict[str, Any]:
         """What a machine says of itself, and nothing that it cannot be."""
@@ -13004,6 +13008,9 @@ class Git(Folder):
     def _files(self, machine: str) -> dict[str, str]:
         tree = self._tree(machine).items()
         return {name: f"{size}:{blob}" for name, (blob, size) in tree if name.endswith(".jsonl")}
+
+    def _is_other(self, known: str | None, tag: str) -> bool:
+        return known is not None
 
     def _text(self, machine: str, name: str) -> str:
         blob, _ = self._tree(machine).get(name, ("", 0))

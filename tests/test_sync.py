@@ -348,6 +348,16 @@ def test_who_leaves_and_erases_gets_it_again_when_he_comes_back(place: Place) ->
     assert texts(b) == ["Of a."]
 
 
+def test_a_place_that_rounds_times_gets_nothing_again(place: Place) -> None:
+    a = place.machine("a")
+    a.store("The port is 5433.")
+    settle(a)
+    for file in place.files_of(a).glob("*.jsonl"):
+        os.utime(file, (1_700_000_000, 1_700_000_000))
+    assert (told := a.sync())["remarks"] == []
+    assert told["spaces"][0]["sent"] == 0
+
+
 @pytest.mark.parametrize("kind", ["folder", "git"])
 def test_a_place_that_was_put_back_gets_all_again(tmp_path: Path, kind: str) -> None:
     there = tmp_path / "place"
