@@ -12822,7 +12822,7 @@ class Folder:
         yield [], dict.fromkeys(lost)
 
     def _is_other(self, known: str | None, tag: str) -> bool:
-        """Whether an own file is not what was left: its time alone some file systems round later."""
+        """Whether an own file is not what was left; its time alone file systems round later."""
         return known is not None and known.partition(":")[0] != tag.partition(":")[0]
 
     def _facts(self, machine: str) -> dict[str, Any]:
