@@ -3289,12 +3289,14 @@ MIGRATIONS = (
     "symbols",
     "tokens",
     "sync",
+    "moves",
 )
 _BESIDES = {
     "pairs": reunite_files,
     "signs": _add_questions,
     "symbols": fill_words,
     "sync": _renew_sync,
+    "moves": _renew_sync,
 }
 
 
@@ -4262,8 +4264,10 @@ class Projects:
         configured, noted = self._configured(root, derived), self._noted(root)
         if noted and configured not in self._ids_of(root) and self._count(noted):
             return noted
-        was_there = not derived and (root / ".sediment" / "config").exists()
-        return configured or noted or (was_there and self._note(f"given:{_written(root)}")) or None
+        if configured or noted or not (root / ".sediment" / "config").exists():
+            return configured or noted
+        place = _written(root)  # the config was emptied
+        return self._note(f"given:{place}") or self._note(f"named:{place}")
 
     def _keep_in_folder(self, root: Path, project: str) -> None:
         """Let a folder that was known here alone, since a conversation of it came first, have its
@@ -12442,7 +12446,9 @@ def receive(
     that two machines replaced by one each."""
     came: dict[str, State] = {}
     for state in states:
-        came[state["id"]] = state | join(came.get(state["id"], state), state)
+        known = came.get(state["id"], state | {"text_stands": False})
+        stands = {"text_stands": known["text_stands"] or state["put"] is not None}
+        came[state["id"]] = state | join(known, state) | stands
     ids = json.dumps([*came])
     here = states_of(database.reader(), f"{_AMONG} here", ids)
     drafts = {
@@ -12507,7 +12513,9 @@ def _joined(
         if mine is None or any(new[key] != mine[key] for key in new):
             known = mine or other
             joined[id] = new | {"in": project, "author": state.get("author")}
-            joined[id]["news"] = new["gone"] and bool((mine and mine["put"]) or not state["gone"])
+            joined[id]["news"] = new["gone"] and bool(
+                state["text_stands"] or (mine and mine["put"]) or not state["gone"]
+            )
             counts["received"] += 1
             counts["forgotten"] += new["gone"] and known is not None
             counts["replaced"] += mine is not None and bool(new["end"] and new["end"][4])
@@ -13010,7 +13018,7 @@ class Git(Folder):
         return {name: f"{size}:{blob}" for name, (blob, size) in tree if name.endswith(".jsonl")}
 
     def _is_other(self, known: str | None, tag: str) -> bool:
-        return known is not None
+        return known not in (None, tag.partition(":")[0] + ":")
 
     def _text(self, machine: str, name: str) -> str:
         blob, _ = self._tree(machine).get(name, ("", 0))
@@ -13612,8 +13620,6 @@ class Sync:
                 if not exchange.dry_run:
                     self._mend_clock()
                 self._receive(exchange)
-                if self.place.set_back and not exchange.dry_run:
-                    self._send_lost()
                 self._send_new(exchange)
                 if not exchange.dry_run:
                     self._note_cursor(self.place.finish(self.database.rows(SYNC_CLOCK)[0][0]))
@@ -13624,14 +13630,26 @@ class Sync:
         return self._both_ways(exchange, tries - 1)
 
     def _receive(self, exchange: Exchange) -> None:
-        lease, spaces, counts, rivals, dry_run = exchange
-        for space, states in self._arrivals(dry_run):
-            if not dry_run:
-                self._hold(lease)
-            if space in spaces:
-                told = receive(self.database, self.encoder, spaces[space], states, dry_run)
-                counts[space].update(told[0])
-                rivals |= dict(told[1])
+        """Take what came; what was refused once more, since another space may have said that it
+        was moved from there."""
+        refused = []
+        for space, states in self._arrivals(exchange.dry_run):
+            if space in exchange.spaces and self._take(exchange, space, states):
+                refused.append((space, states))
+        for space, _ in refused:
+            exchange.counts[space].pop("refused", None)
+        for space, states in refused:
+            self._take(exchange, space, states)
+
+    def _take(self, exchange: Exchange, space: str, states: list[State]) -> int:
+        """How many of the states that came of a space were refused."""
+        if not exchange.dry_run:
+            self._hold(exchange.lease)
+        project, dry_run = exchange.spaces[space], exchange.dry_run
+        counts, rivals = receive(self.database, self.encoder, project, states, dry_run)
+        exchange.counts[space].update(counts)
+        exchange.rivals.update(rivals)
+        return counts["refused"]
 
     def _send_new(self, exchange: Exchange) -> None:
         lease, spaces, counts, _, dry_run = exchange
@@ -13649,7 +13667,8 @@ class Sync:
         with self.database.transaction() as connection:
             send_again(connection)
         self.place.set_back = False
-        self.place.remarks.append(f"{self.place.name} has not all that it had: it is sent again")
+        told = f"{self.place.name} has not all that it had: it is sent again"
+        self.place.remarks += [told] if told not in self.place.remarks else []
 
     def _mend_clock(self) -> None:
         """Stamps that a wrong clock has put more than a day ahead nobody takes: they count as of
@@ -13751,9 +13770,17 @@ class Sync:
                 for space, found in itertools.groupby(came, key=lambda pair: pair[0]):
                     for batch in _batches((state for _, state in found), SYNC_BATCH):
                         yield space, batch
-                if passed and not dry_run:
-                    self._note_cursor(passed)
+                if not dry_run:
+                    self._pass(passed)
                 came, passed = [], {}
+
+    def _pass(self, behind: dict[str, Any]) -> None:
+        """Note how far the place was read; first that it is to get all again, for whoever is
+        killed in between sees no more that it has not."""
+        if self.place.set_back:
+            self._send_lost()
+        if behind:
+            self._note_cursor(behind)
 
     def _note_cursor(self, behind: dict[str, Any]) -> None:
         with self.database.transaction() as connection:
@@ -13984,10 +14011,11 @@ def _note_cursor(connection: apsw.Connection, behind: dict[str, Any]) -> None:
 
 
 def read_anew(connection: apsw.Connection) -> None:
-    """Have all that others wrote read again; how this machine left its own files stays known."""
+    """Have all that is there read again; how large this machine left its own files stays known."""
     machine, cursor = fetch(connection, "SELECT machine, cursor FROM clock")[0]
     own = {key: tag for key, tag in json.loads(cursor).items() if key.startswith(f"{machine}/")}
-    connection.execute("UPDATE clock SET cursor = ?", (to_json(own),))
+    sizes = {key: tag.partition(":")[0] + ":" for key, tag in own.items() if isinstance(tag, str)}
+    connection.execute("UPDATE clock SET cursor = ?", (to_json(sizes),))
 
 
 def send_again(connection: apsw.Connection) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -150,15 +151,51 @@ def live_together(folder: Path, seed: int, steps: int, count: int = 4) -> list[M
     return machines
 
 
-def through_a_folder(folder: Path, seed: int, rounds: int) -> None:
-    """Machines do things and sync through a folder; after each round all have what all have."""
-    chance = random.Random(seed)
-    (shared := folder / "shared").mkdir(parents=True)
-    machines = [Machine(folder, name * 8, chance.choice((0, 0, 5, -900))) for name in "abc"]
-    for machine in machines:
-        machine.memory.sync_to(str(shared))
+class Place:
+    """A folder through which machines sync, and what befalls it."""
+
+    def __init__(self, folder: Path, chance: random.Random) -> None:
+        self.shared, self.kept, self.chance = folder / "shared", folder / "kept", chance
+        self.shared.mkdir(parents=True)
+
+    def join(self, machine: Machine) -> Machine:
+        machine.memory.sync_to(str(self.shared))
         machine.memory.share("team")
         machine.memory.share(everywhere=True)
+        return machine
+
+    def befall(self, mishap: str, machine: Machine) -> None:
+        files = sorted(self.shared.rglob("??.jsonl"))
+        if mishap == "lose":
+            for file in self.chance.sample(files, min(len(files), 3)):
+                file.unlink()
+        elif mishap == "cut" and files:
+            file = self.chance.choice(files)
+            file.write_bytes(file.read_bytes()[: self.chance.randrange(200)])
+        elif mishap == "keep":
+            shutil.rmtree(self.kept, ignore_errors=True)
+            shutil.copytree(self.shared, self.kept)
+        elif mishap == "put back" and self.kept.exists():
+            shutil.rmtree(self.shared)
+            shutil.copytree(self.kept, self.shared)
+        elif mishap == "share":
+            machine.memory.share(everywhere=True)
+        elif mishap == "come back":
+            machine.memory.leave_sync()
+            self.join(machine)
+
+
+MISHAPS = ("lose", "cut", "keep", "put back", "share", "come back")
+
+
+def through_a_folder(folder: Path, seed: int, rounds: int) -> None:
+    """Machines do things and sync through a folder, to which things happen; after each round all
+    have what all have, and in the end a new one has it, too."""
+    chance = random.Random(seed)
+    place = Place(folder, chance)
+    machines = [Machine(folder, name * 8, chance.choice((0, 0, 5, -900))) for name in "abc"]
+    for machine in machines:
+        place.join(machine)
     for step in range(12 * rounds):
         machine = chance.choice(machines)
         machine.now = 1_700_000_100 + step // 8
@@ -167,9 +204,14 @@ def through_a_folder(folder: Path, seed: int, rounds: int) -> None:
             machine.memory.sync()
         else:
             machine.do(deed, chance.randrange(10**6), chance.randrange(3))
+        if chance.random() < 0.1:
+            place.befall(chance.choice(MISHAPS), machine)
         if step % 12 == 11:
             _come_to_rest(machines)
             all_have_the_same(machines)
+    machines.append(place.join(Machine(folder, "d" * 8)))
+    _come_to_rest(machines)
+    all_have_the_same(machines)
     for machine in machines:
         machine.memory.close()
 

@@ -59,6 +59,23 @@ def test_a_folder_whose_config_was_emptied_keeps_its_memories(here: Program, tex
     assert len(here.contents()) == 2
 
 
+def test_a_repository_takes_over_what_its_emptied_config_had(here: Program) -> None:
+    here.store("The crane is called Gundula.")
+    root = repository(here.folder)
+    (here.folder / ".sediment" / "config").write_text("")
+    assert here.contents() == {"The crane is called Gundula."}
+    here.store("The port is 5433.")
+    assert here.project() == root
+    assert len(here.contents()) == 2
+
+
+def test_an_emptied_config_that_another_database_made_is_known(here: Program) -> None:
+    here.ok("--db", "other.db", "store", "Of the other database.")
+    here.store("The crane is called Gundula.")
+    (here.folder / ".sediment" / "config").write_text("")
+    assert here.contents() == {"The crane is called Gundula."}
+
+
 # Git repositories
 
 

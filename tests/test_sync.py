@@ -200,13 +200,13 @@ def test_two_runs_of_one_machine_lose_nothing_of_each_other(
 def test_a_slow_place_lets_no_second_run_in(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = place.machine("a"), open_memory(place.folder / "a" / "memory.db")
     a.store("The port is 5433.")
-    monkeypatch.setattr(sediment, "LEASE", 1)
+    monkeypatch.setattr(sediment, "LEASE", 3)
     write, tries = sediment.Folder._write, []
 
     def write_slowly(self: Any, texts: dict[str, str]) -> None:
         if not tries:
             tries.append("first")
-            time.sleep(2.2)
+            time.sleep(4.5)
             with sediment.Lease(b.database, "syncing") as other:
                 tries.append("second" if other.take() else "none")
         write(self, texts)
@@ -346,6 +346,76 @@ def test_who_leaves_and_erases_gets_it_again_when_he_comes_back(place: Place) ->
     b.share("team")
     settle(b)
     assert texts(b) == ["Of a."]
+
+
+@pytest.mark.parametrize("kind", ["folder", "git"])
+def test_what_was_restored_while_it_was_not_shared_comes_back(tmp_path: Path, kind: str) -> None:
+    (there := tmp_path / "place").mkdir()
+    subprocess.run(["git", "init", "--bare", "-q", str(there)], check=True)
+    with open_memory(tmp_path / "memory.db") as a:
+        a.sync_to(f"git:{there}" if kind == "git" else str(there))
+        a.share("team")
+        a.store("The crane is called Gundula.")
+        a.backup(tmp_path / "old.bak")
+        a.store("The port is 5433.")
+        a.sync()
+        a.unshare()
+        a.restore(tmp_path / "old.bak")
+        a.sync()
+        a.share("team")
+        assert a.sync()["remarks"] == []
+        assert texts(a) == ["The crane is called Gundula.", "The port is 5433."]
+
+
+def test_who_is_killed_where_the_place_has_lost_something_sends_it_later(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    a.store("The port is 5433.")
+    settle(a)
+    for number in range(20):
+        b.store(f"Crane number {number} is in hall {number + 1}.")
+    settle(b)
+    (file,) = place.files_of(a).glob("*.jsonl")
+    file.write_text("")
+    monkeypatch.setattr(sediment.Sync, "_send_new", lambda *_: 1 / 0)  # as killed
+    with pytest.raises(ZeroDivisionError):
+        a.sync()
+    monkeypatch.undo()
+    assert a.sync()["spaces"][0]["sent"] >= 1
+    assert "5433" in place.text()
+
+
+def test_confirmations_outlive_a_move_there_and_back(place: Place) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    for machine in (a, b):
+        machine.share(everywhere=True)
+    id = a.store("The port is 5433.")["id"]
+    settle(a, b)
+    b.store("The port is 5433.")
+    a.move(id, "global")
+    settle(a, b)
+    a.move(id, "project")
+    settle(a, b)
+    sql = "SELECT ok FROM replica WHERE id = ? AND project <> ''"
+    assert a.database.value(sql, id) == b.database.value(sql, id) != "{}"
+
+
+def test_who_erased_and_comes_back_erases_in_its_own_files_what_others_forgot(
+    place: Place,
+) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    id = a.store("The crane is called Gundula.")["id"]
+    settle(a, b)
+    b.store("The crane is called Gundula.")
+    settle(b)
+    b.leave_sync(erase=True)
+    a.forget(id)
+    settle(a)
+    b.sync_to(str(place.shared))
+    b.share("team")
+    settle(b)
+    assert "Gundula" not in place.text()
 
 
 def test_a_place_that_rounds_times_gets_nothing_again(place: Place) -> None:

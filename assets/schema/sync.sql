@@ -107,7 +107,10 @@ CREATE TRIGGER replica_move AFTER INSERT ON history
         ON CONFLICT DO UPDATE SET put_t = excluded.put_t, put_w = excluded.put_w,
         (end_t, end_w, number) = (SELECT t, machine, number FROM clock),
         ended_by = coalesce(excluded.ended_by, ''), ended_at = coalesce(excluded.ended_at, 0),
-        successor = coalesce(excluded.successor, ''), ok = excluded.ok;
+        successor = coalesce(excluded.successor, ''),
+        ok = (SELECT json_group_object(key, n) FROM (SELECT key, max(value) AS n FROM
+            (SELECT key, value FROM json_each(replica.ok)
+            UNION ALL SELECT key, value FROM json_each(excluded.ok)) GROUP BY key));
     UPDATE replica SET (end_t, end_w, number) = (SELECT t, machine, number FROM clock),
         ended_by = 'prune', ended_at = new.at, successor = ''
         WHERE id = new.item_id AND project = coalesce(new.detail ->> 'from', '');

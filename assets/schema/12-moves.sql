@@ -1,0 +1,1 @@
+-- A file that syncs gets today's triggers: a move back loses no confirmations of others.
