@@ -12810,28 +12810,35 @@ class Folder:
         return {}
 
     def pull(self, cursor: dict[str, Any], spaces: Iterable[str]) -> Iterator[tuple[Any, Any]]:
-        """What has come since: pages of states with their spaces, and the cursor behind each. Files
-        that were lost, and own ones that are not as this machine left them, set the place back."""
+        """What has come since: pages of states with their spaces, and the cursor behind each."""
+        self.set_back = self.has_lost(cursor)
         here: set[str] = set()
         for machine in self._machines():
             reached = self._facts(machine).get("t", 0)
             for name, tag in self._files(machine).items():
                 here.add(key := f"{machine}/{name}")
-                if (known := cursor.get(key)) != tag:
+                if cursor.get(key) != tag:
                     remarks = len(self.remarks)
                     states, whole = self._states(machine, name)
                     reached = reached if whole else 0
-                    if machine == self.me.name:
-                        self.set_back |= self._is_other(known, tag) or len(self.remarks) > remarks
+                    self.set_back |= machine == self.me.name and len(self.remarks) > remarks
                     yield states, {key: tag} if whole else {}
             self._read[machine] = reached
-        lost = {key for key in cursor if _RECORDS.match(key)} - here
-        self.set_back |= bool(lost)
-        yield [], dict.fromkeys(lost)
+        yield [], dict.fromkeys({key for key in cursor if _RECORDS.match(key)} - here)
 
-    def _is_other(self, known: str | None, tag: str) -> bool:
+    def has_lost(self, cursor: dict[str, Any]) -> bool:
+        """Whether files are gone that were there, or own ones are not as this machine left them."""
+        for machine, tags in itertools.groupby(sorted(cursor.items()), _machine_of):
+            files, own = self._files(machine), machine == self.me.name
+            for key, known in filter(lambda pair: _RECORDS.match(pair[0]), tags):
+                tag = files.get(key.partition("/")[2])
+                if tag is None or (own and tag != known and self._is_other(known, tag)):
+                    return True
+        return False
+
+    def _is_other(self, known: str, tag: str) -> bool:
         """Whether an own file is not what was left; its time alone file systems round later."""
-        return known is not None and known.partition(":")[0] != tag.partition(":")[0]
+        return known.partition(":")[0] != tag.partition(":")[0]
 
     def _facts(self, machine: str) -> dict[str, Any]:
         """What a machine says of itself, and nothing that it cannot be."""
@@ -12862,15 +12869,17 @@ class Folder:
     def push(self, space: str, states: list[State]) -> dict[str, Any]:
         """Write states, in the place of what was written of the same memories; the cursor of it."""
         by_file: dict[str, dict[tuple[str, str], str]] = {}
+        gone = {state["id"]: state for state in states if state["gone"]}
         for state in states:
             name = f"{sha256(state['id'].encode())[0]:02x}.jsonl"
-            line = to_json(record_of(state, space)) + "\n"
-            by_file.setdefault(name, {})[state["id"], space] = line
+            by_file.setdefault(name, {})[state["id"], space] = _line_of(state, space)
         texts = {}
         for name, new in by_file.items():
             lines = self._text(self.me.name, name).split("\n")
             known = ((line, row) for line in lines if (row := parse_object(line)))
             rows = {_line_key(row): f"{line}\n" for line, row in known}
+            # What is forgotten is so in spaces, too, that it was sent to under another name.
+            rows |= {key: _line_of(gone[key[0]], key[1]) for key in rows if key[0] in gone}
             texts[name] = "".join((rows | new).values())
         self._write(texts)
         return self._written()
@@ -12910,6 +12919,14 @@ class Folder:
     def leave(self) -> None:
         """Let nobody wait for this machine."""
         self._write({"machine.json": ""})
+
+
+def _machine_of(pair: tuple[str, Any]) -> str:
+    return pair[0].partition("/")[0]
+
+
+def _line_of(state: State, space: str) -> str:
+    return to_json(record_of(state, space)) + "\n"
 
 
 def _line_key(row: dict[str, Any]) -> tuple[str, str]:
@@ -13017,8 +13034,8 @@ class Git(Folder):
         tree = self._tree(machine).items()
         return {name: f"{size}:{blob}" for name, (blob, size) in tree if name.endswith(".jsonl")}
 
-    def _is_other(self, known: str | None, tag: str) -> bool:
-        return known not in (None, tag.partition(":")[0] + ":")
+    def _is_other(self, known: str, tag: str) -> bool:
+        return known != tag.partition(":")[0] + ":"
 
     def _text(self, machine: str, name: str) -> str:
         blob, _ = self._tree(machine).get(name, ("", 0))
@@ -13142,15 +13159,22 @@ class Hub:
             "SELECT version, id, record, author, model, e FROM sediment.record WHERE space = %s"
             f" AND (version, id) > (%s, %s) ORDER BY version, id LIMIT {self.page}"
         )
-        versions = dict(self.ask("SELECT id, version FROM sediment.space"))
+        self.set_back, versions = self.has_lost(cursor), self._versions()
         for space in spaces:
             last = cursor.get(space, [0, ""])
-            if last[0] > versions.get(space, last[0]):  # somebody has restored a copy of the hub
-                self.set_back, last = True, [0, ""]
+            last = [0, ""] if last[0] > versions.get(space, last[0]) else last
             while rows := self.ask(sql, space, *last):
                 last = list(rows[-1][:2])
                 yield self._states([row[2:] for row in rows]), {space: last}
             self._reached[space] = last[0]
+
+    def _versions(self) -> dict[str, int]:
+        return dict(self.ask("SELECT id, version FROM sediment.space"))
+
+    def has_lost(self, cursor: dict[str, Any]) -> bool:
+        """Whether somebody has restored an older copy of the hub."""
+        versions = self._versions()
+        return any(last[0] > versions.get(space, last[0]) for space, last in cursor.items())
 
     def _states(self, rows: list[tuple[Any, ...]]) -> list[tuple[str, State]]:
         """Rows as states; with their vectors if these are of this model, and one in VECTORS_TRIED
@@ -13609,6 +13633,8 @@ class Sync:
         told = [
             self._told_space(space, project) | counts[space] for space, project in spaces.items()
         ]
+        if dry_run and self.place.set_back:
+            self._foresee_lost(told)
         look_at = list(filter(None, (self._told_rivals(*pair) for pair in exchange.rivals.items())))
         return facts | {"spaces": told, "look_at": look_at, "remarks": self.place.remarks}
 
@@ -13667,8 +13693,14 @@ class Sync:
         with self.database.transaction() as connection:
             send_again(connection)
         self.place.set_back = False
-        told = f"{self.place.name} has not all that it had: it is sent again"
+        told = f"{self.place.name} {_HAS_LOST}: it is sent again"
         self.place.remarks += [told] if told not in self.place.remarks else []
+
+    def _foresee_lost(self, spaces: list[dict[str, Any]]) -> None:
+        """Tell of a place that is to get all again with the next run."""
+        self.place.remarks.append(f"{self.place.name} {_HAS_LOST}: the next `sync` sends it again")
+        for row in spaces:
+            row["waiting"] = row["here"]
 
     def _mend_clock(self) -> None:
         """Stamps that a wrong clock has put more than a day ahead nobody takes: they count as of
@@ -13868,6 +13900,9 @@ class Sync:
         told["spaces"] = self._told_spaces()
         try:
             with self._reached() as facts:
+                if self.place.has_lost(json.loads(self.database.rows(SYNC_CLOCK)[0][4])):
+                    self._foresee_lost(told["spaces"])
+                    facts["remarks"] = self.place.remarks
                 return told | facts | {"machines": self._machines()}
         except SedimentError as error:
             return told | {"remarks": [str(error)]}
@@ -13885,6 +13920,8 @@ class Sync:
                     what = f"project {taken[1]}" if taken[1] else "what is global"
                     raise InvalidInput(f"{what} is shared as {taken[0]}: `sync --unshare` first")
             connection.execute("INSERT OR IGNORE INTO spaces VALUES(?, ?)", (name, project))
+            if connection.changes():  # under another name it was not sent yet
+                send_again(connection, project)
             read_anew(connection)
         sql = "SELECT * FROM states WHERE project = ? AND here"
         states = states_of(self.database.reader(), sql, project)
@@ -13945,6 +13982,9 @@ _UNSENT = "SELECT count(*) FROM replica JOIN spaces USING(project) WHERE number 
 
 def _tell_waiting(count: int) -> str:
     return f"{count} {'change waits' if count == 1 else 'changes wait'}"
+
+
+_HAS_LOST = "has not all that it had"
 
 
 def _machine_name(told: object) -> str:
@@ -14018,10 +14058,10 @@ def read_anew(connection: apsw.Connection) -> None:
     connection.execute("UPDATE clock SET cursor = ?", (to_json(sizes),))
 
 
-def send_again(connection: apsw.Connection) -> None:
-    """Have everything sent that is shared; which changes nothing where it is known."""
+def send_again(connection: apsw.Connection, project: str | None = None) -> None:
+    """Have everything sent that is shared (of a project); it changes nothing where it is known."""
     sql = "UPDATE replica SET number = (SELECT number FROM clock) WHERE number IS NULL"
-    connection.execute(sql)
+    connection.execute(f"{sql} AND project = coalesce(?, project)", (project,))
 
 
 # ---------------------------------------------------------------------------------------------

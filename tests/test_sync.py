@@ -418,6 +418,35 @@ def test_who_erased_and_comes_back_erases_in_its_own_files_what_others_forgot(
     assert "Gundula" not in place.text()
 
 
+def test_under_another_name_a_project_is_sent_anew_and_forgotten_in_both(place: Place) -> None:
+    a = place.machine("a")
+    id = a.store("The crane is called Gundula.")["id"]
+    settle(a)
+    a.unshare()
+    a.share("other")
+    settle(a)
+    b = place.machine("b", share="other")
+    settle(b)
+    assert texts(b) == ["The crane is called Gundula."]
+    a.forget(id)
+    settle(a, b)
+    assert texts(b) == []
+    assert "Gundula" not in place.text()
+
+
+def test_what_a_place_has_lost_is_foreseen(place: Place) -> None:
+    a = place.machine("a")
+    a.store("The port is 5433.")
+    settle(a)
+    assert "remarks" not in a.sync_status()
+    for file in place.files_of(a).glob("*.jsonl"):
+        file.unlink()
+    for told in (a.sync_status(), a.sync(dry_run=True)):
+        assert "the next `sync` sends it again" in told["remarks"][0]
+        assert [row["waiting"] for row in told["spaces"]] == [1]
+    assert a.sync()["spaces"][0]["sent"] == 1
+
+
 def test_a_place_that_rounds_times_gets_nothing_again(place: Place) -> None:
     a = place.machine("a")
     a.store("The port is 5433.")
