@@ -12017,15 +12017,11 @@ def undo_item(projects: Projects, id: str) -> dict[str, Any]:
         old = _to_bring_back(projects, id)
         now = standing_for(projects.database, old)
         row = given_item(projects, old)
+        if now:
+            check_own(projects, given_item(projects, now), "change")
         twin = same_text(connection, row["content"], row["project_id"])
-        reason, successor = restore_item(connection, old)
-        swap = now if reason not in ("merge", "beside") else None
-        if swap and reason == "undo":  # a redo: it ends on the day on which it did
-            end_item(connection, swap, old, "replace", row["created_at"])
-        elif swap:
-            end_item(connection, swap, old, "undo")
-        else:
-            note(connection, "undo", old, successor)
+        swaps = [_take_back(connection, *step) for step in _steps_back(connection, old, now)]
+        swap = now if any(swaps) else None
     answer: dict[str, Any] = {"success": True, "restored": old}
     message = f"{old} is live again"
     if swap:
@@ -12034,6 +12030,37 @@ def undo_item(projects: Projects, id: str) -> dict[str, Any]:
     if twin not in (None, now):
         message += f"; {twin} says the same: `forget` one of the two"
     return answer | {"message": message + "."}
+
+
+def _steps_back(
+    connection: apsw.Connection, old: str, now: str | None
+) -> list[tuple[str, str | None]]:
+    """What is to be taken back, each with what stands in its place: of replacements each one, the
+    last first, so that what was between is where it had been; else the whole way at once."""
+    sql = (
+        "WITH RECURSIVE ahead(id, n) AS (SELECT ?1, 0 UNION"
+        " SELECT i.successor, n + 1 FROM items i JOIN ahead USING (id)"
+        " WHERE i.successor IS NOT NULL AND n < 1000)"
+        " SELECT id, ended_by FROM items JOIN ahead USING (id) ORDER BY n"
+    )
+    chain = fetch(connection, sql, old)
+    ids, reasons = [id for id, _ in chain], {reason for _, reason in chain[:-1]}
+    if ids[-1] != now or len({*ids}) < len(ids) or not reasons <= {"replace", "undo"}:
+        return [(old, now)]
+    return [*pairwise(ids)][::-1]
+
+
+def _take_back(connection: apsw.Connection, old: str, now: str | None) -> bool:
+    """Let one item be live again; whether what stood in its place is hidden behind it."""
+    reason, successor = restore_item(connection, old)
+    if now is None or reason in ("merge", "beside"):
+        note(connection, "undo", old, successor)
+        return False
+    created = fetch(connection, "SELECT created_at FROM items WHERE id = ?", old)[0][0]
+    # A redo: it ends on the day on which it did.
+    by, at = ("replace", created) if reason == "undo" else ("undo", None)
+    end_item(connection, now, old, by, at)
+    return True
 
 
 def _to_bring_back(projects: Projects, id: str) -> str:

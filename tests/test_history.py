@@ -251,6 +251,34 @@ def test_of_versions_one_answers_for_a_day_whatever_was_taken_back(memory: Memor
     assert memory.get(tea)["ended"] == was
 
 
+def test_several_steps_back_and_forth_leave_each_version_its_days(memory: Memory) -> None:
+    days = ("2026-01-01", "2026-02-01", "2026-03-01")
+    ids: list[str] = []
+    for hour, day in enumerate(days):
+        before = ids[-1] if ids else None
+        text = f"Tea is at {hour + 3} o'clock."
+        ids.append(memory.store(text, replace=before, created_at=day)["id"])
+
+    def then(day: str) -> list[str]:
+        return [row["id"] for row in memory.recall("when is tea?", as_of=day)["results"]]
+
+    lives = memory.database.rows("SELECT id, ended_at, ended_by, successor FROM items")
+    memory.undo(ids[0])
+    assert then("2026-01-15") == then("2026-02-15") == then("2026-03-15") == [ids[0]]
+    memory.undo(ids[2])
+    assert then("2026-02-15") == [ids[1]]
+    assert memory.database.rows("SELECT id, ended_at, ended_by, successor FROM items") == lives
+
+
+def test_undo_hides_nothing_of_another_project(memory: Memory) -> None:
+    tea = memory.store(TEA, scope="global")["id"]
+    later = memory.store(LATER, scope="project", replace=tea)["id"]
+    other = Memory(memory.database.path, project="another")
+    with pytest.raises(NotFound, match="belongs to another project"):
+        other.undo(tea)
+    assert "successor" not in memory.get(later)
+
+
 STEPS = st.lists(
     st.tuples(st.sampled_from(["store", "replace", "undo", "access"]), st.integers(0, 9)),
     max_size=12,
