@@ -170,6 +170,8 @@ SCANNED = (3_000, 750, 750)  # of the own scope, of other projects, of conversat
 NEAR_SCANNED = (300, 0)  # what says nearly the same stands among the first
 SCAN_BLOCK = 16_384  # rows whose bits are compared at once: what stays in a core's cache
 KEPT_VECTORS = 150_000  # 230 MB; of more, a long-lived process keeps the bits alone, 48 each
+PIECE = 24  # characters of an erased text that are looked for in the file
+PIECES_SOUGHT = 60  # 0.1 s each among 100,000 memories; of more texts the file is written anew
 ERASED_KEPT = 2_000  # rows (4 MB) of what was erased; above that, and a third of all, begin anew
 CANDIDATES = 30  # per index and scope, or as many as are asked for; 200 give the same tables
 # Chunks and words whose stems a process keeps, and chunks ready to compare: a few MB each.
@@ -3450,6 +3452,31 @@ class Database:
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         connection.set_busy_handler(_patience())
 
+    def wipe(self, texts: Iterable[str]) -> None:
+        """Have nothing of erased texts in the file's pages. SQLite zeroes what it deletes, and not
+        what was left in a page when it moved rows to others before: then the file is written anew,
+        unless there is no room for that, or somebody else holds it for long."""
+        self.checkpoint()
+        parts = [part for text in texts for part in _telling_parts(text)]
+        if len(parts) > PIECES_SOUGHT or self._holds(parts):
+            with contextlib.suppress(DatabaseError), self.explained():
+                self.writer().execute("VACUUM")
+            self.checkpoint()
+
+    def _holds(self, parts: list[str]) -> bool:
+        """Whether the file has one of these anywhere, though no row says it."""
+        import mmap
+
+        sql = "SELECT value FROM json_each(?) WHERE NOT EXISTS(SELECT 1 FROM items"
+        told = self.rows(f"{sql} WHERE instr(content, value))", json.dumps(parts))
+        if not told or not self.size():
+            return False
+        with (
+            open(self.path, "rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as all,
+        ):
+            return any(all.find(piece.encode()) >= 0 for (piece,) in told)
+
     def refuse_own(self, given: str | Path) -> None:
         """InvalidInput for a name, by any link, of the file or of what SQLite keeps beside it:
         whatever is written there would take its place."""
@@ -3736,6 +3763,13 @@ def _configure(connection: apsw.Connection) -> None:
     connection.pragma("foreign_keys", "on")
     connection.pragma("secure_delete", "on")
     connection.pragma("temp_store", "memory")
+
+
+def _telling_parts(text: str) -> Iterator[str]:
+    """Parts of a text by which it is known."""
+    for place in {0, len(text) // 2, max(0, len(text) - PIECE)}:
+        if len(piece := text[place : place + PIECE]) >= PIECE // 2:
+            yield piece
 
 
 def _patience(wait: int = BUSY_TIMEOUT) -> Callable[[int], bool]:
@@ -4334,7 +4368,19 @@ class Projects:
 
     def _noted(self, root: Path) -> str | None:
         """The id in the database's note of a folder, maybe from before it was a repository."""
-        return self._note(_noted_as(root)) or self._note(f"folder:{_written(root)}")
+        place = _noted_as(root)
+        return (
+            self._note(place) or self._note(f"folder:{_written(root)}") or self._moved_here(place)
+        )
+
+    def _moved_here(self, place: str) -> str | None:
+        """The id of a repository without a commit noted where it is no more."""
+        made = place.rpartition(":")[2]
+        sql = "SELECT location, project_id FROM projects WHERE location LIKE 'unborn:%:' || ?"
+        for location, id in self.database.rows(sql, made) if place[:6] == "unborn" else []:
+            if not os.path.exists(location.removeprefix("unborn:").rpartition(":")[0]):
+                return id
+        return None
 
     def _note(self, key: str) -> str | None:
         return self.database.value("SELECT project_id FROM projects WHERE location = ?", key)
@@ -4786,6 +4832,19 @@ def prune_item(connection: apsw.Connection, id: str) -> None:
         (int(time.time()), PRUNED, id),
     )
     note(connection, PRUNED, id)
+
+
+def texts_of(
+    connection: apsw.Connection, ids: Sequence[str], sessions: Sequence[str] = ()
+) -> list[str]:
+    """What items, the versions hidden behind them, and whole sessions say."""
+    sql = (
+        "WITH RECURSIVE lineage(id) AS (SELECT value FROM json_each(?1) UNION"
+        " SELECT items.id FROM items JOIN lineage ON items.successor = lineage.id)"
+        " SELECT content FROM items JOIN lineage USING (id) UNION ALL SELECT content FROM items"
+        " WHERE file IN (SELECT id FROM files WHERE path IN (SELECT value FROM json_each(?2)))"
+    )
+    return [text for (text,) in fetch(connection, sql, json.dumps(ids), json.dumps(sessions))]
 
 
 def erase_item(connection: apsw.Connection, id: str, *, alone: bool = False) -> int:
@@ -10941,17 +11000,25 @@ def purge_items(database: Database, project: str | None, dry_run: bool) -> dict[
         " AND project_id IS ? ORDER BY created_at, seq"
     )
     rows = list(map(_item, database.rows(sql, project)))
+    hidden = len(texts_of(database.reader(), [row["id"] for row in rows])) - len(rows)
     if dry_run:
-        told = f"Pruned memories that would be erased: {len(rows)}."
+        told = f"Pruned memories that would be erased: {len(rows)}{_and_versions(hidden)}."
         items = list(map(_listed, rows))
         return {"count": len(rows), "items": items, "dry_run": True, "message": told}
     if rows:
         with database.transaction() as connection:
             rows = list(map(_item, fetch(connection, sql, project)))  # some may be live again
+            texts = texts_of(connection, [row["id"] for row in rows])
+            hidden = len(texts) - len(rows)
             for row in rows:
                 erase_item(connection, row["id"])
-        database.checkpoint()
-    return {"count": len(rows), "message": f"Pruned memories erased: {len(rows)}."}
+        database.wipe(texts)
+    told = f"Pruned memories erased: {len(rows)}{_and_versions(hidden)}."
+    return {"count": len(rows), "message": told}
+
+
+def _and_versions(count: int) -> str:
+    return f", and {count} hidden version(s)" if count else ""
 
 
 def database_stats(
@@ -12000,6 +12067,9 @@ def replace_item(projects: Projects, old: str, new: str) -> dict[str, Any]:
         gone, stays = (own_item(projects, id, "replace") for id in (old, new))
         if gone["id"] == stays["id"]:
             raise InvalidInput(f"{gone['id']} cannot replace itself: name another memory")
+        for row in (gone, stays):
+            if row["ended_at"] is not None:
+                raise InvalidInput(f"{row['id']} was pruned: `undo {row['id']}` it first")
         at = stays["created_at"]
         end_item(connection, gone["id"], stays["id"], "replace", at, beside=True)
         count_validation(connection, stays["id"])
@@ -12015,12 +12085,11 @@ def undo_item(projects: Projects, id: str) -> dict[str, Any]:
         if _is_live(connection, meant):  # another process was quicker
             raise NotFound(f"{meant} is live already: nothing to undo")
         old = _to_bring_back(projects, id)
-        now = standing_for(projects.database, old)
-        row = given_item(projects, old)
-        if now:
+        row, steps = given_item(projects, old), _steps_back(connection, old)
+        if now := steps[0][1]:
             check_own(projects, given_item(projects, now), "change")
         twin = same_text(connection, row["content"], row["project_id"])
-        swaps = [_take_back(connection, *step) for step in _steps_back(connection, old, now)]
+        swaps = [_take_back(connection, *step) for step in steps]
         swap = now if any(swaps) else None
     answer: dict[str, Any] = {"success": True, "restored": old}
     message = f"{old} is live again"
@@ -12032,11 +12101,10 @@ def undo_item(projects: Projects, id: str) -> dict[str, Any]:
     return answer | {"message": message + "."}
 
 
-def _steps_back(
-    connection: apsw.Connection, old: str, now: str | None
-) -> list[tuple[str, str | None]]:
-    """What is to be taken back, each with what stands in its place: of replacements each one, the
-    last first, so that what was between is where it had been; else the whole way at once."""
+def _steps_back(connection: apsw.Connection, old: str) -> list[tuple[str, str | None]]:
+    """What is to be taken back, each with what stands in its place or was pruned there: of
+    replacements each one, the last first, so that what was between is where it had been; else the
+    whole way at once."""
     sql = (
         "WITH RECURSIVE ahead(id, n) AS (SELECT ?1, 0 UNION"
         " SELECT i.successor, n + 1 FROM items i JOIN ahead USING (id)"
@@ -12045,9 +12113,9 @@ def _steps_back(
     )
     chain = fetch(connection, sql, old)
     ids, reasons = [id for id, _ in chain], {reason for _, reason in chain[:-1]}
-    if ids[-1] != now or len({*ids}) < len(ids) or not reasons <= {"replace", "undo"}:
-        return [(old, now)]
-    return [*pairwise(ids)][::-1]
+    if reasons <= {"replace", "repeat", "undo"} and 1 < len(ids) == len({*ids}):
+        return [*pairwise(ids)][::-1]
+    return [(old, ids[-1] if ids[-1] != old else None)]
 
 
 def _take_back(connection: apsw.Connection, old: str, now: str | None) -> bool:
@@ -12126,14 +12194,15 @@ def forget_items(projects: Projects, ids: Sequence[str]) -> dict[str, Any]:
     with projects.database.transaction() as connection:
         for id in doomed:
             own_item(projects, id, "forget")  # another process may have been quicker
+        texts = texts_of(connection, doomed, sessions)
         erased = sum(erase_item(connection, id) for id in doomed)
         for name in sessions:
             forget_session(connection, name)
     doomed += sessions
     erased += len(sessions)
-    projects.database.checkpoint()
+    projects.database.wipe(texts)
     named = ", ".join(doomed)
-    older = f", and {erased - len(doomed)} hidden version(s)" if erased > len(doomed) else ""
+    older = _and_versions(erased - len(doomed))
     answer: dict[str, Any] = {"success": True, "ids": doomed}
     if kept := copies(projects.database):
         answer["copies"] = kept

@@ -680,6 +680,30 @@ def test_of_a_file_that_was_cut_the_missing_pages_are_told(large: Memory) -> Non
     assert f"The file is {pages - 12} pages shorter than it was" in large.repair()["message"]
 
 
+def gap(data: bytes, page: int) -> tuple[int, int]:
+    """Where a page has room between what its rows are and where they stand."""
+    start = (page - 1) * sediment.PAGE_BYTES
+    count, first = (int.from_bytes(data[start + at : start + at + 2], "big") for at in (3, 5))
+    return start + 8 + 2 * count, start + first
+
+
+def test_what_is_forgotten_is_in_no_page_that_once_had_it(memory: Memory, path: Path) -> None:
+    """SQLite leaves what it moved from page to page where it was."""
+    text = "The secret of the crane is that it is called Gundula."
+    id = memory.store(text)["id"]
+    memory.close()
+    data = path.read_bytes()
+    room = (gap(data, page) for page in leaf_pages(path, "items") if page > 1)
+    place = next(begin for begin, end in room if end - begin > len(text))
+    with open(path, "r+b") as file:
+        file.seek(place)
+        file.write(text.encode())
+    assert memory.doctor()["healthy"]
+    memory.forget(id)
+    assert text.encode() not in path.read_bytes()
+    consistent(memory)
+
+
 def test_a_damaged_header_counts_no_pages(memory: Memory, path: Path) -> None:
     memory.store("The crane is called Gundula.")
     memory.close()

@@ -270,6 +270,28 @@ def test_several_steps_back_and_forth_leave_each_version_its_days(memory: Memory
     assert memory.database.rows("SELECT id, ended_at, ended_by, successor FROM items") == lives
 
 
+def test_what_was_pruned_takes_nothings_place(memory: Memory) -> None:
+    old = memory.store(TEA, created_at="2024-01-01")["id"]
+    memory.prune("1y")
+    new = memory.store(COFFEE)["id"]
+    for pair in ((new, old), (old, new)):
+        with pytest.raises(InvalidInput, match=f"`undo {old}` it first"):
+            memory.replace(*pair)
+    assert [row["id"] for row in memory.list_items()["items"]] == [new]
+
+
+def test_undo_over_what_was_pruned_leaves_one_version_live(memory: Memory) -> None:
+    tea = memory.store(TEA, created_at="2024-01-01")["id"]
+    later = memory.store(LATER, replace=tea, created_at="2024-02-01")["id"]
+    memory.prune("1y", confirmed=True)
+    assert memory.list_items()["total"] == 0
+    assert "erased: 1, and 1 hidden version(s)" in memory.purge(dry_run=True)["message"]
+    memory.undo(tea)
+    assert [row["id"] for row in memory.list_items()["items"]] == [tea]
+    memory.undo(later)
+    assert [row["id"] for row in memory.list_items()["items"]] == [later]
+
+
 def test_undo_hides_nothing_of_another_project(memory: Memory) -> None:
     tea = memory.store(TEA, scope="global")["id"]
     later = memory.store(LATER, scope="project", replace=tea)["id"]

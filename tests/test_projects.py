@@ -59,6 +59,18 @@ def test_a_folder_whose_config_was_emptied_keeps_its_memories(here: Program, tex
     assert len(here.contents()) == 2
 
 
+def test_a_repository_without_a_commit_may_be_moved(here: Program, tmp_path: Path) -> None:
+    here.folder.mkdir(exist_ok=True)
+    git(here.folder, "init", "-q")
+    here.store("The crane is called Gundula.")
+    there = here.at(here.folder.rename(tmp_path / "moved"))
+    assert there.contents() == {"The crane is called Gundula."}
+    there.store("The port is 5433.")
+    assert len(there.contents()) == 2
+    git(tmp_path, "init", "-q", str(here.folder))
+    assert here.contents() == set()
+
+
 def test_a_repository_takes_over_what_its_emptied_config_had(here: Program) -> None:
     here.store("The crane is called Gundula.")
     root = repository(here.folder)
