@@ -9716,10 +9716,12 @@ def session_name(client: str, session: str) -> str:
 
 
 def turn_text(turn: Turn) -> str:
-    """A turn as one memory; of a longer one the beginning of each, and at least half of either."""
+    """A turn as one memory, without credentials; of a longer one the beginning of each, and at
+    least half of either."""
+    prompt, answer = (redact(part[: 2 * CONTENT_MAX], redacts())[0] for part in turn[2:])
     half = CONTENT_MAX // 2 - 20  # of the two names
-    answer = turn.answer[: max(half, 2 * half - len(turn.prompt))]
-    said = f"User: {turn.prompt[: 2 * half - len(answer)]}"
+    answer = answer[: max(half, 2 * half - len(prompt))]
+    said = f"User: {prompt[: 2 * half - len(answer)]}"
     return f"{said}\n\nAssistant: {answer}" if answer else said
 
 
@@ -9781,7 +9783,7 @@ def _keep_conversation(
     here = projects.of_folder(given.folder) if given.folder else None
     project = known.project if known else here or ""
     for turn in given.turns:
-        text, _ = redact(turn_text(turn), redacts())
+        text = turn_text(turn)
         id = turn_id(name, turn.key)
         while stored_among(database, [id]):
             id = _short_hash(id)

@@ -822,7 +822,7 @@ def test_an_export_is_imported_as_a_file(here: Program, original: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        (["--from", "emacs"], 1, "a client is one of claude, codex"),
+        (["--from", "emacs"], 2, "a client is one of claude, codex"),
         (["--from", "claude", "FILE"], 2, "give a FILE, or --from"),
         (["--from", "sediment"], 2, "give a FILE, or --from"),
         (["--from", "claude", "--scope", "global"], 2, "are not for conversations"),

@@ -239,3 +239,13 @@ def test_a_printed_turn_is_not_taken_for_a_part_of_a_file(tmp_path: Path) -> Non
     (row,) = memory.list_items(kind="conversation")["items"]
     (refused,) = open_memory(tmp_path / "other.db").import_rows([row])["refused"]
     assert "`import --from` its client keeps that" in refused["reason"]
+
+
+def test_a_credential_where_a_long_turn_is_cut_goes_whole(tmp_path: Path) -> None:
+    there, memory = worked_in(tmp_path)
+    token = "ghp_" + "a1B2" * 9
+    prompt = "x" * (sediment.CONTENT_MAX // 2 - 40) + " " + token + " is the token"
+    huge = (prompt, "word " * 180_000)
+    memory.add_conversations([said(huge, session="s2", folder=str(there))])
+    assert all("ghp_a" not in row["content"] for row in memory.export_rows())
+    assert not memory.database.value("SELECT count(*) FROM items WHERE instr(content, 'ghp_a')")
