@@ -9784,10 +9784,14 @@ def _keep_conversation(
     project = known.project if known else here or ""
     for turn in given.turns:
         text = turn_text(turn)
-        id = turn_id(name, turn.key)
-        while stored_among(database, [id]):
-            id = _short_hash(id)
-        if (found := find_item(database, id)) and found["content"] == text:
+        id = _free_id(database, turn_id(name, turn.key))
+        found = find_item(database, id)
+        if found and turn.key.isdigit() and not _goes_on(found["content"], text):
+            if database.value(_SAID_THERE, name, text):
+                continue
+            id = _free_id(database, turn_id(name, f"{turn.key}:{turn.prompt}"))
+            found = find_item(database, id)
+        if found and found["content"] == text:
             continue
         at_once = None if encoder.model.destination else database  # a service makes many
         item = prepare_item(at_once, encoder, id, text, project or None, turn.at)
@@ -9801,6 +9805,26 @@ def _keep_conversation(
     with database.transaction() as connection:
         note_session(connection, name, project, given.resume)
     return new
+
+
+# A turn of a session, by its text.
+_SAID_THERE = (
+    "SELECT 1 FROM items i JOIN files f ON f.id = i.file"
+    f" WHERE f.path = ? AND f.source IN ({_KEPT_SAID}) AND i.content = ?"
+)
+
+
+def _free_id(database: Database, id: str) -> str:
+    """An id of a turn that no memory has."""
+    while stored_among(database, [id]):
+        id = _short_hash(id)
+    return id
+
+
+def _goes_on(before: str, now: str) -> bool:
+    """Whether a turn that is known by its place in a file alone is the same one, with more of its
+    answer, and none that came there when the file was written anew."""
+    return now.partition("\n\nAssistant: ")[0] == before.partition("\n\nAssistant: ")[0]
 
 
 def note_session(connection: apsw.Connection, name: str, project: str, resume: int) -> int | None:

@@ -249,3 +249,22 @@ def test_a_credential_where_a_long_turn_is_cut_goes_whole(tmp_path: Path) -> Non
     memory.add_conversations([said(huge, session="s2", folder=str(there))])
     assert all("ghp_a" not in row["content"] for row in memory.export_rows())
     assert not memory.database.value("SELECT count(*) FROM items WHERE instr(content, 'ghp_a')")
+
+
+def test_a_session_without_names_that_is_written_anew_loses_and_doubles_nothing(
+    memory: Memory,
+) -> None:
+    def placed(*turns: tuple[str, str]) -> Conversation:
+        made = [Turn(str(n * 100), 1_700_000_000, *turn) for n, turn in enumerate(turns)]
+        return Conversation("cursor", "s1", None, made, 0)
+
+    third = ("Who feeds the owl?", "Berta does.")
+    memory.add_conversations([placed(HERON, OTTER)])
+    for _ in range(2):
+        memory.add_conversations([placed(OTTER, third)])
+    rows = memory.database.rows("SELECT content FROM items ORDER BY content")
+    assert [text for (text,) in rows] == sorted(
+        sediment.turn_text(Turn("", 0, *turn)) for turn in (HERON, OTTER, third)
+    )
+    memory.add_conversations([placed(OTTER, (third[0], third[1] + " Each day."))])
+    assert memory.database.value("SELECT count(*) FROM items") == 3
