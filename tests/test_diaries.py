@@ -12,7 +12,15 @@ import pytest
 DIARIES = Path(__file__).parent / "diaries"
 NAMES = sorted(path.name for path in DIARIES.iterdir() if path.is_dir())
 TYPES = {"current": 28, "constant": 22, "asof": 8, "multi": 6, "absent": 16}
-HELD_FOR_A_TIME = {("renovation", "q15", "m147")}  # outdated, though newer than what is right
+# Outdated, though newer than what is right: it held for a time only, will hold later, or looks back.
+OUTDATED_THOUGH_NEWER = {
+    ("condo", "q01", "m152"),
+    ("emigrants", "q01", "m144"),
+    ("emigrants", "q07", "m144"),
+    ("emigrants", "q53", "m064"),
+    ("renovation", "q15", "m147"),
+    ("robotics", "q05", "m114"),
+}
 Row = dict[str, Any]
 
 
@@ -23,8 +31,8 @@ def rows(diary: str, name: str) -> list[Row]:
 
 def test_there_are_as_many_as_the_readme_says() -> None:
     readme = (DIARIES / "README.md").read_text("utf-8")
-    assert len(NAMES) == 10
-    assert readme.startswith("# Ten diaries")
+    assert len(NAMES) == 28
+    assert readme.startswith("# Twenty-eight diaries")
     for kind, count in TYPES.items():
         assert f"| {kind} | {count} |" in readme
 
@@ -62,14 +70,18 @@ def test_answers_name_notes_and_the_right_one_is_the_newer(diary: str) -> None:
             assert wrong, row["id"]
             newest = max(created[id] for id in right)
             newer = {(diary, row["id"], id) for id in wrong if created[id] > newest}
-            assert newer <= HELD_FOR_A_TIME, newer
+            assert newer <= OUTDATED_THOUGH_NEWER, newer
         if row["type"] == "asof":
             assert all(created[id] <= row["as_of"] for id in right), row["id"]
             held = max(created[id] for id in right)
-            assert not any(held < created[id] <= row["as_of"] for id in wrong), row["id"]
+            later = [id for id in wrong if held < created[id] <= row["as_of"]]
+            assert {(diary, row["id"], id) for id in later} <= OUTDATED_THOUGH_NEWER, row["id"]
 
 
-CONVERSATIONS = {"assistant": (140, 55), "friends": (160, 55), "team": (140, 60)}
+CONVERSATIONS = {
+    **{"assistant": (140, 55), "friends": (160, 55), "team": (140, 60)},
+    **dict.fromkeys(("cousins", "log", "mates", "neighbours", "pen", "sisters"), (240, 90)),
+}
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
