@@ -236,6 +236,7 @@ ALIGNED_WORDS = 80  # of a chunk; what identifies a fact stands early
 PLAIN_VERSION = 3.0  # log-odds of one at least: of 3,600 wrong pairs of the diaries 1 is one
 VERSION_RELEVANCE = 0.55  # of the older one's; 0.5 costs one look-alike, 0.6 two sequences
 RULED = 10  # older ones that the rule looks at: those behind have little chance to give
+PAIR_REACH = 4.0  # standard deviations that a pair feature counts at most, beyond what was learned
 # The relevance of the memory that was never stored, beside which all others stand. Mean log loss of
 # the similarity with none / 0.3 / 0.5 / 0.6: stores of 1 to 3 0.36 / 0.33 / 0.32 / 0.32, of 5 to 60
 # 0.51 / 0.49 / 0.49 / 0.50, whole diaries 0.567 / 0.555 / 0.554 / 0.555.
@@ -5233,11 +5234,12 @@ class WordTable:
 
 class Rival(NamedTuple):
     """A candidate as it is compared with the others: the text and the unit vector of its best
-    chunk, its relevance to the question, and when it was stored."""
+    chunk, its relevance to the question and that chunk's cosine, and when it was stored."""
 
     text: str
     vector: bytes
     relevance: float
+    cosine: float
     created_at: int | None  # None of what stands in a file that has no date: it is as it is now
 
 
@@ -5245,7 +5247,8 @@ Matrices = dict[str, Any]  # name -> float[old, new], or what numpy makes one of
 PAIR_FEATURES = (  # noqa: SIM905 - one name a line would take twenty
     "cosine centred_cosine old_lead new_lead old_rank new_rank old_nearness new_nearness old_share"
     " new_share jaccard contained"
-    " old_behind new_behind days length_ratio beginning other_figures new_change new_now new_plan"
+    " old_behind new_behind relevance_gain old_cosine new_cosine cosine_gain coverage_gain"
+    " old_place new_place days length_ratio beginning other_figures new_change new_now new_plan"
     " old_plan new_past new_event old_event follows"
 ).split()
 
@@ -5264,7 +5267,7 @@ def pair_features(
     vectors = _matrix([(rival.vector,) for rival in rivals])
     alone = around is None or not len(around)
     likeness = _likeness(vectors, vectors if alone else around)
-    found = likeness | _wording(table) | _overlap(table) | _standing(rivals)
+    found = likeness | _wording(table) | _overlap(table) | _standing(rivals) | _fit(rivals, table)
     found |= {"lost_sign": _lost_signs(rivals, query)}
     rules = _ruled(rivals, texts, asked, table, found["days"] > 0)
     return found | {"follows": rules > 0, "strays": rules < 0}
@@ -5331,17 +5334,35 @@ def _above_others(likeness: Any) -> Any:
 
 
 def _standing(rivals: list[Rival]) -> Matrices:
-    """How far each is behind the best one, and the days between the two (nan where one has no
-    date). Not how much better the newer one fits: that would be another ranking by the way."""
+    """The days between the two: nan where one has no date, 0 where the second is no later."""
     import numpy
 
-    relevance, time_stored = numpy.array(
-        [(one.relevance, math.nan if one.created_at is None else one.created_at) for one in rivals]
-    ).T
+    stored = numpy.array(
+        [math.nan if one.created_at is None else one.created_at for one in rivals], float
+    )
+    return {"days": numpy.log1p(numpy.maximum(stored - stored[:, None], 0) / DAY)}
+
+
+def _fit(rivals: list[Rival], table: WordTable) -> Matrices:
+    """How well either fits the question, beside the best one and beside the other: by relevance
+    and its places, by meaning, and by what they have of the question's words."""
+    import numpy
+
+    relevance, cosine = numpy.array([(one.relevance, one.cosine) for one in rivals]).T
+    behind, far = relevance - relevance.max(), cosine - cosine.max()
+    places = numpy.log1p((relevance > relevance[:, None]).sum(1))
+    asked = table.beside * table.idf
+    coverage = table.has @ asked / max(1e-6, asked.sum())
     return {
-        "old_behind": (relevance - relevance.max())[:, None],
-        "new_behind": relevance - relevance.max(),
-        "days": numpy.log1p(numpy.maximum(time_stored - time_stored[:, None], 0) / DAY),
+        "old_behind": behind[:, None],
+        "new_behind": behind,
+        "relevance_gain": relevance - relevance[:, None],
+        "old_cosine": far[:, None],
+        "new_cosine": far,
+        "cosine_gain": cosine - cosine[:, None],
+        "coverage_gain": coverage - coverage[:, None],
+        "old_place": places[:, None],
+        "new_place": places,
     }
 
 
@@ -5524,12 +5545,14 @@ def may_replace(features: Matrices) -> Any:
 class Ranker(NamedTuple):
     """What was learned: models/ranker.json, key "recall".
 
-    `sharpness` turns relevance into chances to be the answer; `obsolete` weighs pair features,
-    with "bias" for none; `similarity` weighs what tells how likely the first result is right.
+    `sharpness` turns relevance into chances to be the answer. `obsolete` is a small network: of
+    each pair feature, and "bias", its mean, spread, weight, and weight in each hidden unit; "out"
+    is what each of these units counts. `similarity` weighs what tells how likely the first result
+    is right.
     """
 
     sharpness: float
-    obsolete: dict[str, float]
+    obsolete: dict[str, list[float]]
     similarity: dict[str, float]
 
     def obsolescence(self, features: Matrices) -> Any:
@@ -5537,16 +5560,22 @@ class Ranker(NamedTuple):
         of 1 in a row is that none has. A multinomial logit over the newer ones and none."""
         import numpy
 
-        days = features["days"]
-        known = features | {"bias": numpy.ones((1, 1)), "days": numpy.nan_to_num(days)}
-        sums: dict[tuple[int, ...], Any] = {}  # what is told of one of the two is a row or a column
-        for name, weight in self.obsolete.items():
-            part = weight * known[name]
-            sums[part.shape] = sums[part.shape] + part if part.shape in sums else part
-        odds = functools.reduce(numpy.add, sums.values())
+        odds = self._odds(features)
         odds = numpy.maximum(odds, numpy.where(features["follows"], PLAIN_VERSION, -numpy.inf))
         odds = numpy.where(may_replace(features), numpy.exp(numpy.minimum(odds, 30)), 0)
         return odds / (1 + odds.sum(1, keepdims=True))
+
+    def _odds(self, features: Matrices) -> Any:
+        """float[old, new]: the log-odds, weighed at once and by one layer of hidden units."""
+        import numpy
+
+        table = numpy.array([self.obsolete[name] for name in (*PAIR_FEATURES, "bias")])
+        facts = numpy.ones((*features["cosine"].shape, len(table)))
+        for place, name in enumerate(PAIR_FEATURES):
+            facts[..., place] = features[name]
+        numpy.nan_to_num(facts, copy=False)  # days of what has no date
+        told = ((facts - table[:, 0]) / table[:, 1]).clip(-PAIR_REACH, PAIR_REACH) @ table[:, 2:]
+        return told[..., 0] + numpy.tanh(told[..., 1:]) @ self.obsolete["out"]
 
     def answers(self, relevance: Any, obsolete: Any) -> Any:
         """float[n], of sum 1: each one's chance to be the answer, once what made it obsolete has
@@ -6623,7 +6652,7 @@ def features_of(
 
 
 def _rival(hit: Hit, facts: Facts) -> Rival:
-    return Rival(facts.text, facts.vector or b"", hit.score, facts.known_since)
+    return Rival(facts.text, facts.vector or b"", hit.score, hit.cosine, facts.known_since)
 
 
 def similarity_facts(hits: list[Hit], first: int, chance: float, chunks: int) -> dict[str, float]:

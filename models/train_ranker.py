@@ -8,12 +8,13 @@ features come from the program itself, so that what is learned and what is serve
 Nothing is random but a sample with a fixed seed: the same sources give the same file.
 
     python models/train_ranker.py                                     write models/ranker.json
-    python models/train_ranker.py --without band --output FILE        leave a diary out
+    python models/train_ranker.py --fold 0 --output FILE              leave a fifth of them out
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import math
@@ -33,14 +34,18 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
 import sediment  # noqa: E402
-from sediment import DAY, RANKED, Encoder, Memory  # noqa: E402
+from sediment import DAY, PAIR_REACH, RANKED, Encoder, Memory  # noqa: E402
 
 OUTPUT = ROOT / "models" / "ranker.json"
 DIARIES, CONVERSATIONS = ROOT / "tests" / "diaries", ROOT / "tests" / "conversations"
 TRIALS = ROOT / "tests" / "trials"
 CACHE = ROOT / "build" / "ranker"
-FOLDS = 5  # of diaries, for the similarity
-STEPS, RATE, PULL = 250, 0.05, 0.002  # of Adam, and how strongly weights are pulled to 0
+FOLDS = 5  # of diaries and conversations: each is judged by what was learned from four of them
+THIRDS = 3  # of those, for the similarity of what was ranked by weights that had not seen it
+STEPS, RATE, PULL = 400, 0.03, 0.005  # of Adam, and how strongly weights are pulled to 0
+BATCHES = 4  # of questions, one a step
+HIDDEN = 8  # units of the network
+TAUGHT = 20  # older candidates of a question whose pairs are learned from: others have no chance
 # Notes of small stores, in which many questions have no answer.
 SAMPLES = (1, 1, 1, 1, 2, 2, 3, 5, 20, 60)
 TRIAL_SHARE = 0.5  # what a question of the trials counts: they are of one kind, and many
@@ -76,6 +81,11 @@ def folders() -> dict[str, Path]:
     """The diaries, in which facts change, and the conversations, in which nothing is obsolete."""
     found = [*sorted(DIARIES.iterdir()), *sorted(CONVERSATIONS.iterdir())]
     return {path.name: path for path in found if path.is_dir()}
+
+
+def held_out(fold: int | None) -> set[str]:
+    """The names of a fold; none of none."""
+    return set() if fold is None else set(list(folders())[fold::FOLDS])
 
 
 def texts(name: str) -> tuple[list[Row], list[Row]]:
@@ -182,6 +192,7 @@ def questions_of(names: list[str]) -> list[Question]:
     if kept.exists():
         return pickle.loads(kept.read_bytes())
     encoder, found = Encoder(), []
+    encoder.embed = functools.cache(encoder.embed)  # samples have the texts of the whole again
     for name, kind, memories, questions in stores(names):
         with (
             tempfile.TemporaryDirectory() as folder,
@@ -202,26 +213,34 @@ def questions_of(names: list[str]) -> list[Question]:
 class Batch(NamedTuple):
     """Questions side by side: candidates and pairs as one list each."""
 
-    relevance: Any
+    relevance: Any  # how far behind the best one's of the question
     right: Any
     question: Any  # of each candidate
     old: Any  # candidate of each pair
     new: Any
     features: Any
+    follows: Any  # bool, of each pair
     weights: Any  # of each question, of sum 1
     count: int
 
 
 def batch(questions: list[Question]) -> Batch:
     starts = numpy.cumsum([0, *(len(one.relevance) for one in questions)])
+    kept = [one.old < TAUGHT for one in questions]
+    pairs = [
+        (one.old[few] + at, one.new[few] + at, one.features[few])
+        for one, at, few in zip(questions, starts, kept, strict=False)
+    ]
+    old, new, features = map(numpy.concatenate, zip(*pairs, strict=True))
     weights = numpy.array([TRIAL_SHARE if one.store == "trials" else 1.0 for one in questions])
     return Batch(
-        numpy.concatenate([one.relevance for one in questions]),
+        numpy.concatenate([one.relevance - one.relevance.max() for one in questions]),
         numpy.concatenate([one.right for one in questions]).astype(float),
         numpy.repeat(numpy.arange(len(questions)), numpy.diff(starts)),
-        numpy.concatenate([one.old + at for one, at in zip(questions, starts, strict=False)]),
-        numpy.concatenate([one.new + at for one, at in zip(questions, starts, strict=False)]),
-        numpy.concatenate([one.features for one in questions]),
+        old,
+        new,
+        features,
+        features[:, NAMES.index("follows")] > 0,
         weights / weights.sum(),
         len(questions),
     )
@@ -231,47 +250,91 @@ def summed(values: Any, groups: Any, count: int) -> Any:
     return numpy.bincount(groups, values, count)
 
 
-def slope(data: Batch, sharpness: float, weights: Any) -> tuple[float, Any]:
-    """The derivatives, by the sharpness and the weights, of the mean log likelihood that the
-    right memories answer."""
-    size = len(data.relevance)
-    top = numpy.full(data.count, -numpy.inf)
-    numpy.maximum.at(top, data.question, data.relevance)
-    above = data.relevance - top[data.question]
-    chance = numpy.exp(sharpness * above)
+class Weights(NamedTuple):
+    """What is learned: the logarithm of the sharpness; a weight for each column; the hidden units
+    of the network, and what each of them counts."""
+
+    sharpness: Any  # float[1]
+    plain: Any  # float[k + 1], the last of a column of ones
+    hidden: Any  # float[k + 1, HIDDEN]
+    out: Any  # float[HIDDEN]
+
+
+def slope(data: Batch, at: Weights) -> Weights:
+    """The derivatives, by each weight, of the mean log likelihood that the right ones answer."""
+    size, sharpness = len(data.relevance), math.exp(at.sharpness[0])
+    chance = numpy.exp(sharpness * data.relevance)  # which is behind the best one's, at most 0
     chance /= summed(chance, data.question, data.count)[data.question]
-    odds = numpy.exp(numpy.minimum(data.features @ weights, 30))
+    units = numpy.tanh(data.features @ at.hidden.astype(numpy.float32))
+    free = data.features @ at.plain.astype(numpy.float32) + units @ at.out.astype(numpy.float32)
+    told = numpy.maximum(free, numpy.where(data.follows, sediment.PLAIN_VERSION, -numpy.inf))
+    odds = numpy.exp(numpy.minimum(told, 30))
     rest = 1 / (1 + summed(odds, data.old, size))
     taken = odds * rest[data.old]
     # How likely a right one answers where the chance was this one's.
     leads = rest * data.right + summed(taken * data.right[data.new], data.old, size)
     total = summed(chance * leads, data.question, data.count)[data.question] + 1e-9
     weight = data.weights[data.question]
-    by_sharpness = (weight * chance * (leads / total - 1) * above).sum()
-    moved = (weight * chance / total)[data.old] * taken
-    by_weights = (moved * (data.right[data.new] - leads[data.old])) @ data.features
-    return float(by_sharpness), by_weights
+    by_sharpness = (weight * chance * (leads / total - 1) * data.relevance).sum() * sharpness
+    moved = (weight * chance / total)[data.old] * taken * (told == free)
+    by_odds = (moved * (data.right[data.new] - leads[data.old])).astype(numpy.float32)
+    through = by_odds[:, None] * at.out.astype(numpy.float32) * (1 - units**2)
+    by_hidden = data.features.T @ through
+    return Weights(by_sharpness, by_odds @ data.features, by_hidden, by_odds @ units)
+
+
+def climbed(batches: list[Batch]) -> Weights:
+    """The weights of the greatest likelihood, a little pulled to 0, by Adam; the first ones are
+    random, with a fixed seed."""
+    columns = batches[0].features.shape[1]
+    chance = numpy.random.default_rng(0)
+    point = Weights(
+        numpy.array([math.log(15)]),
+        numpy.array([*[0.0] * (columns - 1), -5.0]),
+        chance.normal(0, 0.6 / columns**0.5, (columns, HIDDEN)),
+        chance.normal(0, 0.1, HIDDEN),
+    )
+    free = PULL * (numpy.arange(columns) < columns - 1)  # nothing pulls the bias
+    pull = Weights(0.0, free, free[:, None], PULL)
+    speed, size = ([numpy.zeros_like(each) for each in point] for _ in range(2))
+    for step in range(1, STEPS + 1):
+        steps = zip(pull, point, slope(batches[step % BATCHES], point), strict=True)
+        down = [held * at - up for held, at, up in steps]
+        speed = [0.9 * old + 0.1 * new for old, new in zip(speed, down, strict=True)]
+        size = [0.999 * old + 0.001 * new**2 for old, new in zip(size, down, strict=True)]
+        rate = RATE * (1 - step / STEPS) * (1 - 0.999**step) ** 0.5 / (1 - 0.9**step)
+        moves = zip(point, speed, size, strict=True)
+        point = Weights(*(at - rate * v / (numpy.sqrt(s) + 1e-8) for at, v, s in moves))
+    return point
+
+
+def scaled(questions: list[Question]) -> tuple[Any, list[Batch]]:
+    """The mean and the spread of each pair feature, and batches of what is standardised by them,
+    with a column of ones."""
+    whole = [one for one in questions if one.kind == "whole" and one.right.any()]
+    batches = [batch(whole[first::BATCHES]) for first in range(BATCHES)]
+    every = numpy.concatenate([one.features for one in batches])
+    scale = numpy.stack([every.mean(0, float), every.std(0, float) + 1e-9], 1)
+    found = []
+    for one in batches:
+        facts = ((one.features - scale[:, 0]) / scale[:, 1]).clip(-PAIR_REACH, PAIR_REACH)
+        facts = numpy.append(facts, numpy.ones((len(facts), 1)), 1)
+        found.append(one._replace(features=facts.astype(numpy.float32)))
+    return scale, found
 
 
 def learn_obsolete(questions: list[Question]) -> dict[str, Any]:
-    """The sharpness, and the weights of the pair features with that of "bias"."""
-    data = batch([one for one in questions if one.kind == "whole" and one.right.any()])
-    mean, spread = data.features.mean(0), data.features.std(0) + 1e-9
-    scaled = (data.features - mean) / spread
-    data = data._replace(features=numpy.append(scaled, numpy.ones((len(scaled), 1)), 1))
-    point = numpy.array([math.log(15), *[0.0] * len(NAMES), -5.0])  # sharpness as its logarithm
-    pull = numpy.array([0, *[PULL] * len(NAMES), 0])
-    speed, size = numpy.zeros_like(point), numpy.zeros_like(point)
-    for step in range(1, STEPS + 1):
-        by_sharpness, by_weights = slope(data, math.exp(point[0]), point[1:])
-        down = -numpy.append(by_sharpness * math.exp(point[0]), by_weights) + pull * point
-        speed, size = 0.9 * speed + 0.1 * down, 0.999 * size + 0.001 * down**2
-        move = speed / (1 - 0.9**step) / (numpy.sqrt(size / (1 - 0.999**step)) + 1e-8)
-        point -= RATE * (1 - step / STEPS) * move
-    weights = point[1:-1] / spread
-    bias = point[-1] - weights @ mean
-    named = dict(zip(NAMES, map(float, weights), strict=True))
-    return {"sharpness": math.exp(point[0]), "obsolete": {"bias": float(bias)} | named}
+    """The sharpness, and of each pair feature (and "bias") its mean, spread, weight and hidden
+    weights; "out" has what the hidden units count."""
+    scale, batches = scaled(questions)
+    found = climbed(batches)
+    scale = numpy.append(scale, [[0.0, 1.0]], 0)
+    table = numpy.column_stack([scale, found.plain, found.hidden]).tolist()
+    named = dict(zip((*NAMES, "bias"), table, strict=True))
+    return {
+        "sharpness": math.exp(found.sharpness[0]),
+        "obsolete": named | {"out": found.out.tolist()},
+    }
 
 
 # How likely the first result is right
@@ -314,8 +377,8 @@ def learn_similarity(told: list[tuple[list[float], bool]]) -> dict[str, float]:
 def learn_recall(questions: list[Question], names: list[str]) -> Row:
     """All weights of recall; the similarity by what the others give where they did not learn."""
     told = []
-    for fold in range(FOLDS):
-        held = set(names[fold::FOLDS])
+    for third in range(THIRDS):
+        held = set(names[third::THIRDS])
         ranker = sediment.Ranker(
             **learn_obsolete([one for one in questions if one.store not in held]), similarity={}
         )
@@ -334,12 +397,12 @@ def rounded(value: Any) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--without", help="a diary or conversation to leave out")
+    parser.add_argument("--fold", type=int, choices=range(FOLDS), help="what to leave out")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     given = parser.parse_args()
-    names = list(folders())
-    questions = [one for one in questions_of(names) if one.store != given.without]
-    names = [name for name in names if name != given.without]
+    names, out = list(folders()), held_out(given.fold)
+    questions = [one for one in questions_of(names) if one.store not in out]
+    names = [name for name in names if name not in out]
     kept = json.loads(OUTPUT.read_text("utf-8")) if OUTPUT.exists() else {}
     learned = kept | {"recall": learn_recall(questions, names)}
     text = json.dumps(rounded(learned), indent=1) + "\n"

@@ -174,6 +174,7 @@ rivals = st.lists(
         st.lists(st.sampled_from(WORDS)).map(" ".join),
         vectors,
         st.floats(0, 1),
+        st.floats(-1, 1),
         st.one_of(st.none(), st.integers(1, 10**9)),
     ),
     min_size=1,
@@ -214,7 +215,7 @@ def test_the_order_of_candidates_changes_no_chance(found: list[Any], chance: Any
 
 def test_without_dates_nothing_is_obsolete() -> None:
     vector = numpy.array([1, 0], "<f4").tobytes()
-    found = [sediment.Rival(text, vector, 0.5, None) for text in ("gate 1", "gate 2")]
+    found = [sediment.Rival(text, vector, 0.5, 0.5, None) for text in ("gate 1", "gate 2")]
     features = sediment.pair_features(found, "gate", LEXICON)
     assert not sediment.recall_ranker().obsolescence(features).any()
 
