@@ -16869,7 +16869,7 @@ class Visitor(NamedTuple):
 class Gateway:
     """Answers requests, as WSGI has them.
 
-    needs_token  whether even this machine's programs need one; others always do
+    needs_token  whether there is one, so that even this machine's programs need it
     key          a token that is in no file, good for one page
     """
 
@@ -16938,14 +16938,14 @@ class Gateway:
             raise HttpError(429, f"{rate.allowed} requests a minute: wait, then retry", **wait)
 
     def _token(self, request: dict[str, Any]) -> Token | None:
+        # A server that has needed one goes on: that the last is revoked opens it to nobody.
+        self._needs_token |= bool(self._once or self._page_keys or self._memory.tokens()["count"])
         kind, _, secret = request.get("HTTP_AUTHORIZATION", "").partition(" ")
         if kind.lower() == "bearer" and secret:
             once = request.get("PATH_INFO") == "/v1/session"
             if token := self._key(secret, once) or self._memory.token_of(secret):
                 return token
             raise HttpError(401, "this token is none, or was revoked", WWW_Authenticate="Bearer")
-        # A server that has needed one goes on: that the last is revoked opens it to nobody.
-        self._needs_token |= bool(self._once or self._page_keys or self._memory.tokens()["count"])
         if self._needs_token:
             wanted = "a token is needed: `Authorization: Bearer TOKEN`"
             raise HttpError(401, wanted, WWW_Authenticate="Bearer")
@@ -17357,13 +17357,13 @@ def listen(memory: Memory, host: str, port: int, key: str | None = None) -> Any:
 
     import waitress.server
 
-    everywhere = host not in _LOCAL_NAMES
-    if everywhere and not memory.tokens()["count"]:
+    needs_token = bool(memory.tokens()["count"])
+    if host not in _LOCAL_NAMES and not needs_token:
         raise InvalidInput(f"{host} is for others, too: first run `sediment token add NAME`")
     worker = Worker(memory)
     try:
         server: Any = waitress.server.create_server(
-            Gateway(worker, everywhere, key),
+            Gateway(worker, needs_token, key),
             host=host,
             port=port,
             threads=HTTP_THREADS,

@@ -504,10 +504,24 @@ def test_a_token_that_was_revoked_does_not_come_back_with_a_copy(
         assert other.tokens()["count"] == 0
 
 
-def test_a_server_that_needed_a_token_goes_on_needing_one(memory: Memory) -> None:
-    memory.add_token("last")
+@pytest.mark.parametrize(
+    ("added", "asked"),
+    [
+        ("before", "nobody"),
+        ("before", "somebody"),
+        ("before", "its owner"),
+        ("meanwhile", "somebody"),
+        ("meanwhile", "its owner"),
+    ],
+)
+def test_a_server_that_needed_a_token_goes_on_needing_one(
+    memory: Memory, added: str, asked: str
+) -> None:
+    secret = memory.add_token("last")["token"] if added == "before" else ""
     with gate(memory) as door:
-        assert door.ask("GET", "/v1/memories").status == 401
+        secret = secret or memory.add_token("last")["token"]
+        if asked != "nobody":
+            door.ask("GET", "/v1/memories", **(bearer(secret) if asked == "its owner" else {}))
         memory.revoke_token("last")
         assert door.ask("GET", "/v1/memories").status == 401
 
