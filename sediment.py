@@ -16891,13 +16891,16 @@ class Gateway:
             _log_fault()
             answer = HttpAnswer(500, {"error": "Sediment failed here; its log says where"})
         headers = {"Content-Type": answer.type, **_SAFE_HEADERS, **answer.headers}
+        pieces = [] if answer.status == 202 else answer.pieces()
+        if request["REQUEST_METHOD"] == "HEAD":
+            headers["Content-Length"], pieces = str(sum(map(len, pieces))), []
         start(f"{answer.status} {_REASONS[answer.status]}", [*headers.items()])
-        return [] if answer.status == 202 else answer.pieces()
+        return pieces
 
     def _answer(self, request: dict[str, Any]) -> HttpAnswer:
         method, path = request["REQUEST_METHOD"], request.get("PATH_INFO", "")
-        if (method, path) in _OPEN:
-            return _OPEN[method, path](self._memory)
+        if path in _OPEN and method in ("GET", "HEAD"):
+            return _OPEN[path](self._memory)
         visitor = self._visitor(request)
         if path == "/mcp":
             return self._mcp(request, visitor)
@@ -17340,11 +17343,11 @@ def page() -> HttpAnswer:
     return HttpAnswer(200, [text.encode()], "text/html; charset=utf-8", headers)
 
 
-_OPEN: dict[tuple[str, str], Callable[[Memory], HttpAnswer]] = {
-    ("GET", "/"): lambda _: page(),
-    ("GET", "/health"): lambda _: HttpAnswer(200, {"healthy": True}),
-    ("GET", "/ready"): _ready,
-    ("GET", "/v1/openapi.json"): openapi,
+_OPEN: dict[str, Callable[[Memory], HttpAnswer]] = {
+    "/": lambda _: page(),
+    "/health": lambda _: HttpAnswer(200, {"healthy": True}),
+    "/ready": _ready,
+    "/v1/openapi.json": openapi,
 }
 
 

@@ -393,6 +393,19 @@ def call(tool: str, **arguments: Any) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
 
 
+def test_head_says_what_get_would_and_sends_no_body(guarded: tuple[Door, dict[str, str]]) -> None:
+    door, _ = guarded
+    for path, status in (("/health", 200), ("/ready", 200), ("/", 200), ("/v1/memories", 401)):
+        asked = f"{{}} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        (head, body), (head_too, none) = (
+            door.raw(asked.format(method).encode()).split(b"\r\n\r\n", 1)
+            for method in ("GET", "HEAD")
+        )
+        assert head_too.startswith(f"HTTP/1.1 {status} ".encode())
+        assert (len(head_too), none) == (len(head), b"")
+        assert f"Content-Length: {len(body)}".encode() in head_too
+
+
 def test_a_token_that_reads_changes_nothing(guarded: tuple[Door, dict[str, str]]) -> None:
     door, tokens = guarded
     reader = Door(door.host, door.port, **bearer(tokens["reader"]))
