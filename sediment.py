@@ -14754,7 +14754,8 @@ class Memory:
     ) -> dict[str, Any]:
         """A token for somebody: {success, name, token, message}; with `reads` it changes nothing,
         with a `project` it sees that one and global memories alone, which it cannot change."""
-        return add_token(self.database, name, reads, project and check_id(project))
+        project = None if project is None else check_project(project)
+        return add_token(self.database, name, reads, project)
 
     def tokens(self) -> dict[str, Any]:
         """{count, tokens: [{name, reads, project?, created}]}."""
@@ -18809,6 +18810,8 @@ def token_command(shared: Context, deed: str, name: str | None, reads: bool) -> 
     with shared.memory() as memory:
         if deed == "add":
             project = memory.projects.current(create=True) if shared.project else None
+            if shared.project and project is None:  # it would be one for everything
+                raise InvalidInput(f"{shared.project} is no project: {memory.projects.nowhere()}")
             answer = memory.add_token(name or "", reads=reads, project=project)
         else:
             answer = memory.revoke_token(name) if name else memory.tokens()

@@ -570,6 +570,23 @@ def here(run_pyz: Run, tmp_path: Path) -> Program:
     return Program(run_pyz, tmp_path / "project", HOME=str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("project", "told"), [("/tmp", "is a folder"), ("demo/", "is a folder"), ("", "1 to 255")]
+)
+def test_a_token_is_for_a_project_that_there_can_be(
+    memory: Memory, project: str, told: str
+) -> None:
+    with pytest.raises(sediment.InvalidInput, match=told):
+        memory.add_token("lab", project=project)
+    assert memory.tokens()["count"] == 0
+
+
+def test_no_token_for_a_folder_that_is_no_project_is_one_for_all(here: Program) -> None:
+    told = here.error("token", "add", "lab", "--project", "~")
+    assert "home folder" in told
+    assert here.json("token", "list")["count"] == 0
+
+
 def test_tokens_are_made_shown_once_and_revoked(here: Program) -> None:
     assert "No tokens" in here.ok("token")
     secret = here.json("token", "add", "ci", "--reads")["token"]
