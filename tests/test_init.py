@@ -106,6 +106,16 @@ def test_a_repository_needs_no_config(here: Program) -> None:
     assert files(here.folder / "sub") == set()
 
 
+def test_a_config_is_named_and_stays_with_the_memories(here: Program) -> None:
+    told = ".sediment/config: has the project's id, by which its memories are found"
+    for _ in range(2):
+        assert here.json("init")["done"].count(told) == 1
+    assert here.json("init", "--remove")["done"].count(f"{told}; it stays") == 1
+    assert files(here.folder) == {".sediment", ".sediment/config"}
+    shutil.rmtree(here.folder / ".sediment")
+    assert ".sediment" not in here.ok("init", "--remove")
+
+
 def test_the_database_in_the_entry_is_absolute(
     here: Program, unpacked: Path, tmp_path: Path
 ) -> None:
