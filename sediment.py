@@ -13146,11 +13146,19 @@ class Git(Folder):
             self._git("init", "--bare", "--quiet", "--template=")
             make_private(self._repository, 0o700)
         self._check_own()
+        self._unlock()
         self._trees.clear()
         self._exchange("fetch", "--prune", "--", self._url, "+refs/sediment/*:refs/sediment/*")
         listed = self._git("for-each-ref", "--format=%(refname:lstrip=2) %(objectname)", _REFS)
         self._commits = dict(line.split() for line in listed.splitlines())
         return {}
+
+    def _unlock(self) -> None:
+        """Let go of what git, in a run that was killed, had locked: it locks nothing for long."""
+        for lock in self._repository.rglob("*.lock"):
+            with contextlib.suppress(OSError):
+                if abs(time.time() - lock.stat().st_mtime) > LEASE / 2:  # its run's lease is over
+                    lock.unlink()
 
     def _check_own(self) -> None:
         """A folder that came with a checkout may tell git to run something, or to write elsewhere;

@@ -170,6 +170,37 @@ def test_a_push_that_a_killed_run_had_begun_keeps_no_other_back(tmp_path: Path) 
     assert (remote / "ran").exists()
 
 
+@pytest.mark.parametrize(
+    "name", ["refs/draft/{own}", "refs/sediment/{own}", "refs/sediment/{other}", "packed-refs"]
+)
+def test_a_lock_that_a_killed_run_has_left_to_git_holds_nobody_up(
+    tmp_path: Path, name: str
+) -> None:
+    place = f"git:{git_place(tmp_path)}"
+    with open_memory(tmp_path / "a.db") as a, open_memory(tmp_path / "b.db") as b:
+        for memory in (a, b):
+            memory.sync_to(place)
+            memory.share("team")
+        a.store("The port is 5433.")
+        settle(a, b, a)
+        own, other = (memory.sync_status()["machine"] for memory in (a, b))
+        lock = tmp_path / f"a.db.git/{name.format(own=own, other=other)}.lock"
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        lock.touch()
+        b.store("The queue is on port 5672.")
+        b.sync()
+        a.store("The gateway is called newton.")
+        with contextlib.suppress(sediment.SedimentError):  # git may be at work there
+            a.sync()
+        assert lock.exists()
+        killed = time.time() - sediment.LEASE
+        os.utime(lock, (killed, killed))
+        settle(a, b)
+        assert not lock.exists()
+        assert texts(a) == texts(b)
+        assert len(texts(a)) == 3
+
+
 def test_two_runs_of_one_machine_lose_nothing_of_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
