@@ -12611,6 +12611,7 @@ def receive(
         stamps = (value[0] for one in came.values() for value in (one["put"], one["end"]) if value)
         clock = "UPDATE clock SET applying = 1, number = number + 1, t = max(t, ?)"
         connection.execute(clock, (max(stamps, default=0),))
+        _adopt(connection, project, came)
         before = states_of(connection, f"{_AMONG} project = ?", ids, project)
         elsewhere = states_of(connection, f"{_AMONG} project <> ? ORDER BY here", ids, project)
         joined, counts = _joined(before, elsewhere, came, project)
@@ -12629,6 +12630,18 @@ def receive(
         if dry_run:
             raise _DryRun
     return counts, rivals
+
+
+def _adopt(connection: apsw.Connection, project: str, came: dict[str, State]) -> None:
+    """Let what was imported here under the project id of another machine be in this project, in
+    which it comes: who knows its text and time, too, knows it. No folder here has that id, or it
+    would be ours alone."""
+    said = [[id, *state["put"][2:]] for id, state in came.items() if state["put"]]
+    found = fetch(connection, asset("schema/sync_adopt.sql"), to_json(said), project)
+    for id, imported in found:
+        place_item(connection, id, project or None)
+        sql = "UPDATE replica SET project = ?, number = (SELECT number FROM clock)"
+        connection.execute(f"{sql} WHERE id = ? AND project = ?", (project, id, imported))
 
 
 def _said(state: State) -> tuple[str, int] | None:

@@ -1298,13 +1298,41 @@ def test_what_is_moved_to_a_project_that_is_not_shared_ends_for_others(place: Pl
     assert everything(b) == []
 
 
+def test_what_was_imported_under_the_id_of_another_machine_is_the_same_memory(
+    place: Place,
+) -> None:
+    for name in "abc":
+        (place.folder / name / ".git").mkdir(parents=True)
+        memory = open_memory(place.folder / name / "memory.db", str(place.folder / name))
+        memory.sync_to(str(place.shared))
+        memory.share("team")
+        place.all.append(memory)
+    a, b, c = place.all
+    ids = [a.store(f"The vault is called {name}.")["id"] for name in ("hermes", "zeus")]
+    rows = list(a.export_rows())
+    b.import_rows(rows)
+    c.import_rows(rows)
+    settle(a, b, c)
+    assert texts(a) == texts(b) == texts(c) == [row["content"] for row in rows]
+    later = a.store("The vault is called apollo.", replace=ids[0])["id"]
+    c.forget(ids[1])
+    settle(a, c, b)
+    assert texts(a) == texts(b) == texts(c) == ["The vault is called apollo."]
+    b.forget(later)
+    settle(b, a, c)
+    for memory in (a, b, c):
+        assert b"hermes" not in memory.database.path.read_bytes()
+        assert b"zeus" not in memory.database.path.read_bytes()
+
+
 def test_an_id_of_another_project_is_moved_by_nobody_who_does_not_know_its_text(
     place: Place,
 ) -> None:
     a = place.machine("a")
     share_all(a)
     id = a.store("Mine alone.", scope="global")["id"]
-    private = open_memory(a.database.path, "private")
+    (place.folder / "private" / ".git").mkdir(parents=True)
+    private = open_memory(a.database.path, str(place.folder / "private"))
     other = private.store("Nobody's business.")["id"]
     (place.shared / "ffffffff").mkdir()
     stamp = (int(sediment.time.time() * 1000) << 16, "ffffffff")
@@ -1316,7 +1344,10 @@ def test_an_id_of_another_project_is_moved_by_nobody_who_does_not_know_its_text(
     lines = [json.dumps({"v": 1, "in": "team", **row}) + "\n" for row in rows]
     (place.shared / "ffffffff" / "00.jsonl").write_text("".join(lines))
     assert a.sync()["spaces"][1]["refused"] == 2
-    assert {row[0]: row[1] for row in everything(a)} == {id: None, other: "private"}
+    assert {row[0]: row[1] for row in everything(a)} == {
+        id: None,
+        other: private.projects.current(),
+    }
 
 
 def test_confirmations_of_all_machines_count_once(place: Place) -> None:
