@@ -13838,6 +13838,25 @@ class Sync:
             exchange.counts[space].pop("refused", None)
         for space, states in refused:
             self._take(exchange, space, states)
+        if refused and not exchange.dry_run:
+            self._note_refused([state["id"] for _, states in refused for state in states])
+
+    def _note_refused(self, ids: list[str]) -> None:
+        """Remember what others changed or forgot that stays here as it is: they say it once."""
+        with self.database.transaction() as connection:
+            kept = to_json([id for id, _ in self._refused(connection, ids)])
+            set_meta(connection, _REFUSED, kept)
+
+    def _refused(self, connection: apsw.Connection, ids: Iterable[str] = ()) -> list[Any]:
+        """Of these ids and of those noted before, those that still stand in projects that are not
+        shared, and were in none that is, each with its project."""
+        known = json.loads(meta_value(connection, _REFUSED) or "[]")
+        sql = (
+            f"{_AMONG} here AND NOT shared AND NOT EXISTS"
+            " (SELECT 1 FROM replica r JOIN spaces USING(project) WHERE r.id = states.id)"
+        )
+        found = states_of(connection, sql, to_json([*known, *ids]))
+        return [(id, state["in"] or "global") for id, state in found.items()]
 
     def _take(self, exchange: Exchange, space: str, states: list[State]) -> int:
         """How many of the states that came of a space were refused."""
@@ -14074,10 +14093,18 @@ class Sync:
             with self._reached() as facts:
                 if self.place.has_lost(json.loads(self.database.rows(SYNC_CLOCK)[0][4])):
                     self._foresee_lost(told["spaces"])
-                    facts["remarks"] = self.place.remarks
-                return told | facts | {"machines": self._machines()}
+                remarks = [*self.place.remarks, *self._told_refused()]
+                told |= facts | ({"remarks": remarks} if remarks else {})
+                return told | {"machines": self._machines()}
         except SedimentError as error:
-            return told | {"remarks": [str(error)]}
+            return told | {"remarks": [str(error), *self._told_refused()]}
+
+    def _told_refused(self) -> Iterator[str]:
+        found = [f"{id} ({project})" for id, project in self._refused(self.database.reader())]
+        if found:
+            told = ", ".join([*found[:5], *(["…"] if found[5:] else [])])
+            why = f"others changed or forgot {len(found)} that stay in projects that are not shared"
+            yield f"{why}: {told}"
 
     def share(self, space: str | None, everywhere: bool) -> dict[str, Any]:
         """Let a project, or what is global, go to the place and come from it."""
@@ -14148,6 +14175,7 @@ class Sync:
         return {"success": True, "erased": len(ids), "message": message}
 
 
+_REFUSED = "sync_refused"  # in meta: the ids of what others changed or forgot, and that stays here
 # What was not sent yet.
 _UNSENT = "SELECT count(*) FROM replica JOIN spaces USING(project) WHERE number IS NOT NULL"
 

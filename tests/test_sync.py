@@ -968,6 +968,12 @@ def test_nobody_changes_what_belongs_to_another_project(place: Place) -> None:
     (place.shared / "ffffffff" / "00.jsonl").write_text(json.dumps(row) + "\n")
     assert a.sync()["spaces"][0]["refused"] == 1
     assert texts(private) == ["Nobody's business."]
+    for _ in range(2):
+        assert "refused" not in a.sync()["spaces"][0]
+        (told,) = a.sync_status()["remarks"]
+        assert f"stay in projects that are not shared: {id} (private)" in told
+    private.forget(id)
+    assert "remarks" not in a.sync_status()
 
 
 def test_a_folder_that_is_gone_or_full_loses_nothing(
