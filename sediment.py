@@ -11234,6 +11234,13 @@ def check_own(projects: Projects, row: dict[str, Any], what: str) -> None:
         raise NotFound(f"{row['id']} belongs to another project: {what} it there (--project)")
 
 
+def check_reach(old: dict[str, Any], project: str | None, instead: str) -> None:
+    """InvalidInput where what holds in every project would be hidden behind one project's own."""
+    if old["project_id"] is None and project is not None:
+        told = f"{old['id']} holds in every project, what is to replace it in one alone"
+        raise InvalidInput(f"{told}: {instead}, or `move {old['id']} project` first")
+
+
 def standing_for(database: Database, id: str) -> str | None:
     """The live item that a hidden one, or what took its place, is behind by now."""
     sql = (
@@ -11828,6 +11835,8 @@ class Storing(View):
         if scope == "global":
             return None, ""
         project = self.projects.current(create=True)
+        if old is not None:
+            check_reach(old, project, "leave the scope out")
         nowhere = f" (no project here: {self.projects.nowhere()})"
         return project, self.projects.doubt() if project else nowhere
 
@@ -12125,6 +12134,7 @@ def replace_item(projects: Projects, old: str, new: str) -> dict[str, Any]:
         for row in (gone, stays):
             if row["ended_at"] is not None:
                 raise InvalidInput(f"{row['id']} was pruned: `undo {row['id']}` it first")
+        check_reach(gone, stays["project_id"], f"`move {stays['id']} global`")
         at = stays["created_at"]
         end_item(connection, gone["id"], stays["id"], "replace", at, beside=True)
         count_validation(connection, stays["id"])
@@ -12141,8 +12151,9 @@ def undo_item(projects: Projects, id: str) -> dict[str, Any]:
             raise NotFound(f"{meant} is live already: nothing to undo")
         old = _to_bring_back(projects, id)
         row, steps = given_item(projects, old), _steps_back(connection, old)
-        if now := steps[0][1]:
-            check_own(projects, given_item(projects, now), "change")
+        now = steps[0][1]
+        for one in (row, *([given_item(projects, now)] if now else [])):
+            check_own(projects, one, "change")
         twin = same_text(connection, row["content"], row["project_id"])
         swaps = [_take_back(connection, *step) for step in steps]
         swap = now if any(swaps) else None
@@ -19169,7 +19180,7 @@ def _reviewed(memory: Memory, pairs: list[dict[str, Any]]) -> Iterator[str]:
                 ended.add(ids[0])
             elif key == "k":
                 memory.keep_both(*ids)
-        except NotFound as error:  # another process was quicker
+        except (InvalidInput, NotFound) as error:  # the latter if another process was quicker
             yield str(error)
             key = "s"
         counts[key] += 1

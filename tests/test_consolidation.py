@@ -341,6 +341,17 @@ def test_review_goes_through_an_import_with_a_key_for_each_pair(here: Program) -
     assert "0 replaced, 0 kept" in here.run("review", input="q\n").stdout
 
 
+def test_what_review_may_not_replace_it_says_and_goes_on(here: Program) -> None:
+    rows = [{"id": i, "content": text, "created": at} for i, text, at in VERSIONS]
+    scoped = [row | ({} if row["id"] == "van2" else {"scope": "global"}) for row in rows]
+    here.run("import", "-", input="\n".join(map(json.dumps, scoped)))
+    pairs = here.json("review")["pairs"]
+    typed = ["r" if pair["new"]["id"] == "van2" else "s" for pair in pairs]
+    done = here.run("review", input="\n".join(typed))
+    assert "`move van2 global`" in done.stdout
+    assert f"0 replaced, 0 kept, {len(pairs)} skipped" in done.stdout
+
+
 def test_a_review_lets_consolidation_go_on_at_once(memory: Memory) -> None:
     tea = "Tea is served at four o'clock."
     memory.import_rows([{"id": "a", "content": tea}, {"id": "b", "content": f"Note: {tea}"}])

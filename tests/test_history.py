@@ -293,12 +293,31 @@ def test_undo_over_what_was_pruned_leaves_one_version_live(memory: Memory) -> No
 
 
 def test_undo_hides_nothing_of_another_project(memory: Memory) -> None:
-    tea = memory.store(TEA, scope="global")["id"]
-    later = memory.store(LATER, scope="project", replace=tea)["id"]
-    other = Memory(memory.database.path, project="another")
-    with pytest.raises(NotFound, match="belongs to another project"):
-        other.undo(tea)
-    assert "successor" not in memory.get(later)
+    """Neither a project's own behind what is global, nor what is global behind a project's own."""
+    rows: list[dict[str, Any]] = [{"id": "tea", "content": TEA, "scope": "global"}]
+    rows[0] |= {"ended_at": 1_700_000_000, "ended_by": "replace", "successor": "later"}
+    memory.import_rows([*rows, {"id": "later", "content": LATER}])
+    coffee = memory.store(COFFEE)["id"]
+    cocoa = memory.store("Cocoa is served at eight.", scope="global", replace=coffee)["id"]
+    with open_memory(memory.database.path, project="another") as other:
+        for id in ("tea", cocoa):
+            with pytest.raises(NotFound, match="belongs to another project"):
+                other.undo(id)
+    for id in ("later", cocoa):
+        assert "successor" not in memory.get(id)
+
+
+def test_no_project_takes_a_global_memory_from_the_others(memory: Memory) -> None:
+    tea, later = memory.store(TEA, scope="global")["id"], memory.store(LATER)["id"]
+    told = f"{tea} holds in every project.*: `move {later} global`, or `move {tea} project` first"
+    with pytest.raises(InvalidInput, match=told):
+        memory.replace(tea, later)
+    for text in (LATER, "Tea is served at six."):
+        with pytest.raises(InvalidInput, match=f"leave the scope out, or `move {tea} project`"):
+            memory.store(text, replace=tea, scope="project")
+    assert memory.list_items(scope="all")["total"] == 2
+    memory.move(later, "global")
+    assert memory.replace(tea, later)["replaced_id"] == tea
 
 
 STEPS = st.lists(

@@ -506,9 +506,9 @@ def test_replacing_writes_lineage_and_counts_a_validation(memory: Memory) -> Non
 
 def test_the_scope_is_passed_on_unless_another_is_asked_for(memory: Memory) -> None:
     old = memory.store("Tabs.", scope="global")["id"]
-    passed = memory.store("Spaces.", replace=old)
-    assert passed["scope"] == "global"
-    assert memory.store("Both.", replace=passed["id"], scope="project")["scope"] == "project"
+    assert memory.store("Spaces.", replace=old)["scope"] == "global"
+    own = memory.store("Both.")["id"]
+    assert memory.store("Neither.", replace=own, scope="global")["scope"] == "global"
 
 
 def test_what_is_gone_cannot_be_replaced(memory: Memory) -> None:

@@ -77,8 +77,8 @@ def test_export_gives_what_is_documented(memory: Memory) -> None:
 
 def test_replaced_items_and_projects_are_carried_over(memory: Memory, copy: Memory) -> None:
     old = memory.store("Port 8080.")["id"]
-    new = memory.store("Port 9090.", replace=old, scope="global")["id"]
-    newest = memory.store("Port 7070.", replace=new, scope="project")["id"]
+    new = memory.store("Port 9090.", replace=old)["id"]
+    newest = memory.store("Port 7070.", replace=new, scope="global")["id"]
     assert copy.import_rows(lines(exported(memory))) == done(3) | {"hidden_versions": 2}
     assert exported(copy) == exported(memory)
     with open_memory(copy.database.path, project="demo") as moved:
