@@ -4790,6 +4790,13 @@ def end_item(
     note(connection, by, successor, old, added | ({"beside": 1} if beside else {}))
 
 
+# The SQL of whether what took the place of an item `i` had stood beside it before; else NULL.
+STOOD_BESIDE = (
+    "(SELECT h.detail ->> 'beside' FROM history h WHERE h.other_id = i.id"
+    " AND h.item_id = i.successor AND h.action = i.ended_by ORDER BY h.id DESC LIMIT 1)"
+)
+
+
 def restore_item(connection: apsw.Connection, old: str) -> tuple[str, str | None]:
     """Take back `end_item` of an item that has ended: it is live again, and its successor keeps
     what is its own. Returns why it had ended ("beside" where the successor stood beside it), and
@@ -12155,13 +12162,12 @@ def undo_item(projects: Projects, id: str) -> dict[str, Any]:
         for one in (row, *([given_item(projects, now)] if now else [])):
             check_own(projects, one, "change")
         twin = same_text(connection, row["content"], row["project_id"])
-        swaps = [_take_back(connection, *step) for step in steps]
-        swap = now if any(swaps) else None
+        swaps = [front for back, front in steps if _take_back(connection, back, front)]
     answer: dict[str, Any] = {"success": True, "restored": old}
     message = f"{old} is live again"
-    if swap:
-        answer["hidden"] = swap
-        message += f", and {swap} is hidden behind it"
+    if swaps:
+        answer["hidden"] = swaps[0]
+        message += f", and {swaps[0]} is hidden behind it"
     if twin not in (None, now):
         message += f"; {twin} says the same: `forget` one of the two"
     return answer | {"message": message + "."}
@@ -12170,17 +12176,20 @@ def undo_item(projects: Projects, id: str) -> dict[str, Any]:
 def _steps_back(connection: apsw.Connection, old: str) -> list[tuple[str, str | None]]:
     """What is to be taken back, each with what stands in its place or was pruned there: of
     replacements each one, the last first, so that what was between is where it had been; else the
-    whole way at once."""
+    whole way at once. The way ends at what stood beside the last before: that stays."""
     sql = (
-        "WITH RECURSIVE ahead(id, n) AS (SELECT ?1, 0 UNION"
-        " SELECT i.successor, n + 1 FROM items i JOIN ahead USING (id)"
-        " WHERE i.successor IS NOT NULL AND n < 1000)"
-        " SELECT id, ended_by FROM items JOIN ahead USING (id) ORDER BY n"
+        "WITH RECURSIVE ahead(id, n, beside) AS (SELECT ?1, 0, NULL UNION"
+        f" SELECT i.successor, n + 1, {STOOD_BESIDE} FROM items i JOIN ahead USING (id)"
+        " WHERE i.successor IS NOT NULL AND beside IS NULL AND n < 1000)"
+        " SELECT id, ended_by, beside FROM items JOIN ahead USING (id) ORDER BY n"
     )
     chain = fetch(connection, sql, old)
-    ids, reasons = [id for id, _ in chain], {reason for _, reason in chain[:-1]}
+    ids, reasons = [id for id, *_ in chain], {reason for _, reason, _ in chain[:-1]}
+    steps: list[tuple[str, str | None]] = [*pairwise(ids)][::-1]
     if reasons <= {"replace", "repeat", "undo"} and 1 < len(ids) == len({*ids}):
-        return [*pairwise(ids)][::-1]
+        return steps
+    if chain[-1][2]:
+        return [steps[0], (old, ids[-2])]
     return [(old, ids[-1] if ids[-1] != old else None)]
 
 

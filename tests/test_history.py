@@ -365,6 +365,34 @@ def test_one_memory_replaces_another_and_both_come_back(memory: Memory) -> None:
     consistent(memory)
 
 
+def test_undo_goes_no_further_than_what_stood_beside(memory: Memory) -> None:
+    tea = memory.store(TEA)["id"]
+    later = memory.store(LATER, replace=tea)["id"]
+    coffee, lamp = memory.store(COFFEE)["id"], memory.store("An old lamp.")["id"]
+    memory.replace(later, coffee)
+    memory.replace(coffee, lamp)
+    assert memory.undo(tea)["hidden"] == later
+    assert {row["id"] for row in memory.list_items()["items"]} == {tea, lamp}
+    assert memory.undo(later)["hidden"] == tea  # a redo
+    assert {row["id"] for row in memory.list_items()["items"]} == {later, lamp}
+    assert "hidden" not in memory.undo(coffee)
+    consistent(memory)
+
+
+def test_undo_over_a_merge_hides_nothing_that_stood_beside(memory: Memory) -> None:
+    tea = memory.store(TEA)["id"]
+    later = memory.store(LATER, replace=tea)["id"]
+    memory.import_rows([{"id": "same", "content": f"Note: {LATER}"}])
+    assert memory.consolidate()["merged"] == 1
+    (front,) = (row["id"] for row in memory.list_items()["items"])
+    coffee = memory.store(COFFEE)["id"]
+    memory.replace(front, coffee)
+    assert memory.undo(tea)["hidden"] == front
+    assert {row["id"] for row in memory.list_items()["items"]} == {tea, coffee}
+    assert memory.get(later)["ended_by"] in ("merge", "undo")
+    consistent(memory)
+
+
 def test_storing_again_with_replace_ends_the_old_one(memory: Memory) -> None:
     old, new = memory.store(TEA)["id"], memory.store(LATER)["id"]
     answer = memory.store(LATER, replace=old)
