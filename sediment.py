@@ -8229,6 +8229,8 @@ class Files:
         if noted and not is_dirty(path, noted):
             return False
         try:
+            if noted and not noted.digest:  # it is only to be read anew
+                return look(path) != noted.seen
             data = read_file(path).data
             return not noted or noted.digest != sha256(data)
         except Skipped:  # which it was already, if nothing is noted

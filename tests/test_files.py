@@ -1840,3 +1840,13 @@ def test_a_name_that_begins_with_a_tilde_is_no_home(
     assert memory.index(["~", "~b.md"])["files"] == 2
     told = str([row["content"] for row in memory.recall("bank pin", anyway=True)["results"]])
     assert "4321" not in told
+
+
+def test_what_is_to_be_read_anew_has_not_changed_by_that(memory: Memory, folder: Path) -> None:
+    memory.index(["docs", "MEMORY.md"])
+    memory.reindex()
+    assert memory.status()["dirty"] == 0
+    (folder / "MEMORY.md").write_text(PREFERENCES + "- The walrus sleeps.\n")
+    assert [row["changed"] for row in memory.status()["sources"]] == [["MEMORY.md"], []]
+    memory.recall("gateway port")
+    assert memory.status()["dirty"] == 0
