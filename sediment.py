@@ -7313,6 +7313,7 @@ def obsolescence(new: Neighbour, rivals: Sequence[Neighbour], lexicon: Lexicon) 
 # ---------------------------------------------------------------------------------------------
 
 _ENDED = ("ended_at", "ended_by", "successor")
+_WHY_ENDED = ("replace", "repeat", "merge", "undo", PRUNED)
 
 
 def export_rows(database: Database) -> Iterator[dict[str, Any]]:
@@ -7487,6 +7488,7 @@ class Importer:
         self._check_names(row)
         created, ended = _time_of(row, "created"), _time_of(row, "ended")
         by, successor = row.get("ended_by"), row.get("successor")
+        by = by if by is None else check_scope(by, _WHY_ENDED, "ended_by")
         project, id = self._project_of(row), row.get("id")
         if (ended is None or by == PRUNED) != (successor is None):
             raise InvalidInput("ended_at and successor go together: give both or neither")
@@ -7500,7 +7502,7 @@ class Importer:
             "project": project,
             "created_at": self._moment if created is None else created,
             "ended_at": ended,
-            "ended_by": check_id(by) if by is not None and ended is not None else None,
+            "ended_by": by if ended is not None else None,
             "successor": check_id(successor) if successor is not None else None,
             **_decided(row),
         }

@@ -257,6 +257,8 @@ BAD = [
     ('{"content": "x", "ended_at": "soon", "successor": "y"}', "a time is"),
     ('{"content": "x", "ended_at": 5}', "ended_at and successor go together"),
     ('{"content": "x", "successor": "y"}', "ended_at and successor go together"),
+    ('{"content": "x", "ended_at": 5, "ended_by": "banana", "successor": "y"}', "ended_by must be"),
+    ('{"content": "x", "ended_at": 5, "ended_by": ["undo"], "successor": "y"}', "ended_by must be"),
     ('{"content": "x", "confirmed": -1}', "confirmed must be a whole number"),
     ('{"content": "x", "confirmed": true}', "confirmed must be a whole number"),
     ('{"content": "x", "kept_apart": "y"}', "kept_apart must be a list of ids"),
