@@ -7543,7 +7543,7 @@ class Importer:
     def _is_new(self, number: int, row: dict[str, Any]) -> bool:
         known = self._batch.get(row["id"])
         if known is None:
-            known = self.database.value("SELECT content FROM items WHERE id = ?", row["id"])
+            known = self._text_of(row["id"])
         forgotten = "SELECT 1 FROM replica WHERE id = ? AND gone"
         if known is None and self._synced and self.database.value(forgotten, row["id"]):
             self.counts["forgotten"] += 1
@@ -7551,12 +7551,18 @@ class Importer:
         if known is None and not row["part"]:
             self._batch[row["id"]] = row["content"]
             return True
-        if known is not None and (row["part"] or known == row["content"]):
+        if known and (row["part"] or known == row["content"]):
             self.counts["existing"] += 1
         else:
-            taken = f"the id {row['id']} is taken by another text: forget that, or change this id"
+            taken = f"the id {row['id']} is taken by another memory: forget that, or change this id"
             self.refused.append((number, row["part"] or taken))
         return False
+
+    def _text_of(self, id: str) -> str | None:
+        """The text of an item that is there; "" of one that is not to be told of."""
+        told, own = not kept_to_one_project(), self.project
+        sql = "SELECT iif(?1 OR ifnull(project_id, ?2) IS ?2, content, '') FROM items WHERE id = ?3"
+        return self.database.value(sql, told, own, id)
 
     def _store(self, rows: list[tuple[int, dict[str, Any]]]) -> None:
         items = [self._item(row) for _, row in rows]

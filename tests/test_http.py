@@ -500,6 +500,24 @@ def test_a_token_of_one_project_reaches_into_no_other_by_import(
     assert theirs not in str(one.ask("GET", f"/v1/memories/{theirs[:8]}").body)
 
 
+def test_an_import_by_a_token_of_one_project_tells_no_text_of_another(
+    guarded: tuple[Door, dict[str, str]],
+) -> None:
+    door, tokens = guarded
+    whole = Door(door.host, door.port, **bearer(tokens["all"]))
+    one = Door(door.host, door.port, **bearer(tokens["one"]))
+    part = {"scope": "project", "created": "2026-01-01", "created_at": "2026-01-01", "position": 1}
+    for row in whole.ok("GET", "/v1/memories?project=other")["items"]:
+        given = {"id": row["id"], "content": row["content"]}
+        guesses = [given, given | {"content": "A guess."}]
+        lines = "".join(json.dumps(guess) + "\n" for guess in [*guesses, guesses[0] | part])
+        told = one.ok("POST", "/v1/import", lines.encode(), **LINES)
+        assert (told["stored"], told["existing"]) == (0, 0)
+        right, wrong, partly = (refused["reason"] for refused in told["refused"])
+        assert right == wrong
+        assert "a part of a long memory" in partly
+
+
 def test_a_token_that_was_revoked_does_not_come_back_with_a_copy(
     memory: Memory, tmp_path: Path
 ) -> None:

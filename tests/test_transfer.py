@@ -192,7 +192,7 @@ def test_an_id_that_another_text_has_is_refused(memory: Memory, apart: int) -> N
     answer = memory.import_rows(lines([*rows, {"id": "a", "content": "another"}]))
     assert answer["stored"] == 1 + apart
     assert [row["line"] for row in answer["refused"]] == [2 + apart]
-    assert "the id a is taken by another text" in answer["refused"][0]["reason"]
+    assert "the id a is taken by another memory" in answer["refused"][0]["reason"]
     assert memory.get("a")["content"] == "one"
     assert memory.import_rows(lines([{"id": "a", "content": "more"}]))["refused"]
 
