@@ -7330,8 +7330,8 @@ def export_rows(database: Database) -> Iterator[dict[str, Any]]:
 
 
 def _decisions(database: Database) -> dict[str, dict[str, Any]]:
-    """What people decided of items, by id: how often they confirmed one, and what they took apart
-    from it."""
+    """What people decided of items, by id: how often they confirmed one, what they took apart from
+    it, and what stood beside it before one of them took the other's place."""
     sql = "SELECT item_id, validation_count FROM access_log WHERE validation_count > 0"
     found: dict[str, dict[str, Any]] = {
         id: {"confirmed": count} for id, count in database.rows(sql)
@@ -7344,6 +7344,10 @@ def _decisions(database: Database) -> dict[str, dict[str, Any]]:
     )
     for id, other in pairs:
         found.setdefault(id, {}).setdefault("kept_apart", []).append(other)
+    sql = "SELECT i.id, s.id FROM items i JOIN items s ON s.id = i.successor"
+    for pair in database.rows(f"{sql} WHERE {STOOD_BESIDE} ORDER BY i.seq"):
+        for id, other in (pair, pair[::-1]):
+            found.setdefault(id, {}).setdefault("beside", []).append(other)
     return found
 
 
@@ -7355,11 +7359,18 @@ def adopt_decisions(connection: apsw.Connection, row: dict[str, Any]) -> None:
         here = connection.execute("SELECT 1 FROM items WHERE id = ?", (other,)).get
         if here and not connection.execute(taken_apart(), (row["id"], other)).get:
             note(connection, "undo", row["id"], other)
+    sql = (
+        "SELECT s.id, i.id FROM items i JOIN items s ON s.id = i.successor"
+        " WHERE i.ended_by = 'replace' AND (?1, ?2) IN ((i.id, s.id), (s.id, i.id))"
+    )
+    for other in row["beside"]:
+        for front, old in fetch(connection, sql, row["id"], other):
+            note(connection, "replace", front, old, {"beside": 1})
 
 
 # A row that has all of these is one that a command printed; then these follow from the rest.
 _PRINTED = {"id", "content", "created", "created_at", "scope"}
-_TAKEN = _PRINTED | {"project", "ended", *_ENDED, "confirmed", "kept_apart"}
+_TAKEN = _PRINTED | {"project", "ended", *_ENDED, "confirmed", "kept_apart", "beside"}
 _DERIVED = {
     *("similarity", "raw_similarity", "position", "beginning", "parts", "source", "page"),
     *("pages", "next", "cross_project", "related_ids", "supersedes", "chunked", "content_type"),
@@ -7597,13 +7608,18 @@ def _time_of(row: dict[str, Any], name: str) -> int | None:
 
 
 def _decided(row: dict[str, Any]) -> dict[str, Any]:
-    """How often a row's memory was confirmed, and the ids of what was taken apart from it."""
-    confirmed, apart = row.get("confirmed") or 0, row.get("kept_apart") or []
+    """How often a row's memory was confirmed, and the ids of what was taken apart from it, or
+    stood beside it."""
+    confirmed = row.get("confirmed") or 0
     if type(confirmed) is not int or not 0 <= confirmed < 2**31:
         raise InvalidInput(f"confirmed must be a whole number, not {_show(confirmed)}")
-    if not isinstance(apart, list):
-        raise InvalidInput(f"kept_apart must be a list of ids, not {_show(apart)}")
-    return {"confirmed": confirmed, "kept_apart": list(map(check_id, apart))}
+    decided: dict[str, Any] = {"confirmed": confirmed}
+    for name in ("kept_apart", "beside"):
+        ids = row.get(name) or []
+        if not isinstance(ids, list):
+            raise InvalidInput(f"{name} must be a list of ids, not {_show(ids)}")
+        decided[name] = list(map(check_id, ids))
+    return decided
 
 
 def _part_of(row: dict[str, Any]) -> str:

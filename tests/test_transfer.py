@@ -263,6 +263,7 @@ BAD = [
     ('{"content": "x", "confirmed": true}', "confirmed must be a whole number"),
     ('{"content": "x", "kept_apart": "y"}', "kept_apart must be a list of ids"),
     ('{"content": "x", "kept_apart": [7]}', "an id is"),
+    ('{"content": "x", "beside": "y"}', "beside must be a list of ids"),
 ]
 
 
@@ -405,6 +406,23 @@ def test_the_other_of_a_pair_may_come_later_or_never(copy: Memory) -> None:
     assert rows_of(copy, "history") == []
     copy.import_rows([{"id": "late", "content": "x", "kept_apart": ["good"]}])
     assert [row["kept_apart"] for row in exported(copy)] == [["late"], ["good"]]
+
+
+@pytest.mark.parametrize("batch", [1, 128])
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_stood_beside_stays_when_a_copy_takes_its_place_back(
+    memory: Memory, copy: Memory, monkeypatch: pytest.MonkeyPatch, batch: int, turned: bool
+) -> None:
+    monkeypatch.setattr(sediment, "IMPORT_BATCH", batch)
+    memory.import_rows([GOOD, {"id": "lamp", "content": "An old lamp."}])
+    memory.replace("good", "lamp")
+    rows = exported(memory)
+    assert copy.import_rows(rows[::-1] if turned else rows)["success"]
+    assert sorted(exported(copy), key=lambda row: row["id"]) == rows
+    consistent(copy)
+    with open_memory(copy.database.path, project="demo") as moved:
+        assert "hidden" not in moved.undo("good")
+        assert moved.list_items()["total"] == 2
 
 
 def test_what_was_confirmed_is_so_in_a_copy(memory: Memory, copy: Memory) -> None:
