@@ -4024,9 +4024,9 @@ def _upgrade(connection: apsw.Connection, until: int = len(MIGRATIONS)) -> None:
 # ---------------------------------------------------------------------------------------------
 # Projects
 #
-# Which project a folder belongs to. A git repository is its oldest root commit, so that clones
-# and worktrees share one memory; any other folder gets a UUID in .sediment/config when it first
-# stores something. That file may come from anybody: it names a project by a UUID alone, and only
+# Which project a folder belongs to. A git repository is its main branch's first commit, so that
+# clones and worktrees share one memory; any other folder gets a UUID in .sediment/config when it
+# first stores something. That file may come from anybody: it names a project by a UUID alone, only
 # while no other folder is known by it that still has it (but one of the same repository). So a
 # folder that moves keeps its memories, and a copy of it is a project of its own. The home folder
 # and / are nobody's project: what is stored there is global.
@@ -4037,6 +4037,12 @@ _UUID = _Pattern(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 # How notes of places begin: git folders, those without a commit, folders without an id in a file,
 # those whose file got it from us, or had it already; and ids that became another one.
 _PLACES = ("git:", "unborn:", "folder:", "given:", "named:", "moved:")
+# The branches that a repository is known by: the first that is there, else what is checked out,
+# which may have nothing in common with the others, as the branch of a site often has not.
+_MAIN = (
+    *("refs/heads/main", "refs/remotes/origin/main"),
+    *("refs/heads/master", "refs/remotes/origin/master", "refs/remotes/origin/HEAD"),
+)
 _NO_ANSWER: set[Path] = set()  # git folders of which git said nothing in time
 
 
@@ -4086,8 +4092,8 @@ def git_folders(root: Path) -> tuple[Path, Path] | None:
 
 
 def git_id(root: Path) -> str | None:
-    """The oldest root commit's id, "" before the first commit; None without git or the whole
-    history, and where git does not answer, which is asked once."""
+    """The root commit's id of the main branch, "" before the first commit; None without git or the
+    whole history, and where git does not answer, which is asked once."""
     import subprocess
     import tempfile
 
@@ -4124,8 +4130,6 @@ def _borrow(folder: Path, own: Path, shared: Path) -> None:
             lead_to(shared / name, folder / name)
     _check_plain(folder / "refs/replace", folder / "reftable", folder / "info")
     _check_objects(folder / "objects")
-    if (folder / "packed-refs").exists() and (folder / "packed-refs").stat().st_size > REFS_MAX:
-        raise OSError("packed-refs would take too long")
 
 
 def _check_plain(*folders: Path) -> None:
@@ -4146,12 +4150,23 @@ def _check_objects(objects: Path, depth: int = 5) -> None:
 
 
 def _head(own: Path, shared: Path) -> str:
-    """The commit that is checked out, or the name of a branch that has no file of its own."""
-    told = plain_text(own / "HEAD")
+    """The commit of the main branch, or the name of a branch that has no file of its own."""
+    packed = _packed_refs(shared)
+    there = (one for one in _MAIN if plain_text(shared / one) or f" {one}\n".encode() in packed)
+    told = f"ref: {main}" if (main := next(there, "")) else plain_text(own / "HEAD")
     for _ in range(5):  # names of names, as far as git follows them
         named = plain_text(shared / told[4:].strip()) if told.startswith("ref:") else ""
         told = named or told
     return told
+
+
+def _packed_refs(shared: Path) -> bytes:
+    path = shared / "packed-refs"
+    if not path.is_file():
+        return b""
+    if path.stat().st_size > REFS_MAX:
+        raise OSError("packed-refs would take too long")
+    return path.read_bytes()
 
 
 def _git(folder: str, *words: str) -> subprocess.CompletedProcess[str]:

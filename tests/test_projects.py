@@ -179,6 +179,27 @@ def test_an_older_history_merged_in_does_not_rename(here: Program, tmp_path: Pat
     assert here.project() == root
 
 
+@pytest.mark.parametrize("main", ["main", "master", "trunk"])
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_a_branch_of_another_history_is_of_the_same_project(
+    here: Program, tmp_path: Path, main: str, is_packed: bool
+) -> None:
+    root = repository(here.folder, day=9)
+    git(here.folder, "branch", "-m", main)
+    git(here.folder, "checkout", "-q", "--orphan", "gh-pages")
+    commit(here.folder, "a site")
+    git(here.folder, "checkout", "-q", main)
+    git(tmp_path, "clone", "-q", str(here.folder), "clone")
+    git(tmp_path / "clone", "checkout", "-q", "gh-pages")
+    for folder in (here.folder, tmp_path / "clone") if is_packed else ():
+        git(folder, "pack-refs", "--all")
+    here.store("said on main")
+    clone = here.at(tmp_path / "clone")
+    assert (clone.project(), clone.contents()) == (root, {"said on main"})
+    clone.store("said on gh-pages")
+    assert here.contents() == {"said on main", "said on gh-pages"}
+
+
 def test_git_variables_of_a_hook_do_not_mislead(here: Program, tmp_path: Path) -> None:
     root, other = repository(here.folder), tmp_path / "other"
     repository(other, day=2)
