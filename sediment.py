@@ -6802,7 +6802,7 @@ PROFILES = {
 
 def _kinds_wanted(conversations: bool) -> list[int]:
     """Of which kinds an answer may be."""
-    return [OWN, *[FOREIGN] * crosses_projects(), *[TALK] * conversations]
+    return [OWN, *[FOREIGN] * crosses_projects(), *[TALK] * bool(conversations)]
 
 
 def own_first(hits: list[Hit], limit: int, floor: float) -> list[Hit]:

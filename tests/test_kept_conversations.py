@@ -1,6 +1,7 @@
 """What was said in agents' sessions: kept once, found behind what was stored, forgotten whole."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from storage import consistent, open_memory, shared_encoder
@@ -72,6 +73,8 @@ def test_what_was_stored_comes_first(memory: Memory) -> None:
     assert all(row["source"].startswith("claude:") for row in others)
     alone = memory.recall("where does the heron queue run?", conversations=False)["results"]
     assert [row["id"] for row in alone] == [first["id"]]
+    truthy: Any = b"yes"
+    assert memory.recall("where does the heron queue run?", conversations=truthy)["count"] > 1
 
 
 def test_nothing_said_makes_a_memory_obsolete(memory: Memory) -> None:
