@@ -2970,13 +2970,16 @@ def write_atomically(path: Path, text: str, mode: int | None = None) -> None:
         file.write(text)
 
 
+_NO_VECTORS = "vectors of the database are damaged: run `doctor --repair`"
+
+
 def _matrix(rows: list[tuple[Any, ...]]) -> Any:
     """The vectors that stand last in rows, one below the other."""
     import numpy
 
     lengths = {len(row[-1]) for row in rows}
-    if len(lengths) > 1 or any(length % 4 for length in lengths):
-        raise DamagedError("vectors of the database are damaged: run `doctor --repair`")
+    if len(lengths) != 1 or any(length % 4 for length in lengths):
+        raise DamagedError(_NO_VECTORS)
     return numpy.frombuffer(b"".join(row[-1] for row in rows), "<f4").reshape(len(rows), -1)
 
 
@@ -3588,8 +3591,8 @@ class Database:
             reason = "cannot grow, the disk is full: free some space; this change was not made"
         except (apsw.CorruptError, UnicodeDecodeError):
             kind, reason = DamagedError, mend
-        except apsw.SQLError as error:  # what is asked is right, so that a table is missing
-            if not _MISSING.search(str(error)):
+        except apsw.SQLError as error:  # what is asked is right, so that the tables are not
+            if not _OTHER_TABLES.search(str(error)):
                 raise
             kind, reason = DamagedError, mend
         except apsw.IOError as error:
@@ -3606,7 +3609,10 @@ class Database:
 
 _DAMAGED = "is damaged: run `doctor --repair`, or `restore` a backup"
 _DAMAGED_COPY = "is damaged: try --db {} doctor --repair, or another backup"
-_MISSING = _Pattern(r"no such (?:table|column)|already exists|has no column|invalid float32 vector")
+_OTHER_TABLES = _Pattern(
+    r"no such (?:table|column)|already exists|has no column|duplicate column|invalid float32 vector"
+    r"|invalid fts5 file|vtable constructor"
+)
 
 
 def _no_room(path: Path) -> bool:
@@ -3988,7 +3994,7 @@ def wrong_in_schema(connection: apsw.Connection) -> list[str]:
 
 def _migrate(connection: apsw.Connection, path: Path) -> None:
     """Run the migrations that the file has not seen, all in one transaction; an older file is
-    copied first."""
+    copied before that is written."""
     if connection.pragma("user_version") >= len(MIGRATIONS):
         return
     if connection.readonly("main"):
@@ -3996,11 +4002,10 @@ def _migrate(connection: apsw.Connection, path: Path) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
         known = connection.pragma("user_version")  # another process may have been quicker
-        if 0 < known < len(MIGRATIONS):
-            with contextlib.closing(_connect(path)) as before:  # this one has begun to write
-                copy_database(before, copy := aside(path, f"version-{known}"))
         _upgrade(connection)
         if 0 < known < len(MIGRATIONS):
+            with contextlib.closing(_connect(path)) as before:  # which sees nothing of that yet
+                copy_database(before, copy := aside(path, f"version-{known}"))
             note_copy(connection, copy)
         connection.execute("COMMIT")
     except BaseException:
@@ -7049,9 +7054,12 @@ def _first_vectors(database: Database, after: int, limit: int) -> list[tuple[Any
 
 
 def queued_pairs(database: Database, limit: int) -> list[tuple[str, str, float]]:
-    """The ids of waiting pairs and their cosines, most similar first."""
+    """The ids of waiting pairs that have all their vectors, and their cosines, most similar
+    first."""
     return database.rows(
         "SELECT item_id_a, item_id_b, similarity FROM consolidation_queue WHERE status = 'pending'"
+        " AND NOT EXISTS(SELECT 1 FROM pending p JOIN chunks c ON c.id = p.chunk"
+        " JOIN items i ON i.seq = c.item WHERE i.id IN (item_id_a, item_id_b))"
         " ORDER BY similarity DESC, item_id_a, item_id_b LIMIT ?",
         limit,
     )
@@ -7103,7 +7111,10 @@ def _vector(data: bytes) -> Any:
 def _cosine(a: Any, b: Any) -> float:
     import numpy
 
-    return float(a @ b / (numpy.linalg.norm(a) * numpy.linalg.norm(b)))
+    lengths = float(numpy.linalg.norm(a) * numpy.linalg.norm(b))
+    if a.shape != b.shape or not 0 < lengths < math.inf:  # NaN too
+        raise DamagedError(_NO_VECTORS)
+    return float(a @ b) / lengths
 
 
 def settle(connection: apsw.Connection, ids: tuple[str, str], pair: Pair | None) -> str:
@@ -10069,7 +10080,7 @@ def _complaints(connection: apsw.Connection, sql: str) -> list[str]:
     found: list[str] = []
     try:
         found += (line for row in connection.execute(sql) for line in row[0].splitlines())
-    except (apsw.CorruptError, apsw.NotADBError, apsw.IOError) as error:
+    except (apsw.CorruptError, apsw.NotADBError, apsw.IOError, apsw.SQLError) as error:
         found.append(str(error))
     return list(dict.fromkeys(found))
 

@@ -625,6 +625,30 @@ def test_vectors_of_noise_are_told_as_such_and_nothing_else(memory: Memory, path
     assert memory.repair()["healthy"]
 
 
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "UPDATE vectors SET vector = x'' WHERE chunk > 24",
+        "UPDATE vectors SET vector = x'' WHERE chunk = 25",
+        "UPDATE vectors SET vector = zeroblob(1536) WHERE chunk = 25",
+        "DELETE FROM vectors WHERE chunk = 25",
+    ],
+)
+def test_pairs_whose_vectors_are_none_wait_for_a_repair(memory: Memory, sql: str) -> None:
+    memory.consolidate()
+    first = memory.store("The gate code is with the porter.")["id"]
+    memory.store("The gate code is with the porter now.")
+    with memory.database.transaction() as connection:
+        connection.execute(sql)
+    with pytest.raises(DatabaseError, match="are damaged: run `doctor --repair`"):
+        memory.consolidate()
+    assert memory.repair()["healthy"]
+    assert memory.consolidate()["pairs"] == []
+    memory.embed_pending()
+    (pair,) = memory.consolidate()["pairs"]
+    assert first in (pair["keep"]["id"], pair["other"]["id"])
+
+
 def test_a_cut_list_of_what_is_lost_says_how_much_is_not_named() -> None:
     ids = [f"id{number}" for number in range(23)]
     assert sediment._told_lost([]) == "none is lost"
@@ -1214,6 +1238,9 @@ MISSING = [
         "PRAGMA user_version = 0",
         "PRAGMA user_version = 3",
         "UPDATE vectors SET vector = x'00'",
+        "UPDATE words_config SET v = 0 WHERE k = 'version'",
+        "DROP TABLE words_config",
+        "PRAGMA user_version = 1",
         "CREATE TRIGGER e AFTER INSERT ON items BEGIN UPDATE items SET project_id = NULL; END",
         "CREATE VIEW v AS SELECT 1",
     ],
@@ -1224,12 +1251,13 @@ def test_a_file_that_lacks_or_has_what_it_should_not_is_mended(path: Path, sql: 
     with contextlib.closing(sqlite3.connect(path)) as other:
         other.executescript(sql)
     with open_memory(path) as memory:
-        for call in (memory.list_items, memory.stats, memory.status):
+        for call in (memory.list_items, memory.stats, memory.status, memory.consolidate):
             with contextlib.suppress(DatabaseError):
                 call()
         with contextlib.suppress(DatabaseError):
             memory.recall("tea")
         assert not memory.doctor()["healthy"]
+        assert not copies(path, "version-*")
         assert memory.repair()["lost"] == []
         assert memory.doctor()["healthy"]
         assert contents(memory) == set(TEXTS)
