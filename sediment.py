@@ -101,7 +101,7 @@ import weakref
 import zlib
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate, combinations, pairwise
 from pathlib import Path
@@ -1308,7 +1308,7 @@ def normalized(text: str) -> str:
     text = _tidied(text)
     if not _LAID_OUT.search(text):
         text = " ".join(text.split())
-    text = re.sub(r"(?<=[\w)\]}>\"'`%])[.。]$|(?<=[^\W\d_])!+$", "", text)
+    text = re.sub(r"[.。!](?:(?<=[\w)\]}>\"'`%][.。])|(?<=[^\W\d_]!)!*)$", "", text)
     first = re.match(r"[^\W\d_]+(?=,? )", text)
     if first and first[0][1:] == first[0][1:].lower():
         text = text[0].lower() + text[1:]
@@ -10002,8 +10002,18 @@ def check_rows(connection: apsw.Connection) -> Iterator[Check]:
     """Whether the tables agree with one another."""
     for what, sql in row_checks().items():
         if found := [str(row[0]) for row in connection.execute(sql)]:
-            some = ", ".join(found[:3]) + ", …" * (len(found) > 3)
-            yield Check("tables", "broken", f"{len(found)} {what}: {some}")
+            yield Check("tables", "broken", f"{len(found)} {what}: {_some(found)}")
+
+
+def _some(ids: list[str]) -> str:
+    """The first of them."""
+    return ", ".join(ids[:3]) + ", …" * (len(ids) > 3)
+
+
+def check_texts(connection: apsw.Connection) -> dict[str, int]:
+    """The ids and rows of texts that are not what was stored, as far as their hashes tell."""
+    items = connection.execute("SELECT id, seq, content, text_hash FROM items")
+    return {id: seq for id, seq, content, stored in items if text_hash(content) != stored}
 
 
 def check_spans(connection: apsw.Connection) -> list[int]:
@@ -10133,10 +10143,16 @@ def _mend_files(connection: apsw.Connection) -> None:
         DELETE FROM files WHERE (source, project_id) NOT IN (SELECT id, project_id FROM sources);
         DELETE FROM staged WHERE item NOT IN (SELECT seq FROM items);
     """)
-    wrong = [(item,) for item in check_spans(connection)]
-    sql = "UPDATE files SET digest = x'' WHERE id = (SELECT file FROM items WHERE seq = ?)"
-    connection.executemany(sql, wrong)
-    connection.executemany("DELETE FROM items WHERE seq = ? AND file IS NOT NULL", wrong)
+    _read_again(connection, check_spans(connection))
+
+
+def _read_again(connection: apsw.Connection, items: Iterable[int]) -> None:
+    """Take out what of these rows is a part of a file, so that it is read from there."""
+    rows = [(item,) for item in items]
+    part = f"seq = ? AND file IS NOT NULL AND content_type <> '{CONVERSATION}'"
+    sql = f"UPDATE files SET digest = x'' WHERE id = (SELECT file FROM items WHERE {part})"
+    connection.executemany(sql, rows)
+    connection.executemany(f"DELETE FROM items WHERE {part}", rows)
 
 
 def _mend_chunks(connection: apsw.Connection, encoder: Encoder) -> None:
@@ -10190,6 +10206,7 @@ class Rescued(NamedTuple):
     synced: bool
     missing: int  # pages that the file once had
     torn: list[str]  # ids of texts of which only a part can be read
+    changed: set[str]  # ids of texts that are not what was stored
 
     def lost(self) -> list[str]:
         """The ids that are named somewhere and whose rows could not be read."""
@@ -10231,7 +10248,7 @@ def rescue(data: bytes) -> Rescued:
     is_sound = data.startswith(b"SQLite format 3\0") and data[24:28] == data[92:96]
     pages = int.from_bytes(data[28:32], "big") if is_sound else 0
     missing = max(0, pages - len(data) // size)
-    found = Rescued({table: {} for table in _SHAPES}, {}, set(), [], synced, missing, [])
+    found = Rescued({table: {} for table in _SHAPES}, {}, set(), [], synced, missing, [], set())
     for number, values in _rows_of_pages(data, size):
         if number is not None:
             if table := _table_of(values):
@@ -10244,12 +10261,13 @@ def rescue(data: bytes) -> Rescued:
             found.meta[values[0]] = values[1]
         elif kinds in ([str, bytes, int, str, int], [str, bytes, int, type(None), int]):
             found.tokens.append(values)
-    _leave_out_zeros(found)
+    _look_at_texts(found)
     return found
 
 
-def _leave_out_zeros(found: Rescued) -> None:
-    """Keep what can be read of texts that were written in part; no text of ours has a NUL."""
+def _look_at_texts(found: Rescued) -> None:
+    """Keep what can be read of texts that were written in part, since no text of ours has a NUL,
+    and note which texts are not what was stored."""
     items = found.rows["items"]
     for number, values in list(items.items()):
         if "\0" in values[_CONTENT]:
@@ -10259,6 +10277,12 @@ def _leave_out_zeros(found: Rescued) -> None:
                 found.torn.append(values[1])
             else:
                 del items[number]
+        elif (
+            _is_kept(values)
+            and len(values) > _TEXT_HASH
+            and values[_TEXT_HASH] != text_hash(values[_CONTENT])
+        ):
+            found.changed.add(values[1])
 
 
 def _table_of(values: list[Any]) -> str | None:
@@ -10376,9 +10400,11 @@ def rebuild(found: Rescued, connection: apsw.Connection, encoder: Encoder) -> No
         spans.setdefault(item, []).append((position, Chunk(*chunk), vector))
     sessions = _rescued_sessions(found, connection)
     for number, values in sorted(found.rows["items"].items()):
-        if not _is_part(values) or values[_TYPE] == CONVERSATION:  # others `index` reads again
+        if _is_kept(values):  # others `index` reads again
             item = _rescued_item(values, sorted(spans.get(number, [])), encoder)
-            insert_item(connection, item._replace(file=sessions.get(item.file or 0)))
+            vectors = [] if item.id in found.changed else item.vectors
+            file = sessions.get(item.file or 0)
+            insert_item(connection, item._replace(file=file, vectors=vectors))
     for table, shape in _SHAPES.items():
         sql = f"INSERT OR IGNORE INTO {table} VALUES({', '.join('?' * len(shape))})"
         for row in found.rows[table].values() if table not in _REBUILT else ():
@@ -10387,13 +10413,8 @@ def rebuild(found: Rescued, connection: apsw.Connection, encoder: Encoder) -> No
 
 
 _REBUILT = ("items", "chunks", "vectors", "files")
-_CONTENT, _TYPE, _PROJECT, _ENDED_AT, _FILE = (
-    2,
-    3,
-    4,
-    7,
-    11,
-)  # the places of these columns in a row of items
+# The places of these columns in a row of items.
+_CONTENT, _TYPE, _PROJECT, _ENDED_AT, _TEXT_HASH, _FILE = 2, 3, 4, 7, 10, 11
 _MODEL_FACTS = ("model_name", "model_digest", "dimension")
 # How keys of `meta` begin that say what nothing else does.
 _TOLD = (HOOKS_OFF, "copy:", _BEGUN, "model_probe", "sent:")
@@ -10416,6 +10437,11 @@ def _rescued_sessions(found: Rescued, connection: apsw.Connection) -> dict[int, 
 def _is_part(values: list[Any]) -> bool:
     """Whether such a row of items is a part of a file or a turn."""
     return len(values) > _FILE and values[_FILE] is not None
+
+
+def _is_kept(values: list[Any]) -> bool:
+    """Whether such a row of items is a memory or a turn, which stands nowhere else."""
+    return not _is_part(values) or values[_TYPE] == CONVERSATION
 
 
 def _counted_as(values: list[Any]) -> str:
@@ -10684,6 +10710,9 @@ def check_contents(database: Database, encoder: Encoder) -> Iterator[Check]:
 
 def _check_tables(connection: apsw.Connection, encoder: Encoder) -> Iterator[Check]:
     wrong = list(check_rows(connection))
+    if changed := check_texts(connection):
+        told = f"{len(changed)} texts that are not what was stored: {_some([*changed])}"
+        wrong.append(Check("texts", "broken", told))
     vectors = check_vectors(connection, _dimension(connection, encoder))
     for name, found, what in (
         ("chunks", check_spans(connection), "texts that their chunks do not cover"),
@@ -10856,11 +10885,13 @@ def _mend_contents(database: Database, encoder: Encoder) -> dict[str, Any]:
     copy_database(database.reader(), kept)
     with database.transaction() as connection:
         torn, lost = _cut_zeros(connection)
+        changed = _take_as_stored(connection) - set(torn)
         rebuild_derived(connection, encoder)
         note_copy(connection, kept)
     message = "Made anew what did not agree with the texts."
     message += f" Of texts {_told_lost(lost)}." if lost else ""
-    return {"kept": str(kept), "lost": lost, "message": message + _told_torn(torn)}
+    message += _told_torn(torn) + _told_changed(changed)
+    return {"kept": str(kept), "lost": lost, "message": message}
 
 
 def _cut_zeros(connection: apsw.Connection) -> tuple[list[str], list[str]]:
@@ -10875,6 +10906,22 @@ def _cut_zeros(connection: apsw.Connection) -> tuple[list[str], list[str]]:
             erase_item(connection, id, alone=True)
             lost.append(id)
     return torn, lost
+
+
+def _take_as_stored(connection: apsw.Connection) -> set[str]:
+    """Let texts that are not what was stored count as that, but for parts of files, which are read
+    again: their ids."""
+    found = check_texts(connection)
+    _read_again(connection, found.values())
+    taken: set[str] = set()
+    own = "SELECT id FROM chunks WHERE item = ?"
+    for id, seq in found.items():
+        if content := connection.execute("SELECT content FROM items WHERE seq = ?", (seq,)).get:
+            facts = text_hash(content), seq
+            connection.execute("UPDATE items SET text_hash = ? WHERE seq = ?", facts)
+            connection.execute(f"DELETE FROM vectors WHERE chunk IN ({own})", (seq,))
+            taken.add(id)
+    return taken
 
 
 def _mend_pages(database: Database, encoder: Encoder) -> dict[str, Any]:
@@ -10898,7 +10945,7 @@ def _mend_pages(database: Database, encoder: Encoder) -> dict[str, Any]:
     if found.missing:
         message += f" The file is {found.missing} pages shorter than it was: what stood there alone"
         message += " is lost, too, and cannot be counted."
-    message += _told_torn(found.torn)
+    message += _told_torn(found.torn) + _told_changed(found.changed)
     if not (rescued or counts or lost):
         message = "Nothing of a memory can be read in it: the database is new and empty."
     if "file_parts" in counts:
@@ -10931,9 +10978,17 @@ def _told_lost(ids: list[str]) -> str:
     return f"{len(ids)} could not be: {', '.join(ids[:REFUSED_SHOWN])}{rest}"
 
 
-def _told_torn(ids: list[str]) -> str:
-    shown = ", ".join(ids[:REFUSED_SHOWN]) + ", …" * (len(ids) > REFUSED_SHOWN)
-    return f" Of {len(ids)} only a part can be read: look at {shown}." if ids else ""
+def _told_torn(ids: Collection[str]) -> str:
+    return _look_at(ids, "only a part can be read")
+
+
+def _told_changed(ids: Collection[str]) -> str:
+    return _look_at(ids, "the text is not what was stored")
+
+
+def _look_at(ids: Collection[str], what: str) -> str:
+    shown = ", ".join(sorted(ids)[:REFUSED_SHOWN]) + ", …" * (len(ids) > REFUSED_SHOWN)
+    return f" Of {len(ids)} {what}: look at {shown}." if ids else ""
 
 
 def _remains(path: Path) -> bytes:

@@ -696,6 +696,57 @@ def test_a_text_that_was_written_in_part_is_kept_as_far_and_named(
     consistent(memory)
 
 
+@pytest.mark.parametrize("table", [None, "vectors"])
+@pytest.mark.parametrize("now", [b"Its port is 7433", b"Its Port is 5433"])
+def test_a_text_that_is_not_what_was_stored_is_named_and_counts_from_then_on(
+    memory: Memory, path: Path, table: str | None, now: bytes
+) -> None:
+    id = memory.store("Its port is 5433")["id"]
+    memory.close()
+    path.write_bytes(path.read_bytes().replace(b"Its port is 5433", now))
+    found = [check for check in memory.doctor()["checks"] if check["name"] == "texts"]
+    assert [check["detail"] for check in found] == [f"1 texts that are not what was stored: {id}"]
+    if table:
+        overwrite(path, leaf_pages(path, table)[0])
+    answer = memory.repair()
+    assert answer["healthy"]
+    assert answer["lost"] == []
+    assert f"Of 1 the text is not what was stored: look at {id}." in answer["message"]
+    assert now.decode() in contents(memory)
+    assert memory.store(now.decode())["id"] == id
+    memory.embed_pending()
+    consistent(memory)
+
+
+def test_a_part_that_is_not_what_was_read_is_read_again(memory: Memory, tmp_path: Path) -> None:
+    (tmp_path / "ports.md").write_text("# Ports\n\nThe port of staging is 5433.\n")
+    memory.index(tmp_path / "ports.md")
+    memory.close()
+    path = memory.database.path
+    path.write_bytes(path.read_bytes().replace(b"staging is 5433", b"staging is 7433"))
+    assert memory.repair()["healthy"]
+    memory.index(tmp_path / "ports.md")
+    assert "5433" in memory.recall("port of staging")["results"][0]["content"]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "UPDATE items SET text_hash = 1 WHERE file IS NOT NULL",
+        'UPDATE chunks SET "end" = "end" - 3 WHERE id > 24',
+    ],
+)
+def test_a_turn_that_does_not_agree_with_its_text_stays(memory: Memory, sql: str) -> None:
+    turn = Turn("k1", 1_700_000_000, "Where is the heron?", "At pier 9.")
+    memory.add_conversations([Conversation("claude", "s1", None, [turn], 900)])
+    with memory.database.transaction() as connection:
+        connection.execute(sql)
+    assert memory.repair()["healthy"]
+    assert memory.stats()["turns"] == 1
+    memory.embed_pending()
+    consistent(memory)
+
+
 def test_of_a_file_that_was_cut_the_missing_pages_are_told(large: Memory) -> None:
     path = large.database.path
     large.close()
@@ -1241,6 +1292,7 @@ MISSING = [
         "UPDATE words_config SET v = 0 WHERE k = 'version'",
         "DROP TABLE words_config",
         "PRAGMA user_version = 1",
+        "UPDATE items SET text_hash = 1",
         "CREATE TRIGGER e AFTER INSERT ON items BEGIN UPDATE items SET project_id = NULL; END",
         "CREATE VIEW v AS SELECT 1",
     ],
