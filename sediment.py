@@ -3121,7 +3121,7 @@ class ServiceModel(Model):
             with numpy.errstate(all="ignore"):
                 matrix = numpy.array(numbers, "<f4")
                 lengths = numpy.linalg.norm(matrix, axis=1, keepdims=True)
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             raise self._error("its answer is not that of an embeddings API") from None
         usable, dimension = (lengths > 0) & (lengths < math.inf), self.dimension or matrix.shape[1]
         if (*matrix.shape, usable.sum()) != (count, dimension, count):

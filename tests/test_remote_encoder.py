@@ -335,6 +335,7 @@ BROKEN: dict[str, tuple[Answer, str]] = {
     "too many": (gives(lambda rows: rows * 2), "not 2 of 384"),
     "no number": (gives(lambda rows: [[float("nan"), *row[1:]] for row in rows]), "0 usable"),
     "infinity": (gives(lambda rows: [[1e300, *row[1:]] for row in rows]), "0 usable"),
+    "more digits than a float has": (gives(lambda rows: [[10**400] for _ in rows]), "is not that"),
     "nothing but zeros": (gives(lambda rows: [[0.0] * 384 for _ in rows]), "0 usable"),
     "other lengths": (gives(lambda rows: [row[at:] for at, row in enumerate(rows)]), "is not that"),
     "words": (gives(lambda rows: [["a", "b"] for _ in rows]), "is not that of an embeddings API"),
