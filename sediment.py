@@ -17568,7 +17568,10 @@ def _strict_channel() -> type:
 
     class Parser(HTTPRequestParser):
         def parse_header(self, header_plus: bytes) -> None:
-            super().parse_header(header_plus)
+            try:
+                super().parse_header(header_plus)
+            except ValueError:
+                raise ParsingError("an address or a length that is none") from None
             if self.chunked and "CONTENT_LENGTH" in self.headers:
                 raise ParsingError("both Content-Length and Transfer-Encoding")
 

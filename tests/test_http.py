@@ -764,6 +764,20 @@ def test_nonsense_ends_its_own_connection_alone(door: Door, data: bytes) -> None
     assert door.ok("GET", "/health") == {"healthy": True}
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        "GET http://[::1 HTTP/1.1",
+        "GET //[x]/ HTTP/1.1",
+        f"GET /health HTTP/1.1\r\nContent-Length: {'9' * 5000}",
+    ],
+)
+def test_a_target_or_a_length_that_is_none_is_answered(door: Door, head: str) -> None:
+    got = door.raw(f"{head}\r\nHost: {door.host}\r\n\r\n".encode(), wait=2)
+    assert got[:10] in (b"HTTP/1.0 4", b"HTTP/1.1 4")
+    assert door.ok("GET", "/health") == {"healthy": True}
+
+
 def test_those_who_are_slow_or_silent_hold_up_nobody(door: Door) -> None:
     """Sixty connections that send half of something and wait, while others ask and are answered."""
     half = (
