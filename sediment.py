@@ -10091,6 +10091,8 @@ def _complaints(connection: apsw.Connection, sql: str) -> list[str]:
     try:
         found += (line for row in connection.execute(sql) for line in row[0].splitlines())
     except (apsw.CorruptError, apsw.NotADBError, apsw.IOError, apsw.SQLError) as error:
+        if isinstance(error, apsw.IOError) and _no_room(Path(connection.filename)):
+            raise  # nothing tells that the file is not sound
         found.append(str(error))
     return list(dict.fromkeys(found))
 
@@ -10705,7 +10707,8 @@ def check_contents(database: Database, encoder: Encoder) -> Iterator[Check]:
             if waiting := count_pending(database):
                 yield Check("queue", "ok", f"{waiting:,} chunks wait for their vectors")
     except DatabaseError as error:
-        yield Check("pages", "broken", str(error))
+        name = "pages" if isinstance(error, DamagedError) else "access"
+        yield Check(name, "broken", str(error))
 
 
 def _check_tables(connection: apsw.Connection, encoder: Encoder) -> Iterator[Check]:

@@ -448,6 +448,32 @@ def test_a_disk_without_room_to_open_the_file_is_told_from_a_broken_one(
         memory.list_items()
 
 
+def test_doctor_does_not_take_a_full_disk_for_damage(
+    good: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_index(*_: object) -> int:
+        raise apsw.IOError("disk I/O error")
+
+    def broken() -> list[tuple[str, str]]:
+        checks = memory.doctor()["checks"]
+        return [(one["name"], one["detail"]) for one in checks if one["status"] == "broken"]
+
+    connect = sediment._connect
+    full = SimpleNamespace(free=4096)
+
+    def reads_nothing(path: Path) -> apsw.Connection:
+        connection = connect(path)
+        connection.set_authorizer(no_index)
+        return connection
+
+    monkeypatch.setattr(sediment, "_connect", reads_nothing)
+    with open_memory(good, PROJECT) as memory:
+        assert broken()[0] == ("pages", "disk I/O error")
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+        told = f"{good} cannot be opened, the disk is full: free some space"
+        assert broken() == [("access", told)]
+
+
 # Disks that fail
 
 
