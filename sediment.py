@@ -1518,6 +1518,9 @@ _CREDENTIALS = (
     ("password", "mysql mariadb", r"\b(?:mysql|maria)[^\n|;]{0,100}?\s-p[\"']?([^\s\"']{4,})"),
     ("password", "identified",
      r"(?i:identified by)\s+(?:'|\"(?=[^\"\n]{0,60}\d))([^'\"\n]{1,200})['\"]"),
+    ("password", "password= pwd=",
+     r"(?i)(?:server|host|(?:data )?source|user(?: ?id)?|uid)=[^;\n]{1,80};"
+     r"(?:[^;=\n]{1,40}=[^;\n]{0,80};){0,8} ?(?:password|pwd)=([^;\"'`\n]{3,64})(?=;)"),
     ("password", "login( auth credentials(",
      r"(?i:login|auth|credentials) ?=? ?\(\s*[\"'][^\"'\n]{1,60}[\"'],\s*"
      r"[\"']((?=\D{0,60}\d)[^\"'\n]{4,60})[\"']"),
@@ -1536,7 +1539,8 @@ _SECRET_NAME = _Pattern(
     r"(passw(?:or[dt]|d)|pass(?:phrase|code)|kennwort|mot[ _-]de[ _-]passe|contrase(?:ñ|n\u0303?)a"
     rf"|parola d['’]ordine|senha|wachtwoord|{'|'.join(_ABROAD)}"
     r"|pass|pwd|pw|secret|token|credentials?|auth|key)"
-    r"(?:[_-]?(?:prod(?:uction)?|dev|staging|test|live|old|new|\d{1,2}))?(?:(?!\w)|(?<=[码碼令ド호]))"
+    r"(?:[_-]?(?:prod(?:uction)?|dev|staging|test|live|old|new|\d{1,2})|(?<=key)_base)?"
+    r"(?:(?!\w)|(?<=[码碼令ド호]))"
 )
 _MADE = {"key": "key", "token": "token", "auth": "token", "secret": "secret"}
 _MADE |= dict.fromkeys(("credential", "credentials"), "secret")
@@ -1593,6 +1597,8 @@ _GIVEN = _Pattern(
     re.VERBOSE,
 )
 _REST = _Pattern(r"[^\s\"'`]*")  # of a value that is longer than what is looked at
+# Of one that has a space in it, the last word of the line.
+_MORE = _Pattern(r"(?: (?=[A-Za-z]{0,20}\d)(?=\d{0,20}[A-Za-z])\w{3,40}[!?]?(?=\s*(?:\n|$)))?")
 _ENDS = _Pattern(r"[.!]?(?:\s*$|\s*\n|[\"'`<;&])|\s+[-\\]")
 # What manuals have for a secret.
 _EXAMPLE = _Pattern(
@@ -1637,6 +1643,7 @@ _PRIVATE_TAG = _Pattern(r"(?i)(?<!\*)<\s{0,9}(?:private(?:\s[^<>]*)?/?|(/)\s{0,9
 _APART = _Pattern(r"(?<![^\W_])|(?=\W)|(?<=\\[nrt])|(?<=%[0-9A-Fa-f][0-9A-Fa-f])")
 
 
+_UNSEEN = _Pattern("[\u200b\u2060\ufeff\u00ad]")  # what is shown as nothing
 UNCLOSED = "all after an unclosed <private>"  # a kind of what was taken out, beside "private"
 
 
@@ -1644,6 +1651,9 @@ def redact(text: str, secrets: bool = True, lines: bool = False) -> tuple[str, l
     """The text without its secrets, and the kinds of what was taken out; without `secrets`, only
     what is private goes. With `lines` it keeps as many lines as it had."""
     found: list[str] = []
+    shown = _UNSEEN.sub("", text)
+    if shown != text and _redacted(shown, secrets, lines)[1] != _redacted(text, secrets, lines)[1]:
+        text = shown  # they would hide a credential
     while True:  # one may have hidden its neighbour
         text, kinds = _redacted(text, secrets, lines)
         if not kinds:
@@ -1739,6 +1749,8 @@ def _assigned(text: str, lowered: str) -> Iterator[tuple[int, int, str]]:
             if given["block"]:  # all that is indented like its first line
                 more = re.compile(rf"[^\r\n]*(?:\r?\n{given['indent']}[^\r\n]*)*")
                 stop = more.match(text, stop).end()  # pyright: ignore
+            if given["bare"] and (given["sign"] or "").strip() == ":":
+                stop = _MORE.match(text, stop).end()  # pyright: ignore
             end = stop
             yield start, stop, _MADE.get(name[1], "password")
 
@@ -1755,9 +1767,12 @@ def _strength(value: str) -> int:
         return 6 if cased and 20 <= len(value) < 3 * runs else 5
     if len(value) >= 12 and signs >= 3 and " " not in value and digits:
         return 5
+    ordinary = 3 * len(_ORDINARY.findall(value)) >= len(re.split("[ _'’-]", value))
     if _WORDS.match(value) and not mixed:
-        ordinary = 3 * len(_ORDINARY.findall(value)) >= len(re.split("[ _'’-]", value))
         return 0 if ordinary or len(value) < 3 else 1 + value.islower()
+    if " " in value and len(value) <= 40:
+        odd = not ordinary or re.search(r"[A-Za-z]\d[A-Za-z]{2}", value)  # s3cret
+        return 1 + bool(mixed) if digits and odd else 0
     if len(value) < 3 or " " in value:
         return 0
     return 4 if len(value) >= 6 and (mixed or digits) and re.search(r"[^\W\d]", value) else 3

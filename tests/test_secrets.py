@@ -56,6 +56,12 @@ def digits(length: int) -> str:
     return some(string.digits, length)
 
 
+def spaced() -> str:
+    """A password with spaces."""
+    chosen = ("s3cr3t with spaces", "Xy9 kk2 zzQ", "correct horse battery 7staple", "P@ss w0rd")
+    return DRAWN.choice(chosen)
+
+
 def human() -> str:
     """A password as people choose them."""
     name = DRAWN.choice(NAMES)
@@ -246,6 +252,16 @@ NAMED: list[tuple[str, Callable[[], str], str]] = [
     ("password", human, "machine example.org login bob password §"),
     ("password", human, "username=bob&password=§&remember=1"),
     ("password", human, "Server=db;Database=shop;User Id=sa;Password=§;Encrypt=True"),
+    ("password", lambda: "Sommer 2024!", "Server=x;User Id=sa;Password=§;"),
+    ("password", lambda: "Sommer 2024!", 'cs = "Host=db;Port=1;UID=sa;Pwd=§;Encrypt=True"'),
+    ("password", spaced, "export DB_PASSWORD='§'"),
+    ("password", spaced, 'PASSWORD="§"'),
+    ("password", spaced, "password = '§'"),
+    ("password", spaced, "db_password: '§'"),
+    ("password", lambda: "P@ss w0rd", "password: §"),
+    ("password", lambda: "hunter2is w0rd!", "The router.↵my password: §↵It is new."),
+    ("key", lambda: hexadecimal(64), "secret_key_base: §"),
+    ("key", lambda: hexadecimal(128), "SECRET_KEY_BASE=§"),
     ("password", human, "jdbc:mysql://db/shop?user=bob&password=§"),
     ("password", human, "Das Passwort für den Server ist §."),
     ("password", human, "Das Kennwort vom alten Gateway lautet § und gilt bis Mai"),
@@ -689,6 +705,15 @@ passwords don't match
 "confirmPassword": "Confirm password"
 "password": "Mot de passe"
 password: "Must be at least 8 characters"
+password: "use OAuth2 to log in"
+password = "the v2 password"
+password: "The sha256 of it"
+password: "in a k8s secret"
+PASSWORD="Must have 8 characters"
+Server=x;User Id=sa;Password=your password;
+Server=x;User Id=sa;Password={password};
+secret_key_base: <%= ENV["SECRET_KEY_BASE"] %>
+api_key_base: https://example.org/v2/keys
 key = "value"
 "key": "user.profile.settings"
 i18n_key: checkout.payment.button.label
@@ -1049,6 +1074,16 @@ def test_kinds_come_in_the_order_of_the_text() -> None:
         "password=[redacted: password] [private] [redacted: github token]"
         " and [redacted: aws access key], [redacted: github token]"
     )
+
+
+@pytest.mark.parametrize("mark", ["\u200b", "\u2060", "\ufeff", "\u00ad"])
+def test_what_is_not_shown_hides_no_secret(mark: str) -> None:
+    token = "ghp_" + alnum(36)
+    text = f"The token is {token[:9]}{mark}{token[9:]}, pass{mark}word: {human()}."
+    told = "The token is [redacted: github token], password: [redacted: password]."
+    assert redact(text) == (told, ["github token", "password"])
+    assert redact(f"A{mark}b: {token}")[0] == f"A{mark}b: [redacted: github token]"
+    assert redact(f"The{mark} token is new.") == (f"The{mark} token is new.", [])
 
 
 def test_a_secret_key_close_behind_its_id_is_one() -> None:
