@@ -15203,13 +15203,17 @@ def answer_hook(memory: Memory, event: Event) -> dict[str, Any]:
         ask_for_capture(memory, event)
     if event.kind == START:
         text = _at_start(memory, event)
-    elif len(event.prompt) >= HOOK_PROMPT_MIN and event.prompt[0] not in "/!#":
+    elif event.kind == PROMPT and _asks_something(event.prompt):
         text = _at_prompt(memory, event)
     if not text:
         return {}
     if event.is_cursors:
         return {"continue": True, "additional_context": text}
     return {"hookSpecificOutput": {"hookEventName": event.name, "additionalContext": text}}
+
+
+def _asks_something(prompt: str) -> bool:
+    return len(prompt) >= HOOK_PROMPT_MIN and prompt[0] not in "/!#"
 
 
 def _at_start(memory: Memory, event: Event) -> str:

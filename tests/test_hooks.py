@@ -415,6 +415,13 @@ def test_what_was_said_is_kept_after_a_turn(here: Program, tmp_path: Path) -> No
     assert turns(here) == 0
 
 
+@pytest.mark.parametrize("name", ["Stop", "AfterAgent", "stop", "sessionEnd"])
+def test_after_a_turn_nothing_is_shown(memory: Memory, name: str) -> None:
+    memory.store(HERON)
+    assert run_hook(memory, event(name, prompt=ASKED, cwd=str(memory.projects.folder))) == {}
+    assert prompt(memory, ASKED)
+
+
 def test_what_was_said_is_shown_only_where_nothing_stored_answers(
     memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
