@@ -9570,6 +9570,8 @@ def _rows_of(path: Path, sql: str, *values: Any) -> list[Any] | None:
     """Rows of a client's database, which is not written to; None where it is another one."""
     import apsw
 
+    if not path.is_file():
+        return None
     try:
         with contextlib.closing(_open_read_only(path)) as connection:
             connection.set_busy_timeout(BUSY_TIMEOUT)
@@ -9629,7 +9631,8 @@ def sessions_of(client: str, since: int = 0) -> Iterator[tuple[Path, str]]:
     for path in place.glob(form["files"]):
         with contextlib.suppress(OSError):
             changed = path.stat().st_mtime
-            found += [(changed, path)] if changed >= since and not _is_subagents(form, path) else []
+            is_wanted = changed >= since and path.is_file()  # a pipe would be read for ever
+            found += [(changed, path)] if is_wanted and not _is_subagents(form, path) else []
     yield from ((path, _session_in(form, path)) for _, path in sorted(found))
 
 

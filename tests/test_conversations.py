@@ -520,6 +520,19 @@ def test_only_sessions_that_changed_since_are_found(left: Path) -> None:
     assert list(sessions_of("opencode", 1795346354)) == []
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="has no pipes among its files")
+def test_a_pipe_or_a_device_among_transcripts_is_left_alone(left: Path) -> None:
+    """Either would be read for ever, a database, too."""
+    for folder in ("claude/projects/-home-user-proj", "cursor/projects/p/agent-transcripts/c1"):
+        os.mkfifo(left / f".{folder}/pipe.jsonl")
+        (left / f".{folder}/device.jsonl").symlink_to("/dev/zero")
+    database = left / ".local/share/opencode/opencode.db"
+    database.unlink()
+    os.mkfifo(database)
+    found = [len(list(sessions_of(client))) for client in ("claude", "cursor", "opencode")]
+    assert found == [1, 1, 0]
+
+
 def test_folders_that_clients_were_given_are_looked_into(
     left: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
