@@ -9312,10 +9312,11 @@ class Compaction:
 #
 # assets/transcripts.json describes what each client writes. "home" is where its sessions are (the
 # first place whose variable is set), "files" which files they are. A file is lines of JSON, of
-# which "lines" (a pattern) may be messages; or without that a log of changes; or a database that
-# "sql" asks. The first of "rules" whose "if" fits an entry tells whose it is ("role") and where its
-# "text" stands; without a text it is nobody's. An "if" names paths ("a.b|c": what is at the first
-# of them that has anything) and what may stand there; "any" is anything but nothing.
+# which "lines" (a pattern) may be messages, and "unsaid" what stands before the first prompt; or
+# without that a log of changes; or a database that "sql" asks. The first of "rules" whose "if" fits
+# an entry tells whose it is ("role") and where its "text" stands; without a text it is nobody's. An
+# "if" names paths ("a.b|c": what is at the first of them that has anything) and what may stand
+# there; "any" is anything but nothing.
 # ---------------------------------------------------------------------------------------------
 
 # What recall puts before a prompt begins a line and ends with these: never the user's own words.
@@ -9393,7 +9394,8 @@ def read_conversation(client: str, path: Path, start: int = 0, session: str = ""
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read ({error.strerror})") from None
     resume = (place if turns else start) if "lines" in form else 0
-    remark = "" if known or start else f"{path} is of a version that this program does not know"
+    known = known or start > 0 or _says_nothing(form, path, session)
+    remark = "" if known else f"{path} is of a version that this program does not know"
     return Conversation(client, session, folder, turns, resume, remark)
 
 
@@ -9542,6 +9544,14 @@ def _transcript_lines(path: Path, start: int = 0) -> Iterator[tuple[int, bytes]]
             begins, place = ends, place + len(line)
 
 
+def _says_nothing(form: Format, path: Path, session: str) -> bool:
+    """Whether a session has only what a client writes before the first prompt."""
+    if "sql" in form:
+        return _rows_of(path, form["sql"]["messages"], session) == []
+    unsaid = re.compile(form.get("unsaid", "(?!)").encode())
+    return all(unsaid.search(line) for _, line in _transcript_lines(path))
+
+
 def _first_line(path: Path) -> bytes:
     return next(_transcript_lines(path), (0, b""))[1]
 
@@ -9625,7 +9635,8 @@ def sessions_of(client: str, since: int = 0) -> Iterator[tuple[Path, str]]:
     form, place = transcript_format(client), session_place(client)
     if "sql" in form:
         rows = _rows_of(place, form["sql"]["sessions"], since)
-        yield from ((place, id) for (id,) in rows or [])
+        other = [("",)] if place.is_file() else []  # of which a remark is made
+        yield from ((place, id) for (id,) in (other if rows is None else rows))
         return
     found = []
     for path in place.glob(form["files"]):

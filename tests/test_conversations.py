@@ -401,6 +401,37 @@ def test_of_what_is_not_understood_a_remark_says_so(
     assert found.remark == f"{path} is of a version that this program does not know"
 
 
+def test_of_messages_that_are_called_otherwise_a_remark_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "one.jsonl"
+    path.write_text(json.dumps(typed("hi") | {"type": "human"}) + "\n")
+    assert read_conversation("claude", path).remark
+
+
+@pytest.mark.parametrize("client", ["claude", "codex", "gemini", "cursor"])
+def test_of_a_session_in_which_nothing_was_said_yet_nothing_is_remarked(
+    client: str, tmp_path: Path
+) -> None:
+    opened = {"claude": CLAUDE, "codex": CODEX, "gemini": GEMINI}
+    path = tmp_path / "one.jsonl"
+    for lines in (1, 0) if client in opened else (0,):
+        given = opened.get(client, CLAUDE).read_text().splitlines(keepends=True)
+        path.write_text("".join(given[:lines]))
+        found = read_conversation(client, path)
+        assert (found.turns, found.remark) == ([], "")
+
+
+def test_what_opencode_has_in_its_place_is_remarked_unless_it_is_its_own(left: Path) -> None:
+    path = left / ".local/share/opencode/opencode.db"
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("DELETE FROM message")
+        database.commit()
+    (session,) = sediment.all_sessions(["opencode"])
+    assert (session.turns, session.remark) == ([], "")
+    path.write_bytes(b"garbage" * 1000)
+    (session,) = sediment.all_sessions(["opencode"])
+    assert session.remark == f"{path} is of a version that this program does not know"
+
+
 def test_one_bad_line_costs_no_other(tmp_path: Path) -> None:
     path = tmp_path / "one.jsonl"
     deep = b'{"type":"user","message":' + b"[" * 200_000 + b"\n"
