@@ -9832,10 +9832,20 @@ def session_name(client: str, session: str) -> str:
     return f"{client}:{session}"
 
 
+_LONGEST_CREDENTIAL = 20_000  # characters; of a private key the lines are known without its end
+
+
+def _first_of(text: str) -> str:
+    """As much of a text as a turn may hold, without credentials, nor one that was cut in reading:
+    a text that is all keys shrinks."""
+    kept, _ = redact(text[: 2 * CONTENT_MAX], redacts())
+    return kept if len(text) <= 2 * CONTENT_MAX else kept[:-_LONGEST_CREDENTIAL]
+
+
 def turn_text(turn: Turn) -> str:
     """A turn as one memory, without credentials; of a longer one the beginning of each, and at
     least half of either."""
-    prompt, answer = (redact(part[: 2 * CONTENT_MAX], redacts())[0] for part in turn[2:])
+    prompt, answer = map(_first_of, turn[2:])
     half = CONTENT_MAX // 2 - 20  # of the two names
     answer = answer[: max(half, 2 * half - len(prompt))]
     said = f"User: {prompt[: 2 * half - len(answer)]}"

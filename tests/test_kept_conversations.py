@@ -254,6 +254,17 @@ def test_a_credential_where_a_long_turn_is_cut_goes_whole(tmp_path: Path) -> Non
     assert not memory.database.value("SELECT count(*) FROM items WHERE instr(content, 'ghp_a')")
 
 
+def test_a_credential_where_a_prompt_is_too_long_to_be_read_whole_goes_whole() -> None:
+    key = f"-----BEGIN PRIVATE KEY-----\n{'Ab1/' * 4000}\n-----END PRIVATE KEY-----\n"
+    token, limit = "ghp_" + "a1B2" * 9, 2 * sediment.CONTENT_MAX
+    prompt = key * (limit // len(key))
+    prompt += "\n" * (limit - 20 - len(prompt)) + token + " is the token. " + "word " * 9999
+    assert prompt.index(token) < limit < prompt.index(token) + len(token)
+    text = sediment.turn_text(Turn("k", 0, prompt, HERON[1]))
+    assert "ghp_" not in text
+    assert text.endswith(HERON[1])
+
+
 def test_a_session_without_names_that_is_written_anew_loses_and_doubles_nothing(
     memory: Memory,
 ) -> None:
