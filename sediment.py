@@ -9986,13 +9986,13 @@ def write_turn(connection: apsw.Connection, file: int, item: Item) -> bool:
     return True
 
 
-def forget_session(connection: apsw.Connection, name: str) -> None:
-    """Erase what is kept of a session, and never keep it again."""
+def forget_session(connection: apsw.Connection, name: str) -> int:
+    """Erase what is kept of a session, and never keep it again; how many turns it had."""
     session = f"path = ? AND source IN ({_KEPT_SAID})"
     sql = f"SELECT id FROM items WHERE file IN (SELECT id FROM files WHERE {session})"
-    for (id,) in fetch(connection, sql, name):
-        erase_item(connection, id)
+    erased = sum(erase_item(connection, id) for (id,) in fetch(connection, sql, name))
     connection.execute(f"UPDATE files SET size = {_NEVER_AGAIN} WHERE {session}", (name,))
+    return erased
 
 
 def sessions_kept(database: Database, project: str | None) -> dict[str, Any]:
@@ -10579,7 +10579,7 @@ def _draft_of_copy(database: Database, source: Path, draft: Path) -> str:
         new_generation(copy)
         _keep_tokens(database, copy)
         _keep_copies(database, copy, source)
-        told = _keep_sync(database, copy)
+        told = _keep_sync(database, copy) + _keep_forgotten(database, copy)
         if told or copy.pragma("page_size") != size:  # of what was forgotten no page stays
             copy.execute(f"PRAGMA page_size = {size}; VACUUM")
     return told
@@ -10625,6 +10625,26 @@ def _keep_sync(database: Database, copy: apsw.Connection) -> str:
     with copy:
         forgotten = _sync_as(copy, **here)
     return f" Forgotten since, and not brought back: {forgotten}." if forgotten else ""
+
+
+def _keep_forgotten(database: Database, copy: apsw.Connection) -> str:
+    """Let no conversation come back that was never to be kept again; what is to be told."""
+    names: list[Any] = []
+    with contextlib.suppress(DamagedError):
+        sql = f"SELECT path, project_id FROM files WHERE size = {_NEVER_AGAIN}"
+        names = database.rows(f"{sql} AND source IN ({_KEPT_SAID})")
+    copy.pragma("foreign_keys", True)
+    with copy:
+        forgotten = sum(_forget_there(copy, *name) for name in names)
+    told = " Conversations forgotten since, and not brought back"
+    return f"{told}: {forgotten}." if forgotten else ""
+
+
+def _forget_there(copy: apsw.Connection, name: str, project: str) -> bool:
+    """Forget a conversation in a copy, whether it has that or not; whether it did."""
+    forgotten = forget_session(copy, name)
+    note_session(copy, name, project, _NEVER_AGAIN)
+    return forgotten > 0
 
 
 def _sync_as(

@@ -201,6 +201,30 @@ def test_restoring_brings_back_what_was(memory: Memory, path: Path, tmp_path: Pa
         assert before.get(later)["content"] == "Stored after the backup."
 
 
+def test_a_conversation_that_was_forgotten_stays_so_when_a_copy_is_restored(
+    memory: Memory, path: Path, tmp_path: Path
+) -> None:
+    said = [
+        Conversation("claude", name, None, [Turn("a", 1, f"Is the {name} lit?", "Yes.")], 0)
+        for name in ("heron", "otter", "later")
+    ]
+    memory.add_conversations(said[:2])
+    memory.backup(tmp_path / "copy.db")
+    memory.add_conversations(said[2:])
+    memory.forget("claude:heron", "claude:later")
+    answer = memory.restore(tmp_path / "copy.db")
+    assert answer["turns"] == 1
+    assert "Conversations forgotten since, and not brought back: 1." in answer["message"]
+    assert memory.add_conversations(said)["forgotten"] == 2
+    assert b"heron lit" not in path.read_bytes()
+    assert [one["source"] for one in memory.list_conversations()["conversations"]] == [
+        "claude:otter"
+    ]
+    consistent(memory)
+    again = memory.restore(tmp_path / "copy.db")["message"]
+    assert "not brought back: 1." in again
+
+
 def test_a_server_goes_on_with_what_was_restored(memory: Memory, path: Path) -> None:
     memory.backup(path.with_name("copy.db"))
     script = """
