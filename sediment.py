@@ -9908,7 +9908,9 @@ def _keep_conversation(
     name, new = session_name(given.client, given.session), 0
     known = kept_session(database, name)
     here = projects.of_folder(given.folder) if given.folder else None
-    project = known.project if known else here or ""
+    project = (known and known.project) or here or ""
+    if known and known.project != project:
+        _settle(database, known, project)
     for turn in given.turns:
         text = turn_text(turn)
         id = _free_id(database, turn_id(name, turn.key))
@@ -9932,6 +9934,15 @@ def _keep_conversation(
     with database.transaction() as connection:
         note_session(connection, name, project, given.resume)
     return new
+
+
+def _settle(database: Database, session: Session, project: str) -> None:
+    """Let a session that was kept before its folder was known be in the project of that."""
+    with database.transaction() as connection:
+        for (id,) in fetch(connection, "SELECT id FROM items WHERE file = ?", session.file):
+            place_item(connection, id, project)
+        sql = "UPDATE OR IGNORE files SET project_id = ? WHERE id = ?"
+        connection.execute(sql, (project, session.file))
 
 
 # A turn of a session, by its text.
@@ -9965,7 +9976,8 @@ def note_session(connection: apsw.Connection, name: str, project: str, resume: i
     return connection.execute(
         f"INSERT INTO files({_NOTED}, path, project_id, source, dated)"
         " VALUES(?1, ?2, ?2, ?2, x'', ?3, ?4, ?5, 1) ON CONFLICT(path, project_id) DO UPDATE"
-        f" SET size = ?1, changed_at = ?2, read_at = ?2 WHERE size <> {_NEVER_AGAIN} RETURNING id",
+        " SET source = ?5, size = ?1, changed_at = ?2, read_at = ?2"
+        f" WHERE size <> {_NEVER_AGAIN} RETURNING id",
         (resume, now, name, project, source),
     ).get
 
@@ -15408,6 +15420,7 @@ def this_program() -> list[str]:
 def ask_for_capture(memory: Memory, event: Event) -> None:
     """Note that a session has something to read, and start a reader."""
     if event.path and event.session:
+        name = session_name(event.client, event.session)
         turns = int(event.kind != START)  # that the session must have by now
         rows = [(event.client, event.session, str(event.path), turns)]
         rows += [] if turns else [(event.client, _MISSED, "", 0)]
@@ -15417,9 +15430,10 @@ def ask_for_capture(memory: Memory, event: Event) -> None:
                 " SET path = excluded.path, number = number + 1",
                 rows,
             )
-            key = f"{_TRIED}{session_name(event.client, event.session)}"  # with more to say
             sql = "UPDATE meta SET value = min(value + 0, ?) WHERE key = ?"
-            connection.execute(sql, (CAPTURE_TRIES - 1, key))
+            connection.execute(sql, (CAPTURE_TRIES - 1, f"{_TRIED}{name}"))  # with more to say
+            if event.folder:
+                set_meta(connection, f"{_STOOD}{name}", said_text(event.folder))
     if memory.database.value("SELECT EXISTS(SELECT 1 FROM captures)"):
         start_capture(memory.database.path)
 
@@ -15459,6 +15473,7 @@ def read_waiting(memory: Memory) -> int:
     return new
 
 
+_STOOD = "stood:"  # and a session that waits, in meta: the folder that its hook was told
 _TRIED = "tried:"  # and a session, in meta: how many readers have begun it and did not end it
 # What waits, the least tried first: what a reader is lost with must not keep it from the others.
 _WAITING = (
@@ -15490,6 +15505,9 @@ def _capture_waiting(
             connection.execute("DELETE FROM meta WHERE key = ?", (key,))
         sql = "DELETE FROM captures WHERE client = ? AND session = ? AND number = ?"
         connection.execute(sql, (client, session, number))
+        if connection.changes():  # else it has been asked for again
+            name = session_name(client, session)
+            connection.execute("DELETE FROM meta WHERE key = ?", (f"{_STOOD}{name}",))
     return new
 
 
@@ -15503,10 +15521,13 @@ def _kept_lately(database: Database, client: str) -> Iterator[tuple[str, str, st
 def _capture_session(memory: Memory, client: str, path: Path, session: str, has_turns: bool) -> int:
     """Keep what a session has said since it was last read; what keeps one that has turns from
     being read is noted in the log."""
-    known = kept_session(memory.database, session_name(client, session))
+    name = session_name(client, session)
+    known = kept_session(memory.database, name)
     start = known.resume if known and known.resume > 0 else 0
+    told = memory.database.value("SELECT value FROM meta WHERE key = ?", f"{_STOOD}{name}")
     try:
         found = read_conversation(client, path, start, session)
+        found = found._replace(folder=found.folder or told)  # not all clients note where they stood
         if found.folder:  # what was said of a project's hooks goes with it to a new id
             memory.projects.of_folder(found.folder)
         if found.folder and CAPTURE in hooks_off(memory.beside(found.folder)):

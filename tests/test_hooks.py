@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import sessions
 from program import Program, Run, files, git
-from storage import shared_encoder
+from storage import consistent, shared_encoder
 from warm import Warm
 from wire import TIMEOUT, Wire, small_env
 
@@ -450,6 +450,43 @@ def test_a_session_that_ended_without_a_hook_is_read_at_the_next_start(
     other = transcript(tmp_path, "otter", here.folder, turns=0)
     hook(here, event("SessionStart", session_id="otter", transcript_path=str(other)))
     until(lambda: turns(here) == 2, "what was missed")
+
+
+def cursors(tmp_path: Path, session: str, *said: str) -> Path:
+    """A session of Cursor's, which tells no folder."""
+    path = tmp_path / ".cursor/projects/p/agent-transcripts" / session / f"{session}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [
+        {"role": role, "message": {"content": [{"type": "text", "text": text}]}}
+        for role, text in zip(["user", "assistant"] * len(said), said, strict=False)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_session_that_tells_no_folder_is_of_the_one_that_the_hook_was_told(
+    memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = cursors(tmp_path, "c1", "Where is the heron boat?", "At pier 7.")
+    if known:
+        memory.add_conversations([sediment.read_conversation("cursor", path)])
+    roots = {"workspace_roots": [str(memory.projects.folder)]}
+    run_hook(memory, event("stop", session_id="c1", transcript_path=str(path), **roots))
+    sediment.read_waiting(memory)
+    repository(tmp_path / "other")
+    other = memory.beside(str(tmp_path / "other"))
+    assert memory.projects.current() != other.projects.current()
+    for one, count in ((memory, 1), (other, 0)):
+        assert len(one.list_conversations()["conversations"]) == count
+        assert len(one.recall("Where is the heron boat?")["results"]) == count
+    assert memory.database.rows("SELECT key FROM meta WHERE key GLOB 'stood:*'") == []
+    sediment.switch_hooks(memory, ["capture"], on=False)
+    more = cursors(tmp_path, "c2", "Where is the otter boat?", "At pier 8.")
+    run_hook(other, event("stop", session_id="c2", transcript_path=str(more), **roots))
+    assert (sediment.read_waiting(other), memory.stats()["turns"]) == (0, 1)
+    consistent(memory)
 
 
 def waiting(here: Program) -> int:
