@@ -9832,6 +9832,8 @@ def session_name(client: str, session: str) -> str:
     return f"{client}:{session}"
 
 
+_ANSWER = "\n\nAssistant: "
+_HALF_TURN = CONTENT_MAX // 2 - 20  # of the two names
 _LONGEST_CREDENTIAL = 20_000  # characters; of a private key the lines are known without its end
 
 
@@ -9846,10 +9848,9 @@ def turn_text(turn: Turn) -> str:
     """A turn as one memory, without credentials; of a longer one the beginning of each, and at
     least half of either."""
     prompt, answer = map(_first_of, turn[2:])
-    half = CONTENT_MAX // 2 - 20  # of the two names
-    answer = answer[: max(half, 2 * half - len(prompt))]
-    said = f"User: {prompt[: 2 * half - len(answer)]}"
-    return f"{said}\n\nAssistant: {answer}" if answer else said
+    answer = answer[: max(_HALF_TURN, 2 * _HALF_TURN - len(prompt))]
+    said = f"User: {prompt[: 2 * _HALF_TURN - len(answer)]}"
+    return f"{said}{_ANSWER}{answer}" if answer else said
 
 
 def turn_id(name: str, key: str) -> str:
@@ -9913,14 +9914,8 @@ def _keep_conversation(
         _settle(database, known, project)
     for turn in given.turns:
         text = turn_text(turn)
-        id = _free_id(database, turn_id(name, turn.key))
-        found = find_item(database, id)
-        if found and turn.key.isdigit() and not _goes_on(found["content"], text):
-            if database.value(_SAID_THERE, name, text):
-                continue
-            id = _free_id(database, turn_id(name, f"{turn.key}:{turn.prompt}"))
-            found = find_item(database, id)
-        if found and found["content"] == text:
+        id = _id_to_keep(database, name, turn.key, text)
+        if id is None:
             continue
         at_once = None if encoder.model.destination else database  # a service makes many
         item = prepare_item(at_once, encoder, id, text, project or None, turn.at)
@@ -9945,11 +9940,25 @@ def _settle(database: Database, session: Session, project: str) -> None:
         connection.execute(sql, (project, session.file))
 
 
-# A turn of a session, by its text.
+# A turn of a session that says a text, and maybe more.
 _SAID_THERE = (
     "SELECT 1 FROM items i JOIN files f ON f.id = i.file"
-    f" WHERE f.path = ? AND f.source IN ({_KEPT_SAID}) AND i.content = ?"
+    f" WHERE f.path = ?1 AND f.source IN ({_KEPT_SAID}) AND (i.content = ?2"
+    " OR substr(i.content, 1, length(?2) + 2) = ?2 || char(10, 10))"
 )
+
+
+def _id_to_keep(database: Database, name: str, key: str, text: str) -> str | None:
+    """The id of the kept turn that this one goes on from, else one of its own: a file may be
+    written anew, and what was kept of it stays. None where all is kept that it says."""
+    id = _free_id(database, turn_id(name, key))
+    while found := find_item(database, id):
+        if _goes_on(found["content"], text):
+            return None if found["content"] == text else id
+        if database.value(_SAID_THERE, name, text):
+            return None
+        id = _free_id(database, _short_hash(id))
+    return id
 
 
 def _free_id(database: Database, id: str) -> str:
@@ -9960,9 +9969,14 @@ def _free_id(database: Database, id: str) -> str:
 
 
 def _goes_on(before: str, now: str) -> bool:
-    """Whether a turn that is known by its place in a file alone is the same one, with more of its
-    answer, and none that came there when the file was written anew."""
-    return now.partition("\n\nAssistant: ")[0] == before.partition("\n\nAssistant: ")[0]
+    """Whether a turn is a kept one with more of its answer, or without a credential that is known
+    as one since. Of a prompt that is too long the less is kept, the longer its answer is."""
+    if now.startswith(before) or ("[redacted: " in now and now.startswith(redact(before)[0])):
+        return True
+    is_cut = len(now) >= 2 * _HALF_TURN and now[:_HALF_TURN] == before[:_HALF_TURN]
+    prompt, _, answer = now[_HALF_TURN:].partition(_ANSWER)
+    asked, _, said = before[_HALF_TURN:].partition(_ANSWER)
+    return is_cut and answer != "" and asked.startswith(prompt) and answer.startswith(said)
 
 
 def note_session(connection: apsw.Connection, name: str, project: str, resume: int) -> int | None:
@@ -9986,8 +10000,8 @@ def write_turn(connection: apsw.Connection, file: int, item: Item) -> bool:
     """Keep a turn, or more of one that has grown; whether there was something new in it."""
     sql = "SELECT content, first_line FROM items WHERE id = ?"
     known = fetch(connection, sql, item.id)
-    if known and known[0][0] == item.content:
-        return False
+    if known and (known[0][0] == item.content or not _goes_on(known[0][0], item.content)):
+        return False  # another process may have kept more
     number = known[0][1] if known else None
     if number is None:
         sql = "SELECT 1 + coalesce(max(first_line), 0) FROM items WHERE file = ?"

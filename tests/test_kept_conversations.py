@@ -265,6 +265,55 @@ def test_a_credential_where_a_prompt_is_too_long_to_be_read_whole_goes_whole() -
     assert text.endswith(HERON[1])
 
 
+@pytest.mark.parametrize("client", ["claude", "cursor"])
+def test_what_was_kept_of_a_turn_stays_when_its_file_says_less_or_another_thing(
+    memory: Memory, client: str
+) -> None:
+    def says(*answer: str) -> list[str]:
+        turn = Turn(
+            "0" if client == "cursor" else "u1", 1_700_000_000, HERON[0], "\n\n".join(answer)
+        )
+        for _ in range(2):
+            memory.add_conversations([Conversation(client, "s1", None, [turn], 0)])
+        rows = memory.database.rows("SELECT content FROM items ORDER BY first_line")
+        return [text.partition("Assistant: ")[2] for (text,) in rows]
+
+    assert says("On newton.", "At port 7005.") == ["On newton.\n\nAt port 7005."]
+    for less in (["On newton."], []):
+        assert says(*less) == ["On newton.\n\nAt port 7005."]
+    assert says("On kepler.") == ["On newton.\n\nAt port 7005.", "On kepler."]
+    kept = ["On newton.\n\nAt port 7005.", "On kepler.\n\nNo, on tycho."]
+    assert says("On kepler.", "No, on tycho.") == kept
+    assert says("On newton.", "At port 7005.", "Yes.") == [
+        "On newton.\n\nAt port 7005.\n\nYes.",
+        kept[1],
+    ]
+    assert len(says("On kepler.")) == 2
+    assert len(says("On galileo.")) == 3
+    consistent(memory)
+
+
+def test_a_turn_that_is_cut_or_has_a_credential_is_the_same_when_it_grows(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def says(prompt: str, answer: str, session: str) -> int:
+        turn = Turn("u1", 1_700_000_000, prompt, answer)
+        memory.add_conversations([Conversation("claude", session, None, [turn], 0)])
+        return memory.database.value("SELECT count(*) FROM items")
+
+    long = "x" * (sediment.CONTENT_MAX - 100)
+    assert [says(long, answer, "s1") for answer in ("", "one", "one" * 100_000)] == [1, 1, 1]
+    assert [says(long, answer, "s1") for answer in ("one", "one", "two")] == [2, 2, 3]
+    memory.forget("claude:s1")
+    token = "ghp_" + "a1B2" * 9
+    with monkeypatch.context() as context:
+        context.setenv("SEDIMENT_REDACT", "0")
+        assert says(f"Use {token} there.", "I will.", "s2") == 1
+    assert says(f"Use {token} there.", "I will.", "s2") == 1
+    assert says(f"Use {token} there.", "I will.\n\nDone.", "s2") == 1
+    assert not memory.database.value("SELECT count(*) FROM items WHERE instr(content, 'ghp_a')")
+
+
 def test_a_session_without_names_that_is_written_anew_loses_and_doubles_nothing(
     memory: Memory,
 ) -> None:
