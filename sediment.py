@@ -18135,9 +18135,10 @@ def _blocks_removed(text: str, marks: tuple[str, str]) -> str | None:
     for begin, end in reversed(_blocks(text, marks)):
         if end[2] != _digest(text[begin.end() : end.start()]):
             raise InvalidInput(f"has lines that `init` did not write in its block of {marks[0]}")
-        lines = r"(?<![^\n])\r?\n\Z"  # the empty one before it
+        newline = _newline(begin[0])
+        lines = rf"(?<![^\n]){newline}\Z"  # the empty one before it
         if not end[0].endswith("\n"):  # and the end of the last one, which had none
-            lines = rf"(?:\r?\n){{2}}\Z|{lines}"
+            lines = rf"(?:{newline}){{2}}\Z|{lines}"
         gap = re.compile(lines).search(text, max(0, begin.start() - 4), begin.start())
         new = new[: gap.start() if gap else begin.start()] + new[end.end() :]
     return new if new or not text.startswith(marks[0]) else None

@@ -616,6 +616,14 @@ def test_what_is_added_to_a_table_can_be_taken_out(text: str) -> None:
     assert sediment._table_removed(added, wanted) == text
 
 
+@given(st.text("a \n\r", max_size=12))
+def test_instructions_that_are_added_can_be_taken_out(text: str) -> None:
+    block = sediment._block("Recall first.\n", sediment._TEXT_BLOCK)
+    added = sediment._instructions_added(text, block)
+    assert "Recall first." in added
+    assert sediment._blocks_removed(added, sediment._TEXT_BLOCK) == text
+
+
 # Plugins
 
 
