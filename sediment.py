@@ -17732,6 +17732,9 @@ def _with_program(template: Any, program: list[str]) -> Any:
     return template.removeprefix("plugin:sediment:") if isinstance(template, str) else template
 
 
+_PARTS = ("server", "hooks", "instructions")
+
+
 class Client(NamedTuple):
     """A client, and what assets/clients.json says of it."""
 
@@ -18271,17 +18274,56 @@ def _is_ours(found: Any, wanted: Any) -> bool:
     return _runs_ours(found)
 
 
+def _stands_there(path: Path, wanted: Any) -> bool:
+    """Whether anything of this program's, or of a copy's, stands in a file."""
+    with contextlib.suppress(InvalidInput):
+        return any(found and _is_ours(found, one) for _, found, one in what_stands(path, wanted))
+    return False
+
+
 def _has_already(client: Client, part: str, root: Path | None, program: list[str]) -> str:
     """Why a part of a client needs no setting up, if so."""
     if client.says("plugin", root):
         return f"{client.facts['title']}: has the plugin sediment already"
     if part == "hooks" and root:
         for path, wanted in client.files(part, None, program):
-            with contextlib.suppress(InvalidInput):
-                things = what_stands(path, wanted)
-                if any(found and _is_ours(found, one) for _, found, one in things):
-                    return f"{path}: has its hooks already, for every project"
+            if _stands_there(path, wanted):
+                return f"{path}: has its hooks already, for every project"
     return ""
+
+
+def _wanted_files(
+    steps: Iterable[tuple[Client, str]], root: Path | None, program: list[str]
+) -> dict[Path, Any]:
+    """The files in which parts of clients are set up, with what is to stand there."""
+    files: dict[Path, Any] = {}
+    for client, part in steps:
+        for path, wanted in client.files(part, root, program):
+            place = place_to_write(path, root)
+            files[place] = files.get(place, {}) | wanted if isinstance(wanted, dict) else wanted
+    return files
+
+
+def _all_files(client: Client, root: Path | None, program: list[str]) -> dict[Path, Any]:
+    """Those of all parts of a client; none where one may not be written to."""
+    with contextlib.suppress(InvalidInput):
+        return _wanted_files(itertools.product([client], _PARTS), root, program)
+    return {}
+
+
+def _needed_elsewhere(
+    chosen: list[Client], root: Path | None, program: list[str]
+) -> dict[Path, str]:
+    """The files by which other clients are set up, each with a remark: of those that have
+    something in a file that none of the chosen has."""
+    given = {path for client in chosen for path in _all_files(client, root, program)}
+    needed: dict[Path, str] = {}
+    for client in clients(CLIENTS):
+        theirs = _all_files(client, root, program)
+        own = ((path, wanted) for path, wanted in theirs.items() if path not in given)
+        if client.name != "any" and any(_stands_there(*one) for one in own):
+            needed |= dict.fromkeys(theirs, f"has what {client.facts['title']} needs, too")
+    return needed
 
 
 def initialize(
@@ -18298,20 +18340,19 @@ def initialize(
     root = None if everywhere else _project_folder(memory)
     program = program_command(memory.database.path)
     chosen = clients(names or (CLIENTS if remove else ())) or clients(["any"])
-    parts = ("server", *(["hooks"] if hooks else []), "instructions")
+    parts = [part for part in _PARTS if hooks or part != "hooks"]
     steps = [
         (client, part, "" if remove else _has_already(client, part, root, program))
         for client, part in itertools.product(chosen, parts)
     ]
-    files: dict[Path, Any] = {}
-    for client, part in ((client, part) for client, part, why in steps if not why):
-        for path, wanted in client.files(part, root, program):
-            place = place_to_write(path, root)
-            files[place] = files.get(place, {}) | wanted if isinstance(wanted, dict) else wanted
+    to_set_up = ((client, part) for client, part, why in steps if not why)
+    files = _wanted_files(to_set_up, root, program)
     changes, refused = [], []
+    needed = _needed_elsewhere(chosen, root, program) if remove else {}
     for path, wanted in files.items():
         try:
-            changes.append(changed(path, wanted, remove))
+            stays = path in needed and FileChange(path, needed[path], None, "")
+            changes.append(stays or changed(path, wanted, remove))
         except InvalidInput as error:
             if not (remove and write):
                 raise

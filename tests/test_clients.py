@@ -111,6 +111,19 @@ def test_a_client_is_set_up_from_nothing_once_and_taken_out(here: Program, name:
     assert files(here.folder) == {".sediment", ".sediment/config"}
 
 
+def test_what_another_client_needs_too_stays_when_one_is_taken_out(here: Program) -> None:
+    here.ok("init", "--client", "claude", "--client", "codex", "--client", "cursor")
+    made = plain(here.folder)
+    said = here.ok("init", "--remove", "--client", "codex")
+    assert "AGENTS.md: has what Cursor needs, too" in said
+    left = set(made) - (WRITTEN["codex"] - {"AGENTS.md"})
+    assert set(plain(here.folder)) == left
+    assert "AGENTS.md: deleted" in here.ok("init", "--remove", "--client", "cursor")
+    assert set(plain(here.folder)) == WRITTEN["claude"]
+    here.ok("init", "--client", "any")
+    assert "needs, too" not in here.ok("init", "--remove", "--client", "claude")
+
+
 @pytest.mark.parametrize("name", CLIENTS)
 def test_a_client_is_set_up_for_every_project(here: Program, home: Path, name: str) -> None:
     here.ok("init", "--global", "--client", name)
