@@ -12,7 +12,7 @@ import pytest
 DIARIES = Path(__file__).parent / "diaries"
 NAMES = sorted(path.name for path in DIARIES.iterdir() if path.is_dir())
 TYPES = {"current": 28, "constant": 22, "asof": 8, "multi": 6, "absent": 16}
-# Outdated, though newer than what is right: it held for a time only, will hold later, or looks back.
+# Outdated, though newer than what is right: held for a time, holds later, or looks back.
 OUTDATED_THOUGH_NEWER = {
     ("condo", "q01", "m152"),
     ("emigrants", "q01", "m144"),
