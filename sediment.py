@@ -60,7 +60,8 @@ what part of all that the query tells the best one has (one word of nine proves 
 
 Then the newest version comes first (section Versions, weights in models/ranker.json):
     r = softmax(sharpness * relevance)                     the chance to be the answer, by itself
-    p[i, j] = exp(w . x[i, j]) / (1 + sum over newer k of exp(w . x[i, k]))     j replaced i
+    o[i, j] = w . x[i, j] + v . tanh(U x[i, j])            of what the texts and the question say
+    p[i, j] = exp(o[i, j]) / (1 + sum over newer k of exp(o[i, k]))             j replaced i
     chance[j] = r[j] * (1 - sum over k of p[j, k]) + sum over older i of r[i] * p[i, j]
 Results stand by their chance. The first one's similarity is how likely it answers the question,
 by a logistic model learned with the weights; each later one has its share of that, chance by
@@ -5611,13 +5612,19 @@ class Ranker(NamedTuple):
         """float[old, new]: the log-odds, weighed at once and by one layer of hidden units."""
         import numpy
 
-        table = numpy.array([self.obsolete[name] for name in (*PAIR_FEATURES, "bias")])
-        facts = numpy.ones((*features["cosine"].shape, len(table)))
+        features = features | {"days": numpy.nan_to_num(features["days"])}  # of no date
+        facts = numpy.empty((len(PAIR_FEATURES), *features["cosine"].shape))
         for place, name in enumerate(PAIR_FEATURES):
-            facts[..., place] = features[name]
-        numpy.nan_to_num(facts, copy=False)  # days of what has no date
-        told = ((facts - table[:, 0]) / table[:, 1]).clip(-PAIR_REACH, PAIR_REACH) @ table[:, 2:]
-        return told[..., 0] + numpy.tanh(told[..., 1:]) @ self.obsolete["out"]
+            facts[place] = features[name]
+        flat = facts.reshape(len(facts), -1)
+        mean, spread, *weights = numpy.array([self.obsolete[name] for name in PAIR_FEATURES]).T
+        flat -= mean[:, None]
+        flat /= spread[:, None]
+        flat.clip(-PAIR_REACH, PAIR_REACH, out=flat)
+        bias = numpy.array(self.obsolete["bias"][2:])
+        plain, *hidden = numpy.array(weights) @ flat + bias[:, None]
+        odds = plain + self.obsolete["out"] @ numpy.tanh(hidden)
+        return odds.reshape(facts.shape[1:])
 
     def answers(self, relevance: Any, obsolete: Any) -> Any:
         """float[n], of sum 1: each one's chance to be the answer, once what made it obsolete has
