@@ -95,7 +95,7 @@ bench: $(PYZ) $(BUILD)/dev/.ready
 bench-quality: $(PYZ) $(BUILD)/dev/.ready
 	$(RUN) $(BUILD)/dev/bin/python tests/bench_quality.py $(if $(DATA),"$(DATA)") $(if $(SEEDS),--seeds $(SEEDS)) $(if $(PARTS),--parts $(PARTS))
 
-# Learned from diaries, conversations and trials in tests/; the result is committed.
+# Learned from diaries and conversations in tests/; the result is committed.
 ranker: $(PYZ) $(BUILD)/dev/.ready
 	$(BUILD)/dev/bin/python models/train_ranker.py
 	$(BUILD)/dev/bin/python models/train_door.py

@@ -1,4 +1,4 @@
-"""Learn `models/ranker.json` from the diaries, conversations and trials in `tests/`: `make ranker`.
+"""Learn `models/ranker.json` from the diaries and conversations in `tests/`: `make ranker`.
 
 Recall asks, of each pair of candidates, how likely the newer one made the older one obsolete, and
 lets the chance to be the answer flow from the older to the newer (section Versions of the module).
@@ -34,11 +34,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
 import sediment  # noqa: E402
-from sediment import DAY, PAIR_REACH, RANKED, Encoder, Memory  # noqa: E402
+from sediment import PAIR_REACH, RANKED, Encoder, Memory  # noqa: E402
 
 OUTPUT = ROOT / "models" / "ranker.json"
 DIARIES, CONVERSATIONS = ROOT / "tests" / "diaries", ROOT / "tests" / "conversations"
-TRIALS = ROOT / "tests" / "trials"
 CACHE = ROOT / "build" / "ranker"
 FOLDS = 5  # of diaries and conversations: each is judged by what was learned from four of them
 THIRDS = 3  # of those, for the similarity of what was ranked by weights that had not seen it
@@ -48,8 +47,6 @@ HIDDEN = 8  # units of the network
 TAUGHT = 20  # older candidates of a question whose pairs are learned from: others have no chance
 # Notes of small stores, in which many questions have no answer.
 SAMPLES = (1, 1, 1, 1, 2, 2, 3, 5, 20, 60)
-TRIAL_SHARE = 0.5  # what a question of the trials counts: they are of one kind, and many
-START = 1_600_000_000  # when the first version of a trial was stored
 
 Row = dict[str, Any]
 
@@ -110,34 +107,12 @@ def sampled(name: str, size: int, draw: int) -> tuple[list[Row], list[Row]]:
     return kept, answered + chance.sample(others, len(answered) // 4 + 1)
 
 
-def trials(gap: int) -> tuple[list[Row], list[Row]]:
-    """Sequences of versions, of which the last is right, and look-alikes, of which one is; so
-    many seconds apart."""
-    memories: list[Row] = []
-    questions: list[Row] = []
-    for name, key in (("versions", "sequence"), ("lookalikes", "items")):
-        for number, group in enumerate(rows(TRIALS / f"{name}.jsonl")):
-            ids = [f"{name}-{number}-{place}" for place in range(len(group[key]))]
-            stored = START + gap * numpy.arange(len(ids)) + 997 * number
-            memories += [
-                {"id": id, "content": text, "created_at": int(at)}
-                for id, text, at in zip(ids, group[key], stored, strict=True)
-            ]
-            right = ids[group.get("expected", -1)]
-            stale = [id for id in ids if id != right]
-            asked = {"query": group["query"], "expected": [right], "stale": stale}
-            questions.append(asked | {"type": name})
-    return memories, questions
-
-
 def stores(names: Iterable[str]) -> Iterator[tuple[str, str, list[Row], list[Row]]]:
     """Each store: which diary it is of, whether it only teaches the similarity, and its rows."""
     for name in names:
         yield name, "whole", *texts(name)
         for draw, size in enumerate(SAMPLES):
             yield name, "sample", *sampled(name, size, draw)
-    for gap in (60, 30 * DAY):
-        yield "trials", "whole", *trials(gap)
 
 
 # What the program sees of each question
@@ -220,8 +195,7 @@ class Batch(NamedTuple):
     new: Any
     features: Any
     follows: Any  # bool, of each pair
-    weights: Any  # of each question, of sum 1
-    count: int
+    count: int  # of questions
 
 
 def batch(questions: list[Question]) -> Batch:
@@ -232,7 +206,6 @@ def batch(questions: list[Question]) -> Batch:
         for one, at, few in zip(questions, starts, kept, strict=False)
     ]
     old, new, features = map(numpy.concatenate, zip(*pairs, strict=True))
-    weights = numpy.array([TRIAL_SHARE if one.store == "trials" else 1.0 for one in questions])
     return Batch(
         numpy.concatenate([one.relevance - one.relevance.max() for one in questions]),
         numpy.concatenate([one.right for one in questions]).astype(float),
@@ -241,7 +214,6 @@ def batch(questions: list[Question]) -> Batch:
         new,
         features,
         features[:, NAMES.index("follows")] > 0,
-        weights / weights.sum(),
         len(questions),
     )
 
@@ -274,9 +246,8 @@ def slope(data: Batch, at: Weights) -> Weights:
     # How likely a right one answers where the chance was this one's.
     leads = rest * data.right + summed(taken * data.right[data.new], data.old, size)
     total = summed(chance * leads, data.question, data.count)[data.question] + 1e-9
-    weight = data.weights[data.question]
-    by_sharpness = (weight * chance * (leads / total - 1) * data.relevance).sum() * sharpness
-    moved = (weight * chance / total)[data.old] * taken * (told == free)
+    by_sharpness = (chance * (leads / total - 1) * data.relevance).sum() * sharpness / data.count
+    moved = (chance / total)[data.old] * taken * (told == free) / data.count
     by_odds = (moved * (data.right[data.new] - leads[data.old])).astype(numpy.float32)
     through = by_odds[:, None] * at.out.astype(numpy.float32) * (1 - units**2)
     by_hidden = data.features.T @ through
