@@ -7544,7 +7544,8 @@ class Importer:
         content = check_text(row.get("content"), "content", CONTENT_MAX)
         content, kinds = cleaned(content, self.allow_secrets)
         self.redacted.update(kinds)
-        self._check_names(row)
+        for name in ("id", "project", "successor"):
+            refuse_credential(name, str(row.get(name)), self.allow_secrets)
         created, ended = _time_of(row, "created"), _time_of(row, "ended")
         by, successor = row.get("ended_by"), row.get("successor")
         by = by if by is None else check_scope(by, _WHY_ENDED, "ended_by")
@@ -7566,17 +7567,10 @@ class Importer:
             **_decided(row),
         }
 
-    def _check_names(self, row: dict[str, Any]) -> None:
-        for name in ("id", "project", "successor"):
-            refuse_credential(name, str(row.get(name)), self.allow_secrets)
-
     def _project_of(self, row: dict[str, Any]) -> str | None:
         if kept_to_one_project():
-            elsewhere = row.get("scope") == "global" or row.get("project") not in (
-                None,
-                self.project,
-            )
-            self.counts["moved"] += elsewhere
+            is_own = row.get("project") in (None, self.project)
+            self.counts["moved"] += not is_own or row.get("scope") == "global"
             return self.project
         if row.get("scope") is not None and check_scope(row["scope"]) == "global":
             return None
