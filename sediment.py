@@ -10071,9 +10071,9 @@ def check_rows(connection: apsw.Connection) -> Iterator[Check]:
             yield Check("tables", "broken", f"{len(found)} {what}: {_some(found)}")
 
 
-def _some(ids: list[str]) -> str:
+def _some(names: list[str], most: int = 3) -> str:
     """The first of them."""
-    return ", ".join(ids[:3]) + ", …" * (len(ids) > 3)
+    return ", ".join(names[:most]) + ", …" * (len(names) > most)
 
 
 def check_texts(connection: apsw.Connection) -> dict[str, int]:
@@ -10979,7 +10979,7 @@ def _mend_contents(database: Database, encoder: Encoder) -> dict[str, Any]:
         note_copy(connection, kept)
     message = "Made anew what did not agree with the texts."
     message += f" Of texts {_told_lost(lost)}." if lost else ""
-    message += _told_torn(torn) + _told_changed(changed)
+    message += _told_texts(torn, changed)
     return {"kept": str(kept), "lost": lost, "message": message}
 
 
@@ -11034,7 +11034,7 @@ def _mend_pages(database: Database, encoder: Encoder) -> dict[str, Any]:
     if found.missing:
         message += f" The file is {found.missing} pages shorter than it was: what stood there alone"
         message += " is lost, too, and cannot be counted."
-    message += _told_torn(found.torn) + _told_changed(found.changed)
+    message += _told_texts(found.torn, found.changed)
     if not (rescued or counts or lost):
         message = "Nothing of a memory can be read in it: the database is new and empty."
     if "file_parts" in counts:
@@ -11067,17 +11067,14 @@ def _told_lost(ids: list[str]) -> str:
     return f"{len(ids)} could not be: {', '.join(ids[:REFUSED_SHOWN])}{rest}"
 
 
-def _told_torn(ids: Collection[str]) -> str:
-    return _look_at(ids, "only a part can be read")
-
-
-def _told_changed(ids: Collection[str]) -> str:
-    return _look_at(ids, "the text is not what was stored")
-
-
-def _look_at(ids: Collection[str], what: str) -> str:
-    shown = ", ".join(sorted(ids)[:REFUSED_SHOWN]) + ", …" * (len(ids) > REFUSED_SHOWN)
-    return f" Of {len(ids)} {what}: look at {shown}." if ids else ""
+def _told_texts(torn: Collection[str], changed: Collection[str]) -> str:
+    """Which texts a person should look at."""
+    parts = (torn, "only a part can be read"), (changed, "the text is not what was stored")
+    return "".join(
+        f" Of {len(ids)} {what}: look at {_some(sorted(ids), REFUSED_SHOWN)}."
+        for ids, what in parts
+        if ids
+    )
 
 
 def _remains(path: Path) -> bytes:
@@ -14318,9 +14315,8 @@ class Sync:
     def _told_refused(self) -> Iterator[str]:
         found = [f"{id} ({project})" for id, project in self._refused(self.database.reader())]
         if found:
-            told = ", ".join([*found[:5], *(["…"] if found[5:] else [])])
             why = f"others changed or forgot {len(found)} that stay in projects that are not shared"
-            yield f"{why}: {told}"
+            yield f"{why}: {_some(found, 5)}"
 
     def share(self, space: str | None, everywhere: bool) -> dict[str, Any]:
         """Let a project, or what is global, go to the place and come from it."""
