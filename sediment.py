@@ -10604,6 +10604,7 @@ def _draft_of_copy(database: Database, source: Path, draft: Path) -> str:
         copy.pragma("journal_mode", "off")  # nobody else knows it, and it goes if this fails
         _upgrade(copy)
         new_generation(copy)
+        copy.pragma("foreign_keys", True)
         _keep_tokens(database, copy)
         _keep_copies(database, copy, source)
         told = _keep_sync(database, copy) + _keep_forgotten(database, copy)
@@ -10625,8 +10626,8 @@ def _keep_tokens(database: Database, copy: apsw.Connection) -> None:
     by somebody else's copy."""
     copy.execute("DELETE FROM tokens")
     with contextlib.suppress(DamagedError):
-        for row in database.rows("SELECT * FROM tokens"):
-            copy.execute("INSERT INTO tokens VALUES(?, ?, ?, ?, ?)", row)
+        rows = database.rows("SELECT * FROM tokens")
+        copy.executemany("INSERT INTO tokens VALUES(?, ?, ?, ?, ?)", rows)
 
 
 def _keep_sync(database: Database, copy: apsw.Connection) -> str:
@@ -10648,7 +10649,6 @@ def _keep_sync(database: Database, copy: apsw.Connection) -> str:
         stop_syncing(copy)
         told = "`sync --to` and `sync --share` have this file do so"
         return f" The copy syncs with {place}: {told}." if place else ""
-    copy.pragma("foreign_keys", True)
     with copy:
         forgotten = _sync_as(copy, **here)
     return f" Forgotten since, and not brought back: {forgotten}." if forgotten else ""
@@ -10660,18 +10660,13 @@ def _keep_forgotten(database: Database, copy: apsw.Connection) -> str:
     with contextlib.suppress(DamagedError):
         sql = f"SELECT path, project_id FROM files WHERE size = {_NEVER_AGAIN}"
         names = database.rows(f"{sql} AND source IN ({_KEPT_SAID})")
-    copy.pragma("foreign_keys", True)
+    forgotten = 0
     with copy:
-        forgotten = sum(_forget_there(copy, *name) for name in names)
+        for name, project in names:
+            forgotten += forget_session(copy, name) > 0
+            note_session(copy, name, project, _NEVER_AGAIN)  # also one that it does not have
     told = " Conversations forgotten since, and not brought back"
     return f"{told}: {forgotten}." if forgotten else ""
-
-
-def _forget_there(copy: apsw.Connection, name: str, project: str) -> bool:
-    """Forget a conversation in a copy, whether it has that or not; whether it did."""
-    forgotten = forget_session(copy, name)
-    note_session(copy, name, project, _NEVER_AGAIN)
-    return forgotten > 0
 
 
 def _sync_as(
