@@ -10169,15 +10169,7 @@ def rebuild_derived(connection: apsw.Connection, encoder: Encoder) -> None:
     _mend_files(connection)
     for table, column in _MENTIONS:
         connection.execute(f"DELETE FROM {table} WHERE {column} NOT IN (SELECT id FROM items)")
-    connection.execute(f"""
-        DELETE FROM chunks WHERE item NOT IN (SELECT seq FROM items);
-        DELETE FROM consolidation_queue WHERE item_id_a >= item_id_b;
-        UPDATE items SET ended_at = NULL, ended_by = NULL, successor = NULL
-            WHERE (ended_at IS NULL) != (successor IS NULL) AND ended_by IS NOT '{PRUNED}'
-            OR successor NOT IN (SELECT id FROM items);
-        DELETE FROM graph_nodes;
-        INSERT INTO graph_nodes SELECT id, coalesce(project_id, ''), created_at FROM items;
-    """)
+    connection.execute(asset("sql/mend_items.sql"))
     _mend_chunks(connection, encoder)
     wrong = [(chunk,) for chunk in check_vectors(connection, _dimension(connection, encoder))]
     connection.executemany("DELETE FROM vectors WHERE chunk = ?", wrong)
@@ -10202,15 +10194,7 @@ def _mend_files(connection: apsw.Connection) -> None:
     """Let parts, files and sources agree; what stands in a file and is cut wrongly, or is nobody's,
     goes: it is read again from there."""
     reunite_files(connection)
-    connection.execute("""
-        UPDATE items SET project_id = nullif(f.project_id, '') FROM files f WHERE f.id = items.file;
-        DELETE FROM items WHERE file IN (SELECT f.id FROM files f JOIN sources s ON s.id = f.source
-            WHERE f.project_id <> s.project_id);
-        DELETE FROM items WHERE file IS NOT NULL AND file NOT IN
-            (SELECT f.id FROM files f JOIN sources s ON s.id = f.source);
-        DELETE FROM files WHERE (source, project_id) NOT IN (SELECT id, project_id FROM sources);
-        DELETE FROM staged WHERE item NOT IN (SELECT seq FROM items);
-    """)
+    connection.execute(asset("sql/mend_files.sql"))
     _read_again(connection, check_spans(connection))
 
 
