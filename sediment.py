@@ -10142,12 +10142,10 @@ def check_pages(connection: apsw.Connection) -> str:
     with contextlib.suppress(Exception):  # where not even the list of tables can be read
         sql = "SELECT name FROM sqlite_schema WHERE type = 'table' AND rootpage"
         names = [row[0] for row in connection.execute(sql)]
-        hit = [name for name in names if _complaints(connection, _CHECK.format(name)) != ["ok"]]
+        sql = "PRAGMA integrity_check('{}')"
+        hit = [name for name in names if _complaints(connection, sql.format(name)) != ["ok"]]
         found += [f"hit: {', '.join(hit)}"] if hit else []
     return "; ".join(found)
-
-
-_CHECK = "PRAGMA integrity_check('{}')"
 
 
 def _complaints(connection: apsw.Connection, sql: str) -> list[str]:
@@ -10213,25 +10211,17 @@ def _mend_chunks(connection: apsw.Connection, encoder: Encoder) -> None:
     for item in wrong:
         connection.execute("DELETE FROM chunks WHERE item = ?", (item,))
         content = connection.execute("SELECT content FROM items WHERE seq = ?", (item,)).get
+        chunks = split_text(content, encoder.fits)
         connection.executemany(
             'INSERT INTO chunks(item, position, start, "end", context) VALUES(?, ?, ?, ?, ?)',
-            [
-                (item, position, *chunk)
-                for position, chunk in enumerate(split_text(content, encoder.fits))
-            ],
+            [(item, position, *chunk) for position, chunk in enumerate(chunks)],
         )
     if wrong or fetch(connection, row_checks()[_UNORDERED]):
-        _renumber_chunks(connection)
-
-
-def _renumber_chunks(connection: apsw.Connection) -> None:
-    """Number the chunks anew, in the order of their items, as those who keep them rely on."""
-    connection.execute("""
-        CREATE TEMP TABLE again AS SELECT c.*, v.vector FROM chunks c
-            LEFT JOIN vectors v ON v.chunk = c.id;
-    """)
-    _replace_chunks(connection, "again")
-    connection.execute("DROP TABLE again")
+        # Those who keep chunks rely on numbers in the order of their items.
+        both = "SELECT c.*, v.vector FROM chunks c LEFT JOIN vectors v ON v.chunk = c.id"
+        connection.execute(f"CREATE TEMP TABLE again AS {both}")
+        _replace_chunks(connection, "again")
+        connection.execute("DROP TABLE again")
 
 
 def _replace_chunks(connection: apsw.Connection, table: str) -> None:
