@@ -12372,27 +12372,19 @@ def _to_bring_back(projects: Projects, id: str) -> str:
     """The item that `undo` is to bring back: this one, or the last that it has hidden."""
     row = given_item(projects, id)
     check_own(projects, row, "change")
-    hidden = (
-        row["id"] if row["ended_at"] is not None else _last_hidden_by(projects.database, row["id"])
-    )
-    if hidden is None:
-        sql = (
-            "SELECT id FROM items WHERE successor = ? AND ended_by = 'undo' ORDER BY ended_at DESC"
-        )
-        if front := projects.database.value(sql, row["id"]):
-            raise NotFound(f"{row['id']} is live since an undo: `undo {front}` takes that back")
-        raise NotFound(f"{row['id']} has neither replaced nor been merged with anything")
-    return hidden
-
-
-def _last_hidden_by(database: Database, id: str) -> str | None:
-    """What an item took the place of last."""
-    return database.value(
+    if row["ended_at"] is not None:
+        return row["id"]
+    sql = (
         "SELECT i.id FROM items i WHERE i.successor = ?1 AND i.ended_by IS NOT 'undo'"
         " ORDER BY (SELECT max(h.id)"
-        " FROM history h WHERE h.other_id = i.id AND h.item_id = ?1) DESC LIMIT 1",
-        id,
+        " FROM history h WHERE h.other_id = i.id AND h.item_id = ?1) DESC LIMIT 1"
     )
+    if hidden := projects.database.value(sql, row["id"]):
+        return hidden
+    sql = "SELECT id FROM items WHERE successor = ? AND ended_by = 'undo' ORDER BY ended_at DESC"
+    if front := projects.database.value(sql, row["id"]):
+        raise NotFound(f"{row['id']} is live since an undo: `undo {front}` takes that back")
+    raise NotFound(f"{row['id']} has neither replaced nor been merged with anything")
 
 
 def move_item(projects: Projects, id: str, scope: str) -> dict[str, Any]:
@@ -12486,18 +12478,13 @@ def history_of(projects: Projects, id: str) -> dict[str, Any]:
     told = zip(rows, told_items(projects, rows), strict=True)
     versions = [facts | {"live": row["ended_at"] is None} for row, facts in told]
     ids = json.dumps([version["id"] for version in versions])
+    sql = (
+        "SELECT at, action, item_id, other_id FROM history"
+        " WHERE item_id IN (SELECT value FROM json_each(?)) ORDER BY id"
+    )
     events = [
-        {
-            "at": iso_time(at),
-            "action": action,
-            "id": item,
-            **({"other": other} if other else {}),
-        }
-        for at, action, item, other in projects.database.rows(
-            "SELECT at, action, item_id, other_id FROM history"
-            " WHERE item_id IN (SELECT value FROM json_each(?)) ORDER BY id",
-            ids,
-        )
+        {"at": iso_time(at), "action": action, "id": item} | ({"other": other} if other else {})
+        for at, action, item, other in projects.database.rows(sql, ids)
     ]
     return {"id": row["id"], "versions": versions, "events": events}
 
