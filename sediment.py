@@ -13092,7 +13092,7 @@ class Folder:
 
     def __init__(self, place: str, me: Machine) -> None:
         self.name, self.me = place, me
-        self.person, self.top = me.person, expand_home(place)
+        self.top = expand_home(place)
         self.remarks: list[str] = []
         self._read: dict[str, int] = {}
 
@@ -13161,9 +13161,10 @@ class Folder:
 
     def has_lost(self, cursor: dict[str, Any]) -> bool:
         """Whether files are gone that were there, or own ones are not as this machine left them."""
-        for machine, tags in itertools.groupby(sorted(cursor.items()), _machine_of):
+        pairs = sorted(pair for pair in cursor.items() if _RECORDS.match(pair[0]))
+        for machine, tags in itertools.groupby(pairs, lambda pair: pair[0].partition("/")[0]):
             files, own = self._files(machine), machine == self.me.name
-            for key, known in filter(lambda pair: _RECORDS.match(pair[0]), tags):
+            for key, known in tags:
                 tag = files.get(key.partition("/")[2])
                 if tag is None or (own and tag != known and self._is_other(known, tag)):
                     return True
@@ -13210,7 +13211,7 @@ class Folder:
         for name, new in by_file.items():
             lines = self._text(self.me.name, name).split("\n")
             known = ((line, row) for line in lines if (row := parse_object(line)))
-            rows = {_line_key(row): f"{line}\n" for line, row in known}
+            rows = {(str(row.get("id")), str(row.get("in"))): f"{line}\n" for line, row in known}
             # What is forgotten is so in spaces, too, that it was sent to under another name.
             rows |= {key: _line_of(gone[key[0]], key[1]) for key in rows if key[0] in gone}
             texts[name] = "".join((rows | new).values())
@@ -13254,16 +13255,8 @@ class Folder:
         self._write({"machine.json": ""})
 
 
-def _machine_of(pair: tuple[str, Any]) -> str:
-    return pair[0].partition("/")[0]
-
-
 def _line_of(state: State, space: str) -> str:
     return to_json(record_of(state, space)) + "\n"
-
-
-def _line_key(row: dict[str, Any]) -> tuple[str, str]:
-    return str(row.get("id")), str(row.get("in"))
 
 
 _RECORDS = _Pattern(r".*/[\da-f]{2}\.jsonl\Z")
@@ -13557,9 +13550,8 @@ class Hub:
         """Vectors as the file has them, of what is 16 bits there."""
         import numpy
 
-        rows = (
-            numpy.frombuffer(data, "<f2").astype("<f4").reshape(-1, self._encoder.model.dimension)
-        )
+        numbers = numpy.frombuffer(data, "<f2").astype("<f4")
+        rows = numbers.reshape(-1, self._encoder.model.dimension)
         rows = rows / numpy.linalg.norm(rows, axis=1, keepdims=True)
         if not numpy.isfinite(rows).all():
             raise ValueError("its vectors are none")
@@ -13567,8 +13559,8 @@ class Hub:
 
     def _is_true(self, state: State) -> bool:
         chunks = split_text(text := state["put"][2], self._encoder.fits)
-        made = [self._encoder.embed(embedding_text(text, chunk)) for chunk in chunks[:1]]
-        return _cosine(_vector(made[0]), _vector(state["vectors"][0])) > SAME_VECTOR
+        made = self._encoder.embed(embedding_text(text, chunks[0]))
+        return _cosine(_vector(made), _vector(state["vectors"][0])) > SAME_VECTOR
 
     def push(self, space: str, states: list[State]) -> dict[str, Any]:
         """Have states joined with what is there; the cursor waits for the end of the run."""
@@ -13833,9 +13825,8 @@ class HubSearch:
     def _facts(self, one: HubMemory, at: int) -> Facts:
         chunk = one.chunk(self.encoder.fits, at)
         vector = None if one.vectors is None else one.vectors[at].tobytes()
-        facts = Facts(
-            one.content[chunk.start : chunk.end], one.created_at, 0, None, one.confirmed, 0
-        )
+        text = one.content[chunk.start : chunk.end]
+        facts = Facts(text, one.created_at, 0, None, one.confirmed, 0)
         return facts._replace(vector=vector, project=one.space, span=(at, chunk.start, chunk.end))
 
     def _result(self, one: HubMemory, hit: Hit) -> dict[str, Any]:
@@ -13964,9 +13955,8 @@ class Sync:
         counts = {space: Counter(sent=0, received=0) for space in spaces}
         with Lease(self.database, "syncing") as lease:
             if not dry_run:
-                self._hold(
-                    lease, LEASE + 1
-                )  # that of a process that was killed has run out by then
+                # That of a process that was killed has run out by then.
+                self._hold(lease, LEASE + 1)
             exchange = Exchange(lease, spaces, counts, {}, dry_run)
             with contextlib.nullcontext() if dry_run else lease.renewed():
                 facts = self._both_ways(exchange)
@@ -14131,11 +14121,9 @@ class Sync:
         except Outrun:
             raise
         except (OSError, Unreachable) as error:
-            why = (
-                f"{self.place.name} cannot be used ({error.strerror or error})"
-                if isinstance(error, OSError)
-                else str(error)
-            )
+            why = str(error)
+            if isinstance(error, OSError):
+                why = f"{self.place.name} cannot be used ({error.strerror or error})"
             told = _tell_waiting(self.database.value(_UNSENT))
             raise Unreachable(f"{why}; {told} here") from None
 
@@ -14152,9 +14140,8 @@ class Sync:
         cursor = json.loads(self.database.rows(SYNC_CLOCK)[0][4])
         came: list[tuple[str, State]] = []
         passed: dict[str, Any] = {}
-        for states, behind in itertools.chain(
-            self.place.pull(cursor, self._spaces()), [([], None)]
-        ):
+        pages = self.place.pull(cursor, self._spaces())
+        for states, behind in itertools.chain(pages, [([], None)]):
             came += states
             passed |= behind or {}
             if len(came) >= SYNC_BATCH or behind is None:
