@@ -12948,33 +12948,22 @@ def _change_ends(connection: apsw.Connection, ids: Iterable[str]) -> None:
     is noted with that, and not a second time with the one that comes back."""
     changes = _unlike_view(connection, ids)
     swapped = {(end[2], state["id"]) for state, _, end in changes if end and end[0] == "undo"}
-    for change in changes:
-        _change_end(connection, *change, swapped)
-
-
-def _change_end(
-    connection: apsw.Connection,
-    state: State,
-    now: str,
-    end: Ended | None,
-    swapped: set[tuple[str, str]],
-) -> None:
-    """Bring an item back that was hidden for a reason, and hide it as it is to be."""
-    id = state["id"]
-    if now:
-        _, other = restore_item(connection, id)
-        if state["end"] and not state["end"][2] and (id, other) not in swapped:
-            note(connection, "undo", id, other)
-    if end is None:
-        return
-    by, at, successor = end
-    if connection.execute("SELECT 1 FROM items WHERE id = ?", (successor,)).get:
-        end_item(connection, id, successor, by, at)
-        if state["end"] is None:  # a twin: somebody else says so, too
-            count_validation(connection, successor)
-    else:
-        sql = "UPDATE items SET ended_at = max(created_at, ?), ended_by = ?, successor = ?"
-        connection.execute(f"{sql} WHERE id = ?", (at, by, successor or None, id))
+    for state, now, end in changes:
+        id = state["id"]
+        if now:
+            _, other = restore_item(connection, id)
+            if state["end"] and not state["end"][2] and (id, other) not in swapped:
+                note(connection, "undo", id, other)
+        if end is None:
+            continue
+        by, at, successor = end
+        if connection.execute("SELECT 1 FROM items WHERE id = ?", (successor,)).get:
+            end_item(connection, id, successor, by, at)
+            if state["end"] is None:  # a twin: somebody else says so, too
+                count_validation(connection, successor)
+        else:
+            sql = "UPDATE items SET ended_at = max(created_at, ?), ended_by = ?, successor = ?"
+            connection.execute(f"{sql} WHERE id = ?", (at, by, successor or None, id))
 
 
 def _forget_behind(connection: apsw.Connection, ids: list[str]) -> int:
