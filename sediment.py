@@ -11086,6 +11086,10 @@ _UNSTAGED = (
     "SELECT seq, content, file FROM items WHERE seq > ?"
     " AND NOT EXISTS(SELECT 1 FROM staged WHERE item = seq) ORDER BY seq"
 )
+_STAGE = (  # but of items that were forgotten meanwhile
+    "INSERT OR IGNORE INTO staged SELECT ?1, ?2, ?3, ?4, ?5, ?6"
+    " WHERE EXISTS(SELECT 1 FROM items WHERE seq = ?1)"
+)
 
 
 def reindex_database(
@@ -11110,7 +11114,7 @@ def reindex_database(
             rows = _staged_rows(database, encoder, batch)
             with database.transaction() as connection:
                 _check_goal(connection, goal)
-                _stage(connection, rows)
+                connection.executemany(_STAGE, rows)
             progress(len(batch))
             last = batch[-1][0]
     chunks, counts = database.value("SELECT count(*) FROM chunks"), _database_counts(database)
@@ -11141,38 +11145,24 @@ def _check_goal(connection: apsw.Connection, goal: str) -> None:
         raise DatabaseError("another process made all vectors anew meanwhile: see `status`")
 
 
-def _stage(connection: apsw.Connection, rows: list[tuple[Any, ...]]) -> None:
-    """Keep new chunks with their vectors; those of items forgotten meanwhile are left out."""
-    connection.executemany(
-        "INSERT OR IGNORE INTO staged SELECT ?1, ?2, ?3, ?4, ?5, ?6"
-        " WHERE EXISTS(SELECT 1 FROM items WHERE seq = ?1)",
-        rows,
-    )
-
-
 def _switch(database: Database, last: int, goal: str, model: Model) -> bool:
     """Let what is staged take its place, unless an item behind this one is not staged yet."""
     with database.transaction() as connection:
         _check_goal(connection, goal)
         if fetch(connection, f"{_UNSTAGED} LIMIT 1", last):
             return False
-        switch_to_staged(connection)
+        _replace_chunks(connection, "staged")
+        connection.execute("""
+            DELETE FROM staged;
+            DELETE FROM embeddings;
+            UPDATE files SET digest = x'';
+            DELETE FROM meta WHERE key IN
+                ('model_name', 'model_digest', 'model_probe', 'dimension', 'reindex');
+        """)
+        fill_words(connection)
+        new_generation(connection)
         claim_model(connection, model)
     return True
-
-
-def switch_to_staged(connection: apsw.Connection) -> None:
-    """Let the new chunks and vectors take the place of the old ones."""
-    _replace_chunks(connection, "staged")
-    connection.execute("""
-        DELETE FROM staged;
-        DELETE FROM embeddings;
-        UPDATE files SET digest = x'';
-        DELETE FROM meta WHERE key IN
-            ('model_name', 'model_digest', 'model_probe', 'dimension', 'reindex');
-    """)
-    fill_words(connection)
-    new_generation(connection)
 
 
 # Putting away what is old
