@@ -12650,9 +12650,8 @@ def token_of(database: Database, secret: str) -> Token | None:
     import hmac
 
     given, found = sha256(secret.encode("utf-8", "replace")), None
-    for digest, name, reads, project in database.rows(
-        "SELECT hash, name, reads, project_id FROM tokens"
-    ):
+    sql = "SELECT hash, name, reads, project_id FROM tokens"
+    for digest, name, reads, project in database.rows(sql):
         if hmac.compare_digest(given, digest):
             found = Token(name, bool(reads), project)
     return found
@@ -13371,9 +13370,8 @@ class Git(Folder):
         # Over what was looked at and nothing else: a run beside this one may have sent more.
         unchanged = f"--force-with-lease={ref}:{before}"
         self._exchange("push", unchanged, "--", self._url, f"{commit}:{ref}")
-        self._git(
-            "update-ref", "--stdin", input=f"update {ref} {commit}\ndelete {draft}\n".encode()
-        )
+        both = f"update {ref} {commit}\ndelete {draft}\n".encode()
+        self._git("update-ref", "--stdin", input=both)
 
     def _states(self, machine: str, name: str) -> tuple[list[tuple[str, State]], bool]:
         found = super()._states(machine, name)
@@ -13890,9 +13888,8 @@ def open_place(database: Database, encoder: Encoder, place: str) -> Folder | Hub
 def _is_same_machine(before: str, now: str) -> bool:
     """Whether a file that was HOST:INODE:PATH is what is so now, and no copy of it: it may have
     been exchanged, or moved, or its computer renamed (a container has a new name each time)."""
-    (old_host, old_inode, old_path), (host, inode, path) = (
-        _FILE_MARK.fullmatch(mark).groups() for mark in (before, now)
-    )
+    old_host, old_inode, old_path = _FILE_MARK.fullmatch(before).groups()
+    host, inode, path = _FILE_MARK.fullmatch(now).groups()
     if path == old_path:
         return host == old_host or inode == old_inode
     return host == old_host and not os.path.exists(old_path)
