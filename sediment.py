@@ -10345,22 +10345,21 @@ def _rows_of_pages(data: bytes, size: int) -> Iterator[tuple[int | None, list[An
     for start in range(0, len(data), size):
         page = data[start : start + size]
         head = 100 if start == 0 else 0
-        if len(page) < size or page[head] not in (_TABLE_LEAF, *_INDEX_PAGES):
+        if len(page) < size or (kind := page[head]) not in (_TABLE_LEAF, *_INDEX_PAGES):
             continue
-        first = head + (12 if page[head] == 0x02 else 8)
+        first = head + (12 if kind == 0x02 else 8)
         count = int.from_bytes(page[head + 3 : head + 5], "big")
         if first + 2 * count > size:
             continue  # noise
         for number in range(count):
             place = int.from_bytes(page[first + 2 * number : first + 2 * number + 2], "big")
             with contextlib.suppress(IndexError, ValueError):  # what cannot be read is lost
-                yield _cell(data, page, place)
+                yield _cell(data, page, kind, place)
 
 
-def _cell(data: bytes, page: bytes, place: int) -> tuple[int | None, list[Any]]:
+def _cell(data: bytes, page: bytes, kind: int, place: int) -> tuple[int | None, list[Any]]:
     """One cell: its row number, if it is of a table, and its values."""
     size = len(page)  # all of it is used: no extension of ours reserves any
-    kind = page[0] if page[0] in (_TABLE_LEAF, *_INDEX_PAGES) else page[100]
     rowid = None
     length, place = _varint(page, place + _INDEX_PAGES.get(kind, 0))
     if kind == _TABLE_LEAF:
@@ -10402,11 +10401,9 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
 def _values(payload: bytes) -> list[Any]:
     """The values of a record. Raises ValueError where it is not a whole one."""
     end, place = _varint(payload, 0)
-    kinds, values, at = [], [], end
+    values, at = [], end
     while place < end:
         kind, place = _varint(payload, place)
-        kinds.append(kind)
-    for kind in kinds:
         length = (0, 1, 2, 3, 4, 6, 8, 8, 0, 0, 0, 0)[kind] if kind < 12 else (kind - 12) // 2
         part = payload[at : at + length]
         if len(part) < length:
