@@ -10055,10 +10055,6 @@ class Check(NamedTuple):
     detail: str = ""
 
 
-_UNORDERED = "chunks out of the order of their items"
-_TORN = "texts that were written in part"
-
-
 def row_checks() -> dict[str, str]:
     """The query for each kind of row that must not be there."""
     return dict(re.findall(r"^-- (.+)\n(SELECT[^;]+);", asset("schema/checks.sql"), re.MULTILINE))
@@ -10216,7 +10212,7 @@ def _mend_chunks(connection: apsw.Connection, encoder: Encoder) -> None:
             'INSERT INTO chunks(item, position, start, "end", context) VALUES(?, ?, ?, ?, ?)',
             [(item, position, *chunk) for position, chunk in enumerate(chunks)],
         )
-    if wrong or fetch(connection, row_checks()[_UNORDERED]):
+    if wrong or fetch(connection, row_checks()["chunks out of the order of their items"]):
         # Those who keep chunks rely on numbers in the order of their items.
         both = "SELECT c.*, v.vector FROM chunks c LEFT JOIN vectors v ON v.chunk = c.id"
         connection.execute(f"CREATE TEMP TABLE again AS {both}")
@@ -10953,7 +10949,7 @@ def _cut_zeros(connection: apsw.Connection) -> tuple[list[str], list[str]]:
     """Keep what can be read of texts that were written in part: their ids, and those of texts of
     which nothing is left."""
     torn, lost = [], []
-    for id, seq, content in fetch(connection, row_checks()[_TORN]):
+    for id, seq, content in fetch(connection, row_checks()["texts that were written in part"]):
         if left := content.replace("\0", "").strip():
             connection.execute("UPDATE items SET content = ? WHERE seq = ?", (left, seq))
             torn.append(id)
