@@ -3281,8 +3281,6 @@ def _add_questions(connection: apsw.Connection) -> None:
         connection.execute("ALTER TABLE graph_edges ADD COLUMN questions BLOB NOT NULL DEFAULT x''")
 
 
-# Each takes the schema one step further, by assets/schema/NUMBER-NAME.sql and what SQL cannot do;
-# `user_version` counts how many have run.
 def _renew_sync(connection: apsw.Connection) -> None:
     """Make what sync has in a file as it is made today, with what stood in it."""
     if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'replica'").get:
@@ -3299,24 +3297,15 @@ def _renew_sync(connection: apsw.Connection) -> None:
         connection.execute(f"DROP TABLE temp.kept_{name}")
 
 
-MIGRATIONS = (
-    "items",
-    "same_text",
-    "changes",
-    "staged",
-    "files",
-    "pairs",
-    "signs",
-    "hooks",
-    "symbols",
-    "tokens",
-    "sync",
-    "moves",
-)
-_BESIDES = {
+# Each takes the schema one step further, by assets/schema/NUMBER-NAME.sql and what SQL cannot do;
+# `user_version` counts how many have run.
+MIGRATIONS: dict[str, Callable[[apsw.Connection], None] | None] = {
+    **dict.fromkeys(("items", "same_text", "changes", "staged", "files")),
     "pairs": reunite_files,
     "signs": _add_questions,
+    "hooks": None,
     "symbols": fill_words,
+    "tokens": None,
     "sync": _renew_sync,
     "moves": _renew_sync,
 }
@@ -4034,9 +4023,10 @@ def _upgrade(connection: apsw.Connection, until: int = len(MIGRATIONS)) -> None:
     """Run the migrations that the file has not seen."""
     connection.create_scalar_function("hash_of", lambda *texts: text_hash(str(texts[0])), 1)
     known = connection.pragma("user_version")
-    for number, name in list(enumerate(MIGRATIONS, 1))[known:until]:
+    for number, (name, besides) in list(enumerate(MIGRATIONS.items(), 1))[known:until]:
         connection.execute(asset(f"schema/{number}-{name}.sql"))
-        _BESIDES.get(name, lambda _: None)(connection)
+        if besides:
+            besides(connection)
     connection.create_scalar_function("hash_of", None)
     connection.pragma("application_id", APPLICATION_ID)
     connection.pragma("user_version", max(known, until))
