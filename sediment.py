@@ -3246,14 +3246,7 @@ def move_project(connection: apsw.Connection, old: str, new: str) -> None:
 def reunite_files(connection: apsw.Connection) -> None:
     """Let files and what was asked for follow their parts to the project that these are in, and
     what was said of hooks a project that has another id by now."""
-    sql = (
-        f"SELECT substr(key, {len(HOOKS_OFF) + 1}), project_id FROM meta JOIN projects"
-        f" ON key = replace(location, 'moved:', '{HOOKS_OFF}') WHERE location GLOB 'moved:*' UNION "
-        "SELECT DISTINCT f.project_id, coalesce(i.project_id, '') FROM items i"
-        " JOIN files f ON f.id = i.file WHERE f.project_id <> coalesce(i.project_id, '')"
-        " AND f.project_id NOT IN (SELECT coalesce(project_id, '') FROM items)"
-    )
-    for old, new in fetch(connection, sql):
+    for old, new in fetch(connection, asset("sql/moved_projects.sql")):
         move_project(connection, old, new)
 
 
