@@ -3305,7 +3305,7 @@ MIGRATIONS: dict[str, Callable[[apsw.Connection], None] | None] = {
 
 
 class FileState(NamedTuple):
-    """What every recall asks of the file as a whole."""
+    """What every recall asks of the file as a whole, by assets/sql/state.sql."""
 
     chunks: int
     last_chunk: int
@@ -3321,19 +3321,6 @@ class FileState(NamedTuple):
     def texts(self) -> tuple[Any, ...]:
         """What is another with other texts."""
         return self.generation, self.chunks, self.last_chunk, self.last_change
-
-
-_STATE = """
-    SELECT (SELECT count(*) FROM chunks),
-        (SELECT coalesce(max(id), 0) FROM chunks),
-        (SELECT coalesce(max(number), 0) FROM changes),
-        coalesce((SELECT length(vector) / 4 FROM vectors LIMIT 1), 0),
-        (SELECT value FROM meta WHERE key = 'generation'),
-        (SELECT value FROM meta WHERE key = 'model_digest'),
-        (SELECT value FROM meta WHERE key = 'model_probe'),
-        EXISTS(SELECT 1 FROM pending),
-        EXISTS(SELECT 1 FROM sources)
-"""
 
 
 class Database:
@@ -3424,7 +3411,7 @@ class Database:
         """Within a snapshot, what is asked of the file as a whole: once until somebody writes."""
         local, version = self._local, self.version()
         if getattr(local, "state_at", None) != version:
-            local.state, local.state_at = FileState(*self.rows(_STATE)[0]), version
+            local.state, local.state_at = FileState(*self.rows(asset("sql/state.sql"))[0]), version
         return local.state
 
     def once(self, ask: Callable[[Database, list[Any]], list[Any]], about: list[Any]) -> list[Any]:
