@@ -3346,13 +3346,8 @@ class Database:
         """
         with self.explained():
             connection = self._begin(wait)
-            try:
+            with _committing(connection):
                 yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
 
     def _begin(self, wait: int) -> apsw.Connection:
         """A connection that nobody else writes beside; anew where the file was exchanged while
@@ -3650,6 +3645,18 @@ def stemmer() -> Callable[[str], list[tuple[str, str]]]:
     return quickly
 
 
+@contextlib.contextmanager
+def _committing(connection: apsw.Connection) -> Iterator[None]:
+    """Commit a transaction that has begun when the block ends; nothing of it where that fails."""
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
 def fetch(connection: apsw.Connection, sql: str, *values: Any) -> list[Any]:
     """All rows of a query, each a tuple."""
     return list(connection.execute(sql, values))
@@ -3787,9 +3794,8 @@ def _use_wal(connection: apsw.Connection) -> None:
     try_again = _patience()
     for tries in itertools.count():
         try:
-            if connection.pragma("journal_mode") in ("wal", "memory"):
-                return
-            if connection.pragma("journal_mode", "wal") == "wal":
+            known = connection.pragma("journal_mode") in ("wal", "memory")
+            if known or connection.pragma("journal_mode", "wal") == "wal":
                 return
             raise apsw.IOError("this disk cannot have a write-ahead log")
         except apsw.BusyError:
@@ -3985,18 +3991,13 @@ def _migrate(connection: apsw.Connection, path: Path) -> None:
     if connection.readonly("main"):
         raise DatabaseError(f"{path} is of an older version and cannot be written: copy it first")
     connection.execute("BEGIN IMMEDIATE")
-    try:
+    with _committing(connection):
         known = connection.pragma("user_version")  # another process may have been quicker
         _upgrade(connection)
         if 0 < known < len(MIGRATIONS):
             with contextlib.closing(_connect(path)) as before:  # which sees nothing of that yet
                 copy_database(before, copy := aside(path, f"version-{known}"))
             note_copy(connection, copy)
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
 
 
 def _upgrade(connection: apsw.Connection, until: int = len(MIGRATIONS)) -> None:
