@@ -16932,6 +16932,11 @@ class Route(NamedTuple):
     named: str = "id"  # the argument that {id} in the path is
 
     @property
+    def in_query(self) -> bool:
+        """Whether its arguments, all texts there, stand in the query and not in a body."""
+        return self.method in ("GET", "DELETE")
+
+    @property
     def changes(self) -> bool:
         """Whether it needs more than the right to read."""
         return self.method != "GET" and self.operation.name != "recall"
@@ -17070,8 +17075,8 @@ class Gateway:
         if (method, path) in special:
             return special[method, path](request, visitor)
         route, values = _routed(method, request)
-        given = self._given(route, request) | values
-        arguments = typed(route, given, method in ("GET", "DELETE"))
+        given = _asked(request) if route.in_query else _object(request)
+        arguments = typed(route, given | values)
         visitor.check(route.changes, arguments)
         return self._run(route, arguments, visitor)
 
@@ -17139,13 +17144,6 @@ class Gateway:
         return self._memory.of_project(token.project or asked)
 
     # What is asked
-
-    def _given(self, route: Route, request: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a request, from its query or its body."""
-        if route.method in ("GET", "DELETE"):
-            query = urllib.parse.parse_qsl(request.get("QUERY_STRING", ""), True)
-            return {name: value for name, value in query if name != "project"}
-        return _object(request)
 
     def _run(self, route: Route, arguments: dict[str, Any], visitor: Visitor) -> HttpAnswer:
         """Have the worker do it, in its turn."""
@@ -17246,13 +17244,7 @@ _SAFE_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-_LOCAL_FACTS = (
-    "path",
-    "database",
-    "root",
-    "folder",
-    "copies",
-)  # of this machine; others need not know
+_LOCAL_FACTS = ("path", "database", "root", "folder", "copies")  # others need not know
 
 
 def refusal(error: SedimentError) -> HttpAnswer:
@@ -17293,7 +17285,7 @@ def _routed(method: str, request: dict[str, Any]) -> tuple[Route, dict[str, str]
 _TYPES: dict[str, Any] = {"string": str, "integer": int, "number": (int, float), "boolean": bool}
 
 
-def typed(route: Route, given: dict[str, Any], from_text: bool) -> dict[str, Any]:
+def typed(route: Route, given: dict[str, Any]) -> dict[str, Any]:
     """Arguments by their names in the method, each of its type; in a query all are texts."""
     known = route.arguments
     for name in given.keys() - known.keys():
@@ -17302,7 +17294,7 @@ def typed(route: Route, given: dict[str, Any], from_text: bool) -> dict[str, Any
         if one.is_required and given.get(name) is None:
             raise InvalidInput(f"{name} is missing")
     return {
-        known[name].name: _of_type(name, value, known[name].kind, from_text)
+        known[name].name: _of_type(name, value, known[name].kind, route.in_query)
         for name, value in given.items()
         if value is not None
     }
@@ -17336,6 +17328,12 @@ def _body(request: dict[str, Any], limit: int) -> bytes:
     if int(request.get("CONTENT_LENGTH") or 0) > limit:
         raise HttpError(413, f"the body is too large: the limit is {limit:,} bytes")
     return request["wsgi.input"].read(limit)
+
+
+def _asked(request: dict[str, Any]) -> dict[str, Any]:
+    """The arguments in a query."""
+    query = urllib.parse.parse_qsl(request.get("QUERY_STRING", ""), True)
+    return {name: value for name, value in query if name != "project"}
 
 
 def _object(request: dict[str, Any]) -> dict[str, Any]:
@@ -17458,27 +17456,25 @@ _ASKED_WITH = [
 def _described(route: Route) -> dict[str, Any]:
     """One route, as OpenAPI describes it."""
     in_path = {route.named} if "{" in route.path else set()
-    in_query = route.method in ("GET", "DELETE")
-    schemas = {name: one.kind.schema | _told(one) for name, one in route.arguments.items()}
+    schemas = {
+        name: one.kind.schema | ({"description": one.help} if one.help else {})
+        for name, one in route.arguments.items()
+    }
     parameters = [
         {"name": "id", "in": "path", "schema": schema, "required": True}
         if name in in_path
         else {"name": name, "in": "query", "schema": schema}
         | {"required": route.arguments[name].is_required}
         for name, schema in schemas.items()
-        if in_query or name in in_path
+        if route.in_query or name in in_path
     ]
     described = {"summary": route.operation.name, "parameters": [*parameters, *_ASKED_WITH]}
     body = {name: schema for name, schema in schemas.items() if name not in in_path}
-    if body and not in_query:
+    if body and not route.in_query:
         needed = [name for name in body if route.arguments[name].is_required]
         schema = {"type": "object", "properties": body, "required": needed}
         described["requestBody"] = {"content": {_JSON: {"schema": schema}}}
     return described | (_STORED if route.method == "POST" else _ANSWERS)
-
-
-def _told(argument: Argument) -> dict[str, str]:
-    return {"description": argument.help} if argument.help else {}
 
 
 _PAGE_POLICY = (
