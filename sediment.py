@@ -1840,19 +1840,12 @@ def _literal(value: str) -> bool:
 
 
 class Chunk(NamedTuple):
-    """A part of a text that gets a vector of its own; `text[start:end]` is the part."""
+    """A part of a text, `text[start:end]`, that gets a vector of its own. Before it is cut to size
+    it is a section: all under one heading, definition or key, never joined with its neighbours."""
 
     start: int
     end: int
     context: str  # heading path, signature or key path; "" when there is none
-
-
-class _Section(NamedTuple):
-    """A stretch of text under one heading, definition or key: never joined with its neighbours."""
-
-    start: int
-    end: int
-    context: str
 
 
 def split_text(text: str, fits: Callable[[str], bool]) -> list[Chunk]:
@@ -2059,21 +2052,21 @@ class _Heading(NamedTuple):
     title: str
 
 
-def _markdown_sections(text: str) -> list[_Section]:
+def _markdown_sections(text: str) -> list[Chunk]:
     front = _FRONT_MATTER.match(text)
     start = body = front.end() if front else 0
-    sections = [_Section(0, start, "")]
+    sections = [Chunk(0, start, "")]
     path: list[_Heading] = []
     for heading in _headings(text, start):
         # A heading with nothing under it means nothing alone: it stays with the next one.
         if text[body : heading.start].strip():
-            sections.append(_Section(start, heading.start, _heading_path(path)))
+            sections.append(Chunk(start, heading.start, _heading_path(path)))
             start = heading.start
         while path and path[-1].level >= heading.level:
             path.pop()
         path.append(heading)
         body = heading.end
-    return [*sections, _Section(start, len(text), _heading_path(path))]
+    return [*sections, Chunk(start, len(text), _heading_path(path))]
 
 
 def _headings(text: str, begin: int = 0) -> Iterator[_Heading]:
@@ -2153,17 +2146,17 @@ _LEAD = _Pattern(r"[ \t]*(?:@|#\[|#(?=[\s#:]|$)|//|/\*|\*(?=[\s/*]|$)|--[ \-]|te
 _DECORATOR = _Pattern(r"[ \t]*(?:@|#\[)")
 
 
-def _code_sections(text: str) -> list[_Section]:
-    sections: list[_Section] = []
+def _code_sections(text: str) -> list[Chunk]:
+    sections: list[Chunk] = []
     start, depth, context = 0, 0, ""
     for at, new_depth, path in _definitions(text):
         # The end of a class ends its last method too, however short that is.
         if at - start > CODE_MIN or new_depth < depth:
-            sections.append(_Section(start, at, context))
+            sections.append(Chunk(start, at, context))
             start, depth, context = at, new_depth, path
         elif path:  # what the open chunk holds is small: the newcomer describes it better
             depth, context = new_depth, path
-    return [*sections, _Section(start, len(text), context)]
+    return [*sections, Chunk(start, len(text), context)]
 
 
 def _definitions(text: str) -> Iterator[tuple[int, int, str]]:
@@ -2290,12 +2283,12 @@ def _close(path: list[_Member], end: int) -> None:
         member.members.clear()  # it stays whole
 
 
-def _member_sections(root: _Member, enough: int) -> list[_Section]:
+def _member_sections(root: _Member, enough: int) -> list[Chunk]:
     """Members packed up to CHUNK_MAX; at the top a key closes a pack that is larger than enough.
 
     What opens a container goes with its first member and what closes it with its last.
     """
-    sections: list[_Section] = []
+    sections: list[Chunk] = []
     todo = [(root, root.start, root.end, "")]
     while todo:
         parent, start, end, path = todo.pop()
@@ -2307,14 +2300,14 @@ def _member_sections(root: _Member, enough: int) -> list[_Section]:
             )
             if index > first and (full or member.members):
                 context = _pack_path(path, parent, first, index)
-                sections.append(_Section(start, member.start, context))
+                sections.append(Chunk(start, member.start, context))
                 start, first = member.start, index
             if member.members:
                 todo.append((member, start, member_end, _key_path(path, parent, index)))
                 start, first = member_end, index + 1
         if start < end:
             context = _pack_path(path, parent, first, len(parent.members))
-            sections.append(_Section(start, end, context))
+            sections.append(Chunk(start, end, context))
     return sorted(sections)
 
 
@@ -2329,12 +2322,12 @@ def _key_path(path: str, parent: _Member, index: int) -> str:
     return _clip_path(f"{path}.{key}" if path else key)
 
 
-_SECTIONS: dict[str, Callable[[str], list[_Section]]] = {
+_SECTIONS: dict[str, Callable[[str], list[Chunk]]] = {
     "json": lambda text: _member_sections(_json_tree(text), CHUNK_MAX),
     "yaml": lambda text: _member_sections(_yaml_tree(text), YAML_MIN),
     "markdown": _markdown_sections,
     "code": _code_sections,
-    "text": lambda text: [_Section(0, len(text), "")],
+    "text": lambda text: [Chunk(0, len(text), "")],
 }
 
 
@@ -2358,7 +2351,7 @@ _JOINER = "\u200d"
 _CLUSTER_MAX = 32
 
 
-def _pieces(text: str, section: _Section, prose: bool) -> Iterator[Chunk]:
+def _pieces(text: str, section: Chunk, prose: bool) -> Iterator[Chunk]:
     """Cut a section into pieces of at most CHUNK_MAX, as full as good breaks allow."""
     start, end = _trim(text, section.start, section.end)
     room = CHUNK_MAX
