@@ -1023,11 +1023,11 @@ def _shifted(moment: datetime, unit: str, count: float) -> datetime:
     """A moment so many units later; the 31st is the last of a shorter month."""
     if unit not in ("month", "year"):
         return moment + timedelta(**{f"{unit}s": count})
+    from calendar import monthrange
+
     months = 12 * moment.year + moment.month - 1 + int(count * (12 if unit == "year" else 1))
-    for day in range(moment.day, 28, -1):
-        with contextlib.suppress(ValueError):
-            return moment.replace(year=months // 12, month=months % 12 + 1, day=day)
-    return moment.replace(year=months // 12, month=months % 12 + 1, day=min(moment.day, 28))
+    year, month = months // 12, months % 12 + 1
+    return moment.replace(year=year, month=month, day=min(moment.day, monthrange(year, month)[1]))
 
 
 def _unit(found: dict[str, Any]) -> str:
