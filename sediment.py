@@ -901,10 +901,7 @@ def check_ranking(name: str | None) -> str:
 def check_weights(vector: float | None, text: float | None) -> tuple[float, float] | None:
     """The weights of meaning and words as asked for, or as configured; None leaves them to the
     query. One alone leaves the rest of 1 to the other."""
-    given = (
-        _share(value, name) for name, value in (("vector_weight", vector), ("text_weight", text))
-    )
-    asked, told = given
+    asked, told = _share(vector, "vector_weight"), _share(text, "text_weight")
     if asked is None and told is None:
         return None
     asked = 1 - (told or 0.0) if asked is None else asked
