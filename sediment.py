@@ -16556,19 +16556,6 @@ def read_resource(call: Call) -> tuple[dict[str, Any] | ProtocolError, None]:
 
 
 _MEMORY_URI = "memory://"
-_TEXT = {"mimeType": "text/plain"}
-_QUERY = {"name": "query", "description": "What to look for.", "required": True}
-_OFFERED: dict[str, dict[str, Any]] = {
-    "prompts/list": {
-        "prompts": [{"name": "recall", "description": "What is remembered.", "arguments": [_QUERY]}]
-    },
-    "resources/list": {
-        "resources": [{"uri": "memory://recent", "name": "recent", "title": "Newest", **_TEXT}]
-    },
-    "resources/templates/list": {
-        "resourceTemplates": [{"uriTemplate": "memory://{id}", "name": "memory", **_TEXT}]
-    },
-}
 _CAPABILITIES = {"tools": {}, "prompts": {}, "resources": {}}
 
 
@@ -16678,7 +16665,7 @@ class Server:
             case "tools/list", _:
                 reply(self._list_tools(params))
             case (("prompts/list" | "resources/list" | "resources/templates/list"), _):
-                reply({**_OFFERED[method], **_CACHEABLE})
+                reply({**json.loads(asset("offered.json"))[method], **_CACHEABLE})
             case "prompts/get", _:
                 given = params.get("arguments")
                 query = given.get("query") if isinstance(given, dict) else None
