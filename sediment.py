@@ -15872,31 +15872,24 @@ def render_synced(answer: dict[str, Any]) -> Iterator[str]:
     width = max([0, *(len(row["space"][:12]) for row in answer["spaces"])])
     for row in answer["spaces"]:
         parts = [f"{key} {row[key]:,}" for key in ("sent", "received") if key in row]
-        more = [
-            f"{row[key]:,} {key}" for key in ("replaced", "forgotten", "refused") if row.get(key)
-        ]
+        counts = ("replaced", "forgotten", "refused")
+        more = [f"{row[key]:,} {key}" for key in counts if row.get(key)]
         parts += [f"({', '.join(more)})"] if more else []
         there = f"{row['here']:,} here, {row['waiting']:,} not sent"
         there = there if row["waiting"] else f"all of {row['here']:,} here are there"
-        held = (
-            "; held back, like a credential: {:,}".format(row["held_back"])
-            if row.get("held_back")
-            else ""
-        )
+        held = row.get("held_back")
+        there += f"; held back, like a credential: {held:,}" if held else ""
         yield printable_name(
-            f"{row['space'][:12]:<{width}}  {', '.join([*parts, there])}{held}".replace(", (", " (")
+            f"{row['space'][:12]:<{width}}  {', '.join([*parts, there])}".replace(", (", " (")
         )
     if not answer["spaces"]:
         yield "Nothing is shared yet: `sediment sync --share` shares this project."
     for row in answer.get("look_at", ()):
-        yield printable(
-            f'Look at two later versions of {row["id"][:8]} "{one_line(row["content"], 60)}":'
-        )
+        text = one_line(row["content"], 60)
+        yield printable(f'Look at two later versions of {row["id"][:8]} "{text}":')
         for version in row["versions"]:
-            who = version.get("author", "here")
-            yield printable(
-                f"    {version['id'][:8]}  {who:<14}  {one_line(version['content'], 60)}"
-            )
+            who, text = version.get("author", "here"), one_line(version["content"], 60)
+            yield printable(f"    {version['id'][:8]}  {who:<14}  {text}")
         yield "  Both are kept; `store … --replace ID`, `replace` or `forget` settles it."
     for row in answer.get("machines", ()):
         seen = local_time(iso_time(row["seen"])) if row["seen"] else "never"
