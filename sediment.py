@@ -16446,9 +16446,7 @@ class Worker:
 
     def _run(self, call: Call) -> None:
         """Answer a call; what it showed is noted, and what it left undone done, afterwards."""
-        result, shown = None, None
-        if not call.cancelled.is_set():
-            result, shown = call.run(call)
+        result, shown = (None, None) if call.cancelled.is_set() else call.run(call)
         call.answer(None if call.cancelled.is_set() else result)
         if shown:
             self._shown.append(shown)
