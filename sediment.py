@@ -19139,34 +19139,31 @@ def _count_lines(file: IO[bytes]) -> int | None:
 
 
 def export_to(file: str, rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Write items into a file: {success, file, count, items, hidden_versions}."""
+    """Write items into a private file that appears when it is whole: {success, file, count, items,
+    hidden_versions}.
+
+    A link leads to the file it means, which keeps its mode; a pipe or device is written to.
+    """
     counts = {"items": 0, "hidden_versions": 0}
 
     def lines() -> Iterator[str]:
         for row in rows:
             counts["hidden_versions" if "ended" in row else "items"] += 1
-            yield json.dumps(row, ensure_ascii=False)
+            yield json.dumps(row, ensure_ascii=False) + "\n"
 
-    write_lines(Path(file), lines())
-    return {"success": True, "file": file, "count": sum(counts.values()), **counts}
-
-
-def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write lines to a private file that appears when it is whole.
-
-    A link leads to the file it means, which keeps its mode; a pipe or device is written to.
-    """
-    whole = (f"{line}\n" for line in lines)
+    path = Path(file)
     try:
         if path.exists() and not path.is_file():
-            with open(os.open(path, os.O_WRONLY), "w", encoding="utf-8") as file:
-                return file.writelines(whole)
-        target = place_to_write(path, None)
-        mode = target.stat().st_mode & 0o7777 if target.exists() else 0o600
-        with replacing(target, mode) as file:
-            file.writelines(whole)
+            with open(os.open(path, os.O_WRONLY), "w", encoding="utf-8") as device:
+                device.writelines(lines())
+        else:
+            target = place_to_write(path, None)
+            mode = target.stat().st_mode & 0o7777 if target.exists() else 0o600
+            with replacing(target, mode) as draft:
+                draft.writelines(lines())
     except OSError as error:
         raise InvalidInput(f"{path} cannot be written ({error.strerror})") from None
+    return {"success": True, "file": file, "count": sum(counts.values()), **counts}
 
 
 @contextlib.contextmanager
