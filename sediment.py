@@ -3925,27 +3925,16 @@ def _check_ours(connection: apsw.Connection, path: Path) -> None:
     if version > len(MIGRATIONS):
         raise DatabaseError(f"{path} was made by a newer Sediment: update this program")
     for name, sql in connection.execute(_RULES):
-        is_own = any(_squeezed(sql) in _own_rules(file) for file in ("3-changes", "sync"))
-        if not is_own and sha256(_squeezed(sql).encode()).hex() not in _OLD_RULES:
+        rule = _squeezed(sql)
+        if any(rule in _own_rules(file) for file in ("3-changes", "sync")):
+            continue
+        # Or as the first files that synced have them, which a migration makes anew.
+        if sha256(rule.encode()).hex() not in asset("schema/old_rules.txt").split():
             what = f"has {_show(name)} in it, which would change what is stored"
             raise DamagedError(f"{path} {what}: `doctor --repair` leaves it out")
 
 
 _RULES = "SELECT name, sql FROM sqlite_schema WHERE type IN ('trigger', 'view')"
-
-
-# Of triggers and a view as the first files that synced have them: a migration makes them anew.
-_OLD_RULES = frozenset(
-    (
-        "7777707562c234cd48e27680411792234b02fdf4df8552e9614d9889003f03a9",
-        "b314c24205912a0f30e482fba6a526cfa4f2080cecb641713a81a8aed9c40cd8",
-        "505e44479f2d32873a51cd407e8c8ba890ea208efa77aa609a94cbfee5f1c450",
-        "e117cae1d448052836110b20574ecdaf6f95c1e96f9c10788bced67c9eb0d9a1",
-        "f9f11b1715774f41c3ef4e1a6fa1e4c8c0886b1ed1fadae9b12ced20befbba7f",
-        "7e2217c2406297e891e38c5d048a88173a7f175733ee705ba0add8f982cf91ff",
-        "fbf6100918295c94072b2d0779d3baaaba1445130715bcfc992362ca123f22d0",
-    )
-)
 
 
 def _squeezed(sql: str) -> str:
