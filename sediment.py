@@ -17218,18 +17218,12 @@ def _name_of(host: str) -> str:
     return host.rpartition("]")[0].lstrip("[") if host[:1] == "[" else host.partition(":")[0]
 
 
-@functools.cache
-def _pattern_of(path: str) -> re.Pattern[str]:
-    """What the paths of a route look like."""
-    return re.compile(path.replace("{id}", "([^/]+)"))
-
-
 def _routed(method: str, request: dict[str, Any]) -> tuple[Route, dict[str, str]]:
     """The route of a request, and the value in its path, which may have a slash that is written as
     %2F; HttpError where there is none."""
     path, allowed = request["REQUEST_URI"].partition("?")[0], []
     for route in ROUTES:
-        if found := _pattern_of(route.path).fullmatch(path):
+        if found := re.fullmatch(route.path.replace("{id}", "([^/]+)"), path):
             if route.method == method:
                 values = map(urllib.parse.unquote, found.groups())
                 return route, dict(zip([route.named], values, strict=False))
