@@ -3662,13 +3662,11 @@ def create_private(path: Path) -> None:
         _create_private(path)
     except FileExistsError:
         return
-    except PermissionError:
-        if not path.exists():
-            raise DatabaseError(f"{path} cannot be created: no permission; use --db") from None
     except OSError as error:
+        is_denied = isinstance(error, PermissionError)
+        reason = ": no permission" if is_denied else f" ({error.strerror or error})"
         if not path.exists():
-            reason = error.strerror or error
-            raise DatabaseError(f"{path} cannot be created ({reason}); use --db") from None
+            raise DatabaseError(f"{path} cannot be created{reason}; use --db") from None
 
 
 def _create_private(path: Path) -> None:
