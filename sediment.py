@@ -8242,9 +8242,9 @@ class Files:
         """Whether a file says something else than what was noted of it."""
         if noted and not is_dirty(path, noted):
             return False
+        if noted and not noted.digest:  # it is only to be read anew
+            return is_stale(path, noted)
         try:
-            if noted and not noted.digest:  # it is only to be read anew
-                return look(path) != noted.seen
             data = read_file(path).data
             return not noted or noted.digest != sha256(data)
         except Skipped:  # which it was already, if nothing is noted
@@ -8623,13 +8623,6 @@ def _rows_of_files(
 
 def stale_files(database: Database, ids: set[int]) -> set[int]:
     """Those files that are not any more what was noted of them."""
-
-    def is_stale(path: Path, noted: FileRecord) -> bool:
-        try:
-            return look(path) != noted.seen
-        except Skipped:
-            return True
-
     return {id for id, path, _, noted in _rows_of_files(database, ids) if is_stale(path, noted)}
 
 
@@ -8731,13 +8724,17 @@ def _reading(part: Part) -> str:
     return embedding_text(part.content, Chunk(0, len(part.content), part.context))
 
 
-def is_dirty(path: Path, noted: FileRecord) -> bool:
-    """Whether a file may be another than was noted of it."""
+def is_stale(path: Path, noted: FileRecord) -> bool:
+    """Whether the system says something else of a file than was noted."""
     try:
-        same = look(path) == noted.seen
+        return look(path) != noted.seen
     except Skipped:
         return True
-    return not same or not noted.digest or noted.read_at - max(noted.seen[1:]) < RACY
+
+
+def is_dirty(path: Path, noted: FileRecord) -> bool:
+    """Whether a file may be another than was noted of it."""
+    return is_stale(path, noted) or not noted.digest or noted.read_at - max(noted.seen[1:]) < RACY
 
 
 def _created(path: Path, seen: FileStat) -> int:
