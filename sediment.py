@@ -7800,11 +7800,10 @@ def _ignored_in(folder: Path) -> tuple[_Rule, ...]:
 def _ignored_above(top: Path) -> tuple[_Rule, ...]:
     """What git ignores by the files above a folder, up to its repository's top."""
     above = [top, *top.parents]
-    ends = [place for place, folder in enumerate(above) if (folder / ".git").exists()]
+    end = next((place for place, folder in enumerate(above) if (folder / ".git").exists()), 0)
     rules: tuple[_Rule, ...] = ()
-    for folder in reversed(above[1 : ends[0] + 1] if ends else []):
+    for inner, folder in reversed([*pairwise(above[: end + 1])]):
         rules = _ignored_in(folder) + rules
-        inner = above[above.index(folder) - 1]
         if _is_ignored(inner, True, rules):
             return ()  # what is asked for by name is indexed although git ignores all of it
     return rules
