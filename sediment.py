@@ -15089,11 +15089,6 @@ class Event(NamedTuple):
     client: str
     path: Path | None  # of the session's file, where it is one of a client's
 
-    @property
-    def is_cursors(self) -> bool:
-        """Cursor's events begin with a small letter, and its answers have a shape of their own."""
-        return self.name[:1].islower()
-
 
 def read_event(given: object) -> Event:
     """A hook's input; InvalidInput when it is none that is answered."""
@@ -15126,17 +15121,13 @@ def answer_hook(memory: Memory, event: Event) -> dict[str, Any]:
         ask_for_capture(memory, event)
     if event.kind == START:
         text = _at_start(memory, event)
-    elif event.kind == PROMPT and _asks_something(event.prompt):
+    elif event.kind == PROMPT:
         text = _at_prompt(memory, event)
     if not text:
         return {}
-    if event.is_cursors:
+    if event.name[:1].islower():  # Cursor's, whose answers have a shape of their own
         return {"continue": True, "additional_context": text}
     return {"hookSpecificOutput": {"hookEventName": event.name, "additionalContext": text}}
-
-
-def _asks_something(prompt: str) -> bool:
-    return len(prompt) >= HOOK_PROMPT_MIN and prompt[0] not in "/!#"
 
 
 def _at_start(memory: Memory, event: Event) -> str:
@@ -15177,8 +15168,9 @@ def standing(memory: Memory) -> list[dict[str, Any]]:
 
 def _at_prompt(memory: Memory, event: Event) -> str:
     """The memories that answer a prompt and were not shown, or said, in this session."""
+    asks = len(event.prompt) >= HOOK_PROMPT_MIN and event.prompt[0] not in "/!#"
     budget = _budget("PROMPT", PROMPT_BUDGET)
-    found = prompted(memory, event.prompt) if budget else []
+    found = prompted(memory, event.prompt) if asks and budget else []
     here = f"{session_name(event.client, event.session)}#"
     found = [row for row in found if not row.get("source", "").startswith(here)]
     return _shown_once(memory, event, found, budget) if found else ""
