@@ -4292,8 +4292,7 @@ class Projects:
         """Let a folder that was known here alone, since a conversation of it came first, have its
         id with it; and one whose config was emptied."""
         place, is_ours = _noted_as(root), self._note(_noted_as(root)) in (project, None)
-        config = {"project_id": project, "source": "uuid"}
-        if _config_id(root) is None and is_ours and self._write_config(root, config):
+        if _config_id(root) is None and is_ours and self._write_config(root, project):
             with self.database.transaction() as connection:
                 connection.execute("DELETE FROM projects WHERE location = ?", (place,))
                 row = (f"given:{_written(root)}", project)
@@ -4341,11 +4340,9 @@ class Projects:
 
     def _git_project(self, root: Path, create: bool) -> str | None:
         """The repository's id, from the database's note of it; git is asked once."""
-        folders = git_folders(root)
-        if folders is None:
+        if (folders := git_folders(root)) is None:
             return None
-        _, shared = folders
-        key = f"git:{_written(shared)}:{_made(shared)}"
+        key = f"git:{_written(folders[1])}:{_made(folders[1])}"
         known = self._note(key)
         if known is None and (known := git_id(root)) and create:
             self._write_note(key, known)
@@ -4405,14 +4402,13 @@ class Projects:
             if known := self._configured(root, derived) or self._noted(root):
                 return known  # another was quicker
             project = new_id()
-            config = {"project_id": project, "source": "uuid"}
-            given = in_folder and self._write_config(root, config)
+            given = in_folder and self._write_config(root, project)
             row = (f"given:{_written(root)}" if given else _noted_as(root), project)
             connection.execute("INSERT OR REPLACE INTO projects VALUES(?, ?)", row)
         return project
 
-    def _write_config(self, root: Path, config: dict[str, Any]) -> bool:
-        folder = root / ".sediment"
+    def _write_config(self, root: Path, project: str) -> bool:
+        config, folder = {"project_id": project, "source": "uuid"}, root / ".sediment"
         if folder.is_symlink():  # somebody else's folder may have a file of that name
             return False
         try:
