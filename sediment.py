@@ -9108,11 +9108,12 @@ def _end_of_pipe(pipe: IO[bytes]) -> bytes:
 def check_summary(summary: str, characters: int) -> None:
     """InvalidInput says why something cannot stand for notes of so many characters: what index
     would skip, say."""
+    unmarked = re.sub(r"\[(?:private|redacted: [\w ]+)\]", "", visible(summary))
     reasons = {
         "nothing": not summary,
         "what is no text": "\ufffd" in summary or _CONTROL.search(summary),
         "no less than it was given": len(summary) >= characters,
-        "nothing that recall could find": not any(map(str.isalnum, _unmarked(visible(summary)))),
+        "nothing that recall could find": not any(map(str.isalnum, unmarked)),
     }
     if reason := next((reason for reason, found in reasons.items() if found), ""):
         raise _no_summary(reason)
@@ -9120,11 +9121,6 @@ def check_summary(summary: str, characters: int) -> None:
 
 def _no_summary(printed: str) -> InvalidInput:
     return InvalidInput(f"the command printed {printed}: nothing was changed")
-
-
-def _unmarked(text: str) -> str:
-    """A text without the marks of what was left out of it."""
-    return re.sub(r"\[(?:private|redacted: [\w ]+)\]", "", text)
 
 
 def check_not_ignored(path: Path) -> None:
