@@ -18166,17 +18166,13 @@ def initialize(
     created = root is not None and not remove and memory.projects.current(create=True)
     answer |= {"project": created or None, "root": root and str(root)}
     known = dict.fromkeys(why for *_, why in steps if why)
-    done = [*known, *(one.write(root) for one in changes), *_told_config(root, remove)]
+    done = [*known, *(one.write(root) for one in changes)]
+    if root and _config_id(root):
+        told = ".sediment/config: has the project's id, by which its memories are found"
+        done.append(told + "; it stays" * remove)  # no removal takes it
     if refused:
         raise InvalidInput("; ".join([*done, *refused]))
     return answer | {"done": done}
-
-
-def _told_config(root: Path | None, remove: bool) -> Iterator[str]:
-    """What is said of the file that a folder may have its id in: no removal takes it."""
-    if root and _config_id(root):
-        told = ".sediment/config: has the project's id, by which its memories are found"
-        yield told + "; it stays" * remove
 
 
 def _project_folder(memory: Memory) -> Path:
