@@ -7780,12 +7780,11 @@ def _rules(base: Path, lines: tuple[str, ...]) -> tuple[_Rule, ...]:
     rules = []
     for line in reversed(lines):
         text = line.strip().removeprefix("!")
+        folders, anchored = text.endswith("/"), "/" in text.rstrip("/")
         with contextlib.suppress(InvalidInput):
             for one in _patterns((line,)).patterns:
                 if one.include is not None:
-                    anchored = "/" in text.rstrip("/")
-                    rule = _Rule(base, one.include, text.endswith("/"), anchored, one.regex)
-                    rules.append(rule)
+                    rules.append(_Rule(base, one.include, folders, anchored, one.regex))
     return tuple(rules)
 
 
