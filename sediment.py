@@ -8461,10 +8461,10 @@ class Files:
         is_dated = date_of(parsed.path) is not None
         facts = (source.id, *parsed.seen, time.time_ns(), parsed.digest, is_dated)
         row = (*facts, str(parsed.path), self.project)
-        values = f"files({columns}) VALUES({', '.join('?' * len(row))})"
-        connection.execute(f"INSERT OR IGNORE INTO {values}", row)
+        marks = ", ".join("?" * len(row))
+        connection.execute(f"INSERT OR IGNORE INTO files({columns}) VALUES({marks})", row)
         is_new = connection.changes() > 0
-        sql = f"UPDATE files SET ({columns}) = ({', '.join('?' * len(row))})"
+        sql = f"UPDATE files SET ({columns}) = ({marks})"
         sql += " WHERE path = ? AND project_id = ? RETURNING id"
         return connection.execute(sql, (*row, *row[-2:])).get, is_new
 
@@ -8481,16 +8481,12 @@ class Files:
     def _erase(self, connection: apsw.Connection, path: str, away: bool = False) -> int | None:
         """Take a file out of the index, but for its vectors, and for its row if it is only away;
         how many parts it had, if it was there."""
-        rows = fetch(
-            connection,
-            "SELECT i.id, i.seq FROM items i JOIN files f ON f.id = i.file"
-            " WHERE f.path = ? AND f.project_id = ?",
-            path,
-            self.project,
-        )
+        this = "WHERE path = ? AND project_id = ?"
+        sql = f"SELECT id, seq FROM items WHERE file = (SELECT id FROM files {this})"
+        rows = fetch(connection, sql, path, self.project)
         self._drop(connection, rows)
         sql = f"UPDATE files SET size = {AWAY}, digest = x''" if away else "DELETE FROM files"
-        connection.execute(f"{sql} WHERE path = ? AND project_id = ?", (path, self.project))
+        connection.execute(f"{sql} {this}", (path, self.project))
         return len(rows) if connection.changes() else None
 
     def _drop(self, connection: apsw.Connection, rows: Iterable[tuple[str, int]]) -> None:
