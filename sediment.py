@@ -9643,7 +9643,6 @@ def _exported(path: Path, size: int) -> Iterator[bytes]:
     """The beginnings of the files with conversations in a folder or a ZIP archive, or of the file
     itself."""
     import zipfile
-    import zlib
 
     try:
         if path.is_dir():
