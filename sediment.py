@@ -17600,7 +17600,6 @@ def changed(path: Path, wanted: Any, remove: bool) -> FileChange:
     """A file with what is wanted in it, or without it; InvalidInput says what to do by hand."""
     add, take = _kind(wanted)
     called = [key for key in wanted if key in _CALLED] if isinstance(wanted, dict) else []
-    text = None
     try:
         text = _read_owned(path) if path.exists() else None
         new = add(text, wanted) if not remove else text and take(text, wanted)
