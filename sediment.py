@@ -4351,9 +4351,8 @@ class Projects:
     def _noted(self, root: Path) -> str | None:
         """The id in the database's note of a folder, maybe from before it was a repository."""
         place = _noted_as(root)
-        return (
-            self._note(place) or self._note(f"folder:{_written(root)}") or self._moved_here(place)
-        )
+        known = self._note(place) or self._note(f"folder:{_written(root)}")
+        return known or self._moved_here(place)
 
     def _moved_here(self, place: str) -> str | None:
         """The id of a repository without a commit noted where it is no more."""
