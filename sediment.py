@@ -7928,7 +7928,7 @@ def _is_of_here(plan: dict[str, Any]) -> bool:
     names = [*plan["moves"], *plan["moves"].values(), plan["summary"]]
     return (
         all(name.endswith(".md") and ".." not in Path(name).parts for name in names)
-        and all(re.search(r"\d{4}-\d\d-\d\d", Path(name).name) for name in plan["moves"])
+        and all(_DATE.search(Path(name).name) for name in plan["moves"])
         and all(name.startswith(f"{_ARCHIVE}/") for name in plan["moves"].values())
         and not any(map(os.path.isabs, names))
         and re.fullmatch(rf"{_SUMMARY}[\w-]+\.md", plan["summary"]) is not None
