@@ -9805,7 +9805,6 @@ def is_session(projects: Projects, id: object) -> bool:
 
 
 def keep_conversations(
-    database: Database,
     projects: Projects,
     encoder: Encoder | None,
     conversations: Iterable[Conversation],
@@ -9816,27 +9815,24 @@ def keep_conversations(
     remarks: list[str] = []
     forgotten = 0
     for one in conversations:
-        known = kept_session(database, session_name(one.client, one.session))
+        known = kept_session(projects.database, session_name(one.client, one.session))
         if known and known.resume == _NEVER_AGAIN:
             forgotten += len(one.turns)
-            progress(len(one.turns))
-            continue
-        counts["sessions"] += bool(one.turns)
-        remarks += [one.remark] if one.remark else []
-        new = _keep_conversation(database, projects, encoder, one) if encoder else len(one.turns)
-        counts["turns"] += new
-        counts["existing"] += len(one.turns) - new
+        else:
+            new = _keep_conversation(projects, encoder, one) if encoder else len(one.turns)
+            counts["sessions"] += bool(one.turns)
+            counts["turns"] += new
+            counts["existing"] += len(one.turns) - new
+            remarks += [one.remark] if one.remark else []
         progress(len(one.turns))
     if forgotten:
         counts["forgotten"] = forgotten
     return {"success": True, **counts, "remarks": list(dict.fromkeys(remarks))}
 
 
-def _keep_conversation(
-    database: Database, projects: Projects, encoder: Encoder, given: Conversation
-) -> int:
+def _keep_conversation(projects: Projects, encoder: Encoder, given: Conversation) -> int:
     """Keep the turns of a session that are not kept as they are now; how many those are."""
-    name, new = session_name(given.client, given.session), 0
+    database, name, new = projects.database, session_name(given.client, given.session), 0
     known = kept_session(database, name)
     here = projects.of_folder(given.folder) if given.folder else None
     project = (known and known.project) or here or ""
@@ -9844,8 +9840,7 @@ def _keep_conversation(
         _settle(database, known, project)
     for turn in given.turns:
         text = turn_text(turn)
-        id = _id_to_keep(database, name, turn.key, text)
-        if id is None:
+        if (id := _id_to_keep(database, name, turn.key, text)) is None:
             continue
         at_once = None if encoder.model.destination else database  # a service makes many
         item = prepare_item(at_once, encoder, id, text, project or None, turn.at)
@@ -14556,7 +14551,7 @@ class Memory:
         not kept again. `progress` is called with the turns of each session; `dry_run` counts.
         """
         encoder = None if dry_run else self.encoder
-        return keep_conversations(self.database, self.projects, encoder, conversations, progress)
+        return keep_conversations(self.projects, encoder, conversations, progress)
 
     def list_conversations(self) -> dict[str, Any]:
         """The sessions that are kept of this project and of none: {count, conversations: [{source,
