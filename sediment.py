@@ -8016,7 +8016,6 @@ class Files:
         self.encoder, self.project = encoder, project or ""
         self.usable = same_model(self.database, encoder.model)
         self.secrets, self.anew = allow_secrets or not redacts(), allow_secrets
-        self.embedded = self.removed = 0
         self.changes: list[dict[str, Any]] = []
         self._digests: dict[str, bytes] = {}  # of files that came, and of those that went
         self.skipped: list[dict[str, str]] = []
@@ -8293,13 +8292,14 @@ class Files:
     def report(self, plan: Plan) -> dict[str, Any]:
         """What came of `sync` for a plan."""
         chunks = sum(self.parts(source, within) for source, within, _ in plan)
+        embedded = sum(row["embedded"] for row in self.changes)
         skipped = {row["path"] for row in self.skipped}
         return {
             "files": sum(str(path) not in skipped for *_, found in plan for path in found),
             "chunks": chunks,
-            "embedded": self.embedded,
-            "reused": max(0, chunks - self.embedded),
-            "removed": self.removed,
+            "embedded": embedded,
+            "reused": max(0, chunks - embedded),
+            "removed": sum(row["removed"] for row in self.changes),
             "changes": self.changes,
             "skipped": self.skipped,
             "warnings": self.warnings,
@@ -8338,8 +8338,6 @@ class Files:
         self, path: Path | str, action: str, embedded: int, removed: int, digest: bytes
     ) -> None:
         self._digests[str(path)] = digest
-        self.embedded += embedded
-        self.removed += removed
         told = {"path": str(path), "action": action, "embedded": embedded, "removed": removed}
         self.changes.append(told)
 
