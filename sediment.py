@@ -9045,8 +9045,7 @@ def run_filter(command: str, text: str, timeout: float) -> str:
         raise InvalidInput(f"timeout must be a number of seconds to {DAY:,}, not {_show(timeout)}")
     given, most = text.encode(), 4 * len(text)  # bytes of as many characters
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    pipes |= {"start_new_session": True, **no_window()}
-    process = subprocess.Popen(command, shell=True, **pipes)
+    process = subprocess.Popen(command, shell=True, start_new_session=True, **pipes, **no_window())
     end = time.monotonic() + timeout
     _in_thread(_write_pipe, process.stdin, given)
     said = _in_thread(_end_of_pipe, process.stderr)
@@ -9159,9 +9158,8 @@ class Compaction:
 
     def _input(self) -> str:
         """The notes as one text, each under its file's name."""
-        names = (printable_name(_beneath(one.path, self.folder)) for one in self.notes)
-        named = zip(names, self.notes, strict=True)
-        return "".join(f"<!-- {name} -->\n{one.text}\n\n" for name, one in named)
+        named = ((printable_name(_beneath(one.path, self.folder)), one.text) for one in self.notes)
+        return "".join(f"<!-- {name} -->\n{text}\n\n" for name, text in named)
 
     def preview(self, sent: bool) -> dict[str, Any]:
         """What would be sent to a command, or else which notes say nearly the same."""
