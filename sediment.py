@@ -3880,9 +3880,11 @@ def note_copy(connection: apsw.Connection, copy: Path) -> None:
 
 
 def copies(database: Database) -> list[str]:
-    """The copies of this file that were made and are still there."""
+    """The copies of this file that were made and are still there, and what was left of others
+    whose process was killed."""
     rows = database.rows("SELECT substr(key, 6) FROM meta WHERE key GLOB 'copy:*'")
-    return [name for (name,) in rows if os.path.lexists(name)]
+    places = (place for (name,) in rows for place in (name, *map(str, left_behind(Path(name)))))
+    return list(dict.fromkeys(filter(os.path.lexists, places)))
 
 
 def is_synced(database: Database) -> bool:
@@ -10431,10 +10433,11 @@ def backup_database(database: Database, path: str | Path) -> dict[str, Any]:
     database.refuse_own(target)
     if not target.parent.is_dir():
         raise DatabaseError(f"{target} cannot be written: there is no folder {target.parent}")
+    with contextlib.suppress(DatabaseError):  # a file that cannot be written is copied too
+        if not os.path.lexists(target):  # noted before, since the process may be killed on the way
+            _note_copy(database, target)
     with database.explained():
         copy_database(database.reader(), target)
-    with contextlib.suppress(DatabaseError):  # a file that cannot be written is copied too
-        _note_copy(database, target)
     with contextlib.closing(_connect(target)) as copy:  # which stays as it is
         counts = count_items(copy)
     message = f"Copied {tell_counts(counts)} to {target}, and read the copy back."
@@ -12333,6 +12336,7 @@ def forget_items(projects: Projects, ids: Sequence[str]) -> dict[str, Any]:
     doomed += sessions
     erased += len(sessions)
     projects.database.wipe(texts)
+    remove_left_behind(projects.database.path)
     named = ", ".join(doomed)
     older = _and_versions(erased - len(doomed))
     answer: dict[str, Any] = {"success": True, "ids": doomed}

@@ -315,6 +315,31 @@ def test_what_a_killed_backup_left_is_removed_by_the_next(memory: Memory, tmp_pa
     assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["copy.db"]
 
 
+def test_forgetting_removes_or_names_what_a_killed_process_left(
+    memory: Memory, path: Path, tmp_path: Path
+) -> None:
+    id = memory.store("A walrus lives in the tower.")["id"]
+    memory.backup(copy := tmp_path / "copy.db")
+    (out := tmp_path / "out").mkdir()
+    scripts = (RESTORE, "Memory(sys.argv[1], project='demo').backup(sys.argv[2])")
+    for script, file in zip(scripts, (copy, out / "other.db"), strict=True):
+        process = child(f"sediment.take_place = lambda *_: os._exit(9)\n{script}", path, file)
+        assert process.wait(TIMEOUT) == 9
+    assert list(path.parent.glob("*.tmp"))
+    copy.unlink()
+    (left,) = out.glob("other.db.*.tmp")
+    assert memory.forget(id)["copies"] == [str(left)]
+    assert not list(path.parent.glob("*.tmp"))
+
+
+def test_a_backup_to_a_taken_name_does_not_make_that_a_copy(memory: Memory, tmp_path: Path) -> None:
+    id = memory.store("x")["id"]
+    (tmp_path / "mine.db").touch()
+    with pytest.raises(DatabaseError, match="is there already"):
+        memory.backup(tmp_path / "mine.db")
+    assert "copies" not in memory.forget(id)
+
+
 def test_what_was_restored_from_is_a_copy_that_forget_names(memory: Memory, tmp_path: Path) -> None:
     id = memory.store("A walrus.")["id"]
     for name in ("first.db", "second.db"):
