@@ -4008,6 +4008,7 @@ _UUID = _Pattern(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 # How notes of places begin: git folders, those without a commit, folders without an id in a file,
 # those whose file got it from us, or had it already; and ids that became another one.
 _PLACES = ("git:", "unborn:", "folder:", "given:", "named:", "moved:")
+_NOTED_FOLDER = _Pattern(r"(?:git|unborn|folder|given|named):(.+?)(?:[/\\]\.git)?(?::\d+)*")
 # The branches that a repository is known by: the first that is there, else what is checked out,
 # which may have nothing in common with the others, as the branch of a site often has not.
 _MAIN = (
@@ -4226,6 +4227,15 @@ class Projects:
             return (self.root or Path.cwd()).resolve()
         except OSError:  # it was deleted
             return Path("/")
+
+    def folders(self) -> Iterator[str]:
+        """The folders that are known: the working one, the project's, and those with a note."""
+        with contextlib.suppress(OSError):  # the working folder was deleted
+            yield os.path.abspath(self.folder or ".")
+        yield str(self.top)
+        for (location,) in self.database.rows("SELECT location FROM projects"):
+            if found := _NOTED_FOLDER.fullmatch(location):
+                yield found[1]
 
     def shown(self, path: str | Path) -> str:
         """A path as people read it: from the project's folder, if it is in there."""
@@ -9245,7 +9255,8 @@ class Compaction:
 # without that a log of changes; or a database that "sql" asks. The first of "rules" whose "if" fits
 # an entry tells whose it is ("role") and where its "text" stands; without a text it is nobody's. An
 # "if" names paths ("a.b|c": what is at the first of them that has anything) and what may stand
-# there; "any" is anything but nothing.
+# there; "any" is anything but nothing. A "coded_folder" is called as the client's folder,
+# with a "-" for all in its path that is no letter or digit.
 # ---------------------------------------------------------------------------------------------
 
 # What recall puts before a prompt begins a line and ends with these: never the user's own words.
@@ -9277,6 +9288,7 @@ class Conversation(NamedTuple):
     turns: list[Turn]
     resume: int  # bytes before the last turn; 0 where a file is read whole each time
     remark: str = ""  # why nothing was understood
+    coded: str = ""  # what a client that tells no folder makes of its path
 
 
 class Message(NamedTuple):
@@ -9325,7 +9337,7 @@ def read_conversation(client: str, path: Path, start: int = 0, session: str = ""
     resume = (place if turns else start) if "lines" in form else 0
     known = known or start > 0 or _says_nothing(form, path, session)
     remark = "" if known else f"{path} is of a version that this program does not know"
-    return Conversation(client, session, folder, turns, resume, remark)
+    return Conversation(client, session, folder, turns, resume, remark, _coded_in(form, path))
 
 
 def _turns(entries: _Entries, form: Format, moment: int) -> tuple[list[Turn], int, bool]:
@@ -9543,6 +9555,23 @@ def _folder_in(form: Format, path: Path, session: str) -> str:
         if found := _FOLDER.search(line):
             return parse_object(b"{%b}" % found[0]).get("cwd", "")
     return ""
+
+
+def _coded_in(form: Format, path: Path) -> str:
+    there = form.get("coded_folder")
+    return Path(os.path.normpath(path.parent / there)).name if there else ""
+
+
+def folder_of(projects: Projects, one: Conversation) -> str | None:
+    """Where a session's client stood: of one that tells only a name, the known folder of that."""
+    if one.folder or not one.coded:
+        return one.folder
+    fits = (folder for folder in projects.folders() if _coded(folder) == _coded(one.coded))
+    return next(fits, None)
+
+
+def _coded(folder: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "-", folder).strip("-")
 
 
 def place_of(places: Sequence[str]) -> str:
@@ -9811,11 +9840,14 @@ def keep_conversations(
     """What `Memory.add_conversations` does; without an encoder they are only counted."""
     counts: dict[str, int] = {"sessions": 0, "turns": 0, "existing": 0}
     remarks: list[str] = []
-    forgotten = 0
-    for one in conversations:
+    forgotten, homeless = 0, Counter[str]()
+    for given in conversations:
+        one = given._replace(folder=folder_of(projects, given))
         known = kept_session(projects.database, session_name(one.client, one.session))
         if known and known.resume == _NEVER_AGAIN:
             forgotten += len(one.turns)
+        elif _is_homeless(known, one):
+            homeless[one.client] += 1
         else:
             new = _keep_conversation(projects, encoder, one) if encoder else len(one.turns)
             counts["sessions"] += bool(one.turns)
@@ -9825,7 +9857,19 @@ def keep_conversations(
         progress(len(one.turns))
     if forgotten:
         counts["forgotten"] = forgotten
-    return {"success": True, **counts, "remarks": list(dict.fromkeys(remarks))}
+    left = (_HOMELESS.format(count, client) for client, count in homeless.items() if count)
+    return {"success": True, **counts, "remarks": list(dict.fromkeys([*left, *remarks]))}
+
+
+_HOMELESS = (
+    "{0} sessions of {1} are of folders that are not known: `import --from {1} --here` in each"
+    " keeps what was said there"
+)
+
+
+def _is_homeless(known: Session | None, one: Conversation) -> bool:
+    """Whether nobody can tell the project of a session, which would be shown to all others."""
+    return bool(one.turns and one.coded) and not (one.folder or (known and known.project))
 
 
 def _keep_conversation(projects: Projects, encoder: Encoder, given: Conversation) -> int:
@@ -15367,6 +15411,7 @@ def _capture_session(memory: Memory, client: str, path: Path, session: str, has_
     try:
         found = read_conversation(client, path, start, session)
         found = found._replace(folder=found.folder or told)  # not all clients note where they stood
+        found = found._replace(folder=folder_of(memory.projects, found))
         if found.folder:  # what was said of a project's hooks goes with it to a new id
             memory.projects.of_folder(found.folder)
         if found.folder and CAPTURE in hooks_off(memory.beside(found.folder)):
@@ -18664,7 +18709,8 @@ def _said_since(
     """What was said since a time; where a memory is given, in its project."""
     here = memory and (memory.projects.root or find_root(Path.cwd()))
     for one in found:
-        if memory is None or (one.folder and find_root(Path(one.folder)) == here):
+        folder = memory and folder_of(memory.projects, one)
+        if memory is None or (folder and find_root(Path(folder)) == here):
             yield one._replace(turns=[turn for turn in one.turns if turn.at >= since])
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -847,6 +848,32 @@ def test_only_sessions_of_a_time_or_of_this_project_are_imported(here: Program, 
     assert here.json("import", "--from", "claude", "--here")["turns"] == 1
     found = here.json("recall", "which port has staging?", "--anyway")["results"]
     assert any(row["source"] == "claude:aaaa#1" for row in found)
+
+
+def test_a_session_of_cursors_is_kept_where_its_folder_is_known(here: Program, left: Path) -> None:
+    def session(name: str, folder: Path) -> None:
+        coded = re.sub("[^A-Za-z0-9]+", "-", str(folder)).strip("-")
+        path = left / f".cursor/projects/{coded}/agent-transcripts/{name}/{name}.jsonl"
+        path.parent.mkdir(parents=True)
+        texts = [("user", f"Which port has {name}?"), ("assistant", "Port 6543.")]
+        lines = ({"role": role, "message": {"content": text}} for role, text in texts)
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    (inside := here.folder / ".sediment/in_side").mkdir(parents=True)
+    (other := here.folder.parent / "other.one").mkdir()
+    for name, folder in (("heron", here.folder), ("newt", inside), ("otter", other)):
+        session(name, folder)
+    assert here.json("import", "--from", "cursor", "--here", "--dry-run")["turns"] == 1
+    answer = here.json("import", "--from", "cursor")
+    assert answer["sessions"] == answer["turns"] == 1
+    assert answer["remarks"][0].startswith("2 sessions of cursor are of folders that are not known")
+    assert here.json("import", "--from", "cursor", "--here", cwd=inside)["turns"] == 1
+    (there := here.at(other)).store("Tea is at four.")
+    assert not there.json("list", "--conversations")["count"]
+    assert here.json("import", "--from", "cursor")["turns"] == 1  # by the note of that folder
+    listed = [one.json("list", "--conversations")["conversations"] for one in (here, there)]
+    named = [sorted(row["source"] for row in rows) for rows in listed]
+    assert named == [["cursor:heron", "cursor:newt"], ["cursor:otter"]]
 
 
 def test_an_export_is_imported_as_a_file(here: Program, original: Path) -> None:
