@@ -9925,7 +9925,8 @@ def _id_to_keep(database: Database, name: str, key: str, text: str) -> str | Non
         if database.value(_SAID_THERE, name, text):
             return None
         id = _free_id(database, _short_hash(id))
-    return id
+    is_place = key.isdecimal()  # where a turn stands that has no name, which others may take over
+    return None if is_place and database.value(_SAID_THERE, name, text) else id
 
 
 def _free_id(database: Database, id: str) -> str:

@@ -329,5 +329,9 @@ def test_a_session_without_names_that_is_written_anew_loses_and_doubles_nothing(
     assert [text for (text,) in rows] == sorted(
         sediment.turn_text(Turn("", 0, *turn)) for turn in (HERON, OTTER, third)
     )
-    memory.add_conversations([placed(OTTER, (third[0], third[1] + " Each day."))])
+    third = third[0], third[1] + " Each day."
+    memory.add_conversations([placed(OTTER, third)])
+    assert memory.database.value("SELECT count(*) FROM items") == 3
+    later = [turn._replace(key="900") for turn in placed(OTTER, third).turns[1:]]
+    assert counts(memory.add_conversations([placed(OTTER)._replace(turns=later)])) == (1, 0, 1)
     assert memory.database.value("SELECT count(*) FROM items") == 3
