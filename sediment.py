@@ -11313,12 +11313,20 @@ def given_item(projects: Projects, id: object) -> dict[str, Any]:
     if len(found) > 1:
         raise InvalidInput(f"several ids begin with {_show(given)}: give more of it")
     if not found:
-        elsewhere = kept_session(projects.database, given)
-        if elsewhere and not kept_to_one_project():
-            told = f"{_show(given)} is a conversation of another project"
-            raise NotFound(f"{told}: `--project {elsewhere.project}` reaches it")
-        raise NotFound(f"no memory with the id {_show(given)} (not found): see `list`")
+        raise NotFound(_why_no_item(projects, given))
     return found[0]
+
+
+def _why_no_item(projects: Projects, given: str) -> str:
+    kept = kept_session(projects.database, given)
+    is_own = kept is not None and kept.project in ("", projects.current())
+    if kept is None or kept.resume == _NEVER_AGAIN or (kept_to_one_project() and not is_own):
+        return f"no memory with the id {_show(given)} (not found): see `list`"
+    told = f"{_show(given)} is a conversation"
+    if not is_own:
+        return f"{told} of another project: `--project {kept.project}` reaches it"
+    turns = f"list --kind conversation{'' if kept.project else ' --scope global'}"
+    return f"{told}: `{turns}` shows its turns, `forget {given}` erases it"
 
 
 def visible_item(projects: Projects, id: str) -> dict[str, Any]:

@@ -226,6 +226,24 @@ def test_a_conversation_of_another_project_is_named(tmp_path: Path) -> None:
         other.forget("claude:s1")
 
 
+def test_a_conversation_is_told_from_a_memory_where_one_is_asked_for(tmp_path: Path) -> None:
+    _, memory = worked_in(tmp_path)
+    memory.add_conversations([said(OTTER, session="s2")])
+    kept = memory.store("Tea is at four.")["id"]
+    deeds = (memory.get, memory.history, memory.expand, memory.graph, memory.undo)
+    more = (lambda id: memory.move(id, "global"), lambda id: memory.store("x", replace=id))
+    for deed in (*deeds, *more, lambda id: memory.replace(kept, id)):
+        with pytest.raises(NotFound, match="is a conversation: `list --kind conversation` shows"):
+            deed("claude:s1")
+        with pytest.raises(NotFound, match="`list --kind conversation --scope global` shows"):
+            deed("claude:s2")
+    assert memory.list_items(kind="conversation", scope="global")["total"] == 1
+    memory.forget("claude:s1")
+    for one in (memory, Memory(memory.database.path, project="another")):
+        with pytest.raises(NotFound, match="no memory with the id 'claude:s1'"):
+            one.get("claude:s1")
+
+
 def test_of_a_turn_with_a_huge_prompt_the_answer_is_kept_too(tmp_path: Path) -> None:
     there, memory = worked_in(tmp_path)
     memory.forget("claude:s1")
