@@ -7515,6 +7515,7 @@ class Importer:
             "content": content,
             "part": _part_of(row),
             "project": project,
+            "is_elsewheres": self._is_elsewheres(row),
             "created_at": self._moment if created is None else created,
             "ended_at": ended,
             "ended_by": by if ended is not None else None,
@@ -7524,14 +7525,16 @@ class Importer:
 
     def _project_of(self, row: dict[str, Any]) -> str | None:
         if kept_to_one_project():
-            is_own = row.get("project") in (None, self.project)
-            self.counts["moved"] += not is_own or row.get("scope") == "global"
             return self.project
         if row.get("scope") is not None and check_scope(row["scope"]) == "global":
             return None
         if row.get("project") is None:
             return self.project
         return check_project(row["project"])
+
+    def _is_elsewheres(self, row: dict[str, Any]) -> bool:
+        named = row.get("project") not in (None, self.project)
+        return kept_to_one_project() and (named or row.get("scope") == "global")
 
     def _check_here(self, id: str) -> None:
         """NotFound of what would let a row reach into another project, and its history there."""
@@ -7581,7 +7584,8 @@ class Importer:
             for (number, row), item in zip(rows, items, strict=True):
                 if insert_item(connection, item if usable else item._replace(vectors=[])):
                     adopt_decisions(connection, row)
-                    new.update(stored=1, hidden=item.ended_at is not None)
+                    hidden, moved = item.ended_at is not None, row["is_elsewheres"]
+                    new.update(stored=1, hidden=hidden, moved=moved)
                 else:  # another process's, a moment ago
                     late.append((number, row))
         self.counts.update(new)

@@ -452,6 +452,8 @@ def test_a_token_of_one_project_sees_no_other(guarded: tuple[Door, dict[str, str
     rows += b'{"content": "All.", "scope": "global"}\n'
     notice = one.ok("POST", "/v1/import", rows, **LINES)["notice"]
     assert notice == "2 rows of elsewhere came into this project"
+    strange = b'{"content": "", "scope": "global"}\n{"content": "x", "project": "y", "ended": 5}\n'
+    assert "notice" not in one.ok("POST", "/v1/import", rows + strange, **LINES)  # nothing came in
     assert "Put elsewhere." not in str(whole.ok("GET", "/v1/memories?project=other"))
     assert "All." not in str(whole.ok("GET", "/v1/memories?scope=global"))
     for id in (theirs, shared):
