@@ -15139,8 +15139,9 @@ def read_event(given: object) -> Event:
     kind = _HOOK_EVENTS.get(name.lower())
     if kind is None:
         raise InvalidInput(f"no event that is answered: {_show(name)}")
-    roots = facts.get("workspace_roots")
-    folder = fact("cwd") or next((one for one in roots or () if isinstance(one, str)), "")
+    told = facts.get("workspace_roots")
+    roots = told if isinstance(told, list) else []
+    folder = fact("cwd") or next((one for one in roots if isinstance(one, str)), "")
     again = fact("source") in ("clear", "compact")
     session = fact("session_id", "conversation_id")[:ID_MAX]
     said = typed_text(fact("prompt")[: 4 * HOOK_TEXT])[:HOOK_TEXT]

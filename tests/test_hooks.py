@@ -452,6 +452,12 @@ def test_a_session_that_ended_without_a_hook_is_read_at_the_next_start(
     until(lambda: turns(here) == 2, "what was missed")
 
 
+@pytest.mark.parametrize("roots", [5, "/x", {"/x": 1}, [5], []])
+def test_folders_that_are_no_list_of_folders_are_left_out(roots: object) -> None:
+    given = {"hook_event_name": "stop", "workspace_roots": roots}
+    assert sediment.read_event(given).folder == ""
+
+
 def cursors(tmp_path: Path, session: str, *said: str) -> Path:
     """A session of Cursor's, which tells no folder."""
     path = tmp_path / ".cursor/projects/p/agent-transcripts" / session / f"{session}.jsonl"
