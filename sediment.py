@@ -15727,6 +15727,8 @@ def render_conversations(answer: dict[str, Any]) -> Iterator[str]:
         yield printable(one_line(told, 120))
     if not answer["conversations"]:
         yield "No conversations are kept of this project."
+    if left := answer["total"] - answer["count"]:
+        yield f"and {left} more (--limit)"
 
 
 def render_history(answer: dict[str, Any]) -> Iterator[str]:
@@ -16045,8 +16047,10 @@ def _list(memory: Memory, conversations: bool = False, **options: Any) -> dict[s
     if not conversations:
         return memory.list_items(**options)
     if others := ", ".join(sorted(filter(options.get, options.keys() - {"limit", "scope"}))):
-        raise InvalidInput(f"the sessions are listed whole, without {others}")
-    return memory.list_conversations()
+        raise InvalidInput(f"the sessions are listed without {others}")
+    answer = memory.list_conversations()
+    shown = answer["conversations"][: options["limit"]]
+    return {"count": len(shown), "total": answer["count"], "conversations": shown}
 
 
 def _forget(memory: Memory, ids: str | tuple[str, ...]) -> dict[str, Any]:

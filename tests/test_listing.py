@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from sediment import InvalidInput, Memory, NotFound, cli
+from sediment import Conversation, InvalidInput, Memory, NotFound, Turn, cli
 
 DAYS = ("2026-01-05", "2026-02-05", "2026-03-05")
 TEXTS = ("The kettle is in the cellar", "Invoices go to Berta", "The bridge opens at nine")
@@ -93,6 +93,12 @@ def test_a_shell_takes_the_same(memory: Memory, path: Path, ids: list[str]) -> N
     assert ids[1] in said("--since", "2026-02", "--until", "2026-02")
     assert ids[2] in said("--never-recalled", "--kind", "memory")
     assert "without oldest" in said("--conversations", "--oldest")
+    turn = Turn("k", 1, "Is the boat lit?", "Yes.")
+    memory.add_conversations(Conversation("claude", f"s{n}", None, [turn], 0) for n in range(3))
+    assert len(said("--conversations").splitlines()) == 3
+    first, rest = said("--conversations", "--limit", "1").splitlines()
+    assert "claude:s2" in first
+    assert rest == "and 2 more (--limit)"
 
 
 # Moving, and what happened
