@@ -10635,6 +10635,9 @@ def _take_contents(database: Database, new: Path) -> Path | None:
     there."""
     live = database.path
     kept = aside(live, "before-restore") if live.exists() else None
+    if kept:
+        with contextlib.suppress(DatabaseError):  # if the process is killed once that is there
+            _note_copy(database, kept)
     try:
         connection = database.writer()
         with (

@@ -332,6 +332,22 @@ def test_forgetting_removes_or_names_what_a_killed_process_left(
     assert not list(path.parent.glob("*.tmp"))
 
 
+def test_what_a_restore_put_aside_is_named_when_it_is_killed_then(
+    memory: Memory, path: Path, tmp_path: Path
+) -> None:
+    id = memory.store("A walrus lives in the tower.")["id"]
+    memory.backup(copy := tmp_path / "copy.db")
+    script = (
+        "whole = sediment.copy_database\n"
+        "def copied(source, target):\n    whole(source, target)\n"
+        "    'before-restore' not in target.name or os._exit(9)\n"
+        f"sediment.copy_database = copied\n{RESTORE}"
+    )
+    assert child(script, path, copy).wait(TIMEOUT) == 9
+    (kept,) = copies(path, "before-restore")
+    assert set(memory.forget(id)["copies"]) == {str(copy), str(kept)}
+
+
 def test_a_backup_to_a_taken_name_does_not_make_that_a_copy(memory: Memory, tmp_path: Path) -> None:
     id = memory.store("x")["id"]
     (tmp_path / "mine.db").touch()
