@@ -11911,9 +11911,10 @@ class Storing(View):
         if created > time.time():
             remark += f", dated {local_time(iso_time(created))}, which is still to come"
         item = prepare_item(self.database, self.encoder, new_id(), content, project, created)
-        ended = {old["id"]: "replace"} if old else {}
-        if known:  # it comes again after other versions of it: the newest must be this one
-            ended.setdefault(known, "repeat")
+        # It may come again after other versions of it: the newest must be this one.
+        ended = {known: "repeat"} if known else {}
+        if old:  # last, for `undo` takes the last back
+            ended[old["id"]] = "replace"
         looked = self.database.value("SELECT coalesce(max(seq), 0) FROM items")
         me = _newcomer(item)
         rivals = [one for one in self.rivals(me, item.project_id) if one.id not in ended]
@@ -11923,7 +11924,7 @@ class Storing(View):
                 return answer
         outdated = self._told_outdated(self.outdated(me, rivals))
         remark += f" ({self.encoder.trouble})" if self.encoder.trouble else ""
-        return _store_answer(item, next(iter(ended), None), outdated, remark)
+        return _store_answer(item, next(reversed(ended), None), outdated, remark)
 
     def _confirm(self, known: str, old: dict[str, Any] | None) -> dict[str, Any] | None:
         """Count the item that has this text already as stored, in the place of another's if
@@ -12036,7 +12037,8 @@ class Storing(View):
                 if reason == "repeat" and not _is_live(connection, old):
                     continue  # somebody has just hidden it for another reason
                 _check_live(connection, old)
-                end_item(connection, old, item.id, reason, item.created_at)
+                beside = reason == "replace" and twin is not None  # its text stood there
+                end_item(connection, old, item.id, reason, item.created_at, beside=beside)
                 count_validation(connection, item.id)
             if item.vectors:  # its neighbours were looked at just now
                 connection.execute(_EXAMINED_NEXT, (looked,))

@@ -402,6 +402,21 @@ def test_storing_again_with_replace_ends_the_old_one(memory: Memory) -> None:
     assert memory.list_items()["total"] == 2
 
 
+@pytest.mark.parametrize("undone", [0, 1])
+def test_an_older_text_that_replaces_a_newer_one_stays_when_that_comes_back(
+    memory: Memory, undone: int
+) -> None:
+    memory.store(TEA, created_at=1_000)
+    later = memory.store(LATER, created_at=2_000)["id"]
+    answer = memory.store(TEA, replace=later, created_at=3_000)
+    assert answer["replaced_id"] == later
+    answer = memory.undo((later, answer["id"])[undone])
+    assert answer["restored"] == later
+    assert "hidden" not in answer  # both were live before
+    assert {item["content"] for item in memory.list_items()["items"]} == {TEA, LATER}
+    consistent(memory)
+
+
 def test_what_cannot_replace_says_why(memory: Memory, path: Path) -> None:
     old, new = memory.store(TEA)["id"], memory.store(LATER)["id"]
     with pytest.raises(InvalidInput, match="itself"):
