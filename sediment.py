@@ -1739,11 +1739,14 @@ def _assigned(text: str, lowered: str) -> Iterator[tuple[int, int, str]]:
         value = text[start:stop]
         if given["bare"]:
             value = value.rstrip(".,:;?)]}>*_|\\&。")
-            end = start if re.search(r"[({]", value) else stop  # a call has names of its own
+            # A call or an address has names of its own.
+            end = start if re.search(r"[({=]", value) else stop
             if _CODE.match(value[:200]):
                 continue
-        stop = start + len(value) if stop - start < 500 else _REST.match(text, stop).end()
+        stop = start + len(value)
         if _literal(value) and _strength(value[:200]) >= _needed(name, given, stop):
+            if len(value) >= 500:
+                stop = _REST.match(text, stop).end()
             if given["block"]:  # all that is indented like its first line
                 more = re.compile(rf"[^\r\n]*(?:\r?\n{given['indent']}[^\r\n]*)*")
                 stop = more.match(text, stop).end()  # pyright: ignore
