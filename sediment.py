@@ -8645,10 +8645,14 @@ def files_of_other_checkouts(projects: Projects, ids: set[int]) -> set[int]:
 
 def sync_files(projects: Projects, encoder: Encoder, ids: set[int]) -> bool:
     """Index the files again that have changed since, of those of this project and the global ones
-    that were away or are named; whether there were any."""
+    that were away or had no text or are named; whether there were any."""
     changed = False
-    away = {id for (id,) in projects.database.rows(f"SELECT id FROM files WHERE size = {AWAY}")}
-    for _, path, project, noted in _rows_of_files(projects.database, ids | away):
+    sql = (  # no conversation, which has no digest
+        f"SELECT id FROM files f WHERE size = {AWAY} OR digest <> x''"
+        " AND NOT EXISTS (SELECT 1 FROM items WHERE file = f.id)"
+    )
+    blank = {id for (id,) in projects.database.rows(sql)}
+    for _, path, project, noted in _rows_of_files(projects.database, ids | blank):
         if project in ("", projects.current()) and is_dirty(path, noted):
             changed |= Files(projects, encoder, project or None).catch_up(path, noted)
     return changed

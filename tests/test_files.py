@@ -703,6 +703,22 @@ def test_a_file_that_cannot_be_read_for_a_moment_is_found_again(
     assert sources(memory, "gateway port")[0] == "MEMORY.md:6-9"
 
 
+@pytest.mark.parametrize("nothing", ["", "<!-- To be written. -->\n"])
+def test_a_file_that_had_nothing_is_found_when_it_has_text(
+    memory: Memory, folder: Path, nothing: str
+) -> None:
+    (folder / "MEMORY.md").write_text(nothing)
+    memory.index(["MEMORY.md", "docs"])
+    for _ in range(2):  # of itself, and emptied again
+        assert "MEMORY.md:6-9" not in sources(memory, "gateway port", anyway=True)
+        (folder / "MEMORY.md").write_text(PREFERENCES)
+        assert sources(memory, "gateway port")[0] == "MEMORY.md:6-9"
+        (folder / "MEMORY.md").write_text(nothing)
+    assert not sources(memory, "gateway port", source="MEMORY.md", anyway=True)
+    assert rows(memory) == fresh(folder, "MEMORY.md", "docs")
+    consistent(memory)
+
+
 def test_a_file_that_got_another_name_in_its_folder_is_found_there(
     memory: Memory, folder: Path
 ) -> None:
