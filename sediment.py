@@ -4763,8 +4763,8 @@ def end_item(
     """Hide an item behind the one that takes its place; nothing of it is lost. What stood
     `beside` it before stays when this is undone.
 
-    Its own links and counts stay as they are, for `restore_item`; the successor gets the like
-    of them, and history notes what that added.
+    Its own links and counts stay as they are, for `restore_item`; a successor that says the same
+    gets the like of them, and history notes what that added.
     """
     now = int(time.time())
     connection.execute(
@@ -4777,9 +4777,9 @@ def end_item(
         " VALUES(?, ?, 'supersedes', 1.0, ?, ?)",
         (successor, old, now, now),
     )
-    same = by in ("merge", "repeat")  # a changed fact finds links of its own
-    added: dict[str, Any] = {"edges": carry_edges(connection, old, successor) if same else []}
-    if by != "replace":  # what was confirmed of the same fact; a changed one begins anew
+    added: dict[str, Any] = {}
+    if by in ("merge", "repeat"):  # a changed fact finds links of its own, and is not confirmed
+        added["edges"] = carry_edges(connection, old, successor)
         added["counts"] = carry_counts(connection, old, successor)
     note(connection, by, successor, old, added | ({"beside": 1} if beside else {}))
 

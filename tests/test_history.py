@@ -133,6 +133,16 @@ def test_undo_of_undo_is_redo(memory: Memory) -> None:
     assert actions == ["replace", "undo", "replace"]
 
 
+def test_an_undo_confirms_nothing(memory: Memory) -> None:
+    tea = memory.store(TEA)["id"]
+    later = memory.store(LATER, replace=tea)["id"]
+    memory.store(LATER)
+    before = rows_of(memory, "access_log", "item_id, validation_count")
+    assert before == [(later, 2)]
+    memory.undo(tea)
+    assert rows_of(memory, "access_log", "item_id, validation_count") == before
+
+
 def test_undo_of_what_an_undo_brought_back_names_what_takes_that_back(memory: Memory) -> None:
     tea = memory.store(TEA)["id"]
     later = memory.store(LATER, replace=tea)["id"]
