@@ -18188,6 +18188,23 @@ def _needed_elsewhere(
     return needed
 
 
+def _changes(
+    files: dict[Path, Any], needed: dict[Path, str], remove: bool, patient: bool
+) -> tuple[list[FileChange], list[str]]:
+    """What is to be done with each file that is not `needed` by others; and what cannot be, which
+    keeps nothing else waiting where one is `patient`."""
+    changes, refused = [], []
+    for path, wanted in files.items():
+        try:
+            stays = path in needed and FileChange(path, needed[path], None, "")
+            changes.append(stays or changed(path, wanted, remove))
+        except InvalidInput as error:
+            if not patient:
+                raise
+            refused.append(str(error))
+    return [one for one in changes if one.done != "has nothing to remove"], refused
+
+
 def initialize(
     memory: Memory,
     names: Sequence[str] = (),
@@ -18209,17 +18226,8 @@ def initialize(
     ]
     to_set_up = ((client, part) for client, part, why in steps if not why)
     files = _wanted_files(to_set_up, root, program)
-    changes, refused = [], []
     needed = _needed_elsewhere(chosen, root, program) if remove else {}
-    for path, wanted in files.items():
-        try:
-            stays = path in needed and FileChange(path, needed[path], None, "")
-            changes.append(stays or changed(path, wanted, remove))
-        except InvalidInput as error:
-            if not (remove and write):
-                raise
-            refused.append(str(error))  # which keeps nothing else set up
-    changes = [one for one in changes if one.done != "has nothing to remove"]
+    changes, refused = _changes(files, needed, remove, patient=remove and write)
     answer: dict[str, Any] = {"clients": [client.name for client in chosen]}
     answer["to_do"] = list(_to_do(chosen, root, program, remove))
     if not write:

@@ -5,7 +5,8 @@ lets the chance to be the answer flow from the older to the newer (section Versi
 The weights of that are learned here, by maximum likelihood of the right answers; then a logistic
 model of how likely the first result is right, on diaries that the first model has not seen. The
 features come from the program itself, so that what is learned and what is served cannot differ.
-Nothing is random but a sample with a fixed seed: the same sources give the same file.
+Nothing is random but samples and the network's first weights, with fixed seeds: the same sources
+give the same file.
 
     python models/train_ranker.py                                     write models/ranker.json
     python models/train_ranker.py --fold 0 --output FILE              leave a fifth of them out
