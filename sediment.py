@@ -17103,7 +17103,9 @@ class Gateway:
 
     def _token(self, request: dict[str, Any]) -> Token | None:
         # A server that has needed one goes on: that the last is revoked opens it to nobody.
-        self._needs_token |= bool(self._once or self._page_keys or self._memory.tokens()["count"])
+        self._needs_token = self._needs_token or bool(
+            self._once or self._page_keys or self._memory.tokens()["count"]
+        )
         kind, _, secret = request.get("HTTP_AUTHORIZATION", "").partition(" ")
         if kind.lower() == "bearer" and secret:
             once = request.get("PATH_INFO") == "/v1/session"
