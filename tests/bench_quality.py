@@ -55,9 +55,9 @@ from sediment import Conversation, Memory, Turn, prompted
 DIARIES = sorted(path.parent for path in ROOT.glob("tests/diaries/*/queries.jsonl"))
 CONVERSATIONS = sorted(path.parent for path in ROOT.glob("tests/conversations/*/queries.jsonl"))
 TRAINER = ROOT / "models" / "train_ranker.py"
+sys.path.append(str(TRAINER.parent))
 WAYS = ("cosine", "bm25", "classic", "simple hybrid", "default")
 TUNED = {"sediment", "cookbook-docs", "cookbook-code", "chat", "functions"}  # seen by whoever tunes
-FOLDS = 5  # as models/train_ranker.py has them
 BINS = 10
 SHOWN = 5  # results to a question of the diaries, as by default
 Pair = tuple[str, str]  # the ids of a note and of an older one that it makes obsolete
@@ -146,7 +146,9 @@ def validated() -> str:
 def weights_without(name: str) -> Path:
     """A ranker that never saw this folder and a fifth of the others, made anew when anything that
     makes it has changed."""
-    fold = [path.name for path in (*DIARIES, *CONVERSATIONS)].index(name) % FOLDS
+    from train_ranker import FOLDS, folders  # pyright: ignore[reportMissingImports]
+
+    fold = list(folders()).index(name) % FOLDS
     sources = [TRAINER, ROOT / "sediment.py", *sorted(ROOT.glob("tests/**/*.jsonl"))]
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
     target = ROOT / "build" / "ranker" / digest[:16] / f"{fold}.json"
