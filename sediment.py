@@ -5543,7 +5543,7 @@ def may_replace(features: Matrices) -> Any:
     return (features["days"] > 0) & ~features["lost_sign"] & ~features["strays"]
 
 
-class Ranker(NamedTuple):
+class Ranker:
     """What was learned: models/ranker.json, key "recall".
 
     `sharpness` turns relevance into chances to be the answer. `obsolete` is a small network: of
@@ -5552,37 +5552,50 @@ class Ranker(NamedTuple):
     is right.
     """
 
-    sharpness: float
-    obsolete: dict[str, list[float]]
-    similarity: dict[str, float]
+    def __init__(
+        self, sharpness: float, obsolete: dict[str, list[float]], similarity: dict[str, float]
+    ) -> None:
+        self.sharpness, self.obsolete, self.similarity = sharpness, obsolete, similarity
+
+    @functools.cached_property
+    def _weights(self) -> tuple[Any, Any, Any, Any]:
+        """How little and how much each feature counts, and its weight and all biases of those
+        that go by it at once and of the hidden units: for features as they are, not standardised.
+        """
+        import numpy
+
+        rows = numpy.array([self.obsolete[name] for name in PAIR_FEATURES])
+        mean, spread = rows[:, :1], rows[:, 1:2]
+        weights = rows[:, 2:].T / spread.T
+        bias = numpy.array(self.obsolete["bias"][2:])[:, None] - weights @ mean
+        return mean - PAIR_REACH * spread, mean + PAIR_REACH * spread, weights, bias
 
     def obsolescence(self, features: Matrices) -> Any:
         """float[old, new]: how likely this newer memory took the older one's place; what is left
         of 1 in a row is that none has. A multinomial logit over the newer ones and none."""
         import numpy
 
-        odds = self._odds(features)
-        odds = numpy.maximum(odds, numpy.where(features["follows"], PLAIN_VERSION, -numpy.inf))
-        odds = numpy.where(may_replace(features), numpy.exp(numpy.minimum(odds, 30)), 0)
+        may = may_replace(features)
+        pairs = numpy.flatnonzero(may)
+        follows = features["follows"].ravel()[pairs]
+        told = numpy.maximum(
+            self._odds(features, pairs), numpy.where(follows, PLAIN_VERSION, -numpy.inf)
+        )
+        odds = numpy.zeros(may.shape)
+        odds.ravel()[pairs] = numpy.exp(numpy.minimum(told, 30))
         return odds / (1 + odds.sum(1, keepdims=True))
 
-    def _odds(self, features: Matrices) -> Any:
-        """float[old, new]: the log-odds, weighed at once and by one layer of hidden units."""
+    def _odds(self, features: Matrices, pairs: Any) -> Any:
+        """float[pairs]: the log-odds of some, weighed at once and by one layer of hidden units."""
         import numpy
 
-        features = features | {"days": numpy.nan_to_num(features["days"])}  # of no date
         facts = numpy.empty((len(PAIR_FEATURES), *features["cosine"].shape))
         for place, name in enumerate(PAIR_FEATURES):
             facts[place] = features[name]
-        flat = facts.reshape(len(facts), -1)
-        mean, spread, *weights = numpy.array([self.obsolete[name] for name in PAIR_FEATURES]).T
-        flat -= mean[:, None]
-        flat /= spread[:, None]
-        flat.clip(-PAIR_REACH, PAIR_REACH, out=flat)
-        bias = numpy.array(self.obsolete["bias"][2:])
-        plain, *hidden = numpy.array(weights) @ flat + bias[:, None]
-        odds = plain + self.obsolete["out"] @ numpy.tanh(hidden)
-        return odds.reshape(facts.shape[1:])
+        least, most, weights, bias = self._weights
+        chosen = facts.reshape(len(facts), -1).take(pairs, 1).clip(least, most)
+        units = weights @ chosen + bias
+        return units[0] + self.obsolete["out"] @ numpy.tanh(units[1:])
 
     def answers(self, relevance: Any, obsolete: Any) -> Any:
         """float[n], of sum 1: each one's chance to be the answer, once what made it obsolete has
@@ -5611,7 +5624,12 @@ class Ranker(NamedTuple):
 
 def recall_ranker() -> Ranker:
     """What was learned for recall."""
-    return Ranker(**learned()["recall"])
+    return _read_ranker(setting("RANKER"))
+
+
+@functools.cache
+def _read_ranker(given: str) -> Ranker:
+    return Ranker(**_read_learned(given)["recall"])
 
 
 def learned() -> dict[str, Any]:
