@@ -5822,32 +5822,35 @@ class VectorIndex:
         limit: int = CANDIDATES,
         scanned: Sequence[int] = SCANNED,
         reach: int = 0,
-    ) -> tuple[list[Evidence], Any]:
-        """Live items by the cosine of their best chunk, of each kind: OWN, FOREIGN, TALK. Among
-        many, that is taken of so many rows of each. And the vectors, float32[m, dimension], of the
-        best `reach` own ones."""
+        besides: Any = (),
+    ) -> tuple[Evidence, Any]:
+        """Some items besides, whatever their kinds, and live ones by the cosine of their best chunk,
+        of each kind: OWN, FOREIGN, TALK. Among many, that is taken of so many rows of each. And the
+        vectors, float32[m, dimension], of the best `reach` own ones."""
         import numpy
 
         query = numpy.frombuffer(vector, "<f4")
         with self._lock:
             self._refresh()
             if len(query) != self.dimension:  # of the first vector, or of another model
-                return [as_evidence([]) for _ in scanned], query[None][:0]
+                return as_evidence([]), query[None][:0]
             few = self._count <= 2 * sum(SCANNED)
             told = self._vectors[: self._count] @ query if few else self._distances(query)
-            found, around = [], self._vectors[:0]
+
+            def best(rows: Any, limit: int) -> tuple[Any, Any]:
+                cosines = told[rows] if few else self._rows_of(rows) @ query
+                return self._best(rows, cosines, limit)
+
+            found, around = [best(self._rows_with(besides), len(besides))], self._vectors[:0]
             for kind, enough in enumerate(scanned):
                 rows = self._live_rows(project, kind) if enough else _no_rows()
-                if not len(rows):
-                    found.append(as_evidence([]))
-                    continue
-                if not few:
+                if not few and len(rows):
                     rows = _nearest_rows(rows, told[rows], enough)
-                cosines = told[rows] if few else self._rows_of(rows) @ query
-                rows, cosines = self._best(rows, cosines, limit if kind else max(limit, reach))
-                found.append(self._evidence(rows[:limit], cosines[:limit], kind))
+                rows, cosines = best(rows, limit if kind else max(limit, reach))
                 around = around if kind else self._rows_of(rows[:reach])
-            return found, around
+                found.append((rows[:limit], cosines[:limit]))
+            kinds = numpy.repeat((OWN, *range(len(scanned))), [len(rows) for rows, _ in found])
+            return self._evidence(*map(numpy.concatenate, zip(*found, strict=True)), kinds), around
 
     def places(self, chunks: Any, project: str | None) -> tuple[Any, Any]:
         """Of each chunk its item, and of which kind that is: HIDDEN of one that is not live."""
@@ -5862,16 +5865,6 @@ class VectorIndex:
             live = (self._chunks[rows] == chunks) & ~self._gone[rows]
             kinds = self._kinds(project)[self._scopes[rows]]
             return self._items[rows], numpy.where(live, kinds, HIDDEN)
-
-    def cosines(self, vector: bytes, items: Any) -> Evidence:
-        """The best chunk of each of these items, whatever their kinds."""
-        import numpy
-
-        with self._lock:
-            starts, ends = self._ranges(items)
-            rows = numpy.concatenate([*map(numpy.arange, starts, ends), _no_rows()])
-            cosines = self._rows_of(rows) @ numpy.frombuffer(vector, "<f4")
-            return self._evidence(*self._best(rows, cosines, len(rows)))
 
     def wholes(self, vector: bytes, items: list[int]) -> dict[int, float]:
         """The cosine of the mean of each item's vectors."""
@@ -5904,12 +5897,20 @@ class VectorIndex:
 
         return numpy.array([kind(scope) for scope in self._known], numpy.int8)
 
+    def _rows_with(self, items: Any) -> Any:
+        """The rows of items, in their order."""
+        import numpy
+
+        starts, ends = self._ranges(items)
+        counts = ends - starts
+        return numpy.repeat(ends - counts.cumsum(), counts) + numpy.arange(counts.sum())
+
     def _ranges(self, items: Any) -> tuple[Any, Any]:
         """The first row of each item, and the row behind its last."""
         import numpy
 
         known = self._items[: self._count]
-        return numpy.searchsorted(known, items), numpy.searchsorted(known, items, "right")
+        return known.searchsorted(items), known.searchsorted(items, "right")
 
     def _distances(self, query: Any) -> Any:
         """How many of each row's bits are other than the query's; its numbers, by their size,
@@ -5929,15 +5930,15 @@ class VectorIndex:
         return total
 
     def _best(self, rows: Any, cosines: Any, limit: int) -> tuple[Any, Any]:
-        """Of these rows, in ascending order, the best one of each of the best items, and their
-        cosines. The rows of an item stand together."""
+        """Of these rows, of which those of an item stand together, in ascending order, the best one
+        of each of the best items, and their cosines."""
         import numpy
 
         if self._waiting:  # these have no vector yet
             made = ~numpy.isin(rows, list(self._waiting.values()), assume_unique=True)
             rows, cosines = rows[made], cosines[made]
         items = self._items[rows]
-        first = numpy.flatnonzero(numpy.diff(items, prepend=-1))
+        first = _first_of_each(items)
         best = numpy.maximum.reduceat(cosines, first) if len(first) else cosines
         top = _highest(numpy.arange(len(first)), best, limit)
         if len(first) < len(rows):
@@ -5947,12 +5948,9 @@ class VectorIndex:
         top = top[numpy.lexsort((rows[top], -cosines[top]))]
         return rows[top], cosines[top]
 
-    def _evidence(self, rows: Any, cosines: Any, kind: int = OWN) -> Evidence:
-        import numpy
-
+    def _evidence(self, rows: Any, cosines: Any, kinds: Any) -> Evidence:
         items = self._items[rows]
         starts, ends = self._ranges(items)
-        kinds = numpy.full(len(rows), kind)
         return Evidence(items, self._chunks[rows], cosines.astype(float), ends - starts, kinds)
 
     def _rows_of(self, rows: Any) -> Any:
@@ -6064,6 +6062,16 @@ def _bits(matrix: Any) -> Any:
 
     packed = numpy.packbits(matrix.astype(bool), axis=1)
     return numpy.pad(packed, ((0, 0), (0, -packed.shape[1] % 8))).view(numpy.uint64)
+
+
+def _first_of_each(numbers: Any) -> Any:
+    """Where another number begins, of numbers of which equal ones stand together."""
+    import numpy
+
+    begins = numpy.empty(len(numbers), bool)
+    begins[:1] = True
+    numpy.not_equal(numbers[1:], numbers[:-1], begins[1:])
+    return begins.nonzero()[0]
 
 
 def _no_rows() -> Any:
@@ -6334,7 +6342,7 @@ def _word_scores(database: Database, terms: list[Term]) -> tuple[Any, Any]:
     squared = numpy.array([term.information**2 for term in terms])[pairs % len(terms)]
     scores = squared * saturated(often)
     chunks = pairs // len(terms)
-    first = numpy.flatnonzero(numpy.diff(chunks, prepend=-1))
+    first = _first_of_each(chunks)
     total = numpy.add.reduceat(scores, first) if len(first) else scores
     best = numpy.argsort(-total, kind="stable")
     return chunks[first][best], total[best]
@@ -6393,12 +6401,10 @@ def candidates(
     import numpy
 
     by_words, near, around = matched.found, as_evidence([]), None
-    by_words = by_words.where(numpy.isin(by_words.kind, within.kinds))
+    is_wanted = numpy.array([kind in within.kinds for kind in range(HIDDEN)])
+    by_words = by_words.where(is_wanted[by_words.kind])
     if vector:
-        found, around = _nearest_of(vector, within, reach)
-        near = all_evidence(found)
-        missing = by_words.item[~numpy.isin(by_words.item, near.item, assume_unique=True)]
-        near = all_evidence([near, _cosines_of(vector, missing, within)])
+        near, around = _nearest_of(vector, by_words.item, within, reach)
     best = float(by_words.score.max(initial=0.0))
     both = as_candidates(by_words, near, best, words.ideal)
     if vector:
@@ -6406,29 +6412,24 @@ def candidates(
     return both, words_share(best, matched.tenth, words.ideal), around
 
 
-def _nearest_of(vector: bytes, within: Within, reach: int) -> tuple[list[Evidence], Any]:
-    """What is nearest of each kind, and the vectors of what is nearest of the own."""
+def _nearest_of(vector: bytes, besides: Any, within: Within, reach: int) -> tuple[Evidence, Any]:
+    """What is nearest of each kind, and items besides that the words alone brought up; and the
+    vectors of what is nearest of the own."""
     limit, kinds = within.limit, within.kinds
     if within.index:
         scanned = [rows if kind in kinds else 0 for kind, rows in enumerate(SCANNED)]
-        return within.index.nearest(vector, within.project, limit, scanned, reach)
+        return within.index.nearest(vector, within.project, limit, scanned, reach, besides)
     wheres = (f"NOT {_SAID} AND {_OWN}", f"NOT {_SAID} AND {_FOREIGN}", f"{_SAID} AND {_OWN}")
-    found = [as_evidence([])] * len(wheres)
+    chosen = "i.seq IN (SELECT value FROM json_each(?))"
+    items = json.dumps(besides.tolist())
+    found, around = [nearest(within.database, vector, chosen, items, len(besides))], None
     for kind in kinds:
         where, far = f"{within.live} AND {wheres[kind]}", limit if kind else max(limit, reach)
         near = nearest(within.database, vector, where, within.project, far)
-        found[kind] = near._replace(kind=near.kind + kind)
-    chunks = found[OWN].chunk[:reach].tolist()
-    around = vectors_of(within.database, chunks) if chunks else None
-    return [part.where(slice(limit)) for part in found], around
-
-
-def _cosines_of(vector: bytes, items: Any, within: Within) -> Evidence:
-    """The best chunks of items that the words alone brought up."""
-    if within.index:
-        return within.index.cosines(vector, items)
-    where = "i.seq IN (SELECT value FROM json_each(?))"
-    return nearest(within.database, vector, where, json.dumps(items.tolist()), len(items))
+        if kind == OWN and reach and len(near.item):
+            around = vectors_of(within.database, near.chunk[:reach].tolist())
+        found.append(near.where(slice(limit))._replace(kind=near.kind[:limit] + kind))
+    return all_evidence(found), around
 
 
 def _with_wholes(vector: bytes, found: Candidates, within: Within) -> Candidates:
@@ -12008,7 +12009,7 @@ class Storing(View):
         here, first = project or self.projects.current(), new.vector
         with self.database.snapshot():
             if self.index:
-                (found, *_), _ = self.index.nearest(first, here, DOOR_ASKED, NEAR_SCANNED)
+                found, _ = self.index.nearest(first, here, DOOR_ASKED, NEAR_SCANNED)
             else:
                 found = nearest(self.database, first, f"{_MEMORY} AND {_OWN}", here, DOOR_ASKED)
             rows = self.database.rows(

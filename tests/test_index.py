@@ -41,14 +41,13 @@ def agree(memory: Memory, limit: int = 10) -> None:
     for query in QUERIES:
         vector = memory.encoder.embed(query)
         with memory.database.snapshot():
-            (*found, _), _ = memory._index.nearest(vector, "demo", limit)
-            hits = sediment.all_evidence(found)
-            again = memory._index.cosines(vector, hits.item)
+            hits, _ = memory._index.nearest(vector, "demo", limit)
+            again, _ = memory._index.nearest(vector, "demo", 0, besides=hits.item)
         assert {*zip(again.item, again.chunk, strict=True)} == {
             *zip(hits.item, hits.chunk, strict=True)
         }
-        for got, where in zip(found, (sediment._OWN, sediment._FOREIGN), strict=True):
-            live = f"{sediment._LIVE} AND {where}"
+        for kind, where in enumerate((sediment._OWN, sediment._FOREIGN)):
+            got, live = hits.where(hits.kind == kind), f"{sediment._LIVE} AND {where}"
             expected = sediment.nearest(memory.database, vector, live, "demo", limit)
             assert got.item.tolist() == expected.item.tolist()
             assert got.chunks.tolist() == expected.chunks.tolist()
@@ -157,7 +156,8 @@ def test_bits_find_nearly_all_of_many(
     for query in QUERIES:
         vector = memory.encoder.embed(query)
         with memory.database.snapshot():
-            (found, *_), _ = index.nearest(vector, "demo", 3)
+            found, _ = index.nearest(vector, "demo", 3)
+        found = found.where(found.kind == sediment.OWN)
         live = f"{sediment._LIVE} AND {sediment._OWN}"
         expected = sediment.nearest(memory.database, vector, live, "demo", 3)
         same += len({*found.item} & {*expected.item})
