@@ -168,6 +168,7 @@ IMPORT_BATCH = 128  # rows a transaction: 0.6 ms of commit against seconds of en
 # Rows of which the cosine is taken exactly, the nearest by their bits. Of 500 queries to 100,000
 # vectors with noise, 99.6 % get the ten that an exact search finds with 2,000, all with 3,000.
 SCANNED = (3_000, 750, 750)  # of the own scope, of other projects, of conversations
+EXACT_ROWS = 20_000  # up to so many all are: 10,000 take 1.3 ms, by their bits 2.4
 NEAR_SCANNED = (300, 0)  # what says nearly the same stands among the first
 SCAN_BLOCK = 16_384  # rows whose bits are compared at once: what stays in a core's cache
 KEPT_VECTORS = 150_000  # 230 MB; of more, a long-lived process keeps the bits alone, 48 each
@@ -178,7 +179,8 @@ CANDIDATES = 30  # per index and scope, or as many as are asked for; 200 give th
 # Chunks and words whose stems a process keeps, and chunks ready to compare: a few MB each.
 LEXICON_TEXTS, LEXICON_WORDS = 5_000, 20_000
 # What a process keeps of the word index until texts change, at most: 8 MB, were each a word of
-# COUNTED_ROWS. Of 1,000 memories a recall looks its words up in 0.3 ms instead of 1.3.
+# COUNTED_ROWS, and the few that more have. Of 1,000 memories a recall looks its words up in 0.3 ms
+# instead of 1.3.
 KEPT_ANSWERS = 1_000
 # Chunks that a query's words are looked up in, and those of one word in which they are counted:
 # 10,000 take 6 ms; 25,000, as usual among 100,000 chunks, take 50. 6,000 cost functions 0.3.
@@ -3376,8 +3378,11 @@ class Database:
 
     def rows(self, sql: str, *values: Any) -> list[Any]:
         """All rows of a query, each a tuple."""
-        with self.explained():
+        try:
             return fetch(self.reader(), sql, *values)
+        except Exception:
+            with self.explained():
+                raise
 
     def value(self, sql: str, *values: Any) -> Any:
         """The first column of the first row, or None."""
@@ -3395,12 +3400,18 @@ class Database:
         local = self._local
         return local.identity, local.serial, self.reader().data_version()
 
-    def state(self) -> FileState:
-        """Within a snapshot, what is asked of the file as a whole: once until somebody writes."""
+    def unchanged(self, sql: str) -> list[Any]:
+        """Within a snapshot, all rows of a query: it is asked once until somebody writes."""
         local, version = self._local, self.version()
-        if getattr(local, "state_at", None) != version:
-            local.state, local.state_at = FileState(*self.rows(asset("sql/state.sql"))[0]), version
-        return local.state
+        if getattr(local, "known_at", None) != version:
+            local.known, local.known_at = {}, version
+        if sql not in local.known:
+            local.known[sql] = self.rows(sql)
+        return local.known[sql]
+
+    def state(self) -> FileState:
+        """Within a snapshot, what is asked of the file as a whole."""
+        return FileState(*self.unchanged(asset("sql/state.sql"))[0])
 
     def once(self, ask: Callable[[Database, list[Any]], list[Any]], about: list[Any]) -> list[Any]:
         """What a question about each of these tells of the file's texts; within a snapshot. It is
@@ -5834,7 +5845,7 @@ class VectorIndex:
             self._refresh()
             if len(query) != self.dimension:  # of the first vector, or of another model
                 return as_evidence([]), query[None][:0]
-            few = self._count <= 2 * sum(SCANNED)
+            few = self._count <= EXACT_ROWS
             told = self._vectors[: self._count] @ query if few else self._distances(query)
 
             def best(rows: Any, limit: int) -> tuple[Any, Any]:
@@ -6333,10 +6344,12 @@ def _word_scores(database: Database, terms: list[Term]) -> tuple[Any, Any]:
     import numpy
 
     few = [term.stems[0] for term in terms if term.counted]
-    counted = dict(zip(few, database.once(_chunks_counted, few), strict=True))
-    found = [
-        counted[term.stems[0]] if term.counted else _chunks_with(database, term) for term in terms
-    ]
+    many = [term.phrase for term in terms if not term.counted]
+    counted, others = (
+        iter(database.once(_chunks_counted, few)),
+        iter(database.once(_chunks_with, many)),
+    )
+    found = [next(counted if term.counted else others) for term in terms]
     term = numpy.repeat(numpy.arange(len(terms)), [*map(len, found)])
     pairs, often = numpy.unique(numpy.concatenate(found) * len(terms) + term, return_counts=True)
     squared = numpy.array([term.information**2 for term in terms])[pairs % len(terms)]
@@ -6353,10 +6366,10 @@ def saturated(often: Any) -> Any:
     return often * (1 + BM25_K1) / (often + BM25_K1)
 
 
-def _chunks_with(database: Database, term: Term) -> Any:
-    """int[m]: the chunks that have a word."""
+def _chunks_with(database: Database, phrases: list[str]) -> list[Any]:
+    """int[m] for each phrase: the chunks that have it."""
     sql = "SELECT group_concat(rowid) FROM words WHERE words MATCH ?"
-    return _numbers(database.value(sql, f'"{term.phrase}"'))
+    return [_numbers(database.value(sql, f'"{phrase}"')) for phrase in phrases]
 
 
 def _chunks_counted(database: Database, stems: list[str]) -> list[Any]:
@@ -6632,7 +6645,9 @@ def by_relevance(
     for hit in hits:
         trust = TRUST_MAX * (1 - 1 / (1 + facts[hit.item].validations))
         timely = _timeliness(facts[hit.item], asked) if asked else 0.0
-        if added := {name: part for name, part in (("trust", trust), ("time", timely)) if part}:
+        if trust or timely:
+            told = ("trust", trust), ("time", timely)
+            added = {name: part for name, part in told if part}
             hit = hit._replace(score=hit.score + trust + timely, parts=hit.parts | added)
         found.append(hit)
     return sorted(found, key=lambda hit: (-hit.score, -facts[hit.item].accesses, -hit.item))
@@ -6715,11 +6730,9 @@ def _explained(
     older_than = numpy.where(lost, items[obsolete.argmax(1)], 0).tolist()
     rivals = itertools.zip_longest(hits, newer_than, older_than)
     return [
-        hit._replace(
-            score=similarity * chance,
-            parts=hit.parts | {"chance": chance},
-            newer_than=newer or None,
-            older_than=older or None,
+        Hit(
+            *(hit.item, hit.chunk, similarity * chance, hit.cosine, hit.kind, hit.relevance),
+            *(hit.parts | {"chance": chance}, newer or None, older or None, hit.span),
         )
         for chance, (hit, newer, older) in zip(chances.tolist(), rivals, strict=True)
     ]
@@ -6811,12 +6824,13 @@ def _kinds_wanted(conversations: bool) -> list[int]:
 
 def own_first(hits: list[Hit], limit: int, floor: float) -> list[Hit]:
     """The first `limit` hits, of which at most half are other projects' while own ones fit."""
-    own = sum(not hit.foreign and hit.relevance >= floor / 2 for hit in hits)
+    own = sum(hit.kind != FOREIGN and hit.relevance >= floor / 2 for hit in hits)
     room = max((limit + 1) // 2, limit - own)
     kept = []
     for hit in hits:
-        room -= hit.foreign
-        if room >= 0 or not hit.foreign:
+        foreign = hit.kind == FOREIGN
+        room -= foreign
+        if room >= 0 or not foreign:
             kept.append(hit)
     return kept[:limit]
 
@@ -8662,16 +8676,20 @@ def files_of_other_checkouts(projects: Projects, ids: set[int]) -> set[int]:
     return {id for id, folder in folders.items() if folder in far}
 
 
-def sync_files(projects: Projects, encoder: Encoder, ids: set[int]) -> bool:
-    """Index the files again that have changed since, of those of this project and the global ones
-    that were away or had no text or are named; whether there were any."""
-    changed = False
+def blank_files(database: Database) -> set[int]:
+    """Within a snapshot, the files that were away or had no text when a recall looked."""
     sql = (  # no conversation, which has no digest
         f"SELECT id FROM files f WHERE size = {AWAY} OR digest <> x''"
         " AND NOT EXISTS (SELECT 1 FROM items WHERE file = f.id)"
     )
-    blank = {id for (id,) in projects.database.rows(sql)}
-    for _, path, project, noted in _rows_of_files(projects.database, ids | blank):
+    return {id for (id,) in database.unchanged(sql)} if database.state().has_sources else set()
+
+
+def sync_files(projects: Projects, encoder: Encoder, ids: set[int]) -> bool:
+    """Index those files again that have changed since, of this project and the global ones;
+    whether there were any."""
+    changed = False
+    for _, path, project, noted in _rows_of_files(projects.database, ids):
         if project in ("", projects.current()) and is_dirty(path, noted):
             changed |= Files(projects, encoder, project or None).catch_up(path, noted)
     return changed
@@ -11465,12 +11483,13 @@ class Request(NamedTuple):
 
 class Found(NamedTuple):
     """The best candidates of a request, what is known of them, the question with the vectors
-    around it, and how many chunks there are in all."""
+    around it, how many chunks there are in all, and which files are without any."""
 
     hits: list[Hit]
     facts: dict[int, Facts]
     query: Query
     chunks: int
+    blank: set[int]
 
 
 class View:
@@ -11494,7 +11513,7 @@ class Search(View):
         profile, now = request.profile, request.moment is None
         hits = profile.adjust(hits, found.facts, found.query, self.lexicon, found.chunks)
         hits, least = chosen_hits(hits, request.limit, profile.floor(found.chunks))
-        if now and rounds and self._follow_shown(hits, found.facts):
+        if now and rounds and self._follow_shown(hits, found):
             return self.hits(request, rounds - 1)
         return [hit._replace(span=found.facts[hit.item].span) for hit in hits], least
 
@@ -11521,7 +11540,8 @@ class Search(View):
             factor = CROSS_PROJECT_FACTOR if within.project else 1.0
             hits = rank(found, share, request.profile, size, factor)
             facts = self._facts(hits, request.profile.links)
-            return Found(hits, facts, query._replace(around=around), words.chunks)
+            query, blank = query._replace(around=around), blank_files(self.database)
+            return Found(hits, facts, query, words.chunks, blank)
 
     def _query_vector(self, text: str, words: Words) -> bytes | None:
         """None where a service gives none, or turns out to have another model by now."""
@@ -11643,20 +11663,24 @@ class Search(View):
         better to come first, as those of other projects must."""
         near = {file for hit in hits if not hit.foreign and (file := facts[hit.item].file)}
         far, less = files_of_other_checkouts(self.projects, near), CROSS_PROJECT_FACTOR
-        return [
-            hit._replace(score=hit.score * less, parts=hit.parts | {"project": less})
-            if facts[hit.item].file in far and "project" in hit.parts
-            else hit
-            for hit in hits
-        ]
+        return (
+            hits
+            if not far
+            else [
+                hit._replace(score=hit.score * less, parts=hit.parts | {"project": less})
+                if facts[hit.item].file in far and "project" in hit.parts
+                else hit
+                for hit in hits
+            ]
+        )
 
-    def _follow_shown(self, hits: list[Hit], facts: dict[int, Facts]) -> bool:
-        """Index the files again that have changed since, of those that hits stand in or that were
-        away; whether there were any. Nobody is to be answered from a file that says something
+    def _follow_shown(self, hits: list[Hit], found: Found) -> bool:
+        """Index the files again that have changed since, of those that hits stand in or that had
+        no text; whether there were any. Nobody is to be answered from a file that says something
         else by now."""
         with contextlib.suppress(DatabaseError, NotFound):  # not to be written, or just gone
-            shown = {file for hit in hits if (file := facts[hit.item].file)}
-            return sync_files(self.projects, self.encoder, shown)
+            shown = {file for hit in hits if (file := found.facts[hit.item].file)}
+            return sync_files(self.projects, self.encoder, shown | found.blank)
         return False
 
     def answer(

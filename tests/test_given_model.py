@@ -138,8 +138,8 @@ def test_a_model_may_have_any_dimension(
     with Memory(tmp_path / "memory.db", project="demo") as memory:  # a resident one
         for text in TEXTS:
             memory.store(text)
-        for scanned in (sediment.SCANNED, (0, 0)):  # by all vectors, then by their bits first
-            monkeypatch.setattr(sediment, "SCANNED", scanned)
+        for exact in (sediment.EXACT_ROWS, 0):  # by all vectors, then by their bits first
+            monkeypatch.setattr(sediment, "EXACT_ROWS", exact)
             answer = memory.recall("when is tea served?")
             assert answer["results"][0]["content"] == TEXTS[0]
         consistent(memory)

@@ -150,6 +150,7 @@ def test_bits_find_nearly_all_of_many(
     memory: Memory, monkeypatch: pytest.MonkeyPatch, kept: int
 ) -> None:
     monkeypatch.setattr(sediment, "SCANNED", (12, 3, 3))
+    monkeypatch.setattr(sediment, "EXACT_ROWS", 0)
     monkeypatch.setattr(sediment, "KEPT_VECTORS", kept)
     memory._index = index = sediment.VectorIndex(memory.database)
     same = 0
@@ -168,6 +169,7 @@ def test_vectors_that_are_too_many_take_no_memory(
     memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sediment, "SCANNED", (4, 1))
+    monkeypatch.setattr(sediment, "EXACT_ROWS", 0)
     monkeypatch.setattr(sediment, "KEPT_VECTORS", 50)
     assert memory._index
     memory.recall("tea")
