@@ -17,7 +17,7 @@ PYZ := dist/sediment.pyz
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary=:all:
 RUN := SEDIMENT_PYZ=$(CURDIR)/$(PYZ)
 
-.PHONY: all platform release demo test test-page test-arm64 lint bench bench-quality ranker soak lock clean help python FORCE
+.PHONY: all platform release demo test test-page test-arm64 lint bench bench-quality encoder ranker soak lock clean help python FORCE
 all: $(if $(PLATFORM),platform,$(PYZ))
 
 help:
@@ -30,6 +30,7 @@ help:
 	@echo 'make test-page                 test the page in Chromium, where there is one   (SHOTS=DIR keeps pictures)'
 	@echo 'make test-arm64                run dist/sediment-linux-arm64-*.pyz by qemu (on Debian or Ubuntu)'
 	@echo 'make lint                      ruff, pyright, and the layout of the module'
+	@echo 'make encoder                   learn models/lessons again from tests/, and build the model with them'
 	@echo 'make ranker                    learn models/ranker.json again from tests/'
 	@echo 'make bench                     measure speed'
 	@echo 'make bench-quality DATA=DIR    measure recall on tests/, and the sets in DIR   (SEEDS="1 2" PARTS="chat diaries")'
@@ -52,6 +53,7 @@ endef
 RUNTIME := $(LOCKS)/runtime.txt $(LOCKS)/build.txt
 $(eval $(call venv,venv,$(RUNTIME)))
 $(eval $(call venv,dev,$(RUNTIME) $(LOCKS)/dev.txt))
+$(eval $(call venv,train,$(RUNTIME) $(LOCKS)/train.txt))
 $(eval $(call venv,mcp1,$(LOCKS)/mcp1.txt))
 $(eval $(call venv,mcp2,$(LOCKS)/mcp2.txt))
 
@@ -60,7 +62,7 @@ build/python: FORCE | python
 	@mkdir -p build
 	@echo $(TAG) | cmp -s - $@ || echo $(TAG) > $@
 
-$(PYZ): sediment.py build_zipapp.py models/build_model.py models/manifest.json models/ranker.json $(ASSETS) $(RUNTIME) build/python $(BUILD)/venv/.ready
+$(PYZ): sediment.py build_zipapp.py models/build_model.py models/lessons/whole.safetensors models/manifest.json models/ranker.json $(ASSETS) $(RUNTIME) build/python $(BUILD)/venv/.ready
 	$(BUILD)/venv/bin/python models/build_model.py
 	$(BUILD)/venv/bin/python build_zipapp.py
 
@@ -95,7 +97,12 @@ bench: $(PYZ) $(BUILD)/dev/.ready
 bench-quality: $(PYZ) $(BUILD)/dev/.ready
 	$(RUN) $(BUILD)/dev/bin/python tests/bench_quality.py $(if $(DATA),"$(DATA)") $(if $(SEEDS),--seeds $(SEEDS)) $(if $(PARTS),--parts $(PARTS))
 
-# Learned from diaries and conversations in tests/; the result is committed.
+# Learned from diaries and conversations in tests/; the results are committed. The ranker learns by
+# what the encoder sees, so it comes after it.
+encoder: $(BUILD)/train/.ready
+	$(BUILD)/train/bin/python models/train_encoder.py
+	$(BUILD)/train/bin/python models/build_model.py --update
+
 ranker: $(PYZ) $(BUILD)/dev/.ready
 	$(BUILD)/dev/bin/python models/train_ranker.py
 	$(BUILD)/dev/bin/python models/train_door.py
@@ -107,7 +114,7 @@ soak: $(PYZ) $(BUILD)/dev/.ready
 LOCK := $(UV) pip compile --quiet --upgrade --universal --generate-hashes --python-version 3.11 --no-header --no-annotate
 lock:
 	@mkdir -p build
-	@cd $(LOCKS) && for name in runtime build dev mcp1 mcp2; do \
+	@cd $(LOCKS) && for name in runtime build dev train mcp1 mcp2; do \
 		$(LOCK) $$(test $$name = runtime && echo --no-deps) $$name.in -o ../../build/$$name.txt && \
 		{ echo "# Made from $$name.in by: make lock"; cat ../../build/$$name.txt; } > $$name.txt || exit 1; \
 	done

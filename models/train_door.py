@@ -23,7 +23,8 @@ import numpy
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
-from train_ranker import DIARIES, OUTPUT, Row, rounded, rows  # noqa: E402
+from folds import DIARIES, Row, fold_of, rows  # noqa: E402
+from train_ranker import OUTPUT, rounded, untaught_encoders  # noqa: E402
 
 import sediment  # noqa: E402
 
@@ -143,10 +144,10 @@ def door_learned(found: list[tuple[list[Store], int]]) -> Row:
 
 
 def main() -> None:
-    encoder = sediment.Encoder()
-    lexicon = sediment.Lexicon(sediment.stemmer(), encoder.commonness)
+    encoders = untaught_encoders()
+    lexicon = sediment.Lexicon(sediment.stemmer(), encoders[0].commonness)
     folders = sorted(path for path in DIARIES.iterdir() if path.is_dir())
-    found = [door_stores(folder, encoder, lexicon) for folder in folders]
+    found = [door_stores(folder, encoders[fold_of(folder.name)], lexicon) for folder in folders]
     kept = json.loads(OUTPUT.read_text("utf-8")) if OUTPUT.exists() else {}
     learned = kept | {"door": door_learned(found)}
     OUTPUT.write_text(json.dumps(learned, indent=1) + "\n", encoding="utf-8")

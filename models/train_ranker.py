@@ -9,7 +9,7 @@ Nothing is random but samples and the network's first weights, with fixed seeds:
 give the same file.
 
     python models/train_ranker.py                                     write models/ranker.json
-    python models/train_ranker.py --fold 0 --output FILE              leave a fifth of them out
+    python models/train_ranker.py --fold 0 --output FILE              leave a third of them out
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ import numpy
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
+import build_model  # noqa: E402
+from folds import FOLDS, Row, fold_of, folders, held_out, texts  # noqa: E402
+
 import sediment  # noqa: E402
 from sediment import PAIR_REACH, RANKED, Encoder, Memory  # noqa: E402
 
 OUTPUT = ROOT / "models" / "ranker.json"
-DIARIES, CONVERSATIONS = ROOT / "tests" / "diaries", ROOT / "tests" / "conversations"
 CACHE = ROOT / "build" / "ranker"
-FOLDS = 5  # of diaries and conversations: each is judged by what was learned from four of them
 THIRDS = 3  # of those, for the similarity of what was ranked by weights that had not seen it
 STEPS, RATE, PULL = 400, 0.03, 0.005  # of Adam, and how strongly weights are pulled to 0
 BATCHES = 4  # of questions, one a step
@@ -48,8 +49,6 @@ HIDDEN = 8  # units of the network
 TAUGHT = 20  # older candidates of a question whose pairs are learned from: others have no chance
 # Notes of small stores, in which many questions have no answer.
 SAMPLES = (1, 1, 1, 1, 2, 2, 3, 5, 20, 60)
-
-Row = dict[str, Any]
 
 
 class Question(NamedTuple):
@@ -68,28 +67,7 @@ class Question(NamedTuple):
     chunks: int
 
 
-def rows(path: Path) -> list[Row]:
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
-
-
 # Stores and their questions
-
-
-def folders() -> dict[str, Path]:
-    """The diaries, in which facts change, and the conversations, in which nothing is obsolete."""
-    found = [*sorted(DIARIES.iterdir()), *sorted(CONVERSATIONS.iterdir())]
-    return {path.name: path for path in found if path.is_dir()}
-
-
-def held_out(fold: int | None) -> set[str]:
-    """The names of a fold; none of none."""
-    return set() if fold is None else set(list(folders())[fold::FOLDS])
-
-
-def texts(name: str) -> tuple[list[Row], list[Row]]:
-    """The memories and the questions of a diary or a conversation."""
-    folder = folders()[name]
-    return rows(folder / "memories.jsonl"), rows(folder / "queries.jsonl")
 
 
 def sampled(name: str, size: int, draw: int) -> tuple[list[Row], list[Row]]:
@@ -160,21 +138,30 @@ def asked(memory: Memory, store: str, kind: str, question: Row) -> Question | No
 NAMES = sediment.PAIR_FEATURES
 
 
+def untaught_encoders() -> list[Encoder]:
+    """For each fold one that it has taught nothing: what an encoder has learned from looks to it
+    nearer than what it will meet."""
+    found = [Encoder(build_model.model_without(fold)) for fold in range(FOLDS)]
+    for encoder in found:  # samples have the texts of the whole again
+        encoder.embed = functools.cache(encoder.embed)
+    return found
+
+
 def questions_of(names: list[str]) -> list[Question]:
     """All questions, as the program sees them; kept for the next run with the same sources."""
-    sources = [ROOT / "sediment.py", Path(__file__), *sorted(DIARIES.parent.rglob("*.jsonl"))]
+    sources = [ROOT / "sediment.py", Path(__file__), *sorted(ROOT.glob("tests/**/*.jsonl"))]
+    sources += sorted(build_model.LESSONS.iterdir())
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
     kept = CACHE / f"questions-{digest}.pickle"
     if kept.exists():
         return pickle.loads(kept.read_bytes())
-    encoder, found = Encoder(), []
-    encoder.embed = functools.cache(encoder.embed)  # samples have the texts of the whole again
+    encoders, found = untaught_encoders(), []
     for name, kind, memories, questions in stores(names):
         with (
             tempfile.TemporaryDirectory() as folder,
             Memory(Path(folder) / "memory.db", project="ranker") as memory,
         ):
-            memory._encoder = encoder
+            memory._encoder = encoders[fold_of(name)]
             memory.import_rows(iter(memories))
             found += [asked(memory, name, kind, question) for question in questions]
     found = [question for question in found if question]

@@ -140,16 +140,14 @@ def measure_sets(sets: dict[str, list[Path]]) -> None:
 
 
 def validated() -> str:
-    return "cross-validated by fifths" if TRAINER.exists() else "not cross-validated"
+    return "cross-validated by thirds" if TRAINER.exists() else "not cross-validated"
 
 
-def weights_without(name: str) -> Path:
-    """A ranker that never saw this folder and a fifth of the others, made anew when anything that
-    makes it has changed."""
-    from train_ranker import FOLDS, folders  # pyright: ignore[reportMissingImports]
-
-    fold = list(folders()).index(name) % FOLDS
+def weights_without(fold: int) -> Path:
+    """A ranker that never saw a third of the folders, made anew when anything that makes it has
+    changed."""
     sources = [TRAINER, ROOT / "sediment.py", *sorted(ROOT.glob("tests/**/*.jsonl"))]
+    sources += sorted(ROOT.glob("models/lessons/*"))
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
     target = ROOT / "build" / "ranker" / digest[:16] / f"{fold}.json"
     if not target.exists():
@@ -162,10 +160,15 @@ def weights_without(name: str) -> Path:
 
 
 def unseen(name: str) -> Any:
-    """Let what is opened inside rank by weights that never saw this folder."""
+    """Let what is opened inside encode and rank by what never saw this folder."""
     if not TRAINER.exists():
         return nullcontext()
-    return patch.dict(os.environ, SEDIMENT_RANKER=str(weights_without(name)))
+    from build_model import model_without  # pyright: ignore[reportMissingImports]
+    from folds import fold_of  # pyright: ignore[reportMissingImports]
+
+    fold = fold_of(name)
+    paths = {"RANKER": weights_without(fold), "EMBEDDING_MODEL": model_without(fold)}
+    return patch.dict(os.environ, {f"SEDIMENT_{key}": str(path) for key, path in paths.items()})
 
 
 def measure_diaries() -> None:

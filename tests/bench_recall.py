@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
+import os
 import sqlite3
 import struct
 import sys
@@ -28,8 +30,8 @@ ANSWERS: list[Row] = []
 class KeepingEncoder(Encoder):
     """An encoder that makes each vector once, for this run and the next ones."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, folder: str) -> None:
+        super().__init__(Path(folder) if folder else None)
         file = ROOT / "build" / "quality" / "vectors.db"
         file.parent.mkdir(parents=True, exist_ok=True)
         self._kept = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
@@ -54,7 +56,7 @@ class KeepingEncoder(Encoder):
         return row[0]
 
 
-ENCODER = KeepingEncoder()
+encoder_of = functools.cache(KeepingEncoder)  # by the model that is set, "" for the bundled one
 
 
 # Asking
@@ -71,7 +73,7 @@ def stored(*sources: list[Row]) -> Iterator[Memory]:
         tempfile.TemporaryDirectory() as folder,
         Memory(Path(folder) / "memory.db", project="bench") as memory,
     ):
-        memory._encoder = ENCODER
+        memory._encoder = encoder_of(os.environ.get("SEDIMENT_EMBEDDING_MODEL", ""))
         answer = memory.import_rows(itertools.chain(*sources))
         assert answer["success"], answer["refused"][:3]
         memory.embed_pending()

@@ -1,0 +1,49 @@
+"""The diaries and conversations in `tests/` that the models learn from, and which of them are left
+out together, so that nothing is judged, or taught the next model, by what has seen it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+DIARIES, CONVERSATIONS = ROOT / "tests" / "diaries", ROOT / "tests" / "conversations"
+FOLDS = 3  # of diaries and conversations: each is judged by what was learned from the two others
+
+Row = dict[str, Any]
+
+
+def rows(path: Path) -> list[Row]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
+
+
+def folders() -> dict[str, Path]:
+    """The diaries, in which facts change, and the conversations, in which nothing is obsolete."""
+    found = [*sorted(DIARIES.iterdir()), *sorted(CONVERSATIONS.iterdir())]
+    return {path.name: path for path in found if path.is_dir()}
+
+
+def held_out(fold: int | None) -> set[str]:
+    """The names of a fold; none of none."""
+    return set() if fold is None else set(list(folders())[fold::FOLDS])
+
+
+def fold_of(name: str) -> int:
+    return list(folders()).index(name) % FOLDS
+
+
+def texts(name: str) -> tuple[list[Row], list[Row]]:
+    """The memories and the questions of a diary or a conversation."""
+    folder = folders()[name]
+    return rows(folder / "memories.jsonl"), rows(folder / "queries.jsonl")
+
+
+def learned_from() -> str:
+    """A mark of all that is there to learn from, and so of which folders a fold leaves out."""
+    data = hashlib.sha256()
+    for name, folder in folders().items():
+        for part in ("memories", "queries"):
+            data.update(f"{name} {part}\0".encode() + (folder / f"{part}.jsonl").read_bytes())
+    return data.hexdigest()[:16]
