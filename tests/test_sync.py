@@ -104,6 +104,26 @@ def test_recall_and_history_name_who_wrote_on_another_machine(place: Place) -> N
     assert (who in line) == ("author" in b.recall("staging port")["results"][0])
 
 
+@pytest.mark.parametrize("facts", ["", "nonsense", "{}"])
+def test_a_machine_that_does_not_say_who_it_is_is_named_by_its_id(place: Place, facts: str) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    name = a.sync_status()["machine"]
+    old = a.store("The staging database is on port 5433.")["id"]
+    a.store("The staging database is on port 6543.", replace=old)
+    a.sync()
+    (place.shared / name / "machine.json").write_text(facts)
+    b.sync()
+    assert b.recall("staging port")["results"][0]["author"] == f"machine {name}"
+    assert f"machine {name}" in "\n".join(sediment.render_listed(b.list_items()))
+    (hidden,) = (one for one in b.history(old)["versions"] if not one["live"])
+    assert hidden["ended_from"] == f"machine {name}"
+    a.sync(again=True)
+    a.store("Tea is at four.")
+    settle(a, b)
+    who = "{person}, {host}".format(**a.sync_status()["machines"][0])
+    assert b.recall("staging port")["results"][0]["author"] == who
+
+
 def test_git_carries_memories_and_drops_what_is_forgotten(tmp_path: Path) -> None:
     remote = git_place(tmp_path)
     memories = []
