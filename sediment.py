@@ -3362,7 +3362,16 @@ class Database:
         with self.explained():
             connection = self._begin(wait)
             with _committing(connection):
+                self._name_copy(connection)
                 yield connection
+
+    def _name_copy(self, connection: apsw.Connection) -> None:
+        """Let a copy of a file that syncs have a name of its own before anything is written in it:
+        by another inode it may be one."""
+        if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'clock'").get:
+            mark = connection.execute("SELECT mark FROM clock").get
+            if f":{os.stat(self.path).st_ino}:" not in mark:
+                name_machine(connection, self.path)
 
     def _begin(self, wait: int) -> apsw.Connection:
         """A connection that nobody else writes beside; anew where the file was exchanged while
@@ -3924,6 +3933,39 @@ def copies(database: Database) -> list[str]:
 def is_synced(database: Database) -> bool:
     """Whether other machines may have memories of this file."""
     return bool(database.value("SELECT 1 FROM sqlite_schema WHERE name = 'replica'"))
+
+
+def name_machine(connection: apsw.Connection, path: Path) -> None:
+    """Let a file that syncs be a machine of its own where it is a copy; one that was moved keeps
+    its name."""
+    name, mark = fetch(connection, "SELECT machine, mark FROM clock")[0]
+    if mark == (here := file_mark(path)):
+        return
+    name = name if not mark or _is_same_machine(mark, here) else new_id()[:8]
+    connection.execute("UPDATE clock SET machine = ?, mark = ?", (name, here))
+    sql = "INSERT OR REPLACE INTO machines VALUES(?, ?, '', 1)"
+    connection.execute(sql, (name, here.partition(":")[0]))
+
+
+def file_mark(path: Path) -> str:
+    """Which file of which computer this is, as HOST:INODE:PATH."""
+    import platform
+
+    file = os.path.realpath(path)
+    return f"{platform.node()}:{os.stat(file).st_ino}:{file}"
+
+
+def _is_same_machine(before: str, now: str) -> bool:
+    """Whether a file that was HOST:INODE:PATH is what is so now, and no copy of it: it may have
+    been exchanged, or moved, or its computer renamed (a container has a new name each time)."""
+    old_host, old_inode, old_path = _FILE_MARK.fullmatch(before).groups()
+    host, inode, path = _FILE_MARK.fullmatch(now).groups()
+    if path == old_path:
+        return host == old_host or inode == old_inode
+    return host == old_host and not os.path.exists(old_path)
+
+
+_FILE_MARK = _Pattern(r"(?s)([^:]*):(?:(\d+):)?(.*)")  # earlier ones have no inode
 
 
 def stop_syncing(connection: apsw.Connection) -> None:
@@ -13910,23 +13952,18 @@ SYNC_CLOCK = "SELECT t, machine, mark, place, cursor FROM clock"
 
 
 def open_place(database: Database, encoder: Encoder, place: str) -> Folder | Hub:
-    """Where a file syncs, as this machine. A copy of the file gets a name of its own; one that
-    was moved keeps it."""
+    """Where a file syncs, as this machine."""
     import getpass
     import platform
 
-    host, file = platform.node(), os.path.realpath(database.path)
-    name, mark = database.rows("SELECT machine, mark FROM clock")[0]
-    if mark != (here := f"{host}:{os.stat(file).st_ino}:{file}"):
-        name = name if not mark or _is_same_machine(mark, here) else new_id()[:8]
+    if database.rows("SELECT mark FROM clock") != [(file_mark(database.path),)]:
         with database.transaction() as connection:
-            connection.execute("UPDATE clock SET machine = ?, mark = ?", (name, here))
-            connection.execute("INSERT OR REPLACE INTO machines VALUES(?, ?, '', 1)", (name, host))
+            name_machine(connection, database.path)
     try:
         person = getpass.getuser()
     except (ImportError, OSError, KeyError):  # where neither USERNAME nor a list of users tells
         person = ""
-    me = Machine(name, host, person)
+    me = Machine(database.value("SELECT machine FROM clock"), platform.node(), person)
     if _HUB.match(place):
         return Hub(place, me, database, encoder)
     if place.startswith("git:"):
@@ -13934,18 +13971,7 @@ def open_place(database: Database, encoder: Encoder, place: str) -> Folder | Hub
     return Folder(place, me)
 
 
-def _is_same_machine(before: str, now: str) -> bool:
-    """Whether a file that was HOST:INODE:PATH is what is so now, and no copy of it: it may have
-    been exchanged, or moved, or its computer renamed (a container has a new name each time)."""
-    old_host, old_inode, old_path = _FILE_MARK.fullmatch(before).groups()
-    host, inode, path = _FILE_MARK.fullmatch(now).groups()
-    if path == old_path:
-        return host == old_host or inode == old_inode
-    return host == old_host and not os.path.exists(old_path)
-
-
 _HUB = _Pattern("postgres(ql)?://")
-_FILE_MARK = _Pattern(r"(?s)([^:]*):(?:(\d+):)?(.*)")  # earlier ones have no inode
 
 
 class Exchange(NamedTuple):

@@ -841,6 +841,23 @@ def test_a_copied_file_is_another_machine_and_a_moved_one_is_not(place: Place) -
         assert c.sync_status()["machine"] in names
 
 
+def test_what_a_copied_file_says_before_it_syncs_is_its_own(place: Place) -> None:
+    a = place.machine("a")
+    old = a.store("Deploys happen on Fridays.")["id"]
+    a.sync()
+    a.database.checkpoint()
+    shutil.copyfile(a.database.path, copy := place.folder / "copy.db")
+    with open_memory(copy) as b:
+        new = b.store("Deploys happen on Mondays.", replace=old)["id"]
+        b.sync()
+        name = b.sync_status()["machine"]
+    a.sync()
+    first, second = a.history(new)["versions"]
+    assert "author" not in first
+    assert first["ended_from"] == second["author"] != ""
+    assert a.database.rows("SELECT put_w FROM replica WHERE id = ?", new) == [(name,)]
+
+
 def test_a_line_of_a_newer_program_stops_its_file_alone(place: Place) -> None:
     a, b = place.machine("a"), place.machine("b")
     settle(a, b)
