@@ -13136,8 +13136,10 @@ def _stamped(value: Any, kinds: tuple[type, ...]) -> Any:
         raise InvalidInput("it has another form")
     if min(value[0], value[3]) < 0 or value[3] > TIME_MAX or value[0] >= 1 << 62:
         raise InvalidInput("its time cannot be")
-    if (ahead := (value[0] >> 16) / 1000 - time.time()) > DAY:
-        raise NotYet(f"the clock of machine {value[1]} is {ahead / DAY:.1f} days ahead: set it")
+    if (at := (value[0] >> 16) // 1000) > (now := time.time()) + DAY:
+        there, here = (local_time(iso_time(int(clock)), 16) for clock in (at, now))
+        told = f"by the clock of machine {value[1]} it is of {there}, and here it is {here}"
+        raise NotYet(f"{told}: set the clock that is wrong; until then it waits")
     return tuple(value)
 
 

@@ -904,7 +904,7 @@ def test_a_line_without_its_end_is_read_when_it_is_whole(place: Place) -> None:
         ({"v": 1, "id": "x", "in": "team", "end": [1, "w", None]}, "another form"),
         ({"v": 1, "id": "x", "in": "team", "ok": {"w": "1"}}, "no numbers"),
         ({"v": 1, "id": "", "in": "team", "gone": True}, "an id is"),
-        ({"v": 1, "id": "x", "in": "team", "put": [1 << 61, "w", "a text", 1]}, "days ahead"),
+        ({"v": 1, "id": "x", "in": "team", "put": [1 << 61, "w", "a text", 1]}, "set the clock"),
         ({"v": 1, "id": "x", "in": "team", "put": [1, "\ud800", "a text", 1]}, "an id is"),
         ({"v": 1, "id": "x", "in": "team", "end": [1, "w", "\ud800", 1, ""]}, "an id is"),
         ({"v": 1, "id": "x", "in": "team", "end": [1, "w", "replace", 1, "\ud800"]}, "an id is"),
@@ -1154,6 +1154,24 @@ def test_a_clock_that_is_behind_moves_no_stamp(
     monkeypatch.setattr(sediment.time, "time", lambda: long_ago)
     a.sync()
     assert a.database.rows("SELECT id, put_t FROM replica") == before
+
+
+def test_of_two_clocks_that_differ_both_times_are_named(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    a.store("The port is 5433.", created_at="2020-01-01")
+    a.sync()
+    now = sediment.time.time()
+    monkeypatch.setattr(sediment.time, "time", lambda: now - 400 * 86_400)
+    (remark,) = b.sync()["remarks"]
+    for at in (now, now - 400 * 86_400):
+        assert sediment.local_time(sediment.iso_time(int(at))) in remark
+    assert "set the clock that is wrong" in remark
+    assert "waits" in remark
+    monkeypatch.undo()
+    assert b.sync()["remarks"] == []
+    assert texts(b) == ["The port is 5433."]
 
 
 @pytest.mark.parametrize("shares_more", [False, True])
