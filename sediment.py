@@ -9751,7 +9751,7 @@ _CHATS = _Pattern(
 _GAP = _Pattern(r"[\s,]*")
 _GRAPH = _Pattern(rb'\s*\{"type": ?"(?:entity", ?"name|relation", ?"from)"')
 _OBSERVED = _Pattern(r"\s*[-*] \[([^\]\[]{2,})\] (.+)")
-_RELATED = _Pattern(r"\s*[-*] ([^\[\]]+?) ?\[\[([^\[\]]+)\]\]")
+_RELATED = _Pattern(r"\s*[-*] ([^\[\]]+?) ?\[\[([^\[\]]+)\]\](.*)")
 
 
 def open_archive(path: Path) -> tuple[str, Iterator[Any]]:
@@ -9762,8 +9762,8 @@ def open_archive(path: Path) -> tuple[str, Iterator[Any]]:
         return "conversations", map(_exported_conversation, _exported_chats(path))
     if _GRAPH.match(head):
         return "rows", (_graph_rows(line) for _, line in _transcript_lines(path))
-    notes = [one for one in _own_files(path, "**/*.md") if "\npermalink:" in plain_text(one)]
-    if notes:
+    notes = _own_files(path, "**/*.md")
+    if any("\npermalink:" in plain_text(note) for note in notes):
         return "rows", (row for note in notes for row in _note_rows(note))
     known = "an export of ChatGPT's or Claude.ai's, the MCP memory server's file or a folder"
     raise InvalidInput(f"{path} is not {known} of basic-memory's notes: name one of these")
@@ -9845,16 +9845,31 @@ def _graph_rows(line: bytes) -> Any:
 
 
 def _note_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The observations and relations of a note of basic-memory's."""
-    text = plain_text(path)
+    """What a note of basic-memory's says: its observations, its relations, and then the rest, by
+    sections."""
+    text = plain_text(path).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     front = _FRONT_MATTER.match(text)
     title = front and re.search(r"^title:[ \t]*(.+)$", front[0], re.MULTILINE)
     name = title[1].strip("\"' ") if title else path.stem
-    for _, line in _unfenced_lines(visible(text)):
-        if found := _OBSERVED.match(line):
+    shown, rest = visible(text), []
+    for (_, line), (_, plain) in zip(_lines(shown), _unfenced_lines(shown), strict=True):
+        if found := _OBSERVED.match(plain):
             yield {"content": f"{name} ({found[1]}): {found[2]}"}
-        elif found := _RELATED.match(line):
-            yield {"content": f"{name} {found[1]} {found[2]}"}
+        elif found := _RELATED.match(plain):
+            yield {"content": f"{name} {found[1]} {found[2]}{found[3].rstrip()}"}
+        else:
+            rest.append(line)
+    yield from _prose_rows(name, "".join(rest))
+
+
+def _prose_rows(name: str, text: str) -> Iterator[dict[str, Any]]:
+    """The sections of a note in which something stands."""
+    for start, end, _ in _markdown_sections(text):
+        headings = [_Heading(0, 0, 0, name), *_headings(text[start:end])]
+        title = headings[-1].title
+        if body := text[start + headings[-1].end : end].strip():
+            about = name if title == name else f"{name} ({title})"
+            yield {"content": f"{about}: {body}"}
 
 
 def original_rows(program: Path) -> Iterator[dict[str, Any]]:

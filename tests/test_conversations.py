@@ -716,14 +716,27 @@ def test_what_is_no_fact_of_a_graph_is_refused_by_its_line(here: Program) -> Non
     assert "Zed (person): is a string" in here.ok("list")
 
 
-def test_the_notes_of_basic_memory_become_their_observations(tmp_path: Path) -> None:
+def test_the_notes_of_basic_memory_become_memories(tmp_path: Path) -> None:
     (tmp_path / "people").mkdir()
     (tmp_path / "people" / "ada.md").write_text(
         "---\ntitle: Ada\ntype: person\npermalink: people/ada\n---\n# Ada\n\nSome prose.\n\n"
-        "- [taste] likes tea #drinks (since spring)\n- [ ] to do\n- works at [[Acme]]\n"
-        "```\n- [not] this\n```\n"
+        "- [taste] likes tea #drinks (since spring)\n- works at [[Acme]] since May\n## Tasks\n"
+        "- [ ] to do\n```\n- [not] this\n```\n## Relations\n- knows [[Bob]]\n"
     )
-    assert rows(tmp_path) == ["Ada (taste): likes tea #drinks (since spring)", "Ada works at Acme"]
+    assert rows(tmp_path) == [
+        "Ada (taste): likes tea #drinks (since spring)",
+        "Ada works at Acme since May",
+        "Ada knows Bob",
+        "Ada: Some prose.",
+        "Ada (Tasks): - [ ] to do\n```\n- [not] this\n```",
+    ]
+
+
+def test_no_note_of_basic_memory_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "okapi.md").write_text("---\npermalink: okapi\n---\n\nIt eats leaves.\n")
+    (tmp_path / "old.md").write_bytes(b"A caf\xe9 - and more.\n")
+    (tmp_path / "empty.md").write_text("---\npermalink: empty\n---\n# Nothing\n")
+    assert rows(tmp_path) == ["okapi: It eats leaves.", "old: A caf\ufffd - and more."]
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
