@@ -4717,6 +4717,9 @@ def note(
     )
 
 
+APART = {"apart": 1}  # the detail of an undo that left both live
+
+
 def link_clusters(connection: apsw.Connection, a: str, b: str) -> int:
     """Make siblings of two items that are related, and of those related to both; returns the new
     edges."""
@@ -7459,7 +7462,7 @@ def adopt_decisions(connection: apsw.Connection, row: dict[str, Any]) -> None:
     for other in row["kept_apart"]:
         here = connection.execute("SELECT 1 FROM items WHERE id = ?", (other,)).get
         if here and not connection.execute(taken_apart(), (row["id"], other)).get:
-            note(connection, "undo", row["id"], other)
+            note(connection, "undo", row["id"], other, APART)
     sql = (
         "SELECT s.id, i.id FROM items i JOIN items s ON s.id = i.successor"
         " WHERE i.ended_by = 'replace' AND (?1, ?2) IN ((i.id, s.id), (s.id, i.id))"
@@ -12454,7 +12457,7 @@ def _take_back(connection: apsw.Connection, old: str, now: str | None) -> bool:
     """Let one item be live again; whether what stood in its place is hidden behind it."""
     reason, successor = restore_item(connection, old)
     if now is None or reason in ("merge", "beside"):
-        note(connection, "undo", old, successor)
+        note(connection, "undo", old, successor, APART)
         return False
     created = fetch(connection, "SELECT created_at FROM items WHERE id = ?", old)[0][0]
     # A redo: it ends on the day on which it did.
@@ -12575,12 +12578,13 @@ def history_of(projects: Projects, id: str) -> dict[str, Any]:
     versions = [facts | {"live": row["ended_at"] is None} for row, facts in told]
     ids = json.dumps([version["id"] for version in versions])
     sql = (
-        "SELECT at, action, item_id, other_id FROM history"
-        " WHERE item_id IN (SELECT value FROM json_each(?)) ORDER BY id"
+        "SELECT at, action, item_id, iif(detail ->> 'apart', 'beside', 'other'), other_id"
+        " FROM history WHERE item_id IN (SELECT value FROM json_each(?1))"
+        " OR other_id IN (SELECT value FROM json_each(?1)) ORDER BY id"
     )
     events = [
-        {"at": iso_time(at), "action": action, "id": item} | ({"other": other} if other else {})
-        for at, action, item, other in projects.database.rows(sql, ids)
+        {"at": iso_time(at), "action": action, "id": item} | ({key: other} if other else {})
+        for at, action, item, key, other in projects.database.rows(sql, ids)
     ]
     return {"id": row["id"], "versions": versions, "events": events}
 
@@ -13048,7 +13052,7 @@ def _change_ends(connection: apsw.Connection, ids: Iterable[str]) -> None:
         if now:
             _, other = restore_item(connection, id)
             if state["end"] and not state["end"][2] and (id, other) not in swapped:
-                note(connection, "undo", id, other)
+                note(connection, "undo", id, other, APART)
         if end is None:
             continue
         by, at, successor = end
@@ -14384,7 +14388,7 @@ class Sync:
             connection.execute("UPDATE clock SET applying = 1")
             for (id,) in fetch(connection, behind) if erase else []:
                 _, other = restore_item(connection, id)
-                note(connection, "undo", id, other)
+                note(connection, "undo", id, other, APART)
             ids = fetch(connection, others) if erase else []
             for (id,) in ids:
                 erase_item(connection, id, alone=True)
@@ -14929,7 +14933,8 @@ class Memory:
         """What happened to an item: {id, versions, events}, both oldest first.
 
         versions  its lineage: what it replaced or was merged with, and what took its place
-        events    [{at, action, id, other?}]; `id` is what stayed, `other` what was hidden
+        events    [{at, action, id, other?, beside?}]; `id` is what stayed, `other` what was
+                  hidden, `beside` what an undo left live
         """
         return history_of(self.projects, id)
 
@@ -15860,6 +15865,7 @@ def render_history(answer: dict[str, Any]) -> Iterator[str]:
         yield from _indented(version["content"])
     for event in answer["events"]:
         other = f"  (hidden: {event['other']})" if "other" in event else ""
+        other = f"  (beside: {event['beside']})" if "beside" in event else other
         when = local_time(event["at"], 16)
         yield _dim(printable(f"{when}  {event['action']:<8} {event['id']}{other}"))
 

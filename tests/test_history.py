@@ -375,6 +375,25 @@ def test_one_memory_replaces_another_and_both_come_back(memory: Memory) -> None:
     consistent(memory)
 
 
+def test_history_tells_of_what_an_undo_left_beside_and_of_what_it_took_back(memory: Memory) -> None:
+    old, new = memory.store(TEA)["id"], memory.store(LATER)["id"]
+    memory.replace(old, new)
+    memory.undo(old)
+    for id in (old, new):
+        told = [(one["action"], one["id"]) for one in memory.history(id)["events"]]
+        assert told == [("replace", new), ("undo", old)]
+        *_, undone = memory.history(id)["events"]
+        assert (undone["beside"], undone.get("other")) == (new, None)
+    shown = "\n".join(render_history(memory.history(old)))
+    assert f"(beside: {new})" in shown
+    assert shown.count("hidden") == 1
+    third = memory.store(COFFEE, replace=old)["id"]
+    memory.undo(third)
+    last = memory.history(old)["events"][-1]
+    assert (last["id"], last["other"]) == (old, third)
+    assert "beside" not in last
+
+
 def test_undo_goes_no_further_than_what_stood_beside(memory: Memory) -> None:
     tea = memory.store(TEA)["id"]
     later = memory.store(LATER, replace=tea)["id"]
