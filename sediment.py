@@ -11487,6 +11487,14 @@ def own_item(projects: Projects, id: object, deed: str) -> dict[str, Any]:
     return row
 
 
+def item_to_replace(projects: Projects, id: object) -> dict[str, Any]:
+    """A live item in whose place this project may put another, or the other way round."""
+    row = own_item(projects, id, "replace")
+    if row["ended_at"] is not None:
+        raise InvalidInput(f"{row['id']} was pruned: `undo {row['id']}` it first")
+    return row
+
+
 def check_own(projects: Projects, row: dict[str, Any], what: str) -> None:
     """NotFound of another project's item, which is not to be told or changed from here."""
     if projects.is_foreign(row):
@@ -12028,7 +12036,7 @@ class Storing(View):
     ) -> dict[str, Any]:
         """Keep a text that holds no secret: what `Memory.store` returns."""
         created = int(time.time()) if created_at is None else parse_moment(created_at)
-        old = own_item(self.projects, replace, "replace") if replace is not None else None
+        old = item_to_replace(self.projects, replace) if replace is not None else None
         wanted = check_scope(scope) if scope is not None else None
         project, remark = self._destination(wanted, old)
         with self.database.explained():
@@ -12067,7 +12075,7 @@ class Storing(View):
             count_validation(connection, known)
             note(connection, "confirm", known)
             if old:
-                _check_live(connection, old["id"])
+                item_to_replace(self.projects, old["id"])  # others may have been quicker
                 end_item(connection, old["id"], known, "replace", beside=True)
         scope = "project" if project else "global"
         answer = {"success": True, "id": known, "scope": scope, "already_stored": True}
@@ -12164,9 +12172,10 @@ class Storing(View):
             insert_item(connection, item)
             enqueue(connection, item.id, near)
             for old, reason in ended.items():
-                if reason == "repeat" and not _is_live(connection, old):
+                if reason == "replace":
+                    item_to_replace(self.projects, old)  # others may have been quicker
+                elif not _is_live(connection, old):
                     continue  # somebody has just hidden it for another reason
-                _check_live(connection, old)
                 beside = reason == "replace" and twin is not None  # its text stood there
                 end_item(connection, old, item.id, reason, item.created_at, beside=beside)
                 count_validation(connection, item.id)
@@ -12198,12 +12207,6 @@ def _store_answer(
         )
     answer["message"] = message + "."
     return answer
-
-
-def _check_live(connection: apsw.Connection, id: str) -> None:
-    """NotFound when another process was quicker to forget or replace an item."""
-    if not _is_live(connection, id):
-        raise NotFound(f"no memory {id} to replace: nothing was stored")
 
 
 def _is_live(connection: apsw.Connection, id: str) -> bool:
@@ -12395,12 +12398,9 @@ def has_chores(database: Database) -> bool:
 def replace_item(projects: Projects, old: str, new: str) -> dict[str, Any]:
     """Hide a memory behind another one: what `Memory.replace` returns."""
     with projects.database.transaction() as connection:
-        gone, stays = (own_item(projects, id, "replace") for id in (old, new))
+        gone, stays = (item_to_replace(projects, id) for id in (old, new))
         if gone["id"] == stays["id"]:
             raise InvalidInput(f"{gone['id']} cannot replace itself: name another memory")
-        for row in (gone, stays):
-            if row["ended_at"] is not None:
-                raise InvalidInput(f"{row['id']} was pruned: `undo {row['id']}` it first")
         check_reach(gone, stays["project_id"], f"`move {stays['id']} global`")
         at = stays["created_at"]
         end_item(connection, gone["id"], stays["id"], "replace", at, beside=True)

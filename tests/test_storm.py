@@ -14,7 +14,7 @@ import storm
 from storage import consistent, open_memory, shown, values
 
 import sediment
-from sediment import DatabaseError, Memory, NotFound
+from sediment import DatabaseError, InvalidInput, Memory, NotFound
 
 TEA, LATER = "Tea is served at four.", "Tea is served at five."
 COFFEE = "Coffee is served at eight in the blue room."
@@ -106,6 +106,31 @@ def test_a_text_that_another_replaces_while_it_is_confirmed_is_stored(
     in_between(monkeypatch, sediment.Storing, "_is_contested", replace)
     memory.store(TEA)
     assert TEA in live(memory)
+
+
+@pytest.mark.parametrize("text", [PORTS[0], COFFEE])
+def test_who_comes_second_to_replace_is_told_what_stands_there(
+    memory: Memory, other: Memory, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    """The new text is stored, or there already."""
+    id = memory.store(TEA)["id"]
+    memory.store(COFFEE)
+    new = []
+    replace = lambda: new.append(other.store(LATER, replace=id)["id"])  # noqa: E731
+    in_between(monkeypatch, sediment.Storing, "_destination", replace)
+    with pytest.raises(NotFound) as caught:
+        memory.store(text, replace=id)
+    assert f"is hidden behind {new[0]}: `--replace {new[0]}`" in str(caught.value)
+    assert sorted(live(memory)) == sorted([COFFEE, LATER])
+
+
+def test_what_was_pruned_is_replaced_by_nothing_and_that_is_said(memory: Memory) -> None:
+    id = memory.store(TEA)["id"]
+    with memory.database.transaction() as connection:
+        sediment.prune_item(connection, id)
+    with pytest.raises(InvalidInput, match="was pruned: `undo"):
+        memory.store(LATER, replace=id)
+    assert live(memory) == []
 
 
 def test_a_text_that_another_forgets_while_it_is_confirmed_is_stored(
