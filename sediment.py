@@ -13133,6 +13133,8 @@ def state_of(row: Any) -> tuple[str, State]:
     end = _stamped(row.get("end"), (int, str, str, int, str))
     if put:
         check_text(put[2], "content", CONTENT_MAX)
+        if kinds := redact(put[2])[1]:  # which nobody sends
+            raise InvalidInput(f"its text looks like a credential ({kinds[0]}), which goes nowhere")
     counts = row.get("ok", {})
     if not isinstance(counts, dict) or not all(map(_is_count, counts.values())):
         raise InvalidInput("its confirmations are no numbers")

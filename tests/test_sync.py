@@ -26,6 +26,7 @@ import sediment
 from sediment import DatabaseError, InvalidInput, Memory, NotFound, Unreachable
 
 DIARIES = Path(__file__).parent / "diaries"
+TOKEN = "ghp_" + "abcdefghijklmnopqrstuvwxyz0123456789"
 
 
 class Place:
@@ -905,6 +906,10 @@ def test_a_line_without_its_end_is_read_when_it_is_whole(place: Place) -> None:
         ({"v": 1, "id": "x", "in": "team", "ok": {"w": "1"}}, "no numbers"),
         ({"v": 1, "id": "", "in": "team", "gone": True}, "an id is"),
         ({"v": 1, "id": "x", "in": "team", "put": [1 << 61, "w", "a text", 1]}, "set the clock"),
+        (
+            {"v": 1, "id": "x", "in": "team", "put": [1, "w", f"The key is {TOKEN}.", 1]},
+            "github token",
+        ),
         ({"v": 1, "id": "x", "in": "team", "put": [1, "\ud800", "a text", 1]}, "an id is"),
         ({"v": 1, "id": "x", "in": "team", "end": [1, "w", "\ud800", 1, ""]}, "an id is"),
         ({"v": 1, "id": "x", "in": "team", "end": [1, "w", "replace", 1, "\ud800"]}, "an id is"),
