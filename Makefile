@@ -17,7 +17,7 @@ PYZ := dist/sediment.pyz
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary=:all:
 RUN := SEDIMENT_PYZ=$(CURDIR)/$(PYZ)
 
-.PHONY: all platform release demo test test-page test-arm64 lint bench bench-quality encoder ranker soak lock clean help python FORCE
+.PHONY: all platform release demo test test-page test-arm64 lint bench bench-peers bench-quality encoder ranker soak lock clean help python FORCE
 all: $(if $(PLATFORM),platform,$(PYZ))
 
 help:
@@ -33,6 +33,7 @@ help:
 	@echo 'make encoder                   learn models/lessons again from tests/, and build the model with them'
 	@echo 'make ranker                    learn models/ranker.json again from tests/'
 	@echo 'make bench                     measure speed'
+	@echo 'make bench-peers               measure Sediment beside its peers   (PEER_SEDIMENT=PROGRAM ITEMS=n DIARIES=n)'
 	@echo 'make bench-quality DATA=DIR    measure recall on tests/, and the sets in DIR   (SEEDS="1 2" PARTS="chat diaries")'
 	@echo 'make soak MINUTES=n             try to make it lose data, crash, hang or leak   (SEED=n)'
 	@echo 'make lock                      renew the pinned requirements (needs uv)'
@@ -94,6 +95,22 @@ bench: $(PYZ) $(BUILD)/dev/.ready
 	$(RUN) $(BUILD)/dev/bin/python tests/bench.py
 	$(RUN) $(BUILD)/dev/bin/python tests/bench_sync.py
 
+# What Sediment is compared with, each in an environment of its own. One of them needs a Python
+# whose sqlite3 loads extensions.
+PEERS := chromadb mcp-memory-service
+PEER_PYTHON ?= $(shell for found in $(PYTHON) /usr/bin/python3; do \
+	$$found -c 'import ensurepip, sqlite3; sqlite3.Connection.enable_load_extension' 2>/dev/null && { echo $$found; break; }; done)
+build/peers/%/.ready: tests/peers/%.txt
+	@test -n "$(PEER_PYTHON)" || { echo "error: no Python here has a sqlite3 that loads extensions: name one by PEER_PYTHON=" >&2; exit 1; }
+	rm -rf $(@D)
+	$(PEER_PYTHON) -m venv $(@D)
+	$(@D)/bin/python $(PIP_INSTALL) -r $<
+	$(@D)/bin/python -m pip uninstall --quiet --yes --disable-pip-version-check setuptools pip
+	touch $@
+
+bench-peers: $(PYZ) $(BUILD)/dev/.ready $(PEERS:%=build/peers/%/.ready)
+	$(RUN) PEER_SEDIMENT="$(PEER_SEDIMENT)" $(BUILD)/dev/bin/python tests/bench_peers.py $(if $(ITEMS),--items $(ITEMS)) $(if $(DIARIES),--diaries $(DIARIES))
+
 bench-quality: $(PYZ) $(BUILD)/dev/.ready
 	$(RUN) $(BUILD)/dev/bin/python tests/bench_quality.py $(if $(DATA),"$(DATA)") $(if $(SEEDS),--seeds $(SEEDS)) $(if $(PARTS),--parts $(PARTS))
 
@@ -114,9 +131,10 @@ soak: $(PYZ) $(BUILD)/dev/.ready
 LOCK := $(UV) pip compile --quiet --upgrade --universal --generate-hashes --python-version 3.11 --no-header --no-annotate
 lock:
 	@mkdir -p build
-	@cd $(LOCKS) && for name in runtime build dev train mcp1 mcp2; do \
-		$(LOCK) $$(test $$name = runtime && echo --no-deps) $$name.in -o ../../build/$$name.txt && \
-		{ echo "# Made from $$name.in by: make lock"; cat ../../build/$$name.txt; } > $$name.txt || exit 1; \
+	@for lock in $(patsubst %,$(LOCKS)/%,runtime build dev train mcp1 mcp2) $(PEERS:%=tests/peers/%); do \
+		name=$$(basename $$lock); \
+		$(LOCK) $$(test $$name = runtime && echo --no-deps) $$lock.in -o build/$$name.txt && \
+		{ echo "# Made from $$name.in by: make lock"; cat build/$$name.txt; } > $$lock.txt || exit 1; \
 	done
 
 clean:

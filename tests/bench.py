@@ -701,7 +701,7 @@ def watch(owner: Any, name: str, spent: defaultdict[str, float]) -> None:
 class Peer:
     """Another MCP server; unlike Wire it forgives what the protocol does not forbid."""
 
-    def __init__(self, command: list[str], folder: Path) -> None:
+    def __init__(self, command: list[str], folder: Path, env: dict[str, str] | None = None) -> None:
         scratch = {"SEDIMENT_DB": str(folder / "peer.db"), "SEDIMENT_RATE_LIMIT": "0"}
         self.process = subprocess.Popen(
             command,
@@ -709,7 +709,7 @@ class Peer:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd=folder,
-            env=os.environ | scratch,  # its models may be anywhere
+            env=env or os.environ | scratch,  # its models may be anywhere
         )
         self._id = 0
         client = {"name": "bench", "version": "1"}
@@ -744,7 +744,11 @@ class Peer:
             return {"id": text}
 
     def end(self) -> None:
-        """End the server."""
+        """End the server, which may finish what it does."""
+        assert self.process.stdin
+        self.process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(10)
         self.process.kill()
         self.process.wait()
 

