@@ -13,8 +13,8 @@ Sediment             over MCP, from the .pyz; and in process, from what the .pyz
                      Consolidation is off, as it would take a core from the others
 
 store, recall   median ms of a call (95th percentile; median / that of the bare encoder call, see
-                tests/bench.py) while 1,000 memories are stored, then among them; every text goes to
-                each peer before the next one does, in an order that is drawn
+                tests/bench.py) while 1,000 memories are stored, then for 500 questions; each text
+                goes to every peer before the next one does, in an order that is drawn
 start           s from starting the process to the answer to a first recall, in the median
 memory          MB of the process (resident) after these calls
 disk            MB of what it stored; of the program with its libraries and model
@@ -39,31 +39,21 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import zipfile
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+import bench_quality  # noqa: E402
 import onnx  # noqa: E402
-from bench import PYZ, BareEncoder, Peer, resident, say, seconds  # noqa: E402
+from bench import PYZ, BareEncoder, Peer, resident, say  # noqa: E402
 from bench_corpus import Corpus  # noqa: E402
-from bench_quality import (  # noqa: E402
-    DIARIES,
-    SHOWN,
-    TRAINER,
-    changed,
-    first,
-    of_type,
-    validated,
-    weights_without,
-    wrongly_empty,
-)
+from bench_quality import DIARIES, SHOWN, of_type  # noqa: E402
 from bench_recall import Row, rows, share, table  # noqa: E402
 from wire import small_env  # noqa: E402
 
@@ -72,6 +62,7 @@ MODEL = ROOT / "models" / "all-MiniLM-L6-v2"
 DRIVER = ROOT / "tests" / "peers" / "in_process.py"
 HASH = re.compile(r"[Hh]ash: ([0-9a-f]{64})")
 STARTS, IDLE = 9, 5  # processes; s
+STRACE = ["strace", "-f", "-qq", "-e", "trace=socket,connect", "-o"]
 REVISION = "e4ce9877abf3edfe10b0d82785e83bdcb973e22e"  # of the model, as the original pins it
 
 
@@ -242,7 +233,7 @@ def measure_calls(peers: list[Program], top: Path, count: int) -> dict[str, list
     """Store, recall, start, memory and disk: cells of each peer."""
     memos = Corpus(MODEL / "tokenizer.json", seed=1).memos(count)
     bare = BareEncoder([memo.text for memo in memos[:60]])
-    homes = {peer.name: new_folder(top / f"home{place}") for place, peer in enumerate(peers)}
+    homes = {peer.name: Path(mkdtemp(dir=top)) for peer in peers}
     running = {peer.name: peer.start(homes[peer.name]) for peer in peers}
     for peer in peers:
         peer.recall(running[peer.name], "the first call loads the encoder")
@@ -256,10 +247,10 @@ def measure_calls(peers: list[Program], top: Path, count: int) -> dict[str, list
     memory = {name: resident(client.process.pid) for name, client in running.items()}
     for client in running.values():
         client.end()
-    starts: defaultdict[str, list[float]] = defaultdict(list)
-    for _ in range(STARTS if count >= 100 else 1):
+    starts: dict[str, list[float]] = {peer.name: [] for peer in peers}
+    for _ in range(STARTS if count > 100 else 1):
         for peer in peers:
-            starts[peer.name].append(seconds(lambda p=peer: first_answer(p, homes[p.name])))
+            starts[peer.name].append(first_answer(peer, homes[peer.name]))
     return {
         name: [
             shown(stored, name),
@@ -272,26 +263,22 @@ def measure_calls(peers: list[Program], top: Path, count: int) -> dict[str, list
     }
 
 
-def new_folder(path: Path) -> Path:
-    path.mkdir()
-    return path
-
-
-def first_answer(program: Program, home: Path) -> None:
-    """Start, ask, end."""
+def first_answer(program: Program, home: Path) -> float:
+    """Seconds from a start to an answer."""
+    start = time.perf_counter()
     peer = program.start(home)
     program.recall(peer, "which is the first answer?")
-    peer.process.kill()
-    peer.process.wait()
+    took = time.perf_counter() - start
+    peer.end()
+    return took
 
 
 def sockets(program: Program, home: Path) -> str:
     """How many of the internet's sockets a short run opens, and connects."""
-    strace, log = shutil.which("strace"), home / "strace.log"
-    if not strace:
+    if not shutil.which("strace"):
         return "not counted"
-    words = [strace, "-f", "-qq", "-e", "trace=socket,connect", "-o", str(log)]
-    peer = program.start(home, *words)
+    log = home / "strace.log"
+    peer = program.start(home, *STRACE, str(log))
     program.store(peer, "We deploy on Fridays, after the canary is green.")
     program.recall(peer, "when can I release?")
     time.sleep(IDLE)
@@ -307,31 +294,30 @@ def internet(log: str) -> str:
 
 def keep_diary(program: Program, diary: Path, home: Path) -> list[Row]:
     """Store a diary, ask its questions but those as of a date: what comes back to each."""
-    more = {"SEDIMENT_RANKER": str(weights_without(diary.name))} if TRAINER.exists() else {}
-    notes, file = rows(diary / "memories.jsonl"), (diary / "memories.jsonl").read_bytes()
-    if program.imports:
+    unseen = bench_quality.TRAINER.exists() and bench_quality.weights_without(diary.name)
+    more = {"SEDIMENT_RANKER": str(unseen)} if unseen else {}
+    file = diary / "memories.jsonl"
+    names = {note["id"]: note["id"] for note in rows(file)}
+    if command := program.imports:
         env = small_env(home, **program.env)
-        subprocess.run(program.imports, input=file, env=env, cwd=home, check=True, stdout=2)
+        subprocess.run(command, input=file.read_bytes(), env=env, cwd=home, check=True, stdout=2)
     peer = program.start(home, **more)
-    names = {note["id"]: note["id"] for note in notes}
     dated = program.takes_times(peer)
-    for note in [] if program.imports else notes:
+    for note in [] if program.imports else rows(file):
         given = {"created_at": note["created_at"]} if dated else {}
         names[program.store(peer, note["content"], **given)[0]] = note["id"]
     asked = [row for row in rows(diary / "queries.jsonl") if row["type"] != "asof"]
-    found = [
-        row | {"answer": [names[id] for id in program.recall(peer, row["query"])[0]]}
-        for row in asked
-    ]
+    found = [(row, program.recall(peer, row["query"])[0]) for row in asked]
     peer.end()
-    return found
+    return [row | {"answer": [names[id] for id in ids]} for row, ids in found]
 
 
 def quality(found: list[Row]) -> list[str]:
     """The diaries' cells."""
     nothing = share([not row["answer"] for row in of_type(found, "absent")])
-    constant = f"{first('constant')(found):.1f}"
-    return [changed(found), constant, f"{nothing:.1f} / {wrongly_empty(found):.1f}"]
+    constant = bench_quality.first("constant")(found)
+    empty = f"{nothing:.1f} / {bench_quality.wrongly_empty(found):.1f}"
+    return [bench_quality.changed(found), f"{constant:.1f}", empty]
 
 
 def main() -> None:
@@ -341,26 +327,23 @@ def main() -> None:
     given = parser.parse_args()
     began = time.perf_counter()
     give_graph(INSTALLED / "model" / "onnx")
-    with tempfile.TemporaryDirectory() as scratch:
+    with TemporaryDirectory() as scratch:
         top = Path(scratch)
         peers = programs(top)
         cells = measure_calls(peers, top, given.items)
-        for place, peer in enumerate(peers):
-            cells[peer.name].append(sockets(peer, new_folder(top / f"traced{place}")))
+        for peer in peers:
+            cells[peer.name].append(sockets(peer, Path(mkdtemp(dir=top))))
             found: list[Row] = []
             for diary in DIARIES[: given.diaries]:
-                found += keep_diary(peer, diary, new_folder(top / f"{diary.name}{place}"))
+                found += keep_diary(peer, diary, Path(mkdtemp(dir=top)))
             cells[peer.name][:0] = quality(found)
             say(f"{peer.name}: {cells[peer.name]}")
-    meaning = (
-        f"{given.items:,} memories; {given.diaries} diaries, Sediment's ranking {validated()}."
-        f" Calls: median ms (95th percentile; / the bare encoder). Disk: MB stored; program."
-        f" Sockets: opened; connected. All this took {time.perf_counter() - began:.0f} s."
-    )
+    took, known = time.perf_counter() - began, bench_quality.validated()
+    meaning = f"{given.items:,} memories, {given.diaries} diaries (Sediment's ranking {known})"
     titles = ("changed facts: right first / outdated before right", "other facts: right first")
     empty = "no note answers: empty / wrongly empty"
-    speed = ("store", "recall", "start, s", "memory, MB", "disk", "sockets")
-    show = table(meaning, "", *titles, empty, *speed)
+    speed = ("store, ms", "recall, ms", "start, s", "memory, MB", "disk, MB", "sockets")
+    show = table(f"{meaning}; all this took {took:.0f} s.", "", *titles, empty, *speed)
     for peer in peers:
         show(peer.name, *cells[peer.name])
 
