@@ -1,11 +1,12 @@
 """Sediment beside its peers, in one run: `make bench-peers [PEER_SEDIMENT=PROGRAM]`.
 
-All keep the same memories, are asked the same questions, in the same order, and compute with the
-same weights of all-MiniLM-L6-v2. A peer is a process that runs as it does for whoever installs it
-(the pins are in tests/peers), with what follows and nothing else:
+All keep the same memories, are asked the same questions, in the same order, and compute with
+all-MiniLM-L6-v2: Sediment with the weights that it was taught, by all but the diary that is asked,
+the others with those that are published. A peer is a process that runs as it does for whoever
+installs it (the pins are in tests/peers), with what follows and nothing else:
 
-chromadb             a plain vector store, in process, by cosine; given vectors of Sediment's own
-                     graph without padding, which is faster than the model that it would fetch
+chromadb             a plain vector store, in process, by cosine; given vectors by Sediment's
+                     graph, without padding, which is faster than the model that it would fetch
 mcp-memory-service   over MCP, as `memory server`, its model replaced by that graph; its refusal of
                      texts that are alike is switched off, as not all would be stored
 the Rust original    over MCP, where PEER_SEDIMENT names its program, with the weights that it pins
@@ -50,6 +51,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import bench_quality  # noqa: E402
+import build_model  # noqa: E402 # pyright: ignore[reportMissingImports]
 import onnx  # noqa: E402
 from bench import PYZ, BareEncoder, Peer, resident, say  # noqa: E402
 from bench_corpus import Corpus  # noqa: E402
@@ -58,7 +60,7 @@ from bench_recall import Row, rows, share, table  # noqa: E402
 from wire import small_env  # noqa: E402
 
 INSTALLED = ROOT / "build" / "peers"
-MODEL = ROOT / "models" / "all-MiniLM-L6-v2"
+MODEL = INSTALLED / "published" / "all-MiniLM-L6-v2"  # which Sediment has been taught further
 DRIVER = ROOT / "tests" / "peers" / "in_process.py"
 HASH = re.compile(r"[Hh]ash: ([0-9a-f]{64})")
 STARTS, IDLE = 9, 5  # processes; s
@@ -116,8 +118,11 @@ def timed(call: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def give_graph(target: Path) -> None:
-    """Sediment's graph as the usual export of the model is called: it takes a batch of one, and
-    gives the tokens' states, of which the caller makes the mean."""
+    """The published model in Sediment's graph, and that as the usual export is called: it takes a
+    batch of one, and gives the tokens' states, of which the caller makes the mean."""
+    MODEL.mkdir(parents=True, exist_ok=True)
+    manifest = json.loads(build_model.MANIFEST.read_text("utf-8"))
+    build_model.write_model(manifest, None, MODEL)
     model = onnx.load(MODEL / "model.onnx", load_external_data=False)
     tensor, node = onnx.helper.make_tensor_value_info, onnx.helper.make_node
     graph, batch = model.graph, ["batch", "tokens"]
@@ -294,12 +299,11 @@ def internet(log: str) -> str:
 
 def keep_diary(program: Program, diary: Path, home: Path) -> list[Row]:
     """Store a diary, ask its questions but those as of a date: what comes back to each."""
-    unseen = bench_quality.TRAINER.exists() and bench_quality.weights_without(diary.name)
-    more = {"SEDIMENT_RANKER": str(unseen)} if unseen else {}
+    more = bench_quality.unseen_settings(diary.name)
     file = diary / "memories.jsonl"
     names = {note["id"]: note["id"] for note in rows(file)}
     if command := program.imports:
-        env = small_env(home, **program.env)
+        env = small_env(home, **program.env, **more)
         subprocess.run(command, input=file.read_bytes(), env=env, cwd=home, check=True, stdout=2)
     peer = program.start(home, **more)
     dated = program.takes_times(peer)
