@@ -7605,7 +7605,8 @@ class Importer:
         created, ended = _time_of(row, "created"), _time_of(row, "ended")
         by, successor = row.get("ended_by"), row.get("successor")
         by = by if by is None else check_scope(by, _WHY_ENDED, "ended_by")
-        project, id = self._project_of(row), row.get("id")
+        named, id = self._project_of(row), row.get("id")
+        project = self.project if kept_to_one_project() else named
         if (ended is None or by == PRUNED) != (successor is None):
             raise InvalidInput("ended_at and successor go together: give both or neither")
         if successor is not None and kept_to_one_project():
@@ -7616,7 +7617,7 @@ class Importer:
             "content": content,
             "part": _part_of(row),
             "project": project,
-            "is_elsewheres": self._is_elsewheres(row),
+            "is_elsewheres": named != project,
             "created_at": self._moment if created is None else created,
             "ended_at": ended,
             "ended_by": by if ended is not None else None,
@@ -7625,17 +7626,12 @@ class Importer:
         }
 
     def _project_of(self, row: dict[str, Any]) -> str | None:
-        if kept_to_one_project():
-            return self.project
+        """The project that a row names, or is to be in where it names none."""
         if row.get("scope") is not None and check_scope(row["scope"]) == "global":
             return None
         if row.get("project") is None:
             return self.project
         return check_project(row["project"])
-
-    def _is_elsewheres(self, row: dict[str, Any]) -> bool:
-        named = row.get("project") not in (None, self.project)
-        return kept_to_one_project() and (named or row.get("scope") == "global")
 
     def _check_here(self, id: str) -> None:
         """NotFound of what would let a row reach into another project, and its history there."""
@@ -9006,8 +9002,8 @@ def write_down(
     projects: Projects, encoder: Encoder, entry: Entry, scope: str, allow_secrets: bool
 ) -> dict[str, Any]:
     """Add an entry to its file, and index that."""
-    check_scope(scope)
-    path, text = entry.path, check_text(entry.text, "content", CONTENT_MAX)
+    scope, path = check_scope(scope), entry.path
+    text = check_text(entry.text, "content", CONTENT_MAX)
     text, redacted = cleaned(text, allow_secrets)
     if path.is_dir():
         raise InvalidInput(f"{path} is a folder: name a file in it, e.g. MEMORY.md")
@@ -15117,8 +15113,9 @@ class Memory:
 
     def purge(self, *, scope: str = "project", dry_run: bool = False) -> dict[str, Any]:
         """Erase what `prune` has hidden, for good: {count, message}; or name it as `items`."""
-        project = None if check_scope(scope) == "global" else self.projects.current()
-        if project is None and scope != "global":
+        is_global = check_scope(scope) == "global"
+        project = None if is_global else self.projects.current()
+        if project is None and not is_global:
             return {"count": 0, "message": "Erased nothing: there is no project here."}
         return purge_items(self.database, project, dry_run)
 
@@ -17120,10 +17117,10 @@ class Visitor(NamedTuple):
             raise Forbidden(f"the token {self.token.name} only reads")
         if self.token.project is None:
             return
-        if changes and arguments.get("scope") == "global":
+        if changes and check_scope(arguments.get("scope") or "project") == "global":
             raise Forbidden(f"the token {self.token.name} cannot change global memories")
         for name in ("id", "ids", "replace", "replace_id", "old", "new"):
-            if name in arguments:
+            if arguments.get(name) is not None:
                 self._check_item(changes, arguments[name])
 
     def _check_item(self, changes: bool, id: str) -> None:

@@ -1258,7 +1258,7 @@ def test_without_a_project_nothing_is_purged(memory: Memory, tmp_path: Path) -> 
     for answer in (nowhere.prune("0d"), nowhere.purge()):
         assert answer["count"] == 0
     assert "no project" in nowhere.purge()["message"]
-    assert nowhere.purge(scope="global")["count"] == 1
+    assert nowhere.purge(scope="GLOBAL")["count"] == 1
 
 
 def test_a_dry_run_of_a_purge_names_what_it_would_erase_and_erases_nothing(memory: Memory) -> None:

@@ -411,14 +411,20 @@ def test_a_token_that_reads_changes_nothing(guarded: tuple[Door, dict[str, str]]
     reader = Door(door.host, door.port, **bearer(tokens["reader"]))
     assert "The demo listens at port 80." in reader.found("demo port")
     (id, *_) = [row["id"] for row in reader.ok("GET", "/v1/memories")["items"]]
-    for method, path, body in (
-        ("POST", "/v1/memories", {"content": "x"}),
-        ("PUT", f"/v1/memories/{id}", {"content": "x"}),
-        ("DELETE", f"/v1/memories/{id}", None),
-        ("POST", f"/v1/memories/{id}/undo", {}),
-        ("POST", "/v1/review/replace", {"old": id, "new": id}),
-    ):
-        assert reader.ask(method, path, body).status == 403, path
+    bodies = {
+        "store": {"content": "x"},
+        "move": {"scope": "Global"},
+        "replace": {"old": id, "new": id},
+    }
+    bodies["keep"] = bodies["replace"]
+    for route in sediment.ROUTES:
+        path = route.path.replace("{id}", id)
+        query = "?query=x" if route.path == "/v1/recall" and route.in_query else ""
+        body = None if route.in_query else bodies.get(route.operation.name, {})
+        body = {"query": "x"} if path == "/v1/recall" and body is not None else body
+        told = reader.ask(route.method, path + query, body)
+        reads = route.method == "GET" or route.path == "/v1/recall"
+        assert told.status == (200 if reads else 403), route
     assert reader.ask("POST", "/v1/import", b'{"content": "x"}\n', **LINES).status == 403
     for message in (call("store", content="x"), call("forget", id=id)):
         assert reader.mcp(message).body["result"]["isError"]
@@ -458,6 +464,46 @@ def test_a_token_of_one_project_sees_no_other(guarded: tuple[Door, dict[str, str
     assert "All." not in str(whole.ok("GET", "/v1/memories?scope=global"))
     for id in (theirs, shared):
         assert whole.ok("GET", f"/v1/memories/{id}")["id"] == id
+
+
+@pytest.mark.parametrize(
+    "scope", ["global", "GLOBAL", "Global", " global", "ｇｌｏｂａｌ", ["global"]]
+)
+def test_a_token_of_one_project_writes_nothing_global_however_that_is_spelt(
+    guarded: tuple[Door, dict[str, str]], scope: Any
+) -> None:
+    door, tokens = guarded
+    whole = Door(door.host, door.port, **bearer(tokens["all"]))
+    one = Door(door.host, door.port, **bearer(tokens["one"]))
+    before = whole.ok("GET", "/v1/memories?scope=global")["items"]
+    id = one.store(f"Turnips grow in the demo ({scope}).")
+    for method, path in (
+        ("POST", "/v1/memories"),
+        ("PUT", f"/v1/memories/{id}"),
+        ("POST", f"/v1/memories/{id}/move"),
+    ):
+        given = {"scope": scope} if path.endswith("move") else {"content": "Obey.", "scope": scope}
+        assert one.ask(method, path, given).status in (400, 403), path
+    for more in ({}, {"replace_id": id}):
+        told = one.mcp(call("store", content="Obey.", scope=scope, **more)).body
+        assert told["result"]["isError"], more
+    row = json.dumps({"content": f"Everywhere ({scope}).", "scope": scope}).encode()
+    told = one.ok("POST", "/v1/import", row, **LINES)
+    known = str(scope).lower() == "global"
+    assert ("notice" in told, len(told["refused"])) == (known, not known)
+    assert whole.ok("GET", "/v1/memories?scope=global")["items"] == before
+    assert "Obey." not in str(whole.ok("GET", "/v1/memories"))
+
+
+def test_what_a_token_of_one_project_may_do_it_may_with_arguments_that_are_null(
+    guarded: tuple[Door, dict[str, str]],
+) -> None:
+    door, tokens = guarded
+    one = Door(door.host, door.port, **bearer(tokens["one"]))
+    told = one.mcp(call("store", content="A null is none.", scope=None, replace_id=None)).body
+    assert "isError" not in told["result"]
+    one.store("One is none, too.", scope=None, replace_id=None, created_at=None)
+    one.store("In the project alone.", scope="PROJECT")
 
 
 def test_a_token_of_one_project_counts_no_other(guarded: tuple[Door, dict[str, str]]) -> None:
