@@ -1766,7 +1766,9 @@ def _assigned(text: str, lowered: str) -> Iterator[tuple[int, int, str]]:
             if _CODE.match(value[:200]):
                 continue
         stop = start + len(value)
-        if _literal(value) and _strength(value[:200]) >= _needed(name, given, stop):
+        # The cheapest first: where a value has names of its own, each begins another value.
+        needed = _needed(name, given, stop)
+        if needed < 9 and _strength(value[:80]) >= needed and _literal(value):
             if len(value) >= 500:
                 stop = _REST.match(text, stop).end()
             if given["block"]:  # all that is indented like its first line
@@ -1790,15 +1792,19 @@ def _strength(value: str) -> int:
         return 6 if cased and 20 <= len(value) < 3 * runs else 5
     if len(value) >= 12 and signs >= 3 and " " not in value and digits:
         return 5
-    ordinary = 3 * len(_ORDINARY.findall(value)) >= len(re.split("[ _'’-]", value))
     if _WORDS.match(value) and not mixed:
-        return 0 if ordinary or len(value) < 3 else 1 + value.islower()
+        return 0 if _is_ordinary(value) or len(value) < 3 else 1 + value.islower()
     if " " in value and len(value) <= 40:
-        odd = not ordinary or re.search(r"[A-Za-z]\d[A-Za-z]{2}", value)  # s3cret
+        odd = not _is_ordinary(value) or re.search(r"[A-Za-z]\d[A-Za-z]{2}", value)  # s3cret
         return 1 + bool(mixed) if digits and odd else 0
     if len(value) < 3 or " " in value:
         return 0
     return 4 if len(value) >= 6 and (mixed or digits) and re.search(r"[^\W\d]", value) else 3
+
+
+def _is_ordinary(value: str) -> bool:
+    """Whether a third of its words say how a secret is, or of what type."""
+    return 3 * len(_ORDINARY.findall(value)) >= len(re.split("[ _'’-]", value))
 
 
 def _mixed(part: str) -> bool:
