@@ -7615,8 +7615,9 @@ class Importer:
         project = self.project if kept_to_one_project() else named
         if (ended is None or by == PRUNED) != (successor is None):
             raise InvalidInput("ended_at and successor go together: give both or neither")
-        if successor is not None and kept_to_one_project():
-            self._check_here(successor)
+        decided = _decided(row)
+        if kept_to_one_project():
+            self._check_here({"successor": [successor] if successor else [], **decided})
         self.unknown.update(row.keys() - _TAKEN - (_DERIVED if row.keys() >= _PRINTED else set()))
         return {
             "id": check_id(id) if id is not None else self._derived_id(content, project, created),
@@ -7628,7 +7629,7 @@ class Importer:
             "ended_at": ended,
             "ended_by": by if ended is not None else None,
             "successor": check_id(successor) if successor is not None else None,
-            **_decided(row),
+            **decided,
         }
 
     def _project_of(self, row: dict[str, Any]) -> str | None:
@@ -7639,11 +7640,13 @@ class Importer:
             return self.project
         return check_project(row["project"])
 
-    def _check_here(self, id: str) -> None:
+    def _check_here(self, named: dict[str, Any]) -> None:
         """NotFound of what would let a row reach into another project, and its history there."""
-        rows = self.database.rows("SELECT project_id FROM items WHERE id = ?", check_id(id))
-        if rows and rows[0][0] != self.project:
-            raise NotFound(f"there is no successor {id} in this project")
+        sql = "SELECT 1 FROM items WHERE id = ? AND project_id IS NOT ?"
+        for name in ("successor", "kept_apart", "beside"):
+            for id in named[name]:
+                if self.database.rows(sql, check_id(id), self.project):
+                    raise NotFound(f"there is no {name} {id} in this project")
 
     def _derived_id(self, content: str, project: str | None, created: int | None) -> str:
         """The same id for a project's n-th line with a text and a time, in any file that has it."""

@@ -546,6 +546,15 @@ def test_a_token_of_one_project_reaches_into_no_other_by_import(
         assert seen.status == (403 if id == theirs else 200)  # who may not change may read
         assert whole.ok("GET", f"/v1/memories/{id}")["id"] == id
     assert theirs not in str(one.ask("GET", f"/v1/memories/{theirs[:8]}").body)
+    for name in ("kept_apart", "beside"):
+        before = [whole.ok("GET", f"/v1/memories/{id}/history") for id in (theirs, shared)]
+        for id in (theirs, shared):
+            row = {"id": f"{name}-{id}", "content": f"Mine, {name}.", name: ["nowhere", id]}
+            told = one.ok("POST", "/v1/import", json.dumps(row).encode(), **LINES)
+            assert (told["stored"], len(told["refused"])) == (0, 1)
+            assert f"no {name}" in told["refused"][0]["reason"]
+        after = [whole.ok("GET", f"/v1/memories/{id}/history") for id in (theirs, shared)]
+        assert after == before
 
 
 def test_an_import_by_a_token_of_one_project_tells_no_text_of_another(
