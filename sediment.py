@@ -7545,6 +7545,14 @@ def _too_large(what: str) -> InvalidInput:
     return InvalidInput(f"{what} {reason}; what came before is kept")
 
 
+# Whether what stands in an item's place leads to that item.
+_COMES_BACK = (
+    "WITH RECURSIVE ahead(id) AS (SELECT ?1 UNION"
+    " SELECT i.successor FROM items i JOIN ahead USING (id) WHERE i.successor IS NOT NULL)"
+    " SELECT 1 FROM ahead WHERE id = ?2"
+)
+
+
 class Importer:
     """Reads JSON Lines into items; each batch is committed before the next is read.
 
@@ -7688,7 +7696,12 @@ class Importer:
             vectors = any(item.vectors for item in items)
             usable = vectors and claim_model(connection, self.encoder.model)
             for (number, row), item in zip(rows, items, strict=True):
-                if insert_item(connection, item if usable else item._replace(vectors=[])):
+                if (
+                    item.successor
+                    and connection.execute(_COMES_BACK, (item.successor, item.id)).get
+                ):
+                    self.refused.append((number, f"{item.id} would be hidden behind itself"))
+                elif insert_item(connection, item if usable else item._replace(vectors=[])):
                     adopt_decisions(connection, row)
                     hidden, moved = item.ended_at is not None, row["is_elsewheres"]
                     new.update(stored=1, hidden=hidden, moved=moved)

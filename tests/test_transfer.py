@@ -295,6 +295,25 @@ def test_empty_lines_and_white_space_are_nothing(memory: Memory) -> None:
     assert memory.import_rows([]) == done(0)
 
 
+def test_nothing_that_is_imported_is_hidden_behind_itself(memory: Memory) -> None:
+    ended = {"ended_at": 1_790_000_000, "ended_by": "replace"}
+    rows = [
+        {"id": "me", "content": "An otter.", "successor": "me", **ended},
+        {"id": "first", "content": "A lynx.", "successor": "second", **ended},
+        {"id": "second", "content": "A puma.", "successor": "third", **ended},
+        {"id": "third", "content": "A seal.", "successor": "first", **ended},
+    ]
+    told = memory.import_rows(lines(rows))
+    assert [(row["line"], row["reason"].split()[0]) for row in told["refused"]] == [
+        (1, "me"),
+        (4, "third"),
+    ]
+    assert (told["stored"], told["success"]) == (2, False)
+    memory.import_rows(lines([{"id": "third", "content": "A seal."}]))
+    assert [row["id"] for row in memory.list_items()["items"]] == ["third"]
+    assert len(memory.history("first")["versions"]) == 3
+
+
 def test_a_version_without_its_successor_can_still_be_forgotten(memory: Memory) -> None:
     row = {"id": "old", "content": "x", "ended_at": 5, "successor": "never came"}
     assert memory.import_rows(lines([row])) == done(1) | {"hidden_versions": 1}
