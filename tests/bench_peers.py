@@ -117,13 +117,16 @@ def timed(call: Callable[[], Any]) -> tuple[Any, float]:
 # Getting ready
 
 
-def give_graph(target: Path) -> None:
-    """The published model in Sediment's graph, and that as the usual export is called: it takes a
-    batch of one, and gives the tokens' states, of which the caller makes the mean."""
-    MODEL.mkdir(parents=True, exist_ok=True)
-    manifest = json.loads(build_model.MANIFEST.read_text("utf-8"))
-    build_model.write_model(manifest, None, MODEL)
-    model = onnx.load(MODEL / "model.onnx", load_external_data=False)
+def give_published(target: Path) -> None:
+    """The published model in Sediment's graph."""
+    target.mkdir(parents=True, exist_ok=True)
+    build_model.write_model(json.loads(build_model.MANIFEST.read_text("utf-8")), None, target)
+
+
+def give_graph(published: Path, target: Path) -> None:
+    """That as the usual export of the model is called: it takes a batch of one, and gives the
+    tokens' states, of which the caller makes the mean."""
+    model = onnx.load(published / "model.onnx", load_external_data=False)
     tensor, node = onnx.helper.make_tensor_value_info, onnx.helper.make_node
     graph, batch = model.graph, ["batch", "tokens"]
     del graph.input[:], graph.output[:]
@@ -133,8 +136,8 @@ def give_graph(target: Path) -> None:
     graph.node.append(node("Unsqueeze", ["states", "zero"], ["last_hidden_state"]))
     target.mkdir(parents=True, exist_ok=True)
     onnx.save(model, target / "model.onnx")
-    shutil.copy(MODEL / "weights.bin", target)
-    tokenizer = json.loads((MODEL / "tokenizer.json").read_text("utf-8"))
+    shutil.copy(published / "weights.bin", target)
+    tokenizer = json.loads((published / "tokenizer.json").read_text("utf-8"))
     tokenizer["padding"], tokenizer["truncation"]["max_length"] = None, 256
     (target / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
 
@@ -330,7 +333,8 @@ def main() -> None:
     parser.add_argument("--diaries", type=int, default=len(DIARIES), help="how many (default all)")
     given = parser.parse_args()
     began = time.perf_counter()
-    give_graph(INSTALLED / "model" / "onnx")
+    give_published(MODEL)
+    give_graph(MODEL, INSTALLED / "model" / "onnx")
     with TemporaryDirectory() as scratch:
         top = Path(scratch)
         peers = programs(top)

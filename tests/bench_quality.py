@@ -25,7 +25,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -159,16 +158,21 @@ def weights_without(fold: int) -> Path:
     return target
 
 
-def unseen(name: str) -> Any:
-    """Let what is opened inside encode and rank by what never saw this folder."""
+def unseen_settings(name: str) -> dict[str, str]:
+    """The environment of a program that encodes and ranks by what never saw this folder."""
     if not TRAINER.exists():
-        return nullcontext()
+        return {}
     from build_model import model_without  # pyright: ignore[reportMissingImports]
     from folds import fold_of  # pyright: ignore[reportMissingImports]
 
     fold = fold_of(name)
     paths = {"RANKER": weights_without(fold), "EMBEDDING_MODEL": model_without(fold)}
-    return patch.dict(os.environ, {f"SEDIMENT_{key}": str(path) for key, path in paths.items()})
+    return {f"SEDIMENT_{key}": str(path) for key, path in paths.items()}
+
+
+def unseen(name: str) -> Any:
+    """Let what is opened inside do so."""
+    return patch.dict(os.environ, unseen_settings(name))
 
 
 def measure_diaries() -> None:

@@ -55,8 +55,8 @@ def test_vectors_without_the_lessons_are_those_of_the_published_model(
 
 def test_lessons_move_vectors_and_leave_their_meaning() -> None:
     found = cosines(MODEL, optimised=True)
-    assert min(found) > 0.5
-    assert 0.8 < sum(found) / len(found) < 0.99
+    assert min(found) > 0.9
+    assert sum(found) / len(found) < 0.995
 
 
 def test_a_lesson_is_added_to_the_matrix_that_it_is_named_after() -> None:
