@@ -18712,13 +18712,11 @@ def _store(shared: Context, content: str, **options: Any) -> None:
         _finish_pending(memory, shared)
 
 
-def _recall_words(
-    shared: Context, query: tuple[str, ...], explain: bool = False, **options: Any
-) -> None:
+def _recall_words(shared: Context, query: tuple[str, ...], **options: Any) -> None:
     """Several words are one query."""
     asked = read_stdin(QUERY_MAX) if query == ("-",) else " ".join(query)
     with shared.memory() as memory:
-        answer = _recall(memory, asked, explain=explain or shared.json, **options)
+        answer = _recall(memory, asked, **options)
         shared.show(answer, functools.partial(render_recalled, query=asked))
         memory.record_access(shown_by(asked, answer))
 

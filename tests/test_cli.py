@@ -39,6 +39,14 @@ def stored(database: Path) -> list[tuple[str, str]]:
 # What each command does
 
 
+def test_recall_prints_as_json_what_python_returns(here: Program) -> None:
+    here.store("The heron is our mascot.")
+    (printed,) = here.json("recall", "heron")["results"]
+    assert "parts" not in printed
+    (explained,) = here.json("recall", "heron", "--explain")["results"]
+    assert explained["parts"]
+
+
 def test_store_recall_get_forget(here: Program, tmp_path: Path) -> None:
     id = here.store(FRIDAYS)
     assert FRIDAYS in here.ok("recall", "when can I release?")
