@@ -17807,17 +17807,15 @@ def changed(path: Path, wanted: Any, remove: bool) -> FileChange:
     try:
         text = _read_owned(path) if path.exists() else None
         new = add(text, wanted) if not remove else text and take(text, wanted)
+        others = "" if remove else "; ".join(_in_other_words(path, wanted))
     except (InvalidInput, RecursionError) as error:
         write = _to_toml if path.suffix == ".toml" else _to_json
         parts = [f"{write(wanted[key])[1:-1]} to its {key}" for key in called]
         advice = "take out sediment" if remove else f"add {' and '.join(parts)}"
         advice = f"; {advice} by hand" if called else ""
         raise InvalidInput(f"{path} {error}: left as it is{advice}") from None
-    others = "; ".join(_in_other_words(path, wanted))
     if remove and (left := ", ".join(_left(new, wanted))):
         others = f"has {left} in words of yours, which stays: take it out by hand"
-    elif remove:
-        others = ""
     if new == text:
         contents = " and ".join(_CALLED[key] for key in called) or "what is needed"
         done = others or ("has nothing to remove" if remove else f"has {contents} already")
@@ -18179,7 +18177,7 @@ def _table_added(text: str | None, wanted: dict[str, Any]) -> str:
 
 def _table_removed(text: str, _: Any) -> str | None:
     new = _blocks_removed(text, _TABLE_BLOCK)
-    if new != text and "sediment" in _table(new or "")["mcp_servers"]:
+    if "sediment" in _table(new or "")["mcp_servers"] and new != text:
         raise InvalidInput("has more of mcp_servers.sediment than `init` added")
     return new
 

@@ -482,3 +482,37 @@ def test_an_odd_file_of_one_client_keeps_no_other_set_up(here: Program) -> None:
     assert "settings.json cannot be changed" in told
     assert not (here.folder / ".mcp.json").exists()
     assert (here.folder / ".gemini" / "settings.json").read_text() == odd
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "client"),
+    [
+        (".codex/config.toml", "x =\n", "codex"),
+        (".codex/config.toml", "mcp_servers = 5\n", "codex"),
+        (".mcp.json", "{\n", "claude"),
+    ],
+)
+def test_a_removal_names_the_file_that_it_cannot_read(
+    here: Program, name: str, text: str, client: str
+) -> None:
+    (here.folder / name).parent.mkdir(exist_ok=True)
+    (here.folder / name).write_text(text)
+    assert str(here.folder / name) in here.error("init", "--client", client, "--remove")
+    assert (here.folder / name).read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (".claude/settings.json", '{"hooks": []}\n'),
+        (".mcp.json", '{"mcpServers": []}\n'),
+    ],
+)
+def test_where_nothing_of_ours_can_stand_there_is_nothing_to_remove(
+    here: Program, name: str, text: str
+) -> None:
+    (here.folder / name).parent.mkdir(exist_ok=True)
+    (here.folder / name).write_text(text)
+    assert name in here.error("init", "--client", "claude")
+    here.ok("init", "--client", "claude", "--remove")
+    assert (here.folder / name).read_text() == text
