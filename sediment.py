@@ -18216,7 +18216,10 @@ def _write_for_owner(path: Path, text: str | None, root: Path | None) -> None:
     except OSError as error:
         raise InvalidInput(f"{path} cannot be written ({error.strerror})") from None
     with contextlib.suppress(OSError):
-        for folder in itertools.takewhile(lambda one: root and one != root, path.parents):
+        for folder in path.parents if root else ():
+            linked = (one.resolve() for one in root.iterdir() if one.is_symlink())
+            if folder == root or folder in linked:  # one that a link names, people have made
+                break
             folder.rmdir()
 
 

@@ -516,3 +516,12 @@ def test_where_nothing_of_ours_can_stand_there_is_nothing_to_remove(
     assert name in here.error("init", "--client", "claude")
     here.ok("init", "--client", "claude", "--remove")
     assert (here.folder / name).read_text() == text
+
+
+def test_a_removal_leaves_an_empty_folder_that_a_link_names(here: Program) -> None:
+    (here.folder / "shared").mkdir()
+    (here.folder / ".claude").symlink_to("shared")
+    here.ok("init", "--client", "claude")
+    assert list((here.folder / "shared").iterdir())
+    here.ok("init", "--client", "claude", "--remove")
+    assert list((here.folder / ".claude").iterdir()) == []
