@@ -1526,6 +1526,9 @@ _CREDENTIALS = (
     ("authorization header", "authorization",
      r"(?i:authorization[\"'\]]{0,2} ?[:=,] ?[\"']?(?:basic|bearer|token|digest|\w{0,10}key)) +"
      r"(?=\S{0,40}[A-Z0-9])([\w.~+/-]{8,}=*)"),
+    ("session cookie", "cookie",
+     r"(?i:\bcookie\b[\"']?[:=] ?[\"']?(?:[\w.-]{1,60}=[^;\s\"']{0,300}; ?){0,8}"
+     r"[\w.-]{0,40}(?:sess|sid|auth|token|jwt)[\w.-]{0,20})=(?=[^\s;]{0,40}\d)([\w.~+/%-]{16,}=*)"),
     ("authorization header", "bearer", r"(?i:bearer) +(?=\S{0,40}\d)([\w.~+/-]{16,}=*)"),
     ("password", "cred login",
      r"\b(?i:cred\w{0,10}|login)(?: are| is)?[ :=]{1,3}[\w.@-]{1,40} ?[:/] ?"
@@ -1576,6 +1579,7 @@ _OTHER_KEY = _Pattern(
     r"|change|request|continuation|cursor|csrf|xsrf|build|commit|content|state)[ _-]?$"
     r"|(?:hash|sum|sha1) of (?:the |an? )?$"
 )
+_HEADING = _Pattern(r"(?:^|\n)#{1,6} [\w /-]*$")
 _OPTION = _Pattern(r"(?:^|\s)--?[\w-]*$")
 _USED = _Pattern(
     r"(?:\b(?:with|using|use|enter|mit|avec|con|(?:login|user(?:name)?)[ :=]+\S+)|,)"
@@ -1590,6 +1594,7 @@ _GIVEN = _Pattern(
     (?: (?P<sign> ["']?[ ]?[,:{]? \s{0,20} \\?["']?(?:value|default)\\?["']? \s{0,9} [:=] \s{0,9}
           | [ \t]* (?: [:=]> | :?={1,3} | != | :-?(?![:?]) | [ ](?:\||-|–|—|→|->|<-)(?=[ ]) )
             (?:\*\*)? \s{0,9} (?:\*\*)?
+          | [ ]?\#{0,6} (?:\r?\n){1,2} (?=\S{6,200}+[ \t]*(?:\r?\n|$))  # below a heading
           | > (?=[^<>\s]{1,200}</)
           | [ ]? (?: ： | [是为為はが는은] (?=[ ]?["'「]?[!-~]{6}) ) \s{0,9} )
       | (?: [ ](?i:for|of|on|in|to|für|vo[nm]|zu[mr]?|de[rsl]?|d[ui]|pour|para|per|dell[ao]
@@ -1828,6 +1833,9 @@ def _needed(name: re.Match[str], given: re.Match[str], stop: int) -> int:
     if within and len(name[1]) < 5 and not secret_key:
         return 9
     setting = word.isupper() and "=" in sign
+    below = "\n" in sign and not sign.strip(" #\r\n")
+    if below and not _HEADING.search(before):
+        return 9
     if name[1] in _MADE:
         if name[1] in ("key", "token") and _OTHER_KEY.search(before):
             return 9
@@ -1846,7 +1854,7 @@ def _needed(name: re.Match[str], given: re.Match[str], stop: int) -> int:
     if given["abroad"] or name[1] in _ABROAD:
         return 3 if ends else 4
     if "\n" in sign:
-        return 4 if ends else 9
+        return 4 if ends and not below else 5
     if sign.strip() == "=" != sign and not re.search(r"(?:^|\n)[\w.-]*$", before):
         ends = None  # as programs assign
     return 2 if given["quoted"] or ends else 3

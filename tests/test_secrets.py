@@ -1072,6 +1072,40 @@ def test_a_block_of_yaml_that_is_a_secret_goes_to_its_end() -> None:
     assert redact(f"a:\n  {text}")[0] == "a:\n  api_key: >-\n    [redacted: key]\n  port: 1\n"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "## Password\n\n{}",
+        "# Admin password\n{}\n\n# More\n",
+        "Password:\n{} is what the lab has\n",
+        "password: {} (until May)",
+        'curl -H "Cookie: sessionid={}" https://x.example',
+        "Cookie: theme=dark; PHPSESSID={}; lang=en",
+        "Set-Cookie: auth_token={}; Path=/; HttpOnly",
+    ],
+)
+def test_what_stands_below_its_heading_or_in_a_cookie_goes(text: str) -> None:
+    secret = alnum(3) + "b4dR" + alnum(12) + "7x"
+    assert secret not in redact(text.format(secret))[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "## Password\n\nUse twelve characters.\n",
+        "## Password\n\nargon2id\n",
+        "## Reset the password\n\nsee-docs-2024\n",
+        "We looked for the token\n4f2aB9cQ71xLm3Zp\n",
+        "Password:\nargon2id is what we use\n",
+        "Cookie: the session cookie is HttpOnly since 2024",
+        "Cookie: sessionid=<value>; theme=dark",
+        "Cookie: consent=2024-05-01T10:00:00Z",
+    ],
+)
+def test_what_stands_below_a_heading_or_in_a_cookie_and_is_no_secret_stays(text: str) -> None:
+    assert redact(text) == (text, [])
+
+
 def test_kinds_come_in_the_order_of_the_text() -> None:
     token, key = "ghp_" + alnum(36), "AKIA" + some(string.ascii_uppercase, 16)
     text, kinds = redact(f"password={human()} <private>a</private> {token} and {key}, {token}")
@@ -1249,6 +1283,8 @@ ENDLESS = {
     "commands": "mysql -u ",
     "headers": "Authorization: Bearer ",
     "letters that grow": "İ",
+    "headings": "# Password\n\n",
+    "cookies": "cookie: a=b; ",
 }
 
 
