@@ -1579,7 +1579,7 @@ _OTHER_KEY = _Pattern(
     r"|change|request|continuation|cursor|csrf|xsrf|build|commit|content|state)[ _-]?$"
     r"|(?:hash|sum|sha1) of (?:the |an? )?$"
 )
-_HEADING = _Pattern(r"(?:^|\n)#{1,6} [\w /-]*$")
+_NAMED_ABOVE = _Pattern(r"(?:^|\n)#{1,6} [\w /-]*$")
 _OPTION = _Pattern(r"(?:^|\s)--?[\w-]*$")
 _USED = _Pattern(
     r"(?:\b(?:with|using|use|enter|mit|avec|con|(?:login|user(?:name)?)[ :=]+\S+)|,)"
@@ -1834,7 +1834,7 @@ def _needed(name: re.Match[str], given: re.Match[str], stop: int) -> int:
         return 9
     setting = word.isupper() and "=" in sign
     below = "\n" in sign and not sign.strip(" #\r\n")
-    if below and not _HEADING.search(before):
+    if below and not _NAMED_ABOVE.search(before):
         return 9
     if name[1] in _MADE:
         if name[1] in ("key", "token") and _OTHER_KEY.search(before):
@@ -18224,9 +18224,11 @@ def _write_for_owner(path: Path, text: str | None, root: Path | None) -> None:
             write_atomically(path, text, mode)
     except OSError as error:
         raise InvalidInput(f"{path} cannot be written ({error.strerror})") from None
+    if root is None:
+        return
     with contextlib.suppress(OSError):
-        for folder in path.parents if root else ():
-            linked = (one.resolve() for one in root.iterdir() if one.is_symlink())
+        linked = [one.resolve() for one in root.iterdir() if one.is_symlink()]
+        for folder in path.parents:
             if folder == root or folder in linked:  # one that a link names, people have made
                 break
             folder.rmdir()

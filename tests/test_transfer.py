@@ -590,7 +590,7 @@ def test_a_part_is_not_taken_for_the_whole(memory: Memory, copy: Memory, tmp_pat
     notes = tmp_path / "MEMORY.md"
     notes.write_text("# Harbour\n\nThe harbour master is called Nia.\n")
     memory.index([notes])
-    part = memory.recall("tide")["results"][0]
+    part = memory.recall("what tells of the tide?")["results"][0]
     page = memory.recall(part["id"])["results"][0]
     line = memory.recall("harbour master")["results"][0]
     rows = [part, page, line, memory.get(line["id"]), memory.expand(line["id"])]
