@@ -286,8 +286,8 @@ CROSS_PROJECT_FACTOR = 0.875  # as in the original: another project's hit must b
 # The cosine from which something has to do with a query, among FLOOR_CHUNKS chunks or more; the
 # best of fewer is less near by chance. Of 0.28 / 0.29 / 0.30 / 0.31: of 100 questions on foreign
 # subjects to 1,000 memories 94 / 97 / 97 / 98 get nothing, of those of diaries that no note answers
-# 7 / 10 / 12 / 13 %, of the others 0.6 / 0.7 / 0.8 / 1.1 %; R@5 of developer memories, functions and
-# chats stays up to 0.30.
+# 7 / 10 / 12 / 13 %, of the others 0.6 / 0.7 / 0.8 / 1.1 %; R@5 of developer memories, functions
+# and chats stays up to 0.30.
 FLOOR, FLOOR_CHUNKS = 0.30, 1_000
 DATED_SIMILARITY = 0.5  # at least, where a question asks what happened then: all of it answers
 TIME_WEIGHT = 0.6  # of relevance: nothing else outweighs it but the very words of the question
