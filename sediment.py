@@ -11780,16 +11780,14 @@ class Search(View):
         better to come first, as those of other projects must."""
         near = {file for hit in hits if not hit.foreign and (file := facts[hit.item].file)}
         far, less = files_of_other_checkouts(self.projects, near), CROSS_PROJECT_FACTOR
-        return (
-            hits
-            if not far
-            else [
-                hit._replace(score=hit.score * less, parts=hit.parts | {"project": less})
-                if facts[hit.item].file in far and "project" in hit.parts
-                else hit
-                for hit in hits
-            ]
-        )
+        if not far:
+            return hits
+        return [
+            hit._replace(score=hit.score * less, parts=hit.parts | {"project": less})
+            if facts[hit.item].file in far and "project" in hit.parts
+            else hit
+            for hit in hits
+        ]
 
     def _follow_shown(self, hits: list[Hit], found: Found) -> bool:
         """Index the files again that have changed since, of those that hits stand in or that had
@@ -18229,7 +18227,7 @@ def _write_for_owner(path: Path, text: str | None, root: Path | None) -> None:
     if root is None:
         return
     with contextlib.suppress(OSError):
-        linked = [one.resolve() for one in root.iterdir() if one.is_symlink()]
+        linked = [whole_path(one) for one in root.iterdir() if one.is_symlink()]
         for folder in path.parents:
             if folder == root or folder in linked:  # one that a link names, people have made
                 break
