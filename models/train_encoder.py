@@ -77,8 +77,7 @@ def untaught_session(folder: Path) -> Any:
     import onnx
     import onnxruntime
 
-    manifest = json.loads(build_model.MANIFEST.read_text("utf-8"))
-    build_model.write_model(manifest, None, folder)
+    build_model.write_model(build_model.read_manifest(), None, folder)
     model = onnx.load(folder / "model.onnx", load_external_data=False)
     state = onnx.helper.make_tensor_value_info(f"x{TAUGHT[0]}", 1, ["tokens", 384])
     model.graph.output.append(state)
@@ -133,7 +132,7 @@ def open_tokenizer(path: Path) -> Any:
 
     tokenizer = Tokenizer.from_file(str(path))
     tokenizer.no_padding()
-    tokenizer.enable_truncation(256)
+    tokenizer.enable_truncation(build_model.read_manifest()["max_tokens"])
     return tokenizer
 
 
@@ -142,8 +141,7 @@ def open_tokenizer(path: Path) -> Any:
 
 def checkpoint() -> Tree:
     """The published weights of the layers that learn."""
-    manifest = json.loads(build_model.MANIFEST.read_text("utf-8"))
-    data = build_model.read_source(manifest["source"])["model.safetensors"]
+    data = build_model.read_source(build_model.read_manifest()["source"])["model.safetensors"]
     own = tuple(f"encoder.layer.{layer}." for layer in TAUGHT)
     names = [name for name in build_model.read_header(data)[1] if name.startswith(own)]
     return {name: build_model.read_tensor(data, name) for name in names}

@@ -120,7 +120,7 @@ def timed(call: Callable[[], Any]) -> tuple[Any, float]:
 def give_published(target: Path) -> None:
     """The published model in Sediment's graph."""
     target.mkdir(parents=True, exist_ok=True)
-    build_model.write_model(json.loads(build_model.MANIFEST.read_text("utf-8")), None, target)
+    build_model.write_model(build_model.read_manifest(), None, target)
 
 
 def give_graph(published: Path, target: Path) -> None:
