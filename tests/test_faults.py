@@ -553,7 +553,7 @@ def test_a_process_that_may_write_no_more_says_so(
 def test_a_server_that_may_write_no_more_says_so_until_it_may(
     good: Path, start: Callable[..., Wire]
 ) -> None:
-    wire = start(good, SEDIMENT_PROJECT=PROJECT)
+    wire = start(good, SEDIMENT_PROJECT=PROJECT, PYTHONDONTWRITEBYTECODE="1")
     works(wire)
     whole = resource.prlimit(wire.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(wire.pid, resource.RLIMIT_FSIZE, (1_000, whole[1]))
