@@ -4877,6 +4877,11 @@ def end_item(
     note(connection, by, successor, old, added | ({"beside": 1} if beside else {}))
 
 
+def ended_when(old: int, new: int) -> int | None:
+    """The time of an end by what came later: its own. What is older takes the place now (None)."""
+    return new if new > old else None
+
+
 # The SQL of whether what took the place of an item `i` had stood beside it before; else NULL.
 STOOD_BESIDE = (
     "(SELECT h.detail ->> 'beside' FROM history h WHERE h.other_id = i.id"
@@ -11504,7 +11509,10 @@ def own_item(projects: Projects, id: object, deed: str) -> dict[str, Any]:
         raise InvalidInput(f"{deed} by {PREFIX_MIN} characters of the id or more: {row['id']}")
     check_own(projects, row, "change")
     if row["ended_at"] is not None and (front := standing_for(projects.database, row["id"])):
-        deeds = {"forget": f"`forget {front}` deletes both", "replace": f"`--replace {front}`"}
+        deeds = {
+            "forget": f"`forget {front}` deletes all versions",
+            "replace": f"`--replace {front}`",
+        }
         deeds["move"] = f"`move {front}` moves both"
         what = f"{row['id']} is hidden behind {front}"
         raise NotFound(f"{what}: {deeds[deed]}, `undo {row['id']}` brings it back")
@@ -12199,12 +12207,13 @@ class Storing(View):
             insert_item(connection, item)
             enqueue(connection, item.id, near)
             for old, reason in ended.items():
-                if reason == "replace":
-                    item_to_replace(self.projects, old)  # others may have been quicker
+                at = item.created_at
+                if reason == "replace":  # others may have been quicker
+                    at = ended_when(item_to_replace(self.projects, old)["created_at"], at)
                 elif not _is_live(connection, old):
                     continue  # somebody has just hidden it for another reason
                 beside = reason == "replace" and twin is not None  # its text stood there
-                end_item(connection, old, item.id, reason, item.created_at, beside=beside)
+                end_item(connection, old, item.id, reason, at, beside=beside)
                 count_validation(connection, item.id)
             if item.vectors:  # its neighbours were looked at just now
                 connection.execute(_EXAMINED_NEXT, (looked,))
@@ -12429,7 +12438,7 @@ def replace_item(projects: Projects, old: str, new: str) -> dict[str, Any]:
         if gone["id"] == stays["id"]:
             raise InvalidInput(f"{gone['id']} cannot replace itself: name another memory")
         check_reach(gone, stays["project_id"], f"`move {stays['id']} global`")
-        at = stays["created_at"]
+        at = ended_when(gone["created_at"], stays["created_at"])
         end_item(connection, gone["id"], stays["id"], "replace", at, beside=True)
         count_validation(connection, stays["id"])
     message = f"{gone['id']} is hidden behind {stays['id']}; `undo {gone['id']}` brings it back."
@@ -12486,10 +12495,12 @@ def _take_back(connection: apsw.Connection, old: str, now: str | None) -> bool:
     if now is None or reason in ("merge", "beside"):
         note(connection, "undo", old, successor, APART)
         return False
-    created = fetch(connection, "SELECT created_at FROM items WHERE id = ?", old)[0][0]
+    created = dict(
+        fetch(connection, "SELECT id, created_at FROM items WHERE id IN (?, ?)", old, now)
+    )
     # A redo: it ends on the day on which it did.
-    by, at = ("replace", created) if reason == "undo" else ("undo", None)
-    end_item(connection, now, old, by, at)
+    redone = "replace", ended_when(created[now], created[old])
+    end_item(connection, now, old, *(redone if reason == "undo" else ("undo", None)))
     return True
 
 
@@ -16237,7 +16248,7 @@ _TABLE = (
         Argument("limit", LIMIT, "How many at most.", default=5, wire="limit"),
         Argument("min_score", SHARE, "Hold back what scores less, 0 to 1."),
         Argument("anyway", FLAG, "Hold nothing back, however unrelated."),
-        Argument("as_of", TIME, "What was live then: 2026-03, today."),
+        Argument("as_of", TIME, "What was live then, and not undone since."),
         Argument("explain", FLAG, "Print what each score is made of."),
         Argument("ranking", choice(*RANKINGS), "How to rank (else SEDIMENT_RANKING, default)."),
         Argument("source", PREFIX, "Only from files whose path begins so: memory/.", wire="source"),
@@ -18422,7 +18433,7 @@ def check_clients(memory: Memory, names: Sequence[str]) -> dict[str, Any]:
     """Whether clients start the server and run the hooks: {healthy, checks, runs}."""
     root, program = memory.projects.root, program_command(memory.database.path)
     checks = [_check_server([*program, "serve"])]
-    for client in clients(names):
+    for client in clients(names or [one.name for one in _present_clients(root, program)]):
         checks += _check_client(client, root, program)
     if len(checks) == 1:
         checks.append(Check("clients", "warning", "none is known here: use --client NAME"))
@@ -18437,6 +18448,14 @@ def check_clients(memory: Memory, names: Sequence[str]) -> dict[str, Any]:
     checks.append(Check("runs", "ok" if runs else "warning", last))
     healthy = all(check.status != "broken" for check in checks)
     return {"healthy": healthy, "checks": [check._asdict() for check in checks], "runs": runs}
+
+
+def _present_clients(root: Path | None, program: list[str]) -> Iterator[Client]:
+    """Those that this machine has, and those that are set up in the project."""
+    for client in clients(CLIENTS):
+        files = client.files("server", root, program) if root else []
+        if client.is_here() or any(_stands_there(path, wanted) for path, wanted in files):
+            yield client
 
 
 def _check_client(client: Client, root: Path | None, program: list[str]) -> Iterator[Check]:

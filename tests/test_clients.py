@@ -793,6 +793,13 @@ def test_doctor_looks_at_all_clients_that_are_here(here: Program, home: Path) ->
     assert {"gemini server", "gemini hooks", "cursor server", "cursor hooks"} <= set(checks(here))
 
 
+def test_doctor_looks_at_what_is_set_up_in_the_project(here: Program) -> None:
+    here.ok("init", "--client", "codex", "--client", "gemini")
+    found = checks(here)
+    assert {name for name in found if name.endswith(" server")} == {"codex server", "gemini server"}
+    assert found["gemini hooks"].startswith("ok in ")
+
+
 def test_doctor_tells_hooks_that_are_missing_or_of_another_program(here: Program) -> None:
     here.ok("init", "--client", "gemini")
     path = here.folder / ".gemini/settings.json"

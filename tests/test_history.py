@@ -246,6 +246,19 @@ def test_recall_as_of_a_day_answers_from_that_day(memory: Memory) -> None:
         memory.recall("tea?", as_of="the other day")
 
 
+def test_what_an_older_one_replaces_had_been_live_until_then(memory: Memory) -> None:
+    tea = memory.store(TEA, created_at="2026-01-01T00:00:00Z")["id"]
+    later = memory.store(LATER, created_at="2026-03-01T00:00:00Z")["id"]
+
+    def in_april() -> set[str]:
+        return set(texts(memory.recall("when is tea?", as_of="2026-04-01T12:00:00Z")))
+
+    memory.replace(later, tea)
+    assert in_april() == {TEA, LATER}
+    memory.store(SEVEN := "Tea is served at seven.", replace=tea, created_at="2025-01-01")
+    assert in_april() == {SEVEN, TEA, LATER}
+
+
 def test_of_versions_one_answers_for_a_day_whatever_was_taken_back(memory: Memory) -> None:
     tea = memory.store(TEA, created_at="2026-01-01T00:00:00Z")["id"]
     later = memory.store(LATER, replace=tea, created_at="2026-03-01T00:00:00Z")["id"]
