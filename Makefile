@@ -116,8 +116,9 @@ bench-quality: $(PYZ) $(BUILD)/dev/.ready
 
 # Learned from diaries and conversations in tests/; the results are committed. The ranker learns by
 # what the encoder sees, so it comes after it.
-encoder: $(BUILD)/train/.ready
+encoder: $(BUILD)/train/.ready $(BUILD)/dev/.ready
 	$(BUILD)/train/bin/python models/train_encoder.py
+	$(BUILD)/dev/bin/python models/gather_cohort.py
 	$(BUILD)/train/bin/python models/build_model.py --update
 
 ranker: $(PYZ) $(BUILD)/dev/.ready

@@ -65,8 +65,10 @@ Then the newest version comes first (section Versions, weights in models/ranker.
     chance[j] = r[j] * (1 - sum over k of p[j, k]) + sum over older i of r[i] * p[i, j]
 Results stand by their chance. The first one's similarity is how likely it answers the question,
 by a logistic model learned with the weights; each later one has its share of that, chance by
-chance. An answer is empty when its best has nothing to do with the query (FLOOR). `classic` is
-the original's ranking; `cosine` and `bm25` are one index alone.
+chance. An answer is empty when its best has no more to do with the query than is so by chance:
+    FLOOR + COHORT_SHARE * max(0, n - FLOOR), less among few chunks (`chance_floor`)
+n being the query's greatest cosine to a cohort, other people's memories that come with the model.
+`classic` is the original's ranking; `cosine` and `bm25` are one index alone.
 
 Use from Python
 ---------------
@@ -283,12 +285,16 @@ LENGTH_DISCOUNT = 0.01
 ENGLISH_CHUNKS = 100  # what is known of a word's rarity before any memory: so many chunks' worth
 TELLING_MIN = 0.1  # a word with less of the rarest one's information is not worth its scan
 CROSS_PROJECT_FACTOR = 0.875  # as in the original: another project's hit must be clearly better
-# The cosine from which something has to do with a query, among FLOOR_CHUNKS chunks or more; the
-# best of fewer is less near by chance. Of 0.28 / 0.29 / 0.30 / 0.31: of 100 questions on foreign
-# subjects to 1,000 memories 94 / 97 / 97 / 98 get nothing, of those of diaries that no note answers
-# 7 / 10 / 12 / 13 %, of the others 0.6 / 0.7 / 0.8 / 1.1 %; R@5 of developer memories, functions
-# and chats stays up to 0.30.
-FLOOR, FLOOR_CHUNKS = 0.30, 1_000
+# The cosine from which something has to do with a query, among FLOOR_CHUNKS chunks or more: the
+# best of fewer is less near by chance. Of 0.31 / 0.32 / 0.33 / 0.34, questions of diaries that no
+# note answers get nothing in 27 / 29 / 30 / 31 of 100, the others in 1.6 / 1.7 / 1.8 / 2.1; a set
+# loses at most 0.5 / 0.5 / 0.8 / 1.2 of its R@5.
+FLOOR, FLOOR_CHUNKS = 0.33, 1_000
+# What a query's nearness to the cohort is above FLOOR counts so much on top of it: what is near to
+# the memories of others, too, is near by chance. Of 0 / 0.5 / 0.7 / 0.8 / 0.9: nothing for 21 / 25
+# / 29 / 30 / 31 of 100, wrongly for 1.3 / 1.4 / 1.7 / 1.8 / 2.1; of 100 questions near to 1,000
+# memories 13 (FLOOR 0.30, no cohort) and 45 get nothing.
+COHORT_SHARE = 0.8
 DATED_SIMILARITY = 0.5  # at least, where a question asks what happened then: all of it answers
 TIME_WEIGHT = 0.6  # of relevance: nothing else outweighs it but the very words of the question
 COVERAGE_ENOUGH = 0.6  # of the query's information: foreign questions find up to 0.43 by chance
@@ -2566,6 +2572,7 @@ class Model:
     """A model folder and what its manifest promises: sizes and SHA-256 of each file."""
 
     graph = "model.onnx"
+    cohort = ""  # the file of vectors beside which a query's nearness is seen
     query_prefix = ""
     destination = ""  # where texts go that leave this program
     probe = b""  # the vector of PROBE, of a model whose name alone does not tell what it is
@@ -2579,6 +2586,7 @@ class Model:
             self.max_tokens: int = manifest["max_tokens"]
             self.files: dict[str, dict[str, Any]] = manifest["files"]
             self.digest: str = self.files["weights.bin"]["sha256"]
+            self.cohort = "cohort.f16" if "cohort.f16" in self.files else ""
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ModelError(
                 f"{folder}/manifest.json cannot be read ({error}): {self._remedy()}"
@@ -2844,6 +2852,26 @@ class Encoder:
         length = float(numpy.linalg.norm(pooled))
         return (pooled / length if length else plain).astype("<f4").tobytes()
 
+    def near_cohort(self, vector: bytes) -> float:
+        """The cosine of a query's vector to the nearest memory of the model's cohort; 0 where
+        there is no vector, or no cohort."""
+        if not vector or self._cohort is None:
+            return 0.0
+        import numpy
+
+        return float((self._cohort @ numpy.frombuffer(vector, "<f4")).max())
+
+    @functools.cached_property
+    def _cohort(self) -> Any:
+        """float32[n, dimension], of length 1 but for rounding: some memories of other people's
+        lives, which come with the bundled model alone."""
+        if not self.model.cohort:
+            return None
+        import numpy
+
+        with self._readable(self.model.cohort) as path:
+            return numpy.fromfile(path, "<f2").astype("<f4").reshape(-1, self.model.dimension)
+
     def _query_states(self, text: str) -> tuple[Any, Any, Any]:
         """A query's tokens, its plain vector, and a row for each of the tokens."""
         session = self.load()
@@ -3058,7 +3086,7 @@ class ServiceModel(Model):
         super().__init__(model_dir())
         self.sent = sent  # what leaves, by kind
         kind, _, self.model = name.partition(":")
-        self.name, self.dimension = f"{kind.lower()}:{self.model}", 0
+        self.name, self.dimension, self.cohort = f"{kind.lower()}:{self.model}", 0, ""
         self.digest = sha256(self.name.encode()).hex()
         self.query_prefix = _QUERY_PREFIXES.get(self.model.rpartition("/")[2], "")
         self.service = services()[kind.lower()]
@@ -6610,8 +6638,8 @@ class Profile(NamedTuple):
     the `reach` memories that are nearest to the query; and whether it counts the links of each."""
 
     score: Callable[[Candidates, float, float], Scores]
-    adjust: Callable[[list[Hit], dict[int, Facts], Query, Lexicon, int], list[Hit]]  # of n chunks
-    floor: Callable[[int], float]
+    adjust: Callable[[list[Hit], dict[int, Facts], Query, Lexicon, float], list[Hit]]
+    floor: Callable[[int, float], float]  # the last that `adjust` takes, by chunks and cohort
     reach: int = 0
     links: bool = False
 
@@ -6671,10 +6699,12 @@ def _project_factor(found: Candidates, factor: float) -> Any:
     return numpy.where(found.kind == FOREIGN, factor, 1.0)
 
 
-def chance_floor(chunks: int) -> float:
-    """The relevance that the best of so many chunks has by chance. The greatest of n values of
-    the normal distribution grows as the square root of ln n."""
-    return FLOOR * min(1.0, math.sqrt(math.log(1 + chunks) / math.log(FLOOR_CHUNKS)))
+def chance_floor(chunks: int, near_cohort: float) -> float:
+    """The relevance that the best of so many chunks has by chance, for a question that is so near
+    to memories that cannot answer it (cohort normalisation, Auckenthaler et al. 2000). The
+    greatest of n values of the normal distribution grows as the square root of ln n."""
+    floor = FLOOR + COHORT_SHARE * max(0.0, near_cohort - FLOOR)
+    return floor * min(1.0, math.sqrt(math.log(1 + max(1, chunks)) / math.log(FLOOR_CHUNKS)))
 
 
 def relevance(found: Candidates) -> Any:
@@ -6688,13 +6718,13 @@ def relevance(found: Candidates) -> Any:
 
 
 def default_adjust(
-    hits: list[Hit], facts: dict[int, Facts], query: Query, lexicon: Lexicon, chunks: int
+    hits: list[Hit], facts: dict[int, Facts], query: Query, lexicon: Lexicon, floor: float
 ) -> list[Hit]:
     """The hits by their chance to be the answer, with the similarity that follows from it. What
     people confirmed gains a little; how often it was shown decides between equals."""
     if query.asked and query.bare:
         hits = of_their_time(hits, facts, query.asked)
-    able, rest = contenders(by_relevance(hits, facts, query.asked), chunks)
+    able, rest = contenders(by_relevance(hits, facts, query.asked), floor)
     if not able:
         return []
     import numpy
@@ -6706,7 +6736,7 @@ def default_adjust(
     chances = ranker.answers(relevance, obsolete)
     order = numpy.argsort(-chances, kind="stable").tolist()
     chance = float(chances[order[0]]) * ranker.answered(relevance)
-    first = similarity_facts([*able, *rest], order[0], chance, chunks)
+    first = similarity_facts([*able, *rest], order[0], chance, floor)
     similarity = ranker.similarity_of_first(first) / float(chances[order[0]])
     asked = query.asked
     if asked and _timeliness(facts[able[order[0]].item], asked) > 0:
@@ -6715,10 +6745,10 @@ def default_adjust(
     return [explained[at] for at in order] + [hit._replace(score=0.0) for hit in rest]
 
 
-def contenders(hits: list[Hit], chunks: int) -> tuple[list[Hit], list[Hit]]:
+def contenders(hits: list[Hit], floor: float) -> tuple[list[Hit], list[Hit]]:
     """The hits that may answer and take another's place, and those that have nothing to do with
     the query; where none has, all may."""
-    least = least_relevance(hits, chance_floor(chunks))
+    least = least_relevance(hits, floor)
     if able := relevant(hits, least):
         return able, [hit for hit in hits if hit.relevance < least]
     return hits, []
@@ -6783,7 +6813,7 @@ def _rival(hit: Hit, facts: Facts) -> Rival:
     return Rival(facts.text, facts.vector or b"", hit.score, hit.cosine, facts.known_since)
 
 
-def similarity_facts(hits: list[Hit], first: int, chance: float, chunks: int) -> dict[str, float]:
+def similarity_facts(hits: list[Hit], first: int, chance: float, floor: float) -> dict[str, float]:
     """What tells how likely the first result, of such a chance, answers the question."""
     chance = min(max(chance, 1e-4), 1 - 1e-4)
     cosines = [hit.cosine for hit in hits[:RANKED]]
@@ -6793,7 +6823,7 @@ def similarity_facts(hits: list[Hit], first: int, chance: float, chunks: int) ->
         "relevance": hits[0].score,
         "cosine": hits[first].cosine,
         "contrast": max(cosines) - sum(cosines) / len(cosines),
-        "above_chance": max(hit.relevance for hit in hits) / chance_floor(max(chunks, 1)),
+        "above_chance": max(hit.relevance for hit in hits) / floor,
     }
 
 
@@ -6898,9 +6928,9 @@ def unadjusted(hits: list[Hit], *_: Any) -> list[Hit]:
 
 PROFILES = {
     "default": Profile(default_score, default_adjust, chance_floor, AROUND),
-    "classic": Profile(classic_score, classic_adjust, lambda _: CLASSIC_FLOOR, links=True),
-    "cosine": Profile(cosine_score, unadjusted, lambda _: 0.0),
-    "bm25": Profile(bm25_score, unadjusted, lambda _: 1.0),
+    "classic": Profile(classic_score, classic_adjust, lambda *_: CLASSIC_FLOOR, links=True),
+    "cosine": Profile(cosine_score, unadjusted, lambda *_: 0.0),
+    "bm25": Profile(bm25_score, unadjusted, lambda *_: 1.0),
 }
 
 
@@ -11608,12 +11638,12 @@ class Request(NamedTuple):
 
 class Found(NamedTuple):
     """The best candidates of a request, what is known of them, the question with the vectors
-    around it, how many chunks there are in all, and which files are without any."""
+    around it, the relevance that one of them must have, and which files are without chunks."""
 
     hits: list[Hit]
     facts: dict[int, Facts]
     query: Query
-    chunks: int
+    floor: float
     blank: set[int]
 
 
@@ -11636,8 +11666,8 @@ class Search(View):
         found = self._found(request)
         hits = self._answerable(found, request.moment)
         profile, now = request.profile, request.moment is None
-        hits = profile.adjust(hits, found.facts, found.query, self.lexicon, found.chunks)
-        hits, least = chosen_hits(hits, request.limit, profile.floor(found.chunks))
+        hits = profile.adjust(hits, found.facts, found.query, self.lexicon, found.floor)
+        hits, least = chosen_hits(hits, request.limit, found.floor)
         if now and rounds and self._follow_shown(hits, found):
             return self.hits(request, rounds - 1)
         return [hit._replace(span=found.facts[hit.item].span) for hit in hits], least
@@ -11666,7 +11696,8 @@ class Search(View):
             hits = rank(found, share, request.profile, size, factor)
             facts = self._facts(hits, request.profile.links)
             query, blank = query._replace(around=around), blank_files(self.database)
-            return Found(hits, facts, query, words.chunks, blank)
+            floor = request.profile.floor(words.chunks, self.encoder.near_cohort(vector))
+            return Found(hits, facts, query, floor, blank)
 
     def _query_vector(self, text: str, words: Words) -> bytes | None:
         """None where a service gives none, or turns out to have another model by now."""
@@ -13843,8 +13874,8 @@ class HubSearch:
     ) -> dict[str, Any]:
         """What `Memory.recall_hub` returns."""
         total = self._begin()
-        hits, found = self._hits(text, max(limit, CANDIDATES), total)
-        hits, least = chosen_hits(hits, limit, PROFILES["default"].floor(total))
+        hits, found, floor = self._hits(text, max(limit, CANDIDATES), total)
+        hits, least = chosen_hits(hits, limit, floor)
         kept = hits if anyway else kept_hits(hits, least, min_score)
         held = len(hits) - len(kept)
         results = [self._result(found[hit.item], hit) for hit in kept]
@@ -13860,8 +13891,9 @@ class HubSearch:
             raise NotFound("this hub has no indexes for recall: `hub init --recall` makes them")
         return self.hub.ask(_HUB_SIZE)[0][0]
 
-    def _hits(self, text: str, depth: int, total: int) -> tuple[list[Hit], list[HubMemory]]:
-        """The hits, best first, and the memories that their items are the numbers of."""
+    def _hits(self, text: str, depth: int, total: int) -> tuple[list[Hit], list[HubMemory], float]:
+        """The hits, best first, the memories that their items are the numbers of, and the
+        relevance that one of them must have."""
         query, profile = parse_query(text), PROFILES["default"]
         self.encoder.begin_loading()
         words = weighed(text, self.lexicon, total, self._counts)
@@ -13875,7 +13907,8 @@ class HubSearch:
         hits = [hit._replace(span=facts[hit.item].span) for hit in hits]
         around = [(one.vectors[0].tobytes(),) for one in near if self._is_own(one)]
         query = query._replace(around=_matrix(around) if around else None)
-        return profile.adjust(hits, facts, query, self.lexicon, total), found
+        floor = profile.floor(total, self.encoder.near_cohort(vector))
+        return profile.adjust(hits, facts, query, self.lexicon, floor), found, floor
 
     def _is_own(self, one: HubMemory) -> bool:
         return not self.own or one.space in self.own

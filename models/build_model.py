@@ -6,7 +6,7 @@ The states of the tokens are a second output, for a query that is pooled by what
 The result is the same byte for byte wherever it is built, and `manifest.json` pins its digests.
 
 The last layers are not as published: they have been taught by our own diaries (train_encoder.py,
-`lessons/`), which is added here.
+`lessons/`), which is added here. With them come the vectors of a cohort (gather_cohort.py).
 
 Matrices are stored as fp16 in `weights.bin` and cast to fp32 when used: 45 MB instead of 91
 (compressed 42 instead of 83), and the cosine to vectors of 32 bits stays above 0.999998.
@@ -39,6 +39,7 @@ MANIFEST = HERE / "manifest.json"
 OUTPUT = HERE / "all-MiniLM-L6-v2"
 SCRATCH = HERE.parent / "build"
 LESSONS = HERE / "lessons"  # what train_encoder.py has taught it
+COHORT = "cohort"  # the tensor of the lessons that gather_cohort.py adds, and its file
 LAYERS, HEADS = 6, 12
 ALIGNMENT = 64
 JOINED = "query,key,value"  # tensors of the checkpoint that are one in the graph
@@ -168,6 +169,19 @@ def read_tensor(data: bytes, name: str) -> Any:
     return numpy.frombuffer(data[begin + start : begin + end], kind).reshape(header[name]["shape"])
 
 
+def written_tensors(named: dict[str, Any], metadata: dict[str, str]) -> bytes:
+    """A safetensors file of 16-bit numbers."""
+    header: dict[str, Any] = {"__metadata__": metadata}
+    at = 0
+    for name, values in named.items():
+        ends = [at, at := at + values.nbytes]
+        header[name] = {"dtype": "F16", "shape": list(values.shape), "data_offsets": ends}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    data = b"".join(values.tobytes() for values in named.values())
+    return struct.pack("<Q", len(text)) + text + data
+
+
 def lessons_path(fold: int | None) -> Path:
     """What was learned from all folders, or from all but those of a fold."""
     return LESSONS / ("whole.safetensors" if fold is None else f"without-{fold}.safetensors")
@@ -274,6 +288,8 @@ def write_model(manifest: dict[str, Any], lessons: bytes | None, folder: Path) -
     files = read_source(manifest["source"])
     write_graph(files["model.safetensors"], lessons, manifest["max_tokens"], folder)
     (folder / "tokenizer.json").write_bytes(files["tokenizer.json"])
+    if lessons and COHORT in read_header(lessons)[1]:
+        (folder / f"{COHORT}.f16").write_bytes(read_tensor(lessons, COHORT).tobytes())
     (folder / "LICENSE").write_text(NOTICE, encoding="utf-8")
 
 
@@ -300,12 +316,18 @@ def model_without(fold: int) -> Path:
     lessons = lessons_path(fold).read_bytes()
     if read_header(lessons)[1]["__metadata__"]["learned_from"] != learned_from():
         raise ValueError("the encoder was taught from other diaries: run `make encoder`")
+    return model_of(lessons)
+
+
+def model_of(lessons: bytes) -> Path:
+    """The folder of a model that was taught so, kept for the next time."""
     folder = SCRATCH / "ranker" / f"encoder-{digest(lessons)[:16]}"
     if not (folder / "manifest.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
         manifest = read_manifest()
         write_model(manifest, lessons, folder)
-        manifest["files"] = describe(folder, manifest["files"])
+        there = [name for name in manifest["files"] if (folder / name).exists()]
+        manifest["files"] = describe(folder, there)
         draft = folder / "manifest.tmp"
         draft.write_text(json.dumps(manifest), encoding="utf-8")
         draft.rename(folder / "manifest.json")  # last, so that a folder with it is whole

@@ -10,6 +10,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 DIARIES, CONVERSATIONS = ROOT / "tests" / "diaries", ROOT / "tests" / "conversations"
+COHORT = 256  # memories beside which a query's nearness is seen; 500 or 1,000 show no more
 FOLDS = 3  # of diaries and conversations: each is judged by what was learned from the two others
 
 Row = dict[str, Any]
@@ -38,6 +39,15 @@ def texts(name: str) -> tuple[list[Row], list[Row]]:
     """The memories and the questions of a diary or a conversation."""
     folder = folders()[name]
     return rows(folder / "memories.jsonl"), rows(folder / "queries.jsonl")
+
+
+def cohort(fold: int | None) -> list[str]:
+    """Memories from all diaries but those of a fold, as many from each part of them."""
+    names = [path.name for path in sorted(DIARIES.iterdir()) if path.is_dir()]
+    found = [
+        row["content"] for name in names if name not in held_out(fold) for row in texts(name)[0]
+    ]
+    return [found[at * len(found) // COHORT] for at in range(COHORT)]
 
 
 def learned_from() -> str:

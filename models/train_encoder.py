@@ -18,10 +18,8 @@ not seen (train_ranker.py, tests/bench_quality.py).
 from __future__ import annotations
 
 import hashlib
-import json
 import pickle
 import random
-import struct
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -294,23 +292,15 @@ def rate_at(step: int) -> float:
 
 
 def write_lessons(lessons: Tree, path: Path) -> None:
-    """A safetensors file of 16-bit numbers."""
+    """A file of what was learned, and from what."""
     kept = {"down": 1.0, "up": KEPT}
-    named = [
-        (f"{name}.{part}", (kept[part] * numpy.asarray(values)).astype("<f2"))
+    named = {
+        f"{name}.{part}": (kept[part] * numpy.asarray(values)).astype("<f2")
         for name, parts in sorted(lessons.items())
         for part, values in sorted(parts.items())
-    ]
-    header: dict[str, Any] = {"__metadata__": {"learned_from": learned_from()}}
-    at = 0
-    for name, values in named:
-        ends = [at, at := at + values.nbytes]
-        header[name] = {"dtype": "F16", "shape": list(values.shape), "data_offsets": ends}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    data = b"".join(values.tobytes() for _, values in named)
+    }
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    path.write_bytes(build_model.written_tensors(named, {"learned_from": learned_from()}))
 
 
 def main() -> None:

@@ -64,7 +64,7 @@ class Question(NamedTuple):
     new: Any
     features: Any  # float32[m, k], standardised by nothing
     hits: list[sediment.Hit]
-    chunks: int
+    floor: float
 
 
 # Stores and their questions
@@ -97,29 +97,29 @@ def stores(names: Iterable[str]) -> Iterator[tuple[str, str, list[Row], list[Row
 # What the program sees of each question
 
 
-def collected(memory: Memory, question: Row) -> tuple[list[sediment.Hit], Any, Any, int]:
+def collected(memory: Memory, question: Row) -> tuple[list[sediment.Hit], Any, Any, float]:
     """The candidates in the order of their relevance, before age counts, their features, and the
     ids of those that may answer."""
     seen: list[Any] = []
 
-    def collect(hits: list[Any], facts: Any, query: Any, lexicon: Any, chunks: int) -> list[Any]:
+    def collect(hits: list[Any], facts: Any, query: Any, lexicon: Any, floor: float) -> list[Any]:
         hits = sediment.by_relevance(hits, facts, query.asked)
-        able, rest = sediment.contenders(hits, chunks)
+        able, rest = sediment.contenders(hits, floor)
         features = sediment.features_of(able[:RANKED], facts, query, lexicon)
-        seen.extend((able, rest, features, chunks))
+        seen.extend((able, rest, features, floor))
         return []
 
     profile = sediment.PROFILES["default"]._replace(adjust=collect)
     moment = question.get("as_of")
     memory.search.hits(sediment.Request(question["query"], RANKED, profile, moment))
-    able, rest, features, chunks = seen
+    able, rest, features, floor = seen
     known = sediment.items_by_row(memory.database, [hit.item for hit in able])
     ids = [known[hit.item]["id"] for hit in able]
-    return [*able, *rest], features, ids, chunks
+    return [*able, *rest], features, ids, floor
 
 
 def asked(memory: Memory, store: str, kind: str, question: Row) -> Question | None:
-    hits, features, ids, chunks = collected(memory, question)
+    hits, features, ids, floor = collected(memory, question)
     if not hits:
         return None
     right = numpy.array([id in question["expected"] for id in ids])
@@ -132,7 +132,7 @@ def asked(memory: Memory, store: str, kind: str, question: Row) -> Question | No
         full = [numpy.broadcast_to(features[name], features["cosine"].shape) for name in NAMES]
         columns = numpy.stack([each[old, new] for each in full], 1).astype(numpy.float32)
     facts = store, kind, question["type"], relevance, right, stale
-    return Question(*facts, old, new, columns, hits, chunks)
+    return Question(*facts, old, new, columns, hits, floor)
 
 
 NAMES = sediment.PAIR_FEATURES
@@ -314,7 +314,7 @@ def first_result(question: Question, ranker: sediment.Ranker) -> tuple[list[floa
     chances = ranker.answers(question.relevance, obsolete)
     first = int(chances.argmax())
     chance = float(chances[first]) * ranker.answered(question.relevance)
-    facts = sediment.similarity_facts(question.hits, first, chance, question.chunks)
+    facts = sediment.similarity_facts(question.hits, first, chance, question.floor)
     return [facts[name] for name in SIMILARITY], bool(question.right[first])
 
 

@@ -18,6 +18,9 @@ from tokenizers import Tokenizer
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "models"))
 import build_model  # noqa: E402 # pyright: ignore[reportMissingImports]
+import folds  # noqa: E402 # pyright: ignore[reportMissingImports]
+
+import sediment  # noqa: E402
 
 MODEL = ROOT / "models" / "all-MiniLM-L6-v2"
 MANIFEST = json.loads((ROOT / "models" / "manifest.json").read_text(encoding="utf-8"))
@@ -72,6 +75,17 @@ def test_a_lesson_is_added_to_the_matrix_that_it_is_named_after() -> None:
         together = f"encoder.layer.{layer}.attention.self.{build_model.JOINED}.weight"
         joined = build_model.taught_tensor(checkpoint, lessons, together)
         assert numpy.array_equal(joined[-len(after) :], after)
+
+
+@pytest.mark.parametrize("fold", [None, 0])
+def test_the_cohort_is_of_the_memories_that_the_lessons_were_learned_from(fold: int | None) -> None:
+    lessons = build_model.lessons_path(fold).read_bytes()
+    vectors = build_model.read_tensor(lessons, build_model.COHORT)
+    encoder = sediment.Encoder(MODEL if fold is None else build_model.model_without(fold))
+    for at, text in [*enumerate(folds.cohort(fold))][::50]:
+        vector = encoder.embed(text)
+        assert encoder.near_cohort(vector) > 0.999
+        assert vectors[at].astype("<f4") @ numpy.frombuffer(vector, "<f4") > 0.999
 
 
 def test_token_ids_equal_the_reference() -> None:

@@ -361,10 +361,17 @@ def test_relevance_grows_with_both(cosine: float, coverage: float) -> None:
 
 
 def test_fewer_memories_need_less() -> None:
-    floors = [sediment.chance_floor(count) for count in (1, 10, 100, 1_000, 1_000_000)]
+    floors = [sediment.chance_floor(count, 0.0) for count in (1, 10, 100, 1_000, 1_000_000)]
     assert floors == sorted(floors)
     assert 0 < floors[0] < floors[2] < sediment.FLOOR
     assert floors[-1] == sediment.FLOOR
+
+
+@given(cosines, cosines)
+def test_what_is_near_to_the_cohort_needs_more(near: float, nearer: float) -> None:
+    near, nearer = sorted((near, nearer))
+    floors = [sediment.chance_floor(1_000, one) for one in (near, nearer)]
+    assert sediment.FLOOR <= floors[0] <= floors[1] <= max(sediment.FLOOR, nearer)
 
 
 @pytest.fixture
