@@ -14027,15 +14027,24 @@ def run_hub(
             hub.prepare_recall()
         message = "It is a hub now: `hub add PERSON SPACE` lets people in."
     elif deed == "add":
-        ((made,),) = hub.ask("SELECT sediment.add(%s, %s, %s)", person, space, not reads)
-        to, name = shlex.quote(_address_of(person, hub.name)), shlex.quote(space)
-        message = f"Send {person}: sediment sync --to {to} && sediment sync --share {name}"
-        message += f" (a password is set in psql: \\password {_sql_name(person)})" if made else ""
+        message = _let_in(hub, person, space, reads)
     else:
         if hub.ask("SELECT sediment.remove(%s, %s)", person, space) == [(False,)]:
             raise NotFound(f"{person} is no member of {space}")
         message = f"{person} is out of {space}; what came stays with them until they erase it."
     return {"success": True, "message": message}
+
+
+def _let_in(hub: Hub, person: str, space: str, reads: bool) -> str:
+    """Open a space to a person: what to tell them."""
+    own = space == f"@{person}"
+    if space.startswith("@") and not own:
+        raise InvalidInput(f"{space} is for that person alone: `hub add PERSON @PERSON` opens it")
+    ((made,),) = hub.ask("SELECT sediment.add(%s, %s, %s)", person, space, not reads)
+    to, what = shlex.quote(_address_of(person, hub.name)), f"--share {shlex.quote(space)}"
+    message = f"Send {person}: sediment sync --to {to} && sediment sync "
+    message += "--share-global" if own else what
+    return message + (f" (a password is set in psql: \\password {_sql_name(person)})" * made)
 
 
 # A run, and what people set
@@ -14412,6 +14421,8 @@ class Sync:
         if project is None:
             raise InvalidInput("there is no project here: go to one, or use --share-global")
         name = check_id(space or project or self.place.globals)
+        if project and name.startswith("@"):
+            raise InvalidInput(f"{name} is for what is global: `sync --share-global` shares that")
         with self.database.transaction() as connection:
             sql = "SELECT space, project FROM spaces WHERE space = ? OR project = ?"
             for taken in fetch(connection, sql, name, project):

@@ -236,12 +236,24 @@ def test_what_is_to_be_sent_to_a_person_can_be_pasted(
     )
 
 
+def test_a_persons_own_space_is_for_what_is_global(team: Team) -> None:
+    with open_memory(team.folder / "admin.db") as admin:
+        told = admin.hub("add", "alice", "@alice", place=team.server.url())["message"]
+        assert told.endswith("&& sediment sync --share-global")
+        with pytest.raises(InvalidInput, match="`hub add PERSON @PERSON` opens it"):
+            admin.hub("add", "alice", "@bob", place=team.server.url())
+    alice = team.machine("alice", share="")
+    with pytest.raises(InvalidInput, match="@alice is for what is global: `sync --share-global`"):
+        alice.share("@alice")
+    assert alice.share(everywhere=True)["space"] == "@alice"
+
+
 def test_nobody_reads_a_space_that_is_not_shared_with_him(team: Team) -> None:
     alice, bob = team.machine("alice", share=""), team.machine("bob", share="")
     alice.store("Mine alone, everywhere.", scope="global")
     assert alice.share(everywhere=True)["space"] == "@alice"
     alice.sync()
-    bob.share("@alice")
+    bob.share("@alice", everywhere=True)
     answer = bob.sync()
     assert answer["spaces"][0]["received"] == 0
     assert answer["remarks"] == ["@alice is not open to you there: ask who looks after it"]
