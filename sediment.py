@@ -10386,7 +10386,7 @@ def _replace_chunks(connection: apsw.Connection, table: str) -> None:
         INSERT INTO chunks(item, position, start, "end", context)
             SELECT item, position, start, "end", context FROM {table} ORDER BY item, position;
         INSERT INTO vectors SELECT c.id, t.vector FROM chunks c JOIN {table} t
-            ON t.item = c.item AND t.position = c.position WHERE t.vector IS NOT NULL;
+            ON t.item = c.item AND t.position = c.position WHERE length(t.vector);
     """)
 
 
@@ -11239,12 +11239,17 @@ def _merged(path: Path) -> bytes:
 # Making all chunks and vectors anew
 
 _UNSTAGED = (
-    "SELECT seq, content, file FROM items WHERE seq > ?"
+    "SELECT seq, content, file FROM items WHERE seq > ? AND seq <= ?"
     " AND NOT EXISTS(SELECT 1 FROM staged WHERE item = seq) ORDER BY seq"
 )
 _STAGE = (  # but of items that were forgotten meanwhile
     "INSERT OR IGNORE INTO staged SELECT ?1, ?2, ?3, ?4, ?5, ?6"
     " WHERE EXISTS(SELECT 1 FROM items WHERE seq = ?1)"
+)
+_STAGE_LATE = (  # what was stored meanwhile, as it is: of another model without vectors
+    'INSERT INTO staged SELECT c.item, c.position, c.start, c."end", c.context,'
+    " coalesce(v.vector, x'') FROM chunks c LEFT JOIN vectors v ON v.chunk = c.id AND ?"
+    " WHERE c.item NOT IN (SELECT item FROM staged)"
 )
 
 
@@ -11254,25 +11259,26 @@ def reindex_database(
     progress: Callable[[int], object],
     stop: Callable[[], bool],
 ) -> dict[str, Any]:
-    """Stage new chunks and vectors of all items, and let them take the place of the old ones."""
+    """Stage new chunks and vectors of all items that are there now, and let them take the place of
+    the old ones. Who stores meanwhile makes vectors, too, or leaves them pending: nobody chases."""
     database.must_exist()
     goal = f"{encoder.model.digest} {CHUNKER}"
     with database.transaction() as connection:
         if meta_value(connection, "reindex") != goal:
             connection.execute("DELETE FROM staged")
             set_meta(connection, "reindex", goal)
+    last, end = 0, database.value("SELECT coalesce(max(seq), 0) FROM items")
     progress(database.value("SELECT count(DISTINCT item) FROM staged"))
-    last = 0
-    while not _switch(database, last, goal, encoder.model):  # nor when one was just stored
-        while batch := database.rows(f"{_UNSTAGED} LIMIT {REINDEX_BATCH}", last):
-            if stop():
-                return {"success": False, "message": "Interrupted: reindex goes on from here."}
-            rows = _staged_rows(database, encoder, batch)
-            with database.transaction() as connection:
-                _check_goal(connection, goal)
-                connection.executemany(_STAGE, rows)
-            progress(len(batch))
-            last = batch[-1][0]
+    while batch := database.rows(f"{_UNSTAGED} LIMIT {REINDEX_BATCH}", last, end):
+        if stop():
+            return {"success": False, "message": "Interrupted: reindex goes on from here."}
+        rows = _staged_rows(database, encoder, batch)
+        with database.transaction() as connection:
+            _check_goal(connection, goal)
+            connection.executemany(_STAGE, rows)
+        progress(len(batch))
+        last = batch[-1][0]
+    _switch(database, goal, encoder.model)
     chunks, counts = database.value("SELECT count(*) FROM chunks"), _database_counts(database)
     made = f"{chunks:,} chunk{'s' * (chunks != 1)} of {tell_counts(counts)}"
     message = f"Made {made} anew, with {encoder.model.name}."
@@ -11301,14 +11307,14 @@ def _check_goal(connection: apsw.Connection, goal: str) -> None:
         raise DatabaseError("another process made all vectors anew meanwhile: see `status`")
 
 
-def _switch(database: Database, last: int, goal: str, model: Model) -> bool:
-    """Let what is staged take its place, unless an item behind this one is not staged yet."""
+def _switch(database: Database, goal: str, model: Model) -> None:
+    """Let what is staged take its place, beside what was stored meanwhile."""
     with database.transaction() as connection:
         _check_goal(connection, goal)
-        if fetch(connection, f"{_UNSTAGED} LIMIT 1", last):
-            return False
+        connection.execute(_STAGE_LATE, (claim_model(connection, model),))
         _replace_chunks(connection, "staged")
         connection.execute("""
+            INSERT INTO pending SELECT id FROM chunks WHERE id NOT IN (SELECT chunk FROM vectors);
             DELETE FROM staged;
             DELETE FROM embeddings;
             UPDATE files SET digest = x'';
@@ -11318,7 +11324,6 @@ def _switch(database: Database, last: int, goal: str, model: Model) -> bool:
         fill_words(connection)
         new_generation(connection)
         claim_model(connection, model)
-    return True
 
 
 # Putting away what is old
@@ -19423,8 +19428,10 @@ def progress_bar(label: str, total: int | None) -> Iterator[Callable[[int], None
         shown: Any = bar
 
         def add(count: int) -> None:
-            nonlocal done, told
+            nonlocal done, told, total
             done += count
+            if total is not None:  # others may have added to it
+                shown.length = total = max(total, done)
             if tells and (now := time.monotonic()) - told >= PROGRESS_SECONDS:
                 told = now
                 click.echo(f"{label}: {done}{'' if total is None else f' of {total}'}", err=True)

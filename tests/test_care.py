@@ -1032,6 +1032,22 @@ def test_reindexing_encodes_nothing_while_others_wait(
     consistent(memory)
 
 
+def test_a_reindexing_does_not_chase_what_others_store(memory: Memory) -> None:
+    done: list[int] = []
+
+    def store_more(count: int) -> None:
+        done.append(count)
+        assert len(done) < 20
+        memory.store(f"Stored meanwhile, {len(done)}.")
+
+    answer = memory.reindex(store_more)
+    assert sum(done) == len(TEXTS)
+    assert answer["items"] == len(TEXTS) + len(done)
+    assert memory.pending() == 0  # who stored made the vectors, too
+    assert memory.recall("Stored meanwhile, 1.")["results"][0]["content"] == "Stored meanwhile, 1."
+    consistent(memory)
+
+
 def test_each_batch_of_a_reindexing_begins_where_the_last_ended(
     memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

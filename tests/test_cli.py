@@ -264,11 +264,13 @@ def test_export_to_a_file_for_this_user(here: Program) -> None:
 def test_progress_without_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for seconds, lines in ((0, ["indexing: 2 of 5", "indexing: 5 of 5"]), (1000, [])):
+    told = ["indexing: 2 of 5", "indexing: 5 of 5", "indexing: 6 of 6"]  # one was added meanwhile
+    for seconds, lines in ((0, told), (1000, [])):
         monkeypatch.setattr(sediment, "PROGRESS_SECONDS", seconds)
         with sediment.progress_bar("indexing", 5) as add:
             add(2)
             add(3)
+            add(1)
         assert capsys.readouterr().err.splitlines() == lines
 
 

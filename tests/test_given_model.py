@@ -100,6 +100,23 @@ def test_a_file_of_one_model_is_reindexed_for_another(
 
 
 @pytest.mark.usefixtures("choose")
+def test_what_the_old_model_stores_during_a_reindex_waits_for_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = "The late bus leaves at ten."
+    with Memory(tmp_path / "memory.db", project="demo") as old:
+        old.store(TEXTS[0])
+        monkeypatch.delenv("SEDIMENT_EMBEDDING_MODEL")
+        with Memory(tmp_path / "memory.db", project="demo") as memory:
+            assert memory.reindex(lambda count: count and old.store(late))["items"] == 2
+            assert memory.pending() == 1
+            consistent(memory)
+            assert memory.embed_pending() == 1
+            assert memory.recall(late)["results"][0]["content"] == late
+            consistent(memory)
+
+
+@pytest.mark.usefixtures("choose")
 def test_a_changed_file_is_another_model(folders: dict[str, Path]) -> None:
     before = Encoder().model.digest
     config = folders["first"] / "tokenizer.json"
