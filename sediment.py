@@ -13212,11 +13212,23 @@ def state_of(row: Any) -> tuple[str, State]:
     counts = row.get("ok", {})
     if not isinstance(counts, dict) or not all(map(_is_count, counts.values())):
         raise InvalidInput("its confirmations are no numbers")
-    for name in filter(None, (*(put or ())[1:2], *(end or ())[1:3], *(end or ())[4:], *counts)):
+    for name in (*(put or ())[1:2], *(end or ())[1:2], *counts):
         check_id(name)
-    gone = row.get("gone") is True
-    state = {"id": check_id(row.get("id")), "gone": gone, "put": put, "end": end, "ok": counts}
+    id, gone = check_id(row.get("id")), row.get("gone") is True
+    if end:
+        _check_end(id, *end[2:])
+    state = {"id": id, "gone": gone, "put": put, "end": end, "ok": counts}
     return check_id(row.get("in")), join(state, state)
+
+
+def _check_end(id: str, by: str, _: int, successor: str) -> None:
+    """InvalidInput of an end that no memory has: assets/hub.sql takes none, either."""
+    if by not in ("", *_WHY_ENDED):
+        raise InvalidInput(f"nothing ends for the reason {_show(by)}")
+    if successor == id:
+        raise InvalidInput("it would be hidden behind itself")
+    if successor or by not in ("", PRUNED):
+        check_id(successor)
 
 
 def _is_count(value: object, most: int = COUNT_MAX) -> bool:

@@ -72,6 +72,12 @@ BEGIN
             WHERE coalesce(one.value, '') !~ '^[0-9]{1,10}$' OR one.value::bigint > 2147483648) THEN
         RAISE data_exception USING MESSAGE = 'confirmations are whole numbers';
     END IF;
+    IF EXISTS(SELECT FROM jsonb_array_elements(rows) r WHERE
+            '' IN (r->'put'->>1, r->'end'->>1) OR r->'ok' ? '' OR r->>'id' = r->'end'->>4
+            OR r->'end'->>2 NOT IN ('', 'replace', 'repeat', 'merge', 'undo', 'prune')
+            OR (r->'end'->>4 = '' AND r->'end'->>2 NOT IN ('', 'prune'))) THEN
+        RAISE data_exception USING MESSAGE = 'a machine without a name, or an end that cannot be';
+    END IF;
     UPDATE sediment.space SET version = version + 1 WHERE id = in_space
         RETURNING version INTO new_version;
     INSERT INTO sediment.item AS old

@@ -396,6 +396,19 @@ def test_counts_that_nobody_has_are_refused_by_the_hub(team: Team) -> None:
     assert answer["spaces"][0]["sent"] == 1
 
 
+def test_an_end_that_no_memory_has_and_a_machine_without_a_name_are_refused_by_the_hub(
+    team: Team,
+) -> None:
+    wrong = (("m", "expired", ""), ("m", "replace", ""), ("m", "replace", "x"), ("", "prune", ""))
+    rows = [{"id": "x", "end": [NOW, name, by, 1, after]} for name, by, after in wrong]
+    rows += [{"id": "x", "put": [NOW, "", "A fact.", 1]}, {"id": "x", "ok": {"": 1}}]
+    for row in rows:
+        with pytest.raises(psycopg.Error, match="without a name, or an end that cannot be"):
+            team.push("bob", row)
+    ends = (("replace", "y"), ("", ""), ("prune", ""))
+    team.push("bob", *({"id": f"x{by}", "end": [NOW, "m", by, 1, after]} for by, after in ends))
+
+
 @pytest.mark.parametrize("address", ["alice:secret@127.0.0.1/m", "alice@h/m?sslpassword=x"])
 def test_a_password_in_the_address_is_refused(tmp_path: Path, address: str) -> None:
     with open_memory(tmp_path / "memory.db") as memory:
