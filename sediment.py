@@ -9812,8 +9812,12 @@ def all_sessions(clients: Iterable[str], since: int = 0) -> Iterator[Conversatio
 # What other programs export.
 
 _CHATS = _Pattern(
-    rb'\s*\[[\s\S]*?"(?:mapping": ?\{\s*"[^"]*": ?\{\s*"(?:id|message|parent|children)'
+    rb'\s*\[(?:[\s\S]*?"(?:mapping": ?\{\s*"[^"]*": ?\{\s*"(?:id|message|parent|children)'
     rb'|chat_messages": ?\[\s*\{\s*"\w+)"'
+    # or a first chat in which nothing was said, known by what else stands in it
+    rb'|\s*\{\s*"uuid": ?"[^"]*",[\s\S]*?"chat_messages": ?\[\s*\]'
+    rb'|\s*\{\s*"title": ?(?:null|"(?:[^"\\]|\\.)*+"),\s*"create_time":'
+    rb'[\s\S]*?"mapping": ?\{\s*\})'
 )
 _GAP = _Pattern(r"[\s,]*")
 _GRAPH = _Pattern(rb'\s*\{"type": ?"(?:entity", ?"name|relation", ?"from)"')
@@ -9884,7 +9888,7 @@ def _exported_conversation(chat: Any) -> Conversation:
     """A chat of ChatGPT's, which is a tree of which one branch is shown, or of Claude.ai's."""
     chat = chat if isinstance(chat, dict) else {}
     nodes, leaf, entries = chat.get("mapping"), chat.get("current_node"), []
-    client = "chatgpt" if nodes else "claude.ai"
+    client = "chatgpt" if "mapping" in chat else "claude.ai"
     while isinstance(nodes, dict) and isinstance(leaf, str) and leaf in nodes:
         entries.append(nodes.pop(leaf))  # a loop ends here
         leaf = entries[-1].get("parent") if isinstance(entries[-1], dict) else None
@@ -10032,7 +10036,7 @@ def keep_conversations(
     """What `Memory.add_conversations` does; without an encoder they are only counted."""
     counts: dict[str, int] = {"sessions": 0, "turns": 0, "existing": 0}
     remarks: list[str] = []
-    forgotten, homeless = 0, Counter[str]()
+    forgotten, empty, homeless = 0, 0, Counter[str]()
     for given in conversations:
         one = given._replace(folder=folder_of(projects, given))
         known = kept_session(projects.database, session_name(one.client, one.session))
@@ -10043,12 +10047,13 @@ def keep_conversations(
         else:
             new = _keep_conversation(projects, encoder, one) if encoder else len(one.turns)
             counts["sessions"] += bool(one.turns)
+            empty += not one.turns
             counts["turns"] += new
             counts["existing"] += len(one.turns) - new
             remarks += [one.remark] if one.remark else []
         progress(len(one.turns))
-    if forgotten:
-        counts["forgotten"] = forgotten
+    more = {"forgotten": forgotten, "empty": empty}
+    counts |= {name: count for name, count in more.items() if count}
     left = (_HOMELESS.format(count, client) for client, count in homeless.items() if count)
     return {"success": True, **counts, "remarks": list(dict.fromkeys([*left, *remarks]))}
 
@@ -14824,8 +14829,8 @@ class Memory:
         dry_run: bool = False,
     ) -> dict[str, Any]:
         """Keep what was said in sessions of agents' clients, a turn as a memory of its own kind:
-        {success, sessions, turns, existing, forgotten?, remarks}. Credentials are left out as by
-        `store`.
+        {success, sessions, turns, existing, forgotten?, empty?, remarks}. Credentials are left out
+        as by `store`.
 
         What is kept already stays, what has grown is kept as it is now, and what was forgotten is
         not kept again. `progress` is called with the turns of each session; `dry_run` counts.
@@ -16097,6 +16102,8 @@ def render_imported(answer: dict[str, Any]) -> Iterator[str]:
 
 def render_said(answer: dict[str, Any]) -> Iterator[str]:
     turns = f"{answer['turns']} turns of {answer['sessions']} sessions"
+    if "empty" in answer and not answer["sessions"]:
+        turns = f"nothing of {answer['empty']} sessions"
     done = "Found" if "dry_run" in answer else "Kept"
     yield f"{done} {turns}{_known(answer)} ({answer['seconds']} s)."
     yield from map(printable, answer["remarks"][:REFUSED_SHOWN])

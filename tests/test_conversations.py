@@ -669,6 +669,24 @@ def test_an_export_is_a_file_a_folder_or_an_archive(kind: str, tmp_path: Path) -
     assert spoken(second.turns) == [("hello", "hi")]
 
 
+@pytest.mark.parametrize(
+    ("client", "chat"),
+    [
+        ("claude.ai", {"uuid": "c0", "name": "", "account": {"uuid": "a"}, "chat_messages": []}),
+        ("chatgpt", {"title": 'T "x"', "create_time": 1.5, "mapping": {}, "conversation_id": "c0"}),
+        ("chatgpt", {"title": None, "create_time": 1.5, "mapping": {}, "conversation_id": "c0"}),
+    ],
+)
+@pytest.mark.parametrize("indent", [None, 2])
+def test_an_export_in_which_nothing_was_said_is_one(
+    here: Program, client: str, chat: dict[str, Any], indent: int | None
+) -> None:
+    path = here.folder / "conversations.json"
+    path.write_text(json.dumps([chat, chat], indent=indent))
+    assert [one[:2] for one in archived(path)] == [(client, "c0")] * 2
+    assert "Kept nothing of 2 sessions" in here.ok("import", str(path))
+
+
 def test_an_export_that_is_cut_gives_what_came_before(tmp_path: Path) -> None:
     path = tmp_path / "conversations.json"
     loop = chatgpt(("user", "hello"))
