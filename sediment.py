@@ -9982,7 +9982,12 @@ class Session(NamedTuple):
 
 def session_name(client: str, session: str) -> str:
     """A session as people read it."""
-    return f"{client}:{session}"
+    return f"{client}:{session_to_keep(session)}"
+
+
+def session_to_keep(session: str) -> str:
+    """What a client calls a session; a hash of what looks like a credential."""
+    return _short_hash(session) if redact(session, redacts())[1] else session
 
 
 _ANSWER = "\n\nAssistant: "
@@ -12805,7 +12810,8 @@ def add_token(database: Database, name: str, reads: bool, project: str | None) -
     import secrets
 
     secret = secrets.token_urlsafe(32)
-    row = (check_id(name), sha256(secret.encode()), reads, project, int(time.time()))
+    refuse_credential("name", check_id(name))
+    row = (name, sha256(secret.encode()), reads, project, int(time.time()))
     with database.transaction() as connection:
         if fetch(connection, "SELECT 1 FROM tokens WHERE name = ?", name):
             raise InvalidInput(f"there is a token {_show(name)} already: `token revoke` it first")
@@ -14059,6 +14065,7 @@ def run_hub(
 
 def _let_in(hub: Hub, person: str, space: str, reads: bool) -> str:
     """Open a space to a person: what to tell them."""
+    refuse_credential("space", space)
     own = space == f"@{person}"
     if space.startswith("@") and not own:
         raise InvalidInput(f"{space} is for that person alone: `hub add PERSON @PERSON` opens it")
@@ -14443,6 +14450,7 @@ class Sync:
         if project is None:
             raise InvalidInput("there is no project here: go to one, or use --share-global")
         name = check_id(space or project or self.place.globals)
+        refuse_credential("space", name)
         if project and name.startswith("@"):
             raise InvalidInput(f"{name} is for what is global: `sync --share-global` shares that")
         with self.database.transaction() as connection:
@@ -15373,7 +15381,7 @@ def read_event(given: object) -> Event:
     roots = told if isinstance(told, list) else []
     folder = fact("cwd") or next((one for one in roots if isinstance(one, str)), "")
     again = fact("source") in ("clear", "compact")
-    session = fact("session_id", "conversation_id")[:ID_MAX]
+    session = session_to_keep(fact("session_id", "conversation_id")[:ID_MAX])
     said = typed_text(fact("prompt")[: 4 * HOOK_TEXT])[:HOOK_TEXT]
     client, path = session_file(fact("client"), fact("transcript_path"))
     return Event(name, kind, session, folder, said, again, client or fact("client"), path)

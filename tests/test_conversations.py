@@ -687,6 +687,19 @@ def test_an_export_in_which_nothing_was_said_is_one(
     assert "Kept nothing of 2 sessions" in here.ok("import", str(path))
 
 
+def test_a_session_that_is_called_like_a_credential_is_kept_by_a_hash(here: Program) -> None:
+    path, key = here.folder / "conversations.json", "ghp_" + "a1B2" * 9
+    path.write_text(json.dumps([CLAUDE_AI | {"uuid": key}]))
+    assert here.json("import", str(path))["turns"] == 1
+    assert here.json("import", str(path))["existing"] == 1
+    (session,) = here.json("list", "--conversations")["conversations"]
+    assert session["source"].startswith("claude.ai:")
+    assert key not in session["source"]
+    assert all(key.encode() not in one.read_bytes() for one in here.folder.parent.rglob("*.db*"))
+    given = {"hook_event_name": "SessionStart", "session_id": key}
+    assert key not in sediment.read_event(given).session
+
+
 def test_an_export_that_is_cut_gives_what_came_before(tmp_path: Path) -> None:
     path = tmp_path / "conversations.json"
     loop = chatgpt(("user", "hello"))

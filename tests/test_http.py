@@ -680,6 +680,12 @@ def test_tokens_are_made_shown_once_and_revoked(here: Program) -> None:
     assert here.run("token", "add").returncode == 2
 
 
+def test_a_credential_is_no_name_of_a_token(here: Program) -> None:
+    key = "ghp_" + "a1B2" * 9
+    assert "name looks like a credential" in here.error("token", "add", key)
+    assert key not in here.ok("token", "list")
+
+
 # MCP
 
 

@@ -305,6 +305,14 @@ def test_a_password_is_in_no_address_of_git(tmp_path: Path, user: str) -> None:
         memory.sync_to("git:ssh://git@127.0.0.1:9/x.git")
 
 
+def test_a_credential_is_no_name_of_a_space(place: Place) -> None:
+    a = place.machine("a", share="")
+    with pytest.raises(InvalidInput, match="space looks like a credential"):
+        a.share("ghp_" + "a1B2" * 9)
+    with pytest.raises(InvalidInput, match="space looks like a credential"):
+        a.hub("add", "alice", "ghp_" + "a1B2" * 9, place="postgresql://alice@127.0.0.1:9/x")
+
+
 def test_a_repository_beside_the_database_that_is_not_syncs_own_is_left_alone(
     tmp_path: Path,
 ) -> None:
