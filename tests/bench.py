@@ -83,11 +83,10 @@ from bench_corpus import (  # noqa: E402
 )
 from bench_plot import plot  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
-from wire import STATELESS, Wire, http_server, small_env  # noqa: E402
+from wire import PYZ, STATELESS, Wire, http_server, small_env  # noqa: E402
 
 from sediment import Encoder, Memory  # noqa: E402
 
-PYZ = os.environ.get("SEDIMENT_PYZ") or str(ROOT / "dist" / "sediment.pyz")
 ITEMS = "1000,10000,100000"
 ENCODED = 1_000  # memories that go through the encoder, at most; the others get made-up vectors
 MEASURED = 3_000  # memories in the file whose bytes are counted

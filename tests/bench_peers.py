@@ -53,11 +53,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import bench_quality  # noqa: E402
 import build_model  # noqa: E402 # pyright: ignore[reportMissingImports]
 import onnx  # noqa: E402
-from bench import PYZ, BareEncoder, Peer, resident, say  # noqa: E402
+from bench import BareEncoder, Peer, resident, say  # noqa: E402
 from bench_corpus import Corpus  # noqa: E402
 from bench_quality import DIARIES, SHOWN, of_type  # noqa: E402
 from bench_recall import Row, rows, share, table  # noqa: E402
-from wire import small_env  # noqa: E402
+from wire import PYZ, small_env  # noqa: E402
 
 INSTALLED = ROOT / "build" / "peers"
 MODEL = INSTALLED / "published" / "all-MiniLM-L6-v2"  # which Sediment has been taught further

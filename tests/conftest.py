@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 from storage import consistent, open_memory
 from warm import Warm
+from wire import PYZ
 
 from sediment import Memory
 
@@ -41,7 +42,7 @@ if has_room(MEMORY):
 @pytest.fixture(scope="session")
 def pyz() -> Path:
     """The built program."""
-    path = Path(os.environ.get("SEDIMENT_PYZ") or ROOT / "dist" / "sediment.pyz").resolve()
+    path = Path(PYZ).resolve()
     if not path.is_file():
         pytest.fail(f"{path} is missing: build it with `make`")
     return path

@@ -19,6 +19,7 @@ from typing import Any
 from warm import Warm
 
 ROOT = Path(__file__).resolve().parent.parent
+PYZ = os.environ.get("SEDIMENT_PYZ") or str(ROOT / "dist" / "sediment.pyz")  # what is tried
 TIMEOUT = 60  # s; nothing here takes long, but a loaded machine may stall
 ANSWER_MAX = 10_000  # characters of a tool's answer
 
@@ -27,9 +28,8 @@ STATELESS = {f"{META}protocolVersion": "2026-07-28", f"{META}clientCapabilities"
 
 
 def server_command() -> list[str]:
-    """How the server is started: from the .pyz under test, else from the checkout."""
-    program = os.environ.get("SEDIMENT_PYZ") or str(ROOT / "sediment.py")
-    return [sys.executable, program, "serve"]
+    """How the server is started."""
+    return [sys.executable, PYZ, "serve"]
 
 
 def small_env(home: Path, **more: str) -> dict[str, str]:
