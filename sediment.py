@@ -66,8 +66,8 @@ Then the newest version comes first (section Versions, weights in models/ranker.
 Results stand by their chance. The first one's similarity is how likely it answers the question,
 by a logistic model learned with the weights; each later one has its share of that, chance by
 chance. An answer is empty when its best has no more to do with the query than is so by chance:
-    FLOOR + COHORT_SHARE * max(0, n - FLOOR), less among few chunks (`chance_floor`)
-n being the query's greatest cosine to a cohort, other people's memories that come with the model.
+    max(FLOOR, the query's greatest cosine to a cohort), less among few chunks (`chance_floor`)
+The cohort are memories of other people's lives, which come with the model.
 `classic` is the original's ranking; `cosine` and `bm25` are one index alone.
 
 Use from Python
@@ -286,18 +286,17 @@ ENGLISH_CHUNKS = 100  # what is known of a word's rarity before any memory: so m
 TELLING_MIN = 0.1  # a word with less of the rarest one's information is not worth its scan
 CROSS_PROJECT_FACTOR = 0.875  # as in the original: another project's hit must be clearly better
 # The cosine from which something has to do with a query, among FLOOR_CHUNKS chunks or more: the
-# best of fewer is less near by chance. Of 0.31 / 0.32 / 0.33 / 0.34, questions of diaries that no
-# note answers get nothing in 27 / 29 / 30 / 31 of 100, the others in 1.6 / 1.7 / 1.8 / 2.1; a set
-# loses at most 0.5 / 0.5 / 0.8 / 1.2 of its R@5.
+# best of fewer is less near by chance, and where the query is nearer to the cohort that counts
+# (`chance_floor`). Of 0.31 / 0.32 / 0.33 / 0.34, questions of diaries that no note answers get
+# nothing in 27 / 28 / 30 / 30 of 100, the others in 1.8 / 1.8 / 1.9 / 2.1; without a cohort, 0.33:
+# 19 and 1.1. A set loses at most 0.2 of its R@5, with 0.34 0.5.
 FLOOR, FLOOR_CHUNKS = 0.33, 1_000
-# What a query's nearness to the cohort is above FLOOR counts so much on top of it: what is near to
-# the memories of others, too, is near by chance. Of 0 / 0.5 / 0.7 / 0.8 / 0.9: nothing for 21 / 25
-# / 29 / 30 / 31 of 100, wrongly for 1.3 / 1.4 / 1.7 / 1.8 / 2.1; of 100 questions near to 1,000
-# memories 13 (FLOOR 0.30, no cohort) and 45 get nothing.
-COHORT_SHARE = 0.8
 DATED_SIMILARITY = 0.5  # at least, where a question asks what happened then: all of it answers
 TIME_WEIGHT = 0.6  # of relevance: nothing else outweighs it but the very words of the question
 COVERAGE_ENOUGH = 0.6  # of the query's information: foreign questions find up to 0.43 by chance
+# Of FLOOR, where all of it is found. Of 0.5 / 0.7 / 0.8 / 1, no note's: 31 / 30 / 30 / 27 of 100,
+# wrongly 2.3 / 2.0 / 1.9 / 1.7; the sets lose at most 0.8 / 0.5 / 0.2 / 0.2 of their R@5.
+COVERAGE_HELP = 0.8
 TRUST_MAX = 0.01  # added for what people confirmed: less than lies between two good answers
 # The original's, for the classic ranking: of BM25, of age in days, and of the least similarity.
 CLASSIC_BOOST, CLASSIC_GAMMA, CLASSIC_HALF_LIFE, CLASSIC_FLOOR = 0.12, 2.0, 30, 0.30
@@ -6703,8 +6702,9 @@ def chance_floor(chunks: int, near_cohort: float) -> float:
     """The relevance that the best of so many chunks has by chance, for a question that is so near
     to memories that cannot answer it (cohort normalisation, Auckenthaler et al. 2000). The
     greatest of n values of the normal distribution grows as the square root of ln n."""
-    floor = FLOOR + COHORT_SHARE * max(0.0, near_cohort - FLOOR)
-    return floor * min(1.0, math.sqrt(math.log(1 + max(1, chunks)) / math.log(FLOOR_CHUNKS)))
+    return max(FLOOR, near_cohort) * min(
+        1.0, math.sqrt(math.log(1 + max(1, chunks)) / math.log(FLOOR_CHUNKS))
+    )
 
 
 def relevance(found: Candidates) -> Any:
@@ -6713,7 +6713,7 @@ def relevance(found: Candidates) -> Any:
     import numpy
 
     words = FLOOR * found.coverage
-    fits = numpy.maximum(found.cosine + words / 2, words / COVERAGE_ENOUGH)
+    fits = numpy.maximum(found.cosine + COVERAGE_HELP * words, words / COVERAGE_ENOUGH)
     return numpy.where(numpy.isnan(found.cosine), 1.0, fits)
 
 
@@ -6939,9 +6939,9 @@ def _kinds_wanted(conversations: bool) -> list[int]:
     return [OWN, *[FOREIGN] * crosses_projects(), *[TALK] * bool(conversations)]
 
 
-def own_first(hits: list[Hit], limit: int, floor: float) -> list[Hit]:
+def own_first(hits: list[Hit], limit: int, least: float) -> list[Hit]:
     """The first `limit` hits, of which at most half are other projects' while own ones fit."""
-    own = sum(hit.kind != FOREIGN and hit.relevance >= floor / 2 for hit in hits)
+    own = sum(hit.kind != FOREIGN and hit.relevance >= least for hit in hits)
     room = max((limit + 1) // 2, limit - own)
     kept = []
     for hit in hits:
@@ -6957,13 +6957,13 @@ def chosen_hits(hits: list[Hit], limit: int, floor: float) -> tuple[list[Hit], f
     place."""
     least = least_relevance(hits, floor)
     first = sorted(hits, key=lambda hit: hit.relevance < least)
-    return own_first(first, limit, floor), least
+    return own_first(first, limit, least), least
 
 
 def least_relevance(hits: list[Hit], floor: float) -> float:
     """What each result must have to do with the query: half of what one of all must have, which
-    need not be among the first results; none is enough if none of all has it."""
-    return floor / 2 if any(hit.relevance >= floor for hit in hits) else math.inf
+    need not be among the first results, and of FLOOR; none is enough if none of all has it."""
+    return min(floor, FLOOR) / 2 if any(hit.relevance >= floor for hit in hits) else math.inf
 
 
 def relevant(hits: list[Hit], least: float) -> list[Hit]:

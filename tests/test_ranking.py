@@ -371,7 +371,7 @@ def test_fewer_memories_need_less() -> None:
 def test_what_is_near_to_the_cohort_needs_more(near: float, nearer: float) -> None:
     near, nearer = sorted((near, nearer))
     floors = [sediment.chance_floor(1_000, one) for one in (near, nearer)]
-    assert sediment.FLOOR <= floors[0] <= floors[1] <= max(sediment.FLOOR, nearer)
+    assert floors == [max(sediment.FLOOR, one) for one in (near, nearer)]
 
 
 @pytest.fixture
