@@ -1424,6 +1424,12 @@ def expand_home(path: str | Path) -> Path:
     return whole
 
 
+def real_path(path: Path) -> Path:
+    """A path without links. Unlike Path.resolve, it ends where a link leads to itself, as anybody's
+    checkout may have one."""
+    return Path(os.path.realpath(path))
+
+
 def from_root(path: str | Path) -> Path:
     """A path that somebody gave, from the root on."""
     try:
@@ -3006,7 +3012,7 @@ def plain_text(path: Path) -> str:
     """What a plain file of at most PLAIN_MAX bytes says; "" of anything else: a checkout may have
     a pipe or a device in its place, which would be read for ever."""
     with contextlib.suppress(OSError, ValueError):
-        if path.is_file() and path.stat().st_size <= PLAIN_MAX:
+        if os.path.isfile(path) and path.stat().st_size <= PLAIN_MAX:
             return path.read_text("utf-8", "surrogateescape")
     return ""
 
@@ -3764,7 +3770,7 @@ def _create_private(path: Path) -> None:
     # O_EXCL: closing a file that SQLite has open would drop its locks, in all of this process.
     # The lock: no other thread may connect to a new file before it is closed here.
     with _creating:
-        file = os.open(path.resolve(), os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        file = os.open(real_path(path), os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         make_private(path)
         os.close(file)
 
@@ -3795,6 +3801,8 @@ def _check_place(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         if path.is_symlink() and is_somebody_elses(path.stat()):
             raise DatabaseError(f"{path} is a link to somebody else's file: name that with --db")
+        if path.stat().st_size == 1:  # which SQLite takes for an empty file
+            raise DamagedError(f"{path} is not a Sediment database: choose another file with --db")
         if _has_other_name(path):
             reason = "has another name (a hard link), by which others would keep another log of it"
             raise DatabaseError(f"{path} {reason}: delete that, or copy the file to a new name")
@@ -3806,7 +3814,7 @@ def _has_other_name(path: Path) -> bool:
     for _ in range(20):
         if path.stat().st_nlink < 2:
             return False
-        remove_left_behind(path.resolve())
+        remove_left_behind(real_path(path))
         time.sleep(0.05)
     return True
 
@@ -4149,13 +4157,15 @@ def _beneath(path: Path, top: Path) -> str:
 
 
 def find_root(folder: Path) -> Path | None:
-    """The project's top folder: the nearest with .sediment/ or .git, else the folder itself."""
-    folder = folder.resolve()
-    barred = {Path(folder.anchor), (home() or Path(folder.anchor)).resolve()}
+    """The project's top folder: the nearest with .sediment/ or .git, else the folder itself, as
+    where it may not be entered."""
+    folder = real_path(folder)
+    barred = {Path(folder.anchor), real_path(home() or Path(folder.anchor))}
     for candidate in [folder, *folder.parents][:100]:
         if candidate in barred:
             break
-        if (candidate / ".sediment").is_dir() or (candidate / ".git").exists():
+        # Not Path's own, which raise where one may not look.
+        if os.path.isdir(candidate / ".sediment") or os.path.exists(candidate / ".git"):
             return candidate
     return None if folder in barred else folder
 
@@ -4176,10 +4186,10 @@ def git_folders(root: Path) -> tuple[Path, Path] | None:
     """A checkout's own git folder, and the one that all its worktrees share; None outside git."""
     own = root / ".git"
     with contextlib.suppress(OSError, ValueError):
-        if own.is_file():  # a worktree or submodule: "gitdir: PATH"
+        if os.path.isfile(own):  # a worktree or submodule: "gitdir: PATH"
             own = root / plain_text(own).removeprefix("gitdir:").strip()
-        if (own / "HEAD").is_file():
-            return own, (own / plain_text(own / "commondir").strip()).resolve()
+        if os.path.isfile(own / "HEAD"):
+            return own, real_path(own / plain_text(own / "commondir").strip())
     return None
 
 
@@ -4190,7 +4200,7 @@ def git_id(root: Path) -> str | None:
     import tempfile
 
     folders = git_folders(root)
-    if folders is None or (folders[1] / "shallow").exists() or folders[1] in _NO_ANSWER:
+    if folders is None or os.path.exists(folders[1] / "shallow") or folders[1] in _NO_ANSWER:
         return None
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -4212,13 +4222,13 @@ def _borrow(folder: Path, own: Path, shared: Path) -> None:
     start programs and ask the network, and a checkout may come from anybody."""
     long = re.search(r"(?i)objectformat\s*=\s*sha256", plain_text(shared / "config"))
     extensions = ["objectFormat = sha256"] * bool(long)
-    extensions += ["refStorage = reftable"] * (shared / "reftable").is_dir()
+    extensions += ["refStorage = reftable"] * os.path.isdir(shared / "reftable")
     lines = ["[core]", "repositoryFormatVersion = 1", "bare = true", "[extensions]", *extensions]
     (folder / "config").write_text("\n".join(lines))
     (folder / "HEAD").write_text(_head(own, shared))
     (folder / "refs").mkdir()
     for name in ("objects", "refs/replace", "packed-refs", "reftable", "info"):
-        if (shared / name).is_dir() or (shared / name).is_file():
+        if os.path.isdir(shared / name) or os.path.isfile(shared / name):
             lead_to(shared / name, folder / name)
     _check_plain(folder / "refs/replace", folder / "reftable", folder / "info")
     _check_objects(folder / "objects")
@@ -4227,7 +4237,7 @@ def _borrow(folder: Path, own: Path, shared: Path) -> None:
 def _check_plain(*folders: Path) -> None:
     """OSError where something in a folder is neither a file nor a folder: git would wait for it."""
     for one in itertools.chain(*map(_entries, folders)):
-        if os.path.exists(one) and not (one.is_file() or one.is_dir()):
+        if os.path.exists(one) and not (os.path.isfile(one) or os.path.isdir(one)):
             raise OSError(f"{one.path} is no plain file")
 
 
@@ -4277,7 +4287,7 @@ def _git(folder: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 def _is_there(folder: Path | None) -> bool:
     try:
-        return (folder or Path.cwd()).is_dir()
+        return os.path.isdir(folder or Path.cwd())
     except OSError:
         return False
 
@@ -4344,7 +4354,7 @@ class Projects:
     def top(self) -> Path:
         """The folder that paths are told from: the project's, else the working one."""
         try:
-            return (self.root or Path.cwd()).resolve()
+            return real_path(self.root or Path.cwd())
         except OSError:  # it was deleted
             return Path("/")
 
@@ -4415,7 +4425,7 @@ class Projects:
         configured, noted = self._configured(root, derived), self._noted(root)
         if noted and configured not in self._ids_of(root) and self._count(noted):
             return noted
-        if configured or noted or not (root / ".sediment" / "config").exists():
+        if configured or noted or not os.path.exists(root / ".sediment" / "config"):
             return configured or noted
         place = _written(root)  # the config was emptied
         return self._note(f"given:{place}") or self._note(f"named:{place}")
@@ -4435,13 +4445,13 @@ class Projects:
         from then on. Nothing is written into the folder."""
         there = Path(folder)
         projects = Projects(self.database, None, there)
-        root = projects.root if there.is_dir() else there
+        root = projects.root if os.path.isdir(there) else there
         return projects._found(root, True, False) if root and there.is_absolute() else None
 
     def is_other_checkout(self, folder: Path) -> bool:
         """Whether a folder is in a checkout of this project's repository that is not this one."""
         here, there = self.root, find_root(folder)
-        if here is None or there is None or here.resolve() == there:
+        if here is None or there is None or real_path(here) == there:
             return False
         return self._git_project(there, False) in {self.current()} - {None}
 
@@ -4459,7 +4469,7 @@ class Projects:
         kind, _, place = location.partition(":")
         there = Path(place)
         if kind not in ("given", "named"):  # one that became a repository's, or is in no config
-            return kind in ("moved", "unborn") or there.is_dir()
+            return kind in ("moved", "unborn") or os.path.isdir(there)
         if _config_id(there) != id or os.path.samefile(there, root):
             return False
         return not derived or self._git_project(there, False) != derived
@@ -7975,7 +7985,7 @@ def _ignored_in(folder: Path) -> tuple[_Rule, ...]:
 def _ignored_above(top: Path) -> tuple[_Rule, ...]:
     """What git ignores by the files above a folder, up to its repository's top."""
     above = [top, *top.parents]
-    end = next((place for place, folder in enumerate(above) if (folder / ".git").exists()), 0)
+    end = next((place for place, folder in enumerate(above) if os.path.exists(folder / ".git")), 0)
     rules: tuple[_Rule, ...] = ()
     for inner, folder in reversed([*pairwise(above[: end + 1])]):
         rules = _ignored_in(folder) + rules
@@ -8090,7 +8100,7 @@ _BEGUN = "compacting:"  # and the folder, in meta: what is still to be done ther
 def finish_compactions(database: Database) -> None:
     """Do what is left of compactions that were begun; take back what cannot be done."""
     for (key,) in database.rows(f"SELECT key FROM meta WHERE key GLOB '{_BEGUN}*'"):
-        if Path(key.removeprefix(_BEGUN)).is_dir():  # or it waits until it is there again
+        if os.path.isdir(key.removeprefix(_BEGUN)):  # or it waits until it is there again
             _end_compaction(database, key)
 
 
@@ -8234,7 +8244,7 @@ class Files:
         way of its own."""
         known = [one for one in self.sources() if _is_in(path, one.path)]
         best = max(known, key=lambda one: len(one.path.parts), default=None)
-        reached = best and (not path.exists() or self._reaches(best, path))
+        reached = best and (not os.path.exists(path) or self._reaches(best, path))
         if best and reached and options in (None, best.options):
             return best
         told = options or (best.options if best else Options())
@@ -8252,7 +8262,7 @@ class Files:
 
     def delete_empty_source(self, path: Path) -> None:
         """No source stays of a file that was asked for and cannot be indexed."""
-        vain = path.exists() and not path.is_dir() and _is_real(path)
+        vain = os.path.exists(path) and not os.path.isdir(path) and _is_real(path)
         if vain and str(path) not in self.known():
             with self.database.transaction() as connection:
                 sql = (
@@ -8303,7 +8313,7 @@ class Files:
         if not os.path.lexists(source.path):
             self._skip(source.path, "is gone: if for good, `index --remove` it", warning=True)
             return []
-        if not source.path.is_dir() or not _is_real(source.path):
+        if not os.path.isdir(source.path) or not _is_real(source.path):
             return [source.path]
         apart = [one.path for one in self.sources() if source.path in one.path.parents]
         found = [
@@ -8318,7 +8328,7 @@ class Files:
     def tell_empty(self, plan: Plan, wanted: list[Path]) -> None:
         """Say which folders that were asked for have nothing to index, and what is left out."""
         for source, within, found in plan:
-            if within in wanted and within.is_dir() and not found:
+            if within in wanted and os.path.isdir(within) and not found:
                 left_out = " ".join(map(_show, source.options.exclude))
                 why = f"; without what --exclude names: {left_out}" if left_out else ""
                 self._skip(within, f"has no file to index{why}", warning=True)
@@ -8735,7 +8745,7 @@ def index_paths(
     start = time.monotonic()
     wanted = list(map(files.existing, paths))
     for path in wanted:
-        if not path.is_dir() and _patterns(options.exclude).match_file(path.name):
+        if not os.path.isdir(path) and _patterns(options.exclude).match_file(path.name):
             raise InvalidInput(f"{path} is named and left out by --exclude: nothing was indexed")
     if not wanted and not files.sources():
         raise InvalidInput("name a file or folder to index, e.g. MEMORY.md memory/")
@@ -8756,7 +8766,7 @@ def _outside(projects: Projects, paths: list[Path]) -> str:
     root = projects.root
     if root is None and projects.current() is None:
         return f"no project here ({projects.nowhere()}): recalled in every project"
-    far = [str(path) for path in paths if root and not _is_in(path, root.resolve())]
+    far = [str(path) for path in paths if root and not _is_in(path, real_path(root))]
     return f"outside {root}, but recalled there: {', '.join(far)}" if far else ""
 
 
@@ -8923,7 +8933,7 @@ def whole_path(given: str | Path) -> Path:
     """A path from the root and without links, of one that somebody gave."""
     if not str(given):
         raise InvalidInput("a path is empty: name a file or folder")
-    return Path(os.path.realpath(from_root(given)))
+    return real_path(from_root(given))
 
 
 def not_all(path: Path) -> Path:
@@ -8984,7 +8994,7 @@ def changed_tops(tops: list[Path], debounce: int, stop: threading.Event) -> Iter
     after the last of it. A folder that goes is waited for."""
     while not stop.is_set():
         seen, first = list(map(_identity, tops)), True
-        for changes in _events([top for top in tops if top.is_dir()], debounce, stop):
+        for changes in _events([top for top in tops if os.path.isdir(top)], debounce, stop):
             now = list(map(_identity, tops))
             if changes or first or now != seen:  # at first, what came before there was a watch
                 yield
@@ -9333,7 +9343,7 @@ class Compaction:
     def __init__(self, files: Files, path: str | Path, before: int, begin: bool) -> None:
         self.files, self.projects = files, files.projects
         self.folder = not_all(own_place_to_write(self.projects, path))
-        if not self.folder.is_dir():
+        if not os.path.isdir(self.folder):
             raise NotFound(f"{self.folder} is no folder: name that of the notes, e.g. memory/")
         if begin:
             finish_compactions(files.database)
@@ -9500,7 +9510,7 @@ def read_conversation(client: str, path: Path, start: int = 0, session: str = ""
     """The turns of a session's file from a byte on; NotFound when it is gone."""
     form = transcript_format(client)
     try:
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise NotFound(f"{path} is gone: there is no session to read")
         start = start if "lines" in form and _begins_line(path, start) else 0
         session = session or _session_in(form, path)
@@ -9698,7 +9708,7 @@ def _rows_of(path: Path, sql: str, *values: Any) -> list[Any] | None:
     """Rows of a client's database, which is not written to; None where it is another one."""
     import apsw
 
-    if not path.is_file():
+    if not os.path.isfile(path):
         return None
     try:
         with contextlib.closing(_open_read_only(path)) as connection:
@@ -9761,7 +9771,7 @@ def place_of(places: Sequence[str]) -> str:
 
 def session_place(client: str) -> Path:
     """The folder in which a client keeps its sessions somewhere, or the database."""
-    return Path(os.path.realpath(os.path.expanduser(place_of(transcript_format(client)["home"]))))
+    return real_path(Path(os.path.expanduser(place_of(transcript_format(client)["home"]))))
 
 
 def sessions_of(client: str, since: int = 0) -> Iterator[tuple[Path, str]]:
@@ -9770,14 +9780,14 @@ def sessions_of(client: str, since: int = 0) -> Iterator[tuple[Path, str]]:
     form, place = transcript_format(client), session_place(client)
     if "sql" in form:
         rows = _rows_of(place, form["sql"]["sessions"], since)
-        other = [("",)] if place.is_file() else []  # of which a remark is made
+        other = [("",)] if os.path.isfile(place) else []  # of which a remark is made
         yield from ((place, id) for (id,) in (other if rows is None else rows))
         return
     found = []
     for path in place.glob(form["files"]):
         with contextlib.suppress(OSError):
             changed = path.stat().st_mtime
-            is_wanted = changed >= since and path.is_file()  # a pipe would be read for ever
+            is_wanted = changed >= since and os.path.isfile(path)  # a pipe would be read for ever
             found += [(changed, path)] if is_wanted and not _is_subagents(form, path) else []
     yield from ((path, _session_in(form, path)) for _, path in sorted(found))
 
@@ -9852,7 +9862,7 @@ def _exported(path: Path, size: int) -> Iterator[bytes]:
     import zipfile
 
     try:
-        if path.is_dir():
+        if os.path.isdir(path):
             for name in _own_files(path, "conversations*.json"):
                 yield from _exported(name, size)
         elif zipfile.is_zipfile(path):
@@ -13327,7 +13337,7 @@ class Folder:
 
     def begin(self) -> dict[str, Any]:
         """Reach the place: what is to be told of it."""
-        if not self.top.is_dir():
+        if not os.path.isdir(self.top):
             raise Unreachable(f"{self.name} is not there: is it mounted, does its tool run?")
         return {}
 
@@ -13528,7 +13538,9 @@ class Git(Folder):
         """A folder that came with a checkout may tell git to run something, or to write elsewhere;
         InvalidInput where this one says more than git itself has written there."""
         config = plain_text(self._repository / "config").split("\n")
-        led_away = os.path.islink(self._repository) or (self._repository / "commondir").exists()
+        led_away = os.path.islink(self._repository) or os.path.exists(
+            self._repository / "commondir"
+        )
         if led_away or not any(config) or not all(map(_GIT_CONFIG.fullmatch, config)):
             told = "was not made by sync: move it away, and it is made again"
             raise InvalidInput(f"{self._repository} {told}")
@@ -14577,7 +14589,7 @@ def sync_to(projects: Projects, encoder: Encoder, place: str) -> Sync:
 def _folder_to_sync(database: Database, place: str) -> str:
     """A folder that may be carried about, made if it is not there."""
     folder = from_root(place)
-    if _is_in(Path(os.path.realpath(database.path)), folder.resolve()):
+    if _is_in(real_path(database.path), real_path(folder)):
         raise InvalidInput(f"the database is in {place}: a file in use must not be carried about")
     try:
         folder.mkdir(exist_ok=True)
@@ -16531,7 +16543,7 @@ def call_tool(memory: Memory, name: str, arguments: dict[str, Any]) -> dict[str,
     """Run a tool; SedimentError's text tells the agent what to change."""
     taken, schema = tool_arguments(name), tools()[name]["inputSchema"]
     if unknown := sorted(arguments.keys() - taken.keys()):
-        allowed = ", ".join(word for word in taken if word != "created_at")
+        allowed = ", ".join(schema["properties"])
         raise InvalidInput(f"{name} takes {allowed}; not {_show(', '.join(unknown))}")
     given = {word: value for word, value in arguments.items() if value is not None}
     for word in schema["required"]:
@@ -17806,7 +17818,7 @@ def program_command(database: Path) -> list[str]:
     without a version, since some clients ask the user again when a hook's command is another."""
     if home() and database == default_database():
         return this_program()
-    return [*this_program(), "--db", str(database.resolve())]
+    return [*this_program(), "--db", str(real_path(database))]
 
 
 def _with_program(template: Any, program: list[str]) -> Any:
@@ -17896,15 +17908,21 @@ class FileChange(NamedTuple):
         return f"{self.path}: {self.done}"
 
 
+_NOTHING_TO_REMOVE = "has nothing to remove"
+
+
 def changed(path: Path, wanted: Any, remove: bool) -> FileChange:
     """A file with what is wanted in it, or without it; InvalidInput says what to do by hand."""
     add, take = _kind(wanted)
     called = [key for key in wanted if key in _CALLED] if isinstance(wanted, dict) else []
+    text = None
     try:
         text = _read_owned(path) if path.exists() else None
         new = add(text, wanted) if not remove else text and take(text, wanted)
         others = "" if remove else "; ".join(_in_other_words(path, wanted))
     except (InvalidInput, RecursionError) as error:
+        if remove and text and "sediment" not in text:
+            return FileChange(path, _NOTHING_TO_REMOVE, text, "")
         write = _to_toml if path.suffix == ".toml" else _to_json
         parts = [f"{write(wanted[key])[1:-1]} to its {key}" for key in called]
         advice = "take out sediment" if remove else f"add {' and '.join(parts)}"
@@ -17914,7 +17932,7 @@ def changed(path: Path, wanted: Any, remove: bool) -> FileChange:
         others = f"has {left} in words of yours, which stays: take it out by hand"
     if new == text:
         contents = " and ".join(_CALLED[key] for key in called) or "what is needed"
-        done = others or ("has nothing to remove" if remove else f"has {contents} already")
+        done = others or (_NOTHING_TO_REMOVE if remove else f"has {contents} already")
     elif remove:
         done = "deleted" if new is None else f"cleaned, but {others}" if others else "cleaned"
     else:
@@ -18436,7 +18454,7 @@ def _changes(
             if not patient:
                 raise
             refused.append(str(error))
-    return [one for one in changes if one.done != "has nothing to remove"], refused
+    return [one for one in changes if one.done != _NOTHING_TO_REMOVE], refused
 
 
 def initialize(

@@ -360,6 +360,14 @@ def test_a_device_is_no_database() -> None:
         memory.list_items()
 
 
+def test_a_file_of_one_byte_is_no_database(tmp_path: Path) -> None:
+    path = tmp_path / "one.txt"
+    path.write_bytes(b"x")
+    with Memory(path) as memory, pytest.raises(DatabaseError, match="is not a Sediment database"):
+        memory.store("This would take its place.")
+    assert path.read_bytes() == b"x"
+
+
 def test_a_folder_where_nothing_can_be_created_is_explained(guarded: Path) -> None:
     (guarded / "memory.db").unlink()
     guarded.chmod(0o500)

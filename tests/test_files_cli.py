@@ -147,6 +147,39 @@ def test_a_file_that_may_not_be_read_is_told(here: Program) -> None:
     here.run("index", ".", preexec_fn=heed_permissions).check_returncode()
 
 
+@pytest.mark.skipif(os.name != "posix", reason="permissions and links")
+@pytest.mark.parametrize("how", ["shut", "a link to itself"])
+def test_a_folder_elsewhere_that_cannot_be_entered_costs_no_answer(here: Program, how: str) -> None:
+    there = here.folder.parent / "notes"
+    there.mkdir()
+    (there / "a.md").write_text("# The heron\n\nIt fishes at dawn.\n")
+    here.store("The gateway listens on port 7001.")
+    here.ok("index", str(there))
+    if how == "shut":
+        there.chmod(0)
+    else:
+        there.rename(there.with_name("away"))
+        there.symlink_to("notes")
+    for words in (["recall", "gateway port"], ["recall", "heron"], ["status"], ["index"]):
+        done = here.run(*words, preexec_fn=heed_permissions)
+        assert (done.returncode, done.stderr) == (0, ""), words
+    found = here.json("recall", "which port has the gateway?", preexec_fn=heed_permissions)
+    assert found["results"][0]["content"] == "The gateway listens on port 7001."
+    if how == "shut":
+        there.chmod(0o700)  # or nothing could clear it away
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions")
+def test_nothing_is_stored_for_all_projects_where_one_cannot_be_entered(here: Program) -> None:
+    project = here.folder.parent / "shut"
+    project.mkdir()
+    here.ok("--project", str(project), "store", "The first.")
+    project.chmod(0)
+    here.error("--project", str(project), "store", "The second.", preexec_fn=heed_permissions)
+    assert here.contents("--scope", "global") == set()
+    project.chmod(0o700)
+
+
 def until(true: Callable[[], object], what: str) -> None:
     """Wait for something that must happen."""
     end = time.monotonic() + TIMEOUT

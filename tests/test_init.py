@@ -391,6 +391,15 @@ def test_a_pipe_is_not_waited_for(here: Program, name: str) -> None:
     assert files(here.folder) == {name}
 
 
+def test_a_broken_file_with_nothing_of_ours_is_left_in_peace(here: Program) -> None:
+    (path := here.folder / ".gemini/settings.json").parent.mkdir()
+    path.write_text('{"theme": "x"')
+    here.ok("init", "--client", "claude")
+    assert str(path) not in here.ok("init", "--remove")
+    path.write_text('{"mcpServers": {"sediment"')
+    assert "take out sediment by hand" in here.error("init", "--remove")
+
+
 def test_links_in_a_circle(here: Program) -> None:
     (here.folder / "CLAUDE.md").symlink_to("AGENTS.md")
     (here.folder / "AGENTS.md").symlink_to("CLAUDE.md")
@@ -476,7 +485,7 @@ def test_there_must_be_a_project_folder(here: Program, tmp_path: Path) -> None:
 def test_an_odd_file_of_one_client_keeps_no_other_set_up(here: Program) -> None:
     (here.folder / ".gemini").mkdir()
     here.ok("init", "--client", "claude", "--client", "gemini")
-    odd = '{"hooks": {}, "hooks": {}}'
+    odd = '{"hooks": {}, "hooks": {"sediment": {}}}'
     (here.folder / ".gemini" / "settings.json").write_text(odd)
     told = here.error("init", "--remove")
     assert "settings.json cannot be changed" in told
@@ -487,9 +496,9 @@ def test_an_odd_file_of_one_client_keeps_no_other_set_up(here: Program) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "client"),
     [
-        (".codex/config.toml", "x =\n", "codex"),
-        (".codex/config.toml", "mcp_servers = 5\n", "codex"),
-        (".mcp.json", "{\n", "claude"),
+        (".codex/config.toml", "sediment =\n", "codex"),
+        (".codex/config.toml", "mcp_servers = 5  # no sediment\n", "codex"),
+        (".mcp.json", '{"sediment"\n', "claude"),
     ],
 )
 def test_a_removal_names_the_file_that_it_cannot_read(

@@ -47,6 +47,17 @@ def test_a_session_is_kept_once_and_found(memory: Memory) -> None:
     consistent(memory)
 
 
+@pytest.mark.parametrize("name", ["loop", "x" * 300, "loop/sub"])
+def test_a_session_of_no_real_folder_stops_none_after_it(
+    memory: Memory, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    turn = ("Which port has the heron?", "Port 6543.")
+    odd = said(turn, session="odd", folder=str(tmp_path / name))
+    answer = memory.add_conversations([odd, said(turn, session="next")])
+    assert answer["sessions"] == 2
+
+
 def test_a_memory_with_the_id_of_a_turn_stays(memory: Memory) -> None:
     id = sediment.turn_id("claude:s1", "k0")
     memory.import_rows([{"id": id, "content": "Tea is served at four."}])

@@ -433,6 +433,7 @@ def test_wrong_limits_are_named(wire: Wire, tool: str, limit: Any) -> None:
 
 
 WRONG_ARGUMENTS: list[tuple[str, dict[str, Any], str]] = [
+    ("recall", {"query": "x", "foo": 1}, "recall takes query, limit; not"),
     ("store", {}, "content"),
     ("store", {"content": None}, "content"),
     ("store", {"content": 5}, "content"),
