@@ -197,10 +197,10 @@ def tail(name: str, ratio: Ratio) -> Figure:
     # A neighbour's work lasts for a while: each stretch has its own tail, and the median is ours.
     tails = [
         numpy.percentile(part, 95) / numpy.median(part)
-        for part in numpy.array_split(values, STRETCHES)
+        for part in numpy.array_split(values, min(STRETCHES, len(values)))
     ]
     value = float(numpy.median(tails))
-    picks = numpy.random.default_rng(0).integers(0, STRETCHES, (RESAMPLED, STRETCHES))
+    picks = numpy.random.default_rng(0).integers(0, len(tails), (RESAMPLED, len(tails)))
     medians = numpy.median(numpy.array(tails)[picks], axis=1)
     share = 100 * max(ratio.waits[place] for place in calm)
     told = f"{1000 * numpy.percentile(values, 95):.3g} ms, {len(values)} calls"
