@@ -13228,8 +13228,6 @@ def state_of(row: Any) -> tuple[str, State]:
     end = _stamped(row.get("end"), (int, str, str, int, str))
     if put:
         check_text(put[2], "content", CONTENT_MAX)
-        if kinds := redact(put[2])[1]:  # which nobody sends
-            raise InvalidInput(f"its text looks like a credential ({kinds[0]}), which goes nowhere")
     counts = row.get("ok", {})
     if not isinstance(counts, dict) or not all(map(_is_count, counts.values())):
         raise InvalidInput("its confirmations are no numbers")
@@ -13239,7 +13237,26 @@ def state_of(row: Any) -> tuple[str, State]:
     if end:
         _check_end(id, *end[2:])
     state = {"id": id, "gone": gone, "put": put, "end": end, "ok": counts}
+    if held := held_back(state):  # which nobody sends
+        raise InvalidInput(f"{held}, which goes nowhere")
     return check_id(row.get("in")), join(state, state)
+
+
+def held_back(state: State) -> str:
+    """What looks like a credential in a state, which neither goes anywhere nor is taken from
+    others: its text, or an id or a machine that it names; nothing where it may go."""
+    put, end = state["put"] or (), state["end"] or ()
+    names = (state["id"], *put[1:2], *end[1:2], *end[4:], *state["ok"])
+    kinds = redact(put[2])[1] if put else ()
+    what = "its text" if kinds else "a name in it"
+    kinds = kinds or next(filter(None, map(_kinds_in_name, names)), ())
+    return f"{what} looks like a credential ({kinds[0]})" if kinds else ""
+
+
+@functools.lru_cache(1_000)  # every state names machines, of which there are few
+def _kinds_in_name(name: str) -> list[str]:
+    """The kinds of credentials that a name looks like."""
+    return redact(name)[1]
 
 
 def _check_end(id: str, by: str, _: int, successor: str) -> None:
@@ -14372,7 +14389,7 @@ class Sync:
             if not dry_run:
                 show_own(self.database, found)
             left = self._without_successor(found)
-            states = [one for id, one in found.items() if id not in left and not _has_secret(one)]
+            states = [one for id, one in found.items() if id not in left and not held_back(one)]
             yield states, len(found) - len(states)
             last = max((state["number"], id) for id, state in found.items())
 
@@ -14381,7 +14398,7 @@ class Sync:
         behind = {id: state["end"][4] for id, state in found.items() if state["end"]}
         named = json.dumps([*behind.values()])
         known = states_of(self.database.reader(), f"{_AMONG} here", named)
-        stay = {id for id, one in known.items() if not one["shared"] or _has_secret(one)}
+        stay = {id for id, one in known.items() if not one["shared"] or held_back(one)}
         return {id for id, successor in behind.items() if successor in stay}
 
     def _send(self, space: str, states: list[State]) -> bool:
@@ -14477,7 +14494,7 @@ class Sync:
             read_anew(connection)
         sql = "SELECT * FROM states WHERE project = ? AND here"
         states = states_of(self.database.reader(), sql, project)
-        held = sum(map(_has_secret, states.values()))
+        held = sum(map(bool, map(held_back, states.values())))
         message = f"{len(states) - held} memories go to {name} from the next `sync` on"
         message += f"; {held} stay here, since they look like credentials" if held else ""
         return {"success": True, "space": name, "held_back": held, "message": f"{message}."}
@@ -14549,10 +14566,6 @@ def _machine_name(told: object) -> str:
 
 def _memories(count: int) -> str:
     return "1 memory is" if count == 1 else f"{count} memories are"
-
-
-def _has_secret(state: State) -> bool:
-    return bool(state["put"] and redact(state["put"][2])[1])
 
 
 def sync_to(projects: Projects, encoder: Encoder, place: str) -> Sync:

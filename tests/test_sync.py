@@ -600,6 +600,39 @@ def test_what_looks_like_a_credential_never_leaves(place: Place) -> None:
     assert len(texts(a)) == 2
 
 
+def test_a_credential_goes_nowhere_as_an_id_or_as_a_successor(place: Place) -> None:
+    a, b = place.machine("a", share=""), place.machine("b")
+    rows: list[dict[str, Any]] = [{"id": TOKEN, "content": "Tea is at four."}]
+    rows.append({"id": "old", "content": "Tea is at five.", "ended_at": 1_700_000_000})
+    rows[1] |= {"ended_by": "replace", "successor": TOKEN, "created_at": 1_600_000_000}
+    a.import_rows(rows, allow_secrets=True)
+    a.store("The gateway is called newton.")
+    assert a.share("team")["held_back"] == 2
+    assert a.sync()["spaces"][0]["held_back"] == 2
+    b.sync()
+    assert TOKEN not in place.text()
+    assert texts(b) == ["The gateway is called newton."]
+    a.forget(TOKEN)
+    a.sync()
+    assert TOKEN not in place.text()
+
+
+@pytest.mark.parametrize("where", ["id", "put", "end", "successor", "ok"])
+def test_a_credential_is_taken_from_nobody_as_a_name(place: Place, where: str) -> None:
+    def name(part: str) -> str:
+        return TOKEN if part == where else f"name-{part}"
+
+    a = place.machine("a")
+    end = [9, name("end"), "replace", 9, name("successor")]
+    put = [5, name("put"), "Tea is at four.", 5]
+    row = {"v": 1, "id": name("id"), "in": "team", "put": put, "end": end, "ok": {name("ok"): 1}}
+    (place.shared / "ffffffff").mkdir()
+    (place.shared / "ffffffff" / "00.jsonl").write_text(json.dumps(row) + "\n")
+    (remark,) = a.sync()["remarks"]
+    assert "a name in it looks like a credential (github token), which goes nowhere" in remark
+    assert not a.database.rows("SELECT 1 FROM replica")
+
+
 def test_a_replaced_memory_is_replaced_everywhere_and_undo_too(place: Place) -> None:
     a, b = place.machine("a"), place.machine("b")
     old = a.store("Deploys happen on Fridays.")["id"]
