@@ -3647,7 +3647,8 @@ class Database:
             way = " with --db; `doctor --repair` if it was one" if path is None else ""
             kind, reason = DamagedError, f"is not a Sediment database: choose another file{way}"
         except (apsw.ReadOnlyError, apsw.CantOpenError, apsw.PermissionsError):
-            reason = "cannot be written: check its permissions and its folder's, or use --db"
+            done = "written" if os.access(path or self.path, os.R_OK) else "read"
+            reason = f"cannot be {done}: check its permissions and its folder's, or use --db"
         except apsw.BusyError:
             reason = f"was locked by another process for {BUSY_TIMEOUT // 1000} s: try again"
         except apsw.FullError:
@@ -10904,7 +10905,7 @@ def _check_file(database: Database) -> Iterator[Check]:
     for place, allowed in ((path, 0o600), (path.parent, 0o755)):
         if mode := mode_beyond(place, allowed):
             yield Check("permissions", "warning", f"{place} is open to others ({mode:o})")
-    if not _is_writable(path):
+    if os.access(path, os.R_OK) and not _is_writable(path):  # else it is told below
         told = f"{path} or its folder cannot be written: nothing can be stored"
         yield Check("permissions", "warning", told)
     if left := ", ".join(draft.name for draft in left_behind(path)):
@@ -10964,8 +10965,6 @@ def _check_tables(connection: apsw.Connection, encoder: Encoder) -> Iterator[Che
 
 
 def _check_program(database: Database, encoder: Encoder) -> Iterator[Check]:
-    import apsw
-
     try:
         encoder.model.check(full=True)
         if encoder.model.destination:
@@ -10979,9 +10978,8 @@ def _check_program(database: Database, encoder: Encoder) -> Iterator[Check]:
                 yield Check("model", "warning", f"the vectors are of another model, {remedy}")
     except ModelError as error:
         yield Check("model", "broken", str(error))
-    fast = "with" if database.has_distance else "without"
     python = ".".join(map(str, sys.version_info[:3]))
-    told = f"Python {python}, SQLite {apsw.sqlite_lib_version()} {fast} sqlite-vec"
+    told = f"Python {python}, SQLite {_describe_sqlite()}"
     yield Check("program", "ok", f"Sediment {__version__}, {told}")
 
 
@@ -11162,7 +11160,7 @@ def _mend_pages(database: Database, encoder: Encoder) -> dict[str, Any]:
     """Put what can be read of a damaged file into a new one, and that in its place."""
     live = database.path
     draft, kept = draft_of(aside(live, "rescued")), aside(live, "damaged")
-    with _nobody_writes(database):
+    with database.explained(), _nobody_writes(database):
         found = rescue(_remains(live))
         try:
             with contextlib.closing(Database(draft)) as new, new.transaction() as connection:
@@ -16114,7 +16112,8 @@ def render_checked(answer: dict[str, Any]) -> Iterator[str]:
         told = [run.get(key, "?") for key in ("at", "client", "event", "ms", "printed")]
         line = "{}  {} {}: {} ms, printed {} characters".format(*told)
         yield printable_name(f"{line}, {run['error']}" if run.get("error") else line)
-    if not answer["healthy"] and "runs" not in answer:
+    may_be_mended = all(check["name"] != "access" for check in answer["checks"])
+    if not answer["healthy"] and may_be_mended and "runs" not in answer:
         yield "Something is broken: `doctor --repair` mends it after a copy, or says how."
 
 

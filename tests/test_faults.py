@@ -633,6 +633,24 @@ def test_a_process_that_may_not_read_says_so(good: Path, start_pyz: Callable[...
     assert program.contents() >= {FACTS[0], FACTS[2]}
 
 
+def test_what_may_not_be_read_is_not_said_to_be_mended_by_a_repair(
+    good: Path, start_pyz: Callable[..., Done]
+) -> None:
+    program = Program(start_pyz, good.parent, SEDIMENT_DB=str(good), SEDIMENT_PROJECT=PROJECT)
+    told = f"{good} cannot be read: check its permissions and its folder's, or use --db"
+    good.chmod(0)
+    for args in (["doctor", "--repair"], ["--json", "doctor", "--repair"]):
+        assert program.error(*args, preexec_fn=heed_permissions) == f"Error: {told}"
+    done = program.run("doctor", preexec_fn=heed_permissions)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert f"broken  access: {told}" in done.stdout.splitlines()
+    assert "--repair" not in done.stdout
+    assert "without sqlite-vec" not in done.stdout
+    assert "cannot be written" not in done.stdout
+    good.chmod(0o600)
+    assert program.contents() >= {FACTS[0], FACTS[2]}
+
+
 def test_a_folder_that_vanishes_is_begun_anew(good: Path, start: Callable[..., Wire]) -> None:
     wire = start(good, SEDIMENT_PROJECT=PROJECT)
     works(wire)
