@@ -3061,7 +3061,18 @@ def _matrix(rows: list[tuple[Any, ...]]) -> Any:
     lengths = {len(row[-1]) for row in rows}
     if len(lengths) != 1 or any(length % 4 for length in lengths):
         raise DamagedError(_NO_VECTORS)
-    return numpy.frombuffer(b"".join(row[-1] for row in rows), "<f4").reshape(len(rows), -1)
+    found = numpy.frombuffer(b"".join(row[-1] for row in rows), "<f4").reshape(len(rows), -1)
+    return _without_noise(found)
+
+
+def _without_noise(vectors: Any) -> Any:
+    """Vectors, with nothing in the place of those that no vector of length 1 is: NaN would spoil
+    whatever they are multiplied with."""
+    import numpy
+
+    with numpy.errstate(all="ignore"):  # what is noise may be of any size
+        noise = ~(numpy.einsum("ij,ij->i", vectors, vectors) < 2)  # NaN too
+    return numpy.where(noise[:, None], numpy.float32(0), vectors) if noise.any() else vectors
 
 
 # ---------------------------------------------------------------------------------------------
@@ -5897,7 +5908,7 @@ def nearest(
         return _nearest_in_memory(rows, vector).where(slice(limit))
     sql = (
         f"SELECT i.seq, c.id, min(vec_distance_cosine(v.vector, ?)) AS distance, count(*) {source}"
-        " GROUP BY i.seq ORDER BY distance LIMIT ?"
+        " GROUP BY i.seq HAVING distance NOTNULL ORDER BY distance LIMIT ?"  # NaN is NULL
     )
     found = as_evidence(database.rows(sql, vector, value, limit))
     return found._replace(score=1 - found.score)
@@ -5918,6 +5929,7 @@ def _nearest_in_memory(rows: list[tuple[int, int, bytes]], vector: bytes) -> Evi
     items, chunks = (numpy.array(column, int) for column in [*zip(*rows, strict=True)][:2])
     cosines = _matrix(rows) @ numpy.frombuffer(vector, "<f4")
     order = numpy.argsort(-cosines, kind="stable")
+    order = order[cosines[order] != 0]  # else it has no vector
     _, first, counts = numpy.unique(items[order], return_index=True, return_counts=True)
     place = first.argsort()
     best = order[first[place]]
@@ -6070,8 +6082,8 @@ class VectorIndex:
         of each of the best items, and their cosines."""
         import numpy
 
-        if self._waiting:  # these have no vector yet
-            made = ~numpy.isin(rows, list(self._waiting.values()), assume_unique=True)
+        made = cosines != 0  # else it has no vector, or none yet
+        if not made.all():
             rows, cosines = rows[made], cosines[made]
         items = self._items[rows]
         first = _first_of_each(items)
@@ -6100,7 +6112,7 @@ class VectorIndex:
         found = dict(self.database.rows(sql, json.dumps(chunks)))
         nothing = bytes(4 * self.dimension)  # waits for its vector
         data = b"".join(found.get(chunk, nothing) for chunk in chunks)
-        return numpy.frombuffer(data, "<f4").reshape(-1, self.dimension)
+        return _without_noise(numpy.frombuffer(data, "<f4").reshape(-1, self.dimension))
 
     def _refresh(self) -> None:
         version = self.database.version()

@@ -2,6 +2,7 @@
 
 import shutil
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -124,6 +125,37 @@ def test_vectors_that_come_late_are_taken_up(
     agree(memory)
     memory.embed_pending()
     agree(memory)
+
+
+@pytest.mark.parametrize("way", ["kept", "bits", "file", "no sqlite-vec"])
+@pytest.mark.parametrize("number", [numpy.nan, numpy.inf, -numpy.inf])
+def test_a_vector_that_is_none_spoils_no_other(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch, number: float, way: str
+) -> None:
+    if way == "bits":
+        monkeypatch.setattr(sediment, "EXACT_ROWS", 0)
+        monkeypatch.setattr(sediment, "KEPT_VECTORS", 0)
+    first = memory.recall("taxes", record=False)["results"]
+    lost = memory.store("Remark 99 is about marmalade.")["id"]
+    with memory.database.transaction() as connection:
+        vector = numpy.full(384, number, "<f4")
+        vector[::2] = 0.05
+        sql = "UPDATE vectors SET vector = ? WHERE chunk = (SELECT max(chunk) FROM vectors)"
+        connection.execute(sql, (vector.tobytes(),))
+    memory._index = sediment.VectorIndex(memory.database) if way in ("kept", "bits") else None
+    if way == "no sqlite-vec":
+        memory.database.reader()
+        memory.database.has_distance = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = memory.recall("taxes", record=False)["results"]
+        assert [row["id"] for row in again] == [row["id"] for row in first]
+        assert float(again[0]["similarity"]) == pytest.approx(
+            float(first[0]["similarity"]), abs=0.05
+        )
+        assert memory.recall("marmalade", record=False)["results"][0]["id"] == lost
+        if memory._index:
+            agree(memory, limit=50)
 
 
 def test_a_project_that_is_renamed_keeps_its_memories(memory: Memory) -> None:
