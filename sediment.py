@@ -230,9 +230,9 @@ CAUGHT_UP = 7 * 86_400  # seconds; sessions changed since are looked at when ano
 SHOWN_KEPT = 30 * 86_400  # seconds; sessions are not resumed for ever
 # The log-odds that one of the first HOOK_SHOWN answers, and so many times the greatest relevance:
 # from PROMPT_LEAST on they are shown unasked. Of the questions of 34 diaries 56 % get a right one,
-# of those that no note answers 22 % get one, of 100 prompts of coding talk 1 %. Before the encoder
-# was taught it was 55 at 25 %; with 10 times the relevance 54.7, with none of it 52.3.
-PROMPT_RELEVANCE, PROMPT_LEAST = 20.0, 10.1
+# of those that no note answers 23 % get one, of 100 prompts of coding talk 1.7 %; from 10.4 on 59,
+# 25 and 1.9, from 11 on 55, 20 and 1.4. With 10 times the relevance 57, 23 and 1.9.
+PROMPT_RELEVANCE, PROMPT_LEAST = 20.0, 10.7
 PROMPT_EACH = 0.02  # similarity of each one; what is shown as 0.01 is not worth its tokens
 CAPTURE_TIME = 60  # seconds that one capture may take; the next one goes on
 CAPTURE_TRIES = 3  # readers that a session may outlast, one by one
