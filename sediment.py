@@ -3377,6 +3377,7 @@ MIGRATIONS: dict[str, Callable[[apsw.Connection], None] | None] = {
     "tokens": None,
     "sync": _renew_sync,
     "moves": _renew_sync,
+    "counts": None,
 }
 
 

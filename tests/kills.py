@@ -326,6 +326,8 @@ def make_older(path: Path, version: int) -> None:
     """Take back the later migrations, as if an earlier Sediment had made the file."""
     connection = apsw.Connection(str(path))
     connection.execute("PRAGMA foreign_keys = off")
+    index = "items_live ON items(project_id, created_at) WHERE ended_at IS NULL"
+    connection.execute(f"DROP INDEX items_live; CREATE INDEX {index}")
     connection.execute("ALTER TABLE graph_edges DROP COLUMN questions; DROP TABLE reviews")
     connection.execute("DROP TABLE shown; DROP TABLE captures; DROP TABLE tokens")
     for index in ("history_item", "history_other", "consolidation_queue_b", "files_away"):
