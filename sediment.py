@@ -11578,8 +11578,8 @@ def own_item(projects: Projects, id: object, deed: str) -> dict[str, Any]:
         deeds = {
             "forget": f"`forget {front}` deletes all versions",
             "replace": f"`--replace {front}`",
+            "move": f"`move {front}` moves both",
         }
-        deeds["move"] = f"`move {front}` moves both"
         what = f"{row['id']} is hidden behind {front}"
         raise NotFound(f"{what}: {deeds[deed]}, `undo {row['id']}` brings it back")
     if row["content_type"] == CONVERSATION:
@@ -18552,7 +18552,7 @@ def check_clients(memory: Memory, names: Sequence[str]) -> dict[str, Any]:
     """Whether clients start the server and run the hooks: {healthy, checks, runs}."""
     root, program = memory.projects.root, program_command(memory.database.path)
     checks = [_check_server([*program, "serve"])]
-    for client in clients(names or [one.name for one in _present_clients(root, program)]):
+    for client in clients(names) if names else _present_clients(root, program):
         checks += _check_client(client, root, program)
     if len(checks) == 1:
         checks.append(Check("clients", "warning", "none is known here: use --client NAME"))

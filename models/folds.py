@@ -43,10 +43,9 @@ def texts(name: str) -> tuple[list[Row], list[Row]]:
 
 def cohort(fold: int | None) -> list[str]:
     """Memories from all diaries but those of a fold, as many from each part of them."""
-    names = [path.name for path in sorted(DIARIES.iterdir()) if path.is_dir()]
-    found = [
-        row["content"] for name in names if name not in held_out(fold) for row in texts(name)[0]
-    ]
+    out = held_out(fold)
+    names = [name for name, path in folders().items() if path.parent == DIARIES and name not in out]
+    found = [row["content"] for name in names for row in texts(name)[0]]
     return [found[at * len(found) // COHORT] for at in range(COHORT)]
 
 
