@@ -1462,6 +1462,16 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         return []
 
 
+def closed_folders(top: Path) -> Iterator[tuple[Path, str]]:
+    """The folders at and below a path that may not be looked into, and why."""
+    failed: list[OSError] = []
+    for _ in os.walk(top, onerror=failed.append):
+        pass
+    for error in failed:
+        if isinstance(error, PermissionError):
+            yield Path(error.filename), f"cannot be read ({error.strerror})"
+
+
 # ---------------------------------------------------------------------------------------------
 # Secrets
 #
@@ -8378,6 +8388,9 @@ class Files:
         }
         if gone:  # when the plan was made; another process may know better
             there = set(map(str, self.find(source, within)))
+            for folder in sorted({Path(name).parent for name in gone}):
+                for closed, why in closed_folders(folder):
+                    self._skip(closed, f"{why}: once it can be, `index` again", True)
             self.forget({name: noted for name, noted in gone.items() if name not in there})
 
     def _tell_renames(self) -> None:
@@ -9826,6 +9839,8 @@ def session_file(client: str, path: str) -> tuple[str, Path | None]:
 def all_sessions(clients: Iterable[str], since: int = 0) -> Iterator[Conversation]:
     """What clients left on this machine; of what cannot be read, why."""
     for client in clients:
+        for folder, why in closed_folders(session_place(client)):
+            yield Conversation(client, "", None, [], 0, f"{folder} {why}")
         for path, session in sessions_of(client, since):
             try:
                 yield read_conversation(client, path, session=session)
@@ -10073,6 +10088,8 @@ def keep_conversations(
             forgotten += len(one.turns)
         elif _is_homeless(known, one):
             homeless[one.client] += 1
+        elif not one.session:  # of a folder that nobody may look into
+            remarks.append(one.remark)
         else:
             new = _keep_conversation(projects, encoder, one) if encoder else len(one.turns)
             counts["sessions"] += bool(one.turns)

@@ -160,13 +160,17 @@ def test_a_folder_elsewhere_that_cannot_be_entered_costs_no_answer(here: Program
     else:
         there.rename(there.with_name("away"))
         there.symlink_to("notes")
-    for words in (["recall", "gateway port"], ["recall", "heron"], ["status"], ["index"]):
+    for words in (["recall", "gateway port"], ["recall", "heron"], ["status"]):
         done = here.run(*words, preexec_fn=heed_permissions)
         assert (done.returncode, done.stderr) == (0, ""), words
+    indexed = here.run("index", preexec_fn=heed_permissions)
+    told = f"{there} cannot be read (Permission denied)"
+    assert (indexed.returncode, told in indexed.stdout) == (0, how == "shut"), indexed
     found = here.json("recall", "which port has the gateway?", preexec_fn=heed_permissions)
     assert found["results"][0]["content"] == "The gateway listens on port 7001."
     if how == "shut":
         there.chmod(0o700)  # or nothing could clear it away
+        assert "Indexed 1 file" in here.ok("index")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions")
