@@ -16421,13 +16421,15 @@ def _expand(memory: Memory, id: str, section: bool = False, **options: Any) -> d
     return memory.expand(id, **({} if section else options))
 
 
-def _list(memory: Memory, conversations: bool = False, **options: Any) -> dict[str, Any]:
+def _list(
+    memory: Memory, conversations: bool = False, limit: int = 20, **options: Any
+) -> dict[str, Any]:
     if not conversations:
-        return memory.list_items(**options)
-    if others := ", ".join(sorted(filter(options.get, options.keys() - {"limit", "scope"}))):
+        return memory.list_items(limit=limit, **options)
+    if others := ", ".join(sorted(filter(options.get, options.keys() - {"scope"}))):
         raise InvalidInput(f"the sessions are listed without {others}")
     answer = memory.list_conversations()
-    shown = answer["conversations"][: options["limit"]]
+    shown = answer["conversations"][:limit]
     return {"count": len(shown), "total": answer["count"], "conversations": shown}
 
 

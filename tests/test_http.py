@@ -187,6 +187,11 @@ def test_what_cannot_be_is_refused_with_the_reason(
     assert (answer.status, reason in answer.body["error"]) == (status, True), answer
 
 
+def test_conversations_are_listed_as_memories_are(door: Door) -> None:
+    for query in ("conversations=true", "conversations=true&limit=5&scope=all"):
+        assert door.ok("GET", f"/v1/memories?{query}")["conversations"] == []
+
+
 def test_a_project_is_named_by_its_id_alone(door: Door, place: Path) -> None:
     text = "Only the harbour project knows of the crane."
     door.ok("POST", "/v1/memories?project=harbour", {"content": text})
