@@ -12926,6 +12926,13 @@ class Token(NamedTuple):
     project: str | None = None
 
 
+# All tokens. A folder that has another id since its first commit is the same project.
+_TOKENS = (
+    "SELECT hash, name, reads, coalesce(p.project_id, t.project_id), created_at FROM tokens t"
+    " LEFT JOIN projects p ON p.location = 'moved:' || t.project_id ORDER BY name"
+)
+
+
 def add_token(database: Database, name: str, reads: bool, project: str | None) -> dict[str, Any]:
     """A new token: {success, name, token, message}. Raises InvalidInput for a name that is used."""
     import secrets
@@ -12943,11 +12950,10 @@ def add_token(database: Database, name: str, reads: bool, project: str | None) -
 
 def list_tokens(database: Database) -> dict[str, Any]:
     """{count, tokens: [{name, reads, project?, created}]}, by name."""
-    sql = "SELECT name, reads, project_id, created_at FROM tokens ORDER BY name"
     rows = [
         {"name": name, "reads": bool(reads), "created": iso_time(created_at)}
         | ({"project": project} if project else {})
-        for name, reads, project, created_at in database.rows(sql)
+        for _, name, reads, project, created_at in database.rows(_TOKENS)
     ]
     return {"count": len(rows), "tokens": rows}
 
@@ -12966,8 +12972,7 @@ def token_of(database: Database, secret: str) -> Token | None:
     import hmac
 
     given, found = sha256(secret.encode("utf-8", "replace")), None
-    sql = "SELECT hash, name, reads, project_id FROM tokens"
-    for digest, name, reads, project in database.rows(sql):
+    for digest, name, reads, project, _ in database.rows(_TOKENS):
         if hmac.compare_digest(given, digest):
             found = Token(name, bool(reads), project)
     return found

@@ -545,6 +545,19 @@ def test_the_first_commit_takes_the_memories_along(here: Program) -> None:
     assert here.contents("--project", old) == set()
 
 
+def test_the_first_commit_takes_tokens_along(tmp_path: Path) -> None:
+    (folder := tmp_path / "p").mkdir()
+    with Memory(tmp_path / "memory.db", folder=folder) as memory:
+        old = memory.projects.current(create=True)
+        secret = memory.add_token("ci", project=old)["token"]
+        git(folder, "init")
+        commit(folder, "first")
+        new = memory.projects.current(create=True)
+        assert new != old
+        assert memory.token_of(secret) == sediment.Token("ci", project=new)
+        assert memory.tokens()["tokens"][0]["project"] == new
+
+
 def test_the_first_commit_takes_the_files_along(here: Program) -> None:
     (here.folder / "NOTES.md").write_text("# Kettle\n\nThe kettle is green.\n")
     here.ok("index", ".")
