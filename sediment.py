@@ -10108,8 +10108,10 @@ def session_name(client: str, session: str) -> str:
 
 
 def session_to_keep(session: str) -> str:
-    """What a client calls a session; a hash of what looks like a credential."""
-    return _short_hash(session) if redact(session, redacts())[1] else session
+    """What a client calls a session; a hash of what looks like a credential, and of a file's name
+    that nobody could type, or that is no text."""
+    odd = not session.isprintable() or redact(session, redacts())[1]
+    return _short_hash(session) if odd else session
 
 
 _ANSWER = "\n\nAssistant: "
@@ -15790,7 +15792,8 @@ def _capture_waiting(
 def _kept_lately(database: Database, client: str) -> Iterator[tuple[str, str, str]]:
     """The sessions of a client that have changed of late, and were kept before."""
     for file, session in sessions_of(client, int(time.time()) - CAUGHT_UP):
-        if kept_session(database, session_name(client, session)):
+        is_text = not _NO_TEXT.search(str(file))  # as what waits must be
+        if is_text and kept_session(database, session_name(client, session)):
             yield client, session, str(file)
 
 
@@ -19115,7 +19118,7 @@ def _to_import(
     file: str | None, origin: str | None, since: int
 ) -> tuple[str, Iterable[Any], int | None]:
     """What kind of thing is imported, what, and how many lines where that is known."""
-    clients = (origin or "").replace(",", " ").split()
+    clients = list(dict.fromkeys((origin or "").replace(",", " ").split()))
     exports = (["chatgpt"], ["claude.ai"])  # which are known without that
     if (file is None) == (clients in ([], ["sediment"], *exports)):
         raise click.UsageError("give a FILE, or --from with the names of clients")

@@ -880,6 +880,27 @@ def test_sessions_are_imported_once(here: Program) -> None:
     assert here.ok("import", "--from", "gemini").startswith("Kept 0 turns of 1 sessions, 1 were")
 
 
+def test_a_client_that_is_named_twice_is_read_once(here: Program) -> None:
+    once = here.json("import", "--from", "claude", "--dry-run")
+    twice = here.json("import", "--from", "claude,claude", "--dry-run")
+    assert {**once, "seconds": 0} == {**twice, "seconds": 0}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="such a name")
+def test_a_session_whose_file_has_an_odd_name_can_be_forgotten(here: Program, left: Path) -> None:
+    (session,) = left.glob(".claude/projects/*/aaaa.jsonl")
+    text = session.read_text().replace("/home/user/proj", str(here.folder))
+    for name in (b"aaaa.jsonl", b"new\nline.jsonl", b"no\xfftext.jsonl"):
+        session.with_name(os.fsdecode(name)).write_text(text)
+    assert here.json("import", "--from", "claude")["sessions"] == 3
+    rows = here.json("list", "--conversations")["conversations"]
+    for row in rows:
+        here.ok("forget", row["source"])
+    assert len(rows) == 3
+    assert here.json("stats")["turns"] == 0
+    assert here.json("import", "--from", "claude")["turns"] == 0
+
+
 def test_only_sessions_of_a_time_or_of_this_project_are_imported(here: Program, left: Path) -> None:
     assert here.json("import", "--from", "claude", "--here")["turns"] == 0
     (session,) = left.glob(".claude/projects/*/aaaa.jsonl")

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import shutil
 import sqlite3
 import sys
@@ -450,6 +451,21 @@ def test_a_session_that_ended_without_a_hook_is_read_at_the_next_start(
     other = transcript(tmp_path, "otter", here.folder, turns=0)
     hook(here, event("SessionStart", session_id="otter", transcript_path=str(other)))
     until(lambda: turns(here) == 2, "what was missed")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="such a name")
+def test_a_session_whose_file_has_an_odd_name_stops_no_catching_up(
+    memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for session in (os.fsdecode(b"no\xfftext"), "heron"):
+        path = transcript(tmp_path, session, tmp_path / "p")
+        memory.add_conversations([sediment.read_conversation("claude", path)])
+    transcript(tmp_path, "heron", tmp_path / "p", turns=2)
+    begun = transcript(tmp_path, "otter", tmp_path / "p", turns=0)
+    start(memory, session_id="otter", transcript_path=str(begun))
+    assert sediment.read_waiting(memory) == 1
+    assert memory.stats()["turns"] == 3
 
 
 @pytest.mark.parametrize("roots", [5, "/x", {"/x": 1}, [5], []])
