@@ -9616,13 +9616,17 @@ def transcript_format(client: str) -> Format:
     return formats[client]
 
 
-def read_conversation(client: str, path: Path, start: int = 0, session: str = "") -> Conversation:
-    """The turns of a session's file from a byte on; NotFound when it is gone."""
+def read_conversation(
+    client: str, path: Path, start: int = 0, session: str = "", unheard: int = 0
+) -> Conversation:
+    """The turns of a session's file from a byte on, and behind what `said_by` told was to stay
+    `unheard`; NotFound when it is gone."""
     form = transcript_format(client)
     try:
         if not os.path.isfile(path):
             raise NotFound(f"{path} is gone: there is no session to read")
         start = start if "lines" in form and _begins_line(path, start) else 0
+        start = max(start, unheard) if "lines" in form else 0
         session = session or _session_in(form, path)
         folder = said_text(_folder_in(form, path, session)) or None
         if _is_subagents(form, path):
@@ -9631,7 +9635,9 @@ def read_conversation(client: str, path: Path, start: int = 0, session: str = ""
         turns, place, known = _turns(entries, form, moment)
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read ({error.strerror})") from None
-    resume = (place if turns else start) if "lines" in form else 0
+    if "lines" not in form:
+        turns, place = [turn for turn in turns if turn.at > unheard], 0
+    resume = place if turns else start
     known = known or start > 0 or _says_nothing(form, path, session)
     remark = "" if known else f"{path} is of a version that this program does not know"
     return Conversation(client, session, folder, turns, resume, remark, _coded_in(form, path))
@@ -9754,6 +9760,16 @@ def _seconds(value: Any) -> int:
         if isinstance(value, str):
             return parse_moment(value[:40])
         return parse_moment(value / 1000 if value > TIME_MAX else value)
+    return 0
+
+
+def said_by(client: str, path: Path, ago: float = 0.0) -> int:
+    """How far a session has come: so many bytes, or the time some seconds ago where its file is
+    written anew. Of a file that is not there yet nothing was said."""
+    if "lines" not in transcript_format(client):
+        return int(time.time() - ago)
+    with contextlib.suppress(OSError):
+        return path.stat().st_size
     return 0
 
 
@@ -10292,6 +10308,25 @@ def note_session(connection: apsw.Connection, name: str, project: str, resume: i
     ).get
 
 
+# And a session, in meta: how much of it is never to be kept, since nothing was when it was said;
+# and that this goes on until one of its hooks finds it otherwise.
+UNHEARD, _STILL = "unheard:", " still"
+
+
+def unheard_of(database: Database, name: str) -> tuple[int, bool]:
+    """How much of a session is never to be kept, and whether that still grows."""
+    noted = database.value("SELECT value FROM meta WHERE key = ?", f"{UNHEARD}{name}") or "0"
+    return int(noted.removesuffix(_STILL)), noted.endswith(_STILL)
+
+
+def note_unheard(
+    database: Database, name: str, said: int, still: bool, wait: int = BUSY_TIMEOUT
+) -> None:
+    """Note what `unheard_of` tells."""
+    with database.transaction(wait) as connection:
+        set_meta(connection, f"{UNHEARD}{name}", f"{said}{_STILL * still}")
+
+
 def write_turn(connection: apsw.Connection, file: int, item: Item) -> bool:
     """Keep a turn, or more of one that has grown; whether there was something new in it."""
     sql = "SELECT content, first_line FROM items WHERE id = ?"
@@ -10747,7 +10782,7 @@ _REBUILT = ("items", "chunks", "vectors", "files")
 _CONTENT, _TYPE, _PROJECT, _ENDED_AT, _TEXT_HASH, _FILE = 2, 3, 4, 7, 10, 11
 _MODEL_FACTS = ("model_name", "model_digest", "dimension")
 # How keys of `meta` begin that say what nothing else does.
-_TOLD = (HOOKS_OFF, "copy:", _BEGUN, "model_probe", "sent:")
+_TOLD = (HOOKS_OFF, UNHEARD, "copy:", _BEGUN, "model_probe", "sent:")
 
 
 def _rescued_sessions(found: Rescued, connection: apsw.Connection) -> dict[int, int | None]:
@@ -10920,7 +10955,9 @@ def _keep_sync(database: Database, copy: apsw.Connection) -> str:
 def _keep_forgotten(database: Database, copy: apsw.Connection) -> str:
     """Let no conversation come back that was never to be kept again; what is to be told."""
     names: list[Any] = []
+    unheard: list[Any] = []
     with contextlib.suppress(DamagedError):
+        unheard = database.rows(f"SELECT key, value FROM meta WHERE key GLOB '{UNHEARD}*'")
         sql = f"SELECT path, project_id FROM files WHERE size = {_NEVER_AGAIN}"
         names = database.rows(f"{sql} AND source IN ({_KEPT_SAID})")
     forgotten = 0
@@ -10928,6 +10965,7 @@ def _keep_forgotten(database: Database, copy: apsw.Connection) -> str:
         for name, project in names:
             forgotten += forget_session(copy, name) > 0
             note_session(copy, name, project, _NEVER_AGAIN)  # also one that it does not have
+        copy.executemany("INSERT OR REPLACE INTO meta VALUES(?, ?)", unheard)
     told = " Conversations forgotten since, and not brought back"
     return f"{told}: {forgotten}." if forgotten else ""
 
@@ -15533,6 +15571,8 @@ def read_event(given: object) -> Event:
 def answer_hook(memory: Memory, event: Event) -> dict[str, Any]:
     """What a hook prints, in the client's shape; {} for nothing."""
     off = hooks_off(memory)
+    if event.path and event.session:
+        _heed_switch(memory.database, event, event.path, CAPTURE in off)
     if event.kind in off:
         return {}
     text = ""
@@ -15678,6 +15718,20 @@ def switch_hooks(memory: Memory, kinds: Iterable[str], on: bool) -> dict[str, An
     return {"success": True, "off": sorted(off), "message": message}
 
 
+def _heed_switch(database: Database, event: Event, path: Path, off: bool) -> None:
+    """Let what a session says while nothing is kept not be kept later, either. Where a prompt or a
+    start finds that over, this goes for a turn before it, too, whose end was not heard of."""
+    name = session_name(event.client, event.session)
+    noted = unheard_of(database, name)
+    if off or (noted[1] and event.kind != CAPTURE):
+        ago = 0.0 if off else 2 * HOOK_DEADLINE  # a prompt is older than its hook
+        told = said_by(event.client, path, ago), off
+    else:
+        told = noted[0], False
+    if told != noted:
+        note_unheard(database, name, *told, HOOK_WAIT)
+
+
 _MISSED = "*"  # in place of a session: all that are known, for one may have ended without a hook
 
 
@@ -15790,10 +15844,11 @@ def _capture_waiting(
 
 
 def _kept_lately(database: Database, client: str) -> Iterator[tuple[str, str, str]]:
-    """The sessions of a client that have changed of late, and were kept before."""
+    """The sessions of a client that have changed of late, and were kept before and are still."""
     for file, session in sessions_of(client, int(time.time()) - CAUGHT_UP):
+        name = session_name(client, session)
         is_text = not _NO_TEXT.search(str(file))  # as what waits must be
-        if is_text and kept_session(database, session_name(client, session)):
+        if is_text and kept_session(database, name) and not unheard_of(database, name)[1]:
             yield client, session, str(file)
 
 
@@ -15805,12 +15860,14 @@ def _capture_session(memory: Memory, client: str, path: Path, session: str, has_
     start = known.resume if known and known.resume > 0 else 0
     told = memory.database.value("SELECT value FROM meta WHERE key = ?", f"{_STOOD}{name}")
     try:
-        found = read_conversation(client, path, start, session)
+        unheard, _ = unheard_of(memory.database, name)
+        found = read_conversation(client, path, start, session, unheard)
         found = found._replace(folder=found.folder or told)  # not all clients note where they stood
         found = found._replace(folder=folder_of(memory.projects, found))
         if found.folder:  # what was said of a project's hooks goes with it to a new id
             memory.projects.of_folder(found.folder)
         if found.folder and CAPTURE in hooks_off(memory.beside(found.folder)):
+            note_unheard(memory.database, name, said_by(client, path), True)
             return 0
         answer = memory.add_conversations([found])
         remarks = answer["remarks"]

@@ -212,7 +212,9 @@ def test_a_conversation_that_was_forgotten_stays_so_when_a_copy_is_restored(
     memory.backup(tmp_path / "copy.db")
     memory.add_conversations(said[2:])
     memory.forget("claude:heron", "claude:later")
+    sediment.note_unheard(memory.database, "claude:otter", 1700, still=True)
     answer = memory.restore(tmp_path / "copy.db")
+    assert sediment.unheard_of(memory.database, "claude:otter") == (1700, True)
     assert answer["turns"] == 1
     assert "Conversations forgotten since, and not brought back: 1." in answer["message"]
     assert memory.add_conversations(said)["forgotten"] == 2
@@ -644,6 +646,7 @@ def test_what_was_said_and_what_people_decided_is_rescued(
     memory.add_conversations(map(said, ("heron", "otter")))
     memory.forget("claude:otter")
     switch_hooks(memory, ["capture"], on=False)
+    sediment.note_unheard(memory.database, "claude:heron", 1700, still=False)
     memory.add_token("ci", reads=True)
     memory.add_token("lab", project="demo")
     kept = memory.list_conversations()
@@ -661,6 +664,7 @@ def test_what_was_said_and_what_people_decided_is_rescued(
     assert memory.recall("where is heron?")["results"][0]["source"] == "claude:heron#1"
     assert memory.add_conversations(map(said, ("heron", "otter")))["turns"] == 0
     assert hooks_off(memory) == {"capture"}
+    assert sediment.unheard_of(memory.database, "claude:heron") == (1700, False)
     assert rows_of(memory, "reviews") == [(old, new, 0.0, 1)]
     assert str(copy) in memory.forget(old)["copies"]
     assert [row["name"] for row in memory.tokens()["tokens"]] == ["ci", "lab"]

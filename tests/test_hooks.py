@@ -534,17 +534,115 @@ def test_a_project_that_says_so_is_not_listened_to(here: Program, tmp_path: Path
     assert turns(here) == 0
 
 
+@pytest.fixture
+def capturing(
+    memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
+    """What is kept after a session that has so many turns by now calls its hook."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    def told(name: str, session: str, turns: int, **more: Any) -> list[str]:
+        path = transcript(tmp_path, session, tmp_path / "p", turns)
+        more = {"cwd": str(tmp_path / "p"), **more}
+        run_hook(memory, event(name, session_id=session, transcript_path=str(path), **more))
+        sediment.read_waiting(memory)
+        rows = memory.database.rows("SELECT content FROM items ORDER BY content")
+        return [" ".join(text.split()[4:8:3]).removesuffix("?") for (text,) in rows]
+
+    return told
+
+
+@contextlib.contextmanager
+def switched_off(memory: Memory, variable: str) -> Iterator[None]:
+    """Capture is off in the project, or by the environment."""
+    with pytest.MonkeyPatch.context() as context:
+        if variable:
+            context.setenv(variable, "0")
+        else:
+            sediment.switch_hooks(memory, ["capture"], on=False)
+        yield
+    if not variable:
+        sediment.switch_hooks(memory, ["capture"], on=True)
+
+
+@pytest.mark.parametrize("variable", ["", "SEDIMENT_CONVERSATIONS", "SEDIMENT_HOOKS"])
+def test_what_was_said_while_capture_was_off_is_not_kept_later(
+    memory: Memory, capturing: Callable[..., Any], tmp_path: Path, variable: str
+) -> None:
+    assert capturing("Stop", "heron", 1) == ["heron 0"]
+    with switched_off(memory, variable):
+        for session in ("heron", "otter"):
+            for name in ("Stop", "SessionEnd"):
+                assert capturing(name, session, 2) == ["heron 0"]
+    assert capturing("SessionStart", "newt", 0) == ["heron 0"]
+    assert capturing("Stop", "heron", 3) == ["heron 0", "heron 2"]
+    assert capturing("Stop", "otter", 3) == ["heron 0", "heron 2", "otter 2"]
+    path = transcript(tmp_path, "heron", tmp_path / "p", 3)
+    answer = memory.add_conversations([sediment.read_conversation("claude", path)])
+    assert (answer["turns"], answer["existing"]) == (1, 2)  # a person asked for them
+    assert len(capturing("Stop", "otter", 3)) == 4
+
+
+@pytest.mark.parametrize("variable", ["", "SEDIMENT_CONVERSATIONS", "SEDIMENT_HOOKS"])
+@pytest.mark.parametrize("name", ["SessionStart", "UserPromptSubmit"])
+def test_a_turn_that_was_broken_off_while_capture_was_off_is_not_kept_later(
+    memory: Memory, capturing: Callable[..., Any], variable: str, name: str
+) -> None:
+    capturing("Stop", "heron", 1)
+    with switched_off(memory, variable):
+        capturing("UserPromptSubmit", "heron", 1)
+    transcript(memory.database.path.parent, "heron", memory.projects.top, 2)
+    assert capturing("SessionStart", "newt", 0) == ["heron 0"]
+    assert capturing(name, "heron", 2) == ["heron 0"]
+    assert capturing("Stop", "heron", 3) == ["heron 0", "heron 2"]
+
+
+def test_a_session_of_a_project_where_capture_was_off_is_not_kept_by_a_hook_from_elsewhere(
+    memory: Memory, capturing: Callable[..., Any], tmp_path: Path
+) -> None:
+    elsewhere = {"cwd": str(repository(tmp_path / "q"))}
+    with switched_off(memory, ""):
+        assert capturing("Stop", "heron", 1, **elsewhere) == []
+    assert capturing("Stop", "heron", 2, **elsewhere) == ["heron 1"]
+
+
+def test_of_a_file_that_is_written_anew_what_was_said_while_capture_was_off_is_not_kept(
+    memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = tmp_path / ".gemini/tmp/p/chats/session-1.jsonl"
+    path.parent.mkdir(parents=True)
+    (tmp_path / ".gemini/tmp/p/.project_root").write_text(str(tmp_path / "p"))
+
+    def says(*years: int) -> list[str]:
+        lines = [
+            {"id": f"{year}", "timestamp": f"{year}-01-01T00:00:00Z", "type": "user"}
+            | {"content": f"Where was the boat in {year}?"}
+            for year in years
+        ]
+        path.write_text("\n".join(map(json.dumps, [{"sessionId": "g1"}, *lines])))
+        run_hook(memory, event("AfterAgent", session_id="g1", transcript_path=str(path)))
+        sediment.read_waiting(memory)
+        rows = memory.database.rows("SELECT content FROM items ORDER BY content")
+        return [text[-5:-1] for (text,) in rows]
+
+    assert says(2020) == ["2020"]
+    with switched_off(memory, ""):
+        assert says(2020, 2021) == ["2020"]
+    assert says(2020, 2021, 2098) == ["2020", "2098"]
+
+
 def test_a_session_that_ends_its_readers_stops_no_other(
     memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     real, read = sediment.read_conversation, []
 
-    def reading(client: str, path: Path, start: int, session: str) -> sediment.Conversation:
+    def reading(client: str, path: Path, start: int, session: str, *more: int) -> Any:
         read.append(session)
         if session == "bad":
             raise KeyboardInterrupt  # as if it were killed
-        return real(client, path, start, session)
+        return real(client, path, start, session, *more)
 
     def stop(session: str) -> None:
         path = transcript(tmp_path, session, tmp_path / "p")
@@ -590,10 +688,10 @@ def test_a_session_that_cannot_be_read_stops_no_other(
     monkeypatch.setenv("HOME", str(tmp_path))
     real = sediment.read_conversation
 
-    def reading(client: str, path: Path, start: int, session: str) -> sediment.Conversation:
+    def reading(client: str, path: Path, start: int, session: str, *more: int) -> Any:
         if session == "bad":
             raise sediment.InvalidInput("cannot be read (Permission denied)")
-        return real(client, path, start, session)
+        return real(client, path, start, session, *more)
 
     monkeypatch.setattr(sediment, "read_conversation", reading)
     for session in ("bad", "heron"):
