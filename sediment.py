@@ -13697,7 +13697,11 @@ class Git(Folder):
         self._trees.clear()
         self._exchange("fetch", "--prune", "--", self._url, "+refs/sediment/*:refs/sediment/*")
         listed = self._git("for-each-ref", "--format=%(refname:lstrip=2) %(objectname)", _REFS)
-        self._commits = dict(line.split() for line in listed.splitlines())
+        found = (line.split(" ") for line in listed.split("\n") if line)
+        # A cursor knows a machine's file by MACHINE/FILE.
+        self._commits = {
+            name: commit for name, commit in found if name.isprintable() and "/" not in name
+        }
         return {}
 
     def _unlock(self) -> None:

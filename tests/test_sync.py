@@ -367,6 +367,23 @@ def test_what_somebody_else_put_into_git_is_named_and_left(tmp_path: Path) -> No
         assert "blob was not read: git says" in answer["remarks"][0]
 
 
+@pytest.mark.parametrize("name", ["alice/backup", "al\u2003ice", "al\u2028ice"])
+def test_a_name_in_git_that_no_machine_has_is_passed_over(tmp_path: Path, name: str) -> None:
+    remote = git_place(tmp_path)
+    with open_memory(tmp_path / "memory.db") as memory:
+        memory.sync_to(f"git:{remote}")
+        memory.share("team")
+        memory.store("A fact.")
+        memory.sync()
+        own = f"refs/sediment/{memory.sync_status()['machine']}"
+        copy = ["git", "--git-dir", str(remote), "update-ref", f"refs/sediment/{name}", own]
+        subprocess.run(copy, check=True)
+        memory.sync()
+        answer = memory.sync()
+        assert (answer["spaces"][0]["sent"], answer["remarks"]) == (0, [])
+        assert len(memory.sync_status()["machines"]) == 1
+
+
 def test_nothing_is_noted_before_sync_is_set_up(place: Place) -> None:
     memory = open_memory(place.folder / "plain.db")
     memory.store("Nobody else knows this.")
