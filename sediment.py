@@ -13674,12 +13674,11 @@ class Git(Folder):
             raise InvalidInput(f"git says: {(refused or told)[0]}")
         return done.stdout.decode("utf-8", "replace")
 
-    def _exchange(self, deed: str, *words: str) -> None:
+    def _exchange(self, deed: str, *words: str) -> str:
         """Fetch or push; again where git, of a run that was killed, had still to end the same."""
-        for tries in range(1, GIT_TRIES + 1):
+        for tries in itertools.count(1):
             try:
-                self._git(deed, "--quiet", *words)
-                return
+                return self._git(deed, "--quiet", *words)
             except InvalidInput as error:
                 if "stale info" in str(error):
                     raise Outrun(f"another `sync` of this memory writes to {self._url}") from None
@@ -13690,8 +13689,7 @@ class Git(Folder):
         """Fetch what is there."""
         check_git(self.name)
         if not os.path.lexists(self._repository):
-            self._git("init", "--bare", "--quiet", "--template=")
-            make_private(self._repository, 0o700)
+            self._make()
         self._check_own()
         self._unlock()
         self._trees.clear()
@@ -13703,6 +13701,14 @@ class Git(Folder):
             name: commit for name, commit in found if name.isprintable() and "/" not in name
         }
         return {}
+
+    def _make(self) -> None:
+        """Make the repository, of the kind of hash that the remote has, once something is there."""
+        there = self._exchange("ls-remote", "--", self._url, "HEAD", f"{_REFS}/*")
+        kinds = {40: ["--object-format=sha1"], 64: ["--object-format=sha256"]}
+        kind = kinds.get(len(there.partition("\t")[0]), [])
+        self._git("init", "--bare", "--quiet", "--template=", *kind)
+        make_private(self._repository, 0o700)
 
     def _unlock(self) -> None:
         """Let go of what git, in a run that was killed, had locked: it locks nothing for long."""
@@ -13801,7 +13807,15 @@ class Git(Folder):
 
 _REFS = "refs/sediment"
 _GIT_BUSY = _Pattern("lock ref|update (?:local )?ref")
-_GIT_PLAIN = ("-c", f"core.hooksPath={os.devnull}", "-c", "protocol.ext.allow=never")
+# What a person has set for other work must run nothing here, make no other repository than
+# `_check_own` knows, keep nothing that is forgotten and want nothing of the remote.
+_GIT_SET = (
+    *(f"core.hooksPath={os.devnull}", "protocol.ext.allow=never"),
+    *("core.sharedRepository=umask", "init.defaultBranch=main"),
+    *("core.logAllRefUpdates=false", "gc.bigPackThreshold=0"),
+    *("push.gpgSign=false", "push.recurseSubmodules=no"),
+)
+_GIT_PLAIN = tuple(word for setting in _GIT_SET for word in ("-c", setting))
 _GIT_CONFIG = _Pattern(
     r"\[(?:core|extensions)\]|\s*(?:repositoryformatversion|filemode|bare|symlinks|ignorecase"
     r"|precomposeunicode|objectformat|refstorage) = \w+|"

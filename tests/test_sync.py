@@ -344,6 +344,55 @@ def test_a_repository_beside_the_database_that_is_not_syncs_own_is_left_alone(
     assert not (tmp_path / "ran").exists()
 
 
+GIT_SETTINGS = {
+    "[core]\nsharedRepository = group\nlogAllRefUpdates = always\nquotePath = false",
+    "[init]\ndefaultRefFormat = reftable\ntemplateDir = {folder}\ndefaultBranch = a..b",
+    "[push]\ngpgSign = true\nfollowTags = true\nrecurseSubmodules = only",
+    "[gc]\nbigPackThreshold = 1\n[fetch]\nfsckObjects = true\n[transfer]\nfsckObjects = true",
+    "[safe]\nbareRepository = explicit\n[extensions]\nobjectFormat = sha256",
+}
+
+
+@pytest.mark.parametrize("setting", sorted(GIT_SETTINGS))
+def test_how_a_person_has_set_git_is_nothing_to_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    remote, config = git_place(tmp_path), tmp_path / "gitconfig"
+    config.write_text(f"{setting.format(folder=tmp_path)}\n")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
+    with open_memory(tmp_path / "a.db") as a, open_memory(tmp_path / "b.db") as b:
+        for memory in (a, b):
+            memory.sync_to(f"git:{remote}")
+            memory.share("team")
+        id = a.store("An unforgettable rhinoceros lives there.")["id"]
+        settle(a, b)
+        assert len(texts(b)) == 1
+        b.forget(id)
+        settle(b, a, b)
+        assert texts(a) == []
+    for name in ("a.db.git", "b.db.git"):
+        found = ["git", "--git-dir", str(tmp_path / name), "cat-file", "--batch-all-objects"]
+        found.append("--batch")
+        assert b"rhinoceros" not in subprocess.run(found, capture_output=True, check=True).stdout
+
+
+@pytest.mark.parametrize("kinds", ["sha1 sha256", "sha256 sha1"])
+def test_the_repository_here_has_the_kind_of_hash_that_the_remote_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kinds: str
+) -> None:
+    there, usual = kinds.split()
+    monkeypatch.setenv("GIT_DEFAULT_HASH", there)
+    remote = git_place(tmp_path)
+    for name, default in ("a", there), ("b", usual):
+        monkeypatch.setenv("GIT_DEFAULT_HASH", default)
+        with open_memory(tmp_path / f"{name}.db") as memory:
+            memory.sync_to(f"git:{remote}")
+            memory.share("team")
+            memory.store(f"A fact of {name}.")
+            memory.sync()
+            assert len(texts(memory)) == 1 + (name == "b")
+
+
 def test_what_somebody_else_put_into_git_is_named_and_left(tmp_path: Path) -> None:
     remote = git_place(tmp_path)
 
