@@ -13455,7 +13455,9 @@ class Machine(NamedTuple):
 class Folder:
     """A place of files, that some tool carries to other machines. Each machine has a folder there
     in which nobody else writes: machine.json says who it is and how far it has read the others;
-    00.jsonl to ff.jsonl have a record a line, each memory in the file that its id chooses."""
+    00.jsonl to ff.jsonl have a record a line, each memory in the file that its id chooses. Who
+    leaves takes machine.json away, and no more, for others may lack what it sent; from then on all
+    others erase there what is forgotten."""
 
     page = 20_000  # states that are written at once
     set_back = False  # whether it has not all that it had
@@ -13494,9 +13496,13 @@ class Folder:
             raise InvalidInput(f"it is larger than {SYNC_FILE_MAX >> 20} MB")
         return data.decode("utf-8", "replace")
 
-    def _write(self, texts: dict[str, str]) -> None:
-        """Give own files these texts; those without one go."""
-        folder = self.top / self.me.name
+    def _has_left(self, machine: str) -> bool:
+        return not os.path.lexists(self.top / machine / "machine.json")
+
+    def _write(self, texts: dict[str, str], machine: str = "") -> None:
+        """Give files these texts, own ones or those of a machine that left; those without one
+        go."""
+        folder = self.top / (machine or self.me.name)
         if folder.is_symlink():
             raise InvalidInput(f"{folder} is a link, and this machine's files go where it leads")
         folder.mkdir(exist_ok=True)
@@ -13527,7 +13533,8 @@ class Folder:
                     states, whole = self._states(machine, name)
                     reached = reached if whole else 0
                     self.set_back |= machine == self.me.name and len(self.remarks) > remarks
-                    yield states, {key: tag} if whole else {}
+                    known = {key: tag} if whole else {}
+                    yield states, known | self._to_bury(state for _, state in states)
             self._read[machine] = reached
         yield [], dict.fromkeys({key for key in cursor if _RECORDS.match(key)} - here)
 
@@ -13577,24 +13584,92 @@ class Folder:
         by_file: dict[str, dict[tuple[str, str], str]] = {}
         gone = {state["id"]: state for state in states if state["gone"]}
         for state in states:
-            name = f"{sha256(state['id'].encode())[0]:02x}.jsonl"
-            by_file.setdefault(name, {})[state["id"], space] = _line_of(state, space)
+            rows = by_file.setdefault(_file_of(state["id"]), {})
+            rows[state["id"], space] = _line_of(state, space)
         texts = {}
         for name, new in by_file.items():
             lines = self._text(self.me.name, name).split("\n")
             known = ((line, row) for line in lines if (row := parse_object(line)))
-            rows = {(str(row.get("id")), str(row.get("in"))): f"{line}\n" for line, row in known}
+            rows = {_key_of(row): f"{line}\n" for line, row in known}
             # What is forgotten is so in spaces, too, that it was sent to under another name.
             rows |= {key: _line_of(gone[key[0]], key[1]) for key in rows if key[0] in gone}
             texts[name] = "".join((rows | new).values())
         self._write(texts)
-        return self._written()
+        return self._written() | self._to_bury(states)
 
     def _written(self) -> dict[str, Any]:
         return {f"{self.me.name}/{name}": tag for name, tag in self._files(self.me.name).items()}
 
-    def finish(self, t: int) -> dict[str, Any]:
+    def _left(self, cursor: dict[str, Any] | None = None) -> dict[str, dict[str, str]]:
+        """The files of each machine that left, as `_files` has them; of a cursor, those alone that
+        were not looked through since for what is forgotten."""
+        found: dict[str, dict[str, str]] = {}
+        for machine in self._machines():
+            if machine != self.me.name and self._has_left(machine):
+                for name, tag in self._files(machine).items():
+                    if not cursor or cursor.get(f"{machine}/{name}{_BURIED}") != tag:
+                        found.setdefault(machine, {})[name] = tag
+        return found
+
+    def _to_bury(self, states: Iterable[State]) -> dict[str, None]:
+        """The cursor that has files of machines that left looked through for what is forgotten."""
+        starts = {_file_of(state["id"])[:2] for state in states if state["gone"]}
+        left = self._left().items() if starts else ()
+        keys = (f"{machine}/{name}" for machine, files in left for name in files)
+        return {key + _BURIED: None for key in keys if key.partition("/")[2][:2] in starts}
+
+    def to_erase(self, cursor: dict[str, Any]) -> list[str]:
+        """What to tell of machines that left, and of what is forgotten there."""
+        told = "has left: what is forgotten may stand in its files until a `sync` has looked"
+        return [f"machine {machine} {told}" for machine in self._left(cursor)]
+
+    def _bury(self, cursor: dict[str, Any]) -> dict[str, Any]:
+        """Erase what is forgotten in files of machines that left; the cursor behind that."""
+        away, left = self._left(), self._left(cursor)
+        known = [key for key in cursor if key.endswith(_BURIED)]
+        behind: dict[str, Any] = {key: None for key in known if key.partition("/")[0] not in away}
+        gone = self._gone({name[:2] for files in left.values() for name in files})
+        for machine, files in left.items():
+            try:
+                behind |= self._bury_in(machine, files, gone)
+            except Outrun:
+                raise
+            except (OSError, SedimentError) as error:
+                why = error.strerror if isinstance(error, OSError) else error
+                told = "has left, and what is forgotten was not erased in its files"
+                self.remarks.append(f"machine {machine} {told}: {why}")
+        return behind
+
+    def _gone(self, starts: set[str]) -> set[tuple[str, str]]:
+        """What is forgotten, by id and space, of the files whose names begin so."""
+        found = set()
+        for machine in self._machines() if starts else ():
+            for name in self._files(machine):
+                if name[:2] in starts:
+                    with contextlib.suppress(OSError, SedimentError):
+                        rows = map(parse_object, self._text(machine, name).split("\n"))
+                        found |= {_key_of(row) for row in rows if _is_gone(row)}
+        return found
+
+    def _bury_in(
+        self, machine: str, files: dict[str, str], gone: set[tuple[str, str]]
+    ) -> dict[str, str]:
+        """Erase this in files of a machine; the cursor behind them."""
+        texts, tags = {}, {}
+        for name, tag in files.items():
+            with contextlib.suppress(OSError, SedimentError):  # `pull` says what cannot be read
+                lines = (text := self._text(machine, name)).split("\n")
+                buried = "\n".join(_buried(line, gone) for line in lines)
+                tags[name] = tag
+                texts |= {name: buried} if buried != text else {}
+        if texts:
+            self._write(texts, machine)
+            tags |= {name: self._files(machine)[name] for name in texts}
+        return {f"{machine}/{name}{_BURIED}": tag for name, tag in tags.items()}
+
+    def finish(self, t: int, cursor: dict[str, Any]) -> dict[str, Any]:
         """Tell the others how far this machine has read; the cursor of what it wrote itself."""
+        behind = self._bury(cursor)
         strange = [name for name in self._files(self.me.name) if _TOOLS_COPY.match(name)]
         facts = {"v": RECORD_VERSION, "host": self.me.host, "person": self.me.person}
         facts |= {"t": t, "read": self._read, "seen": int(time.time())}
@@ -13604,7 +13679,7 @@ class Folder:
             texts["machine.json"] = to_json(facts)
         if texts:
             self._write(texts)
-        return self._written()
+        return behind | self._written()
 
     def machines(self, forgotten: list[int]) -> list[dict[str, Any]]:
         """The machines, and how many of what was forgotten here each still has to erase."""
@@ -13631,6 +13706,27 @@ def _line_of(state: State, space: str) -> str:
     return to_json(record_of(state, space)) + "\n"
 
 
+def _file_of(id: str) -> str:
+    return f"{sha256(id.encode())[0]:02x}.jsonl"
+
+
+def _key_of(row: dict[str, Any]) -> tuple[str, str]:
+    return str(row.get("id")), str(row.get("in"))
+
+
+def _is_gone(row: dict[str, Any]) -> bool:
+    return row.get("gone") is True and "id" in row
+
+
+def _buried(line: str, gone: set[tuple[str, str]]) -> str:
+    """A line, without what it says of a memory that is forgotten."""
+    id, space = key = _key_of(row := parse_object(line))
+    if key not in gone or _is_gone(row):
+        return line
+    return to_json({"v": RECORD_VERSION, "id": id, "in": space, "gone": True})
+
+
+_BURIED = "/left"  # in a cursor, behind a file that has nothing any more that is forgotten
 _RECORDS = _Pattern(r".*/[\da-f]{2}\.jsonl\Z")
 _TOOLS_COPY = _Pattern(r"[\da-f]{2}[ ._~(-].+\.jsonl")  # such as "00 (conflicted copy).jsonl"
 _FACTS: dict[str, Callable[[Any], bool]] = {
@@ -13676,7 +13772,9 @@ class Git(Folder):
 
     def _exchange(self, deed: str, *words: str) -> str:
         """Fetch or push; again where git, of a run that was killed, had still to end the same."""
-        for tries in itertools.count(1):
+        tries = 0
+        while True:
+            tries += 1
             try:
                 return self._git(deed, "--quiet", *words)
             except InvalidInput as error:
@@ -13759,20 +13857,25 @@ class Git(Folder):
         blob, _ = self._tree(machine).get(name, ("", 0))
         return self._git("cat-file", "blob", blob) if blob else ""
 
-    def _write(self, texts: dict[str, str]) -> None:
-        ref, before = f"{_REFS}/{self.me.name}", self._commits.get(self.me.name, "")
+    def _has_left(self, machine: str) -> bool:
+        return "machine.json" not in self._tree(machine)
+
+    def _write(self, texts: dict[str, str], machine: str = "") -> None:
+        self._forgot |= bool(machine)
+        machine = machine or self.me.name
+        ref, before = f"{_REFS}/{machine}", self._commits.get(machine, "")
         now = int(time.time())
-        draft = f"refs/draft/{self.me.name}"  # where no fetch beside this one looks
+        draft = f"refs/draft/{machine}"  # where no fetch beside this one looks
         lines = [f"commit {draft}\nmark :1\ncommitter sediment <> {now} +0000\ndata 0\n".encode()]
-        kept = {name: one for name, one in self._tree(self.me.name).items() if name not in texts}
+        kept = {name: one for name, one in self._tree(machine).items() if name not in texts}
         lines += [f"M 100644 {blob} {name}\n".encode() for name, (blob, _) in kept.items()]
         for name, text in texts.items():
             data = text.encode()
             lines += [f"M 100644 inline {name}\ndata {len(data)}\n".encode(), data] if data else []
         self._git("update-ref", "-d", draft)
         told = self._git("fast-import", "--quiet", input=b"".join([*lines, b"\nget-mark :1\n"]))
-        self._commits[self.me.name] = commit = told.strip()
-        self._trees.pop(self.me.name, None)
+        self._commits[machine] = commit = told.strip()
+        self._trees.pop(machine, None)
         # Over what was looked at and nothing else: a run beside this one may have sent more.
         unchanged = f"--force-with-lease={ref}:{before}"
         self._exchange("push", unchanged, "--", self._url, f"{commit}:{ref}")
@@ -13797,12 +13900,12 @@ class Git(Folder):
             self._check_own()
             shutil.rmtree(self._repository, ignore_errors=True)
 
-    def finish(self, t: int) -> dict[str, Any]:
+    def finish(self, t: int, cursor: dict[str, Any]) -> dict[str, Any]:
         """Tell the others how far this machine is."""
-        cursor = super().finish(t)
+        behind = super().finish(t, cursor)
         if self._forgot:
             self._git("gc", "--quiet", "--prune=now")
-        return cursor
+        return behind
 
 
 _REFS = "refs/sediment"
@@ -13964,7 +14067,11 @@ class Hub:
             self._reached[space] = version
         return {}
 
-    def finish(self, t: int) -> dict[str, Any]:
+    def to_erase(self, cursor: dict[str, Any]) -> list[str]:
+        """Nothing: it erases itself what is forgotten."""
+        return []
+
+    def finish(self, t: int, cursor: dict[str, Any]) -> dict[str, Any]:
         """Tell the hub how far this machine is; the cursor behind that."""
         for space, version in self._reached.items():
             facts = space, self.me.name, self.me.host, version
@@ -14365,7 +14472,8 @@ class Sync:
                 self._receive(exchange)
                 self._send_new(exchange)
                 if not exchange.dry_run:
-                    self._note_cursor(self.place.finish(self.database.rows(SYNC_CLOCK)[0][0]))
+                    t, *_, cursor = self.database.rows(SYNC_CLOCK)[0]
+                    self._note_cursor(self.place.finish(t, json.loads(cursor)))
                 return facts
         except Outrun:
             if tries == 1:
@@ -14633,9 +14741,10 @@ class Sync:
         told["spaces"] = self._told_spaces()
         try:
             with self._reached() as facts:
-                if self.place.has_lost(json.loads(self.database.rows(SYNC_CLOCK)[0][4])):
+                cursor = json.loads(self.database.rows(SYNC_CLOCK)[0][4])
+                if self.place.has_lost(cursor):
                     self._foresee_lost(told["spaces"])
-                remarks = [*self.place.remarks, *self._told_refused()]
+                remarks = [*self.place.remarks, *self._told_refused(), *self.place.to_erase(cursor)]
                 told |= facts | ({"remarks": remarks} if remarks else {})
                 return told | {"machines": self._machines()}
         except SedimentError as error:

@@ -172,6 +172,11 @@ def git_place(folder: Path) -> Path:
     return remote
 
 
+def git_refs(remote: Path) -> list[str]:
+    words = ["git", "--git-dir", str(remote), "for-each-ref", "--format=%(refname)"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
+
+
 def test_a_push_that_a_killed_run_had_begun_keeps_no_other_back(tmp_path: Path) -> None:
     remote = git_place(tmp_path)
     hook = remote / "hooks" / "pre-receive"  # once, another push ends before this one does
@@ -1186,6 +1191,86 @@ def test_who_leaves_keeps_or_erases_what_came_from_others(place: Place) -> None:
     assert len(a.sync_status()["machines"]) == 1
     settle(a)
     assert texts(a) == ["Of a.", "Of b."]
+
+
+@pytest.mark.parametrize("order", ["leave sync forget", "forget sync leave", "leave forget"])
+@pytest.mark.parametrize("erase", [False, True])
+@pytest.mark.parametrize("kind", ["folder", "git"])
+def test_what_is_forgotten_goes_from_the_files_of_who_left(
+    tmp_path: Path, kind: str, order: str, erase: bool
+) -> None:
+    shared = git_place(tmp_path) if kind == "git" else tmp_path / "shared"
+    a, b, c = (open_memory(tmp_path / name / "memory.db") for name in "abc")
+
+    def join(memory: Memory) -> None:
+        memory.sync_to(f"git:{shared}" if kind == "git" else str(shared))
+        memory.share("team")
+        memory.sync()
+
+    def there() -> str:
+        files = [path for path in shared.rglob("*.jsonl") if path.is_file()]
+        found = [path.read_text("utf-8") for path in files]
+        for ref in git_refs(shared) if kind == "git" else ():
+            words = ["git", "--git-dir", str(shared), "grep", "-h", "", ref]
+            found.append(subprocess.run(words, capture_output=True, text=True, check=False).stdout)
+        return "".join(found)
+
+    join(a)
+    join(b)
+    gone = b.store("The petrel nests at a former address.")["id"]
+    b.store("The queue is on port 5672.")
+    settle(b, a)
+    deeds = {"leave": lambda: b.leave_sync(erase=erase), "sync": a.sync}
+    deeds["forget"] = lambda: a.forget(gone)
+    for deed in order.split():
+        deeds[deed]()
+    assert "petrel" in there()
+    told = a.sync_status()
+    assert ("has left" in str(told.get("remarks"))) == (order != "leave sync forget")
+    a.sync()
+    assert "petrel" not in there()
+    assert "remarks" not in a.sync_status()
+    join(c)
+    assert texts(c) == ["The queue is on port 5672."]
+    assert a.sync()["remarks"] == []
+    join(b)
+    assert texts(b) == ["The queue is on port 5672."]
+    again = b.store("The gateway is called newton.")["id"]
+    settle(b, a, c)
+    c.forget(again)
+    settle(c, a, b)
+    assert "newton" not in there()
+    for memory in (a, b, c):
+        assert texts(memory) == ["The queue is on port 5672."]
+        assert "remarks" not in memory.sync_status()
+        memory.close()
+
+
+def test_a_file_of_who_left_that_cannot_be_written_is_named(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    id = b.store("The petrel nests at a former address.")["id"]
+    settle(b, a)
+    left = b.sync_status()["machine"]
+    b.leave_sync()
+    a.forget(id)
+    write = sediment.write_atomically
+
+    def refuse(path: Path, text: str) -> None:
+        if path.parent.name == left:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        write(path, text)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sediment, "write_atomically", refuse)
+        for _ in range(2):
+            (told,) = a.sync()["remarks"]
+            assert f"machine {left} has left" in told
+            assert "not erased in its files: Permission denied" in told
+            assert f"machine {left} has left" in a.sync_status()["remarks"][0]
+    assert a.sync()["remarks"] == []
+    assert "petrel" not in place.text()
 
 
 def test_who_leaves_and_erases_keeps_what_is_his_and_nothing_else(place: Place) -> None:
