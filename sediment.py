@@ -13918,7 +13918,7 @@ _GIT_SET = (
     *("core.logAllRefUpdates=false", "gc.bigPackThreshold=0"),
     *("push.gpgSign=false", "push.recurseSubmodules=no"),
 )
-_GIT_PLAIN = tuple(word for setting in _GIT_SET for word in ("-c", setting))
+_GIT_PLAIN = tuple(word for pair in _GIT_SET for word in ("-c", pair))
 _GIT_CONFIG = _Pattern(
     r"\[(?:core|extensions)\]|\s*(?:repositoryformatversion|filemode|bare|symlinks|ignorecase"
     r"|precomposeunicode|objectformat|refstorage) = \w+|"
