@@ -7984,13 +7984,62 @@ def _patterns(lines: tuple[str, ...]) -> Any:
     """Patterns as .gitignore files have them, any of which may fit."""
     from pathspec import GitIgnoreSpec
 
-    try:
-        patterns = GitIgnoreSpec.from_lines(lines).patterns
-    except ValueError as error:
-        raise InvalidInput(f"a pattern is not one ({error}): write it as in .gitignore") from None
-    for one in patterns:
-        one.regex = one.regex and re.compile(_without_retries(one.regex.pattern))
+    patterns = []
+    for line in lines:
+        with contextlib.suppress(InvalidInput):  # which git has fit nothing
+            patterns.append(read_pattern(line))
     return GitIgnoreSpec(patterns, backend="simple")
+
+
+def read_pattern(line: str) -> Any:
+    """A pattern as .gitignore files have it. What pathspec reads otherwise than git does stands in
+    it as a mark that no name has, until pathspec has made its form."""
+    from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
+
+    found = [*_IN_BRACKETS.finditer(line)]
+    marked = _IN_BRACKETS.sub(_ASIDE, line)
+    if any("/" in one[0] for one in found):  # one of them anchors it, too
+        marked = re.sub("^(?!#)(!?)/?", r"\1/", marked)
+    try:
+        forms = map(_form_of, found)
+        pattern = GitIgnoreSpecPattern(marked)
+        if pattern.regex:
+            form = _without_retries(pattern.regex.pattern)
+            pattern.regex = re.compile(re.sub(_ASIDE, lambda _: next(forms), form))
+    except (KeyError, ValueError):
+        raise InvalidInput(f"{_show(line)} is no pattern: write it as in .gitignore") from None
+    return pattern
+
+
+_ASIDE = "\ud800"
+_SINGLE = r"(?:\\.|[^\\])"
+_HELD = rf"\[:[^]]{{,99}}:\]|{_SINGLE}-(?!\]){_SINGLE}|{_SINGLE}"  # a kind, a range, or one
+_EACH_HELD = _Pattern(f"(?s){_HELD}")
+_IN_BRACKETS = _Pattern(rf"(?s)\\([^/])|\[([!^]?+)((?>{_HELD})(?>(?!\])(?:{_HELD}))*+)\]|\[.*")
+_POSIX = {
+    **{"alnum": "0-9A-Za-z", "alpha": "A-Za-z", "blank": r" \t", "cntrl": r"\0-\x1f\x7f"},
+    **{"digit": "0-9", "graph": "!-~", "lower": "a-z", "print": " -~", "space": r" \t\n\r"},
+    **{"punct": r"!-/:-@\[-`{-~", "upper": "A-Z", "xdigit": "0-9A-Fa-f"},
+}
+
+
+def _form_of(found: re.Match[str]) -> str:
+    """A regular expression for a character behind a backslash, or for those within brackets;
+    a KeyError where git knows no such kind, or the bracket is not closed."""
+    escaped, negated, members = found.groups()
+    if escaped:
+        return re.escape(escaped)
+    if members is None:
+        raise KeyError(found[0])
+    held = "".join(map(_held_by, _EACH_HELD.findall(members)))
+    return f"[^/{held}]" if negated else f"(?!/)[{held}]"
+
+
+def _held_by(member: str) -> str:
+    if member.startswith("[:"):
+        return _POSIX[member[2:-2]]
+    ends = re.sub(r"(?s)\\(.)", r"\1", member)
+    return f"{re.escape(ends[0])}-{re.escape(max(ends[0], ends[-1]))}"  # its first, if backwards
 
 
 def _without_retries(form: str) -> str:
@@ -8038,10 +8087,9 @@ def _rules(base: Path, lines: tuple[str, ...]) -> tuple[_Rule, ...]:
     for line in reversed(lines):
         text = line.strip().removeprefix("!")
         folders, anchored = text.endswith("/"), "/" in text.rstrip("/")
-        with contextlib.suppress(InvalidInput):
-            for one in _patterns((line,)).patterns:
-                if one.include is not None:
-                    rules.append(_Rule(base, one.include, folders, anchored, one.regex))
+        for one in _patterns((line,)).patterns:
+            if one.include is not None:
+                rules.append(_Rule(base, one.include, folders, anchored, one.regex))
     return tuple(rules)
 
 

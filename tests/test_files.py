@@ -416,17 +416,48 @@ GITIGNORES = [
 ]
 
 
+def found_below(folder: Path, lines: str) -> set[str]:
+    """The files that there are to index in a folder with this .gitignore."""
+    (folder / ".gitignore").write_text(lines)
+    return {path.relative_to(folder).as_posix() for path in walk(folder, Options())}
+
+
+def listed_by_git(folder: Path) -> set[str]:
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    listed = ["git", "-C", str(folder), "ls-files", "-zco", "--exclude-standard", "*.md"]
+    told = subprocess.run(listed, check=True, capture_output=True, text=True).stdout
+    return set(told.split("\0")) - {""}
+
+
 @pytest.mark.parametrize(("lines", "wanted"), GITIGNORES)
 def test_what_git_ignores_is_what_git_says(folder: Path, lines: str, wanted: set[str]) -> None:
-    subprocess.run(["git", "init", "-q", str(folder)], check=True)
     (folder / "docs" / "sub").mkdir()
     for name in ("docs/README.md", "docs/sub/x.md"):
         (folder / name).write_text("Words.\n")
-    (folder / ".gitignore").write_text(lines)
-    listed = ["git", "-C", str(folder), "ls-files", "-co", "--exclude-standard", "*.md"]
-    git = subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split()
-    found = {path.relative_to(folder).as_posix() for path in walk(folder, Options())}
-    assert found == set(git) == wanted
+    assert found_below(folder, lines) == listed_by_git(folder) == wanted
+
+
+NAMES = r"a b z - ] [ \ ^ ! 1 Q _ k- k~ k1 kk [z d/a d/[z d/k1"
+BRACKETS = r"""
+[z-a] [z-ab] [!z-a] [a-\] [ [a a[ [] [!] []] [!]] []-a] [[:] [[:a] [[a] []a[] [[] [/] [!!] \[z [^a]
+[a-c-z] [--z] [a-] [-a] [!-a] [\]] [\a-b] [a-\b] [[:digit:] [a-[:digit:]] [[:alpha:]-z] [[:none:]]
+[a/b] /[^/] /[^/]* **/[a-z] *[!k] k[~~] k[a--] k[&&] [a||b] [[:punct:]z] k[![:digit:]] [^[:alnum:]_]
+[[:digit:]] k[[:lower:][:digit:]] [[:upper:]] [[:xdigit:]] [[:graph:]] k[[:print:]]
+[[:space:][:blank:][:cntrl:]]
+"""
+
+
+@pytest.mark.filterwarnings("error")
+def test_brackets_of_a_gitignore_hold_what_git_says(tmp_path: Path) -> None:
+    ours, lines = set(), BRACKETS.split()
+    for place, line in enumerate(lines):
+        for name in NAMES.split():
+            (path := tmp_path / f"{place}" / f"{name}.md").parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("Words.\n")
+        found = found_below(tmp_path / f"{place}", f"{line}.md\n/b.md\n")
+        ours |= {(line, f"{place}/{name}") for name in found}
+    git = {(lines[int(name.split("/")[0])], name) for name in listed_by_git(tmp_path)}
+    assert ours == git
 
 
 MANY_STARS = {
