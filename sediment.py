@@ -8901,6 +8901,8 @@ def index_paths(
 ) -> dict[str, Any]:
     """Index files and folders, or all that were given before; what came of it."""
     start = time.monotonic()
+    for pattern in (*options.globs, *options.exclude):
+        read_pattern(pattern)  # is refused if it is none, before it is remembered
     wanted = list(map(files.existing, paths))
     for path in wanted:
         if not os.path.isdir(path) and _patterns(options.exclude).match_file(path.name):

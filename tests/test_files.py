@@ -508,6 +508,29 @@ def test_a_new_exclude_within_a_source_takes_out_what_it_names(
     assert memory.index([folder])["files"] == 1
 
 
+@pytest.mark.parametrize("pattern", ["[", "[a-\\].md", "[[:none:]].md", "a.md\\", "!"])
+def test_what_is_no_pattern_is_refused_and_not_remembered(
+    memory: Memory, folder: Path, pattern: str
+) -> None:
+    told: list[dict[str, Any]] = [{"exclude": ["*.txt", pattern]}, {"globs": pattern}]
+    for options in told:
+        with pytest.raises(InvalidInput, match=re.escape(ascii(pattern))):
+            memory.index([folder], **options)
+    assert not values(memory, "SELECT count(*) FROM sources")[0]
+    assert memory.index([folder])["files"] == 2
+
+
+def test_a_pattern_that_an_earlier_version_remembered_excludes_nothing(
+    memory: Memory, folder: Path
+) -> None:
+    memory.index([folder], exclude=["docs/"])
+    told = json.dumps({"globs": ["[b-a"], "exclude": ["[[:none:]]", "docs/", "a\\"]})
+    with memory.database.transaction() as connection:
+        connection.execute("UPDATE sources SET options = ?", (told,))
+    assert memory.status()["dirty"] == 0
+    assert memory.index()["files"] == 1
+
+
 def test_an_index_of_nothing_says_so(memory: Memory, folder: Path) -> None:
     with pytest.raises(InvalidInput, match=r"MEMORY.md is named and left out by --exclude"):
         memory.index(["MEMORY.md"], exclude=["M*"])
