@@ -7996,8 +7996,8 @@ def read_pattern(line: str) -> Any:
     it as a mark that no name has, until pathspec has made its form."""
     from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
-    found = [*_IN_BRACKETS.finditer(line)]
-    marked = _IN_BRACKETS.sub(_ASIDE, line)
+    found = [*_READ_OTHERWISE.finditer(line)]
+    marked = _READ_OTHERWISE.sub(_ASIDE, line)
     if any("/" in one[0] for one in found):  # one of them anchors it, too
         marked = re.sub("^(?!#)(!?)/?", r"\1/", marked)
     try:
@@ -8015,7 +8015,9 @@ _ASIDE = "\ud800"
 _SINGLE = r"(?:\\.|[^\\])"
 _HELD = rf"\[:[^]]{{,99}}:\]|{_SINGLE}-(?!\]){_SINGLE}|{_SINGLE}"  # a kind, a range, or one
 _EACH_HELD = _Pattern(f"(?s){_HELD}")
-_IN_BRACKETS = _Pattern(rf"(?s)\\([^/])|\[([!^]?+)((?>{_HELD})(?>(?!\])(?:{_HELD}))*+)\]|\[.*")
+_READ_OTHERWISE = _Pattern(
+    rf"(?s)(?:\\(?!/)|(?=[^\S ]))(.)|\[([!^]?+)((?>{_HELD})(?>(?!\])(?:{_HELD}))*+)\]|\[.*"
+)
 _POSIX = {
     **{"alnum": "0-9A-Za-z", "alpha": "A-Za-z", "blank": r" \t", "cntrl": r"\0-\x1f\x7f"},
     **{"digit": "0-9", "graph": "!-~", "lower": "a-z", "print": " -~", "space": r" \t\n\r"},
@@ -8024,11 +8026,11 @@ _POSIX = {
 
 
 def _form_of(found: re.Match[str]) -> str:
-    """A regular expression for a character behind a backslash, or for those within brackets;
+    """A regular expression for white space, a character behind a backslash, or those in brackets;
     a KeyError where git knows no such kind, or the bracket is not closed."""
-    escaped, negated, members = found.groups()
-    if escaped:
-        return re.escape(escaped)
+    single, negated, members = found.groups()
+    if single:
+        return re.escape(single)
     if members is None:
         raise KeyError(found[0])
     held = "".join(map(_held_by, _EACH_HELD.findall(members)))
@@ -8074,7 +8076,8 @@ class _Rule(NamedTuple):
     def fits(self, path: Path, is_folder: bool) -> bool:
         if self.folders and not is_folder:
             return False
-        name = (_beneath(path, self.base) if self.anchored else path.name) + "/" * self.folders
+        name = _by_bytes(_beneath(path, self.base) if self.anchored else path.name)
+        name += "/" * self.folders
         found = self.form.search(name)
         # pathspec's forms also fit what is below: they mark the slash that they stop at.
         return bool(found) and found.groupdict().get("ps_d") in (None, name[found.end() - 1 :])
@@ -8085,7 +8088,7 @@ def _rules(base: Path, lines: tuple[str, ...]) -> tuple[_Rule, ...]:
     """The lines of a .gitignore, last first, which is the one that counts."""
     rules = []
     for line in reversed(lines):
-        text = line.strip().removeprefix("!")
+        text = line.rstrip(" ").removeprefix("!")
         folders, anchored = text.endswith("/"), "/" in text.rstrip("/")
         for one in _patterns((line,)).patterns:
             if one.include is not None:
@@ -8094,7 +8097,13 @@ def _rules(base: Path, lines: tuple[str, ...]) -> tuple[_Rule, ...]:
 
 
 def _ignored_in(folder: Path) -> tuple[_Rule, ...]:
-    return _rules(folder, tuple(plain_text(folder / ".gitignore").splitlines()))
+    text = plain_text(folder / ".gitignore").removeprefix("\ufeff")
+    return _rules(folder, tuple(_by_bytes(text).split("\n")))
+
+
+def _by_bytes(text: str) -> str:
+    """A text with a character for each of its bytes, of which "?" and brackets mean one to git."""
+    return text.encode("utf-8", "surrogatepass").decode("latin-1")
 
 
 def _ignored_above(top: Path) -> tuple[_Rule, ...]:

@@ -418,14 +418,14 @@ GITIGNORES = [
 
 def found_below(folder: Path, lines: str) -> set[str]:
     """The files that there are to index in a folder with this .gitignore."""
-    (folder / ".gitignore").write_text(lines)
+    (folder / ".gitignore").write_bytes(lines.encode())
     return {path.relative_to(folder).as_posix() for path in walk(folder, Options())}
 
 
 def listed_by_git(folder: Path) -> set[str]:
     subprocess.run(["git", "init", "-q", str(folder)], check=True)
     listed = ["git", "-C", str(folder), "ls-files", "-zco", "--exclude-standard", "*.md"]
-    told = subprocess.run(listed, check=True, capture_output=True, text=True).stdout
+    told = subprocess.run(listed, check=True, capture_output=True).stdout.decode()
     return set(told.split("\0")) - {""}
 
 
@@ -447,17 +447,43 @@ BRACKETS = r"""
 """
 
 
+def compare_with_git(top: Path, gitignores: list[str], names: list[str]) -> None:
+    """Each .gitignore by itself, among files with these names."""
+    ours = set()
+    for place, lines in enumerate(gitignores):
+        for name in names:
+            (path := top / f"{place}" / name).parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("Words.\n")
+        found = found_below(top / f"{place}", lines)
+        ours |= {(lines, f"{place}/{name}") for name in found}
+    git = {(gitignores[int(name.split("/")[0])], name) for name in listed_by_git(top)}
+    assert ours == git
+
+
 @pytest.mark.filterwarnings("error")
 def test_brackets_of_a_gitignore_hold_what_git_says(tmp_path: Path) -> None:
-    ours, lines = set(), BRACKETS.split()
-    for place, line in enumerate(lines):
-        for name in NAMES.split():
-            (path := tmp_path / f"{place}" / f"{name}.md").parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("Words.\n")
-        found = found_below(tmp_path / f"{place}", f"{line}.md\n/b.md\n")
-        ours |= {(line, f"{place}/{name}") for name in found}
-    git = {(lines[int(name.split("/")[0])], name) for name in listed_by_git(tmp_path)}
-    assert ours == git
+    gitignores = [f"{line}.md\n/b.md\n" for line in BRACKETS.split()]
+    compare_with_git(tmp_path, gitignores, [f"{name}.md" for name in NAMES.split()])
+
+
+BYTEWISE = [
+    *("a.md\t", "[!a].md", "?.md", "??.md", "[é-è].md", "é.md", "à", "vu à.md", "vu\u2028z.md"),
+    *(
+        "\ufeffa.md\nz.md",
+        "a.md \r\nz.md \t\n",
+        "é.md\\ ",
+        "a.md  ",
+        " a.md",
+        "d/\t",
+        "\xa0",
+        "\\é.md",
+    ),
+]
+
+
+def test_a_gitignore_is_read_by_the_byte_as_git_reads_it(tmp_path: Path) -> None:
+    names = ["a.md", "z.md", "é.md", "è.md", "à/a.md", "vu à.md", "d/z.md", "\xa0/é.md"]
+    compare_with_git(tmp_path, BYTEWISE, names)
 
 
 MANY_STARS = {
