@@ -105,7 +105,7 @@ import zlib
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque, namedtuple
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from itertools import accumulate, combinations, pairwise
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -977,8 +977,8 @@ def _show(value: object) -> str:
 
 
 def parse_moment(value: object, now: float | None = None, *, end: bool = False) -> int:
-    """Unix seconds from unix seconds, or from a time as `parse_period` reads it. A day or a month
-    stands for its beginning; with `end`, for its last second."""
+    """Unix seconds from unix seconds, or from a time as `parse_period` reads it. An hour, a day or
+    a month stands for its beginning; with `end`, for its last second."""
     if isinstance(value, str):
         first, after = parse_period(value, now, about=False)
         return after - 1 if end else first
@@ -1028,13 +1028,18 @@ _MONTHS += ["july", "august", "september", "october", "november", "december"]
 
 
 def _iso_span(text: str) -> Span:
-    """A day or an instant in ISO 8601, or unix seconds, of which no day has eight digits."""
+    """A week, a day, an hour or an instant in ISO 8601, or unix seconds, of which no day has eight
+    digits."""
     if not (text.isdecimal() and len(text) == 8):
         with contextlib.suppress(ValueError):
             moment = instant(float(text))
             return moment, moment
-    moment = datetime.fromisoformat(text)
-    return (moment, moment) if ":" in text else _whole_unit("day", moment)
+    day, _, clock = text.upper().replace(" ", "T").partition("T")
+    date.fromisoformat(day)  # where a zone follows at once, Python takes it for the hour
+    moment = datetime.fromisoformat(text.upper())
+    if clock and not re.fullmatch(r"\d\d(Z|[+-].*)?", clock):
+        return moment, moment
+    return _whole_unit("hour" if clock else "week" if day[-3:-2] == "W" else "day", moment)
 
 
 def _whole_unit(unit: str, moment: datetime) -> Span:
