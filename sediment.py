@@ -4156,18 +4156,21 @@ def _upgrade(connection: apsw.Connection, until: int = len(MIGRATIONS)) -> None:
 # Projects
 #
 # Which project a folder belongs to. A git repository is its main branch's first commit, so that
-# clones and worktrees share one memory; any other folder gets a UUID in .sediment/config when it
-# first stores something. That file may come from anybody: it names a project by a UUID alone, only
-# while no other folder is known by it that still has it (but one of the same repository). So a
-# folder that moves keeps its memories, and a copy of it is a project of its own. The home folder
-# and / are nobody's project: what is stored there is global.
+# clones and worktrees share one memory. Where that commit is amended in a git folder that is known,
+# the project keeps its id, and the new commit is noted as another name of it, unless it is another
+# project already. Any other folder gets a UUID in .sediment/config when it first stores something.
+# That file may come from anybody: it names a project by a UUID alone, only while no other folder is
+# known by it that still has it (but one of the same repository). So a folder that moves keeps its
+# memories, and a copy of it is a project of its own. The home folder and / are nobody's project:
+# what is stored there is global.
 # ---------------------------------------------------------------------------------------------
 
 _GIT_ID = _Pattern(r"[0-9a-f]{40,64}")
 _UUID = _Pattern(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 # How notes of places begin: git folders, those without a commit, folders without an id in a file,
-# those whose file got it from us, or had it already; and ids that became another one.
-_PLACES = ("git:", "unborn:", "folder:", "given:", "named:", "moved:")
+# those whose file got it from us, or had it already; ids that became another one; and first
+# commits that came to a repository in place of the one that it is known by.
+_PLACES = ("git:", "unborn:", "folder:", "given:", "named:", "moved:", "root:")
 _NOTED_FOLDER = _Pattern(r"(?:git|unborn|folder|given|named):(.+?)(?:[/\\]\.git)?(?::\d+)*")
 # The branches that a repository is known by: the first that is there, else what is checked out,
 # which may have nothing in common with the others, as the branch of a site often has not.
@@ -4225,9 +4228,10 @@ def git_folders(root: Path) -> tuple[Path, Path] | None:
     return None
 
 
-def git_id(root: Path) -> str | None:
+def git_id(root: Path, since: str = "") -> str | None:
     """The root commit's id of the main branch, "" before the first commit; None without git or the
-    whole history, and where git does not answer, which is asked once."""
+    whole history, where it is that of a commit `since`, and where git does not answer, which is
+    asked once."""
     import subprocess
     import tempfile
 
@@ -4240,7 +4244,9 @@ def git_id(root: Path) -> str | None:
             if _git(folder, "rev-parse", "--verify", "--quiet", "HEAD").returncode == 1:
                 return ""
             # Along first parents: a history merged in, however old, must not rename the project.
-            done = _git(folder, "rev-list", "--first-parent", "--max-parents=0", "HEAD")
+            besides = ["--ignore-missing", f"^{since}"] if since else []  # it may be pruned
+            options = ("--first-parent", "--max-parents=0", *besides)
+            done = _git(folder, "rev-list", *options, "HEAD")
     except subprocess.TimeoutExpired:
         _NO_ANSWER.add(folders[1])
         return None
@@ -4291,7 +4297,8 @@ def _head(own: Path, shared: Path) -> str:
     for _ in range(5):  # names of names, as far as git follows them
         named = plain_text(shared / told[4:].strip()) if told.startswith("ref:") else ""
         told = named or told
-    return told
+    line = re.search(rb"(?m)^(\w+) %b$" % re.escape(os.fsencode(told[4:].strip())), packed)
+    return line[1].decode() if line else told
 
 
 def _packed_refs(shared: Path) -> bytes:
@@ -4334,6 +4341,11 @@ def _made(repository: Path) -> str:
         with contextlib.suppress(OSError):
             return f"{repository.stat().st_ino}:{(repository / name).stat().st_mtime_ns}"
     return str(repository.stat().st_ino)
+
+
+def _git_note(repository: Path) -> str:
+    """How a git folder is noted."""
+    return f"git:{_written(repository)}:{_made(repository)}"
 
 
 def _noted_as(root: Path) -> str:
@@ -4516,24 +4528,59 @@ class Projects:
         """The repository's id, from the database's note of it; git is asked once."""
         if (folders := git_folders(root)) is None:
             return None
-        key = f"git:{_written(folders[1])}:{_made(folders[1])}"
-        known = self._note(key)
-        if known is None and (known := git_id(root)) and create:
+        if known := self._note(key := _git_note(folders[1])):
+            if create:
+                self._note_root(root, *folders, known)
+            return known
+        known = self._moved_here("git", _made(folders[1])) or git_id(root)
+        if known and create and not self._has_notes(known):
+            self._note_roots()
+        known = self._note(f"root:{known}") or known
+        if known and create:
             self._write_note(key, known)
         return known
+
+    def _note_roots(self) -> None:
+        """Note the first commits of all known repositories: a new one may be a clone of one."""
+        sql = "SELECT location, project_id FROM projects WHERE location GLOB 'git:*'"
+        for location, known in self.database.rows(sql):
+            found = _NOTED_FOLDER.fullmatch(location)
+            root = Path(found[1] if found else "")
+            if (folders := git_folders(root)) and _git_note(folders[1]) == location:
+                self._note_root(root, *folders, known)
+
+    def _note_root(self, root: Path, own: Path, shared: Path, known: str) -> None:
+        """Note the first commit that a known repository has by now, if that was amended, and is no
+        other project: clones from now on have nothing else."""
+        key, tip = f"tip:{_written(shared)}", ""
+        with contextlib.suppress(OSError):
+            tip = _head(own, shared).strip()
+        since = self.database.value("SELECT value FROM meta WHERE key = ?", key)
+        if tip == since or not _GIT_ID.fullmatch(tip):
+            return
+        with self.database.transaction() as connection:  # git is not asked again, if it is slow
+            set_meta(connection, key, tip)
+        now = git_id(root, since or "")
+        if now and now != known and not self._has_notes(now) and not self._count(now):
+            self._write_note(f"root:{now}", known)
+
+    def _has_notes(self, id: str) -> bool:
+        sql = "SELECT EXISTS(SELECT 1 FROM projects WHERE project_id = ? OR location = ?)"
+        return bool(self.database.value(sql, id, f"root:{id}"))
 
     def _noted(self, root: Path) -> str | None:
         """The id in the database's note of a folder, maybe from before it was a repository."""
         place = _noted_as(root)
         known = self._note(place) or self._note(f"folder:{_written(root)}")
-        return known or self._moved_here(place)
+        kind, _, rest = place.partition(":")
+        moved = kind == "unborn" and self._moved_here(kind, rest.rpartition(":")[2])
+        return known or moved or None
 
-    def _moved_here(self, place: str) -> str | None:
-        """The id of a repository without a commit noted where it is no more."""
-        made = place.rpartition(":")[2]
-        sql = "SELECT location, project_id FROM projects WHERE location LIKE 'unborn:%:' || ?"
-        for location, id in self.database.rows(sql, made) if place[:6] == "unborn" else []:
-            if not os.path.exists(location.removeprefix("unborn:").rpartition(":")[0]):
+    def _moved_here(self, kind: str, made: str) -> str | None:
+        """The id of a repository of this kind that is noted where it is no more."""
+        sql = "SELECT location, project_id FROM projects WHERE location LIKE ? || ':%:' || ?"
+        for location, id in self.database.rows(sql, kind, made):
+            if not os.path.exists(location[len(kind) + 1 : -len(made) - 1]):
                 return id
         return None
 

@@ -162,6 +162,97 @@ def test_another_repository_at_the_same_path_is_another_project(here: Program) -
     assert here.contents() == set()
 
 
+def amend(folder: Path, message: str) -> str:
+    """Give a repository of one commit another first commit; returns its id."""
+    git(folder, "commit", "-q", "--amend", "--allow-empty", "-m", message)
+    return first_commit(folder)
+
+
+def drop_what_was(folder: Path) -> None:
+    """Let a repository forget what no branch leads to, and pack the rest, as after a rewrite."""
+    git(folder, "reflog", "expire", "--expire=now", "--all")
+    git(folder, "gc", "-q", "--prune=now")
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_a_repository_whose_first_commit_is_amended_stays_one_project(
+    here: Program, tmp_path: Path, is_packed: bool
+) -> None:
+    root = repository(here.folder)
+    git(tmp_path, "clone", "-q", str(here.folder), "before")
+    here.store("said before")
+    assert amend(here.folder, "better") != root
+    if is_packed:
+        drop_what_was(here.folder)
+    here.store("said after")
+    git(tmp_path, "clone", "-q", str(here.folder), "after")
+    amend(here.folder, "better still")
+    here.store("said at last")
+    shutil.move(here.folder, tmp_path / "gone")
+    shutil.rmtree(tmp_path / "gone")
+    for place in ("before", "after"):
+        assert here.at(tmp_path / place).project() == root
+        assert len(here.at(tmp_path / place).contents()) == 3
+
+
+def test_a_clone_of_what_was_amended_may_be_the_first_to_store(
+    here: Program, tmp_path: Path
+) -> None:
+    root = repository(here.folder)
+    here.store("said before")
+    amend(here.folder, "better")
+    git(tmp_path, "clone", "-q", str(here.folder), "clone")
+    clone = here.at(tmp_path / "clone")
+    clone.store("said in the clone")
+    assert clone.project() == root
+    assert here.contents() == clone.contents() == {"said before", "said in the clone"}
+
+
+def test_a_repository_that_was_amended_may_be_moved(here: Program, tmp_path: Path) -> None:
+    root = repository(here.folder)
+    here.store("goes along")
+    amend(here.folder, "better")
+    there = here.at(here.folder.rename(tmp_path / "moved"))
+    assert there.contents() == {"goes along"}
+    there.store("said there")
+    assert there.project() == root
+    git(tmp_path, "clone", "-q", str(there.folder), "clone")
+    there.store("said later")
+    assert len(here.at(tmp_path / "clone").contents()) == 3
+    repository(here.folder, day=2)
+    assert here.contents() == set()
+
+
+def test_no_history_makes_a_project_another_one(here: Program, tmp_path: Path) -> None:
+    """A folder whose history is exchanged stays what it was, and so does the other."""
+    other = repository(tmp_path / "other", day=2)
+    there = here.at(tmp_path / "other")
+    root = repository(here.folder)
+    here.store("of this one")
+    there.store("of the other")
+    git(here.folder, "fetch", "-q", str(there.folder), "main")
+    git(here.folder, "reset", "-q", "--hard", "FETCH_HEAD")
+    here.store("still of this one")
+    assert (here.project(), there.project()) == (root, other)
+    git(tmp_path, "clone", "-q", str(there.folder), "clone")
+    assert here.at(tmp_path / "clone").contents() == {"of the other"}
+
+
+def test_git_is_asked_again_only_behind_another_commit(here: Program, tmp_path: Path) -> None:
+    repository(here.folder)
+    with contextlib.closing(Memory(tmp_path / "a.db", folder=here.folder)) as memory:
+        asked: list[str] = []
+        told = sediment.git_id
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sediment, "git_id", lambda *of: (asked.append(""), told(*of))[1])
+            for message in ("", "", "goes on", ""):
+                if message:
+                    commit(here.folder, message)
+                memory.store(f"said {len(asked)}, {message}")
+                memory.stats()
+    assert len(asked) == 3, "once for the project, and for each of two commits"
+
+
 def test_a_submodule_is_its_own_project(here: Program, tmp_path: Path) -> None:
     library = repository(tmp_path / "library", day=2)
     app = repository(here.folder)
