@@ -12782,15 +12782,23 @@ def undo_item(projects: Projects, id: str) -> dict[str, Any]:
     if swaps:
         answer["hidden"] = swaps[0]
         message += f", and {swaps[0]} is hidden behind it"
+    elif stays := _hidden_still(projects.database, row["successor"]):
+        message += f", and {row['successor']} stays hidden behind {stays}"
+        message += f": `replace {old} {stays}` takes this back"
     if twin not in (None, now):
         message += f"; {twin} says the same: `forget` one of the two"
     return answer | {"message": message + "."}
 
 
+def _hidden_still(database: Database, front: str | None) -> str | None:
+    """Behind what an item is hidden that stood in another one's place."""
+    return database.value("SELECT successor FROM items WHERE id = ?", front)
+
+
 def _steps_back(connection: apsw.Connection, old: str) -> list[tuple[str, str | None]]:
     """What is to be taken back, each with what stands in its place or was pruned there: of
     replacements each one, the last first, so that what was between is where it had been; else the
-    whole way at once. The way ends at what stood beside the last before: that stays."""
+    whole way at once. Where that ends behind what stood beside it before, this stays as it is."""
     sql = (
         "WITH RECURSIVE ahead(id, n, beside) AS (SELECT ?1, 0, NULL UNION"
         f" SELECT i.successor, n + 1, {STOOD_BESIDE} FROM items i JOIN ahead USING (id)"
@@ -12800,10 +12808,10 @@ def _steps_back(connection: apsw.Connection, old: str) -> list[tuple[str, str | 
     chain = fetch(connection, sql, old)
     ids, reasons = [id for id, *_ in chain], {reason for _, reason, _ in chain[:-1]}
     steps: list[tuple[str, str | None]] = [*pairwise(ids)][::-1]
+    if chain[-1][2] and len(ids) > 2:
+        return [(old, None)]
     if reasons <= {"replace", "repeat", "undo"} and 1 < len(ids) == len({*ids}):
         return steps
-    if chain[-1][2]:
-        return [steps[0], (old, ids[-2])]
     return [(old, ids[-1] if ids[-1] != old else None)]
 
 
@@ -15458,7 +15466,8 @@ class Memory:
 
         `id` names the item that was hidden, or the one that took its place. What was replaced
         stands in its old place, with its text, id, edges and vectors, and its replacement is
-        hidden; what was merged is beside the other again. To redo it, undo what was hidden.
+        hidden; what was merged is beside the other again. To redo it, undo what was hidden. What is
+        hidden behind a memory that stood beside it stays so; `message` says what redoes this.
         """
         return undo_item(self.projects, id)
 

@@ -413,11 +413,15 @@ def test_undo_goes_no_further_than_what_stood_beside(memory: Memory) -> None:
     coffee, lamp = memory.store(COFFEE)["id"], memory.store("An old lamp.")["id"]
     memory.replace(later, coffee)
     memory.replace(coffee, lamp)
-    assert memory.undo(tea)["hidden"] == later
+    answer = memory.undo(tea)
+    assert "hidden" not in answer
+    assert f"{tea} is live again, and {later} stays hidden behind {coffee}" in answer["message"]
     assert {row["id"] for row in memory.list_items()["items"]} == {tea, lamp}
-    assert memory.undo(later)["hidden"] == tea  # a redo
-    assert {row["id"] for row in memory.list_items()["items"]} == {later, lamp}
+    memory.replace(tea, lamp)  # a redo
+    assert {row["id"] for row in memory.list_items()["items"]} == {lamp}
     assert "hidden" not in memory.undo(coffee)
+    assert {row["id"] for row in memory.list_items()["items"]} == {coffee, lamp}
+    assert memory.undo(coffee)["restored"] == later  # it stood beside that
     consistent(memory)
 
 
@@ -429,9 +433,9 @@ def test_undo_over_a_merge_hides_nothing_that_stood_beside(memory: Memory) -> No
     (front,) = (row["id"] for row in memory.list_items()["items"])
     coffee = memory.store(COFFEE)["id"]
     memory.replace(front, coffee)
-    assert memory.undo(tea)["hidden"] == front
+    assert "hidden" not in memory.undo(tea)
     assert {row["id"] for row in memory.list_items()["items"]} == {tea, coffee}
-    assert memory.get(later)["ended_by"] in ("merge", "undo")
+    assert memory.get(front)["successor"] == coffee
     consistent(memory)
 
 
