@@ -6480,8 +6480,15 @@ class Hit(NamedTuple):
         return self.kind == FOREIGN
 
 
+# A word that no chunk has whole: so much of it has one that begins there.
+_ENDLESS = _Pattern(
+    rf"\b([A-Za-z0-9]{{{CHUNK_MAX}}})[A-Za-z0-9]{{{CHUNK_THRESHOLD - CHUNK_MAX + 1},}}"
+)
+
+
 def weigh_words(database: Database, query: str, lexicon: Lexicon) -> Words:
     """How much information each word of a query has in a file."""
+    query = _ENDLESS.sub(lambda word: word[1].ljust(len(word[0])), query)
     with database.snapshot():
         total = database.state().chunks
         return weighed(query, lexicon, total, functools.partial(database.once, _counts))

@@ -427,7 +427,7 @@ def test_undo_goes_no_further_than_what_stood_beside(memory: Memory) -> None:
 
 def test_undo_over_a_merge_hides_nothing_that_stood_beside(memory: Memory) -> None:
     tea = memory.store(TEA)["id"]
-    later = memory.store(LATER, replace=tea)["id"]
+    memory.store(LATER, replace=tea)
     memory.import_rows([{"id": "same", "content": f"Note: {LATER}"}])
     assert memory.consolidate()["merged"] == 1
     (front,) = (row["id"] for row in memory.list_items()["items"])

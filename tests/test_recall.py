@@ -292,3 +292,13 @@ def test_words_are_looked_up_once_until_texts_change(
         other.forget(green)
         assert len(memory.recall("zebra")["results"]) == 1
     assert asked == ["zebra"] * 3
+
+
+@pytest.mark.parametrize("size", [1_000, 1_001, 3_000])
+def test_one_word_without_end_is_found_by_itself(memory: Memory, size: int) -> None:
+    """The index has a long one in the pieces to which it was cut, and no model knows any."""
+    memory.store("The tea is in the hall.")
+    text = "".join(f"{number:x}z" for number in range(size))[:size]
+    id = memory.store(text)["id"]
+    for query in (text, f"what is {text}?"):
+        assert memory.recall(query)["results"][0]["id"] == id
