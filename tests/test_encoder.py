@@ -292,3 +292,16 @@ sys.meta_path.insert(0, Watch())
 
 def test_numpy_is_whole_before_onnxruntime_is_imported():
     assert finish(child(ORDER + "Encoder().load()")).strip() == "in order"
+
+
+def test_texts_at_once_are_encoded_as_one_by_one() -> None:
+    texts = [f"Remark {number} is about {'tea ' * number}." for number in range(9)]
+    encoder = Encoder()
+    with encoder.at_once() as count, encoder.at_once() as within:
+        assert count == within == sediment.texts_at_once()
+        at_once = encoder.embed_all(texts)
+    for vector, text in zip(at_once, texts, strict=True):
+        told = numpy.frombuffer(vector, "<f4") @ numpy.frombuffer(encoder.embed(text), "<f4")
+        assert told == pytest.approx(1, abs=1e-5)
+    with encoder.at_once() as count:  # others may wait for what is loaded
+        assert count == 1

@@ -16,6 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -1946,3 +1947,50 @@ def test_what_is_to_be_read_anew_has_not_changed_by_that(memory: Memory, folder:
     assert [row["changed"] for row in memory.status()["sources"]] == [["MEMORY.md"], []]
     memory.recall("gateway port")
     assert memory.status()["dirty"] == 0
+
+
+def parts_in(memory: Memory) -> list[Any]:
+    sql = (
+        "SELECT f.path, i.id, i.content, v.vector FROM items i JOIN files f ON f.id = i.file"
+        " JOIN chunks c ON c.item = i.seq JOIN vectors v ON v.chunk = c.id"
+        " ORDER BY f.path, i.first_line, i.id"
+    )
+    return memory.database.rows(sql)
+
+
+def test_files_read_at_once_are_indexed_as_one_by_one(tmp_path: Path) -> None:
+    """An encoder that is not loaded yet encodes many texts at once."""
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    for number in range(12):
+        said = "".join(f"# Part {part}\n\n{number} of {part}.\n\n" for part in range(number))
+        (folder / f"{number}.md").write_text(said or "# Empty\n")
+    with Memory(tmp_path / "many.db", project="demo") as many:
+        answer = many.index([folder])
+        told = [row["path"] for row in answer["changes"]]
+        assert told == sorted(map(str, folder.iterdir()))
+        at_once = parts_in(many)
+    with open_memory(tmp_path / "one.db") as one:
+        again = one.index([folder])
+        one_by_one = parts_in(one)
+    assert [row[:3] for row in at_once] == [row[:3] for row in one_by_one]
+    assert (answer["chunks"], answer["changes"]) == (again["chunks"], again["changes"])
+    for (*_, vector), (*_, expected) in zip(at_once, one_by_one, strict=True):
+        pair = (numpy.frombuffer(one, "<f4") for one in (vector, expected))
+        assert numpy.dot(*pair) == pytest.approx(1, abs=1e-5)
+
+
+def test_an_index_that_is_stopped_reads_no_large_file_to_its_end(tmp_path: Path) -> None:
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    (folder / "a.md").write_text("# First\n\nIt is short.\n")
+    said = "".join(f"# Part {part}\n\nThe {part}th remark.\n\n" for part in range(2_000))
+    (folder / "b.md").write_text(said)
+    with Memory(tmp_path / "many.db", project="demo") as memory:
+        done: list[int] = []
+        memory.index([folder], progress=done.append, stop=lambda: bool(done))
+        assert len(parts_in(memory)) == 1
+        kept = memory.database.value("SELECT count(*) FROM embeddings")
+        assert kept < 1_000  # and these are not encoded again
+        (folder / "b.md").write_text(said[:2_000])
+        assert memory.index([folder])["files"] == 2
