@@ -8580,7 +8580,10 @@ class Files:
         with self.encoder.at_once() as count, ThreadPoolExecutor(2 * count - 1) as readers:
             try:
                 for (source, path, noted), reading in ahead(
-                    readers, 2 * count - 1, lambda row: self._read(*row[1:]), self._noted(plan)
+                    readers,
+                    2 * count - 1,
+                    lambda row: self._read(*row[1:]),
+                    self._new(plan, progress),
                 ):
                     if stop():
                         return
@@ -8595,10 +8598,20 @@ class Files:
         self._tell_renames()
         self._tidy()
 
-    def _noted(self, plan: Plan) -> Iterator[tuple[Source, Path, FileRecord | None]]:
+    def _new(
+        self, plan: Plan, progress: Callable[[int], object]
+    ) -> Iterator[tuple[Source, Path, FileRecord | None]]:
+        """The files of a plan that are to be read, and what is noted of them."""
         for source, _, paths in plan:
             known = self.known(source)
-            yield from ((source, path, known.get(str(path))) for path in paths)
+            for path in paths:
+                if self._is_new(path, noted := known.get(str(path))):
+                    yield source, path, noted
+                else:
+                    progress(1)
+
+    def _is_new(self, path: Path, noted: FileRecord | None) -> bool:
+        return noted is None or self.anew or is_dirty(path, noted)
 
     def _forget_gone(self, source: Source, within: Path, there: set[str]) -> None:
         gone = {
@@ -8649,12 +8662,11 @@ class Files:
     ) -> bool:
         """Index one file of a source, unless it is as it was noted there; whether it was not. With
         `away`, what cannot be read leaves a row in `files` by which it is looked for again."""
-        return self._keep(self._read(path, noted), path, source, noted, away)
+        is_new = self._is_new(path, noted)
+        return is_new and self._keep(self._read(path, noted), path, source, noted, away)
 
-    def _read(self, path: Path, noted: FileRecord | None) -> ParsedFile | Skipped | None:
-        """A file as it is now, or why it is not to be read; None if it is as it was noted."""
-        if noted and not self.anew and not is_dirty(path, noted):
-            return None
+    def _read(self, path: Path, noted: FileRecord | None) -> ParsedFile | Skipped:
+        """A file as it is now, or why it is not to be read."""
         try:
             seen, text, data, whole = read_file(path)
             digest = sha256(data)
@@ -8671,7 +8683,7 @@ class Files:
 
     def _keep(
         self,
-        read: ParsedFile | Skipped | None,
+        read: ParsedFile | Skipped,
         path: Path,
         source: Source,
         noted: FileRecord | None,
@@ -8680,8 +8692,6 @@ class Files:
         """Write down what was read of a file, or read it again where it has changed since."""
         try:
             for _ in range(FILE_TRIES):
-                if read is None:
-                    return False
                 if isinstance(read, Skipped):
                     raise read
                 if self._is_same(read.digest, noted):
