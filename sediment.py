@@ -3544,6 +3544,7 @@ class Database:
     def must_exist(self) -> None:
         """NotFound where there is no file yet."""
         if not self.path.exists():
+            _check_place(self.path)
             raise NotFound(f"there is no database at {self.path} yet")
 
     def version(self) -> tuple[Any, ...]:
@@ -3737,13 +3738,17 @@ class Database:
             if _no_room(path or self.path):
                 reason = "cannot be opened, the disk is full: free some space"
             elif left := _left_of_another(path or self.path):
-                reason = f"is new, and beside it is what a file left that was removed ({left}): end"
-                reason += " the processes that have that open, servers too, and delete it"
+                reason = f"is new, and beside it is what a file left that was removed ({left}): "
+                reason += _PUT_BACK
         else:
             return
         raise kind(f"{path or self.path} {reason}") from None
 
 
+_PUT_BACK = (
+    "put that file back; or, if it is gone for good, end the processes that have it open, servers"
+    " too, and delete what it left"
+)
 _DAMAGED = "is damaged: run `doctor --repair`, or `restore` a backup"
 _DAMAGED_COPY = "is damaged: try --db {} doctor --repair, or another backup"
 _OTHER_TABLES = _Pattern(
@@ -3765,9 +3770,25 @@ def _no_room(path: Path) -> bool:
 def _left_of_another(path: Path) -> str:
     """What stands beside a file of no more than its first page, and cannot be its own."""
     with contextlib.suppress(OSError):
-        left = [f"{path.name}{end}" for end in ("-wal", "-shm") if os.path.exists(f"{path}{end}")]
-        return " and ".join(left) if path.stat().st_size <= PAGE_BYTES else ""
+        return _left_beside(path) if path.stat().st_size <= PAGE_BYTES else ""
     return ""
+
+
+def _left_beside(path: Path) -> str:
+    """What SQLite keeps beside a file."""
+    beside = (Path(f"{real_path(path)}{end}") for end in ("-wal", "-shm"))
+    return " and ".join(one.name for one in beside if one.exists())
+
+
+def _check_log(path: Path) -> None:
+    """DatabaseError for the log of a file that was moved away: SQLite would delete it for a new
+    one, and with it what was stored last."""
+    with contextlib.suppress(OSError):  # else there is none
+        # The log first: whoever makes the file just now has a log only when something is in it.
+        logged = os.stat(f"{real_path(path)}-wal").st_size
+        if logged and not (path.exists() and path.stat().st_size):
+            reason = "was moved away or removed, and the log it left has what was stored last"
+            raise DatabaseError(f"{path} {reason} ({_left_beside(path)}): {_PUT_BACK}")
 
 
 def stemmer() -> Callable[[str], list[tuple[str, str]]]:
@@ -3872,6 +3893,7 @@ def _check_place(path: Path) -> None:
         raise DatabaseError(f"{path} is no plain file: --db takes one, e.g. memory.db")
     if not _is_unicode(path):
         raise DatabaseError(f"{path} has a name that is not UTF-8: choose another")
+    _check_log(path)
     with contextlib.suppress(FileNotFoundError):
         if path.is_symlink() and is_somebody_elses(path.stat()):
             raise DatabaseError(f"{path} is a link to somebody else's file: name that with --db")
@@ -3897,6 +3919,7 @@ def _connect(path: Path) -> apsw.Connection:
     """Open for writing; for reading alone where the file or its disk allow no more."""
     import apsw
 
+    _check_log(path)
     return apsw.Connection(str(path)) if _is_writable(path) else _open_read_only(path)
 
 
@@ -11251,6 +11274,7 @@ def _check_file(database: Database) -> Iterator[Check]:
 
 def check_contents(database: Database, encoder: Encoder) -> Iterator[Check]:
     """Whether the pages are sound, and the tables agree with the texts."""
+    _check_log(database.path)
     if not database.path.exists():
         return
     try:

@@ -346,12 +346,58 @@ def test_a_log_that_a_removed_file_left_is_told(path: Path) -> None:
     with open_memory(path) as memory:
         memory.store("one thing")
         path.unlink()
-        log = path.with_name(f"{path.name}-wal")
-        assert log.exists()
+        path.with_name(f"{path.name}-wal").unlink()
         script = "import sys; sediment.Memory(sys.argv[1], project='demo').store('another')"
         _, errors = child(script, path).communicate()
-        assert f"left that was removed ({log.name} and" in errors
+        assert f"left that was removed ({path.name}-wal and {path.name}-shm): " in errors
+        assert "put that file back; or, if it is gone for good, end the processes" in errors
+
+
+@pytest.mark.parametrize("emptied", [False, True])
+@pytest.mark.parametrize("linked", [False, True])
+def test_the_log_of_a_file_that_was_moved_away_is_kept(
+    path: Path, linked: bool, emptied: bool
+) -> None:
+    name = path.with_name("link.db") if linked else path
+    path.parent.mkdir()
+    if linked:
+        name.symlink_to(path)
+    told = f"{name} was moved away or removed, .*{path.name}-wal and .*: put that file back; or,"
+    with open_memory(name) as memory:
+        id = memory.store("The cicada sings at dusk.")["id"]
+        path.rename(gone := path.with_name("gone.db"))
+        if emptied:
+            path.touch()
+        calls = (memory.stats, memory.list_items, memory.doctor, memory.repair)
+        for call in (
+            *calls,
+            lambda: memory.store("another"),
+            lambda: memory.backup(path.with_name("copy.db")),
+        ):
+            with pytest.raises(DatabaseError, match=told):
+                call()
+        with open_memory(name) as other, pytest.raises(DatabaseError, match=told):
+            other.store("another")
+        assert path.exists() == emptied
+        gone.replace(path)
+        assert [row["id"] for row in memory.list_items()["items"]] == [id]
+        path.rename(gone)
+    assert path.with_name(f"{path.name}-wal").stat().st_size
+    gone.rename(path)
+    with open_memory(name) as again:
+        assert again.get(id)["content"] == "The cicada sings at dusk."
+
+
+def test_a_file_is_begun_anew_when_the_log_of_a_removed_one_is_deleted(path: Path) -> None:
+    with open_memory(path) as memory:
+        memory.store("one thing")
+        path.unlink()
+        with pytest.raises(DatabaseError, match="was moved away or removed"):
+            memory.list_items()
+        remove(path)
+        assert memory.list_items()["total"] == 0
         assert memory.store("another")["success"]
+        consistent(memory)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="a device of that name")
