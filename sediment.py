@@ -10383,14 +10383,16 @@ def keep_conversations(
     """What `Memory.add_conversations` does; without an encoder they are only counted."""
     counts: dict[str, int] = {"sessions": 0, "turns": 0, "existing": 0}
     remarks: list[str] = []
-    forgotten, empty, homeless = 0, 0, Counter[str]()
+    forgotten, empty, left = 0, 0, Counter[tuple[str, str]]()
     for given in conversations:
         one = given._replace(folder=folder_of(projects, given))
         known = kept_session(projects.database, session_name(one.client, one.session))
         if known and known.resume == _NEVER_AGAIN:
             forgotten += len(one.turns)
         elif _is_homeless(known, one):
-            homeless[one.client] += 1
+            left[_HOMELESS, one.client] += 1
+        elif not one.session and not one.remark:
+            left[_NO_CONVERSATIONS, one.client] += 1
         elif not one.session:  # of a folder that nobody may look into
             remarks.append(one.remark)
         else:
@@ -10403,14 +10405,15 @@ def keep_conversations(
         progress(len(one.turns))
     more = {"forgotten": forgotten, "empty": empty}
     counts |= {name: count for name, count in more.items() if count}
-    left = (_HOMELESS.format(count, client) for client, count in homeless.items() if count)
-    return {"success": True, **counts, "remarks": list(dict.fromkeys([*left, *remarks]))}
+    told = (text.format(count, client) for (text, client), count in left.items())
+    return {"success": True, **counts, "remarks": list(dict.fromkeys([*told, *remarks]))}
 
 
 _HOMELESS = (
     "{0} sessions of {1} are of folders that are not known: `import --from {1} --here` in each"
     " keeps what was said there"
 )
+_NO_CONVERSATIONS = "{0} entries of the export of {1} are no conversations"
 
 
 def _is_homeless(known: Session | None, one: Conversation) -> bool:

@@ -711,6 +711,14 @@ def test_an_export_that_is_cut_gives_what_came_before(tmp_path: Path) -> None:
         next(found)
 
 
+def test_what_is_no_conversation_in_an_export_is_told(here: Program) -> None:
+    path = here.folder / "conversations.json"
+    path.write_text(json.dumps([CLAUDE_AI, 7, {"account": "nobody's"}]))
+    told = "2 entries of the export of claude.ai are no conversations"
+    assert here.json("import", str(path), "--dry-run")["remarks"] == [told]
+    assert here.ok("import", str(path)).splitlines()[1:] == [told]
+
+
 def test_the_graph_of_the_mcp_memory_server_becomes_sentences(tmp_path: Path) -> None:
     path = tmp_path / "memory.json"
     facts = [
