@@ -7860,6 +7860,8 @@ class Importer:
                 yield number, row
 
     def _checked(self, row: object) -> dict[str, Any]:
+        if isinstance(row, SedimentError):  # why there is none
+            raise row
         if not isinstance(row, dict):
             raise InvalidInput("not a JSON object")
         content = check_text(row.get("content"), "content", CONTENT_MAX)
@@ -10175,7 +10177,7 @@ def open_archive(path: Path) -> tuple[str, Iterator[Any]]:
         return "rows", (_graph_rows(line) for _, line in _transcript_lines(path))
     notes = _own_files(path, "**/*.md")
     if any("\npermalink:" in plain_text(note) for note in notes):
-        return "rows", (row for note in notes for row in _note_rows(note))
+        return "rows", (row for note in notes for row in _rows_of_note(note))
     known = "an export of ChatGPT's or Claude.ai's, the MCP memory server's file or a folder"
     raise InvalidInput(f"{path} is not {known} of basic-memory's notes: name one of these")
 
@@ -10255,13 +10257,23 @@ def _graph_rows(line: bytes) -> Any:
     return line.decode("utf-8", "replace")
 
 
-def _note_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """What a note of basic-memory's says: its observations, its relations, and then the rest, by
-    sections."""
-    text = plain_text(path).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+def _rows_of_note(path: Path) -> list[Any]:
+    """What a note of basic-memory's says; why nothing of it is taken, to be refused with that,
+    where not all of it is text."""
+    try:
+        note = read_file(real_path(path))
+        if not note.whole:
+            raise Skipped("is not all UTF-8")
+    except Skipped as skipped:
+        return [InvalidInput(f"{path} {skipped}: nothing of it was taken")]
+    return [*_note_rows(path.stem, note.text)]
+
+
+def _note_rows(name: str, text: str) -> Iterator[dict[str, Any]]:
+    """A note's observations, its relations, and then the rest, by sections."""
     front = _FRONT_MATTER.match(text)
     title = front and re.search(r"^title:[ \t]*(.+)$", front[0], re.MULTILINE)
-    name = title[1].strip("\"' ") if title else path.stem
+    name = title[1].strip("\"' ") if title else name
     shown, rest = visible(text), []
     for (_, line), (_, plain) in zip(_lines(shown), _unfenced_lines(shown), strict=True):
         if found := _OBSERVED.match(plain):

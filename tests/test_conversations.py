@@ -773,9 +773,28 @@ def test_the_notes_of_basic_memory_become_memories(tmp_path: Path) -> None:
 
 def test_no_note_of_basic_memory_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "okapi.md").write_text("---\npermalink: okapi\n---\n\nIt eats leaves.\n")
-    (tmp_path / "old.md").write_bytes(b"A caf\xe9 - and more.\n")
     (tmp_path / "empty.md").write_text("---\npermalink: empty\n---\n# Nothing\n")
-    assert rows(tmp_path) == ["okapi: It eats leaves.", "old: A caf\ufffd - and more."]
+    (tmp_path / "long.md").write_text(f"{'Tea. ' * 250_000}\n")
+    (tmp_path / "marked.md").write_text("\ufeff---\ntitle: Ada\n---\nRows.\n", "utf-8")
+    long = f"long: {'Tea. ' * 250_000}".rstrip()
+    assert rows(tmp_path) == [long, "Ada: Rows.", "okapi: It eats leaves."]
+
+
+def test_a_note_of_which_not_all_is_text_is_refused_by_its_name(here: Program) -> None:
+    (notes := here.folder / "notes").mkdir()
+    (here.folder / "link").symlink_to(notes)
+    (notes / "ada.md").write_text("---\npermalink: ada\n---\nAda rows.\n")
+    for name, data in (("latin", b"A caf\xe9.\n"), ("nul", b"\0\0"), ("utf16", b"\xff\xfec\0")):
+        (notes / f"{name}.md").write_bytes(data)
+    told = json.loads((done := here.run("--json", "import", "link")).stdout)
+    assert (done.returncode, told["stored"]) == (1, 1)
+    assert [row["reason"] for row in told["refused"]] == [
+        "link/latin.md is not all UTF-8: nothing of it was taken",
+        "link/nul.md is not text: nothing of it was taken",
+        "link/utf16.md is not text: nothing of it was taken",
+    ]
+    (notes / "latin.md").write_text("A café.\n", "utf-8")
+    assert json.loads(here.run("--json", "import", "link").stdout)["stored"] == 1
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
