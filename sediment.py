@@ -10377,13 +10377,10 @@ def kept_session(database: Database, name: str) -> Session | None:
 
 
 def is_session(projects: Projects, id: object) -> bool:
-    """Whether something is the name of a session that is kept, of this project or of none; and
-    not the id of a memory, which goes first where both are called so."""
+    """Whether something is the name of a session that is kept, of this project or of none."""
     named = isinstance(id, str) and ":" in id and id.isprintable()
     kept = kept_session(projects.database, str(id)) if named else None
-    if kept is None or kept.project not in ("", projects.current()):
-        return False
-    return find_item(projects.database, str(id)) is None
+    return kept is not None and kept.project in ("", projects.current())
 
 
 def keep_conversations(
@@ -12981,12 +12978,14 @@ def move_item(projects: Projects, id: str, scope: str) -> dict[str, Any]:
 
 def forget_items(projects: Projects, ids: Sequence[str]) -> dict[str, Any]:
     """Erase items, or whole sessions: what `Memory.forget` returns."""
-    sessions = [id for id in ids if is_session(projects, id)]
+    sessions = [id for id in dict.fromkeys(ids) if is_session(projects, id)]
+    both = [name for name in sessions if is_own_memory(projects, name)]
     for name in sessions:
         for row in items_beginning(projects, name):
             what = f"{name} is a conversation, and the memory {row['id']} begins so"
-            raise InvalidInput(f"{what}: forget that first, by its whole id")
-    items = (id for id in ids if id not in sessions)
+            if row["id"] != name:
+                raise InvalidInput(f"{what}: forget that first, by its whole id")
+    items = (id for id in ids if id not in sessions or id in both)
     doomed = list(dict.fromkeys(own_item(projects, id, "forget")["id"] for id in items))
     elsewhere = _told_elsewhere(projects.database, doomed)
     with projects.database.transaction() as connection:
@@ -12996,16 +12995,21 @@ def forget_items(projects: Projects, ids: Sequence[str]) -> dict[str, Any]:
         erased = sum(erase_item(connection, id) for id in doomed)
         for name in sessions:
             forget_session(connection, name)
-    doomed += sessions
-    erased += len(sessions)
+    older = _and_versions(erased - len(doomed))
+    doomed += [name for name in sessions if name not in both]
     projects.database.wipe(texts)
     remove_left_behind(projects.database.path)
-    named = ", ".join(doomed)
-    older = _and_versions(erased - len(doomed))
+    named = ", ".join(f"{id} (a conversation and a memory)" if id in both else id for id in doomed)
     answer: dict[str, Any] = {"success": True, "ids": doomed}
     if kept := copies(projects.database):
         answer["copies"] = kept
     return answer | {"message": f"Deleted {named}{older}.{elsewhere}"}
+
+
+def is_own_memory(projects: Projects, id: str) -> bool:
+    """Whether a memory of this project, or of all, has exactly this id."""
+    row = find_item(projects.database, id)
+    return row is not None and not projects.is_foreign(row)
 
 
 def _told_elsewhere(database: Database, ids: list[str]) -> str:
@@ -17804,12 +17808,11 @@ class Visitor(NamedTuple):
         """Forbidden where an item, or a version of it, is not of the token's project."""
         projects = self.memory.projects
         session = kept_session(projects.database, id) if is_session(projects, id) else None
-        if session:
-            found: set[str | None] = {session.project or None}
-        else:
+        found: set[str | None] = {session.project or None} if session else set()
+        if not session or is_own_memory(projects, id):
             with keep_to_one_project():
                 id = visible_item(projects, id)["id"]
-            found = projects_behind(projects.database, id)
+            found |= projects_behind(projects.database, id)
         if not found <= {self.token.project, *([] if changes else [None])}:
             deed = "change" if changes else "read"
             raise Forbidden(f"the token {self.token.name} cannot {deed} {id}")

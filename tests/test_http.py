@@ -471,6 +471,21 @@ def test_a_token_of_one_project_sees_no_other(guarded: tuple[Door, dict[str, str
         assert whole.ok("GET", f"/v1/memories/{id}")["id"] == id
 
 
+def test_a_token_of_one_project_erases_no_global_memory_by_a_conversations_name(
+    tmp_path: Path,
+) -> None:
+    with open_memory(tmp_path / "memory.db", "demo") as memory:
+        token = memory.add_token("one", project="demo")["token"]
+        memory.import_rows([{"id": "claude:s1", "content": "Tea is served at four."}], "global")
+        with memory.database.transaction() as connection:
+            sediment.note_session(connection, "claude:s1", memory.projects.current() or "", 100)
+        with gate(memory) as door:
+            one = Door(door.host, door.port, **bearer(token))
+            assert one.ask("DELETE", "/v1/memories/claude:s1").status == 403
+        assert sediment.find_item(memory.database, "claude:s1")
+        assert memory.forget("claude:s1")["message"].endswith("(a conversation and a memory).")
+
+
 @pytest.mark.parametrize(
     "scope", ["global", "GLOBAL", "Global", " global", "ｇｌｏｂａｌ", ["global"]]
 )

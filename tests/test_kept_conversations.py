@@ -153,13 +153,22 @@ def test_a_conversation_whose_name_begins_an_id_is_not_guessed(memory: Memory) -
     assert memory.stats()["turns"] == 0
 
 
-def test_a_memory_that_is_called_as_a_conversation_is_forgotten_first(memory: Memory) -> None:
+def test_a_memory_that_is_called_as_a_conversation_is_forgotten_with_it(memory: Memory) -> None:
     memory.add_conversations([said(HERON)])
     memory.import_rows([{"id": "claude:s1", "content": "Tea is served at four."}])
-    memory.forget("claude:s1")
-    assert (memory.stats()["turns"], memory.list_items()["total"]) == (1, 0)
-    memory.forget("claude:s1")
+    answer = memory.forget("claude:s1", "claude:s1")
+    assert answer["message"] == "Deleted claude:s1 (a conversation and a memory)."
+    assert answer["ids"] == ["claude:s1"]
+    assert (memory.stats()["turns"], memory.list_items()["total"]) == (0, 0)
+
+
+def test_no_memory_of_another_project_keeps_a_conversation(memory: Memory, tmp_path: Path) -> None:
+    memory.add_conversations([said(HERON)])
+    with open_memory(tmp_path / "memory.db", "other") as other:
+        other.import_rows([{"id": "claude:s1", "content": "Tea is served at four."}], "project")
+    assert memory.forget("claude:s1")["message"] == "Deleted claude:s1."
     assert memory.stats()["turns"] == 0
+    assert sediment.find_item(memory.database, "claude:s1") is not None
 
 
 @pytest.mark.parametrize("id", ["\ud800", "claude:\ud800", "claude:none", "claude:\0"])
