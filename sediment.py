@@ -10394,7 +10394,9 @@ def keep_conversations(
     remarks: list[str] = []
     forgotten, empty, left = 0, 0, Counter[tuple[str, str]]()
     for given in conversations:
-        one = given._replace(folder=folder_of(projects, given))
+        turns = _not_forgotten(projects.database, given)
+        one = given._replace(folder=folder_of(projects, given), turns=turns)
+        forgotten += len(given.turns) - len(turns)
         known = kept_session(projects.database, session_name(one.client, one.session))
         if known and known.resume == _NEVER_AGAIN:
             forgotten += len(one.turns)
@@ -10407,11 +10409,11 @@ def keep_conversations(
         else:
             new = _keep_conversation(projects, encoder, one) if encoder else len(one.turns)
             counts["sessions"] += bool(one.turns)
-            empty += not one.turns
+            empty += not given.turns
             counts["turns"] += new
             counts["existing"] += len(one.turns) - new
             remarks += [one.remark] if one.remark else []
-        progress(len(one.turns))
+        progress(len(given.turns))
     more = {"forgotten": forgotten, "empty": empty}
     counts |= {name: count for name, count in more.items() if count}
     told = (text.format(count, client) for (text, client), count in left.items())
@@ -10557,13 +10559,33 @@ def write_turn(connection: apsw.Connection, file: int, item: Item) -> bool:
     return True
 
 
+# And the id of a turn that was forgotten, in meta, with its session: a fork of that has it, too.
+FORGOTTEN = "forgotten:"
+
+
+def _not_forgotten(database: Database, given: Conversation) -> list[Turn]:
+    """The turns of a session that were not forgotten in another. Those that are called by their
+    places are not told apart."""
+    sql = f"SELECT key, value FROM meta WHERE key GLOB '{FORGOTTEN}*'"
+    notes = [row for row in database.rows(sql) if row[1].startswith(f"{given.client}:")]
+    keys, names = {key for key, _ in notes}, {name for _, name in notes}
+
+    def is_noted(key: str) -> bool:
+        return any(f"{FORGOTTEN}{turn_id(name, key)}" in keys for name in names)
+
+    return [turn for turn in given.turns if turn.key.isdecimal() or not is_noted(turn.key)]
+
+
 def forget_session(connection: apsw.Connection, name: str) -> int:
     """Erase what is kept of a session, and never keep it again; how many turns it had."""
     session = f"path = ? AND source IN ({_KEPT_SAID})"
     sql = f"SELECT id FROM items WHERE file IN (SELECT id FROM files WHERE {session})"
-    erased = sum(erase_item(connection, id) for (id,) in fetch(connection, sql, name))
+    ids = [id for (id,) in fetch(connection, sql, name)]
+    for id in ids:
+        erase_item(connection, id)
+        set_meta(connection, f"{FORGOTTEN}{id}", name)
     connection.execute(f"UPDATE files SET size = {_NEVER_AGAIN} WHERE {session}", (name,))
-    return erased
+    return len(ids)
 
 
 def sessions_kept(database: Database, project: str | None) -> dict[str, Any]:
@@ -10996,7 +11018,7 @@ _REBUILT = ("items", "chunks", "vectors", "files")
 _CONTENT, _TYPE, _PROJECT, _ENDED_AT, _TEXT_HASH, _FILE = 2, 3, 4, 7, 10, 11
 _MODEL_FACTS = ("model_name", "model_digest", "dimension")
 # How keys of `meta` begin that say what nothing else does.
-_TOLD = (HOOKS_OFF, UNHEARD, "copy:", _BEGUN, "model_probe", "sent:")
+_TOLD = (HOOKS_OFF, UNHEARD, FORGOTTEN, "copy:", _BEGUN, "model_probe", "sent:")
 
 
 def _rescued_sessions(found: Rescued, connection: apsw.Connection) -> dict[int, int | None]:
@@ -11169,9 +11191,10 @@ def _keep_sync(database: Database, copy: apsw.Connection) -> str:
 def _keep_forgotten(database: Database, copy: apsw.Connection) -> str:
     """Let no conversation come back that was never to be kept again; what is to be told."""
     names: list[Any] = []
-    unheard: list[Any] = []
+    notes: list[Any] = []
     with contextlib.suppress(DamagedError):
-        unheard = database.rows(f"SELECT key, value FROM meta WHERE key GLOB '{UNHEARD}*'")
+        for kind in (UNHEARD, FORGOTTEN):
+            notes += database.rows(f"SELECT key, value FROM meta WHERE key GLOB '{kind}*'")
         sql = f"SELECT path, project_id FROM files WHERE size = {_NEVER_AGAIN}"
         names = database.rows(f"{sql} AND source IN ({_KEPT_SAID})")
     forgotten = 0
@@ -11179,7 +11202,7 @@ def _keep_forgotten(database: Database, copy: apsw.Connection) -> str:
         for name, project in names:
             forgotten += forget_session(copy, name) > 0
             note_session(copy, name, project, _NEVER_AGAIN)  # also one that it does not have
-        copy.executemany("INSERT OR REPLACE INTO meta VALUES(?, ?)", unheard)
+        copy.executemany("INSERT OR REPLACE INTO meta VALUES(?, ?)", notes)
     told = " Conversations forgotten since, and not brought back"
     return f"{told}: {forgotten}." if forgotten else ""
 

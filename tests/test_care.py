@@ -205,7 +205,7 @@ def test_a_conversation_that_was_forgotten_stays_so_when_a_copy_is_restored(
     memory: Memory, path: Path, tmp_path: Path
 ) -> None:
     said = [
-        Conversation("claude", name, None, [Turn("a", 1, f"Is the {name} lit?", "Yes.")], 0)
+        Conversation("claude", name, None, [Turn(f"{name}-a", 1, f"Is the {name} lit?", "Yes.")], 0)
         for name in ("heron", "otter", "later")
     ]
     memory.add_conversations(said[:2])
@@ -218,6 +218,8 @@ def test_a_conversation_that_was_forgotten_stays_so_when_a_copy_is_restored(
     assert answer["turns"] == 1
     assert "Conversations forgotten since, and not brought back: 1." in answer["message"]
     assert memory.add_conversations(said)["forgotten"] == 2
+    forks = [one._replace(session=f"{one.session}-2") for one in said]
+    assert memory.add_conversations(forks, dry_run=True)["forgotten"] == 2
     assert b"heron lit" not in path.read_bytes()
     assert [one["source"] for one in memory.list_conversations()["conversations"]] == [
         "claude:otter"
@@ -640,7 +642,7 @@ def test_what_was_said_and_what_people_decided_is_rescued(
     memory: Memory, tmp_path: Path, table: str
 ) -> None:
     def said(session: str) -> Conversation:
-        turn = Turn("k1", 1_700_000_000, f"Where is {session}?", f"{session} is at pier 9.")
+        turn = Turn(f"{session}-k1", 1_700_000_000, f"Where is {session}?", "At pier 9.")
         return Conversation("claude", session, None, [turn], 900)
 
     memory.add_conversations(map(said, ("heron", "otter")))
@@ -663,6 +665,8 @@ def test_what_was_said_and_what_people_decided_is_rescued(
     assert memory.list_conversations() == kept
     assert memory.recall("where is heron?")["results"][0]["source"] == "claude:heron#1"
     assert memory.add_conversations(map(said, ("heron", "otter")))["turns"] == 0
+    fork = said("otter")._replace(session="otter-2")
+    assert memory.add_conversations([fork])["turns"] == 0
     assert hooks_off(memory) == {"capture"}
     assert sediment.unheard_of(memory.database, "claude:heron") == (1700, False)
     assert rows_of(memory, "reviews") == [(old, new, 0.0, 1)]

@@ -22,7 +22,7 @@ def memory(tmp_path: Path) -> Memory:
 def said(*turns: tuple[str, str], session: str = "s1", folder: str | None = None) -> Conversation:
     """A session with these prompts and answers."""
     made = [
-        Turn(f"k{number}", 1_700_000_000 + 60 * number, prompt, answer)
+        Turn(f"{session}-k{number}", 1_700_000_000 + 60 * number, prompt, answer)
         for number, (prompt, answer) in enumerate(turns)
     ]
     return Conversation("claude", session, folder, made, 100 * len(made))
@@ -59,7 +59,7 @@ def test_a_session_of_no_real_folder_stops_none_after_it(
 
 
 def test_a_memory_with_the_id_of_a_turn_stays(memory: Memory) -> None:
-    id = sediment.turn_id("claude:s1", "k0")
+    id = sediment.turn_id("claude:s1", "s1-k0")
     memory.import_rows([{"id": id, "content": "Tea is served at four."}])
     assert counts(memory.add_conversations([said(HERON, OTTER)])) == (1, 2, 0)
     assert counts(memory.add_conversations([said(HERON, OTTER)])) == (1, 0, 2)
@@ -131,6 +131,31 @@ def test_a_session_is_forgotten_whole_and_for_ever(memory: Memory) -> None:
     assert memory.add_conversations([said(HERON)], dry_run=True)["turns"] == 0
     assert [one["source"] for one in memory.list_conversations()["conversations"]] == ["claude:s2"]
     consistent(memory)
+
+
+def test_a_fork_brings_back_nothing_that_was_forgotten(memory: Memory) -> None:
+    memory.add_conversations([said(HERON)])
+    memory.forget("claude:s1")
+    fork = said(HERON, OTTER)._replace(session="s2")
+    answer = memory.add_conversations([fork])
+    assert (*counts(answer), answer["forgotten"]) == (1, 1, 0, 1)
+    (turn,) = memory.list_items(kind="conversation", scope="all")["items"]
+    assert turn["source"] == "claude:s2#1"
+    assert memory.add_conversations([said(HERON)._replace(session="s3")])["forgotten"] == 1
+    assert memory.add_conversations([fork._replace(client="codex")])["turns"] == 2
+    consistent(memory)
+
+
+def test_turns_that_are_called_by_their_places_are_not_taken_for_forgotten_ones(
+    memory: Memory,
+) -> None:
+    def placed(turn: tuple[str, str], session: str) -> Conversation:
+        one = said(turn, session=session)
+        return one._replace(turns=[one.turns[0]._replace(key="120")])
+
+    memory.add_conversations([placed(HERON, "s1")])
+    memory.forget("claude:s1")
+    assert memory.add_conversations([placed(OTTER, "s2")])["turns"] == 1
 
 
 def test_a_session_of_another_project_is_not_forgotten_here(memory: Memory, tmp_path: Path) -> None:
@@ -335,7 +360,7 @@ def test_a_turn_that_is_cut_or_has_a_credential_is_the_same_when_it_grows(
     memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def says(prompt: str, answer: str, session: str) -> int:
-        turn = Turn("u1", 1_700_000_000, prompt, answer)
+        turn = Turn(f"{session}-u1", 1_700_000_000, prompt, answer)
         memory.add_conversations([Conversation("claude", session, None, [turn], 0)])
         return memory.database.value("SELECT count(*) FROM items")
 
