@@ -13001,7 +13001,7 @@ def move_item(projects: Projects, id: str, scope: str) -> dict[str, Any]:
 
 def forget_items(projects: Projects, ids: Sequence[str]) -> dict[str, Any]:
     """Erase items, or whole sessions: what `Memory.forget` returns."""
-    sessions = [id for id in dict.fromkeys(ids) if is_session(projects, id)]
+    sessions = list(dict.fromkeys(id for id in ids if is_session(projects, id)))
     both = [name for name in sessions if is_own_memory(projects, name)]
     for name in sessions:
         for row in items_beginning(projects, name):
