@@ -1473,14 +1473,24 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         return []
 
 
+def why_closed(folder: str | Path) -> str:
+    """Why a folder may not be looked into; "" where it may, or is not there."""
+    try:
+        os.scandir(folder).close()
+    except PermissionError as error:
+        return f"cannot be read ({error.strerror})"
+    except OSError:
+        return ""
+    return ""
+
+
 def closed_folders(top: Path) -> Iterator[tuple[Path, str]]:
     """The folders at and below a path that may not be looked into, and why."""
     failed: list[OSError] = []
     for _ in os.walk(top, onerror=failed.append):
         pass
-    for error in failed:
-        if isinstance(error, PermissionError):
-            yield Path(error.filename), f"cannot be read ({error.strerror})"
+    found = (Path(error.filename) for error in failed)
+    return ((folder, why) for folder in found if (why := why_closed(folder)))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -8603,12 +8613,10 @@ class Files:
         from concurrent.futures import ThreadPoolExecutor
 
         with self.encoder.at_once() as count, ThreadPoolExecutor(2 * count - 1) as readers:
+            found = self._new(plan, progress)
             try:
                 for (source, path, noted), reading in ahead(
-                    readers,
-                    2 * count - 1,
-                    lambda row: self._read(*row[1:]),
-                    self._new(plan, progress),
+                    readers, 2 * count - 1, lambda row: self._read(*row[1:]), found
                 ):
                     if stop():
                         return
@@ -8647,8 +8655,8 @@ class Files:
         if gone:  # when the plan was made; another process may know better
             there = set(map(str, self.find(source, within)))
             for folder in sorted({Path(name).parent for name in gone}):
-                for closed, why in closed_folders(folder):
-                    self._skip(closed, f"{why}: once it can be, `index` again", True)
+                if why := why_closed(folder):
+                    self._skip(folder, f"{why}: once it can be, `index` again", True)
             self.forget({name: noted for name, noted in gone.items() if name not in there})
 
     def _tell_renames(self) -> None:

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -421,14 +422,21 @@ def test_what_somebody_else_put_into_git_is_named_and_left(tmp_path: Path) -> No
         assert "blob was not read: git says" in answer["remarks"][0]
 
 
-@pytest.mark.parametrize("name", ["alice/backup", "al\u2003ice", "al\u2028ice"])
-def test_a_name_in_git_that_no_machine_has_is_passed_over(tmp_path: Path, name: str) -> None:
-    remote = git_place(tmp_path)
+@contextlib.contextmanager
+def sharing_by_git(tmp_path: Path, remote: Path) -> Iterator[Memory]:
+    """A memory that has sent a fact."""
     with open_memory(tmp_path / "memory.db") as memory:
         memory.sync_to(f"git:{remote}")
         memory.share("team")
         memory.store("A fact.")
         memory.sync()
+        yield memory
+
+
+@pytest.mark.parametrize("name", ["alice/backup", "al\u2003ice", "al\u2028ice"])
+def test_a_name_in_git_that_no_machine_has_is_passed_over(tmp_path: Path, name: str) -> None:
+    remote = git_place(tmp_path)
+    with sharing_by_git(tmp_path, remote) as memory:
         own = f"refs/sediment/{memory.sync_status()['machine']}"
         copy = ["git", "--git-dir", str(remote), "update-ref", f"refs/sediment/{name}", own]
         subprocess.run(copy, check=True)
@@ -1287,22 +1295,14 @@ def test_who_leaves_and_erases_keeps_what_is_his_and_nothing_else(place: Place) 
 
 def test_what_was_fetched_by_git_goes_with_who_leaves(tmp_path: Path) -> None:
     remote = git_place(tmp_path)
-    with open_memory(tmp_path / "memory.db") as memory:
-        memory.sync_to(f"git:{remote}")
-        memory.share("team")
-        memory.store("A fact.")
-        memory.sync()
+    with sharing_by_git(tmp_path, remote) as memory:
         memory.leave_sync()
         assert not (tmp_path / "memory.db.git").exists()
 
 
 def test_what_was_fetched_by_git_goes_with_a_move_to_another_place(tmp_path: Path) -> None:
     remote = git_place(tmp_path)
-    with open_memory(tmp_path / "memory.db") as memory:
-        memory.sync_to(f"git:{remote}")
-        memory.share("team")
-        memory.store("A fact.")
-        memory.sync()
+    with sharing_by_git(tmp_path, remote) as memory:
         memory.sync_to(str(tmp_path / "folder"))
         assert not (tmp_path / "memory.db.git").exists()
         assert memory.sync()["spaces"][0]["sent"] == 1
