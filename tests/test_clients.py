@@ -752,7 +752,7 @@ def test_no_file_of_a_checkout_takes_long(
                 with contextlib.suppress(sediment.InvalidInput):
                     sediment.initialize(memory, [client], remove=remove, write=False)
             sediment.check_clients(memory, [client])
-    assert time.process_time() - start < 15
+    assert time.process_time() - start < 60
 
 
 # doctor --client

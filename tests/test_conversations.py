@@ -307,7 +307,7 @@ def test_no_prompt_or_file_takes_long(piece: str, tmp_path: Path) -> None:
     for archive in (path, tmp_path):
         with contextlib.suppress(InvalidInput):
             deque(sediment.open_archive(archive)[1], 0)
-    assert time.process_time() - start < 10
+    assert time.process_time() - start < 60
 
 
 def test_of_a_prompt_in_an_editors_frame_the_prompt_is_left() -> None:
