@@ -8146,7 +8146,7 @@ def read_pattern(line: str) -> Any:
         if pattern.regex:
             form = _without_retries(pattern.regex.pattern)
             pattern.regex = re.compile(re.sub(_ASIDE, lambda _: next(forms), form))
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, StopIteration):  # the last where the mark itself stands there
         raise InvalidInput(f"{_show(line)} is no pattern: write it as in .gitignore") from None
     return pattern
 
@@ -15117,6 +15117,7 @@ def sync_to(projects: Projects, encoder: Encoder, place: str) -> Sync:
     database = projects.database
     if not place:
         raise InvalidInput("a place must not be empty: name a folder, a URL or git:REMOTE")
+    check_text(place, "place", PLAIN_MAX)
     if _HUB.match(place):
         hub_options(place)
     elif not place.startswith("git:"):

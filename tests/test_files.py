@@ -535,7 +535,7 @@ def test_a_new_exclude_within_a_source_takes_out_what_it_names(
     assert memory.index([folder])["files"] == 1
 
 
-@pytest.mark.parametrize("pattern", ["[", "[a-\\].md", "[[:none:]].md", "a.md\\", "!"])
+@pytest.mark.parametrize("pattern", ["[", "[a-\\].md", "[[:none:]].md", "a.md\\", "!", "\ud800"])
 def test_what_is_no_pattern_is_refused_and_not_remembered(
     memory: Memory, folder: Path, pattern: str
 ) -> None:

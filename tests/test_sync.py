@@ -283,6 +283,18 @@ def test_a_run_of_sync_waits_for_the_one_before_it(place: Place) -> None:
         assert a.sync()["spaces"][0]["sent"] == 1
 
 
+@pytest.mark.parametrize("place", ["shared\udcff", "git:shared\udcff", "postgresql://h\udcff/x"])
+def test_a_place_that_cannot_be_written_down_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with open_memory(tmp_path / "memory.db") as memory:
+        with pytest.raises(InvalidInput, match="place is not valid Unicode"):
+            memory.sync_to(place)
+        assert not sediment.is_synced(memory.database)
+    assert not (tmp_path / place).exists()
+
+
 @pytest.mark.parametrize("place", ["git:--upload-pack=touch {}", "git:remote.git", "git:"])
 def test_a_place_of_git_is_an_address_and_no_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
