@@ -7867,6 +7867,8 @@ class Importer:
                 self.refused.append((number, str(error)))
                 continue
             if self._is_new(number, row):
+                self.redacted.update(row["redacted"])
+                self.unknown.update(row["unknown"])
                 yield number, row
 
     def _checked(self, row: object) -> dict[str, Any]:
@@ -7876,7 +7878,6 @@ class Importer:
             raise InvalidInput("not a JSON object")
         content = check_text(row.get("content"), "content", CONTENT_MAX)
         content, kinds = cleaned(content, self.allow_secrets)
-        self.redacted.update(kinds)
         for name in ("id", "project", "successor"):
             refuse_credential(name, str(row.get(name)), self.allow_secrets)
         created, ended = _time_of(row, "created"), _time_of(row, "ended")
@@ -7889,8 +7890,10 @@ class Importer:
         decided = _decided(row)
         if kept_to_one_project():
             self._check_here({"successor": [successor] if successor else [], **decided})
-        self.unknown.update(row.keys() - _TAKEN - (_DERIVED if row.keys() >= _PRINTED else set()))
+        printed = _DERIVED if row.keys() >= _PRINTED else set()
         return {
+            "redacted": kinds,
+            "unknown": row.keys() - _TAKEN - printed,
             "id": check_id(id) if id is not None else self._derived_id(content, project, created),
             "content": content,
             "part": _part_of(row),
@@ -10408,6 +10411,7 @@ def keep_conversations(
         known = kept_session(projects.database, session_name(one.client, one.session))
         if known and known.resume == _NEVER_AGAIN:
             forgotten += len(one.turns)
+            counts["sessions"] += bool(given.turns)
         elif _is_homeless(known, one):
             left[_HOMELESS, one.client] += 1
         elif not one.session and not one.remark:
@@ -10416,7 +10420,7 @@ def keep_conversations(
             remarks.append(one.remark)
         else:
             new = _keep_conversation(projects, encoder, one) if encoder else len(one.turns)
-            counts["sessions"] += bool(one.turns)
+            counts["sessions"] += bool(given.turns)
             empty += not given.turns
             counts["turns"] += new
             counts["existing"] += len(one.turns) - new

@@ -124,10 +124,10 @@ def test_a_session_is_forgotten_whole_and_for_ever(memory: Memory) -> None:
     memory.forget("claude:s1")
     assert memory.stats()["turns"] == 1
     answer = memory.add_conversations([said(HERON, OTTER), said(OTTER, session="s2")])
-    assert counts(answer) == (1, 0, 1)
+    assert counts(answer) == (2, 0, 1)
     assert answer["forgotten"] == 2
     shown = next(sediment.render_said(answer | {"seconds": 0.1}))
-    assert "Kept 0 turns of 1 sessions, 1 were there already, 2 were forgotten" in shown
+    assert "Kept 0 turns of 2 sessions, 1 were there already, 2 were forgotten" in shown
     assert memory.add_conversations([said(HERON)], dry_run=True)["turns"] == 0
     assert [one["source"] for one in memory.list_conversations()["conversations"]] == ["claude:s2"]
     consistent(memory)

@@ -577,6 +577,15 @@ def test_two_times_that_differ_are_refused(memory: Memory) -> None:
     assert "not the same time" in answer["refused"][0]["reason"]
 
 
+def test_what_is_left_out_is_counted_of_rows_that_are_stored(memory: Memory) -> None:
+    text = f"The bot's token is ghp_{'4fK9' * 9}."
+    own = {"id": "a", "content": text, "tags": 1}
+    answer = memory.import_rows([own, {"content": text, "tags": 1, "scope": "universe"}])
+    assert (answer["stored"], len(answer["refused"])) == (1, 1)
+    assert (answer["redacted"], answer["unknown_fields"]) == ({"github token": 1}, {"tags": 1})
+    assert memory.import_rows([own]) == done(0, existing=1)
+
+
 def test_unknown_fields_are_named(several: Memory, copy: Memory) -> None:
     own = [row | {"tags": ["a"]} for row in exported(several)]
     foreign = {"content": "Theirs.", "source": "chat", "similarity": 1, "Created": "2020-02-02"}
