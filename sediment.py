@@ -371,6 +371,7 @@ SERVICE_ANSWER = 2**26  # bytes; 64 vectors of 4,096 numbers take 6 MB
 SERVICE_TEXT = 100  # characters, that each service can take
 # Vectors of one text: of one service 0.9999 and more, of two quantisations of a model about 0.98.
 PROBE, PROBE_COSINE = "Is anybody there?", 0.99
+PROBE_EVERY = 60  # s; questions ask for it no oftener, and what is stored does each time
 
 FILE_MAX = 5_000_000  # bytes of an indexed file; the longest changelogs have 2 million
 FILE_GLOBS = ("*.[Mm][Dd]", "*.[Mm][Dd][Xx]", "*.markdown")
@@ -3167,11 +3168,13 @@ def services() -> dict[str, dict[str, Any]]:
 
 class ServiceModel(Model):
     """A model at an address, with the tokenizer of the bundled one. Its name does not say which
-    weights are behind it: the vector of PROBE does, and comes with the first texts."""
+    weights are behind it, and these may change while this process runs: the vector of PROBE tells,
+    and comes with all texts that are to be found."""
 
     def __init__(self, name: str, sent: Counter[str]) -> None:
         super().__init__(model_dir())
         self.sent = sent  # what leaves, by kind
+        self._probed = (-math.inf, b"")  # when, by the monotonic clock, and what came
         kind, _, self.model = name.partition(":")
         self.name, self.dimension, self.cohort = f"{kind.lower()}:{self.model}", 0, ""
         self.digest = sha256(self.name.encode()).hex()
@@ -3186,13 +3189,19 @@ class ServiceModel(Model):
         self.destination = url + (" (on this machine)" if self.is_local else "")
         self.url = url + self.service["path"].format(self.model)
 
+    @property
+    def probe(self) -> bytes:
+        """The vector of PROBE; nothing where that is not known, or no longer."""
+        when, vector = self._probed
+        return vector if time.monotonic() < when + PROBE_EVERY else b""
+
     def key(self) -> str:
         """What the environment has, and nothing else."""
         return variable(self.service["key"]).strip()
 
     def ask(self, texts: list[str], query: bool, timeout: float) -> list[bytes]:
         """The vectors of texts. Raises ServiceError."""
-        probing = not self.probe and not (query and self.service["kinds"])
+        probing = not query or not (self.probe or self.service["kinds"])
         asked = [*texts, PROBE] if probing else texts
         work = functools.partial(self._post, to_json(self._body(asked, query)).encode(), timeout)
         leaves = {"requests_sent": 1, "texts_sent": len(texts)}
@@ -3206,9 +3215,11 @@ class ServiceModel(Model):
         except TimeoutError:  # whatever took the time: a name, a header, each byte of the rest
             raise self._error(f"no answer within {timeout:.3g} s", 0.0) from None
         self.sent.update(_usage(answer))
+        if probing:
+            self.dimension = 0  # another model may have another one
         vectors = self._vectors(answer, len(asked))
         if probing:
-            self.probe = vectors.pop()
+            self._probed = time.monotonic(), vectors.pop()
         return vectors
 
     def _error(
@@ -8540,8 +8551,10 @@ class Files:
                 connection.execute(sql, (str(path), self.project))
 
     def _reaches(self, source: Source, path: Path) -> bool:
-        """Whether an index of the source comes by this path, too."""
-        found = itertools.chain(map(Path, self.known(source)), walk(source.path, source.options))
+        """Whether an index of the source comes by this path, too: by a folder of which files are
+        known as well, though git may ignore all by now."""
+        known = () if os.path.isfile(path) else map(Path, self.known(source))
+        found = itertools.chain(known, walk(source.path, source.options))
         return path == source.path or any(_is_in(file, path) for file in found)
 
     def remove(self, path: Path) -> int:

@@ -558,6 +558,15 @@ def test_a_pattern_that_an_earlier_version_remembered_excludes_nothing(
     assert memory.index()["files"] == 1
 
 
+def test_a_note_that_git_begins_to_ignore_is_found_as_before(memory: Memory, folder: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    memory.note("The heron stands at the weir.", folder="memory")
+    (folder / ".gitignore").write_text("*.md\n")
+    answer = memory.note("The otter swims below it.", folder="memory")
+    assert answer["message"].endswith(".md:4.")
+    assert memory.recall("Where does the otter swim?")["results"][0]["id"] == answer["id"]
+
+
 def test_an_index_of_nothing_says_so(memory: Memory, folder: Path) -> None:
     with pytest.raises(InvalidInput, match=r"MEMORY.md is named and left out by --exclude"):
         memory.index(["MEMORY.md"], exclude=["M*"])

@@ -258,7 +258,7 @@ def test_many_texts_go_in_batches_and_a_long_one_after_its_answer(use: Service, 
         assert memory.pending() == 150
         assert use.asked == []
         assert memory.embed_pending() == 150
-        assert [len(one.texts) for one in use.asked] == [65, 64, 22]  # the first with the probe
+        assert [len(one.texts) for one in use.asked] == [65, 65, 23]  # each with the probe
         assert memory.pending() == 0
         consistent(memory)
 
@@ -273,7 +273,9 @@ def test_status_counts_what_was_sent(use: Service, path: Path) -> None:
     assert told["texts_go_to"] == f"{use.url} (on this machine)"
     assert told["requests_sent"] == 6
     assert told["texts_sent"] == 6
-    assert told["tokens_sent"] == 5 * 8  # with the probe of two processes
+    assert (
+        told["tokens_sent"] == 5 * 11
+    )  # with a probe for each text that was stored, and for a new process
     assert told["cost"] == pytest.approx(1.5)
 
 
@@ -549,10 +551,23 @@ def test_another_model_behind_the_same_name_is_never_mixed_in(
         consistent(memory)
 
 
-def test_a_dimension_that_changes_meanwhile_is_refused(use: Service, path: Path) -> None:
-    with filled(path) as memory:
-        use.weights = OTHERS["of another dimension"]
-        assert "not 1 of 384" in memory.store("The harbour crane needs oil.")["message"]
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_model_that_comes_while_a_process_runs_is_never_mixed_in(
+    use: Service, path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with filled(path) as memory, opened(path) as other:
+        other.recall("is Mara vegetarian?")
+        use.weights = OTHERS[name]
+        assert memory.store("The harbour crane needs oil.")["pending_chunks"] == 1
+        assert memory.recall("is Mara vegetarian?")["notice"] == sediment.OTHER_MODEL
+        memory.reindex()
+        later = time.monotonic() + sediment.PROBE_EVERY + 1
+        monkeypatch.setattr(sediment.time, "monotonic", lambda: later)
+        for one in (memory, other):
+            answer = one.recall("what does she eat?")
+            assert first(answer) == "Mara is vegetarian."
+            assert "notice" not in answer
+        assert "pending_chunks" not in other.store("The ferry leaves at nine.")
         consistent(memory)
 
 
