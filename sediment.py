@@ -12107,7 +12107,9 @@ class Search(View):
         profile, now = request.profile, request.moment is None
         hits = profile.adjust(hits, found.facts, found.query, self.lexicon, found.floor)
         hits, least = chosen_hits(hits, request.limit, found.floor)
-        if now and rounds and self._follow_shown(hits, found):
+        # What one round finds anew may be as old: then all that may be shown is looked at.
+        shown = hits if rounds == STALE_ROUNDS else found.hits
+        if now and self._follow_shown(shown, found) and rounds:
             return self.hits(request, rounds - 1)
         return [hit._replace(span=found.facts[hit.item].span) for hit in hits], least
 
@@ -12270,7 +12272,7 @@ class Search(View):
     def _follow_shown(self, hits: list[Hit], found: Found) -> bool:
         """Index the files again that have changed since, of those that hits stand in or that had
         no text; whether there were any. Nobody is to be answered from a file that says something
-        else by now."""
+        else by now: hits of what it said before are none any more."""
         with contextlib.suppress(DatabaseError, NotFound):  # not to be written, or just gone
             shown = {file for hit in hits if (file := found.facts[hit.item].file)}
             return sync_files(self.projects, self.encoder, shown | found.blank)

@@ -567,6 +567,29 @@ def test_a_note_that_git_begins_to_ignore_is_found_as_before(memory: Memory, fol
     assert memory.recall("Where does the otter swim?")["results"][0]["id"] == answer["id"]
 
 
+@pytest.mark.parametrize("limit", [1, 5])
+@pytest.mark.parametrize("how", ["edited", "removed", "moved"])
+def test_however_many_files_have_changed_nothing_is_shown_that_they_said(
+    memory: Memory, folder: Path, how: str, limit: int
+) -> None:
+    notes = folder / "notes"
+    notes.mkdir()
+    for number in range(80):
+        (notes / f"{number}.md").write_text(f"# Note {number}\n\nThe gate opens with walrus.\n")
+    memory.index([notes])
+    for path in notes.iterdir():
+        if how == "edited":
+            path.write_text(path.read_text().replace("walrus", "otter"))
+        elif how == "removed":
+            path.unlink()
+    if how == "moved":
+        notes.rename(folder / "elsewhere")
+    answer = memory.recall("What does the gate open with, walrus?", limit=limit, anyway=True)
+    assert not [row for row in answer["results"] if "walrus" in row["content"]]
+    if how == "edited":
+        assert len(memory.recall("What opens the gate?", limit=limit)["results"]) == limit
+
+
 def test_an_index_of_nothing_says_so(memory: Memory, folder: Path) -> None:
     with pytest.raises(InvalidInput, match=r"MEMORY.md is named and left out by --exclude"):
         memory.index(["MEMORY.md"], exclude=["M*"])
