@@ -14704,6 +14704,7 @@ class Exchange(NamedTuple):
     counts: dict[str, Counter[str]]  # by space, of what was received and sent
     rivals: dict[str, list[str]]  # by id, the versions of what was decided otherwise elsewhere
     dry_run: bool
+    erased: list[str]  # texts that others forgot
 
 
 class Sync:
@@ -14730,10 +14731,10 @@ class Sync:
             if not dry_run:
                 # That of a process that was killed has run out by then.
                 self._hold(lease, LEASE + 1)
-            exchange = Exchange(lease, spaces, counts, {}, dry_run)
+            exchange = Exchange(lease, spaces, counts, {}, dry_run, [])
             with contextlib.nullcontext() if dry_run else lease.renewed():
                 facts = self._both_ways(exchange)
-        self.database.checkpoint()  # of what was forgotten no page stays
+        self.database.wipe(exchange.erased)
         told = [
             self._told_space(space, project) | counts[space] for space, project in spaces.items()
         ]
@@ -14795,6 +14796,8 @@ class Sync:
         """How many of the states that came of a space were refused."""
         if not exchange.dry_run:
             self._hold(exchange.lease)
+            gone = [state["id"] for state in states if state["gone"]]
+            exchange.erased.extend(texts_of(self.database.reader(), gone))
         project, dry_run = exchange.spaces[space], exchange.dry_run
         counts, rivals = receive(self.database, self.encoder, project, states, dry_run)
         exchange.counts[space].update(counts)
@@ -14802,7 +14805,7 @@ class Sync:
         return counts["refused"]
 
     def _send_new(self, exchange: Exchange) -> None:
-        lease, spaces, counts, _, dry_run = exchange
+        lease, spaces, counts, _, dry_run, _ = exchange
         for space, project in spaces.items():
             counts[space].pop("held_back", None)
             for states, held in self._departures(project, dry_run):
@@ -15095,13 +15098,14 @@ class Sync:
             for (id,) in fetch(connection, behind) if erase else []:
                 _, other = restore_item(connection, id)
                 note(connection, "undo", id, other, APART)
-            ids = fetch(connection, others) if erase else []
-            for (id,) in ids:
+            ids = [id for (id,) in fetch(connection, others)] if erase else []
+            texts = texts_of(connection, ids)
+            for id in ids:
                 erase_item(connection, id, alone=True)
                 connection.execute("DELETE FROM replica WHERE id = ?", (id,))
             connection.execute("UPDATE clock SET applying = 0")
             stop_syncing(connection)
-        self.database.checkpoint()
+        self.database.wipe(texts)
         told = f"; of others {_memories(len(ids))} erased here" if erase else ""
         told += f"; {_tell_waiting(waiting)} until it syncs there again" * bool(waiting)
         message = f"This memory syncs nowhere any more{told}."

@@ -835,21 +835,52 @@ def gap(data: bytes, page: int) -> tuple[int, int]:
     return start + 8 + 2 * count, start + first
 
 
-def test_what_is_forgotten_is_in_no_page_that_once_had_it(memory: Memory, path: Path) -> None:
-    """SQLite leaves what it moved from page to page where it was."""
-    text = "The secret of the crane is that it is called Gundula."
-    id = memory.store(text)["id"]
-    memory.close()
+def plant(path: Path, text: str) -> None:
+    """Leave a text in a page as SQLite does, which leaves what it moved from page to page."""
     data = path.read_bytes()
     room = (gap(data, page) for page in leaf_pages(path, "items") if page > 1)
     place = next(begin for begin, end in room if end - begin > len(text))
     with open(path, "r+b") as file:
         file.seek(place)
         file.write(text.encode())
+
+
+SECRET = "The secret of the crane is that it is called Gundula."
+
+
+def test_what_is_forgotten_is_in_no_page_that_once_had_it(memory: Memory, path: Path) -> None:
+    id = memory.store(SECRET)["id"]
+    memory.close()
+    plant(path, SECRET)
     assert memory.doctor()["healthy"]
     memory.forget(id)
-    assert text.encode() not in path.read_bytes()
+    assert SECRET.encode() not in path.read_bytes()
     consistent(memory)
+
+
+@pytest.mark.parametrize("how", ["hears of it", "leaves"])
+def test_what_a_machine_erases_that_syncs_is_in_no_page_either(
+    memory: Memory, tmp_path: Path, how: str
+) -> None:
+    with open_memory(tmp_path / "other.db", "demo") as other:
+        for one in (memory, other):
+            one.sync_to(str(tmp_path / "shared"))
+            one.share("demo")
+        id = memory.store(SECRET)["id"]
+        memory.sync()
+        other.sync()
+        other.close()
+        plant(other.database.path, SECRET)
+        if how == "leaves":
+            other.leave_sync(erase=True)
+        else:
+            memory.forget(id)
+            memory.sync()
+            other.sync(dry_run=True)
+            assert SECRET.encode() in other.database.path.read_bytes()
+            other.sync()
+        assert SECRET.encode() not in other.database.path.read_bytes()
+        consistent(other)
 
 
 def test_a_damaged_header_counts_no_pages(memory: Memory, path: Path) -> None:
