@@ -14805,15 +14805,16 @@ class Sync:
         return counts["refused"]
 
     def _send_new(self, exchange: Exchange) -> None:
-        lease, spaces, counts, _, dry_run, _ = exchange
-        for space, project in spaces.items():
-            counts[space].pop("held_back", None)
+        dry_run = exchange.dry_run
+        for space, project in exchange.spaces.items():
+            counts = exchange.counts[space]
+            counts.pop("held_back", None)
             for states, held in self._departures(project, dry_run):
                 if not dry_run:
-                    self._hold(lease)
+                    self._hold(exchange.lease)
                 if states and not dry_run and not self._send(space, states):
                     break
-                counts[space].update(sent=len(states), held_back=held)
+                counts.update(sent=len(states), held_back=held)
 
     def _send_lost(self) -> None:
         """A place that has not all that it had, of a backup or by mishap, gets all again."""

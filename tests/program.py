@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
 import subprocess
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,16 @@ Run = Callable[..., Done[Any]]
 
 IDENTITY = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org")
 SETTINGS = ("-c", "init.defaultBranch=main", "-c", "protocol.file.allow=always")
+
+ENOUGH = 60  # s of work: seconds on a slow machine, where a pattern that looks twice takes minutes
+
+
+@contextlib.contextmanager
+def in_one_look() -> Iterator[None]:
+    """What is done inside reads each letter of an endless text a few times, not once for each."""
+    start = time.process_time()
+    yield
+    assert time.process_time() - start < ENOUGH
 
 
 class Program:

@@ -17,7 +17,7 @@ import pytest
 from conftest import ROOT, Run
 from hypothesis import given
 from hypothesis import strategies as st
-from program import Program, files, heed_permissions
+from program import Program, files, heed_permissions, in_one_look
 
 import sediment
 
@@ -745,14 +745,12 @@ def test_no_file_of_a_checkout_takes_long(
     for path in {one for paths in WRITTEN.values() for one in paths}:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
-    start = time.process_time()
-    with sediment.Memory(tmp_path / "memory.db", folder=folder) as memory:
+    with in_one_look(), sediment.Memory(tmp_path / "memory.db", folder=folder) as memory:
         for client in CLIENTS:
             for remove in (False, True):
                 with contextlib.suppress(sediment.InvalidInput):
                     sediment.initialize(memory, [client], remove=remove, write=False)
             sediment.check_clients(memory, [client])
-    assert time.process_time() - start < 60
 
 
 # doctor --client

@@ -273,9 +273,7 @@ def test_status_counts_what_was_sent(use: Service, path: Path) -> None:
     assert told["texts_go_to"] == f"{use.url} (on this machine)"
     assert told["requests_sent"] == 6
     assert told["texts_sent"] == 6
-    assert (
-        told["tokens_sent"] == 5 * 11
-    )  # with a probe for each text that was stored, and for a new process
+    assert told["tokens_sent"] == 5 * 11  # with probes: of what is stored, and a new process
     assert told["cost"] == pytest.approx(1.5)
 
 
