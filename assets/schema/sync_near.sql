@@ -7,4 +7,4 @@ WITH RECURSIVE near(id) AS (SELECT value FROM json_each(?)
     UNION SELECT i.id FROM near JOIN items i ON i.successor = near.id
     UNION SELECT b.id FROM near JOIN items a USING(id) JOIN items b
         ON b.text_hash = a.text_hash AND b.file IS NULL AND b.project_id IS a.project_id)
-SELECT states.* FROM near JOIN states USING(id) WHERE here;
+SELECT * FROM states WHERE id IN near AND here;
