@@ -27,6 +27,7 @@ import sediment  # noqa: E402
 from sediment import Encoder, InvalidInput, Memory, NotFound, SedimentError  # noqa: E402
 
 MACHINES = 8
+KILLS = 8  # at least, however slow the computer is
 PROJECT = "storm"
 TOKEN = re.compile(r"token-[0-9a-f]{16}")
 
@@ -118,7 +119,7 @@ class Storm:
         running = {name: self._start(name) for name in self.names}
         end = time.monotonic() + seconds
         try:
-            while time.monotonic() < end:
+            while time.monotonic() < end or self.kills < KILLS:
                 name = self.chance.choice(self.names)
                 running[name].join(self.chance.uniform(0.05, 0.5))
                 assert running[name].is_alive(), f"{name} has ended"
