@@ -331,7 +331,7 @@ SYNC_FILE_MAX = 1 << 28  # bytes of a file of a machine, which has 1/256 of its 
 GIT_TRIES = 8  # to fetch or push: of two killed runs git was met at work, here and at the place
 MACHINE_NAME_MAX = 64  # letters, as POSIX has of a host and PostgreSQL of a role
 COUNT_MAX = 1 << 31  # one machine's confirmations of a memory: nobody has more
-SYNC_BATCH = 200  # states that are written in one transaction, 40 ms that a store may wait
+SYNC_BATCH = 500  # states that are written in one transaction, 70 ms that a store may wait
 LEASE = 10  # s that a process may be silent in background work before another takes it up
 DAY = 86_400  # s
 TIME_MAX = 253_402_128_000  # 9999-12-30: two days on, some time zone has no date for it
@@ -1596,9 +1596,20 @@ _CREDENTIALS = (
      r"(?<!\S)((?=\S{0,60}\d)[^\s\"'`]{6,64}) (?:as|is) (?:the|my|our|your) (?:\w{1,20} ){0,2}"
      r"password(?=[.,;!)\n]|$)"),
 )  # fmt: skip
-_FORMS = [
-    (mark, kind, _Pattern(form)) for kind, marks, form in _CREDENTIALS for mark in marks.split()
-]
+
+
+def _by_signs() -> dict[str, list[tuple[str, int, str, _Pattern]]]:
+    """Each mark with the place of its form, by a sign of it that texts seldom have, or by none
+    (""): most marks need not be looked for."""
+    found: dict[str, list[tuple[str, int, str, _Pattern]]] = {}
+    for place, (kind, marks, form) in enumerate(_CREDENTIALS):
+        for mark in marks.split():
+            sign = next((sign for sign in "~=_(/:.-" if sign in mark), "")
+            found.setdefault(sign, []).append((mark, place, kind, _Pattern(form)))
+    return found
+
+
+_FORMS = _by_signs()
 # The last word of a name that may have a secret for its value, in lower case; and what it is
 # called where it is no password.
 # Of languages of which no more words are known.
@@ -1789,7 +1800,9 @@ def _private(text: str, lowered: str) -> Iterator[tuple[int, int, str]]:
 
 def _credentials(text: str, lowered: str) -> Iterator[tuple[int, int, str]]:
     """What has the form of a credential."""
-    for form, kind in {form: kind for mark, kind, form in _FORMS if mark in lowered}.items():
+    marked = itertools.chain.from_iterable(_FORMS[sign] for sign in _FORMS if sign in lowered)
+    forms = {place: (kind, form) for mark, place, kind, form in marked if mark in lowered}
+    for _, (kind, form) in sorted(forms.items()):
         for found in form.finditer(text):
             start, stop = found.span(found.re.groups)
             if found.re.groups:
@@ -4997,53 +5010,66 @@ def same_text(connection: apsw.Connection, content: str, project: str | None) ->
 
 def insert_item(connection: apsw.Connection, item: Item) -> bool:
     """Write an item with all that hangs on it; False when its id is taken."""
+    return bool(insert_items(connection, [item]))
+
+
+def insert_items(connection: apsw.Connection, items: Iterable[Item]) -> list[str]:
+    """Write items with all that hangs on them; the ids of those whose id was not taken.
+
+    Words come last, and together: the index writes down all that it holds before a statement that
+    may be taken back, as that of an item is.
+    """
+    written, words = list[tuple[str, str, int]](), list[tuple[int, str, str]]()
+    for item in items:
+        seq = _insert_row(connection, item)
+        if seq is not None:
+            words += _insert_chunks(connection, seq, item)
+            written.append((item.id, item.project_id or "", item.created_at))
+    connection.executemany("INSERT OR IGNORE INTO graph_nodes VALUES(?, ?, ?)", written)
+    ids = [id for id, *_ in written]
+    connection.execute(_EDGES_OF_ENDS, {"ids": json.dumps(ids)})
+    connection.executemany("INSERT INTO words(rowid, text, context) VALUES(?, ?, ?)", words)
+    return ids
+
+
+def _insert_row(connection: apsw.Connection, item: Item) -> int | None:
+    """The number of a new item; None when its id is taken."""
     values = (item.id, item.content, item.content_type, item.project_id, item.created_at)
     after = item.chunks, item.vectors
     stored = int(time.time()) if item.stored_at is None else item.stored_at
-    seq = connection.execute(
+    return connection.execute(
         "INSERT INTO items(id, content, content_type, project_id, created_at, ended_at, ended_by,"
         " successor, file, first_line, last_line, stored_at, text_hash)"
         f" VALUES({', '.join('?' * 13)}) ON CONFLICT(id) DO NOTHING RETURNING seq",
         (*values, *item[len(values) + len(after) : -1], stored, text_hash(item.content)),
     ).get
-    if seq is None:
-        return False
+
+
+def _insert_chunks(
+    connection: apsw.Connection, seq: int, item: Item
+) -> Iterator[tuple[int, str, str]]:
+    """Write the chunks of an item and their vectors, and yield what words are to be known of."""
     for position, chunk in enumerate(item.chunks):
-        vector = item.vectors[position] if item.vectors else None
-        _insert_chunk(connection, seq, position, chunk, item.content, vector)
-    connection.execute(
-        "INSERT OR IGNORE INTO graph_nodes VALUES(?, ?, ?)",
-        (item.id, item.project_id or "", item.created_at),
-    )
-    connection.execute(  # an imported item may bring its lineage, in either order
-        "INSERT OR IGNORE INTO graph_edges"
-        "(from_id, to_id, edge_type, strength, last_at, created_at)"
-        " SELECT i.successor, i.id, 'supersedes', 1.0, i.ended_at, i.ended_at"
-        " FROM items i JOIN items s ON s.id = i.successor WHERE i.id = ?1 OR i.successor = ?1",
-        (item.id,),
-    )
-    return True
+        id: int = connection.execute(
+            'INSERT INTO chunks(item, position, start, "end", context) VALUES(?, ?, ?, ?, ?)'
+            " RETURNING id",
+            (seq, position, chunk.start, chunk.end, chunk.context),
+        ).get
+        if item.vectors:
+            connection.execute("INSERT INTO vectors VALUES(?, ?)", (id, item.vectors[position]))
+        else:
+            connection.execute("INSERT INTO pending VALUES(?)", (id,))
+        yield id, spaced(item.content[chunk.start : chunk.end]), spaced(chunk.context)
 
 
-def _insert_chunk(
-    connection: apsw.Connection,
-    item: int,
-    position: int,
-    chunk: Chunk,
-    content: str,
-    vector: bytes | None,
-) -> None:
-    id = connection.execute(
-        'INSERT INTO chunks(item, position, start, "end", context) VALUES(?, ?, ?, ?, ?)'
-        " RETURNING id",
-        (item, position, chunk.start, chunk.end, chunk.context),
-    ).get
-    words = spaced(content[chunk.start : chunk.end]), spaced(chunk.context)
-    connection.execute("INSERT INTO words(rowid, text, context) VALUES(?, ?, ?)", (id, *words))
-    if vector is None:
-        connection.execute("INSERT INTO pending VALUES(?)", (id,))
-    else:
-        connection.execute("INSERT INTO vectors VALUES(?, ?)", (id, vector))
+# The edges from and to these items: an imported one may bring its lineage, in either order. By both
+# columns at once they would be looked for in five times as long.
+_EDGES_OF_ENDS = "\n".join(
+    "INSERT OR IGNORE INTO graph_edges(from_id, to_id, edge_type, strength, last_at, created_at)"
+    " SELECT i.successor, i.id, 'supersedes', 1.0, i.ended_at, i.ended_at FROM json_each(:ids) j"
+    f" CROSS JOIN items i ON i.{key} = j.value JOIN items s ON s.id = i.successor;"
+    for key in ("id", "successor")
+)
 
 
 def end_item(
@@ -8960,12 +8986,13 @@ class Files:
             file, is_new = self._note(connection, parsed, source)
             there = dict(fetch(connection, "SELECT id, seq FROM items WHERE file = ?", file))
             gone = [id for id in there if id not in parsed.parts]
+            new = [id for id in parsed.parts if id not in there]
             self._drop(connection, ((id, there[id]) for id in gone))
             if parsed.vectors and not claim_model(connection, self.encoder.model):
                 parsed = parsed._replace(vectors={})
-            for id, part in parsed.parts.items():
-                if id not in there:
-                    self._insert(connection, id, part, parsed, file)
+            insert_items(connection, (self._item(id, parsed, file) for id in new))
+            hashes = [(self._key(parsed.parts[id]),) for id in new]
+            connection.executemany("DELETE FROM embeddings WHERE hash = ?", hashes)
             connection.executemany(
                 "UPDATE items SET created_at = ?1 WHERE id = ?2 AND created_at <> ?1",
                 [(part.day or created, id) for id, part in parsed.parts.items()],
@@ -8992,15 +9019,12 @@ class Files:
         sql += " WHERE path = ? AND project_id = ? RETURNING id"
         return connection.execute(sql, (*row, *row[-2:])).get, is_new
 
-    def _insert(
-        self, connection: apsw.Connection, id: str, part: Part, parsed: ParsedFile, file: int
-    ) -> None:
+    def _item(self, id: str, parsed: ParsedFile, file: int) -> Item:
+        part = parsed.parts[id]
         chunk = Chunk(0, len(part.content), part.context)
         vectors = [parsed.vectors[id]] if id in parsed.vectors else []
         item = Item(id, part.content, parsed.kind, self.project or None, 0, [chunk], vectors)
-        item = item._replace(file=file, first_line=part.first, last_line=part.last)
-        insert_item(connection, item)
-        connection.execute("DELETE FROM embeddings WHERE hash = ?", (self._key(part),))
+        return item._replace(file=file, first_line=part.first, last_line=part.last)
 
     def _erase(self, connection: apsw.Connection, path: str, away: bool = False) -> int | None:
         """Take a file out of the index, but for its vectors, and for its row if it is only away;
@@ -13396,9 +13420,10 @@ def receive(
     that two machines replaced by one each."""
     came: dict[str, State] = {}
     for state in states:
-        known = came.get(state["id"], state | {"text_stands": False})
-        stands = {"text_stands": known["text_stands"] or state["put"] is not None}
-        came[state["id"]] = state | join(known, state) | stands
+        stands, known = state["put"] is not None, came.get(state["id"])
+        if known:
+            state, stands = state | join(known, state), stands or known["text_stands"]
+        came[state["id"]] = state | {"text_stands": stands}
     ids = json.dumps([*came])
     here = states_of(database.reader(), f"{_AMONG} here", ids)
     drafts = {
@@ -13471,7 +13496,7 @@ def _joined(
         if mine is None and other and not _was_moved(other, state):
             counts["refused"] += 1
             continue
-        new = join(mine or state, state)
+        new = join(mine, state) if mine else state
         new = join(new, other) if other and other["gone"] else new
         if mine is None or any(new[key] != mine[key] for key in new):
             known = mine or other
@@ -13540,9 +13565,7 @@ def _show_changed(
     for id, *said in fetch(connection, sql, json.dumps([*joined])):
         if _said(joined[id]) != tuple(said):
             erase_item(connection, id, alone=True)
-    for id in joined.keys() & drafts.keys():
-        if joined[id]["put"]:
-            insert_item(connection, drafts[id])
+    insert_items(connection, [drafts[id] for id in drafts if id in joined and joined[id]["put"]])
     _change_ends(connection, joined)
 
 
