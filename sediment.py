@@ -4877,7 +4877,7 @@ def carry_edges(connection: apsw.Connection, old: str, new: str) -> list[list[An
         connection,
         "SELECT from_id, to_id, edge_type, strength, rel_type, last_at, created_at,"
         " count, questions FROM graph_edges"
-        " WHERE ?1 IN (from_id, to_id) AND ?2 NOT IN (from_id, to_id)"
+        " WHERE (from_id = ?1 OR to_id = ?1) AND ?2 NOT IN (from_id, to_id)"
         " AND edge_type <> 'supersedes'",
         old,
         new,
@@ -13144,7 +13144,7 @@ def graph_of(projects: Projects, id: str) -> dict[str, Any]:
     lineage = [found[0] for found in projects.database.rows(_LINEAGE.format("i.id"), row["id"])]
     edges = projects.database.rows(
         "SELECT from_id, to_id, edge_type, rel_type, strength, count FROM graph_edges"
-        " WHERE ?1 IN (from_id, to_id) OR edge_type = 'supersedes' AND from_id IN"
+        " WHERE from_id = ?1 OR to_id = ?1 OR edge_type = 'supersedes' AND from_id IN"
         " (SELECT value FROM json_each(?2)) ORDER BY edge_type, strength DESC, count DESC",
         row["id"],
         json.dumps(lineage),
