@@ -27,7 +27,7 @@ import sediment  # noqa: E402
 from sediment import Encoder, InvalidInput, Memory, NotFound, SedimentError  # noqa: E402
 
 MACHINES = 8
-KILLS = 8  # at least, however slow the computer is
+KILLS = 4  # at least, however slow the disk is
 PROJECT = "storm"
 TOKEN = re.compile(r"token-[0-9a-f]{16}")
 
