@@ -1193,9 +1193,17 @@ _ASKED_STRETCH = _Pattern(
     re.IGNORECASE,
 )
 _LEADS_MONTH = _Pattern(rf"(?:{_ANY_NTH} (?:of )?)?{_ANY_MONTH}\b", re.IGNORECASE)
-_TIME_LEADS = _Pattern(
-    r"(?:\b(?:in|on|at|of|as|by|during|around|the|early|mid|middle|late|start|beginning|end|just"
-    r"|shortly|back)\b[\s-]*)*$",
+# What leads to a time: "at the end of", "mid-", "just before", "in the first week of".
+_LEADS = (
+    r"(?:\b(?:in|on|at|of|as|by|during|around|over|about|the|early|mid|middle|late|start|beginning"
+    r"|end|turn|first|second|third|last|weeks?|half|just|shortly|right|back|before|after)\b[\s-]*)"
+)
+_TIME_LEADS = _Pattern(rf"{_LEADS}*$", re.IGNORECASE)
+# A time that names no days that all agree on, or none at all.
+_VAGUE_TIME = _Pattern(
+    rf"{_LEADS}+(?:(?:{_ANY_MONTH}|(?:spring|summer|autumn|fall|winter)(?: of)?|christmas|easter"
+    rf"|halloween|midsummer|new year|year)\b(?:,? 20\d\d\b)?(?: season\b)?)"
+    r"|\b(?:(?:at|by|in|on) that (?:time|date|day|moment|month|year)|back then)\b",
     re.IGNORECASE,
 )
 _EVENTS = _Pattern(
@@ -1217,6 +1225,10 @@ class AskedTime(NamedTuple):
     def fits(self, moment: int) -> bool:
         """Whether something is of that time."""
         return self.start <= moment < self.end
+
+    def tells_otherwise(self, moment: int) -> bool:
+        """Whether it asks for more than how things were at a moment: what happened at another."""
+        return self.events and not self.start <= moment <= self.end
 
 
 def asked_time(query: str, now: float | None = None) -> AskedTime | None:
@@ -6499,14 +6511,17 @@ _ASKING = _word_class(
 
 def parse_query(text: str, moment: int | None = None) -> Query:
     """A question of now, or as of a moment. The figures of a date are none of its subject; beside
-    a moment, which says when, they are not looked for either."""
+    a moment, which says when, no time is looked for: "where did we meet in March?", as of March,
+    asks how things were then, and not what was noted in those days."""
     asked = asked_time(text, moment)
     subject = text[: asked.span[0]] + text[asked.span[1] :] if asked else text
     words = re.findall(r"[\w']+", _EVENTS.sub(" ", subject.lower()))
     bare = bool(asked and asked.events) and _ASKING.issuperset(words)
     subject = subject if subject.strip(" ?.,!") else text
-    if moment is not None and asked and not asked.events:
-        text, asked = subject, None
+    if moment is not None and not bare and not (asked and asked.tells_otherwise(moment)):
+        timeless = _VAGUE_TIME.sub("", subject)
+        text = subject = timeless if timeless.strip(" ?.,!") else subject
+        asked = None
     return Query(text, subject, asked, bare)
 
 

@@ -201,6 +201,28 @@ def test_beside_a_moment_the_time_in_a_question_is_not_looked_for() -> None:
     assert sediment.parse_query("in March 2026?", int(NOW)).text == "in March 2026?"
 
 
+@pytest.mark.parametrize(
+    ("asked", "looked_for"),
+    [
+        ("practice slot in mid July", "practice slot "),
+        ("What were they driving at the start of April?", "What were they driving ?"),
+        ("Which branch was in use in the summer of 2025?", "Which branch was in use ?"),
+        ("biggest donor shortly before Christmas 2025", "biggest donor "),
+        ("camera cooling value on the first of May", "camera cooling value "),
+        ("the live model at that time", "the live model "),
+        ("Where did we sit in March 2026?", "Where did we sit ?"),
+        ("where did we go last January?", "where did we go last January?"),  # another time
+        ("How many may board, and who may march?", "How many may board, and who may march?"),
+        ("what happened in March?", "what happened in March?"),
+        ("in spring 2025", "in spring 2025"),
+    ],
+)
+def test_beside_a_moment_no_time_is_looked_for_that_says_no_more(
+    asked: str, looked_for: str
+) -> None:
+    assert sediment.parse_query(asked, int(NOW)).text == looked_for
+
+
 def test_what_was_noted_then_answers_a_question_for_then(memory: Memory) -> None:
     now = int(time.time())
     for days, text in enumerate(("The boiler was fixed.", "Mara likes tea.", "Port 80 is shut.")):
