@@ -101,7 +101,7 @@ def measured(folder: Path, kind: str, places: list[str], count: int) -> Iterator
     yield f"one_{kind} sent", 1_000 * timed(a.sync)
     yield f"one_{kind} received", 1_000 * timed(b.sync)
     if kind == "H":
-        alone = [timed(lambda n=n: b.store(f"A memory alone, {n}.")) for n in range(60)]
+        alone = [timed(lambda n=n: b.store(f"A memory alone, {n}.")) for n in range(300)]
         a.sync(again=True)
         with b.database.transaction() as connection:
             connection.execute("UPDATE clock SET cursor = '{}'")
