@@ -1194,15 +1194,15 @@ _ASKED_STRETCH = _Pattern(
 )
 _LEADS_MONTH = _Pattern(rf"(?:{_ANY_NTH} (?:of )?)?{_ANY_MONTH}\b", re.IGNORECASE)
 # What leads to a time: "at the end of", "mid-", "just before", "in the first week of".
-_LEADS = (
+_BEFORE_TIME = (
     r"(?:\b(?:in|on|at|of|as|by|during|around|over|about|the|early|mid|middle|late|start|beginning"
-    r"|end|turn|first|second|third|last|weeks?|half|just|shortly|right|back|before|after)\b[\s-]*)"
+    r"|end|turn|first|second|third|last|weeks?|half|just|shortly|right|back|before|after)\b[\s-]*+)"
 )
-_TIME_LEADS = _Pattern(rf"{_LEADS}*$", re.IGNORECASE)
+_TIME_LEADS = _Pattern(rf"{_BEFORE_TIME}*$", re.IGNORECASE)
 # A time that names no days that all agree on, or none at all.
 _VAGUE_TIME = _Pattern(
-    rf"{_LEADS}+(?:(?:{_ANY_MONTH}|(?:spring|summer|autumn|fall|winter)(?: of)?|christmas|easter"
-    rf"|halloween|midsummer|new year|year)\b(?:,? 20\d\d\b)?(?: season\b)?)"
+    rf"{_BEFORE_TIME}{{1,9}}+(?:(?:{_ANY_MONTH}|(?:spring|summer|autumn|fall|winter)(?: of)?"
+    r"|christmas|easter|halloween|midsummer|new year|year)\b(?:,? 20\d\d\b)?(?: season\b)?)"
     r"|\b(?:(?:at|by|in|on) that (?:time|date|day|moment|month|year)|back then)\b",
     re.IGNORECASE,
 )

@@ -37,7 +37,7 @@ LESSONS = build_model.LESSONS
 CACHE = build_model.SCRATCH / "ranker"
 TAUGHT = range(3, build_model.LAYERS)  # layers that learn; those below stay
 RANK = 8  # columns of a thin matrix: 330 kB for three layers
-STEPS, RATE, WARM = 180, 0.001, 18  # of Adam, its greatest rate, and steps until it is reached
+STEPS, RATE, WARM = 300, 0.001, 18  # of Adam, its greatest rate, and steps until it is reached
 SHARPNESS = 20  # of cosines, as sentence-transformers trains with
 NEAR = 1.0  # how much it counts that a vector stays where it was
 # How much of what was learned is kept: what lies between two models is often better than either on
