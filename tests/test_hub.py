@@ -727,13 +727,20 @@ def test_the_hub_ranks_as_a_file_does(team: Team) -> None:
     alice.import_rows({**row, "id": row["id"]} for row in diary)
     alice.sync()
     alice.hub("init", place=team.server.url(), recall=True)
-    queries = [json.loads(line) for line in (DIARIES / "band" / "queries.jsonl").open()][:30]
+    queries = [json.loads(line) for line in (DIARIES / "band" / "queries.jsonl").open()][:50]
     same = 0
+    right = {"file": 0, "hub": 0}
     for query in queries:
-        mine = alice.recall(query["query"], record=False)["results"]
-        theirs = thin.recall_hub(query["query"])["results"]
-        same += [row["id"] for row in mine][:1] == [row["id"] for row in theirs][:1]
-    assert same >= 0.8 * len(queries)  # other stop words and stems, fewer vectors around
+        found = {
+            "file": alice.recall(query["query"], record=False)["results"],
+            "hub": thin.recall_hub(query["query"])["results"],
+        }
+        first = {door: [row["id"] for row in rows[:1]] for door, rows in found.items()}
+        same += first["file"] == first["hub"]
+        for door, ids in first.items():
+            right[door] += bool({*ids} & {*query["expected"]})
+    assert same >= 0.7 * len(queries)  # other stop words and stems, fewer vectors around
+    assert right["hub"] >= 0.9 * right["file"]
 
 
 def test_numbers_of_16_bits_are_read_as_they_are(team: Team) -> None:

@@ -18,7 +18,7 @@ from sediment import DatabaseError, InvalidInput, Memory, NotFound
 
 TEA, LATER = "Tea is served at four.", "Tea is served at five."
 COFFEE = "Coffee is served at eight in the blue room."
-PORTS = [f"The staging database listens on port {port}." for port in (5433, 6543)]
+PORTS = [f"The staging database listens on port {port}." for port in (5433, 5434)]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="kills as POSIX does")
