@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
 import build_model  # noqa: E402
-from folds import FOLDS, Row, fold_of, folders, held_out, texts  # noqa: E402
+from folds import CONVERSATIONS, FOLDS, Row, fold_of, folders, held_out, texts  # noqa: E402
 
 import sediment  # noqa: E402
 from sediment import PAIR_REACH, RANKED, Encoder, Memory  # noqa: E402
@@ -46,6 +46,9 @@ THIRDS = 3  # of those, for the similarity of what was ranked by weights that ha
 STEPS, RATE, PULL = 400, 0.03, 0.005  # of Adam, and how strongly weights are pulled to 0
 BATCHES = 4  # of questions, one a step
 HIDDEN = 8  # units of the network
+# Where nothing becomes obsolete. Each question of these counts twice, or the diaries outweigh them:
+# once, long chats have an MRR of 56.1, and twice, 57.6.
+LASTING = {path.name for path in CONVERSATIONS.iterdir()}
 TAUGHT = 20  # older candidates of a question whose pairs are learned from: others have no chance
 # Notes of small stores, in which many questions have no answer.
 SAMPLES = (1, 1, 1, 1, 2, 2, 3, 5, 20, 60)
@@ -271,6 +274,7 @@ def scaled(questions: list[Question]) -> tuple[Any, list[Batch]]:
     """The mean and the spread of each pair feature, and batches of what is standardised by them,
     with a column of ones."""
     whole = [one for one in questions if one.kind == "whole" and one.right.any()]
+    whole += [one for one in whole if one.store in LASTING]
     batches = [batch(whole[first::BATCHES]) for first in range(BATCHES)]
     every = numpy.concatenate([one.features for one in batches])
     scale = numpy.stack([every.mean(0, float), every.std(0, float) + 1e-9], 1)
