@@ -740,7 +740,7 @@ def test_the_hub_ranks_as_a_file_does(team: Team) -> None:
         for door, ids in first.items():
             right[door] += bool({*ids} & {*query["expected"]})
     assert same >= 0.7 * len(queries)  # other stop words and stems, fewer vectors around
-    assert right["hub"] >= 0.9 * right["file"]
+    assert right["hub"] >= 0.8 * right["file"]
 
 
 def test_numbers_of_16_bits_are_read_as_they_are(team: Team) -> None:
