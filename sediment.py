@@ -44,8 +44,9 @@ Ranking
 -------
 Candidates are the items whose best chunk is nearest to the query by cosine, united with those
 whose chunk has the best BM25, found separately inside the own scope (project and global), in other
-projects, and among what was said in conversations (which loses TALK_LOSS). With c the best chunk's
-cosine, m that of the mean of all chunks, b its BM25:
+projects, and among what was said in conversations (which loses TALK_LOSS). A version that was
+replaced is none, but speaks for what stands in its place. With c the best chunk's cosine, m that
+of the mean of all chunks, b its BM25, or what is more of those of an item's earlier versions:
     relevance = (c + WHOLE_WEIGHT * (m - c) - LENGTH_DISCOUNT * ln chunks
                  + share * (b / max b) ** WORDS_POWER) * (1 or CROSS_PROJECT_FACTOR) + trust
     share = WORDS_WEIGHT * min(gap, COVERED * coverage)
@@ -190,7 +191,7 @@ DATED = 60  # seconds; what is that much older than its row was given its time b
 IMPORT_BATCH = 128  # rows a transaction: 0.6 ms of commit against seconds of encoding
 # Rows of which the cosine is taken exactly, the nearest by their bits. Of 500 queries to 100,000
 # vectors with noise, 99.6 % get the ten that an exact search finds with 2,000, all with 3,000.
-SCANNED = (3_000, 750, 750)  # of the own scope, of other projects, of conversations
+SCANNED = (3_000, 750, 750, 750)  # own, of other projects, of conversations, replaced
 EXACT_ROWS = 20_000  # up to so many all are: 10,000 take 1.3 ms, by their bits 2.4
 NEAR_SCANNED = (300, 0)  # what says nearly the same stands among the first
 SCAN_BLOCK = 32_768  # rows whose bits are compared at once: what stays in a core's cache
@@ -5993,12 +5994,14 @@ def _read_learned(given: str) -> dict[str, Any]:
 # and a paraphrase that shares no word are both reachable.
 # ---------------------------------------------------------------------------------------------
 
-# The kinds of what may be found: the project's or global, another project's, and what was said
-# in a conversation of the project's or in none's. Those of other projects are never found.
-OWN, FOREIGN, TALK, HIDDEN = range(4)
+# The kinds of what may be found: the project's or global, another project's, what was said in a
+# conversation of the project's or in none's (those of other projects are never found), and own
+# versions that were replaced, which speak for what stands in their place.
+OWN, FOREIGN, TALK, REPLACED, HIDDEN = range(5)
 _OWN = "(i.project_id IS NULL OR i.project_id = ?)"
 _SAID = f"(i.content_type = '{CONVERSATION}')"
 _LIVE = "i.ended_at IS NULL"
+_REPLACED = f"(i.successor IS NOT NULL AND i.ended_by <> 'undo' AND NOT {_SAID})"
 _MEMORY = f"{_LIVE} AND i.file IS NULL"  # what was stored, not what stands in a file
 _MEMORY_GLOBAL = f"{_MEMORY} AND i.project_id IS NULL"
 # Of a part of a file: whether a heading or the file's name tells its day, and not the file's time.
@@ -6052,6 +6055,13 @@ def live_at(moment: int | None) -> str:
     # What was taken back had never been so: else two versions would answer for its days.
     then = f"i.ended_at > {moment:d} AND i.ended_by IS NOT 'undo'"
     return f"(i.created_at <= {moment:d} AND (i.ended_at IS NULL OR {then}))"
+
+
+def replaced_at(moment: int | None) -> str:
+    """The SQL condition of the versions that something stood in the place of then, or does now."""
+    if moment is None:
+        return _REPLACED
+    return f"({_REPLACED} AND i.created_at <= {moment:d} AND i.ended_at <= {moment:d})"
 
 
 class Evidence(NamedTuple):
@@ -6131,6 +6141,7 @@ def _nearest_in_memory(rows: list[tuple[int, int, bytes]], vector: bytes) -> Evi
 # What rows are told apart by: the project, and whether they are of a conversation.
 _SAID_MARK = "\x01"
 _ROW_SCOPE = f"coalesce(i.project_id, '') || CASE WHEN {_SAID} THEN char(1) ELSE '' END"
+_ENDED_AS = f"CASE WHEN {_LIVE} THEN 0 WHEN {_REPLACED} THEN 1 ELSE 2 END"
 
 
 class VectorIndex:
@@ -6165,8 +6176,8 @@ class VectorIndex:
         reach: int = 0,
         besides: Any = (),
     ) -> tuple[Evidence, Any]:
-        """Some items besides, whatever their kinds, and live ones by the cosine of their best
-        chunk, of each kind: OWN, FOREIGN, TALK. Among many, that is taken of so many rows of each.
+        """Some items besides, whatever their kinds, and others by the cosine of their best
+        chunk, of each kind. Among many, that is taken of so many rows of each.
         And the vectors, float32[m, dimension], of the best `reach` own ones."""
         import numpy
 
@@ -6184,7 +6195,7 @@ class VectorIndex:
 
             found, around = [best(self._rows_with(besides), len(besides))], self._vectors[:0]
             for kind, enough in enumerate(scanned):
-                rows = self._live_rows(project, kind) if enough else _no_rows()
+                rows = self._rows_of_kind(project, kind) if enough else _no_rows()
                 wanted = limit if kind else max(limit, reach)
                 if not few and len(rows):
                     rows = self._near_rows(rows, told[rows], query, enough, wanted)
@@ -6196,7 +6207,7 @@ class VectorIndex:
             return self._evidence(rows, cosines, kinds), around
 
     def places(self, chunks: Any, project: str | None) -> tuple[Any, Any]:
-        """Of each chunk its item, and of which kind that is: HIDDEN of one that is not live."""
+        """Of each chunk its item, and of which kind that is."""
         import numpy
 
         with self._lock:
@@ -6205,9 +6216,8 @@ class VectorIndex:
                 return numpy.zeros_like(chunks), numpy.full_like(chunks, HIDDEN)
             rows = self._chunks[: self._count].searchsorted(chunks).clip(max=self._count - 1)
             # A reader of an older state asks for what is erased.
-            live = (self._chunks[rows] == chunks) & ~self._gone[rows]
-            kinds = self._kinds(project)[self._scopes[rows]]
-            return self._items[rows], numpy.where(live, kinds, HIDDEN)
+            known = self._chunks[rows] == chunks
+            return self._items[rows], numpy.where(known, self._kinds(project, rows), HIDDEN)
 
     def wholes(self, vector: bytes, items: list[int]) -> dict[int, float]:
         """The cosine of the mean of each item's vectors."""
@@ -6221,24 +6231,27 @@ class VectorIndex:
                 if start < end
             }
 
-    def _live_rows(self, project: str | None, kind: int) -> Any:
+    def _rows_of_kind(self, project: str | None, kind: int) -> Any:
         """The rows of a kind."""
         import numpy
 
         if (project, kind) not in self._rows:
-            wanted = self._kinds(project)[self._scopes[: self._count]] == kind
-            self._rows[project, kind] = numpy.flatnonzero(wanted & ~self._gone[: self._count])
+            wanted = self._kinds(project, slice(self._count)) == kind
+            self._rows[project, kind] = numpy.flatnonzero(wanted)
         return self._rows[project, kind]
 
-    def _kinds(self, project: str | None) -> Any:
-        """int[scope]: of which kind the rows of each scope are."""
+    def _kinds(self, project: str | None, rows: Any) -> Any:
+        """int[rows]: of which kind they are."""
         import numpy
 
-        def kind(scope: str) -> int:
+        def kind(scope: str) -> tuple[int, int, int]:
             own = scope.removesuffix(_SAID_MARK) in ("", project)
-            return (TALK if own else HIDDEN) if _SAID_MARK in scope else OWN if own else FOREIGN
+            if _SAID_MARK in scope:
+                return TALK if own else HIDDEN, HIDDEN, HIDDEN
+            return (OWN, REPLACED, HIDDEN) if own else (FOREIGN, HIDDEN, HIDDEN)
 
-        return numpy.array([kind(scope) for scope in self._known], numpy.int8)
+        kinds = numpy.array([kind(scope) for scope in self._known], numpy.int8)
+        return kinds[self._scopes[rows], self._ended[rows]]
 
     def _rows_with(self, items: Any) -> Any:
         """The rows of items, in their order."""
@@ -6342,7 +6355,7 @@ class VectorIndex:
 
     def _add_new(self) -> None:
         sql = (
-            f"SELECT c.id, c.item, {_ROW_SCOPE}, i.ended_at IS NOT NULL, v.vector"
+            f"SELECT c.id, c.item, {_ROW_SCOPE}, {_ENDED_AS}, v.vector"
             " FROM chunks c JOIN items i ON i.seq = c.item LEFT JOIN vectors v ON v.chunk = c.id"
             " WHERE c.id > ? ORDER BY c.id LIMIT 5000"
         )
@@ -6350,9 +6363,10 @@ class VectorIndex:
             start, end = self._count, self._count + len(rows)
             if end > len(self._chunks):
                 self._grow(end)
-            chunks, items, projects, gone, vectors = zip(*rows, strict=True)
+            chunks, items, projects, ended, vectors = zip(*rows, strict=True)
             self._chunks[start:end], self._items[start:end] = chunks, items
-            self._gone[start:end], self._scopes[start:end] = gone, list(map(self._scope, projects))
+            self._ended[start:end] = ended
+            self._scopes[start:end] = list(map(self._scope, projects))
             waiting = [row for row, vector in enumerate(vectors) if vector is None]
             self._waiting |= {chunks[row]: start + row for row in waiting}
             self._count, self._last = end, chunks[-1]
@@ -6385,12 +6399,12 @@ class VectorIndex:
         """What ended, came back, moved to another project or was forgotten."""
         sql = (
             f"SELECT max(n.number), n.item, {_ROW_SCOPE}, i.seq IS NULL,"
-            " i.seq IS NULL OR i.ended_at IS NOT NULL FROM changes n"
+            f" iif(i.seq IS NULL, 2, {_ENDED_AS}) FROM changes n"
             " LEFT JOIN items i ON i.seq = n.item WHERE n.number > ? GROUP BY n.item"
         )
-        for number, item, project, erased, gone in self.database.rows(sql, self._changed):
+        for number, item, project, erased, ended in self.database.rows(sql, self._changed):
             (start,), (end,) = self._ranges([item])
-            self._gone[start:end], self._scopes[start:end] = gone, self._scope(project)
+            self._ended[start:end], self._scopes[start:end] = ended, self._scope(project)
             self._erased += int(end - start) if erased else 0
             self._changed = max(self._changed, number)
 
@@ -6400,7 +6414,7 @@ class VectorIndex:
 
         size = count + count // 4 + 64
         kept = "_halves" if len(self._halves) else "_vectors"
-        for name in ("_chunks", "_items", "_scopes", "_gone", kept):
+        for name in ("_chunks", "_items", "_scopes", "_ended", kept):
             old = getattr(self, name)
             new = numpy.empty((size, *old.shape[1:]), old.dtype)
             new[: self._count] = old[: self._count]
@@ -6417,7 +6431,7 @@ class VectorIndex:
         self._waiting: dict[int, int] = {}  # rows by the chunk whose vector they wait for
         self._known = {"": 0}
         self._chunks, self._items = numpy.empty(0, numpy.int64), numpy.empty(0, numpy.int64)
-        self._scopes, self._gone = numpy.empty(0, numpy.int32), numpy.empty(0, bool)
+        self._scopes, self._ended = numpy.empty(0, numpy.int32), numpy.empty(0, numpy.int8)
         self._vectors = numpy.empty((0, self.dimension), numpy.float32)
         self._codes = numpy.empty((-(-self.dimension // 64), 0), numpy.uint64)
         self._halves = numpy.empty((0, -(-self.dimension // 2)), numpy.uint8)
@@ -6543,12 +6557,17 @@ class Candidates(NamedTuple):
     item: Any  # int[candidates]; the others as well
     chunk: Any
     chunks: Any
-    kind: Any  # OWN, FOREIGN or TALK
+    kind: Any  # OWN, FOREIGN, TALK or, until their successors are known, REPLACED
     cosine: Any
     bm25: Any
     relative: Any
     coverage: Any
     whole: Any
+    version: Any  # the item that it replaced and by which it is nearest, or 0
+
+    def where(self, chosen: Any) -> Candidates:
+        """Some of them: a mask, or their places."""
+        return Candidates(*(column[chosen] for column in self))
 
 
 class Scores(NamedTuple):
@@ -6587,7 +6606,8 @@ class Facts(NamedTuple):
 
 class Hit(NamedTuple):
     """An item's place in a ranking, the parts of its score by name, the older item that gave it
-    more than half of its chance, or the newer one that took as much of it, and where its best
+    more than half of its chance or is nearer to the question, or the newer one that took as much
+    of it, and where its best
     chunk stood then: the number of a chunk ends when all are made anew."""
 
     item: int
@@ -6672,21 +6692,43 @@ def _telling(terms: list[Term]) -> list[Term]:
 
 
 class Within(NamedTuple):
-    """Where candidates are looked for: a file, as seen from a project, under a condition of SQL;
-    of which kinds; how many from each index; and by the vectors at hand, if these are the same."""
+    """Where candidates are looked for: a file, as seen from a project, under a condition of SQL
+    for what is live and one for what was replaced; of which kinds; how many from each index; and
+    by the vectors at hand, if these are the same."""
 
     database: Database
     project: str | None
     live: str = _LIVE
+    replaced: str = _REPLACED
     index: VectorIndex | None = None
     limit: int = CANDIDATES
-    kinds: Sequence[int] = (OWN, FOREIGN, TALK)
+    kinds: Sequence[int] = (OWN, FOREIGN, TALK, REPLACED)
 
     def places(self, chunks: Any) -> tuple[Any, Any]:
-        """Of each chunk its item, and of which kind that is: HIDDEN of one that is not live."""
-        if self.index:
-            return self.index.places(chunks, self.project)
-        return places_of(self.database, chunks, self.project, self.live)
+        """Of each chunk its item, and of which kind that is."""
+        return (self.index.places if self.index else self._places_in_file)(chunks, self.project)
+
+    def _places_in_file(self, chunks: Any, project: str | None) -> tuple[Any, Any]:
+        import numpy
+
+        kind = " ".join(f"WHEN {where} THEN {kind}" for kind, where in enumerate(self.wheres()))
+        sql = (
+            f"SELECT c.id, i.seq, CASE {kind} ELSE {HIDDEN} END FROM json_each(?) j"
+            " JOIN chunks c ON c.id = j.value JOIN items i ON i.seq = c.item"
+        )
+        rows = self.database.rows(sql, *[project] * (REPLACED + 1), json.dumps(chunks.tolist()))
+        known = {chunk: place for chunk, *place in rows}
+        places = [known.get(chunk, (0, HIDDEN)) for chunk in chunks.tolist()]
+        item, kinds = numpy.array(places, int).reshape(-1, 2).T
+        return item, kinds
+
+    def wheres(self) -> list[str]:
+        """The SQL condition of each kind, with the project as its one parameter."""
+        stored = f"{self.live} AND NOT {_SAID} AND"
+        said, replaced = f"{self.live} AND {_SAID} AND {_OWN}", f"{self.replaced} AND {_OWN}"
+        return [
+            f"({where})" for where in (f"{stored} {_OWN}", f"{stored} {_FOREIGN}", said, replaced)
+        ]
 
 
 class Matched(NamedTuple):
@@ -6764,25 +6806,6 @@ def _numbers(text: str | None) -> Any:
     return numpy.fromstring(text or "", numpy.int64, sep=",")
 
 
-def places_of(
-    database: Database, chunks: Any, project: str | None, live: str = _LIVE
-) -> tuple[Any, Any]:
-    """Of each chunk its item, and of which kind that is: HIDDEN of one that is not live."""
-    sql = (
-        f"SELECT c.id, i.seq, CASE WHEN NOT {_SAID} THEN CASE WHEN {_OWN} THEN {OWN} ELSE {FOREIGN}"
-        f" END WHEN {_OWN} THEN {TALK} ELSE {HIDDEN} END"
-        " FROM json_each(?) j JOIN chunks c ON c.id = j.value"
-        f" JOIN items i ON i.seq = c.item WHERE {live}"
-    )
-    import numpy
-
-    rows = database.rows(sql, project, project, json.dumps(chunks.tolist()))
-    known = {chunk: place for chunk, *place in rows}
-    places = [known.get(chunk, (0, HIDDEN)) for chunk in chunks.tolist()]
-    item, kind = numpy.array(places, int).reshape(-1, 2).T
-    return item, kind
-
-
 def candidates(
     words: Words, matched: Matched, vector: bytes | None, within: Within, reach: int = 0
 ) -> tuple[Candidates, float, Any]:
@@ -6799,6 +6822,7 @@ def candidates(
     both = as_candidates(by_words, near, best, words.ideal)
     if vector:
         both = _with_wholes(vector, both, within)
+    both = _by_successors(both, within)
     return both, words_share(best, matched.tenth, words.ideal), around
 
 
@@ -6809,13 +6833,12 @@ def _nearest_of(vector: bytes, besides: Any, within: Within, reach: int) -> tupl
     if within.index:
         scanned = [rows if kind in kinds else 0 for kind, rows in enumerate(SCANNED)]
         return within.index.nearest(vector, within.project, limit, scanned, reach, besides)
-    wheres = (f"NOT {_SAID} AND {_OWN}", f"NOT {_SAID} AND {_FOREIGN}", f"{_SAID} AND {_OWN}")
-    chosen = "i.seq IN (SELECT value FROM json_each(?))"
+    wheres, chosen = within.wheres(), "i.seq IN (SELECT value FROM json_each(?))"
     items = json.dumps(besides.tolist())
     found, around = [nearest(within.database, vector, chosen, items, len(besides))], None
     for kind in kinds:
-        where, far = f"{within.live} AND {wheres[kind]}", limit if kind else max(limit, reach)
-        near = nearest(within.database, vector, where, within.project, far)
+        far = limit if kind else max(limit, reach)
+        near = nearest(within.database, vector, wheres[kind], within.project, far)
         if kind == OWN and reach and len(near.item):
             around = vectors_of(within.database, near.chunk[:reach].tolist())
         found.append(near.where(slice(limit))._replace(kind=near.kind[:limit] + kind))
@@ -6833,6 +6856,54 @@ def _with_wholes(vector: bytes, found: Candidates, within: Within) -> Candidates
     wholes = index.wholes(vector, long) if index else wholes_of(within.database, vector, long)
     pairs = zip(found.item.tolist(), found.whole.tolist(), strict=True)
     return found._replace(whole=numpy.array([wholes.get(item, whole) for item, whole in pairs]))
+
+
+def _by_successors(found: Candidates, within: Within) -> Candidates:
+    """The candidates, of which those that were replaced speak for what stands in their place: a
+    memory is as near to a question as the nearest of its versions. "We moved it to Hetzner" hardly
+    answers "where is our server?", the note that it replaced does."""
+    is_old = found.kind == REPLACED
+    if not is_old.any():
+        return found
+    import numpy
+
+    old, found = found.where(is_old), found.where(~is_old)
+    heads = _successors(within, old.item.tolist())
+    known = numpy.array([item in heads for item in old.item.tolist()], bool)
+    old = old.where(known)
+    places = [heads[item] for item in old.item.tolist()]
+    item, chunk, chunks = numpy.array(places, int).reshape(-1, 3).T
+    old = old._replace(
+        item=item, chunk=chunk, chunks=chunks, kind=numpy.full(len(item), OWN), version=old.item
+    )
+    return _best_of_each(Candidates(*map(numpy.append, found, old)))
+
+
+def _best_of_each(found: Candidates) -> Candidates:
+    """The candidates, of which the same item is there several times, with the best that is known
+    of each; what is first of it says which chunk is shown."""
+    import numpy
+
+    found = found.where(numpy.argsort(found.item, kind="stable"))
+    first = _first_of_each(found.item)
+    nearest = numpy.lexsort((-_cosines(found), found.item))[first]
+    names = ("cosine", "bm25", "relative", "coverage", "whole")
+    best = {name: numpy.fmax.reduceat(getattr(found, name), first) for name in names}
+    return found.where(first)._replace(**best, version=found.version[nearest])
+
+
+def _successors(within: Within, items: list[int]) -> dict[int, tuple[int, int, int]]:
+    """Of each replaced item the own live one behind which it is: that one's row number, its first
+    chunk, and how many chunks it has."""
+    sql = (
+        "WITH RECURSIVE ahead(old, id) AS (SELECT i.seq, i.successor FROM json_each(?) j"
+        " JOIN items i ON i.seq = j.value UNION SELECT a.old, i.successor FROM ahead a"
+        f" JOIN items i ON i.id = a.id WHERE i.successor IS NOT NULL AND NOT ({within.live}))"
+        " SELECT a.old, i.seq, min(c.id), count(*) FROM ahead a JOIN items i ON i.id = a.id"
+        f" JOIN chunks c ON c.item = i.seq WHERE {within.live} AND {_OWN} GROUP BY a.old"
+    )
+    rows = within.database.rows(sql, json.dumps(items), within.project)
+    return {old: (item, chunk, chunks) for old, item, chunk, chunks in rows}
 
 
 def wholes_of(database: Database, vector: bytes, items: list[int]) -> dict[int, float]:
@@ -6884,6 +6955,7 @@ def as_candidates(words: Evidence, near: Evidence, best: float, ideal: float) ->
         relative=relative,
         coverage=numpy.minimum(1.0, bm25 / (ideal or math.inf)),
         whole=cosine,
+        version=numpy.zeros_like(item),
     )
 
 
@@ -6919,12 +6991,14 @@ def rank(
 
     score, relevance, parts = profile.score(found, share, factor)
     best = numpy.lexsort((-found.item, -score))[:depth]
-    chosen = found.item, found.chunk, score, _cosines(found), found.kind, relevance
+    chosen = found.item, found.chunk, score, _cosines(found), found.kind, relevance, found.version
     rows = zip(*(column[best].tolist() for column in chosen), strict=True)
     values = zip(*(column[best].tolist() for column in parts.values()), strict=True)
     return [
-        Hit(item, chunk, score, cosine, kind, fits, dict(zip(parts, told, strict=True)))
-        for (item, chunk, score, cosine, kind, fits), told in zip(rows, values, strict=True)
+        Hit(
+            item, chunk, score, cosine, kind, fits, dict(zip(parts, told, strict=True)), old or None
+        )
+        for (item, chunk, score, cosine, kind, fits, old), told in zip(rows, values, strict=True)
     ]
 
 
@@ -7112,7 +7186,7 @@ def _explained(
     return [
         Hit(
             *(hit.item, hit.chunk, similarity * chance, hit.cosine, hit.kind, hit.relevance),
-            *(hit.parts | {"chance": chance}, newer or None, older or None, hit.span),
+            *(hit.parts | {"chance": chance}, newer or hit.newer_than, older or None, hit.span),
         )
         for chance, (hit, newer, older) in zip(chances.tolist(), rivals, strict=True)
     ]
@@ -7199,7 +7273,7 @@ PROFILES = {
 
 def _kinds_wanted(conversations: bool) -> list[int]:
     """Of which kinds an answer may be."""
-    return [OWN, *[FOREIGN] * crosses_projects(), *[TALK] * bool(conversations)]
+    return [OWN, REPLACED, *[FOREIGN] * crosses_projects(), *[TALK] * bool(conversations)]
 
 
 def own_first(hits: list[Hit], limit: int, least: float) -> list[Hit]:
@@ -12111,7 +12185,7 @@ class Request(NamedTuple):
     moment: int | None = None
     depth: int = CANDIDATES
     source: str | None = None
-    kinds: Sequence[int] = (OWN, FOREIGN, TALK)
+    kinds: Sequence[int] = (OWN, FOREIGN, TALK, REPLACED)
 
 
 class Found(NamedTuple):
@@ -12188,12 +12262,12 @@ class Search(View):
         return vector if same_model(self.database, self.encoder.model) else None
 
     def _within(self, request: Request) -> Within:
-        live, source = live_at(request.moment), request.source
-        if source is not None:
-            live += within_source(self.projects, source)
-        index = self.index if request.moment is None and source is None else None
-        project = self.projects.current()
-        return Within(self.database, project, live, index, request.depth, request.kinds)
+        live, replaced = live_at(request.moment), replaced_at(request.moment)
+        if request.source is not None:
+            live += within_source(self.projects, request.source)
+        index = self.index if request.moment is None and request.source is None else None
+        where = self.database, self.projects.current(), live, replaced
+        return Within(*where, index, request.depth, request.kinds)
 
     def _completed(self, found: Candidates, near: bool, vector: bytes) -> Candidates:
         """The candidates, with cosines where these are still to be made."""
@@ -12613,16 +12687,17 @@ class Storing(View):
     def _confirm(self, known: str, old: dict[str, Any] | None) -> dict[str, Any] | None:
         """Count the item that has this text already as stored, in the place of another's if
         that was asked for. None when somebody has just hidden or forgotten it."""
-        sql = "SELECT coalesce(project_id, '') FROM items WHERE id = ? AND ended_at IS NULL"
+        sql = "SELECT project_id, created_at FROM items WHERE id = ? AND ended_at IS NULL"
         with self.database.transaction() as connection:
-            project = connection.execute(sql, (known,)).get
-            if project is None:
+            if (row := connection.execute(sql, (known,)).get) is None:
                 return None
+            project, created = row
             count_validation(connection, known)
             note(connection, "confirm", known)
             if old:
-                item_to_replace(self.projects, old["id"])  # others may have been quicker
-                end_item(connection, old["id"], known, "replace", beside=True)
+                gone = item_to_replace(self.projects, old["id"])  # others may have been quicker
+                at = ended_when(gone["created_at"], created)
+                end_item(connection, gone["id"], known, "replace", at, beside=True)
         scope = "project" if project else "global"
         answer = {"success": True, "id": known, "scope": scope, "already_stored": True}
         message = "This text was stored already: counted as confirmed"
@@ -16092,7 +16167,7 @@ def prompted(memory: Memory, prompt: str) -> list[dict[str, Any]]:
     """What answers a prompt surely enough, at most HOOK_SHOWN memories: of what was stored, else
     of what was said."""
     search = memory.search
-    hits, _ = search.hits(Request(prompt, RANKED, PROFILES["default"], kinds=(OWN, TALK)))
+    hits, _ = search.hits(Request(prompt, RANKED, PROFILES["default"], kinds=(OWN, TALK, REPLACED)))
     stored, said = ([hit for hit in hits if hit.kind == kind] for kind in (OWN, TALK))
     best = next(filter(_is_sure, (stored[:HOOK_SHOWN], said[:HOOK_SHOWN])), [])
     return list(search.results([hit for hit in best if hit.score >= PROMPT_EACH]).values())

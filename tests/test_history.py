@@ -220,6 +220,55 @@ def test_the_past_of_other_projects_is_theirs(
             call(tea)
 
 
+HOSTS = (
+    "The staging server is hosted at Hetzner in Falkenstein.",
+    "Since March it is a box of ours in the cellar.",
+    "Moved again: Ines has put it into the rack at the university.",
+)
+
+
+@pytest.fixture
+def moved(memory: Memory) -> list[str]:
+    """The ids of three versions, each in the place of the one before, beside what is like them."""
+    for number, what in enumerate(("database", "wiki", "mail server", "build cache", "shop")):
+        memory.store(f"The {what} is hosted at Amazon in Dublin.", created_at=500 + number)
+    ids = [memory.store(HOSTS[0], created_at=1_000)["id"]]
+    for number, text in enumerate(HOSTS[1:], 2):
+        made = memory.store(text, replace=ids[-1], created_at=1_000 * number)
+        ids.append(made["id"])
+    return ids
+
+
+ASKED = "where is the staging server hosted?"
+
+
+@pytest.mark.parametrize("way", [{}, {"ranking": "cosine"}, {"ranking": "bm25"}])
+def test_a_memory_is_found_by_what_it_replaced(
+    memory: Memory, moved: list[str], way: dict[str, Any]
+) -> None:
+    (row, *_) = memory.recall(ASKED, explain=True, **way)["results"]
+    assert (row["id"], row["content"]) == (moved[-1], HOSTS[-1])
+    assert row["why"] == f"newer than {moved[0]}, and says the same of the same thing"
+    memory._index = None  # as a command has none
+    assert texts(memory.recall(ASKED, **way))[0] == HOSTS[-1]
+
+
+def test_as_of_a_day_a_memory_is_found_by_what_it_had_replaced_by_then(
+    memory: Memory, moved: list[str]
+) -> None:
+    days = ("1970-01-01T00:20:00Z", "1970-01-01T00:40:00Z", "2020-01-01")
+    assert [texts(memory.recall(ASKED, as_of=day))[0] for day in days] == [*HOSTS]
+
+
+def test_what_is_taken_back_speaks_for_itself_again(memory: Memory, moved: list[str]) -> None:
+    memory.undo(moved[1])  # the one in the middle is live, and the first is behind it
+    assert texts(memory.recall(ASKED))[0] == HOSTS[1]
+    memory.undo(moved[0])
+    assert texts(memory.recall(ASKED))[0] == HOSTS[0]
+    memory.forget(moved[0])
+    assert not set(texts(memory.recall(ASKED))) & {*HOSTS[:1]}
+
+
 def test_forgetting_leaves_no_history(memory: Memory) -> None:
     tea = memory.store(TEA)["id"]
     later = memory.store(LATER, replace=tea)["id"]
@@ -446,6 +495,14 @@ def test_storing_again_with_replace_ends_the_old_one(memory: Memory) -> None:
     assert memory.list_items()["total"] == 1
     assert "hidden" not in memory.undo(new)  # it had been stored by itself
     assert memory.list_items()["total"] == 2
+
+
+def test_what_is_confirmed_to_be_outdated_was_so_from_the_later_one_on(memory: Memory) -> None:
+    old = memory.store(TEA, created_at=1_000)["id"]
+    memory.store(LATER, created_at=2_000)
+    memory.store(LATER, replace=old)
+    days = ("1970-01-01T00:20:00Z", "1970-01-01T00:40:00Z")
+    assert [texts(memory.recall("when is tea?", as_of=day)) for day in days] == [[TEA], [LATER]]
 
 
 @pytest.mark.parametrize("undone", [0, 1])

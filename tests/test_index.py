@@ -47,9 +47,9 @@ def agree(memory: Memory, limit: int = 10) -> None:
         assert {*zip(again.item, again.chunk, strict=True)} == {
             *zip(hits.item, hits.chunk, strict=True)
         }
-        for kind, where in enumerate((sediment._OWN, sediment._FOREIGN)):
-            got, live = hits.where(hits.kind == kind), f"{sediment._LIVE} AND {where}"
-            expected = sediment.nearest(memory.database, vector, live, "demo", limit)
+        for kind, where in enumerate(sediment.Within(memory.database, "demo").wheres()):
+            got = hits.where(hits.kind == kind)
+            expected = sediment.nearest(memory.database, vector, where, "demo", limit)
             assert got.item.tolist() == expected.item.tolist()
             assert got.chunks.tolist() == expected.chunks.tolist()
             assert got.score.tolist() == pytest.approx(expected.score.tolist(), abs=1e-5)
@@ -102,7 +102,7 @@ def test_a_reader_of_an_older_state_gets_no_other_items(
     with memory.database.snapshot():
         rows = memory.database.rows("SELECT id FROM chunks")
         chunks = numpy.array([*(id for (id,) in rows), 10**6])
-        items, kinds = sediment.places_of(memory.database, chunks, "demo")
+        items, kinds = sediment.Within(memory.database, "demo").places(chunks)
         other = threading.Thread(target=erase)
         other.start()
         other.join()
