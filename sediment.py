@@ -235,9 +235,9 @@ HOOK_WAIT = 300  # ms for another process to finish writing
 CAUGHT_UP = 7 * 86_400  # seconds; sessions changed since are looked at when another one begins
 SHOWN_KEPT = 30 * 86_400  # seconds; sessions are not resumed for ever
 # The log-odds that one of the first HOOK_SHOWN answers, and so many times the greatest relevance:
-# from PROMPT_LEAST on they are shown unasked. Of the questions of 34 diaries 56 % get a right one,
-# of those that no note answers 23 % get one, of 100 prompts of coding talk 1.7 %; from 10.4 on 59,
-# 25 and 1.9, from 11 on 55, 20 and 1.4. With 10 times the relevance 57, 23 and 1.9.
+# from PROMPT_LEAST on they are shown unasked. Of the questions of 56 diaries 59 % get a right one,
+# of those that no note answers 21 % get one, of 100 prompts of coding talk 1.6 %; from 10.4 on 61,
+# 22 and 2.0, from 11 on 57, 19 and 1.5.
 PROMPT_RELEVANCE, PROMPT_LEAST = 20.0, 10.7
 PROMPT_EACH = 0.02  # similarity of each one; what is shown as 0.01 is not worth its tokens
 CAPTURE_TIME = 60  # seconds that one capture may take; the next one goes on
