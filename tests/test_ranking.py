@@ -1,5 +1,6 @@
 """Ranking profiles: the original's numbers, the floor, explanations, and what must not matter."""
 
+import itertools
 import math
 import os
 import time
@@ -308,13 +309,15 @@ def test_the_only_memory_is_not_the_answer_to_everything(memory: Memory) -> None
 def test_the_parts_make_the_similarity(memory: Memory) -> None:
     memory.store("Tea is served at four in the garden.")
     memory.store("Cake is served at five in the hall.")
-    rows = memory.recall("when is tea served?", explain=True)["results"]
-    chances = [row["parts"].get("chance", 0) for row in rows]
-    assert sum(chances) == pytest.approx(1, abs=0.001)
-    assert chances == sorted(chances, reverse=True)
+    memory.store("Wine is served at eight on the terrace.")
+    rows = memory.recall("when is tea served?", explain=True, anyway=True)["results"]
+    parts = [row["parts"] for row in rows]
+    assert sum(part["chance"] for part in parts) == pytest.approx(1, abs=0.001)
+    scores = [part["chance"] * part["company"] for part in parts]
+    assert scores == sorted(scores, reverse=True)
     first = float(rows[0]["similarity"])
-    for row, chance in zip(rows, chances, strict=True):
-        assert float(row["similarity"]) == pytest.approx(first * chance / chances[0], abs=0.011)
+    for row, score in zip(rows, scores, strict=True):
+        assert float(row["similarity"]) == pytest.approx(first * score / scores[0], abs=0.011)
     for row in rows:
         assert float(row["raw_similarity"]) == pytest.approx(row["parts"]["cosine"], abs=0.006)
     assert "parts" not in memory.recall("when is tea served?")["results"][0]
@@ -335,6 +338,44 @@ def test_similarity_is_a_probability(memory: Memory) -> None:
 
 
 # The floor
+
+
+directions = st.lists(st.floats(-1, 1), min_size=3, max_size=3).filter(
+    lambda found: math.hypot(*found) > 0.1
+)
+
+
+@given(st.lists(directions, min_size=2, max_size=9), st.integers(0))
+def test_behind_the_first_the_nearest_to_it_keeps_all_of_its_chance(
+    towards: list[list[float]], at: int
+) -> None:
+    vectors = numpy.array(towards)
+    vectors /= numpy.linalg.norm(vectors, axis=1)[:, None]
+    hits = [plain_hit()._replace(item=item) for item in range(len(vectors))]
+    known = {item: facts(vector=row.astype("<f4").tobytes()) for item, row in enumerate(vectors)}
+    first = at % len(vectors)
+    near = vectors @ vectors[first]
+    behind = numpy.arange(len(vectors)) != first
+    kept = sediment.company(hits, known, first)
+    assert kept[first] == 1
+    assert kept[behind].max() == 1
+    assert (kept > 0).all()
+    for one, other in itertools.permutations(numpy.flatnonzero(behind), 2):
+        if near[one] > near[other] + 1e-5:
+            assert kept[one] > kept[other]
+    known[0] = facts()  # one whose vector is still to be made: nothing can be compared
+    assert (sediment.company(hits, known, first) == 1).all()
+
+
+def test_who_asks_for_several_finds_the_others_next_to_the_first(memory: Memory) -> None:
+    """Of two memories that fit the question as well, what is like the first one comes second."""
+    memory.store("The kitchen tap of flat 3 was replaced by the plumber.")
+    memory.store("The kitchen tap of flat 3 dripped again, and the plumber came back.")
+    memory.store("The keys of flat 3 hang in the office of the caretaker.")
+    rows = memory.recall("what about flat 3?", explain=True, anyway=True)["results"]
+    assert [row["content"].split(" of ")[0] for row in rows[:2]] == ["The kitchen tap"] * 2
+    assert [row["parts"]["company"] for row in rows[:2]] == [1, 1]
+    assert rows[2]["parts"]["company"] < 0.75
 
 
 def test_questions_on_other_subjects_get_nothing(memory: Memory) -> None:
