@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -55,4 +56,12 @@ def learned_from() -> str:
     for name, folder in folders().items():
         for part in ("memories", "queries"):
             data.update(f"{name} {part}\0".encode() + (folder / f"{part}.jsonl").read_bytes())
+    return data.hexdigest()[:16]
+
+
+def made_from(sources: Iterable[Path]) -> str:
+    """A mark of these files, and of all that is there to learn from."""
+    data = hashlib.sha256(learned_from().encode())
+    for source in sources:
+        data.update(source.read_bytes())
     return data.hexdigest()[:16]

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import hashlib
 import json
 import math
 import os
@@ -35,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
 import build_model  # noqa: E402
-from folds import CONVERSATIONS, FOLDS, Row, fold_of, folders, held_out, texts  # noqa: E402
+from folds import CONVERSATIONS, FOLDS, Row, fold_of, folders, held_out, made_from, texts  # noqa: E402
 
 import sediment  # noqa: E402
 from sediment import PAIR_REACH, RANKED, Encoder, Memory  # noqa: E402
@@ -152,10 +151,8 @@ def untaught_encoders() -> list[Encoder]:
 
 def questions_of(names: list[str]) -> list[Question]:
     """All questions, as the program sees them; kept for the next run with the same sources."""
-    sources = [ROOT / "sediment.py", Path(__file__), *sorted(ROOT.glob("tests/**/*.jsonl"))]
-    sources += sorted(build_model.LESSONS.iterdir())
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
-    kept = CACHE / f"questions-{digest}.pickle"
+    sources = ROOT / "sediment.py", Path(__file__), *sorted(build_model.LESSONS.iterdir())
+    kept = CACHE / f"questions-{made_from(sources)}.pickle"
     if kept.exists():
         return pickle.loads(kept.read_bytes())
     encoders, found = untaught_encoders(), []

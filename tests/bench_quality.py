@@ -18,7 +18,6 @@ to dist/bench-quality.jsonl; what was tried on the way to the ranking stands in 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import itertools
 import json
 import os
@@ -145,10 +144,10 @@ def validated() -> str:
 def weights_without(fold: int) -> Path:
     """A ranker that never saw a third of the folders, made anew when anything that makes it has
     changed."""
-    sources = [TRAINER, ROOT / "sediment.py", *sorted(ROOT.glob("tests/**/*.jsonl"))]
-    sources += sorted(ROOT.glob("models/lessons/*"))
-    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
-    target = ROOT / "build" / "ranker" / digest[:16] / f"{fold}.json"
+    from folds import made_from  # pyright: ignore[reportMissingImports]
+
+    sources = TRAINER, ROOT / "sediment.py", *sorted(ROOT.glob("models/lessons/*"))
+    target = ROOT / "build" / "ranker" / made_from(sources) / f"{fold}.json"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         draft = target.with_suffix(".tmp")

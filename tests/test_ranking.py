@@ -337,7 +337,7 @@ def test_similarity_is_a_probability(memory: Memory) -> None:
     assert float(unknown["similarity"]) < float(known["similarity"])
 
 
-# The floor
+# Behind the first
 
 
 directions = st.lists(st.floats(-1, 1), min_size=3, max_size=3).filter(
@@ -376,6 +376,9 @@ def test_who_asks_for_several_finds_the_others_next_to_the_first(memory: Memory)
     assert [row["content"].split(" of ")[0] for row in rows[:2]] == ["The kitchen tap"] * 2
     assert [row["parts"]["company"] for row in rows[:2]] == [1, 1]
     assert rows[2]["parts"]["company"] < 0.75
+
+
+# The floor
 
 
 def test_questions_on_other_subjects_get_nothing(memory: Memory) -> None:
