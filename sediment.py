@@ -2566,9 +2566,9 @@ def _trim(text: str, start: int, end: int) -> tuple[int, int]:
 # ---------------------------------------------------------------------------------------------
 # Encoder
 #
-# all-MiniLM-L6-v2, its last layers taught by our diaries (models/train_encoder.py), on onnxruntime:
-# text in, unit vector out, one text at a time so that no vector depends on its neighbours.
-# Nothing is imported or read before it is needed.
+# all-MiniLM-L6-v2, its last layers taught by our own texts (models/train_encoder.py), on
+# onnxruntime: text in, unit vector out, one text at a time so that no vector depends on its
+# neighbours. Nothing is imported or read before it is needed.
 # ---------------------------------------------------------------------------------------------
 
 

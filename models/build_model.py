@@ -5,7 +5,7 @@ time, so no batch, no padding and no mask; mean pooling and L2 normalisation are
 The states of the tokens are a second output, for a query that is pooled by what its words tell.
 The result is the same byte for byte wherever it is built, and `manifest.json` pins its digests.
 
-The last layers are not as published: they have been taught by our own diaries (train_encoder.py,
+The last layers are not as published: they have been taught by texts of our own (train_encoder.py,
 `lessons/`), which is added here. With them come the vectors of a cohort (gather_cohort.py).
 
 Matrices are stored as fp16 in `weights.bin` and cast to fp32 when used: 45 MB instead of 91
@@ -315,7 +315,7 @@ def model_without(fold: int) -> Path:
 
     lessons = lessons_path(fold).read_bytes()
     if read_header(lessons)[1]["__metadata__"]["learned_from"] != learned_from():
-        raise ValueError("the encoder was taught from other diaries: run `make encoder`")
+        raise ValueError("the encoder was taught from other texts: run `make encoder`")
     return model_of(lessons)
 
 

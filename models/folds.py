@@ -1,5 +1,5 @@
-"""The diaries and conversations in `tests/` that the models learn from, and which of them are left
-out together, so that nothing is judged, or taught the next model, by what has seen it."""
+"""The diaries, conversations and readings in `tests/` that the models learn from, and which of them
+are left out together, so that nothing is judged, or taught the next model, by what has seen it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 DIARIES, CONVERSATIONS = ROOT / "tests" / "diaries", ROOT / "tests" / "conversations"
+READINGS = ROOT / "tests" / "readings"
 COHORT = 256  # memories beside which a query's nearness is seen; 500 or 1,000 show no more
 FOLDS = 3  # of diaries and conversations: each is judged by what was learned from the two others
 
@@ -27,6 +28,11 @@ def folders() -> dict[str, Path]:
     return {path.name: path for path in found if path.is_dir()}
 
 
+def readings() -> dict[str, Path]:
+    """Sets of other kinds of text, which teach the encoder alone and judge nothing."""
+    return {path.name: path for path in sorted(READINGS.iterdir()) if path.is_dir()}
+
+
 def held_out(fold: int | None) -> set[str]:
     """The names of a fold; none of none."""
     return set() if fold is None else set(list(folders())[fold::FOLDS])
@@ -37,8 +43,8 @@ def fold_of(name: str) -> int:
 
 
 def texts(name: str) -> tuple[list[Row], list[Row]]:
-    """The memories and the questions of a diary or a conversation."""
-    folder = folders()[name]
+    """The memories and the questions of a diary, a conversation or a reading."""
+    folder = (folders() | readings())[name]
     return rows(folder / "memories.jsonl"), rows(folder / "queries.jsonl")
 
 
@@ -53,7 +59,7 @@ def cohort(fold: int | None) -> list[str]:
 def learned_from() -> str:
     """A mark of all that is there to learn from, and so of which folders a fold leaves out."""
     data = hashlib.sha256()
-    for name, folder in folders().items():
+    for name, folder in (folders() | readings()).items():
         for part in ("memories", "queries"):
             data.update(f"{name} {part}\0".encode() + (folder / f"{part}.jsonl").read_bytes())
     return data.hexdigest()[:16]

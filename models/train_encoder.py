@@ -1,5 +1,5 @@
-"""Teach the encoder what `models/lessons/` holds, from the diaries and conversations in `tests/`:
-`make encoder`.
+"""Teach the encoder what `models/lessons/` holds, from the diaries, conversations and readings in
+`tests/`: `make encoder`.
 
 The published model was trained on pairs of web text. What it is asked here are questions about
 short notes, and its nearest note is too often one that merely sounds like the question. So its
@@ -20,9 +20,10 @@ from __future__ import annotations
 import hashlib
 import pickle
 import random
+import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,20 +32,25 @@ import build_model
 import jax  # pyright: ignore[reportMissingImports]
 import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 import numpy
-from folds import FOLDS, Row, folders, held_out, learned_from, texts
+from folds import FOLDS, ROOT, Row, folders, held_out, learned_from, readings, texts
+
+sys.path.append(str(ROOT))
+
+from sediment import embedding_text, split_text
 
 LESSONS = build_model.LESSONS
 CACHE = build_model.SCRATCH / "ranker"
 TAUGHT = range(3, build_model.LAYERS)  # layers that learn; those below stay
 RANK = 8  # columns of a thin matrix: 330 kB for three layers
-STEPS, RATE, WARM = 300, 0.001, 18  # of Adam, its greatest rate, and steps until it is reached
+STEPS, RATE, WARM = 400, 0.001, 18  # of Adam, its greatest rate, and steps until it is reached
 SHARPNESS = 20  # of cosines, as sentence-transformers trains with
-NEAR = 1.0  # how much it counts that a vector stays where it was
+NEAR = 0.3  # how much it counts that a vector stays where it was
 # How much of what was learned is kept: what lies between two models is often better than either on
 # what neither has seen (Wortsman et al. 2022). Of all / 0.6 / nothing: see tests/RANKING.md.
 KEPT = 0.6
 QUESTIONS, NOTES, HARD = 16, 40, 8  # of a step; and how many of the nearest notes of each question
-QUESTION_TOKENS, NOTE_TOKENS = 24, 64  # what is read of each while learning
+QUESTION_TOKENS = 24  # what is read of each while learning
+NOTE_TOKENS = 64, 128  # the latter of those of a step whose median is longer than the former
 DENSE = (
     *(f"attention.self.{part}" for part in build_model.JOINED.split(",")),
     "attention.output.dense",
@@ -57,7 +63,7 @@ Tree = dict[str, Any]  # name -> array, or arrays
 
 class Store(NamedTuple):
     """A folder as the layers that stay see it: for each text float16[tokens, 384], and the vector
-    that the untaught model gives it."""
+    that the untaught model gives it. A long memory is as many notes as it has chunks."""
 
     notes: list[Any]
     note_vectors: Any  # float32[n, 384]
@@ -90,7 +96,7 @@ def read_texts(session: Any, tokenizer: Any, found: list[str]) -> tuple[list[Any
         ids = numpy.array(encoding.ids, numpy.int64)
         vector, state = session.run(["embedding", f"x{TAUGHT[0]}"], {"ids": ids})
         vectors.append(vector)
-        states.append(state[:NOTE_TOKENS].astype(numpy.float16))
+        states.append(state[: NOTE_TOKENS[-1]].astype(numpy.float16))
     return states, numpy.array(vectors)
 
 
@@ -104,25 +110,35 @@ def read_stores() -> dict[str, Store]:
         session = untaught_session(Path(folder))
         tokenizer = open_tokenizer(Path(folder) / "tokenizer.json")
         read = partial(read_texts, session, tokenizer)
-        found = {name: read_store(*texts(name), read) for name in folders()}
+        found = {name: read_store(*texts(name), read) for name in folders() | readings()}
     CACHE.mkdir(parents=True, exist_ok=True)
     kept.write_bytes(pickle.dumps(found))
     return found
 
 
-def read_store(notes: list[Row], questions: list[Row], read: Any) -> Store:
-    place = {row["id"]: at for at, row in enumerate(notes)}
+def read_store(memories: list[Row], questions: list[Row], read: Any) -> Store:
+    notes = [(row["id"], text) for row in memories for text in chunks(row["content"])]
     asked = [row for row in questions if row["expected"]]
-    note_states, note_vectors = read([row["content"] for row in notes])
+    note_states, note_vectors = read([text for _, text in notes])
     states, vectors = read([row["query"] for row in asked])
+
+    def places(ids: Container[str]) -> set[int]:
+        return {at for at, (id, _) in enumerate(notes) if id in ids}
+
     return Store(
         note_states,
         note_vectors,
         states,
         vectors,
-        [{place[id] for id in row["expected"]} for row in asked],
-        [{place[id] for id in row.get("stale", ())} for row in asked],
+        [places(row["expected"]) for row in asked],
+        [places(row.get("stale", ())) for row in asked],
     )
+
+
+def chunks(text: str) -> list[str]:
+    """Its chunks as the program cuts them, with what they stand under."""
+    cut = split_text(text, lambda _: True)  # what is too long for the window is not read anyway
+    return [embedding_text(text, chunk) for chunk in cut]
 
 
 def open_tokenizer(path: Path) -> Any:
@@ -228,9 +244,11 @@ def batch_of(store: Store, asked: list[int], chance: random.Random) -> Batch:
     right = [chance.choice(sorted(store.right[at])) for at in asked]
     others = chance.sample(range(len(store.notes)), NOTES)
     chosen = list(dict.fromkeys([*right, *nearest.T.ravel().tolist(), *others]))[:NOTES]
+    notes = [store.notes[at] for at in chosen]
+    short, long = NOTE_TOKENS
     return Batch(
         *padded([store.questions[at] for at in asked], QUESTION_TOKENS),
-        *padded([store.notes[at] for at in chosen], NOTE_TOKENS),
+        *padded(notes, long if statistics.median(map(len, notes)) > short else short),
         numpy.array([[note in store.right[at] for note in chosen] for at in asked]),
         numpy.array([[note in store.stale[at] for note in chosen] for at in asked]),
         store.question_vectors[asked],

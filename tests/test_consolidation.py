@@ -19,7 +19,7 @@ from sediment import Memory
 
 PORT = "The gateway listens on port 18789."
 AGAIN = "Note: The gateway listens on port 18789."
-OTHER = "The gateway listens on port 18790."
+OTHER = "The gateway listens on port 18780."
 COFFEE = "Coffee is served at eight in the blue room."
 
 
