@@ -24,13 +24,19 @@ def rows(path: Path) -> list[Row]:
 
 def folders() -> dict[str, Path]:
     """The diaries, in which facts change, and the conversations, in which nothing is obsolete."""
-    found = [*sorted(DIARIES.iterdir()), *sorted(CONVERSATIONS.iterdir())]
+    return named(DIARIES, CONVERSATIONS)
+
+
+def all_folders() -> dict[str, Path]:
+    """Those, and the readings: sets of other kinds of text, which teach the encoder alone and judge
+    nothing."""
+    return named(DIARIES, CONVERSATIONS, READINGS)
+
+
+def named(*places: Path) -> dict[str, Path]:
+    """The folders in each of these places, by their names."""
+    found = [path for place in places for path in sorted(place.iterdir())]
     return {path.name: path for path in found if path.is_dir()}
-
-
-def readings() -> dict[str, Path]:
-    """Sets of other kinds of text, which teach the encoder alone and judge nothing."""
-    return {path.name: path for path in sorted(READINGS.iterdir()) if path.is_dir()}
 
 
 def held_out(fold: int | None) -> set[str]:
@@ -44,7 +50,7 @@ def fold_of(name: str) -> int:
 
 def texts(name: str) -> tuple[list[Row], list[Row]]:
     """The memories and the questions of a diary, a conversation or a reading."""
-    folder = (folders() | readings())[name]
+    folder = all_folders()[name]
     return rows(folder / "memories.jsonl"), rows(folder / "queries.jsonl")
 
 
@@ -59,7 +65,7 @@ def cohort(fold: int | None) -> list[str]:
 def learned_from() -> str:
     """A mark of all that is there to learn from, and so of which folders a fold leaves out."""
     data = hashlib.sha256()
-    for name, folder in (folders() | readings()).items():
+    for name, folder in all_folders().items():
         for part in ("memories", "queries"):
             data.update(f"{name} {part}\0".encode() + (folder / f"{part}.jsonl").read_bytes())
     return data.hexdigest()[:16]

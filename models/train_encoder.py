@@ -32,7 +32,7 @@ import build_model
 import jax  # pyright: ignore[reportMissingImports]
 import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 import numpy
-from folds import FOLDS, ROOT, Row, folders, held_out, learned_from, readings, texts
+from folds import FOLDS, ROOT, Row, all_folders, held_out, learned_from, texts
 
 sys.path.append(str(ROOT))
 
@@ -50,7 +50,7 @@ NEAR = 0.3  # how much it counts that a vector stays where it was
 KEPT = 0.6
 QUESTIONS, NOTES, HARD = 16, 40, 8  # of a step; and how many of the nearest notes of each question
 QUESTION_TOKENS = 24  # what is read of each while learning
-NOTE_TOKENS = 64, 128  # the latter of those of a step whose median is longer than the former
+NOTE_TOKENS = 64, 128  # so much of a step's notes; the second where their median is longer
 DENSE = (
     *(f"attention.self.{part}" for part in build_model.JOINED.split(",")),
     "attention.output.dense",
@@ -110,7 +110,7 @@ def read_stores() -> dict[str, Store]:
         session = untaught_session(Path(folder))
         tokenizer = open_tokenizer(Path(folder) / "tokenizer.json")
         read = partial(read_texts, session, tokenizer)
-        found = {name: read_store(*texts(name), read) for name in folders() | readings()}
+        found = {name: read_store(*texts(name), read) for name in all_folders()}
     CACHE.mkdir(parents=True, exist_ok=True)
     kept.write_bytes(pickle.dumps(found))
     return found
