@@ -119,6 +119,7 @@ bench-quality: $(PYZ) $(BUILD)/dev/.ready
 encoder: $(BUILD)/train/.ready $(BUILD)/dev/.ready
 	$(BUILD)/train/bin/python models/train_encoder.py
 	$(BUILD)/dev/bin/python models/gather_cohort.py
+	$(BUILD)/dev/bin/python models/reduce_tokens.py
 	$(BUILD)/train/bin/python models/build_model.py --update
 
 ranker: $(PYZ) $(BUILD)/dev/.ready

@@ -48,8 +48,11 @@ projects, and among what was said in conversations (which loses TALK_LOSS). A ve
 replaced is none, but speaks for what stands in its place. With c the best chunk's cosine, m that
 of the mean of all chunks, b its BM25, or what is more of those of an item's earlier versions:
     relevance = (c + WHOLE_WEIGHT * (m - c) - LENGTH_DISCOUNT * ln chunks
-                 + share * (b / max b) ** WORDS_POWER) * (1 or CROSS_PROJECT_FACTOR) + trust
+                 + share * (b / max b) ** WORDS_POWER + MAXSIM_WEIGHT * s)
+                * (1 or CROSS_PROJECT_FACTOR) + trust
     share = WORDS_WEIGHT * min(gap, COVERED * coverage)
+    s = sum over the query's tokens q of tells(q) * (greatest cosine of q to a token of the chunk)
+        / sum of tells(q) - (MAXSIM_CHANCE + MAXSIM_BY_LENGTH * ln(tokens + 3))
 Everything turns on what the query's words tell: a word's information is Robertson and Sparck
 Jones' idf, smoothed by its rarity in English. The query's vector is the mean of the encoder's
 token states weighted by it (a memory's is the plain mean), and b counts it squared, with
@@ -57,7 +60,9 @@ k1 = BM25_K1 and no length norm, since chunks have a bounded length already. How
 count beside meaning is decided for each query: `gap` is how far the best b stands above the
 tenth best chunk's, relative to it (words that fit everything tell nothing apart), `coverage` is
 what part of all that the query tells the best one has (one word of nine proves nothing).
-`trust` grows with confirmations to TRUST_MAX. Being shown decides between equal scores only.
+`s` compares word by word, by what the encoder's tokens mean by themselves: a synonym counts nearly
+as much as the word, and no word is lost in the mean of many. `trust` grows with confirmations to
+TRUST_MAX. Being shown decides between equal scores only.
 
 Then the newest version comes first (section Versions, weights in models/ranker.json):
     r = softmax(sharpness * relevance)                     the chance to be the answer, by itself
@@ -217,7 +222,7 @@ KEPT_ANSWERS = 1_000
 SCORED_ROWS, COUNTED_ROWS = 10_000, 1_000
 FOUND_ROWS = 2_000  # of a word that is looked for in all chunks; how often it is follows from them
 COMPOUND_MAX = 16  # parts that are looked up as one; 5,000 take 15 s
-QUERY_TERMS = 64  # distinct words of a query that are looked up, the rarest in English
+QUERY_TERMS = 64  # words or tokens of a query that are looked up, the rarest in English
 PREFIX_MIN = 4  # characters of the beginning of an id that is to change, as git has it
 
 # Conversations and hooks.
@@ -237,9 +242,9 @@ HOOK_WAIT = 300  # ms for another process to finish writing
 CAUGHT_UP = 7 * 86_400  # seconds; sessions changed since are looked at when another one begins
 SHOWN_KEPT = 30 * 86_400  # seconds; sessions are not resumed for ever
 # The log-odds that one of the first HOOK_SHOWN answers, and so many times the greatest relevance:
-# from PROMPT_LEAST on they are shown unasked. Of the questions of 56 diaries 59 % get a right one,
-# of those that no note answers 20 % get one, of 100 prompts of coding talk 1.7 %; from 10.2 on 61,
-# 22 and 2.0, from 10.7 on 57, 19 and 1.5.
+# from PROMPT_LEAST on they are shown unasked. Of the questions of 72 diaries 53 % get a right one,
+# of those that no note answers 21 % get one, of 100 prompts of coding talk 1.6 %; of 56 that are
+# easier it was 59, 20 and 1.7, from 10.2 on 61, 22 and 2.0, from 10.7 on 57, 19 and 1.5.
 PROMPT_RELEVANCE, PROMPT_LEAST = 20.0, 10.4
 PROMPT_EACH = 0.02  # similarity of each one; what is shown as 0.01 is not worth its tokens
 CAPTURE_TIME = 60  # seconds that one capture may take; the next one goes on
@@ -248,7 +253,7 @@ CAPTURE_TRIES = 3  # readers that a session may outlast, one by one
 # Ranking. Figures are the mean MRR of our five sets (tests/RANKING.md has them one by one); it
 # was 67.9 with BM25 / its maximum times the best constant, 69.3 with information squared and the
 # gap, 70.6 with k1 and b as here, 71.8 with the query's vector pooled by information.
-WORDS_WEIGHT = 0.5  # 0.45 to 0.55 are within 0.2 of each other
+WORDS_WEIGHT = 0.2  # 0.5 without MaxSim; beside it 0.3 costs diaries 0.4, 0.15 costs chats 0.7
 WORDS_POWER = 1.5  # 1 gives 0.4 less, 2 gives 0.4 less
 GAP_DEPTH = 10  # the tenth best chunk; 7 gives 0.3 less, 15 gives 0.2 less
 # How much more of it the words may count than the part of the query that the best item has. Of 1 /
@@ -271,9 +276,10 @@ VERSION_RELEVANCE = 0.55  # of the older one's; 0.5 costs one look-alike, 0.6 tw
 RULED = 10  # older ones that the rule looks at: those behind have little chance to give
 PAIR_REACH = 4.0  # standard deviations that a pair feature counts at most, beyond what was learned
 # The relevance of the memory that was never stored, beside which all others stand. Mean log loss of
-# the similarity with none / 0.3 / 0.5 / 0.6: stores of 1 to 3 0.36 / 0.33 / 0.32 / 0.32, of 5 to 60
-# 0.51 / 0.49 / 0.49 / 0.50, whole diaries 0.567 / 0.555 / 0.554 / 0.555.
-NO_ANSWER = 0.5
+# the similarity with 0.1 / 0.3 / 0.35 / 0.4 / 0.5: stores of 1 to 3 0.313 / 0.279 / 0.279 / 0.283 /
+# 0.293, of 5 to 60 0.491 / 0.487 / 0.487 / 0.489 / 0.498, whole diaries 0.567 / 0.561 / 0.560 /
+# 0.559 / 0.561.
+NO_ANSWER = 0.35
 # Of relevance: what was only said comes first only where it is clearly better. Of 0 / 0.05 / 0.1 /
 # 0.2, on the diaries: a turn before the right note where both say it 42 / 27 / 19 / 8 %, the right
 # one of either first 54.2 / 55.8 / 55.8 / 56.0 %, a right turn first where nothing stored says it
@@ -290,6 +296,11 @@ WHOLE_WEIGHT = 0.15
 # The best of many chunks is near by chance; a manual of 227 parts stood before the one sentence
 # that answers. 0.01 gains 0.2 over our sets; 0.02 no more, and documentation loses 0.8 of its 89.
 LENGTH_DISCOUNT = 0.01
+# What a text says of a question word by word (MaxSim), beyond what a text of so many tokens says of
+# any: a line through the wrong candidates of all sets, by ln(tokens + 3). Of 0.3 / 0.4 / 0.5, MRR:
+# the eight of tests/documents gain 0.9 / 1.1 / 1.3, the five sets 0.3 / 0.4 / 0.4, conversations
+# 1.2 / 1.1 / 0.7, what diaries say on the subject asked 1.9 / 1.9 / 1.9.
+MAXSIM_WEIGHT, MAXSIM_CHANCE, MAXSIM_BY_LENGTH = 0.4, 0.2, 0.081
 ENGLISH_CHUNKS = 100  # what is known of a word's rarity before any memory: so many chunks' worth
 TELLING_MIN = 0.1  # a word with less of the rarest one's information is not worth its scan
 CROSS_PROJECT_FACTOR = 0.875  # as in the original: another project's hit must be clearly better
@@ -2645,6 +2656,7 @@ class Model:
 
     graph = "model.onnx"
     cohort = ""  # the file of vectors beside which a query's nearness is seen
+    by_token = ""  # the file of each token's vector by itself
     query_prefix = ""
     destination = ""  # where texts go that leave this program
     probe = b""  # the vector of PROBE, of a model whose name alone does not tell what it is
@@ -2659,6 +2671,7 @@ class Model:
             self.files: dict[str, dict[str, Any]] = manifest["files"]
             self.digest: str = self.files["weights.bin"]["sha256"]
             self.cohort = "cohort.f16" if "cohort.f16" in self.files else ""
+            self.by_token = "tokens.i8" if "tokens.i8" in self.files else ""
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ModelError(
                 f"{folder}/manifest.json cannot be read ({error}): {self._remedy()}"
@@ -2813,6 +2826,7 @@ _QUERY_PREFIXES: dict[str, str] = dict.fromkeys(
 # "the" is the first whole word of the vocabulary, and 8 % of what is written in English.
 _FIRST_WORD, _ZIPF_SHARE = 1996, 0.08
 _CHUNK_WORDS = 40
+TOKEN_DIMENSION = 64  # principal axes of the tokens' vectors, of 384; 48 lose 0.1, 128 gain none
 _UNKNOWN = ("[UNK]", "<unk>")
 
 
@@ -2906,6 +2920,29 @@ class Encoder:
             return 0.0
         rank = 20 if len(word) == 1 else max(1, place - _FIRST_WORD + 1)
         return 1 - math.exp(-_CHUNK_WORDS * _ZIPF_SHARE / rank)
+
+    def known_tokens(self, word: str) -> list[int]:
+        """The tokens of a lower-case word, without what stands for unknown ones; none of a model
+        whose tokens have no vectors of their own."""
+        if self._by_token is None:
+            return []
+        ids = self._load_tokenizer().encode(word, add_special_tokens=False).ids
+        return [id for id in ids if id not in self._unknown()]
+
+    def token_vectors(self, tokens: Any) -> Any:
+        """float32[n, TOKEN_DIMENSION]: what tokens mean by themselves, of length 1 but for
+        rounding; zeros of token 0, which stands for no word."""
+        return self._by_token[tokens].astype("<f4") / 127
+
+    @functools.cached_property
+    def _by_token(self) -> Any:
+        """int8[vocabulary, TOKEN_DIMENSION]; None where the model comes without."""
+        if not self.model.by_token:
+            return None
+        import numpy
+
+        with self._readable(self.model.by_token) as path:
+            return numpy.fromfile(path, "i1").reshape(-1, TOKEN_DIMENSION)
 
     def fits(self, text: str) -> bool:
         """Whether nothing of the text would be cut off."""
@@ -5472,22 +5509,28 @@ def _stem_classes(stem: str) -> int:
 
 class TextWords(NamedTuple):
     """A text as its stems, and of each its number, its idf in English by the form that it has, and
-    its classes."""
+    its classes; and as the encoder's tokens, each with its share of its word's idf."""
 
     stems: tuple[str, ...]
     keys: Any  # int64[stems]
     idf: Any  # float[stems]
     classes: Any  # uint8[stems]
     beginning: Any  # int64[4]: the numbers of the first four, 0 where there is none
+    tokens: Any  # int32[m]: those of its words, behind one that stands for none
+    tells: Any  # float[m]
 
 
 class Lexicon:
-    """Stems of texts, and what they tell in English."""
+    """Stems of texts, what they tell in English, and how near texts are word by word."""
 
     def __init__(
-        self, stem: Callable[[str], list[tuple[str, str]]], commonness: Callable[[str], float]
+        self,
+        stem: Callable[[str], list[tuple[str, str]]],
+        commonness: Callable[[str], float],
+        tokens: Callable[[str], list[int]] = lambda _: [],
+        vectors: Callable[[Any], Any] | None = None,
     ) -> None:
-        self._stem = stem
+        self._stem, self._tokens, self._vectors = stem, tokens, vectors
         self.commonness = functools.lru_cache(maxsize=LEXICON_WORDS)(commonness)
         self._known = functools.lru_cache(maxsize=LEXICON_WORDS)(self._look_up)
 
@@ -5498,20 +5541,52 @@ class Lexicon:
         import numpy
 
         found = [*map(self._known, self._stem(text))]
-        stems, keys, idf, classes = zip(*found, strict=True) if found else ((),) * 4
+        stems, keys, idf, classes, tokens = zip(*found, strict=True) if found else ((),) * 5
+        tells = [tells / len(its) for _, _, tells, _, its in found for _ in its]
         return TextWords(
             stems,
             numpy.array(keys, numpy.int64),
             numpy.array(idf, float),
             numpy.array(classes, numpy.uint8),
             numpy.array((*keys[:4], 0, 0, 0, 0)[:4], numpy.int64),
+            numpy.array((0, *itertools.chain(*tokens)), numpy.int32),
+            numpy.array((0, *tells), numpy.float32),
         )
 
-    def _look_up(self, word: tuple[str, str]) -> tuple[str, int, float, int]:
-        """A stem in one of its forms: the stem, its number, its idf, and its classes."""
+    def _look_up(self, word: tuple[str, str]) -> tuple[str, int, float, int, list[int]]:
+        """A stem in one of its forms: the stem, its number, its idf, its classes, its tokens."""
         stem, form = word
         idf = information(ENGLISH_CHUNKS * self.commonness(form), ENGLISH_CHUNKS)
-        return stem, _stem_key(stem), idf, _stem_classes(stem)
+        return stem, _stem_key(stem), idf, _stem_classes(stem), self._tokens(form)
+
+    def maxsim(self, query: str, texts: Sequence[str]) -> Any:
+        """float[text]: what each text says of a query word by word, beyond what a text of its
+        length says of any.
+
+        Of each token of the query the cosine to the nearest of the text's, weighed by what its
+        word tells (MaxSim, Khattab and Zaharia 2020; there of tokens that the encoder has seen
+        beside one another, here by themselves). So "purchase" finds "buy", as the vector of the
+        whole does, but no word is lost in the mean of twenty. Zeros where no token of the query
+        is known, or the model's have no vectors.
+        """
+        import numpy
+
+        asked = self.text_words(query)
+        if not texts or self._vectors is None or not asked.tells.any():
+            return numpy.zeros(len(texts))
+        most = numpy.argsort(-asked.tells, kind="stable")[:QUERY_TERMS]
+        tokens = [self.text_words(text).tokens for text in texts]
+        sizes = numpy.array([*map(len, tokens)])
+        near = self._vectors(asked.tokens[most]) @ self._vectors(numpy.concatenate(tokens)).T
+        best = numpy.maximum.reduceat(near, sizes.cumsum() - sizes, axis=1)
+        by_chance = MAXSIM_CHANCE + MAXSIM_BY_LENGTH * numpy.log(sizes + 2)
+        return asked.tells[most] @ best / asked.tells[most].sum() - by_chance
+
+
+def lexicon_of(encoder: Encoder) -> Lexicon:
+    """What the encoder's vocabulary tells of words."""
+    vocabulary = encoder.commonness, encoder.known_tokens, encoder.token_vectors
+    return Lexicon(stemmer(), *vocabulary)
 
 
 class WordTable:
@@ -5522,7 +5597,7 @@ class WordTable:
         import numpy
 
         every = (*texts, beside)
-        columns = zip(*(one[1:] for one in every), strict=True)
+        columns = zip(*(one[1:5] for one in every), strict=True)
         keys, idf, classes, starts = map(numpy.concatenate, columns)
         row = numpy.repeat(numpy.arange(len(every)), [len(one.keys) for one in every])
         order = keys.argsort(kind="stable")
@@ -7076,7 +7151,7 @@ def default_adjust(
     between equals."""
     if query.asked and query.bare:
         hits = of_their_time(hits, facts, query.asked)
-    able, rest = contenders(by_relevance(hits, facts, query.asked), floor)
+    able, rest = contenders(by_relevance(hits, facts, query, lexicon), floor)
     if not able:
         return []
     import numpy
@@ -7108,18 +7183,20 @@ def contenders(hits: list[Hit], floor: float) -> tuple[list[Hit], list[Hit]]:
 
 
 def by_relevance(
-    hits: list[Hit], facts: dict[int, Facts], asked: AskedTime | None = None
+    hits: list[Hit], facts: dict[int, Facts], query: Query, lexicon: Lexicon
 ) -> list[Hit]:
-    """The hits with what people's confirmations add, and the time that is asked, best first."""
+    """The hits with what they say of the question word by word, what people's confirmations add,
+    and the time that is asked, best first."""
+    near = lexicon.maxsim(query.subject, [facts[hit.item].text for hit in hits])
     found = []
-    for hit in hits:
+    for hit, words in zip(hits, near.tolist(), strict=True):
         trust = TRUST_MAX * (1 - 1 / (1 + facts[hit.item].validations))
-        timely = _timeliness(facts[hit.item], asked) if asked else 0.0
-        if trust or timely:
-            told = ("trust", trust), ("time", timely)
-            added = {name: part for name, part in told if part}
-            hit = hit._replace(score=hit.score + trust + timely, parts=hit.parts | added)
-        found.append(hit)
+        timely = _timeliness(facts[hit.item], query.asked) if query.asked else 0.0
+        words *= MAXSIM_WEIGHT * hit.parts.get("project", 1.0)
+        told = {"maxsim": words, "trust": trust, "time": timely}
+        added = {name: part for name, part in told.items() if part}
+        score = hit.score + sum(added.values())
+        found.append(hit._replace(score=score, parts=hit.parts | added))
     return sorted(found, key=lambda hit: (-hit.score, -facts[hit.item].accesses, -hit.item))
 
 
@@ -7686,9 +7763,10 @@ def _newcomer(item: Item) -> Neighbour:
 
 def door_features(new: Neighbour, rivals: Sequence[Neighbour], lexicon: Lexicon) -> dict[str, Any]:
     """Of each feature a number for each rival, which is one of the memories nearest to the new."""
-    texts = [lexicon.text_words(rival.text) for rival in rivals]
-    table = WordTable(texts, lexicon.text_words(new.text))
-    return _door_nearness(new, rivals) | _door_words(table) | _door_cues(table)
+    texts = [rival.text for rival in rivals]
+    table = WordTable([*map(lexicon.text_words, texts)], lexicon.text_words(new.text))
+    found = _door_nearness(new, rivals) | _door_words(table) | _door_cues(table)
+    return found | {"maxsim": lexicon.maxsim(new.text, texts)}
 
 
 def _door_nearness(new: Neighbour, rivals: Sequence[Neighbour]) -> dict[str, Any]:
@@ -15415,7 +15493,7 @@ class Memory:
 
     @functools.cached_property
     def _lexicon(self) -> Lexicon:
-        return Lexicon(stemmer(), self.encoder.commonness)
+        return lexicon_of(self.encoder)
 
     @property
     def search(self) -> Search:

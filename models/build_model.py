@@ -6,7 +6,8 @@ The states of the tokens are a second output, for a query that is pooled by what
 The result is the same byte for byte wherever it is built, and `manifest.json` pins its digests.
 
 The last layers are not as published: they have been taught by texts of our own (train_encoder.py,
-`lessons/`), which is added here. With them come the vectors of a cohort (gather_cohort.py).
+`lessons/`), which is added here. With them come the vectors of a cohort (gather_cohort.py), and of
+each token by itself, on the axes that tell most (reduce_tokens.py).
 
 Matrices are stored as fp16 in `weights.bin` and cast to fp32 when used: 45 MB instead of 91
 (compressed 42 instead of 83), and the cosine to vectors of 32 bits stays above 0.999998.
@@ -40,6 +41,9 @@ OUTPUT = HERE / "all-MiniLM-L6-v2"
 SCRATCH = HERE.parent / "build"
 LESSONS = HERE / "lessons"  # what train_encoder.py has taught it
 COHORT = "cohort"  # the tensor of the lessons that gather_cohort.py adds, and its file
+TOKEN_AXES = LESSONS / "tokens.safetensors"  # which reduce_tokens.py has found
+EMBEDDINGS = "embeddings.word_embeddings.weight"
+TOKEN_DIMENSION = 64
 LAYERS, HEADS = 6, 12
 ALIGNMENT = 64
 JOINED = "query,key,value"  # tensors of the checkpoint that are one in the graph
@@ -238,6 +242,19 @@ def write_graph(checkpoint: bytes, lessons: bytes | None, max_tokens: int, folde
     onnx.checker.check_model(str(folder / "model.onnx"))
 
 
+def token_vectors(checkpoint: bytes) -> Any:
+    """int8[tokens, TOKEN_DIMENSION]: each token by itself, as a vector of length 127; of [PAD],
+    which stands for no word, zeros. The same on any machine, as `taught_tensor` is."""
+    import numpy
+
+    axes = TOKEN_AXES.read_bytes()
+    mean, turn = (read_tensor(axes, name).astype("<f8") for name in ("mean", "axes"))
+    rows = (read_tensor(checkpoint, EMBEDDINGS) - mean) @ turn
+    rows *= 127 / numpy.linalg.norm(rows, axis=1, keepdims=True)
+    rows[0] = 0
+    return rows.round().astype("i1")
+
+
 def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
@@ -288,6 +305,7 @@ def write_model(manifest: dict[str, Any], lessons: bytes | None, folder: Path) -
     files = read_source(manifest["source"])
     write_graph(files["model.safetensors"], lessons, manifest["max_tokens"], folder)
     (folder / "tokenizer.json").write_bytes(files["tokenizer.json"])
+    (folder / "tokens.i8").write_bytes(token_vectors(files["model.safetensors"]).tobytes())
     if lessons and COHORT in read_header(lessons)[1]:
         (folder / f"{COHORT}.f16").write_bytes(read_tensor(lessons, COHORT).tobytes())
     (folder / "LICENSE").write_text(NOTICE, encoding="utf-8")

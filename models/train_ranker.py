@@ -105,7 +105,7 @@ def collected(memory: Memory, question: Row) -> tuple[list[sediment.Hit], Any, A
     seen: list[Any] = []
 
     def collect(hits: list[Any], facts: Any, query: Any, lexicon: Any, floor: float) -> list[Any]:
-        hits = sediment.by_relevance(hits, facts, query.asked)
+        hits = sediment.by_relevance(hits, facts, query, lexicon)
         able, rest = sediment.contenders(hits, floor)
         features = sediment.features_of(able[:RANKED], facts, query, lexicon)
         seen.extend((able, rest, features, floor))
@@ -271,7 +271,7 @@ def scaled(questions: list[Question]) -> tuple[Any, list[Batch]]:
     """The mean and the spread of each pair feature, and batches of what is standardised by them,
     with a column of ones."""
     whole = [one for one in questions if one.kind == "whole" and one.right.any()]
-    whole += [one for one in whole if one.store in LASTING]
+    whole += 2 * [one for one in whole if one.store in LASTING]
     batches = [batch(whole[first::BATCHES]) for first in range(BATCHES)]
     every = numpy.concatenate([one.features for one in batches])
     scale = numpy.stack([every.mean(0, float), every.std(0, float) + 1e-9], 1)

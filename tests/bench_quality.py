@@ -178,9 +178,11 @@ def unseen(name: str) -> Any:
 HANDS = {
     "the ten first": "band firmware game health lawyer maintainer platform renovation school"
     " warehouse-data",
-    "the last 22": "androidapp bikeshop clinic-it datacenter drones etl-bank freelancer frontend"
-    " houseboat household kindergarten marathon migraine ml-search mmo-server ngo observatory"
-    " payments podcast restaurant rustcli theatre",
+    "22 of few rivals": "androidapp bikeshop clinic-it datacenter drones etl-bank freelancer"
+    " frontend houseboat household kindergarten marathon migraine ml-search mmo-server ngo"
+    " observatory payments podcast restaurant rustcli theatre",
+    "the last 16": "chatplatform climbinggym compiler datascience genealogist gridops homelab"
+    " mountainhut museum orchard pharmacy roboticslab saas secteam translator wedding",
 }
 
 

@@ -88,6 +88,22 @@ def test_the_cohort_is_of_the_memories_that_the_lessons_were_learned_from(fold: 
         assert vectors[at].astype("<f4") @ numpy.frombuffer(vector, "<f4") > 0.999
 
 
+def test_tokens_keep_what_is_near_on_fewer_axes() -> None:
+    checkpoint = build_model.read_source(MANIFEST["source"])["model.safetensors"]
+    whole = build_model.read_tensor(checkpoint, build_model.EMBEDDINGS)
+    few = build_model.token_vectors(checkpoint).astype(float) / 127
+    lengths = numpy.linalg.norm(few, axis=1)
+    assert lengths[0] == 0
+    assert numpy.abs(lengths[1:] - 1).max() < 0.02
+    tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    for word, close, other in (("truck", "vehicle", "piano"), ("buy", "purchase", "sleep")):
+        one, near, far = map(tokenizer.token_to_id, (word, close, other))
+        centred = whole - whole.mean(0)
+        centred /= numpy.linalg.norm(centred, axis=1, keepdims=True)
+        assert few[one] @ few[near] > centred[one] @ centred[near] > 0.4
+        assert few[one] @ few[far] < 0.1
+
+
 def test_token_ids_equal_the_reference() -> None:
     tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     tokenizer.no_padding()

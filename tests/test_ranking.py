@@ -1,5 +1,6 @@
 """Ranking profiles: the original's numbers, the floor, explanations, and what must not matter."""
 
+import functools
 import itertools
 import math
 import os
@@ -14,7 +15,7 @@ import pytest
 from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
-from storage import open_memory
+from storage import open_memory, shared_encoder
 
 import sediment
 from sediment import Candidates, Facts, Hit, InvalidInput, Memory
@@ -22,6 +23,11 @@ from sediment import Candidates, Facts, Hit, InvalidInput, Memory
 DAY = sediment.DAY
 cosines = st.floats(-1, 1)
 NO_LEXICON = sediment.Lexicon(lambda _: [], lambda _: 0.0)
+
+
+@functools.cache
+def open_lexicon() -> sediment.Lexicon:
+    return sediment.lexicon_of(shared_encoder())
 
 
 def candidate(**facts: Any) -> Candidates:
@@ -139,8 +145,46 @@ def test_what_was_confirmed_decides_between_equals(memory: Memory) -> None:
 @given(st.integers(0, 10**6))
 def test_trust_is_bounded(validations: int) -> None:
     hit = plain_hit()
-    (after,) = sediment.by_relevance([hit], {1: facts(validations=validations)})
+    known = {1: facts(validations=validations)}
+    (after,) = sediment.by_relevance([hit], known, sediment.parse_query("tea"), NO_LEXICON)
     assert 0 <= after.score - hit.score <= sediment.TRUST_MAX
+
+
+# Word by word
+
+words = st.sampled_from(["truck", "vehicle", "piano", "Zürich", "駅", "", "7", "\U00012000"])
+texts = st.lists(st.lists(words, max_size=12).map(" ".join), min_size=1, max_size=5)
+
+
+def test_a_synonym_counts_nearly_as_much_as_the_word() -> None:
+    said = [f"Where did she {word} the piano?" for word in ("buy", "purchase", "polish")]
+    same, alike, other = open_lexicon().maxsim("buy?", said)
+    assert same > alike > other
+    assert alike - other > same - alike
+
+
+def test_a_word_counts_as_much_among_many() -> None:
+    lexicon = open_lexicon()
+    much = "Where we keep what: the tents hang in the attic, boats lie at the quay, pianos stay."
+    short, long, none = lexicon.maxsim("trucks", ["Trucks wait.", f"{much} Trucks wait.", much])
+    assert none < 0 < long < short
+
+
+@given(texts, texts)
+def test_each_text_is_compared_by_itself(found: list[str], asked: list[str]) -> None:
+    lexicon, query = open_lexicon(), " ".join(asked)
+    alone = [lexicon.maxsim(query, [text])[0] for text in found]
+    assert lexicon.maxsim(query, found) == pytest.approx(alone, abs=1e-5)
+    assert all(-1.0 < value < 1.0 for value in alone)
+
+
+@pytest.mark.parametrize("query", ["", "?!", "\U0001f600 \U00012000\U00012001"])
+def test_a_query_without_known_words_is_near_to_nothing(query: str) -> None:
+    assert open_lexicon().maxsim(query, ["a truck", "", query]).tolist() == [0, 0, 0]
+
+
+def test_a_model_without_vectors_of_tokens_compares_no_words() -> None:
+    assert NO_LEXICON.maxsim("a truck", ["a truck", ""]).tolist() == [0, 0]
 
 
 # Questions that ask for a time
