@@ -4,6 +4,7 @@ import functools
 import itertools
 import math
 import os
+import re
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -185,6 +186,16 @@ def test_a_query_without_known_words_is_near_to_nothing(query: str) -> None:
 
 def test_a_model_without_vectors_of_tokens_compares_no_words() -> None:
     assert NO_LEXICON.maxsim("a truck", ["a truck", ""]).tolist() == [0, 0]
+
+
+def test_the_page_has_words_for_each_part_of_a_score(memory: Memory) -> None:
+    memory.import_rows([{"content": text} for text in ("Tea is at four.", "Coffee is at five.")])
+    page = (ROOT / "assets" / "page.html").read_text("utf-8")
+    (reasons,) = re.findall(r"const REASONS = {(.*?)};", page, re.DOTALL)
+    found = memory.recall("when is tea served?", explain=True, anyway=True)["results"]
+    parts = set().union(*(row["parts"] for row in found))
+    assert parts >= {"cosine", "maxsim", "words", "chance", "company"}
+    assert parts <= set(re.findall(r"(\w+): \"", reasons))
 
 
 # Questions that ask for a time
