@@ -145,7 +145,7 @@ def door_learned(found: list[tuple[list[Store], int]]) -> Row:
 
 def main() -> None:
     encoders = untaught_encoders()
-    lexicon = sediment.lexicon_of(encoders[0])  # of words they all know the same
+    lexicon = sediment.lexicon_of(encoders[0])  # all folds have one vocabulary
     folders = sorted(path for path in DIARIES.iterdir() if path.is_dir())
     found = [door_stores(folder, encoders[fold_of(folder.name)], lexicon) for folder in folders]
     kept = json.loads(OUTPUT.read_text("utf-8")) if OUTPUT.exists() else {}

@@ -73,6 +73,15 @@ def test_the_same_weights_give_the_same_vectors(
 
 
 @pytest.mark.usefixtures("choose")
+def test_texts_are_compared_word_by_word_with_the_bundled_tokens() -> None:
+    assert Encoder().model.by_token == ""
+    said = ["The tea was bought.", "The gateway was opened."]
+    near = sediment.lexicon_of(Encoder()).maxsim("purchase", said)
+    assert near.tolist() == sediment.lexicon_of(shared_encoder()).maxsim("purchase", said).tolist()
+    assert near[0] > near[1]
+
+
+@pytest.mark.usefixtures("choose")
 def test_a_model_made_so_is_pooled_by_its_first_token() -> None:
     encoder = Encoder()
     assert cosine(encoder.embed(TEXTS[0]), shared_encoder().embed(TEXTS[0])) < 0.95

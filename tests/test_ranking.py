@@ -184,6 +184,12 @@ def test_a_query_without_known_words_is_near_to_nothing(query: str) -> None:
     assert open_lexicon().maxsim(query, ["a truck", "", query]).tolist() == [0, 0, 0]
 
 
+def test_a_word_that_is_said_again_and_again_crowds_out_no_other() -> None:
+    said = ["The truck waits.", "The piano waits."]
+    once, often = (open_lexicon().maxsim(f"{'yesterday ' * n} truck", said) for n in (1, 90))
+    assert often == pytest.approx(once)
+
+
 def test_a_model_without_vectors_of_tokens_compares_no_words() -> None:
     assert NO_LEXICON.maxsim("a truck", ["a truck", ""]).tolist() == [0, 0]
 
