@@ -2923,12 +2923,10 @@ class Encoder:
         return 1 - math.exp(-_CHUNK_WORDS * _ZIPF_SHARE / rank)
 
     def known_tokens(self, word: str) -> list[int]:
-        """The tokens of a lower-case word, without what stands for unknown ones; none of a model
-        whose tokens have no vectors of their own."""
-        if self._by_token is None:
-            return []
+        """The tokens of a lower-case word, without what stands for unknown ones."""
+        unknown = self._unknown()
         ids = self._load_tokenizer().encode(word, add_special_tokens=False).ids
-        return [id for id in ids if id not in self._unknown()]
+        return [id for id in ids if id not in unknown]
 
     def token_vectors(self, tokens: Any) -> Any:
         """float32[n, TOKEN_DIMENSION]: what tokens mean by themselves, of length 1 but for
@@ -2937,9 +2935,7 @@ class Encoder:
 
     @functools.cached_property
     def _by_token(self) -> Any:
-        """int8[vocabulary, TOKEN_DIMENSION]; None where the model comes without."""
-        if not self.model.by_token:
-            return None
+        """int8[vocabulary, TOKEN_DIMENSION], of a model that comes with them (`by_token`)."""
         import numpy
 
         with self._readable(self.model.by_token) as path:
@@ -5529,7 +5525,7 @@ class Lexicon:
         stem: Callable[[str], list[tuple[str, str]]],
         commonness: Callable[[str], float],
         tokens: Callable[[str], list[int]] = lambda _: [],
-        vectors: Callable[[Any], Any] | None = None,
+        vectors: Callable[[Any], Any] = lambda _: None,
     ) -> None:
         self._stem, self._tokens, self._vectors = stem, tokens, vectors
         self.commonness = functools.lru_cache(maxsize=LEXICON_WORDS)(commonness)
@@ -5568,12 +5564,12 @@ class Lexicon:
         its word tells (MaxSim, Khattab and Zaharia 2020; there of tokens that the encoder has seen
         beside one another, here by themselves). So "purchase" finds "buy", as the vector of the
         whole does, but no word is lost in the mean of twenty. Zeros where no token of the query is
-        known, or where tokens have no vectors.
+        known.
         """
         import numpy
 
         asked = self.text_words(query)
-        if not texts or self._vectors is None or not asked.tells.any():
+        if not texts or not asked.tells.any():
             return numpy.zeros(len(texts))
         _, once = numpy.unique(asked.tokens, return_index=True)
         most = once[numpy.argsort(-asked.tells[once], kind="stable")[:QUERY_TERMS]]
