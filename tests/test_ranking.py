@@ -371,7 +371,7 @@ def test_the_parts_make_the_similarity(memory: Memory) -> None:
     memory.store("Tea is served at four in the garden.")
     memory.store("Cake is served at five in the hall.")
     memory.store("Wine is served at eight on the terrace.")
-    rows = memory.recall("when is tea served?", explain=True, anyway=True)["results"]
+    rows = memory.recall("when is everything served?", explain=True, anyway=True)["results"]
     parts = [row["parts"] for row in rows]
     assert sum(part["chance"] for part in parts) == pytest.approx(1, abs=0.001)
     scores = [part["chance"] * part["company"] for part in parts]

@@ -199,6 +199,14 @@ def test_chances_flow_from_old_to_new_and_none_is_lost(found: list[Any], rest: l
     assert len(chances) == len(relevance)
 
 
+def test_what_an_older_one_hands_over_is_handed_on_to_the_newest() -> None:
+    obsolete = numpy.array([[0, 0.9, 0], [0, 0, 0.9], [0, 0, 0]])
+    chances = sediment.Ranker(20.0, {}, {}).answers(numpy.array([0.9, 0.5, 0.1]), obsolete)
+    first = 1 - chances[1:].sum()
+    assert first == pytest.approx(0.1, abs=1e-3)
+    assert chances[1:] == pytest.approx([0.09, 0.81], abs=1e-3)
+
+
 @given(rivals, st.randoms())
 def test_the_order_of_candidates_changes_no_chance(found: list[Any], chance: Any) -> None:
     ranker, query = sediment.recall_ranker(), "which port is the gate on?"
