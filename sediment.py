@@ -6032,18 +6032,23 @@ class Ranker:
         units = weights @ chosen + bias
         return units[0] + self.obsolete["out"] @ numpy.tanh(units[1:])
 
-    def answers(self, relevance: Any, obsolete: Any) -> Any:
-        """float[n], of sum 1: each one's chance to be the answer, once what made it obsolete has
-        got its part, and handed on in turn what a still newer one gets."""
+    def held(self, relevance: Any, obsolete: Any) -> Any:
+        """float[n]: each one's chance by itself, and what those that it made obsolete hand to it,
+        of what they hold in turn. Nothing is newer than itself, so there is one solution."""
         import numpy
 
         chances = numpy.exp(self.sharpness * (relevance - relevance.max()))
         chances /= chances.sum()
         head = len(obsolete)
-        # What it has by itself and what older ones hand to it. None is older than itself, so that
-        # there is one solution.
-        held = numpy.linalg.solve(numpy.eye(head) - obsolete.T, chances[:head])
-        return numpy.append(held * (1 - obsolete.sum(1)), chances[head:])
+        chances[:head] = numpy.linalg.solve(numpy.eye(head) - obsolete.T, chances[:head])
+        return chances
+
+    def answers(self, relevance: Any, obsolete: Any) -> Any:
+        """float[n], of sum 1: each one's chance to be the answer, once what made it obsolete has
+        got its part."""
+        chances = self.held(relevance, obsolete)
+        chances[: len(obsolete)] *= 1 - obsolete.sum(1)
+        return chances
 
     def answered(self, relevance: Any) -> float:
         """The chance that any of them answers, and not one that was never stored: in a store of
@@ -7298,8 +7303,7 @@ def _explained(
     their chances."""
     import numpy
 
-    before = ranker.answers(relevance, numpy.zeros((0, 0)))[: len(obsolete)]
-    gave = before[:, None] * obsolete
+    gave = ranker.held(relevance, obsolete)[: len(obsolete), None] * obsolete
     items = numpy.array([hit.item for hit in hits[: len(obsolete)]])
     gained = 2 * gave.max(0) > parts["chance"][: len(obsolete)]
     lost = 2 * obsolete.max(1) > 1

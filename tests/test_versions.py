@@ -207,6 +207,21 @@ def test_what_an_older_one_hands_over_is_handed_on_to_the_newest() -> None:
     assert chances[1:] == pytest.approx([0.09, 0.81], abs=1e-3)
 
 
+def test_the_newest_is_found_through_the_one_between(memory: Memory) -> None:
+    texts = (
+        "Club training with Racing Gent is on Tuesday evening, 19:00, track at the Blaarmeersen.",
+        "Club training is on Thursday evening, 19:30, same track.",
+        "Training moved to Friday at six, same track, since the lights are broken.",
+    )
+    for place, text in enumerate(texts):
+        memory.import_rows([{"content": text, "created_at": 10**9 + place * 60 * DAY}])
+    question = "On which evening is club training, and at what time?"
+    rows = memory.recall(question, explain=True)["results"]
+    assert rows[0]["content"] == texts[2]
+    between = next(row["id"] for row in rows if row["content"] == texts[1])
+    assert rows[0]["why"].startswith(f"newer than {between}")
+
+
 @given(rivals, st.randoms())
 def test_the_order_of_candidates_changes_no_chance(found: list[Any], chance: Any) -> None:
     ranker, query = sediment.recall_ranker(), "which port is the gate on?"
