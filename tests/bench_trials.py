@@ -86,7 +86,8 @@ def versions(trial: Trial) -> None:
 def alike(trial: Trial) -> None:
     """Our own sequences, and facts that only look like versions: is the right one first?"""
     show = table(None, "seed", "groups", "ranking", "right one first of its group")
-    for name, texts in (("versions", "sequence"), ("lookalikes", "items")):
+    kinds = ("versions", "sequence"), ("lookalikes", "items"), ("parallel", "items")
+    for name, texts in kinds:
         groups = rows(TRIALS / f"{name}.jsonl")
         told = [
             {"id": f"{name}-{number}-{place}", "content": text, "created_at": place * 30 * DAY}

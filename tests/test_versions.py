@@ -56,14 +56,15 @@ def test_the_newest_version_comes_first(memory: Memory, gap: int) -> None:
     assert sum(newest) >= 0.8 * len(newest)
 
 
-def test_what_only_looks_alike_keeps_its_place(memory: Memory) -> None:
-    groups = trial("lookalikes.jsonl")
+@pytest.mark.parametrize(("name", "share"), [("lookalikes", 0.95), ("parallel", 0.9)])
+def test_what_only_looks_alike_keeps_its_place(memory: Memory, name: str, share: float) -> None:
+    groups = trial(f"{name}.jsonl")
     filled(memory, [row["items"] for row in groups], 30 * DAY)
     kept = [
         order(memory, row["query"], number)[:1] == [row["expected"]]
         for number, row in enumerate(groups)
     ]
-    assert sum(kept) >= 0.95 * len(kept)
+    assert sum(kept) >= share * len(kept)
 
 
 @pytest.mark.parametrize(
