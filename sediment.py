@@ -274,7 +274,7 @@ UNSHARED_KEYED = 33.0  # more, times the query's share of what both say; 20: 6 o
 # that the rule took for look-alikes all but seven. First right there with 20 / 28 / 40 / no bound:
 # 65.7 / 65.6 / 64.8 / 62.1 %. Longer ones are told by another word in the place of an asked one.
 UNSHARED_ALIKE = 28.0
-PLACE_WORDS = 2  # in that place, at most: so are 19 of 20 such pairs, and 1.5 % of true versions
+PLACE_WORDS = 2  # in that place, at most: so are 19 of 20 such pairs, and 2.4 % of true versions
 RIVAL_MAX = 0.05  # of the query's words in the older, otherwise filled; 0.3 costs 12 look-alikes
 RIVAL_TELLS = 2.0  # nats; a word with less, as "to" or "is", fills nobody's place
 CHANGE_REACH = 3  # words between a word of change and what changed; 5 gives the same
@@ -2834,7 +2834,6 @@ _QUERY_PREFIXES: dict[str, str] = dict.fromkeys(
 # "the" is the first whole word of the vocabulary, and 8 % of what is written in English.
 _FIRST_WORD, _ZIPF_SHARE = 1996, 0.08
 _CHUNK_WORDS = 40
-TOKEN_DIMENSION = 64  # principal axes of the tokens' vectors, of 384; 48 lose 0.1, 128 gain none
 _UNKNOWN = ("[UNK]", "<unk>")
 
 
@@ -2936,17 +2935,17 @@ class Encoder:
         return [id for id in ids if id not in unknown]
 
     def token_vectors(self, tokens: Any) -> Any:
-        """float32[n, TOKEN_DIMENSION]: what tokens mean by themselves, of length 1 but for
-        rounding; zeros of token 0, which stands for no word."""
+        """float32[n, axes]: what tokens mean by themselves, of length 1 but for rounding; zeros of
+        token 0, which stands for no word."""
         return self._by_token[tokens].astype("<f4") / 127
 
     @functools.cached_property
     def _by_token(self) -> Any:
-        """int8[vocabulary, TOKEN_DIMENSION], of a model that comes with them (`by_token`)."""
+        """int8[vocabulary, axes], of a model that comes with them (`by_token`)."""
         import numpy
 
         with self._readable(self.model.by_token) as path:
-            return numpy.fromfile(path, "i1").reshape(-1, TOKEN_DIMENSION)
+            return numpy.fromfile(path, "i1").reshape(self._load_tokenizer().get_vocab_size(), -1)
 
     def fits(self, text: str) -> bool:
         """Whether nothing of the text would be cut off."""
@@ -5874,7 +5873,7 @@ def _ruled(
             found[old, new] = 1
     found[RULED:] = 0
     for old, new in numpy.argwhere((found < 0) & (unshared > UNSHARED_ALIKE)).tolist():
-        found[old, new] = -int(_fills_place(texts[old], texts[new], query))
+        found[old, new] = -int(_fills_place(texts[new], texts[old], query))
     # What is of another room than the best one takes the place of nothing else either.
     found[:, table.mislaid[0] & (found[0] < 0)] = -1
     return found
@@ -5919,36 +5918,30 @@ def _changes_that(new: TextWords, old: TextWords, query: TextWords, table: WordT
     return all(table.idf_of(word) <= RIVAL_TELLS for word in set(words[:turn]) - known)
 
 
-def _fills_place(old: TextWords, new: TextWords, query: TextWords) -> bool:
+def _fills_place(new: TextWords, old: TextWords, query: TextWords) -> bool:
     """Whether the later text has another word where the earlier one has a word that is asked:
     "flight to Oslo leaves" of "flight to Lisbon leaves"."""
-    was, now = (("", *text.stems[:ALIGNED_WORDS], "") for text in (old, new))
+    now, was = (("", *text.stems[:ALIGNED_WORDS], "") for text in (new, old))
     lost = _telling_stems(old).intersection(query.stems).difference(now)
-    others = _telling_stems(new).difference(was, query.stems)
-    if not lost or not others:
+    if not lost:
         return False
-    gaps = {
-        (now[first], now[last])
-        for first, last in _spans(len(now))
-        if not others.isdisjoint(now[first + 1 : last])
-    }
-    return any(
-        (was[first], was[last]) in gaps
-        for first, last in _spans(len(was))
-        if not lost.isdisjoint(was[first + 1 : last])
-    )
+    others = _telling_stems(new).difference(was, query.stems)
+    return not _neighbours(was, lost).isdisjoint(_neighbours(now, others))
 
 
 def _telling_stems(text: TextWords) -> set[str]:
     """Its stems that tell more than "to" or "is"."""
-    return {stem for stem, idf in zip(text.stems, text.idf, strict=True) if idf > RIVAL_TELLS}
+    return {*itertools.compress(text.stems, text.idf > RIVAL_TELLS)}
 
 
-def _spans(count: int) -> Iterator[tuple[int, int]]:
-    """The words before and behind each run of at most PLACE_WORDS, of so many."""
-    for first in range(count):
-        for last in range(first + 2, min(first + 2 + PLACE_WORDS, count)):
-            yield first, last
+def _neighbours(words: Sequence[str], some: set[str]) -> set[tuple[str, str]]:
+    """The words before and behind each run of at most PLACE_WORDS that has one of these."""
+    return {
+        (words[first], words[last])
+        for first in range(len(words))
+        for last in range(first + 2, min(first + 2 + PLACE_WORDS, len(words)))
+        if not some.isdisjoint(words[first + 1 : last])
+    }
 
 
 def _announces(words: Sequence[str]) -> bool:
