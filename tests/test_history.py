@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from storage import consistent, open_memory, rows_of, shown
 
-from sediment import InvalidInput, Memory, NotFound, render_history, render_recalled
+from sediment import DAY, InvalidInput, Memory, NotFound, render_history, render_recalled
 
 TEA = "Tea is served at four."
 LATER = "Tea is served at five."
@@ -258,6 +258,18 @@ def test_as_of_a_day_a_memory_is_found_by_what_it_had_replaced_by_then(
 ) -> None:
     days = ("1970-01-01T00:20:00Z", "1970-01-01T00:40:00Z", "2020-01-01")
     assert [texts(memory.recall(ASKED, as_of=day))[0] for day in days] == [*HOSTS]
+
+
+def test_a_mention_does_not_replace_what_was_told_to_replace_another(memory: Memory) -> None:
+    banks = (
+        "Payroll runs through the bank KBC.",
+        "We moved payroll to ING in spring.",
+        "Talked to Belfius about payroll, they have a better offer for us.",
+    )
+    old = memory.store(banks[0], created_at=10**9)["id"]
+    memory.store(banks[1], created_at=10**9 + 40 * DAY, replace=old)
+    memory.store(banks[2], created_at=10**9 + 80 * DAY)
+    assert texts(memory.recall("which bank do we use for payroll?")) == [banks[1], banks[2]]
 
 
 def test_what_is_taken_back_speaks_for_itself_again(memory: Memory, moved: list[str]) -> None:

@@ -177,6 +177,7 @@ rivals = st.lists(
         st.floats(0, 1),
         st.floats(-1, 1),
         st.one_of(st.none(), st.integers(1, 10**9)),
+        st.booleans(),
     ),
     min_size=1,
     max_size=8,
@@ -188,7 +189,7 @@ LEXICON = sediment.Lexicon(sediment.stemmer(), lambda _: 0.01)
 def test_chances_flow_from_old_to_new_and_none_is_lost(found: list[Any], rest: list[float]) -> None:
     ranker = sediment.recall_ranker()
     features = sediment.pair_features(found, "which port is the gate on?", LEXICON)
-    assert set(features) == {*sediment.PAIR_FEATURES, "lost_sign", "strays"}
+    assert set(features) == {*sediment.PAIR_FEATURES, "lost_sign", "strays", "old_replaces"}
     obsolete = ranker.obsolescence(features)
     assert (obsolete >= 0).all()
     assert (obsolete.sum(1) < 1 + 1e-9).all()
@@ -198,6 +199,18 @@ def test_chances_flow_from_old_to_new_and_none_is_lost(found: list[Any], rest: l
     chances = ranker.answers(relevance, obsolete)
     assert chances.sum() == pytest.approx(1)
     assert len(chances) == len(relevance)
+
+
+@given(rivals)
+def test_what_was_told_to_replace_another_keeps_more(found: list[Any]) -> None:
+    def handed(replaces: bool) -> Any:
+        told = [one._replace(replaces=replaces) for one in found]
+        features = sediment.pair_features(told, "which port is the gate on?", LEXICON)
+        return sediment.recall_ranker().obsolescence(features).sum(1)
+
+    plain = handed(False)
+    full = plain > 1 - 1e-12  # what is as good as sure is so with less, too
+    assert ((handed(True) < plain) | (plain == 0) | full).all()
 
 
 def test_what_an_older_one_hands_over_is_handed_on_to_the_newest() -> None:
