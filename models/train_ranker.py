@@ -322,7 +322,7 @@ def matrices(question: Question) -> sediment.Matrices:
     for name, column in zip(NAMES, question.features.T, strict=True):
         found[name][question.old, question.new] = column
     none = numpy.zeros_like(found["days"], bool)
-    return found | {"lost_sign": none, "strays": none}
+    return found | dict.fromkeys(("lost_sign", "strays", "old_replaces"), none)
 
 
 def first_result(question: Question, ranker: sediment.Ranker) -> tuple[list[float], bool]:
