@@ -1,4 +1,4 @@
-"""The diaries, conversations and readings in `tests/` that the models learn from, and which of them
+"""The diaries, conversations, rivals and readings in `tests/` that the models learn from, and which
 are left out together, so that nothing is judged, or taught the next model, by what has seen it."""
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 DIARIES, CONVERSATIONS = ROOT / "tests" / "diaries", ROOT / "tests" / "conversations"
-READINGS = ROOT / "tests" / "readings"
+READINGS, RIVALS = ROOT / "tests" / "readings", ROOT / "tests" / "rivals"
 COHORT = 256  # memories beside which a query's nearness is seen; 500 or 1,000 show no more
-FOLDS = 3  # of diaries and conversations: each is judged by what was learned from the two others
+FOLDS = 3  # of what the ranker learns from: each is judged by what was learned from the two others
 
 Row = dict[str, Any]
 
@@ -23,13 +23,14 @@ def rows(path: Path) -> list[Row]:
 
 
 def folders() -> dict[str, Path]:
-    """The diaries, in which facts change, and the conversations, in which nothing is obsolete."""
-    return named(DIARIES, CONVERSATIONS)
+    """What the ranker learns from: the diaries, in which facts change, the conversations, in which
+    nothing is obsolete, and the rivals, of which some are versions and others only look so."""
+    return named(DIARIES, CONVERSATIONS, RIVALS)
 
 
 def all_folders() -> dict[str, Path]:
-    """Those, and the readings: sets of other kinds of text, which teach the encoder alone and judge
-    nothing."""
+    """What the encoder learns from: diaries, conversations, and the readings, sets of other kinds
+    of text, which judge nothing."""
     return named(DIARIES, CONVERSATIONS, READINGS)
 
 
@@ -49,8 +50,8 @@ def fold_of(name: str) -> int:
 
 
 def texts(name: str) -> tuple[list[Row], list[Row]]:
-    """The memories and the questions of a diary, a conversation or a reading."""
-    folder = all_folders()[name]
+    """The memories and the questions of a folder."""
+    folder = (folders() | all_folders())[name]
     return rows(folder / "memories.jsonl"), rows(folder / "queries.jsonl")
 
 
@@ -63,7 +64,7 @@ def cohort(fold: int | None) -> list[str]:
 
 
 def learned_from() -> str:
-    """A mark of all that is there to learn from, and so of which folders a fold leaves out."""
+    """A mark of all that the encoder learns from, and so of which folders a fold leaves out."""
     data = hashlib.sha256()
     for name, folder in all_folders().items():
         for part in ("memories", "queries"):
@@ -74,6 +75,6 @@ def learned_from() -> str:
 def made_from(sources: Iterable[Path]) -> str:
     """A mark of these files, and of all that is there to learn from."""
     data = hashlib.sha256(learned_from().encode())
-    for source in sources:
+    for source in (*sorted(RIVALS.glob("*/*.jsonl")), *sources):
         data.update(source.read_bytes())
     return data.hexdigest()[:16]

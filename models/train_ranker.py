@@ -1,4 +1,4 @@
-"""Learn `models/ranker.json` from the diaries and conversations in `tests/`: `make ranker`.
+"""Learn `models/ranker.json` from diaries, conversations and rivals in `tests/`: `make ranker`.
 
 Recall asks, of each pair of candidates, how likely the newer one made the older one obsolete, and
 lets the chance to be the answer flow from the older to the newer (section Versions of the module).
@@ -50,10 +50,6 @@ LASTING = {path.name for path in CONVERSATIONS.iterdir()}  # where nothing becom
 # chats have an MRR of 56.1 / 57.6; with 72 and 2 / 3 / 4, conversations are first right in 63.8 /
 # 64.1 / 64.3 %, changed facts in 47.1 / 46.7 / 46.3.
 LASTING_COUNT = 3
-# Facts that never changed are one question of three in the diaries, and more in life. Counted once
-# / twice / three times they are first in 81.2 / 83.0 / 83.6 %, changed ones in 55.9 / 53.6 / 51.3,
-# conversations right in 64.5 / 65.6 / 65.9.
-CONSTANT_COUNT = 2
 HANDED = 8  # times that a chance is handed on, at most, while it is learned: chains are shorter
 TAUGHT = 20  # older candidates of a question whose pairs are learned from: others have no chance
 # Notes of small stores, in which many questions have no answer.
@@ -278,9 +274,7 @@ def climbed(batches: list[Batch]) -> Weights:
 
 
 def times_counted(question: Question) -> int:
-    if question.store in LASTING:
-        return LASTING_COUNT
-    return CONSTANT_COUNT if question.type == "constant" else 1
+    return LASTING_COUNT if question.store in LASTING else 1
 
 
 def scaled(questions: list[Question]) -> tuple[Any, list[Batch]]:

@@ -3,13 +3,13 @@
 Everything is asked through `Memory` with default settings. A set is a folder of parts under DATA;
 a part is a folder with `memories.jsonl` ({"id", "content", "created_at"?} a line) and
 `queries.jsonl` ({"id", "query", "expected": [ids]} a line), and becomes a database of its own. A
-query is a hit at k when any expected id is among the first k results. tests/diaries and
-tests/conversations need no DATA: see their READMEs. The ranker learns from them, so each is asked
-with weights that `models/train_ranker.py` made without it (kept under build/ranker).
+query is a hit at k when any expected id is among the first k results. tests/diaries, conversations
+and rivals need no DATA: see their READMEs. The ranker learns from them, so each is asked with
+weights that `models/train_ranker.py` made without it (kept under build/ranker).
 
-PARTS are names of sets, `diaries` and `conversations` (recall), `store` (what storing the diaries
-proposes), `prompts` (what the hook shows unasked), `talk` (what was said in conversations beside
-what was stored, for several TALK_LOSS) and `trials` (on the set that has a
+PARTS are names of sets, `diaries`, `conversations` and `rivals` (recall), `store` (what storing the
+diaries proposes), `prompts` (what the hook shows unasked), `talk` (what was said in conversations
+beside what was stored, for several TALK_LOSS) and `trials` (on the set that has a
 `temporal.jsonl`): ages, versions, no answer, order, duplicates, and pairs that must stay two.
 Calibration follows from all that was asked. Vectors are kept under build/quality; every answer goes
 to dist/bench-quality.jsonl; what was tried on the way to the ranking stands in tests/RANKING.md.
@@ -51,6 +51,7 @@ import sediment
 from sediment import Conversation, Memory, Turn, prompted
 
 DIARIES = sorted(path.parent for path in ROOT.glob("tests/diaries/*/queries.jsonl"))
+RIVALS = sorted(path.parent for path in ROOT.glob("tests/rivals/*/queries.jsonl"))
 CONVERSATIONS = sorted(path.parent for path in ROOT.glob("tests/conversations/*/queries.jsonl"))
 TRAINER = ROOT / "models" / "train_ranker.py"
 sys.path.append(str(TRAINER.parent))
@@ -216,6 +217,25 @@ def measure_conversations() -> None:
     meaning = f"Conversations and records, {validated()}: R@1 / R@5 / MRR by ranking."
     show = table(meaning, "questions", *WAYS)
     show(len(found["default"]), *(joined(*figures(found[way])) for way in WAYS))
+
+
+RIVAL_TYPES = ("lookalikes", "versions", "mentions")
+
+
+def measure_rivals() -> None:
+    """Later notes that are like an earlier one: which of them is right first, by ranking."""
+    ways = ("cosine", "simple hybrid", "classic", "default")
+    found: dict[str, list[Row]] = {way: [] for way in ways}
+    for folder in RIVALS:
+        with unseen(folder.name), stored(rows(folder / "memories.jsonl")) as memory:
+            for way in ways:
+                found[way] += answers(memory, "rivals", rows(folder / "queries.jsonl"), way, SHOWN)
+    meaning = f"{len(RIVALS)} sets of notes that later ones resemble, {validated()}: first right."
+    show = table(meaning, "questions", *ways)
+    for kind in RIVAL_TYPES:
+        count = len(of_type(found["default"], kind))
+        show(f"{kind} ({count})", *(first(kind)(found[way]) for way in ways))
+    show("all", *(first(*RIVAL_TYPES)(found[way]) for way in ways))
 
 
 # Storing
@@ -467,6 +487,7 @@ def main() -> None:
         *sets,
         "diaries",
         "conversations",
+        "rivals",
         "store",
         "prompts",
         "talk",
@@ -481,13 +502,15 @@ def main() -> None:
         measure_diaries()
     if "conversations" in chosen:
         measure_conversations()
+    if "rivals" in chosen:
+        measure_rivals()
     if "store" in chosen:
         measure_store()
     if "prompts" in chosen:
         measure_prompts()
     if "talk" in chosen:
         measure_talk()
-    measure_calibration(["diaries", "conversations", *sets])
+    measure_calibration(["diaries", "conversations", "rivals", *sets])
     if "trials" in chosen and given.data:
         run_trials(given.data, given.seeds)
     target = ROOT / "dist" / "bench-quality.jsonl"

@@ -1,4 +1,5 @@
-"""The diaries and conversations that the ranker learns from are well formed: see their READMEs."""
+"""The diaries and conversations that the ranker learns from, and the rivals that judge it, are well
+formed: see their READMEs."""
 
 from __future__ import annotations
 
@@ -102,3 +103,23 @@ def test_conversations_have_answers_that_stay_true(name: str) -> None:
         assert row["expected"]
         assert ids.issuperset(row["expected"])
         assert (row["stale"], row["type"]) == ([], "event")
+
+
+RIVALS = Path(__file__).parent / "rivals"
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in RIVALS.iterdir() if path.is_dir()))
+def test_rivals_are_as_their_readme_says(name: str) -> None:
+    notes, questions = (
+        [json.loads(line) for line in (RIVALS / name / part).read_text("utf-8").splitlines()]
+        for part in ("memories.jsonl", "queries.jsonl")
+    )
+    assert all(set(note) == {"id", "content", "created_at"} for note in notes)
+    assert len({note["content"].strip().lower() for note in notes}) == len(notes)
+    at = {note["id"]: note["created_at"] for note in notes}
+    assert list(at.values()) == sorted({*at.values()})
+    assert {row["type"] for row in questions} - {"mentions"} == {"lookalikes", "versions"}
+    for row in questions:
+        assert len(row["expected"]) == 1
+        assert bool(row["stale"]) == (row["type"] == "versions")
+        assert all(at[old] < at[row["expected"][0]] for old in row["stale"])
