@@ -114,8 +114,9 @@ bench-peers: $(PYZ) $(BUILD)/dev/.ready $(PEERS:%=build/peers/%/.ready)
 bench-quality: $(PYZ) $(BUILD)/dev/.ready
 	$(RUN) $(BUILD)/dev/bin/python tests/bench_quality.py $(if $(DATA),"$(DATA)") $(if $(SEEDS),--seeds $(SEEDS)) $(if $(PARTS),--parts $(PARTS))
 
-# Learned from diaries and conversations in tests/, the encoder from readings, too; the results are
-# committed. The ranker learns by what the encoder sees, so it comes after it.
+# In tests/ the encoder learns from diaries, conversations and readings, the ranker from diaries,
+# conversations and rivals; the results are committed. The ranker learns by what the encoder sees,
+# so it comes after it.
 encoder: $(BUILD)/train/.ready $(BUILD)/dev/.ready
 	$(BUILD)/train/bin/python models/train_encoder.py
 	$(BUILD)/dev/bin/python models/gather_cohort.py
