@@ -68,7 +68,7 @@ Then the newest version comes first (section Versions, weights in models/ranker.
     r = softmax(sharpness * relevance)                     the chance to be the answer, by itself
     o[i, j] = w . x[i, j] + v . tanh(U x[i, j])            of what the texts and the question say
     p[i, j] = exp(o[i, j]) / (1 + sum over newer k of exp(o[i, k]))             j replaced i
-        where somebody told what i replaced, o[i, j] - REPLACES_STAYS: of j they did not
+        with o[i, j] - REPLACES_STAYS where somebody told that i replaced another: of j nobody did
     held[j] = r[j] + sum over older i of held[i] * p[i, j]   and all that older ones hand on to j
     chance[j] = held[j] * (1 - sum over k of p[j, k])         of which it keeps so much
 The first result has the greatest chance. Its similarity is how likely it answers the question,
@@ -5789,10 +5789,9 @@ def _standing(rivals: list[Rival]) -> Matrices:
     stored = numpy.array(
         [math.nan if one.created_at is None else one.created_at for one in rivals], float
     )
-    replaces = numpy.array([one.replaces for one in rivals])[:, None]
     return {
         "days": numpy.log1p(numpy.maximum(stored - stored[:, None], 0) / DAY),
-        "old_replaces": numpy.repeat(replaces, len(rivals), 1),
+        "old_replaces": numpy.array([[one.replaces] for one in rivals]),
     }
 
 
@@ -6053,12 +6052,13 @@ class Ranker:
 
         may = may_replace(features)
         pairs = numpy.flatnonzero(may)
-        follows, stays = (features[name].ravel()[pairs] for name in ("follows", "old_replaces"))
+        follows = features["follows"].ravel()[pairs]
         told = numpy.maximum(
             self._odds(features, pairs), numpy.where(follows, PLAIN_VERSION, -numpy.inf)
         )
         odds = numpy.zeros(may.shape)
-        odds.ravel()[pairs] = numpy.exp(numpy.minimum(told - REPLACES_STAYS * stays, 30))
+        odds.ravel()[pairs] = numpy.exp(numpy.minimum(told, 30))
+        odds *= numpy.exp(-REPLACES_STAYS * features["old_replaces"])
         return odds / (1 + odds.sum(1, keepdims=True))
 
     def _odds(self, features: Matrices, pairs: Any) -> Any:
@@ -6146,7 +6146,7 @@ _OWN = "(i.project_id IS NULL OR i.project_id = ?)"
 _SAID = f"(i.content_type = '{CONVERSATION}')"
 _LIVE = "i.ended_at IS NULL"
 _REPLACED = f"(i.successor IS NOT NULL AND i.ended_by <> 'undo' AND NOT {_SAID})"
-_REPLACES = "EXISTS(SELECT 1 FROM items o WHERE o.successor = i.id AND o.ended_by = 'replace')"
+_HAS_REPLACED = "EXISTS(SELECT 1 FROM items o WHERE o.successor = i.id AND o.ended_by = 'replace')"
 _MEMORY = f"{_LIVE} AND i.file IS NULL"  # what was stored, not what stands in a file
 _MEMORY_GLOBAL = f"{_MEMORY} AND i.project_id IS NULL"
 # Of a part of a file: whether a heading or the file's name tells its day, and not the file's time.
@@ -12529,7 +12529,7 @@ class Search(View):
             " coalesce(a.access_count, 0),"
             f" a.last_accessed_at, coalesce(a.validation_count, 0), {counted},"
             f" coalesce({_HAS_DAY}, 1), CASE WHEN NOT {_SAID} THEN i.file END, v.vector,"
-            f" i.stored_at, {_SAID}, i.project_id, {_REPLACES},"
+            f" i.stored_at, {_SAID}, i.project_id, {_HAS_REPLACED},"
             ' c.position, c.start, c."end"'
             " FROM chunks c JOIN items i ON i.seq = c.item"
             " LEFT JOIN access_log a ON a.item_id = i.id LEFT JOIN files f ON f.id = i.file"

@@ -28,7 +28,7 @@ def folders() -> dict[str, Path]:
     return named(DIARIES, CONVERSATIONS, RIVALS)
 
 
-def all_folders() -> dict[str, Path]:
+def encoder_folders() -> dict[str, Path]:
     """What the encoder learns from: diaries, conversations, and the readings, sets of other kinds
     of text, which judge nothing."""
     return named(DIARIES, CONVERSATIONS, READINGS)
@@ -51,7 +51,7 @@ def fold_of(name: str) -> int:
 
 def texts(name: str) -> tuple[list[Row], list[Row]]:
     """The memories and the questions of a folder."""
-    folder = (folders() | all_folders())[name]
+    folder = named(DIARIES, CONVERSATIONS, RIVALS, READINGS)[name]
     return rows(folder / "memories.jsonl"), rows(folder / "queries.jsonl")
 
 
@@ -66,7 +66,7 @@ def cohort(fold: int | None) -> list[str]:
 def learned_from() -> str:
     """A mark of all that the encoder learns from, and so of which folders a fold leaves out."""
     data = hashlib.sha256()
-    for name, folder in all_folders().items():
+    for name, folder in encoder_folders().items():
         for part in ("memories", "queries"):
             data.update(f"{name} {part}\0".encode() + (folder / f"{part}.jsonl").read_bytes())
     return data.hexdigest()[:16]

@@ -32,7 +32,7 @@ import build_model
 import jax  # pyright: ignore[reportMissingImports]
 import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 import numpy
-from folds import FOLDS, ROOT, Row, all_folders, held_out, learned_from, texts
+from folds import FOLDS, ROOT, Row, encoder_folders, held_out, learned_from, texts
 
 sys.path.append(str(ROOT))
 
@@ -110,7 +110,7 @@ def read_stores() -> dict[str, Store]:
         session = untaught_session(Path(folder))
         tokenizer = open_tokenizer(Path(folder) / "tokenizer.json")
         read = partial(read_texts, session, tokenizer)
-        found = {name: read_store(*texts(name), read) for name in all_folders()}
+        found = {name: read_store(*texts(name), read) for name in encoder_folders()}
     CACHE.mkdir(parents=True, exist_ok=True)
     kept.write_bytes(pickle.dumps(found))
     return found

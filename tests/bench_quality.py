@@ -23,7 +23,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -187,17 +187,29 @@ HANDS = {
 }
 
 
-def measure_diaries() -> None:
-    """The diaries' figures, by ranking, and those of some of them."""
-    ways = ("cosine", "simple hybrid", "classic", "default")
-    found: dict[str, list[Row]] = {way: [] for way in (*ways, *HANDS)}
-    for folder in DIARIES:
+NOTE_WAYS = ("cosine", "simple hybrid", "classic", "default")
+
+
+def told_unseen(
+    name: str, folders: list[Path], ways: Sequence[str], limit: int = DEPTH
+) -> Iterator[tuple[str, str, list[Row]]]:
+    """What is answered to each folder's questions by what has not seen it: the folder's name, a
+    ranking, and the answers."""
+    for folder in folders:
         with unseen(folder.name), stored(rows(folder / "memories.jsonl")) as memory:
             for way in ways:
-                told = answers(memory, "diaries", rows(folder / "queries.jsonl"), way, SHOWN)
-                found[way] += told
-        for hands, names in HANDS.items():  # by the default, which is the last
-            found[hands] += told if folder.name in names.split() else []
+                asked = rows(folder / "queries.jsonl")
+                yield folder.name, way, answers(memory, name, asked, way, limit)
+
+
+def measure_diaries() -> None:
+    """The diaries' figures, by ranking, and those of some of them."""
+    ways = NOTE_WAYS
+    found: dict[str, list[Row]] = {way: [] for way in (*ways, *HANDS)}
+    for diary, way, told in told_unseen("diaries", DIARIES, ways, SHOWN):
+        found[way] += told
+        for hands, names in HANDS.items():
+            found[hands] += told if way == "default" and diary in names.split() else []
     meaning = (
         f"{len(found['default'])} questions to {len(DIARIES)} diaries, {validated()}, in per cent."
         " An empty answer's similarity is 0; in brackets the mean without these."
@@ -210,10 +222,8 @@ def measure_diaries() -> None:
 def measure_conversations() -> None:
     """The same of what is said or logged, in which nothing becomes obsolete."""
     found: dict[str, list[Row]] = {way: [] for way in WAYS}
-    for folder in CONVERSATIONS:
-        with unseen(folder.name), stored(rows(folder / "memories.jsonl")) as memory:
-            for way in WAYS:
-                found[way] += answers(memory, "conversations", rows(folder / "queries.jsonl"), way)
+    for _, way, told in told_unseen("conversations", CONVERSATIONS, WAYS):
+        found[way] += told
     meaning = f"Conversations and records, {validated()}: R@1 / R@5 / MRR by ranking."
     show = table(meaning, "questions", *WAYS)
     show(len(found["default"]), *(joined(*figures(found[way])) for way in WAYS))
@@ -224,12 +234,10 @@ RIVAL_TYPES = ("lookalikes", "versions", "mentions")
 
 def measure_rivals() -> None:
     """Later notes that are like an earlier one: which of them is right first, by ranking."""
-    ways = ("cosine", "simple hybrid", "classic", "default")
+    ways = NOTE_WAYS
     found: dict[str, list[Row]] = {way: [] for way in ways}
-    for folder in RIVALS:
-        with unseen(folder.name), stored(rows(folder / "memories.jsonl")) as memory:
-            for way in ways:
-                found[way] += answers(memory, "rivals", rows(folder / "queries.jsonl"), way, SHOWN)
+    for _, way, told in told_unseen("rivals", RIVALS, ways, SHOWN):
+        found[way] += told
     meaning = f"{len(RIVALS)} sets of notes that later ones resemble, {validated()}: first right."
     show = table(meaning, "questions", *ways)
     for kind in RIVAL_TYPES:
@@ -470,6 +478,16 @@ def measure_calibration(names: list[str]) -> None:
         show(f"{place / BINS:.1f} to {(place + 1) / BINS:.1f}", *row)
 
 
+MEASURES: dict[str, Callable[[], None]] = {
+    "diaries": measure_diaries,
+    "conversations": measure_conversations,
+    "rivals": measure_rivals,
+    "store": measure_store,
+    "prompts": measure_prompts,
+    "talk": measure_talk,
+}
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data", type=Path, nargs="?")
@@ -483,33 +501,15 @@ def main() -> None:
     sets = parts(given.data) if given.data else {}
     if given.data and not sets:
         sys.exit(f"error: no memories.jsonl with a queries.jsonl beside it under {given.data}")
-    known = [
-        *sets,
-        "diaries",
-        "conversations",
-        "rivals",
-        "store",
-        "prompts",
-        "talk",
-        *(["trials"] if given.data else []),
-    ]
+    known = [*sets, *MEASURES, *(["trials"] if given.data else [])]
     if wrong := set(given.parts) - set(known):
         sys.exit(f"error: no part {', '.join(sorted(wrong))}: there are {', '.join(known)}")
     chosen = given.parts or known
     if wanted := {name: folders for name, folders in sets.items() if name in chosen}:
         measure_sets(wanted)
-    if "diaries" in chosen:
-        measure_diaries()
-    if "conversations" in chosen:
-        measure_conversations()
-    if "rivals" in chosen:
-        measure_rivals()
-    if "store" in chosen:
-        measure_store()
-    if "prompts" in chosen:
-        measure_prompts()
-    if "talk" in chosen:
-        measure_talk()
+    for name, measure in MEASURES.items():
+        if name in chosen:
+            measure()
     measure_calibration(["diaries", "conversations", "rivals", *sets])
     if "trials" in chosen and given.data:
         run_trials(given.data, given.seeds)

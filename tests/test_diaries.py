@@ -1,5 +1,5 @@
-"""The diaries and conversations that the ranker learns from, and the rivals that judge it, are well
-formed: see their READMEs."""
+"""The diaries, conversations and rivals that the ranker learns from are well formed: see their
+READMEs."""
 
 from __future__ import annotations
 
@@ -110,10 +110,7 @@ RIVALS = Path(__file__).parent / "rivals"
 
 @pytest.mark.parametrize("name", sorted(path.name for path in RIVALS.iterdir() if path.is_dir()))
 def test_rivals_are_as_their_readme_says(name: str) -> None:
-    notes, questions = (
-        [json.loads(line) for line in (RIVALS / name / part).read_text("utf-8").splitlines()]
-        for part in ("memories.jsonl", "queries.jsonl")
-    )
+    notes, questions = (rows(f"../rivals/{name}", part) for part in ("memories", "queries"))
     assert all(set(note) == {"id", "content", "created_at"} for note in notes)
     assert len({note["content"].strip().lower() for note in notes}) == len(notes)
     at = {note["id"]: note["created_at"] for note in notes}
