@@ -2943,7 +2943,9 @@ class Encoder:
     def token_vectors(self, tokens: Any) -> Any:
         """float32[n, axes]: what tokens mean by themselves, of length 1 but for rounding; zeros of
         token 0, which stands for no word."""
-        return self._by_token[tokens].astype("<f4") / 127
+        import numpy
+
+        return self._by_token[tokens] * numpy.float32(1 / 127)
 
     @functools.cached_property
     def _by_token(self) -> Any:
@@ -5938,7 +5940,14 @@ def _fills_place(new: TextWords, old: TextWords, query: TextWords) -> bool:
     if not lost:
         return False
     others = _telling_stems(new).difference(was, query.stems)
-    return not _neighbours(was, lost).isdisjoint(_neighbours(now, others))
+    places = _neighbours(was, lost)
+    befores = {before for before, _ in places}
+    return any(
+        (before, now[last]) in places and not others.isdisjoint(now[first + 1 : last])
+        for first, before in enumerate(now)
+        if before in befores
+        for last in range(first + 2, min(first + PLACE_WORDS + 2, len(now)))
+    )
 
 
 def _telling_stems(text: TextWords) -> set[str]:
@@ -5950,9 +5959,10 @@ def _neighbours(words: Sequence[str], some: set[str]) -> set[tuple[str, str]]:
     """The words before and behind each run of at most PLACE_WORDS that has one of these."""
     return {
         (words[first], words[last])
-        for first in range(len(words))
-        for last in range(first + 2, min(first + 2 + PLACE_WORDS, len(words)))
-        if not some.isdisjoint(words[first + 1 : last])
+        for at, word in enumerate(words)
+        if word in some
+        for first in range(max(0, at - PLACE_WORDS), at)
+        for last in range(at + 1, min(first + PLACE_WORDS + 2, len(words)))
     }
 
 
@@ -6446,6 +6456,8 @@ class VectorIndex:
     def _best(self, rows: Any, cosines: Any, limit: int) -> tuple[Any, Any]:
         """Of these rows, of which those of an item stand together, in ascending order, the best one
         of each of the best items, and their cosines."""
+        if not len(rows):
+            return rows, cosines
         import numpy
 
         made = cosines != 0  # else it has no vector, or none yet
