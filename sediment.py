@@ -31,7 +31,7 @@ SQLite in WAL mode, `application_id` 0x5ED10001, `user_version` = steps in asset
     graph_nodes, graph_edges (related, supersedes, co_accessed, cluster_sibling), access_log,
     consolidation_queue, reviews (pairs of which the newer may make the older obsolete, by import),
     history (what each end of an item added elsewhere), projects, meta,
-    changes (which items ended, came back, moved or went, for those who keep rows in memory)
+    changes (which items ended, came back, moved or went, for processes that keep rows in memory)
     sources, files: what was asked to be indexed, and what was read; a part of a file is an item
               with file, first_line and last_line, whose id is the hash of where it stands, what it
               says and the model; a conversation is a file of the source "conversations:", that is
@@ -509,7 +509,7 @@ def settings_made() -> list[str]:
     return sorted(name for name in os.environ if name.startswith("SEDIMENT_"))
 
 
-def environment(left_out: str) -> dict[str, str]:
+def environment(left_out: str | tuple[str, ...]) -> dict[str, str]:
     """The environment for another program, without the variables whose names begin so."""
     return {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
 
@@ -991,7 +991,7 @@ def check_share(given: Any, name: str = "it") -> float:
     """A number from 0 to 1."""
     try:
         share = float(given)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         share = math.nan
     if not 0 <= share <= 1:
         raise InvalidInput(f"{name} must be a number from 0 to 1, not {_show(given)}")
@@ -1001,11 +1001,8 @@ def check_share(given: Any, name: str = "it") -> float:
 def check_candidates(value: object) -> int:
     """How many candidates each index proposes, as asked for or as configured."""
     given = setting("CANDIDATES") or CANDIDATES if value is None else value
-    if isinstance(given, str) and given.isdecimal():
-        given = int(given)
-    if not isinstance(given, int) or not 1 <= given <= LIMIT_MAX:
-        raise InvalidInput(f"candidates must be a number from 1 to {LIMIT_MAX}, not {_show(given)}")
-    return given
+    given = int(given) if isinstance(given, str) and given.isdecimal() else given
+    return check_limit(given, "candidates")
 
 
 def _show(value: object) -> str:
@@ -1095,7 +1092,11 @@ def _whole_unit(unit: str, moment: datetime) -> Span:
 def _shifted(moment: datetime, unit: str, count: float) -> datetime:
     """A moment so many units later; the 31st is the last of a shorter month."""
     if unit not in ("month", "year"):
-        return moment + timedelta(**{f"{unit}s": count})
+        step = timedelta(**{f"{unit}s": count})
+        if unit in ("minute", "hour"):  # not by a clock that is put forward or back between
+            later = moment.timestamp() + step.total_seconds()
+            return datetime.fromtimestamp(later, moment.tzinfo)
+        return moment + step
     from calendar import monthrange
 
     months = 12 * moment.year + moment.month - 1 + int(count * (12 if unit == "year" else 1))
@@ -1657,10 +1658,10 @@ def _by_signs() -> dict[str, list[tuple[str, int, str, _Pattern]]]:
 
 
 _FORMS = _by_signs()
-# The last word of a name that may have a secret for its value, in lower case; and what it is
-# called where it is no password.
 # Of languages of which no more words are known.
 _ABROAD = ("lösenord", "hasło", "пароль", "密码", "密碼", "口令", "パスワード", "비밀번호")
+# The last word of a name that may have a secret for its value, in lower case; and what it is
+# called where it is no password.
 _SECRET_NAME = _Pattern(
     r"(passw(?:or[dt]|d)|pass(?:phrase|code)|kennwort|mot[ _-]de[ _-]passe|contrase(?:ñ|n\u0303?)a"
     rf"|parola d['’]ordine|senha|wachtwoord|{'|'.join(_ABROAD)}"
@@ -2571,7 +2572,6 @@ def _one_character(left: str, right: str) -> bool:
         or _JOINER in (left, right)
         or "\U0001f3fb" <= right <= "\U0001f3ff"  # skin tones
         or (left, right) == ("\r", "\n")
-        or ("\ud800" <= left <= "\udbff" and "\udc00" <= right <= "\udfff")
     )
 
 
@@ -2901,10 +2901,11 @@ class Encoder:
         self._folder, self.resident = folder, resident
         self.wait = SERVICE_WAIT  # for a service, of those who want an answer
         self.sent: Counter[str] = Counter()  # to a service, and not yet noted in the file
-        self._locks = {"tokenizer": threading.Lock(), "session": threading.Lock()}
+        self._locks = {name: threading.Lock() for name in ("tokenizer", "session", "workers")}
         self._tokenizer: Tokenizer | None = None
         self._session: Any = None
-        self._workers: Any = None  # that encode many texts at once
+        self._workers: Any = None  # that encode many texts at once, for so many long jobs
+        self._jobs = 0
 
     @functools.cached_property
     def model(self) -> Model:
@@ -2970,27 +2971,45 @@ class Encoder:
 
     def embed_all(self, texts: Iterable[str], patient: bool = False) -> list[bytes]:
         """The vectors of texts. Raises ServiceError, after a long time where it is `patient`."""
-        return list((self._workers.map if self._workers else map)(self.embed, texts))
+        if not self._workers:  # one by one, as they are made
+            return [*map(self.embed, texts)]
+        texts = [*texts]
+        with self._locks["workers"]:  # so that they are not sent home meanwhile
+            made = (self._workers.map if self._workers else map)(self.embed, texts)
+        return [*made]
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[int]:
         """For a long job: until its end each text is encoded by a thread of its own, as many at
         once as there are cores, TEXTS_AT_ONCE at most. How many: 1 of a service, and where an
         encoder is loaded already, which others may wait for."""
-        from concurrent.futures import ThreadPoolExecutor
-
-        if self._workers:
-            yield texts_at_once()
-            return
-        if self.model.destination or self._session is not None:
+        if not self._begin_job():
             yield 1
             return
-        self._workers = workers = ThreadPoolExecutor(texts_at_once())
         try:
             yield texts_at_once()
         finally:
-            workers.shutdown(cancel_futures=True)
-            self._workers = self._session = None
+            self._end_job()
+
+    def _begin_job(self) -> bool:
+        """Have workers for one more long job, if it is to have them."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        with self._locks["workers"]:
+            if self.model.destination or not (self._workers or self._session is None):
+                return False
+            self._jobs += 1
+            self._workers = self._workers or ThreadPoolExecutor(texts_at_once())
+        return True
+
+    def _end_job(self) -> None:
+        """Send the workers home, unless another job has them still."""
+        with self._locks["workers"]:
+            self._jobs -= 1
+            if self._jobs:
+                return
+            workers, self._workers, self._session = self._workers, None, None
+        workers.shutdown()
 
     def embed_query(self, text: str, weights: Sequence[float]) -> bytes:
         """The same for a query, with a weight for each of its characters.
@@ -3174,8 +3193,9 @@ def plain_text(path: Path) -> str:
 
 
 def draft_of(path: Path) -> Path:
-    """What a file is called until it is whole: this process's, as `left_behind` can tell."""
-    return path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    """What a file is called until it is whole: this thread's, and of this process, as
+    `left_behind` can tell."""
+    return path.with_name(f"{path.name}.{threading.get_ident()}.{os.getpid()}.tmp")
 
 
 @contextlib.contextmanager
@@ -3420,25 +3440,26 @@ class ServiceEncoder(Encoder):
         """The vectors of texts, many by one request. Raises ServiceError."""
         todo, wait = list(texts), SERVICE_PATIENCE if patient else self.wait
         batches = (todo[at : at + self.batch] for at in range(0, len(todo), self.batch))
-        return [vector for batch in batches for vector in self._ask(batch, False, wait)]
+        return [vector for batch in batches for vector in self._ask(batch, False, _end_of(wait))]
 
     def _query_states(self, text: str) -> tuple[Any, Any, Any]:
         """A query's vector; what looks like a credential does not go there."""
         query = self.model.query_prefix + redact(text, redacts())[0]
-        return None, _matrix([(vector,) for vector in self._ask([query], True, self.wait)])[0], None
+        (vector,) = self._ask([query], True, _end_of(self.wait))
+        return None, _matrix([(vector,)])[0], None
 
-    def _ask(self, texts: list[str], query: bool, wait: float) -> list[bytes]:
-        """Vectors within so many seconds. What a service refuses as too long, it is asked in fewer
-        texts at once, and of a single one its beginning, as each model reads but its window."""
+    def _ask(self, texts: list[str], query: bool, deadline: float) -> list[bytes]:
+        """Vectors until then. What a service refuses as too long, it is asked in fewer texts at
+        once, and of a single one its beginning, as each model reads but its window."""
         if time.monotonic() < self._rests_until:
             raise ServiceError(self.trouble)
         try:
-            vectors = self._try(texts, query, time.monotonic() + wait)
+            vectors = self._try(texts, query, deadline)
         except ServiceError as error:
             half, length = len(texts) // 2, len(texts[0])
             if error.refused and (half or length > SERVICE_TEXT):
                 parts = [texts[:half], texts[half:]] if half else [[texts[0][: length // 2]]]
-                return [vector for part in parts for vector in self._ask(part, query, wait)]
+                return [vector for part in parts for vector in self._ask(part, query, deadline)]
             self.trouble = str(error)
             self._rests_until = time.monotonic() + max(SERVICE_REST, error.again or 0.0)
             raise
@@ -3460,6 +3481,10 @@ class ServiceEncoder(Encoder):
                     raise
             time.sleep(wait)
             pause *= 2
+
+
+def _end_of(seconds: float) -> float:
+    return time.monotonic() + seconds
 
 
 def open_encoder(resident: bool) -> Encoder:
@@ -3607,11 +3632,18 @@ class Database:
         while True:
             connection = self._connection(create=True)
             connection.set_busy_handler(_patience(wait))
-            connection.execute("BEGIN IMMEDIATE")
-            connection.set_busy_handler(_patience())
-            if self._identity() == self._local.identity:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+            finally:
+                connection.set_busy_handler(_patience())
+            is_same = False
+            try:
+                is_same = self._identity() == self._local.identity
+            finally:
+                if not is_same:
+                    connection.execute("ROLLBACK")
+            if is_same:
                 return connection
-            connection.execute("ROLLBACK")
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[None]:
@@ -4228,7 +4260,7 @@ def stop_syncing(connection: apsw.Connection) -> None:
 
 
 def new_generation(connection: apsw.Connection) -> None:
-    """Tell those who keep rows in memory that all of them may be others now."""
+    """Tell processes that keep rows in memory that all of these may be others now."""
     set_meta(connection, "generation", new_id())
 
 
@@ -4348,7 +4380,7 @@ _MAIN = (
     *("refs/heads/main", "refs/remotes/origin/main"),
     *("refs/heads/master", "refs/remotes/origin/master", "refs/remotes/origin/HEAD"),
 )
-_NO_ANSWER: set[Path] = set()  # git folders of which git said nothing in time
+_SILENT_GIT: set[Path] = set()  # git folders of which git said nothing in time
 
 
 def _is_in(path: Path, top: Path) -> bool:
@@ -4406,7 +4438,7 @@ def git_id(root: Path, since: str = "") -> str | None:
     import tempfile
 
     folders = git_folders(root)
-    if folders is None or os.path.exists(folders[1] / "shallow") or folders[1] in _NO_ANSWER:
+    if folders is None or os.path.exists(folders[1] / "shallow") or folders[1] in _SILENT_GIT:
         return None
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -4418,7 +4450,7 @@ def git_id(root: Path, since: str = "") -> str | None:
             options = ("--first-parent", "--max-parents=0", *besides)
             done = _git(folder, "rev-list", *options, "HEAD")
     except subprocess.TimeoutExpired:
-        _NO_ANSWER.add(folders[1])
+        _SILENT_GIT.add(folders[1])
         return None
     except (OSError, ValueError):
         return None
@@ -5430,11 +5462,13 @@ def prepare_item(
 
 def note_sent(database: Database, encoder: Encoder | None) -> None:
     """Add what a service was sent, which its users pay for, to what the file notes of that."""
-    if encoder and encoder.sent and database.path.exists():
-        with contextlib.suppress(DatabaseError), database.transaction(wait=500) as connection:
-            sent = Counter(sent_before(connection, encoder.model)) + encoder.sent
-            set_meta(connection, f"sent:{encoder.model.name}", to_json(sent))
-            encoder.sent.clear()
+    if encoder and any(encoder.sent.values()) and database.path.exists():
+        new = encoder.sent.copy()  # other threads send more meanwhile
+        with contextlib.suppress(DatabaseError):
+            with database.transaction(wait=500) as connection:
+                sent = Counter(sent_before(connection, encoder.model)) + new
+                set_meta(connection, f"sent:{encoder.model.name}", to_json(sent))
+            encoder.sent.subtract(new)
 
 
 def sent_before(connection: apsw.Connection, model: Model) -> dict[str, float]:
@@ -6250,9 +6284,7 @@ def all_evidence(parts: Sequence[Evidence]) -> Evidence:
     return Evidence(*map(numpy.concatenate, zip(*parts, strict=True)))
 
 
-def nearest(
-    database: Database, vector: bytes, where: str, value: Any, limit: int = CANDIDATES
-) -> Evidence:
+def nearest(database: Database, vector: bytes, where: str, value: Any, limit: int) -> Evidence:
     """Items by the cosine of their best chunk, within a condition with one parameter."""
     source = (
         "FROM items i CROSS JOIN chunks c ON c.item = i.seq CROSS JOIN vectors v ON v.chunk = c.id"
@@ -6379,6 +6411,7 @@ class VectorIndex:
         import numpy
 
         with self._lock:
+            self._refresh()  # another thread may have done so for another file or model
             starts, ends = self._ranges(numpy.array(items, numpy.int64))
             return {
                 item: _mean_cosine(self._rows_of(numpy.arange(start, end)), vector)
@@ -7770,9 +7803,13 @@ def _cosine(a: Any, b: Any) -> float:
 
 def settle(connection: apsw.Connection, ids: tuple[str, str], pair: Pair | None) -> str:
     """Carry out what was judged of a queued pair: "merged", "linked", or "gone"."""
-    live = f"SELECT count(*) FROM items i WHERE {_LIVE} AND i.id IN (?, ?)"
+    sql = (
+        "SELECT count(*), count(DISTINCT coalesce(i.project_id, '')) FROM items i"
+        f" WHERE {_LIVE} AND i.id IN (?, ?)"
+    )
+    live, projects = fetch(connection, sql, *ids)[0]
     status = "linked"
-    if pair is None or connection.execute(live, ids).get != 2:  # another process was quicker
+    if pair is None or live < 2 or (projects > 1 and not pair.reasons):  # others were quicker
         status = "gone"
     elif pair.reasons or fetch(connection, taken_apart(), *ids):
         apart = any(reason.startswith("project") for reason in pair.reasons)
@@ -7794,7 +7831,7 @@ def consolidates() -> bool:
 
 
 def clean_queue(connection: apsw.Connection) -> None:
-    """Drop what was settled a week ago, and what nobody got to in a month."""
+    """Drop settled pairs that were queued a week ago, and others after a month."""
     now = int(time.time())
     connection.execute(
         "DELETE FROM consolidation_queue WHERE created_at < iif(status = 'pending', ?, ?)",
@@ -9486,7 +9523,8 @@ def gone_sources(projects: Projects, encoder: Encoder) -> str:
 def within_source(projects: Projects, prefix: str) -> str:
     """The SQL condition of what stands in files whose path begins so."""
     check_text(prefix, "source", QUERY_MAX)
-    wanted = prefix, os.path.join(projects.top, prefix.removeprefix("./")), str(whole_path(prefix))
+    whole = str(whole_path(prefix)).rstrip(os.sep) + os.sep * prefix.endswith(("/", os.sep))
+    wanted = prefix, os.path.join(projects.top, prefix.removeprefix("./")), whole
     rows = projects.database.rows("SELECT id, path FROM files")
     found = [str(id) for id, path in rows if path.startswith(wanted)]
     if not found:
@@ -9698,8 +9736,7 @@ class Entry(NamedTuple):
 
 
 def own_place_to_write(projects: Projects, given: str | Path) -> Path:
-    """The same as `place_to_write` for a file that this project's are written beside: never the
-    database."""
+    """Like `place_to_write`, but never the database."""
     projects.database.refuse_own(given)
     return check_name(place_to_write(given, find_root(projects.top)))
 
@@ -12121,7 +12158,15 @@ def purge_items(database: Database, project: str | None, dry_run: bool) -> dict[
                 erase_item(connection, row["id"])
         database.wipe(texts)
     told = f"Pruned memories erased: {len(rows)}{_and_versions(hidden)}."
-    return {"count": len(rows), "message": told}
+    return {"count": len(rows), **left_in_copies(database), "message": told}
+
+
+def left_in_copies(database: Database) -> dict[str, list[str]]:
+    """Remove what a process that was killed left beside a file; the copies in which erased texts
+    still stand."""
+    remove_left_behind(database.path)
+    kept = copies(database)
+    return {"copies": kept} if kept else {}
 
 
 def _and_versions(count: int) -> str:
@@ -12326,14 +12371,6 @@ def may_read(projects: Projects, row: dict[str, Any]) -> bool:
     """Whether recall shows it here."""
     shared = crosses_projects() and row["content_type"] != CONVERSATION
     return shared or not projects.is_foreign(row)
-
-
-def item_still_there(database: Database, id: str) -> dict[str, Any]:
-    """The item that a row has just named."""
-    row = find_item(database, id)
-    if row is None:
-        raise NotFound(f"the memory {id} was forgotten a moment ago")
-    return row
 
 
 def items_by_row(database: Database, seqs: Iterable[int]) -> dict[int, dict[str, Any]]:
@@ -12894,7 +12931,9 @@ class Storing(View):
 
     def _is_contested(self, id: str, until: int) -> bool:
         """Whether an item between this one and a time may be another version of what it says."""
-        row = item_still_there(self.database, id)
+        row = find_item(self.database, id)
+        if row is None:  # forgotten a moment ago
+            return False
         sql = (
             "SELECT v.vector FROM chunks c JOIN vectors v ON v.chunk = c.id"
             " WHERE c.item = ? AND c.position = 0"
@@ -13036,7 +13075,8 @@ def embed_pending(
                 break
             batch = pending_chunks(database, encoder.batch)  # what whoever had the lease has left
             texts = (text for _, text in batch if not stop())
-            vectors = dict(zip(batch, encoder.embed_all(texts, patient=True), strict=False))
+            with lease.renewed():
+                vectors = dict(zip(batch, encoder.embed_all(texts, patient=True), strict=False))
             with database.transaction() as connection:
                 if claim_model(connection, encoder.model):
                     # others may have made or brought back others
@@ -13348,11 +13388,8 @@ def forget_items(projects: Projects, ids: Sequence[str]) -> dict[str, Any]:
     older = _and_versions(erased - len(doomed))
     doomed += [name for name in sessions if name not in both]
     projects.database.wipe(texts)
-    remove_left_behind(projects.database.path)
     named = ", ".join(f"{id} (a conversation and a memory)" if id in both else id for id in doomed)
-    answer: dict[str, Any] = {"success": True, "ids": doomed}
-    if kept := copies(projects.database):
-        answer["copies"] = kept
+    answer = {"success": True, "ids": doomed} | left_in_copies(projects.database)
     return answer | {"message": f"Deleted {named}{older}.{elsewhere}"}
 
 
@@ -13426,8 +13463,8 @@ def graph_of(projects: Projects, id: str) -> dict[str, Any]:
         json.dumps(lineage),
     )
     ids = dict.fromkeys([row["id"], *lineage, *(end for edge in edges for end in edge[:2])])
-    items = {id: item_still_there(projects.database, id) for id in ids}
-    nodes = {id: item for id, item in items.items() if may_read(projects, item)}
+    found = {id: find_item(projects.database, id) for id in ids}
+    nodes = {id: item for id, item in found.items() if item and may_read(projects, item)}
     return {
         **shared_facts(row),
         "nodes": [_node(projects, item) for item in nodes.values()],
@@ -16984,7 +17021,7 @@ def render_pruned(answer: dict[str, Any]) -> Iterator[str]:
     """What was hidden or erased, or would be; and what stays though it is as old."""
     yield from map(_beginning, answer.get("items", ()))
     if "kept" not in answer:
-        yield from render_message(answer)
+        yield from render_forgotten(answer)
         return
     count, kept = answer["count"], answer["kept"]
     done = "would be hidden" if answer.get("dry_run") else "hidden"

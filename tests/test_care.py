@@ -1450,3 +1450,34 @@ def test_a_copy_with_a_trigger_of_others_is_not_restored(memory: Memory, tmp_pat
 def test_a_backup_needs_the_name_of_a_file(memory: Memory, name: str) -> None:
     with pytest.raises(InvalidInput, match="no name of a file"):
         memory.backup(name)
+
+
+def test_what_is_erased_for_good_is_named_where_it_still_stands(
+    memory: Memory, path: Path, tmp_path: Path
+) -> None:
+    memory.store("The ferry sails at six.", created_at="2020-01-01")
+    memory.backup(tmp_path / "copy.db")
+    memory.prune("0d")
+    answer = memory.purge()
+    assert answer["copies"] == [str(tmp_path / "copy.db")]
+    assert "copy.db" in [*sediment.render_pruned(answer)][-1]
+
+
+def test_a_disk_that_fails_for_a_moment_keeps_no_lock(
+    memory: Memory, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.store("The ferry sails at six.")
+    real = memory.database._identity
+
+    def fails() -> object:
+        if memory.database._local.connection.in_transaction:
+            raise OSError(errno.EIO, "Input/output error")
+        return real()
+
+    with monkeypatch.context() as failing:
+        failing.setattr(memory.database, "_identity", fails)
+        with pytest.raises(OSError, match="Input/output"):
+            memory.store("The ferry sails at seven.")
+    with open_memory(path) as other:
+        other.store("The ferry sails at eight.")
+    memory.store("The ferry sails at nine.")

@@ -1,10 +1,13 @@
 """Texts to vectors: the same whatever went before, and never from damaged files."""
 
+import contextlib
 import json
 import os
 import shutil
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy
@@ -305,3 +308,20 @@ def test_texts_at_once_are_encoded_as_one_by_one() -> None:
         assert told == pytest.approx(1, abs=1e-5)
     with encoder.at_once() as count:  # others may wait for what is loaded
         assert count == 1
+
+
+def test_a_long_job_that_ends_takes_the_workers_of_no_other() -> None:
+    encoder, go_on = Encoder(), threading.Event()
+    texts = [f"The ferry sails at {hour}." for hour in range(20)]
+    embed = encoder.embed
+    encoder.embed = lambda text: embed(text) if go_on.wait(60) else b""
+    with contextlib.ExitStack() as first, ThreadPoolExecutor(2) as threads:
+        first.enter_context(encoder.at_once())
+        with encoder.at_once():
+            made = threads.submit(encoder.embed_all, texts)
+            time.sleep(0.1)
+            ended = threads.submit(first.close)
+            time.sleep(0.1)
+            go_on.set()
+            assert len(made.result(60)) == 20
+            ended.result(60)

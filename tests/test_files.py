@@ -1006,13 +1006,22 @@ def write_dated(file: Path, text: str, day: str) -> None:
     os.utime(file, (changed, changed))
 
 
-def test_source_and_weights_narrow_and_turn_the_search(memory: Memory, folder: Path) -> None:
+def test_source_and_weights_narrow_and_turn_the_search(
+    memory: Memory, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     memory.index([folder])
     memory.store("The gateway is restarted on Sundays.")
     found = sources(memory, "gateway port", source="docs/", anyway=True)
     assert sorted(found) == ["docs/guide.md:1-3", "docs/guide.md:5-7", "docs/guide.md:9-11"]
     whole = sources(memory, "gateway port", source=str(folder / "docs"), anyway=True)
     assert whole == found
+    beside = folder / "docs-old"
+    beside.mkdir()
+    (beside / "guide.md").write_text("The gateway port was 80.\n")
+    memory.index([folder])
+    with monkeypatch.context() as there:
+        there.chdir(folder)
+        assert sources(memory, "gateway port", source="docs/", anyway=True) == found
     with pytest.raises(NotFound, match="no path of an indexed file begins with"):
         memory.recall("gateway port", source="nowhere")
     words = memory.recall("Sundays spicy", text_weight=1, explain=True)["results"]

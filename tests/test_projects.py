@@ -460,7 +460,7 @@ def test_a_checkout_does_not_keep_one_waiting(here: Program, name: str, kind: st
     os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
     assert here.run("store", "a fact", timeout=60).returncode == 0
     sediment.git_id(here.folder)
-    assert not sediment._NO_ANSWER  # git answered, if it was asked
+    assert not sediment._SILENT_GIT  # git answered, if it was asked
 
 
 def test_a_commit_that_is_a_pipe_keeps_nobody_waiting(tmp_path: Path) -> None:
@@ -470,7 +470,7 @@ def test_a_commit_that_is_a_pipe_keeps_nobody_waiting(tmp_path: Path) -> None:
     commit.unlink()
     os.mkfifo(commit)
     assert sediment.git_id(tmp_path) is None
-    assert not sediment._NO_ANSWER
+    assert not sediment._SILENT_GIT
 
 
 def test_what_is_borrowed_from_elsewhere_keeps_nobody_waiting(tmp_path: Path) -> None:
@@ -484,14 +484,14 @@ def test_what_is_borrowed_from_elsewhere_keeps_nobody_waiting(tmp_path: Path) ->
     with open(tmp_path / "large" / ".git" / "packed-refs", "wb") as file:
         file.truncate(8 * 2**30)
     assert sediment.git_id(tmp_path / "large") is None
-    assert not sediment._NO_ANSWER
+    assert not sediment._SILENT_GIT
 
 
 def test_git_that_does_not_answer_is_asked_once(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[str, ...]] = []
-    monkeypatch.setattr(sediment, "_NO_ANSWER", set())
+    monkeypatch.setattr(sediment, "_SILENT_GIT", set())
 
     def late(*words: str) -> None:
         asked.append(words)

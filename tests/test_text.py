@@ -497,3 +497,11 @@ def test_times_are_told_wherever_the_clock_says_it_is(
 def test_a_moment_may_be_a_datetime() -> None:
     moment = datetime(2026, 3, 5, 12, tzinfo=UTC)
     assert sediment.parse_moment(moment) == int(moment.timestamp())
+
+
+@pytest.mark.usefixtures("berlin")
+def test_hours_ago_are_as_long_when_a_clock_is_put_forward_or_back() -> None:
+    for now in ("2026-03-29T03:10:00+02:00", "2026-10-25T02:10:00+01:00"):
+        at = int(datetime.fromisoformat(now).timestamp())
+        for told, seconds in (("30 minutes ago", 1_800), ("2 hours ago", 7_200)):
+            assert sediment.parse_moment(told, now=at) == at - seconds
