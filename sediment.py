@@ -14375,7 +14375,7 @@ class Git(Folder):
         import subprocess
 
         command = ["git", *_GIT_PLAIN, "--git-dir", str(self._repository), *words]
-        env = environment(left_out="GIT_DIR") | {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+        env = environment(_GIT_ELSEWHERE) | {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
         try:
             done = subprocess.run(command, input=input, capture_output=True, env=env, timeout=600)
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -14521,10 +14521,17 @@ class Git(Folder):
         behind = super().finish(t, cursor)
         if self._forgot:
             self._git("gc", "--quiet", "--prune=now")
+            self._forgot = False
         return behind
 
 
 _REFS = "refs/sediment"
+# What would have git work in another repository, or in part of this one.
+_GIT_ELSEWHERE = (
+    *("GIT_DIR", "GIT_COMMON_DIR", "GIT_WORK_TREE", "GIT_IMPLICIT_WORK_TREE", "GIT_INDEX_FILE"),
+    *("GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE"),
+    *("GIT_SHALLOW_FILE", "GIT_CONFIG_PARAMETERS", "GIT_CONFIG_COUNT"),
+)
 _GIT_BUSY = _Pattern("lock ref|update (?:local )?ref")
 # What a person has set for other work must run nothing here, make no other repository than
 # `_check_own` knows, keep nothing that is forgotten and want nothing of the remote.
@@ -14569,13 +14576,19 @@ class Hub:
 
     def ask(self, sql: str, *values: Any) -> list[Any]:
         """What the hub answers; its refusals are its own words."""
-        import psycopg
-
         if self._connection is None or self._connection.closed:
             self._connection = _connect_hub(self.name)
-        try:
+        with self._told():
             cursor = self._connection.execute(sql, values or None)
             return cursor.fetchall() if cursor.description else []
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """What the hub refuses, or that it is gone, as errors of ours."""
+        import psycopg
+
+        try:
+            yield
         except (psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedTable):
             raise NotFound(f"there is no hub at {self.name}: `hub init` makes one") from None
         except psycopg.Error as error:
@@ -14629,9 +14642,12 @@ class Hub:
         for record, author, made_by, data in rows:
             try:
                 space, state = state_of(record)
-                found.append((space, state | {"author": author}))
+                state["author"] = author
                 if state["put"] and data and made_by == model:
-                    found[-1][1]["vectors"] = self.unpacked(data)
+                    state["vectors"] = self.unpacked(data)
+                found.append((space, state))
+            except NotYet:  # the cursor must not pass it
+                raise
             except (SedimentError, ValueError) as error:
                 self.remarks.append(f"{record['id']}, of {author}, was not taken: {error}")
         packed = [state for _, state in found if "vectors" in state]
@@ -14704,7 +14720,8 @@ class Hub:
     def wait(self, seconds: float) -> bool:
         """Wait, and say whether something has come."""
         self.ask("LISTEN sediment")
-        return bool(list(self._connection.notifies(timeout=seconds, stop_after=1)))
+        with self._told():
+            return bool(list(self._connection.notifies(timeout=seconds, stop_after=1)))
 
     def leave(self) -> None:
         """Let nobody wait for this machine."""
@@ -14725,13 +14742,27 @@ def hub_options(url: str) -> dict[str, Any]:
     if any("password" in name or "secret" in name for name in told):
         raise InvalidInput("no password in an address: ~/.pgpass, PGPASSWORD or a service has it")
     told |= {"connect_timeout": 10, "autocommit": True}
-    host = str(told.get("host") or variable("PGHOST") or "/")
-    if not host.startswith(("/", "localhost", "127.", "::1")):
+    service = told.get("service") or variable("PGSERVICE")  # whose file may name any host
+    if service or not all(map(_is_this_machine, _hosts_of(told))):
         told["sslmode"] = told.get("sslmode") or variable("PGSSLMODE") or "verify-full"
         own = (expand_home("~/.postgresql") / "root.crt").exists() or variable("PGSSLROOTCERT")
-        if told["sslmode"] == "verify-full" and not own:
+        if told["sslmode"] == "verify-full" and not own and not service:
             told.setdefault("sslrootcert", "system")
     return told
+
+
+def _hosts_of(told: dict[str, Any]) -> list[str]:
+    """All that may be connected to."""
+    given = (told.get(name) or variable(f"PG{name.upper()}") for name in ("host", "hostaddr"))
+    return [host for hosts in given if hosts for host in str(hosts).split(",") if host]
+
+
+_LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+def _is_this_machine(host: str) -> bool:
+    """Whether it is a folder of sockets, or a name of this machine for itself."""
+    return host.startswith("/") or host in _LOCAL_NAMES
 
 
 def _connect_hub(url: str) -> Any:
@@ -14805,7 +14836,9 @@ class HubMemory(NamedTuple):
     @classmethod
     def read(cls, hub: Hub, row: tuple[Any, ...]) -> HubMemory:
         space, id, content, created, author, model, data, confirmed = row
-        packed = hub.unpacked(data) if data and model == hub.model() else []
+        packed: list[bytes] = []
+        with contextlib.suppress(ValueError):  # what a member has sent there
+            packed = hub.unpacked(data) if data and model == hub.model() else []
         vectors = _matrix([(vector,) for vector in packed]) if packed else None
         return cls(space, id, content, created, author, vectors, confirmed)
 
@@ -14813,7 +14846,8 @@ class HubMemory(NamedTuple):
         """Where one of its chunks stands."""
         if not at and len(self.content) <= CHUNK_THRESHOLD:
             return Chunk(0, len(self.content), "")
-        return split_text(self.content, fits)[at]
+        chunks = split_text(self.content, fits)
+        return chunks[min(at, len(chunks) - 1)]
 
 
 class HubSearch:
@@ -14859,7 +14893,8 @@ class HubSearch:
         hits = rank(candidates, share, profile, max(depth, RANKED))
         facts = {hit.item: self._facts(found[hit.item], hit.chunk) for hit in hits}
         hits = [hit._replace(span=facts[hit.item].span) for hit in hits]
-        around = [(one.vectors[0].tobytes(),) for one in near if self._is_own(one)]
+        known = (one for one in near if one.vectors is not None and self._is_own(one))
+        around = [(one.vectors[0].tobytes(),) for one in known]
         query = query._replace(around=_matrix(around) if around else None)
         floor = profile.floor(total, self.encoder.near_cohort(vector))
         return profile.adjust(hits, facts, query, self.lexicon, floor), found, floor
@@ -14875,8 +14910,7 @@ class HubSearch:
             "SELECT count(*) FROM (SELECT FROM sediment.memory"
             f" WHERE words @@ phraseto_tsquery('english', %s) LIMIT {FOUND_ROWS}) found"
         )
-        rows = self.hub.ask(" UNION ALL ".join([one] * len(phrases)), *phrases)
-        return [count for (count,) in rows]
+        return [*self.hub.ask(f"SELECT {', '.join([f'({one})'] * len(phrases))}", *phrases)[0]]
 
     def _nearest(self, vector: bytes, depth: int) -> list[HubMemory]:
         """The memories that have the nearest chunks."""
@@ -15032,6 +15066,16 @@ def open_place(database: Database, encoder: Encoder, place: str) -> Folder | Hub
 _HUB = _Pattern("postgres(ql)?://")
 
 
+def hold(lease: Lease, wait: float = LEASE + 1) -> None:
+    """Have the lease of sync, within so many seconds: that of a process that was killed has run
+    out by then."""
+    end = time.monotonic() + wait
+    while not lease.take():
+        if time.monotonic() > end:
+            raise DatabaseError("another process is syncing this memory: wait for it")
+        time.sleep(SYNC_POLL)
+
+
 class Exchange(NamedTuple):
     """One run of sync, and what it has come to."""
 
@@ -15048,25 +15092,30 @@ class Sync:
 
     def __init__(self, projects: Projects, encoder: Encoder) -> None:
         self.projects, self.database, self.encoder = projects, projects.database, encoder
+        self.place = open_place(self.database, encoder, self._where())
+
+    def _where(self) -> str:
+        """Where this file syncs, as somebody said last."""
         place = is_synced(self.database) and self.database.rows(SYNC_CLOCK)[0][3]
         if not place:
             raise NotFound("this memory syncs nowhere yet: `sync --to PLACE` says where")
-        self.place = open_place(self.database, encoder, place)
+        return place
 
     def _spaces(self) -> dict[str, str]:
         return dict(self.database.rows("SELECT space, project FROM spaces ORDER BY space"))
 
     def run(self, dry_run: bool = False, again: bool = False) -> dict[str, Any]:
         """Receive what is new there, send what is new here, or all of it again."""
-        if again:
+        if again and not dry_run:
             with self.database.transaction() as connection:
                 send_again(connection)
-        spaces = self._spaces()
-        counts = {space: Counter(sent=0, received=0) for space in spaces}
         with Lease(self.database, "syncing") as lease:
             if not dry_run:
-                # That of a process that was killed has run out by then.
-                self._hold(lease, LEASE + 1)
+                hold(lease)
+            if (where := self._where()) != self.place.name:  # by now
+                self.place = open_place(self.database, self.encoder, where)
+            spaces = self._spaces()
+            counts = {space: Counter(sent=0, received=0) for space in spaces}
             exchange = Exchange(lease, spaces, counts, {}, dry_run, [])
             with contextlib.nullcontext() if dry_run else lease.renewed():
                 facts = self._both_ways(exchange)
@@ -15083,8 +15132,8 @@ class Sync:
         """Receive and send; anew where another run of this machine has sent meanwhile."""
         try:
             with self._reached() as facts:
-                self._note_machines()
                 if not exchange.dry_run:
+                    self._note_machines()
                     self._mend_clock()
                 self._receive(exchange)
                 self._send_new(exchange)
@@ -15131,7 +15180,7 @@ class Sync:
     def _take(self, exchange: Exchange, space: str, states: list[State]) -> int:
         """How many of the states that came of a space were refused."""
         if not exchange.dry_run:
-            self._hold(exchange.lease)
+            hold(exchange.lease, 0)
             gone = [state["id"] for state in states if state["gone"]]
             exchange.erased.extend(texts_of(self.database.reader(), gone))
         project, dry_run = exchange.spaces[space], exchange.dry_run
@@ -15147,7 +15196,7 @@ class Sync:
             counts.pop("held_back", None)
             for states, held in self._departures(project, dry_run):
                 if not dry_run:
-                    self._hold(exchange.lease)
+                    hold(exchange.lease, 0)
                 if states and not dry_run and not self._send(space, states):
                     break
                 counts.update(sent=len(states), held_back=held)
@@ -15240,14 +15289,6 @@ class Sync:
                 why = f"{self.place.name} cannot be used ({error.strerror or error})"
             told = _tell_waiting(self.database.value(_UNSENT))
             raise Unreachable(f"{why}; {told} here") from None
-
-    def _hold(self, lease: Lease, wait: float = 0.0) -> None:
-        """Have the lease, within so many seconds."""
-        end = time.monotonic() + wait
-        while not lease.take():
-            if time.monotonic() > end:
-                raise DatabaseError("another process is syncing this memory: wait for it")
-            time.sleep(SYNC_POLL)
 
     def _arrivals(self, dry_run: bool) -> Iterator[tuple[str, list[State]]]:
         """Batches of what came of a space; the cursor follows once they are written."""
@@ -15421,6 +15462,11 @@ class Sync:
     def leave(self, erase: bool) -> dict[str, Any]:
         """Sync nowhere any more; `erase` what other machines have stored. Of what is forgotten,
         before or later, it is known if this memory comes back: where it was sent it still is."""
+        with Lease(self.database, "syncing") as lease:
+            hold(lease)  # what still runs there would say that this machine is there
+            return self._leave(erase)
+
+    def _leave(self, erase: bool) -> dict[str, Any]:
         with contextlib.suppress(SedimentError), self._reached():
             self.place.leave()
         self.drop_fetched()
@@ -15489,6 +15535,14 @@ def sync_to(projects: Projects, encoder: Encoder, place: str) -> Sync:
         if redact(url)[1] or re.match(r"[\w+.-]+://[^/@]*:[^/]*@", url):
             raise InvalidInput("no password in an address: `git credential approve` keeps it")
         check_git(place)
+    with Lease(database, "syncing") as lease:
+        hold(lease)  # what still runs would note what it has sent to the place before
+        _begin_to_sync(projects, encoder, place)
+    return Sync(projects, encoder)
+
+
+def _begin_to_sync(projects: Projects, encoder: Encoder, place: str) -> None:
+    database = projects.database
     with contextlib.suppress(NotFound):
         Sync(projects, encoder).drop_fetched()
     with database.transaction() as connection:
@@ -15501,7 +15555,6 @@ def sync_to(projects: Projects, encoder: Encoder, place: str) -> Sync:
             connection.execute(sql, (name,))
         connection.execute("UPDATE clock SET place = ?, cursor = '{}'", (place,))
         send_again(connection)
-    return Sync(projects, encoder)
 
 
 def _folder_to_sync(database: Database, place: str) -> str:
@@ -20290,7 +20343,8 @@ def _follow_sync(shared: Context, quiet: bool) -> None:
             if not quiet and (moved or answer["remarks"] != known):
                 shared.show(answer, render_synced)
             known = answer["remarks"]
-            memory.embed_pending()
+            with contextlib.suppress(ServiceError):  # their vectors are made another time
+                memory.embed_pending()
             memory.database.leave()
 
 

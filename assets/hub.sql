@@ -72,6 +72,11 @@ BEGIN
             WHERE coalesce(one.value, '') !~ '^[0-9]{1,10}$' OR one.value::bigint > 2147483648) THEN
         RAISE data_exception USING MESSAGE = 'confirmations are whole numbers';
     END IF;
+    IF EXISTS(SELECT FROM jsonb_array_elements(rows) r, (VALUES ('put', 4), ('end', 5)) part(name, size)
+            WHERE r ? name AND (jsonb_typeof(r->name) <> 'array' OR r->name @> '[null]'
+                OR jsonb_array_length(r->name) <> size)) THEN
+        RAISE data_exception USING MESSAGE = 'a text or an end has another form';
+    END IF;
     IF EXISTS(SELECT FROM jsonb_array_elements(rows) r WHERE
             '' IN (r->'put'->>1, r->'end'->>1) OR r->'ok' ? '' OR r->>'id' = r->'end'->>4
             OR r->'end'->>2 NOT IN ('', 'replace', 'repeat', 'merge', 'undo', 'prune')
@@ -124,8 +129,8 @@ BEGIN
     RETURN new_version;
 END $$;
 
--- Notes that a machine of this person has all up to a version; no machine is two persons'. Whether
--- one is a member at all.
+-- Notes up to which version a machine has read; a machine's name is one person's. Returns whether
+-- this person is a member.
 CREATE OR REPLACE FUNCTION sediment.seen(
     in_space text, this_machine text, on_host text, up_to bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog AS $$

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import json
 import random
 import re
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -409,6 +411,46 @@ def test_an_end_that_no_memory_has_and_a_machine_without_a_name_are_refused_by_t
     team.push("bob", *({"id": f"x{by}", "end": [NOW, "m", by, 1, after]} for by, after in ends))
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"put": [NOW, "m"]}, {"put": None}, {"put": [NOW, "m", None, 1]}, {"put": [None] * 4},
+        {"end": [NOW, "m", "prune", 1]}, {"end": [NOW, "m", None, 1, ""]}, {"put": "x"},
+    ],
+)  # fmt: skip
+def test_half_of_a_text_or_of_an_end_is_refused_by_the_hub(team: Team, row: dict[str, Any]) -> None:
+    with pytest.raises(psycopg.Error):
+        team.push("bob", {"id": "x", **row})
+    assert team.records() == {}
+
+
+def test_what_waits_for_a_clock_is_not_passed_by(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, bob = team.machine("alice"), team.machine("bob")
+    alice.store("The ferry sails at six.")
+    alice.sync()
+    now = time.time()
+    with monkeypatch.context() as behind:
+        behind.setattr(sediment.time, "time", lambda: now - 3 * 86_400)
+        with pytest.raises(SedimentError, match="set the clock that is wrong"):
+            bob.sync()
+    assert bob.sync()["spaces"][0]["received"] == 1
+    assert texts(bob) == ["The ferry sails at six."]
+
+
+def test_a_hub_that_ends_while_it_is_waited_for_is_reached_again(team: Team) -> None:
+    alice = team.machine("alice")
+    place: Any = sediment.Sync(alice.projects, alice.encoder).place
+    place.begin()
+    assert not place.wait(0.1)
+    sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'alice'"
+    threading.Timer(0.5, team.server.ask, [sql]).start()
+    with pytest.raises(Unreachable):
+        place.wait(30)
+    assert not place.wait(0.1)
+
+
 @pytest.mark.parametrize("address", ["alice:secret@127.0.0.1/m", "alice@h/m?sslpassword=x"])
 def test_a_password_in_the_address_is_refused(tmp_path: Path, address: str) -> None:
     with open_memory(tmp_path / "memory.db") as memory:
@@ -645,6 +687,11 @@ def test_passwords_and_certificates_are_looked_at(
         ("postgresql://alice@hub.example/memory", "verify-full"),
         ("postgresql://alice@hub.example/memory?sslmode=require", "require"),
         ("postgresql://alice@localhost/memory", None),
+        ("postgresql://alice@localhost.example/memory", "verify-full"),
+        ("postgresql://alice@localhost,hub.example/memory", "verify-full"),
+        ("postgresql://alice@localhost/memory?hostaddr=192.0.2.7", "verify-full"),
+        ("postgresql:///?service=team", "verify-full"),
+        ("postgresql:///?service=team&sslmode=disable", "disable"),
         ("postgresql://alice@/memory?host=/run/postgresql", None),
     ],
 )
@@ -750,3 +797,22 @@ def test_numbers_of_16_bits_are_read_as_they_are(team: Team) -> None:
     sql = "SELECT sediment.numbers(%s, 0, %s)"
     ((found,),) = team.server.ask(sql, data, len(values))
     assert found == pytest.approx(numpy.array(values, "<f2").tolist(), rel=1e-6)
+
+
+def test_vectors_that_are_none_spoil_no_recall(team: Team) -> None:
+    alice = team.machine("alice")
+    alice.hub("init", place=team.server.url(), recall=True)
+    alice.store("The ferry sails at six.")
+    alice.sync()
+    place: Any = sediment.Sync(alice.projects, alice.encoder).place
+    junk = {
+        "id": "junk",
+        "model": place.model(),
+        "e": "AAA=",
+        "put": [NOW, "m", "The ferry is red.", 1],
+    }
+    more = {"id": "more", "model": "other", "put": [NOW, "m", "The ferry is old.", 1]}
+    with contextlib.suppress(psycopg.Error):
+        team.push("bob", junk)
+    team.push("bob", more)
+    assert "The ferry sails at six." in asked(alice, "when does the ferry sail?")

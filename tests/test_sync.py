@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import inspect
 import json
 import os
@@ -1195,6 +1196,8 @@ def test_a_dry_run_changes_nothing_and_sending_again_does_no_harm(place: Place) 
     assert texts(b) == []
     settle(a, b)
     assert a.sync()["spaces"][0]["sent"] == 0
+    a.sync(again=True, dry_run=True)
+    assert a.sync()["spaces"][0]["sent"] == 0
     assert a.sync(again=True)["spaces"][0]["sent"] == 1
     assert b.sync()["spaces"][0]["received"] == 0
 
@@ -1800,3 +1803,78 @@ def test_memories_that_lived_apart_for_a_year_become_one(place: Place) -> None:
     b.undo(old)
     settle(b, a)
     assert common[0]["content"] in texts(a)
+
+
+def test_who_follows_a_place_goes_to_another_with_the_memory(place: Place) -> None:
+    a, other = place.machine("a"), place.folder / "other"
+    a.store("The ferry sails at six.")
+    follower = sediment.Sync(a.projects, a.encoder)
+    follower.run()
+    with open_memory(a.database.path) as by_hand:
+        by_hand.sync_to(str(other))
+    assert follower.run()["spaces"][0]["sent"] == 1
+    assert any("sails at six" in path.read_text("utf-8") for path in other.rglob("*.jsonl"))
+
+
+def test_who_follows_a_place_that_was_left_writes_nothing_there(place: Place) -> None:
+    a = place.machine("a")
+    a.store("The ferry sails at six.")
+    follower = sediment.Sync(a.projects, a.encoder)
+    follower.run()
+    mine = place.files_of(a)
+    with open_memory(a.database.path) as by_hand:
+        by_hand.leave_sync()
+    with pytest.raises(NotFound, match="syncs nowhere"):
+        follower.run()
+    assert not (mine / "machine.json").exists()
+    assert "syncs nowhere" in next(follower.follow())["remarks"][0]
+
+
+def test_a_place_is_not_left_while_a_run_writes_there(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = place.machine("a")
+    monkeypatch.setattr(sediment, "hold", functools.partial(sediment.hold, wait=0))
+    with sediment.Lease(a.database, "syncing") as running:
+        assert running.take()
+        with pytest.raises(DatabaseError, match="another process"):
+            a.leave_sync()
+        with pytest.raises(DatabaseError, match="another process"):
+            a.sync_to(str(place.folder / "other"))
+    a.leave_sync()
+
+
+def test_git_is_tidied_once_for_what_was_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = git_place(tmp_path)
+    with sharing_by_git(tmp_path, remote) as memory:
+        id = memory.store("The ferry sails at six.")["id"]
+        follower = sediment.Sync(memory.projects, memory.encoder)
+        follower.run()
+        memory.forget(id)
+        ran: list[str] = []
+        git = sediment.Git._git
+
+        def noted(self: sediment.Git, *words: str, **more: Any) -> str:
+            ran.append(words[0])
+            return git(self, *words, **more)
+
+        monkeypatch.setattr(sediment.Git, "_git", noted)
+        for _ in range(3):
+            follower.run()
+        assert ran.count("gc") == 1
+
+
+def test_git_works_in_no_other_repository_for_what_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    subprocess.run(["git", "init", "--quiet", "--bare", str(elsewhere)], check=True)
+    before, remote = sorted(elsewhere.rglob("*")), git_place(tmp_path)
+    monkeypatch.setenv("GIT_OBJECT_DIRECTORY", str(elsewhere / "objects"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(elsewhere))
+    with sharing_by_git(tmp_path, remote) as memory:
+        memory.store("The ferry sails at six.")
+        memory.sync()
+    assert sorted(elsewhere.rglob("*")) == before
