@@ -17850,6 +17850,11 @@ class Server:
         del self._runs[HOOK]
         self._permitted = permitted
 
+    def cancel(self) -> None:
+        """Run no call that waits for its turn."""
+        for call in [*self._calls.values()]:
+            call.cancelled.set()
+
     def receive(self, line: bytes | None) -> None:
         """Take one line from the client; None stands for one longer than LINE_MAX."""
         if line is None:
@@ -18140,10 +18145,9 @@ def _take_wire() -> tuple[IO[bytes], int]:
 # The same operations for whoever cannot start a process here: MCP at /mcp, JSON under /v1, a page
 # at /. waitress reads the requests (it buffers slow ones, and knows the tricks of smuggling); here
 # is who may ask, and what is asked. A browser's other pages are kept out by the names in Host and
-# Origin, and by types of content that no form can send; there are no cookies.
+# Origin, bodies are of types that no form can send, and there are no cookies.
 # ---------------------------------------------------------------------------------------------
 
-_LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 _JSON, _LINES = "application/json", "application/x-ndjson"
 HEADER_MISMATCH = -32020
 # Headers that mirror what a message of the stateless era says.
@@ -18209,6 +18213,13 @@ ROUTES = (
 )
 
 
+def _ids_among(arguments: dict[str, Any]) -> list[str]:
+    """Which of these, by their names in methods or tools, are the ids of items."""
+    taken = (one for asked in (*OPERATIONS.values(), _KEEP) for one in asked.arguments)
+    ids = {name for one in taken if one.kind is ID for name in (one.name, one.wire)}
+    return [name for name, value in arguments.items() if name in ids and value is not None]
+
+
 class HttpError(Exception):
     """A request that is refused, and why."""
 
@@ -18245,9 +18256,8 @@ class Visitor(NamedTuple):
             return
         if changes and check_scope(arguments.get("scope") or "project") == "global":
             raise Forbidden(f"the token {self.token.name} cannot change global memories")
-        for name in ("id", "ids", "replace", "replace_id", "old", "new"):
-            if arguments.get(name) is not None:
-                self._check_item(changes, arguments[name])
+        for name in _ids_among(arguments):
+            self._check_item(changes, arguments[name])
 
     def _check_item(self, changes: bool, id: str) -> None:
         """Forbidden where an item, or a version of it, is not of the token's project."""
@@ -18310,9 +18320,7 @@ class Gateway:
             return special[method, path](request, visitor)
         route, values = _routed(method, request)
         given = _asked(request) if route.in_query else _object(request)
-        arguments = typed(route, given | values)
-        visitor.check(route.changes, arguments)
-        return self._run(route, arguments, visitor)
+        return self._run(route, typed(route, given | values), visitor)
 
     # Who asks
 
@@ -18385,7 +18393,8 @@ class Gateway:
         """Have the worker do it, in its turn."""
 
         def answered(call: Call) -> tuple[dict[str, Any], Shown | None]:
-            try:
+            try:  # what another call has just done may change what an id is
+                visitor.check(route.changes, call.arguments)
                 answer = route.operation.run(call.memory, **call.arguments)
             except Exception as error:
                 return {"error": error}, None
@@ -18410,7 +18419,7 @@ class Gateway:
 
         event = threading.Event()
         call = functools.partial(Call, visitor.memory, name, apart, arguments)
-        return _in_time(lambda put: self._worker.submit(call(put, event)))
+        return _in_time(lambda put: self._worker.submit(call(put, event)), event.set)
 
     def _mcp(self, request: dict[str, Any], visitor: Visitor) -> HttpAnswer:
         """One message, or a list of them, and its answer."""
@@ -18439,7 +18448,7 @@ class Gateway:
         """The answer to one message of MCP; {} where there is none."""
         server = Server(self._worker, lambda _: None, visitor.memory)
         server.restrict(functools.partial(_permitted, visitor))
-        return _in_time(functools.partial(server.handle, message))
+        return _in_time(functools.partial(server.handle, message), server.cancel)
 
     def _import(self, request: dict[str, Any], visitor: Visitor) -> HttpAnswer:
         """Rows as they come; what was committed before a fault stays."""
@@ -18461,7 +18470,9 @@ class Gateway:
                     if only is None or row.get("project", only) == only:
                         yield json.dumps(row, ensure_ascii=False).encode() + b"\n"
 
-        return HttpAnswer(200, lines(), _LINES)
+        rows = lines()
+        first = next(rows, b"")  # while it may still be refused
+        return HttpAnswer(200, itertools.chain([first], rows), _LINES)
 
     @contextlib.contextmanager
     def _stream(self) -> Iterator[None]:
@@ -18579,8 +18590,9 @@ def _object(request: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-def _in_time(ask: Callable[[Callable[[Any], None]], object]) -> Any:
-    """What the worker answers to a call that is asked with the place for its answer."""
+def _in_time(ask: Callable[[Callable[[Any], None]], object], cancel: Callable[[], object]) -> Any:
+    """What the worker answers to a call that is asked with the place for its answer; the call is
+    cancelled when nobody waits for that any more."""
     import queue
 
     done: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -18588,6 +18600,7 @@ def _in_time(ask: Callable[[Callable[[Any], None]], object]) -> Any:
     try:
         return done.get(timeout=HTTP_PATIENCE)
     except queue.Empty:
+        cancel()
         raise HttpError(503, "too much is asked at once: retry later", Retry_After="10") from None
 
 

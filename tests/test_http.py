@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -906,3 +907,55 @@ def test_the_pages_token_is_good_once_and_gets_it_another(tmp_path: Path) -> Non
         assert door.ask("POST", "/v1/session", {}, **bearer(key)).status == 403
         assert door.ask("GET", "/v1/memories", **bearer(key)).status == 200
         assert door.ask("GET", "/v1/memories").status == 401
+
+
+def test_what_an_id_names_is_looked_at_when_its_turn_comes(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two calls wait: the first erases the own memory whose id is how a global one's begins."""
+    rows = [{"id": "deadbeef", "content": "Ours."}]
+    rows += [{"id": "deadbeef-0000", "content": "Everybody's.", "scope": "global"}]
+    memory.import_rows(iter(map(json.dumps, rows)))
+    secret = memory.add_token("one", project=memory.projects.current())["token"]
+    waiting: list[Any] = []
+    with gate(memory) as door:
+        submit = sediment.Worker.submit
+
+        def both(worker: sediment.Worker, call: sediment.Call) -> None:
+            waiting.append(call)
+            if len(waiting) == 2:
+                for one in waiting:
+                    submit(worker, one)
+
+        monkeypatch.setattr(sediment.Worker, "submit", both)
+        with ThreadPoolExecutor(2) as people:
+            asked = [
+                people.submit(door.ask, "DELETE", "/v1/memories/deadbeef", **bearer(secret))
+                for _ in range(2)
+            ]
+        assert sorted(one.result().status for one in asked) == [200, 403]
+    assert memory.get("deadbeef-0000")["content"] == "Everybody's."
+
+
+def test_a_call_that_nobody_waits_for_any_more_is_not_run(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[sediment.Call] = []
+    monkeypatch.setattr(sediment.Worker, "submit", lambda _, call: calls.append(call))
+    monkeypatch.setattr(sediment, "HTTP_PATIENCE", 0.05)
+    with gate(memory) as door:
+        assert door.ask("POST", "/v1/recall", {"query": "tea"}).status == 503
+        assert door.mcp(call("recall", query="tea")).status == 503
+    assert [one.cancelled.is_set() for one in calls] == [True, True]
+
+
+def test_an_export_beside_too_many_others_is_refused_and_not_begun(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.store("Tea is at four.")
+    monkeypatch.setattr(sediment, "HTTP_PATIENCE", 0.05)
+    monkeypatch.setattr(sediment, "HTTP_STREAMS", 0)
+    with gate(memory) as door:
+        answer = door.ask("GET", "/v1/export")
+    assert answer.status == 503
+    assert "retry later" in answer.body["error"]
