@@ -6519,11 +6519,15 @@ class VectorIndex:
         if not len(self._halves):
             return self._vectors[rows]
         chunks = self._chunks[rows].tolist()
-        sql = "SELECT chunk, vector FROM vectors WHERE chunk IN (SELECT value FROM json_each(?))"
-        found = dict(self.database.rows(sql, json.dumps(chunks)))
+        found = self._in_file(chunks)
         nothing = bytes(4 * self.dimension)  # waits for its vector
         data = b"".join(found.get(chunk, nothing) for chunk in chunks)
         return _without_noise(numpy.frombuffer(data, "<f4").reshape(-1, self.dimension))
+
+    def _in_file(self, chunks: list[int]) -> dict[int, bytes]:
+        """The vectors of chunks that have one."""
+        sql = "SELECT chunk, vector FROM vectors WHERE chunk IN (SELECT value FROM json_each(?))"
+        return dict(self.database.rows(sql, json.dumps(chunks)))
 
     def _refresh(self) -> None:
         version = self.database.version()
@@ -6533,9 +6537,8 @@ class VectorIndex:
         file = version[0], state.generation, state.dimension
         if file != self._file or self._erased > max(ERASED_KEPT, self._count // 3):
             self._clear(file, state.last_change)
-        waiting = json.dumps(list(self._waiting))
-        sql = "SELECT chunk, vector FROM vectors WHERE chunk IN (SELECT value FROM json_each(?))"
-        for chunk, vector in self.database.rows(sql, waiting) if self._waiting else ():
+        made = self._in_file([*self._waiting]) if self._waiting else {}
+        for chunk, vector in made.items():
             self._set(self._waiting.pop(chunk), _matrix([(vector,)]))
         if state.last_chunk > self._last or state.last_change > self._changed:
             self._add_new()
@@ -14085,6 +14088,7 @@ class Folder:
         self.top = expand_home(place)
         self.remarks: list[str] = []
         self._read: dict[str, int] = {}
+        self._forgot = False  # whether anything was erased, or is to be
 
     # Files as such
 
@@ -14181,8 +14185,7 @@ class Folder:
         try:
             *lines, rest = self._text(machine, name).split("\n")
         except (OSError, InvalidInput) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            self.remarks.append(f"{machine}/{name} was not read: {why}")
+            self.remarks.append(f"{machine}/{name} was not read: {_reason_of(error)}")
             return [], False
         states = []
         for number, line in enumerate(lines, 1):
@@ -14230,6 +14233,7 @@ class Folder:
     def _to_bury(self, states: Iterable[State]) -> dict[str, None]:
         """The cursor that has files of machines that left looked through for what is forgotten."""
         starts = {_file_of(state["id"])[:2] for state in states if state["gone"]}
+        self._forgot |= bool(starts)
         left = self._left().items() if starts else ()
         keys = (f"{machine}/{name}" for machine, files in left for name in files)
         return {key + _BURIED: None for key in keys if key.partition("/")[2][:2] in starts}
@@ -14251,9 +14255,8 @@ class Folder:
             except Outrun:
                 raise
             except (OSError, SedimentError) as error:
-                why = error.strerror if isinstance(error, OSError) else error
                 told = "has left, and what is forgotten was not erased in its files"
-                self.remarks.append(f"machine {machine} {told}: {why}")
+                self.remarks.append(f"machine {machine} {told}: {_reason_of(error)}")
         return behind
 
     def _gone(self, starts: set[str]) -> set[tuple[str, str]]:
@@ -14318,6 +14321,10 @@ class Folder:
         self._write({"machine.json": ""})
 
 
+def _reason_of(error: OSError | SedimentError) -> str:
+    return str((isinstance(error, OSError) and error.strerror) or error)
+
+
 def _line_of(state: State, space: str) -> str:
     return to_json(record_of(state, space)) + "\n"
 
@@ -14367,7 +14374,6 @@ class Git(Folder):
     def __init__(self, place: str, me: Machine, repository: Path) -> None:
         super().__init__(place, me)
         self._url, self._repository = place.removeprefix("git:"), repository
-        self._forgot = False
         self._commits: dict[str, str] = {}  # of the machines, as they were fetched or written last
         self._trees: dict[str, dict[str, tuple[str, int]]] = {}
 
@@ -14498,16 +14504,6 @@ class Git(Folder):
         both = f"update {ref} {commit}\ndelete {draft}\n".encode()
         self._git("update-ref", "--stdin", input=both)
 
-    def _states(self, machine: str, name: str) -> tuple[list[tuple[str, State]], bool]:
-        found = super()._states(machine, name)
-        self._forgot |= any(state["gone"] for _, state in found[0])
-        return found
-
-    def push(self, space: str, states: list[State]) -> dict[str, Any]:
-        """Write states; what was written of forgotten ones goes from the repository here, too."""
-        self._forgot |= any(state["gone"] for state in states)
-        return super().push(space, states)
-
     def remove(self) -> None:
         """Keep nothing of it here."""
         import shutil
@@ -14517,7 +14513,7 @@ class Git(Folder):
             shutil.rmtree(self._repository, ignore_errors=True)
 
     def finish(self, t: int, cursor: dict[str, Any]) -> dict[str, Any]:
-        """Tell the others how far this machine is."""
+        """Tell the others how far this machine is; what is forgotten goes from here, too."""
         behind = super().finish(t, cursor)
         if self._forgot:
             self._git("gc", "--quiet", "--prune=now")
@@ -15284,9 +15280,9 @@ class Sync:
         except Outrun:
             raise
         except (OSError, Unreachable) as error:
-            why = str(error)
+            why = _reason_of(error)
             if isinstance(error, OSError):
-                why = f"{self.place.name} cannot be used ({error.strerror or error})"
+                why = f"{self.place.name} cannot be used ({why})"
             told = _tell_waiting(self.database.value(_UNSENT))
             raise Unreachable(f"{why}; {told} here") from None
 
