@@ -5705,9 +5705,10 @@ class WordTable:
         """int[text]: how many of the first four words are those of the text beside."""
         return (self._starts == self._start).cumprod(1).sum(1)
 
-    def announcing(self) -> Any:
-        """bool[text]: which texts begin as `_announces` says."""
-        return self._starts[:, 0] == _stem_key("new")
+    @functools.cached_property
+    def changing(self) -> Any:
+        """bool[text]: which texts have a word of change, or begin as `_announces` says."""
+        return (self.counts["change"] > 0) | (self._starts[:, 0] == _stem_key("new"))
 
     def idf_of(self, stem: str) -> float:
         """The idf of a stem of one of the texts."""
@@ -5903,13 +5904,7 @@ def _ruled(
     asked = table.has[:, table.beside]
     lost = asked @ (1 - asked.T) > 0
     near = newer & (unshared <= UNSHARED_MAX + UNSHARED_CHANGED + UNSHARED_KEYED)
-    relevance = numpy.array([rival.relevance for rival in rivals])
-    changing = (table.counts["change"] > 0) | table.announcing()
-    # "We moved from A to B" need not say what "A is used" does: it names what that answered.
-    value = table.shared_alone
-    strays = near & (relevance < VERSION_RELEVANCE * relevance[:, None])
-    for old, new in numpy.argwhere((strays & changing & (value >= RIVAL_TELLS))[:RULED]).tolist():
-        strays[old, new] = not _changes_that(texts[new], texts[old], query, table)
+    strays, changing = _far_off(rivals, texts, query, table, near), table.changing
     found = numpy.where(strays, -1, near & (unshared < room))
     doubtful = near & ~strays & (lost | (unshared >= room) & (unshared < room + UNSHARED_CHANGED))
     found[doubtful & lost & ~changing] = -1  # without a word of change it lacks what is asked
@@ -5925,6 +5920,21 @@ def _ruled(
     # What is of another room than the best one takes the place of nothing else either.
     found[:, table.mislaid[0] & (found[0] < 0)] = -1
     return found
+
+
+def _far_off(
+    rivals: list[Rival], texts: list[TextWords], query: TextWords, table: WordTable, near: Any
+) -> Any:
+    """bool[old, new]: where the newer one has far less to do with the query, of those that are
+    near. "We moved from A to B" need not say what "A is used" does: it names what that answered."""
+    import numpy
+
+    relevance = numpy.array([rival.relevance for rival in rivals])
+    far = near & (relevance < VERSION_RELEVANCE * relevance[:, None])
+    told = far & table.changing & (table.shared_alone >= RIVAL_TELLS)
+    for old, new in numpy.argwhere(told[:RULED]).tolist():
+        far[old, new] = not _changes_that(texts[new], texts[old], query, table)
+    return far
 
 
 def _unshared(table: WordTable) -> Any:
