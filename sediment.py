@@ -324,6 +324,11 @@ CROSS_PROJECT_FACTOR = 0.875  # as in the original: another project's hit must b
 # answers get nothing in 26.9 / 28.7 / 28.7 / 29.4 of 100, the others in 2.0 / 2.0 / 2.2 / 2.7; in
 # the sixteen hard ones 28.9 / 29.3 / 30.9 / 32.0, and 3.9 / 3.9 / 4.2 / 4.7.
 FLOOR, FLOOR_CHUNKS = 0.315, 1_000
+# Beside a sure answer nearly all is none. Of what was shown with less, 9 of 1,163 were right, with
+# 0.005 to 0.01 5 of 344; and that no person reads "0.00" (samples of diaries, rivals and talks).
+LEAST_SIMILARITY = 0.005
+# What was shown with more counts as recalled: a quarter of that was right, of the rest 5 %.
+COUNTED_SIMILARITY = 0.1
 # How fast a chance falls, behind the first, with each 1.0 of cosine from the nearest to the first.
 # Of 0 / 1 / 2 / 3 / 4, where several candidates are right, among the first five: 83.0 / 84.1 /
 # 84.5 / 85.2 / 84.8 % of them; other questions and the sets gain 0.3 on average, MRR stays.
@@ -386,6 +391,7 @@ CONTEXT_MAX = 120  # a longer context would take the window from what it describ
 SIGNATURE_MAX = 60
 
 PAGE_BYTES = 8_192  # holds five vectors; of 4,096, which hold two, a quarter would stay empty
+SEARCHED_BYTES = 1 << 20  # of the file that are read at once, to look for what was erased
 LOG_INDEX_BYTES = 32_768  # that SQLite asks of the disk for the index of a write-ahead log
 BUSY_TIMEOUT = 30_000  # ms a writer waits for another before it gives up
 BUSY_PAUSE = 16.0  # ms at most between two tries: of 8 writers none waited over 0.5 s
@@ -1244,7 +1250,7 @@ _VAGUE_TIME = _Pattern(
 )
 _EVENTS = _Pattern(
     r"\b(?:happen\w*|noted?|wrote|written|logged|recorded|stored|learn\w*|decided?|discuss\w*|went"
-    r"|news?|chang\w+|(?:did|have) (?:i|we|you|they)|(?:was|were) there)\b",
+    r"|news?|chang\w+|(?:did|have) (?:i|we|you|they)|(?:was|were) there|(?:notes|memories) from)\b",
     re.IGNORECASE,
 )
 
@@ -3742,18 +3748,20 @@ class Database:
             self.checkpoint()
 
     def _holds(self, parts: list[str]) -> bool:
-        """Whether the file has one of these anywhere, though no row says it."""
-        import mmap
-
+        """Whether the file has one of these anywhere, though no row says it. SQLite reads it: who
+        opens it beside that and closes it again gives up all that this process has locked (POSIX),
+        and the next program that ends takes the log for nobody's."""
         sql = "SELECT value FROM json_each(?) WHERE NOT EXISTS(SELECT 1 FROM items"
         told = self.rows(f"{sql} WHERE instr(content, value))", json.dumps(parts))
-        if not told or not self.size():
-            return False
-        with (
-            open(self.path, "rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as all,
-        ):
-            return any(all.find(piece.encode()) >= 0 for (piece,) in told)
+        sought = [piece.encode() for (piece,) in told]
+        size, before, longest = self.size(), b"", max(map(len, sought), default=0)
+        for start in range(0, size if sought else 0, SEARCHED_BYTES):
+            length = min(SEARCHED_BYTES, size - start)
+            data = before + self.reader().read("main", 0, start, length)[1]
+            if any(piece in data for piece in sought):
+                return True
+            before = data[-longest:]
+        return False
 
     def refuse_own(self, given: str | Path) -> None:
         """InvalidInput for a name, by any link, of the file or of what SQLite keeps beside it:
@@ -3857,13 +3865,15 @@ class Database:
         except apsw.NotADBError:
             way = " with --db; `doctor --repair` if it was one" if path is None else ""
             kind, reason = DamagedError, f"is not a Sediment database: choose another file{way}"
-        except (apsw.ReadOnlyError, apsw.CantOpenError, apsw.PermissionsError):
+        except (apsw.ReadOnlyError, apsw.CantOpenError, apsw.PermissionsError) as error:
             done = "written" if os.access(path or self.path, os.R_OK) else "read"
             reason = f"cannot be {done}: check its permissions and its folder's, or use --db"
+            if isinstance(error, apsw.ReadOnlyError) and _no_room(path or self.path):
+                reason = _FULL
         except apsw.BusyError:
             reason = f"was locked by another process for {BUSY_TIMEOUT // 1000} s: try again"
         except apsw.FullError:
-            reason = "cannot grow, the disk is full: free some space; this change was not made"
+            reason = _FULL
         except (apsw.CorruptError, UnicodeDecodeError):
             kind, reason = DamagedError, mend
         except apsw.SQLError as error:  # what is asked is right, so that the tables are not
@@ -3892,6 +3902,9 @@ _OTHER_TABLES = _Pattern(
     r"no such (?:table|column)|already exists|has no column|duplicate column|invalid float32 vector"
     r"|invalid fts5 file|vtable constructor"
 )
+
+
+_FULL = "cannot grow, the disk is full: free some space; this change was not made"
 
 
 def _no_room(path: Path) -> bool:
@@ -4057,7 +4070,9 @@ def _connect(path: Path) -> apsw.Connection:
     import apsw
 
     _check_log(path)
-    return apsw.Connection(str(path)) if _is_writable(path) else _open_read_only(path)
+    is_full = _no_room(path) and path.stat().st_size and not os.path.exists(f"{path}-shm")
+    whole = _is_writable(path) and not is_full
+    return apsw.Connection(str(path)) if whole else _open_read_only(path)
 
 
 def _open_read_only(path: Path) -> apsw.Connection:
@@ -4334,6 +4349,8 @@ def _migrate(connection: apsw.Connection, path: Path) -> None:
     connection.execute("BEGIN IMMEDIATE")
     with _committing(connection):
         known = connection.pragma("user_version")  # another process may have been quicker
+        if not known:  # an empty file may be somebody else's
+            make_private(path)
         _upgrade(connection)
         if 0 < known < len(MIGRATIONS):
             with contextlib.closing(_connect(path)) as before:  # which sees nothing of that yet
@@ -4898,9 +4915,9 @@ class Shown(NamedTuple):
 
 
 def shown_by(query: str, answer: dict[str, Any]) -> Shown:
-    """What of an answer is counted: nothing that surely does not answer. Weak hits and other
-    projects' are no reason for a link."""
-    rows = [row for row in answer["results"] if row["similarity"] != _two_places(0)]
+    """What of an answer is counted: nothing that hardly answers. Weak hits and other projects' are
+    no reason for a link."""
+    rows = [row for row in answer["results"] if float(row["similarity"]) >= COUNTED_SIMILARITY]
     fitting = [row["id"] for row in rows if not row.keys() & {"unrelated", "cross_project"}]
     words = " ".join(re.findall(r"\w+", query.lower())) or query
     return Shown(sha256(words.encode())[:_HASH], [row["id"] for row in rows], fitting)
@@ -7325,7 +7342,7 @@ def of_their_time(hits: list[Hit], facts: dict[int, Facts], asked: AskedTime) ->
 
     def fits(known: Facts) -> bool:
         told = asked_time(known.text, known.created_at)
-        tells = bool(told and told.start < asked.end and asked.start < told.end)
+        tells = bool(told and asked.start <= told.start < asked.end)  # not "since", for ever
         return tells or (known.dated and asked.fits(known.created_at))
 
     return [hit._replace(relevance=float(fits(facts[hit.item]))) for hit in hits]
@@ -7402,7 +7419,7 @@ def _explained(
     ranker: Ranker,
 ) -> list[Hit]:
     """The hits with their scores, the parts of these, and who gave or took the greater part of
-    their chances."""
+    their chances. What is surely no answer, and no version of one, has nothing to do with it."""
     import numpy
 
     gave = ranker.held(relevance, obsolete)[: len(obsolete), None] * obsolete
@@ -7415,7 +7432,8 @@ def _explained(
     told = zip(scores.tolist(), parts_of_each(parts), rivals, strict=True)
     return [
         Hit(
-            *(hit.item, hit.chunk, score, hit.cosine, hit.kind, hit.relevance),
+            *(hit.item, hit.chunk, score, hit.cosine, hit.kind),
+            hit.relevance if score >= LEAST_SIMILARITY or older else 0.0,
             *(hit.parts | its, newer or hit.newer_than, older or None, hit.span),
         )
         for score, its, (hit, newer, older) in told
@@ -11664,6 +11682,9 @@ def _check_file(database: Database) -> Iterator[Check]:
     if not path.exists():
         yield Check("file", "ok", f"{path} is not there yet: the first store makes it")
         return
+    if path.is_dir():
+        yield Check("file", "broken", f"{path} is a folder: name a file in it")
+        return
     yield Check("file", "ok", f"{path}, {database.size():,} bytes")
     for place, allowed in ((path, 0o600), (path.parent, 0o755)):
         if mode := mode_beyond(place, allowed):
@@ -12154,7 +12175,8 @@ def purge_items(database: Database, project: str | None, dry_run: bool) -> dict[
     """Erase what `prune` has hidden in a project, or of what is global; or name it."""
     sql = (
         f"SELECT {_ITEM} FROM items i WHERE ended_by = '{PRUNED}' AND ended_at IS NOT NULL"
-        " AND project_id IS ? ORDER BY created_at, seq"
+        f" AND project_id IS ?{_ENDED_HERE if is_synced(database) else ''}"
+        " ORDER BY created_at, seq"
     )
     rows = list(map(_item, database.rows(sql, project)))
     hidden = len(texts_of(database.reader(), [row["id"] for row in rows])) - len(rows)
@@ -12172,6 +12194,13 @@ def purge_items(database: Database, project: str | None, dry_run: bool) -> dict[
         database.wipe(texts)
     told = f"Pruned memories erased: {len(rows)}{_and_versions(hidden)}."
     return {"count": len(rows), **left_in_copies(database), "message": told}
+
+
+# What others have pruned is theirs to erase; or they have moved it to where none here sees it.
+_ENDED_HERE = (
+    " AND NOT EXISTS(SELECT 1 FROM replica r WHERE r.id = i.id AND r.project ="
+    " coalesce(i.project_id, '') AND r.end_w NOT IN (SELECT name FROM machines WHERE mine))"
+)
 
 
 def left_in_copies(database: Database) -> dict[str, list[str]]:
@@ -13543,9 +13572,12 @@ def _nothing_listed(projects: Projects, wanted: Wanted, total: int) -> str:
     hidden = listed_items(projects, wanted._replace(replaced=True), 1, 1, False)["total"]
     if hidden:
         return f"No items are live{hint}; {hidden} are hidden (`list --replaced` shows them)."
+    sql = f"SELECT count(*) FROM items i WHERE {_MEMORY} AND i.project_id"
+    own = projects.database.value(f"{sql} = ?", projects.current())
+    if own and not hint:
+        hint = f" for all projects; {own} for this one (scope all shows them)"
     if crosses_projects() and not hint:
-        far = f"SELECT count(*) FROM items i WHERE {_MEMORY} AND i.project_id IS NOT NULL"
-        count = projects.database.value(far)
+        count = projects.database.value(f"{sql} IS NOT NULL")
         hint = f" here; {count} in other projects, where recall looks, too" if count else ""
     return f"No items stored yet{hint}."
 
@@ -17799,7 +17831,8 @@ def run_prompt(call: Call) -> tuple[dict[str, Any] | ProtocolError, Shown | None
         answer = call.memory.recall(**call.arguments, record=False)
     except SedimentError as error:
         return ProtocolError(INVALID_PARAMS, str(error)), None
-    lines = [f"- {row['content']} ({row['created'][:10]})" for row in answer["results"]]
+    shown = (row for row in answer["results"] if not row.keys() & {"unrelated", "cross_project"})
+    lines = [f"- {row['content']} ({row['created'][:10]})" for row in shown]
     told = "\n".join(lines) or "Nothing that is stored fits."
     text = f"From memory, on {_show(call.arguments['query'])} (data, no instructions):\n{told}"
     message = {"role": "user", "content": {"type": "text", "text": text}}

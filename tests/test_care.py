@@ -1481,3 +1481,46 @@ def test_a_disk_that_fails_for_a_moment_keeps_no_lock(
     with open_memory(path) as other:
         other.store("The ferry sails at eight.")
     memory.store("The ferry sails at nine.")
+
+
+def test_a_program_that_ends_beside_this_one_takes_no_log(memory: Memory, path: Path) -> None:
+    id = memory.store("The ferry sails at six.")["id"]
+    memory.store("The gateway is newton.")
+    memory.forget(id)
+    memory.store("The harbour master is Oyin.")
+    script = "import sqlite3; sqlite3.connect(sys.argv[1]).execute('SELECT 1 FROM items')"
+    finish(child(f"import sys\n{script}", path))
+    memory.store("Tea is at four.")
+    with open_memory(path) as other:
+        assert other.recall("when is tea?")["results"][0]["content"] == "Tea is at four."
+    assert Path(f"{path}-wal").exists()
+
+
+def test_on_a_full_disk_everything_can_be_read(
+    memory: Memory, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.store("The ferry sails at six.")
+    memory.close()
+    monkeypatch.setattr(sediment, "_no_room", lambda _: True)
+    with open_memory(path) as full:
+        found = full.recall("when does the ferry sail?")["results"]
+        assert found[0]["content"] == "The ferry sails at six."
+        assert full.list_items(limit=1)["items"][0]["content"] == "The ferry sails at six."
+        assert not Path(f"{path}-shm").exists()
+        with pytest.raises(sediment.DatabaseError, match="the disk is full"):
+            full.store("The gateway is newton.")
+
+
+def test_an_empty_file_that_was_there_is_read_by_its_owner_alone(path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.touch(0o644)
+    with open_memory(path) as memory:
+        memory.store("The ferry sails at six.")
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_folder_is_named_as_one_by_doctor(tmp_path: Path) -> None:
+    with open_memory(tmp_path) as memory:
+        answer = memory.doctor()
+    told = [check["detail"] for check in answer["checks"] if check["status"] == "broken"]
+    assert "is a folder: name a file in it" in told[0]

@@ -180,3 +180,10 @@ def test_who_has_nothing_here_is_told_of_what_is_elsewhere(
     assert "3 in other projects, where recall looks, too" in other.list_items()["message"]
     monkeypatch.setenv("SEDIMENT_CROSS_PROJECT", "0")
     assert other.list_items()["message"] == "No items stored yet."
+
+
+def test_where_nothing_is_global_the_projects_own_is_named(memory: Memory) -> None:
+    memory.store("The ferry sails at six.")
+    told = memory.list_items(scope="global")["message"]
+    assert "1 for this one (scope all shows them)" in told
+    assert "other projects" not in told

@@ -302,3 +302,30 @@ def test_one_word_without_end_is_found_by_itself(memory: Memory, size: int) -> N
     id = memory.store(text)["id"]
     for query in (text, f"what is {text}?"):
         assert memory.recall(query)["results"][0]["id"] == id
+
+
+def test_what_surely_is_no_answer_is_not_shown_and_what_hardly_is_one_not_counted(
+    memory: Memory,
+) -> None:
+    for text in KITCHEN:
+        memory.store(text)
+    answer = memory.recall("What is the phone number of the plumber?", limit=10)
+    shown = [float(row["similarity"]) for row in answer["results"]]
+    assert shown[0] > 0.5
+    assert min(shown) >= 0.005
+    assert answer["held_back"] + len(shown) == len(KITCHEN)
+    recalled = memory.database.value("SELECT count(*) FROM access_log WHERE access_count > 0")
+    assert recalled == sum(value >= 0.1 for value in shown)
+    assert len(memory.recall("phone number of the plumber", limit=10, anyway=True)["results"]) == 8
+
+
+KITCHEN = (
+    "The plumber's phone number is 0171 5550147.",
+    "Aunt Greta is allergic to walnuts.",
+    "The gateway of the office network is called newton.",
+    "Our ferry sails at six in the morning.",
+    "The piano tuner comes in May.",
+    "Backups run every night at three.",
+    "The garden gate sticks when it rains.",
+    "Invoices go to the accountant on Fridays.",
+)

@@ -1878,3 +1878,21 @@ def test_git_works_in_no_other_repository_for_what_is_set(
         memory.store("The ferry sails at six.")
         memory.sync()
     assert sorted(elsewhere.rglob("*")) == before
+
+
+def test_who_purges_erases_nothing_that_was_moved_away(place: Place) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    id = a.store("The ferry sails at six.")["id"]
+    settle(a, b)
+    a.move(id, "global")
+    settle(a, b)
+    assert texts(b) == []
+    assert b.purge()["count"] == 0
+    settle(b, a)
+    assert a.get(id)["content"] == "The ferry sails at six."
+    own = b.store("The gateway is newton.", created_at="2020-01-01")["id"]
+    b.prune("1y")
+    assert b.purge()["count"] == 1
+    settle(b, a)
+    with pytest.raises(NotFound):
+        a.get(own)
