@@ -15255,7 +15255,8 @@ class Sync:
 
     def _mend_clock(self) -> None:
         """Stamps that a wrong clock has put more than a day ahead nobody takes: they count as of
-        now, in their order. Where others are as far ahead it is this clock that is behind."""
+        now, in their order, and after all else that was seen here. Where others are as far ahead
+        it is this clock that is behind."""
         now = int(time.time() * 1000) << 16
         limit = now + (DAY * 1000 << 16)
         if self.database.rows(SYNC_CLOCK)[0][0] <= limit or self._is_behind(limit):
@@ -15264,8 +15265,13 @@ class Sync:
             "SELECT put_t, end_t, gone, id, project FROM replica"
             " WHERE max(coalesce(put_t, 0), coalesce(end_t, 0), gone) > ?"
         )
+        seen = (
+            "SELECT max(t) FROM (SELECT put_t AS t FROM replica UNION ALL SELECT end_t FROM replica"
+            " UNION ALL SELECT gone FROM replica) WHERE t <= ?"
+        )
         with self.database.transaction() as connection:
             rows = fetch(connection, sql, limit)
+            now = max(now, connection.execute(seen, (limit,)).get or 0)
             ahead = sorted({t for row in rows for t in row[:3] if t and t > limit})
             told = {stamp: now + place for place, stamp in enumerate(ahead, 1)}
             connection.executemany(
@@ -15589,10 +15595,26 @@ def _begin_to_sync(projects: Projects, encoder: Encoder, place: str) -> None:
             name, mark = before or (new_id()[:8], "")
             me = {"machine": name, "mark": mark, "place": ""}
             connection.execute(asset("schema/sync.sql"), me)
-            sql = "INSERT OR REPLACE INTO machines VALUES(?, '', '', 1)"
-            connection.execute(sql, (name,))
+            connection.execute(_MY_NAME, (name,))
+        elif _is_of_another(place, connection.execute("SELECT place FROM clock").get):
+            name = new_id()[:8]  # a hub takes each machine for one person's
+            connection.execute("UPDATE clock SET machine = ?", (name,))
+            connection.execute(_MY_NAME, (name,))
         connection.execute("UPDATE clock SET place = ?, cursor = '{}'", (place,))
         send_again(connection)
+
+
+_MY_NAME = "INSERT OR REPLACE INTO machines VALUES(?, '', '', 1)"
+
+
+def _is_of_another(place: str, before: str) -> bool:
+    """Whether two places are hubs that are reached as two persons."""
+    if not (_HUB.match(place) and _HUB.match(before)):
+        return False
+    from psycopg.conninfo import conninfo_to_dict
+
+    now, then = (conninfo_to_dict(one).get("user") for one in (place, before))
+    return now != then
 
 
 def _folder_to_sync(database: Database, place: str) -> str:

@@ -439,6 +439,20 @@ def test_what_waits_for_a_clock_is_not_passed_by(
     assert texts(bob) == ["The ferry sails at six."]
 
 
+def test_another_person_on_the_same_computer_is_another_machine(team: Team) -> None:
+    memory, carol = team.machine("alice"), team.machine("carol")
+    memory.store("The ferry sails at six.")
+    memory.sync()
+    first = memory.sync_status()["machine"]
+    memory.sync_to(team.server.url("bob"))
+    memory.store("The gateway is newton.")
+    assert memory.sync()["remarks"] == []
+    assert memory.sync_status()["machine"] != first
+    settle(carol, memory)
+    assert texts(carol) == ["The ferry sails at six.", "The gateway is newton."]
+    assert "author" not in memory.recall("when does the ferry sail?")["results"][0]
+
+
 def test_a_hub_that_ends_while_it_is_waited_for_is_reached_again(team: Team) -> None:
     alice = team.machine("alice")
     place: Any = sediment.Sync(alice.projects, alice.encoder).place

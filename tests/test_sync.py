@@ -1361,6 +1361,28 @@ def test_a_clock_that_was_wrong_once_holds_nobody_up(place: Place) -> None:
     assert texts(b) == ["Tea is at four."]
 
 
+def test_what_is_decided_after_a_wrong_clock_was_set_comes_after_what_was_seen(
+    place: Place,
+) -> None:
+    a, b = place.machine("a"), place.machine("b")
+
+    def ahead(memory: Memory, hours: int) -> None:
+        with memory.database.transaction() as connection:
+            connection.execute("UPDATE clock SET t = t + (? * 3600000 << 16)", (hours,))
+
+    ahead(a, 2)
+    old = a.store("The oven is at 180.")["id"]
+    a.store("The oven is at 200.", replace=old)
+    settle(a, b)
+    ahead(b, 48)
+    b.store("Tea is at four.")
+    assert any("more than a day ahead" in remark for remark in b.sync()["remarks"])
+    a.sync()
+    b.undo(old)
+    settle(b, a)
+    assert texts(a) == texts(b) == ["Tea is at four.", "The oven is at 180."]
+
+
 def test_a_clock_that_is_behind_moves_no_stamp(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
