@@ -14024,6 +14024,10 @@ class Unreachable(SedimentError):
     """The place is not there now; what is to be sent waits."""
 
 
+class Refused(Unreachable):
+    """The place is there, and takes nothing or lets nobody in: it will not pass by itself."""
+
+
 class Outrun(Unreachable):
     """Another run has written there, in this machine's name, since this one looked."""
 
@@ -14445,7 +14449,8 @@ class Git(Folder):
                 if "stale info" in str(error):
                     raise Outrun(f"another `sync` of this memory writes to {self._url}") from None
                 if not _GIT_BUSY.search(str(error)) or tries == GIT_TRIES:
-                    raise Unreachable(f"{self._url} cannot be reached ({error})") from None
+                    kind = Refused if _GIT_REFUSED.search(str(error)) else Unreachable
+                    raise kind(f"{self._url} cannot be reached ({error})") from None
 
     def begin(self) -> dict[str, Any]:
         """Fetch what is there."""
@@ -14571,6 +14576,7 @@ _GIT_ELSEWHERE = (
     *("GIT_SHALLOW_FILE", "GIT_CONFIG_PARAMETERS", "GIT_CONFIG_COUNT"),
 )
 _GIT_BUSY = _Pattern("lock ref|update (?:local )?ref")
+_GIT_REFUSED = _Pattern("[Pp]ermission|[Aa]uthentication|[Dd]enied|could not read [UP]")
 # What a person has set for other work must run nothing here, make no other repository than
 # `_check_own` knows, keep nothing that is forgotten and want nothing of the remote.
 _GIT_SET = (
@@ -14812,7 +14818,7 @@ def _connect_hub(url: str) -> Any:
         return psycopg.connect(**told)
     except psycopg.OperationalError as error:
         reason = str(error).partition("\n")[0].rpartition("failed: ")[2]
-        refused = re.search("FATAL|SSL|certificate", str(error))
+        refused = re.search("FATAL|SSL|certificate|no password", str(error))
         kind = SedimentError if refused else Unreachable
         raise kind(f"{told.get('host') or url} cannot be reached ({reason})") from None
 
@@ -15332,7 +15338,8 @@ class Sync:
             if isinstance(error, OSError):
                 why = f"{self.place.name} cannot be used ({why})"
             told = _tell_waiting(self.database.value(_UNSENT))
-            raise Unreachable(f"{why}; {told} here") from None
+            lasts = isinstance(error, Refused) or getattr(error, "errno", None) in _LASTING_ERRORS
+            raise (Refused if lasts else Unreachable)(f"{why}; {told} here") from None
 
     def _arrivals(self, dry_run: bool) -> Iterator[tuple[str, list[State]]]:
         """Batches of what came of a space; the cursor follows once they are written."""
@@ -15549,6 +15556,7 @@ def _tell_waiting(count: int) -> str:
 
 
 _HAS_LOST = "has not all that it had"
+_LASTING_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC)
 
 
 def _machine_name(told: object) -> str:
@@ -20383,8 +20391,8 @@ def sync_command(shared: Context, quiet: bool, again: bool, dry_run: bool, **ask
         try:
             settings = _sync_settings(memory, **asked)
             answer = settings or memory.sync(again=again, dry_run=dry_run)
-        except Unreachable:
-            if quiet:
+        except Unreachable as error:
+            if quiet and not isinstance(error, Refused):
                 return
             raise
         if not quiet:

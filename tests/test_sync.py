@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import sync_machines
 import sync_storm
+from click.testing import CliRunner
 from storage import consistent, open_memory
 from sync_machines import Machine, agree, live_together, through_a_folder
 
@@ -1918,3 +1919,21 @@ def test_who_purges_erases_nothing_that_was_moved_away(place: Place) -> None:
     settle(b, a)
     with pytest.raises(NotFound):
         a.get(own)
+
+
+def test_what_does_not_pass_by_itself_is_said_though_all_is_to_be_quiet(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = place.machine("a")
+    a.store("The ferry sails at six.")
+    for number, kind in ((errno.ENOSPC, sediment.Refused), (errno.EHOSTDOWN, Unreachable)):
+
+        def fails(*_: object, number: int = number) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(sediment.Folder, "_write", fails)
+        with pytest.raises(Unreachable) as caught:
+            a.sync()
+        assert caught.type is kind
+        done = CliRunner().invoke(sediment.cli, ["--db", str(a.database.path), "sync", "--quiet"])
+        assert (done.exit_code, bool(done.output)) == (int(kind is sediment.Refused),) * 2
