@@ -50,7 +50,7 @@ of the mean of all chunks, b its BM25, or what is more of those of an item's ear
     relevance = (c + WHOLE_WEIGHT * (m - c) - LENGTH_DISCOUNT * ln chunks
                  + share * (b / max b) ** WORDS_POWER + MAXSIM_WEIGHT * s)
                 * (1 or CROSS_PROJECT_FACTOR) + trust
-    share = WORDS_WEIGHT * min(gap, COVERED * coverage)
+    share = WORDS_WEIGHT * min(gap, COVERED * coverage) + STRANGE_WEIGHT * strange
     s = sum over the query's tokens q of tells(q) * (greatest cosine of q to a token of the chunk)
         / sum of tells(q) - (MAXSIM_CHANCE + MAXSIM_BY_LENGTH * ln(tokens + 3))
 Everything turns on what the query's words tell: a word's information is Robertson and Sparck
@@ -59,7 +59,9 @@ token states weighted by it (a memory's is the plain mean), and b counts it squa
 k1 = BM25_K1 and no length norm, since chunks have a bounded length already. How much the words
 count beside meaning is decided for each query: `gap` is how far the best b stands above the
 tenth best chunk's, relative to it (words that fit everything tell nothing apart), `coverage` is
-what part of all that the query tells the best one has (one word of nine proves nothing).
+what part of all that the query tells the best one has (one word of nine proves nothing), and
+`strange` the share of its words that the encoder's vocabulary lacks: of other languages it has
+little but pieces of words, so that all texts look alike to it.
 `s` compares word by word, by what the encoder's tokens mean by themselves: a synonym counts nearly
 as much as the word, and no word is lost in the mean of many. `trust` grows with confirmations to
 TRUST_MAX. Being shown decides between equal scores only.
@@ -265,6 +267,9 @@ GAP_DEPTH = 10  # the tenth best chunk; 7 gives 0.3 less, 15 gives 0.2 less
 # constant facts 76 / 75 / 72 %, conversations 70 / 71 / 70; long chats, MRR 53.6 / 54.5 / 55.2, the
 # five sets 71.2 / 71.3 / 71.5.
 COVERED = 1.4
+# In fifteen languages that the model was not made for, words find what it cannot tell apart. Of 0 /
+# 0.1 / 0.15 / 0.25, a note on the subject first 52.7 / 55.6 / 56.0 / 56.4 %; in English always 88.
+STRANGE_WEIGHT = 0.15
 BM25_K1 = 0.3  # 0.2 to 0.4 are within 0.2 of each other; FTS5's k1 = 1.2, b = 0.75 gives 1.1 less
 # A plain new version (section Versions), one of the learned features. Sequences of versions, of 50
 # and of 90, whose newest comes first; look-alikes, of 125, that keep their places.
@@ -293,7 +298,9 @@ PAIR_REACH = 4.0  # standard deviations that a pair feature counts at most, beyo
 # of the similarity with 0.2 / 0.25 / 0.3 / 0.35 / 0.4: stores of 1 to 3 0.274 / 0.273 / 0.279 /
 # 0.288 / 0.296, of 5 to 60 0.466 / 0.465 / 0.464 / 0.465 / 0.468, whole diaries 0.536 / 0.534 /
 # 0.533 / 0.531 / 0.532.
-NO_ANSWER = 0.3  # of a lone "alpha walrus", "beta" would be shown with 0.31 at 0.25
+NO_ANSWER = (
+    0.32  # of a lone "alpha walrus", "beta" is shown with 0.29, and would be with 0.33 at 0.3
+)
 # Of relevance: what was only said comes first only where it is clearly better. Of 0 / 0.05 / 0.1 /
 # 0.2, on the diaries: a turn before the right note where both say it 42 / 27 / 19 / 8 %, the right
 # one of either first 54.2 / 55.8 / 55.8 / 56.0 %, a right turn first where nothing stored says it
@@ -320,13 +327,14 @@ TELLING_MIN = 0.1  # a word with less of the rarest one's information is not wor
 CROSS_PROJECT_FACTOR = 0.875  # as in the original: another project's hit must be clearly better
 # The cosine from which something has to do with a query, among FLOOR_CHUNKS chunks or more: the
 # best of fewer is less near by chance, and where the query is nearer to the cohort that counts
-# (`chance_floor`). Of 0.31 / 0.315 / 0.32 / 0.33, questions that no note of the ten first diaries
-# answers get nothing in 26.9 / 28.7 / 28.7 / 29.4 of 100, the others in 2.0 / 2.0 / 2.2 / 2.7; in
-# the sixteen hard ones 28.9 / 29.3 / 30.9 / 32.0, and 3.9 / 3.9 / 4.2 / 4.7.
-FLOOR, FLOOR_CHUNKS = 0.315, 1_000
-# Beside a sure answer nearly all is none. Of what was shown with less, 9 of 1,163 were right, with
-# 0.005 to 0.01 5 of 344; and that no person reads "0.00" (samples of diaries, rivals and talks).
-LEAST_SIMILARITY = 0.005
+# (`chance_floor`). Of 0.315 / 0.33 / 0.345, questions that no note of a diary answers get nothing
+# in 23.5 / 24.9 / 26.7 of 100, the others in 1.8 / 2.0 / 2.3; of the ten first 22.5 / 23.8 / 26.2,
+# and 2.0 / 2.3 / 2.8; in beginnings in English the others in 1.9 / 2.2 / 2.5.
+FLOOR, FLOOR_CHUNKS = 0.33, 1_000
+# Of the first result's similarity, what another one that fits less than one of all must have to be
+# shown. Beside a sure answer nearly all is none: of what was shown with less than 0.005, 9 of 1,163
+# were right, with 0.005 to 0.01 5 of 344 (some diaries, rivals, talks).
+LEAST_SHARE = 0.01
 # What was shown with more counts as recalled: a quarter of that was right, of the rest 5 %.
 COUNTED_SIMILARITY = 0.1
 # How fast a chance falls, behind the first, with each 1.0 of cosine from the nearest to the first.
@@ -731,6 +739,16 @@ def replace_file(draft: Path, path: Path) -> None:
             return os.replace(draft, path)
         time.sleep(pause)
     os.replace(draft, path)
+
+
+def free_bytes(folder: Path) -> int:
+    """How much a disk has room for."""
+    if hasattr(os, "statvfs"):  # in a tenth of the time that the import takes
+        disk = os.statvfs(folder)
+        return disk.f_bavail * disk.f_frsize
+    from shutil import disk_usage
+
+    return disk_usage(folder).free
 
 
 def write_through(file: int) -> None:
@@ -3201,7 +3219,9 @@ def plain_text(path: Path) -> str:
 def draft_of(path: Path) -> Path:
     """What a file is called until it is whole: this thread's, and of this process, as
     `left_behind` can tell."""
-    return path.with_name(f"{path.name}.{threading.get_ident()}.{os.getpid()}.tmp")
+    thread = threading.current_thread()
+    own = "" if thread is threading.main_thread() else f".{thread.ident}"
+    return path.with_name(f"{path.name}{own}.{os.getpid()}.tmp")
 
 
 @contextlib.contextmanager
@@ -3910,10 +3930,8 @@ _FULL = "cannot grow, the disk is full: free some space; this change was not mad
 def _no_room(path: Path) -> bool:
     """Whether the disk lacks the room for the index of a log, without which not even a reader can
     open the file."""
-    import shutil
-
     with contextlib.suppress(OSError):
-        return shutil.disk_usage(path.parent).free < LOG_INDEX_BYTES
+        return free_bytes(path.parent) < LOG_INDEX_BYTES
     return False
 
 
@@ -4070,9 +4088,14 @@ def _connect(path: Path) -> apsw.Connection:
     import apsw
 
     _check_log(path)
-    is_full = _no_room(path) and path.stat().st_size and not os.path.exists(f"{path}-shm")
-    whole = _is_writable(path) and not is_full
-    return apsw.Connection(str(path)) if whole else _open_read_only(path)
+    if not _is_writable(path) or (_no_room(path) and _is_closed(path)):
+        return _open_read_only(path)
+    return apsw.Connection(str(path))
+
+
+def _is_closed(path: Path) -> bool:
+    """Whether a file has something in it, and nobody has it open."""
+    return bool(path.stat().st_size) and not os.path.exists(f"{path}-shm")
 
 
 def _open_read_only(path: Path) -> apsw.Connection:
@@ -4917,10 +4940,16 @@ class Shown(NamedTuple):
 def shown_by(query: str, answer: dict[str, Any]) -> Shown:
     """What of an answer is counted: nothing that hardly answers. Weak hits and other projects' are
     no reason for a link."""
-    rows = [row for row in answer["results"] if float(row["similarity"]) >= COUNTED_SIMILARITY]
+    rows = [row for row in answer["results"] if not _hardly_answers(row["similarity"])]
     fitting = [row["id"] for row in rows if not row.keys() & {"unrelated", "cross_project"}]
     words = " ".join(re.findall(r"\w+", query.lower())) or query
     return Shown(sha256(words.encode())[:_HASH], [row["id"] for row in rows], fitting)
+
+
+def _hardly_answers(similarity: str) -> bool:
+    with contextlib.suppress(ValueError):  # "graph" tells nothing of that
+        return float(similarity) < COUNTED_SIMILARITY
+    return False
 
 
 def count_access(connection: apsw.Connection, shown: Shown) -> None:
@@ -5591,8 +5620,10 @@ class Lexicon:
         commonness: Callable[[str], float],
         tokens: Callable[[str], list[int]] = lambda _: [],
         vectors: Callable[[Any], Any] = lambda _: None,
+        own: bool = True,
     ) -> None:
         self._stem, self._tokens, self._vectors = stem, tokens, vectors
+        self._own = own  # whether the vocabulary is that of the encoder, and not the bundled one's
         self.commonness = functools.lru_cache(maxsize=LEXICON_WORDS)(commonness)
         self._known = functools.lru_cache(maxsize=LEXICON_WORDS)(self._look_up)
 
@@ -5614,6 +5645,11 @@ class Lexicon:
             numpy.array((0, *itertools.chain(*tokens)), numpy.int32),
             numpy.array((0, *tells), numpy.float32),
         )
+
+    def strange(self, words: Collection[str]) -> float:
+        """The share of words that the encoder's vocabulary lacks; 0 where that is not known."""
+        lacking = sum(not self.commonness(word) for word in words) if self._own else 0
+        return lacking / max(1, len(words))
 
     def _look_up(self, word: tuple[str, str]) -> tuple[str, int, float, int, list[int]]:
         """A stem in one of its forms: the stem, its number, its idf, its classes, its tokens."""
@@ -5649,10 +5685,10 @@ class Lexicon:
 def lexicon_of(encoder: Encoder) -> Lexicon:
     """What the encoder's vocabulary tells of words; that of the bundled model, where this one's
     tokens have no vectors."""
-    if not encoder.model.by_token:
+    if not (own := bool(encoder.model.by_token)):
         encoder = Encoder(model_dir())
     vocabulary = encoder.commonness, encoder.known_tokens, encoder.token_vectors
-    return Lexicon(stemmer(), *vocabulary)
+    return Lexicon(stemmer(), *vocabulary, own)
 
 
 class WordTable:
@@ -5751,17 +5787,18 @@ PAIR_FEATURES = (  # noqa: SIM905 - one name a line would take twenty
     " new_share jaccard contained"
     " old_behind new_behind relevance_gain old_cosine new_cosine cosine_gain coverage_gain"
     " old_place new_place days length_ratio beginning other_figures new_change new_now new_plan"
-    " old_plan new_past new_event old_event unshared follows"
+    " old_plan new_past new_event old_event unshared follows strange"
 ).split()
 
 
 def pair_features(
-    rivals: list[Rival], query: str, lexicon: Lexicon, around: Any = None
+    rivals: list[Rival], query: str, lexicon: Lexicon, around: Any = None, strange: float = 0.0
 ) -> Matrices:
     """What tells, of each pair, whether the newer memory makes the older one obsolete.
 
     `around`, float32[m, dimension], is what stands near the query: how near two memories are says
-    little, but how near beside all else that is about the same.
+    little, but how near beside all else that is about the same. `strange` is the share of the
+    query's words that the vocabulary lacks.
     """
     texts = [lexicon.text_words(rival.text) for rival in rivals]
     asked = lexicon.text_words(query)
@@ -5772,7 +5809,7 @@ def pair_features(
     found = likeness | _wording(table) | _overlap(table) | _standing(rivals) | _fit(rivals, table)
     found |= {"lost_sign": _lost_signs(rivals, query), "unshared": _unshared(table)}
     rules = _ruled(rivals, texts, asked, table, found)
-    return found | {"follows": rules > 0, "strays": rules < 0}
+    return found | {"follows": rules > 0, "strays": rules < 0, "strange": strange}
 
 
 def _likeness(vectors: Any, around: Any) -> Matrices:
@@ -6726,13 +6763,15 @@ class Term(NamedTuple):
 
 class Query(NamedTuple):
     """A question: what is looked for, what of it names its subject, the time that it names,
-    whether it asks for nothing but what happened then, and the vectors of what stands near it."""
+    whether it asks for nothing but what happened then, the vectors of what stands near it, and the
+    share of its words that the vocabulary lacks."""
 
     text: str
     subject: str
     asked: AskedTime | None
     bare: bool = False
     around: Any = None  # float32[m, dimension]
+    strange: float = 0.0
 
 
 # Beside what tells that it is about events, a question of these has no subject but its time.
@@ -6761,12 +6800,14 @@ def parse_query(text: str, moment: int | None = None) -> Query:
 
 class Words(NamedTuple):
     """What a query's words tell: those worth looking up, the information of each character's
-    word, and the score of a chunk that has every word once; among so many chunks."""
+    word, and the score of a chunk that has every word once; among so many chunks; and the share of
+    the words that the vocabulary lacks."""
 
     terms: list[Term]
     told: list[float]
     ideal: float
     chunks: int
+    strange: float
 
 
 class Candidates(NamedTuple):
@@ -6883,7 +6924,7 @@ def weighed(
         stems = lexicon.text_words(phrase).stems
         terms.setdefault(stems, Term(stems, phrase, tells, found))
     ideal = sum(term.information**2 for term in terms.values())
-    return Words(_telling(list(terms.values())), told, ideal, total)
+    return Words(_telling(list(terms.values())), told, ideal, total, lexicon.strange(places))
 
 
 def _counts(database: Database, phrases: list[str]) -> list[int]:
@@ -7044,7 +7085,8 @@ def candidates(
     if vector:
         both = _with_wholes(vector, both, within)
     both = _by_successors(both, within)
-    return both, words_share(best, matched.tenth, words.ideal), around
+    share = words_share(best, matched.tenth, words.ideal, words.strange)
+    return both, share, around
 
 
 def _nearest_of(vector: bytes, besides: Any, within: Within, reach: int) -> tuple[Evidence, Any]:
@@ -7180,12 +7222,14 @@ def as_candidates(words: Evidence, near: Evidence, best: float, ideal: float) ->
     )
 
 
-def words_share(best: float, tenth: float, ideal: float) -> float:
+def words_share(best: float, tenth: float, ideal: float, strange: float = 0.0) -> float:
     """What the best item by words gains by them, 0 to WORDS_WEIGHT: as much as it stands out, but
-    no more than what it has of the query. See the header."""
+    no more than what it has of the query; and more, the more of its words are strange. See the
+    header."""
     if not best:
         return 0.0
-    return WORDS_WEIGHT * min(max(0.0, best - tenth) / best, COVERED * best / ideal)
+    stands_out = min(max(0.0, best - tenth) / best, COVERED * best / ideal)
+    return WORDS_WEIGHT * stands_out + STRANGE_WEIGHT * strange
 
 
 class Profile(NamedTuple):
@@ -7194,7 +7238,7 @@ class Profile(NamedTuple):
 
     score: Callable[[Candidates, float, float], Scores]
     adjust: Callable[[list[Hit], dict[int, Facts], Query, Lexicon, float], list[Hit]]
-    floor: Callable[[int, float], float]  # the last that `adjust` takes, by chunks and cohort
+    floor: Callable[[int, float, float], float]  # what `adjust` takes last: see `chance_floor`
     reach: int = 0
     links: bool = False
 
@@ -7260,13 +7304,14 @@ def _project_factor(found: Candidates, factor: float) -> Any:
     return numpy.where(found.kind == FOREIGN, factor, 1.0)
 
 
-def chance_floor(chunks: int, near_cohort: float) -> float:
+def chance_floor(chunks: int, near_cohort: float, strange: float) -> float:
     """The relevance that the best of so many chunks has by chance, for a question that is so near
     to memories that cannot answer it (cohort normalisation, Auckenthaler et al. 2000). The
-    greatest of n values of the normal distribution grows as the square root of ln n."""
-    return max(FLOOR, near_cohort) * min(
-        1.0, math.sqrt(math.log(1 + max(1, chunks)) / math.log(FLOOR_CHUNKS))
-    )
+    greatest of n values of the normal distribution grows as the square root of ln n. Where most
+    words of a question are strange less is enough, half of it where all are: that nothing fits,
+    nobody can tell then."""
+    by_chance = math.sqrt(math.log(1 + max(1, chunks)) / math.log(FLOOR_CHUNKS))
+    return max(FLOOR, near_cohort) * min(1.0, by_chance) * (1 - max(0.0, strange - 0.5))
 
 
 def relevance(found: Candidates) -> Any:
@@ -7299,12 +7344,14 @@ def default_adjust(
     chances = ranker.answers(relevance, obsolete)
     first = int(chances.argmax())
     chance = float(chances[first]) * ranker.answered(relevance)
-    similarity = ranker.similarity_of_first(similarity_facts([*able, *rest], first, chance, floor))
+    similarity = ranker.similarity_of_first(
+        similarity_facts([*able, *rest], first, chance, floor, query.strange)
+    )
     if query.asked and _timeliness(facts[able[first].item], query.asked) > 0:
         similarity = max(similarity, DATED_SIMILARITY)
     parts = {"chance": chances, "company": company(able, facts, first)}
     scores = similarity / chances[first] * chances * parts["company"]
-    explained = _explained(able, parts, scores, obsolete, relevance, ranker)
+    explained = _explained(able, parts, scores, obsolete, relevance, ranker, floor)
     order = numpy.argsort(-scores, kind="stable").tolist()
     return [explained[at] for at in order] + [hit._replace(score=0.0) for hit in rest]
 
@@ -7366,7 +7413,7 @@ def features_of(
     rivals = [_rival(hit, facts[hit.item]) for hit in hits]
     if len({one.created_at for one in rivals}) < 2 or not all(one.vector for one in rivals):
         return {}
-    features = pair_features(rivals, query.subject, lexicon, query.around)
+    features = pair_features(rivals, query.subject, lexicon, query.around, query.strange)
     numbers: dict[str | None, int] = {None: 0}
     projects = numpy.array(
         [numbers.setdefault(facts[hit.item].project, len(numbers)) for hit in hits]
@@ -7380,7 +7427,9 @@ def _rival(hit: Hit, facts: Facts) -> Rival:
     return Rival(facts.text, vector, hit.score, hit.cosine, stored, facts.replaces)
 
 
-def similarity_facts(hits: list[Hit], first: int, chance: float, floor: float) -> dict[str, float]:
+def similarity_facts(
+    hits: list[Hit], first: int, chance: float, floor: float, strange: float
+) -> dict[str, float]:
     """What tells how likely the first result, of such a chance, answers the question."""
     chance = min(max(chance, 1e-4), 1 - 1e-4)
     cosines = [hit.cosine for hit in hits[:RANKED]]
@@ -7391,6 +7440,7 @@ def similarity_facts(hits: list[Hit], first: int, chance: float, floor: float) -
         "cosine": hits[first].cosine,
         "contrast": max(cosines) - sum(cosines) / len(cosines),
         "above_chance": max(hit.relevance for hit in hits) / floor,
+        "strange": strange,
     }
 
 
@@ -7417,9 +7467,11 @@ def _explained(
     obsolete: Any,
     relevance: Any,
     ranker: Ranker,
+    floor: float,
 ) -> list[Hit]:
     """The hits with their scores, the parts of these, and who gave or took the greater part of
-    their chances. What is surely no answer, and no version of one, has nothing to do with it."""
+    their chances. What hardly fits and is no answer, nor a version of one, has nothing to do with
+    it."""
     import numpy
 
     gave = ranker.held(relevance, obsolete)[: len(obsolete), None] * obsolete
@@ -7429,14 +7481,16 @@ def _explained(
     newer_than = numpy.where(gained, items[gave.argmax(0)], 0).tolist()
     older_than = numpy.where(lost, items[obsolete.argmax(1)], 0).tolist()
     rivals = itertools.zip_longest(hits, newer_than, older_than)
-    told = zip(scores.tolist(), parts_of_each(parts), rivals, strict=True)
+    fits = numpy.array([hit.relevance >= floor for hit in hits])
+    none = (~fits & (scores < LEAST_SHARE * scores.max())).tolist()
+    told = zip(scores.tolist(), parts_of_each(parts), rivals, none, strict=True)
     return [
         Hit(
             *(hit.item, hit.chunk, score, hit.cosine, hit.kind),
-            hit.relevance if score >= LEAST_SIMILARITY or older else 0.0,
+            0.0 if no_answer and not older else hit.relevance,
             *(hit.parts | its, newer or hit.newer_than, older or None, hit.span),
         )
-        for score, its, (hit, newer, older) in told
+        for score, its, (hit, newer, older), no_answer in told
     ]
 
 
@@ -12513,8 +12567,12 @@ class Search(View):
             factor = CROSS_PROJECT_FACTOR if within.project else 1.0
             hits = rank(found, share, request.profile, size, factor)
             facts = self._facts(hits, request.profile.links)
-            query, blank = query._replace(around=around), blank_files(self.database)
-            floor = request.profile.floor(words.chunks, self.encoder.near_cohort(vector))
+            query, blank = (
+                query._replace(around=around, strange=words.strange),
+                blank_files(self.database),
+            )
+            near_cohort = self.encoder.near_cohort(vector)
+            floor = request.profile.floor(words.chunks, near_cohort, words.strange)
             return Found(hits, facts, query, floor, blank)
 
     def _query_vector(self, text: str, words: Words) -> bytes | None:
@@ -14939,8 +14997,8 @@ class HubSearch:
         hits = [hit._replace(span=facts[hit.item].span) for hit in hits]
         known = (one for one in near if one.vectors is not None and self._is_own(one))
         around = [(one.vectors[0].tobytes(),) for one in known]
-        query = query._replace(around=_matrix(around) if around else None)
-        floor = profile.floor(total, self.encoder.near_cohort(vector))
+        query = query._replace(around=_matrix(around) if around else None, strange=words.strange)
+        floor = profile.floor(total, self.encoder.near_cohort(vector), words.strange)
         return profile.adjust(hits, facts, query, self.lexicon, floor), found, floor
 
     def _is_own(self, one: HubMemory) -> bool:
@@ -15004,7 +15062,7 @@ class HubSearch:
         both = as_candidates(as_evidence(by_words), as_evidence(by_vector), best, words.ideal)
         kinds = [OWN if self._is_own(found[item]) else FOREIGN for item in both.item.tolist()]
         both = both._replace(kind=numpy.array(kinds, int), cosine=_cosines(both))
-        return both, words_share(best, tenth, words.ideal)
+        return both, words_share(best, tenth, words.ideal, words.strange)
 
     def _bm25(self, text: str, words: Words) -> float:
         """A memory's BM25, as that of a chunk."""

@@ -1,9 +1,11 @@
-"""The diaries, conversations, rivals and readings in `tests/` that the models learn from, and which
-are left out together, so that nothing is judged, or taught the next model, by what has seen it."""
+"""The diaries, conversations, rivals, beginnings and readings in `tests/` that the models learn
+from, and which are left out together, so that nothing is judged, or taught the next model, by what
+has seen it."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 DIARIES, CONVERSATIONS = ROOT / "tests" / "diaries", ROOT / "tests" / "conversations"
 READINGS, RIVALS = ROOT / "tests" / "readings", ROOT / "tests" / "rivals"
+BEGINNINGS = ROOT / "tests" / "beginnings"
 COHORT = 256  # memories beside which a query's nearness is seen; 500 or 1,000 show no more
 FOLDS = 3  # of what the ranker learns from: each is judged by what was learned from the two others
 
@@ -24,8 +27,9 @@ def rows(path: Path) -> list[Row]:
 
 def folders() -> dict[str, Path]:
     """What the ranker learns from: the diaries, in which facts change, the conversations, in which
-    nothing is obsolete, and the rivals, of which some are versions and others only look so."""
-    return named(DIARIES, CONVERSATIONS, RIVALS)
+    nothing is obsolete, the rivals, of which some are versions and others only look so, and the
+    beginnings, which are small and of many languages."""
+    return named(DIARIES, CONVERSATIONS, RIVALS, BEGINNINGS)
 
 
 def encoder_folders() -> dict[str, Path]:
@@ -51,8 +55,21 @@ def fold_of(name: str) -> int:
 
 def texts(name: str) -> tuple[list[Row], list[Row]]:
     """The memories and the questions of a folder."""
-    folder = named(DIARIES, CONVERSATIONS, RIVALS, READINGS)[name]
+    folder = named(DIARIES, CONVERSATIONS, RIVALS, BEGINNINGS, READINGS)[name]
     return rows(folder / "memories.jsonl"), rows(folder / "queries.jsonl")
+
+
+def stores(folder: Path) -> list[tuple[list[Row], list[Row]]]:
+    """The memories and the questions of each store of a folder, which are one where none is
+    named."""
+    every = rows(folder / "memories.jsonl"), rows(folder / "queries.jsonl")
+    names = dict.fromkeys(row.get("store") for row in every[0])
+
+    def of(store: str | None, part: list[Row]) -> list[Row]:
+        found = [row for row in part if row.get("store") == store]
+        return [{key: row[key] for key in row if key != "store"} for row in found]
+
+    return [(of(name, every[0]), of(name, every[1])) for name in names]
 
 
 def cohort(fold: int | None) -> list[str]:
@@ -75,6 +92,7 @@ def learned_from() -> str:
 def made_from(sources: Iterable[Path]) -> str:
     """A mark of these files, and of all that is there to learn from."""
     data = hashlib.sha256(learned_from().encode())
-    for source in (*sorted(RIVALS.glob("*/*.jsonl")), *sources):
+    besides = (sorted(place.glob("*/*.jsonl")) for place in (RIVALS, BEGINNINGS))
+    for source in (*itertools.chain(*besides), *sources):
         data.update(source.read_bytes())
     return data.hexdigest()[:16]

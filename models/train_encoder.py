@@ -42,14 +42,15 @@ LESSONS = build_model.LESSONS
 CACHE = build_model.SCRATCH / "ranker"
 TAUGHT = range(3, build_model.LAYERS)  # layers that learn; those below stay
 RANK = 8  # columns of a thin matrix: 330 kB for three layers
-STEPS, RATE, WARM = 400, 0.001, 18  # of Adam, its greatest rate, and steps until it is reached
+STEPS, RATE, WARM = 900, 0.001, 18  # of Adam, its greatest rate, and steps until it is reached
 SHARPNESS = 20  # of cosines, as sentence-transformers trains with
 NEAR = 0.3  # how much it counts that a vector stays where it was
 # How much of what was learned is kept: what lies between two models is often better than either on
-# what neither has seen (Wortsman et al. 2022). Of all / 0.6 / nothing: see tests/RANKING.md.
-KEPT = 0.6
+# what neither has seen (Wortsman et al. 2022). Of all / 0.6 / nothing, and of this:
+# see tests/RANKING.md, as of STEPS.
+KEPT = 0.7
 QUESTIONS, NOTES, HARD = 16, 40, 8  # of a step; and how many of the nearest notes of each question
-QUESTION_TOKENS = 24  # what is read of each while learning
+QUESTION_TOKENS = 40  # what is read of each while learning: all of nearly every one
 NOTE_TOKENS = 64, 128  # so much of a step's notes; the second where their median is longer
 DENSE = (
     *(f"attention.self.{part}" for part in build_model.JOINED.split(",")),

@@ -3,13 +3,13 @@
 Everything is asked through `Memory` with default settings. A set is a folder of parts under DATA;
 a part is a folder with `memories.jsonl` ({"id", "content", "created_at"?} a line) and
 `queries.jsonl` ({"id", "query", "expected": [ids]} a line), and becomes a database of its own. A
-query is a hit at k when any expected id is among the first k results. tests/diaries, conversations
-and rivals need no DATA: see their READMEs. The ranker learns from them, so each is asked with
-weights that `models/train_ranker.py` made without it (kept under build/ranker).
+query is a hit at k when any expected id is among the first k results. tests/diaries, conversations,
+rivals and beginnings need no DATA: see their READMEs. The ranker learns from them, so each is asked
+with weights that `models/train_ranker.py` made without it (kept under build/ranker).
 
-PARTS are names of sets, `diaries`, `conversations` and `rivals` (recall), `store` (what storing the
-diaries proposes), `prompts` (what the hook shows unasked), `talk` (what was said in conversations
-beside what was stored, for several TALK_LOSS) and `trials` (on the set that has a
+PARTS are names of sets, `diaries`, `conversations`, `rivals`, `beginnings` (recall), `store` (what
+storing the diaries proposes), `prompts` (what the hook shows unasked), `talk` (what was said in
+conversations beside what was stored, for several TALK_LOSS) and `trials` (on the set that has a
 `temporal.jsonl`): ages, versions, no answer, order, duplicates, and pairs that must stay two.
 Calibration follows from all that was asked. Vectors are kept under build/quality; every answer goes
 to dist/bench-quality.jsonl; what was tried on the way to the ranking stands in tests/RANKING.md.
@@ -52,6 +52,7 @@ from sediment import Conversation, Memory, Turn, prompted
 
 DIARIES = sorted(path.parent for path in ROOT.glob("tests/diaries/*/queries.jsonl"))
 RIVALS = sorted(path.parent for path in ROOT.glob("tests/rivals/*/queries.jsonl"))
+BEGINNINGS = sorted(path.parent for path in ROOT.glob("tests/beginnings/*/queries.jsonl"))
 CONVERSATIONS = sorted(path.parent for path in ROOT.glob("tests/conversations/*/queries.jsonl"))
 TRAINER = ROOT / "models" / "train_ranker.py"
 sys.path.append(str(TRAINER.parent))
@@ -195,11 +196,13 @@ def told_unseen(
 ) -> Iterator[tuple[str, str, list[Row]]]:
     """What is answered to each folder's questions by what has not seen it: the folder's name, a
     ranking, and the answers."""
+    from folds import stores  # pyright: ignore[reportMissingImports]
+
     for folder in folders:
-        with unseen(folder.name), stored(rows(folder / "memories.jsonl")) as memory:
-            for way in ways:
-                asked = rows(folder / "queries.jsonl")
-                yield folder.name, way, answers(memory, name, asked, way, limit)
+        for memories, asked in stores(folder):
+            with unseen(folder.name), stored(memories) as memory:
+                for way in ways:
+                    yield folder.name, way, answers(memory, name, asked, way, limit)
 
 
 def measure_diaries() -> None:
@@ -244,6 +247,31 @@ def measure_rivals() -> None:
         count = len(of_type(found["default"], kind))
         show(f"{kind} ({count})", *(first(kind)(found[way]) for way in ways))
     show("all", *(first(*RIVAL_TYPES)(found[way]) for way in ways))
+
+
+def measure_beginnings() -> None:
+    """Stores as they are in the first days, in English and in others: what they answer, by
+    ranking."""
+    for title, of in (("in English", True), ("in fifteen other languages", False)):
+        folders = [folder for folder in BEGINNINGS if (folder.name in ENGLISH) == of]
+        found: dict[str, list[Row]] = {way: [] for way in NOTE_WAYS}
+        for _, way, told in told_unseen("beginnings", folders, NOTE_WAYS, SHOWN):
+            found[way] += told
+        meaning = f"Small stores {title}, {len(found['default'])} questions, {validated()}."
+        show = table(meaning, "figure", *NOTE_WAYS)
+        for name, figure in BEGINNING_FIGURES.items():
+            show(name, *(figure(answered) for answered in found.values()))
+
+
+ENGLISH = {"first-days", "new-projects", "small-teams"}
+BEGINNING_FIGURES: dict[str, Callable[[list[Row]], str | float]] = {
+    "first right, all facts": first("current", "constant"),
+    **{
+        name: figure
+        for name, figure in DIARY_FIGURES.items()
+        if not name.startswith(("diaries", "as of"))
+    },
+}
 
 
 # Storing
@@ -482,6 +510,7 @@ MEASURES: dict[str, Callable[[], None]] = {
     "diaries": measure_diaries,
     "conversations": measure_conversations,
     "rivals": measure_rivals,
+    "beginnings": measure_beginnings,
     "store": measure_store,
     "prompts": measure_prompts,
     "talk": measure_talk,
@@ -510,7 +539,7 @@ def main() -> None:
     for name, measure in MEASURES.items():
         if name in chosen:
             measure()
-    measure_calibration(["diaries", "conversations", "rivals", *sets])
+    measure_calibration(["diaries", "conversations", "rivals", "beginnings", *sets])
     if "trials" in chosen and given.data:
         run_trials(given.data, given.seeds)
     target = ROOT / "dist" / "bench-quality.jsonl"

@@ -120,3 +120,24 @@ def test_rivals_are_as_their_readme_says(name: str) -> None:
         assert len(row["expected"]) == 1
         assert bool(row["stale"]) == (row["type"] == "versions")
         assert all(at[old] < at[row["expected"][0]] for old in row["stale"])
+
+
+BEGINNINGS = Path(__file__).parent / "beginnings"
+
+
+@pytest.mark.parametrize("name", sorted(one.name for one in BEGINNINGS.iterdir() if one.is_dir()))
+def test_beginnings_are_as_their_readme_says(name: str) -> None:
+    notes, questions = (rows(f"../beginnings/{name}", part) for part in ("memories", "queries"))
+    assert all(set(note) == {"id", "store", "content", "created_at"} for note in notes)
+    assert len({note["id"] for note in notes}) == len(notes)
+    for store in {note["store"] for note in notes}:
+        at = {note["id"]: note["created_at"] for note in notes if note["store"] == store}
+        assert 4 <= len(at) <= 30
+        assert list(at.values()) == sorted(at.values())
+        for row in (row for row in questions if row["store"] == store):
+            right, stale = row["expected"], row["stale"]
+            assert at.keys() >= {*right, *stale}
+            assert not stale or row["type"] in ("current", "multi")
+            assert bool(right) == (row["type"] != "absent")
+            if row["type"] == "current":
+                assert all(at[old] <= at[new] for old in stale for new in right)

@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import apsw
@@ -433,9 +432,9 @@ def test_a_backup_without_room_says_so(good: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("copy*"))
 
 
-@pytest.mark.parametrize(("free", "told"), [(4096, "the disk is full: free"), (1 << 30, "check")])
+@pytest.mark.parametrize(("full", "told"), [(True, "the disk is full: free"), (False, "check")])
 def test_a_disk_without_room_to_open_the_file_is_told_from_a_broken_one(
-    good: Path, monkeypatch: pytest.MonkeyPatch, free: int, told: str
+    good: Path, monkeypatch: pytest.MonkeyPatch, full: bool, told: str
 ) -> None:
     """SQLite says "disk I/O error" of both: a reader needs the index of the log, too."""
 
@@ -443,7 +442,7 @@ def test_a_disk_without_room_to_open_the_file_is_told_from_a_broken_one(
         raise apsw.IOError("disk I/O error")
 
     monkeypatch.setattr(sediment, "_connect", no_index)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    monkeypatch.setattr(sediment, "_no_room", lambda _: full)
     with open_memory(good, PROJECT) as memory, pytest.raises(DatabaseError, match=told):
         memory.list_items()
 
@@ -459,7 +458,6 @@ def test_doctor_does_not_take_a_full_disk_for_damage(
         return [(one["name"], one["detail"]) for one in checks if one["status"] == "broken"]
 
     connect = sediment._connect
-    full = SimpleNamespace(free=4096)
 
     def reads_nothing(path: Path) -> apsw.Connection:
         connection = connect(path)
@@ -469,7 +467,7 @@ def test_doctor_does_not_take_a_full_disk_for_damage(
     monkeypatch.setattr(sediment, "_connect", reads_nothing)
     with open_memory(good, PROJECT) as memory:
         assert broken()[0] == ("pages", "disk I/O error")
-        monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+        monkeypatch.setattr(sediment, "_no_room", lambda _: True)
         told = f"{good} cannot be opened, the disk is full: free some space"
         assert broken() == [("access", told)]
 

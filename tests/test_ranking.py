@@ -323,6 +323,9 @@ def test_a_question_for_a_time_alone_finds_its_day_or_nothing(
     assert found("what happened to the guide in November 2025?") != []
     memory.store("* In November 2025 we moved to Lyon.")
     assert found("what did I note in November 2025?") == ["In November 2025 we moved to Lyon."]
+    memory.store("Since December 2025 the office is in Nantes.", created_at="2026-05-02")
+    assert found("what happened in February 2026?") == []
+    assert found("notes from January 2026") == ["Maria leads the platform team."]
 
 
 @pytest.mark.parametrize(
@@ -488,7 +491,7 @@ def test_relevance_grows_with_both(cosine: float, coverage: float) -> None:
 
 
 def test_fewer_memories_need_less() -> None:
-    floors = [sediment.chance_floor(count, 0.0) for count in (1, 10, 100, 1_000, 1_000_000)]
+    floors = [sediment.chance_floor(count, 0.0, 0.0) for count in (1, 10, 100, 1_000, 1_000_000)]
     assert floors == sorted(floors)
     assert 0 < floors[0] < floors[2] < sediment.FLOOR
     assert floors[-1] == sediment.FLOOR
@@ -497,8 +500,10 @@ def test_fewer_memories_need_less() -> None:
 @given(cosines, cosines)
 def test_what_is_near_to_the_cohort_needs_more(near: float, nearer: float) -> None:
     near, nearer = sorted((near, nearer))
-    floors = [sediment.chance_floor(1_000, one) for one in (near, nearer)]
+    floors = [sediment.chance_floor(1_000, one, 0.0) for one in (near, nearer)]
     assert floors == [max(sediment.FLOOR, one) for one in (near, nearer)]
+    half = [sediment.chance_floor(1_000, one, 1.0) for one in (near, nearer)]
+    assert half == pytest.approx([floor / 2 for floor in floors])
 
 
 @pytest.fixture

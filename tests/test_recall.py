@@ -37,6 +37,28 @@ def test_words_that_fit_everything_alike_count_nothing() -> None:
     assert words_share(70, 0, 70) == sediment.WORDS_WEIGHT
 
 
+def test_strange_words_count_though_many_memories_have_them() -> None:
+    assert words_share(70, 70, 80, 1.0) == sediment.STRANGE_WEIGHT
+    assert words_share(0, 0, 80, 1.0) == 0
+
+
+@pytest.mark.parametrize(
+    ("query", "least", "most"),
+    [("which port does the gate use?", 0, 0), ("welches Tor hat welchen Anschluss?", 0.4, 1),
+     ("服务器在哪里", 1, 1), ("what does frobnicate do?", 0.2, 0.3)],
+)  # fmt: skip
+def test_what_the_vocabulary_lacks_is_strange(
+    memory: Memory, query: str, least: float, most: float
+) -> None:
+    words = sediment.weigh_words(memory.database, query, memory.search.lexicon)
+    assert least <= words.strange <= most
+
+
+def test_nothing_is_strange_to_a_model_whose_vocabulary_is_not_known() -> None:
+    lexicon = sediment.Lexicon(lambda _: [], lambda _: 0.0, own=False)
+    assert lexicon.strange(["wie", "hoch", "miete"]) == 0
+
+
 def test_words_that_are_little_of_the_query_count_little() -> None:
     assert words_share(2, 0, 80) < words_share(20, 0, 80) < words_share(40, 20, 80)
     assert words_share(60, 30, 80) == words_share(70, 35, 80)  # both stand out by half

@@ -221,13 +221,17 @@ def test_what_an_older_one_hands_over_is_handed_on_to_the_newest() -> None:
     assert chances[1:] == pytest.approx([0.09, 0.81], abs=1e-3)
 
 
+HABITS = ("likes tea", "has a blue van", "comes on Mondays", "cannot swim", "pays in cash")
+
+
 def test_the_newest_is_found_through_the_one_between(memory: Memory) -> None:
     texts = (
         "Club training with Racing Gent is on Tuesday evening, 19:00, track at the Blaarmeersen.",
         "Club training is on Thursday evening, 19:30, same track.",
         "Training moved to Friday at six, same track, since the lights are broken.",
     )
-    for place, text in enumerate(texts):
+    beside = [f"{who} {what}." for who in ("Mira", "Jo", "The vet") for what in HABITS]
+    for place, text in enumerate([*beside, *texts]):
         memory.import_rows([{"content": text, "created_at": 10**9 + place * 60 * DAY}])
     question = "On which evening is club training, and at what time?"
     rows = memory.recall(question, explain=True)["results"]
