@@ -115,8 +115,8 @@ bench-quality: $(PYZ) $(BUILD)/dev/.ready
 	$(RUN) $(BUILD)/dev/bin/python tests/bench_quality.py $(if $(DATA),"$(DATA)") $(if $(SEEDS),--seeds $(SEEDS)) $(if $(PARTS),--parts $(PARTS))
 
 # In tests/ the encoder learns from diaries, conversations and readings, the ranker from diaries,
-# conversations, rivals and beginnings; the results are committed. The ranker learns by what the encoder sees,
-# so it comes after it.
+# conversations, rivals and beginnings; the results are committed. The ranker learns by what the
+# encoder sees, so it comes after it.
 encoder: $(BUILD)/train/.ready $(BUILD)/dev/.ready
 	$(BUILD)/train/bin/python models/train_encoder.py
 	$(BUILD)/dev/bin/python models/gather_cohort.py

@@ -298,9 +298,7 @@ PAIR_REACH = 4.0  # standard deviations that a pair feature counts at most, beyo
 # of the similarity with 0.2 / 0.25 / 0.3 / 0.35 / 0.4: stores of 1 to 3 0.274 / 0.273 / 0.279 /
 # 0.288 / 0.296, of 5 to 60 0.466 / 0.465 / 0.464 / 0.465 / 0.468, whole diaries 0.536 / 0.534 /
 # 0.533 / 0.531 / 0.532.
-NO_ANSWER = (
-    0.32  # of a lone "alpha walrus", "beta" is shown with 0.29, and would be with 0.33 at 0.3
-)
+NO_ANSWER = 0.32  # of a lone "alpha walrus", "beta" is shown with 0.29; at 0.3 with 0.33
 # Of relevance: what was only said comes first only where it is clearly better. Of 0 / 0.05 / 0.1 /
 # 0.2, on the diaries: a turn before the right note where both say it 42 / 27 / 19 / 8 %, the right
 # one of either first 54.2 / 55.8 / 55.8 / 56.0 %, a right turn first where nothing stored says it
@@ -11730,8 +11728,6 @@ def run_checks(database: Database, encoder: Encoder) -> dict[str, Any]:
 
 
 def _check_file(database: Database) -> Iterator[Check]:
-    from shutil import disk_usage
-
     path = database.path
     if not path.exists():
         yield Check("file", "ok", f"{path} is not there yet: the first store makes it")
@@ -11750,7 +11746,7 @@ def _check_file(database: Database) -> Iterator[Check]:
         remedy = "the next `restore` or `doctor --repair` removes them"
         told = f"left by processes that were killed: {left}; {remedy}"
         yield Check("drafts", "warning", told)
-    free = disk_usage(path.parent).free
+    free = free_bytes(path.parent)
     if free < max(FREE_MIN, database.size()):
         yield Check("space", "warning", f"{free:,} bytes are free: a copy needs as many again")
 
@@ -12567,13 +12563,10 @@ class Search(View):
             factor = CROSS_PROJECT_FACTOR if within.project else 1.0
             hits = rank(found, share, request.profile, size, factor)
             facts = self._facts(hits, request.profile.links)
-            query, blank = (
-                query._replace(around=around, strange=words.strange),
-                blank_files(self.database),
-            )
+            query = query._replace(around=around, strange=words.strange)
             near_cohort = self.encoder.near_cohort(vector)
             floor = request.profile.floor(words.chunks, near_cohort, words.strange)
-            return Found(hits, facts, query, floor, blank)
+            return Found(hits, facts, query, floor, blank_files(self.database))
 
     def _query_vector(self, text: str, words: Words) -> bytes | None:
         """None where a service gives none, or turns out to have another model by now."""
@@ -18340,11 +18333,15 @@ ROUTES = (
 )
 
 
-def _ids_among(arguments: dict[str, Any]) -> list[str]:
-    """Which of these, by their names in methods or tools, are the ids of items."""
-    taken = (one for asked in (*OPERATIONS.values(), _KEEP) for one in asked.arguments)
-    ids = {name for one in taken if one.kind is ID for name in (one.name, one.wire)}
-    return [name for name, value in arguments.items() if name in ids and value is not None]
+# What arguments that are ids of items are called, in methods and in tools.
+_ID_NAMES = frozenset(
+    itertools.chain.from_iterable(
+        (one.name, one.wire)
+        for asked in (*OPERATIONS.values(), _KEEP)
+        for one in asked.arguments
+        if one.kind is ID
+    )
+)
 
 
 class HttpError(Exception):
@@ -18383,8 +18380,9 @@ class Visitor(NamedTuple):
             return
         if changes and check_scope(arguments.get("scope") or "project") == "global":
             raise Forbidden(f"the token {self.token.name} cannot change global memories")
-        for name in _ids_among(arguments):
-            self._check_item(changes, arguments[name])
+        for name in _ID_NAMES & arguments.keys():
+            if arguments[name] is not None:
+                self._check_item(changes, arguments[name])
 
     def _check_item(self, changes: bool, id: str) -> None:
         """Forbidden where an item, or a version of it, is not of the token's project."""
