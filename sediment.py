@@ -173,59 +173,58 @@ CONTENT_MAX = 1_000_000  # bytes of one memory; a book chapter is 50,000
 QUERY_MAX = 10_000  # bytes of one query; the encoder reads about 1,000 of them
 ID_MAX = 255  # characters of an id given by import
 LIMIT_MAX = 1_000  # --limit above this is a mistake, not a wish
-PAGES_MAX = 1_000_000  # of a list: more rows than a file has
+PAGES_MAX = 1_000_000  # highest page number of a list; no database has so many rows
 SERVED_MAX = 100  # results or items in one tool answer
 ANSWER_MAX = 10_000  # characters of one tool answer; clients cut or divert longer ones
 LINE_MAX = 10 * 2**20  # bytes of one message on the wire
 HTTP_THREADS = 8  # requests that are read and answered at once; the encoder has its own threads
 HTTP_CONNECTIONS = 256  # open ones; a client holds a few
-HTTP_SILENCE = 30  # s after which a connection that says nothing is closed
+HTTP_SILENCE = 30  # s after which an idle connection is closed
 HTTP_PATIENCE = 120  # s that a request waits for its turn; clients give up after 60 to 600
 HTTP_HEADERS_MAX = 32_768  # bytes; those of a browser are 2,000
-HTTP_REVIEW = 1.0  # s for what was imported before pairs are told; others wait behind it
+HTTP_REVIEW = 1.0  # s to compare imported rows before pairs are answered; other requests wait
 HTTP_STREAMS = 2  # imports and exports at once: the other threads stay free
 IMPORT_MAX = 2**28  # bytes of one import over HTTP: 250,000 memories
 DOCUMENT_MAX = 2**29  # bytes of a document or line to import: 500,000 memories, and 4 GB to read it
 PAGE_SIZE = 8_000  # JSON characters of one page of a long memory: leaves room for its frame
 RATE_LIMIT = 600  # tool calls a minute; SEDIMENT_RATE_LIMIT=0 lifts it
 PREVIEW = 100  # characters of a long memory shown in lists
-PLAIN_MAX = 2**20  # bytes of a configuration, .gitignore or file of git's that names another
+PLAIN_MAX = 2**20  # bytes of a small file: a configuration, .gitignore, or one of git's
 REFS_MAX = 2**26  # bytes of a repository's packed-refs: 500,000 branches and tags
 GIT_TIMEOUT = 20  # s; a million commits without a commit-graph take 8
 
 INLINE_CHUNKS = 32  # encoded before the answer (about 1 s); a longer text is answered first
-WAITING_CHUNKS = 4  # of longer texts, those that a recall encodes: the best by words
+WAITING_CHUNKS = 4  # chunks without a vector that a recall encodes: the best by words
 FREE_MIN = 2**24  # bytes of disk; with fewer the next copy or checkpoint may not fit
-REINDEX_BATCH = 16  # items a transaction; a second's work at most is done twice
-CHUNKER = 1  # counts the ways of cutting texts, so that `reindex` knows its own work
-DATED = 60  # seconds; what is that much older than its row was given its time by somebody
+REINDEX_BATCH = 16  # items a transaction; after an interruption a second's work is done twice
+CHUNKER = 1  # version of the way texts are cut: `reindex` skips what this one has cut
+DATED = 60  # seconds that a row must be older than its storing, to count as dated by somebody
 IMPORT_BATCH = 128  # rows a transaction: 0.6 ms of commit against seconds of encoding
-# Rows of which the cosine is taken exactly, the nearest by their bits. Of 500 queries to 100,000
-# vectors with noise, 99.6 % get the ten that an exact search finds with 2,000, all with 3,000.
+# The rows nearest by their bits, whose exact cosines are then taken. Of 500 queries to 100,000
+# vectors with noise, 99.6 % get the ten of an exact search with 2,000 rows, all with 3,000.
 SCANNED = (3_000, 750, 750, 750)  # own, of other projects, of conversations, replaced
-EXACT_ROWS = 20_000  # up to so many all are: 10,000 take 1.3 ms, by their bits 2.4
-NEAR_SCANNED = (300, 0)  # what says nearly the same stands among the first
+EXACT_ROWS = 20_000  # with no more, all cosines are exact: of 10,000 1.3 ms, by their bits 2.4
+NEAR_SCANNED = (300, 0)  # the same to find what says nearly the same: it stands among the first
 SCAN_BLOCK = 32_768  # rows whose bits are compared at once: what stays in a core's cache
-# 230 MB; of more a long-lived process keeps the bits and a number in 4 of them, 240 bytes each. By
-# the bits FARTHER times as many rows are taken, and by the numbers one of FINER, which is read from
-# the file: of 200 questions to a million, 99 % get the ten that an exact search finds (by the bits
-# alone 96 %, and 4,200 rows to read instead of 550).
+# 230 MB of vectors. Of more a long-lived process keeps the bits and four bits a number, 240 bytes
+# each: FARTHER times as many rows are taken by the bits, and of these one in FINER by the numbers,
+# whose vectors are read from the file. Of 200 queries to a million, 99 % get the ten of an exact
+# search (by the bits alone 96 %, with 4,200 rows to read instead of 550).
 KEPT_VECTORS, FARTHER, FINER = 150_000, 4, 10
 PIECE = 24  # characters of an erased text that are looked for in the file
-PIECES_SOUGHT = 60  # 0.1 s each among 100,000 memories; of more texts the file is written anew
-ERASED_KEPT = 2_000  # rows (4 MB) of what was erased; above that, and a third of all, begin anew
+PIECES_SOUGHT = 60  # 0.1 s each among 100,000 memories; with more the file is written anew
+ERASED_KEPT = 2_000  # erased rows (4 MB); above that, and a third of all, the index is read anew
 CANDIDATES = 30  # per index and scope, or as many as are asked for; 200 give the same tables
 # Chunks and words whose stems a process keeps, and chunks ready to compare: a few MB each.
 LEXICON_TEXTS, LEXICON_WORDS = 5_000, 20_000
-# What a process keeps of the word index until texts change, at most: 8 MB, were each a word of
-# COUNTED_ROWS, and the few that more have. Of 1,000 memories a recall looks its words up in 0.3 ms
-# instead of 1.3.
+# Answers of the word index that a process keeps until texts change: 8 MB, were each a word that
+# COUNTED_ROWS have. Among 1,000 memories a recall looks its words up in 0.3 ms instead of 1.3.
 KEPT_ANSWERS = 1_000
-# Chunks that a query's words are looked up in, and those of one word in which they are counted:
-# 10,000 take 6 ms; 25,000, as usual among 100,000 chunks, take 50. 6,000 cost functions 0.3.
+# Chunks in which a query's words are looked up; a word that more than COUNTED_ROWS have is not
+# counted in each. 10,000 take 6 ms; 25,000, as usual among 100,000, 50. 6,000 cost functions 0.3.
 SCORED_ROWS, COUNTED_ROWS = 10_000, 1_000
-FOUND_ROWS = 2_000  # of a word that is looked for in all chunks; how often it is follows from them
-COMPOUND_MAX = 16  # parts that are looked up as one; 5,000 take 15 s
+FOUND_ROWS = 2_000  # rows of a word that are read; how many have it is estimated from them
+COMPOUND_MAX = 16  # parts that are looked up as one phrase; 5,000 take 15 s
 QUERY_TERMS = 64  # words or tokens of a query that are looked up, the rarest in English
 PREFIX_MIN = 4  # characters of the beginning of an id that is to change, as git has it
 
@@ -240,32 +239,28 @@ HOOK_SHOWN = 3  # memories at a prompt
 START_BUDGET, COMPACT_BUDGET, PROMPT_BUDGET = 1_500, 600, 1_200  # characters
 HOOK_LINE = 300  # characters of one memory there
 HOOK_LOG, HOOK_LOG_BYTES = 50, 64_000  # runs that the log of hooks keeps, and where it is cut
-HOOK_MOST = 9_000  # characters; with 10,000 clients cut what they are told
-HOOK_INPUT = 2**24  # bytes of what a client tells a hook
+HOOK_MOST = 9_000  # characters; clients cut what has 10,000
+HOOK_INPUT = 2**24  # bytes of what a client sends to a hook
 HOOK_WAIT = 300  # ms for another process to finish writing
 CAUGHT_UP = 7 * 86_400  # seconds; sessions changed since are looked at when another one begins
 SHOWN_KEPT = 30 * 86_400  # seconds; sessions are not resumed for ever
-# The log-odds that one of the first HOOK_SHOWN answers, and so many times the greatest relevance:
-# from PROMPT_LEAST on they are shown unasked. Of the questions of 72 diaries 56 % get a right one,
-# of those that no note answers 21 % get one, of 100 prompts of coding talk 1.8 %; of 56 that are
-# easier it was 59, 20 and 1.7, from 10.2 on 61, 22 and 2.0, from 10.7 on 57, 19 and 1.5, before
-# chances were handed on (53, 21 and 1.6 of the 72).
+# Memories are shown unasked where the log-odds that one of the first HOOK_SHOWN answers, and
+# PROMPT_RELEVANCE times the greatest relevance, are PROMPT_LEAST together. So 56 % of the questions
+# of 72 diaries get a right one, 21 % of those that no note answers get one, and 1.8 % of prompts of
+# coding talk; of 56 easier diaries 59, 20 and 1.7, with 10.2 61, 22 and 2.0, with 10.7 57, 19, 1.5.
 PROMPT_RELEVANCE, PROMPT_LEAST = 20.0, 10.4
 PROMPT_EACH = 0.02  # similarity of each one; what is shown as 0.01 is not worth its tokens
 CAPTURE_TIME = 60  # seconds that one capture may take; the next one goes on
-CAPTURE_TRIES = 3  # readers that a session may outlast, one by one
+CAPTURE_TRIES = 3  # processes that may end while they read a session, before it is given up
 
-# Ranking. Figures are the mean MRR of our five sets (tests/RANKING.md has them one by one); it
-# was 67.9 with BM25 / its maximum times the best constant, 69.3 with information squared and the
-# gap, 70.6 with k1 and b as here, 71.8 with the query's vector pooled by information, 72.7 with
-# MaxSim and a taught encoder. What is said here of BM25 and its share was measured before these.
+# Ranking. Figures are the mean MRR of our five sets (tests/RANKING.md has them one by one, and the
+# steps that led here). Those of BM25 and its share were measured before MaxSim, at 70.6.
 WORDS_WEIGHT = 0.2  # 0.5 without MaxSim; beside it 0.3 costs diaries 0.4, 0.15 costs chats 0.7
 WORDS_POWER = 1.5  # 1 gives 0.4 less, 2 gives 0.4 less
 GAP_DEPTH = 10  # the tenth best chunk; 7 gives 0.3 less, 15 gives 0.2 less
-# How much more of it the words may count than the part of the query that the best item has. Of 1 /
-# 1.4 / as much as it stands out: a note on the subject of a diary's question first 76 / 75 / 69 %,
-# constant facts 76 / 75 / 72 %, conversations 70 / 71 / 70; long chats, MRR 53.6 / 54.5 / 55.2, the
-# five sets 71.2 / 71.3 / 71.5.
+# The words count at most this times the part of the query that the best item has. Of 1 / 1.4 / no
+# bound: a note on the subject of a diary's question first 76 / 75 / 69 %, constant facts 76 / 75 /
+# 72 %, conversations 70 / 71 / 70; MRR of long chats 53.6 / 54.5 / 55.2, of the sets 71.2 to 71.5.
 COVERED = 1.4
 # In fifteen languages that the model was not made for, words find what it cannot tell apart. Of 0 /
 # 0.1 / 0.15 / 0.25, a note on the subject first 52.7 / 55.6 / 56.0 / 56.4 %; in English always 88.
@@ -273,41 +268,41 @@ STRANGE_WEIGHT = 0.15
 BM25_K1 = 0.3  # 0.2 to 0.4 are within 0.2 of each other; FTS5's k1 = 1.2, b = 0.75 gives 1.1 less
 # A plain new version (section Versions), one of the learned features. Sequences of versions, of 50
 # and of 90, whose newest comes first; look-alikes, of 125, that keep their places.
-UNSHARED_MAX = 14.5  # nats that either may say alone, a rare word has 5.3; 16.5 costs chat 1.6
-UNSHARED_CHANGED = 13.5  # more where a change is told; 10 costs one sequence, 20 costs none
+UNSHARED_MAX = 14.5  # nats that only one of two may say, a rare word has 5.3; 16.5 costs chat 1.6
+UNSHARED_CHANGED = 13.5  # more where a text tells of a change; 10 costs one sequence, 20 none
 UNSHARED_KEYED = 33.0  # more, times the query's share of what both say; 20: 6 of 90, 40: chat 1.4
-# What look-alikes differ in, at most: of 122 three do in more, of 155 true versions in the diaries
-# that the rule took for look-alikes all but seven. First right there with 20 / 28 / 40 / no bound:
-# 65.7 / 65.6 / 64.8 / 62.1 %. Longer ones are told by another word in the place of an asked one.
+# What look-alikes differ in, at most: of 122 three differ in more, and of 155 true versions in the
+# diaries that the rule took for look-alikes all but seven. First right there with 20 / 28 / 40 / no
+# bound: 65.7 / 65.6 / 64.8 / 62.1 %. Longer ones are known by a word in the place of an asked one.
 UNSHARED_ALIKE = 28.0
 PLACE_WORDS = 2  # in that place, at most: so are 19 of 20 such pairs, and 2.4 % of true versions
 RIVAL_MAX = 0.05  # of the query's words in the older, otherwise filled; 0.3 costs 12 look-alikes
-RIVAL_TELLS = 2.0  # nats; a word with less, as "to" or "is", fills nobody's place
+RIVAL_TELLS = 2.0  # nats; a word with less, as "to" or "is", fills no place
 CHANGE_REACH = 3  # words between a word of change and what changed; 5 gives the same
 ALIGNED_WORDS = 80  # of a chunk; what identifies a fact stands early
 PLAIN_VERSION = 3.0  # log-odds of one at least: of 3,600 wrong pairs of the diaries 1 is one
-# Who says what a memory replaces would say what replaces it: so much less are the log-odds that a
-# later one does. Once an agent has confirmed the diaries' versions, changed facts first and mean
-# log likelihood of the right note, by 0 / 1.4 / 2 / 3.5: 65.1, 67.2, 67.4, 67.6; -1.091, -1.059,
-# -1.055, -1.051. An agent that tells of less would have less.
+# Whoever says what a memory replaces would also say what replaces that memory: so much lower are
+# the log-odds that a later one does. With 0 / 1.4 / 2 / 3.5, once an agent has confirmed the
+# diaries' versions: changed facts first 65.1 / 67.2 / 67.4 / 67.6, mean log likelihood of the right
+# note -1.091 / -1.059 / -1.055 / -1.051. An agent that says less would need less.
 REPLACES_STAYS = 2.0
 VERSION_RELEVANCE = 0.55  # of the older one's; 0.5 costs one look-alike, 0.6 two sequences
 RULED = 10  # older ones that the rule looks at: those behind have little chance to give
-PAIR_REACH = 4.0  # standard deviations that a pair feature counts at most, beyond what was learned
-# The relevance of the memory that was never stored, beside which all others stand. Mean log loss
-# of the similarity with 0.2 / 0.25 / 0.3 / 0.35 / 0.4: stores of 1 to 3 0.274 / 0.273 / 0.279 /
-# 0.288 / 0.296, of 5 to 60 0.466 / 0.465 / 0.464 / 0.465 / 0.468, whole diaries 0.536 / 0.534 /
-# 0.533 / 0.531 / 0.532.
+PAIR_REACH = 4.0  # standard deviations from what was learned, beyond which a pair feature is cut
+# The relevance of a memory that was never stored, as a rival of all others. Mean log loss of the
+# similarity with 0.2 / 0.25 / 0.3 / 0.35 / 0.4: stores of 1 to 3 0.274 / 0.273 / 0.279 / 0.288 /
+# 0.296, of 5 to 60 0.466 / 0.465 / 0.464 / 0.465 / 0.468, whole diaries 0.536 / 0.534 / 0.533 /
+# 0.531 / 0.532.
 NO_ANSWER = 0.32  # of a lone "alpha walrus", "beta" is shown with 0.29; at 0.3 with 0.33
-# Of relevance: what was only said comes first only where it is clearly better. Of 0 / 0.05 / 0.1 /
-# 0.2, on the diaries: a turn before the right note where both say it 42 / 27 / 19 / 8 %, the right
-# one of either first 54.2 / 55.8 / 55.8 / 56.0 %, a right turn first where nothing stored says it
-# 77 / 71 / 66 / 46 % (`make bench-quality PARTS=talk`).
+# Of relevance, lost by what was only said in a conversation: it comes first where it is clearly
+# better. Of 0 / 0.05 / 0.1 / 0.2, on the diaries: a turn before the right note where both say it
+# 42 / 27 / 19 / 8 %, the right one of either first 54.2 / 55.8 / 55.8 / 56.0 %, a right turn first
+# where nothing stored says it 77 / 71 / 66 / 46 % (`make bench-quality PARTS=talk`).
 TALK_LOSS = 0.05
 # Memories near the query beside which likeness is measured. Of the candidates / 200 / 1,000:
 # diaries, first right 55.0 / 56.7 / 56.6; long chats, MRR 52.6 / 53.5 / 53.6.
 AROUND = 200
-SAME_COSINE = 0.99999  # a text's own vector, up to rounding
+SAME_COSINE = 0.99999  # from here on two vectors are of the same text, up to rounding
 RANKED = 30  # candidates compared with one another; 20 lose one changed fact of 100, 40 gain none
 # How near an item's mean vector is counts beside its best chunk. Of 0 / 0.1 / 0.2: abstracts 50.8
 # / 51.9 / 52.6, assistant 50.3 / 50.9 / 51.3, documentation 90.3 / 89.6 / 88.7, others the same.
@@ -315,12 +310,12 @@ WHOLE_WEIGHT = 0.15
 # The best of many chunks is near by chance; a manual of 227 parts stood before the one sentence
 # that answers. 0.01 gains 0.2 over our sets; 0.02 no more, and documentation loses 0.8 of its 89.
 LENGTH_DISCOUNT = 0.01
-# What a text says of a question word by word (MaxSim), beyond what a text of so many tokens says of
-# any: a line through the wrong candidates of all sets, by ln(tokens + 3). Of 0.3 / 0.4 / 0.5, MRR:
-# the eight of tests/documents gain 0.9 / 1.1 / 1.3, the five sets 0.3 / 0.4 / 0.4, conversations
+# How well a text fits a query word by word (MaxSim), less what a text of so many tokens fits any: a
+# line through the wrong candidates of all sets, by ln(tokens + 3). Of 0.3 / 0.4 / 0.5, MRR: the
+# eight of tests/documents gain 0.9 / 1.1 / 1.3, the five sets 0.3 / 0.4 / 0.4, conversations
 # 1.2 / 1.1 / 0.7, what diaries say on the subject asked 1.9 / 1.9 / 1.9.
 MAXSIM_WEIGHT, MAXSIM_CHANCE, MAXSIM_BY_LENGTH = 0.4, 0.2, 0.081
-ENGLISH_CHUNKS = 100  # what is known of a word's rarity before any memory: so many chunks' worth
+ENGLISH_CHUNKS = 100  # chunks for which a word's rarity in English counts, beside those stored
 TELLING_MIN = 0.1  # a word with less of the rarest one's information is not worth its scan
 CROSS_PROJECT_FACTOR = 0.875  # as in the original: another project's hit must be clearly better
 # The cosine from which something has to do with a query, among FLOOR_CHUNKS chunks or more: the
@@ -340,10 +335,11 @@ COUNTED_SIMILARITY = 0.1
 # 84.5 / 85.2 / 84.8 % of them; other questions and the sets gain 0.3 on average, MRR stays.
 COMPANY = 3.0
 DATED_SIMILARITY = 0.5  # at least, where a question asks what happened then: all of it answers
-TIME_WEIGHT = 0.6  # of relevance: nothing else outweighs it but the very words of the question
+TIME_WEIGHT = 0.6  # of relevance: only the very words of the question outweigh it
 COVERAGE_ENOUGH = 0.6  # of the query's information: foreign questions find up to 0.43 by chance
-# Of FLOOR, where all of it is found. Of 0.5 / 0.7 / 0.8 / 1, no note's: 31 / 30 / 30 / 27 of 100,
-# wrongly 2.3 / 2.0 / 1.9 / 1.7; the sets lose at most 0.8 / 0.5 / 0.2 / 0.2 of their R@5.
+# Of FLOOR, where all of the query is found. With 0.5 / 0.7 / 0.8 / 1, nothing is answered to 31 /
+# 30 / 30 / 27 of 100 questions that no note answers, and wrongly to 2.3 / 2.0 / 1.9 / 1.7; the sets
+# lose at most 0.8 / 0.5 / 0.2 / 0.2 of their R@5.
 COVERAGE_HELP = 0.8
 TRUST_MAX = 0.01  # added for what people confirmed: less than lies between two good answers
 # The original's, for the classic ranking: of BM25, of age in days, and of the least similarity.
@@ -354,24 +350,24 @@ CONFLICTS_QUEUED = 4  # of the nearest, for consolidation
 DOOR_SHOWN = 3  # older memories that one store asks about; more are not read
 REVIEWED = 0.1  # how likely a pair of imported rows must be to be worth a person's look
 DOOR_RIVALS, DOOR_ASKED = 48, 96  # memories compared, and asked for, since parts of files are not
-SHARE_SHARPNESS, SHARE_NOTHING = 10.0, 0.3  # of shares by cosine; what the shares of nothing are
+SHARE_SHARPNESS, SHARE_NOTHING = 10.0, 0.3  # of a softmax of cosines; the cosine of no memory
 DOOR_DAYS = 30, 365  # between the two: a correction may come soon, and a diary is a year long
-DOOR_REACH = 3.0  # standard deviations that a feature counts at most, outside of what was learned
+DOOR_REACH = 3.0  # standard deviations from what was learned, beyond which a feature is cut
 DOOR_TEXT = 300  # characters of a proposed memory that an agent is shown
 RIVAL_COSINE = 0.5  # a later item this near may be another version; a wrong guess costs nothing
 MERGE_COSINE = 0.95  # as in the original; proposes only, see `differences`
-COMPARED_WORDS = 5_000  # a longer memory must be the same as it stands; these take 0.07 s
-CORE_MIN = 3  # words that a remark must leave: "Status (confirmed)" is one whole
+COMPARED_WORDS = 5_000  # these take 0.07 s; longer memories must be equal to be merged
+CORE_MIN = 3  # words that stay when a remark is cut off: "Status (confirmed)" is one whole
 EXAMINE_BATCH = 512  # rows compared at once: a product of 1 MB matrices, under a millisecond
 CONSOLIDATE_BATCH = 5  # pairs a transaction
 CONSOLIDATE_TIME = 10  # s at the end of an import; what is left waits for the next one
 RECORD_VERSION = 1  # of what sync sends
-VECTORS_TRIED = 100  # of a hub's vectors one of so many is made anew, to see whether it is true
+VECTORS_TRIED = 100  # one in so many vectors of a hub is computed again, as a check
 SAME_VECTOR = 0.999  # its cosine at least; 16 bits cost 0.0000002
-CLOCK_OFF = 3_600  # s of two clocks that are worth a remark
+CLOCK_OFF = 3_600  # s between two clocks that are worth a remark
 SYNC_POLL = 1.0  # s between looks at whether something has changed here
 SYNC_FILE_MAX = 1 << 28  # bytes of a file of a machine, which has 1/256 of its memories
-GIT_TRIES = 8  # to fetch or push: of two killed runs git was met at work, here and at the place
+GIT_TRIES = 8  # to fetch or push: git of two killed runs was still at work, here and at the place
 MACHINE_NAME_MAX = 64  # letters, as POSIX has of a host and PostgreSQL of a role
 COUNT_MAX = 1 << 31  # one machine's confirmations of a memory: nobody has more
 SYNC_BATCH = 200  # states that are written in one transaction, 30 ms that a store may wait
@@ -385,7 +381,7 @@ NEIGHBOURS_SHOWN = 5  # of each kind: a page that is longer than its results is 
 CO_ACCESS_FIRST = 3  # results of one answer that count as asked for together
 QUESTIONS_KEPT = 32  # of those that two results answered: what is asked again counts once
 SUGGEST_COUNT = 3  # questions that both answered, before one suggests the other
-CLUSTERS_MAX, CLUSTER_STRENGTH = 50, 0.8  # triangles of a new edge, and how strong they bind
+CLUSTERS_MAX, CLUSTER_STRENGTH = 50, 0.8  # triangles with a new edge; strength of their edges
 REFUSED_SHOWN = 20  # lines of an import; more would scroll the summary away
 
 CHUNK_THRESHOLD = 1_000  # characters; below, one vector says it all
@@ -406,19 +402,19 @@ SHOWN_DELAY, SHOWN_MAX = 0.2, 100  # s of quiet, or answers, before a server not
 GIVE_BACK_EVERY = 500  # calls; 4 ms, and 161 MB instead of 177 after 100,000 messages
 PARENT_POLL = 2.0  # s between looks at whether the client still lives
 ENCODER_THREADS = 2  # 1.8 times one thread at 128 tokens; more gain little on texts this short
-# us. Of 0 / 20 / 200 / as long as it takes, 12 tokens take 1.9 / 1.4 / 1.5 / 1.4 ms right behind
-# others, and after 0.3 s, as agents ask, 3.2 / 3.7 / 4.9 / 6.7, in a virtual machine.
+# us that idle threads spin. Of 0 / 20 / 200 / as long as it takes, 12 tokens take 1.9 / 1.4 / 1.5 /
+# 1.4 ms right behind others, and after 0.3 s, as agents ask, 3.2 / 3.7 / 4.9 / 6.7, in a VM.
 ENCODER_SPIN = 20
 TEXTS_AT_ONCE = 8  # by one thread each: on two cores 1.2 times two threads for one text
 PENDING_BATCH, SERVICE_BATCH = 8, 64  # texts at once: a second's work, and what services take
-SERVICE_WAIT, SERVICE_PATIENCE = 10.0, 180.0  # s that a question may wait, and a long job
+SERVICE_WAIT, SERVICE_PATIENCE = 10.0, 180.0  # s that a query may wait for a service, and a job
 SERVICE_TIMEOUT = 60.0  # s of one request; a service may have to load its model
 SERVICE_PAUSE, SERVICE_REST = 0.5, 30.0  # s to the second try (doubled each time); after the last
 SERVICE_ANSWER = 2**26  # bytes; 64 vectors of 4,096 numbers take 6 MB
-SERVICE_TEXT = 100  # characters, that each service can take
+SERVICE_TEXT = 100  # characters that every service can take
 # Vectors of one text: of one service 0.9999 and more, of two quantisations of a model about 0.98.
 PROBE, PROBE_COSINE = "Is anybody there?", 0.99
-PROBE_EVERY = 60  # s; questions ask for it no oftener, and what is stored does each time
+PROBE_EVERY = 60  # s that a query trusts the last probe; each batch of stored texts probes again
 
 FILE_MAX = 5_000_000  # bytes of an indexed file; the longest changelogs have 2 million
 FILE_GLOBS = ("*.[Mm][Dd]", "*.[Mm][Dd][Xx]", "*.markdown")
@@ -427,14 +423,12 @@ CACHED_VECTORS = 20_000  # 30 MB of vectors of texts that left their files, for 
 VECTORS_KEPT_EVERY = 64  # vectors of one file, after which an interruption loses none of them
 RACY = 2 * 10**9  # ns; a file that was read this soon after its time may have changed within it
 FILE_TRIES = 5  # readings of a file that changes while it is read
-
-
 AWAY = -1  # the noted size of a file that was not there when a recall looked
 STALE_ROUNDS = 3  # times that a recall looks again because a file had changed
 PROGRESS_SECONDS = 10  # between lines of progress in a log, where no bar is drawn
 WATCH_DEBOUNCE = 1_500  # ms without a change before changes are taken up; as memsearch does
 WATCH_POLL = 1_000  # ms between looks at whether a watched folder is another one now
-TRANSCRIPT_LINE = 2**25  # bytes: a prompt with several pictures; longer is what tools said
+TRANSCRIPT_LINE = 2**25  # bytes: a prompt with several pictures; longer lines are output of tools
 COMPACT_TIMEOUT = 300.0  # s that a command that summarises may take
 CLIENT_TIMEOUT = 10.0  # s that `doctor --client` waits for a program's answer
 REPEATED_COSINE = 0.9  # notes from which up `compact` says that they repeat one another
@@ -483,8 +477,8 @@ class ModelError(SedimentError):
 
 
 class ServiceError(ModelError):
-    """An embedding service gave no vectors. After `again` seconds it may (None: never), and what
-    is `refused` perhaps in smaller pieces. Where it was not `reached`, nothing left for it."""
+    """An embedding service gave no vectors. It may be asked `again` after so many seconds (None:
+    never); what it `refused`, in smaller pieces. If it was not `reached`, no text was sent."""
 
     reached = True
 
@@ -496,33 +490,33 @@ class ServiceError(ModelError):
 # ---------------------------------------------------------------------------------------------
 # Settings
 #
-# What a person sets in the environment, as SEDIMENT_NAME. Nothing else here reads it, and nothing
-# keeps what it says: a server that is told otherwise is started anew, a test need not be.
+# What a person sets in the environment, as SEDIMENT_NAME. Only this section reads it, at each use,
+# so that a test can change it.
 # ---------------------------------------------------------------------------------------------
 
 
 def setting(name: str) -> str:
-    """What SEDIMENT_`name` is set to; nothing where it is not set."""
+    """The value of SEDIMENT_`name`; "" if it is not set."""
     return os.environ.get(f"SEDIMENT_{name}", "")
 
 
 def is_off(name: str) -> bool:
-    """Whether SEDIMENT_`name` switches something off that is on without it."""
+    """Whether SEDIMENT_`name` switches off something that is on by default."""
     return setting(name).strip().lower() in ("0", "false", "off", "no")
 
 
 def variable(name: str) -> str:
-    """What a variable of others is set to."""
+    """The value of a variable of other programs; "" if it is not set."""
     return os.environ.get(name, "")
 
 
 def settings_made() -> list[str]:
-    """The names of all that is set as SEDIMENT_NAME."""
+    """The names of all variables SEDIMENT_NAME that are set."""
     return sorted(name for name in os.environ if name.startswith("SEDIMENT_"))
 
 
 def environment(left_out: str | tuple[str, ...]) -> dict[str, str]:
-    """The environment for another program, without the variables whose names begin so."""
+    """The environment for another program, without variables whose names begin with `left_out`."""
     return {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
 
 
@@ -531,7 +525,7 @@ _ONE_PROJECT = contextvars.ContextVar("alone", default=False)
 
 @contextlib.contextmanager
 def keep_to_one_project(alone: bool = True) -> Iterator[None]:
-    """Show no other project's memories, whatever is set: for those who may see one alone."""
+    """Show no other project's memories, whatever is set: for clients that may see only one."""
     before = _ONE_PROJECT.set(alone)
     try:
         yield
@@ -540,7 +534,7 @@ def keep_to_one_project(alone: bool = True) -> Iterator[None]:
 
 
 def kept_to_one_project() -> bool:
-    """Whether who asks may know of one project alone, and of what is global."""
+    """Whether the client may see only one project, and what is global."""
     return _ONE_PROJECT.get()
 
 
@@ -552,33 +546,33 @@ def crosses_projects() -> bool:
 # ---------------------------------------------------------------------------------------------
 # Systems
 #
-# What Linux, macOS and Windows do each in their way, behind a function each; nothing below asks
-# which of them this is. Windows has no signals between processes, no owner or mode of a file,
-# no links for everyone, and nobody can read or replace what somebody else holds.
+# What differs between Linux, macOS and Windows, each behind a function; nothing below asks which
+# system this is. Windows has no signals between processes, no owner or mode of a file, links only
+# for some users, and a file that one process holds open no other can replace.
 # ---------------------------------------------------------------------------------------------
 
-_SYNCHRONIZE, _STILL_RUNS = 0x100000, 0x102  # of Windows' processes: the right to wait, the answer
-_LOCKED_BYTE = 2**31 - 2  # which Windows lets nobody else read: beyond the end of any file here
+_SYNCHRONIZE, _WAIT_TIMEOUT = 0x100000, 0x102  # as Windows calls them
+_LOCKED_BYTE = 2**31 - 2  # beyond the end of any file here, since nobody else can read it
 
 
 def home() -> Path | None:
-    """The user's folder, if there is one."""
+    """The user's home folder, if there is one."""
     with contextlib.suppress(RuntimeError):
         return Path.home()
     return None
 
 
 def default_database() -> Path:
-    """The one place for a person's memory.
+    """Where the database is unless somebody says otherwise.
 
-    On Linux it follows from HOME alone: several clients start servers without XDG_DATA_HOME,
-    and a memory in two places is a memory lost.
+    On Linux it depends on HOME alone, not on XDG_DATA_HOME: some clients start servers without
+    that, and would use another database than the shell.
     """
-    here = home()
-    if here is None:
+    folder = home()
+    if folder is None:
         raise DatabaseError("there is no home folder to keep the database in: use --db")
     if sys.platform.startswith("linux"):
-        return here / ".local" / "share" / "sediment" / "memory.db"
+        return folder / ".local" / "share" / "sediment" / "memory.db"
     import platformdirs
 
     return platformdirs.user_data_path("sediment", appauthor=False) / "memory.db"
@@ -591,7 +585,7 @@ def process_exists(pid: int) -> bool:
     """Whether a process may still be there."""
     try:
         if sys.platform == "win32":
-            return not _waited_for(pid, 0)
+            return not _has_ended(pid, 0)
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
@@ -600,9 +594,8 @@ def process_exists(pid: int) -> bool:
     return True
 
 
-def _waited_for(pid: int, milliseconds: int) -> bool:
-    """Whether a process of Windows ends within this time, or has ended. OSError where that is not
-    told."""
+def _has_ended(pid: int, milliseconds: int) -> bool:
+    """Whether a process of Windows ends within this time; OSError if that cannot be known."""
     import _winapi
 
     api: Any = _winapi
@@ -613,22 +606,22 @@ def _waited_for(pid: int, milliseconds: int) -> bool:
     except OSError:
         return True
     try:
-        return api.WaitForSingleObject(process, milliseconds) != _STILL_RUNS
+        return api.WaitForSingleObject(process, milliseconds) != _WAIT_TIMEOUT
     finally:
         api.CloseHandle(process)
 
 
 def end_with_parent() -> None:
-    """End when the client is gone, even if somebody else still holds our stdin open."""
+    """End when the client is gone, even if another process still holds our stdin open."""
     parent = os.getppid()
     threading.Thread(target=lambda: _outlived(parent) and os._exit(0), daemon=True).start()
 
 
 def _outlived(parent: int) -> bool:
-    """Wait until the process that started this one has ended; False where that cannot be seen."""
-    if sys.platform == "win32":  # where getppid goes on to name it
+    """Wait until the process that started this one has ended; False if that cannot be known."""
+    if sys.platform == "win32":  # whose getppid does not change then
         with contextlib.suppress(OSError):
-            return _waited_for(parent, 0xFFFFFFFF)
+            return _has_ended(parent, 0xFFFFFFFF)
         return False
     while os.getppid() == parent:
         time.sleep(PARENT_POLL)
@@ -636,7 +629,7 @@ def _outlived(parent: int) -> bool:
 
 
 def no_window() -> dict[str, Any]:
-    """Options to start a program by, for which Windows would open a window."""
+    """Options for subprocess, so that Windows opens no window for the program."""
     if sys.platform != "win32":
         return {}
     import subprocess
@@ -645,8 +638,7 @@ def no_window() -> dict[str, Any]:
 
 
 def end_all(process: subprocess.Popen[Any]) -> None:
-    """End a program that has a session of its own with all that it has started, which may outlive
-    it."""
+    """End a program that leads a session (start_new_session), and all that it has started."""
     with contextlib.suppress(OSError):
         if sys.platform == "win32":
             import subprocess
@@ -664,27 +656,27 @@ def limit_time(seconds: int) -> None:
     timer = threading.Timer(seconds, os._exit, [0])
     timer.daemon = True
     timer.start()
-    if sys.platform != "win32":  # this comes even while nothing lets the timer's thread run
+    if sys.platform != "win32":  # works even while the timer's thread cannot run
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(seconds + 5)
 
 
 def lower_priority() -> None:
-    """Let all others go first, where the system has a word for that that needs no rights."""
+    """Let all other processes go first; not on Windows."""
     if sys.platform != "win32":
         with contextlib.suppress(OSError):
             os.nice(19)
 
 
 def handle_signals(handler: Any) -> None:
-    """What the signals that end a program do, as far as the system has them."""
+    """Set a handler for the signals that end a program, as far as the system has them."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK"):
         if number := getattr(signal, name, None):
             signal.signal(number, handler)
 
 
 def give_back_memory() -> None:
-    """Return to the system what was freed; glibc would keep it in pieces for later."""
+    """Return freed memory to the system; glibc would keep it for later."""
     if sys.platform == "linux":
         import ctypes
 
@@ -696,8 +688,7 @@ def give_back_memory() -> None:
 
 
 def lock_file(file: IO[bytes], wait: bool = True) -> bool:
-    """Make the file this process's for as long as it is open; waits for that, or tells whether
-    it is."""
+    """Lock a file until it is closed; if another process has it, wait or return False."""
     if sys.platform == "win32":
         return _lock_byte(file.fileno(), wait)
     import fcntl
@@ -709,11 +700,11 @@ def lock_file(file: IO[bytes], wait: bool = True) -> bool:
 
 
 def _lock_byte(file: int, wait: bool) -> bool:
-    """The same on Windows, which locks from where the file is read, and waits for ten seconds."""
+    """The same on Windows, which locks at the file's position, and waits for ten seconds only."""
     import msvcrt
 
     api: Any = msvcrt
-    place = os.lseek(file, 0, os.SEEK_CUR)
+    position = os.lseek(file, 0, os.SEEK_CUR)
     try:
         while True:
             os.lseek(file, _LOCKED_BYTE, os.SEEK_SET)
@@ -726,12 +717,12 @@ def _lock_byte(file: int, wait: bool) -> bool:
             if not wait:
                 return False
     finally:
-        os.lseek(file, place, os.SEEK_SET)
+        os.lseek(file, position, os.SEEK_SET)
 
 
 def replace_file(draft: Path, path: Path) -> None:
-    """Give a file another one's name and place in one step. On Windows that fails for as long as
-    somebody reads the other, be it a virus scanner."""
+    """Put `draft` in the place of `path` in one step. On Windows that fails while any process,
+    such as a virus scanner, reads `path`; so it is tried again for a second."""
     for pause in (0.01, 0.03, 0.1, 0.3, 0.6) if sys.platform == "win32" else ():
         with contextlib.suppress(PermissionError):
             return os.replace(draft, path)
@@ -740,8 +731,8 @@ def replace_file(draft: Path, path: Path) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """How much a disk has room for."""
-    if hasattr(os, "statvfs"):  # in a tenth of the time that the import takes
+    """Free bytes of the disk that a folder is on."""
+    if hasattr(os, "statvfs"):  # in a tenth of the time that importing shutil takes
         disk = os.statvfs(folder)
         return disk.f_bavail * disk.f_frsize
     from shutil import disk_usage
@@ -750,7 +741,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def write_through(file: int) -> None:
-    """Wait until a file is on the disk itself; on macOS fsync waits until the disk knows of it."""
+    """Wait until a file is on the disk itself; on macOS fsync ends when the disk's cache has it."""
     if sys.platform == "darwin":
         import fcntl
 
@@ -761,8 +752,8 @@ def write_through(file: int) -> None:
 
 
 def lead_to(target: Path, path: Path) -> None:
-    """Let a path lead to a file or folder elsewhere. On Windows links are not for everyone: there
-    it is a junction to a folder, or a copy of a file."""
+    """Make `path` a link to a file or folder. On Windows, where not every user may make one, it
+    becomes a junction to a folder or a copy of a file."""
     if sys.platform != "win32":
         path.symlink_to(target)
     elif target.is_dir():
@@ -776,32 +767,30 @@ def lead_to(target: Path, path: Path) -> None:
 
 
 def is_somebody_elses(facts: os.stat_result) -> bool:
-    """Whether a file belongs to another user, where the system tells."""
+    """Whether a file belongs to another user; False on Windows."""
     return sys.platform != "win32" and facts.st_uid != os.getuid()
 
 
 def mode_beyond(path: Path, allowed: int) -> int:
-    """A file's mode if others may do more with it than is allowed; else, or where there are no
-    modes, 0."""
+    """A file's mode if it has bits that are not in `allowed`; else, or on Windows, 0."""
     mode = path.stat().st_mode & 0o777
     return mode if mode & ~allowed and sys.platform != "win32" else 0
 
 
 def change_time(facts: os.stat_result) -> int:
-    """When anything of a file changed, be it its place, in ns; on Windows when it was made."""
+    """When a file's contents or metadata last changed, in ns; on Windows when it was made."""
     if sys.platform == "win32":
         return getattr(facts, "st_birthtime_ns", facts.st_ctime_ns)
     return facts.st_ctime_ns
 
 
 def open_plain(path: str, flags: int) -> int:
-    """What has just become a link is not followed, and what has become a pipe not waited for, where
-    there are such."""
+    """Open a file that was plain a moment ago; do not follow a link nor wait for a pipe."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
 
 
 def library_advice(remedy: str) -> str:
-    """What to do about a library that cannot be loaded, beside what mends the program."""
+    """What to do about a library that cannot be loaded; `remedy` is how to install it again."""
     if sys.platform == "win32":
         return f"install Microsoft's Visual C++ runtime (vc_redist.x64.exe), or {remedy}"
     return remedy
@@ -811,8 +800,8 @@ def library_advice(remedy: str) -> str:
 
 
 def instant(seconds: float) -> datetime:
-    """A time of unix seconds, in UTC; ValueError where no date has it. Windows' own functions know
-    none before 1970 or after 3000."""
+    """Unix seconds as a time in UTC; ValueError where no date has it. Not by `fromtimestamp`, which
+    on Windows takes nothing before 1970 or after 3000."""
     try:
         return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
     except OverflowError:
@@ -820,7 +809,7 @@ def instant(seconds: float) -> datetime:
 
 
 def to_local(moment: datetime) -> datetime:
-    """A time with the offset of this place, or of UTC where Windows knows no other."""
+    """A time in the local zone, or in UTC where Windows cannot tell that."""
     try:
         return moment.astimezone()
     except OSError:
@@ -828,15 +817,14 @@ def to_local(moment: datetime) -> datetime:
 
 
 def shell_line(words: Sequence[str]) -> str:
-    """Words as a shell's command line has them."""
+    """Words quoted and joined into a command line for the shell."""
     import subprocess
 
     return subprocess.list2cmdline(words) if sys.platform == "win32" else shlex.join(words)
 
 
 def repair_streams() -> None:
-    """What is printed is UTF-8 with plain newlines, in any locale and system; a closed stdin is an
-    empty one."""
+    """Print UTF-8 with plain newlines, in any locale and system; read a closed stdin as empty."""
     if sys.stdin is None:
         sys.stdin = open(os.devnull)  # noqa: SIM115 - for as long as the program runs
     for stream in (sys.stdout, sys.stderr):
@@ -846,7 +834,7 @@ def repair_streams() -> None:
 
 
 def ignore_false_alarms() -> None:
-    """Newer ARM processors warn of divisions and overflows in products of matrices without any."""
+    """Hide numpy's warnings of matrix products: newer ARM processors cause them for no reason."""
     import warnings
 
     alarms = "(divide by zero|overflow|invalid value) encountered in matmul"
@@ -856,14 +844,13 @@ def ignore_false_alarms() -> None:
 # ---------------------------------------------------------------------------------------------
 # Text
 #
-# What may be stored, and how times and words are written. Everything from outside passes
-# through here before it meets the encoder or the database.
+# Checks of what comes from outside, times as people write them, and how texts are split into words
+# and compared. All input passes through here before it meets the encoder or the database.
 # ---------------------------------------------------------------------------------------------
 
 
 class _Pattern:
-    """A regular expression that is compiled when it is first used: all together take 6 ms, and
-    most commands need few of them."""
+    """A regular expression that is compiled at its first use: all of them would take 6 ms."""
 
     def __init__(self, source: str | bytes, flags: int = 0) -> None:
         self._source, self._flags = source, flags
@@ -881,11 +868,11 @@ _UNSPACED = (
     "\u0e01-\u0e3a\u0e40-\u0e4e\u0e80-\u0ece\u0edc-\u0edf\u1000-\u103f\u1050-\u108f"
     "\u1780-\u17d3\u17d7\u17dc\u17dd"
 )
-# Marks that belong to the letter before them; the index ignores or splits at them itself.
+# Combining marks, part of the letter before them; the index ignores them or splits there.
 _MARKS = "\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u0900-\u0dff"
-# Symbols that are words: of money, law, mathematics and pictures, Braille and letters in circles;
-# not boxes, brackets and the tones of skin. Listed here, since every Python knows others, and the
-# index must be the same for all.
+# Symbols that count as words: of money, law, mathematics and pictures, Braille and letters in
+# circles; not boxes, brackets and skin tones. Listed here, since Unicode differs between versions
+# of Python, and the index must not.
 _SYMBOLS = (
     "\u00a2-\u00a9\u00ac\u00ae-\u00b1\u00b6\u00d7\u00f7\u2020\u2021\u2030\u20a0-\u20cf\u2100\u2101"
     "\u060b\u0af1\u0e3f\u17db\ufdfc\uffe0\uffe1\uffe5\uffe6"
@@ -898,43 +885,44 @@ _SYMBOLS = (
     "\U0001f400-\U0001faff"
 )
 _SYMBOL = _Pattern(f"[{_SYMBOLS}]")
-# And those of ASCII that make a word another one: C++, C#, #12, @name, $HOME, .NET.
-# Said by what it is not: a set that reaches to the last character takes 10 ms to compile.
-_NEAR = r"[^\x00-/:-@\[-^`{-\x7f]"  # a letter, a digit, _ or anything beyond ASCII
+# A letter, a digit, _ or anything beyond ASCII. Negated, since a set that reaches to the last
+# character takes 10 ms to compile.
+_NEAR = r"[^\x00-/:-@\[-^`{-\x7f]"
+# Symbols of ASCII that make a word another one: C++, C#, #12, @name, $HOME, .NET.
 _MARK = _Pattern(
     rf"[+#@$.](?:(?<=(?:{_NEAR}|\+)\+)|(?<=[#@$])(?={_NEAR})|(?<={_NEAR}[#$])"
     rf"|(?<=\.)(?<!(?:{_NEAR}|[.)\]\"'*`]).)(?=[A-Za-z]))"
 )
 _ESCAPE_CODE = _Pattern(r"\x1b\[[0-?]*[ -/]*[@-~]")
-# From here on small letters may be younger than the index, which knows capitals by itself.
+# From here on the index, of an older Unicode, may not know a small letter; it folds case by itself.
 _YOUNGER = "\u10a0"
-# Letters of nobody's, which the index takes: they stand for signs.
+# Private-use characters, which the index takes for letters. Each stands for a symbol: a sign.
 _SIGNS = "\U000f0000-\U000fffff"
 _ALONE = _Pattern(f"[{_UNSPACED}{_SIGNS}]")
 _LETTER = rf"[^\W_{_UNSPACED}]"
 _WORD = rf"{_LETTER}(?:{_LETTER}|[{_MARKS}])*+"
 _TERM = _Pattern(rf"[{_UNSPACED}]+|[{_SIGNS}]|{_WORD}")
-# What is written as one: 1.2.3, a/b, main.py, C++, § 5; but not e.g. or U.S.
+# What is written as one word: 1.2.3, a/b, main.py, C++, § 5; but not e.g. or U.S.
 _COMPOUND = _Pattern(
     rf"(?<!{_LETTER})(?!(?:[A-Za-z]\.){{1,9}}[A-Za-z]\b)(?:[{_SIGNS}]|{_WORD})"
     rf"(?:(?:[./\\:&=~]+|(?<=[{_SIGNS}])\ (?=\d))?(?:[{_SIGNS}]|{_WORD})){{1,{COMPOUND_MAX - 1}}}"
 )
-# The same of ASCII alone, which compile in 1 ms and not in 50.
+# The same two for ASCII, which compile in 1 ms and not in 50.
 _ASCII_TERM = _Pattern("[0-9A-Za-z]+")  # as FTS5 cuts it, too
 _ASCII_COMPOUND = _Pattern(
     r"(?<![0-9A-Za-z])(?!(?:[A-Za-z]\.){1,9}[A-Za-z]\b)[0-9A-Za-z]++"
     rf"(?:[./\\:&=~]+[0-9A-Za-z]++){{1,{COMPOUND_MAX - 1}}}"
 )
 _COMPATIBLE = ("<wide>", "<narrow>", "<noBreak>", "<compat>")  # not <super>: 10² is not 102
-_SPELLINGS = str.maketrans(  # the last are shown as nothing
+_SPELLINGS = str.maketrans(  # the last ones, which are invisible, are dropped
     "‘’‚‛“”„«»‐‑–—―−", "'" * 4 + '"' * 5 + "-" * 6, "\u200b\u2060\ufeff\u00ad\ufe0f"
 )
-_LAID_OUT = _Pattern(r"\n[ \t]+\S|```")  # where lines count
+_LAID_OUT = _Pattern(r"\n[ \t]+\S|```")  # of a text whose line ends and indentation matter
 _CONTROL = _Pattern("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def check_text(text: object, what: str, limit: int) -> str:
-    """The text itself if it can be stored or searched; InvalidInput says why not."""
+    """The text itself, if it can be stored or searched; InvalidInput says why not."""
     if text is None:
         raise InvalidInput(f"{what} is missing")
     if not isinstance(text, str):
@@ -968,7 +956,7 @@ def check_id(value: object) -> str:
 
 
 def check_limit(value: object, name: str = "limit", most: int = LIMIT_MAX) -> int:
-    """A number of results, or of a page: a whole number from 1 on."""
+    """The number itself, if it is a whole one from 1 to `most`; else InvalidInput."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
@@ -977,7 +965,7 @@ def check_limit(value: object, name: str = "limit", most: int = LIMIT_MAX) -> in
 
 
 def check_scope(value: object, allowed: Iterable[str] = SCOPES, what: str = "scope") -> str:
-    """The name of a scope, or of something else, in lower case."""
+    """The name of a scope, or of something else, in lower case; InvalidInput if not allowed."""
     if isinstance(value, str) and value.lower() in allowed:
         return value.lower()
     raise InvalidInput(f"{what} must be one of {', '.join(allowed)}, not {_show(value)}")
@@ -992,25 +980,26 @@ def check_ranking(name: str | None) -> str:
 
 
 def check_weights(vector: float | None, text: float | None) -> tuple[float, float] | None:
-    """The weights of meaning and words as asked for, or as configured; None leaves them to the
-    query. One alone leaves the rest of 1 to the other."""
-    asked, told = _share(vector, "vector_weight"), _share(text, "text_weight")
-    if asked is None and told is None:
+    """The weights of vectors and words, which sum to 1, as asked for or as configured; None leaves
+    them to the query. If only one is given, the other is the rest of 1."""
+    meaning, words = _weight(vector, "vector_weight"), _weight(text, "text_weight")
+    if meaning is None and words is None:
         return None
-    asked = 1 - (told or 0.0) if asked is None else asked
-    told = 1 - asked if told is None else told
-    if not asked + told:
+    meaning = 1 - (words or 0.0) if meaning is None else meaning
+    words = 1 - meaning if words is None else words
+    if not meaning + words:
         raise InvalidInput("vector_weight and text_weight are both 0: nothing would be found")
-    return asked / (asked + told), told / (asked + told)
+    return meaning / (meaning + words), words / (meaning + words)
 
 
-def _share(value: float | None, name: str) -> float | None:
+def _weight(value: float | None, name: str) -> float | None:
+    """A weight as asked for, or as SEDIMENT_`name` has it."""
     given: Any = setting(name.upper()) or None if value is None else value
     return None if given is None else check_share(given, name)
 
 
 def check_share(given: Any, name: str = "it") -> float:
-    """A number from 0 to 1."""
+    """A number from 0 to 1, or a string of one; else InvalidInput."""
     try:
         share = float(given)
     except (TypeError, ValueError, OverflowError):
@@ -1047,17 +1036,17 @@ def parse_moment(value: object, now: float | None = None, *, end: bool = False) 
 
 
 def parse_period(text: str, now: float | None = None, *, about: bool = True) -> tuple[int, int]:
-    """What stretch of time some words or an ISO 8601 time mean: [start, end) in unix seconds.
+    """The period that some words or an ISO 8601 time mean: [start, end) in unix seconds.
 
     Without a zone it is local time. An instant is a second long; "2 weeks ago" is all of that
-    week, or without `about` that day.
+    week, or without `about` that day. InvalidInput if no time is meant.
     """
     words = " ".join(text.lower().split())
-    here = datetime.fromtimestamp(time.time() if now is None else now)
+    local_now = datetime.fromtimestamp(time.time() if now is None else now)
     with contextlib.suppress(ValueError, OverflowError, OSError):
         for form, read in TIMES:
-            if found := form.fullmatch(words):
-                start, end = read(here, found.groupdict() | {"about": about})
+            if match := form.fullmatch(words):
+                start, end = read(local_now, match.groupdict() | {"about": about})
                 break
         else:
             start, end = _iso_span(text.strip())
@@ -1068,11 +1057,11 @@ def parse_period(text: str, now: float | None = None, *, about: bool = True) -> 
 
 
 def _no_time(value: object) -> InvalidInput:
-    known = "2026-03-05 14:00, 2026-03, yesterday, 2 weeks ago, last march or unix seconds"
-    return InvalidInput(f"a time is {known}, from 1970 on, not {_show(value)}")
+    forms = "2026-03-05 14:00, 2026-03, yesterday, 2 weeks ago, last march or unix seconds"
+    return InvalidInput(f"a time is {forms}, from 1970 on, not {_show(value)}")
 
 
-Span = tuple[datetime, datetime]  # from one local time to another
+Span = tuple[datetime, datetime]  # [start, end) in local time; an instant if both are equal
 
 _NUMBERS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6}
 _NUMBERS |= {"seven": 7, "eight": 8, "nine": 9, "ten": 10, "eleven": 11, "twelve": 12}
@@ -1085,9 +1074,8 @@ _MONTHS += ["july", "august", "september", "october", "november", "december"]
 
 
 def _iso_span(text: str) -> Span:
-    """A week, a day, an hour or an instant in ISO 8601, or unix seconds, of which no day has eight
-    digits."""
-    if not (text.isdecimal() and len(text) == 8):
+    """A week, a day, an hour or an instant in ISO 8601, or unix seconds."""
+    if not (text.isdecimal() and len(text) == 8):  # which is a day: 20260305
         with contextlib.suppress(ValueError):
             moment = instant(float(text))
             return moment, moment
@@ -1112,10 +1100,10 @@ def _whole_unit(unit: str, moment: datetime) -> Span:
 
 
 def _shifted(moment: datetime, unit: str, count: float) -> datetime:
-    """A moment so many units later; the 31st is the last of a shorter month."""
+    """A moment so many units later; the 31st becomes the last day of a shorter month."""
     if unit not in ("month", "year"):
         step = timedelta(**{f"{unit}s": count})
-        if unit in ("minute", "hour"):  # not by a clock that is put forward or back between
+        if unit in ("minute", "hour"):  # of elapsed time, also over a change of summer time
             later = moment.timestamp() + step.total_seconds()
             return datetime.fromtimestamp(later, moment.tzinfo)
         return moment + step
@@ -1126,73 +1114,64 @@ def _shifted(moment: datetime, unit: str, count: float) -> datetime:
     return moment.replace(year=year, month=month, day=min(moment.day, monthrange(year, month)[1]))
 
 
-def _unit(found: dict[str, Any]) -> str:
-    return _UNITS.get(found["unit"]) or found["unit"]
+def _number_in(names: list[str], name: str) -> int:
+    """The number, from 1 on, of a name or of its first three letters in a list."""
+    return next(number for number, full in enumerate(names, 1) if full.startswith(name[:3]))
 
 
-def _count(found: dict[str, Any]) -> float:
-    return _NUMBERS.get(found["count"]) or float(found["count"])
-
-
-def _place(names: list[str], name: str) -> int:
-    """Which of these a name or its beginning is."""
-    return next(place for place, full in enumerate(names) if full.startswith(name[:3]))
-
-
-def _day(now: datetime, found: dict[str, Any]) -> Span:
-    day = _whole_unit("day", _shifted(now, "day", _DAYS[found["day"]]))
-    if not found["hour"]:
+def _day(now: datetime, groups: dict[str, Any]) -> Span:
+    day = _whole_unit("day", _shifted(now, "day", _DAYS[groups["day"]]))
+    if not groups["hour"]:
         return day
-    moment = day[0].replace(hour=int(found["hour"]), minute=int(found["minute"]))
+    moment = day[0].replace(hour=int(groups["hour"]), minute=int(groups["minute"]))
     return moment, moment
 
 
-def _ago(now: datetime, found: dict[str, Any]) -> Span:
-    unit = _unit(found)
-    moment = _shifted(now, unit, -_count(found))
+def _units_ago(now: datetime, groups: dict[str, Any]) -> tuple[str, datetime]:
+    """A unit, and the moment so many of it before now."""
+    unit = _UNITS.get(groups["unit"], groups["unit"])
+    return unit, _shifted(now, unit, -(_NUMBERS.get(groups["count"]) or float(groups["count"])))
+
+
+def _ago(now: datetime, groups: dict[str, Any]) -> Span:
+    unit, moment = _units_ago(now, groups)
     if unit in ("minute", "hour"):
         return moment, moment
-    return _whole_unit(unit if found["about"] else "day", moment)
+    return _whole_unit(unit if groups["about"] else "day", moment)
 
 
-def _lately(now: datetime, found: dict[str, Any]) -> Span:
-    return _shifted(now, _unit(found), -_count(found)), now
+def _calendar(now: datetime, groups: dict[str, Any]) -> Span:
+    return _whole_unit(groups["unit"], _shifted(now, groups["unit"], _STEPS[groups["step"]]))
 
 
-def _calendar(now: datetime, found: dict[str, Any]) -> Span:
-    return _whole_unit(found["unit"], _shifted(now, found["unit"], _STEPS[found["step"]]))
-
-
-def _weekday(now: datetime, found: dict[str, Any]) -> Span:
+def _weekday(now: datetime, groups: dict[str, Any]) -> Span:
     """The latest one that has begun; the last is over, the next is still to come."""
-    step = _STEPS.get(found["step"], 0)
-    back = (now.weekday() - _place(_WEEKDAYS, found["weekday"])) % 7
+    step = _STEPS.get(groups["step"], 0)
+    back = (now.isoweekday() - _number_in(_WEEKDAYS, groups["weekday"])) % 7
     back = back - 7 if step > 0 else back or -7 * step
     return _whole_unit("day", _shifted(now, "day", -back))
 
 
-def _month(now: datetime, found: dict[str, Any]) -> Span:
-    """As of weekdays, unless its year stands there."""
-    month, step = _place(_MONTHS, found["month"]) + 1, _STEPS.get(found["step"], 0)
-    if found["year"]:
-        return _whole_unit("month", datetime(int(found["year"]), month, 1))
+def _month(now: datetime, groups: dict[str, Any]) -> Span:
+    """Of the year that is named; else chosen as a weekday is."""
+    month, step = _number_in(_MONTHS, groups["month"]), _STEPS.get(groups["step"], 0)
+    if groups["year"]:
+        return _whole_unit("month", datetime(int(groups["year"]), month, 1))
     back = (now.month - month) % 12
     back = back - 12 if step > 0 else back or -12 * step
     return _whole_unit("month", _shifted(now.replace(day=1), "month", -back))
 
 
-def _date(now: datetime, found: dict[str, Any]) -> Span:
+def _date(now: datetime, groups: dict[str, Any]) -> Span:
     """A day of a month: without a year, the latest that has begun."""
-    month, day = _place(_MONTHS, found["month"]) + 1, int(found["day"])
-    if found["year"]:
-        return _whole_unit("day", datetime(int(found["year"]), month, day))
-    year = now.year - ((month, day) > (now.month, now.day))
+    month, day = _number_in(_MONTHS, groups["month"]), int(groups["day"])
+    year = int(groups["year"] or now.year - ((month, day) > (now.month, now.day)))
     return _whole_unit("day", datetime(year, month, day))
 
 
-def _year(_: datetime, found: dict[str, Any]) -> Span:
-    start = datetime(int(found["year"]), int(found["month"] or 1), 1)
-    return _whole_unit("month" if found["month"] else "year", start)
+def _year(_: datetime, groups: dict[str, Any]) -> Span:
+    start = datetime(int(groups["year"]), int(groups["month"] or 1), 1)
+    return _whole_unit("month" if groups["month"] else "year", start)
 
 
 def _any_of(names: list[str]) -> str:
@@ -1208,12 +1187,15 @@ _MONTH = f"(?P<month>{_any_of(_MONTHS)})"
 _NTH = r"(?P<day>\d\d?)(?:st|nd|rd|th)?"
 _YEAR = r"(?:,? (?P<year>[12]\d{3}))"
 
-# The forms of times in lower case, and what makes a stretch of the current time and what is found.
+# The forms of times in lower case, and what makes a period of the current time and a form's groups.
 TIMES: tuple[tuple[_Pattern, Callable[[datetime, dict[str, Any]], Span]], ...] = (
     (_Pattern("now"), lambda now, _: (now, now)),
     (_Pattern(f"(?P<day>{'|'.join(_DAYS)}){_CLOCK}?"), _day),
     (_Pattern(f"{_COUNT} ?{_UNIT}(?: ago)?"), _ago),
-    (_Pattern(f"(?:the )?(?:last|past|previous) {_COUNT} ?{_UNIT}"), _lately),
+    (
+        _Pattern(f"(?:the )?(?:last|past|previous) {_COUNT} ?{_UNIT}"),
+        lambda now, groups: (_units_ago(now, groups)[1], now),
+    ),
     (_Pattern(f"{_STEP}(?P<unit>hour|day|week|month|year)"), _calendar),
     (_Pattern(f"{_STEP}?(?P<weekday>{_any_of(_WEEKDAYS)})"), _weekday),
     (_Pattern(f"{_STEP}?{_MONTH}{_YEAR}?"), _month),
@@ -1222,9 +1204,8 @@ TIMES: tuple[tuple[_Pattern, Callable[[datetime, dict[str, Any]], Span]], ...] =
     (_Pattern(r"(?P<year>\d{4})(?:-(?P<month>\d\d))?"), _year),
 )
 
-
 # A time in a question. A month or a year alone may be something else, so it needs a preposition;
-# a weekday alone is mostly a habit, but where it is asked what happened.
+# a weekday alone is mostly a habit, unless the question asks what happened.
 _ANY_COUNT = rf"(?:\d+|{'|'.join(_NUMBERS)})"
 _ANY_UNIT = r"(?:minute|hour|day|week|month|year)s?"
 _ANY_MONTH = f"(?:{'|'.join(_MONTHS)})"
@@ -1245,7 +1226,7 @@ _ASKED_TIME = _Pattern(
     re.IGNORECASE,
 )
 _EITHER_TIME = rf"{_NAMED_TIME}|{_ANY_MONTH}|20\d\d|now"
-_ASKED_STRETCH = _Pattern(
+_ASKED_RANGE = _Pattern(
     rf"\b(?:between|from|since) (?P<first>{_EITHER_TIME})"
     rf" (?:and|to|until|till|through) (?P<last>{_EITHER_TIME})\b",
     re.IGNORECASE,
@@ -1257,7 +1238,7 @@ _BEFORE_TIME = (
     r"|end|turn|first|second|third|last|weeks?|half|just|shortly|right|back|before|after)\b[\s-]*+)"
 )
 _TIME_LEADS = _Pattern(rf"{_BEFORE_TIME}*$", re.IGNORECASE)
-# A time that names no days that all agree on, or none at all.
+# A time of which nobody can say the exact days.
 _VAGUE_TIME = _Pattern(
     rf"{_BEFORE_TIME}{{1,9}}+(?:(?:{_ANY_MONTH}|(?:spring|summer|autumn|fall|winter)(?: of)?"
     r"|christmas|easter|halloween|midsummer|new year|year)\b(?:,? 20\d\d\b)?(?: season\b)?)"
@@ -1272,8 +1253,8 @@ _EVENTS = _Pattern(
 
 
 class AskedTime(NamedTuple):
-    """The stretch of time that a question names, in unix seconds: [start, end); whether it asks
-    what happened then, and not how things were; and which of its characters name it."""
+    """The period that a question names, [start, end) in unix seconds; whether it asks what happened
+    then (`events`), not how things were; and the `span` of its characters that name the period."""
 
     start: int
     end: int
@@ -1281,70 +1262,69 @@ class AskedTime(NamedTuple):
     span: tuple[int, int]
 
     def fits(self, moment: int) -> bool:
-        """Whether something is of that time."""
+        """Whether a moment, in unix seconds, is in the period."""
         return self.start <= moment < self.end
 
     def tells_otherwise(self, moment: int) -> bool:
-        """Whether it asks for more than how things were at a moment: what happened at another."""
+        """Whether the question asks what happened, and a moment is outside the period."""
         return self.events and not self.start <= moment <= self.end
 
 
 def asked_time(query: str, now: float | None = None) -> AskedTime | None:
     """The time that a question is about, if it names one: "what happened in March?"."""
-    read = ((_ASKED_STRETCH, _from_to), (_ASKED_TIME, _at_or_beside))
     events = bool(_EVENTS.search(query))
-    for pattern, period in read:
-        found = pattern.search(query)
-        if found and (events or not found.groupdict().get("weekday")):
+    for pattern, period in ((_ASKED_RANGE, _from_to), (_ASKED_TIME, _at_or_beside)):
+        match = pattern.search(query)
+        if match and (events or not match.groupdict().get("weekday")):
             with contextlib.suppress(InvalidInput):  # the 40th of May
-                start, end = period(found, now)
-                led = _TIME_LEADS.search(query[: found.start()]).start()
-                return AskedTime(start, end, events, (led, found.end()))
+                start, end = period(match, now)
+                lead = _TIME_LEADS.search(query[: match.start()]).start()
+                return AskedTime(start, end, events, (lead, match.end()))
     return None
 
 
-def _from_to(found: re.Match[str], now: float | None) -> tuple[int, int]:
+def _from_to(match: re.Match[str], now: float | None) -> tuple[int, int]:
     """Both times are within; a first one without its year is the latest before the last."""
-    first, (begun, end) = found["first"].lower(), parse_period(found["last"].lower(), now)
+    first, (last_start, end) = match["first"].lower(), parse_period(match["last"].lower(), now)
     start, _ = parse_period(first, end - 1 if _LEADS_MONTH.match(first) else now)
-    return min(start, begun), end
+    return min(start, last_start), end
 
 
-def _at_or_beside(found: re.Match[str], now: float | None) -> tuple[int, int]:
+def _at_or_beside(match: re.Match[str], now: float | None) -> tuple[int, int]:
     """A time, or all that is since, after, before or until it."""
-    start, end = parse_period(found["time"].lower(), now)
-    today = int(time.time() if now is None else now) + 1
-    edge = (found["edge"] or "").lower()
+    start, end = parse_period(match["time"].lower(), now)
+    after_now = int(time.time() if now is None else now) + 1
+    edge = (match["edge"] or "").lower()
     if edge in ("since", "after"):
-        return (start if edge == "since" else end), max(end, today)
+        return (start if edge == "since" else end), max(end, after_now)
     return (0, start) if edge else (start, end)
 
 
 def parse_age(value: object) -> int:
     """Unix seconds from an age ("90d", "12w", "1y"), or from a time as `parse_moment` takes it; a
-    number in a string is neither, since nobody knows of what."""
-    found = _AGE.fullmatch(value.strip()) if isinstance(value, str) else None
-    if not found:
+    number in a string is neither, since it has no unit."""
+    match = _AGE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if not match:
         try:
             if isinstance(value, str) and re.fullmatch(r"[\d.\s]+", value):
                 raise InvalidInput(f"a date, and {_show(value)} has no unit: {value.strip()}d?")
             return parse_moment(value)
         except InvalidInput as error:
             raise InvalidInput(f"an age is 30d, 12w or 1y; or {error}") from None
-    days = {"h": 1 / 24, "d": 1, "w": 7, "y": 365}[found[2].lower()]
-    return int(time.time() - float(found[1]) * days * DAY)
+    days = {"h": 1 / 24, "d": 1, "w": 7, "y": 365}[match[2].lower()]
+    return int(time.time() - float(match[1]) * days * DAY)
 
 
 _AGE = _Pattern(r"(\d+(?:\.\d+)?)\s*([hdwy])", re.IGNORECASE)
 
 
 def iso_time(seconds: int) -> str:
-    """RFC 3339, in UTC; of a later time than may be given, the last that may."""
+    """Unix seconds as RFC 3339, in UTC; TIME_MAX for what is later."""
     return instant(min(seconds, TIME_MAX)).isoformat(timespec="seconds")
 
 
 def local_time(iso: str, length: int = 10) -> str:
-    """What `iso_time` wrote as people read it: their own day, or with 16 letters the minute."""
+    """What `iso_time` wrote, in local time: the day, or with a `length` of 16 the minute."""
     moment = datetime.fromisoformat(iso)
     with contextlib.suppress(ValueError, OverflowError):  # TZ may be a day or more from UTC
         moment = to_local(moment)
@@ -1357,32 +1337,31 @@ def _two_places(score: float) -> str:
 
 
 def spaced(text: str) -> str:
-    """The text as the word index sees it: every letter of an unspaced script and sign a word."""
+    """The text for the word index: each sign and letter of an unspaced script is a word."""
     text = _signed(text)
     return text if text.isascii() else _ALONE.sub(r" \g<0> ", text)
 
 
 def _signed(text: str) -> str:
-    """The text with a letter in place of each sign, and blanks for colours of a terminal; all else
-    stands where it stood."""
+    """The text with signs for symbols and blanks for escape codes; no character moves."""
     if "\x1b" in text:
         text = _ESCAPE_CODE.sub(lambda code: " " * len(code[0]), text)
-    text = _MARK.sub(_letter_for, text)
-    return text if text.isascii() else _SYMBOL.sub(_letter_for, text)
+    text = _MARK.sub(_sign_for, text)
+    return text if text.isascii() else _SYMBOL.sub(_sign_for, text)
 
 
 def signs_of(text: str) -> frozenset[str]:
-    """The signs that a text has, whatever stands between them."""
+    """The set of signs in a text."""
     return frozenset(re.findall(f"[{_SIGNS}]", _signed(text)))
 
 
-def _letter_for(sign: re.Match[str]) -> str:
-    return chr(0xF0000 | ord(sign[0]) & 0xFFFF)
+def _sign_for(symbol: re.Match[str]) -> str:
+    return chr(0xF0000 | ord(symbol[0]) & 0xFFFF)
 
 
 def query_phrases(query: str) -> Iterator[tuple[str, int, int]]:
-    """The query's words as the word index has them, and where each stands: phrases for FTS5,
-    unquoted, and their [start, end).
+    """The query's terms as the word index has them: (phrase for FTS5, unquoted, start, end), the
+    latter two of characters of the query.
 
     Neighbouring letters of an unspaced script are looked up in pairs (the index splits at marks),
     and what is written as one word also as a whole.
@@ -1390,29 +1369,29 @@ def query_phrases(query: str) -> Iterator[tuple[str, int, int]]:
     query = _signed(query)
     plain = query.isascii()
     term, compound = (_ASCII_TERM, _ASCII_COMPOUND) if plain else (_TERM, _COMPOUND)
-    for found in term.finditer(query):
-        run, start = found[0], found.start()
+    for match in term.finditer(query):
+        run, start = match[0], match.start()
         if not plain and len(run) > 1 and _ALONE.match(run):
-            letters = [place for place, one in enumerate(run) if one.isalnum()]
+            letters = [at for at, character in enumerate(run) if character.isalnum()]
             for first, last in zip(letters, letters[1:] or letters, strict=False):
                 yield " ".join(run[first : last + 1]), start + first, start + last + 1
-        elif not "\U000f0000" <= run < "\U000f0080":  # alone it says nothing
-            yield _small(run), start, found.end()
-    for found in compound.finditer(query):
-        yield _small(" ".join(term.findall(found[0]))), found.start(), found.end()
+        elif not "\U000f0000" <= run < "\U000f0080":  # a sign of ASCII says nothing alone
+            yield _lowered(run), start, match.end()
+    for match in compound.finditer(query):
+        yield _lowered(" ".join(term.findall(match[0]))), match.start(), match.end()
 
 
-def _small(words: str) -> str:
-    """In small letters, where the index has them."""
+def _lowered(words: str) -> str:
+    """In lower case, if the index is sure to fold these letters in the same way."""
     return words if max(words) >= _YOUNGER else words.lower()
 
 
 def normalized(text: str) -> str:
-    """The text as it is compared to see whether it is stored already.
+    """The text in the form in which it is compared with those that are stored.
 
-    Case counts, since it does in a path or a password; only the first word's capital does not,
-    and neither do closing punctuation, kinds of quotes and dashes, and spaces. Line ends and
-    indentation stay where a line is indented, as in code.
+    Case counts, since it does in a path or a password, but for the first word's capital. Closing
+    punctuation, kinds of quotes and dashes, and spaces do not count. Line ends and indentation do
+    where a line is indented, as in code.
     """
     text = _tidied(text)
     if not _LAID_OUT.search(text):
@@ -1425,7 +1404,7 @@ def normalized(text: str) -> str:
 
 
 def _tidied(text: str) -> str:
-    """One way to write characters that mean the same, and one space for many within a line."""
+    """The text with one character for those that mean the same, and single spaces in lines."""
     if not text.isascii():
         text = unicodedata.normalize("NFC", "".join(map(_compatible, text)))
         text = text.translate(_SPELLINGS)
@@ -1447,7 +1426,7 @@ def sha256(data: bytes) -> bytes:
 
 
 def text_hash(text: str) -> int:
-    """64 bits by which a text is known again, however it is spaced."""
+    """A signed 64-bit hash of the text as `normalized`."""
     import hashlib
 
     digest = hashlib.blake2b(normalized(text).encode(), digest_size=8).digest()
@@ -1471,17 +1450,17 @@ def printable(text: str) -> str:
 
 
 def printable_name(text: str) -> str:
-    """What takes one line of a terminal, whatever names stand in it."""
+    """`printable` text on one line of a terminal."""
     return printable(text).replace("\n", "\\x0a")
 
 
 def to_json(value: object) -> str:
-    """Compact JSON, with characters as themselves."""
+    """Compact JSON, without escapes for what is beyond ASCII."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def json_length(value: object) -> int:
-    """Characters of a value as it is written in an answer."""
+    """Characters of a value as compact JSON."""
     return len(to_json(value))
 
 
@@ -1489,13 +1468,13 @@ def json_length(value: object) -> int:
 
 
 def expand_home(path: str | Path) -> Path:
-    """A path that somebody gave, with a leading ~ or ~user written out."""
+    """A path that somebody gave, with ~ or ~user expanded; InvalidInput if it can be none."""
     if not isinstance(path, str | Path):
         raise InvalidInput(f"a path must be a string, not {type(path).__name__}")
     try:
-        whole = Path(path)  # a shell writes ~ out; one that is left may be a name
-        whole = whole if os.path.lexists(whole) else whole.expanduser()
-        os.lstat(whole)
+        expanded = Path(path)  # a shell expands ~; one that is left may be a file's name
+        expanded = expanded if os.path.lexists(expanded) else expanded.expanduser()
+        os.lstat(expanded)
     except RuntimeError:
         raise InvalidInput(f"{path}: there is no such home folder") from None
     except ValueError:
@@ -1503,17 +1482,16 @@ def expand_home(path: str | Path) -> Path:
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             raise InvalidInput(f"{_show(str(path))} is too long for a path") from None
-    return whole
+    return expanded
 
 
 def real_path(path: Path) -> Path:
-    """A path without links. Unlike Path.resolve, it ends where a link leads to itself, as anybody's
-    checkout may have one."""
+    """A path without links. Path.resolve would fail at a link that leads to itself."""
     return Path(os.path.realpath(path))
 
 
 def from_root(path: str | Path) -> Path:
-    """A path that somebody gave, from the root on."""
+    """A path that somebody gave, as an absolute one."""
     try:
         return expand_home(path).absolute()
     except FileNotFoundError:
@@ -1521,7 +1499,7 @@ def from_root(path: str | Path) -> Path:
 
 
 def _is_unicode(path: Path) -> bool:
-    """Whether a name can be written down."""
+    """Whether a path can be encoded as UTF-8."""
     try:
         return bool(str(path).encode())
     except UnicodeEncodeError:
@@ -1536,16 +1514,16 @@ def check_name(path: Path) -> Path:
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """What is in a folder, by name; nothing where it cannot be read."""
+    """What is in a folder, sorted by name; nothing where it cannot be read."""
     try:
-        with os.scandir(folder) as found:
-            return sorted(found, key=lambda entry: entry.name)
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
     except OSError:  # it has just gone, or may not be read
         return []
 
 
 def why_closed(folder: str | Path) -> str:
-    """Why a folder may not be looked into; "" where it may, or is not there."""
+    """Why a folder cannot be listed; "" where it can, or is not there."""
     try:
         os.scandir(folder).close()
     except PermissionError as error:
@@ -1556,12 +1534,12 @@ def why_closed(folder: str | Path) -> str:
 
 
 def closed_folders(top: Path) -> Iterator[tuple[Path, str]]:
-    """The folders at and below a path that may not be looked into, and why."""
+    """The folders at and below a path that cannot be listed, and why."""
     failed: list[OSError] = []
     for _ in os.walk(top, onerror=failed.append):
         pass
-    found = (Path(error.filename) for error in failed)
-    return ((folder, why) for folder in found if (why := why_closed(folder)))
+    folders = (Path(error.filename) for error in failed)
+    return ((folder, why) for folder in folders if (why := why_closed(folder)))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -1580,14 +1558,14 @@ _PRIVATE_KEY = (  # to its end; a truncated one as far as lines of base64 go
     r"|(?:\s{0,40}[A-Z][\w-]{1,20}: [^\n]*+|(?:\\[nr]|[\s\"'+,|>#*]){0,40}[A-Za-z0-9+/=]{16,}+)*+)"
 )
 _PUTTY_KEY = r"Private-Lines: \d+\s*?\n([A-Za-z0-9+/=]{1,64}(?:\s*?\n[A-Za-z0-9+/=]{1,64}(?!\S))*)"
-_SERVICES = (  # whose tokens are known by how they begin
+_SERVICES = (  # the prefixes of their tokens
     "gsk_ xai- pplx- nvapi- r8_ tvly- lsv2_ figd_ pul- rubygems_ dp.pt. dp.st. pscale_ xkeysib-"
     " nfp_ fm2_ fo1_ CCIPAT_ CFPAT- rdme_ pnu_ ops_eyJ dt0c01. sgp_ AKCp shippo_ sk-or-v1- NRAK-"
     " PMAK- ABSK dckr_pat_ dckr_oat_ glsa_ glc_ sntrys_ sntryu_ tskey- sbp_ sb_secret_"
 )
-# A kind of credential, marks of which its text in lower case has one, and its form, in which a
-# group is the secret if that is not the whole. What repeats in a form is bounded or is never
-# tried twice, so that no text takes more than its length.
+# (kind, marks, form). The text in lower case must contain one of the marks. The secret is the last
+# group of the form, a regular expression, or the whole match if it has no group. Repetitions are
+# bounded or possessive, so that the time grows with a text's length and no faster.
 _CREDENTIALS = (
     ("private key", "begin", _PRIVATE_KEY),
     ("private key", "private-lines:", _PUTTY_KEY),
@@ -1668,33 +1646,33 @@ _CREDENTIALS = (
 )  # fmt: skip
 
 
-def _by_signs() -> dict[str, list[tuple[str, int, str, _Pattern]]]:
-    """Each mark with the place of its form, by a sign of it that texts seldom have, or by none
-    (""): most marks need not be looked for."""
-    found: dict[str, list[tuple[str, int, str, _Pattern]]] = {}
-    for place, (kind, marks, form) in enumerate(_CREDENTIALS):
+def _marks_by_character() -> dict[str, list[tuple[str, int, str, _Pattern]]]:
+    """The marks, each as (mark, number of its form, kind, form), by the rarest character of a mark,
+    or by "" if all of it is common: of a text without that character, no mark is looked for."""
+    marked: dict[str, list[tuple[str, int, str, _Pattern]]] = {}
+    for number, (kind, marks, form) in enumerate(_CREDENTIALS):
         for mark in marks.split():
-            sign = next((sign for sign in "~=_(/:.-" if sign in mark), "")
-            found.setdefault(sign, []).append((mark, place, kind, _Pattern(form)))
-    return found
+            rarest = next((character for character in "~=_(/:.-" if character in mark), "")
+            marked.setdefault(rarest, []).append((mark, number, kind, _Pattern(form)))
+    return marked
 
 
-_FORMS = _by_signs()
-# Of languages of which no more words are known.
-_ABROAD = ("lösenord", "hasło", "пароль", "密码", "密碼", "口令", "パスワード", "비밀번호")
-# The last word of a name that may have a secret for its value, in lower case; and what it is
-# called where it is no password.
+_MARKED_FORMS = _marks_by_character()
+# Of languages whose grammar `_GIVEN` does not know.
+_FOREIGN_NAMES = ("lösenord", "hasło", "пароль", "密码", "密碼", "口令", "パスワード", "비밀번호")
+# The last word of a name that may have a secret for its value, in lower case; and the kind of
+# secret if it is no password.
 _SECRET_NAME = _Pattern(
     r"(passw(?:or[dt]|d)|pass(?:phrase|code)|kennwort|mot[ _-]de[ _-]passe|contrase(?:ñ|n\u0303?)a"
-    rf"|parola d['’]ordine|senha|wachtwoord|{'|'.join(_ABROAD)}"
+    rf"|parola d['’]ordine|senha|wachtwoord|{'|'.join(_FOREIGN_NAMES)}"
     r"|pass|pwd|pw|secret|token|credentials?|auth|key)"
     r"(?:[_-]?(?:prod(?:uction)?|dev|staging|test|live|old|new|\d{1,2})|(?<=key)_base)?"
     r"(?:(?!\w)|(?<=[码碼令ド호]))"
 )
-_MADE = {"key": "key", "token": "token", "auth": "token", "secret": "secret"}
-_MADE |= dict.fromkeys(("credential", "credentials"), "secret")
-# Before it: words that make a key secret, words that make it none, and those after which, as
-# after the dashes of an option, the value may follow without a sign.
+_GENERATED = {"key": "key", "token": "token", "auth": "token", "secret": "secret"}
+_GENERATED |= dict.fromkeys(("credential", "credentials"), "secret")
+# Before the name: words that make a key secret, words that make it public, a heading, the dashes
+# of an option, and words after which the value may follow without a sign such as "=".
 _SECRET_KEY = _Pattern(
     r"(?:access|account|admin|api|app|auth|client|deploy|encryption|license|master|private|secret"
     r"|service|session|shared|signing|storage|webhook)[ _.-]?$"
@@ -1705,14 +1683,14 @@ _OTHER_KEY = _Pattern(
     r"|change|request|continuation|cursor|csrf|xsrf|build|commit|content|state)[ _-]?$"
     r"|(?:hash|sum|sha1) of (?:the |an? )?$"
 )
-_NAMED_ABOVE = _Pattern(r"(?:^|\n)#{1,6} [\w /-]*$")
+_HEADING_BEFORE = _Pattern(r"(?:^|\n)#{1,6} [\w /-]*$")
 _OPTION = _Pattern(r"(?:^|\s)--?[\w-]*$")
 _USED = _Pattern(
     r"(?:\b(?:with|using|use|enter|mit|avec|con|(?:login|user(?:name)?)[ :=]+\S+)|,)"
     r" (?:the |a |and |dem |le |la )?$|(?:^|\n)"
     r"(?:env|set|setenv) [\w-]*$|\b(?:set|chang\w+|reset\w*|rotat\w+|updat\w+) (?:\w+ ){0,3}$"
 )
-# What gives the name a value, and the value, unless that is an assignment itself.
+# After the name: what gives it a value, and the value, unless that is an assignment itself.
 _GIVEN = _Pattern(
     r"""
     (?: \\?["'`]\]? | \*\* )?  # what closes the name
@@ -1730,7 +1708,7 @@ _GIVEN = _Pattern(
             | [ ]\([\w .-]{1,40}\) )?
         (?: [ ]?: | [ ]= | [ ](?i:is|was)\b (?:[ ](?:now|still|currently|always|just))?
             (?: [ ](?:changed|set|reset|updated|rotated)[ ]to\b )? :? ) [ ]
-      | (?P<abroad> (?:[ ](?!(?:ist|est|es|è)\b) [\w@%'’/-]{1,40}+ (?:\.[\w@'’/-]{1,40})?+ ){0,8}?
+      | (?P<foreign> (?:[ ](?!(?:ist|est|es|è)\b) [\w@%'’/-]{1,40}+ (?:\.[\w@'’/-]{1,40})?+ ){0,8}?
             [ ](?i:ist|war|lautet|hei(?:ß|ss)t|est|était|es|era|è|é|wurde[ ](?:\w+[ ]){0,3}auf
               |(?:a[ ]été|ha[ ]sido|fue|è[ ]stat[ao])[ ]\w+[ ](?:en|à|a|in|por|par))\b
             (?:[ ](?i:jetzt|nun|noch|immer|wieder|maintenant|désormais|toujours|ahora|ora|adesso))*+
@@ -1747,17 +1725,17 @@ _GIVEN = _Pattern(
     """,
     re.VERBOSE,
 )
-_REST = _Pattern(r"[^\s\"'`]*")  # of a value that is longer than what is looked at
-# Of one that has a space in it, the last word of the line.
+_REST = _Pattern(r"[^\s\"'`]*")  # of a value that is longer than `_GIVEN` reads
+# Of a value with a space in it, the last word of the line.
 _MORE = _Pattern(r"(?: (?=[A-Za-z]{0,20}\d)(?=\d{0,20}[A-Za-z])\w{3,40}[!?]?(?=\s*(?:\n|$)))?")
 _ENDS = _Pattern(r"[.!]?(?:\s*$|\s*\n|[\"'`<;&])|\s+[-\\]")
-# What manuals have for a secret.
+# What manuals write in place of a secret.
 _EXAMPLE = _Pattern(
     r"(?i)example|placeholder|change.?(?:me|this|it)|replace.?(?:me|this|with)|your[\W_]|dummy"
     r"|(?-i:x{5}|X{5})|[*•#.]{3}|…|_{4}|redacted|\[private|\btodo\b|\binsert\b"
     r"|(?:my|some|test|fake|the)[\W_]?(?:secret|passw|token|(?:api[\W_]?)?key)"
 )
-# What refers to one or is of another kind: a variable, a template, a path, an address, a cipher.
+# What refers to a secret or is none: a variable, a template, a path, an address, a cipher.
 _REFERENCE = _Pattern(
     r"\$[A-Z_]+$|\$[a-z_]+$|\$[A-Za-z_]\w*(?:->|::|\[|\.\w|:\w)|'?`|\W*(?:%[sdr]\W*)+$|%\w+%$"
     r"|(?:&lt;|[{<(\[]{1,3}%?)[\w\s.:/|*+=!(-]*[})>\]]*$|[$#@]\{|[$%]\(|&lt;|\[[0^Aa]|\\f"
@@ -1767,7 +1745,7 @@ _REFERENCE = _Pattern(
     r"|[\w.-]+:\d{2,5}$|\d{4}-\d\d-\d\d"
     r"|(?i:(?:sha|md|base|utf|oauth|argon|pbkdf|aes|rsa|[hr]s)[-_]?\d{1,4}[a-z-]{0,8}|v\d+|\d{1,3}-[^\W\d_]+)$"
 )
-# What programs have in its place: a call, a subscript, an attribute, a variable.
+# What programs write in place of a secret: a call, a subscript, an attribute, a variable.
 _CODE = _Pattern(
     r"[&*!@]*[A-Za-z_][\w.:>-]*(?:[(\[][\w\s.,:()\[\]=*&$+/>-]*|<[\w\s,<>&:]*)$"
     r"|[&*!]*[A-Za-z_]\w*(?:(?:\??\.|->|::)[A-Za-z_]+\d{0,2})+$"
@@ -1775,7 +1753,7 @@ _CODE = _Pattern(
     r"|\w*(?:Auth|Credential|Key|Password|Secret|Token)(?:s|Types?)?$"
     r"|(?i:pass(?:wd|word)?|pwd?|secret|token|key|credentials?)\d{0,2}$"
 )
-# Words that say how a secret is, or of what type.
+# Words that describe a secret, or its type.
 _ORDINARY = _Pattern(
     r"(?i)(?<![^\W_])(?:all|and?|any|an?|are|at|be|by|for|from|has|here|if|in|it|not|of|on|one|only"
     r"|or|the|then|th?is|to|too|with|you|always|never|can(?:not)?|must|should|none|null?|nil|true"
@@ -1791,34 +1769,33 @@ _WORDS = _Pattern(r"[^\W\d]+(?:[ _'’-][^\W\d]+)*$")
 _RUNS = _Pattern(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
 _PRIVATE_TAG = _Pattern(r"(?i)(?<!\*)<\s{0,9}(?:private(?:\s[^<>]*)?/?|(/)\s{0,9}private\s{0,9})>")
 # Where a credential may begin: not within a word, but after \n or %3D.
-_APART = _Pattern(r"(?<![^\W_])|(?=\W)|(?<=\\[nrt])|(?<=%[0-9A-Fa-f][0-9A-Fa-f])")
-
-
-_UNSEEN = _Pattern("[\u200b\u2060\ufeff\u00ad]")  # what is shown as nothing
+_WORD_START = _Pattern(r"(?<![^\W_])|(?=\W)|(?<=\\[nrt])|(?<=%[0-9A-Fa-f][0-9A-Fa-f])")
+_INVISIBLE = _Pattern("[\u200b\u2060\ufeff\u00ad]")
 UNCLOSED = "all after an unclosed <private>"  # a kind of what was taken out, beside "private"
 
 
 def redact(text: str, secrets: bool = True, lines: bool = False) -> tuple[str, list[str]]:
     """The text without its secrets, and the kinds of what was taken out; without `secrets`, only
     what is private goes. With `lines` it keeps as many lines as it had."""
-    found: list[str] = []
-    shown = _UNSEEN.sub("", text)
-    if shown != text and _redacted(shown, secrets, lines)[1] != _redacted(text, secrets, lines)[1]:
-        text = shown  # they would hide a credential
+    all_kinds: list[str] = []
+    scan = functools.partial(_redacted, secrets=secrets, lines=lines)
+    visible = _INVISIBLE.sub("", text)
+    if visible != text and scan(visible)[1] != scan(text)[1]:
+        text = visible  # invisible characters would hide a credential
     while True:  # one may have hidden its neighbour
-        text, kinds = _redacted(text, secrets, lines)
+        text, kinds = scan(text)
         if not kinds:
-            return text, found
-        found += kinds
+            return text, all_kinds
+        all_kinds += kinds
 
 
 def redacts() -> bool:
-    """Whether what looks like a credential is left out where nobody says otherwise."""
+    """Whether credentials are left out by default: SEDIMENT_REDACT."""
     return not is_off("REDACT")
 
 
 def cleaned(content: str, allow_secrets: bool) -> tuple[str, list[str]]:
-    """A text as it may be stored, and the kinds of what had to go."""
+    """A text as it may be stored, and the kinds of what was taken out; InvalidInput if all was."""
     text, kinds = redact(content, not allow_secrets and redacts())
     if kinds and not text.replace("[private]", "").strip():
         raise InvalidInput("all of this is private: nothing was stored")
@@ -1826,18 +1803,19 @@ def cleaned(content: str, allow_secrets: bool) -> tuple[str, list[str]]:
 
 
 def refuse_credential(name: str, value: str, allow_secrets: bool = False) -> None:
-    """InvalidInput of a credential where a name belongs: nothing could be left out of it."""
+    """InvalidInput if a name looks like a credential: of a name nothing can be left out."""
     kinds = redact(value, not allow_secrets and redacts())[1]
     if kinds:
         raise InvalidInput(f"{name} looks like a credential ({kinds[0]}): give another")
 
 
 def tell_left_out(kinds: Iterable[str]) -> str:
-    """What `cleaned` took out of a text, as a sentence to be added to others."""
+    """The kinds that `cleaned` took out, as a sentence to be added to a message."""
     return f" Left out: {', '.join(dict.fromkeys(kinds))}."
 
 
 def _redacted(text: str, secrets: bool, lines: bool) -> tuple[str, list[str]]:
+    """`redact` in one pass."""
     lowered = text.replace("İ", "i").lower()  # as long as the text: no other letter grows
     spans = list(_private(text, lowered))
     if secrets:
@@ -1854,7 +1832,7 @@ def _redacted(text: str, secrets: bool, lines: bool) -> tuple[str, list[str]]:
 
 
 def _private(text: str, lowered: str) -> Iterator[tuple[int, int, str]]:
-    """What stands between <private> and </private>, to the end where one is not closed."""
+    """(start, end, kind) of what is between <private> and </private>, or the end of the text."""
     depth = start = 0
     for tag in _PRIVATE_TAG.finditer(text) if "private" in lowered else ():
         if not tag[1]:
@@ -1869,23 +1847,25 @@ def _private(text: str, lowered: str) -> Iterator[tuple[int, int, str]]:
 
 
 def _credentials(text: str, lowered: str) -> Iterator[tuple[int, int, str]]:
-    """What has the form of a credential."""
-    marked = itertools.chain.from_iterable(_FORMS[sign] for sign in _FORMS if sign in lowered)
-    forms = {place: (kind, form) for mark, place, kind, form in marked if mark in lowered}
+    """(start, end, kind) of what has the form of a credential."""
+    groups = (group for rarest, group in _MARKED_FORMS.items() if rarest in lowered)
+    marked = itertools.chain.from_iterable(groups)
+    forms = {number: (kind, form) for mark, number, kind, form in marked if mark in lowered}
     for _, (kind, form) in sorted(forms.items()):
-        for found in form.finditer(text):
-            start, stop = found.span(found.re.groups)
-            if found.re.groups:
-                secret = _literal(text[start:stop])
+        for match in form.finditer(text):
+            start, end = match.span(match.re.groups)
+            value = text[start:end]
+            if match.re.groups:
+                is_secret = _is_literal(value)
             else:
-                secret = _APART.match(text, start) and not _EXAMPLE.search(text[start:stop][:100])
-            if secret:
-                yield start, stop, kind
+                is_secret = _WORD_START.match(text, start) and not _EXAMPLE.search(value[:100])
+            if is_secret:
+                yield start, end, kind
 
 
 def _assigned(text: str, lowered: str) -> Iterator[tuple[int, int, str]]:
-    """The values of names for secrets."""
-    end = 0
+    """(start, end, kind) of the values that are given to names for secrets."""
+    end = 0  # of the last value: names within it are none
     for name in _SECRET_NAME.finditer(lowered):
         given = _GIVEN.match(text, name.end()) if name.start() >= end else None
         if not given:
@@ -1899,9 +1879,9 @@ def _assigned(text: str, lowered: str) -> Iterator[tuple[int, int, str]]:
             if _CODE.match(value[:200]):
                 continue
         stop = start + len(value)
-        # The cheapest first: where a value has names of its own, each begins another value.
+        # The cheapest check first: a value that has names in it is looked at again from each.
         needed = _needed(name, given, stop)
-        if needed < 9 and _strength(value[:80]) >= needed and _literal(value):
+        if needed < 9 and _strength(value[:80]) >= needed and _is_literal(value):
             if len(value) >= 500:
                 stop = _REST.match(text, stop).end()
             if given["block"]:  # all that is indented like its first line
@@ -1910,7 +1890,7 @@ def _assigned(text: str, lowered: str) -> Iterator[tuple[int, int, str]]:
             if given["bare"] and (given["sign"] or "").strip() == ":":
                 stop = _MORE.match(text, stop).end()  # pyright: ignore
             end = stop
-            yield start, stop, _MADE.get(name[1], "password")
+            yield start, stop, _GENERATED.get(name[1], "password")
 
 
 def _strength(value: str) -> int:
@@ -1936,63 +1916,60 @@ def _strength(value: str) -> int:
 
 
 def _is_ordinary(value: str) -> bool:
-    """Whether a third of its words say how a secret is, or of what type."""
+    """Whether a third of its words describe a secret or its type."""
     return 3 * len(_ORDINARY.findall(value)) >= len(re.split("[ _'’-]", value))
 
 
 def _mixed(part: str) -> bool:
-    """Whether letters and digits, or small and capital letters, stand side by side."""
+    """Whether letters and digits, or lower and upper case, are mixed."""
     if part.isalpha():
         return 4 <= len(part) < 2.7 * len(_RUNS.findall(part))
     return not part.isdigit()
 
 
 def _needed(name: re.Match[str], given: re.Match[str], stop: int) -> int:
-    """The strength that a value must have after such a name, given in such a way; 9 is none."""
+    """The `_strength` that a value must have after this name and sign; none has 9."""
     text, begin = given.string, name.start()
     before, word = name.string[max(begin - 40, 0) : begin], text[begin : name.end()]
     sign, beside = given["sign"] or "", given["beside"] or ""
     secret_key = name[1] == "key" and _SECRET_KEY.search(before)
-    within = (
-        before[-1:].isalpha()
-        and name[1].isascii()
-        and not (word[0].isupper() and text[begin - 1].islower())
-    )
-    if within and len(name[1]) < 5 and not secret_key:
+    camel_case = word[0].isupper() and text[begin - 1].islower()
+    within_word = before[-1:].isalpha() and name[1].isascii() and not camel_case
+    if within_word and len(name[1]) < 5 and not secret_key:
         return 9
-    setting = word.isupper() and "=" in sign
+    is_setting = word.isupper() and "=" in sign
     below = "\n" in sign and not sign.strip(" #\r\n")
-    if below and not _NAMED_ABOVE.search(before):
+    if below and not _HEADING_BEFORE.search(before):
         return 9
-    if name[1] in _MADE:
+    if name[1] in _GENERATED:
         if name[1] in ("key", "token") and _OTHER_KEY.search(before):
             return 9
         if name[1] == "key" and not secret_key:
             return 5 if word == "KEY" and not beside else 6
-        return 4 if setting and word == "SECRET" else 5
+        return 4 if is_setting and word == "SECRET" else 5
     option = beside.isspace() and _OPTION.search(before) and text[given.start("bare")] != "-"
     if beside and not option:
         used = len(name[1]) > 4 and (given["quoted"] or _USED.search(before))
         return 4 if used else 9
-    if setting:
+    if is_setting:
         return 1
     if name[1] in ("pass", "pw"):
         return 9 if word.isupper() else 4
     ends = _ENDS.match(text, stop)
-    if given["abroad"] or name[1] in _ABROAD:
+    if given["foreign"] or name[1] in _FOREIGN_NAMES:
         return 3 if ends else 4
     if "\n" in sign:
         return 4 if ends and not below else 5
     if sign.strip() == "=" != sign and not re.search(r"(?:^|\n)[\w.-]*$", before):
-        ends = None  # as programs assign
+        ends = None  # an assignment in a program
     return 2 if given["quoted"] or ends else 3
 
 
-def _literal(value: str) -> bool:
+def _is_literal(value: str) -> bool:
     """Whether it is a value itself, not something that stands for one."""
     word = value.strip("<>[](){}\"'`.!?")
-    manual = _EXAMPLE.search(value[:100]) or _REFERENCE.match(value) or _ORDINARY.fullmatch(word)
-    return not manual and len(set(value)) > 1
+    is_none = _EXAMPLE.search(value[:100]) or _REFERENCE.match(value) or _ORDINARY.fullmatch(word)
+    return not is_none and len(set(value)) > 1
 
 
 # ---------------------------------------------------------------------------------------------
@@ -18933,38 +18910,37 @@ def serve_http(memory: Memory, server: Any) -> None:
 # Setting up a client
 #
 # `init` tells clients how to start the server and the hooks, and agents when to use the memory;
-# `doctor --client` looks whether that works. assets/clients.json says where each client reads
-# what, assets/plugins what is to stand there, with the command `sediment` for this program. The
-# files are people's: a thing is put into the text once, and taken out again the same way; every
-# other byte stays, and a file that cannot be understood is left alone.
+# `doctor --client` checks that this works. assets/clients.json has the files that each client
+# reads, assets/plugins what to put there, with the command `sediment` for this program. The files
+# belong to people: an entry is added once, and removed so that the file is as before; every other
+# byte stays, and a file that cannot be parsed is left alone.
 # ---------------------------------------------------------------------------------------------
 
 _BYTE_ORDER_MARK = "\ufeff"
 _TEXT_BLOCK = "<!-- sediment -->", "<!-- /sediment {} -->"  # {}: the digest of what is between
 _TABLE_BLOCK = "# sediment", "# /sediment {}"
 _SERVER = "a server called sediment"
-_CALLED = {"mcpServers": _SERVER, "mcp": _SERVER, "mcp_servers": _SERVER, "hooks": "its hooks"}
+# What messages call a key of a configuration file.
+_KEY_TITLES = dict.fromkeys(("mcpServers", "mcp", "mcp_servers"), _SERVER) | {"hooks": "its hooks"}
 
 
 def program_command(database: Path) -> list[str]:
-    """How a client starts this program: with the database where it is not the usual one, and
-    without a version, since some clients ask the user again when a hook's command is another."""
+    """The command by which a client starts this program. It names the database if that is not the
+    default, and no version: some clients ask the user again when a hook's command has changed."""
     if home() and database == default_database():
         return this_program()
     return [*this_program(), "--db", str(real_path(database))]
 
 
 def _with_program(template: Any, program: list[str]) -> Any:
-    """A part of a template with this program for the command `sediment`."""
+    """A template, or a part of it, with this program in place of the command `sediment`."""
     if isinstance(template, dict):
         filled = {key: _with_program(value, program) for key, value in template.items()}
         if template.get("command") == "sediment":
             filled |= {"command": program[0], "args": [*program[1:], *template["args"]]}
         return filled
     if isinstance(template, list):
-        parts = (
-            program if one == "sediment" else [_with_program(one, program)] for one in template
-        )
+        parts = (program if x == "sediment" else [_with_program(x, program)] for x in template)
         return [*itertools.chain(*parts)]
     if template == "sediment hook":
         return shell_line([*program, "hook"])
@@ -18975,34 +18951,34 @@ _PARTS = ("server", "hooks", "instructions")
 
 
 class Client(NamedTuple):
-    """A client, and what assets/clients.json says of it."""
+    """A client, and its `facts` in assets/clients.json."""
 
     name: str
     facts: dict[str, Any]
 
     def home(self) -> Path:
-        """The folder of its settings for every project."""
+        """The folder of its global settings."""
         return expand_home(place_of(self.facts["home"]))
 
     def is_here(self) -> bool:
-        """Whether this machine seems to have it."""
+        """Whether the client seems to be installed."""
         from shutil import which
 
         command = self.facts.get("command")
         return bool(command) and (which(command) is not None or self.home().is_dir())
 
-    def says(self, what: str, root: Path | None) -> bool:
-        """Whether its settings tell that our "plugin" is enabled, that hooks are "off", or that
-        the server was "added" by its own command."""
-        if what not in self.facts:
+    def has_setting(self, fact: str, root: Path | None) -> bool:
+        """Whether its settings, global or in a project, show that our "plugin" is enabled, that
+        hooks are "off", or that the server was "added" by the client's own command."""
+        if fact not in self.facts:
             return False
-        name, pattern = self.facts[what]["file"], self.facts[what]["pattern"]
+        name, pattern = self.facts[fact]["file"], self.facts[fact]["pattern"]
         folders = [self.home(), *([root / Path(self.facts["home"][-1]).name] if root else [])]
         return any(re.search(pattern, plain_text(folder / name)) for folder in folders)
 
     def files(self, part: str, root: Path | None, program: list[str]) -> Iterator[tuple[Path, Any]]:
-        """Where its "server", "hooks" or "instructions" are set up, in a project or without one
-        for all of them, and what is to stand there: JSON and TOML as a value, the rest as text."""
+        """The files where its "server", "hooks" or "instructions" are set up, in a project or
+        globally, and what is wanted in each: a value for JSON and TOML, a text for the rest."""
         for file in self.facts["files"]:
             name = file.get("project" if root else "global")
             if not name or part not in file:
@@ -19016,26 +18992,27 @@ class Client(NamedTuple):
                 value = _with_program(json.loads(text), program)
                 if path.name == "opencode.json" and os.path.lexists(f"{path}c"):
                     path = path.with_suffix(".jsonc")
-                table = path.suffix == ".toml"
-                yield path, {"mcp_servers": value["mcpServers"]} if table else value
+                if path.suffix == ".toml":
+                    value = {"mcp_servers": value["mcpServers"]}
+                yield path, value
 
 
 def clients(names: Sequence[str] = ()) -> list[Client]:
-    """The clients of these names; else those that this machine has."""
-    known = [Client(*item) for item in json.loads(asset("clients.json")).items()]
-    return [one for one in known if (one.name in names if names else one.is_here())]
+    """The clients of these names; without names, those that are installed."""
+    all_clients = (Client(*item) for item in json.loads(asset("clients.json")).items())
+    return [one for one in all_clients if (one.name in names if names else one.is_here())]
 
 
 class FileChange(NamedTuple):
-    """What becomes of a file of somebody's."""
+    """A change of a person's file."""
 
     path: Path
     done: str  # "created", "extended", "cleaned" or "deleted"; or what it "has" already
-    text: str | None  # what it says then, None if it is deleted
-    whole: str  # what it says if there was nothing else
+    text: str | None  # its new text, None if it is deleted
+    added: str  # what would be written if there were no file; "" of a removal
 
     def write(self, root: Path | None) -> str:
-        """Returns what was done."""
+        """Write the file, if it is to change; returns what was done as a line."""
         if not self.done.startswith("has "):
             _write_for_owner(self.path, self.text, root)
         return f"{self.path}: {self.done}"
@@ -19045,36 +19022,36 @@ _NOTHING_TO_REMOVE = "has nothing to remove"
 
 
 def changed(path: Path, wanted: Any, remove: bool) -> FileChange:
-    """A file with what is wanted in it, or without it; InvalidInput says what to do by hand."""
-    add, take = _kind(wanted)
-    called = [key for key in wanted if key in _CALLED] if isinstance(wanted, dict) else []
+    """The change that adds or removes what is wanted; InvalidInput says what to do by hand."""
+    add, take_out = _edit(wanted)
+    keys = [key for key in wanted if key in _KEY_TITLES] if isinstance(wanted, dict) else []
     text = None
     try:
         text = _read_owned(path) if path.exists() else None
-        new = add(text, wanted) if not remove else text and take(text, wanted)
-        others = "" if remove else "; ".join(_in_other_words(path, wanted))
+        new = add(text, wanted) if not remove else text and take_out(text, wanted)
+        remark = "" if remove else "; ".join(_in_other_words(path, wanted))
     except (InvalidInput, RecursionError) as error:
         if remove and text and "sediment" not in text:
             return FileChange(path, _NOTHING_TO_REMOVE, text, "")
         write = _to_toml if path.suffix == ".toml" else _to_json
-        parts = [f"{write(wanted[key])[1:-1]} to its {key}" for key in called]
+        parts = [f"{write(wanted[key])[1:-1]} to its {key}" for key in keys]
         advice = "take out sediment" if remove else f"add {' and '.join(parts)}"
-        advice = f"; {advice} by hand" if called else ""
+        advice = f"; {advice} by hand" if keys else ""
         raise InvalidInput(f"{path} {error}: left as it is{advice}") from None
     if remove and (left := ", ".join(_left(new, wanted))):
-        others = f"has {left} in words of yours, which stays: take it out by hand"
+        remark = f"has {left} in words of yours, which stays: take it out by hand"
     if new == text:
-        contents = " and ".join(_CALLED[key] for key in called) or "what is needed"
-        done = others or (_NOTHING_TO_REMOVE if remove else f"has {contents} already")
-    elif remove:
-        done = "deleted" if new is None else f"cleaned, but {others}" if others else "cleaned"
+        contents = " and ".join(_KEY_TITLES[key] for key in keys) or "what is needed"
+        done = remark or (_NOTHING_TO_REMOVE if remove else f"has {contents} already")
+    elif text is None or new is None:
+        done = "deleted" if remove else "created"
     else:
-        done = "created" if text is None else f"extended, but {others}" if others else "extended"
+        done = ("cleaned" if remove else "extended") + (f", but {remark}" if remark else "")
     return FileChange(path, done, new, "" if remove else add(None, wanted))
 
 
-def _kind(wanted: Any) -> tuple[Callable[[str | None, Any], str], Callable[[str, Any], str | None]]:
-    """How to add to a file of some kind, and how to take that out again."""
+def _edit(wanted: Any) -> tuple[Callable[[str | None, Any], str], Callable[[str, Any], str | None]]:
+    """The functions that add what is wanted to a text, and that take it out."""
     if isinstance(wanted, dict):
         table = "mcp_servers" in wanted
         return (_table_added, _table_removed) if table else (_members_added, _members_removed)
@@ -19084,7 +19061,7 @@ def _kind(wanted: Any) -> tuple[Callable[[str | None, Any], str], Callable[[str,
 
 
 def _to_json(value: Any, indent: str | None = None) -> str:
-    """JSON, of names that are not Unicode, too."""
+    """JSON that can be encoded, even if a path in it has a lone surrogate."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)
     return text.encode("utf-8", "backslashreplace").decode()
 
@@ -19093,27 +19070,27 @@ def _to_toml(value: Any) -> str:
     """A value in one line of TOML."""
     if not isinstance(value, dict):
         return _to_json(value)
-    return "{" + ", ".join(f"{key} = {_to_toml(one)}" for key, one in value.items()) + "}"
+    return "{" + ", ".join(f"{key} = {_to_toml(part)}" for key, part in value.items()) + "}"
 
 
-# JSON, with comments where a client takes them. A thing goes behind the others of its object or
-# list. Alone in one that was empty it has no line end behind it: so it can be told which objects
-# came with it when it is removed.
+# JSON, with comments where a client takes them. An entry is added behind the others of its object
+# or list. If that was empty, no line end is put behind the entry: by this a removal knows which
+# objects and lists were made for it.
 
 _COMMENT = _Pattern(r'"(?:[^"\\\n]|\\.)*+"?|//[^\r\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
 _LAST_COMMA = _Pattern(r'"(?:[^"\\\n]|\\.)*+"?|,(?=\s*[}\]])', re.DOTALL)
-# In a command: our program, by the names that its file may have; the word behind it; and a whole
-# one that begins with where the program is.
+# In a command: our program, by the names that its file may have; the word after it; and a whole
+# command that begins with an absolute path.
 _OURS = _Pattern(
     r"(?<![^\s\"'/\\])sediment(?:[\w.-]*\.(?:pyz|py|exe)|-?[\d.]+)?(?=[\"'\s])", re.IGNORECASE
 )
 _RUN_WORD = _Pattern(r"[\s\"'](?:hook|serve)(?![^\s\"'])")
 _PLACED = _Pattern(r"[\"']*(?:/|\w:).*[\s\"'](serve|hook)", re.DOTALL)
-Keys = list[str | None]  # the path to a thing: names of members, and None for an element
+JsonPath = list[str | None]  # keys of objects, and None for an element of a list
 
 
-class Held(NamedTuple):
-    """Where a member of an object or an element of a list stands."""
+class JsonEntry(NamedTuple):
+    """A member of an object, or an element of a list, with offsets in the text."""
 
     key: str | None
     value: Any
@@ -19123,16 +19100,17 @@ class Held(NamedTuple):
 
 
 class Container(NamedTuple):
-    """An object or list on a path, and the thing in it that the path goes on with, if it does."""
+    """An object or list, its brackets' offsets, and the `next` entry of a path, if it is there."""
 
     start: int
     close: int
-    held: list[Held]
-    next: Held | None
+    entries: list[JsonEntry]
+    next: JsonEntry | None
 
 
 class JsonText:
-    """JSON as text, and where things stand in it."""
+    """JSON to be edited: as it is (`text`), with comments blanked (`bare`), and with commas before
+    a closing bracket blanked, too (`plain`). InvalidInput if it cannot be parsed."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -19143,72 +19121,76 @@ class JsonText:
         except (ValueError, RecursionError) as error:
             raise InvalidInput(f"is not valid JSON ({error})") from None
 
-    def _skip(self, place: int) -> int:
-        return json.decoder.WHITESPACE.match(self.plain, place).end()  # pyright: ignore
+    def _skip(self, at: int) -> int:
+        """The offset of what follows white space."""
+        return json.decoder.WHITESPACE.match(self.plain, at).end()  # pyright: ignore
 
-    def _inside(self, place: int) -> tuple[list[Held], int]:
-        """The members of the object or list at a place, and where it is closed."""
-        decode, named = json.JSONDecoder().raw_decode, self.plain[place] == "{"
-        held, place = [], self._skip(place + 1)
-        while self.plain[place] not in "}]":
-            start, key = place, None
-            if named:
-                key, place = decode(self.plain, place)
-                place = self._skip(self._skip(place) + 1)
-            value, end = decode(self.plain, place)
-            held.append(Held(key, value, start, place, end))
-            place = self._skip(end)
-            if self.plain[place] == ",":
-                place = self._skip(place + 1)
-        return held, place
+    def _entries(self, at: int) -> tuple[list[JsonEntry], int]:
+        """The entries of the object or list that begins at an offset, and where it is closed."""
+        decode, is_object = json.JSONDecoder().raw_decode, self.plain[at] == "{"
+        entries, at = [], self._skip(at + 1)
+        while self.plain[at] not in "}]":
+            start, key = at, None
+            if is_object:
+                key, at = decode(self.plain, at)
+                at = self._skip(self._skip(at) + 1)
+            value, end = decode(self.plain, at)
+            entries.append(JsonEntry(key, value, start, at, end))
+            at = self._skip(end)
+            if self.plain[at] == ",":
+                at = self._skip(at + 1)
+        return entries, at
 
-    def walk(self, path: Keys, wanted: Any) -> list[Container]:
-        """The objects and lists on a path, as far as they are there."""
-        place, found = self._skip(0), []
+    def walk(self, path: JsonPath, wanted: Any) -> list[Container]:
+        """The objects and lists on a path, as far as they exist; InvalidInput at another type."""
+        at, containers = self._skip(0), []
         for depth, key in enumerate(path):
-            if self.plain[place] != ("[" if key is None else "{"):
+            if self.plain[at] != ("[" if key is None else "{"):
                 of = ".".join(filter(None, path[: max(depth, 1)]))
                 raise InvalidInput(f"has no {'list' if key is None else 'object'} of {of}")
-            held, close = self._inside(place)
-            next_one = next((one for one in held if _is_that(one, key, wanted)), None)
-            found.append(Container(place, close, held, next_one))
-            if next_one is None:
+            entries, close = self._entries(at)
+            found = next((entry for entry in entries if _is_that(entry, key, wanted)), None)
+            containers.append(Container(at, close, entries, found))
+            if found is None:
                 break
-            place = next_one.value_start
-        return found
+            at = found.value_start
+        return containers
 
-    def with_added(self, path: Keys, one: Any) -> str:
-        """The text with a thing added at a path: behind the others of its object or list, and
-        behind a comment there."""
-        found, text = self.walk(path, one), self.text
-        for key in reversed(path[len(found) :]):
-            one = [one] if key is None else {key: one}
-        (start, close, held, _), key = found[-1], path[len(found) - 1]
-        lined = not held or "\n" in text[start:close]
+    def find(self, path: JsonPath, wanted: Any) -> JsonEntry | None:
+        """The entry at a path: for a list the one that `_is_that`. Raises as `walk` does."""
+        return self.walk(path, wanted)[-1].next
+
+    def with_added(self, path: JsonPath, value: Any) -> str:
+        """The text with a value at a path: behind the other entries there, and their comment."""
+        containers, text = self.walk(path, value), self.text
+        for key in reversed(path[len(containers) :]):
+            value = [value] if key is None else {key: value}
+        (start, close, entries, _), key = containers[-1], path[len(containers) - 1]
+        lined = not entries or "\n" in text[start:close]
         unit = next(iter(re.findall(r"\n([ \t]+)\S", text)), "  ")
-        line = text[: held[-1].start if held else start].rpartition("\n")[2]
-        indent = line[: len(line) - len(line.lstrip(" \t"))] + ("" if held else unit)
+        line = text[: entries[-1].start if entries else start].rpartition("\n")[2]
+        indent = line[: len(line) - len(line.lstrip(" \t"))] + ("" if entries else unit)
         pad = _newline(text) + indent if lined else " "
         name = "" if key is None else f"{_to_json(key)}: "
-        piece = pad + name + _to_json(one, unit if lined else None).replace("\n", pad)
-        if not held:
+        piece = pad + name + _to_json(value, unit if lined else None).replace("\n", pad)
+        if not entries:
             return text[:close] + piece + text[close:]
-        last = held[-1].end
+        last = entries[-1].end
         stop = last + len(text[last:close].rstrip(" \t\r\n"))
         if "," in self.bare[last:close]:
             return text[:stop] + piece + "," + text[stop:]
         return text[:last] + "," + text[last:stop] + piece + text[stop:]
 
-    def without(self, path: Keys, one: Any) -> str:
-        """The text without a thing at a path, and without the objects and lists made for it."""
-        found = self.walk(path, one)
-        while len(found) > 1 and self._made_for_one(found[-1]):
-            found.pop()
-        (_, close, held, gone), text = found[-1], self.text
+    def without(self, path: JsonPath, value: Any) -> str:
+        """The text without the entry at a path, and without the objects and lists made for it."""
+        containers = self.walk(path, value)
+        while len(containers) > 1 and self._made_for_one(containers[-1]):
+            containers.pop()
+        (_, close, entries, gone), text = containers[-1], self.text
         if gone is None:
             return text
-        number, start, end = held.index(gone), gone.start, gone.end
-        next_start = held[number + 1].start if number + 1 < len(held) else close
+        number, start, end = entries.index(gone), gone.start, gone.end
+        next_start = entries[number + 1].start if number + 1 < len(entries) else close
         comma = self.bare.find(",", end, next_start)
         tail = text[end:] if comma < 0 else text[end:comma] + text[comma + 1 :]
         head = text[:start].rstrip(" \t")
@@ -19217,31 +19199,30 @@ class JsonText:
         else:
             head = text[:start].removesuffix(" ")
         if comma < 0 and number:  # the last: the comma before it was put there with it
-            comma = self.bare.find(",", held[number - 1].end)
+            comma = self.bare.find(",", entries[number - 1].end)
             head = head[:comma] + head[comma + 1 :]
         return head + tail
 
-    def _made_for_one(self, one: Container) -> bool:
-        """Whether an object or list came with the only thing in it, and has no comment."""
-        before = self.text[one.start : one.held[0].start]
-        behind = self.text[one.held[0].end : one.close]
+    def _made_for_one(self, container: Container) -> bool:
+        """Whether an object or list came with the only entry in it, and has no comment."""
+        start, close, (first, *others), _ = container
+        before, behind = self.text[start : first.start], self.text[first.end : close]
         was_empty = "\n" in before and "\n" not in behind
-        commented = self.text[one.start : one.close] != self.bare[one.start : one.close]
-        return len(one.held) == 1 and not was_empty and not commented
+        return not others and not was_empty and self.text[start:close] == self.bare[start:close]
 
 
 def _blanked(pattern: _Pattern, text: str) -> str:
-    """JSON with spaces for what a pattern finds outside of strings: no character moves."""
+    """JSON with spaces for what a pattern matches outside of strings: no character moves."""
 
-    def blank(found: re.Match[str]) -> str:
-        stays = found[0][0] == '"' or (found[0][:2] == "/*" and found[0][-2:] != "*/")
-        return found[0] if stays else re.sub(r"[^\r\n]", " ", found[0])
+    def blank(match: re.Match[str]) -> str:
+        stays = match[0][0] == '"' or (match[0][:2] == "/*" and match[0][-2:] != "*/")
+        return match[0] if stays else re.sub(r"[^\r\n]", " ", match[0])
 
     return pattern.sub(blank, text)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object in which no name stands twice."""
+    """The object of these pairs; InvalidInput if a name stands there twice."""
     for name, count in Counter(name for name, _ in pairs).items():
         if count > 1:
             raise InvalidInput(f"cannot be changed ({_show(name)} stands there twice)")
@@ -19252,43 +19233,44 @@ def _newline(text: str) -> str:
     return "\r\n" if "\r\n" in text else "\n"
 
 
-def _is_that(one: Held, key: str | None, wanted: Any) -> bool:
-    """Whether a member has this name, or an element runs our hook, in whatever words."""
+def _is_that(entry: JsonEntry, key: str | None, wanted: Any) -> bool:
+    """Whether a member has this key, or an element is the wanted one or runs our program."""
     if key is not None:
-        return one.key == key
-    return one.value == wanted or _runs_ours(one.value)
+        return entry.key == key
+    return entry.value == wanted or _runs_ours(entry.value)
 
 
 def _command_of(entry: dict[str, Any], *names: str) -> str:
     """The strings that an object has under some names, or in lists there, as one command."""
-    told = (entry.get(name) for name in names)
-    words = (word for one in told for word in (one if isinstance(one, list) else [one]))
+    values = (entry.get(name) for name in names)
+    words = (word for value in values for word in (value if isinstance(value, list) else [value]))
     return " ".join(word for word in words if isinstance(word, str))
 
 
 def _runs_ours(value: Any) -> bool:
-    """Whether any object in a value runs our hook or server, in whatever words."""
-    waiting = [value]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, dict):
-            command = _command_of(one, "server", "command", "args", "tool")
-            found = _OURS.search(command)
-            if found and _RUN_WORD.search(command, found.end()):
+    """Whether any object in a value has a command that runs our hook or server."""
+    stack = [value]
+    while stack:
+        part = stack.pop()
+        if isinstance(part, dict):
+            command = _command_of(part, "server", "command", "args", "tool")
+            program = _OURS.search(command)
+            if program and _RUN_WORD.search(command, program.end()):
                 return True
-        if isinstance(one, dict | list):
-            waiting += one.values() if isinstance(one, dict) else one
+            stack += part.values()
+        elif isinstance(part, list):
+            stack += part
     return False
 
 
-def _leaves(wanted: dict[str, Any]) -> Iterator[tuple[Keys, Any]]:
-    """What is to be added one by one, and its path."""
+def _leaves(wanted: dict[str, Any]) -> Iterator[tuple[JsonPath, Any]]:
+    """The values that are added one by one, each with its path."""
     for key, part in wanted.items():
-        for name, one in part.items() if isinstance(part, dict) else ():
-            if isinstance(one, list):
-                yield from (([key, name, None], element) for element in one)
+        for name, value in part.items() if isinstance(part, dict) else ():
+            if isinstance(value, list):
+                yield from (([key, name, None], element) for element in value)
             else:
-                yield [key, name], one
+                yield [key, name], value
 
 
 def _members_added(text: str | None, wanted: dict[str, Any]) -> str:
@@ -19296,11 +19278,11 @@ def _members_added(text: str | None, wanted: dict[str, Any]) -> str:
     if text is None or not text.removeprefix(_BYTE_ORDER_MARK).strip():
         mark = _BYTE_ORDER_MARK if text and text[0] == _BYTE_ORDER_MARK else ""
         return f"{mark}{_to_json(wanted, '  ')}\n"
-    for path, one in _leaves(wanted):
+    for path, value in _leaves(wanted):
         before = JsonText(text)
-        if before.walk(path, one)[-1].next is None:
-            after = JsonText(before.with_added(path, one))
-            if after.walk(path, one)[-1].next is None or after.without(path, one) != text:
+        if before.find(path, value) is None:
+            after = JsonText(before.with_added(path, value))
+            if after.find(path, value) is None or after.without(path, value) != text:
                 raise InvalidInput("cannot be changed as it is")
             text = after.text
     return text
@@ -19309,12 +19291,12 @@ def _members_added(text: str | None, wanted: dict[str, Any]) -> str:
 def _members_removed(text: str, wanted: dict[str, Any]) -> str | None:
     """JSON without what `_members_added` put there; None if it made the file."""
     new = text
-    for path, one in reversed(list(_leaves(wanted))):
-        known = JsonText(new)
+    for path, value in reversed(list(_leaves(wanted))):
+        before = JsonText(new)
         with contextlib.suppress(InvalidInput):  # something else is there
-            stands = known.walk(path, one)[-1].next
-            if stands and is_same(stands.value, one):
-                new = known.without(path, one)
+            entry = before.find(path, value)
+            if entry and is_same(entry.value, value):
+                new = before.without(path, value)
     JsonText(new)
     rest = {key: part for key, part in wanted.items() if not isinstance(part, dict)}
     made = (_to_json(rest, "  ") if rest else "{\n}") + "\n"
@@ -19322,28 +19304,28 @@ def _members_removed(text: str, wanted: dict[str, Any]) -> str | None:
     return None if new != text and was_made else new
 
 
-def is_same(one: Any, other: Any) -> bool:
-    """Whether two entries are the same, of whatever copy of the program."""
-    first, second = (json.loads(_to_json(o), object_hook=_without_place) for o in (one, other))
+def is_same(a: Any, b: Any) -> bool:
+    """Whether two entries of clients' files are equal, but for which copy of the program runs."""
+    first, second = (json.loads(_to_json(x), object_hook=_without_location) for x in (a, b))
     return first == second
 
 
-def _without_place(entry: dict[str, Any]) -> dict[str, Any]:
-    """An object without where the program is, and how long it is waited for: another copy of it
-    wrote that otherwise."""
-    entry = {name: one for name, one in entry.items() if name != "timeout" or type(one) is not int}
-    if found := _PLACED.fullmatch(_command_of(entry, "command", "args")):
-        entry = {name: one for name, one in entry.items() if name not in ("command", "args")}
-        entry["command"] = found[1]
+def _without_location(entry: dict[str, Any]) -> dict[str, Any]:
+    """An object without the program's path and a timeout, which other copies write otherwise."""
+    if type(entry.get("timeout")) is int:
+        entry.pop("timeout")
+    if match := _PLACED.fullmatch(_command_of(entry, "command", "args")):
+        entry.pop("args", None)
+        entry["command"] = match[1]
     return entry
 
 
-# Markdown and TOML: a block between two marks, behind an empty line at the end. The second mark
-# has its digest, so that what people wrote between them is not taken for ours.
+# Markdown and TOML: a block between two marks, added at the end behind an empty line. The second
+# mark has the digest of the block, so that lines that people have put into it are not deleted.
 
 
 def _digest(lines: str) -> str:
-    """Of text with whatever line ends, as 8 hexadecimal digits."""
+    """8 hexadecimal digits of the SHA-256 of a text, with line ends as \\n."""
     return sha256("\n".join(lines.splitlines()).encode()).hex()[:8]
 
 
@@ -19361,41 +19343,42 @@ def _appended(text: str | None, block: str) -> str:
 
 
 def _blocks(text: str, marks: tuple[str, str]) -> list[tuple[re.Match[str], re.Match[str]]]:
-    """The marks of all blocks in a text; a first one without its second may be somebody's own."""
+    """Both marks of each block in a text; a first mark without a second may be somebody's own."""
     first, last = (re.escape(mark) for mark in marks)
     last = last.replace(r"\ \{\}", r"(?:\ ([0-9a-f]{8}))?")
-    found, begin = [], None
+    blocks, begin = [], None
     for mark in re.finditer(rf"^(?:({first})\r?\n|{last}(?:\r?\n|\Z))", text, re.MULTILINE):
         if mark[1]:
             begin = mark
         elif begin:
-            found.append((begin, mark))
+            blocks.append((begin, mark))
             begin = None
-    return found
+    return blocks
 
 
 def _blocks_removed(text: str, marks: tuple[str, str]) -> str | None:
-    """A text as it was before `_appended`; None if it was not there."""
+    """A text as before `_appended`, None for no file; InvalidInput if a block was changed."""
     new = text
     for begin, end in reversed(_blocks(text, marks)):
         if end[2] != _digest(text[begin.end() : end.start()]):
             raise InvalidInput(f"has lines that `init` did not write in its block of {marks[0]}")
         newline = _newline(begin[0])
-        lines = rf"(?<![^\n]){newline}\Z"  # the empty one before it
-        if not end[0].endswith("\n"):  # and the end of the last one, which had none
-            lines = rf"(?:{newline}){{2}}\Z|{lines}"
-        gap = re.compile(lines).search(text, max(0, begin.start() - 4), begin.start())
+        gap_form = rf"(?<![^\n]){newline}\Z"  # the empty line before the block
+        if not end[0].endswith("\n"):  # and the line end that was added to the last line
+            gap_form = rf"(?:{newline}){{2}}\Z|{gap_form}"
+        gap = re.compile(gap_form).search(text, max(0, begin.start() - 4), begin.start())
         new = new[: gap.start() if gap else begin.start()] + new[end.end() :]
     return new if new or not text.startswith(marks[0]) else None
 
 
 def _instructions_added(text: str | None, block: str) -> str:
-    known = text and (_blocks(text, _TEXT_BLOCK) or "mcp__sediment__" in text)
-    return text if text and known else _appended(text, block)
+    if text and (_blocks(text, _TEXT_BLOCK) or "mcp__sediment__" in text):
+        return text
+    return _appended(text, block)
 
 
 def _table(text: str) -> dict[str, Any]:
-    """The value of TOML whose MCP servers are a table."""
+    """The value of a TOML text; InvalidInput if it is not valid or its mcp_servers no table."""
     import tomllib
 
     try:
@@ -19417,7 +19400,7 @@ def _table_added(text: str | None, wanted: dict[str, Any]) -> str:
     new = _appended(text, _block(lines, _TABLE_BLOCK))
     old["mcp_servers"]["sediment"] = entry
     with contextlib.suppress(InvalidInput):  # to an inline table nothing can be added below it
-        if repr(sorted(_table(new).items())) == repr(sorted(old.items())):  # no nan equals another
+        if repr(sorted(_table(new).items())) == repr(sorted(old.items())):  # nan == nan is False
             return new
     raise InvalidInput("has mcp_servers as an inline table")
 
@@ -19430,13 +19413,13 @@ def _table_removed(text: str, _: Any) -> str | None:
 
 
 def _plugin_removed(text: str, wanted: str) -> str | None:
-    """None if a plugin is ours, of whatever copy of the program."""
+    """None if a plugin is ours, whichever copy of the program it runs; else the text."""
     command = re.compile(r"^const COMMAND = .*$", re.MULTILINE)
     return None if command.sub("", text) == command.sub("", wanted) else text
 
 
 def _read_owned(path: Path) -> str:
-    """The text of somebody's file, with its line ends as they are."""
+    """The text of a person's file, with its line ends; InvalidInput if it is not readable text."""
     try:
         if path.stat().st_size > LINE_MAX:
             raise InvalidInput("is too large for a file of settings")
@@ -19452,7 +19435,7 @@ def _read_owned(path: Path) -> str:
 
 
 def _write_for_owner(path: Path, text: str | None, root: Path | None) -> None:
-    """Give a file a text, its permissions stay; or delete it, and its project's empty folders."""
+    """Write a file, whose permissions stay; or delete it, and folders of its project left empty."""
     try:
         if text is None:
             path.unlink()
@@ -19465,16 +19448,16 @@ def _write_for_owner(path: Path, text: str | None, root: Path | None) -> None:
     if root is None:
         return
     with contextlib.suppress(OSError):
-        linked = [whole_path(one) for one in root.iterdir() if one.is_symlink()]
+        linked = [whole_path(link) for link in root.iterdir() if link.is_symlink()]
         for folder in path.parents:
-            if folder == root or folder in linked:  # one that a link names, people have made
+            if folder == root or folder in linked:  # a person has made it
                 break
             folder.rmdir()
 
 
-def what_stands(path: Path, wanted: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Of a file that is there, each thing that is wanted in it: its name, what stands there (or
-    None), and what should."""
+def file_entries(path: Path, wanted: Any) -> Iterator[tuple[str, Any, Any]]:
+    """(name, value there or None, value wanted) of each entry that is wanted in a file; nothing if
+    that is missing or empty. InvalidInput if it cannot be parsed."""
     if not path.is_file():  # nor a pipe, which would be read for ever
         return
     text = _read_owned(path)
@@ -19486,55 +19469,55 @@ def what_stands(path: Path, wanted: Any) -> Iterator[tuple[str, Any, Any]]:
         entry = wanted["mcp_servers"]["sediment"]
         yield "sediment", _table(text)["mcp_servers"].get("sediment"), entry
     else:
-        for keys, one in _leaves(wanted):
-            stands = JsonText(text).walk(keys, one)[-1].next
-            yield str(keys[1]), stands and stands.value, one
+        for keys, value in _leaves(wanted):
+            entry = JsonText(text).find(keys, value)
+            yield str(keys[1]), entry and entry.value, value
 
 
 def _in_other_words(path: Path, wanted: Any) -> Iterator[str]:
-    """What a server or a plugin of our name is, where it is not what `init` writes."""
+    """A remark for a server or a plugin of our name that is not what `init` writes."""
     if isinstance(wanted, str) and path.suffix != ".js":
         return  # instructions may be anybody's
-    for name, found, one in what_stands(path, wanted):
-        if name == "sediment" and found not in (None, one):
-            told = "already, in other words" if _is_ours(found, one) else "of another program"
-            what = _SERVER if isinstance(wanted, dict) else "a plugin"
-            yield f"has {what} {told}: {_show(found)}"
+    for name, found, value in file_entries(path, wanted):
+        if name == "sediment" and found not in (None, value):
+            whose = "already, in other words" if _is_ours(found, value) else "of another program"
+            kind = _SERVER if isinstance(wanted, dict) else "a plugin"
+            yield f"has {kind} {whose}: {_show(found)}"
 
 
 def _left(text: str | None, wanted: Any) -> Iterator[str]:
-    """What a removal leaves of ours in JSON, since somebody changed it."""
+    """The entries of ours that a removal leaves in JSON, since somebody changed them."""
     if not text or not isinstance(wanted, dict) or "mcp_servers" in wanted:
         return
-    for keys, one in _leaves(wanted):
+    for keys, value in _leaves(wanted):
         with contextlib.suppress(InvalidInput):  # something else is there
-            stands = JsonText(text).walk(keys, one)[-1].next
-            if stands and _runs_ours(stands.value):
-                what = "hook" if keys[0] == "hooks" else "server"
-                yield f"the {what} {keys[1]}"
+            entry = JsonText(text).find(keys, value)
+            if entry and _runs_ours(entry.value):
+                yield f"the {'hook' if keys[0] == 'hooks' else 'server'} {keys[1]}"
 
 
 def _is_ours(found: Any, wanted: Any) -> bool:
-    """Whether what stands for a server, hook or plugin runs this program, or a copy of it."""
+    """Whether a server's or hook's value, or a plugin's text, runs a copy of this program."""
     if isinstance(wanted, str):
         return _plugin_removed(found, wanted) is None
     return _runs_ours(found)
 
 
-def _stands_there(path: Path, wanted: Any) -> bool:
-    """Whether anything of this program's, or of a copy's, stands in a file."""
+def _has_ours(path: Path, wanted: Any) -> bool:
+    """Whether a file has any entry that runs a copy of this program."""
     with contextlib.suppress(InvalidInput):
-        return any(found and _is_ours(found, one) for _, found, one in what_stands(path, wanted))
+        entries = file_entries(path, wanted)
+        return any(found and _is_ours(found, value) for _, found, value in entries)
     return False
 
 
 def _has_already(client: Client, part: str, root: Path | None, program: list[str]) -> str:
-    """Why a part of a client needs no setting up, if so."""
-    if client.says("plugin", root):
+    """Why a part of a client needs no setting up; "" if it does."""
+    if client.has_setting("plugin", root):
         return f"{client.facts['title']}: has the plugin sediment already"
     if part == "hooks" and root:
         for path, wanted in client.files(part, None, program):
-            if _stands_there(path, wanted):
+            if _has_ours(path, wanted):
                 return f"{path}: has its hooks already, for every project"
     return ""
 
@@ -19542,17 +19525,18 @@ def _has_already(client: Client, part: str, root: Path | None, program: list[str
 def _wanted_files(
     steps: Iterable[tuple[Client, str]], root: Path | None, program: list[str]
 ) -> dict[Path, Any]:
-    """The files in which parts of clients are set up, with what is to stand there."""
+    """The files in which parts of clients are set up, links followed, with what is wanted in each.
+    InvalidInput if one may not be written to."""
     files: dict[Path, Any] = {}
     for client, part in steps:
         for path, wanted in client.files(part, root, program):
-            place = place_to_write(path, root)
-            files[place] = files.get(place, {}) | wanted if isinstance(wanted, dict) else wanted
+            target = place_to_write(path, root)
+            files[target] = files.get(target, {}) | wanted if isinstance(wanted, dict) else wanted
     return files
 
 
 def _all_files(client: Client, root: Path | None, program: list[str]) -> dict[Path, Any]:
-    """Those of all parts of a client; none where one may not be written to."""
+    """`_wanted_files` of all parts of a client; {} if one may not be written to."""
     with contextlib.suppress(InvalidInput):
         return _wanted_files(itertools.product([client], _PARTS), root, program)
     return {}
@@ -19561,33 +19545,33 @@ def _all_files(client: Client, root: Path | None, program: list[str]) -> dict[Pa
 def _needed_elsewhere(
     chosen: list[Client], root: Path | None, program: list[str]
 ) -> dict[Path, str]:
-    """The files by which other clients are set up, each with a remark: of those that have
-    something in a file that none of the chosen has."""
-    given = {path for client in chosen for path in _all_files(client, root, program)}
+    """The files of other clients that are set up, each with a remark. A client counts as set up if
+    an entry of ours is in a file that no chosen client has."""
+    of_chosen = {path for client in chosen for path in _all_files(client, root, program)}
     needed: dict[Path, str] = {}
     for client in clients(CLIENTS):
-        theirs = _all_files(client, root, program)
-        own = ((path, wanted) for path, wanted in theirs.items() if path not in given)
-        if client.name != "any" and any(_stands_there(*one) for one in own):
-            needed |= dict.fromkeys(theirs, f"has what {client.facts['title']} needs, too")
+        files = _all_files(client, root, program)
+        own = ((path, wanted) for path, wanted in files.items() if path not in of_chosen)
+        if client.name != "any" and any(_has_ours(path, wanted) for path, wanted in own):
+            needed |= dict.fromkeys(files, f"has what {client.facts['title']} needs, too")
     return needed
 
 
 def _changes(
-    files: dict[Path, Any], needed: dict[Path, str], remove: bool, patient: bool
+    files: dict[Path, Any], needed: dict[Path, str], remove: bool, keep_going: bool
 ) -> tuple[list[FileChange], list[str]]:
-    """What is to be done with each file that is not `needed` by others; and what cannot be, which
-    keeps nothing else waiting where one is `patient`."""
-    changes, refused = [], []
+    """The changes of files, and messages of errors; unless it is to `keep_going`, the first error
+    is raised. A file that is `needed` by other clients stays."""
+    changes, errors = [], []
     for path, wanted in files.items():
         try:
             stays = path in needed and FileChange(path, needed[path], None, "")
             changes.append(stays or changed(path, wanted, remove))
         except InvalidInput as error:
-            if not patient:
+            if not keep_going:
                 raise
-            refused.append(str(error))
-    return [one for one in changes if one.done != _NOTHING_TO_REMOVE], refused
+            errors.append(str(error))
+    return [change for change in changes if change.done != _NOTHING_TO_REMOVE], errors
 
 
 def initialize(
@@ -19599,8 +19583,8 @@ def initialize(
     remove: bool = False,
     write: bool = True,
 ) -> dict[str, Any]:
-    """Set up the clients of these names, else those that are here, in a project or `everywhere`
-    for this user; or take that back. All files are read before one is written."""
+    """Set up the clients of these names, else those that are installed, in a project or
+    `everywhere` for this user; or `remove` that. All files are read before one is written."""
     root = None if everywhere else _project_folder(memory)
     program = program_command(memory.database.path)
     chosen = clients(names or (CLIENTS if remove else ())) or clients(["any"])
@@ -19612,7 +19596,7 @@ def initialize(
     to_set_up = ((client, part) for client, part, why in steps if not why)
     files = _wanted_files(to_set_up, root, program)
     needed = _needed_elsewhere(chosen, root, program) if remove else {}
-    changes, refused = _changes(files, needed, remove, patient=remove and write)
+    changes, errors = _changes(files, needed, remove, keep_going=remove and write)
     answer: dict[str, Any] = {"clients": [client.name for client in chosen]}
     answer["to_do"] = list(_to_do(chosen, root, program, remove))
     if not write:
@@ -19620,13 +19604,13 @@ def initialize(
         return answer | {"files": rows}
     created = root is not None and not remove and memory.projects.current(create=True)
     answer |= {"project": created or None, "root": root and str(root)}
-    known = dict.fromkeys(why for *_, why in steps if why)
-    done = [*known, *(one.write(root) for one in changes)]
+    done = list(dict.fromkeys(why for *_, why in steps if why))
+    done += [change.write(root) for change in changes]
     if root and _config_id(root):
-        told = ".sediment/config: has the project's id, by which its memories are found"
-        done.append(told + "; it stays" * remove)  # no removal takes it
-    if refused:
-        raise InvalidInput("; ".join([*done, *refused]))
+        config = ".sediment/config: has the project's id, by which its memories are found"
+        done.append(f"{config}; it stays" if remove else config)
+    if errors:
+        raise InvalidInput("; ".join([*done, *errors]))
     return answer | {"done": done}
 
 
@@ -19641,15 +19625,16 @@ def _project_folder(memory: Memory) -> Path:
 def _to_do(
     chosen: list[Client], root: Path | None, program: list[str], remove: bool
 ) -> Iterator[str]:
-    """What is left to the user, in a line for each client, and one for what was said before."""
+    """What is left to the user: a line for each client, and one about earlier conversations."""
     for client in chosen:
-        added = not root and client.says("added", None)
-        if added if remove else not (added or client.says("plugin", root)):
+        added = not root and client.has_setting("added", None)
+        if added if remove else not (added or client.has_setting("plugin", root)):
             text = client.facts["undo" if remove else "to_do"].get("project" if root else "global")
-            yield from [text.format(server=shell_line([*program, "serve"]))] if text else []
-    said = ",".join(one.name for one in chosen if one.name in transcripts()["formats"])
-    if said and not remove:
-        words = [*program, "import", "--from", said, *(["--here"] if root else [])]
+            if text:
+                yield text.format(server=shell_line([*program, "serve"]))
+    names = ",".join(client.name for client in chosen if client.name in transcripts()["formats"])
+    if names and not remove:
+        words = [*program, "import", "--from", names, *(["--here"] if root else [])]
         yield f"To find what was said before, too: {shell_line(words)}"
 
 
@@ -19667,8 +19652,8 @@ def check_clients(memory: Memory, names: Sequence[str]) -> dict[str, Any]:
     if off := ", ".join(sorted(hooks_off(memory))):
         checks.append(Check("hooks", "warning", f"off, by SEDIMENT_HOOKS=0 or `hook --off`: {off}"))
     if unread := ", ".join(often_tried(memory.database)):
-        told = f"not kept, their readers did not come to an end: {unread}"
-        checks.append(Check("conversations", "warning", told))
+        detail = f"not kept, their readers did not come to an end: {unread}"
+        checks.append(Check("conversations", "warning", detail))
     runs = hook_runs_ours(memory.database.path)
     runs = [run for run in runs if not names or run.get("client") in names]
     last = f"the last one ran at {runs[-1].get('at')}" if runs else "none has run yet"
@@ -19678,29 +19663,29 @@ def check_clients(memory: Memory, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _present_clients(root: Path | None, program: list[str]) -> Iterator[Client]:
-    """Those that this machine has, and those that are set up in the project."""
+    """The clients that are installed, or set up in the project."""
     for client in clients(CLIENTS):
         files = client.files("server", root, program) if root else []
-        if client.is_here() or any(_stands_there(path, wanted) for path, wanted in files):
+        if client.is_here() or any(_has_ours(path, wanted) for path, wanted in files):
             yield client
 
 
 def _check_client(client: Client, root: Path | None, program: list[str]) -> Iterator[Check]:
     from shutil import which
 
-    if client.says("off", root):
+    if client.has_setting("off", root):
         yield Check(client.name, "warning", "its settings switch all hooks off")
-    plugin = client.says("plugin", root)
+    plugin = client.has_setting("plugin", root)
     if plugin:
-        there = which("sediment") is not None
-        told = "on the PATH" if there else "but no command sediment is on the PATH"
-        yield Check(client.name, "ok" if there else "broken", f"its plugin is enabled, {told}")
-    known = {part for file in client.facts["files"] for part in file}
+        on_path = which("sediment") is not None
+        where = "on the PATH" if on_path else "but no command sediment is on the PATH"
+        yield Check(client.name, "ok" if on_path else "broken", f"its plugin is enabled, {where}")
+    parts = {part for file in client.facts["files"] for part in file}
     for part, status in (("server", "broken"), ("hooks", "warning")):
-        if plugin or part not in known:
+        if plugin or part not in parts:
             continue
         checks = list(_check_part(client, part, root, program))
-        if part == "server" and client.says("added", None):
+        if part == "server" and client.has_setting("added", None):
             checks.append(Check(f"{client.name} server", "ok", "added by its own command"))
         advice = f"not set up: run `init --client {client.name}`"
         yield from checks or [Check(f"{client.name} {part}", status, advice)]
@@ -19711,34 +19696,34 @@ def _check_client(client: Client, root: Path | None, program: list[str]) -> Iter
 def _check_part(
     client: Client, part: str, root: Path | None, program: list[str]
 ) -> Iterator[Check]:
-    """What of a client's server or hooks stands in which file."""
-    for place in dict.fromkeys([root, None]):
-        for path, wanted in client.files(part, place, program):
+    """A check for each file, of a project and global, with entries of a server or of hooks."""
+    for folder in dict.fromkeys([root, None]):
+        for path, wanted in client.files(part, folder, program):
             name = f"{client.name} {part}"
             try:
-                things = list(what_stands(path, wanted))
+                entries = list(file_entries(path, wanted))
             except InvalidInput as error:
                 yield Check(name, "warning", f"{path} {error}")
                 continue
-            if any(found for _, found, _ in things):
-                missing = [event for event, found, _ in things if not found]
-                other = [event for event, found, one in things if found not in (None, one)]
-                told = f", without {', '.join(missing)}" if missing else ""
-                told += f", in other words than `init` has: {', '.join(other)}" if other else ""
-                status = "warning" if told else "ok"
-                if part == "server" and not _is_ours(things[0][1], things[0][2]):
-                    status, told = "broken", f" is another program: {_show(things[0][1])}"
-                yield Check(name, status, f"in {path}{told}")
+            if any(found for _, found, _ in entries):
+                missing = [event for event, found, _ in entries if not found]
+                other = [event for event, found, value in entries if found not in (None, value)]
+                fault = f", without {', '.join(missing)}" if missing else ""
+                fault += f", in other words than `init` has: {', '.join(other)}" if other else ""
+                status = "warning" if fault else "ok"
+                if part == "server" and not _is_ours(*entries[0][1:]):
+                    status, fault = "broken", f" is another program: {_show(entries[0][1])}"
+                yield Check(name, status, f"in {path}{fault}")
 
 
 def _check_server(command: list[str]) -> Check:
     """Whether this program answers as a server."""
     client = {"name": "sediment doctor", "version": __version__}
     hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": client}
-    asked = [("initialize", hello), ("tools/list", {})]
-    began = time.monotonic()
-    tools = [one["name"] for one in ask(command, asked).get("tools", ())]
-    took = f"in {(time.monotonic() - began) * 1000:.0f} ms"
+    start = time.monotonic()
+    reply = ask(command, [("initialize", hello), ("tools/list", {})])
+    tools = [tool["name"] for tool in reply.get("tools", ())]
+    took = f"in {(time.monotonic() - start) * 1000:.0f} ms"
     if not tools:
         return Check("server", "broken", f"{shell_line(command)} does not answer {took}")
     return Check("server", "ok", f"answers {took} with {', '.join(tools)}")
@@ -19752,20 +19737,21 @@ def _codex_trust(root: Path | None) -> tuple[str, str]:
         return "warning", "unknown: codex is not on the PATH"
     folder = str(root or Path.home())
     hello = {"clientInfo": {"name": "sediment", "version": __version__}}
-    asked = [("initialize", hello), ("hooks/list", {"cwds": [folder]})]
-    known = ask([codex, "app-server"], asked).get("data") or [{}]
-    hooks = [one for one in known[0].get("hooks", ()) if _runs_ours(one)]
+    requests = [("initialize", hello), ("hooks/list", {"cwds": [folder]})]
+    folders = ask([codex, "app-server"], requests).get("data") or [{}]
+    hooks = [hook for hook in folders[0].get("hooks", ()) if _runs_ours(hook)]
     if not hooks:
         return "warning", "unknown: Codex names no hooks of sediment here"
-    new = sorted(str(one.get("eventName")) for one in hooks if one.get("trustStatus") != "trusted")
-    if new:
-        return "broken", f"not trusted, so not run: {', '.join(new)}; start codex, and /hooks"
+    untrusted = [hook for hook in hooks if hook.get("trustStatus") != "trusted"]
+    if untrusted:
+        events = ", ".join(sorted(str(hook.get("eventName")) for hook in untrusted))
+        return "broken", f"not trusted, so not run: {events}; start codex, and /hooks"
     return "ok", f"{len(hooks)} hooks are trusted"
 
 
 def ask(command: list[str], requests: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
-    """What a program answers to the last of some JSON-RPC requests, one a line; {} if it does not
-    within CLIENT_TIMEOUT."""
+    """The result of the last of some JSON-RPC requests (method, params), sent to a program one a
+    line; {} if it does not reply within CLIENT_TIMEOUT."""
     import subprocess
 
     lines = [
@@ -19782,10 +19768,9 @@ def ask(command: list[str], requests: list[tuple[str, dict[str, Any]]]) -> dict[
             assert process.stdout is not None
             process.stdin.write("".join(lines).encode())
             process.stdin.flush()
-            answers = map(parse_object, process.stdout)
-            return next(
-                (one.get("result") or {} for one in answers if one.get("id") == len(lines)), {}
-            )
+            for reply in map(parse_object, process.stdout):
+                if reply.get("id") == len(lines):
+                    return reply.get("result") or {}
         finally:
             timer.cancel()
             process.kill()
@@ -19795,18 +19780,17 @@ def ask(command: list[str], requests: list[tuple[str, dict[str, Any]]]) -> dict[
 # ---------------------------------------------------------------------------------------------
 # Command line
 #
-# The operations as commands: parse, call, print what came back as a person's text or with --json
-# as one document. Those that read a pipe, show progress or ask have a function of their own here;
-# so have the commands that are no operations of a memory.
+# The operations as commands: parse, call, print the answer as text or with --json as one document.
+# Those that read a pipe, show progress or ask have a function of their own here; so have the
+# commands that are no operations of a memory.
 # ---------------------------------------------------------------------------------------------
 
 
 class Context:
-    """The options before the command, and the memory they mean."""
+    """The general options, and the memory that they select."""
 
     def __init__(self, db: str | None, project: str | None, json: bool, verbose: bool) -> None:
-        self.db, self.project = db, project
-        self.json, self.verbose = json, verbose
+        self.db, self.project, self.json, self.verbose = db, project, json, verbose
 
     def memory(self, resident: bool = False, folder: Path | None = None) -> Memory:
         return Memory(self.db, project=self.project, folder=folder, resident=resident)
@@ -19819,15 +19803,10 @@ class Context:
             for line in render(answer):
                 click.echo(line)
 
-    def say(self, text: str) -> None:
-        """A remark beside the answer, for --verbose."""
-        if self.verbose:
-            click.echo(text, err=True)
-
 
 class _Command(click.Command):
-    """A command, after which the general options may stand, too, where people put them; these and
-    its own are made, and its help is read, when they are asked for."""
+    """A command that takes the general options, too, since people put them behind it. Options are
+    made and help is read only when needed, to start faster."""
 
     own: Callable[[], list[click.Parameter]] | None = list
 
@@ -19868,14 +19847,13 @@ def help_pages() -> dict[str, str]:
     """The help of each command. A paragraph with indented lines is printed as it stands."""
     _, *parts = re.split(r"^# (\w+)\n+", asset("help.md"), flags=re.MULTILINE)
     pages = dict(zip(parts[::2], parts[1::2], strict=True))
-    return {name: "\n\n".join(map(_laid_out, page.split("\n\n"))) for name, page in pages.items()}
+    return {
+        name: "\n\n".join(f"\b\n{part}" if "\n  " in part else part for part in page.split("\n\n"))
+        for name, page in pages.items()
+    }
 
 
-def _laid_out(paragraph: str) -> str:
-    return f"\b\n{paragraph}" if "\n  " in paragraph else paragraph
-
-
-# What other programs call a command, for who types it from habit.
+# What other programs call a command, for people who type it from habit.
 ELSEWHERE: dict[str, str] = dict.fromkeys(
     ("add", "insert", "put", "remember", "save", "write"), "store"
 )
@@ -19897,8 +19875,8 @@ class _Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if (meant := ELSEWHERE.get(args[0])) and not ctx.resilient_parsing:
-            ctx.fail(f"No such command '{args[0]}'. Did you mean '{meant}'?")
+        if (command := ELSEWHERE.get(args[0])) and not ctx.resilient_parsing:
+            ctx.fail(f"No such command '{args[0]}'. Did you mean '{command}'?")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -19907,12 +19885,10 @@ class _Group(click.Group):
         except SedimentError as error:
             raise click.ClickException(str(error)) from None
         except EOFError as error:  # which click would take for Ctrl-D: nothing reads a terminal
-            told = f"a library file is damaged ({error}): {remedy()}"
-            raise click.ClickException(told) from None
+            raise click.ClickException(f"a library file is damaged ({error}): {remedy()}") from None
         except ImportError as error:
-            reason = one_line(str(error), PREVIEW)
-            told = f"a part of the program is missing ({reason}): {remedy()}"
-            raise click.ClickException(told) from None
+            reason = f"a part of the program is missing ({one_line(str(error), PREVIEW)})"
+            raise click.ClickException(f"{reason}: {remedy()}") from None
 
 
 @click.group(
@@ -19932,7 +19908,7 @@ class _Group(click.Group):
 @click.option("--json", is_flag=True, help="Print one JSON document.")
 @click.option("-v", "--verbose", is_flag=True, help="Say more, on stderr.")
 @click.pass_context
-def cli(context: click.Context, **options: Any) -> None:
+def cli(context: click.Context, version: bool, **options: Any) -> None:
     """Semantic memory for AI agents: one file, offline.
 
     \b
@@ -19941,7 +19917,6 @@ def cli(context: click.Context, **options: Any) -> None:
       sediment recall "when can I release?"
       sediment serve                         # the MCP server, on stdio
     """
-    version = options.pop("version")
     context.obj = shared = Context(**options)
     if version:
         facts = shared.memory().describe() if shared.verbose else {"sediment": __version__}
@@ -19959,7 +19934,7 @@ def cli(context: click.Context, **options: Any) -> None:
 
 
 def _run(operation: Operation, shared: Context, **given: Any) -> None:
-    """Call what does an operation, and print its answer."""
+    """Run an operation, and print its answer."""
     with shared.memory() as memory:
         shared.show(operation.run(memory, **given), operation.render)
 
@@ -19972,11 +19947,11 @@ def _store(shared: Context, content: str, **options: Any) -> None:
 
 def _recall_words(shared: Context, query: tuple[str, ...], **options: Any) -> None:
     """Several words are one query."""
-    asked = read_stdin(QUERY_MAX) if query == ("-",) else " ".join(query)
+    text = read_stdin(QUERY_MAX) if query == ("-",) else " ".join(query)
     with shared.memory() as memory:
-        answer = _recall(memory, asked, **options)
-        shared.show(answer, functools.partial(render_recalled, query=asked))
-        memory.record_access(shown_by(asked, answer))
+        answer = _recall(memory, text, **options)
+        shared.show(answer, functools.partial(render_recalled, query=text))
+        memory.record_access(shown_by(text, answer))
 
 
 def _index(
@@ -19996,14 +19971,18 @@ def _index(
         except KeyboardInterrupt:
             click.echo("interrupted: the same command goes on", err=True)
             raise
-        _show_indexed(shared, answer)
+        for line in render_changes(answer) if shared.verbose else ():
+            click.echo(line, err=True)
+        if not shared.verbose:
+            answer.pop("changes", None)
+        shared.show(answer, render_indexed)
         _finish_pending(memory, shared)
         _fail_for_skipped(answer, paths)
 
 
 def _watch(shared: Context, paths: tuple[str, ...], debounce_ms: int) -> None:
-    """What was indexed at first, then what has changed."""
-    handle_signals(signal.default_int_handler)  # whoever started it may have had them ignored
+    """Print what was indexed at first, then what has changed."""
+    handle_signals(signal.default_int_handler)  # the parent may have had them ignored
     with shared.memory(resident=True) as memory, contextlib.suppress(KeyboardInterrupt):
         render = render_indexed
         for answer in memory.watch(paths, debounce_ms=debounce_ms):
@@ -20083,11 +20062,11 @@ def _reindex(shared: Context) -> None:
 def _import(
     shared: Context, file: str | None = None, origin: str | None = None, **options: Any
 ) -> None:
-    """Import rows, or what was said in conversations: each has options of its own."""
+    """Import rows or conversations: each has options of its own."""
     start = time.monotonic()
     chosen = {name: options.pop(name, None) for name in ("since", "here", "dry_run")}
-    earliest = parse_moment(chosen["since"] or 0)
-    kind, found, total = _to_import(file, origin, earliest)
+    since = parse_moment(chosen["since"] or 0)
+    kind, rows, total = _to_import(file, origin, since)
     if kind == "rows" and any(chosen.values()):
         raise click.UsageError("--since, --here and --dry-run are for conversations")
     if kind != "rows" and any(options.values()):
@@ -20096,9 +20075,9 @@ def _import(
         try:
             with progress_bar("importing", total) as add:
                 if kind == "rows":
-                    answer = memory.import_rows(found, progress=add, **options)
+                    answer = memory.import_rows(rows, progress=add, **options)
                 else:
-                    wanted = _said_since(found, earliest, memory if chosen["here"] else None)
+                    wanted = _said_since(rows, since, memory if chosen["here"] else None)
                     answer = memory.add_conversations(wanted, add, dry_run=bool(chosen["dry_run"]))
         except KeyboardInterrupt:
             reason = "interrupted: what was committed is kept; run it again to go on"
@@ -20115,38 +20094,38 @@ def _import(
 def _to_import(
     file: str | None, origin: str | None, since: int
 ) -> tuple[str, Iterable[Any], int | None]:
-    """What kind of thing is imported, what, and how many lines where that is known."""
-    clients = list(dict.fromkeys((origin or "").replace(",", " ").split()))
-    exports = (["chatgpt"], ["claude.ai"])  # which are known without that
-    if (file is None) == (clients in ([], ["sediment"], *exports)):
+    """("rows" or "conversations", these, how many lines there are or None if that is not known)."""
+    names = list(dict.fromkeys((origin or "").replace(",", " ").split()))
+    exports = (["chatgpt"], ["claude.ai"])  # whose files are known by their contents, too
+    if (file is None) == (names in ([], ["sediment"], *exports)):
         raise click.UsageError("give a FILE, or --from with the names of clients")
     if file is None:
         try:
-            _ = [transcript_format(name) for name in clients]
+            _ = [transcript_format(name) for name in names]
         except InvalidInput as error:
             raise click.UsageError(str(error)) from None
-        return "conversations", all_sessions(clients, since), None
+        return "conversations", all_sessions(names, since), None
     path = expand_home(file)
-    if clients == ["sediment"]:
+    if names == ["sediment"]:
         return "rows", original_rows(path), None
-    if clients or path.is_dir() or path.suffix == ".zip":
+    if names or path.is_dir() or path.suffix == ".zip":
         return *open_archive(path), None
     with contextlib.suppress(InvalidInput):
-        if path.is_file():  # and no pipe, which is read once
+        if path.is_file():  # a pipe can be read only once
             return *open_archive(path), None
     lines: IO[bytes] = click.File("rb").convert(file, None, click.get_current_context())
     return "rows", text_lines(lines), _count_lines(lines)
 
 
 def _said_since(
-    found: Iterable[Conversation], since: int, memory: Memory | None
+    conversations: Iterable[Conversation], since: int, memory: Memory | None
 ) -> Iterator[Conversation]:
-    """What was said since a time; where a memory is given, in its project."""
+    """Conversations with their turns since a time; if a memory is given, those in its project."""
     here = memory and (memory.projects.root or find_root(Path.cwd()))
-    for one in found:
-        folder = memory and folder_of(memory.projects, one)
+    for talk in conversations:
+        folder = memory and folder_of(memory.projects, talk)
         if memory is None or (folder and find_root(Path(folder)) == here):
-            yield one._replace(turns=[turn for turn in one.turns if turn.at >= since])
+            yield talk._replace(turns=[turn for turn in talk.turns if turn.at >= since])
 
 
 def _export(shared: Context, file: str | None = None, force: bool = False) -> None:
@@ -20169,11 +20148,11 @@ def _export(shared: Context, file: str | None = None, force: bool = False) -> No
 
 
 def _parameter(argument: Argument) -> click.Parameter:
-    """An argument as a shell takes it."""
+    """An argument of an operation as one of its command."""
     name, kind, place = argument.name, argument.kind, argument.place
     is_flag = kind is FLAG
     common: dict[str, Any] = {"type": kind.shell, "shell_complete": _ids if kind is ID else None}
-    if argument.default is not None:  # click takes a None for one that is given
+    if argument.default is not None:  # to click, None would be a default, too
         common["default"] = argument.default
     if place:
         count = -1 if place.endswith("...") else 1
@@ -20185,7 +20164,7 @@ def _parameter(argument: Argument) -> click.Parameter:
         [name, *(argument.flags or f"{_SHORT.get(name, '')} {flag}").split()],
         help=argument.help,
         metavar=kind.metavar,
-        is_flag=is_flag or None,  # by a False the option's value could be left out
+        is_flag=is_flag or None,  # with False, click would make the option's value optional
         multiple=kind is PATTERNS,
         show_default=argument.default is not None and not is_flag,
         **common,
@@ -20196,12 +20175,12 @@ _SHORT = {"limit": "-l", "scope": "-s"}
 
 
 def _ids(context: click.Context, _: click.Parameter, beginning: str) -> list[str]:
-    """The ids to propose on Tab; none where the memory cannot be read. An id may come from anybody
-    by import, and a shell puts it into the command line as it stands: of plain characters alone."""
-    given = context.find_root().params
+    """The ids to propose on Tab; none where the memory cannot be read. A shell inserts them without
+    quotes, and an imported id may be anything: only ids of plain characters are proposed."""
+    options = context.find_root().params
     with (
         contextlib.suppress(SedimentError),
-        Memory(given.get("db"), project=given.get("project")) as memory,
+        Memory(options.get("db"), project=options.get("project")) as memory,
     ):
         rows = memory.list_items(limit=LIMIT_MAX, scope="all")["items"]
         ids = [row["id"] for row in rows if re.fullmatch(r"(?a:\w[\w.:@%+/-]*)", row["id"])]
@@ -20243,14 +20222,14 @@ def _command(operation: Operation) -> _Command:
 
 
 def _parameters(operation: Operation) -> list[click.Parameter]:
-    """What the command of an operation takes."""
-    found = [*map(_parameter, operation.arguments)]
-    if operation.name == "doctor":  # for clients are no part of a memory
+    """The parameters of an operation's command."""
+    parameters = [*map(_parameter, operation.arguments)]
+    if operation.name == "doctor":  # clients are no part of a memory, so only the shell has this
         kind = click.Choice((*CLIENTS, "all"))
-        told = "Check what `init` set up, of all clients here or of one."
-        option = click.Option(["--client"], type=kind, is_flag=False, flag_value="all", help=told)
-        found.insert(1, option)
-    return found
+        text = "Check what `init` set up, of all clients here or of one."
+        option = click.Option(["--client"], type=kind, is_flag=False, flag_value="all", help=text)
+        parameters.insert(1, option)
+    return parameters
 
 
 for _operation in OPERATIONS.values():
@@ -20288,15 +20267,16 @@ def init(
 @click.option("--off", is_flag=True, help="Leave it undone in this project from now on.")
 @click.option("--on", is_flag=True, help="Do it again in this project.")
 @click.option("--capture", "reads", is_flag=True, hidden=True)
-@click.argument("what", nargs=-1, type=click.Choice((START, PROMPT, CAPTURE)))
+@click.argument("hooks", nargs=-1, type=click.Choice((START, PROMPT, CAPTURE)))
 @_shared
-def hook_command(shared: Context, off: bool, on: bool, reads: bool, what: tuple[str, ...]) -> None:
+def hook_command(shared: Context, off: bool, on: bool, reads: bool, hooks: tuple[str, ...]) -> None:
     """Answer a hook, switch hooks on or off, or read what sessions have said."""
     if off and on:
         raise click.UsageError("give either --off or --on")
     if off or on:
         with shared.memory() as memory:
-            shared.show(switch_hooks(memory, what or (START, PROMPT, CAPTURE), on), render_message)
+            hooks = hooks or (START, PROMPT, CAPTURE)
+            shared.show(switch_hooks(memory, hooks, on), render_message)
     elif reads:
         with shared.memory(resident=True) as memory:
             capture(memory)
@@ -20305,7 +20285,7 @@ def hook_command(shared: Context, off: bool, on: bool, reads: bool, what: tuple[
 
 
 def _answer_stdin(shared: Context) -> None:
-    """Print what a hook is answered, or nothing at all, and end in time."""
+    """Print the answer to a hook, or nothing, within HOOK_DEADLINE."""
     with contextlib.suppress(Exception):
         memory = shared.memory()
         late = {"event": "", "error": f"took more than {HOOK_DEADLINE} s"}
@@ -20335,12 +20315,9 @@ def _answer_stdin(shared: Context) -> None:
 @click.option("--sync", "syncs", is_flag=True, help="Sync meanwhile, in a process of its own.")
 @_shared
 def serve_command(
-    shared: Context,
-    watched: tuple[str, ...] = (),
-    address: str | None = None,
-    syncs: bool = False,
+    shared: Context, watched: tuple[str, ...] = (), address: str | None = None, syncs: bool = False
 ) -> None:
-    """Start the MCP server where the client says that the project is."""
+    """Start the MCP server in the project's folder, if the client names that."""
     hint = variable("CLAUDE_PROJECT_DIR")
     folder = Path(hint) if hint and Path(hint).is_dir() else None
     memory = shared.memory(resident=True, folder=folder)
@@ -20386,40 +20363,40 @@ def browse_command(shared: Context, no_open: bool) -> None:
     shared.show({"address": address}, lambda _: [f"{address}  (once; Ctrl-C ends it)"])
     if not no_open:
         threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
-    Beside(memory.preload)  # the page and its lists wait for none of that
+    Beside(memory.preload)  # the page and its lists do not wait for it
     serve_http(memory, server)
 
 
 @cli.command("token")
-@click.argument("deed", type=click.Choice(("add", "list", "revoke")), default="list")
+@click.argument("action", type=click.Choice(("add", "list", "revoke")), default="list")
 @click.argument("name", required=False)
 @click.option("--reads", is_flag=True, help="It may only read.")
 @_shared
-def token_command(shared: Context, deed: str, name: str | None, reads: bool) -> None:
-    """Who may ask over the network."""
-    if (name is None) != (deed == "list"):
-        raise click.UsageError(f"token {deed} takes {'no name' if name else 'a NAME'}")
-    if deed != "add" and reads:
+def token_command(shared: Context, action: str, name: str | None, reads: bool) -> None:
+    """Manage the tokens of clients that come over the network."""
+    if (name is None) != (action == "list"):
+        raise click.UsageError(f"token {action} takes {'no name' if name else 'a NAME'}")
+    if action != "add" and reads:
         raise click.UsageError("--reads says what a new token may: `token add NAME --reads`")
     with shared.memory() as memory:
-        if deed == "add":
+        if action == "add":
             project = memory.projects.current(create=True) if shared.project else None
-            if shared.project and project is None:  # it would be one for everything
+            if shared.project and project is None:  # the token would be good for all projects
                 raise InvalidInput(f"{shared.project} is no project: {memory.projects.nowhere()}")
             answer = memory.add_token(name or "", reads=reads, project=project)
         else:
             answer = memory.revoke_token(name) if name else memory.tokens()
-        shared.show(answer, render_tokens if deed == "list" else render_message)
+        shared.show(answer, render_tokens if action == "list" else render_message)
 
 
 def start_sync(database: Database) -> None:
-    """A process that syncs for as long as this one lives, and holds none of its pipes."""
+    """Start a process that syncs for as long as this one lives, and holds none of its pipes."""
     import subprocess
 
     words = ["--db", str(database.path), "sync", "--watch", "--quiet", "--with-parent"]
-    apart: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     with contextlib.suppress(OSError):
-        subprocess.Popen([*this_program(), *words], **apart, **no_window())
+        subprocess.Popen([*this_program(), *words], **pipes, **no_window())
 
 
 @cli.command("sync")
@@ -20457,56 +20434,56 @@ def sync_command(shared: Context, quiet: bool, again: bool, dry_run: bool, **ask
 
 
 def _check_sync(asked: dict[str, Any]) -> None:
-    """UsageError for what is not asked in one command: it would be left out without a word."""
+    """UsageError for options that exclude each other: one would be ignored silently."""
     of_runs = "--dry-run, --again"
     kinds = {
         "place": "--to, --share", "share": "--to, --share", "share_global": "--to, --share",
         "unshare": "--to, --share", "status": "--status", "leave": "--leave", "watch": "--watch",
         "dry_run": of_runs, "again": of_runs,
     }  # fmt: skip
-    given = {kind: None for name, kind in kinds.items() if asked[name] not in (None, False)}
-    if len(given) > 1:
-        raise click.UsageError(f"give one of these alone: {'; '.join(given)}")
+    chosen = {kind: None for name, kind in kinds.items() if asked[name] not in (None, False)}
+    if len(chosen) > 1:
+        raise click.UsageError(f"give one of these alone: {'; '.join(chosen)}")
     if asked["erase"] and not asked["leave"]:
         raise click.UsageError("--erase is for --leave")
 
 
 def _follow_sync(shared: Context, quiet: bool) -> None:
-    """Print each sync in which something came or went, and what is new of what is wrong."""
+    """Print each sync that sent or received something, or whose remarks are new."""
     handle_signals(signal.default_int_handler)
-    known: object = None
+    remarks: object = None
     with shared.memory(resident=True) as memory, contextlib.suppress(KeyboardInterrupt):
         for answer in memory.follow_sync():
             moved = any(row.get("sent") or row.get("received") for row in answer["spaces"])
-            if not quiet and (moved or answer["remarks"] != known):
+            if not quiet and (moved or answer["remarks"] != remarks):
                 shared.show(answer, render_synced)
-            known = answer["remarks"]
-            with contextlib.suppress(ServiceError):  # their vectors are made another time
+            remarks = answer["remarks"]
+            with contextlib.suppress(ServiceError):  # the vectors are made another time
                 memory.embed_pending()
             memory.database.leave()
 
 
 @cli.command("hub")
-@click.argument("deed", type=click.Choice(("init", "add", "remove")))
+@click.argument("action", type=click.Choice(("init", "add", "remove")))
 @click.argument("person", required=False, default="")
 @click.argument("space", required=False, default="")
 @click.option("--at", "place", metavar="URL", default="", help="The hub (else where this syncs).")
 @click.option("--reads", is_flag=True, help="With add: lets the person read, not write.")
 @click.option("--recall", is_flag=True, help="With init: makes the indexes of `recall --hub`, too.")
 @_shared
-def hub_command(shared: Context, deed: str, person: str, space: str, **options: Any) -> None:
+def hub_command(shared: Context, action: str, person: str, space: str, **options: Any) -> None:
     """Look after a hub."""
-    if (deed == "init") == bool(person and space):
+    if (action == "init") == bool(person and space):
         raise click.UsageError("give `init`, or `add` or `remove` with PERSON and SPACE")
     with shared.memory() as memory:
-        shared.show(memory.hub(deed, person, space, **options), render_message)
+        shared.show(memory.hub(action, person, space, **options), render_message)
 
 
 def _sync_settings(
     memory: Memory, place: str | None, share: str | None, share_global: bool, unshare: bool,
     status: bool, leave: bool, erase: bool,
 ) -> dict[str, Any] | None:  # fmt: skip
-    """Do what was asked of how to sync; None where nothing was."""
+    """Apply the options that say how to sync, and return the answer; None if there are none."""
     answer = None if place is None else memory.sync_to(place)
     if unshare:
         return memory.unshare(everywhere=share_global)
@@ -20525,10 +20502,9 @@ def completion(context: click.Context, shell: str) -> None:
     from click.shell_completion import get_completion_class
 
     name = context.find_root().info_name or "sediment"
-    variable = f"_{name}_COMPLETE".replace("-", "_").replace(".", "_").upper()
-    kind = get_completion_class(shell)
-    if kind is not None:
-        script = kind(cli, {}, name, variable).source()
+    trigger = f"_{name}_COMPLETE".replace("-", "_").replace(".", "_").upper()
+    if kind := get_completion_class(shell):
+        script = kind(cli, {}, name, trigger).source()
         context.obj.show({"shell": shell, "script": script}, lambda _: [script])
 
 
@@ -20536,21 +20512,22 @@ def completion(context: click.Context, shell: str) -> None:
 
 
 def read_stdin(limit: int) -> str:
-    """The UTF-8 text on stdin, without the newline that `echo` adds; of a text with more bytes
-    than may be stored or searched no more is read."""
-    data = sys.stdin.buffer.read(limit + len("\ufeff\r\n".encode()) + 1)
-    if len(data) > limit + len("\ufeff\r\n".encode()):
+    """The UTF-8 text on stdin, without the newline that `echo` adds. InvalidInput, before more is
+    read, if it has more than `limit` bytes."""
+    most = limit + len("\ufeff\r\n".encode())
+    data = sys.stdin.buffer.read(most + 1)
+    if len(data) > most:
         raise InvalidInput(f"the text on stdin is too large: the limit is {limit:,} bytes")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        place = f"byte {error.start}"
-        raise InvalidInput(f"stdin is not UTF-8 text ({place}): convert it first") from None
+        reason = f"stdin is not UTF-8 text (byte {error.start}): convert it first"
+        raise InvalidInput(reason) from None
     return text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text
 
 
 def _count_lines(file: IO[bytes]) -> int | None:
-    """How many lines a file has; unknown for a pipe or device."""
+    """How many lines a file has; None for a pipe or device."""
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return None
     count, last = 0, b"\n"
@@ -20561,10 +20538,9 @@ def _count_lines(file: IO[bytes]) -> int | None:
 
 
 def export_to(file: str, rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Write items into a private file that appears when it is whole: {success, file, count, items,
-    hidden_versions}.
+    """Write items to a private file in one step: {success, file, count, items, hidden_versions}.
 
-    A link leads to the file it means, which keeps its mode; a pipe or device is written to.
+    A link is followed, and a file that is there keeps its mode; a pipe or device is written to.
     """
     counts = {"items": 0, "hidden_versions": 0}
 
@@ -20590,29 +20566,29 @@ def export_to(file: str, rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def progress_bar(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar with a rate on a terminal's stderr, fed with counts of what was done; else a line
-    every PROGRESS_SECONDS."""
+    """Yields a function that adds to a count, shown on stderr: on a terminal by a bar with a rate,
+    else by a line every PROGRESS_SECONDS."""
     start, done = time.monotonic(), 0
-    told, tells = start, not sys.stderr.isatty()
-    unknown = iter(()) if total is None else None
+    printed, as_lines = start, not sys.stderr.isatty()
+    endless = iter(()) if total is None else None
     with click.progressbar(
-        unknown,
+        endless,
         total,
         label,
         show_pos=True,
         item_show_func=lambda rate: rate,
         file=sys.stderr,
-        hidden=tells,
+        hidden=as_lines,
     ) as bar:
         shown: Any = bar
 
         def add(count: int) -> None:
-            nonlocal done, told, total
+            nonlocal done, printed, total
             done += count
-            if total is not None:  # others may have added to it
+            if total is not None:  # another process may have added to it
                 shown.length = total = max(total, done)
-            if tells and (now := time.monotonic()) - told >= PROGRESS_SECONDS:
-                told = now
+            if as_lines and (now := time.monotonic()) - printed >= PROGRESS_SECONDS:
+                printed = now
                 click.echo(f"{label}: {done}{'' if total is None else f' of {total}'}", err=True)
             shown.update(count, f"{done / max(time.monotonic() - start, 0.001):.0f}/s")
 
@@ -20621,7 +20597,7 @@ def progress_bar(label: str, total: int | None) -> Iterator[Callable[[int], None
 
 @contextlib.contextmanager
 def files_bar() -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]:
-    """A bar of files that is told how many there are, then how many are done."""
+    """Two functions: one shows a bar for so many files, the other adds to what is done."""
     with contextlib.ExitStack() as stack:
         bars: list[Callable[[int], None]] = []
 
@@ -20631,24 +20607,15 @@ def files_bar() -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]
         yield total, lambda count: bars[0](count)
 
 
-def _show_indexed(shared: Context, answer: dict[str, Any]) -> None:
-    """The report of an index; --verbose names the files."""
-    for line in render_changes(answer) if shared.verbose else ():
-        click.echo(line, err=True)
-    if not shared.verbose:
-        answer = {name: value for name, value in answer.items() if name != "changes"}
-    shared.show(answer, render_indexed)
-
-
 def _fail_for_skipped(answer: dict[str, Any], paths: Iterable[str]) -> None:
-    """A file that was asked for by name and cannot be indexed is a failure."""
-    asked = {str(whole_path(path)) for path in paths}
-    if failed := [row for row in answer["skipped"] if row["path"] in asked]:
+    """InvalidInput if a file that was given by name was skipped."""
+    given = {str(whole_path(path)) for path in paths}
+    if failed := [row for row in answer["skipped"] if row["path"] in given]:
         raise InvalidInput("; ".join(f"{row['path']} {row['reason']}" for row in failed))
 
 
 def _finish_pending(memory: Memory, shared: Context) -> None:
-    """Make the vectors of long texts, after the answer; interrupting that loses nothing."""
+    """Compute the vectors of long texts, after the answer; interrupting that loses nothing."""
     if not (total := memory.pending()):
         return
     sys.stdout.flush()
@@ -20661,7 +20628,7 @@ def _finish_pending(memory: Memory, shared: Context) -> None:
 
 
 def _finish_consolidation(memory: Memory, shared: Context) -> None:
-    """Look at what an import brought twice; interrupting that loses nothing."""
+    """Merge what an import brought twice; interrupting that loses nothing."""
     if not consolidates() or not memory.has_chores():
         return
     sys.stdout.flush()
@@ -20680,25 +20647,26 @@ def _finish_consolidation(memory: Memory, shared: Context) -> None:
 
 @contextlib.contextmanager
 def _put_off(shared: Context, until: str) -> Iterator[None]:
-    """For what comes after an answer and can wait: what was answered is done, whatever happens."""
+    """For work after the answer: if it fails, say until when it is put off, and do not fail."""
     try:
         yield
     except KeyboardInterrupt:
-        shared.say(f"interrupted: {until}")
+        if shared.verbose:
+            click.echo(f"interrupted: {until}", err=True)
     except (DatabaseError, ServiceError) as error:
         click.echo(f"All is stored; {until} ({printable(str(error))})", err=True)
 
 
 def _reviewed(memory: Memory, pairs: list[dict[str, Any]]) -> Iterator[str]:
-    """Ask about one pair after another, and do what was answered."""
+    """Ask about one pair after another, and apply each answer; yields lines to print."""
     counts: Counter[str] = Counter()
     ended: set[str] = set()
-    for place, pair in enumerate(pairs, 1):
+    for number, pair in enumerate(pairs, 1):
         ids = pair["old"]["id"], pair["new"]["id"]
         if not ended.isdisjoint(ids):
             continue
         yield from render_pair(pair)
-        key = _asked_key(f"{place} of {len(pairs)}: r replace, k keep both, s skip, q quit? ")
+        key = _asked_key(f"{number} of {len(pairs)}: r replace, k keep both, s skip, q quit? ")
         if key == "q":
             break
         try:
@@ -20711,16 +20679,15 @@ def _reviewed(memory: Memory, pairs: list[dict[str, Any]]) -> Iterator[str]:
             yield str(error)
             key = "s"
         counts[key] += 1
-    told = f"{counts['r']} replaced, {counts['k']} kept, {counts['s']} skipped"
-    yield f"{told}; `undo ID` takes a replacement back."
+    summary = f"{counts['r']} replaced, {counts['k']} kept, {counts['s']} skipped"
+    yield f"{summary}; `undo ID` takes a replacement back."
 
 
 def _asked_key(question: str) -> str:
-    """One of r, k, s and q: a key on a terminal, a line of a pipe, whose end is q."""
+    """One of r, k, s and q: a key on a terminal, else a line of a pipe, or q at its end."""
     while True:
         click.echo(question, nl=False, err=True)
-        terminal = sys.stdin.isatty()
-        key = click.getchar() if terminal else sys.stdin.readline(LINE_MAX) or "q"
+        key = click.getchar() if sys.stdin.isatty() else sys.stdin.readline(LINE_MAX) or "q"
         key = key.strip().lower()[:1]
         click.echo(key, err=True)
         if key in ("r", "k", "s", "q"):
@@ -20755,14 +20722,14 @@ def main() -> int:
 
 
 def _fail(text: str, code: int) -> int:
-    """One line on stderr, whatever names stand in it."""
+    """Print an error as one line on stderr; returns its exit code."""
     click.echo(f"Error: {printable_name(text)}", err=True)
     return code
 
 
 def run() -> None:
-    """The program as a process: ends without taking apart what the system frees at once, which
-    is 15 ms of 190, and which a library that is still being loaded might not survive."""
+    """Run the program, and end the process without freeing everything first: that would take 15 ms
+    of 190, and might crash a library that is still being loaded."""
     code = main()
     try:
         for stream in filter(None, (sys.stdout, sys.stderr)):
