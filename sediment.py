@@ -1990,12 +1990,9 @@ class Chunk(NamedTuple):
 
 
 def split_text(text: str, fits: Callable[[str], bool]) -> list[Chunk]:
-    """One chunk of a short text; else chunks of at most CHUNK_MAX characters with a context.
-
-    Each satisfies `fits`, its context included. Everything but white space is in some chunk,
-    and only neighbours in prose overlap. A single character that does not fit is a chunk all
-    the same: it must not be lost.
-    """
+    """One chunk of a short text; else chunks of at most CHUNK_MAX characters with a context. Each
+    satisfies `fits`, its context included, but for a single character that does not: it must not
+    be lost. Everything but white space is in some chunk, and only neighbours in prose overlap."""
     if len(text) <= CHUNK_THRESHOLD and fits(text):
         start, end = _trim(text, 0, len(text))
         return [Chunk(start, end, "")] if start < end else []
@@ -2011,8 +2008,8 @@ def _chunks_of(text: str, kind: str, fits: Callable[[str], bool]) -> Iterator[Ch
 
 
 class Part(NamedTuple):
-    """A chunk of a file: its text, where it stands, its lines, the first being 1, and the day that
-    a heading above it tells, in unix seconds."""
+    """A chunk of a file: its text, its context, its first and last line, counted from 1, and the
+    date in a heading above it, in unix seconds."""
 
     content: str
     context: str
@@ -2024,30 +2021,30 @@ class Part(NamedTuple):
 def split_file(text: str, kind: str, fits: Callable[[str], bool]) -> list[Part]:
     """The parts of a file, cut at every heading of markdown, however short the file is."""
     shown = visible(text) if kind == "markdown" else text
-    ends = [end for end, character in enumerate(shown) if character == "\n"]
-    headings = list(_days_of_headings(shown)) if kind == "markdown" else []
+    newlines = [at for at, character in enumerate(shown) if character == "\n"]
+    headings = list(_dates_of_headings(shown)) if kind == "markdown" else []
     parts = []
     for start, end, context in _chunks_of(shown, kind, fits):
-        lines = bisect_left(ends, start) + 1, bisect_left(ends, end - 1) + 1
+        lines = bisect_left(newlines, start) + 1, bisect_left(newlines, end - 1) + 1
         above = bisect_left(headings, end, key=lambda heading: heading[0])
         day = headings[above - 1][1] if above else None
         parts.append(Part(_BLANK_LINES.sub("\n\n", shown[start:end]), context, *lines, day))
     return parts
 
 
-def _days_of_headings(text: str) -> Iterator[tuple[int, int | None]]:
-    """Where each heading begins, and the day that it tells, or the nearest of those above it."""
+def _dates_of_headings(text: str) -> Iterator[tuple[int, int | None]]:
+    """Where each heading begins, and its date, or that of the nearest one it stands under."""
     path: list[tuple[int, int | None]] = []
     for heading in _headings(text):
         while path and path[-1][0] >= heading.level:
             path.pop()
-        day = _day_told(heading.title) or (path[-1][1] if path else None)
+        day = _date_in_title(heading.title) or (path[-1][1] if path else None)
         path.append((heading.level, day))
         yield heading.start, day
 
 
-def _day_told(title: str) -> int | None:
-    """The day, in unix seconds, that a title begins with or ends in, as in daily notes, records of
+def _date_in_title(title: str) -> int | None:
+    """The day, in unix seconds, that a title begins or ends with, as in daily notes, records of
     decisions and changelogs."""
     for found in filter(None, (_DAY_FIRST.search(title), _DAY_LAST.search(title))):
         with contextlib.suppress(InvalidInput):  # the 40th of May
@@ -2056,26 +2053,26 @@ def _day_told(title: str) -> int | None:
 
 
 def visible(text: str) -> str:
-    """Markdown without front matter and comments; every line stays where it is."""
+    """Markdown without front matter and comments; every line keeps its number."""
     front = _FRONT_MATTER.match(text)
-    start = place = front.end() if front else 0
-    shown = ["\n" * text.count("\n", 0, start)]
-    last = text.rfind("-->")  # a comment that is not closed is none
-    while found := _CODE_OR_COMMENT.search(text, place):
-        place = found.end()
-        if found[0] == "<!--" and place <= last:
-            end = text.index("-->", place) + 3
-            shown += [text[start : found.start()], "\n" * text.count("\n", place, end)]
-            start = place = end
-    return "".join([*shown, text[start:]])
+    start = position = front.end() if front else 0
+    parts = ["\n" * text.count("\n", 0, start)]
+    last_close = text.rfind("-->")  # a comment that is never closed is none
+    while found := _CODE_OR_COMMENT.search(text, position):
+        position = found.end()
+        if found[0] == "<!--" and position <= last_close:
+            end = text.index("-->", position) + 3
+            parts += [text[start : found.start()], "\n" * text.count("\n", position, end)]
+            start = position = end
+    return "".join([*parts, text[start:]])
 
 
-# Without a key it is what stands between two rules.
+# It has a key: without one, two lines of "---" are rules with text between them.
 _FRONT_MATTER = _Pattern(
     r"\s*---[ \t\r]*\n(?:[ \t]*#.*\n)*[\w\"'.-]+[ \t]*:(?:[ \t\r].*)?\n(?:.*\n)*?"
     r"(?:---|\.\.\.)[ \t\r]*(?:\n|\Z)"
 )
-# Code, in which comments are shown, or where a comment begins.
+# A block or span of code, in which comments are text, or the beginning of a comment.
 _CODE_OR_COMMENT = _Pattern(
     r"^[ \t]*(?P<fence>`{3,}+(?=[^`\n]*$)|~{3,}+).*\n(?:.*\n)*?"
     r"(?:[ \t]*(?P=fence)[`~]*[ \t]*$|.*\Z)"
@@ -2128,19 +2125,15 @@ def detect_type(text: str) -> str:
 def _is_json(text: str) -> bool:
     if text[:1] + text[-1:] not in ("{}", "[]"):
         return False
-    try:
+    with contextlib.suppress(ValueError, RecursionError):
         json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
+        return True
+    return False
 
 
 def _is_yaml(text: str) -> bool:
-    """Key lines at the top, and in the first column nothing that YAML does not allow.
-
-    The second test keeps out code, letters and transcripts ("Ann: ...", many times): a mapping
-    has each key once.
-    """
+    """Whether it has keys at the top, and in the first column only what YAML allows, each key once.
+    That keeps out code, letters and transcripts ("Ann: ...", many times)."""
     pairs = sum(1 for line in text.split("\n", 10)[:10] if _YAML_PAIR.match(line))
     if pairs < (1 if text.startswith("---") else 2):
         return False
@@ -2157,10 +2150,8 @@ def _is_yaml(text: str) -> bool:
 
 
 def _is_markdown(text: str) -> bool:
-    """Headings outside code fences, and these not outnumbered by the lines of a program.
-
-    "# " begins a comment in half the languages; "## " hardly ever.
-    """
+    """Whether it has headings outside code fences, and no more lines of a program than of "## ":
+    "# " begins a comment in half the languages, "## " hardly ever."""
     if not _HEADING_LINE.search(text) or not next(_headings(text), None):
         return False
     lines = [line for _, line in _unfenced_lines(text)]
@@ -2295,7 +2286,7 @@ def _code_sections(text: str) -> list[Chunk]:
         if at - start > CODE_MIN or new_depth < depth:
             sections.append(Chunk(start, at, context))
             start, depth, context = at, new_depth, path
-        elif path:  # what the open chunk holds is small: the newcomer describes it better
+        elif path:  # the open chunk is small: this definition describes it better
             depth, context = new_depth, path
     return [*sections, Chunk(start, len(text), context)]
 
@@ -2318,7 +2309,7 @@ def _definitions(text: str) -> Iterator[tuple[int, int, str]]:
 
 
 def _headed_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Each line that is no comment or decorator, with the offset where those above it begin."""
+    """Each line that is no comment or decorator, and where those right above it begin."""
     head: int | None = None
     brackets = 0  # open in a decorator: its arguments may go over several lines
     for start, line in _lines(text):
@@ -2348,7 +2339,7 @@ _YAML_BLOCK = _Pattern(r"[:-] +[|>][-+\d]*\s*$")
 
 
 class _Member:
-    """A value in a JSON or YAML text, from behind the one before it to the one after it."""
+    """A value in a JSON or YAML text; it begins where the one before it ends."""
 
     __slots__ = ("end", "key", "members", "start")
 
@@ -2409,7 +2400,7 @@ def _yaml_members(text: str) -> Iterator[tuple[int, int, str | None]]:
             continue
         if member := _YAML_MEMBER.match(line):
             # An item may stand right below its key: half a step deeper than the key.
-            depth = 2 * indent + (1 if member[2] else 0)
+            depth = 2 * indent + bool(member[2])
             key = None if member[2] else member[3].strip("\"'")[:CONTEXT_MAX]
             yield start if head is None else head, depth, key
             if _YAML_BLOCK.search(line):
@@ -2418,6 +2409,7 @@ def _yaml_members(text: str) -> Iterator[tuple[int, int, str | None]]:
 
 
 def _close(path: list[_Member], end: int) -> None:
+    """The innermost open member ends here."""
     member = path.pop()
     member.end = end
     if end - member.start <= CHUNK_MAX:
@@ -2425,10 +2417,8 @@ def _close(path: list[_Member], end: int) -> None:
 
 
 def _member_sections(root: _Member, enough: int) -> list[Chunk]:
-    """Members packed up to CHUNK_MAX; at the top a key closes a pack that is larger than enough.
-
-    What opens a container goes with its first member and what closes it with its last.
-    """
+    """Members packed up to CHUNK_MAX; at the top, a key closes a pack of more than `enough`.
+    What opens a container goes with its first member and what closes it with its last."""
     sections: list[Chunk] = []
     todo = [(root, root.start, root.end, "")]
     while todo:
@@ -2453,6 +2443,7 @@ def _member_sections(root: _Member, enough: int) -> list[Chunk]:
 
 
 def _pack_path(path: str, parent: _Member, first: int, last: int) -> str:
+    """The key path of the members [first, last): of their parent where they are many."""
     return _key_path(path, parent, first) if last - first == 1 else path
 
 
@@ -2487,7 +2478,6 @@ _CODE_BREAKS = (_PARAGRAPH, _LINE, _Pattern(_SENTENCE), _BLANK, _CLAUSE)
 # The overlap may be half as long again, or half, for a good place to begin.
 _TAIL_MIN = CHUNK_OVERLAP // 2
 _TAIL_MAX = CHUNK_OVERLAP + CHUNK_OVERLAP // 2
-_JOINER = "\u200d"
 # A cluster of more code points than this is no character that anyone reads.
 _CLUSTER_MAX = 32
 
@@ -2501,7 +2491,7 @@ def _pieces(text: str, section: Chunk, prose: bool) -> Iterator[Chunk]:
         cut = _best_cut(text, start + CHUNK_MIN, limit, limit, prose)
         yield Chunk(start, cut, section.context)
         start = cut
-        if prose:
+        if prose:  # the others are to begin with an overlap
             room = CHUNK_MAX - _TAIL_MAX
     yield Chunk(start, end, section.context)
 
@@ -2517,7 +2507,7 @@ def _fitting(text: str, chunk: Chunk, fits: Callable[[str], bool], prose: bool) 
         if fits(embedding_text(text, Chunk(start, end, context))):
             yield Chunk(start, end, context)
             continue
-        # A context that fills over half the window would leave hardly any room for the text.
+        # A context of over half the window would leave hardly any room for the text.
         while context and not fits(f"{context}\n{context}"):
             context = context[(len(context) + 1) // 2 :]
         middle, margin = (start + end) // 2, max(1, (end - start) // 4)
@@ -2533,17 +2523,15 @@ def _fitting(text: str, chunk: Chunk, fits: Callable[[str], bool], prose: bool) 
 
 
 def _overlapping(text: str, chunks: list[Chunk], fits: Callable[[str], bool]) -> Iterator[Chunk]:
-    """The chunks of a section of prose, each begun with the last words of the one before.
-
-    Done last, when it is known what fits: no chunk consists of repeated words only.
-    """
+    """The chunks of a section of prose, each begun with the last words of the one before. It is
+    done last, when it is known what fits, so that no chunk has repeated words only."""
     yield from chunks[:1]
     for before, chunk in pairwise(chunks):
         target = before.end - CHUNK_OVERLAP
         start = _best_cut(text, before.end - _TAIL_MAX, before.end - _TAIL_MIN, target, True)
         longer = chunk._replace(start=_trim(text, start, chunk.end)[0])
-        large = before.end - before.start >= 2 * _TAIL_MAX and chunk.end - start <= CHUNK_MAX
-        yield longer if large and fits(embedding_text(text, longer)) else chunk
+        has_room = before.end - before.start >= 2 * _TAIL_MAX and chunk.end - start <= CHUNK_MAX
+        yield longer if has_room and fits(embedding_text(text, longer)) else chunk
 
 
 def embedding_text(text: str, chunk: Chunk) -> str:
@@ -2568,7 +2556,7 @@ def _one_character(left: str, right: str) -> bool:
     """Whether two code points belong to one visible character."""
     return (
         unicodedata.category(right).startswith("M")
-        or _JOINER in (left, right)
+        or "\u200d" in (left, right)  # joins pictures to one
         or "\U0001f3fb" <= right <= "\U0001f3ff"  # skin tones
         or (left, right) == ("\r", "\n")
     )
@@ -2581,10 +2569,8 @@ def _trim(text: str, start: int, end: int) -> tuple[int, int]:
     end = start + len(span.rstrip())
     if first >= end:
         return start, start
-    line = text.rfind("\n", start, first) + 1
-    if not line and start > 0 and text[start - 1] != "\n":
-        return first, end
-    return max(line, start), end
+    line = text.rfind("\n", max(0, start - 1), first) + 1
+    return (first if start and not line else line), end
 
 
 # ---------------------------------------------------------------------------------------------
@@ -2606,7 +2592,8 @@ def cache_dir() -> Path:
 
 
 def remedy(program: Path | None = None) -> str:
-    """What to do where a part of the program (this one) is missing or damaged."""
+    """What to do when a file of the program in this folder (by default our own) is missing or
+    damaged."""
     program = program or Path(__file__).resolve().parent
     if cache_dir().resolve() in program.resolve().parents:  # the .pyz unpacks itself again
         return f"delete {program} and run again, or reinstall"
@@ -2615,7 +2602,7 @@ def remedy(program: Path | None = None) -> str:
 
 @contextlib.contextmanager
 def loading(library: str) -> Iterator[None]:
-    """A library that cannot be imported is named, with what to do."""
+    """Raises ModelError that names a library that cannot be imported, and what to do."""
     try:
         yield
     except ImportError as error:
@@ -2644,15 +2631,16 @@ def asset(name: str) -> str:
 
 
 def takes_bundled_model() -> bool:
+    """Whether no other model than the bundled one is set."""
     return (setting("EMBEDDING_MODEL") or MODEL).lower() == MODEL.lower()
 
 
 def chosen_model() -> Model:
     """The bundled model, or the one that SEDIMENT_EMBEDDING_MODEL names: by its folder, or by its
-    name in the folder `models` beside the default database."""
-    name = setting("EMBEDDING_MODEL") or MODEL
+    name in the folder `models` beside the default database. Raises ModelError."""
     if takes_bundled_model():
         return Model(model_dir())
+    name = setting("EMBEDDING_MODEL")
     folder = expand_home(name)
     if not folder.is_dir():
         folder = default_database().parent / "models" / name
@@ -2665,14 +2653,14 @@ def chosen_model() -> Model:
 
 
 class Model:
-    """A model folder and what its manifest promises: sizes and SHA-256 of each file."""
+    """A model's folder, and what its manifest says of it: the SHA-256 of each file among others."""
 
     graph = "model.onnx"
-    cohort = ""  # the file of vectors beside which a query's nearness is seen
-    by_token = ""  # the file of each token's vector by itself
+    cohort = ""  # the file of vectors that tell what nearness a query has by chance
+    by_token = ""  # the file with a vector for each token of the vocabulary
     query_prefix = ""
-    destination = ""  # where texts go that leave this program
-    probe = b""  # the vector of PROBE, of a model whose name alone does not tell what it is
+    destination = ""  # of a service: the address that texts are sent to
+    probe = b""  # of a service: the vector of PROBE, by which another model is noticed
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -2686,32 +2674,35 @@ class Model:
             self.cohort = "cohort.f16" if "cohort.f16" in self.files else ""
             self.by_token = "tokens.i8" if "tokens.i8" in self.files else ""
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ModelError(
-                f"{folder}/manifest.json cannot be read ({error}): {self._remedy()}"
-            ) from None
+            reason = f"{folder}/manifest.json cannot be read ({error})"
+            raise ModelError(f"{reason}: {self._remedy()}") from None
 
     def check(self, full: bool = False) -> None:
-        """Stop on a damaged file: by size and time against the last full check, else by digest."""
-        seen, note = self._signature(), self._note()
-        known = _read_json(note)
-        if not full and known.get(str(self.folder)) == seen:
+        """Raises ModelError for a damaged file. Unless `full`, files that have the size and time
+        of the last check are not read."""
+        # Noted beside the model, or in the cache where that folder cannot be written.
+        is_own = os.access(self.folder.parent, os.W_OK)
+        path = (self.folder.parent if is_own else cache_dir()) / "checked.json"
+        stamps, checked = self._stamps(), _read_json(path)
+        if not full and checked.get(str(self.folder)) == stamps:
             return
         for name, facts in self.files.items():
             self._check_digest(name, facts["sha256"])
-        with contextlib.suppress(OSError):  # without a cache every start checks in full
-            note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_atomically(note, json.dumps(known | {str(self.folder): seen}))
+        self._save(path, checked, stamps)
 
     def run(self, session: Any, ids: Any) -> tuple[Any, Any]:
-        """The text's vector of length 1, and a row for each token to weigh otherwise."""
+        """float32[dimension], the text's vector of length 1, and float32[tokens, dimension], each
+        token's state, which a weighted mean is made of. `ids` is int64[tokens]."""
         return tuple(session.run(["embedding", "states"], {"ids": ids}))
 
-    def _note(self) -> Path:
-        """Where the last full check is noted: with the model, or the cache if that is not ours."""
-        own = os.access(self.folder.parent, os.W_OK)
-        return (self.folder.parent if own else cache_dir()) / "checked.json"
+    def _save(self, path: Path, entries: dict[str, Any], entry: list[Any]) -> None:
+        """Note what was found of this folder; where that fails, each start looks again."""
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_atomically(path, json.dumps(entries | {str(self.folder): entry}))
 
-    def _signature(self) -> list[list[int]]:
+    def _stamps(self) -> list[list[int]]:
+        """Size in bytes and time of change in ns of each file."""
         try:
             stats = [os.stat(self.folder / name) for name in self.files]
         except OSError as error:
@@ -2719,12 +2710,9 @@ class Model:
         return [[stat.st_size, stat.st_mtime_ns] for stat in stats]
 
     def _check_digest(self, name: str, expected: str) -> None:
-        import hashlib
-
         path = self.folder / name
         try:
-            with open(path, "rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            digest = _file_digest(path).hex()
         except OSError as error:
             reason = f"the model file {path} cannot be read ({error.strerror})"
             raise ModelError(f"{reason}: {self._remedy()}") from None
@@ -2766,67 +2754,64 @@ class GivenModel(Model):
         config = _read_json(folder / "config.json")
         limits = _read_json(folder / "sentence_bert_config.json")
         self.dimension = config.get("hidden_size", 0)
-        self.max_tokens = (
-            limits.get("max_seq_length") or config.get("max_position_embeddings") or 256
-        )
+        window = limits.get("max_seq_length") or config.get("max_position_embeddings")
+        self.max_tokens = window or 256
         if not isinstance(self.dimension, int) or self.dimension < 1:
             raise ModelError(f"{folder}/config.json does not say its hidden_size: copy it there")
         if not isinstance(self.max_tokens, int) or self.max_tokens < 3:
             raise ModelError(f"{folder} has a max_seq_length that is none: {self.max_tokens!r}")
-        self.by_first = bool(
-            _read_json(folder / "1_Pooling" / "config.json").get("pooling_mode_cls_token")
-        )
+        pooling = _read_json(folder / "1_Pooling" / "config.json")
+        self.by_first = bool(pooling.get("pooling_mode_cls_token"))
         prompts = _read_json(folder / "config_sentence_transformers.json").get("prompts")
-        asked = prompts.get("query") if isinstance(prompts, dict) else None
-        self.query_prefix = str(asked or _QUERY_PREFIXES.get(self.name, ""))
-        self.files = {name: {} for name in (self.graph, "tokenizer.json")}
-        data = f"{self.graph}_data"  # weights of a large model stand beside the graph
-        self.files |= {data: {}} if (folder / data).is_file() else {}
-        self.digest = self._known_digest()
+        prompt = prompts.get("query") if isinstance(prompts, dict) else None
+        self.query_prefix = str(prompt or _QUERY_PREFIXES.get(self.name, ""))
+        # The weights of a large model stand beside the graph.
+        names = self.graph, "tokenizer.json", f"{self.graph}_data"
+        self.files = {name: {} for name in names if (folder / name).is_file()}
+        self.digest = self._cached_digest()
 
     def check(self, full: bool = False) -> None:
-        """Nobody promised what is in these files; `full` reads them all again."""
+        """No manifest says what these files must hold; `full` reads them all again."""
         if full and self._read_digest() != self.digest:
             raise ModelError(f"the files in {self.folder} have changed: run `reindex`")
 
     def run(self, session: Any, ids: Any) -> tuple[Any, Any]:
-        """As of the bundled one; pooled by the first token's state where the model is made so."""
+        """The same; the vector is the mean of the states, or the first one in models made so."""
         import numpy
 
         feeds = {"input_ids": ids, "attention_mask": ids * 0 + 1, "token_type_ids": ids * 0}
-        asked = {given.name for given in session.get_inputs()}
-        rows = {name: values[None] for name, values in feeds.items() if name in asked}
+        inputs = {entry.name for entry in session.get_inputs()}
+        rows = {name: values[None] for name, values in feeds.items() if name in inputs}
         states = session.run([session.get_outputs()[0].name], rows)[0][0]
         if states.shape != (len(ids), self.dimension):
-            told = f"{len(ids)} states of {self.dimension} numbers, as its config tells"
-            raise ModelError(f"{self.folder / self.graph} does not give {told}: {states.shape}")
+            wanted = f"{len(ids)} states of {self.dimension} numbers, as its config tells"
+            raise ModelError(f"{self.folder / self.graph} does not give {wanted}: {states.shape}")
         mean = states[0] if self.by_first else states.mean(0)
         embedding = mean / numpy.linalg.norm(mean)
         return embedding, embedding[None].repeat(len(ids), 0) if self.by_first else states
 
-    def _known_digest(self) -> str:
-        """The digest of the files, read when their size or time is another than noted."""
-        note, seen = cache_dir() / "models.json", self._signature()
-        known = _read_json(note)
-        if (entry := known.get(str(self.folder))) and entry[0] == seen:
+    def _cached_digest(self) -> str:
+        """The digest of the files, read anew when the size or time of one has changed."""
+        path, stamps = cache_dir() / "models.json", self._stamps()
+        cache = _read_json(path)
+        if (entry := cache.get(str(self.folder))) and entry[0] == stamps:
             return str(entry[1])
         digest = self._read_digest()
-        with contextlib.suppress(OSError):
-            note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_atomically(note, json.dumps(known | {str(self.folder): [seen, digest]}))
+        self._save(path, cache, [stamps, digest])
         return digest
 
     def _read_digest(self) -> str:
-        import hashlib
-
-        digest = hashlib.sha256()
-        for name in self.files:
-            with open(self.folder / name, "rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-        return digest.hexdigest()
+        return sha256(b"".join(_file_digest(self.folder / name) for name in self.files)).hex()
 
     def _remedy(self) -> str:
         return "copy it there again"
+
+
+def _file_digest(path: Path) -> bytes:
+    import hashlib
+
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
 
 
 # What these models were trained to find in front of a query.
@@ -2836,29 +2821,29 @@ _QUERY_PREFIXES: dict[str, str] = dict.fromkeys(
 )
 
 
-# "the" is the first whole word of the vocabulary, and 8 % of what is written in English.
+# "the" is the first whole word of the vocabulary (its token id), and 8 % of all words in English.
 _FIRST_WORD, _ZIPF_SHARE = 1996, 0.08
-_CHUNK_WORDS = 40
+_CHUNK_WORDS = 40  # of a usual chunk
 _UNKNOWN = ("[UNK]", "<unk>")
 
 
 class Beside:
-    """What a thread of its own works out, while the caller does something else."""
+    """A call that runs in a thread of its own, while the caller does something else."""
 
     def __init__(self, work: Callable[[], Any], daemon: bool = False) -> None:
         self._work, self._result, self._error = work, None, None
-        # No daemon may load or run the encoder's library: a program that ends then would abort.
+        # No daemon may load or run onnxruntime: a program that ends meanwhile would abort.
         self._thread = threading.Thread(target=self._run, daemon=daemon)
         self._thread.start()
 
     def _run(self) -> None:
         try:
             self._result = self._work()
-        except Exception as error:  # which is the caller's to meet, if it asks for the result
+        except Exception as error:  # `result` raises it
             self._error = error
 
     def result(self, timeout: float | None = None) -> Any:
-        """What came of it, or its error; TimeoutError where it takes more seconds."""
+        """What the call returned or raised; TimeoutError when it takes more seconds."""
         self._thread.join(timeout)
         if self._thread.is_alive():
             raise TimeoutError
@@ -2868,13 +2853,13 @@ class Beside:
 
 
 def ahead(
-    workers: ThreadPoolExecutor, count: int, work: Callable[[Any], Any], given: Iterable[Any]
+    workers: ThreadPoolExecutor, count: int, work: Callable[[Any], Any], items: Iterable[Any]
 ) -> Iterator[tuple[Any, Future[Any]]]:
-    """Each that is given and what `work` will make of it, in their order; so many that come next
-    are worked on meanwhile."""
+    """Each item with the future of `work(item)`, in order; the `count` items that follow it are
+    worked on meanwhile."""
     begun: deque[tuple[Any, Future[Any]]] = deque()
-    for one in given:
-        begun.append((one, workers.submit(work, one)))
+    for item in items:
+        begun.append((item, workers.submit(work, item)))
         if len(begun) > count:
             yield begun.popleft()
     yield from begun
@@ -2886,29 +2871,27 @@ def texts_at_once() -> int:
 
 
 class Encoder:
-    """Texts to unit vectors; tokenizer and session are loaded at first use, from any thread.
-
-    A one-shot process takes the session that starts fastest (9 + 8 ms to the first vector);
-    a resident one pays 65 ms once for optimised weights, then 1.9 ms instead of 4 for a short
-    text (12 tokens, two threads).
-    """
+    """Texts to unit vectors; tokenizer and session are loaded at first use, from any thread. A
+    one-shot process takes the session that starts fastest (9 + 8 ms to the first vector); a
+    resident one pays 65 ms once for optimised weights, then 1.9 ms instead of 4 for a short text
+    (12 tokens, two threads)."""
 
     batch = PENDING_BATCH
-    trouble = ""  # why a service gave no vectors when it was asked last
+    trouble = ""  # why a service gave no vectors at the last request
 
     def __init__(self, folder: Path | None = None, *, resident: bool = True) -> None:
         self._folder, self.resident = folder, resident
-        self.wait = SERVICE_WAIT  # for a service, of those who want an answer
-        self.sent: Counter[str] = Counter()  # to a service, and not yet noted in the file
+        self.wait = SERVICE_WAIT  # s for a service, unless the caller is patient
+        self.sent: Counter[str] = Counter()  # to a service, and not yet counted in the database
         self._locks = {name: threading.Lock() for name in ("tokenizer", "session", "workers")}
         self._tokenizer: Tokenizer | None = None
         self._session: Any = None
-        self._workers: Any = None  # that encode many texts at once, for so many long jobs
-        self._jobs = 0
+        self._workers: Any = None  # a thread pool, as long as a long job runs
+        self._jobs = 0  # long jobs that run
 
     @functools.cached_property
     def model(self) -> Model:
-        """The model's files: in a folder of one's own, or what is set. Raises ModelError."""
+        """The model in the folder given, else the one that is set. Raises ModelError."""
         return Model(self._folder) if self._folder else chosen_model()
 
     def tokens(self, text: str) -> list[int]:
@@ -2924,32 +2907,31 @@ class Encoder:
         return len(self._load_tokenizer().encode(text).ids)
 
     def commonness(self, word: str) -> float:
-        """About what share of chunks in English hold a lower-case word, by Zipf's law.
-
-        The vocabulary is ordered by frequency, behind its special and single characters.
-        """
-        place = self._load_tokenizer().token_to_id(word)
-        if place is None:
+        """About what share of chunks in English hold a lower-case word, by Zipf's law: the
+        vocabulary is ordered by frequency, behind special and single characters. 0 of words that
+        it lacks."""
+        token = self._load_tokenizer().token_to_id(word)
+        if token is None:
             return 0.0
-        rank = 20 if len(word) == 1 else max(1, place - _FIRST_WORD + 1)
+        rank = 20 if len(word) == 1 else max(1, token - _FIRST_WORD + 1)
         return 1 - math.exp(-_CHUNK_WORDS * _ZIPF_SHARE / rank)
 
     def known_tokens(self, word: str) -> list[int]:
-        """The tokens of a lower-case word, without what stands for unknown ones."""
+        """The token ids of a lower-case word, without those that stand for unknown pieces."""
         unknown = self._unknown()
         ids = self._load_tokenizer().encode(word, add_special_tokens=False).ids
         return [id for id in ids if id not in unknown]
 
     def token_vectors(self, tokens: Any) -> Any:
-        """float32[n, axes]: what tokens mean by themselves, of length 1 but for rounding; zeros of
-        token 0, which stands for no word."""
+        """float32[n, axes]: the vectors of n token ids by themselves, of length 1 but for
+        rounding; zeros of token 0, which stands for no word."""
         import numpy
 
         return self._by_token[tokens] * numpy.float32(1 / 127)
 
     @functools.cached_property
     def _by_token(self) -> Any:
-        """int8[vocabulary, axes], of a model that comes with them (`by_token`)."""
+        """int8[vocabulary, axes], of a model that has the file `by_token`."""
         import numpy
 
         with self._readable(self.model.by_token) as path:
@@ -2957,8 +2939,9 @@ class Encoder:
 
     def fits(self, text: str) -> bool:
         """Whether nothing of the text would be cut off."""
-        few = text.isascii() and len(text) + 8 <= self.model.max_tokens  # a token has a letter
-        return few or self.count_tokens(text) <= self.model.max_tokens
+        # Each token of ASCII has a character at least.
+        is_short = text.isascii() and len(text) + 8 <= self.model.max_tokens
+        return is_short or self.count_tokens(text) <= self.model.max_tokens
 
     def embed(self, text: str) -> bytes:
         """The text's vector: float32[dimension], little-endian, of length 1."""
@@ -2969,19 +2952,20 @@ class Encoder:
         return self.model.run(session, ids)[0].astype("<f4").tobytes()
 
     def embed_all(self, texts: Iterable[str], patient: bool = False) -> list[bytes]:
-        """The vectors of texts. Raises ServiceError, after a long time where it is `patient`."""
-        if not self._workers:  # one by one, as they are made
+        """The vectors of texts, in their order. Raises ServiceError; the `patient` wait longer
+        before that."""
+        if not self._workers:  # lazily: the caller may stop in the middle of its texts
             return [*map(self.embed, texts)]
         texts = [*texts]
-        with self._locks["workers"]:  # so that they are not sent home meanwhile
-            made = (self._workers.map if self._workers else map)(self.embed, texts)
-        return [*made]
+        with self._locks["workers"]:  # so that the pool is not closed meanwhile
+            vectors = (self._workers.map if self._workers else map)(self.embed, texts)
+        return [*vectors]
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[int]:
-        """For a long job: until its end each text is encoded by a thread of its own, as many at
-        once as there are cores, TEXTS_AT_ONCE at most. How many: 1 of a service, and where an
-        encoder is loaded already, which others may wait for."""
+        """For a long job: `embed_all` encodes so many texts at once, each by a thread of its own,
+        as long as the block runs. It is 1 with a service, and where a session is loaded already,
+        since others may wait for that."""
         if not self._begin_job():
             yield 1
             return
@@ -2991,18 +2975,18 @@ class Encoder:
             self._end_job()
 
     def _begin_job(self) -> bool:
-        """Have workers for one more long job, if it is to have them."""
+        """Open the pool for one more long job; False where there is to be none."""
         from concurrent.futures import ThreadPoolExecutor
 
         with self._locks["workers"]:
-            if self.model.destination or not (self._workers or self._session is None):
+            if self.model.destination or (self._session is not None and not self._workers):
                 return False
             self._jobs += 1
             self._workers = self._workers or ThreadPoolExecutor(texts_at_once())
         return True
 
     def _end_job(self) -> None:
-        """Send the workers home, unless another job has them still."""
+        """Close the pool, unless another job still has it."""
         with self._locks["workers"]:
             self._jobs -= 1
             if self._jobs:
@@ -3011,28 +2995,25 @@ class Encoder:
         workers.shutdown()
 
     def embed_query(self, text: str, weights: Sequence[float]) -> bytes:
-        """The same for a query, with a weight for each of its characters.
-
-        The mean over the tokens is weighted by each one's first character; what stands for no
-        character counts nothing, and neither does a word that the model does not know. Without
-        any weight, the vector that `embed` gives; no vector where the model knows none of it.
-        """
+        """The vector of a query, with a weight for each of its characters: the mean of the tokens'
+        states, each weighted by the token's first character; special and unknown tokens count
+        nothing. Where no token has a weight it is what `embed` gives, or b"" if one is unknown."""
         import numpy
 
         encoding, plain, states = self._query_states(text)
-        if encoding is None:  # a service's, which tells nothing of tokens
+        if encoding is None:  # from a service, which gives no states
             return plain.tobytes()
-        starts = self._token_weights(encoding, weights)
-        if not any(starts) and self._unknown().intersection(self._in_window(encoding.ids)):
+        token_weights = self._token_weights(encoding, weights)
+        if not any(token_weights) and self._unknown().intersection(self._in_window(encoding.ids)):
             return b""
-        pooled = numpy.array(starts, numpy.float32) @ states
+        pooled = numpy.array(token_weights, numpy.float32) @ states
         length = float(numpy.linalg.norm(pooled))
         return (pooled / length if length else plain).astype("<f4").tobytes()
 
     def near_cohort(self, vector: bytes) -> float:
         """The cosine of a query's vector to the nearest memory of the model's cohort; 0 where
         there is no vector, or no cohort."""
-        if not vector or self._cohort is None:
+        if not vector or not self.model.cohort:
             return 0.0
         import numpy
 
@@ -3040,17 +3021,15 @@ class Encoder:
 
     @functools.cached_property
     def _cohort(self) -> Any:
-        """float32[n, dimension], of length 1 but for rounding: some memories of other people's
-        lives, which come with the bundled model alone."""
-        if not self.model.cohort:
-            return None
+        """float32[n, dimension], of length 1 but for rounding: memories of other people's lives,
+        of a model that has the file `cohort`."""
         import numpy
 
         with self._readable(self.model.cohort) as path:
             return numpy.fromfile(path, "<f2").astype("<f4").reshape(-1, self.model.dimension)
 
     def _query_states(self, text: str) -> tuple[Any, Any, Any]:
-        """A query's tokens, its plain vector, and a row for each of the tokens."""
+        """A query's encoding by the tokenizer, its plain vector, and each token's state."""
         session = self.load()
         import numpy
 
@@ -3059,30 +3038,29 @@ class Encoder:
         return encoding, *self.model.run(session, numpy.array(ids, numpy.int64))
 
     def _token_weights(self, encoding: Any, weights: Sequence[float]) -> list[float]:
-        """Each token's weight: that of its first character, none of what closes the text and of
-        what is not in the vocabulary."""
+        """Each token's weight: that of its first character; 0 of special and unknown tokens."""
         weights = [*[0.0] * len(self.model.query_prefix), *weights]
         ids, unknown = self._in_window(encoding.ids), self._unknown()
-        known = zip(ids[:-1], encoding.offsets, strict=False)
-        told = [weights[at] if end and id not in unknown else 0.0 for id, (at, end) in known]
-        return [*told, 0.0]
+        spans = zip(ids[:-1], encoding.offsets, strict=False)  # without the closing token
+        found = [weights[at] if end and id not in unknown else 0.0 for id, (at, end) in spans]
+        return [*found, 0.0]
 
     def _unknown(self) -> set[int | None]:
-        """What stands for words that are not in the vocabulary: one vector for all of them."""
+        """The token that stands for whatever is not in the vocabulary."""
         return set(map(self._load_tokenizer().token_to_id, _UNKNOWN)) - {None}
 
     def load(self) -> Any:
-        """The session, ready to run: what the first `embed` would otherwise wait for."""
+        """The session, loaded at first use. Raises ModelError."""
         with self._locks["session"]:
             if self._session is None:
                 self._session = self._open_session()
         return self._session
 
     def begin_loading(self) -> None:
-        """Load the session beside what the caller does until it needs it. It is not run there, too:
-        its two threads want both cores, and recalls took no less time."""
+        """Load the session while the caller does something else. It is not run there, too: its two
+        threads want both cores, and recalls took no less time."""
         if self._session is None:
-            Beside(self.load)  # whoever needs it meets an error again
+            Beside(self.load)  # an error is met again by whoever needs the session
 
     def _load_tokenizer(self) -> Tokenizer:
         with self._locks["tokenizer"]:
@@ -3102,9 +3080,9 @@ class Encoder:
 
     def _open_session(self) -> Any:
         self.model.check()
-        # Before onnxruntime, which would import numpy's inner parts first: another thread that
-        # imports numpy at that moment would wait for those, this one for that, and one of the
-        # two would be given half a module.
+        # numpy before onnxruntime, which would import numpy's inner parts first: with another
+        # thread that imports numpy at that moment each waits for the other, and one of the two
+        # is given half a module.
         with loading("onnxruntime"):
             import numpy  # noqa: F401
             import onnxruntime
@@ -3112,8 +3090,8 @@ class Encoder:
         options.log_severity_level = 3
         threads = 1 if self._workers else ENCODER_THREADS
         options.intra_op_num_threads = min(threads, os.cpu_count() or 1)
-        # Threads wait for each other without sleeping, for so long and not between runs: longer, a
-        # thread that was idle is not let onto the core where another one spins.
+        # Threads wait for each other without sleeping for ENCODER_SPIN, and not between runs: if
+        # they did for longer, a thread that was idle would not get the core where another spins.
         options.add_session_config_entry("session.intra_op.allow_spinning", "1")
         options.add_session_config_entry("session.force_spinning_stop", "1")
         options.add_session_config_entry("session.intra_op.spin_duration_us", str(ENCODER_SPIN))
@@ -3125,7 +3103,7 @@ class Encoder:
 
     @contextlib.contextmanager
     def _readable(self, name: str) -> Iterator[str]:
-        """The path of a model's file, for a library that has its own errors for a bad one."""
+        """The path of a model's file; whatever a library raises of it is a ModelError."""
         path = self.model.folder / name
         try:
             yield str(path)
@@ -3135,12 +3113,12 @@ class Encoder:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of ours; anything else counts as an empty one."""
+    """A JSON object from a file; anything else counts as an empty one."""
     return parse_object(plain_text(path))
 
 
 def parse_object(text: str | bytes) -> dict[str, Any]:
-    """A JSON object from what others wrote; anything else counts as an empty one."""
+    """A JSON object from a text that may be anything; whatever is none counts as an empty one."""
     try:
         value = json.loads(text.decode("utf-8", "replace") if isinstance(text, bytes) else text)
     except (ValueError, TypeError, RecursionError):
@@ -3149,10 +3127,10 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
 
 
 def take_place(draft: Path, target: Path) -> None:
-    """Give a file that is whole a name that nothing has: FileExistsError where something has it.
-    Where a disk knows no links the name is held by an empty file for a moment."""
+    """Give a finished file a name that is free. Raises FileExistsError where it is not. Where a
+    disk knows no links the name is held by an empty file for a moment."""
     try:
-        os.link(draft, target)  # unlike a renaming, it takes nobody's place
+        os.link(draft, target)  # unlike renaming, this replaces no file
     except FileExistsError:
         raise
     except OSError:
@@ -3165,7 +3143,7 @@ def take_place(draft: Path, target: Path) -> None:
 
 
 def keep_as(path: Path, other: Path) -> None:
-    """Let a file have another name, too, that nothing has; where a disk knows no links, a copy."""
+    """Give a file a second name that is free; where a disk knows no links, make a copy of it."""
     try:
         os.link(path, other)
     except OSError:
@@ -3177,14 +3155,14 @@ def keep_as(path: Path, other: Path) -> None:
 
 
 def make_private(path: Path, mode: int = 0o600) -> None:
-    """Give permissions, whatever the umask; not every disk knows any."""
+    """Set permissions, whatever the umask; not every disk has any."""
     with contextlib.suppress(OSError):
         os.chmod(path, mode)
 
 
 def plain_text(path: Path) -> str:
-    """What a plain file of at most PLAIN_MAX bytes says; "" of anything else: a checkout may have
-    a pipe or a device in its place, which would be read for ever."""
+    """The text of a plain file of at most PLAIN_MAX bytes; "" of anything else: a checkout may
+    have a pipe or a device in its place, which would be read for ever."""
     with contextlib.suppress(OSError, ValueError):
         if os.path.isfile(path) and path.stat().st_size <= PLAIN_MAX:
             return path.read_text("utf-8", "surrogateescape")
@@ -3192,20 +3170,18 @@ def plain_text(path: Path) -> str:
 
 
 def draft_of(path: Path) -> Path:
-    """What a file is called until it is whole: this thread's, and of this process, as
-    `left_behind` can tell."""
+    """The name that a file has until it is whole. It names this thread, and this process, by which
+    `left_behind` finds the drafts of killed ones."""
     thread = threading.current_thread()
-    own = "" if thread is threading.main_thread() else f".{thread.ident}"
-    return path.with_name(f"{path.name}{own}.{os.getpid()}.tmp")
+    suffix = "" if thread is threading.main_thread() else f".{thread.ident}"
+    return path.with_name(f"{path.name}{suffix}.{os.getpid()}.tmp")
 
 
 @contextlib.contextmanager
 def replacing(path: Path, mode: int | None = None, new: bool = False) -> Iterator[io.TextIOWrapper]:
-    """A file to write that takes the path's place in one step, once it is whole.
-
-    A reader or a crash never meets half of it. With a mode the file has those permissions, and
-    nobody reads more of it on the way. A `new` one takes nobody's place, as by `take_place`.
-    """
+    """A file to write that takes the path's place in one step, once it is whole: no reader, and no
+    crash, meets half of it. With a mode the file has those permissions, and no wider ones before.
+    A `new` one replaces nothing, as in `take_place`."""
     draft = draft_of(path)
     flags = os.O_CREAT | os.O_WRONLY | os.O_EXCL  # a checkout may have a link of that name
     try:
@@ -3223,7 +3199,7 @@ def replacing(path: Path, mode: int | None = None, new: bool = False) -> Iterato
 
 
 def write_atomically(path: Path, text: str, mode: int | None = None) -> None:
-    """Give a file this text, and as `replacing` does, a mode."""
+    """Write a text file as `replacing` does."""
     with replacing(path, mode) as file:
         file.write(text)
 
@@ -3232,22 +3208,23 @@ _NO_VECTORS = "vectors of the database are damaged: run `doctor --repair`"
 
 
 def _matrix(rows: list[tuple[Any, ...]]) -> Any:
-    """The vectors that stand last in rows, one below the other."""
+    """float32[rows, dimension]: the vectors in the last column of rows. Raises DamagedError where
+    they differ in length."""
     import numpy
 
     lengths = {len(row[-1]) for row in rows}
     if len(lengths) != 1 or any(length % 4 for length in lengths):
         raise DamagedError(_NO_VECTORS)
-    found = numpy.frombuffer(b"".join(row[-1] for row in rows), "<f4").reshape(len(rows), -1)
-    return _without_noise(found)
+    data = b"".join(row[-1] for row in rows)
+    return _without_noise(numpy.frombuffer(data, "<f4").reshape(len(rows), -1))
 
 
 def _without_noise(vectors: Any) -> Any:
-    """Vectors, with nothing in the place of those that no vector of length 1 is: NaN would spoil
+    """Vectors, with zeros in the place of those that are damaged, by their length: NaN would spoil
     whatever they are multiplied with."""
     import numpy
 
-    with numpy.errstate(all="ignore"):  # what is noise may be of any size
+    with numpy.errstate(all="ignore"):  # damaged numbers may be of any size
         noise = ~(numpy.einsum("ij,ij->i", vectors, vectors) < 2)  # NaN too
     return numpy.where(noise[:, None], numpy.float32(0), vectors) if noise.any() else vectors
 
@@ -3255,9 +3232,10 @@ def _without_noise(vectors: Any) -> Any:
 # ---------------------------------------------------------------------------------------------
 # Embedding services
 #
-# Vectors by HTTP, from where SEDIMENT_EMBEDDING_MODEL says, and never without that: texts leave
-# for it. Tokens, chunks and what words tell are still the bundled model's. A text without a vector
-# is stored and waits in `pending`. A request is one POST, so the standard library is enough.
+# Vectors by HTTP, from the service that SEDIMENT_EMBEDDING_MODEL names, and never without that,
+# since it is sent the texts. Tokens, chunks and the weights of words are still the bundled model's.
+# A text that gets no vector is stored, and waits in `pending`. A request is one POST, so the
+# standard library is enough.
 # ---------------------------------------------------------------------------------------------
 
 _ADDRESS = _Pattern(r"https?://([\w.-]+|\[[\da-fA-F:.]+\])(?::\d{1,5})?(?:/[\w.~/%:+-]*)?")
@@ -3266,63 +3244,63 @@ _LOOPBACK = _Pattern(r"localhost|127(?:\.\d{1,3}){3}|\[::1\]")
 
 @functools.cache
 def services() -> dict[str, dict[str, Any]]:
-    """Of each service its address, the variable with its key and the header for that, and what it
-    calls a text that is to be found and one that looks for it."""
+    """Each service by its name: {url, path, key (the variable that has it), header, kinds (what it
+    calls a stored text and a query)}."""
     return json.loads(asset("services.json"))
 
 
 class ServiceModel(Model):
-    """A model at an address, with the tokenizer of the bundled one. Its name does not say which
-    weights are behind it, and these may change while this process runs: the vector of PROBE tells,
-    and comes with all texts that are to be found."""
+    """A model at an address, with the tokenizer of the bundled one. Its weights may change behind
+    its name, even while this process runs: the vector of PROBE shows that, and is asked for with
+    all texts that are stored."""
 
     def __init__(self, name: str, sent: Counter[str]) -> None:
         super().__init__(model_dir())
-        self.sent = sent  # what leaves, by kind
-        self._probed = (-math.inf, b"")  # when, by the monotonic clock, and what came
-        kind, _, self.model = name.partition(":")
-        self.name, self.dimension, self.cohort = f"{kind.lower()}:{self.model}", 0, ""
+        self.sent = sent  # counts of requests, texts and tokens, and the cost
+        self._probed = (-math.inf, b"")  # when, by the monotonic clock, and the vector
+        kind, _, self.model_name = name.partition(":")
+        self.name, self.dimension, self.cohort = f"{kind.lower()}:{self.model_name}", 0, ""
         self.digest = sha256(self.name.encode()).hex()
-        self.query_prefix = _QUERY_PREFIXES.get(self.model.rpartition("/")[2], "")
+        self.query_prefix = _QUERY_PREFIXES.get(self.model_name.rpartition("/")[2], "")
         self.service = services()[kind.lower()]
         url = (setting("EMBEDDING_URL") or self.service["url"]).strip().rstrip("/")
-        known = _ADDRESS.fullmatch(url)
-        if not known or not re.fullmatch(r"[\w.:/@+-]+", self.model):
+        address = _ADDRESS.fullmatch(url)
+        if not address or not re.fullmatch(r"[\w.:/@+-]+", self.model_name):
             form = "NAME, and SEDIMENT_EMBEDDING_URL=https://HOST/v1, with no user, key or query"
             raise ModelError(f"a service is set by SEDIMENT_EMBEDDING_MODEL={kind}:{form}")
-        self.is_local = bool(_LOOPBACK.fullmatch(known[1]))
+        self.is_local = bool(_LOOPBACK.fullmatch(address[1]))
         self.destination = url + (" (on this machine)" if self.is_local else "")
-        self.url = url + self.service["path"].format(self.model)
+        self.url = url + self.service["path"].format(self.model_name)
 
     @property
     def probe(self) -> bytes:
-        """The vector of PROBE; nothing where that is not known, or no longer."""
+        """The vector of PROBE; b"" where none came within PROBE_EVERY seconds."""
         when, vector = self._probed
         return vector if time.monotonic() < when + PROBE_EVERY else b""
 
     def key(self) -> str:
-        """What the environment has, and nothing else."""
+        """The API key, from the environment alone."""
         return variable(self.service["key"]).strip()
 
     def ask(self, texts: list[str], query: bool, timeout: float) -> list[bytes]:
-        """The vectors of texts. Raises ServiceError."""
+        """The vectors of texts, by one request of so many seconds. Raises ServiceError."""
         probing = not query or not (self.probe or self.service["kinds"])
-        asked = [*texts, PROBE] if probing else texts
-        work = functools.partial(self._post, to_json(self._body(asked, query)).encode(), timeout)
-        leaves = {"requests_sent": 1, "texts_sent": len(texts)}
-        self.sent.update(leaves)
+        inputs = [*texts, PROBE] if probing else texts
+        work = functools.partial(self._post, to_json(self._body(inputs, query)).encode(), timeout)
+        counts = {"requests_sent": 1, "texts_sent": len(texts)}
+        self.sent.update(counts)
         try:
             answer = parse_object(Beside(work, daemon=True).result(timeout))
         except ServiceError as error:
             if not error.reached:
-                self.sent.subtract(leaves)
+                self.sent.subtract(counts)
             raise
         except TimeoutError:  # whatever took the time: a name, a header, each byte of the rest
             raise self._error(f"no answer within {timeout:.3g} s", 0.0) from None
         self.sent.update(_usage(answer))
         if probing:
-            self.dimension = 0  # another model may have another one
-        vectors = self._vectors(answer, len(asked))
+            self.dimension = 0  # a changed model may have another one
+        vectors = self._vectors(answer, len(inputs))
         if probing:
             self._probed = time.monotonic(), vectors.pop()
         return vectors
@@ -3336,61 +3314,63 @@ class ServiceModel(Model):
     def _body(self, texts: list[str], query: bool) -> dict[str, Any]:
         kind = self.service["kinds"][query] if self.service["kinds"] else None
         if "{}" in self.service["path"]:  # Gemini's, with a request for each text
-            model = {"model": f"models/{self.model}", "taskType": kind}
-            return {"requests": [model | {"content": {"parts": [{"text": one}]}} for one in texts]}
-        return {"model": self.model, "input": texts} | ({"input_type": kind} if kind else {})
+            model = {"model": f"models/{self.model_name}", "taskType": kind}
+            contents = [{"content": {"parts": [{"text": text}]}} for text in texts]
+            return {"requests": [model | content for content in contents]}
+        return {"model": self.model_name, "input": texts} | ({"input_type": kind} if kind else {})
 
     def _headers(self) -> dict[str, str]:
         """With the key, which a service of one's own may not need."""
-        key, own = self.key(), not self.url.startswith(self.service["url"])
-        if not re.fullmatch("[!-~]+", key or "-" * own):  # the library's error would show it
+        key, is_own = self.key(), not self.url.startswith(self.service["url"])
+        if not (re.fullmatch("[!-~]+", key) if key else is_own):  # urllib's error would show it
             raise self._error(f"{self.service['key']} is not set to a key")
         header, before = self.service["header"].split(": ")
-        told = {"Content-Type": "application/json", "User-Agent": f"sediment/{__version__}"}
-        return told | ({header: before + key} if key else {})
+        headers = {"Content-Type": "application/json", "User-Agent": f"sediment/{__version__}"}
+        return headers | ({header: before + key} if key else {})
 
     def _post(self, data: bytes, timeout: float) -> bytes:
-        """What the service answers. No redirection is followed, which would take the texts and
-        the key to where nobody sent them; what is for this machine goes through no proxy."""
+        """The body of the reply. No redirection is followed, which would take the texts and the
+        key to where nobody sent them; a request to this machine goes through no proxy."""
         from http.client import HTTPException
         from urllib import error, request
 
-        here = {"redirect_request": lambda *_: None}
-        stays = type("Stays", (request.HTTPRedirectHandler,), here)
+        members = {"redirect_request": lambda *_: None}
+        no_redirect = type("NoRedirect", (request.HTTPRedirectHandler,), members)
         proxies = request.ProxyHandler({} if self.is_local else None)
-        asked = request.Request(self.url, data, self._headers())
+        post = request.Request(self.url, data, self._headers())
         try:
-            with request.build_opener(stays, proxies).open(asked, timeout=timeout) as response:
-                read = response.read(SERVICE_ANSWER)
-                if response.length:  # which it says, and the library does not
+            with request.build_opener(no_redirect, proxies).open(post, timeout=timeout) as response:
+                body = response.read(SERVICE_ANSWER)
+                if response.length:  # bytes that are missing; the library raises nothing of them
                     raise HTTPException("it broke off, or answers without end")
-                return read
+                return body
         except error.HTTPError as found:
             raise self._refusal(found) from None
         except (OSError, HTTPException, ValueError) as found:
             reason = getattr(found, "reason", found)
             is_final = isinstance(found, error.URLError) and not isinstance(reason, TimeoutError)
-            told = str(reason) or type(reason).__name__
-            failed = self._error(told, None if is_final else 0.0)
-            failed.reached = not is_final
-            raise failed from None
+            message = str(reason) or type(reason).__name__
+            failure = self._error(message, None if is_final else 0.0)
+            failure.reached = not is_final
+            raise failure from None
 
-    def _refusal(self, found: Any) -> Exception:
-        """What an answer with an error's code says, but for the key, which some repeat."""
-        code, told, again = found.code, "", None
+    def _refusal(self, found: Any) -> ServiceError:
+        """The error of a reply with such a code: its text without the key, which some repeat."""
+        code, text, again = found.code, "", None
         with contextlib.suppress(Exception):  # it may break off
-            told = found.read(PLAIN_MAX).decode("utf-8", "replace")
+            text = found.read(PLAIN_MAX).decode("utf-8", "replace")
         if 300 <= code < 400:
-            told = f"SEDIMENT_EMBEDDING_URL may be {found.headers['Location']}, where it sends us"
-        refused = code in (400, 413, 422) or (code >= 500 and " too l" in told)  # or large, by some
+            text = f"SEDIMENT_EMBEDDING_URL may be {found.headers['Location']}, where it sends us"
+        # Some give a text that is too long, or too large, a code of 500 and more.
+        refused = code in (400, 413, 422) or (code >= 500 and " too l" in text)
         if code in (408, 429) or (code >= 500 and not refused):
-            rest = found.headers.get("Retry-After", "")
-            again = float(rest) if re.fullmatch(r"\d{1,4}(\.\d{1,9})?", rest) else 0.0
-        told = redact(told.replace(self.key() or "\0", "[key]"))[0]
-        return self._error(f"HTTP {code}: {told}", again, refused)
+            seconds = found.headers.get("Retry-After", "")
+            again = float(seconds) if re.fullmatch(r"\d{1,4}(\.\d{1,9})?", seconds) else 0.0
+        text = redact(text.replace(self.key() or "\0", "[key]"))[0]
+        return self._error(f"HTTP {code}: {text}", again, refused)
 
     def _vectors(self, answer: dict[str, Any], count: int) -> list[bytes]:
-        """The vectors of an answer, of length 1, in the order of the texts."""
+        """The vectors of an answer, of length 1, in the order of the texts. Raises ServiceError."""
         import numpy
 
         try:
@@ -3404,17 +3384,17 @@ class ServiceModel(Model):
             raise self._error("its answer is not that of an embeddings API") from None
         usable, dimension = (lengths > 0) & (lengths < math.inf), self.dimension or matrix.shape[1]
         if (*matrix.shape, usable.sum()) != (count, dimension, count):
-            told = f"{usable.sum()} usable vectors of {matrix.shape[1]} numbers"
-            raise self._error(f"it gave {told}, and not {count} of {dimension}")
+            given = f"{usable.sum()} usable vectors of {matrix.shape[1]} numbers"
+            raise self._error(f"it gave {given}, and not {count} of {dimension}")
         self.dimension = dimension
         return [row.tobytes() for row in matrix / lengths]
 
 
 def _usage(answer: dict[str, Any]) -> dict[str, float]:
-    """The tokens, and the cost, that a service tells."""
-    told = answer.get("usage") or answer.get("usageMetadata")
-    names = dict.fromkeys(("total_tokens", "promptTokenCount"), "tokens_sent") | {"cost": "cost"}
-    found = told.items() if isinstance(told, dict) else ()
+    """The tokens, and the cost, that a service counted for a request."""
+    usage = answer.get("usage") or answer.get("usageMetadata")
+    names = {"total_tokens": "tokens_sent", "promptTokenCount": "tokens_sent", "cost": "cost"}
+    found = usage.items() if isinstance(usage, dict) else ()
     numbers = {name: n for name, n in found if name in names and type(n) in (int, float)}
     return {names[name]: n for name, n in numbers.items() if 0 < n < 2**53}
 
@@ -3423,15 +3403,15 @@ class ServiceEncoder(Encoder):
     """Vectors of a service, and tokens of the bundled model."""
 
     batch = SERVICE_BATCH
-    _rests_until = 0.0
+    _rests_until = 0.0  # by the monotonic clock: before that it is not asked again
 
     @functools.cached_property
     def model(self) -> ServiceModel:
-        """What is set. Raises ModelError."""
+        """The service's model that is set. Raises ModelError."""
         return ServiceModel(setting("EMBEDDING_MODEL"), self.sent)
 
     def load(self) -> None:
-        """There is no session."""
+        """Nothing: there is no session."""
 
     def embed(self, text: str) -> bytes:
         """The text's vector: float32[dimension], little-endian, of length 1."""
@@ -3440,18 +3420,21 @@ class ServiceEncoder(Encoder):
     def embed_all(self, texts: Iterable[str], patient: bool = False) -> list[bytes]:
         """The vectors of texts, many by one request. Raises ServiceError."""
         todo, wait = list(texts), SERVICE_PATIENCE if patient else self.wait
-        batches = (todo[at : at + self.batch] for at in range(0, len(todo), self.batch))
-        return [vector for batch in batches for vector in self._ask(batch, False, _end_of(wait))]
+        vectors: list[bytes] = []
+        for at in range(0, len(todo), self.batch):
+            vectors += self._ask(todo[at : at + self.batch], False, time.monotonic() + wait)
+        return vectors
 
     def _query_states(self, text: str) -> tuple[Any, Any, Any]:
-        """A query's vector; what looks like a credential does not go there."""
+        """A query's vector alone; what looks like a credential is not sent."""
         query = self.model.query_prefix + redact(text, redacts())[0]
-        (vector,) = self._ask([query], True, _end_of(self.wait))
+        (vector,) = self._ask([query], True, time.monotonic() + self.wait)
         return None, _matrix([(vector,)])[0], None
 
     def _ask(self, texts: list[str], query: bool, deadline: float) -> list[bytes]:
-        """Vectors until then. What a service refuses as too long, it is asked in fewer texts at
-        once, and of a single one its beginning, as each model reads but its window."""
+        """Vectors, before the monotonic clock reaches the deadline. Where a service refuses texts
+        as too long, it is sent half as many at once, and of a single one the first half, since a
+        model reads no more than its window."""
         if time.monotonic() < self._rests_until:
             raise ServiceError(self.trouble)
         try:
@@ -3468,7 +3451,7 @@ class ServiceEncoder(Encoder):
         return vectors
 
     def _try(self, texts: list[str], query: bool, deadline: float) -> list[bytes]:
-        """Vectors, by as many tries as there is time for and a pause between."""
+        """Vectors, by as many tries as there is time for, with longer and longer pauses."""
         import random
 
         pause = SERVICE_PAUSE
@@ -3484,12 +3467,8 @@ class ServiceEncoder(Encoder):
             pause *= 2
 
 
-def _end_of(seconds: float) -> float:
-    return time.monotonic() + seconds
-
-
 def open_encoder(resident: bool) -> Encoder:
-    """The encoder of what is set: a model on this machine, or one at a service, as openai:NAME."""
+    """The encoder that is set: a model on this machine, or one of a service, as openai:NAME."""
     kind = setting("EMBEDDING_MODEL").partition(":")[0].lower()
     return (ServiceEncoder if kind in services() else Encoder)(resident=resident)
 
@@ -3502,18 +3481,17 @@ def open_encoder(resident: bool) -> Encoder:
 # an empty database in memory, so that no reading command creates anything.
 # ---------------------------------------------------------------------------------------------
 
-
-HOOKS_OFF = "hooks_off:"  # and a project, in meta: what its hooks leave undone
+HOOKS_OFF = "hooks_off:"  # begins a key of `meta`, before a project: which of its hooks are off
 
 
 def move_project(connection: apsw.Connection, old: str, new: str) -> None:
-    """Let another project have all that one has."""
+    """Give all that a project has to another one."""
     connection.execute(asset("schema/move_project.sql"), {"old": old, "new": new})
 
 
 def reunite_files(connection: apsw.Connection) -> None:
-    """Let files and what was asked for follow their parts to the project that these are in, and
-    what was said of hooks a project that has another id by now."""
+    """Move files and sources to the project that their parts are in by now, and switched-off
+    hooks to the present id of their project."""
     for old, new in fetch(connection, asset("sql/moved_projects.sql")):
         move_project(connection, old, new)
 
@@ -3526,7 +3504,7 @@ _CHUNK_TEXTS = (
 
 
 def fill_words(connection: apsw.Connection) -> None:
-    """Make the word index anew from the texts."""
+    """Rebuild the word index from the texts."""
     connection.execute("INSERT INTO words(words) VALUES('delete-all')")
     rows = fetch(connection, _CHUNK_TEXTS)
     connection.executemany(
@@ -3536,14 +3514,14 @@ def fill_words(connection: apsw.Connection) -> None:
 
 
 def _add_questions(connection: apsw.Connection) -> None:
-    """A column that the step before did not have yet when it was new."""
+    """Add a column that the migration before did not make in its first form."""
     columns = {name for (_, name, *_) in connection.execute("PRAGMA table_info(graph_edges)")}
     if "questions" not in columns:
         connection.execute("ALTER TABLE graph_edges ADD COLUMN questions BLOB NOT NULL DEFAULT x''")
 
 
 def _renew_sync(connection: apsw.Connection) -> None:
-    """Make what sync has in a file as it is made today, with what stood in it."""
+    """Rebuild the tables and triggers of sync in their present form, and keep the rows."""
     if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'replica'").get:
         return
     tables = ("clock", "replica", "spaces", "machines")
@@ -3552,14 +3530,13 @@ def _renew_sync(connection: apsw.Connection) -> None:
     connection.execute(asset("schema/sync_leave.sql"))
     connection.execute(asset("schema/sync.sql"), {"machine": "", "mark": "", "place": ""})
     for name in tables:
-        connection.execute(
-            f"DELETE FROM main.{name}; INSERT INTO main.{name} SELECT * FROM kept_{name}"
-        )
+        connection.execute(f"DELETE FROM main.{name}")
+        connection.execute(f"INSERT INTO main.{name} SELECT * FROM kept_{name}")
         connection.execute(f"DROP TABLE temp.kept_{name}")
 
 
-# Each takes the schema one step further, by assets/schema/NUMBER-NAME.sql and what SQL cannot do;
-# `user_version` counts how many have run.
+# Each runs assets/schema/NUMBER-NAME.sql, and then what SQL cannot do; `user_version` counts how
+# many have run.
 MIGRATIONS: dict[str, Callable[[apsw.Connection], None] | None] = {
     **dict.fromkeys(("items", "same_text", "changes", "staged", "files")),
     "pairs": reunite_files,
@@ -3574,13 +3551,13 @@ MIGRATIONS: dict[str, Callable[[apsw.Connection], None] | None] = {
 
 
 class FileState(NamedTuple):
-    """What every recall asks of the file as a whole, by assets/sql/state.sql."""
+    """What every recall needs to know of the file as a whole (assets/sql/state.sql)."""
 
     chunks: int
     last_chunk: int
     last_change: int
     dimension: int  # 0 where there are no vectors
-    generation: str | None  # another one: all rows may be others
+    generation: str | None  # where it has changed, all rows may have
     model_digest: str | None
     model_probe: str | None
     has_pending: int
@@ -3588,7 +3565,7 @@ class FileState(NamedTuple):
 
     @property
     def texts(self) -> tuple[Any, ...]:
-        """What is another with other texts."""
+        """A value that changes when any text does."""
         return self.generation, self.chunks, self.last_chunk, self.last_change
 
 
@@ -3596,12 +3573,12 @@ class Database:
     """The file, and a connection to it for each thread that asks."""
 
     def __init__(self, path: Path) -> None:
-        self.path = from_root(path)  # wherever the program goes, and ":memory:" is a name too
+        self.path = from_root(path)  # absolute, so that ":memory:" is a file's name, too
         self.has_distance = False
         self._local = threading.local()
         self._all: weakref.WeakSet[apsw.Connection] = weakref.WeakSet()  # closed with their threads
         self._lock = threading.Lock()
-        self._known: tuple[Any, dict[Any, Any]] = (None, {})
+        self._answers: tuple[Any, dict[Any, Any]] = (None, {})  # of `once`, and for which texts
 
     def reader(self) -> apsw.Connection:
         """This thread's connection; an empty database in memory while there is no file."""
@@ -3609,10 +3586,8 @@ class Database:
 
     @contextlib.contextmanager
     def transaction(self, wait: int = BUSY_TIMEOUT) -> Iterator[apsw.Connection]:
-        """One write, whole or not at all, on disk when the block ends.
-
-        Raises DatabaseError when the file cannot be written, or not within `wait` ms.
-        """
+        """One write, whole or not at all, on disk when the block ends. Raises DatabaseError when
+        the file cannot be written, or not within `wait` ms."""
         with self.explained():
             connection = self._begin(wait)
             with _committing(connection):
@@ -3620,18 +3595,18 @@ class Database:
                 yield connection
 
     def _name_copy(self, connection: apsw.Connection) -> None:
-        """Let a copy of a file that syncs have a name of its own before anything is written in it:
-        by another inode it may be one."""
+        """Before a write, give the copy of a file that syncs a machine name of its own. Another
+        inode tells that it may be a copy."""
         if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'clock'").get:
             mark = connection.execute("SELECT mark FROM clock").get
             if f":{os.stat(self.path).st_ino}:" not in mark:
                 name_machine(connection, self.path)
 
     def _begin(self, wait: int) -> apsw.Connection:
-        """A connection that nobody else writes beside; anew where the file was exchanged while
-        it waited for that, since nobody will read what is written into the old one."""
+        """A connection in a write transaction. Where the file was exchanged while it waited for
+        that, it begins anew: nobody would read what is written into the old one."""
         while True:
-            connection = self._connection(create=True)
+            connection = self.writer()
             connection.set_busy_handler(_patience(wait))
             try:
                 connection.execute("BEGIN IMMEDIATE")
@@ -3662,7 +3637,7 @@ class Database:
                 yield
             finally:
                 local.pinned = None
-                # Nobody has closed it, and no failing disk has ended it.
+                # Unless somebody has closed it, or a failing disk has ended the transaction.
                 if connection is local.connection and connection.in_transaction:
                     connection.execute("COMMIT")
 
@@ -3671,7 +3646,7 @@ class Database:
         try:
             return fetch(self.reader(), sql, *values)
         except Exception:
-            with self.explained():
+            with self.explained():  # only now, since most reads succeed
                 raise
 
     def value(self, sql: str, *values: Any) -> Any:
@@ -3680,49 +3655,49 @@ class Database:
         return rows[0][0] if rows else None
 
     def must_exist(self) -> None:
-        """NotFound where there is no file yet."""
+        """Raises NotFound where there is no file yet."""
         if not self.path.exists():
             _check_place(self.path)
             raise NotFound(f"there is no database at {self.path} yet")
 
     def version(self) -> tuple[Any, ...]:
-        """Within a snapshot, what is another in every other state of the file: its identity, and
-        a count that each connection keeps for itself."""
+        """Within a snapshot, a value that changes with every write of anybody. Threads have
+        different ones: it is the file's identity, this connection's number, and its own count."""
         local = self._local
         return local.identity, local.serial, self.reader().data_version()
 
     def unchanged(self, sql: str) -> list[Any]:
-        """Within a snapshot, all rows of a query: it is asked once until somebody writes."""
+        """Within a snapshot, all rows of a query, cached until somebody writes."""
         local, version = self._local, self.version()
-        if getattr(local, "known_at", None) != version:
-            local.known, local.known_at = {}, version
-        if sql not in local.known:
-            local.known[sql] = self.rows(sql)
-        return local.known[sql]
+        if getattr(local, "cached_at", None) != version:
+            local.cache, local.cached_at = {}, version
+        if sql not in local.cache:
+            local.cache[sql] = self.rows(sql)
+        return local.cache[sql]
 
     def state(self) -> FileState:
-        """Within a snapshot, what is asked of the file as a whole."""
+        """Within a snapshot, the state of the file as a whole."""
         return FileState(*self.unchanged(asset("sql/state.sql"))[0])
 
-    def once(self, ask: Callable[[Database, list[Any]], list[Any]], about: list[Any]) -> list[Any]:
-        """What a question about each of these tells of the file's texts; within a snapshot. It is
-        asked once until they change."""
+    def once(self, ask: Callable[[Database, list[Any]], list[Any]], keys: list[Any]) -> list[Any]:
+        """Within a snapshot, what `ask` answers to each key, cached until any text changes."""
         texts = self.version()[0], self.state().texts
-        kept = self._known  # by all threads, of which each may see another state
-        if kept[0] != texts or len(kept[1]) > KEPT_ANSWERS:
-            kept = self._known = texts, {}
-        known = kept[1]
-        if new := [one for one in about if (ask, one) not in known]:
-            known |= {(ask, one): told for one, told in zip(new, ask(self, new), strict=True)}
-        return [known[ask, one] for one in about]
+        cached_for, answers = self._answers  # of all threads; each may see another state
+        if cached_for != texts or len(answers) > KEPT_ANSWERS:
+            answers = {}
+            self._answers = texts, answers
+        if new := [key for key in keys if (ask, key) not in answers]:
+            found = zip(new, ask(self, new), strict=True)
+            answers |= {(ask, key): answer for key, answer in found}
+        return [answers[ask, key] for key in keys]
 
     def size(self) -> int:
-        """Bytes on disk, the log of recent changes included."""
+        """Bytes on disk, the write-ahead log included."""
         paths = (Path(f"{self.path}{suffix}") for suffix in ("", "-wal"))
         return sum(path.stat().st_size for path in paths if path.is_file())
 
     def checkpoint(self) -> None:
-        """Bring the erased pages from the log into the file, unless somebody still reads it."""
+        """Move the log's pages into the file and empty it, unless somebody still reads it."""
         import apsw
 
         connection = self.reader()
@@ -3732,9 +3707,9 @@ class Database:
         connection.set_busy_handler(_patience())
 
     def wipe(self, texts: Iterable[str]) -> None:
-        """Have nothing of erased texts in the file's pages. SQLite zeroes what it deletes, and not
-        what was left in a page when it moved rows to others before: then the file is written anew,
-        unless there is no room for that, or somebody else holds it for long."""
+        """Leave nothing of erased texts in the file's pages. SQLite zeroes what it deletes, but not
+        what stayed in a page when it moved rows to another before: then the file is written anew,
+        unless there is no room for that, or somebody else locks it for long."""
         self.checkpoint()
         parts = [part for text in texts for part in _telling_parts(text)]
         if len(parts) > PIECES_SOUGHT or self._holds(parts):
@@ -3743,24 +3718,24 @@ class Database:
             self.checkpoint()
 
     def _holds(self, parts: list[str]) -> bool:
-        """Whether the file has one of these anywhere, though no row says it. SQLite reads it: who
-        opens it beside that and closes it again gives up all that this process has locked (POSIX),
-        and the next program that ends takes the log for nobody's."""
+        """Whether the file's bytes have one of these parts that no row has. They are read through
+        SQLite: to open and close the file beside it would drop all locks of this process (POSIX),
+        and the next program that ends would take the log for nobody's."""
         sql = "SELECT value FROM json_each(?) WHERE NOT EXISTS(SELECT 1 FROM items"
-        told = self.rows(f"{sql} WHERE instr(content, value))", json.dumps(parts))
-        sought = [piece.encode() for (piece,) in told]
+        rows = self.rows(f"{sql} WHERE instr(content, value))", json.dumps(parts))
+        sought = [part.encode() for (part,) in rows]
         size, before, longest = self.size(), b"", max(map(len, sought), default=0)
         for start in range(0, size if sought else 0, SEARCHED_BYTES):
             length = min(SEARCHED_BYTES, size - start)
             data = before + self.reader().read("main", 0, start, length)[1]
-            if any(piece in data for piece in sought):
+            if any(part in data for part in sought):
                 return True
             before = data[-longest:]
         return False
 
     def refuse_own(self, given: str | Path) -> None:
-        """InvalidInput for a name, by any link, of the file or of what SQLite keeps beside it:
-        whatever is written there would take its place."""
+        """Raises InvalidInput for a name, by any link, of the file or of what SQLite keeps beside
+        it: to write there would destroy it."""
         file, path = os.path.realpath(self.path), from_root(given)
         for own in (f"{file}{suffix}" for suffix in ("", "-wal", "-shm", "-journal")):
             same = os.path.realpath(path) == own
@@ -3770,7 +3745,7 @@ class Database:
                 raise InvalidInput(f"{given} is the database or a part of it: choose another name")
 
     def close(self) -> None:
-        """Close every thread's connection; a disk that fails now takes nothing that was told."""
+        """Close every thread's connection; if the disk fails now, no answered change is lost."""
         import apsw
 
         with self._lock:
@@ -3787,7 +3762,7 @@ class Database:
         self._forget(connection)
 
     def writer(self) -> apsw.Connection:
-        """This thread's connection to a file that is made if it is not there."""
+        """This thread's connection; the file is created where there is none."""
         return self._connection(create=True)
 
     def _connection(self, create: bool) -> apsw.Connection:
@@ -3798,16 +3773,17 @@ class Database:
         now = self._identity()
         stale = getattr(local, "identity", ()) != now
         if not stale and now and local.connection.readonly("main"):
-            # Perhaps it may be written by now; and an unlocked one sees no change by itself.
-            stale = _is_writable(self.path) or local.seen != _seen(self.path)
+            # Perhaps it may be written by now; and an immutable one sees no change by itself.
+            stale = _is_writable(self.path) or local.stamps != _stamps(self.path)
         if stale or (create and now is None):
             self.leave()
             with self.explained():
                 local.connection, local.identity = self._open(create)
-                local.serial, local.seen = next(_serials), _seen(self.path)
+                local.serial, local.stamps = next(_serials), _stamps(self.path)
         return local.connection
 
     def _identity(self) -> tuple[int, int] | None:
+        """The device and inode of the file, or None where there is none."""
         try:
             stat = os.stat(self.path)
         except FileNotFoundError:
@@ -3830,7 +3806,7 @@ class Database:
             self._all.add(connection)
         try:
             connection.set_busy_handler(_patience())
-            # Before anything changes in it: a log beside it may not be its own either.
+            # Until it is known to be ours, nothing may change in it: close no log into it either.
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             _check_ours(connection, self.path)
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
@@ -3851,40 +3827,41 @@ class Database:
 
     @contextlib.contextmanager
     def explained(self, path: Path | None = None) -> Iterator[None]:
-        """SQLite's errors, with this file or another, in words that say what to do."""
+        """Raises SQLite's errors, of this file or of another, as ours, which say what to do."""
         import apsw
 
-        kind, mend = DatabaseError, _DAMAGED if path is None else _DAMAGED_COPY.format(path)
+        kind, damage = DatabaseError, _DAMAGED if path is None else _DAMAGED_COPY.format(path)
+        file = path or self.path
         try:
             yield
         except apsw.NotADBError:
             way = " with --db; `doctor --repair` if it was one" if path is None else ""
             kind, reason = DamagedError, f"is not a Sediment database: choose another file{way}"
         except (apsw.ReadOnlyError, apsw.CantOpenError, apsw.PermissionsError) as error:
-            done = "written" if os.access(path or self.path, os.R_OK) else "read"
+            done = "written" if os.access(file, os.R_OK) else "read"
             reason = f"cannot be {done}: check its permissions and its folder's, or use --db"
-            if isinstance(error, apsw.ReadOnlyError) and _no_room(path or self.path):
+            if isinstance(error, apsw.ReadOnlyError) and _no_room(file):
                 reason = _FULL
         except apsw.BusyError:
             reason = f"was locked by another process for {BUSY_TIMEOUT // 1000} s: try again"
         except apsw.FullError:
             reason = _FULL
         except (apsw.CorruptError, UnicodeDecodeError):
-            kind, reason = DamagedError, mend
-        except apsw.SQLError as error:  # what is asked is right, so that the tables are not
+            kind, reason = DamagedError, damage
+        except apsw.SQLError as error:  # the SQL is right, so that the tables are wrong
             if not _OTHER_TABLES.search(str(error)):
                 raise
-            kind, reason = DamagedError, mend
+            kind, reason = DamagedError, damage
         except apsw.IOError as error:
             reason = f"cannot be read or written ({error}): check the disk"
-            if _no_room(path or self.path):
+            if _no_room(file):
                 reason = "cannot be opened, the disk is full: free some space"
-            elif left := _left_of_another(path or self.path):
+            elif left := _left_of_another(file):
                 reason = f"is new, and beside it is what a file left that was removed ({left}): "
                 reason += _PUT_BACK
         else:
             return
-        raise kind(f"{path or self.path} {reason}") from None
+        raise kind(f"{file} {reason}") from None
 
 
 _PUT_BACK = (
@@ -3897,13 +3874,11 @@ _OTHER_TABLES = _Pattern(
     r"no such (?:table|column)|already exists|has no column|duplicate column|invalid float32 vector"
     r"|invalid fts5 file|vtable constructor"
 )
-
-
 _FULL = "cannot grow, the disk is full: free some space; this change was not made"
 
 
 def _no_room(path: Path) -> bool:
-    """Whether the disk lacks the room for the index of a log, without which not even a reader can
+    """Whether the disk has too little room for a log's index, without which not even a reader can
     open the file."""
     with contextlib.suppress(OSError):
         return free_bytes(path.parent) < LOG_INDEX_BYTES
@@ -3911,22 +3886,22 @@ def _no_room(path: Path) -> bool:
 
 
 def _left_of_another(path: Path) -> str:
-    """What stands beside a file of no more than its first page, and cannot be its own."""
+    """The names of logs beside a file of one page at most, which cannot be its own; or ""."""
     with contextlib.suppress(OSError):
         return _left_beside(path) if path.stat().st_size <= PAGE_BYTES else ""
     return ""
 
 
 def _left_beside(path: Path) -> str:
-    """What SQLite keeps beside a file."""
-    beside = (Path(f"{real_path(path)}{end}") for end in ("-wal", "-shm"))
-    return " and ".join(one.name for one in beside if one.exists())
+    """The names of what SQLite keeps beside a file, for a message."""
+    logs = (Path(f"{real_path(path)}{suffix}") for suffix in ("-wal", "-shm"))
+    return " and ".join(log.name for log in logs if log.exists())
 
 
 def _check_log(path: Path) -> None:
-    """DatabaseError for the log of a file that was moved away: SQLite would delete it for a new
-    one, and with it what was stored last."""
-    with contextlib.suppress(OSError):  # else there is none
+    """Raises DatabaseError for the log of a file that was moved away: SQLite would delete it for a
+    new one, and with it what was stored last."""
+    with contextlib.suppress(OSError):  # there is no log
         # The log first: whoever makes the file just now has a log only when something is in it.
         logged = os.stat(f"{real_path(path)}-wal").st_size
         if logged and not (path.exists() and path.stat().st_size):
@@ -3935,7 +3910,8 @@ def _check_log(path: Path) -> None:
 
 
 def stemmer() -> Callable[[str], list[tuple[str, str]]]:
-    """What makes of a text the word index's stems, each with the word as it stands there."""
+    """A function from a text to its words in their order, as (the word index's stem, the word in
+    lower case)."""
     import apsw
 
     connection = apsw.Connection(":memory:")
@@ -3950,25 +3926,25 @@ def stemmer() -> Callable[[str], list[tuple[str, str]]]:
             (str(stem), data[int(start) : int(end)].decode().lower()) for start, end, stem in found
         ]
 
-    known: dict[str, tuple[str, str]] = {}
+    cache: dict[str, tuple[str, str]] = {}
 
-    def quickly(text: str) -> list[tuple[str, str]]:
-        nonlocal known
+    def cached_stems(text: str) -> list[tuple[str, str]]:
+        nonlocal cache
         if not text.isascii():
             return stems(text)
-        if len(known) > LEXICON_WORDS:
-            known = {}
-        words, kept = _ASCII_TERM.findall(text), known  # other threads may begin another one
-        if new := [word for word in words if word not in kept]:
-            kept |= zip(new, stems(" ".join(new)), strict=True)
-        return [kept[word] for word in words]
+        if len(cache) > LEXICON_WORDS:
+            cache = {}
+        words, known = _ASCII_TERM.findall(text), cache  # another thread may begin a new one
+        if new := [word for word in words if word not in known]:
+            known |= zip(new, stems(" ".join(new)), strict=True)
+        return [known[word] for word in words]
 
-    return quickly
+    return cached_stems
 
 
 @contextlib.contextmanager
 def _committing(connection: apsw.Connection) -> Iterator[None]:
-    """Commit a transaction that has begun when the block ends; nothing of it where that fails."""
+    """Commit the open transaction at the end of the block, or roll it back after an error."""
     try:
         yield
         connection.execute("COMMIT")
@@ -3988,7 +3964,8 @@ _serials = itertools.count()  # of connections
 
 
 def create_private(path: Path) -> None:
-    """An empty file for this user's eyes only, in a folder likewise where that is new too."""
+    """Create an empty file that only this user can read, if there is none, and its folders
+    likewise. Raises DatabaseError."""
     try:
         _create_private(path)
     except FileExistsError:
@@ -4001,24 +3978,25 @@ def create_private(path: Path) -> None:
 
 
 def _create_private(path: Path) -> None:
-    for folder in reversed([path.parent, *path.parent.parents]):
+    """The same; raises OSError, FileExistsError where there is a file already."""
+    for folder in reversed(path.parents):
         if not folder.exists():
             folder.mkdir(exist_ok=True)
             make_private(folder, 0o700)
     # O_EXCL: closing a file that SQLite has open would drop its locks, in all of this process.
     # The lock: no other thread may connect to a new file before it is closed here.
     with _creating:
-        file = os.open(real_path(path), os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        descriptor = os.open(real_path(path), os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         make_private(path)
-        os.close(file)
+        os.close(descriptor)
 
 
 def _is_writable(path: Path) -> bool:
     return os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
 
 
-def _seen(path: Path) -> list[Any]:
-    """What is another after a change to a file, or to whether it has a log."""
+def _stamps(path: Path) -> list[Any]:
+    """Name, size and time of a file and of its log, as far as they are there."""
     found: list[Any] = []
     for name in (path, f"{path}-wal"):
         with contextlib.suppress(OSError):
@@ -4028,8 +4006,8 @@ def _seen(path: Path) -> list[Any]:
 
 
 def _check_place(path: Path) -> None:
-    """DatabaseError for a path at which no database can be, or not one of this user's: whoever set
-    up a link to somebody's file wants something."""
+    """Raises DatabaseError for a path at which no database can be, or only somebody else's: who
+    sets up a link to a stranger's file may mean harm."""
     if path.is_dir():
         raise DatabaseError(f"{path} is a folder: --db takes a file, e.g. memory.db")
     if os.path.exists(path) and not path.is_file():
@@ -4048,8 +4026,8 @@ def _check_place(path: Path) -> None:
 
 
 def _has_other_name(path: Path) -> bool:
-    """Whether a file is linked to by a second name. What it was written as before it was whole is
-    one for a moment, or until it is removed here."""
+    """Whether a file has a second name, a hard link. Its draft is one for a moment, or where its
+    process was killed, until it is removed here."""
     for _ in range(20):
         if path.stat().st_nlink < 2:
             return False
@@ -4078,9 +4056,9 @@ def _open_read_only(path: Path) -> apsw.Connection:
 
     flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
     # Without a -wal beside it nobody is writing, and SQLite needs no lock file to read it.
-    still = "" if Path(f"{path}-wal").exists() else "?immutable=1"
+    query = "" if Path(f"{path}-wal").exists() else "?immutable=1"
     name = re.sub("[%?#]", lambda mark: f"%{ord(mark[0]):02x}", str(path))
-    return apsw.Connection(f"file:{name}{still}", flags=flags)
+    return apsw.Connection(f"file:{name}{query}", flags=flags)
 
 
 def _configure(connection: apsw.Connection) -> None:
@@ -4095,14 +4073,15 @@ def _configure(connection: apsw.Connection) -> None:
 
 
 def _telling_parts(text: str) -> Iterator[str]:
-    """Parts of a text by which it is known."""
-    for place in {0, len(text) // 2, max(0, len(text) - PIECE)}:
-        if len(piece := text[place : place + PIECE]) >= PIECE // 2:
-            yield piece
+    """Its beginning, middle and end, which tell a text from others, if they are long enough."""
+    for start in {0, len(text) // 2, max(0, len(text) - PIECE)}:
+        if len(part := text[start : start + PIECE]) >= PIECE // 2:
+            yield part
 
 
 def _patience(wait: int = BUSY_TIMEOUT) -> Callable[[int], bool]:
-    """Says whether to try again for a lock, after a pause that is never the same for two."""
+    """A busy handler: it pauses for a random time, and tells whether to try for the lock again;
+    not after `wait` ms."""
     deadline = 0.0
 
     def again(tries: int) -> bool:
@@ -4124,8 +4103,8 @@ def _use_wal(connection: apsw.Connection) -> None:
     try_again = _patience()
     for tries in itertools.count():
         try:
-            known = connection.pragma("journal_mode") in ("wal", "memory")
-            if known or connection.pragma("journal_mode", "wal") == "wal":
+            is_set = connection.pragma("journal_mode") in ("wal", "memory")
+            if is_set or connection.pragma("journal_mode", "wal") == "wal":
                 return
             raise apsw.IOError("this disk cannot have a write-ahead log")
         except apsw.BusyError:
@@ -4139,8 +4118,8 @@ _POSTINGS = "CREATE VIRTUAL TABLE temp.postings USING fts5vocab(main, words, ins
 
 
 def _load_distance(connection: apsw.Connection) -> bool:
-    """sqlite-vec's distance functions, where it has a build; by path, as its package
-    would import numpy."""
+    """Load sqlite-vec's distance functions; False where it has no build for this system. It is
+    loaded by path, since its package imports numpy."""
     from importlib.util import find_spec
 
     import apsw
@@ -4159,10 +4138,8 @@ def _load_distance(connection: apsw.Connection) -> bool:
 
 
 def copy_database(source: apsw.Connection, target: Path) -> None:
-    """Copy what was committed into one file, whole or not there at all; others go on writing.
-
-    Raises DatabaseError when there is something at `target`, or no room for it.
-    """
+    """Copy what was committed into one file, whole or not at all, while others go on writing.
+    Raises DatabaseError when there is something at `target`, or no room for it."""
     import apsw
 
     if os.path.lexists(target):
@@ -4179,8 +4156,8 @@ def copy_database(source: apsw.Connection, target: Path) -> None:
                 raise DamagedError(f"the copy for {target} is not sound ({found}): run `doctor`")
         take_place(draft, target)
     except apsw.Error as error:
-        told = {apsw.FullError: "the disk is full", apsw.IOError: "the disk or `ulimit -f` refuses"}
-        reason = told.get(type(error), error)
+        hint = {apsw.FullError: "the disk is full", apsw.IOError: "the disk or `ulimit -f` refuses"}
+        reason = hint.get(type(error), error)
         raise DatabaseError(f"{target} cannot be written ({reason}): is there room?") from None
     except OSError as error:
         raise DatabaseError(f"{target} cannot be written ({error.strerror})") from None
@@ -4190,14 +4167,14 @@ def copy_database(source: apsw.Connection, target: Path) -> None:
 
 
 def aside(path: Path, why: str) -> Path:
-    """A name for a copy beside a file that nothing has yet."""
+    """A free name for a copy beside a file."""
     stem = f"{path.name}.{why}-{time.strftime('%Y%m%d-%H%M%S')}"
-    ends = itertools.chain([""], (f"-{number}" for number in itertools.count(1)))
-    return free_name(path.with_name(stem + end) for end in ends)
+    suffixes = (f"-{number}" if number else "" for number in itertools.count())
+    return free_name(path.with_name(stem + suffix) for suffix in suffixes)
 
 
 def free_name(names: Iterable[Path]) -> Path:
-    """The first that nothing has yet."""
+    """The first that no file has yet."""
     return next(name for name in names if not os.path.lexists(name))
 
 
@@ -4205,8 +4182,8 @@ def left_behind(path: Path) -> list[Path]:
     """Drafts of a file, of its copies and of their logs, whose process was killed."""
     draft = re.compile(rf"{re.escape(path.name)}(?:\..+)?\.(\d+)\.tmp(?:-journal|-wal|-shm)?")
     with contextlib.suppress(OSError):
-        found = map(draft.fullmatch, sorted(os.listdir(path.parent)))
-        return [path.with_name(one[0]) for one in found if one and not process_exists(int(one[1]))]
+        found = filter(None, map(draft.fullmatch, sorted(os.listdir(path.parent))))
+        return [path.with_name(name[0]) for name in found if not process_exists(int(name[1]))]
     return []
 
 
@@ -4217,16 +4194,16 @@ def remove_left_behind(path: Path) -> None:
 
 
 def note_copy(connection: apsw.Connection, copy: Path) -> None:
-    """Remember a copy, so that `forget` can say where else a text still stands."""
+    """Note a copy, so that `forget` can say where else a text still stands."""
     set_meta(connection, f"copy:{copy}", str(int(time.time())))
 
 
 def copies(database: Database) -> list[str]:
-    """The copies of this file that were made and are still there, and what was left of others
-    whose process was killed."""
+    """The noted copies of this file that are still there, and drafts of them that a killed process
+    left."""
     rows = database.rows("SELECT substr(key, 6) FROM meta WHERE key GLOB 'copy:*'")
-    places = (place for (name,) in rows for place in (name, *map(str, left_behind(Path(name)))))
-    return list(dict.fromkeys(filter(os.path.lexists, places)))
+    paths = (path for (copy,) in rows for path in (copy, *map(str, left_behind(Path(copy)))))
+    return list(dict.fromkeys(filter(os.path.lexists, paths)))
 
 
 def is_synced(database: Database) -> bool:
@@ -4235,8 +4212,8 @@ def is_synced(database: Database) -> bool:
 
 
 def name_machine(connection: apsw.Connection, path: Path) -> None:
-    """Let a file that syncs be a machine of its own where it is a copy; one that was moved keeps
-    its name."""
+    """Give the copy of a file that syncs a machine name of its own; a file that was only moved
+    keeps its name."""
     name, mark = fetch(connection, "SELECT machine, mark FROM clock")[0]
     if mark == (here := file_mark(path)):
         return
@@ -4247,7 +4224,7 @@ def name_machine(connection: apsw.Connection, path: Path) -> None:
 
 
 def file_mark(path: Path) -> str:
-    """Which file of which computer this is, as HOST:INODE:PATH."""
+    """The file and its computer, as HOST:INODE:PATH."""
     import platform
 
     file = os.path.realpath(path)
@@ -4255,8 +4232,8 @@ def file_mark(path: Path) -> str:
 
 
 def _is_same_machine(before: str, now: str) -> bool:
-    """Whether a file that was HOST:INODE:PATH is what is so now, and no copy of it: it may have
-    been exchanged, or moved, or its computer renamed (a container has a new name each time)."""
+    """Whether two marks are of one file, and not of a file and its copy. It may have been exchanged
+    or moved, or its computer renamed (a container has a new name each time)."""
     old_host, old_inode, old_path = _FILE_MARK.fullmatch(before).groups()
     host, inode, path = _FILE_MARK.fullmatch(now).groups()
     if path == old_path:
@@ -4268,22 +4245,22 @@ _FILE_MARK = _Pattern(r"(?s)([^:]*):(?:(\d+):)?(.*)")  # earlier ones have no in
 
 
 def stop_syncing(connection: apsw.Connection) -> None:
-    """Let the file sync nowhere, and know what was forgotten."""
+    """Let the file sync with no place, though what was forgotten stays known."""
     connection.execute("UPDATE clock SET place = '', cursor = '{}'; DELETE FROM spaces")
 
 
 def new_generation(connection: apsw.Connection) -> None:
-    """Tell processes that keep rows in memory that all of these may be others now."""
+    """Make processes that cache rows read all of them again."""
     set_meta(connection, "generation", new_id())
 
 
 def meta_value(connection: apsw.Connection, key: str) -> Any:
-    """What the table `meta` has under a key, or None."""
+    """The value of a key in the table `meta`, or None."""
     return connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).get
 
 
 def set_meta(connection: apsw.Connection, key: str, value: str) -> None:
-    """Put a value into the table `meta`, in the place of one that is there."""
+    """Set a key in the table `meta`."""
     connection.execute("INSERT OR REPLACE INTO meta VALUES(?, ?)", (key, value))
 
 
@@ -4292,7 +4269,8 @@ def _another_programs(path: Path) -> DatabaseError:
 
 
 def _check_ours(connection: apsw.Connection, path: Path) -> None:
-    """Refuse another program's database and one of a later Sediment."""
+    """Refuse another program's database, one of a later Sediment, and triggers that are not ours,
+    which would run with each change."""
     version = connection.pragma("user_version")
     tables = connection.execute("SELECT count(*) FROM sqlite_schema").get
     if tables and connection.pragma("application_id") != APPLICATION_ID:
@@ -4303,10 +4281,10 @@ def _check_ours(connection: apsw.Connection, path: Path) -> None:
         rule = _squeezed(sql)
         if any(rule in _own_rules(file) for file in ("3-changes", "sync")):
             continue
-        # Or as the first files that synced have them, which a migration makes anew.
+        # Or one of the first version of sync, which a migration replaces.
         if sha256(rule.encode()).hex() not in asset("schema/old_rules.txt").split():
-            what = f"has {_show(name)} in it, which would change what is stored"
-            raise DamagedError(f"{path} {what}: `doctor --repair` leaves it out")
+            reason = f"has {_show(name)} in it, which would change what is stored"
+            raise DamagedError(f"{path} {reason}: `doctor --repair` leaves it out")
 
 
 _RULES = "SELECT name, sql FROM sqlite_schema WHERE type IN ('trigger', 'view')"
@@ -4318,13 +4296,12 @@ def _squeezed(sql: str) -> str:
 
 @functools.cache
 def _own_rules(file: str) -> str:
-    """The SQL of a file with triggers of this program. Those of others would run with changes."""
+    """The SQL of a file of assets/schema that has this program's triggers."""
     return _squeezed(asset(f"schema/{file}.sql"))
 
 
 def wrong_in_schema(connection: apsw.Connection) -> list[str]:
-    """The tables, indexes and triggers that a file should have by its version and has not, or has
-    and should not."""
+    """The tables, indexes and triggers that a file of its version lacks, or has too early."""
     import apsw
 
     sql, version = "SELECT name FROM sqlite_schema", connection.pragma("user_version")
@@ -4338,35 +4315,35 @@ def wrong_in_schema(connection: apsw.Connection) -> list[str]:
 
 
 def _migrate(connection: apsw.Connection, path: Path) -> None:
-    """Run the migrations that the file has not seen, all in one transaction; an older file is
-    copied before that is written."""
+    """Run the migrations that the file has not seen, all in one transaction; before that is
+    committed, an older file is copied."""
     if connection.pragma("user_version") >= len(MIGRATIONS):
         return
     if connection.readonly("main"):
         raise DatabaseError(f"{path} is of an older version and cannot be written: copy it first")
     connection.execute("BEGIN IMMEDIATE")
     with _committing(connection):
-        known = connection.pragma("user_version")  # another process may have been quicker
-        if not known:  # an empty file may be somebody else's
+        version = connection.pragma("user_version")  # another process may have been quicker
+        if not version:  # an empty file may have been made by something else
             make_private(path)
         _upgrade(connection)
-        if 0 < known < len(MIGRATIONS):
-            with contextlib.closing(_connect(path)) as before:  # which sees nothing of that yet
-                copy_database(before, copy := aside(path, f"version-{known}"))
+        if 0 < version < len(MIGRATIONS):
+            with contextlib.closing(_connect(path)) as source:  # it sees nothing of that yet
+                copy_database(source, copy := aside(path, f"version-{version}"))
             note_copy(connection, copy)
 
 
 def _upgrade(connection: apsw.Connection, until: int = len(MIGRATIONS)) -> None:
-    """Run the migrations that the file has not seen."""
+    """Run the migrations that the file has not seen, up to the one with number `until`."""
     connection.create_scalar_function("hash_of", lambda *texts: text_hash(str(texts[0])), 1)
-    known = connection.pragma("user_version")
-    for number, (name, besides) in list(enumerate(MIGRATIONS.items(), 1))[known:until]:
+    version = connection.pragma("user_version")
+    for number, (name, step) in list(enumerate(MIGRATIONS.items(), 1))[version:until]:
         connection.execute(asset(f"schema/{number}-{name}.sql"))
-        if besides:
-            besides(connection)
+        if step:
+            step(connection)
     connection.create_scalar_function("hash_of", None)
     connection.pragma("application_id", APPLICATION_ID)
-    connection.pragma("user_version", max(known, until))
+    connection.pragma("user_version", max(version, until))
 
 
 # ---------------------------------------------------------------------------------------------
