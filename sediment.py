@@ -4349,64 +4349,68 @@ def _upgrade(connection: apsw.Connection, until: int = len(MIGRATIONS)) -> None:
 # ---------------------------------------------------------------------------------------------
 # Projects
 #
-# Which project a folder belongs to. A git repository is its main branch's first commit, so that
-# clones and worktrees share one memory. Where that commit is amended in a git folder that is known,
-# the project keeps its id, and the new commit is noted as another name of it, unless it is another
-# project already. Any other folder gets a UUID in .sediment/config when it first stores something.
-# That file may come from anybody: it names a project by a UUID alone, only while no other folder is
-# known by it that still has it (but one of the same repository). So a folder that moves keeps its
-# memories, and a copy of it is a project of its own. The home folder and / are nobody's project:
-# what is stored there is global.
+# Which project a folder belongs to. A git repository's project id is the first commit of its main
+# branch, so that clones and worktrees share one memory. Where that commit is amended in a known git
+# folder, the project keeps its id, and the new commit is recorded as an alias of it, unless it is
+# another project already. Any other folder gets a UUID in .sediment/config when it first stores
+# something. That file may come from anybody. So its id must be a UUID, and counts only while no
+# other folder that still has it is recorded for it (but one of the same repository): a folder that
+# moves keeps its memories, and a copy of it is a project of its own. The home folder and / are no
+# project: what is stored there is global.
+#
+# The table `projects` has a record for each place: its key (column `location`), and a project id.
 # ---------------------------------------------------------------------------------------------
 
 _GIT_ID = _Pattern(r"[0-9a-f]{40,64}")
 _UUID = _Pattern(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-# How notes of places begin: git folders, those without a commit, folders without an id in a file,
-# those whose file got it from us, or had it already; ids that became another one; and first
-# commits that came to a repository in place of the one that it is known by.
+# A variable that a client should have filled in: ${workspaceFolder}, $PWD, %CD%.
+_UNFILLED = _Pattern(r"\$\{|(?<!\w)\$\w|%\w+%")
+# How these keys begin: a git folder; one without a commit; a folder whose config has no id; one
+# whose config got its id from this database; one whose config had it before; an id that became
+# another one; a root commit that took the place of the one which is the project's id.
 _PLACES = ("git:", "unborn:", "folder:", "given:", "named:", "moved:", "root:")
-_NOTED_FOLDER = _Pattern(r"(?:git|unborn|folder|given|named):(.+?)(?:[/\\]\.git)?(?::\d+)*")
+_KEY_FOLDER = _Pattern(r"(?:git|unborn|folder|given|named):(.+?)(?:[/\\]\.git)?(?::\d+)*")
 # The branches that a repository is known by: the first that is there, else what is checked out,
 # which may have nothing in common with the others, as the branch of a site often has not.
 _MAIN = (
     *("refs/heads/main", "refs/remotes/origin/main"),
     *("refs/heads/master", "refs/remotes/origin/master", "refs/remotes/origin/HEAD"),
 )
-_SILENT_GIT: set[Path] = set()  # git folders of which git said nothing in time
+_SILENT_GIT: set[Path] = set()  # git folders for which git did not answer in time
 
 
 def _is_in(path: Path, top: Path) -> bool:
-    """Whether a path is this one or below it."""
+    """Whether a path is `top` or below it."""
     return path == top or top in path.parents
 
 
 def _beneath(path: Path, top: Path) -> str:
-    """A path's name from a folder above it, with slashes."""
+    """The path relative to a folder above it, with slashes."""
     return path.as_posix()[len(top.as_posix().rstrip("/")) + 1 :]
 
 
 def find_root(folder: Path) -> Path | None:
-    """The project's top folder: the nearest with .sediment/ or .git, else the folder itself, as
-    where it may not be entered."""
+    """The project's top folder: the nearest one upwards with .sediment/ or .git, else the folder
+    itself; None for the home folder and /."""
     folder = real_path(folder)
     barred = {Path(folder.anchor), real_path(home() or Path(folder.anchor))}
     for candidate in [folder, *folder.parents][:100]:
         if candidate in barred:
             break
-        # Not Path's own, which raise where one may not look.
+        # Not Path's own methods, which raise where access is denied.
         if os.path.isdir(candidate / ".sediment") or os.path.exists(candidate / ".git"):
             return candidate
     return None if folder in barred else folder
 
 
-def _written(path: Path) -> str:
+def _path_text(path: Path) -> str:
     """A path as text for the database, which takes only Unicode."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def _config_id(root: Path) -> str | None:
-    """The project id in a folder's .sediment/config. What is no UUID is none of ours: a repository
-    is known by its commits alone, and an id that people made up by those who give it."""
+    """The project id in a folder's .sediment/config. Only a UUID counts: a commit's id follows from
+    the repository itself, and an id that a person made up is given with --project."""
     id = _read_json(root / ".sediment" / "config").get("project_id")
     return id if isinstance(id, str) and _UUID.fullmatch(id) else None
 
@@ -4423,9 +4427,11 @@ def git_folders(root: Path) -> tuple[Path, Path] | None:
 
 
 def git_id(root: Path, since: str = "") -> str | None:
-    """The root commit's id of the main branch, "" before the first commit; None without git or the
-    whole history, where it is that of a commit `since`, and where git does not answer, which is
-    asked once."""
+    """The id of the main branch's root commit; "" before the first commit.
+
+    None without git or the whole history, and where git does not answer in time: it is not asked
+    again then. With `since`, a commit's id, None also where that commit has the same root.
+    """
     import subprocess
     import tempfile
 
@@ -4439,8 +4445,7 @@ def git_id(root: Path, since: str = "") -> str | None:
                 return ""
             # Along first parents: a history merged in, however old, must not rename the project.
             besides = ["--ignore-missing", f"^{since}"] if since else []  # it may be pruned
-            options = ("--first-parent", "--max-parents=0", *besides)
-            done = _git(folder, "rev-list", *options, "HEAD")
+            done = _git(folder, "rev-list", "--first-parent", "--max-parents=0", *besides, "HEAD")
     except subprocess.TimeoutExpired:
         _SILENT_GIT.add(folders[1])
         return None
@@ -4450,10 +4455,10 @@ def git_id(root: Path, since: str = "") -> str | None:
 
 
 def _borrow(folder: Path, own: Path, shared: Path) -> None:
-    """Make a git folder of a checkout's commits, without its hooks and configuration: these may
-    start programs and ask the network, and a checkout may come from anybody."""
-    long = re.search(r"(?i)objectformat\s*=\s*sha256", plain_text(shared / "config"))
-    extensions = ["objectFormat = sha256"] * bool(long)
+    """Make a git folder with links to a checkout's commits, without its hooks and configuration:
+    these may start programs and use the network, and a checkout may come from anybody."""
+    is_sha256 = re.search(r"(?i)objectformat\s*=\s*sha256", plain_text(shared / "config"))
+    extensions = ["objectFormat = sha256"] * bool(is_sha256)
     extensions += ["refStorage = reftable"] * os.path.isdir(shared / "reftable")
     lines = ["[core]", "repositoryFormatVersion = 1", "bare = true", "[extensions]", *extensions]
     (folder / "config").write_text("\n".join(lines))
@@ -4462,37 +4467,36 @@ def _borrow(folder: Path, own: Path, shared: Path) -> None:
     for name in ("objects", "refs/replace", "packed-refs", "reftable", "info"):
         if os.path.isdir(shared / name) or os.path.isfile(shared / name):
             lead_to(shared / name, folder / name)
-    _check_plain(folder / "refs/replace", folder / "reftable", folder / "info")
-    _check_objects(folder / "objects")
+    _refuse_pipes(folder / "refs/replace", folder / "reftable", folder / "info")
+    _refuse_object_pipes(folder / "objects")
 
 
-def _check_plain(*folders: Path) -> None:
-    """OSError where something in a folder is neither a file nor a folder: git would wait for it."""
-    for one in itertools.chain(*map(_entries, folders)):
-        if os.path.exists(one) and not (os.path.isfile(one) or os.path.isdir(one)):
-            raise OSError(f"{one.path} is no plain file")
+def _refuse_pipes(*folders: Path) -> None:
+    """OSError where a folder has e.g. a pipe in it: git would wait for that for ever."""
+    for entry in itertools.chain(*map(_entries, folders)):
+        if os.path.exists(entry) and not (os.path.isfile(entry) or os.path.isdir(entry)):
+            raise OSError(f"{entry.path} is no plain file")
 
 
-def _check_objects(objects: Path, depth: int = 5) -> None:
-    """The same for what git keeps objects in, and for the places that it borrows others from."""
-    _check_plain(objects / "info/commit-graphs", *(Path(one) for one in _entries(objects)))
-    for line in plain_text(objects / "info/alternates").splitlines():
-        if line and depth == 0:
+def _refuse_object_pipes(objects: Path, depth: int = 5) -> None:
+    """The same for git's object folders, and for the alternates that they name."""
+    _refuse_pipes(objects / "info/commit-graphs", *map(Path, _entries(objects)))
+    for line in filter(None, plain_text(objects / "info/alternates").splitlines()):
+        if depth == 0:
             raise OSError(f"{objects} borrows from too many")
-        if line:
-            _check_objects(objects / line, depth - 1)
+        _refuse_object_pipes(objects / line, depth - 1)
 
 
 def _head(own: Path, shared: Path) -> str:
-    """The commit of the main branch, or the name of a branch that has no file of its own."""
+    """The main branch's commit, or "ref: NAME" of a branch that has no commit yet."""
     packed = _packed_refs(shared)
-    there = (one for one in _MAIN if plain_text(shared / one) or f" {one}\n".encode() in packed)
-    told = f"ref: {main}" if (main := next(there, "")) else plain_text(own / "HEAD")
-    for _ in range(5):  # names of names, as far as git follows them
-        named = plain_text(shared / told[4:].strip()) if told.startswith("ref:") else ""
-        told = named or told
-    line = re.search(rb"(?m)^(\w+) %b$" % re.escape(os.fsencode(told[4:].strip())), packed)
-    return line[1].decode() if line else told
+    found = (ref for ref in _MAIN if plain_text(shared / ref) or f" {ref}\n".encode() in packed)
+    head = f"ref: {main}" if (main := next(found, "")) else plain_text(own / "HEAD")
+    for _ in range(5):  # a ref may name another one; git follows as many
+        target = plain_text(shared / head[4:].strip()) if head.startswith("ref:") else ""
+        head = target or head
+    line = re.search(rb"(?m)^(\w+) %b$" % re.escape(os.fsencode(head[4:].strip())), packed)
+    return line[1].decode() if line else head
 
 
 def _packed_refs(shared: Path) -> bytes:
@@ -4505,110 +4509,105 @@ def _packed_refs(shared: Path) -> bytes:
 
 
 def _git(folder: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run git on a git folder of ours, untouched by variables for git and by configuration."""
+    """Run git on a folder that `_borrow` made, without the user's variables and configuration."""
     import subprocess
 
-    # In a hook GIT_DIR and its like name the repository of the hook, whatever the folder.
-    env = environment(left_out="GIT_")
-    env |= {"GIT_DIR": folder, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
-    env |= {"GIT_ALLOW_PROTOCOL": "none"}  # no remote is asked, whatever else may go wrong
+    # In a git hook, GIT_DIR and others name the hook's repository, whatever the folder.
+    env = environment(left_out="GIT_") | {"GIT_DIR": folder, "GIT_CONFIG_GLOBAL": os.devnull}
+    env |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_ALLOW_PROTOCOL": "none"}  # no remote is ever asked
     options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
     options |= no_window()
-    # In that folder, since PATH may have "." in it.
+    # It runs in that folder, since PATH may have "." in it.
     return subprocess.run(["git", *words], cwd=folder, env=env, timeout=GIT_TIMEOUT, **options)
 
 
-def _is_there(folder: Path | None) -> bool:
-    try:
+def _folder_exists(folder: Path | None) -> bool:
+    """Whether a folder, or the working folder (None), is there."""
+    with contextlib.suppress(OSError):
         return os.path.isdir(folder or Path.cwd())
-    except OSError:
-        return False
+    return False
 
 
-_UNFILLED = _Pattern(r"\$\{|(?<!\w)\$\w|%\w+%")  # as of ${workspaceFolder}, $PWD, %CD%
-
-
-def _made(repository: Path) -> str:
-    """What tells a repository from another one that comes to its path, where it may also get its
-    number: when it was made, by a file that git writes then and seldom or never again."""
+def _made_at(repository: Path) -> str:
+    """INODE:TIME of a git folder, which tells it from a later one at the same path. That one may
+    have the same inode, so the time is of a file that git writes when it makes a repository and
+    seldom or never again."""
     for name in ("description", "config"):
         with contextlib.suppress(OSError):
             return f"{repository.stat().st_ino}:{(repository / name).stat().st_mtime_ns}"
     return str(repository.stat().st_ino)
 
 
-def _git_note(repository: Path) -> str:
-    """How a git folder is noted."""
-    return f"git:{_written(repository)}:{_made(repository)}"
+def _git_key(repository: Path) -> str:
+    """The key of a git folder's record."""
+    return f"git:{_path_text(repository)}:{_made_at(repository)}"
 
 
-def _noted_as(root: Path) -> str:
-    """How a folder without an id in a file is noted: by its path; a repository also by the time of
-    a file that git writes once, since another one may come to the same path."""
+def _folder_key(root: Path) -> str:
+    """The key of a folder without an id in its config: its path; of a repository also the time of a
+    file that git writes once, since another repository may come to the same path."""
     if folders := git_folders(root):
         with contextlib.suppress(OSError):
             made = (folders[1] / "description").stat().st_mtime_ns
-            return f"unborn:{_written(root)}:{made}"
-    return f"folder:{_written(root)}"
+            return f"unborn:{_path_text(root)}:{made}"
+    return f"folder:{_path_text(root)}"
 
 
 def check_project(given: object) -> str:
-    """Returns the id of a project; InvalidInput for what `--project` would take for a folder: no
-    command would find again what such a project has."""
+    """The id of a project as given; InvalidInput for what `--project` would take for a folder: no
+    command could name such a project."""
     id = check_id(given)
     if id[0] in "/.~" or id[-1] in ("/", os.sep):
-        told = f"the project {_show(id)} is a folder"
-        raise InvalidInput(f"{told}: give its id, which `stats` tells there")
+        advice = "give its id, which `stats` tells there"
+        raise InvalidInput(f"the project {_show(id)} is a folder: {advice}")
     return id
 
 
 class Projects:
-    """Resolves a folder or a given name to a project id, remembering answers in the database."""
+    """Resolves a folder or a given name to a project id, and records what it found."""
 
     def __init__(self, database: Database, given: str | None, folder: Path | None) -> None:
         self.database = database
         if given and _UNFILLED.search(given):  # or all folders of that client would be one project
             raise InvalidInput(f"the project is {given}: your client has not filled that in")
-        # With a slash, or . or ~ in front, the given name is a folder, which must be there.
-        named = given is not None and ("/" in given or os.sep in given or given[0] in ".~")
-        self.given = None if named else given
-        self.folder = expand_home(given) if given and named else folder
-        self._named = given if named else None
+        # With a slash, or . or ~ in front, the given name is a folder, which must exist.
+        is_folder = given is not None and ("/" in given or os.sep in given or given[0] in ".~")
+        self.given = None if is_folder else given
+        self.folder = expand_home(given) if given and is_folder else folder
+        self._named = given if is_folder else None
         self._last: str | None = None
 
     @property
     def root(self) -> Path | None:
-        """The project's folder; None when it was given by id, or at home and in /."""
+        """The project's folder; None when it was given by id, and in the home folder and /."""
         if self.given is not None:
             return None
         if self._named and self.folder and not self.folder.is_dir():
             raise InvalidInput(f"the project folder {self._named} does not exist")
-        try:
+        with contextlib.suppress(OSError):  # the working folder was deleted
             return find_root(self.folder or Path.cwd())
-        except OSError:  # the working folder was deleted
-            return None
+        return None
 
     @property
     def top(self) -> Path:
-        """The folder that paths are told from: the project's, else the working one."""
-        try:
+        """The folder that shown paths are relative to: the project's, else the working one."""
+        with contextlib.suppress(OSError):  # it was deleted
             return real_path(self.root or Path.cwd())
-        except OSError:  # it was deleted
-            return Path("/")
+        return Path("/")
 
     def folders(self) -> Iterator[str]:
-        """The folders that are known: the working one, the project's, and those with a note."""
+        """The folders that are known: the working one, the project's, and the recorded ones."""
         with contextlib.suppress(OSError):  # the working folder was deleted
             yield os.path.abspath(self.folder or ".")
         yield str(self.top)
         for (location,) in self.database.rows("SELECT location FROM projects"):
-            if found := _NOTED_FOLDER.fullmatch(location):
+            if found := _KEY_FOLDER.fullmatch(location):
                 yield found[1]
 
     def shown(self, path: str | Path) -> str:
-        """A path as people read it: from the project's folder, if it is in there."""
-        whole, top = Path(path), self.top
-        return (_beneath(whole, top) or ".") if _is_in(whole, top) else str(path)
+        """A path as people read it: relative to the project's folder, if it is in there."""
+        full, top = Path(path), self.top
+        return (_beneath(full, top) or ".") if _is_in(full, top) else str(path)
 
     def is_foreign(self, row: dict[str, Any]) -> bool:
         """Whether an item is another project's."""
@@ -4616,240 +4615,245 @@ class Projects:
 
     def nowhere(self) -> str:
         """Why there is no project here."""
-        if self.folder is None and not _is_there(None):
+        if self.folder is None and not _folder_exists(None):
             return "the working folder is gone"
         return "the home folder and / are none"
 
     def doubt(self) -> str:
-        """A remark where a project was given by an id that nothing has yet, and that a folder has
-        for its name."""
-        if self.given is None or not os.path.isdir(self.given) or self._count(self.given):
+        """A remark where the given id has no memories yet and is the name of a folder here, which
+        was perhaps meant; else ""."""
+        if self.given is None or not os.path.isdir(self.given) or self._has_items(self.given):
             return ""
         return f" (a new project; the folder is ./{self.given}, with a slash)"
 
     def current(self, create: bool = False) -> str | None:
-        """The project id; None when there is none (yet). `create` may give a folder its id.
+        """The project id; None when there is none (yet).
 
-        Only `create` writes: the folder's .sediment/config, or the database's own note.
+        With `create` a folder gets an id. Only that writes: .sediment/config, or a record.
         """
         if self.given is not None:
             if create:
                 refuse_credential("project", self.given)
             return check_id(self.given)
         root = self.root
-        if root is None:  # a folder that has vanished under a server is still its project's
-            return None if _is_there(self.folder) else self._last
-        self._last = self._found(root, create)
+        if root is None:  # where a server's folder was deleted, its project stays
+            return None if _folder_exists(self.folder) else self._last
+        self._last = self._id_of_root(root, create)
         return self._last
 
-    def _found(self, root: Path, create: bool, in_folder: bool = True) -> str | None:
-        derived = self._git_project(root, create)
-        known = self._known(root, derived)
-        if derived and known and self._has_given(root, known):
-            return self._moved(root, known, derived, create)
-        if derived and not (known and self._count(known)):
-            return derived
-        if known is None:  # before its first commit a repository is left as it is
-            return self._invent(root, derived, in_folder) if create else None
+    def _id_of_root(self, root: Path, create: bool, in_folder: bool = True) -> str | None:
+        """The id of a folder. With `create` a new folder gets one: a record and, with `in_folder`,
+        a config with it."""
+        git_project = self._git_project(root, create)
+        known = self._known(root, git_project)
+        if git_project and known and self._has_given(root, known):
+            return self._moved(root, known, git_project, create)
+        if git_project and not (known and self._has_items(known)):
+            return git_project
+        if known is None:
+            return self._invent(root, git_project, in_folder) if create else None
         if create and known not in self._ids_of(root):
-            self._write_note(f"named:{_written(root)}", known)
-        if create and in_folder and derived is None:
+            self._write_record(f"named:{_path_text(root)}", known)
+        if create and in_folder and git_project is None:  # "" in a repository without a commit
             self._keep_in_folder(root, known)
         return known
 
-    def _known(self, root: Path, derived: str | None) -> str | None:
-        """The id of a folder by its config or by what is noted of it; what is kept under a note
-        goes before what another database has written there since."""
-        configured, noted = self._configured(root, derived), self._noted(root)
-        if noted and configured not in self._ids_of(root) and self._count(noted):
-            return noted
-        if configured or noted or not os.path.exists(root / ".sediment" / "config"):
-            return configured or noted
-        place = _written(root)  # the config was emptied
-        return self._note(f"given:{place}") or self._note(f"named:{place}")
+    def _known(self, root: Path, git_project: str | None) -> str | None:
+        """The id of a folder by its config or its record. A record under whose id something is
+        stored goes before what another database has written into the config since."""
+        configured, recorded = self._configured(root, git_project), self._recorded_for(root)
+        if recorded and configured not in self._ids_of(root) and self._has_items(recorded):
+            return recorded
+        if configured or recorded or not os.path.exists(root / ".sediment" / "config"):
+            return configured or recorded
+        place = _path_text(root)  # the config was emptied
+        return self._recorded(f"given:{place}") or self._recorded(f"named:{place}")
 
     def _keep_in_folder(self, root: Path, project: str) -> None:
-        """Let a folder that was known here alone, since a conversation of it came first, have its
-        id with it; and one whose config was emptied."""
-        place, is_ours = _noted_as(root), self._note(_noted_as(root)) in (project, None)
+        """Write the id into a folder's config where that has none: it was emptied, or the id has
+        stood in a record alone, since a conversation in the folder came first."""
+        key = _folder_key(root)
+        is_ours = self._recorded(key) in (project, None)
         if _config_id(root) is None and is_ours and self._write_config(root, project):
             with self.database.transaction() as connection:
-                connection.execute("DELETE FROM projects WHERE location = ?", (place,))
-                row = (f"given:{_written(root)}", project)
+                connection.execute("DELETE FROM projects WHERE location = ?", (key,))
+                row = (f"given:{_path_text(root)}", project)
                 connection.execute("INSERT OR REPLACE INTO projects VALUES(?, ?)", row)
 
     def of_folder(self, folder: str) -> str | None:
-        """The project that somebody worked on in a folder, which may be gone by now; known by it
-        from then on. Nothing is written into the folder."""
-        there = Path(folder)
-        projects = Projects(self.database, None, there)
-        root = projects.root if os.path.isdir(there) else there
-        return projects._found(root, True, False) if root and there.is_absolute() else None
+        """The project of a folder that somebody worked in, and that may be gone by now; it gets a
+        record if it is new. Nothing is written into the folder."""
+        path = Path(folder)
+        projects = Projects(self.database, None, path)
+        root = projects.root if os.path.isdir(path) else path
+        return projects._id_of_root(root, True, False) if root and path.is_absolute() else None
 
     def is_other_checkout(self, folder: Path) -> bool:
-        """Whether a folder is in a checkout of this project's repository that is not this one."""
-        here, there = self.root, find_root(folder)
-        if here is None or there is None or real_path(here) == there:
+        """Whether a folder is in another checkout of this project's repository."""
+        here, other = self.root, find_root(folder)
+        if here is None or other is None or real_path(here) == other:
             return False
-        return self._git_project(there, False) in {self.current()} - {None}
+        return self._git_project(other, False) in {self.current()} - {None}
 
-    def _configured(self, root: Path, derived: str | None) -> str | None:
-        """The id in a folder's config, unless it is another's."""
+    def _configured(self, root: Path, git_project: str | None) -> str | None:
+        """The id in a folder's config, unless it is another folder's."""
         id = _config_id(root)
         if id is None or id in self._ids_of(root):
             return id
         sql = "SELECT location FROM projects WHERE project_id = ? OR location = ?"
         rows = self.database.rows(sql, id, f"moved:{id}")
-        return None if any(self._is_anothers(id, row[0], root, derived) for row in rows) else id
+        return None if any(self._is_anothers(id, row[0], root, git_project) for row in rows) else id
 
-    def _is_anothers(self, id: str, location: str, root: Path, derived: str | None) -> bool:
-        """Whether it follows from a note of an id that this folder may not have it, too."""
-        kind, _, place = location.partition(":")
-        there = Path(place)
-        if kind not in ("given", "named"):  # one that became a repository's, or is in no config
-            return kind in ("moved", "unborn") or os.path.isdir(there)
-        if _config_id(there) != id or os.path.samefile(there, root):
+    def _is_anothers(self, id: str, key: str, root: Path, git_project: str | None) -> bool:
+        """Whether a record of an id says that another folder has it, so that this one may not."""
+        kind, _, place = key.partition(":")
+        other = Path(place)
+        if kind not in ("given", "named"):  # the id became a repository's, or is in no config
+            return kind in ("moved", "unborn") or os.path.isdir(other)
+        if _config_id(other) != id or os.path.samefile(other, root):
             return False
-        return not derived or self._git_project(there, False) != derived
+        return not git_project or self._git_project(other, False) != git_project
 
     def _ids_of(self, root: Path) -> set[str]:
-        """All ids that are noted for a folder."""
+        """All ids that are recorded for a folder."""
         sql = "SELECT project_id FROM projects WHERE location IN (?, ?, ?, ?)"
-        places = [f"{kind}:{_written(root)}" for kind in ("given", "folder", "named")]
-        return {id for (id,) in self.database.rows(sql, _noted_as(root), *places)}
+        keys = [f"{kind}:{_path_text(root)}" for kind in ("given", "folder", "named")]
+        return {id for (id,) in self.database.rows(sql, _folder_key(root), *keys)}
 
     def _git_project(self, root: Path, create: bool) -> str | None:
-        """The repository's id, from the database's note of it; git is asked once."""
+        """The repository's id by its record; without one, as git tells it. "" before the first
+        commit, None outside git."""
         if (folders := git_folders(root)) is None:
             return None
-        if known := self._note(key := _git_note(folders[1])):
+        if project := self._recorded(key := _git_key(folders[1])):
             if create:
-                self._note_root(root, *folders, known)
-            return known
-        known = self._moved_here("git", _made(folders[1])) or git_id(root)
-        if known and create and not self._has_notes(known):
-            self._note_roots()
-        known = self._note(f"root:{known}") or known
-        if known and create:
-            self._write_note(key, known)
-        return known
+                self._record_root(root, *folders, project)
+            return project
+        project = self._moved_here("git", _made_at(folders[1])) or git_id(root)
+        if project and create and not self._has_record(project):
+            self._record_roots()
+        project = self._recorded(f"root:{project}") or project
+        if project and create:
+            self._write_record(key, project)
+        return project
 
-    def _note_roots(self) -> None:
-        """Note the first commits of all known repositories: a new one may be a clone of one."""
+    def _record_roots(self) -> None:
+        """Record the root commits of all known repositories: a new one may be a clone of one."""
         sql = "SELECT location, project_id FROM projects WHERE location GLOB 'git:*'"
-        for location, known in self.database.rows(sql):
-            found = _NOTED_FOLDER.fullmatch(location)
+        for key, project in self.database.rows(sql):
+            found = _KEY_FOLDER.fullmatch(key)
             root = Path(found[1] if found else "")
-            if (folders := git_folders(root)) and _git_note(folders[1]) == location:
-                self._note_root(root, *folders, known)
+            if (folders := git_folders(root)) and _git_key(folders[1]) == key:
+                self._record_root(root, *folders, project)
 
-    def _note_root(self, root: Path, own: Path, shared: Path, known: str) -> None:
-        """Note the first commit that a known repository has by now, if that was amended, and is no
-        other project: clones from now on have nothing else."""
-        key, tip = f"tip:{_written(shared)}", ""
+    def _record_root(self, root: Path, own: Path, shared: Path, project: str) -> None:
+        """Record the root commit of a known repository, if it was amended and is no other project's
+        id: new clones have only this one."""
+        key, tip = f"tip:{_path_text(shared)}", ""
         with contextlib.suppress(OSError):
             tip = _head(own, shared).strip()
         since = self.database.value("SELECT value FROM meta WHERE key = ?", key)
         if tip == since or not _GIT_ID.fullmatch(tip):
             return
-        with self.database.transaction() as connection:  # git is not asked again, if it is slow
+        with self.database.transaction() as connection:  # before git is asked, which may be slow
             set_meta(connection, key, tip)
-        now = git_id(root, since or "")
-        if now and now != known and not self._has_notes(now) and not self._count(now):
-            self._write_note(f"root:{now}", known)
+        new = git_id(root, since or "")
+        if new and new != project and not self._has_record(new) and not self._has_items(new):
+            self._write_record(f"root:{new}", project)
 
-    def _has_notes(self, id: str) -> bool:
+    def _has_record(self, id: str) -> bool:
+        """Whether there is a record of a project, or of a root commit."""
         sql = "SELECT EXISTS(SELECT 1 FROM projects WHERE project_id = ? OR location = ?)"
         return bool(self.database.value(sql, id, f"root:{id}"))
 
-    def _noted(self, root: Path) -> str | None:
-        """The id in the database's note of a folder, maybe from before it was a repository."""
-        place = _noted_as(root)
-        known = self._note(place) or self._note(f"folder:{_written(root)}")
-        kind, _, rest = place.partition(":")
-        moved = kind == "unborn" and self._moved_here(kind, rest.rpartition(":")[2])
-        return known or moved or None
+    def _recorded_for(self, root: Path) -> str | None:
+        """The id by a folder's own record, maybe from before it was a repository."""
+        key = _folder_key(root)
+        id = self._recorded(key) or self._recorded(f"folder:{_path_text(root)}")
+        if not id and key.startswith("unborn:"):
+            return self._moved_here("unborn", key.rpartition(":")[2])
+        return id or None
 
     def _moved_here(self, kind: str, made: str) -> str | None:
-        """The id of a repository of this kind that is noted where it is no more."""
+        """The id of a repository, known by when it was made, that is gone from its recorded path:
+        it was moved."""
         sql = "SELECT location, project_id FROM projects WHERE location LIKE ? || ':%:' || ?"
-        for location, id in self.database.rows(sql, kind, made):
-            if not os.path.exists(location[len(kind) + 1 : -len(made) - 1]):
+        for key, id in self.database.rows(sql, kind, made):
+            if not os.path.exists(key[len(kind) + 1 : -len(made) - 1]):
                 return id
         return None
 
-    def _note(self, key: str) -> str | None:
+    def _recorded(self, key: str) -> str | None:
+        """The project id of a record."""
         return self.database.value("SELECT project_id FROM projects WHERE location = ?", key)
 
-    def _write_note(self, key: str, project: str) -> None:
+    def _write_record(self, key: str, project: str) -> None:
         with self.database.transaction() as connection:
             connection.execute("INSERT OR REPLACE INTO projects VALUES(?, ?)", (key, project))
 
     def _has_given(self, root: Path, project: str) -> bool:
-        """Whether this database made up the id for this very folder. A checkout's file may name
-        any, and must not carry off what others have stored under it."""
-        return project in (self._note(f"given:{_written(root)}"), self._noted(root))
+        """Whether this database made up the id for this very folder. A checkout's config may name
+        any id, and must not take what others have stored under it."""
+        return project in (self._recorded(f"given:{_path_text(root)}"), self._recorded_for(root))
 
-    def _count(self, project: str) -> bool:
+    def _has_items(self, project: str) -> bool:
         sql = "SELECT EXISTS(SELECT 1 FROM items WHERE project_id = ?)"
         return bool(self.database.value(sql, project))
 
     def _moved(self, root: Path, old: str, new: str, create: bool) -> str:
-        """A folder with an id of ours has its first commit: carry over what is stored under it.
-
-        Until something is written, it is read where it stands.
-        """
+        """The id of a folder that had an id from here and is a repository with a commit now: what
+        is stored is moved to the repository's id. Without `create` it is only read where it is."""
         if not create:
-            return new if self._count(new) else old
+            return new if self._has_items(new) else old
         with self.database.transaction() as connection:
-            if self._has_given(root, old):  # another process may have been quicker
+            if self._has_given(root, old):  # else another process was quicker
                 move_project(connection, old, new)
                 connection.execute("DELETE FROM projects WHERE project_id = ?", (old,))
                 connection.execute("INSERT INTO projects VALUES(?, ?)", (f"moved:{old}", new))
         return new
 
-    def _invent(self, root: Path, derived: str | None, in_folder: bool) -> str:
-        """A new UUID, kept with the folder; in the database alone where that can't be written, or
-        must not be."""
-        in_folder &= derived is None
+    def _invent(self, root: Path, git_project: str | None, in_folder: bool) -> str:
+        """A new UUID, in the folder's config; in a record alone where that cannot or must not be
+        written, as in a repository without a commit."""
         with self.database.transaction() as connection:  # one process at a time
-            if known := self._configured(root, derived) or self._noted(root):
-                return known  # another was quicker
+            if known := self._configured(root, git_project) or self._recorded_for(root):
+                return known  # another process was quicker
             project = new_id()
-            given = in_folder and self._write_config(root, project)
-            row = (f"given:{_written(root)}" if given else _noted_as(root), project)
+            in_folder = in_folder and git_project is None and self._write_config(root, project)
+            row = (f"given:{_path_text(root)}" if in_folder else _folder_key(root), project)
             connection.execute("INSERT OR REPLACE INTO projects VALUES(?, ?)", row)
         return project
 
     def _write_config(self, root: Path, project: str) -> bool:
+        """Write a folder's .sediment/config; False where that cannot be."""
         config, folder = {"project_id": project, "source": "uuid"}, root / ".sediment"
-        if folder.is_symlink():  # somebody else's folder may have a file of that name
+        if folder.is_symlink():  # it may lead to a folder with another file of that name
             return False
-        try:
+        with contextlib.suppress(OSError):
             folder.mkdir(exist_ok=True)
             write_atomically(folder / "config", json.dumps(config, indent=2) + "\n")
-        except OSError:
-            return False
-        return True
+            return True
+        return False
 
 
 # ---------------------------------------------------------------------------------------------
 # Graph and access
 #
-# What is known about memories beyond their words: which are alike, which were asked for
-# together, which took whose place, how often each was shown or confirmed, and what happened to
-# it. An item that is hidden keeps its own edges and counts, so that undo finds them as they were.
+# What is known about memories beyond their words: which are alike, which answered one question
+# together, which replaced which, how often each was shown or confirmed, and its history. An item
+# that is hidden keeps its own edges and counts, so that undo finds them as they were.
 # ---------------------------------------------------------------------------------------------
 
 RELATED, SUPERSEDES = "related", "supersedes"
 CO_ACCESSED, CLUSTER_SIBLING = "co_accessed", "cluster_sibling"
-
-
 _ALIKE = (RELATED, CLUSTER_SIBLING)
+_EDGE = "from_id = ? AND to_id = ? AND edge_type = ?"
+_HASH = 8  # bytes of a question's hash
+APART = {"apart": 1}  # the detail of an undo that left both live
 
 
 class Link(NamedTuple):
-    """An edge as one of its ends sees it; `id` is that end."""
+    """An edge as seen from one of its ends, `id`."""
 
     id: str
     other: str
@@ -4860,7 +4864,7 @@ class Link(NamedTuple):
 
 
 def enqueue(connection: apsw.Connection, id: str, others: Iterable[tuple[str, float]]) -> None:
-    """Queue pairs of items for a closer look: (other id, cosine) of each."""
+    """Queue an item with each of the others, (id, cosine), for consolidation."""
     now = int(time.time())
     connection.executemany(
         "INSERT OR IGNORE INTO consolidation_queue(item_id_a, item_id_b, similarity, created_at)"
@@ -4873,7 +4877,7 @@ def enqueue(connection: apsw.Connection, id: str, others: Iterable[tuple[str, fl
 def link(
     connection: apsw.Connection, a: str, b: str, kind: str, strength: float, label: str = ""
 ) -> None:
-    """Add an edge, unless these two have one of this kind."""
+    """Add an edge from a to b, unless they have one of this kind."""
     connection.execute(
         "INSERT OR IGNORE INTO graph_edges"
         "(from_id, to_id, edge_type, strength, rel_type, created_at) VALUES(?, ?, ?, ?, ?, ?)",
@@ -4882,7 +4886,8 @@ def link(
 
 
 class Shown(NamedTuple):
-    """What one answer showed: a hash of its question, all ids, and the first that fit."""
+    """What one answer showed: a hash of its question, the ids of its results, and those of them
+    that are linked for it, since they fit the question and are no other project's."""
 
     question: bytes
     ids: list[str]
@@ -4890,8 +4895,7 @@ class Shown(NamedTuple):
 
 
 def shown_by(query: str, answer: dict[str, Any]) -> Shown:
-    """What of an answer is counted: nothing that hardly answers. Weak hits and other projects' are
-    no reason for a link."""
+    """What of an answer is counted as shown; results that hardly answer are not."""
     rows = [row for row in answer["results"] if not _hardly_answers(row["similarity"])]
     fitting = [row["id"] for row in rows if not row.keys() & {"unrelated", "cross_project"}]
     words = " ".join(re.findall(r"\w+", query.lower())) or query
@@ -4899,14 +4903,16 @@ def shown_by(query: str, answer: dict[str, Any]) -> Shown:
 
 
 def _hardly_answers(similarity: str) -> bool:
-    with contextlib.suppress(ValueError):  # "graph" tells nothing of that
+    """Whether a result's similarity is low; "graph" stands for none."""
+    with contextlib.suppress(ValueError):
         return float(similarity) < COUNTED_SIMILARITY
     return False
 
 
 def count_access(connection: apsw.Connection, shown: Shown) -> None:
-    """Note that items were shown, and that the first of them answered a question together."""
+    """Count that items were shown, and that the best of them answered a question together."""
     now, ids = int(time.time()), shown.ids
+    pairs = combinations(shown.fitting[:CO_ACCESS_FIRST], 2)
     connection.executemany(
         "INSERT OR IGNORE INTO graph_nodes"
         " SELECT id, coalesce(project_id, ''), created_at FROM items WHERE id = ?",
@@ -4926,18 +4932,12 @@ def count_access(connection: apsw.Connection, shown: Shown) -> None:
         " SET count = count + 1, last_at = excluded.last_at,"
         " questions = CAST(questions || ?4 AS BLOB)"
         " WHERE NOT instr(questions, ?4) AND length(questions) < ?5",
-        [
-            (*sorted(pair), now, shown.question, QUESTIONS_KEPT * _HASH)
-            for pair in combinations(shown.fitting[:CO_ACCESS_FIRST], 2)
-        ],
+        [(*sorted(pair), now, shown.question, QUESTIONS_KEPT * _HASH) for pair in pairs],
     )
 
 
-_HASH = 8  # bytes of a question's hash
-
-
 def count_validation(connection: apsw.Connection, id: str) -> None:
-    """Note that somebody confirmed an item."""
+    """Count that somebody confirmed an item."""
     connection.execute(
         "INSERT INTO access_log(item_id, created_at, validation_count)"
         " SELECT id, created_at, 1 FROM items WHERE id = ?"
@@ -4949,46 +4949,38 @@ def count_validation(connection: apsw.Connection, id: str) -> None:
 def links_of(database: Database, ids: Iterable[str], project: str | None) -> list[Link]:
     """The strong and the often counted edges between these items and live ones that this project
     may read, best first."""
-    one = (
+    half = (
         "SELECT e.{0} AS id, e.{1} AS other, edge_type, rel_type, strength, count"
         " FROM json_each(?1) j JOIN graph_edges e ON e.{0} = j.value JOIN items i ON i.id = e.{1}"
         " WHERE i.ended_at IS NULL AND (strength >= ?2 OR count >= ?3)"
         " AND (?4 OR i.project_id IS NULL OR i.project_id IS ?5)"
     )
-    both = one.format("from_id", "to_id"), one.format("to_id", "from_id")
-    rows = database.rows(
-        # A limit that is bound would have SQLite plan this anew each time.
-        f"{' UNION ALL '.join(both)} ORDER BY count DESC, strength DESC, other LIMIT {LINKS_MAX}",
-        json.dumps(list(ids)),
-        LINK_STRENGTH_MIN,
-        SUGGEST_COUNT,
-        crosses_projects(),
-        project,
-    )
+    halves = half.format("from_id", "to_id"), half.format("to_id", "from_id")
+    # With a bound limit SQLite would plan this anew each time.
+    order = f"ORDER BY count DESC, strength DESC, other LIMIT {LINKS_MAX}"
+    values = json.dumps(list(ids)), LINK_STRENGTH_MIN, SUGGEST_COUNT, crosses_projects(), project
+    rows = database.rows(f"{' UNION ALL '.join(halves)} {order}", *values)
     return [Link(*row) for row in rows]
 
 
 def carry_edges(connection: apsw.Connection, old: str, new: str) -> list[list[Any]]:
-    """Give an item's links to the one that takes its place.
+    """Copy an item's edges to the one that replaces it.
 
     Returns what that added, for `take_back_edges`: [from, to, kind, count, whether it is new].
     """
     added = []
-    rows = fetch(
-        connection,
+    sql = (
         "SELECT from_id, to_id, edge_type, strength, rel_type, last_at, created_at,"
         " count, questions FROM graph_edges"
         " WHERE (from_id = ?1 OR to_id = ?1) AND ?2 NOT IN (from_id, to_id)"
-        " AND edge_type <> 'supersedes'",
-        old,
-        new,
+        " AND edge_type <> 'supersedes'"
     )
-    for start, end, kind, *facts, count, questions in rows:
+    for start, end, kind, *facts, count, questions in fetch(connection, sql, old, new):
         ends = [new if id == old else id for id in (start, end)]
         key = (*(sorted(ends) if kind == CO_ACCESSED else ends), kind)
-        known = connection.execute(f"SELECT questions FROM graph_edges WHERE {_EDGE}", key).get
-        if known is not None:  # what both answered counts once
-            fresh = _hashes(questions) - _hashes(known)
+        counted = connection.execute(f"SELECT questions FROM graph_edges WHERE {_EDGE}", key).get
+        if counted is not None:  # a question that both edges have counts once
+            fresh = _hashes(questions) - _hashes(counted)
             count, questions = len(fresh), b"".join(sorted(fresh))
         connection.execute(
             "INSERT INTO graph_edges(from_id, to_id, edge_type, strength, rel_type, last_at,"
@@ -4998,19 +4990,17 @@ def carry_edges(connection: apsw.Connection, old: str, new: str) -> list[list[An
             " questions = CAST(questions || excluded.questions AS BLOB)",
             (*key, *facts, count, questions),
         )
-        added.append([*key, count, known is None])
+        added.append([*key, count, counted is None])
     return added
 
 
 def _hashes(questions: bytes) -> set[bytes]:
+    """The hashes in the column `questions`, where they stand end to end."""
     return {questions[at : at + _HASH] for at in range(0, len(questions), _HASH)}
 
 
-_EDGE = "from_id = ? AND to_id = ? AND edge_type = ?"
-
-
 def take_back_edges(connection: apsw.Connection, added: list[list[Any]]) -> None:
-    """Undo `carry_edges`; what has been counted since then stays."""
+    """Undo `carry_edges`; what was counted since then stays."""
     for *key, count, is_new in added:
         connection.execute(f"UPDATE graph_edges SET count = count - ? WHERE {_EDGE}", (count, *key))
         if is_new:
@@ -5020,17 +5010,14 @@ def take_back_edges(connection: apsw.Connection, added: list[list[Any]]) -> None
 def carry_counts(connection: apsw.Connection, old: str, new: str) -> list[int]:
     """Add an item's accesses and validations to another's; returns how many of each."""
     sql = "SELECT access_count, validation_count FROM access_log WHERE item_id = ?"
-    counts = [list(row) for row in fetch(connection, sql, old)] or [[0, 0]]
-    _add_counts(connection, new, *counts[0])
-    return counts[0]
-
-
-def take_back_counts(connection: apsw.Connection, id: str, counts: list[int]) -> None:
-    """Undo `carry_counts`."""
-    _add_counts(connection, id, -counts[0], -counts[1])
+    rows = fetch(connection, sql, old)
+    accesses, validations = rows[0] if rows else (0, 0)
+    _add_counts(connection, new, accesses, validations)
+    return [accesses, validations]
 
 
 def _add_counts(connection: apsw.Connection, id: str, accesses: int, validations: int) -> None:
+    """Add to an item's counts, or take from them; none falls below 0."""
     connection.execute(
         "INSERT INTO access_log(item_id, created_at, access_count, validation_count)"
         " SELECT id, created_at, max(0, ?2), max(0, ?3) FROM items WHERE id = ?1"
@@ -5043,38 +5030,35 @@ def _add_counts(connection: apsw.Connection, id: str, accesses: int, validations
 def note(
     connection: apsw.Connection, action: str, id: str, other: str | None = None, detail: Any = None
 ) -> None:
-    """Write a line of history: what happened to an item, and by which other."""
+    """Write a row of history: what happened to an item, and which other one had part in it."""
     connection.execute(
         "INSERT INTO history(action, item_id, other_id, at, detail) VALUES(?, ?, ?, ?, ?)",
         (action, id, other, int(time.time()), to_json(detail or {})),
     )
 
 
-APART = {"apart": 1}  # the detail of an undo that left both live
-
-
 def link_clusters(connection: apsw.Connection, a: str, b: str) -> int:
-    """Make siblings of two items that are related, and of those related to both; returns the new
-    edges."""
+    """Link two related items, and each that is related to both of them, as siblings; returns how
+    many edges are new."""
     sql = (
         "SELECT to_id FROM graph_edges WHERE from_id = ?1 AND edge_type = 'related'"
         " UNION SELECT from_id FROM graph_edges WHERE to_id = ?1 AND edge_type = 'related'"
     )
-    near_a, near_b = ({id for (id,) in fetch(connection, sql, one)} for one in (a, b))
+    near_a, near_b = ({id for (id,) in fetch(connection, sql, end)} for end in (a, b))
     before = connection.total_changes()
     for other in sorted(near_a & near_b)[:CLUSTERS_MAX]:
         triangle = sorted((a, b, other))
-        for one, another in combinations(triangle, 2):
-            label = f"cluster-{triangle[0][:8]}"
-            link(connection, one, another, CLUSTER_SIBLING, CLUSTER_STRENGTH, label)
+        label = f"cluster-{triangle[0][:8]}"
+        for start, end in combinations(triangle, 2):
+            link(connection, start, end, CLUSTER_SIBLING, CLUSTER_STRENGTH, label)
     return connection.total_changes() - before
 
 
 # ---------------------------------------------------------------------------------------------
 # Items
 #
-# The rows of one memory. These three functions are the only ones that add, end or erase an
-# item, so that its text, chunks, vectors, words and graph node never part company.
+# The rows of one memory. Only `insert_items`, `end_item`, `prune_item` and `erase_item` add, end or
+# erase one, so that its text, chunks, vectors, words and graph node always agree.
 # ---------------------------------------------------------------------------------------------
 
 
@@ -5091,16 +5075,16 @@ class Item(NamedTuple):
     ended_at: int | None = None
     ended_by: str | None = None
     successor: str | None = None
-    file: int | None = None  # of which it is a part, from one line to another
+    file: int | None = None  # the file of which it is a part, and from which line to which
     first_line: int | None = None
     last_line: int | None = None
-    stored_at: int | None = None  # now, if it is not told
+    stored_at: int | None = None  # None: now
 
 
 def same_text(connection: apsw.Connection, content: str, project: str | None) -> str | None:
     """The id of the live item of a project (or global) that has this text."""
     sql = (
-        # The plus keeps SQLite from walking all of the project instead of one hash.
+        # The plus keeps SQLite from scanning the project by its index instead of one hash.
         "SELECT id, content FROM items WHERE text_hash = ? AND ended_at IS NULL"
         " AND file IS NULL AND +project_id IS ? ORDER BY created_at DESC, seq DESC"
     )
@@ -5110,20 +5094,20 @@ def same_text(connection: apsw.Connection, content: str, project: str | None) ->
 
 
 def insert_item(connection: apsw.Connection, item: Item) -> bool:
-    """Write an item with all that hangs on it; False when its id is taken."""
+    """Write an item and its rows in other tables; False when its id is taken."""
     return bool(insert_items(connection, [item]))
 
 
 def insert_items(connection: apsw.Connection, items: Iterable[Item]) -> list[str]:
-    """Write items with all that hangs on them; the ids of those whose id was not taken.
+    """Write items and their rows in other tables, but for those whose id is taken; returns the ids
+    of what was written.
 
-    Words come last, and together: the index writes down all that it holds before a statement that
-    may be taken back, as that of an item is.
+    Words come last, and together: FTS5 flushes what it has in memory before each statement that
+    can be rolled back alone, as the one that writes an item.
     """
     written, words = list[tuple[str, str, int]](), list[tuple[int, str, str]]()
     for item in items:
-        seq = _insert_row(connection, item)
-        if seq is not None:
+        if (seq := _insert_row(connection, item)) is not None:
             words += _insert_chunks(connection, seq, item)
             written.append((item.id, item.project_id or "", item.created_at))
     connection.executemany("INSERT OR IGNORE INTO graph_nodes VALUES(?, ?, ?)", written)
@@ -5134,22 +5118,21 @@ def insert_items(connection: apsw.Connection, items: Iterable[Item]) -> list[str
 
 
 def _insert_row(connection: apsw.Connection, item: Item) -> int | None:
-    """The number of a new item; None when its id is taken."""
-    values = (item.id, item.content, item.content_type, item.project_id, item.created_at)
-    after = item.chunks, item.vectors
-    stored = int(time.time()) if item.stored_at is None else item.stored_at
+    """Write an item's own row and return its `seq`; None when its id is taken."""
+    stored_at = int(time.time()) if item.stored_at is None else item.stored_at
+    row = item._asdict() | {"stored_at": stored_at, "text_hash": text_hash(item.content)}
+    del row["chunks"], row["vectors"]
     return connection.execute(
-        "INSERT INTO items(id, content, content_type, project_id, created_at, ended_at, ended_by,"
-        " successor, file, first_line, last_line, stored_at, text_hash)"
-        f" VALUES({', '.join('?' * 13)}) ON CONFLICT(id) DO NOTHING RETURNING seq",
-        (*values, *item[len(values) + len(after) : -1], stored, text_hash(item.content)),
+        f"INSERT INTO items({', '.join(row)}) VALUES({', '.join('?' * len(row))})"
+        " ON CONFLICT(id) DO NOTHING RETURNING seq",
+        tuple(row.values()),
     ).get
 
 
 def _insert_chunks(
     connection: apsw.Connection, seq: int, item: Item
 ) -> Iterator[tuple[int, str, str]]:
-    """Write the chunks of an item and their vectors, and yield what words are to be known of."""
+    """Write an item's chunks and their vectors, and yield their rows for the word index."""
     for position, chunk in enumerate(item.chunks):
         id: int = connection.execute(
             'INSERT INTO chunks(item, position, start, "end", context) VALUES(?, ?, ?, ?, ?)'
@@ -5163,8 +5146,8 @@ def _insert_chunks(
         yield id, spaced(item.content[chunk.start : chunk.end]), spaced(chunk.context)
 
 
-# The edges from and to these items: an imported one may bring its lineage, in either order. By both
-# columns at once they would be looked for in five times as long.
+# The "supersedes" edges from and to these items: imports bring versions in any order. One statement
+# for both columns takes five times as long.
 _EDGES_OF_ENDS = "\n".join(
     "INSERT OR IGNORE INTO graph_edges(from_id, to_id, edge_type, strength, last_at, created_at)"
     " SELECT i.successor, i.id, 'supersedes', 1.0, i.ended_at, i.ended_at FROM json_each(:ids) j"
@@ -5182,11 +5165,11 @@ def end_item(
     *,
     beside: bool = False,
 ) -> None:
-    """Hide an item behind the one that takes its place; nothing of it is lost. What stood
-    `beside` it before stays when this is undone.
+    """Hide an item behind its successor, at the time `at` (None: now); nothing of it is lost.
 
-    Its own links and counts stay as they are, for `restore_item`; a successor that says the same
-    gets the like of them, and history notes what that added.
+    Its own edges and counts stay as they are, for `restore_item`. A successor that says the same
+    (`by` is "merge" or "repeat") gets a copy of them, and history records what that added.
+    `beside`: the successor was live before, so that it stays when this is undone.
     """
     now = int(time.time())
     connection.execute(
@@ -5200,18 +5183,19 @@ def end_item(
         (successor, old, now, now),
     )
     added: dict[str, Any] = {}
-    if by in ("merge", "repeat"):  # a changed fact finds links of its own, and is not confirmed
+    if by in ("merge", "repeat"):  # a changed fact gets edges and counts of its own
         added["edges"] = carry_edges(connection, old, successor)
         added["counts"] = carry_counts(connection, old, successor)
     note(connection, by, successor, old, added | ({"beside": 1} if beside else {}))
 
 
 def ended_when(old: int, new: int) -> int | None:
-    """The time of an end by what came later: its own. What is older takes the place now (None)."""
+    """When an item created at `old` ended by one created at `new`: then, if that is later; else now
+    (None)."""
     return new if new > old else None
 
 
-# The SQL of whether what took the place of an item `i` had stood beside it before; else NULL.
+# SQL: 1 where the successor of an item `i` was live beside it before, else NULL.
 STOOD_BESIDE = (
     "(SELECT h.detail ->> 'beside' FROM history h WHERE h.other_id = i.id"
     " AND h.item_id = i.successor AND h.action = i.ended_by ORDER BY h.id DESC LIMIT 1)"
@@ -5219,17 +5203,16 @@ STOOD_BESIDE = (
 
 
 def restore_item(connection: apsw.Connection, old: str) -> tuple[str, str | None]:
-    """Take back `end_item` of an item that has ended: it is live again, and its successor keeps
-    what is its own. Returns why it had ended ("beside" where the successor stood beside it), and
-    its successor if that is there."""
-    columns = "s.id, i.ended_by, h.id, h.detail"
-    successor, reason, event, detail = fetch(
-        connection,
-        f"SELECT {columns} FROM items i LEFT JOIN items s ON s.id = i.successor"
+    """Undo `end_item`: the item is live again, and its successor keeps what is its own. Returns why
+    it had ended ("beside" where the successor was live before), and the successor's id if that is
+    still there."""
+    sql = (
+        "SELECT s.id, i.ended_by, h.id, h.detail FROM items i"
+        " LEFT JOIN items s ON s.id = i.successor"
         " LEFT JOIN history h ON h.other_id = i.id AND h.item_id = s.id AND h.action = i.ended_by"
-        " WHERE i.id = ? ORDER BY h.id DESC LIMIT 1",
-        old,
-    )[0]
+        " WHERE i.id = ? ORDER BY h.id DESC LIMIT 1"
+    )
+    successor, reason, event, detail = fetch(connection, sql, old)[0]
     connection.execute(
         "UPDATE items SET ended_at = NULL, ended_by = NULL, successor = NULL WHERE id = ?", (old,)
     )
@@ -5240,22 +5223,21 @@ def restore_item(connection: apsw.Connection, old: str) -> tuple[str, str | None
     if event is not None:  # an imported item brings no event
         added = json.loads(detail)
         take_back_edges(connection, added.get("edges", []))
-        take_back_counts(connection, successor, added.get("counts", [0, 0]))
+        counts = added.get("counts", [0, 0])
+        _add_counts(connection, successor, -counts[0], -counts[1])
         reason = "beside" if "beside" in added else reason
     return reason or "", successor
 
 
 def place_item(connection: apsw.Connection, id: str, project: str | None) -> None:
-    """Let an item be in a project, or global."""
-    for table, none in (("items", "NULL"), ("graph_nodes", "''")):
-        sql = f"UPDATE {table} SET project_id = coalesce(?1, {none})"
-        connection.execute(
-            f"{sql} WHERE id = ?2 AND project_id IS NOT coalesce(?1, {none})", (project, id)
-        )
+    """Move an item to a project, or make it global (None)."""
+    for table, value in (("items", project), ("graph_nodes", project or "")):
+        sql = f"UPDATE {table} SET project_id = ?1 WHERE id = ?2 AND project_id IS NOT ?1"
+        connection.execute(sql, (value, id))
 
 
 def prune_item(connection: apsw.Connection, id: str) -> None:
-    """Hide a live item with nothing in its place; `restore_item` brings it back."""
+    """Hide a live item without a successor; `restore_item` brings it back."""
     connection.execute(
         "UPDATE items SET ended_at = max(created_at, ?), ended_by = ? WHERE id = ?",
         (int(time.time()), PRUNED, id),
@@ -5266,7 +5248,7 @@ def prune_item(connection: apsw.Connection, id: str) -> None:
 def texts_of(
     connection: apsw.Connection, ids: Sequence[str], sessions: Sequence[str] = ()
 ) -> list[str]:
-    """What items, the versions hidden behind them, and whole sessions say."""
+    """The texts of items, of the versions hidden behind them, and of whole sessions."""
     sql = (
         "WITH RECURSIVE lineage(id) AS (SELECT value FROM json_each(?1) UNION"
         " SELECT items.id FROM items JOIN lineage ON items.successor = lineage.id)"
@@ -5277,16 +5259,14 @@ def texts_of(
 
 
 def erase_item(connection: apsw.Connection, id: str, *, alone: bool = False) -> int:
-    """Remove an item, and unless `alone` the versions hidden behind it, from every table; how many
-    there were."""
-    doomed = fetch(
-        connection,
+    """Remove an item, and unless `alone` the versions hidden behind it, from every table; returns
+    how many items that were."""
+    sql = (
         "WITH RECURSIVE lineage(id) AS (SELECT ?1 UNION"
         " SELECT items.id FROM items JOIN lineage ON items.successor = lineage.id AND NOT ?2)"
-        " SELECT items.seq, items.id, items.content FROM items JOIN lineage USING (id)",
-        id,
-        alone,
+        " SELECT items.seq, items.id, items.content FROM items JOIN lineage USING (id)"
     )
+    doomed = fetch(connection, sql, id, alone)
     for seq, doomed_id, content in doomed:
         _erase_words(connection, seq, content)
         connection.execute("DELETE FROM items WHERE seq = ?", (seq,))
@@ -5312,7 +5292,7 @@ _MENTIONS = (
 
 
 def _erase_words(connection: apsw.Connection, item: int, content: str) -> None:
-    """The word index keeps no text of its own: what is taken out must be told to it again."""
+    """Take an item out of the word index, which keeps no texts: it needs them again to do so."""
     chunks = fetch(connection, 'SELECT id, start, "end", context FROM chunks WHERE item = ?', item)
     connection.executemany(
         "INSERT INTO words(words, rowid, text, context) VALUES('delete', ?, ?, ?)",
@@ -5320,7 +5300,7 @@ def _erase_words(connection: apsw.Connection, item: int, content: str) -> None:
     )
 
 
-# The columns of an item that callers see, and the same as a dict.
+# The columns of an item that callers see; `_item` makes a dict of them.
 _COLUMNS = (
     *("seq", "id", "content", "content_type", "project_id", "created_at"),
     *("ended_at", "ended_by", "successor", "first_line", "last_line"),
@@ -5342,7 +5322,7 @@ def find_item(database: Database, id: str) -> dict[str, Any] | None:
 
 
 def shared_facts(row: dict[str, Any]) -> dict[str, Any]:
-    """What list, recall, get, history and export all tell of an item, and import takes."""
+    """What list, recall, get, history and export all return of an item, and import takes."""
     facts = {"id": row["id"], "content": row["content"], **_dated("created", row["created_at"])}
     facts |= {"scope": "project" if row["project_id"] else "global", "project": row["project_id"]}
     if row["ended_at"] is not None:
@@ -5352,6 +5332,7 @@ def shared_facts(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _listed(row: dict[str, Any]) -> dict[str, Any]:
+    """What `list` returns of an item."""
     return shared_facts(row) | ({"chunked": True} if row["chunks"] > 1 else {})
 
 
@@ -5360,8 +5341,8 @@ def _dated(name: str, seconds: int) -> dict[str, Any]:
 
 
 def stored_among(database: Database, ids: Iterable[str]) -> set[str]:
-    """Those of these ids that memories have: an import gives its rows any id, also one that a part
-    of a file or a turn would have, which then takes another."""
+    """Those of these ids that stored memories have, and not parts of files or conversations: an
+    import may give its rows the ids of such parts, which then take others."""
     sql = "SELECT id FROM items WHERE file IS NULL AND id IN (SELECT value FROM json_each(?))"
     return {id for (id,) in database.rows(sql, json.dumps(list(ids)))}
 
@@ -5372,7 +5353,7 @@ def authors(database: Database, ids: Iterable[str]) -> dict[str, dict[str, str]]
         return {}
     rows = database.rows(asset("schema/sync_authors.sql"), json.dumps(list(ids)))
     found = {id: {"author": author, "ended_from": by} for id, author, by in rows}
-    return {id: {key: who for key, who in one.items() if who} for id, one in found.items()}
+    return {id: {key: who for key, who in facts.items() if who} for id, facts in found.items()}
 
 
 def texts_of_files(database: Database) -> list[str]:
@@ -5388,44 +5369,43 @@ def source_of(row: dict[str, Any], projects: Projects) -> str:
 
 
 def told_source(row: dict[str, Any], projects: Projects) -> dict[str, str]:
-    """Where an item stands, if it is part of a file or conversation; import leaves such rows."""
+    """{source} of a part of a file or conversation, else nothing; import skips rows with one."""
     return {} if row["path"] is None else {"source": source_of(row, projects)}
 
 
 def told_items(projects: Projects, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What is told of each item that is asked for or listed: its facts, where it stands, and who
-    stored it where another machine did."""
-    known = authors(projects.database, (row["id"] for row in rows))
-    return [_listed(row) | told_source(row, projects) | known.get(row["id"], {}) for row in rows]
+    """What is returned of each item that is asked for or listed: its facts, its source, and its
+    author where another machine stored it."""
+    by_id = authors(projects.database, (row["id"] for row in rows))
+    return [_listed(row) | told_source(row, projects) | by_id.get(row["id"], {}) for row in rows]
 
 
 def claim_model(connection: apsw.Connection, model: Model) -> bool:
-    """The first vectors decide which model the file is of; whether it is of this one."""
+    """Whether the file's vectors are of this model; a file that has no model yet gets this one."""
     facts = {"model_name": model.name, "model_digest": model.digest, "dimension": model.dimension}
     facts |= {"model_probe": model.probe.hex()} if model.probe else {}
     if model.dimension and meta_value(connection, "model_digest") in (None, model.digest):
         rows = [(key, str(value)) for key, value in facts.items()]
         connection.executemany("INSERT OR IGNORE INTO meta VALUES(?, ?)", rows)
-    return _is_model(model, *(meta_value(connection, f"model_{one}") for one in _IDENTITY))
+    digest, probe = (meta_value(connection, f"model_{name}") for name in ("digest", "probe"))
+    return _is_model(model, digest, probe)
 
 
 def same_model(database: Database, model: Model) -> bool:
-    """Whether the file's vectors, if it has any, are of this model, as far as is known by now."""
+    """Whether the file's vectors, if it has any, are of this model, as far as is known yet."""
     with database.snapshot():
         state = database.state()
         return _is_model(model, state.model_digest, state.model_probe)
 
 
-_IDENTITY = ("digest", "probe")
-
-
 def _is_model(model: Model, digest: str | None, probe: str | None) -> bool:
-    """Whether a file's notes are of this model: its digest, and what a service made of PROBE."""
+    """Whether a file's vectors are of this model, by the model's digest that the file has and, of a
+    service, its vector of PROBE (hex)."""
     if not (digest and probe and model.probe):
         return digest in (None, model.digest)
-    noted, now = (_matrix([(one,)])[0] for one in (bytes.fromhex(probe), model.probe))
-    same_size = digest == model.digest and len(noted) == len(now)
-    return same_size and float(noted @ now) >= PROBE_COSINE
+    before, now = (_matrix([(vector,)])[0] for vector in (bytes.fromhex(probe), model.probe))
+    same_size = digest == model.digest and len(before) == len(now)
+    return same_size and float(before @ now) >= PROBE_COSINE
 
 
 OTHER_MODEL = "The vectors here are of another model: found by words alone until `reindex`."
@@ -5447,7 +5427,7 @@ def prepare_item(
     created: int,
 ) -> Item:
     """Everything that takes time, before the transaction: chunks and, of a shorter text, their
-    vectors; without a database these are left for later."""
+    vectors; without a database the vectors are made later."""
     encoder.begin_loading()
     chunks = split_text(content, encoder.fits)
     vectors: list[bytes] = []
@@ -5459,7 +5439,7 @@ def prepare_item(
 
 
 def note_sent(database: Database, encoder: Encoder | None) -> None:
-    """Add what a service was sent, which its users pay for, to what the file notes of that."""
+    """Add what a service was sent, which its users pay for, to the file's count of that."""
     if encoder and any(encoder.sent.values()) and database.path.exists():
         new = encoder.sent.copy()  # other threads send more meanwhile
         with contextlib.suppress(DatabaseError):
@@ -5470,7 +5450,7 @@ def note_sent(database: Database, encoder: Encoder | None) -> None:
 
 
 def sent_before(connection: apsw.Connection, model: Model) -> dict[str, float]:
-    """What a service was sent for this file: requests, texts, and what it tells of tokens, cost."""
+    """What a service was sent for this file: requests, texts, and its report of tokens and cost."""
     return parse_object(meta_value(connection, f"sent:{model.name}"))
 
 
@@ -5483,13 +5463,13 @@ def count_pending(database: Database) -> int:
 # Versions
 #
 # Which memory makes which other one obsolete, where nobody said so. No rule tells that of notes
-# as people write them, so a small table of weights is learned (models/train_ranker.py). For each
-# pair of candidates it says how likely the newer one took the older one's place, and the chance
-# to be the answer flows from the older to the newer. It reorders an answer and hides nothing.
+# as people write them, so a small network is learned (models/train_ranker.py). It says of each pair
+# of candidates how likely the newer one replaces the older one, and the chance to be the answer
+# flows from the older to the newer. It reorders an answer and hides nothing.
 # ---------------------------------------------------------------------------------------------
 
-# Porter stems of words by which a text speaks of a change, of how things are now, of what is only
-# planned, of what was, or of an event; of other languages only words for "now" and "no longer".
+# Cue words, as Porter stems: of a change, of how things are now, of what is only planned, of the
+# past, of an event. Of other languages only words for "now" and "no longer".
 _NOW_ELSEWHERE = (
     " больше более теперь уже тепер більше вже uz jiz nyni teraz juz nyt enaa jetzt stattdessen"
     " ahora desormai mainten adesso agora numera artik"
@@ -5515,10 +5495,13 @@ CUES = {
         "brought came got happen incid met morn said saw thi todai told visit went yesterdai"
     ),
 }
+_CLASS_BITS = {name: 1 << place for place, name in enumerate((*CUES, "digit"))}
+_TURNS = _word_class("by for from instead to with")  # what leads to an old or a new value
+_SPEAKERS = _word_class("i our the they us we")
 
 
 def information(held: float, chunks: int) -> float:
-    """Nats that a word tells which so many of the chunks have: Robertson and Sparck Jones' idf."""
+    """The idf, in nats, of a word that `held` of the chunks have (Robertson and Sparck Jones)."""
     return math.log(1 + (chunks - held + 0.5) / (held + 0.5))
 
 
@@ -5527,18 +5510,10 @@ def _has_digit(word: str) -> bool:
     return not word.isalpha() and any(map(str.isdigit, word))
 
 
-_CLASS_BITS = {name: 1 << place for place, name in enumerate((*CUES, "digit"))}
-
-
-_CUE_BITS: Counter[str] = Counter()  # a bit for each class of CUES that a stem is of
-for _name, _stems in CUES.items():
-    _CUE_BITS.update(dict.fromkeys(_stems, _CLASS_BITS[_name]))
-
-
 @functools.lru_cache(maxsize=LEXICON_WORDS)
 def _stem_key(stem: str) -> int:
     """A number for a stem, the same in every process: its bytes, or of more than eight the first
-    ones and the sum of all."""
+    four and a checksum of all."""
     data = stem.encode()
     if len(data) > 8:
         data = data[:4] + zlib.crc32(data).to_bytes(4, "little")
@@ -5546,25 +5521,25 @@ def _stem_key(stem: str) -> int:
 
 
 def _stem_classes(stem: str) -> int:
-    """A bit for each class that a stem is of."""
-    return _CUE_BITS[stem] + _CLASS_BITS["digit"] * _has_digit(stem)
+    """The bits of the classes of a stem: the kinds of cue that it is, and "digit"."""
+    cues = sum(_CLASS_BITS[name] for name, stems in CUES.items() if stem in stems)
+    return cues + _CLASS_BITS["digit"] * _has_digit(stem)
 
 
 class TextWords(NamedTuple):
-    """A text as its stems, and of each its number, its idf in English by the form that it has, and
-    its classes; and as the encoder's tokens, each with its share of its word's idf."""
+    """A text as stems and as the encoder's tokens, both in its order."""
 
     stems: tuple[str, ...]
-    keys: Any  # int64[stems]
-    idf: Any  # float[stems]
-    classes: Any  # uint8[stems]
-    beginning: Any  # int64[4]: the numbers of the first four, 0 where there is none
-    tokens: Any  # int32[tokens]: behind token 0, which stands for no word
-    tells: Any  # float[tokens]
+    keys: Any  # int64[stems], of `_stem_key`
+    idf: Any  # float[stems]: in English, of the form that the word has here
+    classes: Any  # uint8[stems], of `_stem_classes`
+    beginning: Any  # int64[4]: the first four keys, 0 where there is none
+    tokens: Any  # int32[tokens]: first token 0, which is of no word
+    token_idf: Any  # float[tokens]: each token's share of its word's idf
 
 
 class Lexicon:
-    """Stems of texts, what they tell in English, and how near texts are word by word."""
+    """The stems of texts, their idf in English, and how alike texts are word by word."""
 
     def __init__(
         self,
@@ -5575,19 +5550,19 @@ class Lexicon:
         own: bool = True,
     ) -> None:
         self._stem, self._tokens, self._vectors = stem, tokens, vectors
-        self._own = own  # whether the vocabulary is that of the encoder, and not the bundled one's
+        self._own = own  # whether the vocabulary is the encoder's own, not the bundled model's
         self.commonness = functools.lru_cache(maxsize=LEXICON_WORDS)(commonness)
-        self._known = functools.lru_cache(maxsize=LEXICON_WORDS)(self._look_up)
+        self._cached_word = functools.lru_cache(maxsize=LEXICON_WORDS)(self._look_up)
 
     @functools.lru_cache(maxsize=LEXICON_TEXTS)  # noqa: B019 - as many as a process needs, at most
     def text_words(self, text: str) -> TextWords:
-        """A text as it is compared with others. Nothing of it depends on what was read before, so
-        that a question is answered alike in every process."""
+        """A text as it is compared with others. It does not depend on what was read before, so that
+        every process answers a question alike."""
         import numpy
 
-        found = [*map(self._known, self._stem(text))]
-        stems, keys, idf, classes, tokens = zip(*found, strict=True) if found else ((),) * 5
-        tells = [word_idf / len(its) for _, _, word_idf, _, its in found for _ in its]
+        words = [*map(self._cached_word, self._stem(text))]
+        stems, keys, idf, classes, tokens = zip(*words, strict=True) if words else ((),) * 5
+        token_idf = [nats / len(ids) for nats, ids in zip(idf, tokens, strict=True) for _ in ids]
         return TextWords(
             stems,
             numpy.array(keys, numpy.int64),
@@ -5595,7 +5570,7 @@ class Lexicon:
             numpy.array(classes, numpy.uint8),
             numpy.array((*keys[:4], 0, 0, 0, 0)[:4], numpy.int64),
             numpy.array((0, *itertools.chain(*tokens)), numpy.int32),
-            numpy.array((0, *tells), numpy.float32),
+            numpy.array((0, *token_idf), numpy.float32),
         )
 
     def strange(self, words: Collection[str]) -> float:
@@ -5604,39 +5579,40 @@ class Lexicon:
         return lacking / max(1, len(words))
 
     def _look_up(self, word: tuple[str, str]) -> tuple[str, int, float, int, list[int]]:
-        """A stem in one of its forms: the stem, its number, its idf, its classes, its tokens."""
+        """(stem, key, idf, classes, tokens) of a word given as (stem, form)."""
         stem, form = word
         idf = information(ENGLISH_CHUNKS * self.commonness(form), ENGLISH_CHUNKS)
         return stem, _stem_key(stem), idf, _stem_classes(stem), self._tokens(form)
 
     def maxsim(self, query: str, texts: Sequence[str]) -> Any:
-        """float[text]: what each text says of a query word by word, beyond what a text of its
-        length says of any query.
+        """float[text]: how much each text says of the query's words, beyond what a text of its
+        length does by chance.
 
-        Of each token of the query, once, the cosine to the nearest of the text's, weighed by what
-        its word tells (MaxSim, Khattab and Zaharia 2020; there of tokens that the encoder has seen
-        beside one another, here by themselves). So "purchase" finds "buy", as the vector of the
-        whole does, but no word is lost in the mean of twenty. Zeros where no token of the query is
-        known.
+        The mean over the query's different tokens of the cosine to the text's nearest token, each
+        weighted by its idf (MaxSim, Khattab and Zaharia 2020; theirs are vectors in context, these
+        of single tokens). So "purchase" finds "buy", as by the whole text's vector, but no word is
+        lost in the mean of twenty. Zeros where no token of the query is known.
         """
         import numpy
 
-        asked = self.text_words(query)
-        if not texts or not asked.tells.any():
+        words = self.text_words(query)
+        if not texts or not words.token_idf.any():
             return numpy.zeros(len(texts))
-        _, once = numpy.unique(asked.tokens, return_index=True)
-        most = once[numpy.argsort(-asked.tells[once], kind="stable")[:QUERY_TERMS]]
+        _, distinct = numpy.unique(words.tokens, return_index=True)
+        by_idf = numpy.argsort(-words.token_idf[distinct], kind="stable")
+        chosen = distinct[by_idf[:QUERY_TERMS]]
+        weights = words.token_idf[chosen]
         tokens = [self.text_words(text).tokens for text in texts]
         sizes = numpy.array([*map(len, tokens)])
-        near = self._vectors(asked.tokens[most]) @ self._vectors(numpy.concatenate(tokens)).T
-        best = numpy.maximum.reduceat(near, sizes.cumsum() - sizes, axis=1)
+        cosines = self._vectors(words.tokens[chosen]) @ self._vectors(numpy.concatenate(tokens)).T
+        best = numpy.maximum.reduceat(cosines, sizes.cumsum() - sizes, axis=1)
         by_chance = MAXSIM_CHANCE + MAXSIM_BY_LENGTH * numpy.log(sizes + 2)
-        return asked.tells[most] @ best / asked.tells[most].sum() - by_chance
+        return weights @ best / weights.sum() - by_chance
 
 
 def lexicon_of(encoder: Encoder) -> Lexicon:
-    """What the encoder's vocabulary tells of words; that of the bundled model, where this one's
-    tokens have no vectors."""
+    """The lexicon by the encoder's vocabulary; by the bundled model's, where the encoder's tokens
+    have no vectors."""
     if not (own := bool(encoder.model.by_token)):
         encoder = Encoder(model_dir())
     vocabulary = encoder.commonness, encoder.known_tokens, encoder.token_vectors
@@ -5644,59 +5620,55 @@ def lexicon_of(encoder: Encoder) -> Lexicon:
 
 
 class WordTable:
-    """The stems of some texts and of another one beside them, a column each; the idf of a stem is
-    that of its commonest form in any of them."""
+    """The stems of some texts, and of one beside them (a query, or a new memory), a column each.
+    The idf of a stem is that of its commonest form in any of them."""
 
     def __init__(self, texts: Sequence[TextWords], beside: TextWords) -> None:
         import numpy
 
         every = (*texts, beside)
-        columns = zip(
-            *((one.keys, one.idf, one.classes, one.beginning) for one in every), strict=True
+        keys, idf, classes, starts = (
+            numpy.concatenate([getattr(text, field) for text in every])
+            for field in ("keys", "idf", "classes", "beginning")
         )
-        keys, idf, classes, starts = map(numpy.concatenate, columns)
-        row = numpy.repeat(numpy.arange(len(every)), [len(one.keys) for one in every])
-        order = keys.argsort(kind="stable")
-        keys = keys[order]
-        is_first = numpy.append(True, keys[1:] != keys[:-1])[: len(keys)]
-        first = numpy.flatnonzero(is_first)
+        row = numpy.repeat(numpy.arange(len(every)), [len(text.keys) for text in every])
+        self.keys, first, column = numpy.unique(keys, return_index=True, return_inverse=True)
         has = numpy.zeros((len(every), len(first)))
-        has[row[order], is_first.cumsum() - 1] = 1
-        self.keys = keys[first]
+        has[row, column] = 1
         self.has = has[:-1]  # float[text, stem]: 0 or 1
         self.beside = has[-1] > 0  # bool[stem]
-        self.idf = numpy.minimum.reduceat(idf[order], first) if len(first) else idf
-        self._classes = classes[order][first]
-        bits = numpy.unpackbits(self._classes[:, None], 1, len(_CLASS_BITS), "little")
-        counts = self.has @ bits.astype(float)
-        self.counts = dict(zip(_CLASS_BITS, counts.T, strict=True))  # name -> float[text]
+        self.idf = numpy.full(len(first), numpy.inf)
+        numpy.minimum.at(self.idf, column, idf)
+        self._classes = classes[first]
+        self.counts = {name: self.has @ self.of(name) for name in _CLASS_BITS}  # float[text]
         starts = starts.reshape(-1, 4)
         self._starts, self._start = starts[:-1], starts[-1]
 
     def of(self, name: str) -> Any:
-        """bool[stem]: which ones are of a class of CUES, or have a "digit"."""
+        """bool[stem]: which stems are of a class: a kind of CUES, or "digit"."""
         return self._classes & _CLASS_BITS[name] > 0
 
     def shared(self, columns: Any) -> Any:
-        """float[text, text]: the idf of these stems that two have; of one, in the diagonal."""
+        """float[text, text]: the idf sum of those of some stems, bool[stem], that both texts have;
+        on the diagonal, of those that a text has."""
         has = self.has[:, columns]
         return (has * self.idf[columns]) @ has.T
 
     @functools.cached_property
-    def alone(self) -> Any:
-        """bool[stem]: neither asked, nor a word of change or a figure."""
+    def plain(self) -> Any:
+        """bool[stem]: neither in the query, nor a word of change or a figure."""
         return ~(self.beside | self.of("change") | self.of("digit"))
 
     @functools.cached_property
-    def mislaid(self) -> Any:
-        """bool[text, text]: whether the second lacks a figure of the first that is asked."""
+    def lacks_asked_figure(self) -> Any:
+        """bool[text, text]: whether the second lacks a figure of the query that the first has."""
         figures = self.has[:, self.of("digit") & self.beside]
         return figures @ (1 - figures.T) > 0
 
     @functools.cached_property
-    def shared_alone(self) -> Any:
-        """float[text, text]: `shared` of the stems that stand alone, which are the most."""
-        return self.shared(self.alone)
+    def shared_plain(self) -> Any:
+        """float[text, text]: `shared` of the plain stems, which are most of them."""
+        return self.shared(self.plain)
 
     def beginnings(self) -> Any:
         """int[text, text]: how many of the first four words are the same in two texts."""
@@ -5707,12 +5679,12 @@ class WordTable:
         return count
 
     def beginnings_beside(self) -> Any:
-        """int[text]: how many of the first four words are those of the text beside."""
+        """int[text]: how many of the first four words are the same in the text beside."""
         return (self._starts == self._start).cumprod(1).sum(1)
 
     @functools.cached_property
     def changing(self) -> Any:
-        """bool[text]: which texts have a word of change, or begin as `_announces` says."""
+        """bool[text]: which texts have a word of change, or begin with "new"."""
         return (self.counts["change"] > 0) | (self._starts[:, 0] == _stem_key("new"))
 
     def idf_of(self, stem: str) -> float:
@@ -5721,65 +5693,59 @@ class WordTable:
 
 
 class Rival(NamedTuple):
-    """A candidate as it is compared with the others: the text and the unit vector of its best
-    chunk, its relevance to the question and that chunk's cosine, when it was stored, and whether
-    somebody has told that it replaces another."""
+    """A candidate as it is compared with the others."""
 
-    text: str
-    vector: bytes
+    text: str  # of its best chunk, as are vector and cosine
+    vector: bytes  # of unit length
     relevance: float
     cosine: float
-    created_at: int | None  # None of what stands in a file that has no date: it is as it is now
-    replaces: bool = False
+    created_at: int | None  # None of a part of a file without a date: that is as it is now
+    replaces: bool = False  # whether somebody said that it replaces another
 
 
-Matrices = dict[str, Any]  # name -> float[old, new], or what numpy makes one of
+Matrices = dict[str, Any]  # name -> float or bool[old, new], or what broadcasts to that
 PAIR_FEATURES = (  # noqa: SIM905 - one name a line would take twenty
     "cosine centred_cosine old_lead new_lead old_rank new_rank old_nearness new_nearness old_share"
-    " new_share jaccard contained"
-    " old_behind new_behind relevance_gain old_cosine new_cosine cosine_gain coverage_gain"
-    " old_place new_place days length_ratio beginning other_figures new_change new_now new_plan"
-    " old_plan new_past new_event old_event unshared follows strange"
+    " new_share jaccard contained old_behind new_behind relevance_gain old_cosine new_cosine"
+    " cosine_gain coverage_gain old_place new_place days length_ratio beginning other_figures"
+    " new_change new_now new_plan old_plan new_past new_event old_event unshared follows strange"
 ).split()
 
 
 def pair_features(
     rivals: list[Rival], query: str, lexicon: Lexicon, around: Any = None, strange: float = 0.0
 ) -> Matrices:
-    """What tells, of each pair, whether the newer memory makes the older one obsolete.
+    """Features of each pair, which tell whether the newer memory makes the older one obsolete.
 
-    `around`, float32[m, dimension], is what stands near the query: how near two memories are says
-    little, but how near beside all else that is about the same. `strange` is the share of the
-    query's words that the vocabulary lacks.
+    `around`, float32[m, dimension], are the vectors nearest to the query: that two memories are
+    alike says little, unless they are more alike than others about the same subject. `strange` is
+    the share of the query's words that the vocabulary lacks.
     """
     texts = [lexicon.text_words(rival.text) for rival in rivals]
-    asked = lexicon.text_words(query)
-    table = WordTable(texts, asked)
+    query_words = lexicon.text_words(query)
+    table = WordTable(texts, query_words)
     vectors = _matrix([(rival.vector,) for rival in rivals])
-    alone = around is None or not len(around)
-    likeness = _likeness(vectors, vectors if alone else around)
-    found = likeness | _wording(table) | _overlap(table) | _standing(rivals) | _fit(rivals, table)
+    found = _nearness(vectors, vectors if around is None or not len(around) else around)
+    found |= _wording(table) | _overlap(table) | _times(rivals) | _query_fit(rivals, table)
     found |= {"lost_sign": _lost_signs(rivals, query), "unshared": _unshared(table)}
-    rules = _ruled(rivals, texts, asked, table, found)
+    rules = _apply_rules(rivals, texts, query_words, table, found)
     return found | {"follows": rules > 0, "strays": rules < 0, "strange": strange}
 
 
-def _likeness(vectors: Any, around: Any) -> Matrices:
-    """How near the two are, in itself and beside how near either is to what stands around."""
+def _nearness(vectors: Any, around: Any) -> Matrices:
+    """How alike the two are, by cosine, and compared with how near others are to either."""
     import numpy
 
     cosines, others = vectors @ vectors.T, vectors @ around.T
-    others = numpy.where(others > SAME_COSINE, -1, others)  # but for the text itself
+    others = numpy.where(others > SAME_COSINE, -1, others)  # without the text itself
     mean = numpy.maximum(others, 0).sum(1) / numpy.maximum(1, (others >= 0).sum(1))
     best = others.max(1)
-    nearer = _greater(others, cosines)  # to the first of a pair
+    nearer = _greater(others, cosines)  # than the pair's second is to its first
     ranks, nearness = numpy.log1p(nearer), 1 / (1 + nearer)
-    all_shares = numpy.exp(SHARE_SHARPNESS * others).sum(1)
-    share = SHARE_SHARPNESS * cosines.T - numpy.log(
-        all_shares + math.exp(SHARE_SHARPNESS * SHARE_NOTHING)
-    )
+    total = numpy.exp(SHARE_SHARPNESS * others).sum(1) + math.exp(SHARE_SHARPNESS * SHARE_NOTHING)
+    share = SHARE_SHARPNESS * cosines.T - numpy.log(total)
     return {
-        "cosine": _above_others(cosines),
+        "cosine": _above_mean(cosines),
         "centred_cosine": cosines - (mean[:, None] + mean) / 2,
         "old_lead": cosines - best[:, None],
         "new_lead": cosines - best,
@@ -5793,61 +5759,60 @@ def _likeness(vectors: Any, around: Any) -> Matrices:
 
 
 def _greater(rows: Any, values: Any) -> Any:
-    """int[n, k]: how many numbers of each row are greater than each of its values; all of them
-    are from -1 to 1. In one search: rows that are 4 apart do not meet."""
+    """int[n, k]: how many numbers of row i are greater than values[i, j]. All are from -1 to 1, so
+    that with an offset of 4 a row, one search in all rows end to end is enough."""
     import numpy
 
-    apart = 4.0 * numpy.arange(len(rows))[:, None]
+    offset = 4.0 * numpy.arange(len(rows))[:, None]
     ends = rows.shape[1] * numpy.arange(1, len(rows) + 1)[:, None]
-    line = (numpy.sort(rows, 1) + apart).ravel()
-    return ends - line.searchsorted(values + apart, "right")
+    flat = (numpy.sort(rows, 1) + offset).ravel()
+    return ends - flat.searchsorted(values + offset, "right")
 
 
 def _overlap(table: WordTable) -> Matrices:
-    """The idf of the words that both have, of those that either has, or of the shorter one's."""
+    """The idf of the words that both have, as a share of those that either has, or of those that
+    the shorter one has."""
     import numpy
 
-    both = table.shared_alone + table.shared(~table.alone)
+    both = table.shared_plain + table.shared(~table.plain)
     each = both.diagonal()
     either = each[:, None] + each - both
     shorter = numpy.minimum(each[:, None], each)
     return {
-        "jaccard": _above_others(both / (either + 1e-6)),
-        "contained": _above_others(both / (shorter + 1e-6)),
+        "jaccard": _above_mean(both / (either + 1e-6)),
+        "contained": _above_mean(both / (shorter + 1e-6)),
     }
 
 
-def _above_others(likeness: Any) -> Any:
-    """How much more alike two are than two candidates commonly are: all lines of a conversation
-    are somewhat alike, and none is a version of another for that."""
+def _above_mean(likeness: Any) -> Any:
+    """How much more alike two are than the mean of all pairs: all lines of a conversation are
+    somewhat alike, and none is a version of another for that."""
     count = len(likeness)
     return likeness - (likeness.sum() - likeness.trace()) / max(1, count * count - count)
 
 
-def _standing(rivals: list[Rival]) -> Matrices:
-    """The days between the two: nan where one has no date, 0 where the second is no later; and
-    whether the older one was told to replace another."""
+def _times(rivals: list[Rival]) -> Matrices:
+    """The logarithm of the days between the two: nan where one has no date, 0 where the second is
+    not later; and whether somebody said that the older one replaces another."""
     import numpy
 
-    stored = numpy.array(
-        [math.nan if one.created_at is None else one.created_at for one in rivals], float
-    )
+    created = numpy.array([rival.created_at for rival in rivals], float)  # None becomes nan
     return {
-        "days": numpy.log1p(numpy.maximum(stored - stored[:, None], 0) / DAY),
-        "old_replaces": numpy.array([[one.replaces] for one in rivals]),
+        "days": numpy.log1p(numpy.maximum(created - created[:, None], 0) / DAY),
+        "old_replaces": numpy.array([[rival.replaces] for rival in rivals]),
     }
 
 
-def _fit(rivals: list[Rival], table: WordTable) -> Matrices:
-    """How well either fits the question, beside the best one and beside the other: by relevance
-    and its places, by meaning, and by what they have of the question's words."""
+def _query_fit(rivals: list[Rival], table: WordTable) -> Matrices:
+    """How well either fits the question, compared with the best candidate and with each other: by
+    relevance, by place in their order, by cosine, and by their share of the query's idf."""
     import numpy
 
-    relevance, cosine = numpy.array([(one.relevance, one.cosine) for one in rivals]).T
+    relevance, cosine = numpy.array([(rival.relevance, rival.cosine) for rival in rivals]).T
     behind, far = relevance - relevance.max(), cosine - cosine.max()
     places = numpy.log1p((relevance > relevance[:, None]).sum(1))
-    asked = table.beside * table.idf
-    coverage = table.has @ asked / max(1e-6, asked.sum())
+    query_idf = table.beside * table.idf
+    coverage = table.has @ query_idf / max(1e-6, query_idf.sum())
     return {
         "old_behind": behind[:, None],
         "new_behind": behind,
@@ -5862,7 +5827,7 @@ def _fit(rivals: list[Rival], table: WordTable) -> Matrices:
 
 
 def _wording(table: WordTable) -> Matrices:
-    """How the two are worded: lengths, a common beginning, other figures, and cues."""
+    """How the two are worded: lengths, a common beginning, other figures, and cue words."""
     import numpy
 
     words = numpy.log(table.has.sum(1) + 3)
@@ -5883,208 +5848,204 @@ def _wording(table: WordTable) -> Matrices:
 
 
 def _lost_signs(rivals: list[Rival], query: str) -> Any:
-    """Whether the older one has a sign of the question that the newer one lacks, as C++ of C."""
+    """bool[old, new]: whether the older one has a sign of the question that the newer one lacks, as
+    C++ where the newer one has C."""
     import numpy
 
-    asked = signs_of(query)
-    if not asked:
+    if not (wanted := signs_of(query)):
         return numpy.zeros((len(rivals),) * 2, bool)
-    has = [asked & signs_of(rival.text) for rival in rivals]
+    has = [wanted & signs_of(rival.text) for rival in rivals]
     return numpy.array([[bool(old - new) for new in has] for old in has])
 
 
-def _ruled(
+def _apply_rules(
     rivals: list[Rival],
     texts: list[TextWords],
     query: TextWords,
     table: WordTable,
     pairs: Matrices,
 ) -> Any:
-    """int[old, new]: 1 where the newer one says nearly nothing but what the older one says, only
-    otherwise, and still what the query asks: a plain new version, as of a value. -1 where it says
-    as little else, but not what is asked: a look-alike, as another room's number. Of the best
-    RULED older ones."""
+    """int[old, new] by rules, for the best RULED older ones, where the newer one says hardly
+    anything that the older one does not say: 1 where it still says what the query asks, as a plain
+    new version does, e.g. with another value; -1 where it does not, as a look-alike, e.g. with the
+    number of another room. Else 0."""
     import numpy
 
-    newer, unshared, room = pairs["days"] > 0, pairs["unshared"], _room(table)
+    newer, unshared, limit = pairs["days"] > 0, pairs["unshared"], _unshared_limit(table)
     asked = table.has[:, table.beside]
-    lost = asked @ (1 - asked.T) > 0
+    lost = asked @ (1 - asked.T) > 0  # the newer lacks a word of the query that the older one has
     near = newer & (unshared <= UNSHARED_MAX + UNSHARED_CHANGED + UNSHARED_KEYED)
-    strays, changing = _far_off(rivals, texts, query, table, near), table.changing
-    found = numpy.where(strays, -1, near & (unshared < room))
-    doubtful = near & ~strays & (lost | (unshared >= room) & (unshared < room + UNSHARED_CHANGED))
-    found[doubtful & lost & ~changing] = -1  # without a word of change it lacks what is asked
+    strays, changing = _less_relevant(rivals, texts, query, table, near), table.changing
+    found = numpy.where(strays, -1, near & (unshared < limit))
+    doubtful = near & ~strays & (lost | (unshared >= limit) & (unshared < limit + UNSHARED_CHANGED))
+    found[doubtful & lost & ~changing] = -1
     for old, new in numpy.argwhere((doubtful & changing)[:RULED]).tolist():
         changes = _tells_of_change(texts[new], texts[old])
-        if lost[old, new] and not _competes(texts[new], texts[old], query, table, changes):
+        if lost[old, new] and not _still_answers(texts[new], texts[old], query, table, changes):
             found[old, new] = -1
-        elif changes and unshared[old, new] < room[old, new] + UNSHARED_CHANGED:
+        elif changes and unshared[old, new] < limit[old, new] + UNSHARED_CHANGED:
             found[old, new] = 1
     found[RULED:] = 0
     for old, new in numpy.argwhere((found < 0) & (unshared > UNSHARED_ALIKE)).tolist():
-        found[old, new] = -int(_fills_place(texts[new], texts[old], query))
-    # What is of another room than the best one takes the place of nothing else either.
-    found[:, table.mislaid[0] & (found[0] < 0)] = -1
+        found[old, new] = -int(_replaces_query_word(texts[new], texts[old], query))
+    # A look-alike of the best one that lacks its asked figure is a new version of none.
+    found[:, table.lacks_asked_figure[0] & (found[0] < 0)] = -1
     return found
 
 
-def _far_off(
+def _less_relevant(
     rivals: list[Rival], texts: list[TextWords], query: TextWords, table: WordTable, near: Any
 ) -> Any:
-    """bool[old, new]: where the newer one has far less to do with the query, of those that are
-    near. "We moved from A to B" need not say what "A is used" does: it names what that answered."""
+    """bool[old, new]: of the `near` pairs, those whose newer one is far less relevant. It may be so
+    if it tells of a change of the same thing, as "we moved from A to B" does after "A is used"."""
     import numpy
 
     relevance = numpy.array([rival.relevance for rival in rivals])
     far = near & (relevance < VERSION_RELEVANCE * relevance[:, None])
-    told = far & table.changing & (table.shared_alone >= RIVAL_TELLS)
-    for old, new in numpy.argwhere(told[:RULED]).tolist():
-        far[old, new] = not _changes_that(texts[new], texts[old], query, table)
+    changes = far & table.changing & (table.shared_plain >= RIVAL_TELLS)
+    for old, new in numpy.argwhere(changes[:RULED]).tolist():
+        far[old, new] = not _has_same_subject(texts[new], texts[old], query, table)
     return far
 
 
 def _unshared(table: WordTable) -> Any:
-    """float[old, new]: nats of what only one of the two says, beside the question and words of
-    change. Where the newer lacks a figure that is asked, other figures do not count: they make no
-    other text of a look-alike."""
+    """float[old, new]: the idf, in nats, of what only one of the two says (the greater of both),
+    without the query's words and words of change. Where the newer one lacks a figure of the query,
+    other figures do not count: a look-alike with other figures is a look-alike, too."""
     import numpy
 
-    def apart(both: Any) -> Any:
+    def unshared(both: Any) -> Any:
         each = both.diagonal()
         return numpy.maximum(each[:, None], each) - both
 
-    value = table.shared_alone
+    plain, lacks = table.shared_plain, table.lacks_asked_figure
     figures = table.of("digit") & ~table.beside & ~table.of("change")
-    unshared = apart(value + table.shared(figures))
-    return numpy.where(table.mislaid, apart(value), unshared) if table.mislaid.any() else unshared
+    found = unshared(plain + table.shared(figures))
+    return numpy.where(lacks, unshared(plain), found) if lacks.any() else found
 
 
-def _room(table: WordTable) -> Any:
-    """float[old, new]: how many nats only one of two versions may say: the more, the more of what
+def _unshared_limit(table: WordTable) -> Any:
+    """float[old, new]: how many nats only one of two versions may say: more, where more of what
     either says is what the query asks."""
     import numpy
 
     asked = table.beside & ~table.of("change") & ~table.of("digit")
-    plain = table.shared_alone + table.shared(asked)
-    either = plain.diagonal()[:, None] + plain.diagonal() - plain
+    both = table.shared_plain + table.shared(asked)
+    either = both.diagonal()[:, None] + both.diagonal() - both
     key = table.shared(table.beside) / numpy.where(either > 0, either, numpy.inf)
     return UNSHARED_MAX + UNSHARED_KEYED * key
 
 
-def _changes_that(new: TextWords, old: TextWords, query: TextWords, table: WordTable) -> bool:
-    """Whether what a text of a change begins with, up to what something came from or went to, is
-    all of what the older text or the query names."""
+def _has_same_subject(new: TextWords, old: TextWords, query: TextWords, table: WordTable) -> bool:
+    """Whether a text that tells of a change is about what the older text or the query names: it has
+    no other subject in front of what something was changed "from" or "to"."""
     known = {*old.stems, *query.stems, *CUES["change"], *_SPEAKERS}
     words = new.stems[:ALIGNED_WORDS]
     cue = next((at for at, word in enumerate(words) if word in CUES["change"]), len(words))
-    cue = 0 if _announces(words) else cue
+    cue = 0 if _begins_with_new(words) else cue
     turn = next((at for at in range(cue, len(words)) if words[at] in _TURNS), cue)
     return all(table.idf_of(word) <= RIVAL_TELLS for word in set(words[:turn]) - known)
 
 
-def _fills_place(new: TextWords, old: TextWords, query: TextWords) -> bool:
-    """Whether the later text has another word where the earlier one has a word that is asked:
-    "flight to Oslo leaves" of "flight to Lisbon leaves"."""
-    now, was = (("", *text.stems[:ALIGNED_WORDS], "") for text in (new, old))
-    lost = _telling_stems(old).intersection(query.stems).difference(now)
+def _replaces_query_word(new: TextWords, old: TextWords, query: TextWords) -> bool:
+    """Whether the newer text has another word where the older one has a word of the query: "flight
+    to Oslo leaves" for "flight to Lisbon leaves". A place is known by the words around it."""
+    new_words, old_words = (("", *text.stems[:ALIGNED_WORDS], "") for text in (new, old))
+    lost = _informative_stems(old).intersection(query.stems).difference(new_words)
     if not lost:
         return False
-    others = _telling_stems(new).difference(was, query.stems)
-    places = _neighbours(was, lost)
+    others = _informative_stems(new).difference(old_words, query.stems)
+    places = _neighbours(old_words, lost)
     befores = {before for before, _ in places}
     return any(
-        (before, now[last]) in places and not others.isdisjoint(now[first + 1 : last])
-        for first, before in enumerate(now)
+        (before, new_words[last]) in places and not others.isdisjoint(new_words[first + 1 : last])
+        for first, before in enumerate(new_words)
         if before in befores
-        for last in range(first + 2, min(first + PLACE_WORDS + 2, len(now)))
+        for last in range(first + 2, min(first + PLACE_WORDS + 2, len(new_words)))
     )
 
 
-def _telling_stems(text: TextWords) -> set[str]:
-    """Its stems that tell more than "to" or "is"."""
+def _informative_stems(text: TextWords) -> set[str]:
+    """The stems with more idf than "to" or "is"."""
     return {*itertools.compress(text.stems, text.idf > RIVAL_TELLS)}
 
 
-def _neighbours(words: Sequence[str], some: set[str]) -> set[tuple[str, str]]:
-    """The words before and behind each run of at most PLACE_WORDS that has one of these."""
+def _neighbours(words: Sequence[str], wanted: set[str]) -> set[tuple[str, str]]:
+    """The words before and after each run of at most PLACE_WORDS words that has a wanted one."""
     return {
         (words[first], words[last])
         for at, word in enumerate(words)
-        if word in some
+        if word in wanted
         for first in range(max(0, at - PLACE_WORDS), at)
         for last in range(at + 1, min(first + PLACE_WORDS + 2, len(words)))
     }
 
 
-def _announces(words: Sequence[str]) -> bool:
-    """Whether a text begins as "New door code: 8080" does. Elsewhere "new" tells of no change."""
+def _begins_with_new(words: Sequence[str]) -> bool:
+    """Whether a text begins like "New door code: 8080". Elsewhere "new" is no word of change."""
     return words[:1] == ("new",)
 
 
-_TURNS = _word_class("by for from instead to with")
-_SPEAKERS = _word_class("i our the they us we")
-
-
 def _tells_of_change(new: TextWords, old: TextWords) -> bool:
-    """Whether the later one has a word of change beside a word of the earlier one."""
+    """Whether the newer text has a word of change near a word, no figure, of the older one."""
     words = new.stems[:ALIGNED_WORDS]
     shared = set(new.stems).intersection(old.stems) - CUES["change"]
     subjects = {stem for stem in shared if not _has_digit(stem)}
     return any(
-        (word in CUES["change"] or (at == 0 and _announces(words)))
+        (word in CUES["change"] or (at == 0 and _begins_with_new(words)))
         and not subjects.isdisjoint(words[max(0, at - CHANGE_REACH) : at + CHANGE_REACH + 1])
         for at, word in enumerate(words)
     )
 
 
-def _competes(
+def _still_answers(
     new: TextWords, old: TextWords, query: TextWords, table: WordTable, changes: bool
 ) -> bool:
-    """Whether a later one that lacks words of the query, which the earlier one has, still says
-    what is asked. It may lack them if it tells of a change, but not have others in their place:
-    what a server runs on is no later version of who owns it, nor staging of production."""
-    said = frozenset(old.stems)
-    asked = said.intersection(query.stems)
+    """Whether a newer text that lacks words of the query, which the older one has, still says what
+    is asked. It may lack them if it tells of a change (`changes`), but not have others in their
+    place: what a server runs on is no new version of who owns it, nor staging of production."""
+    old_stems = frozenset(old.stems)
+    asked = old_stems.intersection(query.stems)
     lost = asked.difference(new.stems)
     if any(map(_has_digit, lost)) or not changes:
         return False
     squared = {stem: table.idf_of(stem) ** 2 for stem in asked}
-    most = RIVAL_MAX * math.fsum(squared.values())
-    if math.fsum(map(squared.__getitem__, lost)) <= most:  # whatever stands in their place
+    limit = RIVAL_MAX * math.fsum(squared.values())
+    if math.fsum(map(squared.__getitem__, lost)) <= limit:  # too little to matter
         return True
-    rivals: set[str] = set()
-    for gone, come in _swaps(old.stems[:ALIGNED_WORDS], new.stems[:ALIGNED_WORDS]):
-        others = (word for word in come if word not in said and not _has_digit(word))
-        changing = _announces(come) or not CUES["change"].isdisjoint(come)
-        if not changing and any(table.idf_of(one) > RIVAL_TELLS for one in others):
-            rivals |= lost.intersection(gone)
-    return math.fsum(map(squared.__getitem__, rivals)) <= most
+    swapped: set[str] = set()
+    for removed, added in _swaps(old.stems[:ALIGNED_WORDS], new.stems[:ALIGNED_WORDS]):
+        others = (word for word in added if word not in old_stems and not _has_digit(word))
+        changing = _begins_with_new(added) or not CUES["change"].isdisjoint(added)
+        if not changing and any(table.idf_of(word) > RIVAL_TELLS for word in others):
+            swapped |= lost.intersection(removed)
+    return math.fsum(map(squared.__getitem__, swapped)) <= limit
 
 
 def _swaps(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[Sequence[str], Sequence[str]]]:
-    """Words of the earlier text and those in their place in the later one. One swap alone at
-    the end is the value of a fact, not its subject."""
+    """Words of the older text and those in their place in the newer one. A single swap at the very
+    end does not count: it is the value of a fact, not its subject."""
     from difflib import SequenceMatcher
 
     steps = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
     swaps = [step for step in steps if step[0] == "replace"]
-    for step in swaps:
-        if len(swaps) > 1 or step is not steps[-1]:
-            yield old[step[1] : step[2]], new[step[3] : step[4]]
+    if swaps != steps[-1:]:
+        for _, start, end, new_start, new_end in swaps:
+            yield old[start:end], new[new_start:new_end]
 
 
 def may_replace(features: Matrices) -> Any:
-    """bool[old, new]: whether the newer one is newer, and no look-alike of the older one."""
+    """bool[old, new]: whether the second is newer than the first, and no look-alike of it."""
     return (features["days"] > 0) & ~features["lost_sign"] & ~features["strays"]
 
 
 class Ranker:
-    """What was learned: models/ranker.json, key "recall".
+    """What was learned for recall: models/ranker.json, key "recall".
 
     `sharpness` turns relevance into chances to be the answer. `obsolete` is a small network: of
     each pair feature, and "bias", its mean, spread, weight, and weight in each hidden unit; "out"
-    is what each of these units counts. `similarity` weighs what tells how likely the first result
-    is right.
+    are the weights of these units. `similarity` are the weights of the model that says how likely
+    the first result is right.
     """
 
     def __init__(
@@ -6094,9 +6055,9 @@ class Ranker:
 
     @functools.cached_property
     def _weights(self) -> tuple[Any, Any, Any, Any]:
-        """How little and how much each feature counts, and its weight and all biases of those
-        that go by it at once and of the hidden units: for features as they are, not standardised.
-        """
+        """The least and greatest value of each feature (beyond, it is clipped), the weights
+        float[1 + units, feature], of which the first row is the direct ones, and the biases: for
+        features as they are, not standardised."""
         import numpy
 
         rows = numpy.array([self.obsolete[name] for name in PAIR_FEATURES])
@@ -6106,36 +6067,36 @@ class Ranker:
         return mean - PAIR_REACH * spread, mean + PAIR_REACH * spread, weights, bias
 
     def obsolescence(self, features: Matrices) -> Any:
-        """float[old, new]: how likely this newer memory took the older one's place; what is left
-        of 1 in a row is that none has. A multinomial logit over the newer ones and none."""
+        """float[old, new]: how likely this newer memory replaced the older one; what is left of 1
+        in a row, that none has. A multinomial logit over the newer ones and none."""
         import numpy
 
         may = may_replace(features)
         pairs = numpy.flatnonzero(may)
-        follows = features["follows"].ravel()[pairs]
-        told = numpy.maximum(
-            self._odds(features, pairs), numpy.where(follows, PLAIN_VERSION, -numpy.inf)
-        )
+        least = numpy.where(features["follows"].ravel()[pairs], PLAIN_VERSION, -numpy.inf)
+        log_odds = numpy.maximum(self._log_odds(features, pairs), least)
         odds = numpy.zeros(may.shape)
-        odds.ravel()[pairs] = numpy.exp(numpy.minimum(told, 30))
+        odds.ravel()[pairs] = numpy.exp(numpy.minimum(log_odds, 30))
         odds *= numpy.exp(-REPLACES_STAYS * features["old_replaces"])
         return odds / (1 + odds.sum(1, keepdims=True))
 
-    def _odds(self, features: Matrices, pairs: Any) -> Any:
-        """float[pairs]: the log-odds of some, weighed at once and by one layer of hidden units."""
+    def _log_odds(self, features: Matrices, pairs: Any) -> Any:
+        """float[pairs]: of pairs by their flat index, by direct weights and one hidden layer."""
         import numpy
 
-        facts = numpy.empty((len(PAIR_FEATURES), *features["cosine"].shape))
+        values = numpy.empty((len(PAIR_FEATURES), *features["cosine"].shape))
         for place, name in enumerate(PAIR_FEATURES):
-            facts[place] = features[name]
+            values[place] = features[name]
         least, most, weights, bias = self._weights
-        chosen = facts.reshape(len(facts), -1).take(pairs, 1).clip(least, most)
+        chosen = values.reshape(len(values), -1).take(pairs, 1).clip(least, most)
         units = weights @ chosen + bias
         return units[0] + self.obsolete["out"] @ numpy.tanh(units[1:])
 
     def held(self, relevance: Any, obsolete: Any) -> Any:
-        """float[n]: each one's chance by itself, and what those that it made obsolete hand to it,
-        of what they hold in turn. Nothing is newer than itself, so there is one solution."""
+        """float[n]: each one's own chance, plus its parts of what the older ones hold. That is a
+        system of linear equations, with one solution, since nothing is newer than itself.
+
+        `relevance` is float[n]; `obsolete`, float[m, m], is of the first m."""
         import numpy
 
         chances = numpy.exp(self.sharpness * (relevance - relevance.max()))
@@ -6145,15 +6106,15 @@ class Ranker:
         return chances
 
     def answers(self, relevance: Any, obsolete: Any) -> Any:
-        """float[n], of sum 1: each one's chance to be the answer, once what made it obsolete has
-        got its part."""
+        """float[n], of sum 1: each one's chance to be the answer: what it holds without the parts
+        that newer ones take from it."""
         chances = self.held(relevance, obsolete)
         chances[: len(obsolete)] *= 1 - obsolete.sum(1)
         return chances
 
     def answered(self, relevance: Any) -> float:
-        """The chance that any of them answers, and not one that was never stored: in a store of
-        two the nearer need not be near."""
+        """The chance that one of them is the answer, and not something that was never stored: in a
+        store of two, the nearer one may be far."""
         import numpy
 
         chances = numpy.exp(self.sharpness * (relevance - NO_ANSWER))
@@ -6166,7 +6127,7 @@ class Ranker:
 
 
 def recall_ranker() -> Ranker:
-    """What was learned for recall."""
+    """The ranker with the learned weights."""
     return _read_ranker(setting("RANKER"))
 
 
