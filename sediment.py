@@ -6159,24 +6159,24 @@ def _read_learned(given: str) -> dict[str, Any]:
 # and a paraphrase that shares no word are both reachable.
 # ---------------------------------------------------------------------------------------------
 
-# The kinds of what may be found: the project's or global, another project's, what was said in a
-# conversation of the project's or in none's (those of other projects are never found), and own
-# versions that were replaced, which speak for what stands in their place.
+# The kinds of items: of the project or global; of another project; a turn of a conversation of
+# the project or of none (those of other projects are never found); an own version that was
+# replaced, which counts for the item in its place; and what is not to be found.
 OWN, FOREIGN, TALK, REPLACED, HIDDEN = range(5)
 _OWN = "(i.project_id IS NULL OR i.project_id = ?)"
+_FOREIGN = "(i.project_id IS NOT NULL AND i.project_id IS NOT ?)"
 _SAID = f"(i.content_type = '{CONVERSATION}')"
 _LIVE = "i.ended_at IS NULL"
 _REPLACED = f"(i.successor IS NOT NULL AND i.ended_by <> 'undo' AND NOT {_SAID})"
 _HAS_REPLACED = "EXISTS(SELECT 1 FROM items o WHERE o.successor = i.id AND o.ended_by = 'replace')"
 _MEMORY = f"{_LIVE} AND i.file IS NULL"  # what was stored, not what stands in a file
 _MEMORY_GLOBAL = f"{_MEMORY} AND i.project_id IS NULL"
-# Of a part of a file: whether a heading or the file's name tells its day, and not the file's time.
+# Whether the date of a part of a file is from a heading or the file's name, and not its mtime.
 _HAS_DAY = "(f.dated OR i.created_at <> f.changed_at / 1000000000)"
 _KNOWN_DAY = (
     "(i.file IS NULL OR EXISTS(SELECT 1 FROM files f WHERE f.id = i.file"
     f" AND {_HAS_DAY}) AND NOT {_SAID})"
 )
-_FOREIGN = "(i.project_id IS NOT NULL AND i.project_id IS NOT ?)"
 ITEM_KINDS = {
     "memory": "i.file IS NULL",
     "file": f"i.file IS NOT NULL AND NOT {_SAID}",
@@ -6191,14 +6191,14 @@ _COUNTED = {  # the rows of the table items, each counted once
 
 
 def count_items(connection: apsw.Connection, where: str = "true", *values: Any) -> dict[str, int]:
-    """How many items there are, and hidden versions and parts of files, as all commands count."""
+    """The number of items of each kind of _COUNTED, as all commands count them."""
     counts = ", ".join(f"count(*) FILTER (WHERE {kind})" for kind in _COUNTED.values())
     rows = fetch(connection, f"SELECT {counts} FROM items i WHERE {where}", *values)
     return dict(zip(_COUNTED, rows[0], strict=True))
 
 
 def tell_counts(counts: dict[str, int]) -> str:
-    """Counts by name in words; what there is none of is left out, but for items."""
+    """Counts by name as a phrase, "2 items, 1 turn"; zeros are left out, but for items."""
     return ", ".join(
         f"{count:,} {name.replace('_', ' ')[: -1 if count == 1 else None]}"
         for name, count in counts.items()
@@ -6207,8 +6207,8 @@ def tell_counts(counts: dict[str, int]) -> str:
 
 
 def in_scope(scope: str, project: str | None, what: str = _MEMORY) -> tuple[str, tuple[Any, ...]]:
-    """The SQL condition of the memories (or `what` else) of a project, of the global ones or of
-    both, and its parameters."""
+    """The SQL condition of the memories (or of what the condition `what` selects) of a project, of
+    the global ones or of both, and its parameters."""
     if scope == "global":
         return f"{what} AND i.project_id IS NULL", ()
     return f"{what} AND {'i.project_id = ?' if scope == 'project' else _OWN}", (project,)
@@ -6218,51 +6218,44 @@ def live_at(moment: int | None) -> str:
     """The SQL condition of the items that were live at a time, or that are now."""
     if moment is None:
         return _LIVE
-    # What was taken back had never been so: else two versions would answer for its days.
+    # What undo ended counts as never live: else two versions would be live on the same days.
     then = f"i.ended_at > {moment:d} AND i.ended_by IS NOT 'undo'"
     return f"(i.created_at <= {moment:d} AND (i.ended_at IS NULL OR {then}))"
 
 
 def replaced_at(moment: int | None) -> str:
-    """The SQL condition of the versions that something stood in the place of then, or does now."""
+    """The SQL condition of the versions that were replaced by a time, or by now."""
     if moment is None:
         return _REPLACED
     return f"({_REPLACED} AND i.created_at <= {moment:d} AND i.ended_at <= {moment:d})"
 
 
 class Evidence(NamedTuple):
-    """Items by their best chunk in one index, a column each: that chunk, its cosine in [-1, 1] or
-    BM25 >= 0, how many chunks the item has, and of which kind it is."""
+    """Items by their best chunk in one index, as columns."""
 
-    item: Any  # int[items]
-    chunk: Any
-    score: Any  # float[items]
-    chunks: Any
-    kind: Any
+    item: Any  # int[items]: row number
+    chunk: Any  # int[items]: the best chunk
+    score: Any  # float[items]: its cosine in [-1, 1], or its BM25 >= 0
+    chunks: Any  # int[items]: how many chunks the item has
+    kind: Any  # int[items]: OWN to HIDDEN
 
     def where(self, chosen: Any) -> Evidence:
-        """Some of them: a mask, or their places."""
+        """The rows that a mask, an array of indices or a slice selects."""
         return Evidence(*(column[chosen] for column in self))
 
 
-def as_evidence(rows: Sequence[tuple[int, int, float, int]], kind: Any = OWN) -> Evidence:
-    """The same from rows, which are of one kind or of a kind each."""
+def as_evidence(rows: Sequence[tuple[int, int, float, int]]) -> Evidence:
+    """Evidence from rows of (item, chunk, score, chunks), all of the kind OWN."""
     import numpy
 
     columns = zip(*rows, strict=True) if rows else ((),) * 4
     item, chunk, score, chunks = map(numpy.array, columns, (int, int, float, int))
-    return Evidence(item, chunk, score, chunks, numpy.broadcast_to(kind, len(rows)).astype(int))
-
-
-def all_evidence(parts: Sequence[Evidence]) -> Evidence:
-    """One behind the other."""
-    import numpy
-
-    return Evidence(*map(numpy.concatenate, zip(*parts, strict=True)))
+    return Evidence(item, chunk, score, chunks, numpy.full(len(rows), OWN))
 
 
 def nearest(database: Database, vector: bytes, where: str, value: Any, limit: int) -> Evidence:
-    """Items by the cosine of their best chunk, within a condition with one parameter."""
+    """The `limit` items whose best chunk has the greatest cosine, best first, of those that fit a
+    condition with one parameter."""
     source = (
         "FROM items i CROSS JOIN chunks c ON c.item = i.seq CROSS JOIN vectors v ON v.chunk = c.id"
         f" WHERE {where}"
@@ -6279,14 +6272,9 @@ def nearest(database: Database, vector: bytes, where: str, value: Any, limit: in
     return found._replace(score=1 - found.score)
 
 
-def vectors_of(database: Database, chunks: list[int]) -> Any:
-    """float32[m, dimension]: the vectors of these chunks, in any order."""
-    sql = "SELECT vector FROM vectors WHERE chunk IN (SELECT value FROM json_each(?))"
-    return _matrix(database.rows(sql, json.dumps(chunks)))
-
-
 def _nearest_in_memory(rows: list[tuple[int, int, bytes]], vector: bytes) -> Evidence:
-    """The same where sqlite-vec has no build: one matrix product over all the rows."""
+    """`nearest` where sqlite-vec has no build: one matrix product over all rows of (item, chunk,
+    vector)."""
     if not rows:
         return as_evidence([])
     import numpy
@@ -6294,40 +6282,47 @@ def _nearest_in_memory(rows: list[tuple[int, int, bytes]], vector: bytes) -> Evi
     items, chunks = (numpy.array(column, int) for column in [*zip(*rows, strict=True)][:2])
     cosines = _matrix(rows) @ numpy.frombuffer(vector, "<f4")
     order = numpy.argsort(-cosines, kind="stable")
-    order = order[cosines[order] != 0]  # else it has no vector
+    order = order[cosines[order] != 0]  # 0: its vector is damaged
     _, first, counts = numpy.unique(items[order], return_index=True, return_counts=True)
-    place = first.argsort()
-    best = order[first[place]]
+    by_rank = first.argsort()
+    best = order[first[by_rank]]
     kinds = numpy.full(len(best), OWN)
-    return Evidence(items[best], chunks[best], cosines[best].astype(float), counts[place], kinds)
+    return Evidence(items[best], chunks[best], cosines[best].astype(float), counts[by_rank], kinds)
 
 
-# What rows are told apart by: the project, and whether they are of a conversation.
+def _vectors_of(database: Database, chunks: list[int]) -> list[tuple[int, bytes]]:
+    """(chunk, vector) of those of these chunks that have one, in any order."""
+    sql = "SELECT chunk, vector FROM vectors WHERE chunk IN (SELECT value FROM json_each(?))"
+    return database.rows(sql, json.dumps(chunks))
+
+
+# The scope of a row: its project, and a mark if it is of a conversation.
 _SAID_MARK = "\x01"
 _ROW_SCOPE = f"coalesce(i.project_id, '') || CASE WHEN {_SAID} THEN char(1) ELSE '' END"
 _ENDED_AS = f"CASE WHEN {_LIVE} THEN 0 WHEN {_REPLACED} THEN 1 ELSE 2 END"
 
 
 class VectorIndex:
-    """A file's chunks as a long-lived process keeps them: found without reading them all again.
+    """The chunks of a file in the memory of a long-lived process, a row each in the order of their
+    ids, so that a search need not read them all again.
 
-    The sign of each number is a bit. How many of these bits are other than the query's, each
-    weighed by how large the query's own number is, tells nearly how far a vector is: of the
-    SCANNED nearest rows the cosines are exact. Where there are too many vectors to be kept, the
-    numbers in 4 bits say first which rows of these are worth reading. The file stays the only
-    truth: what was added, ended or forgotten since the last search is taken up before the next. To
-    be used in a snapshot.
+    Each vector is kept as its signs, a bit each. The number of bits that differ from the query's,
+    weighted by the size of the query's numbers, is a coarse distance: exact cosines are taken of
+    the SCANNED nearest rows only. Where there are too many vectors to be kept (KEPT_VECTORS), the
+    same numbers in 4 bits each choose which of these rows are read from the file. The file stays
+    the only truth: before each search the index takes over what was added, ended or forgotten
+    since the last one. To be used in a snapshot.
     """
 
     def __init__(self, database: Database) -> None:
         self.database, self.dimension = database, 0
         self._lock = threading.Lock()
-        self._version: Any = None  # of the file, when its rows were taken up
-        self._file: Any = ()  # no file at all is one too: an empty database
+        self._version: Any = None  # of the file, when its rows were read
+        self._file: Any = ()  # its identity, generation and dimension; () before the first search
         self._count = self._erased = 0  # rows, and those of them whose items were erased
 
     def refresh(self) -> None:
-        """Take up what happened to the file since the last search."""
+        """Read what changed in the file since the last search."""
         with self._lock:
             self._refresh()
 
@@ -6340,38 +6335,38 @@ class VectorIndex:
         reach: int = 0,
         besides: Any = (),
     ) -> tuple[Evidence, Any]:
-        """Some items besides, whatever their kinds, and others by the cosine of their best
-        chunk, of each kind. Among many, that is taken of so many rows of each.
-        And the vectors, float32[m, dimension], of the best `reach` own ones."""
+        """The items `besides`, of any kind, and the best `limit` of each kind by the cosine of
+        their best chunk; and the vectors, float32[m, dimension], of the best `reach` own items.
+        Where there are many rows, `scanned` says how many of each kind get an exact cosine."""
         import numpy
 
         query = numpy.frombuffer(vector, "<f4")
         with self._lock:
             self._refresh()
-            if len(query) != self.dimension:  # of the first vector, or of another model
+            if len(query) != self.dimension:  # no vector is there yet, or it is another model's
                 return as_evidence([]), query[None][:0]
-            few = self._count <= EXACT_ROWS
-            told = self._vectors[: self._count] @ query if few else self._distances(query)
+            exact = self._count <= EXACT_ROWS  # then of all rows the cosine, else a distance
+            measured = self._vectors[: self._count] @ query if exact else self._distances(query)
 
             def best(rows: Any, limit: int) -> tuple[Any, Any]:
-                cosines = told[rows] if few else self._rows_of(rows) @ query
+                cosines = measured[rows] if exact else self._vectors_of_rows(rows) @ query
                 return self._best(rows, cosines, limit)
 
             found, around = [best(self._rows_with(besides), len(besides))], self._vectors[:0]
-            for kind, enough in enumerate(scanned):
-                rows = self._rows_of_kind(project, kind) if enough else _no_rows()
+            for kind, count in enumerate(scanned):
+                rows = self._rows_of_kind(project, kind) if count else numpy.empty(0, numpy.int64)
                 wanted = limit if kind else max(limit, reach)
-                if not few and len(rows):
-                    rows = self._near_rows(rows, told[rows], query, enough, wanted)
+                if not exact and len(rows):
+                    rows = self._near_rows(rows, measured[rows], query, count, wanted)
                 rows, cosines = best(rows, wanted)
-                around = around if kind else self._rows_of(rows[:reach])
+                around = around if kind else self._vectors_of_rows(rows[:reach])
                 found.append((rows[:limit], cosines[:limit]))
             kinds = numpy.repeat((OWN, *range(len(scanned))), [len(rows) for rows, _ in found])
             rows, cosines = map(numpy.concatenate, zip(*found, strict=True))
             return self._evidence(rows, cosines, kinds), around
 
     def places(self, chunks: Any, project: str | None) -> tuple[Any, Any]:
-        """Of each chunk its item, and of which kind that is."""
+        """int[chunks] and int[chunks]: the item of each chunk, and the kind of the item."""
         import numpy
 
         with self._lock:
@@ -6380,46 +6375,46 @@ class VectorIndex:
                 return numpy.zeros_like(chunks), numpy.full_like(chunks, HIDDEN)
             rows = self._chunks[: self._count].searchsorted(chunks).clip(max=self._count - 1)
             # A reader of an older state asks for what is erased.
-            known = self._chunks[rows] == chunks
-            return self._items[rows], numpy.where(known, self._kinds(project, rows), HIDDEN)
+            exists = self._chunks[rows] == chunks
+            return self._items[rows], numpy.where(exists, self._kinds(project, rows), HIDDEN)
 
     def wholes(self, vector: bytes, items: list[int]) -> dict[int, float]:
-        """The cosine of the mean of each item's vectors."""
+        """The cosine of the mean of each item's vectors, by item."""
         import numpy
 
         with self._lock:
             self._refresh()  # another thread may have done so for another file or model
             starts, ends = self._ranges(numpy.array(items, numpy.int64))
             return {
-                item: _mean_cosine(self._rows_of(numpy.arange(start, end)), vector)
+                item: _mean_cosine(self._vectors_of_rows(numpy.arange(start, end)), vector)
                 for item, start, end in zip(items, starts, ends, strict=True)
                 if start < end
             }
 
     def _rows_of_kind(self, project: str | None, kind: int) -> Any:
-        """The rows of a kind."""
+        """int[m]: the rows of a kind, as seen from a project; cached until the file changes."""
         import numpy
 
         if (project, kind) not in self._rows:
-            wanted = self._kinds(project, slice(self._count)) == kind
-            self._rows[project, kind] = numpy.flatnonzero(wanted)
+            is_wanted = self._kinds(project, slice(self._count)) == kind
+            self._rows[project, kind] = numpy.flatnonzero(is_wanted)
         return self._rows[project, kind]
 
     def _kinds(self, project: str | None, rows: Any) -> Any:
-        """int[rows]: of which kind they are."""
+        """int8[rows]: the kind of each row, as seen from a project."""
         import numpy
 
-        def kind(scope: str) -> tuple[int, int, int]:
+        def kinds_of(scope: str) -> tuple[int, int, int]:  # live, replaced, ended otherwise
             own = scope.removesuffix(_SAID_MARK) in ("", project)
             if _SAID_MARK in scope:
                 return TALK if own else HIDDEN, HIDDEN, HIDDEN
             return (OWN, REPLACED, HIDDEN) if own else (FOREIGN, HIDDEN, HIDDEN)
 
-        kinds = numpy.array([kind(scope) for scope in self._known], numpy.int8)
+        kinds = numpy.array([*map(kinds_of, self._scope_numbers)], numpy.int8)
         return kinds[self._scopes[rows], self._ended[rows]]
 
     def _rows_with(self, items: Any) -> Any:
-        """The rows of items, in their order."""
+        """int[m]: the rows of some items, in the order of the items."""
         import numpy
 
         starts, ends = self._ranges(items)
@@ -6427,14 +6422,14 @@ class VectorIndex:
         return numpy.repeat(ends - counts.cumsum(), counts) + numpy.arange(counts.sum())
 
     def _ranges(self, items: Any) -> tuple[Any, Any]:
-        """The first row of each item, and the row behind its last."""
-
-        known = self._items[: self._count]
-        return known.searchsorted(items), known.searchsorted(items, "right")
+        """int[items] and int[items]: each item's first row, and the row behind its last."""
+        every = self._items[: self._count]
+        return every.searchsorted(items), every.searchsorted(items, "right")
 
     def _distances(self, query: Any) -> Any:
-        """How many of each row's bits are other than the query's; its numbers, by their size,
-        count 0 to 3 times, and the two bits of that are masks of the rows' bits."""
+        """int16[rows]: how many bits of each row differ from the query's. A bit counts 0 to 3
+        times, by the size of the query's number there; the masks `ones` and `twos` are the two
+        binary digits of that weight."""
         import numpy
 
         weights = numpy.clip(numpy.rint(1.5 * abs(query) / abs(query).mean()), 0, 3).astype(int)
@@ -6451,28 +6446,29 @@ class VectorIndex:
                 part += doubled
         return total
 
-    def _near_rows(self, rows: Any, distances: Any, query: Any, enough: int, wanted: int) -> Any:
-        """The rows of which the cosines are to be exact."""
+    def _near_rows(self, rows: Any, distances: Any, query: Any, count: int, wanted: int) -> Any:
+        """The rows that get an exact cosine: about `count`, of which `wanted` will be taken; where
+        the vectors are in the file, fewer, chosen by their 4-bit numbers."""
         import numpy
 
         if not len(self._halves):
-            return _nearest_rows(rows, distances, enough)
-        rows = _nearest_rows(rows, distances, FARTHER * enough)
+            return _nearest_rows(rows, distances, count)
+        rows = _nearest_rows(rows, distances, FARTHER * count)
         halves, even, odd = self._halves[rows], query[::2], query[1::2]
-        told = (halves & 15).astype("f4") @ even
-        told += (halves[:, : len(odd)] >> 4).astype("f4") @ odd
-        return numpy.sort(_highest(rows, told, max(enough // FINER, 2 * wanted)))
+        approximate = (halves & 15).astype("f4") @ even
+        approximate += (halves[:, : len(odd)] >> 4).astype("f4") @ odd
+        return numpy.sort(_highest(rows, approximate, max(count // FINER, 2 * wanted)))
 
     def _best(self, rows: Any, cosines: Any, limit: int) -> tuple[Any, Any]:
-        """Of these rows, of which those of an item stand together, in ascending order, the best one
-        of each of the best items, and their cosines."""
+        """The best row of each of the `limit` best items, best first, and their cosines. The rows
+        given of one item are adjacent and in ascending order."""
         if not len(rows):
             return rows, cosines
         import numpy
 
-        made = cosines != 0  # else it has no vector, or none yet
-        if not made.all():
-            rows, cosines = rows[made], cosines[made]
+        has_vector = cosines != 0
+        if not has_vector.all():
+            rows, cosines = rows[has_vector], cosines[has_vector]
         items = self._items[rows]
         first = _first_of_each(items)
         best = numpy.maximum.reduceat(cosines, first) if len(first) else cosines
@@ -6489,22 +6485,17 @@ class VectorIndex:
         starts, ends = self._ranges(items)
         return Evidence(items, self._chunks[rows], cosines.astype(float), ends - starts, kinds)
 
-    def _rows_of(self, rows: Any) -> Any:
-        """The vectors of rows: from memory, or of a very large file from there."""
+    def _vectors_of_rows(self, rows: Any) -> Any:
+        """float32[rows, dimension]: from memory, or where these are too many from the file."""
         import numpy
 
         if not len(self._halves):
             return self._vectors[rows]
         chunks = self._chunks[rows].tolist()
-        found = self._in_file(chunks)
-        nothing = bytes(4 * self.dimension)  # waits for its vector
-        data = b"".join(found.get(chunk, nothing) for chunk in chunks)
+        vectors = dict(_vectors_of(self.database, chunks))
+        nothing = bytes(4 * self.dimension)  # its vector is still to be made
+        data = b"".join(vectors.get(chunk, nothing) for chunk in chunks)
         return _without_noise(numpy.frombuffer(data, "<f4").reshape(-1, self.dimension))
-
-    def _in_file(self, chunks: list[int]) -> dict[int, bytes]:
-        """The vectors of chunks that have one."""
-        sql = "SELECT chunk, vector FROM vectors WHERE chunk IN (SELECT value FROM json_each(?))"
-        return dict(self.database.rows(sql, json.dumps(chunks)))
 
     def _refresh(self) -> None:
         version = self.database.version()
@@ -6514,8 +6505,8 @@ class VectorIndex:
         file = version[0], state.generation, state.dimension
         if file != self._file or self._erased > max(ERASED_KEPT, self._count // 3):
             self._clear(file, state.last_change)
-        made = self._in_file([*self._waiting]) if self._waiting else {}
-        for chunk, vector in made.items():
+        made = _vectors_of(self.database, [*self._waiting]) if self._waiting else []
+        for chunk, vector in made:
             self._set(self._waiting.pop(chunk), _matrix([(vector,)]))
         if state.last_chunk > self._last or state.last_change > self._changed:
             self._add_new()
@@ -6524,6 +6515,7 @@ class VectorIndex:
         self._version = version
 
     def _add_new(self) -> None:
+        """Read the chunks that came since the last search."""
         sql = (
             f"SELECT c.id, c.item, {_ROW_SCOPE}, {_ENDED_AS}, v.vector"
             " FROM chunks c JOIN items i ON i.seq = c.item LEFT JOIN vectors v ON v.chunk = c.id"
@@ -6533,10 +6525,10 @@ class VectorIndex:
             start, end = self._count, self._count + len(rows)
             if end > len(self._chunks):
                 self._grow(end)
-            chunks, items, projects, ended, vectors = zip(*rows, strict=True)
+            chunks, items, scopes, ended, vectors = zip(*rows, strict=True)
             self._chunks[start:end], self._items[start:end] = chunks, items
             self._ended[start:end] = ended
-            self._scopes[start:end] = list(map(self._scope, projects))
+            self._scopes[start:end] = list(map(self._scope_number, scopes))
             waiting = [row for row, vector in enumerate(vectors) if vector is None]
             self._waiting |= {chunks[row]: start + row for row in waiting}
             self._count, self._last = end, chunks[-1]
@@ -6546,6 +6538,7 @@ class VectorIndex:
             self._set(start, _matrix([(vector or nothing,) for vector in vectors]))
 
     def _set(self, start: int, matrix: Any) -> None:
+        """Keep the vectors of the rows from `start` on."""
         end = start + len(matrix)
         if len(self._halves):
             self._halves[start:end] = _halved(matrix)
@@ -6554,7 +6547,7 @@ class VectorIndex:
         self._codes[:, start:end] = _bits(matrix > 0).T
 
     def _halve(self, count: int) -> None:
-        """Keep no more vectors, and of those of the first rows their numbers in 4 bits."""
+        """From now on keep no vectors, but their numbers in 4 bits; convert the first `count`."""
         import numpy
 
         halves = _halved(self._vectors[:count])
@@ -6562,24 +6555,24 @@ class VectorIndex:
         self._halves[:count] = halves
         self._vectors = self._vectors[:0].copy()
 
-    def _scope(self, project: str) -> int:
-        return self._known.setdefault(project, len(self._known))
+    def _scope_number(self, scope: str) -> int:
+        return self._scope_numbers.setdefault(scope, len(self._scope_numbers))
 
     def _mark_changes(self) -> None:
-        """What ended, came back, moved to another project or was forgotten."""
+        """Note which items ended, came back, moved to another project or were forgotten."""
         sql = (
             f"SELECT max(n.number), n.item, {_ROW_SCOPE}, i.seq IS NULL,"
             f" iif(i.seq IS NULL, 2, {_ENDED_AS}) FROM changes n"
             " LEFT JOIN items i ON i.seq = n.item WHERE n.number > ? GROUP BY n.item"
         )
-        for number, item, project, erased, ended in self.database.rows(sql, self._changed):
+        for number, item, scope, erased, ended in self.database.rows(sql, self._changed):
             (start,), (end,) = self._ranges([item])
-            self._ended[start:end], self._scopes[start:end] = ended, self._scope(project)
+            self._ended[start:end], self._scopes[start:end] = ended, self._scope_number(scope)
             self._erased += int(end - start) if erased else 0
             self._changed = max(self._changed, number)
 
     def _grow(self, count: int) -> None:
-        """Make room for so many and some more; what is not used yet takes no memory."""
+        """Make room for `count` rows and a quarter more; unused pages take no memory."""
         import numpy
 
         size = count + count // 4 + 64
@@ -6599,7 +6592,7 @@ class VectorIndex:
         self._file, self._count, self._last, self._erased = file, 0, 0, 0
         self.dimension, self._changed, self._rows = file[-1], changed, {}
         self._waiting: dict[int, int] = {}  # rows by the chunk whose vector they wait for
-        self._known = {"": 0}
+        self._scope_numbers = {"": 0}
         self._chunks, self._items = numpy.empty(0, numpy.int64), numpy.empty(0, numpy.int64)
         self._scopes, self._ended = numpy.empty(0, numpy.int32), numpy.empty(0, numpy.int8)
         self._vectors = numpy.empty((0, self.dimension), numpy.float32)
@@ -6608,7 +6601,7 @@ class VectorIndex:
 
 
 def _bits(matrix: Any) -> Any:
-    """What is true in rows, 64 numbers to one."""
+    """bool[n, m] as uint64[n, m / 64, rounded up]."""
     import numpy
 
     packed = numpy.packbits(matrix.astype(bool), axis=1)
@@ -6616,7 +6609,8 @@ def _bits(matrix: Any) -> Any:
 
 
 def _halved(matrix: Any) -> Any:
-    """The numbers of unit vectors in 4 bits, two to a byte: of normal ones, three deviations."""
+    """float32[n, m] as uint8[n, m / 2, rounded up]: the numbers of unit vectors in 4 bits each, for
+    about three standard deviations of random ones to either side."""
     import numpy
 
     scaled = matrix * numpy.float32(2.5 * math.sqrt(matrix.shape[1])) + numpy.float32(8.5)
@@ -6627,7 +6621,7 @@ def _halved(matrix: Any) -> Any:
 
 
 def _first_of_each(numbers: Any) -> Any:
-    """Where another number begins, of numbers of which equal ones stand together."""
+    """The index of the first of each run of equal numbers."""
     import numpy
 
     begins = numpy.empty(len(numbers), bool)
@@ -6636,14 +6630,8 @@ def _first_of_each(numbers: Any) -> Any:
     return begins.nonzero()[0]
 
 
-def _no_rows() -> Any:
-    import numpy
-
-    return numpy.empty(0, numpy.int64)
-
-
 def _nearest_rows(rows: Any, distances: Any, count: int) -> Any:
-    """The rows with the smallest distances, small whole numbers: so many, and those as near."""
+    """The `count` rows with the smallest distances (small whole numbers), with all ties."""
     import numpy
 
     reach = numpy.bincount(distances).cumsum().searchsorted(count)
@@ -6651,7 +6639,7 @@ def _nearest_rows(rows: Any, distances: Any, count: int) -> Any:
 
 
 def _highest(rows: Any, values: Any, count: int) -> Any:
-    """The rows with the highest values, in any order."""
+    """The `count` rows with the highest values, in any order."""
     import numpy
 
     if len(rows) <= count:
@@ -6660,34 +6648,31 @@ def _highest(rows: Any, values: Any, count: int) -> Any:
 
 
 class Term(NamedTuple):
-    """A word of a query: its stems (several for a pair of characters), its information, and how
-    many chunks have it."""
+    """A word of a query as it is looked up."""
 
-    stems: tuple[str, ...]
+    stems: tuple[str, ...]  # several for a phrase, as of 1.2.3 or of a pair of characters
     phrase: str
-    information: float
-    found: int
+    information: float  # nats: its idf
+    frequency: int  # how many chunks have it
 
     @property
     def counted(self) -> bool:
-        """Whether it matters how often a chunk has the word, and not only that it has it."""
-        return len(self.stems) == 1 and self.found <= COUNTED_ROWS
+        """Whether its occurrences in a chunk are counted; else each chunk that has it has one."""
+        return len(self.stems) == 1 and self.frequency <= COUNTED_ROWS
 
 
 class Query(NamedTuple):
-    """A question: what is looked for, what of it names its subject, the time that it names,
-    whether it asks for nothing but what happened then, the vectors of what stands near it, and the
-    share of its words that the vocabulary lacks."""
+    """A question as it is ranked."""
 
     text: str
-    subject: str
+    subject: str  # the text without the figures of a date
     asked: AskedTime | None
-    bare: bool = False
-    around: Any = None  # float32[m, dimension]
-    strange: float = 0.0
+    bare: bool = False  # it asks for nothing but what happened at that time
+    around: Any = None  # float32[m, dimension]: the vectors of the nearest memories
+    strange: float = 0.0  # the share of its words that the encoder's vocabulary lacks
 
 
-# Beside what tells that it is about events, a question of these has no subject but its time.
+# A question of these words alone, beside those for events and times, has no subject but its time.
 _ASKING = _word_class(
     "a about all and any anything are at did do does everything had has have i in is it list me my"
     " new of on or our show tell that the there they thing things this to us was we were what"
@@ -6696,9 +6681,9 @@ _ASKING = _word_class(
 
 
 def parse_query(text: str, moment: int | None = None) -> Query:
-    """A question of now, or as of a moment. The figures of a date are none of its subject; beside
-    a moment, which says when, no time is looked for: "where did we meet in March?", as of March,
-    asks how things were then, and not what was noted in those days."""
+    """A question of now, or as of a moment (unix seconds). The figures of a date are no part of its
+    subject. Beside a moment, which says when, no time is looked for: "where did we meet in March?",
+    as of March, asks how things were then, and not what was noted in those days."""
     asked = asked_time(text, moment)
     subject = text[: asked.span[0]] + text[asked.span[1] :] if asked else text
     words = re.findall(r"[\w']+", _EVENTS.sub(" ", subject.lower()))
@@ -6712,52 +6697,46 @@ def parse_query(text: str, moment: int | None = None) -> Query:
 
 
 class Words(NamedTuple):
-    """What a query's words tell: those worth looking up, the information of each character's
-    word, and the score of a chunk that has every word once; among so many chunks; and the share of
-    the words that the vocabulary lacks."""
+    """The words of a query, weighted by how rare they are."""
 
-    terms: list[Term]
-    told: list[float]
-    ideal: float
-    chunks: int
-    strange: float
+    terms: list[Term]  # those worth looking up, the rarest first
+    told: list[float]  # for each character of the query, the idf of its word
+    ideal: float  # the BM25 of a chunk that has every word once
+    chunks: int  # of the file
+    strange: float  # the share of the words that the encoder's vocabulary lacks
 
 
 class Candidates(NamedTuple):
-    """What the two indexes know of some items, a column each: the best chunk's cosine (nan without
-    vectors) and BM25, how far that is of the best one's and of the most there could be; and the
-    cosine of the mean of all chunks."""
+    """What the two indexes know of some items, as columns."""
 
-    item: Any  # int[candidates]; the others as well
-    chunk: Any
-    chunks: Any
+    item: Any  # int[candidates]; the others are as long
+    chunk: Any  # the one to show
+    chunks: Any  # how many the item has
     kind: Any  # OWN, FOREIGN, TALK or, until their successors are known, REPLACED
-    cosine: Any
-    bm25: Any
-    relative: Any
-    coverage: Any
-    whole: Any
+    cosine: Any  # of the nearest chunk; nan without vectors
+    bm25: Any  # of the best chunk by words
+    relative: Any  # that as a share of the best item's
+    coverage: Any  # that as a share of what a chunk with all words has, at most 1
+    whole: Any  # the cosine of the mean of all chunks
     version: Any  # the item that it replaced and by which it is nearest, or 0
 
     def where(self, chosen: Any) -> Candidates:
-        """Some of them: a mask, or their places."""
+        """The rows that a mask or an array of indices selects."""
         return Candidates(*(column[chosen] for column in self))
 
 
 class Scores(NamedTuple):
-    """Columns of candidates: the scores of a ranking, what each has to do with the query, and the
-    parts of the scores by name."""
+    """The scores of candidates in one ranking, as columns."""
 
-    score: Any
-    relevance: Any
-    parts: dict[str, Any]
+    score: Any  # float[candidates]
+    relevance: Any  # how much each has to do with the query; the profile's floor is enough
+    parts: dict[str, Any]  # of the score, by name
 
 
 class Facts(NamedTuple):
-    """What else is known of an item, as it was before this recall; `text`, `vector` and `span`
-    are its best chunk's."""
+    """What else ranking looks at of an item, as it was before this recall."""
 
-    text: str
+    text: str  # the best chunk's, as `vector` and `span` are
     created_at: int
     accesses: int
     last_access: int | None
@@ -6769,21 +6748,19 @@ class Facts(NamedTuple):
     stored_at: int = TIME_MAX
     said: bool = False  # in a conversation, in which nothing is a version of anything
     project: str | None = None
-    replaces: bool = False  # another one, as somebody told
+    replaces: bool = False  # somebody stored it in the place of another one
     span: tuple[int, int, int] = (0, 0, 0)  # position among the item's chunks, start and end
 
     @property
     def known_since(self) -> int | None:
-        """From when on it may be a version of another: a date to come waits for nothing, and what
-        stands in a file without a date is as it is now."""
+        """When it was first known, to order versions by: a date in the future counts as the day it
+        was stored. None in a file without a date, which is as it is now, and in conversations."""
         return min(self.created_at, self.stored_at) if self.dated and not self.said else None
 
 
 class Hit(NamedTuple):
-    """An item's place in a ranking, the parts of its score by name, the older item that gave it
-    more than half of its chance or is nearer to the question, or the newer one that took as much
-    of it, and where its best
-    chunk stood then: the number of a chunk ends when all are made anew."""
+    """An item in a ranking. `newer_than` is the older item from which it has more than half of its
+    chance, or which is nearer to the question; `older_than` the newer one that took as much."""
 
     item: int
     chunk: int
@@ -6791,10 +6768,10 @@ class Hit(NamedTuple):
     cosine: float
     kind: int
     relevance: float
-    parts: dict[str, float]
+    parts: dict[str, float]  # of the score, by name
     newer_than: int | None = None
     older_than: int | None = None
-    span: tuple[int, int, int] = (0, 0, 0)
+    span: tuple[int, int, int] = (0, 0, 0)  # the chunk's, which may get another number meanwhile
 
     @property
     def foreign(self) -> bool:
@@ -6802,14 +6779,14 @@ class Hit(NamedTuple):
         return self.kind == FOREIGN
 
 
-# A word that no chunk has whole: so much of it has one that begins there.
+# A word that is longer than a chunk: a chunk has at most its first CHUNK_MAX characters.
 _ENDLESS = _Pattern(
     rf"\b([A-Za-z0-9]{{{CHUNK_MAX}}})[A-Za-z0-9]{{{CHUNK_THRESHOLD - CHUNK_MAX + 1},}}"
 )
 
 
 def weigh_words(database: Database, query: str, lexicon: Lexicon) -> Words:
-    """How much information each word of a query has in a file."""
+    """The words of a query, weighted by their frequency in a file."""
     query = _ENDLESS.sub(lambda word: word[1].ljust(len(word[0])), query)
     with database.snapshot():
         total = database.state().chunks
@@ -6819,45 +6796,42 @@ def weigh_words(database: Database, query: str, lexicon: Lexicon) -> Words:
 def weighed(
     query: str, lexicon: Lexicon, total: int, counts: Callable[[list[str]], list[int]]
 ) -> Words:
-    """How much information each word of a query has where so many of `total` chunks have it.
-
-    A word tells more the fewer chunks have it, here and in ENGLISH_CHUNKS chunks of English.
-    """
-    places: dict[str, list[int]] = {}
+    """The words of a query, weighted by how many of `total` chunks have each, here and in
+    ENGLISH_CHUNKS chunks of English; `counts` tells the former of phrases."""
+    positions: dict[str, list[int]] = {}  # of a phrase's characters in the query
     for phrase, start, end in query_phrases(query):
-        places.setdefault(phrase, []).extend(range(start, end))
+        positions.setdefault(phrase, []).extend(range(start, end))
     terms: dict[tuple[str, ...], Term] = {}
-    told = [0.0] * len(query)
-    phrases = sorted(places, key=lexicon.commonness)[:QUERY_TERMS]
-    for phrase, found in zip(phrases, counts(phrases), strict=True):
-        held = found + ENGLISH_CHUNKS * lexicon.commonness(phrase)
-        tells = information(held, total + ENGLISH_CHUNKS)
-        for place in places[phrase]:
-            told[place] = max(told[place], tells)
+    weights = [0.0] * len(query)
+    phrases = sorted(positions, key=lexicon.commonness)[:QUERY_TERMS]
+    for phrase, frequency in zip(phrases, counts(phrases), strict=True):
+        held = frequency + ENGLISH_CHUNKS * lexicon.commonness(phrase)
+        idf = information(held, total + ENGLISH_CHUNKS)
+        for position in positions[phrase]:
+            weights[position] = max(weights[position], idf)
         stems = lexicon.text_words(phrase).stems
-        terms.setdefault(stems, Term(stems, phrase, tells, found))
+        terms.setdefault(stems, Term(stems, phrase, idf, frequency))
     ideal = sum(term.information**2 for term in terms.values())
-    return Words(_telling(list(terms.values())), told, ideal, total, lexicon.strange(places))
+    return Words(_rarest([*terms.values()]), weights, ideal, total, lexicon.strange(positions))
 
 
 def _counts(database: Database, phrases: list[str]) -> list[int]:
     """How many chunks have each of these phrases."""
-    one = (
+    count = (
         "SELECT count(*), max(rowid) FROM"
         f" (SELECT rowid FROM words WHERE words MATCH ? LIMIT {FOUND_ROWS})"
     )
-    rows = database.rows(
-        " UNION ALL ".join([one] * len(phrases)), *(f'"{phrase}"' for phrase in phrases)
-    )
-    # Of a word that is everywhere, as often as among the first chunks.
+    sql = " UNION ALL ".join([count] * len(phrases))
+    rows = database.rows(sql, *(f'"{phrase}"' for phrase in phrases))
+    # A very common word is counted in the first chunks only, as a sample of all.
     last = database.state().last_chunk
     return [found if found < FOUND_ROWS else found * last // upto for found, upto in rows]
 
 
-def _telling(terms: list[Term]) -> list[Term]:
-    """The words worth looking up: the rarest, until they have enough rows to go through."""
+def _rarest(terms: list[Term]) -> list[Term]:
+    """The words worth looking up: the rarest, until they have SCORED_ROWS rows together."""
     terms.sort(key=lambda term: -term.information)
-    rows = list(accumulate(term.found for term in terms))
+    rows = accumulate(term.frequency for term in terms)
     return [
         term
         for term, total in zip(terms, rows, strict=True)
@@ -6867,23 +6841,20 @@ def _telling(terms: list[Term]) -> list[Term]:
 
 
 class Within(NamedTuple):
-    """Where candidates are looked for: a file, as seen from a project, under a condition of SQL
-    for what is live and one for what was replaced; of which kinds; how many from each index; and
-    by the vectors at hand, if these are the same."""
+    """Where candidates are looked for: in a file, as seen from a project."""
 
     database: Database
     project: str | None
-    live: str = _LIVE
-    replaced: str = _REPLACED
-    index: VectorIndex | None = None
-    limit: int = CANDIDATES
+    live: str = _LIVE  # the SQL condition of what is live
+    replaced: str = _REPLACED  # and that of what was replaced
+    index: VectorIndex | None = None  # only where these conditions are the defaults
+    limit: int = CANDIDATES  # items of each kind from each index
     kinds: Sequence[int] = (OWN, FOREIGN, TALK, REPLACED)
 
     def places(self, chunks: Any) -> tuple[Any, Any]:
-        """Of each chunk its item, and of which kind that is."""
-        return (self.index.places if self.index else self._places_in_file)(chunks, self.project)
-
-    def _places_in_file(self, chunks: Any, project: str | None) -> tuple[Any, Any]:
+        """int[chunks] and int[chunks]: the item of each chunk, and the kind of the item."""
+        if self.index:
+            return self.index.places(chunks, self.project)
         import numpy
 
         kind = " ".join(f"WHEN {where} THEN {kind}" for kind, where in enumerate(self.wheres()))
@@ -6891,9 +6862,9 @@ class Within(NamedTuple):
             f"SELECT c.id, i.seq, CASE {kind} ELSE {HIDDEN} END FROM json_each(?) j"
             " JOIN chunks c ON c.id = j.value JOIN items i ON i.seq = c.item"
         )
-        rows = self.database.rows(sql, *[project] * (REPLACED + 1), json.dumps(chunks.tolist()))
-        known = {chunk: place for chunk, *place in rows}
-        places = [known.get(chunk, (0, HIDDEN)) for chunk in chunks.tolist()]
+        ids, projects = chunks.tolist(), [self.project] * (REPLACED + 1)
+        known = {id: place for id, *place in self.database.rows(sql, *projects, json.dumps(ids))}
+        places = [known.get(id, (0, HIDDEN)) for id in ids]
         item, kinds = numpy.array(places, int).reshape(-1, 2).T
         return item, kinds
 
@@ -6901,21 +6872,20 @@ class Within(NamedTuple):
         """The SQL condition of each kind, with the project as its one parameter."""
         stored = f"{self.live} AND NOT {_SAID} AND"
         said, replaced = f"{self.live} AND {_SAID} AND {_OWN}", f"{self.replaced} AND {_OWN}"
-        return [
-            f"({where})" for where in (f"{stored} {_OWN}", f"{stored} {_FOREIGN}", said, replaced)
-        ]
+        wheres = f"{stored} {_OWN}", f"{stored} {_FOREIGN}", said, replaced
+        return [f"({where})" for where in wheres]
 
 
 class Matched(NamedTuple):
-    """What a query's words find: items by the BM25 of their best chunk, best first, and the
-    GAP_DEPTH-th best chunk's score."""
+    """What a query's words find."""
 
-    found: Evidence
-    tenth: float
+    found: Evidence  # items by the BM25 of their best chunk, best first
+    tenth: float  # the BM25 of the GAP_DEPTH-th best chunk, or 0
 
 
 def matching(words: Words, within: Within) -> Matched:
-    """The best items by words: so many own ones, and the others met on the way."""
+    """The items of the best chunks by words: of twice `limit` chunks, or of more until there are
+    `limit` own items among them."""
     if not words.terms:
         return Matched(as_evidence([]), 0.0)
     import numpy
@@ -6924,8 +6894,8 @@ def matching(words: Words, within: Within) -> Matched:
     size = 2 * within.limit
     while True:
         item, kind = within.places(chunks[:size])
-        shown = numpy.flatnonzero(kind != HIDDEN)
-        best = shown[numpy.sort(numpy.unique(item[shown], return_index=True)[1])]
+        visible = numpy.flatnonzero(kind != HIDDEN)
+        best = visible[numpy.sort(numpy.unique(item[visible], return_index=True)[1])]
         if len(chunks) < size or (kind[best] == OWN).sum() >= within.limit:
             break
         size *= 8  # nearly all were of other kinds, or pieces of the same few memories
@@ -6934,18 +6904,18 @@ def matching(words: Words, within: Within) -> Matched:
 
 
 def _word_scores(database: Database, terms: list[Term]) -> tuple[Any, Any]:
-    """The chunks that have any of these words, best first, and the BM25 of each."""
+    """int[m] and float[m]: the chunks that have any of these words, best first, and their BM25."""
     import numpy
 
-    few = [term.stems[0] for term in terms if term.counted]
-    many = [term.phrase for term in terms if not term.counted]
-    counted, others = (
-        iter(database.once(_chunks_counted, few)),
-        iter(database.once(_chunks_with, many)),
-    )
-    found = [next(counted if term.counted else others) for term in terms]
-    term = numpy.repeat(numpy.arange(len(terms)), [*map(len, found)])
-    pairs, often = numpy.unique(numpy.concatenate(found) * len(terms) + term, return_counts=True)
+    rare = [term.stems[0] for term in terms if term.counted]
+    common = [term.phrase for term in terms if not term.counted]
+    counted = iter(database.once(_chunks_counted, rare))
+    uncounted = iter(database.once(_chunks_with, common))
+    postings = [next(counted if term.counted else uncounted) for term in terms]
+    term = numpy.repeat(numpy.arange(len(terms)), [*map(len, postings)])
+    # A number for each pair of a chunk and a term, and how often the chunk has the term.
+    keys = numpy.concatenate(postings) * len(terms) + term
+    pairs, often = numpy.unique(keys, return_counts=True)
     squared = numpy.array([term.information**2 for term in terms])[pairs % len(terms)]
     scores = squared * saturated(often)
     chunks = pairs // len(terms)
@@ -6956,7 +6926,7 @@ def _word_scores(database: Database, terms: list[Term]) -> tuple[Any, Any]:
 
 
 def saturated(often: Any) -> Any:
-    """What a word counts in BM25 that stands so often in a chunk."""
+    """The factor of BM25 for a word that a chunk has so often."""
     return often * (1 + BM25_K1) / (often + BM25_K1)
 
 
@@ -6967,15 +6937,15 @@ def _chunks_with(database: Database, phrases: list[str]) -> list[Any]:
 
 
 def _chunks_counted(database: Database, stems: list[str]) -> list[Any]:
-    """int[m] for each stem: the chunks that have it, once for each time that it stands there."""
-    one = "SELECT group_concat(doc) FROM temp.postings WHERE term = ?"
-    rows = database.rows(" UNION ALL ".join([one] * len(stems)), *stems)
+    """int[m] for each stem: the chunks that have it, each as often as it has it."""
+    postings = "SELECT group_concat(doc) FROM temp.postings WHERE term = ?"
+    rows = database.rows(" UNION ALL ".join([postings] * len(stems)), *stems)
     return [_numbers(text) for (text,) in rows]
 
 
 def _numbers(text: str | None) -> Any:
-    """Row numbers that came as one text: thousands of rows, one by one, would take longer than
-    finding them."""
+    """int64[m]: row numbers that came as one text, since to fetch thousands of rows takes longer
+    than to find them."""
     import numpy
 
     return numpy.fromstring(text or "", numpy.int64, sep=",")
@@ -6984,27 +6954,29 @@ def _numbers(text: str | None) -> Any:
 def candidates(
     words: Words, matched: Matched, vector: bytes | None, within: Within, reach: int = 0
 ) -> tuple[Candidates, float, Any]:
-    """What either index finds of each kind; what the words are worth; and the vectors,
-    float32[m, dimension], of the `reach` own memories that are nearest."""
+    """What either index finds of each kind; `words_share` of this query; and the vectors,
+    float32[m, dimension], of the `reach` nearest own memories, or None."""
     import numpy
 
-    by_words, near, around = matched.found, as_evidence([]), None
+    (by_words, tenth), near, around = matched, as_evidence([]), None
     is_wanted = numpy.array([kind in within.kinds for kind in range(HIDDEN)])
     by_words = by_words.where(is_wanted[by_words.kind])
     if vector:
         near, around = _nearest_of(vector, by_words.item, within, reach)
     best = float(by_words.score.max(initial=0.0))
-    both = as_candidates(by_words, near, best, words.ideal)
+    found = as_candidates(by_words, near, best, words.ideal)
     if vector:
-        both = _with_wholes(vector, both, within)
-    both = _by_successors(both, within)
-    share = words_share(best, matched.tenth, words.ideal, words.strange)
-    return both, share, around
+        found = _with_wholes(vector, found, within)
+    found = _by_successors(found, within)
+    share = words_share(best, tenth, words.ideal, words.strange)
+    return found, share, around
 
 
 def _nearest_of(vector: bytes, besides: Any, within: Within, reach: int) -> tuple[Evidence, Any]:
-    """What is nearest of each kind, and items besides that the words alone brought up; and the
-    vectors of what is nearest of the own."""
+    """The nearest items of each kind, and the items `besides`, which the words found; and the
+    vectors of the `reach` nearest own ones, or None."""
+    import numpy
+
     limit, kinds = within.limit, within.kinds
     if within.index:
         scanned = [rows if kind in kinds else 0 for kind, rows in enumerate(SCANNED)]
@@ -7013,16 +6985,17 @@ def _nearest_of(vector: bytes, besides: Any, within: Within, reach: int) -> tupl
     items = json.dumps(besides.tolist())
     found, around = [nearest(within.database, vector, chosen, items, len(besides))], None
     for kind in kinds:
-        far = limit if kind else max(limit, reach)
-        near = nearest(within.database, vector, wheres[kind], within.project, far)
+        wanted = limit if kind else max(limit, reach)
+        near = nearest(within.database, vector, wheres[kind], within.project, wanted)
         if kind == OWN and reach and len(near.item):
-            around = vectors_of(within.database, near.chunk[:reach].tolist())
-        found.append(near.where(slice(limit))._replace(kind=near.kind[:limit] + kind))
-    return all_evidence(found), around
+            around = _matrix(_vectors_of(within.database, near.chunk[:reach].tolist()))
+        near = near.where(slice(limit))
+        found.append(near._replace(kind=numpy.full(len(near.item), kind)))
+    return Evidence(*map(numpy.concatenate, zip(*found, strict=True))), around
 
 
 def _with_wholes(vector: bytes, found: Candidates, within: Within) -> Candidates:
-    """The candidates, those of several chunks with the cosine of their mean."""
+    """The candidates, those of several chunks with the cosine of the mean of these."""
     import numpy
 
     long = found.item[found.chunks > 1].tolist()
@@ -7035,8 +7008,8 @@ def _with_wholes(vector: bytes, found: Candidates, within: Within) -> Candidates
 
 
 def _by_successors(found: Candidates, within: Within) -> Candidates:
-    """The candidates, of which those that were replaced speak for what stands in their place: a
-    memory is as near to a question as the nearest of its versions. "We moved it to Hetzner" hardly
+    """The candidates, with the items in their place instead of those that were replaced: a memory
+    is as near to a question as the nearest of its versions. "We moved it to Hetzner" hardly
     answers "where is our server?", the note that it replaced does."""
     is_old = found.kind == REPLACED
     if not is_old.any():
@@ -7045,8 +7018,7 @@ def _by_successors(found: Candidates, within: Within) -> Candidates:
 
     old, found = found.where(is_old), found.where(~is_old)
     heads = _successors(within, old.item.tolist())
-    known = numpy.array([item in heads for item in old.item.tolist()], bool)
-    old = old.where(known)
+    old = old.where(numpy.array([item in heads for item in old.item.tolist()], bool))
     places = [heads[item] for item in old.item.tolist()]
     item, chunk, chunks = numpy.array(places, int).reshape(-1, 3).T
     old = old._replace(
@@ -7056,8 +7028,8 @@ def _by_successors(found: Candidates, within: Within) -> Candidates:
 
 
 def _best_of_each(found: Candidates) -> Candidates:
-    """The candidates, of which the same item is there several times, with the best that is known
-    of each; what is first of it says which chunk is shown."""
+    """The candidates, each item once, with the best values that any of its rows has; the chunk to
+    show is that of its first row."""
     import numpy
 
     found = found.where(numpy.argsort(found.item, kind="stable"))
@@ -7069,8 +7041,8 @@ def _best_of_each(found: Candidates) -> Candidates:
 
 
 def _successors(within: Within, items: list[int]) -> dict[int, tuple[int, int, int]]:
-    """Of each replaced item the own live one behind which it is: that one's row number, its first
-    chunk, and how many chunks it has."""
+    """For each of these replaced items, the own live item at the end of its chain of successors:
+    (its row number, its first chunk, how many chunks it has)."""
     sql = (
         "WITH RECURSIVE ahead(old, id) AS (SELECT i.seq, i.successor FROM json_each(?) j"
         " JOIN items i ON i.seq = j.value UNION SELECT a.old, i.successor FROM ahead a"
@@ -7083,7 +7055,7 @@ def _successors(within: Within, items: list[int]) -> dict[int, tuple[int, int, i
 
 
 def wholes_of(database: Database, vector: bytes, items: list[int]) -> dict[int, float]:
-    """The cosine of the mean of each item's vectors."""
+    """The cosine of the mean of each item's vectors, by item."""
     sql = (
         "SELECT c.item, v.vector FROM chunks c JOIN vectors v ON v.chunk = c.id"
         " WHERE c.item IN (SELECT value FROM json_each(?)) ORDER BY c.item"
@@ -7101,10 +7073,11 @@ def _mean_cosine(vectors: Any, query: bytes) -> float:
 
 
 def as_candidates(words: Evidence, near: Evidence, best: float, ideal: float) -> Candidates:
-    """What is known of items by words, of which the best one has such a BM25, and by vectors."""
+    """What is known of items by words and by vectors; `best` is the greatest BM25, `ideal` that of
+    a chunk that has every word once."""
     import numpy
 
-    # With the index, without which numpy looks for masks, and loads 15 ms of code for that.
+    # Without return_index numpy looks for masks, and loads 15 ms of code for that.
     item, _ = numpy.unique(numpy.concatenate([words.item, near.item]), return_index=True)
     by_word, by_vector = (item.searchsorted(part.item) for part in (words, near))
 
@@ -7118,7 +7091,7 @@ def as_candidates(words: Evidence, near: Evidence, best: float, ideal: float) ->
     relative, unknown = bm25 / (best or 1.0), column(by_vector, False, True)
     chunk, kind = column(by_vector, near.chunk, 0), column(by_vector, near.kind, 0)
     kind[by_word] = words.kind
-    # The excerpt to show: where the words are, if they are what speaks for the item.
+    # The excerpt to show is where the words are, if only they or mostly they found the item.
     worded = (unknown | (relative > 0.5))[by_word]
     chunk[by_word[worded]] = words.chunk[worded]
     return Candidates(
@@ -7136,9 +7109,8 @@ def as_candidates(words: Evidence, near: Evidence, best: float, ideal: float) ->
 
 
 def words_share(best: float, tenth: float, ideal: float, strange: float = 0.0) -> float:
-    """What the best item by words gains by them, 0 to WORDS_WEIGHT: as much as it stands out, but
-    no more than what it has of the query; and more, the more of its words are strange. See the
-    header."""
+    """What the best item by words gains by them (`share` in the header): by how far it stands out
+    of the others, but not more than it covers of the query, and by how many words are strange."""
     if not best:
         return 0.0
     stands_out = min(max(0.0, best - tenth) / best, COVERED * best / ideal)
@@ -7146,14 +7118,14 @@ def words_share(best: float, tenth: float, ideal: float, strange: float = 0.0) -
 
 
 class Profile(NamedTuple):
-    """A way of ranking: a score from the two indexes, then what else is known of the best, beside
-    the `reach` memories that are nearest to the query; and whether it counts the links of each."""
+    """A way of ranking: all candidates get a score from the two indexes (of candidates, words'
+    share and other projects' factor), then `adjust` orders the best by what else is known."""
 
     score: Callable[[Candidates, float, float], Scores]
     adjust: Callable[[list[Hit], dict[int, Facts], Query, Lexicon, float], list[Hit]]
     floor: Callable[[int, float, float], float]  # what `adjust` takes last: see `chance_floor`
-    reach: int = 0
-    links: bool = False
+    reach: int = 0  # how many memories near the query it needs the vectors of
+    links: bool = False  # whether it counts the graph edges of each item
 
 
 def rank(
@@ -7169,17 +7141,17 @@ def rank(
 
     score, relevance, parts = profile.score(found, share, factor)
     best = numpy.lexsort((-found.item, -score))[:depth]
-    chosen = found.item, found.chunk, score, _cosines(found), found.kind, relevance, found.version
-    rows = zip(*(column[best].tolist() for column in chosen), strict=True)
-    told = parts_of_each({name: column[best] for name, column in parts.items()})
+    columns = found.item, found.chunk, score, _cosines(found), found.kind, relevance, found.version
+    rows = zip(*(column[best].tolist() for column in columns), strict=True)
+    each = parts_of_each({name: column[best] for name, column in parts.items()})
     return [
-        Hit(item, chunk, score, cosine, kind, fits, its, old or None)
-        for (item, chunk, score, cosine, kind, fits, old), its in zip(rows, told, strict=True)
+        Hit(item, chunk, score, cosine, kind, fits, added, old or None)
+        for (item, chunk, score, cosine, kind, fits, old), added in zip(rows, each, strict=True)
     ]
 
 
 def parts_of_each(parts: dict[str, Any]) -> Iterator[dict[str, float]]:
-    """The parts of each hit's score by name, from a column of all hits for each name."""
+    """The parts of each hit's score by name, from float[hits] by name."""
     rows = zip(*(column.tolist() for column in parts.values()), strict=True)
     return (dict(zip(parts, row, strict=True)) for row in rows)
 
@@ -7188,7 +7160,7 @@ def parts_of_each(parts: dict[str, Any]) -> Iterator[dict[str, float]]:
 
 
 def default_score(found: Candidates, share: float, factor: float) -> Scores:
-    """Meaning plus what the words are worth for this query."""
+    """The cosine, the words by their share for this query, and small terms: see the header."""
     import numpy
 
     cosine = _cosines(found)
@@ -7204,32 +7176,32 @@ def default_score(found: Candidates, share: float, factor: float) -> Scores:
 
 
 def _cosines(found: Candidates) -> Any:
-    """The cosines of candidates, 0 of those without vectors."""
+    """float[candidates]: their cosines, 0 where there is no vector."""
     import numpy
 
     return numpy.where(numpy.isnan(found.cosine), 0.0, found.cosine)
 
 
 def _project_factor(found: Candidates, factor: float) -> Any:
-    """What candidates of other projects keep of their scores."""
+    """float[candidates]: what each keeps of its score, less than 1 only of other projects."""
     import numpy
 
     return numpy.where(found.kind == FOREIGN, factor, 1.0)
 
 
 def chance_floor(chunks: int, near_cohort: float, strange: float) -> float:
-    """The relevance that the best of so many chunks has by chance, for a question that is so near
-    to memories that cannot answer it (cohort normalisation, Auckenthaler et al. 2000). The
-    greatest of n values of the normal distribution grows as the square root of ln n. Where most
-    words of a question are strange less is enough, half of it where all are: that nothing fits,
-    nobody can tell then."""
+    """The relevance that the best of so many chunks has by chance; `near_cohort` is the question's
+    greatest cosine to memories that cannot answer it (cohort normalisation, Auckenthaler et al.
+    2000). The greatest of n values of the normal distribution grows as the square root of ln n.
+    Where more than half of the question's words are `strange` less is enough, half of it where all
+    are: nobody can tell then that nothing fits."""
     by_chance = math.sqrt(math.log(1 + max(1, chunks)) / math.log(FLOOR_CHUNKS))
     return max(FLOOR, near_cohort) * min(1.0, by_chance) * (1 - max(0.0, strange - 0.5))
 
 
 def relevance(found: Candidates) -> Any:
-    """How much an item has to do with a query, FLOOR being enough: by meaning with some help of
-    the words, or by words that cover most of the query; without a vector, all."""
+    """float[candidates]: how much each has to do with the query, FLOOR being enough: by meaning
+    with some help of the words, or by words that cover most of the query; 1 without vectors."""
     import numpy
 
     words = FLOOR * found.coverage
@@ -7240,9 +7212,8 @@ def relevance(found: Candidates) -> Any:
 def default_adjust(
     hits: list[Hit], facts: dict[int, Facts], query: Query, lexicon: Lexicon, floor: float
 ) -> list[Hit]:
-    """The hits by their chance to be the answer, with the similarity that follows from it, behind
-    the first in its company. What they say word by word counts; what people confirmed gains a
-    little; how often it was shown decides between equals."""
+    """The hits as the header says: by relevance, then by their chance to be the answer, those
+    behind the first by their company too; with the similarity that follows from the chance."""
     if query.asked and query.bare:
         hits = of_their_time(hits, facts, query.asked)
     able, rest = contenders(by_relevance(hits, facts, query, lexicon), floor)
@@ -7264,14 +7235,14 @@ def default_adjust(
         similarity = max(similarity, DATED_SIMILARITY)
     parts = {"chance": chances, "company": company(able, facts, first)}
     scores = similarity / chances[first] * chances * parts["company"]
-    explained = _explained(able, parts, scores, obsolete, relevance, ranker, floor)
+    hits = _explained(able, parts, scores, obsolete, relevance, ranker, floor)
     order = numpy.argsort(-scores, kind="stable").tolist()
-    return [explained[at] for at in order] + [hit._replace(score=0.0) for hit in rest]
+    return [hits[index] for index in order] + [hit._replace(score=0.0) for hit in rest]
 
 
 def contenders(hits: list[Hit], floor: float) -> tuple[list[Hit], list[Hit]]:
-    """The hits that may answer and take another's place, and those that have nothing to do with
-    the query; where none has, all may."""
+    """The hits that may be the answer or make another obsolete, and those that have nothing to do
+    with the query; where all have nothing to do with it, all may."""
     least = least_relevance(hits, floor)
     if able := relevant(hits, least):
         return able, [hit for hit in hits if hit.relevance < least]
@@ -7281,36 +7252,36 @@ def contenders(hits: list[Hit], floor: float) -> tuple[list[Hit], list[Hit]]:
 def by_relevance(
     hits: list[Hit], facts: dict[int, Facts], query: Query, lexicon: Lexicon
 ) -> list[Hit]:
-    """The hits with what they say of the question word by word, what people's confirmations add,
-    and the time that is asked, best first."""
-    near = lexicon.maxsim(query.subject, [facts[hit.item].text for hit in hits])
-    found = []
-    for hit, words in zip(hits, near.tolist(), strict=True):
+    """The hits, best first, with what MaxSim, confirmations and the time that is asked add to
+    their scores. Accesses decide between equal scores."""
+    similar = lexicon.maxsim(query.subject, [facts[hit.item].text for hit in hits])
+    changed = []
+    for hit, maxsim in zip(hits, similar.tolist(), strict=True):
         trust = TRUST_MAX * (1 - 1 / (1 + facts[hit.item].validations))
         timely = _timeliness(facts[hit.item], query.asked) if query.asked else 0.0
-        words *= MAXSIM_WEIGHT * hit.parts.get("project", 1.0)
-        told = {"maxsim": words, "trust": trust, "time": timely}
-        added = {name: part for name, part in told.items() if part}
+        maxsim *= MAXSIM_WEIGHT * hit.parts.get("project", 1.0)
+        parts = {"maxsim": maxsim, "trust": trust, "time": timely}
+        added = {name: part for name, part in parts.items() if part}
         score = hit.score + sum(added.values())
-        found.append(hit._replace(score=score, parts=hit.parts | added))
-    return sorted(found, key=lambda hit: (-hit.score, -facts[hit.item].accesses, -hit.item))
+        changed.append(hit._replace(score=score, parts=hit.parts | added))
+    return sorted(changed, key=lambda hit: (-hit.score, -facts[hit.item].accesses, -hit.item))
 
 
 def of_their_time(hits: list[Hit], facts: dict[int, Facts], asked: AskedTime) -> list[Hit]:
-    """The hits where nothing but a time is asked: what is of it or tells of it has all to do with
-    the question, and what else there is, nothing."""
+    """The hits for a question that asks for nothing but a time: relevance 1 for what is of that
+    time or names it, 0 for all else."""
 
-    def fits(known: Facts) -> bool:
-        told = asked_time(known.text, known.created_at)
-        tells = bool(told and asked.start <= told.start < asked.end)  # not "since", for ever
-        return tells or (known.dated and asked.fits(known.created_at))
+    def fits(item: Facts) -> bool:
+        named = asked_time(item.text, item.created_at)
+        names_it = bool(named and asked.start <= named.start < asked.end)  # not an open "since"
+        return names_it or (item.dated and asked.fits(item.created_at))
 
     return [hit._replace(relevance=float(fits(facts[hit.item]))) for hit in hits]
 
 
 def _timeliness(facts: Facts, asked: AskedTime) -> float:
-    """What a memory gains that was stored in the time that a question asks about, or loses that
-    came later: it can tell of that time only by looking back."""
+    """What a memory's score gains if it is of the time that a question asks about, or loses if it
+    is later: it can tell of that time only by looking back."""
     if asked.events and facts.dated and asked.fits(facts.created_at):
         return TIME_WEIGHT
     return -TIME_WEIGHT if facts.dated and facts.created_at >= asked.end else 0.0
@@ -7319,31 +7290,29 @@ def _timeliness(facts: Facts, asked: AskedTime) -> float:
 def features_of(
     hits: list[Hit], facts: dict[int, Facts], query: Query, lexicon: Lexicon
 ) -> Matrices:
-    """The pair features of these hits; none where all are of one time, or have no vectors. What
-    two projects say is of two things, of which neither is the later version."""
+    """The pair features of these hits; {} where all are of one time, or one has no vector. Memories
+    of two projects are not versions of each other: 0 days are between them."""
     import numpy
 
-    rivals = [_rival(hit, facts[hit.item]) for hit in hits]
-    if len({one.created_at for one in rivals}) < 2 or not all(one.vector for one in rivals):
+    items = [facts[hit.item] for hit in hits]
+    rivals = [
+        Rival(item.text, item.vector or b"", hit.score, hit.cosine, item.known_since, item.replaces)
+        for hit, item in zip(hits, items, strict=True)
+    ]
+    times = {rival.created_at for rival in rivals}
+    if len(times) < 2 or not all(rival.vector for rival in rivals):
         return {}
     features = pair_features(rivals, query.subject, lexicon, query.around, query.strange)
-    numbers: dict[str | None, int] = {None: 0}
-    projects = numpy.array(
-        [numbers.setdefault(facts[hit.item].project, len(numbers)) for hit in hits]
-    )
-    other = (projects[:, None] != projects) & (projects[:, None] * projects > 0)
+    projects = numpy.array([item.project or "" for item in items])
+    other = (projects[:, None] != projects) & (projects[:, None] != "") & (projects != "")
     return features | {"days": numpy.where(other, 0, features["days"])}
-
-
-def _rival(hit: Hit, facts: Facts) -> Rival:
-    vector, stored = facts.vector or b"", facts.known_since
-    return Rival(facts.text, vector, hit.score, hit.cosine, stored, facts.replaces)
 
 
 def similarity_facts(
     hits: list[Hit], first: int, chance: float, floor: float, strange: float
 ) -> dict[str, float]:
-    """What tells how likely the first result, of such a chance, answers the question."""
+    """The features of the similarity model: how likely hit number `first` answers the question,
+    which has that chance among the hits (0 to 1)."""
     chance = min(max(chance, 1e-4), 1 - 1e-4)
     cosines = [hit.cosine for hit in hits[:RANKED]]
     return {
@@ -7358,9 +7327,9 @@ def similarity_facts(
 
 
 def company(hits: list[Hit], facts: dict[int, Facts], first: int) -> Any:
-    """What each hit behind the first keeps of its chance, 0 to 1: the nearest to the first all of
-    it. What answers one question is alike (the cluster hypothesis, Jardine and van Rijsbergen
-    1971), so who asks for several memories finds the others next to the first."""
+    """float[hits]: what each keeps of its chance, 0 to 1: the first and the nearest to it, all.
+    What answers one question is alike (the cluster hypothesis, Jardine and van Rijsbergen 1971),
+    so who asks for several memories finds the others next to the first."""
     import numpy
 
     vectors = [facts[hit.item].vector for hit in hits]
@@ -7382,35 +7351,38 @@ def _explained(
     ranker: Ranker,
     floor: float,
 ) -> list[Hit]:
-    """The hits with their scores, the parts of these, and who gave or took the greater part of
-    their chances. What hardly fits and is no answer, nor a version of one, has nothing to do with
-    it."""
+    """The hits with their scores, the parts of these, and which others gave or took more than half
+    of their chances. Relevance 0 gets what fits less than `floor` and has hardly any score, unless
+    it is an older version of something."""
     import numpy
 
-    gave = ranker.held(relevance, obsolete)[: len(obsolete), None] * obsolete
-    items = numpy.array([hit.item for hit in hits[: len(obsolete)]])
-    gained = 2 * gave.max(0) > parts["chance"][: len(obsolete)]
+    size = len(obsolete)  # of the best hits only
+    given = ranker.held(relevance, obsolete)[:size, None] * obsolete
+    items = numpy.array([hit.item for hit in hits[:size]])
+    gained = 2 * given.max(0) > parts["chance"][:size]
     lost = 2 * obsolete.max(1) > 1
-    newer_than = numpy.where(gained, items[gave.argmax(0)], 0).tolist()
+    newer_than = numpy.where(gained, items[given.argmax(0)], 0).tolist()
     older_than = numpy.where(lost, items[obsolete.argmax(1)], 0).tolist()
     rivals = itertools.zip_longest(hits, newer_than, older_than)
     fits = numpy.array([hit.relevance >= floor for hit in hits])
-    none = (~fits & (scores < LEAST_SHARE * scores.max())).tolist()
-    told = zip(scores.tolist(), parts_of_each(parts), rivals, none, strict=True)
+    hardly = (~fits & (scores < LEAST_SHARE * scores.max())).tolist()
+    rows = zip(scores.tolist(), parts_of_each(parts), rivals, hardly, strict=True)
     return [
-        Hit(
-            *(hit.item, hit.chunk, score, hit.cosine, hit.kind),
-            0.0 if no_answer and not older else hit.relevance,
-            *(hit.parts | its, newer or hit.newer_than, older or None, hit.span),
+        hit._replace(
+            score=score,
+            relevance=0.0 if no_answer and not older else hit.relevance,
+            parts=hit.parts | hit_parts,
+            newer_than=newer or hit.newer_than,
+            older_than=older or None,
         )
-        for score, its, (hit, newer, older), no_answer in told
+        for score, hit_parts, (hit, newer, older), no_answer in rows
     ]
 
 
 def weighed_score(
     weights: tuple[float, float], found: Candidates, _: float, factor: float
 ) -> Scores:
-    """Meaning and words in shares that somebody asked for."""
+    """Meaning and words by the weights (vector, text) that somebody asked for."""
     plain = default_score(found, 0.0, factor)
     meaning = weights[0] * plain.parts["cosine"]
     words = weights[1] * found.relative**WORDS_POWER
@@ -7438,8 +7410,8 @@ def classic_score(found: Candidates, _: float, factor: float) -> Scores:
 
 def classic_factors(facts: Facts, now: float) -> dict[str, float]:
     """Freshness, frequency and trust, which multiply a score."""
-    seen = facts.created_at if facts.last_access is None else facts.last_access
-    days = max(0.0, now - seen) / DAY
+    last_used = facts.created_at if facts.last_access is None else facts.last_access
+    days = max(0.0, now - last_used) / DAY
     return {
         "age": 1 / (1 + days / CLASSIC_HALF_LIFE),
         "access": 1 + 0.1 * math.log(1 + facts.accesses),
@@ -7487,39 +7459,38 @@ PROFILES = {
 
 
 def _kinds_wanted(conversations: bool) -> list[int]:
-    """Of which kinds an answer may be."""
+    """The kinds that an answer may have."""
     return [OWN, REPLACED, *[FOREIGN] * crosses_projects(), *[TALK] * bool(conversations)]
 
 
 def own_first(hits: list[Hit], limit: int, least: float) -> list[Hit]:
     """The first `limit` hits, of which at most half are other projects' while own ones fit."""
-    own = sum(hit.kind != FOREIGN and hit.relevance >= least for hit in hits)
+    own = sum(not hit.foreign and hit.relevance >= least for hit in hits)
     room = max((limit + 1) // 2, limit - own)
     kept = []
     for hit in hits:
-        foreign = hit.kind == FOREIGN
-        room -= foreign
-        if room >= 0 or not foreign:
+        room -= hit.foreign
+        if room >= 0 or not hit.foreign:
             kept.append(hit)
     return kept[:limit]
 
 
 def chosen_hits(hits: list[Hit], limit: int, floor: float) -> tuple[list[Hit], float]:
-    """The first `limit` hits, and the least relevance of one to show: what is held back fills no
-    place."""
+    """The first `limit` hits, and the least relevance of one to show. Those with less come last,
+    and so take no place of another."""
     least = least_relevance(hits, floor)
-    first = sorted(hits, key=lambda hit: hit.relevance < least)
-    return own_first(first, limit, least), least
+    relevant_first = sorted(hits, key=lambda hit: hit.relevance < least)
+    return own_first(relevant_first, limit, least), least
 
 
 def least_relevance(hits: list[Hit], floor: float) -> float:
-    """What each result must have to do with the query: half of what one of all must have, which
-    need not be among the first results, and of FLOOR; none is enough if none of all has it."""
+    """The relevance that each result must have: half of `floor`, or of FLOOR if that is less. At
+    least one of all hits must have `floor`, or nothing is shown."""
     return min(floor, FLOOR) / 2 if any(hit.relevance >= floor for hit in hits) else math.inf
 
 
 def relevant(hits: list[Hit], least: float) -> list[Hit]:
-    """The hits that have to do with the query."""
+    """The hits that have at least this relevance to the query."""
     return [hit for hit in hits if hit.relevance >= least]
 
 
@@ -7531,7 +7502,6 @@ def relevant(hits: list[Hit], least: float) -> list[Hit]:
 # The later text stays, the other is hidden behind it as a replaced one is, and undo restores it.
 # ---------------------------------------------------------------------------------------------
 
-
 # What two texts say differently. They must be the same but for layout, kinds of quotes and
 # dashes, and a remark at either edge: one that is set off by punctuation or by "that", speaks of
 # the memory and not of the world, and has only words of these small closed classes. Any other
@@ -7539,18 +7509,17 @@ def relevant(hits: list[Hit], least: float) -> list[Hit]:
 
 _NEGATED = _Pattern(r"\b(?!(?:ca|wo|sha|ai)n't)([a-z]+)n't\b", re.I)
 
-
-# A call for attention ends a remark before a memory. Only reports govern "that": "it is
-# important that" is a wish, and "forget that" takes back.
+# The last word of a remark before a memory: a report or a title. Only reports may stand before
+# "that": "it is important that" is a wish, and "forget that" takes back.
 _REPORTS = _word_class("note noted noting remember reminder in_mind don't_forget")
 _TITLES = _word_class("important importantly fyi nb heads-up heads_up to_recap be_clear")
-# What leads up to it. No "not", and no "by": who noted it may matter.
+# The words before that one. No "not", and no "by": who noted it may matter.
 _LEADS = _word_class("a also an as bear do friendly is it it's just keep please quick to worth")
 _IDIOM = _Pattern(r"\b(in(?= mind\b)|don't(?= forget\b)|to(?= recap\b)|be(?= clear\b)|heads) ")
-_OPENERS = _word_class("as fyi just nb")  # before a comma, which parts the items of a list too
+_OPENERS = _word_class("as fyi just nb")  # before a comma, which also separates items of a list
 
-# Say behind a memory that it holds, by themselves; after "this" or "still", since "(valid)" may
-# be a value; and what a memory may be called: "this is the current decision".
+# A remark behind a memory says that it holds: by a word of _ASSENTS alone; by one of _HOLDS after
+# "this" or "still", since "(valid)" may be a value; or as in "this is the current decision".
 _ASSENTS = _word_class("confirmed reconfirmed verified double-checked noted")
 _HOLDS = _word_class("valid true correct accurate current applies relevant")
 _THINGS = _word_class("approach decision choice convention method")
@@ -7558,10 +7527,10 @@ _BETWEEN = _word_class("is still the our current")
 
 _REMARK = r"([a-z][a-z' -]{0,60}?)"
 _BEFORE = _Pattern(rf"\**{_REMARK}\**( that|[:.,]| -)\**\s+", re.I)
-# Only on one line: in a list it may speak of the last item. And not in brackets after a word in
-# brackets, which may be an item too: "(new) (confirmed)".
+# Only in a text of one line, since in a list it may be about the last item. And not in brackets
+# after a word in brackets, for both may be items: "(new) (confirmed)".
 _BEHIND = _Pattern(rf".* (?![(\[]\S*[)\]] [(\[])\S+?(\. | - | [(\[]){_REMARK}[)\]]?\.?$", re.I)
-# Near these, case is part of what is said.
+# In a text with one of these words, a change of case is a difference.
 _CASED = _word_class(
     "password passphrase passcode passkey uppercase lowercase capital capitals casing"
 )
@@ -7579,24 +7548,25 @@ def differences(a: str, b: str) -> list[str]:
         return []
     if max(len(a.split()), len(b.split())) > COMPARED_WORDS:
         return ["too long to be compared word by word"]
-    (one, introduced), (other, quoted) = _core(a), _core(b)
-    if one == other or ((introduced or quoted) and _typed_alike(one, other)):
+    (core_a, introduced_a), (core_b, introduced_b) = _core(a), _core(b)
+    quoted = introduced_a or introduced_b
+    if core_a == core_b or (quoted and _same_but_case(core_a, core_b)):
         return []
     return _reasons(said(a), said(b))
 
 
 def _core(text: str) -> tuple[str, bool]:
-    """A memory, normalized, without the remarks around it, and whether one stood before it."""
+    """A memory, normalized, without the remarks around it; and whether there was one before it."""
     text = _tidied(text)
     if _LAID_OUT.search(text):  # "note:" may be a key
         return normalized(text), False
     text = text.strip()
     start, end = 0, len(text)
     before = _BEFORE.match(text)
-    if before and _calls(before[1], before[2]):
+    if before and _calls_attention(before[1], before[2]):
         start = before.end()
     behind = _BEHIND.match(text, start)
-    if behind and _assents(behind[2], behind[1]):
+    if behind and _confirms(behind[2], behind[1]):
         end = behind.start(1)
     if len(text[start:end].split()) < CORE_MIN:
         start, end = 0, len(text)
@@ -7604,38 +7574,39 @@ def _core(text: str) -> tuple[str, bool]:
     return normalized(core), start > 0
 
 
-def _calls(phrase: str, mark: str) -> bool:
+def _calls_attention(phrase: str, mark: str) -> bool:
     """Whether words before a memory only call for attention: "just a quick reminder"."""
     words = _IDIOM.sub(r"\1_", phrase.lower()).split()
-    # By another mark, a single word may be an item: "note - new - paid".
+    # Before another mark, a single word may be an item: "note - new - paid".
     apart = mark in {" that", ":"} or (words[0] in _OPENERS if mark == "," else len(words) > 1)
     heads = _REPORTS if mark == " that" else _REPORTS | _TITLES
     return apart and words[-1] in heads and set(words) <= _REPORTS | _TITLES | _LEADS
 
 
-def _assents(phrase: str, mark: str) -> bool:
+def _confirms(phrase: str, mark: str) -> bool:
     """Whether words behind a memory only say that it holds: "still valid"."""
     words = phrase.lower().split()
     if words[0] in _ASSENTS:
         return mark in {" (", " ["} and set(words) <= _ASSENTS | {"and"}
     if words[0] != "this" and (words[0] != "still" or mark == ". "):  # "A pass. Still valid."
         return False
-    so = words[-1] in _HOLDS or (words[-1] in _THINGS and {"still", "current"} & set(words[1:]))
-    return bool(so) and set(words[1:-1]) <= _BETWEEN
+    holds = words[-1] in _HOLDS or (words[-1] in _THINGS and {"still", "current"} & set(words[1:]))
+    return bool(holds) and set(words[1:-1]) <= _BETWEEN
 
 
-def _typed_alike(one: str, other: str) -> bool:
-    """Whether texts differ as a quoted one may: its first letter, or typed without capitals."""
-    plain = one.lower()
-    if plain != other.lower() or _CASED & set(re.findall("[a-z]+", plain)):
+def _same_but_case(a: str, b: str) -> bool:
+    """Whether texts differ only as a quoted one may: in the case of the first letter, or because
+    one has no capitals."""
+    lower = a.lower()
+    if lower != b.lower() or _CASED & set(re.findall("[a-z]+", lower)):
         return False
-    return plain in {one, other} or one[1:] == other[1:]
+    return lower in {a, b} or a[1:] == b[1:]
 
 
 def _reasons(left: list[str], right: list[str]) -> list[str]:
-    """What differs between two lists of words, the first eight differences."""
-    low, other = [word.lower() for word in left], [word.lower() for word in right]
-    if low != other and sorted(low) == sorted(other):
+    """What differs between two lists of words, at most eight differences."""
+    low_left, low_right = ([word.lower() for word in words] for words in (left, right))
+    if low_left != low_right and sorted(low_left) == sorted(low_right):
         return [f"order: {_excerpt(left, right)}"]
     from difflib import SequenceMatcher
 
@@ -7646,34 +7617,35 @@ def _reasons(left: list[str], right: list[str]) -> list[str]:
 
 def _excerpt(left: list[str], right: list[str]) -> str:
     """Both sides of a difference on a line: "30 / 45", with "-" for nothing."""
-    one, other = (" ".join(side).replace("\n", "\\n") or "-" for side in (left, right))
-    shorter = min(len(one), len(other))
-    same = next((at for at in range(shorter) if one[at] != other[at]), shorter)
+    a, b = (" ".join(words).replace("\n", "\\n") or "-" for words in (left, right))
+    shorter = min(len(a), len(b))
+    same = next((index for index in range(shorter) if a[index] != b[index]), shorter)
     skip = max(same - 9, 0)  # two addresses may differ late
-    return " / ".join("…" * (skip > 0) + text[skip : skip + 24] for text in (one, other))
+    return " / ".join("…" * (skip > 0) + text[skip : skip + 24] for text in (a, b))
 
 
 # Pairs: found, queued, judged, settled.
 
 
 class Pair(NamedTuple):
-    """Two live items that may say the same, by seq; the first is the later one and would stay."""
+    """Two live items that may say the same."""
 
-    keep: str
-    other: str
-    similarity: float
-    reasons: list[str]
+    keep: str  # the id of the later one, which would stay
+    other: str  # the id of the one that would be hidden
+    similarity: float  # cosine
+    reasons: list[str]  # against a merge
 
 
-# The neighbours of all rows up to this one have been looked at; now those of the last one have,
-# among the rows up to another, and no row is between.
+# The row (seq) up to which every memory has been compared with those before it.
 _EXAMINED = "coalesce((SELECT value + 0 FROM meta WHERE key = 'examined'), 0)"
+# The newest row has been examined against the rows up to `?`: note it, if no other is between.
 _EXAMINED_NEXT = (
     "INSERT OR REPLACE INTO meta SELECT 'examined', (SELECT max(seq) FROM items)"
     " WHERE (SELECT count(*) FROM (SELECT 1 FROM items"
     f" WHERE seq > min({_EXAMINED}, ?) LIMIT 2)) = 1"
 )
-# What stands in files is not compared, nor a version that another one has replaced.
+# Note the newest row if none that is new has to be examined: parts of files and versions that were
+# replaced have not.
 _EXAMINED_FILES = (
     "INSERT OR REPLACE INTO meta SELECT 'examined', (SELECT max(seq) FROM items)"
     f" WHERE EXISTS(SELECT 1 FROM items WHERE seq > {_EXAMINED})"
@@ -7682,22 +7654,19 @@ _EXAMINED_FILES = (
 
 
 def near_pairs(database: Database, after: int) -> Iterator[tuple[int, list[tuple[Any, ...]]]]:
-    """Pairs of near items of one project, of which one came after row `after`: of each, the
-    CONFLICTS_QUEUED nearest earlier ones.
+    """Pairs of near items of one project: each item behind row `after` with the CONFLICTS_QUEUED
+    nearest ones before it.
 
-    Yields (last row looked at, [(later id, other id, cosine)]) until all were looked at, or one
-    is met that still lacks its vector. A long item is known by its first chunk.
+    Yields (last row examined, [(later id, other id, cosine)]) a batch, up to the end or to the
+    first item that still lacks its vector. A long item is compared by its first chunk.
     """
     while rows := _first_vectors(database, after, EXAMINE_BATCH):
         found: dict[str, list[tuple[float, str]]] = {}
-        older = 0
-        while others := _first_vectors(database, older, EXAMINE_BATCH):
+        after, before = rows[-1][0], 0
+        while before < after and (others := _first_vectors(database, before, EXAMINE_BATCH)):
             for id, other, cosine in _near_earlier(rows, others):
                 found.setdefault(id, []).append((cosine, other))
-            older = others[-1][0]
-            if older >= rows[-1][0]:
-                break
-        after = rows[-1][0]
+            before = others[-1][0]
         nearest = ((id, sorted(near)[-CONFLICTS_QUEUED:]) for id, near in found.items())
         yield after, [(id, other, cosine) for id, near in nearest for cosine, other in near]
 
@@ -7705,7 +7674,7 @@ def near_pairs(database: Database, after: int) -> Iterator[tuple[int, list[tuple
 def _near_earlier(
     rows: list[tuple[Any, ...]], others: list[tuple[Any, ...]]
 ) -> Iterator[tuple[str, str, float]]:
-    """The ids of near pairs, and their cosines: of each row the nearest earlier ones."""
+    """(id, other id, cosine): of each row the nearest of the others that are earlier."""
     import numpy
 
     cosines = _matrix(rows) @ _matrix(others).T
@@ -7718,14 +7687,15 @@ def _near_earlier(
     fits = (other_seqs < seqs[:, None]) & (other_projects == projects[:, None])
     cosines = numpy.where(fits.astype(bool), cosines, -1)
     nearest = numpy.argsort(-cosines, 1, kind="stable")[:, :CONFLICTS_QUEUED].tolist()
-    for row, places in enumerate(nearest):
-        for place in places:
-            if cosines[row, place] >= CONFLICT_COSINE:
-                yield rows[row][1], others[place][1], float(cosines[row, place])
+    for row, columns in enumerate(nearest):
+        for column in columns:
+            if cosines[row, column] >= CONFLICT_COSINE:
+                yield rows[row][1], others[column][1], float(cosines[row, column])
 
 
 def _first_vectors(database: Database, after: int, limit: int) -> list[tuple[Any, ...]]:
-    """(seq, id, project, vector) of live items, by seq."""
+    """(seq, id, project, vector of the first chunk) of the live memories behind row `after`, up to
+    the first that lacks its vector."""
     sql = (
         "SELECT i.seq, i.id, i.project_id, v.vector FROM items i"
         " JOIN chunks c ON c.item = i.seq AND c.position = 0 JOIN vectors v ON v.chunk = c.id"
@@ -7736,8 +7706,7 @@ def _first_vectors(database: Database, after: int, limit: int) -> list[tuple[Any
 
 
 def queued_pairs(database: Database, limit: int) -> list[tuple[str, str, float]]:
-    """The ids of waiting pairs that have all their vectors, and their cosines, most similar
-    first."""
+    """(id, other id, cosine) of waiting pairs that have all their vectors, nearest first."""
     return database.rows(
         "SELECT item_id_a, item_id_b, similarity FROM consolidation_queue WHERE status = 'pending'"
         " AND NOT EXISTS(SELECT 1 FROM pending p JOIN chunks c ON c.id = p.chunk"
@@ -7748,15 +7717,13 @@ def queued_pairs(database: Database, limit: int) -> list[tuple[str, str, float]]
 
 
 def taken_apart(one: str = "?1", other: str = "?2") -> str:
-    """The SQL of whether somebody has taken back that two items became one."""
-    both = f"({one}, {other})"
-    return (
-        f"SELECT 1 FROM history WHERE action = 'undo' AND item_id IN {both} AND other_id IN {both}"
-    )
+    """The SQL query for whether somebody has undone that two items became one."""
+    ids = f"({one}, {other})"
+    return f"SELECT 1 FROM history WHERE action = 'undo' AND item_id IN {ids} AND other_id IN {ids}"
 
 
 def judge(database: Database, ids: tuple[str, str], embed: Callable[[str], bytes]) -> Pair | None:
-    """What is to become of two items: one, if `reasons` is empty. None when one is not live."""
+    """Two items with the reasons against merging them; None if one of them is not live."""
     dated = f"iif(i.created_at < i.stored_at - {DATED}, i.created_at, NULL)"
     sql = f"SELECT i.seq, i.id, i.content, i.project_id, {dated} FROM items i WHERE {_LIVE}"
     with database.snapshot():
@@ -7767,8 +7734,8 @@ def judge(database: Database, ids: tuple[str, str], embed: Callable[[str], bytes
         cosine = _cosine(_mean_vector(database, seq), _mean_vector(database, other_seq))
     reasons = differences(other_text, text)
     if not reasons and cosine < MERGE_COSINE:  # a remark may move a vector that far
-        vectors = (embed(" ".join(said(one))) for one in (text, other_text))
-        cosine = _cosine(*map(_vector, vectors))
+        vectors = (_vector(embed(" ".join(said(content)))) for content in (text, other_text))
+        cosine = _cosine(*vectors)
     if cosine < MERGE_COSINE:
         reasons.append(f"cosine: {cosine:.3f}")
     if project != other_project:
@@ -7781,16 +7748,18 @@ def judge(database: Database, ids: tuple[str, str], embed: Callable[[str], bytes
 
 
 def _mean_vector(database: Database, item: int) -> Any:
-    """An item's vector; of a long one, the mean of its chunks'."""
+    """float32[dimension]: the mean of the vectors of an item's chunks."""
     sql = "SELECT v.vector FROM chunks c JOIN vectors v ON v.chunk = c.id WHERE c.item = ?"
     return _matrix(database.rows(sql, item)).mean(0)
 
 
 def _vector(data: bytes) -> Any:
+    """float32[dimension]. Raises DamagedError."""
     return _matrix([(data,)])[0]
 
 
 def _cosine(a: Any, b: Any) -> float:
+    """Raises DamagedError for vectors of no or of unequal length."""
     import numpy
 
     lengths = float(numpy.linalg.norm(a) * numpy.linalg.norm(b))
@@ -7800,7 +7769,8 @@ def _cosine(a: Any, b: Any) -> float:
 
 
 def settle(connection: apsw.Connection, ids: tuple[str, str], pair: Pair | None) -> str:
-    """Carry out what was judged of a queued pair: "merged", "linked", or "gone"."""
+    """Merge a queued pair, or link it if there are reasons against that: "merged", "linked", or
+    "gone" if one of the two is not live."""
     sql = (
         "SELECT count(*), count(DISTINCT coalesce(i.project_id, '')) FROM items i"
         f" WHERE {_LIVE} AND i.id IN (?, ?)"
@@ -7824,12 +7794,12 @@ def settle(connection: apsw.Connection, ids: tuple[str, str], pair: Pair | None)
 
 
 def consolidates() -> bool:
-    """Whether memories are consolidated in the background: SEDIMENT_CONSOLIDATE=0 says no."""
+    """Whether memories are consolidated in the background; not with SEDIMENT_CONSOLIDATE=0."""
     return not is_off("CONSOLIDATE")
 
 
 def clean_queue(connection: apsw.Connection) -> None:
-    """Drop settled pairs that were queued a week ago, and others after a month."""
+    """Delete settled pairs a week after they were queued, and waiting ones after a month."""
     now = int(time.time())
     connection.execute(
         "DELETE FROM consolidation_queue WHERE created_at < iif(status = 'pending', ?, ?)",
@@ -7840,18 +7810,18 @@ def clean_queue(connection: apsw.Connection) -> None:
 # ---------------------------------------------------------------------------------------------
 # Door
 #
-# Which older memories a new one makes obsolete. Whoever stores can judge that, if the question is
-# the right one: so `store` names a few, learned from diaries (models/train_door.py), and ends none
-# of them. What came by import waits for `review`.
+# Which older memories a new one makes obsolete. The agent that stores can judge that if it is asked
+# about the right ones: `store` names a few, by a model learned from diaries (models/train_door.py),
+# and ends none of them. What came by import waits for `review`.
 # ---------------------------------------------------------------------------------------------
 
 
 class Neighbour(NamedTuple):
-    """A live memory near to a new one: its best chunk."""
+    """A live memory near to a new one, by its best chunk."""
 
     cosine: float
     id: str
-    text: str
+    text: str  # of the chunk, as the vector is
     vector: bytes
     created_at: int
 
@@ -7863,14 +7833,14 @@ _RIVAL = (
 
 
 def _newcomer(item: Item) -> Neighbour:
-    """An item that is to be stored, known by its first chunk; the vector is empty until made."""
+    """An item that is to be stored, by its first chunk; the vector is empty until it is made."""
     start, end = item.chunks[0][:2]
     vector = item.vectors[0] if item.vectors else b""
     return Neighbour(1.0, item.id, item.content[start:end], vector, item.created_at)
 
 
 def door_features(new: Neighbour, rivals: Sequence[Neighbour], lexicon: Lexicon) -> dict[str, Any]:
-    """Of each feature a number for each rival, which is one of the memories nearest to the new."""
+    """float[rivals] by the feature's name; the rivals are the memories nearest to the new one."""
     texts = [rival.text for rival in rivals]
     table = WordTable([*map(lexicon.text_words, texts)], lexicon.text_words(new.text))
     found = _door_nearness(new, rivals) | _door_words(table) | _door_cues(table)
@@ -7881,9 +7851,9 @@ def _door_nearness(new: Neighbour, rivals: Sequence[Neighbour]) -> dict[str, Any
     """How near a rival is to the new one, beside how near the others are to either."""
     import numpy
 
-    vectors = _matrix([(one.vector,) for one in (*rivals, new)]).astype(float)
+    vectors = _matrix([(memory.vector,) for memory in (*rivals, new)]).astype(float)
     every = vectors @ vectors.T
-    cosines, among = every[-1, :-1], every[:-1, :-1]
+    cosines, among = every[-1, :-1], every[:-1, :-1]  # to the new one, and of the rivals
     others = ~numpy.eye(len(rivals), dtype=bool)
     mean = (among * others).sum(1) / max(1, len(rivals) - 1)
     best = numpy.where(others, among, -1).max(1)
@@ -7908,59 +7878,58 @@ def _door_words(table: WordTable) -> dict[str, Any]:
     import numpy
 
     held = table.has.sum(0)
-    tells = table.idf + numpy.log((len(table.has) + 1) / (held + 0.5)) / 2
+    idf = table.idf + numpy.log((len(table.has) + 1) / (held + 0.5)) / 2
     both = table.has * table.beside
-    shared, own, whole = both @ tells, table.has @ tells, table.beside @ tells
+    shared, old, new = both @ idf, table.has @ idf, table.beside @ idf
     return {
-        "jaccard": shared / (whole + own - shared + 1),
-        "contained": shared / (own + 1),
-        "containing": shared / (whole + 1),
+        "jaccard": shared / (new + old - shared + 1),
+        "contained": shared / (old + 1),
+        "containing": shared / (new + 1),
         "shared": numpy.log1p(shared),
-        "rarest": (both * tells).max(1, initial=0),
-        "only_these": numpy.log1p(both @ (tells * (held == 1))),
+        "rarest": (both * idf).max(1, initial=0),
+        "only_these": numpy.log1p(both @ (idf * (held == 1))),
         "beginning": table.beginnings_beside(),
-        "new_length": numpy.full(len(own), math.log(table.beside.sum() + 3)),
+        "new_length": numpy.full(len(old), math.log(table.beside.sum() + 3)),
         "old_length": numpy.log(table.has.sum(1) + 3),
     }
 
 
 def _door_cues(table: WordTable) -> dict[str, Any]:
-    """What either says of a change or of a plan, and whether the new one has other figures."""
+    """What either says of a change or of a plan, and whether the old one has figures, but not all
+    of the new one's."""
     import numpy
 
-    change, plan, digit = table.of("change"), table.of("plan"), table.of("digit")
-    turns = (table.beside & (change | table.of("now"))).any()
-    new, old = (table.beside & digit).sum(), table.counts["digit"]
-    lost = table.has @ (table.beside & digit) < new
+    change, figures = table.of("change"), table.beside & table.of("digit")
     cues = {
-        "turns": turns,
+        "turns": (table.beside & (change | table.of("now"))).any(),
         "changes": (table.beside & change).any(),
-        "plans": (table.beside & plan).any(),
+        "plans": (table.beside & table.of("plan")).any(),
         "planned": table.counts["plan"] > 0,
-        "numbers": (old > 0) & lost,
+        "numbers": (table.counts["digit"] > 0) & (table.has @ figures < figures.sum()),
     }
-    return {name: numpy.zeros(len(old)) + value for name, value in cues.items()}
+    return {name: numpy.zeros(len(table.has)) + value for name, value in cues.items()}
 
 
-# Features that count together, too, and by their squares.
+# Features of which the model also has the squares and the products of two.
 DOOR_CROSSED = (
     *("cosine", "days", "old_share", "new_share", "shared", "margin", "old_length", "new_length"),
 )
 
 
 def door_columns(features: dict[str, Any], scale: dict[str, list[float]]) -> dict[str, Any]:
-    """Features, standardised by a mean and a spread, and the products of some."""
+    """float[rivals] by name: the features, standardised by `scale` (mean and standard deviation),
+    and the products of DOOR_CROSSED."""
     columns = {
         name: ((features[name] - mean) / spread).clip(-DOOR_REACH, DOOR_REACH)
         for name, (mean, spread) in scale.items()
     }
-    for one, other in itertools.combinations_with_replacement(DOOR_CROSSED, 2):
-        columns[f"{one} * {other}"] = columns[one] * columns[other]
+    for a, b in itertools.combinations_with_replacement(DOOR_CROSSED, 2):
+        columns[f"{a} * {b}"] = columns[a] * columns[b]
     return columns
 
 
 def queue_reviews(connection: apsw.Connection, new: str, old: list[tuple[str, float]]) -> None:
-    """Let a person decide which of these a memory makes obsolete."""
+    """Queue for `review` the older memories (id, probability) that a new one may make obsolete."""
     connection.executemany(
         "INSERT OR IGNORE INTO reviews(old_id, new_id, probability)"
         " SELECT o.id, n.id, ?3 FROM items o, items n WHERE o.id = ?1 AND n.id = ?2",
@@ -7969,8 +7938,8 @@ def queue_reviews(connection: apsw.Connection, new: str, old: list[tuple[str, fl
 
 
 def reviewable(database: Database) -> list[tuple[str, str, str, float]]:
-    """(old id, new id, "probability" or "alike", how much of that) of live memories that nobody
-    has decided on: what may be obsolete, then what is not the same but for a word or a number."""
+    """(old id, new id, "probability" or "alike", how much of that) of pairs of live memories that
+    nobody has decided on: the queued ones, then those that are the same but for a few words."""
     likely = "SELECT 1, old_id, new_id, 'probability', probability AS share FROM reviews r"
     decided = f"{taken_apart('a.id', 'b.id')} UNION ALL SELECT 1 FROM reviews"
     decided += " WHERE (old_id, new_id) IN (VALUES (a.id, b.id), (b.id, a.id))"
@@ -7979,15 +7948,15 @@ def reviewable(database: Database) -> list[tuple[str, str, str, float]]:
         " JOIN items a ON a.id IN (from_id, to_id) JOIN items b ON b.id IN (from_id, to_id)"
         f" AND (b.created_at, b.seq) > (a.created_at, a.seq) WHERE edge_type = '{RELATED}'"
         f" AND e.strength >= {MERGE_COSINE} AND NOT EXISTS({decided})"
+        " AND a.ended_at IS NULL AND b.ended_at IS NULL"
     )
     live = "SELECT count(*) FROM items i WHERE id IN (old_id, new_id) AND i.ended_at IS NULL"
-    sql = f"{likely} WHERE NOT kept AND 2 = ({live}) UNION ALL {alike}"
-    live = "a.ended_at IS NULL AND b.ended_at IS NULL"
-    return [row[1:] for row in database.rows(f"{sql} AND {live} ORDER BY 1, 5 DESC, 2, 3")]
+    sql = f"{likely} WHERE NOT kept AND 2 = ({live}) UNION ALL {alike} ORDER BY 1, 5 DESC, 2, 3"
+    return [row[1:] for row in database.rows(sql)]
 
 
 def queue_review(connection: apsw.Connection, versions: Sequence[str]) -> None:
-    """Have somebody decide which of some live memories hold."""
+    """Queue every pair of some live memories for `review`."""
     sql = (
         "INSERT OR IGNORE INTO reviews SELECT a.id, b.id, 0.5, 0 FROM items a JOIN items b"
         " ON (b.created_at, b.seq) > (a.created_at, a.seq)"
@@ -7998,6 +7967,7 @@ def queue_review(connection: apsw.Connection, versions: Sequence[str]) -> None:
 
 
 def keep_apart(connection: apsw.Connection, old: str, new: str) -> None:
+    """Note that somebody decided to keep both."""
     connection.execute(
         "INSERT INTO reviews(old_id, new_id, probability, kept) VALUES(?, ?, 0, 1)"
         " ON CONFLICT DO UPDATE SET kept = 1",
@@ -8006,7 +7976,8 @@ def keep_apart(connection: apsw.Connection, old: str, new: str) -> None:
 
 
 def obsolescence(new: Neighbour, rivals: Sequence[Neighbour], lexicon: Lexicon) -> list[float]:
-    """How likely the new memory makes each rival obsolete: a logistic model. 0 of later ones."""
+    """The probability of each rival that the new memory makes it obsolete, by a logistic model; 0
+    for later ones."""
     import numpy
 
     door, features = learned()["door"], door_features(new, rivals, lexicon)
@@ -8021,8 +7992,8 @@ def obsolescence(new: Neighbour, rivals: Sequence[Neighbour], lexicon: Lexicon) 
 # ---------------------------------------------------------------------------------------------
 # Transfer
 #
-# Everything in and out as JSON Lines: one item a line, with its id, so that importing a file
-# twice changes nothing and a copy of a memory is the memory.
+# Everything in and out as JSON Lines: one item a line, with its id, so that a second import of a
+# file changes nothing.
 # ---------------------------------------------------------------------------------------------
 
 _ENDED = ("ended_at", "ended_by", "successor")
@@ -8030,8 +8001,8 @@ _WHY_ENDED = ("replace", "repeat", "merge", "undo", PRUNED)
 
 
 def export_rows(database: Database) -> Iterator[dict[str, Any]]:
-    """Every item of the database, oldest first, replaced ones and other projects' included; but
-    for what stands in files, and what comes meanwhile: that may be what is made of these rows."""
+    """Every item of the database by seq, replaced ones and other projects' included, but no parts
+    of files. What is added meanwhile is left out: the caller may import these rows here."""
     span = "seq > ? AND seq <= ? AND file IS NULL"
     sql = f"SELECT {_ITEM} FROM items i WHERE {span} ORDER BY seq LIMIT 500"
     last, decisions = 0, _decisions(database)
@@ -8043,12 +8014,11 @@ def export_rows(database: Database) -> Iterator[dict[str, Any]]:
 
 
 def _decisions(database: Database) -> dict[str, dict[str, Any]]:
-    """What people decided of items, by id: how often they confirmed one, what they took apart from
-    it, and what stood beside it before one of them took the other's place."""
+    """What people decided about items, by id: how often they confirmed one, the ids that they took
+    apart from it, and those that were live beside it before one replaced the other."""
     sql = "SELECT item_id, validation_count FROM access_log WHERE validation_count > 0"
-    found: dict[str, dict[str, Any]] = {
-        id: {"confirmed": count} for id, count in database.rows(sql)
-    }
+    counts = database.rows(sql)
+    found: dict[str, dict[str, Any]] = {id: {"confirmed": count} for id, count in counts}
     pairs = database.rows(
         "SELECT DISTINCT a.id, b.id FROM history h JOIN items a ON a.id IN (h.item_id, h.other_id)"
         " JOIN items b ON b.id IN (h.item_id, h.other_id) AND b.id <> a.id"
@@ -8065,12 +8035,12 @@ def _decisions(database: Database) -> dict[str, dict[str, Any]]:
 
 
 def adopt_decisions(connection: apsw.Connection, row: dict[str, Any]) -> None:
-    """Take over what `_decisions` told of an item that came by import."""
+    """Store what `_decisions` exported of an item that came by import."""
     if row["confirmed"]:
         _add_counts(connection, row["id"], 0, row["confirmed"])
     for other in row["kept_apart"]:
-        here = connection.execute("SELECT 1 FROM items WHERE id = ?", (other,)).get
-        if here and not connection.execute(taken_apart(), (row["id"], other)).get:
+        is_here = connection.execute("SELECT 1 FROM items WHERE id = ?", (other,)).get
+        if is_here and not connection.execute(taken_apart(), (row["id"], other)).get:
             note(connection, "undo", row["id"], other, APART)
     sql = (
         "SELECT s.id, i.id FROM items i JOIN items s ON s.id = i.successor"
@@ -8081,10 +8051,9 @@ def adopt_decisions(connection: apsw.Connection, row: dict[str, Any]) -> None:
             note(connection, "replace", front, old, {"beside": 1})
 
 
-# A row that has all of these is one that a command printed; then these follow from the rest.
-_PRINTED = {"id", "content", "created", "created_at", "scope"}
-_TAKEN = _PRINTED | {"project", "ended", *_ENDED, "confirmed", "kept_apart", "beside"}
-_DERIVED = {
+_PRINTED = {"id", "content", "created", "created_at", "scope"}  # each row that a command printed
+_IMPORTED = _PRINTED | {"project", "ended", *_ENDED, "confirmed", "kept_apart", "beside"}
+_DERIVED = {  # what else such a row may have, which needs no import
     *("similarity", "raw_similarity", "position", "beginning", "parts", "source", "page"),
     *("pages", "next", "cross_project", "related_ids", "supersedes", "chunked", "content_type"),
     *("live", "why", "unrelated", "probability", "author", "ended_from"),
@@ -8093,9 +8062,9 @@ _LISTS = ("items", "kept", "results", "versions", "nodes")  # where documents ha
 
 
 def rows_in(lines: Iterable[str | dict[str, Any]]) -> Iterator[tuple[int, object]]:
-    """The rows of JSON Lines, of laid out JSON, and of documents that a command printed, each
-    with the line it begins on; None for what is no JSON."""
-    for number, line in _unbroken(lines):
+    """(line number, row) of JSON Lines, of indented JSON, and of documents that a command printed;
+    the row is None for what is not JSON."""
+    for number, line in _join_lines(lines):
         value: object = line
         if isinstance(line, str):
             if not line.strip():
@@ -8104,12 +8073,12 @@ def rows_in(lines: Iterable[str | dict[str, Any]]) -> Iterator[tuple[int, object
                 value = parse_json(line)
             except (ValueError, RecursionError):
                 value = None
-        for row in value if isinstance(value, list) else [value]:
-            yield from ((number, one) for one in _rows_of_document(row))
+        for document in value if isinstance(value, list) else [value]:
+            yield from ((number, row) for row in _rows_of_document(document))
 
 
 def _rows_of_document(value: Any) -> list[Any]:
-    """The rows of a document that a command printed; a row is its own one."""
+    """The rows of a document that a command printed; of anything else, itself."""
     if not isinstance(value, dict):
         return [value]
     if "content" in value and not (value.keys() >= _PRINTED and "nodes" in value):
@@ -8117,13 +8086,13 @@ def _rows_of_document(value: Any) -> list[Any]:
     lists = [value[name] for name in _LISTS if isinstance(value.get(name), list)]
     if isinstance(pairs := value.get("pairs"), list):
         sides = ("keep", "other", "old", "new")
-        lists.append([one[side] for one in pairs for side in sides if side in one])
+        lists.append([pair[side] for pair in pairs for side in sides if side in pair])
     return list(itertools.chain(*lists)) if lists else [value]
 
 
-def _unbroken(lines: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    """Numbered lines; a JSON value over several, of which only the first and the last are not
-    indented, as one."""
+def _join_lines(lines: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    """(number, line) with the lines of an indented JSON value as one: only its first and its last
+    line are not indented. Raises InvalidInput for a value that is too large."""
     open_at, block, size = 0, [], 0
     for number, line in enumerate(lines, 1):
         size = size + len(line) if block else 0
@@ -8136,7 +8105,7 @@ def _unbroken(lines: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         elif block and text and text[0].isspace():
             block.append(text)
         else:
-            yield from enumerate(block, open_at)  # it was none
+            yield from enumerate(block, open_at)  # it was not such a value
             open_at, block = number, [text] if text in ("{", "[") else []
             if not block:
                 yield number, line
@@ -8148,7 +8117,7 @@ def _too_large(what: str) -> InvalidInput:
     return InvalidInput(f"{what} {reason}; what came before is kept")
 
 
-# Whether what stands in an item's place leads to that item.
+# Whether the chain of successors that begins at ?1 leads to ?2.
 _COMES_BACK = (
     "WITH RECURSIVE ahead(id) AS (SELECT ?1 UNION"
     " SELECT i.successor FROM items i JOIN ahead USING (id) WHERE i.successor IS NOT NULL)"
@@ -8168,12 +8137,12 @@ class Importer:
     ) -> None:
         self.database, self.encoder = database, encoder
         self.project, self.allow_secrets = project, allow_secrets
-        self.counts = Counter(stored=0, existing=0)  # rows; and hidden versions among the stored
+        self.counts = Counter(stored=0, existing=0)  # rows by what became of them
         self.refused: list[tuple[int, str]] = []  # (line, reason)
         self.redacted: Counter[str] = Counter()  # by kind
         self.unknown: Counter[str] = Counter()  # fields that were not kept
-        self._nameless: Counter[tuple[Any, ...]] = Counter()
-        # What has no time of its own is of one moment: that a line came later makes it no newer.
+        self._nameless: Counter[tuple[Any, ...]] = Counter()  # rows without an id, by what they say
+        # All rows without a time get the same: that a line came later makes it no newer.
         self._moment = int(time.time())
         self._batch: dict[str, str] = {}  # texts by id, of the batch that is being read
         self._synced = is_synced(database)
@@ -8183,8 +8152,8 @@ class Importer:
         lines: Iterable[str | dict[str, Any]],
         progress: Callable[[int], object] | None = None,
     ) -> dict[str, Any]:
-        """Import all lines (or rows), and tell what became of them; calls `progress(lines done)`
-        after each commit."""
+        """Import all lines (or rows), and return what became of them; calls `progress` after each
+        commit with the number of its rows."""
         from concurrent.futures import ThreadPoolExecutor
 
         with self.encoder.at_once() as count, ThreadPoolExecutor(count) as workers:
@@ -8194,21 +8163,21 @@ class Importer:
                 self._store(new, workers.map(self._item, (row for _, row in new)))
                 if progress:
                     progress(len(batch))
-        hidden, refused = self.counts.pop("hidden", 0), sorted(self.refused)
-        rows = [{"line": line, "reason": reason} for line, reason in refused]
-        told: dict[str, Any] = {"hidden_versions": hidden, "redacted": dict(self.redacted)}
-        told["forgotten"] = self.counts.pop("forgotten", 0)
-        told["unknown_fields"] = dict(self.unknown)
-        if moved := self.counts.pop("moved", 0):
-            told["notice"] = f"{moved} rows of elsewhere came into this project"
-        answer = {"success": not rows, **self.counts, "refused": rows}
-        return answer | {name: counts for name, counts in told.items() if counts}
+        names = ("hidden", "forgotten", "moved")
+        hidden, forgotten, moved = (self.counts.pop(name, 0) for name in names)
+        refused = [{"line": line, "reason": reason} for line, reason in sorted(self.refused)]
+        remarks: dict[str, Any] = {"hidden_versions": hidden, "redacted": dict(self.redacted)}
+        remarks |= {"forgotten": forgotten, "unknown_fields": dict(self.unknown)}
+        if moved:
+            remarks["notice"] = f"{moved} rows of elsewhere came into this project"
+        answer = {"success": not refused, **self.counts, "refused": refused}
+        return answer | {name: value for name, value in remarks.items() if value}
 
     def _new_rows(self, batch: list[tuple[int, object]]) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Those that can be taken, and are not there yet."""
-        for number, given in batch:
+        """(line number, checked row) of the rows that can be stored and are not there yet."""
+        for number, value in batch:
             try:
-                row = self._checked(given)
+                row = self._checked(value)
             except SedimentError as error:
                 self.refused.append((number, str(error)))
                 continue
@@ -8218,7 +8187,8 @@ class Importer:
                 yield number, row
 
     def _checked(self, row: object) -> dict[str, Any]:
-        if isinstance(row, SedimentError):  # why there is none
+        """A row as it is stored. Raises a SedimentError that says what is wrong with it."""
+        if isinstance(row, SedimentError):  # why there is no row
             raise row
         if not isinstance(row, dict):
             raise InvalidInput("not a JSON object")
@@ -8239,7 +8209,7 @@ class Importer:
         printed = _DERIVED if row.keys() >= _PRINTED else set()
         return {
             "redacted": kinds,
-            "unknown": row.keys() - _TAKEN - printed,
+            "unknown": row.keys() - _IMPORTED - printed,
             "id": check_id(id) if id is not None else self._derived_id(content, project, created),
             "content": content,
             "part": _part_of(row),
@@ -8261,7 +8231,7 @@ class Importer:
         return check_project(row["project"])
 
     def _check_here(self, named: dict[str, Any]) -> None:
-        """NotFound of what would let a row reach into another project, and its history there."""
+        """NotFound for ids of another project, whose history the row would become a part of."""
         sql = "SELECT 1 FROM items WHERE id = ? AND project_id IS NOT ?"
         for name in ("successor", "kept_apart", "beside"):
             for id in named[name]:
@@ -8269,26 +8239,28 @@ class Importer:
                     raise NotFound(f"there is no {name} {id} in this project")
 
     def _derived_id(self, content: str, project: str | None, created: int | None) -> str:
-        """The same id for a project's n-th line with a text and a time, in any file that has it."""
+        """The id of a row without one: the same for the n-th row of a project with this text and
+        time, in any file."""
         import uuid
 
-        known = project, content, *([] if created is None else [created])
-        self._nameless[known] += 1
-        name = to_json(["sediment", self._nameless[known], *known])
+        facts = project, content, *([] if created is None else [created])
+        self._nameless[facts] += 1
+        name = to_json(["sediment", self._nameless[facts], *facts])
         return str(uuid.uuid5(uuid.NAMESPACE_OID, name))
 
     def _is_new(self, number: int, row: dict[str, Any]) -> bool:
-        known = self._batch.get(row["id"])
-        if known is None:
-            known = self._text_of(row["id"])
+        """Whether a row is to be stored; else it is counted as existing, forgotten or refused."""
+        stored = self._batch.get(row["id"])
+        if stored is None:
+            stored = self._text_of(row["id"])
         forgotten = "SELECT 1 FROM replica WHERE id = ? AND gone"
-        if known is None and self._synced and self.database.value(forgotten, row["id"]):
+        if stored is None and self._synced and self.database.value(forgotten, row["id"]):
             self.counts["forgotten"] += 1
             return False
-        if known is None and not row["part"]:
+        if stored is None and not row["part"]:
             self._batch[row["id"]] = row["content"]
             return True
-        if known and (row["part"] or known == row["content"]):
+        if stored and (row["part"] or stored == row["content"]):
             self.counts["existing"] += 1
         else:
             taken = f"the id {row['id']} is taken by another memory: forget that, or change this id"
@@ -8296,28 +8268,26 @@ class Importer:
         return False
 
     def _text_of(self, id: str) -> str | None:
-        """The text of an item that is there; "" of one that is not to be told of."""
-        told, own = not kept_to_one_project(), self.project
+        """The text of the item with this id; "" if it is of a project that must not be seen."""
         sql = "SELECT iif(?1 OR ifnull(project_id, ?2) IS ?2, content, '') FROM items WHERE id = ?3"
-        return self.database.value(sql, told, own, id)
+        return self.database.value(sql, not kept_to_one_project(), self.project, id)
 
     def _store(self, rows: list[tuple[int, dict[str, Any]]], made: Iterable[Item]) -> None:
+        """Write the items made of the rows of a batch, in one transaction."""
         items = list(made)
         late, new = [], Counter(stored=0)
         with self.database.transaction() as connection:
             vectors = any(item.vectors for item in items)
             usable = vectors and claim_model(connection, self.encoder.model)
             for (number, row), item in zip(rows, items, strict=True):
-                if (
-                    item.successor
-                    and connection.execute(_COMES_BACK, (item.successor, item.id)).get
-                ):
+                chain = item.successor, item.id
+                if item.successor and connection.execute(_COMES_BACK, chain).get:
                     self.refused.append((number, f"{item.id} would be hidden behind itself"))
                 elif insert_item(connection, item if usable else item._replace(vectors=[])):
                     adopt_decisions(connection, row)
                     hidden, moved = item.ended_at is not None, row["is_elsewheres"]
                     new.update(stored=1, hidden=hidden, moved=moved)
-                else:  # another process's, a moment ago
+                else:  # another process stored it a moment ago
                     late.append((number, row))
         self.counts.update(new)
         self._batch.clear()
@@ -8326,13 +8296,14 @@ class Importer:
 
     def _item(self, row: dict[str, Any]) -> Item:
         facts = row["id"], row["content"], row["project"], row["created_at"]
-        at_once = None if self.encoder.model.destination else self.database  # a service makes many
-        item = prepare_item(at_once, self.encoder, *facts)
+        # A service makes the vectors later, many with one request.
+        database = None if self.encoder.model.destination else self.database
+        item = prepare_item(database, self.encoder, *facts)
         return item._replace(stored_at=self._moment, **{name: row[name] for name in _ENDED})
 
 
 def _time_of(row: dict[str, Any], name: str) -> int | None:
-    """A row's time, under its name, the same with _at, or both."""
+    """A row's time in unix seconds, from the field `name`, from that with _at, or from both."""
     given = {parse_moment(row[key]) for key in (name, f"{name}_at") if row.get(key) is not None}
     if len(given) > 1:
         raise InvalidInput(f"{name} and {name}_at are not the same time: give one of them")
@@ -8340,8 +8311,7 @@ def _time_of(row: dict[str, Any], name: str) -> int | None:
 
 
 def _decided(row: dict[str, Any]) -> dict[str, Any]:
-    """How often a row's memory was confirmed, and the ids of what was taken apart from it, or
-    stood beside it."""
+    """The checked fields of `_decisions`: confirmed, kept_apart and beside."""
     confirmed = row.get("confirmed") or 0
     if type(confirmed) is not int or not 0 <= confirmed < 2**31:
         raise InvalidInput(f"confirmed must be a whole number, not {_show(confirmed)}")
@@ -8355,7 +8325,7 @@ def _decided(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _part_of(row: dict[str, Any]) -> str:
-    """Why the content of a row that `recall` printed is not all of its memory; "" when it is."""
+    """Why a row that `recall` printed is not the whole of a memory; "" when it is."""
     if row.keys() >= _PRINTED and re.search(r"#\d+\Z", str(row.get("source"))):
         return "this is of a conversation: `import --from` its client keeps that"
     if row.keys() >= _PRINTED and "source" in row:
@@ -8372,7 +8342,8 @@ def _batches(rows: Iterable[Any], size: int) -> Iterator[list[Any]]:
 
 
 def text_lines(file: Any) -> Iterator[str]:
-    """Lines of a JSON Lines file; one that is not UTF-8 is refused with its number, not all."""
+    """The lines of a binary file of JSON Lines. Bytes that are not UTF-8 become lone surrogates, so
+    that only their row is refused. Raises InvalidInput for a line that is too large."""
     while line := file.readline(DOCUMENT_MAX + 1):
         if len(line) > DOCUMENT_MAX:
             raise _too_large("a line of the file")
