@@ -8362,9 +8362,9 @@ def _no_constant(name: str) -> None:
 # ---------------------------------------------------------------------------------------------
 # Files
 #
-# Markdown that people edit, under git or not, is the truth; its parts are items that follow it.
-# A part is known by where it stands and what it says, so that the same files give the same ids in
-# any database. What has been encoded once is not encoded again, wherever it goes.
+# Indexed files, which people edit, under git or not, are the truth; items are made of their parts
+# and follow them. The id of a part is a hash of its place and its text, so that the same files give
+# the same ids in any database. A text that was encoded is not encoded again when it moves.
 # ---------------------------------------------------------------------------------------------
 
 
@@ -8393,7 +8393,7 @@ _ARCHIVE, _NOTES, _SUMMARY = "archive", "memory", "summary-"
 
 
 def date_of(path: Path) -> datetime | None:
-    """The day in a file's name, as daily notes have it."""
+    """The first date in a file's name, as daily notes have one; else None."""
     for found in _DATE.finditer(path.stem):
         with contextlib.suppress(ValueError, OverflowError):
             year, month, day = map(int, found.groups())
@@ -8406,25 +8406,24 @@ def _is_note(name: str) -> bool:
 
 
 def walk(top: Path, options: Options) -> Iterator[Path]:
-    """The files to index in a folder, in order. Links, hidden files and what git ignores are left
-    out, and so is what `compact` has put away."""
+    """The files to index in a folder, in order, without links, hidden files, what git ignores, and
+    what `compact` has moved into an archive."""
     chosen, excluded = _patterns((*FILE_GLOBS, *options.globs)), _patterns(options.exclude)
-    todo = [(top, _ignored_above(top))] if _is_real(top) else []
+    todo = [(top, _ignored_above(top))] if _has_no_link(top) else []
     while todo:
         folder, rules = todo.pop()
         entries = _entries(folder)
         rules = _ignored_in(folder) + rules  # the nearest decides
-        notes = folder.name == _NOTES or any(_is_note(entry.name) for entry in entries)
+        has_notes = folder.name == _NOTES or any(_is_note(entry.name) for entry in entries)
         folders = []
         for entry in entries:
             path, is_folder = folder / entry.name, entry.is_dir(follow_symlinks=False)
             name, ends = _beneath(path, top), "/" * is_folder
             if entry.name.startswith(".") or excluded.match_file(name + ends):
                 continue
-            if is_folder and notes and entry.name == _ARCHIVE and not options.archive:
+            if is_folder and has_notes and entry.name == _ARCHIVE and not options.archive:
                 continue
-            is_file = entry.is_file(follow_symlinks=False)
-            wanted = is_folder or (is_file and chosen.match_file(name))
+            wanted = is_folder or (entry.is_file(follow_symlinks=False) and chosen.match_file(name))
             if wanted and not _is_ignored(path, is_folder, rules):
                 if is_folder:
                     folders.append((path, rules))
@@ -8433,50 +8432,51 @@ def walk(top: Path, options: Options) -> Iterator[Path]:
         todo += reversed(folders)
 
 
-def _is_real(path: Path) -> bool:
-    """Whether an indexed path, which had no links, has none by now: what a checkout brings may
-    put one in the place of a file or of a folder above it."""
+def _has_no_link(path: Path) -> bool:
+    """Whether a path has still no link in it, as when it was indexed: a checkout may have put one
+    in the place of the file or of a folder above it."""
     return os.path.realpath(path) == str(path)
 
 
 @functools.lru_cache
 def _patterns(lines: tuple[str, ...]) -> Any:
-    """Patterns as .gitignore files have them, any of which may fit."""
+    """A matcher of paths for lines of a .gitignore."""
     from pathspec import GitIgnoreSpec
 
     patterns = []
     for line in lines:
-        with contextlib.suppress(InvalidInput):  # which git has fit nothing
+        with contextlib.suppress(InvalidInput):  # to git, such a line matches nothing
             patterns.append(read_pattern(line))
     return GitIgnoreSpec(patterns, backend="simple")
 
 
 def read_pattern(line: str) -> Any:
-    """A pattern as .gitignore files have it. What pathspec reads otherwise than git does stands in
-    it as a mark that no name has, until pathspec has made its form."""
+    """A line of a .gitignore as a pattern of pathspec; InvalidInput where it is none. What pathspec
+    reads otherwise than git does is a placeholder, which no name has, until the regular expression
+    of the rest is made, and then an expression of our own."""
     from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
-    found = [*_READ_OTHERWISE.finditer(line)]
-    marked = _READ_OTHERWISE.sub(_ASIDE, line)
-    if any("/" in one[0] for one in found):  # one of them anchors it, too
+    matches = [*_READ_DIFFERENTLY.finditer(line)]
+    marked = _READ_DIFFERENTLY.sub(_PLACEHOLDER, line)
+    if any("/" in match[0] for match in matches):  # a slash anchors the pattern here, too
         marked = re.sub("^(?!#)(!?)/?", r"\1/", marked)
     try:
-        forms = map(_form_of, found)
+        replacements = map(_regex_for, matches)
         pattern = GitIgnoreSpecPattern(marked)
         if pattern.regex:
-            form = _without_retries(pattern.regex.pattern)
-            pattern.regex = re.compile(re.sub(_ASIDE, lambda _: next(forms), form))
-    except (KeyError, ValueError, StopIteration):  # the last where the mark itself stands there
+            regex = _without_backtracking(pattern.regex.pattern)
+            pattern.regex = re.compile(re.sub(_PLACEHOLDER, lambda _: next(replacements), regex))
+    except (KeyError, ValueError, StopIteration):  # the last where a placeholder was in the line
         raise InvalidInput(f"{_show(line)} is no pattern: write it as in .gitignore") from None
     return pattern
 
 
-_ASIDE = "\ud800"
+_PLACEHOLDER = "\ud800"
 _SINGLE = r"(?:\\.|[^\\])"
-_HELD = rf"\[:[^]]{{,99}}:\]|{_SINGLE}-(?!\]){_SINGLE}|{_SINGLE}"  # a kind, a range, or one
-_EACH_HELD = _Pattern(f"(?s){_HELD}")
-_READ_OTHERWISE = _Pattern(
-    rf"(?s)(?:\\(?!/)|(?=[^\S ]))(.)|\[([!^]?+)((?>{_HELD})(?>(?!\])(?:{_HELD}))*+)\]|\[.*"
+_MEMBER = rf"\[:[^]]{{,99}}:\]|{_SINGLE}-(?!\]){_SINGLE}|{_SINGLE}"  # class, range, or character
+_EACH_MEMBER = _Pattern(f"(?s){_MEMBER}")
+_READ_DIFFERENTLY = _Pattern(
+    rf"(?s)(?:\\(?!/)|(?=[^\S ]))(.)|\[([!^]?+)((?>{_MEMBER})(?>(?!\])(?:{_MEMBER}))*+)\]|\[.*"
 )
 _POSIX = {
     **{"alnum": "0-9A-Za-z", "alpha": "A-Za-z", "blank": r" \t", "cntrl": r"\0-\x1f\x7f"},
@@ -8485,29 +8485,29 @@ _POSIX = {
 }
 
 
-def _form_of(found: re.Match[str]) -> str:
-    """A regular expression for white space, a character behind a backslash, or those in brackets;
-    a KeyError where git knows no such kind, or the bracket is not closed."""
-    single, negated, members = found.groups()
+def _regex_for(match: re.Match[str]) -> str:
+    """The regular expression for white space, an escaped character, or a set in brackets; KeyError
+    where git knows no such class, or the bracket is not closed."""
+    single, negated, members = match.groups()
     if single:
         return re.escape(single)
     if members is None:
-        raise KeyError(found[0])
-    held = "".join(map(_held_by, _EACH_HELD.findall(members)))
-    return f"[^/{held}]" if negated else f"(?!/)[{held}]"
+        raise KeyError(match[0])
+    inside = "".join(map(_member_regex, _EACH_MEMBER.findall(members)))
+    return f"[^/{inside}]" if negated else f"(?!/)[{inside}]"
 
 
-def _held_by(member: str) -> str:
+def _member_regex(member: str) -> str:
     if member.startswith("[:"):
         return _POSIX[member[2:-2]]
     ends = re.sub(r"(?s)\\(.)", r"\1", member)
     return f"{re.escape(ends[0])}-{re.escape(max(ends[0], ends[-1]))}"  # its first, if backwards
 
 
-def _without_retries(form: str) -> str:
-    """A pattern's regular expression, as pathspec makes it, that takes no time exponential in the
-    number of stars: what stands between two is taken where it is met first, for good."""
-    blocks = list(map(_segments_without_retries, form.split("(?:/.+)?")))  # at each **
+def _without_backtracking(regex: str) -> str:
+    """A regular expression of pathspec's whose time is not exponential in the number of stars:
+    what stands between two stars is matched at the first place where it fits, and at no other."""
+    blocks = list(map(_segments_without_backtracking, regex.split("(?:/.+)?")))  # at each **
     if len(blocks) == 1:
         return blocks[0]
     first, *middle, last = blocks
@@ -8516,43 +8516,43 @@ def _without_retries(form: str) -> str:
     return "".join([f"^(?>{first}(?=/))", *middle, "(?:/.+)?", last])
 
 
-def _segments_without_retries(form: str) -> str:
-    first, *pieces = form.split("[^/]*")
-    for place, piece in enumerate(pieces):
-        within = place < len(pieces) - 1 and "/" not in piece.replace("[^/]", "")
-        pieces[place] = f"(?>[^/]*?{piece})" if within else f"[^/]*{piece}"
+def _segments_without_backtracking(regex: str) -> str:
+    first, *pieces = regex.split("[^/]*")  # at each *
+    for number, piece in enumerate(pieces):
+        within = number < len(pieces) - 1 and "/" not in piece.replace("[^/]", "")
+        pieces[number] = f"(?>[^/]*?{piece})" if within else f"[^/]*{piece}"
     return first + "".join(pieces)
 
 
 class _Rule(NamedTuple):
-    """A line of a .gitignore: as git has it, it is asked of each folder on the way alone."""
+    """A line of a .gitignore. As git does, each folder on the way to a file is tested by itself."""
 
-    base: Path
-    ignores: bool  # or else takes back what another one ignores
-    folders: bool  # it is for folders only
-    anchored: bool  # to the base, not for any name below it
-    form: re.Pattern[str]
+    base: Path  # the folder of the .gitignore
+    ignores: bool  # False of a line with "!", which takes back what another one ignores
+    folders_only: bool
+    anchored: bool  # matches the path from the base on, else the name alone
+    regex: re.Pattern[str]
 
     def fits(self, path: Path, is_folder: bool) -> bool:
-        if self.folders and not is_folder:
+        if self.folders_only and not is_folder:
             return False
         name = _by_bytes(_beneath(path, self.base) if self.anchored else path.name)
-        name += "/" * self.folders
-        found = self.form.search(name)
-        # pathspec's forms also fit what is below: they mark the slash that they stop at.
+        name += "/" * self.folders_only
+        found = self.regex.search(name)
+        # pathspec's expressions also match what is below: ps_d is the slash that they stop at.
         return bool(found) and found.groupdict().get("ps_d") in (None, name[found.end() - 1 :])
 
 
 @functools.lru_cache
 def _rules(base: Path, lines: tuple[str, ...]) -> tuple[_Rule, ...]:
-    """The lines of a .gitignore, last first, which is the one that counts."""
+    """The lines of a .gitignore, last first: the last one that fits decides."""
     rules = []
     for line in reversed(lines):
         text = line.rstrip(" ").removeprefix("!")
-        folders, anchored = text.endswith("/"), "/" in text.rstrip("/")
-        for one in _patterns((line,)).patterns:
-            if one.include is not None:
-                rules.append(_Rule(base, one.include, folders, anchored, one.regex))
+        folders_only, anchored = text.endswith("/"), "/" in text.rstrip("/")
+        for pattern in _patterns((line,)).patterns:
+            if pattern.include is not None:
+                rules.append(_Rule(base, pattern.include, folders_only, anchored, pattern.regex))
     return tuple(rules)
 
 
@@ -8562,12 +8562,12 @@ def _ignored_in(folder: Path) -> tuple[_Rule, ...]:
 
 
 def _by_bytes(text: str) -> str:
-    """A text with a character for each of its bytes, of which "?" and brackets mean one to git."""
+    """A text with a character for each of its bytes: to git, "?" and brackets stand for a byte."""
     return text.encode("utf-8", "surrogatepass").decode("latin-1")
 
 
 def _ignored_above(top: Path) -> tuple[_Rule, ...]:
-    """What git ignores by the files above a folder, up to its repository's top."""
+    """The rules of the .gitignore files above a folder, up to its repository's top."""
     above = [top, *top.parents]
     end = next((place for place, folder in enumerate(above) if os.path.exists(folder / ".git")), 0)
     rules: tuple[_Rule, ...] = ()
@@ -8583,17 +8583,16 @@ def _is_ignored(path: Path, is_folder: bool, rules: tuple[_Rule, ...]) -> bool:
 
 
 class FileStat(NamedTuple):
-    """What the system says of a file: its size in bytes, and in ns when its text changed, and
-    when anything of it did, be it its place."""
+    """A file's size in bytes, and its times in ns."""
 
     size: int
-    changed_at: int
-    touched_at: int
+    changed_at: int  # when its content changed
+    touched_at: int  # when anything of it changed, be it its name
 
 
-def look(path: Path) -> FileStat:
-    """Skipped says why an indexed path is not to be read."""
-    if not _is_real(path):
+def stat_file(path: Path) -> FileStat:
+    """The size and times of an indexed file; Skipped says why it is not to be read."""
+    if not _has_no_link(path):
         raise Skipped(f"is behind a link now: name {os.path.realpath(path)} if that is meant")
     try:
         facts = path.lstat()
@@ -8607,99 +8606,98 @@ def look(path: Path) -> FileStat:
 
 def _check_size(size: int) -> None:
     if size > FILE_MAX:
-        megabytes = f"{size / 1e6:.0f} MB"
-        raise Skipped(f"is too large ({megabytes}; the limit is {FILE_MAX / 1e6:.0f} MB)")
+        raise Skipped(f"is too large ({size / 1e6:.0f} MB; the limit is {FILE_MAX / 1e6:.0f} MB)")
 
 
 class Contents(NamedTuple):
-    """What a file was seen to be, its text with plain newlines, its bytes, and whether all of it is
-    UTF-8."""
+    """A file as it was read; its text has plain newlines."""
 
     seen: FileStat
     text: str
     data: bytes
-    whole: bool
+    is_utf8: bool  # all of it
 
 
 def read_file(path: Path) -> Contents:
-    """Skipped says why an indexed path is not to be read."""
-    seen = look(path)
+    """The contents of an indexed file; Skipped says why it is not to be read."""
+    seen = stat_file(path)
     try:
         with open(path, "rb", opener=open_plain) as file:
             data = file.read(FILE_MAX + 1)
     except OSError as error:
         raise Skipped(f"cannot be read ({error.strerror})") from None
-    text, whole = _text_of(data)
-    return Contents(seen, text, data, whole)
+    text, is_utf8 = _decoded(data)
+    return Contents(seen, text, data, is_utf8)
 
 
-def _text_of(data: bytes) -> tuple[str, bool]:
-    """What a file's bytes say, with plain newlines, and whether all of it is UTF-8."""
+def _decoded(data: bytes) -> tuple[str, bool]:
+    """The text of a file's bytes, with plain newlines, and whether all of it is UTF-8."""
     if b"\0" in data[:8192]:
         raise Skipped("is not text")
     text = data.decode("utf-8-sig", "replace")
-    whole = "\ufffd" not in text or "\ufffd".encode() in data
-    return plain_newlines(text).replace("\0", "\ufffd"), whole
+    is_utf8 = "\ufffd" not in text or "\ufffd".encode() in data
+    return plain_newlines(text).replace("\0", "\ufffd"), is_utf8
 
 
 def plain_newlines(text: str) -> str:
-    """A text whose lines end as they do here, whatever system wrote it."""
+    """A text whose lines end in a newline alone, whatever system wrote it."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 class FileRecord(NamedTuple):
-    """What the database knows of a file: how it was seen, when in ns, and SHA-256 of its bytes."""
+    """What the database has of a file as it was when it was read."""
 
     seen: FileStat
-    read_at: int
-    digest: bytes
+    read_at: int  # ns
+    digest: bytes  # SHA-256
 
 
 class ParsedFile(NamedTuple):
-    """A file that was read and is to be written down: what stands in it, and vectors by part."""
+    """A file that was read, as it is to be written into the database."""
 
     path: Path
     seen: FileStat
     digest: bytes
     kind: str
     parts: dict[str, Part]  # by id
-    vectors: dict[str, bytes]  # of the parts that are new
-    embedded: int  # of these, how many were made
+    vectors: dict[str, bytes]  # of the new parts, by id
+    embedded: int  # how many vectors had to be made
 
 
-# The sources of conversations, whose files stand on no disk.
+# The sources of conversations, whose files are on no disk.
 _KEPT_SAID = f"SELECT id FROM sources WHERE path = '{CONVERSATIONS}'"
-_NOTED = "size, changed_at, touched_at, read_at, digest"
+_RECORD_COLUMNS = "size, changed_at, touched_at, read_at, digest"
 
 
-def _record(size: int, changed_at: int, touched_at: int, read_at: int, digest: bytes) -> FileRecord:
-    return FileRecord(FileStat(size, changed_at, touched_at), read_at, digest)
+def _file_record(row: list[Any]) -> FileRecord:
+    return FileRecord(FileStat(*row[:3]), *row[3:])
 
 
-# What `compact` has begun: notes that are to be moved, and the summary in their place.
+# A compaction that was begun has a plan in meta, until it is done: which notes to move, and the
+# summary in their place.
 
-_BEGUN = "compacting:"  # and the folder, in meta: what is still to be done there
+_BEGUN = "compacting:"  # the key of a plan, before the folder of the notes
 
 
 def finish_compactions(database: Database) -> None:
-    """Do what is left of compactions that were begun; take back what cannot be done."""
+    """Finish the compactions that were begun; undo those that cannot be finished."""
     for (key,) in database.rows(f"SELECT key FROM meta WHERE key GLOB '{_BEGUN}*'"):
-        if os.path.isdir(key.removeprefix(_BEGUN)):  # or it waits until it is there again
+        if os.path.isdir(key.removeprefix(_BEGUN)):  # or the plan waits until it is there again
             _end_compaction(database, key)
 
 
 def _end_compaction(database: Database, key: str) -> str:
-    """Do what was noted, one process at a time; why it had to be taken back, if it had."""
+    """Carry out a plan, in one process at a time; the reason if it had to be undone, or ""."""
     with database.transaction() as connection:
-        told = meta_value(connection, key)
-        reason = _carry_out(Path(key.removeprefix(_BEGUN)), json.loads(told)) if told else ""
+        plan = meta_value(connection, key)
+        reason = _carry_out(Path(key.removeprefix(_BEGUN)), json.loads(plan)) if plan else ""
         connection.execute("DELETE FROM meta WHERE key = ?", (key,))
     return reason
 
 
-def _is_of_here(plan: dict[str, Any]) -> bool:
+def _is_valid_plan(plan: dict[str, Any]) -> bool:
     """Whether a plan moves notes into the archive of their folder and writes a summary there, and
-    nothing else: a database may come from anybody."""
+    does nothing else: a database may come from anybody."""
     names = [*plan["moves"], *plan["moves"].values(), plan["summary"]]
     return (
         all(name.endswith(".md") and ".." not in Path(name).parts for name in names)
@@ -8711,8 +8709,8 @@ def _is_of_here(plan: dict[str, Any]) -> bool:
 
 
 def _carry_out(folder: Path, plan: dict[str, Any]) -> str:
-    """Move notes and write their summary; or leave all as it was, and tell why."""
-    if not _is_of_here(plan):
+    """Move notes and write their summary; or undo all of it, and return why."""
+    if not _is_valid_plan(plan):
         return "it was noted by no `compact` of this program"
     digests = plan.get("digests", {})
     moves = [(folder / old, folder / new, digests.get(old)) for old, new in plan["moves"].items()]
@@ -8726,7 +8724,7 @@ def _carry_out(folder: Path, plan: dict[str, Any]) -> str:
     except (OSError, InvalidInput) as error:
         for old, new, digest in moves:
             with contextlib.suppress(OSError):
-                if _is_still(new, digest) and not old.exists():
+                if _has_digest(new, digest) and not old.exists():
                     os.rename(new, old)
         if isinstance(error, InvalidInput):
             return str(error)
@@ -8735,35 +8733,35 @@ def _carry_out(folder: Path, plan: dict[str, Any]) -> str:
 
 
 def _archive(old: Path, new: Path, digest: str | None) -> None:
-    """Move a note that is as it was summarised. What stands in the place of one that has been
-    moved is another."""
-    if not old.exists() or _is_still(new, digest):
+    """Move a note, InvalidInput if it is not as it was summarised. One that was moved before is
+    left alone: what has its old name now is another note."""
+    if not old.exists() or _has_digest(new, digest):
         return
     new.parent.mkdir(parents=True, exist_ok=True)
-    if _is_still(old, digest) and not new.exists():
+    if _has_digest(old, digest) and not new.exists():
         os.rename(old, new)
-        if _is_still(new, digest):
+        if _has_digest(new, digest):
             return
         os.rename(new, old)  # somebody wrote into it at that moment
     raise InvalidInput(f"{old} has changed meanwhile")
 
 
-def _is_still(path: Path, digest: str | None) -> bool:
-    """Whether a file is there and says what it did; an earlier Sediment did not note that."""
+def _has_digest(path: Path, digest: str | None) -> bool:
+    """Whether a file is there and has this SHA-256, None being any: old plans have none."""
     with contextlib.suppress(OSError):
         return digest in (None, sha256(path.read_bytes()).hex())
     return False
 
 
 def _summary_place(folder: Path, plan: dict[str, Any]) -> Path:
-    """Where a plan's summary is; where there is none, a name that nothing has yet."""
+    """Where a plan's summary is; where there is none, the first name that is free."""
     digest = sha256(plan["text"].encode()).hex()
     names = _numbered(folder / plan["summary"])
-    return next(path for path in names if not os.path.lexists(path) or _is_still(path, digest))
+    return next(path for path in names if not os.path.lexists(path) or _has_digest(path, digest))
 
 
 def _numbered(path: Path) -> Iterator[Path]:
-    """A path, and others like it."""
+    """A path, and then the same with a number behind its stem."""
     yield path
     yield from (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
 
@@ -8775,25 +8773,20 @@ class Files:
     """The index of one project's files, or of the global ones.
 
     usable   whether the database's vectors are of this encoder: else words alone are indexed
-    secrets  whether what looks like a credential is kept in the files that are read now, whose
-             parts then have it until they are read again
-    anew     whether files are read that seem to be as they were
+    secrets  whether what looks like a credential is kept in the parts of files that are read now
+    reread   whether files are read that seem to be unchanged, too
     """
 
     def __init__(
-        self,
-        projects: Projects,
-        encoder: Encoder,
-        project: str | None,
-        allow_secrets: bool = False,
+        self, projects: Projects, encoder: Encoder, project: str | None, allow_secrets: bool = False
     ) -> None:
         self.projects, self.database = projects, projects.database
         self.encoder, self.project = encoder, project or ""
         self.usable = same_model(self.database, encoder.model)
-        self.secrets, self.anew = allow_secrets or not redacts(), allow_secrets
+        self.secrets, self.reread = allow_secrets or not redacts(), allow_secrets
         self.changes: list[dict[str, Any]] = []
-        self._digests: dict[str, bytes] = {}  # of files that came, and of those that went
-        self._is_over = False  # whether nobody asks any more for what is being read
+        self._digests: dict[str, bytes] = {}  # by path, of files that came, and that went
+        self._is_stopped = False  # whether what is being read now is not wanted any more
         self.skipped: list[dict[str, str]] = []
         self.warnings: list[dict[str, str]] = []
 
@@ -8806,49 +8799,48 @@ class Files:
             f" AND path <> '{CONVERSATIONS}' ORDER BY path"
         )
         return [
-            Source(id, Path(path), _options(json.loads(options)))
+            Source(id, Path(path), _options(options))
             for id, path, options in self.database.rows(sql, self.project)
         ]
 
-    def place(self, given: str | Path) -> Path:
-        """A path that somebody gave as it is indexed: without links, but for a source that has
-        become one since, which does not lead elsewhere for that."""
+    def indexed_path(self, given: str | Path) -> Path:
+        """The path that something given is indexed by: without links, but a source that has become
+        a link since is not followed."""
         named = Path(os.path.abspath(from_root(given))) if str(given) else None
-        return named if named in [one.path for one in self.sources()] else whole_path(given)
+        return named if named in [source.path for source in self.sources()] else whole_path(given)
 
-    def existing(self, given: str | Path) -> Path:
-        """The same, of a path that is there, or is in the index."""
-        path = check_name(not_all(self.place(given)))
-        known = [*(one.path for one in self.sources()), *map(Path, self.known())]
-        if not os.path.lexists(path) and not any(_is_in(one, path) for one in known):
+    def existing_path(self, given: str | Path) -> Path:
+        """The same, but NotFound where nothing is there or in the index."""
+        path = check_name(not_all(self.indexed_path(given)))
+        indexed = [*(source.path for source in self.sources()), *map(Path, self.records())]
+        if not os.path.lexists(path) and not any(_is_in(other, path) for other in indexed):
             raise NotFound(f"there is no file or folder {path}")
         return path
 
-    def source_of(self, path: Path, options: Options | None) -> Source:
-        """The source that a path belongs to; a new one if it is in none, or is to be indexed in a
-        way of its own."""
-        known = [one for one in self.sources() if _is_in(path, one.path)]
-        best = max(known, key=lambda one: len(one.path.parts), default=None)
-        reached = best and (not os.path.exists(path) or self._reaches(best, path))
-        if best and reached and options in (None, best.options):
-            return best
-        told = options or (best.options if best else Options())
+    def source_for(self, path: Path, options: Options | None) -> Source:
+        """The source that a path belongs to; a new one if it is in none, or its options differ."""
+        around = [source for source in self.sources() if _is_in(path, source.path)]
+        nearest = max(around, key=lambda source: len(source.path.parts), default=None)
+        is_covered = nearest and (not os.path.exists(path) or self._reaches(nearest, path))
+        if nearest and is_covered and options in (None, nearest.options):
+            return nearest
+        options = options or (nearest.options if nearest else Options())
         with self.database.transaction() as connection:
             id = connection.execute(
                 "INSERT INTO sources(path, project_id, options) VALUES(?, ?, ?)"
                 " ON CONFLICT DO UPDATE SET options = excluded.options RETURNING id",
-                (str(path), self.project, json.dumps(told._asdict())),
+                (str(path), self.project, json.dumps(options._asdict())),
             ).get
-            moved = [(id, file, self.project) for file in self.known() if _is_in(Path(file), path)]
-            if moved and best and best.path != path:  # which is its own from now on
+            if nearest and nearest.path != path:  # whose files in there are the new source's now
                 sql = "UPDATE files SET source = ? WHERE path = ? AND project_id = ?"
-                connection.executemany(sql, moved)
-        return Source(id, path, told)
+                moved = (file for file in self.records() if _is_in(Path(file), path))
+                connection.executemany(sql, [(id, file, self.project) for file in moved])
+        return Source(id, path, options)
 
     def delete_empty_source(self, path: Path) -> None:
-        """No source stays of a file that was asked for and cannot be indexed."""
-        vain = os.path.exists(path) and not os.path.isdir(path) and _is_real(path)
-        if vain and str(path) not in self.known():
+        """Delete the source of a file that was asked for and cannot be indexed."""
+        is_file = os.path.exists(path) and not os.path.isdir(path) and _has_no_link(path)
+        if is_file and str(path) not in self.records():
             with self.database.transaction() as connection:
                 sql = (
                     "DELETE FROM sources WHERE path = ? AND project_id = ?"
@@ -8857,27 +8849,27 @@ class Files:
                 connection.execute(sql, (str(path), self.project))
 
     def _reaches(self, source: Source, path: Path) -> bool:
-        """Whether an index of the source comes by this path, too: by a folder of which files are
-        known as well, though git may ignore all by now."""
-        known = () if os.path.isfile(path) else map(Path, self.known(source))
-        found = itertools.chain(known, walk(source.path, source.options))
+        """Whether indexing the source covers this path: a folder also where files of it are in the
+        index, though git may ignore all of it by now."""
+        indexed = () if os.path.isfile(path) else map(Path, self.records(source))
+        found = itertools.chain(indexed, walk(source.path, source.options))
         return path == source.path or any(_is_in(file, path) for file in found)
 
     def remove(self, path: Path) -> int:
         """Take what is at or under a path out of the index; how many sources and files that was."""
         with self.database.transaction() as connection:
-            sources = [one.id for one in self.sources() if _is_in(one.path, path)]
-            doomed = [file for file in self.known() if _is_in(Path(file), path)]
-            for file in doomed:
-                self._erase(connection, file)
-            connection.executemany("DELETE FROM sources WHERE id = ?", [(id,) for id in sources])
-        return len(sources) + len(doomed)
+            sources = [(source.id,) for source in self.sources() if _is_in(source.path, path)]
+            files = [file for file in self.records() if _is_in(Path(file), path)]
+            for file in files:
+                self._erase_file(connection, file)
+            connection.executemany("DELETE FROM sources WHERE id = ?", sources)
+        return len(sources) + len(files)
 
-    def known(self, source: Source | None = None) -> dict[str, FileRecord]:
-        """What is noted of each file by its path, of all sources or of one."""
-        sql = f"SELECT path, {_NOTED} FROM files WHERE project_id = ?"
+    def records(self, source: Source | None = None) -> dict[str, FileRecord]:
+        """The records of files by their paths, of all sources or of one."""
+        sql = f"SELECT path, {_RECORD_COLUMNS} FROM files WHERE project_id = ?"
         sql += f" AND source = {source.id:d}" if source else f" AND source NOT IN ({_KEPT_SAID})"
-        return {path: _record(*facts) for path, *facts in self.database.rows(sql, self.project)}
+        return {path: _file_record(row) for path, *row in self.database.rows(sql, self.project)}
 
     # Following the files
 
@@ -8886,34 +8878,33 @@ class Files:
         finish_compactions(self.database)
         sources = self.sources()
         if path is not None:
-            first = self.source_of(path, options)
-            sources = [first, *(one for one in sources if path in one.path.parents)]
+            below = [source for source in sources if path in source.path.parents]
+            sources = [self.source_for(path, options), *below]
         return [
-            (one, within, self.find(one, within))
-            for one in sources
-            for within in [path if path and _is_in(path, one.path) else one.path]
+            (source, within, self.find(source, within))
+            for source in sources
+            for within in [path if path and _is_in(path, source.path) else source.path]
         ]
 
     def find(self, source: Source, within: Path) -> list[Path]:
-        """The files of a source at or below a path that there are. What is in a source of its own
-        belongs to that."""
+        """The existing files of a source at or below a path, but not those of a source within."""
         if not os.path.lexists(source.path):
             self._skip(source.path, "is gone: if for good, `index --remove` it", warning=True)
             return []
-        if not os.path.isdir(source.path) or not _is_real(source.path):
+        if not os.path.isdir(source.path) or not _has_no_link(source.path):
             return [source.path]
-        apart = [one.path for one in self.sources() if source.path in one.path.parents]
+        inner = [other.path for other in self.sources() if source.path in other.path.parents]
         found = [
             path
             for path in walk(source.path, source.options)
-            if _is_in(path, within) and not any(_is_in(path, other) for other in apart)
+            if _is_in(path, within) and not any(_is_in(path, other) for other in inner)
         ]
         for path in itertools.filterfalse(_is_unicode, found):
             self._skip(path, "has a name that is not UTF-8: rename it")
         return list(filter(_is_unicode, found))
 
-    def tell_empty(self, plan: Plan, wanted: list[Path]) -> None:
-        """Say which folders that were asked for have nothing to index, and what is left out."""
+    def warn_of_empty(self, plan: Plan, wanted: list[Path]) -> None:
+        """Warn of folders that were asked for and have nothing to index; name what is excluded."""
         for source, within, found in plan:
             if within in wanted and os.path.isdir(within) and not found:
                 left_out = " ".join(map(_show, source.options.exclude))
@@ -8929,61 +8920,60 @@ class Files:
         """Bring the index of (source, path within it, files there are) up to date.
 
         Calls `progress(files done)`. Files are read and encoded while others are written: half of
-        the time for a short one is the disk's. What is gone goes last, so that what has only moved
-        is encoded no second time.
+        the time for a short one is the disk's. Files that are gone are removed last, so that one
+        that has only moved is not encoded again.
         """
         from concurrent.futures import ThreadPoolExecutor
 
         with self.encoder.at_once() as count, ThreadPoolExecutor(2 * count - 1) as readers:
-            found = self._new(plan, progress)
+            found = self._files_to_read(plan, progress)
             try:
-                for (source, path, noted), reading in ahead(
-                    readers, 2 * count - 1, lambda row: self._read(*row[1:]), found
+                for (source, path, record), reading in ahead(
+                    readers, 2 * count - 1, lambda new: self._read(*new[1:]), found
                 ):
                     if stop():
                         return
-                    self._keep(reading.result(), path, source, noted)
+                    self._store(reading.result(), path, source, record)
                     progress(1)
             finally:
-                self._is_over = True
+                self._is_stopped = True
                 readers.shutdown(wait=False, cancel_futures=True)
-        self._is_over = False
+        self._is_stopped = False
         for source, within, paths in plan:
-            self._forget_gone(source, within, set(map(str, paths)))
-        self._tell_renames()
-        self._tidy()
+            self._remove_gone(source, within, set(map(str, paths)))
+        self._merge_renames()
+        self._trim_cache()
 
-    def _new(
+    def _files_to_read(
         self, plan: Plan, progress: Callable[[int], object]
     ) -> Iterator[tuple[Source, Path, FileRecord | None]]:
-        """The files of a plan that are to be read, and what is noted of them."""
+        """The files of a plan that are to be read, each with its source and its record."""
         for source, _, paths in plan:
-            known = self.known(source)
+            records = self.records(source)
             for path in paths:
-                if self._is_new(path, noted := known.get(str(path))):
-                    yield source, path, noted
+                if self._is_new(path, record := records.get(str(path))):
+                    yield source, path, record
                 else:
                     progress(1)
 
-    def _is_new(self, path: Path, noted: FileRecord | None) -> bool:
-        return noted is None or self.anew or is_dirty(path, noted)
+    def _is_new(self, path: Path, record: FileRecord | None) -> bool:
+        return record is None or self.reread or is_dirty(path, record)
 
-    def _forget_gone(self, source: Source, within: Path, there: set[str]) -> None:
+    def _remove_gone(self, source: Source, within: Path, there: set[str]) -> None:
         gone = {
-            name: noted
-            for name, noted in self.known(source).items()
+            name: record
+            for name, record in self.records(source).items()
             if name not in there and _is_in(Path(name), within)
         }
-        if gone:  # when the plan was made; another process may know better
+        if gone:  # when the plan was made: others may have indexed newer files meanwhile
             there = set(map(str, self.find(source, within)))
             for folder in sorted({Path(name).parent for name in gone}):
                 if why := why_closed(folder):
                     self._skip(folder, f"{why}: once it can be, `index` again", True)
-            self.forget({name: noted for name, noted in gone.items() if name not in there})
+            self.forget({name: record for name, record in gone.items() if name not in there})
 
-    def _tell_renames(self) -> None:
-        """Tell of a file that went, and of one that came with the same bytes, as of one that has
-        another name."""
+    def _merge_renames(self) -> None:
+        """Report a file that went and one that came with the same bytes as one that was renamed."""
         gone = [row for row in self.changes if row["action"] == "removed"]
         added = (row for row in self.changes if row["action"] == "added")
         came = {self._digests[row["path"]]: row for row in added}
@@ -8992,93 +8982,95 @@ class Files:
                 new |= {"action": "renamed", "from": row["path"], "removed": row["removed"]}
                 self.changes.remove(row)
 
-    def catch_up(self, path: Path, noted: FileRecord) -> bool:
-        """Index a file again before anybody is answered from it; whether there was a need. One that
-        is gone is looked for under another name, and else waited for."""
-        source = self.holding(path)
-        changed = self.sync_file(path, source, noted, away=True)
+    def catch_up(self, path: Path, record: FileRecord) -> bool:
+        """Index a file again, before an answer is made of it, if it has changed; whether it had.
+        One that is gone is looked for under another name; if it has none, its row stays."""
+        source = self.source_of_file(path)
+        changed = self.sync_file(path, source, record, away=True)
         if changed and not os.path.lexists(path):
-            for other in self._same_text(source, noted):
-                self.forget({str(path): noted})
+            for other in self._same_text(source, record):
+                self.forget({str(path): record})
                 self.sync_file(other, source, None)
         return changed
 
-    def _same_text(self, source: Source, noted: FileRecord) -> Iterator[Path]:
-        """The files of a source that are not known, and have the bytes that were noted."""
-        known = self.known()
+    def _same_text(self, source: Source, record: FileRecord) -> Iterator[Path]:
+        """The files of a source that are not in the index, and have the bytes of a record."""
+        records = self.records()
         for path in self.find(source, source.path):
             with contextlib.suppress(Skipped):
-                new = str(path) not in known and look(path).size == noted.seen.size
-                if new and sha256(read_file(path).data) == noted.digest:
+                is_like = str(path) not in records and stat_file(path).size == record.seen.size
+                if is_like and sha256(read_file(path).data) == record.digest:
                     yield path
 
     def sync_file(
-        self, path: Path, source: Source, noted: FileRecord | None, away: bool = False
+        self, path: Path, source: Source, record: FileRecord | None, away: bool = False
     ) -> bool:
-        """Index one file of a source, unless it is as it was noted there; whether it was not. With
-        `away`, what cannot be read leaves a row in `files` by which it is looked for again."""
-        is_new = self._is_new(path, noted)
-        return is_new and self._keep(self._read(path, noted), path, source, noted, away)
+        """Index one file of a source, unless it is as its record has it; whether it was not. With
+        `away`, a file that cannot be read keeps a row, by which it is looked for again."""
+        is_new = self._is_new(path, record)
+        return is_new and self._store(self._read(path, record), path, source, record, away)
 
-    def _read(self, path: Path, noted: FileRecord | None) -> ParsedFile | Skipped:
+    def _read(self, path: Path, record: FileRecord | None) -> ParsedFile | Skipped:
         """A file as it is now, or why it is not to be read."""
         try:
-            seen, text, data, whole = read_file(path)
+            seen, text, data, is_utf8 = read_file(path)
             digest = sha256(data)
-            if self._is_same(digest, noted):
+            if self._is_same(digest, record):
                 return ParsedFile(path, seen, digest, "", {}, {}, 0)
-            if not whole:
+            if not is_utf8:
                 self._skip(path, "is not all UTF-8: what is not was replaced", warning=True)
             return self._parse(path, seen, digest, text)
         except Skipped as skipped:
             return skipped
 
-    def _is_same(self, digest: bytes, noted: FileRecord | None) -> bool:
-        return noted is not None and noted.digest == digest and not self.anew
+    def _is_same(self, digest: bytes, record: FileRecord | None) -> bool:
+        return record is not None and record.digest == digest and not self.reread
 
-    def _keep(
+    def _store(
         self,
         read: ParsedFile | Skipped,
         path: Path,
         source: Source,
-        noted: FileRecord | None,
+        record: FileRecord | None,
         away: bool = False,
     ) -> bool:
-        """Write down what was read of a file, or read it again where it has changed since."""
+        """Write what was read of a file into the database, or read it again where it has changed
+        since; whether the index changed."""
         try:
             for _ in range(FILE_TRIES):
                 if isinstance(read, Skipped):
                     raise read
-                if self._is_same(read.digest, noted):
+                if self._is_same(read.digest, record):
                     self._touch(path, read.seen, read.digest)
                     return False
                 if self._write(read, source):
                     return True
-                read = self._read(path, noted)
+                read = self._read(path, record)
             raise Skipped("changes all the time: try again")
         except Skipped as skipped:
             self._skip(path, str(skipped))
-            gone = noted and not (away and noted.seen.size == AWAY)
-            return self.forget({str(path): noted} if noted and gone else {}, away)
+            if record is None or (away and record.seen.size == AWAY):  # it was away before
+                return False
+            return self.forget({str(path): record}, away)
 
-    def differs(self, path: Path, noted: FileRecord | None) -> bool:
-        """Whether a file says something else than what was noted of it."""
-        if noted and not is_dirty(path, noted):
+    def differs(self, path: Path, record: FileRecord | None) -> bool:
+        """Whether a file has other bytes than its record has."""
+        if record and not is_dirty(path, record):
             return False
-        if noted and not noted.digest:  # it is only to be read anew
-            return is_stale(path, noted)
+        if record and not record.digest:  # it is only to be read again
+            return is_stale(path, record)
         try:
             data = read_file(path).data
-            return not noted or noted.digest != sha256(data)
-        except Skipped:  # which it was already, if nothing is noted
-            return noted is not None
+            return not record or record.digest != sha256(data)
+        except Skipped:  # as before, if there is no record
+            return record is not None
 
     def _skip(self, path: Path, reason: str, warning: bool = False) -> None:
         row = {"path": str(path), "reason": reason}
         if row not in (rows := self.warnings if warning else self.skipped):
             rows.append(row)
 
-    def parts(self, source: Source, within: Path) -> int:
+    def count_parts(self, source: Source, within: Path) -> int:
         """How many parts of files at or below a path there are."""
         sql = (
             "SELECT f.path, count(*) FROM items i JOIN files f ON f.id = i.file"
@@ -9092,37 +9084,36 @@ class Files:
         sql = (
             "SELECT i.id FROM items i JOIN files f ON f.id = i.file WHERE f.path = ? AND"
             " f.project_id = ? AND ? BETWEEN i.first_line AND i.last_line ORDER BY i.seq DESC"
-            " LIMIT 1"
         )
         return self.database.value(sql, str(path), self.project, line)
 
-    def holding(self, path: Path) -> Source:
+    def source_of_file(self, path: Path) -> Source:
         """The source that an indexed file belongs to."""
         sql = "SELECT source FROM files WHERE path = ? AND project_id = ?"
         id = self.database.value(sql, str(path), self.project)
-        found = [one for one in self.sources() if one.id == id]
-        if not found:
+        found = next((source for source in self.sources() if source.id == id), None)
+        if found is None:
             raise NotFound(f"{path} is no longer in the index")
-        return found[0]
+        return found
 
     def facts(self, source: Source, scope: str) -> dict[str, Any]:
         """What `status` tells of a source."""
-        known, shown = self.known(source), self.projects.shown
+        records, shown = self.records(source), self.projects.shown
         found = list(map(str, self.find(source, source.path)))
-        changed = [path for path in found if self.differs(Path(path), known.get(path))]
+        changed = [path for path in found if self.differs(Path(path), records.get(path))]
         return {
             "path": shown(source.path),
             "scope": scope,
-            "files": len(known),
-            "chunks": self.parts(source, source.path),
+            "files": len(records),
+            "chunks": self.count_parts(source, source.path),
             "changed": sorted(map(shown, changed)),
-            "missing": sorted(map(shown, known.keys() - set(found))),
+            "missing": sorted(map(shown, records.keys() - set(found))),
             "gone": not os.path.lexists(source.path),
         }
 
     def report(self, plan: Plan) -> dict[str, Any]:
         """What came of `sync` for a plan."""
-        chunks = sum(self.parts(source, within) for source, within, _ in plan)
+        chunks = sum(self.count_parts(source, within) for source, within, _ in plan)
         embedded = sum(row["embedded"] for row in self.changes)
         skipped = {row["path"] for row in self.skipped}
         return {
@@ -9137,8 +9128,8 @@ class Files:
         }
 
     def _touch(self, path: Path, seen: FileStat, digest: bytes) -> None:
-        """Note that a file is as it was at a later time, which is that of its parts without a day
-        of their own."""
+        """Record that a file was read again and has the same bytes. Its time, which may be another,
+        becomes that of its parts without a day of their own."""
         names = str(path), self.project, digest
         with self.database.transaction() as connection:
             connection.execute(
@@ -9153,24 +9144,24 @@ class Files:
             )
 
     def forget(self, gone: dict[str, FileRecord], away: bool = False) -> bool:
-        """Take files out of the index that are gone, or cannot be read, unless something else is
-        noted of them by now; whether any was there. Of those that are only `away` a row stays."""
+        """Take files out of the index that are gone or cannot be read, unless they have other
+        records by now; whether any was removed. If they are only `away`, their rows stay."""
         before = len(self.changes)
         sql = "SELECT read_at FROM files WHERE path = ? AND project_id = ?"
-        for path, noted in gone.items():
+        for path, record in gone.items():
             with self.database.transaction() as connection:
-                same = connection.execute(sql, (path, self.project)).get == noted.read_at
-                erased = self._erase(connection, path, away) if same else None
+                same = connection.execute(sql, (path, self.project)).get == record.read_at
+                erased = self._erase_file(connection, path, away) if same else None
             if erased is not None:  # another process may have been quicker
-                self._changed(path, "removed", 0, erased, noted.digest)
+                self._report_change(path, "removed", 0, erased, record.digest)
         return len(self.changes) > before
 
-    def _changed(
+    def _report_change(
         self, path: Path | str, action: str, embedded: int, removed: int, digest: bytes
     ) -> None:
         self._digests[str(path)] = digest
-        told = {"path": str(path), "action": action, "embedded": embedded, "removed": removed}
-        self.changes.append(told)
+        row = {"path": str(path), "action": action, "embedded": embedded, "removed": removed}
+        self.changes.append(row)
 
     # One file
 
@@ -9178,8 +9169,8 @@ class Files:
         """Everything that takes time, before the transaction."""
         kind, parts = self._parts(path, text)
         sql = "SELECT id FROM items WHERE id IN (SELECT value FROM json_each(?))"
-        there = {id for (id,) in self.database.rows(sql, json.dumps(list(parts)))}
-        new = {id: part for id, part in parts.items() if id not in there}
+        stored = {id for (id,) in self.database.rows(sql, json.dumps(list(parts)))}
+        new = {id: part for id, part in parts.items() if id not in stored}
         return ParsedFile(path, seen, digest, kind, parts, *self._embed(new))
 
     def _parts(self, path: Path, text: str) -> tuple[str, dict[str, Part]]:
@@ -9192,7 +9183,7 @@ class Files:
         return kind, self._with_ids(path, split_file(text, kind, self.encoder.fits))
 
     def vectors(self, path: Path) -> list[tuple[Part, bytes]]:
-        """The parts of a file as it is now with their vectors, and nothing is written down."""
+        """The parts of a file as it is now with their vectors; nothing is stored."""
         with contextlib.suppress(Skipped):
             _, parts = self._parts(path, read_file(path).text)
             found, _ = self._embed(parts)
@@ -9201,51 +9192,52 @@ class Files:
 
     def covers(self, path: Path) -> bool:
         """Whether anything in a folder is indexed, or would be."""
-        return any(_is_in(path, one.path) or _is_in(one.path, path) for one in self.sources())
+        tops = [source.path for source in self.sources()]
+        return any(_is_in(path, top) or _is_in(top, path) for top in tops)
 
     def _with_ids(self, path: Path, parts: list[Part]) -> dict[str, Part]:
-        """By hash(source:start:end:content:model); a hash of that where a long line repeats
-        itself."""
-        known: dict[str, Part] = {}
+        """Parts by hash(project:path:first:last:model and text); by a hash of that where the id is
+        taken: a long line may have equal parts, and a memory any id."""
+        by_id: dict[str, Part] = {}
         for part in parts:
-            lines = f"{part.first}:{part.last}:{self._key(part).hex()}"
+            lines = f"{part.first}:{part.last}:{self._cache_key(part).hex()}"
             id = _short_hash(f"{self.project}:{path}:{lines}")
-            while id in known:
+            while id in by_id:
                 id = _short_hash(id)
-            known[id] = part
-        while taken := stored_among(self.database, known):
-            known = {_short_hash(id) if id in taken else id: part for id, part in known.items()}
-        return known
+            by_id[id] = part
+        while taken := stored_among(self.database, by_id):
+            by_id = {_short_hash(id) if id in taken else id: part for id, part in by_id.items()}
+        return by_id
 
-    def _key(self, part: Part) -> bytes:
-        """What the cache knows a vector by: SHA-256 of the model and of all that it reads."""
-        text = f"{self.encoder.model.digest}\n{_reading(part)}"
+    def _cache_key(self, part: Part) -> bytes:
+        """The key of a vector in the cache: SHA-256 of the model and of the text that it reads."""
+        text = f"{self.encoder.model.digest}\n{_text_to_embed(part)}"
         return sha256(text.encode())
 
     def _embed(self, parts: dict[str, Part]) -> tuple[dict[str, bytes], int]:
-        """Vectors for parts: those that are there, here or anywhere, else new ones; and how many
-        were made."""
+        """Vectors of parts, by id: those that the database has of the same text, else new ones; and
+        how many were made."""
         if not self.usable:
             return {}, 0
-        known = {_reading(part): part for part in parts.values()}
-        vectors = {text: self._known_vector(part) for text, part in known.items()}
+        by_text = {_text_to_embed(part): part for part in parts.values()}
+        vectors = {text: self._stored_vector(part) for text, part in by_text.items()}
         todo, made = [text for text, vector in vectors.items() if vector is None], 0
-        with contextlib.suppress(ServiceError):  # what is left waits for it
+        with contextlib.suppress(ServiceError):  # the rest is pending until the service answers
             for batch in _batches(todo, VECTORS_KEPT_EVERY):
-                if self._is_over:
+                if self._is_stopped:
                     raise Skipped("was not read to its end")
                 fresh = dict(zip(batch, self.encoder.embed_all(batch), strict=True))
                 vectors |= fresh
                 made += len(fresh)
                 if len(fresh) == VECTORS_KEPT_EVERY:
-                    rows = [(self._key(known[text]), vector) for text, vector in fresh.items()]
+                    rows = [(self._cache_key(by_text[text]), fresh[text]) for text in batch]
                     with self.database.transaction() as connection:
                         if claim_model(connection, self.encoder.model):
-                            self._cache(connection, rows)
-        found = ((id, vectors[_reading(part)]) for id, part in parts.items())
+                            self._cache_vectors(connection, rows)
+        found = ((id, vectors[_text_to_embed(part)]) for id, part in parts.items())
         return {id: vector for id, vector in found if vector}, made
 
-    def _known_vector(self, part: Part) -> bytes | None:
+    def _stored_vector(self, part: Part) -> bytes | None:
         sql = (
             "SELECT v.vector FROM items i JOIN chunks c ON c.item = i.seq AND c.position = 0"
             " JOIN vectors v ON v.chunk = c.id WHERE i.text_hash = ? AND i.ended_at IS NULL"
@@ -9253,25 +9245,25 @@ class Files:
         )
         live = self.database.value(sql, text_hash(part.content), part.content, part.context)
         sql = "SELECT vector FROM embeddings WHERE hash = ?"
-        return live or self.database.value(sql, self._key(part))
+        return live or self.database.value(sql, self._cache_key(part))
 
     def _write(self, parsed: ParsedFile, source: Source) -> bool:
-        """Let the database have the file as it was read; False if that is no longer how it is."""
+        """Write a file as it was read into the database; False if it has changed since."""
         created = _created(parsed.path, parsed.seen)
         with self.database.transaction() as connection:
-            if look(parsed.path) != parsed.seen:
+            if stat_file(parsed.path) != parsed.seen:
                 return False
             if not fetch(connection, "SELECT 1 FROM sources WHERE id = ?", source.id):
                 raise Skipped("was taken out of the index meanwhile")
-            file, is_new = self._note(connection, parsed, source)
-            there = dict(fetch(connection, "SELECT id, seq FROM items WHERE file = ?", file))
-            gone = [id for id in there if id not in parsed.parts]
-            new = [id for id in parsed.parts if id not in there]
-            self._drop(connection, ((id, there[id]) for id in gone))
+            file, is_new = self._upsert_file(connection, parsed, source)
+            stored = dict(fetch(connection, "SELECT id, seq FROM items WHERE file = ?", file))
+            gone = [id for id in stored if id not in parsed.parts]
+            new = [id for id in parsed.parts if id not in stored]
+            self._erase_parts(connection, ((id, stored[id]) for id in gone))
             if parsed.vectors and not claim_model(connection, self.encoder.model):
                 parsed = parsed._replace(vectors={})
             insert_items(connection, (self._item(id, parsed, file) for id in new))
-            hashes = [(self._key(parsed.parts[id]),) for id in new]
+            hashes = [(self._cache_key(parsed.parts[id]),) for id in new]
             connection.executemany("DELETE FROM embeddings WHERE hash = ?", hashes)
             connection.executemany(
                 "UPDATE items SET created_at = ?1 WHERE id = ?2 AND created_at <> ?1",
@@ -9281,13 +9273,13 @@ class Files:
         if not parsed.parts:
             self._skip(parsed.path, "has nothing to index", warning=True)
         action = "added" if is_new else "changed"
-        self._changed(parsed.path, action, parsed.embedded, len(gone), parsed.digest)
+        self._report_change(parsed.path, action, parsed.embedded, len(gone), parsed.digest)
         return True
 
-    def _note(
+    def _upsert_file(
         self, connection: apsw.Connection, parsed: ParsedFile, source: Source
     ) -> tuple[int, bool]:
-        """Note how the file was when it was read; its number, and whether it is a new one."""
+        """Insert or update the row of a file; its id, and whether it is a new one."""
         columns = "source, size, changed_at, touched_at, read_at, digest, dated, path, project_id"
         is_dated = date_of(parsed.path) is not None
         facts = (source.id, *parsed.seen, time.time_ns(), parsed.digest, is_dated)
@@ -9306,36 +9298,37 @@ class Files:
         item = Item(id, part.content, parsed.kind, self.project or None, 0, [chunk], vectors)
         return item._replace(file=file, first_line=part.first, last_line=part.last)
 
-    def _erase(self, connection: apsw.Connection, path: str, away: bool = False) -> int | None:
-        """Take a file out of the index, but for its vectors, and for its row if it is only away;
-        how many parts it had, if it was there."""
+    def _erase_file(self, connection: apsw.Connection, path: str, away: bool = False) -> int | None:
+        """Erase a file's parts and its row, or mark the row as of a file that is away; how many
+        parts it had, None if it had no row."""
         this = "WHERE path = ? AND project_id = ?"
         sql = f"SELECT id, seq FROM items WHERE file = (SELECT id FROM files {this})"
         rows = fetch(connection, sql, path, self.project)
-        self._drop(connection, rows)
+        self._erase_parts(connection, rows)
         sql = f"UPDATE files SET size = {AWAY}, digest = x''" if away else "DELETE FROM files"
         connection.execute(f"{sql} {this}", (path, self.project))
         return len(rows) if connection.changes() else None
 
-    def _drop(self, connection: apsw.Connection, rows: Iterable[tuple[str, int]]) -> None:
+    def _erase_parts(self, connection: apsw.Connection, rows: Iterable[tuple[str, int]]) -> None:
         """Erase parts, by id and row number; their vectors go into the cache, since undone edits
-        and other branches bring them back."""
+        and other branches bring the texts back."""
         sql = (
             "SELECT i.content, c.context, v.vector FROM items i JOIN chunks c ON c.item = i.seq"
             " JOIN vectors v ON v.chunk = c.id WHERE i.seq = ?"
         )
         for id, seq in rows:
             for content, context, vector in fetch(connection, sql, seq):
-                self._cache(connection, [(self._key(Part(content, context, 0, 0)), vector)])
+                key = self._cache_key(Part(content, context, 0, 0))
+                self._cache_vectors(connection, [(key, vector)])
             erase_item(connection, id)
 
-    def _cache(self, connection: apsw.Connection, vectors: list[tuple[bytes, bytes]]) -> None:
-        """Keep vectors, by the hash of what they read."""
-        rows = [(*row, time.time_ns()) for row in vectors]
-        connection.executemany("INSERT OR REPLACE INTO embeddings VALUES(?, ?, ?)", rows)
+    def _cache_vectors(self, connection: apsw.Connection, rows: list[tuple[bytes, bytes]]) -> None:
+        """Put vectors into the cache; each row is a key and a vector."""
+        dated = [(*row, time.time_ns()) for row in rows]
+        connection.executemany("INSERT OR REPLACE INTO embeddings VALUES(?, ?, ?)", dated)
 
-    def _tidy(self) -> None:
-        """Keep no more vectors in the cache than CACHED_VECTORS, the last that were used."""
+    def _trim_cache(self) -> None:
+        """Keep the CACHED_VECTORS of the cache that were used last."""
         over = self.database.value("SELECT count(*) FROM embeddings") - CACHED_VECTORS
         if over > 0:
             with self.database.transaction() as connection:
@@ -9347,10 +9340,10 @@ class Files:
 
 
 def without_repeats(plan: Plan) -> Plan:
-    """A plan in which no path of a source stands again, by itself or within another."""
+    """A plan without a path that is, or is in, another one of the same source."""
     kept: Plan = []
     for source, within, paths in sorted(plan, key=lambda row: len(row[1].parts)):
-        if not any(source.id == one.id and _is_in(within, top) for one, top, _ in kept):
+        if not any(source.id == other.id and _is_in(within, top) for other, top, _ in kept):
             kept.append((source, within, paths))
     return kept
 
@@ -9364,13 +9357,13 @@ def files_of_scope(
 
 
 def as_list(given: str | Path | Iterable[str | Path]) -> list[str | Path]:
-    """Paths or patterns, of which one may be given by itself."""
+    """Paths or patterns, of which one may be given by itself; InvalidInput for anything else."""
     if isinstance(given, str | Path):
         return [given]
-    named: list[Any] = list(given) if isinstance(given, Iterable) else [given]
-    if wrong := [one for one in named if not isinstance(one, str | Path)]:
+    values: list[Any] = list(given) if isinstance(given, Iterable) else [given]
+    if wrong := [value for value in values if not isinstance(value, str | Path)]:
         raise InvalidInput(f"a path or pattern must be a string, not {type(wrong[0]).__name__}")
-    return named
+    return values
 
 
 def index_paths(
@@ -9381,20 +9374,20 @@ def index_paths(
     progress: Callable[[int], object] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """Index files and folders, or all that were given before; what came of it."""
+    """What `Memory.index` does, with paths as they were given."""
     start = time.monotonic()
     for pattern in (*options.globs, *options.exclude):
-        read_pattern(pattern)  # is refused if it is none, before it is remembered
-    wanted = list(map(files.existing, paths))
+        read_pattern(pattern)  # is refused if it is none, before it is stored
+    wanted = list(map(files.existing_path, paths))
     for path in wanted:
         if not os.path.isdir(path) and _patterns(options.exclude).match_file(path.name):
             raise InvalidInput(f"{path} is named and left out by --exclude: nothing was indexed")
     if not wanted and not files.sources():
         raise InvalidInput("name a file or folder to index, e.g. MEMORY.md memory/")
-    told = None if options == Options() else options
-    plan = without_repeats([row for path in wanted or [None] for row in files.plan(path, told)])
+    chosen = None if options == Options() else options
+    plan = without_repeats([row for path in wanted or [None] for row in files.plan(path, chosen)])
     total(sum(len(found) for *_, found in plan))
-    files.tell_empty(plan, wanted)
+    files.warn_of_empty(plan, wanted)
     files.sync(plan, progress, stop)
     for path in wanted:
         files.delete_empty_source(path)
@@ -9414,36 +9407,34 @@ def _outside(projects: Projects, paths: list[Path]) -> str:
 
 def unindex_paths(files: Files, paths: Iterable[str | Path]) -> dict[str, Any]:
     """Take files and folders out of the index."""
-    gone, told = list(map(files.place, paths)), []
-    if not gone:
+    unwanted, messages = list(map(files.indexed_path, paths)), []
+    if not unwanted:
         raise InvalidInput("name what to take out of the index: `status` shows what is in it")
-    for path in gone:
+    for path in unwanted:
         if not files.remove(path):
             raise NotFound(f"{path} is not in the index: `status` shows what is")
-        told.append(f"{path} is no longer in the index.")
-        if above := [one.path for one in files.sources() if one.path in path.parents]:
-            told.append(f"{above[0]} still is: give that --exclude, or it comes back.")
-    return {"success": True, "paths": list(map(str, gone)), "message": " ".join(told)}
+        messages.append(f"{path} is no longer in the index.")
+        if above := [source.path for source in files.sources() if source.path in path.parents]:
+            messages.append(f"{above[0]} still is: give that --exclude, or it comes back.")
+    return {"success": True, "paths": list(map(str, unwanted)), "message": " ".join(messages)}
 
 
 # What recall asks of files
 
 
-def _rows_of_files(
-    database: Database, ids: Iterable[int]
-) -> list[tuple[int, Path, str, FileRecord]]:
-    """(id, path, project, what is noted) of files."""
+def _rows_of_files(database: Database, ids: set[int]) -> list[tuple[int, Path, str, FileRecord]]:
+    """(id, path, project, record) of files, by their ids."""
     sql = (
-        f"SELECT id, path, project_id, {_NOTED} FROM files"
+        f"SELECT id, path, project_id, {_RECORD_COLUMNS} FROM files"
         " WHERE id IN (SELECT value FROM json_each(?))"
     )
     rows = database.rows(sql, json.dumps(list(ids))) if ids else []
-    return [(id, Path(path), project, _record(*noted)) for id, path, project, *noted in rows]
+    return [(id, Path(path), project, _file_record(row)) for id, path, project, *row in rows]
 
 
 def stale_files(database: Database, ids: set[int]) -> set[int]:
-    """Those files that are not any more what was noted of them."""
-    return {id for id, path, _, noted in _rows_of_files(database, ids) if is_stale(path, noted)}
+    """Those files that are not as their records have them any more."""
+    return {id for id, path, _, record in _rows_of_files(database, ids) if is_stale(path, record)}
 
 
 def files_of_other_checkouts(projects: Projects, ids: set[int]) -> set[int]:
@@ -9452,9 +9443,9 @@ def files_of_other_checkouts(projects: Projects, ids: set[int]) -> set[int]:
     if not folders:
         return set()
     top = projects.top
-    outside = {one for one in folders.values() if not _is_in(one, top)}
-    far = {one for one in outside if projects.is_other_checkout(one)}
-    return {id for id, folder in folders.items() if folder in far}
+    outside = {folder for folder in folders.values() if not _is_in(folder, top)}
+    others = set(filter(projects.is_other_checkout, outside))
+    return {id for id, folder in folders.items() if folder in others}
 
 
 def blank_files(database: Database) -> set[int]:
@@ -9470,9 +9461,9 @@ def sync_files(projects: Projects, encoder: Encoder, ids: set[int]) -> bool:
     """Index those files again that have changed since, of this project and the global ones;
     whether there were any."""
     changed = False
-    for _, path, project, noted in _rows_of_files(projects.database, ids):
-        if project in ("", projects.current()) and is_dirty(path, noted):
-            changed |= Files(projects, encoder, project or None).catch_up(path, noted)
+    for _, path, project, record in _rows_of_files(projects.database, ids):
+        if project in ("", projects.current()) and is_dirty(path, record):
+            changed |= Files(projects, encoder, project or None).catch_up(path, record)
     return changed
 
 
@@ -9482,59 +9473,60 @@ def gone_sources(projects: Projects, encoder: Encoder) -> str:
     if not projects.database.state().has_sources:
         return ""
     sources = Files(projects, encoder, projects.current()).sources()
-    if not sources or any(os.path.lexists(one.path) for one in sources):
+    if not sources or any(os.path.lexists(source.path) for source in sources):
         return ""
-    gone = ", ".join(projects.shown(one.path) for one in sources)
+    gone = ", ".join(projects.shown(source.path) for source in sources)
     remedy = "`index` names the new place, `index --remove` forgets it"
     return f"Gone, and not searched: {gone} ({remedy})."
 
 
 def within_source(projects: Projects, prefix: str) -> str:
-    """The SQL condition of what stands in files whose path begins so."""
+    """The SQL condition of parts of files whose path begins so; NotFound where none does."""
     check_text(prefix, "source", QUERY_MAX)
     whole = str(whole_path(prefix)).rstrip(os.sep) + os.sep * prefix.endswith(("/", os.sep))
     wanted = prefix, os.path.join(projects.top, prefix.removeprefix("./")), whole
     rows = projects.database.rows("SELECT id, path FROM files")
     found = [str(id) for id, path in rows if path.startswith(wanted)]
     if not found:
-        told = f"no path of an indexed file begins with {_show(prefix)}"
-        raise NotFound(f"{told}: `status` shows what is indexed")
+        reason = f"no path of an indexed file begins with {_show(prefix)}"
+        raise NotFound(f"{reason}: `status` shows what is indexed")
     return f" AND i.file IN ({', '.join(found)})"
 
 
 def expand_item(
     projects: Projects, encoder: Encoder, row: dict[str, Any], lines: int | None
 ) -> dict[str, Any]:
-    """An item with what stands around it, if that may be looked at."""
+    """What `Memory.expand` tells of the row of an item."""
     facts = shared_facts(row)
     if row["path"] is None:
         return facts
     if row["content_type"] == CONVERSATION:
-        reach = 1 if lines is None else lines
-        return facts | {"content": _turns_around(projects.database, row, reach)}
+        count = 1 if lines is None else lines
+        return facts | {"content": _turns_around(projects.database, row, count)}
     if projects.is_foreign(row):  # whose file is not looked at
         return facts | {"source": source_of(row, projects)}
     content, first, last = section_of(projects, encoder, row, lines)
     return facts | {"source": f"{projects.shown(row['path'])}:{first}-{last}", "content": content}
 
 
-def _turns_around(database: Database, row: dict[str, Any], reach: int) -> str:
-    """A turn of a conversation with as many before and after it."""
+def _turns_around(database: Database, row: dict[str, Any], count: int) -> str:
+    """A turn of a conversation with so many before and after it."""
     sql = (
         "SELECT content FROM items WHERE file = (SELECT file FROM items WHERE seq = ?)"
         " AND first_line BETWEEN ? AND ? ORDER BY first_line"
     )
-    span = row["first_line"] - reach, row["first_line"] + reach
+    span = row["first_line"] - count, row["first_line"] + count
     return "\n\n".join(text for (text,) in database.rows(sql, row["seq"], *span))
 
 
 def section_of(
     projects: Projects, encoder: Encoder, row: dict[str, Any], lines: int | None = None
 ) -> tuple[str, int, int]:
-    """The text around a part of a file, and its lines; of the file as it is now."""
+    """The text around a part, of its file as it is now, and the first and last of its lines: the
+    section that it is in, or so many `lines` before and after it."""
     files, path = Files(projects, encoder, row["project_id"]), Path(row["path"])
-    if noted := files.known(files.holding(path)).get(str(path)):
-        files.catch_up(path, noted)
+    if record := files.records(files.source_of_file(path)).get(str(path)):
+        files.catch_up(path, record)
     if find_item(files.database, row["id"]) is None:
         raise NotFound(f"{projects.shown(path)} has changed there: recall again")
     text, _ = redact(read_file(path).text, not files.secrets, lines=True)
@@ -9548,51 +9540,52 @@ def section_of(
     return content, first, min(last, count)
 
 
-def _reading(part: Part) -> str:
+def _text_to_embed(part: Part) -> str:
     """What the encoder reads of a part."""
     return embedding_text(part.content, Chunk(0, len(part.content), part.context))
 
 
-def is_stale(path: Path, noted: FileRecord) -> bool:
-    """Whether the system says something else of a file than was noted."""
+def is_stale(path: Path, record: FileRecord) -> bool:
+    """Whether a file's size or times are not as in its record, or it cannot be read."""
     try:
-        return look(path) != noted.seen
+        return stat_file(path) != record.seen
     except Skipped:
         return True
 
 
-def is_dirty(path: Path, noted: FileRecord) -> bool:
-    """Whether a file may be another than was noted of it."""
-    return is_stale(path, noted) or not noted.digest or noted.read_at - max(noted.seen[1:]) < RACY
+def is_dirty(path: Path, record: FileRecord) -> bool:
+    """Whether a file may have changed since it was read."""
+    seems_same = record.digest and not is_stale(path, record)
+    return not seems_same or record.read_at - max(record.seen[1:]) < RACY
 
 
 def _created(path: Path, seen: FileStat) -> int:
-    """The time that a file's parts are given, in unix seconds: its day, or when it changed."""
+    """When a file's parts were made, in unix seconds: the day in its name, or when it changed."""
     day = date_of(path)
     return int(day.timestamp()) if day else seen.changed_at // 10**9
 
 
 def whole_path(given: str | Path) -> Path:
-    """A path from the root and without links, of one that somebody gave."""
+    """An absolute path without links, of one that somebody gave."""
     if not str(given):
         raise InvalidInput("a path is empty: name a file or folder")
     return real_path(from_root(given))
 
 
 def not_all(path: Path) -> Path:
-    """The path itself, unless it is all that there is."""
+    """The path itself; InvalidInput for the root of a disk."""
     if path == Path(path.anchor):
         raise InvalidInput(f"all of {path} is too much: name a folder in it")
     return path
 
 
 def place_to_write(given: str | Path, root: Path | None) -> Path:
-    """Where a file that is to be written really is. Links in the project at `root` are followed
-    within it alone, and into no .git, where a setting may start programs: a checkout may come
-    from anybody, and has no say in what else is written."""
+    """The path of a file to write, with links followed. Those in the project at `root` may not lead
+    out of it, and none may lead into a .git, where a setting may start programs: a checkout, which
+    may come from anybody, must not decide what else is written. InvalidInput says what is wrong."""
     path, named = whole_path(given), Path(os.path.abspath(from_root(given)))
-    above = named.parents
-    if root and not _is_in(path, root) and any(_is_in(whole_path(one), root) for one in above):
+    above = map(whole_path, named.parents)
+    if root and not _is_in(path, root) and any(_is_in(folder, root) for folder in above):
         raise InvalidInput(f"{given} is a link out of the project: left as it is")
     if path != named and ".git" in map(str.lower, path.parts):
         raise InvalidInput(f"{given} is a link into .git: left as it is")
@@ -9607,9 +9600,9 @@ def _short_hash(text: str) -> str:
     return sha256(text.encode("utf-8", "surrogateescape")).hex()[:32]
 
 
-def _options(told: Any) -> Options:
-    """Options as they were noted."""
-    given: dict[str, Any] = told if isinstance(told, dict) else {}
+def _options(stored: str) -> Options:
+    """The options of a source from their JSON."""
+    given = parse_object(stored)
     lists = {name: tuple(given.get(name, ())) for name in ("globs", "exclude")}
     return Options(**lists, archive=bool(given.get("archive")))
 
@@ -9619,27 +9612,27 @@ def section_at(text: str, first: int, last: int) -> tuple[int, int]:
     shown = visible(text)
     lines = shown.split("\n")
     starts = list(accumulate((len(line) + 1 for line in lines), initial=0))
-    headings = [(bisect_right(starts, one.start), one.level) for one in _headings(shown)]
+    headings = [(bisect_right(starts, item.start), item.level) for item in _headings(shown)]
     above = [heading for heading in headings if heading[0] <= last]
     if not above:
         begin = next((n for n, line in enumerate(lines, 1) if line.strip()), first)
         return begin, headings[0][0] - 1 if headings else len(lines)
     begin, level = above[-1]
-    below = (other - 1 for other, depth in headings if other > last and depth <= level)
-    return begin, next(below, len(lines))
+    ends = (line - 1 for line, other in headings if line > last and other <= level)
+    return begin, next(ends, len(lines))
 
 
 # Watching
 
 
 def changed_tops(tops: list[Path], debounce: int, stop: threading.Event) -> Iterator[None]:
-    """Comes back whenever something in these files and folders may have changed, `debounce` ms
-    after the last of it. A folder that goes is waited for."""
+    """Yields whenever something in these files and folders may have changed, `debounce` ms after
+    the last change. A folder that goes is waited for."""
     while not stop.is_set():
         seen, first = list(map(_identity, tops)), True
         for changes in _events([top for top in tops if os.path.isdir(top)], debounce, stop):
             now = list(map(_identity, tops))
-            if changes or first or now != seen:  # at first, what came before there was a watch
+            if changes or first or now != seen:  # at first, for changes before the watch began
                 yield
             if now != seen:
                 break
@@ -9647,13 +9640,13 @@ def changed_tops(tops: list[Path], debounce: int, stop: threading.Event) -> Iter
 
 
 def _identity(top: Path) -> tuple[int, ...]:
-    """What tells that a watched folder is another one now, or that a file has changed."""
+    """A value that changes when a watched folder is replaced, or a watched file changes."""
     try:
         facts = top.stat()
     except OSError:
         return ()
-    told = (facts.st_dev, facts.st_ino)
-    return told if stat.S_ISDIR(facts.st_mode) else (*told, facts.st_mtime_ns, facts.st_size)
+    inode = (facts.st_dev, facts.st_ino)
+    return inode if stat.S_ISDIR(facts.st_mode) else (*inode, facts.st_mtime_ns, facts.st_size)
 
 
 def _events(folders: list[Path], debounce: int, stop: threading.Event) -> Iterator[Any]:
@@ -9688,20 +9681,19 @@ def _events(folders: list[Path], debounce: int, stop: threading.Event) -> Iterat
 # ---------------------------------------------------------------------------------------------
 # Notes
 #
-# Files that Sediment itself writes: what is appended to the day's note or to a file of lasting
-# facts, and the summaries that old notes are compacted to. A file of a person's is only ever added
-# to; what is compacted is moved, not deleted, and a move that was begun is ended.
+# Files that Sediment itself writes: entries that are appended to the day's note or to a file of
+# lasting facts, and the summaries that old notes are compacted to. A person's file is only appended
+# to; notes that are compacted are moved, not deleted, and a move that was begun is finished.
 # ---------------------------------------------------------------------------------------------
 
 
 class Entry(NamedTuple):
-    """A text that a file gets as an item of a list: what stands before it there, and how the file
-    begins if it is new."""
+    """A text to be appended to a file as an item of a list."""
 
     text: str
     path: Path
-    before: str = ""
-    beginning: str = ""
+    before: str = ""  # what stands in front of it, as the time of day
+    beginning: str = ""  # of the file, if it is new
 
 
 def own_place_to_write(projects: Projects, given: str | Path) -> Path:
@@ -9721,21 +9713,20 @@ def day_note(projects: Projects, text: str, folder: str | Path | None) -> Entry:
 def write_down(
     projects: Projects, encoder: Encoder, entry: Entry, scope: str, allow_secrets: bool
 ) -> dict[str, Any]:
-    """Add an entry to its file, and index that."""
+    """Append an entry to its file, and index that."""
     scope, path = check_scope(scope), entry.path
-    text = check_text(entry.text, "content", CONTENT_MAX)
-    text, redacted = cleaned(text, allow_secrets)
+    text, redacted = cleaned(check_text(entry.text, "content", CONTENT_MAX), allow_secrets)
     if path.is_dir():
         raise InvalidInput(f"{path} is a folder: name a file in it, e.g. MEMORY.md")
     line, is_new = append_lines(path, entry.beginning, as_bullet(text, entry.before))
     source = f"{projects.shown(path)}:{line}"
     try:
         files = files_of_scope(projects, encoder, scope, allow_secrets)
-        files.source_of(path.parent if path.parent.name == _NOTES else path, None)
+        files.source_for(path.parent if path.parent.name == _NOTES else path, None)
         files.sync(files.plan(path))
     except DatabaseError as error:
-        told = f"the text stands in {source}, which `index {path}` takes up later"
-        raise DatabaseError(f"{error}; {told}") from None
+        remedy = f"the text stands in {source}, which `index {path}` takes up later"
+        raise DatabaseError(f"{error}; {remedy}") from None
     id = files.part_at(path, line)
     message = f"{'Added to' if is_new else 'Stands already in'} {source}."
     if redacted:
@@ -9749,9 +9740,9 @@ def write_down(
 
 
 def append_lines(path: Path, beginning: str, lines: list[str]) -> tuple[int, bool]:
-    """Add lines to a text file, which is created with a beginning; the number of the first one,
-    and False when the file has them already. Whole or not at all, and on disk at the end; to
-    nothing that would not be indexed then."""
+    """Append lines to a text file, which is created with a beginning; the number of the first one,
+    and False when the file has them already. All of it is on disk at the end, or nothing was added.
+    InvalidInput where the file cannot be written, or would not be indexed with them."""
     is_new = not os.path.lexists(path)
     try:
         made = not path.parent.exists()
@@ -9761,8 +9752,8 @@ def append_lines(path: Path, beginning: str, lines: list[str]) -> tuple[int, boo
         with _locked(path) as file, _gone_if_empty(path, is_new):
             before, size, newline = _text_before(file)
             lines = _without_comments(lines, before)
-            if place := _place_of(lines, before):
-                return place, False
+            if number := _line_number_of(lines, before):
+                return number, False
             gap = "" if before.endswith("\n") else "\n"
             added = (gap if before else beginning) + "\n".join(lines) + "\n"
             data = added.replace("\n", newline).encode()
@@ -9776,20 +9767,19 @@ def append_lines(path: Path, beginning: str, lines: list[str]) -> tuple[int, boo
 
 
 def _text_before(file: IO[bytes]) -> tuple[str, int, str]:
-    """The text of a file that lines are to be added to, its size in bytes, and how most of its
-    lines end."""
+    """The text of a file, its size in bytes, and how most of its lines end."""
     size = os.fstat(file.fileno()).st_size
     _check_size(size)
     data = file.read()
-    text, whole = _text_of(data)
-    if not whole:  # what is added is, and no program could read both
+    text, is_utf8 = _decoded(data)
+    if not is_utf8:  # what is added is, and no program could read both
         raise Skipped("is not all UTF-8")
     return text, size, "\r\n" if 2 * data.count(b"\r\n") > data.count(b"\n") else "\n"
 
 
 def _without_comments(lines: list[str], before: str) -> list[str]:
-    """Lines to be added to a text, in which no comment begins or ends: it would hide what stands
-    between there and one that comes before or after."""
+    """Lines to be appended to a text, in which no comment begins or ends: it would hide what stands
+    between there and its other end, before or after."""
     text = "\n".join(lines)
     text = _CODE_OR_COMMENT.sub(lambda found: "\\<!--" if found[0] == "<!--" else found[0], text)
     probe = f"\n{text}\n-->"
@@ -9798,8 +9788,8 @@ def _without_comments(lines: list[str], before: str) -> list[str]:
     return text.split("\n")
 
 
-def _place_of(lines: list[str], text: str) -> int:
-    """The number of the line where an item of a list stands in a text, as it is shown; or 0."""
+def _line_number_of(lines: list[str], text: str) -> int:
+    """The number of the line where an item of a list begins in what is visible of a text, or 0."""
     shown = [line.rstrip() for _, line in _unfenced_lines(visible(text))]
     size = len(lines)
     for start in range(len(shown)):
@@ -9810,10 +9800,9 @@ def _place_of(lines: list[str], text: str) -> int:
 
 
 def _append(file: IO[bytes], data: bytes, size: int) -> None:
-    left = data
     try:
-        while left:
-            left = left[os.write(file.fileno(), left) :]
+        while data:
+            data = data[os.write(file.fileno(), data) :]
         write_through(file.fileno())
     except OSError:
         with contextlib.suppress(OSError):
@@ -9823,7 +9812,7 @@ def _append(file: IO[bytes], data: bytes, size: int) -> None:
 
 @contextlib.contextmanager
 def _gone_if_empty(path: Path, is_new: bool) -> Iterator[None]:
-    """Leave no empty file behind that was made for what could not be written."""
+    """Delete a file that was made for something that could not be written."""
     try:
         yield
     except BaseException:
@@ -9835,7 +9824,7 @@ def _gone_if_empty(path: Path, is_new: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[IO[bytes]]:
-    """A file to read and to append to, as nobody else does who asks for it here."""
+    """A file to read and to append to, locked against others who open it by this function."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         with open(descriptor, "r+b", buffering=0) as file:
@@ -9843,7 +9832,7 @@ def _locked(path: Path) -> Iterator[IO[bytes]]:
             if os.path.exists(path) and os.path.samestat(os.fstat(descriptor), os.stat(path)):
                 yield file
                 return
-        # an editor has just put another in its place
+        # an editor has just put another file in its place: lock that
 
 
 def as_bullet(text: str, before: str = "") -> list[str]:
@@ -9856,72 +9845,63 @@ def as_bullet(text: str, before: str = "") -> list[str]:
 
 
 class OldNote(NamedTuple):
-    """A daily note: where it is, its day, its text as it may be passed on, and its SHA-256."""
+    """A daily note."""
 
     path: Path
     day: datetime
-    text: str
-    digest: str
+    text: str  # without secrets
+    digest: str  # SHA-256 of the file
 
 
-def old_notes(folder: Path, before: int, secrets: bool) -> list[OldNote]:
-    """The notes of a folder that have a day in their names, one earlier than a time; by day."""
+def old_notes(folder: Path, before: int) -> list[OldNote]:
+    """The notes of a folder whose names have a day earlier than a time in unix seconds, by day."""
     notes = []
     for path in walk(folder, Options()):
         day = date_of(path) if path.parent == folder else None
         if day and day.timestamp() < before and not path.name.startswith(_SUMMARY):
             with contextlib.suppress(Skipped):
                 _, text, data, _ = read_file(path)
-                text, _ = redact(text, not secrets)
+                text, _ = redact(text, redacts())
                 notes.append(OldNote(path, day, text.strip(), sha256(data).hex()))
     return sorted(notes, key=lambda note: (note.day, note.path))
 
 
 def run_filter(command: str, text: str, timeout: float) -> str:
-    """What a command line prints when it is given a text. InvalidInput says what went wrong."""
-    import queue
+    """What a command line prints for a text, within `timeout` s; InvalidInput says what failed."""
     import subprocess
 
     if not isinstance(timeout, int | float) or not 0 < timeout <= DAY:
         raise InvalidInput(f"timeout must be a number of seconds to {DAY:,}, not {_show(timeout)}")
-    given, most = text.encode(), 4 * len(text)  # bytes of as many characters
-    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    process = subprocess.Popen(command, shell=True, start_new_session=True, **pipes, **no_window())
+    data, most = text.encode(), 4 * len(text)  # bytes of as many characters
+    options: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    options |= {"shell": True, "start_new_session": True, **no_window()}
+    process: Any = subprocess.Popen(command, **options)
     end = time.monotonic() + timeout
-    _in_thread(_write_pipe, process.stdin, given)
-    said = _in_thread(_end_of_pipe, process.stderr)
+    Beside(lambda: _write_pipe(process.stdin, data), daemon=True)
+    errors = Beside(lambda: _end_of_pipe(process.stderr), daemon=True)
     try:
-        out = _in_thread(_beginning_of_pipe, process.stdout, most + 1).get(timeout=timeout)
-        if len(out) > most:
+        output = Beside(lambda: _beginning_of_pipe(process.stdout, most + 1), daemon=True)
+        printed = output.result(timeout)
+        if len(printed) > most:
             raise _no_summary("no less than it was given")
         code = process.wait(max(0.0, end - time.monotonic()))
-        told = said.get(timeout=max(0.0, end - time.monotonic()))
+        message = errors.result(max(0.0, end - time.monotonic()))
         if code:
-            words = " ".join(told.decode("utf-8", "replace").split())[-200:]
+            words = " ".join(message.decode("utf-8", "replace").split())[-200:]
             reason = f"failed with {code}" + (f" ({words})" if words else "")
             raise InvalidInput(f"{command!r} {reason}: nothing was changed")
-    except (subprocess.TimeoutExpired, queue.Empty):
+    except (subprocess.TimeoutExpired, TimeoutError):
         end_all(process)
         raise InvalidInput(f"{command!r} ran past {timeout:g} s: nothing was changed") from None
     except BaseException:
         end_all(process)
         raise
-    return out.decode("utf-8", "replace").strip()
+    return printed.decode("utf-8", "replace").strip()
 
 
-def _in_thread(work: Callable[..., bytes], *given: Any) -> queue.Queue[bytes]:
-    """Where the result of work will be that a thread does meanwhile."""
-    import queue
-
-    result: queue.Queue[bytes] = queue.Queue()
-    threading.Thread(target=lambda: result.put(work(*given)), daemon=True).start()
-    return result
-
-
-def _write_pipe(pipe: IO[bytes], data: bytes) -> bytes:
+def _write_pipe(pipe: IO[bytes], data: bytes) -> None:
     with contextlib.suppress(OSError), pipe:  # nobody need read all of it
         pipe.write(data)
-    return b""
 
 
 def _beginning_of_pipe(pipe: IO[bytes], most: int) -> bytes:
@@ -9938,8 +9918,8 @@ def _end_of_pipe(pipe: IO[bytes]) -> bytes:
 
 
 def check_summary(summary: str, characters: int) -> None:
-    """InvalidInput says why something cannot stand for notes of so many characters: what index
-    would skip, say."""
+    """InvalidInput says why a text cannot stand for notes of so many characters: index would skip
+    it, say."""
     unmarked = re.sub(r"\[(?:private|redacted: [\w ]+)\]", "", visible(summary))
     reasons = {
         "nothing": not summary,
@@ -9963,7 +9943,7 @@ def check_not_ignored(path: Path) -> None:
 
 
 def repeated(rows: list[tuple[str, Any]]) -> list[tuple[float, str, str]]:
-    """Of (source, vector) the pairs that say nearly the same, nearest first."""
+    """The pairs of rows (source, vector) that say nearly the same, as (cosine, source, source)."""
     import numpy
 
     matrix = _matrix(rows) if rows else numpy.empty((0, 1))
@@ -9971,15 +9951,15 @@ def repeated(rows: list[tuple[str, Any]]) -> list[tuple[float, str, str]]:
     for start in range(0, len(rows), EXAMINE_BATCH):
         cosines = matrix[start : start + EXAMINE_BATCH] @ matrix.T
         for row, other in numpy.argwhere(cosines >= REPEATED_COSINE).tolist():
-            if start + row < other:
+            if start + row < other:  # each pair once
                 pairs.append((float(cosines[row, other]), rows[start + row][0], rows[other][0]))
     return sorted(pairs, reverse=True)
 
 
 class Compaction:
-    """The notes of a folder that are older than a time, for which a summary is to stand.
+    """The notes of a folder that are older than a time, which a summary is to replace.
 
-    With `begin`, what was begun before is ended first.
+    With `begin`, compactions that were begun before are finished first.
     """
 
     def __init__(self, files: Files, path: str | Path, before: int, begin: bool) -> None:
@@ -9989,34 +9969,36 @@ class Compaction:
             raise NotFound(f"{self.folder} is no folder: name that of the notes, e.g. memory/")
         if begin:
             finish_compactions(files.database)
-        self.notes = old_notes(self.folder, before, not redacts())
-        self.characters = sum(len(one.text) for one in self.notes)
+        self.notes = old_notes(self.folder, before)
+        self.characters = sum(len(note.text) for note in self.notes)
 
     def _answer(self, **more: Any) -> dict[str, Any]:
         shown = self.projects.shown
-        rows = [{"path": shown(one.path), "characters": len(one.text)} for one in self.notes]
+        rows = [{"path": shown(note.path), "characters": len(note.text)} for note in self.notes]
         return {"notes": rows, "characters": self.characters, **more}
 
     def _input(self) -> str:
         """The notes as one text, each under its file's name."""
-        named = ((printable_name(_beneath(one.path, self.folder)), one.text) for one in self.notes)
-        return "".join(f"<!-- {name} -->\n{text}\n\n" for name, text in named)
+        return "".join(
+            f"<!-- {printable_name(_beneath(note.path, self.folder))} -->\n{note.text}\n\n"
+            for note in self.notes
+        )
 
     def preview(self, sent: bool) -> dict[str, Any]:
         """What would be sent to a command, or else which notes say nearly the same."""
         if sent:
             return self._answer(input=self._input())
-        named = [
+        rows = [
             (f"{self.projects.shown(path)}:{part.first}-{part.last}", vector)
             for path in walk(self.folder, Options())
             if date_of(path)
             for part, vector in self.files.vectors(path)
         ]
-        rows = [
-            {"similarity": _two_places(cosine), "sources": [one, other]}
-            for cosine, one, other in repeated(named)
+        repeats = [
+            {"similarity": _two_places(cosine), "sources": sources}
+            for cosine, *sources in repeated(rows)
         ]
-        return self._answer(repeats=rows)
+        return self._answer(repeats=repeats)
 
     def run(
         self, command: str, timeout: float, check: Callable[[str, str], None]
@@ -10046,10 +10028,8 @@ class Compaction:
         )
 
     def _put_in_place(self, name: str, text: str) -> Path:
-        """Write a summary, and move the notes into the archive; where it is.
-
-        What is to be done is noted first, so that it is done as a whole or not at all.
-        """
+        """Write a summary, and move the notes into the archive; where the summary is. The plan is
+        stored first, so that all of it is done, or nothing."""
         folder, archive = self.folder, self.folder / _ARCHIVE
         own_place_to_write(self.projects, archive)  # which the command may have made a link
         digests = {_beneath(note.path, folder): note.digest for note in self.notes}
@@ -10057,16 +10037,14 @@ class Compaction:
         plan = {"summary": name, "text": text, "moves": moves, "digests": digests}
         key = f"{_BEGUN}{folder}"
         with self.files.database.transaction() as connection:
-            changed = [
-                old for old, digest in digests.items() if not _is_still(folder / old, digest)
-            ]
+            changed = [old for old in digests if not _has_digest(folder / old, digests[old])]
             if changed or meta_value(connection, key) is not None:
-                what = f"{folder / changed[0]} has" if changed else f"the notes in {folder} have"
-                raise InvalidInput(f"{what} changed meanwhile: nothing was changed")
+                subject = f"{folder / changed[0]} has" if changed else f"the notes in {folder} have"
+                raise InvalidInput(f"{subject} changed meanwhile: nothing was changed")
             set_meta(connection, key, json.dumps(plan))
         reason = _end_compaction(self.files.database, key)
         target = _summary_place(folder, plan)
-        if reason or not target.exists():  # or another process took it back
+        if reason or not target.exists():  # or another process undid it
             raise InvalidInput(f"{reason or f'{folder} has changed'}: nothing was changed")
         return target
 
@@ -10074,23 +10052,23 @@ class Compaction:
 # ---------------------------------------------------------------------------------------------
 # Conversations
 #
-# What agents' clients wrote of their sessions, read as turns: what the user typed and what the
-# assistant said to it. What clients, tools and hooks put between is left out. A file that is
-# damaged, cut or of an unknown version gives what can be understood of it, and none is written to.
+# The transcripts that agents' clients keep of their sessions, read as turns: a prompt that the user
+# typed, and the assistant's answer. What clients, tools and hooks put between is left out. A file
+# that is damaged, cut or of an unknown version is read as far as it is understood; none is changed.
 #
-# assets/transcripts.json describes what each client writes. "home" is where its sessions are (the
-# first place whose variable is set), "files" which files they are. A file is lines of JSON, of
-# which "lines" (a pattern) may be messages, and "unsaid" what stands before the first prompt; or
-# without that a log of changes; or a database that "sql" asks. The first of "rules" whose "if" fits
-# an entry tells whose it is ("role") and where its "text" stands; without a text it is nobody's. An
-# "if" names paths ("a.b|c": what is at the first of them that has anything) and what may stand
-# there; "any" is anything but nothing. A "coded_folder" is called as the client's folder,
-# with a "-" for all in its path that is no letter or digit.
+# assets/transcripts.json has each client's format. "home" is where its sessions are (the first
+# place whose variable is set), "files" a pattern of their names. A file is lines of JSON: those
+# that match "lines" may be messages, those that match "unsaid" may come before the first prompt.
+# Without "lines" it is a log of changes, or a database that "sql" queries. The first of "rules"
+# whose "if" fits an entry has its "role" and the path of its "text"; without a text it is no
+# message. An "if" has paths ("a.b|c": the first that has a value counts) and the values that fit;
+# "any" is any that is not empty. A "coded_folder" is named by the client's working folder: its
+# path, with "-" for all that is no letter or digit.
 # ---------------------------------------------------------------------------------------------
 
-# What recall puts before a prompt begins a line and ends with these: never the user's own words.
+# Marks around what recall adds to a prompt, the first at the beginning of a line.
 MEMORY_BEGIN, MEMORY_END = "[memory from sediment:", "[end of memory]"
-# What was typed stands behind the one, or within the other.
+# The user's own words are behind the first of these, or within the other.
 _CODEX_FRAME = _Pattern(r"# (?:Context|Files) .*?\n## My request for Codex:", re.DOTALL)
 _CURSOR_FRAME = "<user_query>", "</user_query>"
 _COMMAND = _Pattern(r"/[\w:-]+")
@@ -10100,49 +10078,49 @@ _FOLDER = _Pattern(rb'"cwd": ?"(?:[^"\\]|\\.)*"')
 
 
 class Turn(NamedTuple):
-    """A prompt and what was answered to it, `key` being what the client calls the prompt."""
+    """A prompt and its answer."""
 
-    key: str
+    key: str  # the client's id of the prompt, or the place of that in the session
     at: int  # unix seconds
     prompt: str
     answer: str  # all up to the next prompt; "" while there is none
 
 
 class Conversation(NamedTuple):
-    """What one session holds, from where it was read on."""
+    """What was read of a session, from some byte on."""
 
     client: str
-    session: str
-    folder: str | None  # where the client stood
+    session: str  # its id
+    folder: str | None  # the client's working folder
     turns: list[Turn]
     resume: int  # bytes before the last turn; 0 where a file is read whole each time
     remark: str = ""  # why nothing was understood
-    coded: str = ""  # what a client that tells no folder makes of its path
+    coded: str = ""  # the folder's path as a client codes it that does not note the folder
 
 
 class Message(NamedTuple):
-    """What one entry of a transcript says."""
+    """An entry of a transcript."""
 
-    typed: bool
-    text: str
+    typed: bool  # by the user, else by the assistant
+    text: str  # "" if it is neither's
     key: str
-    at: int  # unix seconds; 0 if that is not told
+    at: int  # unix seconds; 0 if it has no time
 
 
-Format = dict[str, Any]  # of the transcripts of a client, as assets/transcripts.json has it
-_Entries = Iterable[tuple[int, Any]]  # each with its place
+Format = dict[str, Any]  # of a client's transcripts, as in assets/transcripts.json
+_Entries = Iterable[tuple[int, Any]]  # each with its place: its byte, or its number
 
 
 @functools.cache
 def transcripts() -> dict[str, Any]:
-    """What assets/transcripts.json tells."""
+    """The contents of assets/transcripts.json."""
     return json.loads(asset("transcripts.json"))
 
 
 def transcript_format(client: str) -> Format:
-    """How a client writes its sessions; InvalidInput for one that leaves none on this machine."""
+    """The format of a client's transcripts; InvalidInput for one that has none on this machine."""
     formats = transcripts()["formats"]
-    names = [name for name, one in formats.items() if "home" in one]
+    names = [name for name, form in formats.items() if "home" in form]
     if client not in names:
         raise InvalidInput(f"a client is one of {', '.join(names)}, not {_show(client)}")
     return formats[client]
@@ -10151,73 +10129,73 @@ def transcript_format(client: str) -> Format:
 def read_conversation(
     client: str, path: Path, start: int = 0, session: str = "", unheard: int = 0
 ) -> Conversation:
-    """The turns of a session's file from a byte on, and behind what `said_by` told was to stay
-    `unheard`; NotFound when it is gone."""
+    """The turns of a session's file from a byte on, and after `unheard`, a byte or time of
+    `said_by`; NotFound when the file is gone, InvalidInput when it cannot be read."""
     form = transcript_format(client)
+    by_bytes = "lines" in form  # else the file is read whole each time
     try:
         if not os.path.isfile(path):
             raise NotFound(f"{path} is gone: there is no session to read")
-        start = start if "lines" in form and _begins_line(path, start) else 0
-        start = max(start, unheard) if "lines" in form else 0
+        start = max(start if _begins_line(path, start) else 0, unheard) if by_bytes else 0
         session = session or _session_in(form, path)
         folder = said_text(_folder_in(form, path, session)) or None
         if _is_subagents(form, path):
             return Conversation(client, session, folder, [], start)
         entries, moment = _session_entries(form, path, start, session), int(path.stat().st_mtime)
-        turns, place, known = _turns(entries, form, moment)
+        turns, place, understood = _turns(entries, form, moment)
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read ({error.strerror})") from None
-    if "lines" not in form:
+    if not by_bytes:
         turns, place = [turn for turn in turns if turn.at > unheard], 0
     resume = place if turns else start
-    known = known or start > 0 or _says_nothing(form, path, session)
-    remark = "" if known else f"{path} is of a version that this program does not know"
+    understood = understood or start > 0 or _says_nothing(form, path, session)
+    remark = "" if understood else f"{path} is of a version that this program does not know"
     return Conversation(client, session, folder, turns, resume, remark, _coded_in(form, path))
 
 
 def _turns(entries: _Entries, form: Format, moment: int) -> tuple[list[Turn], int, bool]:
-    """The turns of entries, the place of the last one, and whether any entry was understood; what
-    has no time was said at `moment`."""
-    found: list[tuple[Turn, list[str]]] = []
-    last, known = 0, False
+    """The turns of entries, the place of the last one, and whether any entry was understood. A turn
+    without a time is of `moment`, in unix seconds."""
+    found: list[tuple[Turn, list[str]]] = []  # each with the parts of its answer
+    last, understood = 0, False
     for place, entry in entries:
         message = _read_message(entry, form)
-        known = known or message is not None
+        understood = understood or message is not None
         if message and message.typed and message.text:
             turn = Turn(message.key or str(place), message.at or moment, message.text, "")
             found.append((turn, []))
             last = place
         elif message and message.text and found:
             found[-1][1].append(message.text)
-    return [turn._replace(answer="\n\n".join(parts)) for turn, parts in found], last, known
+    return [turn._replace(answer="\n\n".join(parts)) for turn, parts in found], last, understood
 
 
 def _read_message(entry: Any, form: Format) -> Message | None:
-    """What an entry says by the first rule that fits; None if it is of another version."""
+    """An entry by the first rule that fits it; None if none does, as in an unknown version."""
     for rule in form["rules"]:
-        if all(_fits(_at(entry, path), wanted) for path, wanted in rule["if"].items()):
+        if all(_fits(_lookup(entry, path), wanted) for path, wanted in rule["if"].items()):
             break
     else:
         return None
     if "text" not in rule:  # nothing of the user's or of the assistant's
         return Message(False, "", "", 0)
-    if (content := _at(entry, rule["text"])) is None:
+    if (content := _lookup(entry, rule["text"])) is None:
         return None
     typed = rule["role"] == "user"
     texts = map(_part_text, content if isinstance(content, list) else [content])
     if rule.get("quoted"):  # by `opencode run`
         texts = map(_unquoted, texts)
     text = "\n\n".join(filter(None, map(typed_text if typed else said_text, texts)))
-    at = _seconds(_at(entry, form.get("time", "")))
-    return Message(typed, text, _key(_at(entry, form.get("id", ""))), at)
+    at = _unix_seconds(_lookup(entry, form.get("time", "")))
+    return Message(typed, text, _valid_id(_lookup(entry, form.get("id", ""))), at)
 
 
 def _fits(value: Any, wanted: Any) -> bool:
     return bool(value) if wanted == "any" else value in wanted
 
 
-def _at(entry: Any, paths: str) -> Any:
-    """What an entry has on the first of several paths on which there is something."""
+def _lookup(entry: Any, paths: str) -> Any:
+    """The value of an entry at the first of several paths, "a.b|c", that has one."""
     value = None
     for path in paths.split("|"):
         value = entry
@@ -10229,14 +10207,14 @@ def _at(entry: Any, paths: str) -> Any:
 
 
 def _part_text(part: Any) -> str:
-    """The text of a part that is one, no thought, and not put in by a plugin."""
+    """The text of a part of a message; "" if it is a thought, a plugin's, or no text."""
     if isinstance(part, str):
         return part
     facts = part if isinstance(part, dict) else {}
     kind, text = facts.get("type", "text"), facts.get("text")
-    unsaid = any(map(facts.get, ("thought", "synthetic", "ignored")))
-    said = kind in ("text", "Text", "input_text", "output_text") and not unsaid
-    return text if said and isinstance(text, str) else ""
+    is_hidden = any(map(facts.get, ("thought", "synthetic", "ignored")))
+    is_shown = kind in ("text", "Text", "input_text", "output_text") and not is_hidden
+    return text if is_shown and isinstance(text, str) else ""
 
 
 def _unquoted(text: str) -> str:
@@ -10245,13 +10223,13 @@ def _unquoted(text: str) -> str:
 
 
 def said_text(text: str) -> str:
-    """A text without what recall put into it, as it can be stored."""
+    """A text without what recall added to it, as it can be stored."""
     text = "\n" + _NO_TEXT.sub("\ufffd", text)
     return _without(text, "\n" + MEMORY_BEGIN, MEMORY_END).strip()
 
 
 def typed_text(text: str) -> str:
-    """What the user typed of a prompt, as a client or its hook tells it; "" if nothing."""
+    """What the user typed of a prompt, as a client or its hook has it; "" if nothing."""
     for tag in transcripts()["inserted"]:
         text = _without(text, f"<{tag}>", f"</{tag}>")
     text = _unframed(said_text(text))
@@ -10260,8 +10238,8 @@ def typed_text(text: str) -> str:
 
 
 def _unframed(text: str) -> str:
-    """A prompt without what its client put around it. Searched for by hand: a pattern for marks
-    that have anything between them looks for the last one from each of the first."""
+    """A prompt without what its client put around it. Found without a pattern for both marks, which
+    would look for the last one from each of the first."""
     if framed := _CODEX_FRAME.match(text):
         return text[framed.end() :].strip()
     begin, end = _CURSOR_FRAME
@@ -10271,7 +10249,7 @@ def _unframed(text: str) -> str:
 
 
 def _without(text: str, begin: str, end: str) -> str:
-    """A text without what stands from one mark to the next of the other, both included."""
+    """A text without all that is from a begin to the next end, both included."""
     kept, place = [], 0
     while (start := text.find(begin, place)) >= 0 and (stop := text.find(end, start)) >= 0:
         kept.append(text[place:start])
@@ -10279,14 +10257,14 @@ def _without(text: str, begin: str, end: str) -> str:
     return "".join([*kept, text[place:]])
 
 
-def _key(value: object) -> str:
-    """What a client calls a message, if that can be an id."""
+def _valid_id(value: object) -> str:
+    """A client's id of a message or session if it can be an id, else ""."""
     with contextlib.suppress(InvalidInput):
         return check_id(value)
     return ""
 
 
-def _seconds(value: Any) -> int:
+def _unix_seconds(value: Any) -> int:
     """Unix seconds of a time in ISO 8601, in seconds or in milliseconds; 0 of anything else."""
     with contextlib.suppress(InvalidInput, TypeError, OverflowError):
         if isinstance(value, str):
@@ -10296,8 +10274,8 @@ def _seconds(value: Any) -> int:
 
 
 def said_by(client: str, path: Path, ago: float = 0.0) -> int:
-    """How far a session has come: so many bytes, or the time some seconds ago where its file is
-    written anew. Of a file that is not there yet nothing was said."""
+    """How far a session has come: the bytes of its file, 0 if there is none yet; or, where the file
+    is not appended to, the time `ago` seconds before now."""
     if "lines" not in transcript_format(client):
         return int(time.time() - ago)
     with contextlib.suppress(OSError):
@@ -10305,16 +10283,16 @@ def said_by(client: str, path: Path, ago: float = 0.0) -> int:
     return 0
 
 
-# Where they stand.
+# Where transcripts are, and their entries
 
 
 def _session_entries(form: Format, path: Path, start: int, session: str) -> _Entries:
-    """What of a session's file may be messages, and where it stands."""
+    """The entries of a session's file that may be messages, each with its place."""
     if "sql" in form:
-        rows = _rows_of(path, form["sql"]["messages"], session)
+        rows = _client_rows(path, form["sql"]["messages"], session)
         return enumerate(parse_object(row) for (row,) in rows or [])
     if "lines" not in form:
-        return enumerate(_last_states(path))
+        return enumerate(_messages_of_log(path))
     wanted, lines = re.compile(form["lines"].encode()), _transcript_lines(path, start)
     return ((place, parse_object(line)) for place, line in lines if wanted.search(line))
 
@@ -10331,9 +10309,9 @@ def _transcript_lines(path: Path, start: int = 0) -> Iterator[tuple[int, bytes]]
 
 
 def _says_nothing(form: Format, path: Path, session: str) -> bool:
-    """Whether a session has only what a client writes before the first prompt."""
+    """Whether a session has nothing but what a client writes before the first prompt."""
     if "sql" in form:
-        return _rows_of(path, form["sql"]["messages"], session) == []
+        return _client_rows(path, form["sql"]["messages"], session) == []
     unsaid = re.compile(form.get("unsaid", "(?!)").encode())
     return all(unsaid.search(line) for _, line in _transcript_lines(path))
 
@@ -10343,27 +10321,27 @@ def _first_line(path: Path) -> bytes:
 
 
 def _begins_line(path: Path, start: int) -> bool:
-    """Whether a line begins at a byte of a file, which may be another one by now."""
+    """Whether a line begins at a byte of a file; in one that was replaced, none may."""
     with open(path, "rb") as file:
         return start > 0 and file.seek(start - 1) >= 0 and file.read(1) == b"\n"
 
 
-def _last_states(path: Path) -> Iterator[dict[str, Any]]:
-    """The messages of a file that is a log of changes, of which the last to each counts; none
-    takes one away, since a summary does that, too."""
+def _messages_of_log(path: Path) -> Iterator[dict[str, Any]]:
+    """The messages of a file that is a log of changes, each as it was written last. None is left
+    out because it was removed later: a summary removes messages, too."""
     messages: dict[object, dict[str, Any]] = {}
     for _, line in _transcript_lines(path):
         entry = parse_object(line)
-        listed = _at(entry, "$set.messages") if isinstance(entry.get("$set"), dict) else [entry]
+        listed = _lookup(entry, "$set.messages") if isinstance(entry.get("$set"), dict) else [entry]
         for message in listed if isinstance(listed, list) else []:
             if isinstance(message, dict):
                 message.pop("toolCalls", None)  # may be long
-                messages[_key(message.get("id"))] = message
+                messages[_valid_id(message.get("id"))] = message
     yield from messages.values()
 
 
-def _rows_of(path: Path, sql: str, *values: Any) -> list[Any] | None:
-    """Rows of a client's database, which is not written to; None where it is another one."""
+def _client_rows(path: Path, sql: str, *values: Any) -> list[Any] | None:
+    """Rows of a client's database, opened to read only; None if it is none that `sql` fits."""
     import apsw
 
     if not os.path.isfile(path):
@@ -10382,17 +10360,17 @@ def _is_subagents(form: Format, path: Path) -> bool:
 
 
 def _session_in(form: Format, path: Path) -> str:
-    """What the client calls the session of a file."""
-    told = _at(parse_object(_first_line(path)), form["session"]) if "session" in form else None
-    return _key(told) or path.stem[-36:]
+    """The id of a file's session: as the client noted it, else from the file's name."""
+    first = parse_object(_first_line(path)) if "session" in form else {}
+    return _valid_id(_lookup(first, form.get("session", ""))) or path.stem[-36:]
 
 
 def _folder_in(form: Format, path: Path, session: str) -> str:
-    """Where the client stood, or "" if that is not told."""
+    """The client's working folder, or "" if it is not noted."""
     if "folder_file" in form:
         return plain_text(path.parent / form["folder_file"])
     if "sql" in form:
-        rows = _rows_of(path, form["sql"]["folder"], session)
+        rows = _client_rows(path, form["sql"]["folder"], session)
         if rows == []:
             raise NotFound(f"{path} has no session {session}")
         return str(rows[0][0]) if rows else ""
@@ -10403,16 +10381,16 @@ def _folder_in(form: Format, path: Path, session: str) -> str:
 
 
 def _coded_in(form: Format, path: Path) -> str:
-    there = form.get("coded_folder")
-    return Path(os.path.normpath(path.parent / there)).name if there else ""
+    relative = form.get("coded_folder")
+    return Path(os.path.normpath(path.parent / relative)).name if relative else ""
 
 
-def folder_of(projects: Projects, one: Conversation) -> str | None:
-    """Where a session's client stood: of one that tells only a name, the known folder of that."""
-    if one.folder or not one.coded:
-        return one.folder
-    fits = (folder for folder in projects.folders() if _coded(folder) == _coded(one.coded))
-    return next(fits, None)
+def folder_of(projects: Projects, conversation: Conversation) -> str | None:
+    """The working folder of a session's client, known by its code where only that is noted."""
+    if conversation.folder or not conversation.coded:
+        return conversation.folder
+    coded = _coded(conversation.coded)
+    return next((folder for folder in projects.folders() if _coded(folder) == coded), None)
 
 
 def _coded(folder: str) -> str:
@@ -10420,7 +10398,7 @@ def _coded(folder: str) -> str:
 
 
 def place_of(places: Sequence[str]) -> str:
-    """The first of a client's places that names no variable of the environment that is unset."""
+    """The first of a client's places whose variable, if it begins with one, is set; expanded."""
     for place in places:
         if not place.startswith("$") or variable(place[1:].partition("/")[0]):
             return os.path.expandvars(place)
@@ -10428,18 +10406,18 @@ def place_of(places: Sequence[str]) -> str:
 
 
 def session_place(client: str) -> Path:
-    """The folder in which a client keeps its sessions somewhere, or the database."""
+    """The folder below which a client keeps its sessions, or its database."""
     return real_path(Path(os.path.expanduser(place_of(transcript_format(client)["home"]))))
 
 
 def sessions_of(client: str, since: int = 0) -> Iterator[tuple[Path, str]]:
-    """The sessions a client left on this machine that changed since a time, newest last: each
-    with its id; without those of subagents."""
+    """(file, id) of a client's sessions on this machine that changed since a time in unix seconds,
+    newest last; without those of subagents."""
     form, place = transcript_format(client), session_place(client)
     if "sql" in form:
-        rows = _rows_of(place, form["sql"]["sessions"], since)
-        other = [("",)] if os.path.isfile(place) else []  # of which a remark is made
-        yield from ((place, id) for (id,) in (other if rows is None else rows))
+        rows = _client_rows(place, form["sql"]["sessions"], since)
+        unknown = [("",)] if os.path.isfile(place) else []  # reading it gives a remark
+        yield from ((place, id) for (id,) in (unknown if rows is None else rows))
         return
     found = []
     for path in place.glob(form["files"]):
@@ -10451,8 +10429,8 @@ def sessions_of(client: str, since: int = 0) -> Iterator[tuple[Path, str]]:
 
 
 def session_file(client: str, path: str) -> tuple[str, Path | None]:
-    """The client whose session a file is by where it stands, and the file: no other is read
-    because somebody names it."""
+    """The client whose session a file is, by its place, and the file; ("", None) where no client
+    has sessions: no other file is read because somebody names it."""
     import fnmatch
 
     formats = transcripts()["formats"]
@@ -10468,7 +10446,7 @@ def session_file(client: str, path: str) -> tuple[str, Path | None]:
 
 
 def all_sessions(clients: Iterable[str], since: int = 0) -> Iterator[Conversation]:
-    """What clients left on this machine; of what cannot be read, why."""
+    """The sessions of clients on this machine; of what cannot be read, one with a remark."""
     for client in clients:
         for folder, why in closed_folders(session_place(client)):
             yield Conversation(client, "", None, [], 0, f"{folder} {why}")
@@ -10496,35 +10474,34 @@ _RELATED = _Pattern(r"\s*[-*] ([^\[\]]+?) ?\[\[([^\[\]]+)\]\](.*)")
 
 
 def open_archive(path: Path) -> tuple[str, Iterator[Any]]:
-    """What another program exported, as ("conversations", …) or as ("rows", …) for an import;
-    InvalidInput when it is nothing of the kind."""
+    """What another program exported, as ("conversations", iterator) or ("rows", iterator) for an
+    import; InvalidInput when it is no known export."""
     head = next(_exported(path, 2**16), b"")
     if _CHATS.match(head.removeprefix(b"\xef\xbb\xbf")):
         return "conversations", map(_exported_conversation, _exported_chats(path))
     if _GRAPH.match(head):
         return "rows", (_graph_rows(line) for _, line in _transcript_lines(path))
-    notes = _own_files(path, "**/*.md")
+    notes = _files_without_links(path, "**/*.md")
     if any("\npermalink:" in plain_text(note) for note in notes):
         return "rows", (row for note in notes for row in _rows_of_note(note))
     known = "an export of ChatGPT's or Claude.ai's, the MCP memory server's file or a folder"
     raise InvalidInput(f"{path} is not {known} of basic-memory's notes: name one of these")
 
 
-def _own_files(folder: Path, pattern: str) -> list[Path]:
-    """The files of a folder, in order. A link in what came from elsewhere is left out: it may lead
-    to any file."""
-    return [one for one in sorted(folder.glob(pattern)) if not one.is_symlink()]
+def _files_without_links(folder: Path, pattern: str) -> list[Path]:
+    """The files of a folder, in order. A link is left out: others made it, to whatever file."""
+    return [path for path in sorted(folder.glob(pattern)) if not path.is_symlink()]
 
 
 def _exported(path: Path, size: int) -> Iterator[bytes]:
-    """The beginnings of the files with conversations in a folder or a ZIP archive, or of the file
-    itself."""
+    """The first `size` bytes of each file with conversations, in a folder or a ZIP archive, or of
+    the file itself."""
     import zipfile
 
     try:
         if os.path.isdir(path):
-            for name in _own_files(path, "conversations*.json"):
-                yield from _exported(name, size)
+            for part in _files_without_links(path, "conversations*.json"):
+                yield from _exported(part, size)
         elif zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 for name in sorted(archive.namelist()):
@@ -10538,7 +10515,7 @@ def _exported(path: Path, size: int) -> Iterator[bytes]:
 
 
 def _exported_chats(path: Path) -> Iterator[Any]:
-    """One after the other: all of a file at once take ten times its size."""
+    """The chats of an export, parsed one by one: all of a file at once take ten times its size."""
     for data in _exported(path, DOCUMENT_MAX + 1):
         if len(data) > DOCUMENT_MAX:
             raise _too_large(f"a file of {path}")
@@ -10555,50 +10532,50 @@ def _exported_chats(path: Path) -> Iterator[Any]:
 
 
 def _exported_conversation(chat: Any) -> Conversation:
-    """A chat of ChatGPT's, which is a tree of which one branch is shown, or of Claude.ai's."""
+    """A chat of ChatGPT's, a tree of which one branch is shown, or of Claude.ai's, a list."""
     chat = chat if isinstance(chat, dict) else {}
-    nodes, leaf, entries = chat.get("mapping"), chat.get("current_node"), []
+    nodes, node, entries = chat.get("mapping"), chat.get("current_node"), []
     client = "chatgpt" if "mapping" in chat else "claude.ai"
-    while isinstance(nodes, dict) and isinstance(leaf, str) and leaf in nodes:
-        entries.append(nodes.pop(leaf))  # a loop ends here
-        leaf = entries[-1].get("parent") if isinstance(entries[-1], dict) else None
+    while isinstance(nodes, dict) and isinstance(node, str) and node in nodes:
+        entries.append(nodes.pop(node))  # so that a loop of parents ends
+        node = entries[-1].get("parent") if isinstance(entries[-1], dict) else None
     listed = chat.get("chat_messages")
     entries = listed if isinstance(listed, list) else entries[::-1]
-    moment = _seconds(chat.get("create_time") or chat.get("created_at"))
+    moment = _unix_seconds(chat.get("create_time") or chat.get("created_at"))
     turns = _turns(enumerate(entries), transcripts()["formats"][client], moment)[0]
-    ids = [id for name in ("uuid", "conversation_id", "id") if (id := _key(chat.get(name)))]
-    first = [f"{turn.at}:{turn.prompt}" for turn in turns[:1]]  # as long as it has no name
+    ids = [id for name in ("uuid", "conversation_id", "id") if (id := _valid_id(chat.get(name)))]
+    first = [f"{turn.at}:{turn.prompt}" for turn in turns[:1]]  # for a chat without an id
     return Conversation(client, [*ids, *map(_short_hash, first), ""][0], None, turns, 0)
 
 
 def _graph_rows(line: bytes) -> Any:
-    """What the MCP reference memory server knows by a line, a sentence each; the line as it is, to
-    be refused by its number, where that is nothing of the kind."""
+    """Rows of a line of the MCP reference memory server's file, each a sentence; of any other line
+    its text, so that the import refuses it by its number."""
     fact = parse_object(line)
     relation = [fact.get(key) for key in ("from", "relationType", "to")]
-    if fact.get("type") == "relation" and all(one and isinstance(one, str) for one in relation):
+    if fact.get("type") == "relation" and all(part and isinstance(part, str) for part in relation):
         return [{"content": " ".join(map(str, relation))}]
-    name, kind, told = (fact.get(key) for key in ("name", "entityType", "observations"))
-    told = [told] if isinstance(told, str) else told
-    if name and isinstance(name, str) and isinstance(told, list):
-        return [{"content": f"{name} ({kind}): {one}"} for one in told]
+    name, kind, listed = (fact.get(key) for key in ("name", "entityType", "observations"))
+    listed = [listed] if isinstance(listed, str) else listed
+    if name and isinstance(name, str) and isinstance(listed, list):
+        return [{"content": f"{name} ({kind}): {observation}"} for observation in listed]
     return line.decode("utf-8", "replace")
 
 
 def _rows_of_note(path: Path) -> list[Any]:
-    """What a note of basic-memory's says; why nothing of it is taken, to be refused with that,
-    where not all of it is text."""
+    """Rows of a note of basic-memory's; of one that is not all text an error, with which the import
+    refuses it."""
     try:
         note = read_file(real_path(path))
-        if not note.whole:
+        if not note.is_utf8:
             raise Skipped("is not all UTF-8")
     except Skipped as skipped:
         return [InvalidInput(f"{path} {skipped}: nothing of it was taken")]
-    return [*_note_rows(path.stem, note.text)]
+    return list(_note_rows(path.stem, note.text))
 
 
 def _note_rows(name: str, text: str) -> Iterator[dict[str, Any]]:
-    """A note's observations, its relations, and then the rest, by sections."""
+    """Rows of a note's observations, of its relations, and then of the rest, by sections."""
     front = _FRONT_MATTER.match(text)
     title = front and re.search(r"^title:[ \t]*(.+)$", front[0], re.MULTILINE)
     name = title[1].strip("\"' ") if title else name
@@ -10614,7 +10591,7 @@ def _note_rows(name: str, text: str) -> Iterator[dict[str, Any]]:
 
 
 def _prose_rows(name: str, text: str) -> Iterator[dict[str, Any]]:
-    """The sections of a note in which something stands."""
+    """Rows of the sections of a note that have a text."""
     for start, end, _ in _markdown_sections(text):
         headings = [_Heading(0, 0, 0, name), *_headings(text[start:end])]
         title = headings[-1].title
@@ -10624,73 +10601,71 @@ def _prose_rows(name: str, text: str) -> Iterator[dict[str, Any]]:
 
 
 def original_rows(program: Path) -> Iterator[dict[str, Any]]:
-    """What the original Sediment keeps, as its program lists it: its server tells beginnings."""
+    """The items of the original Sediment, as its program lists them; its server cuts texts."""
     import subprocess
 
     seen = set()
     scopes = {"global": {"scope": "global"}, "project": {}, "all": {"project": "original"}}
-    for scope, whose in scopes.items():
+    for scope, extra in scopes.items():
         words = [str(program), "--json", "list", "--scope", scope, "--limit", "1000000"]
         env = environment(left_out="SEDIMENT_DB")
         try:
-            options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True}
-            done = subprocess.run(words, env=env, **options)
+            done = subprocess.run(words, env=env, stdin=subprocess.DEVNULL, capture_output=True)
         except OSError as error:
             raise InvalidInput(f"{program} cannot be run ({error.strerror})") from None
         items = parse_object(done.stdout).get("items")
         if done.returncode or not isinstance(items, list):
-            said = one_line(done.stderr.decode("utf-8", "replace"), 200)
-            raise InvalidInput(f"{program} does not list its items as the original does ({said})")
+            reason = one_line(done.stderr.decode("utf-8", "replace"), 200)
+            raise InvalidInput(f"{program} does not list its items as the original does ({reason})")
         for item in items:
             if isinstance(item, dict) and item.get("id") not in seen:
                 seen.add(item.get("id"))
-                yield {name: item.get(name) for name in ("id", "content", "created")} | whose
+                yield {name: item.get(name) for name in ("id", "content", "created")} | extra
 
 
-# Keeping them: a session is a file of the source CONVERSATIONS, a turn a part of it.
+# How they are stored: a session is a file of the source CONVERSATIONS, a turn a part of it.
 
-_NEVER_AGAIN = -2  # the noted size of a session that was forgotten
+_NEVER_AGAIN = -2  # the size in the row of a session that was forgotten
 
 
 class Session(NamedTuple):
-    """What is kept of a session: the number of its file, its project, and the byte to read from."""
+    """A session that is stored."""
 
-    file: int
+    file: int  # its id among the files
     project: str
-    resume: int
+    resume: int  # the byte to read from
 
 
 def session_name(client: str, session: str) -> str:
-    """A session as people read it."""
+    """The name of a session, for people and as the path of its file."""
     return f"{client}:{session_to_keep(session)}"
 
 
 def session_to_keep(session: str) -> str:
-    """What a client calls a session; a hash of what looks like a credential, and of a file's name
-    that nobody could type, or that is no text."""
-    odd = not session.isprintable() or redact(session, redacts())[1]
-    return _short_hash(session) if odd else session
+    """A client's id of a session; a hash of one that is a credential, or that nobody could type."""
+    is_unfit = not session.isprintable() or redact(session, redacts())[1]
+    return _short_hash(session) if is_unfit else session
 
 
 _ANSWER = "\n\nAssistant: "
-_HALF_TURN = CONTENT_MAX // 2 - 20  # of the two names
+_HALF_TURN = CONTENT_MAX // 2 - 20  # for "User: " and _ANSWER
 _LONGEST_CREDENTIAL = 20_000  # characters; of a private key the lines are known without its end
 
 
-def _first_of(text: str) -> str:
-    """As much of a text as a turn may hold, without credentials, nor one that was cut in reading:
-    a text that is all keys shrinks."""
+def _redacted_start(text: str) -> str:
+    """As much of a text as a turn may hold, without credentials, nor what may be left of one that
+    was cut. Twice as much is read, since a text of many credentials shrinks."""
     kept, _ = redact(text[: 2 * CONTENT_MAX], redacts())
     return kept if len(text) <= 2 * CONTENT_MAX else kept[:-_LONGEST_CREDENTIAL]
 
 
 def turn_text(turn: Turn) -> str:
-    """A turn as one memory, without credentials; of a longer one the beginning of each, and at
-    least half of either."""
-    prompt, answer = map(_first_of, turn[2:])
+    """A turn as the text of a memory, without credentials. Where it is too long, the ends of prompt
+    and answer are cut; at least half of the space is left to each."""
+    prompt, answer = map(_redacted_start, turn[2:])
     answer = answer[: max(_HALF_TURN, 2 * _HALF_TURN - len(prompt))]
-    said = f"User: {prompt[: 2 * _HALF_TURN - len(answer)]}"
-    return f"{said}{_ANSWER}{answer}" if answer else said
+    text = f"User: {prompt[: 2 * _HALF_TURN - len(answer)]}"
+    return f"{text}{_ANSWER}{answer}" if answer else text
 
 
 def turn_id(name: str, key: str) -> str:
@@ -10699,15 +10674,16 @@ def turn_id(name: str, key: str) -> str:
 
 
 def kept_session(database: Database, name: str) -> Session | None:
+    """What is stored of a session, also if it was forgotten; None if nothing was."""
     sql = f"SELECT id, project_id, size FROM files WHERE path = ? AND source IN ({_KEPT_SAID})"
     rows = database.rows(sql, name)
     return Session(*rows[0]) if rows else None
 
 
 def is_session(projects: Projects, id: object) -> bool:
-    """Whether something is the name of a session that is kept, of this project or of none."""
-    named = isinstance(id, str) and ":" in id and id.isprintable()
-    kept = kept_session(projects.database, str(id)) if named else None
+    """Whether an id is the name of a session that is stored, of this project or of none."""
+    is_name = isinstance(id, str) and ":" in id and id.isprintable()
+    kept = kept_session(projects.database, str(id)) if is_name else None
     return kept is not None and kept.project in ("", projects.current())
 
 
@@ -10718,37 +10694,37 @@ def keep_conversations(
     progress: Callable[[int], object],
 ) -> dict[str, Any]:
     """What `Memory.add_conversations` does; without an encoder they are only counted."""
-    counts: dict[str, int] = {"sessions": 0, "turns": 0, "existing": 0}
-    remarks: list[str] = []
-    forgotten, empty, left = 0, 0, Counter[tuple[str, str]]()
+    counts = dict.fromkeys(("sessions", "turns", "existing", "forgotten", "empty"), 0)
+    remarks, left_out = list[str](), Counter[tuple[str, str]]()
     for given in conversations:
         turns = _not_forgotten(projects.database, given)
-        one = given._replace(folder=folder_of(projects, given), turns=turns)
-        forgotten += len(given.turns) - len(turns)
-        known = kept_session(projects.database, session_name(one.client, one.session))
-        if known and known.resume == _NEVER_AGAIN:
-            forgotten += len(one.turns)
+        new = given._replace(folder=folder_of(projects, given), turns=turns)
+        counts["forgotten"] += len(given.turns) - len(turns)
+        stored = kept_session(projects.database, session_name(new.client, new.session))
+        if stored and stored.resume == _NEVER_AGAIN:
+            counts["forgotten"] += len(turns)
             counts["sessions"] += bool(given.turns)
-        elif _is_homeless(known, one):
-            left[_HOMELESS, one.client] += 1
-        elif not one.session and not one.remark:
-            left[_NO_CONVERSATIONS, one.client] += 1
-        elif not one.session:  # of a folder that nobody may look into
-            remarks.append(one.remark)
+        elif _is_homeless(stored, new):
+            left_out[_HOMELESS, new.client] += 1
+        elif not new.session and not new.remark:
+            left_out[_NO_CONVERSATIONS, new.client] += 1
+        elif not new.session:  # of a folder that nobody may look into
+            remarks.append(new.remark)
         else:
-            new = _keep_conversation(projects, encoder, one) if encoder else len(one.turns)
+            added = _keep_conversation(projects, encoder, new) if encoder else len(turns)
             counts["sessions"] += bool(given.turns)
-            empty += not given.turns
-            counts["turns"] += new
-            counts["existing"] += len(one.turns) - new
-            remarks += [one.remark] if one.remark else []
+            counts["empty"] += not given.turns
+            counts["turns"] += added
+            counts["existing"] += len(turns) - added
+            remarks += [new.remark] if new.remark else []
         progress(len(given.turns))
-    more = {"forgotten": forgotten, "empty": empty}
-    counts |= {name: count for name, count in more.items() if count}
-    told = (text.format(count, client) for (text, client), count in left.items())
-    return {"success": True, **counts, "remarks": list(dict.fromkeys([*told, *remarks]))}
+    rare = ("forgotten", "empty")
+    counts = {name: count for name, count in counts.items() if count or name not in rare}
+    first = (text.format(count, client) for (text, client), count in left_out.items())
+    return {"success": True, **counts, "remarks": list(dict.fromkeys([*first, *remarks]))}
 
 
+# Remarks on what is left out: of so many {0}, of a client {1}.
 _HOMELESS = (
     "{0} sessions of {1} are of folders that are not known: `import --from {1} --here` in each"
     " keeps what was said there"
@@ -10756,19 +10732,19 @@ _HOMELESS = (
 _NO_CONVERSATIONS = "{0} entries of the export of {1} are no conversations"
 
 
-def _is_homeless(known: Session | None, one: Conversation) -> bool:
-    """Whether nobody can tell the project of a session, which would be shown to all others."""
-    return bool(one.turns and one.coded) and not (one.folder or (known and known.project))
+def _is_homeless(stored: Session | None, new: Conversation) -> bool:
+    """Whether the project of a session is not known: as global, all projects would see it."""
+    return bool(new.turns and new.coded) and not (new.folder or (stored and stored.project))
 
 
 def _keep_conversation(projects: Projects, encoder: Encoder, given: Conversation) -> int:
-    """Keep the turns of a session that are not kept as they are now; how many those are."""
+    """Store the turns of a session that are new or have grown; how many those are."""
     database, name, new = projects.database, session_name(given.client, given.session), 0
-    known = kept_session(database, name)
+    stored = kept_session(database, name)
     here = projects.of_folder(given.folder) if given.folder else None
-    project = (known and known.project) or here or ""
-    if known and known.project != project:
-        _settle(database, known, project)
+    project = (stored and stored.project) or here or ""
+    if stored and stored.project != project:
+        _move_session(database, stored, project)
     for turn in given.turns:
         text = turn_text(turn)
         if (id := _id_to_keep(database, name, turn.key, text)) is None:
@@ -10776,7 +10752,7 @@ def _keep_conversation(projects: Projects, encoder: Encoder, given: Conversation
         at_once = None if encoder.model.destination else database  # a service makes many
         item = prepare_item(at_once, encoder, id, text, project or None, turn.at)
         with database.transaction() as connection:
-            file = note_session(connection, name, project, known.resume if known else 0)
+            file = note_session(connection, name, project, stored.resume if stored else 0)
             if file is None:
                 break
             if item.vectors and not claim_model(connection, encoder.model):
@@ -10787,8 +10763,8 @@ def _keep_conversation(projects: Projects, encoder: Encoder, given: Conversation
     return new
 
 
-def _settle(database: Database, session: Session, project: str) -> None:
-    """Let a session that was kept before its folder was known be in the project of that."""
+def _move_session(database: Database, session: Session, project: str) -> None:
+    """Move a session that was stored before its folder was known into the folder's project."""
     with database.transaction() as connection:
         for (id,) in fetch(connection, "SELECT id FROM items WHERE file = ?", session.file):
             place_item(connection, id, project)
@@ -10796,8 +10772,8 @@ def _settle(database: Database, session: Session, project: str) -> None:
         connection.execute(sql, (project, session.file))
 
 
-# A turn of a session that says a text, and maybe more.
-_SAID_THERE = (
+# A turn of a session that has a text, and maybe more of the answer.
+_SAME_TURN = (
     "SELECT 1 FROM items i JOIN files f ON f.id = i.file"
     f" WHERE f.path = ?1 AND f.source IN ({_KEPT_SAID}) AND (i.content = ?2"
     " OR substr(i.content, 1, length(?2) + 2) = ?2 || char(10, 10))"
@@ -10805,39 +10781,39 @@ _SAID_THERE = (
 
 
 def _id_to_keep(database: Database, name: str, key: str, text: str) -> str | None:
-    """The id of the kept turn that this one goes on from, else one of its own: a file may be
-    written anew, and what was kept of it stays. None where all is kept that it says."""
+    """The id of the stored turn of which this one is a longer version, else a new one: what was
+    stored stays when its file is written anew. None where all of the text is stored."""
     id = _free_id(database, turn_id(name, key))
-    while found := find_item(database, id):
-        if _goes_on(found["content"], text):
-            return None if found["content"] == text else id
-        if database.value(_SAID_THERE, name, text):
+    while stored := find_item(database, id):
+        if _continues(stored["content"], text):
+            return None if stored["content"] == text else id
+        if database.value(_SAME_TURN, name, text):
             return None
         id = _free_id(database, _short_hash(id))
-    is_place = key.isdecimal()  # where a turn stands that has no name, which others may take over
-    return None if is_place and database.value(_SAID_THERE, name, text) else id
+    is_place = key.isdecimal()  # a turn without an id of the client's, whose place may change
+    return None if is_place and database.value(_SAME_TURN, name, text) else id
 
 
 def _free_id(database: Database, id: str) -> str:
-    """An id of a turn that no memory has."""
+    """The id, or a hash of it where a memory has it that is no turn or part of a file."""
     while stored_among(database, [id]):
         id = _short_hash(id)
     return id
 
 
-def _goes_on(before: str, now: str) -> bool:
-    """Whether a turn is a kept one with more of its answer, or without a credential that is known
-    as one since. Of a prompt that is too long the less is kept, the longer its answer is."""
+def _continues(before: str, now: str) -> bool:
+    """Whether a turn's text is a stored one with more of its answer, or without a credential that
+    is known as one since. The longer the answer is, the shorter a prompt that was too long."""
     if now.startswith(before) or ("[redacted: " in now and now.startswith(redact(before)[0])):
         return True
     is_cut = len(now) >= 2 * _HALF_TURN and now[:_HALF_TURN] == before[:_HALF_TURN]
     prompt, _, answer = now[_HALF_TURN:].partition(_ANSWER)
-    asked, _, said = before[_HALF_TURN:].partition(_ANSWER)
-    return is_cut and answer != "" and asked.startswith(prompt) and answer.startswith(said)
+    asked, _, answered = before[_HALF_TURN:].partition(_ANSWER)
+    return is_cut and answer != "" and asked.startswith(prompt) and answer.startswith(answered)
 
 
 def note_session(connection: apsw.Connection, name: str, project: str, resume: int) -> int | None:
-    """Note how far a session was read; the number of its file, None if it was forgotten."""
+    """Store how far a session was read; the id of its file, None if it was forgotten."""
     now = time.time_ns()
     source = connection.execute(
         "INSERT INTO sources(path, project_id, options) VALUES(?, ?, '{}')"
@@ -10845,7 +10821,7 @@ def note_session(connection: apsw.Connection, name: str, project: str, resume: i
         (CONVERSATIONS, project),
     ).get
     return connection.execute(
-        f"INSERT INTO files({_NOTED}, path, project_id, source, dated)"
+        f"INSERT INTO files({_RECORD_COLUMNS}, path, project_id, source, dated)"
         " VALUES(?1, ?2, ?2, ?2, x'', ?3, ?4, ?5, 1) ON CONFLICT(path, project_id) DO UPDATE"
         " SET source = ?5, size = ?1, changed_at = ?2, read_at = ?2"
         f" WHERE size <> {_NEVER_AGAIN} RETURNING id",
@@ -10853,13 +10829,13 @@ def note_session(connection: apsw.Connection, name: str, project: str, resume: i
     ).get
 
 
-# And a session, in meta: how much of it is never to be kept, since nothing was when it was said;
-# and that this goes on until one of its hooks finds it otherwise.
+# The key in meta, before a session's name, of how much of it is never to be stored, as keeping was
+# off when it was said; and the end of its value, until a hook finds that keeping is on again.
 UNHEARD, _STILL = "unheard:", " still"
 
 
 def unheard_of(database: Database, name: str) -> tuple[int, bool]:
-    """How much of a session is never to be kept, and whether that still grows."""
+    """How much of a session is never stored, as `said_by` has it, and whether that still grows."""
     noted = database.value("SELECT value FROM meta WHERE key = ?", f"{UNHEARD}{name}") or "0"
     return int(noted.removesuffix(_STILL)), noted.endswith(_STILL)
 
@@ -10867,18 +10843,18 @@ def unheard_of(database: Database, name: str) -> tuple[int, bool]:
 def note_unheard(
     database: Database, name: str, said: int, still: bool, wait: int = BUSY_TIMEOUT
 ) -> None:
-    """Note what `unheard_of` tells."""
+    """Store what `unheard_of` returns."""
     with database.transaction(wait) as connection:
         set_meta(connection, f"{UNHEARD}{name}", f"{said}{_STILL * still}")
 
 
 def write_turn(connection: apsw.Connection, file: int, item: Item) -> bool:
-    """Keep a turn, or more of one that has grown; whether there was something new in it."""
+    """Store a turn, or the longer version of one; whether there was something new in it."""
     sql = "SELECT content, first_line FROM items WHERE id = ?"
-    known = fetch(connection, sql, item.id)
-    if known and (known[0][0] == item.content or not _goes_on(known[0][0], item.content)):
-        return False  # another process may have kept more
-    number = known[0][1] if known else None
+    rows = fetch(connection, sql, item.id)
+    content, number = rows[0] if rows else (None, None)
+    if content == item.content or (content is not None and not _continues(content, item.content)):
+        return False  # another process may have stored more
     if number is None:
         sql = "SELECT 1 + coalesce(max(first_line), 0) FROM items WHERE file = ?"
         number = connection.execute(sql, (file,)).get
@@ -10888,25 +10864,25 @@ def write_turn(connection: apsw.Connection, file: int, item: Item) -> bool:
     return True
 
 
-# And the id of a turn that was forgotten, in meta, with its session: a fork of that has it, too.
+# The key in meta, before a turn's id, of the session in which it was forgotten: a fork has it, too.
 FORGOTTEN = "forgotten:"
 
 
 def _not_forgotten(database: Database, given: Conversation) -> list[Turn]:
-    """The turns of a session that were not forgotten in another. Those that are called by their
-    places are not told apart."""
+    """The turns of a session that were not forgotten in this or another one of the client's. A turn
+    whose key is its place stays: others have the same."""
     sql = f"SELECT key, value FROM meta WHERE key GLOB '{FORGOTTEN}*'"
-    notes = [row for row in database.rows(sql) if row[1].startswith(f"{given.client}:")]
-    keys, names = {key for key, _ in notes}, {name for _, name in notes}
+    rows = [row for row in database.rows(sql) if row[1].startswith(f"{given.client}:")]
+    keys, names = {key for key, _ in rows}, {name for _, name in rows}
 
-    def is_noted(key: str) -> bool:
+    def is_forgotten(key: str) -> bool:
         return any(f"{FORGOTTEN}{turn_id(name, key)}" in keys for name in names)
 
-    return [turn for turn in given.turns if turn.key.isdecimal() or not is_noted(turn.key)]
+    return [turn for turn in given.turns if turn.key.isdecimal() or not is_forgotten(turn.key)]
 
 
 def forget_session(connection: apsw.Connection, name: str) -> int:
-    """Erase what is kept of a session, and never keep it again; how many turns it had."""
+    """Erase the turns of a session, which is never stored again; how many it had."""
     session = f"path = ? AND source IN ({_KEPT_SAID})"
     sql = f"SELECT id FROM items WHERE file IN (SELECT id FROM files WHERE {session})"
     ids = [id for (id,) in fetch(connection, sql, name)]
@@ -10918,7 +10894,7 @@ def forget_session(connection: apsw.Connection, name: str) -> int:
 
 
 def sessions_kept(database: Database, project: str | None) -> dict[str, Any]:
-    """The sessions of a project and of none, as `list_conversations` tells them."""
+    """What `Memory.list_conversations` returns: the sessions of a project, and those of none."""
     sql = (
         "SELECT f.path, count(*), min(i.created_at), max(i.created_at), (SELECT substr(content, 7,"
         f" {PREVIEW}) FROM items WHERE file = f.id ORDER BY first_line LIMIT 1)"
