@@ -10933,24 +10933,24 @@ def row_checks() -> dict[str, str]:
 
 def check_rows(connection: apsw.Connection) -> Iterator[Check]:
     """Whether the tables agree with one another."""
-    for what, sql in row_checks().items():
+    for kind, sql in row_checks().items():
         if found := [str(row[0]) for row in connection.execute(sql)]:
-            yield Check("tables", "broken", f"{len(found)} {what}: {_some(found)}")
+            yield Check("tables", "broken", f"{len(found)} {kind}: {_some(found)}")
 
 
 def _some(names: list[str], most: int = 3) -> str:
-    """The first of them."""
+    """The first names, and a mark where there are more."""
     return ", ".join(names[:most]) + ", …" * (len(names) > most)
 
 
 def check_texts(connection: apsw.Connection) -> dict[str, int]:
-    """The ids and rows of texts that are not what was stored, as far as their hashes tell."""
+    """{id: seq} of the items whose text is not what was stored, as far as hashes tell."""
     items = connection.execute("SELECT id, seq, content, text_hash FROM items")
     return {id: seq for id, seq, content, stored in items if text_hash(content) != stored}
 
 
 def check_spans(connection: apsw.Connection) -> list[int]:
-    """The items whose chunks do not lie in order in their text, or leave some of it out."""
+    """The seqs of the items whose chunks are out of order, or leave out some of the text."""
     spans: dict[int, list[tuple[int, int, int]]] = {}
     sql = 'SELECT item, position, start, "end" FROM chunks ORDER BY item, position'
     for item, *span in connection.execute(sql):
@@ -10960,28 +10960,32 @@ def check_spans(connection: apsw.Connection) -> list[int]:
 
 
 def _covers(content: str, spans: list[tuple[int, int, int]]) -> bool:
+    """Whether spans (position, start, end) follow each other and leave out nothing but blanks."""
     covered = 0
-    for place, (position, start, end) in enumerate(spans):
-        if position != place or not start < end <= len(content) or content[covered:start].strip():
+    for number, (position, start, end) in enumerate(spans):
+        if position != number or not start < end <= len(content) or content[covered:start].strip():
             return False
         covered = max(covered, end)
     return bool(spans) and not content[covered:].strip()
 
 
 def check_words(connection: apsw.Connection) -> list[int]:
-    """The chunks of which the word index holds other words than their texts have."""
+    """The chunks of which the word index holds other words than their texts have.
+
+    Of each chunk, hashes of its postings are added and those of its text's words subtracted.
+    """
     import apsw
 
-    told: Counter[int] = Counter()  # of each chunk, a sum over its words and where they stand
+    balance: Counter[int] = Counter()
     for stem, chunk, column, place in connection.execute("SELECT * FROM temp.postings"):
-        told[chunk] += hash((stem, column, place))
+        balance[chunk] += hash((stem, column, place))
     tokenizer = connection.fts5_tokenizer("porter", ["unicode61", "remove_diacritics", "2"])
     for chunk, *texts in connection.execute(_CHUNK_TEXTS):
         for column, text in zip(("text", "context"), texts, strict=True):
             stems = tokenizer(spaced(text).encode(), apsw.FTS5_TOKENIZE_DOCUMENT, None)
             for place, (_, _, stem) in enumerate(stems):
-                told[chunk] -= hash((stem, column, place))
-    return [chunk for chunk, left in told.items() if left]
+                balance[chunk] -= hash((stem, column, place))
+    return [chunk for chunk, left in balance.items() if left]
 
 
 def check_vectors(connection: apsw.Connection, dimension: int) -> list[int]:
@@ -10994,15 +10998,14 @@ def check_vectors(connection: apsw.Connection, dimension: int) -> list[int]:
         sound = [row for row in batch if len(row[1]) == 4 * dimension]
         wrong += {row[0] for row in batch} - {row[0] for row in sound}
         if sound:
-            with numpy.errstate(all="ignore"):  # what is noise may be of any size
-                lengths = numpy.linalg.norm(_matrix(sound), axis=1)
-            far = ~(abs(lengths - 1) < 0.001)  # NaN too
+            lengths = numpy.linalg.norm(_matrix(sound), axis=1)  # 0 where a vector is noise
+            far = abs(lengths - 1) >= 0.001
             wrong += [row[0] for row, bad in zip(sound, far, strict=True) if bad]
     return wrong
 
 
 def check_pages(connection: apsw.Connection) -> str:
-    """What SQLite finds wrong with the file, and in which tables; nothing when it is sound."""
+    """What SQLite finds wrong with the file, and in which tables; "" when it is sound."""
     found = _complaints(connection, "PRAGMA integrity_check(20)")
     if found == ["ok"]:
         return ""
@@ -11016,6 +11019,7 @@ def check_pages(connection: apsw.Connection) -> str:
 
 
 def _complaints(connection: apsw.Connection, sql: str) -> list[str]:
+    """The lines of an integrity check, with the error that ended it, each once."""
     import apsw
 
     found: list[str] = []
@@ -11023,14 +11027,14 @@ def _complaints(connection: apsw.Connection, sql: str) -> list[str]:
         found += (line for row in connection.execute(sql) for line in row[0].splitlines())
     except (apsw.CorruptError, apsw.NotADBError, apsw.IOError, apsw.SQLError) as error:
         if isinstance(error, apsw.IOError) and _no_room(Path(connection.filename)):
-            raise  # nothing tells that the file is not sound
+            raise  # the disk is full, which says nothing of the file
         found.append(str(error))
     return list(dict.fromkeys(found))
 
 
 def rebuild_derived(connection: apsw.Connection, encoder: Encoder) -> None:
-    """Make anew what is derived and does not agree with the texts, in a transaction of the
-    caller's. Vectors that are missing are queued."""
+    """Make anew what is derived and does not agree with the texts, within a transaction of the
+    caller. Chunks without a vector are queued."""
     _mend_files(connection)
     for table, column in _MENTIONS:
         connection.execute(f"DELETE FROM {table} WHERE {column} NOT IN (SELECT id FROM items)")
@@ -11048,32 +11052,32 @@ def rebuild_derived(connection: apsw.Connection, encoder: Encoder) -> None:
 
 
 def _dimension(connection: apsw.Connection, encoder: Encoder) -> int:
-    """How long the file's vectors are, or are to be."""
-    told = meta_value(connection, "dimension") or str(encoder.model.dimension)
-    if not told.isdecimal():
-        raise DamagedError(f"the file says that its vectors are {_show(told)} long: `reindex`")
-    return int(told)
+    """How many numbers each of the file's vectors has, or is to have."""
+    noted = meta_value(connection, "dimension") or str(encoder.model.dimension)
+    if not noted.isdecimal():
+        raise DamagedError(f"the file says that its vectors are {_show(noted)} long: `reindex`")
+    return int(noted)
 
 
 def _mend_files(connection: apsw.Connection) -> None:
-    """Let parts, files and sources agree; what stands in a file and is cut wrongly, or is nobody's,
-    goes: it is read again from there."""
+    """Let parts, files and sources agree. A part that is cut wrongly or has no file is deleted:
+    what stands in a file is read again from there."""
     reunite_files(connection)
     connection.execute(asset("sql/mend_files.sql"))
     _read_again(connection, check_spans(connection))
 
 
 def _read_again(connection: apsw.Connection, items: Iterable[int]) -> None:
-    """Take out what of these rows is a part of a file, so that it is read from there."""
+    """Delete those of these items that are parts of files, and have the files read again."""
     rows = [(item,) for item in items]
-    part = f"seq = ? AND file IS NOT NULL AND content_type <> '{CONVERSATION}'"
-    sql = f"UPDATE files SET digest = x'' WHERE id = (SELECT file FROM items WHERE {part})"
+    is_part = f"seq = ? AND file IS NOT NULL AND content_type <> '{CONVERSATION}'"
+    sql = f"UPDATE files SET digest = x'' WHERE id = (SELECT file FROM items WHERE {is_part})"
     connection.executemany(sql, rows)
-    connection.executemany(f"DELETE FROM items WHERE {part}", rows)
+    connection.executemany(f"DELETE FROM items WHERE {is_part}", rows)
 
 
 def _mend_chunks(connection: apsw.Connection, encoder: Encoder) -> None:
-    """Cut the texts anew whose chunks do not lie in order in them, or leave some out."""
+    """Cut the texts anew that `check_spans` finds, and put all chunks in order of their items."""
     wrong = check_spans(connection)
     for item in wrong:
         connection.execute("DELETE FROM chunks WHERE item = ?", (item,))
@@ -11084,15 +11088,15 @@ def _mend_chunks(connection: apsw.Connection, encoder: Encoder) -> None:
             [(item, position, *chunk) for position, chunk in enumerate(chunks)],
         )
     if wrong or fetch(connection, row_checks()["chunks out of the order of their items"]):
-        # Those who keep chunks rely on numbers in the order of their items.
-        both = "SELECT c.*, v.vector FROM chunks c LEFT JOIN vectors v ON v.chunk = c.id"
-        connection.execute(f"CREATE TEMP TABLE again AS {both}")
+        # Long-lived processes that cache chunks rely on ids in the order of their items.
+        sql = "SELECT c.*, v.vector FROM chunks c LEFT JOIN vectors v ON v.chunk = c.id"
+        connection.execute(f"CREATE TEMP TABLE again AS {sql}")
         _replace_chunks(connection, "again")
         connection.execute("DROP TABLE again")
 
 
 def _replace_chunks(connection: apsw.Connection, table: str) -> None:
-    """Let the chunks and vectors in a table take the place of all that there are."""
+    """Replace all chunks and vectors by those in a table."""
     connection.execute(f"""
         DELETE FROM chunks;
         INSERT INTO chunks(item, position, start, "end", context)
@@ -11106,24 +11110,24 @@ def _replace_chunks(connection: apsw.Connection, table: str) -> None:
 
 
 class Rescued(NamedTuple):
-    """What a damaged file still holds: of each table rows by number, and what its indexes name."""
+    """What can be read of a damaged file."""
 
-    rows: dict[str, dict[int, list[Any]]]
-    meta: dict[str, str]  # and what is noted of places for projects
-    named: set[str]  # ids
+    rows: dict[str, dict[int, list[Any]]]  # of each table, values by rowid
+    meta: dict[str, str]  # the tables `meta` and `projects`, whose rows look alike
+    named: set[str]  # ids that stand in an index
     tokens: list[list[Any]]
     synced: bool
-    missing: int  # pages that the file once had
+    missing: int  # pages that the file has lost
     torn: list[str]  # ids of texts of which only a part can be read
     changed: set[str]  # ids of texts that are not what was stored
 
     def lost(self) -> list[str]:
-        """The ids that are named somewhere and whose rows could not be read."""
-        there = {values[1] for values in self.rows["items"].values()}
-        return sorted(self.named - there - _FTS5_NAMES)
+        """The ids that an index names and whose rows could not be read."""
+        found = {values[1] for values in self.rows["items"].values()}
+        return sorted(self.named - found - _FTS5_NAMES)
 
 
-# Tables by the kinds of value in their columns, which is how a page of them is known.
+# Tables by the kinds of value in their columns, by which a row on a page is told to be of them.
 _SHAPES = {
     "items": ("n", "s", "s", "s", "sn", "i", "i", "in", "sn", "sn", "i", "in", "in", "in"),
     "chunks": ("n", "i", "i", "i", "i", "s"),
@@ -11136,10 +11140,7 @@ _SHAPES = {
     "reviews": ("s", "s", "fi", "i"),
 }
 _KINDS = {type(None): "n", str: "s", int: "i", float: "f", bytes: "b"}
-_ADDED = {
-    "items": 4,
-    "graph_edges": 1,
-}  # how many last columns, which rows from before these have not
+_ADDED = {"items": 4, "graph_edges": 1}  # how many last columns the rows of older files lack
 _VECTOR_MIN = 256  # bytes; tables of the word index have such rows too, shorter ones
 _PAGE_SIZES = (8192, 4096, 1024, 2048, 16384, 32768, 512)
 _FTS5_NAMES = {"version", "secure-delete", "pgsz", "rank", "automerge"}  # of its settings
@@ -11149,9 +11150,10 @@ _TABLE_LEAF, _INDEX_PAGES = 0x0D, {0x02: 4, 0x0A: 0}  # and the bytes before a c
 def rescue(data: bytes) -> Rescued:
     """All rows of ours that can be read in the pages of a file."""
     size = int.from_bytes(data[16:18], "big")
-    # The first page may be the damaged one; its number of bytes is then what the pages tell.
-    sizes = [65536 if size == 1 else size] if size == 1 or size in _PAGE_SIZES else _PAGE_SIZES
-    size = max(sizes, key=lambda size: sum(1 for _ in _rows_of_pages(data, size)))
+    if size == 1:  # as SQLite writes it
+        size = 65536
+    elif size not in _PAGE_SIZES:  # the first page is damaged: by which size is most found?
+        size = max(_PAGE_SIZES, key=lambda size: sum(1 for _ in _rows_of_pages(data, size)))
     synced = b"CREATE TABLE replica(" in data
     # SQLite wrote the number of pages if the two counters beside it agree.
     is_sound = data.startswith(b"SQLite format 3\0") and data[24:28] == data[92:96]
@@ -11175,8 +11177,8 @@ def rescue(data: bytes) -> Rescued:
 
 
 def _look_at_texts(found: Rescued) -> None:
-    """Keep what can be read of texts that were written in part, since no text of ours has a NUL,
-    and note which texts are not what was stored."""
+    """Keep what can be read of texts that were written in part, which a NUL shows, and note which
+    texts are not what was stored."""
     items = found.rows["items"]
     for number, values in list(items.items()):
         if "\0" in values[_CONTENT]:
@@ -11195,10 +11197,10 @@ def _look_at_texts(found: Rescued) -> None:
 
 
 def _table_of(values: list[Any]) -> str | None:
-    """The table that such a row is of."""
+    """The table whose rows look like this one."""
     kinds = [_KINDS[type(value)] for value in values]
-    names = (value for place, value in enumerate(values) if place != _CONTENT)
-    if any("\0" in name for name in names if isinstance(name, str)):
+    others = (value for place, value in enumerate(values) if place != _CONTENT)
+    if any("\0" in value for value in others if isinstance(value, str)):
         return None
     for table, shape in _SHAPES.items():
         least = len(shape) - _ADDED.get(table, 0)
@@ -11218,8 +11220,7 @@ def _rows_of_pages(data: bytes, size: int) -> Iterator[tuple[int | None, list[An
         count = int.from_bytes(page[head + 3 : head + 5], "big")
         if first + 2 * count > size:
             continue  # noise
-        for number in range(count):
-            place = int.from_bytes(page[first + 2 * number : first + 2 * number + 2], "big")
+        for place in struct.unpack_from(f">{count}H", page, first):
             with contextlib.suppress(IndexError, ValueError):  # what cannot be read is lost
                 yield _cell(data, page, kind, place)
 
@@ -11281,6 +11282,7 @@ def _values(payload: bytes) -> list[Any]:
 
 
 def _value(kind: int, part: bytes) -> Any:
+    """A value of a record, by its serial type."""
     if kind >= 12:
         return part.decode() if kind % 2 else part
     if kind == 7:
@@ -11292,66 +11294,65 @@ def _value(kind: int, part: bytes) -> Any:
 
 def rebuild(found: Rescued, connection: apsw.Connection, encoder: Encoder) -> None:
     """Write what was rescued into a new file; vectors that are missing are queued."""
-    facts = [(key, value) for key, value in found.meta.items() if key in _MODEL_FACTS]
-    told = [row for row in found.meta.items() if row[0].startswith(_TOLD)]
-    connection.executemany("INSERT OR IGNORE INTO meta VALUES(?, ?)", facts + told)
+    model = [row for row in found.meta.items() if row[0] in _MODEL_FACTS]
+    notes = [row for row in found.meta.items() if row[0].startswith(_META_KEPT)]
+    connection.executemany("INSERT OR IGNORE INTO meta VALUES(?, ?)", model + notes)
     places = [row for row in found.meta.items() if row[0].startswith(_PLACES)]
     connection.executemany("INSERT OR IGNORE INTO projects VALUES(?, ?)", places)
     connection.executemany("INSERT OR IGNORE INTO tokens VALUES(?, ?, ?, ?, ?)", found.tokens)
-    # A file that never said which model it is of counts as today's; half a note does not.
-    vectors = found.rows["vectors"] if len(facts) in (0, len(_MODEL_FACTS)) else {}
-    spans: dict[int, list[tuple[int, Chunk, bytes]]] = {}
+    # Of a model that is noted in part no vector is kept; where nothing is noted, it is today's.
+    vectors = found.rows["vectors"] if len(model) in (0, len(_MODEL_FACTS)) else {}
+    parts: dict[int, list[tuple[int, Chunk, bytes]]] = {}
     for number, (_, item, position, *chunk) in found.rows["chunks"].items():
         _, vector = vectors.get(number, (None, b""))
-        spans.setdefault(item, []).append((position, Chunk(*chunk), vector))
+        parts.setdefault(item, []).append((position, Chunk(*chunk), vector))
     sessions = _rescued_sessions(found, connection)
     for number, values in sorted(found.rows["items"].items()):
         if _is_kept(values):  # others `index` reads again
-            item = _rescued_item(values, sorted(spans.get(number, [])), encoder)
-            vectors = [] if item.id in found.changed else item.vectors
+            item = _rescued_item(values, sorted(parts.get(number, [])), encoder)
+            own = [] if item.id in found.changed else item.vectors  # else of another text
             file = sessions.get(item.file or 0)
-            insert_item(connection, item._replace(file=file, vectors=vectors))
-    for table, shape in _SHAPES.items():
-        sql = f"INSERT OR IGNORE INTO {table} VALUES({', '.join('?' * len(shape))})"
-        for row in found.rows[table].values() if table not in _REBUILT else ():
-            row += [b""] * (len(shape) - len(row))  # from before there were questions
-            connection.execute(sql, row)
+            insert_item(connection, item._replace(file=file, vectors=own))
+    for table in ("access_log", "graph_edges", "history", "sources", "reviews"):
+        width = len(_SHAPES[table])
+        rows = (row + [b""] * (width - len(row)) for row in found.rows[table].values())
+        sql = f"INSERT OR IGNORE INTO {table} VALUES({', '.join('?' * width)})"
+        connection.executemany(sql, rows)  # older edges have no questions: b""
 
 
-_REBUILT = ("items", "chunks", "vectors", "files")
 # The places of these columns in a row of items.
 _CONTENT, _TYPE, _PROJECT, _ENDED_AT, _TEXT_HASH, _FILE = 2, 3, 4, 7, 10, 11
 _MODEL_FACTS = ("model_name", "model_digest", "dimension")
-# How keys of `meta` begin that say what nothing else does.
-_TOLD = (HOOKS_OFF, UNHEARD, FORGOTTEN, "copy:", _BEGUN, "model_probe", "sent:")
+# How those keys of `meta` begin whose values can be made from nothing else.
+_META_KEPT = (HOOKS_OFF, UNHEARD, FORGOTTEN, "copy:", _BEGUN, "model_probe", "sent:")
 
 
 def _rescued_sessions(found: Rescued, connection: apsw.Connection) -> dict[int, int | None]:
     """Note the sessions of conversations again, to be read from their beginning, and those that
-    were forgotten, never to be read; their new numbers by the old ones."""
-    known = {  # one whose row is lost gets a name by which its turns can be forgotten
+    were forgotten, never to be read. Returns their new rows by the old ones."""
+    sessions = {  # one whose row is lost gets a name by which its turns can be forgotten
         values[_FILE]: (f"rescued:{values[_FILE]}", values[_PROJECT] or "", 0)
         for values in found.rows["items"].values()
         if _is_part(values) and values[_TYPE] == CONVERSATION
     }
     for number, (_, _, path, project, size, *_) in found.rows["files"].items():
         if not os.path.isabs(path):
-            known[number] = path, project, min(size, 0)
-    return {number: note_session(connection, *facts) for number, facts in known.items()}
+            sessions[number] = path, project, min(size, 0)
+    return {number: note_session(connection, *facts) for number, facts in sessions.items()}
 
 
 def _is_part(values: list[Any]) -> bool:
-    """Whether such a row of items is a part of a file or a turn."""
+    """Whether a row of items is a part of a file or a turn."""
     return len(values) > _FILE and values[_FILE] is not None
 
 
 def _is_kept(values: list[Any]) -> bool:
-    """Whether such a row of items is a memory or a turn, which stands nowhere else."""
+    """Whether a row of items is a memory or a turn, which stands nowhere else."""
     return not _is_part(values) or values[_TYPE] == CONVERSATION
 
 
 def _counted_as(values: list[Any]) -> str:
-    """What `count_items` counts such a row as."""
+    """As what `count_items` counts a row of items."""
     if _is_part(values):
         return "turns" if values[_TYPE] == CONVERSATION else "file_parts"
     return "items" if values[_ENDED_AT] is None else "hidden_versions"
@@ -11413,7 +11414,7 @@ def restore_database(database: Database, path: str | Path) -> dict[str, Any]:
     remove_left_behind(live)
     draft = draft_of(aside(live, "restoring"))
     try:
-        told = _draft_of_copy(database, source, draft)
+        remarks = _draft_of_copy(database, source, draft)
         kept = _take_contents(database, draft)
     finally:
         draft.unlink(missing_ok=True)
@@ -11423,12 +11424,12 @@ def restore_database(database: Database, path: str | Path) -> dict[str, Any]:
     if kept:
         answer["kept"] = str(kept)
         message += f" What was there before is in {kept}."
-    return answer | {"message": message + told}
+    return answer | {"message": message + remarks}
 
 
 def _draft_of_copy(database: Database, source: Path, draft: Path) -> str:
-    """A copy with today's schema, and pages of the size that this database has; what is to be told
-    of where it syncs."""
+    """Write a copy with today's schema, and pages of the size that this database has. Returns
+    remarks on where it syncs, and on what stays forgotten."""
     with database.explained(source), contextlib.closing(_connect(source)) as given:
         _check_ours(given, source)
         if not given.pragma("user_version"):
@@ -11440,20 +11441,20 @@ def _draft_of_copy(database: Database, source: Path, draft: Path) -> str:
     with contextlib.suppress(DamagedError):
         size = database.reader().pragma("page_size")
     with database.explained(), contextlib.closing(_connect(draft)) as copy:
-        copy.pragma("journal_mode", "off")  # nobody else knows it, and it goes if this fails
+        copy.pragma("journal_mode", "off")  # no other process has it, and a failure deletes it
         _upgrade(copy)
         new_generation(copy)
         copy.pragma("foreign_keys", True)
         _keep_tokens(database, copy)
         _keep_copies(database, copy, source)
-        told = _keep_sync(database, copy) + _keep_forgotten(database, copy)
-        if told or copy.pragma("page_size") != size:  # of what was forgotten no page stays
+        remarks = _keep_sync(database, copy) + _keep_forgotten(database, copy)
+        if remarks or copy.pragma("page_size") != size:  # no page keeps what was forgotten
             copy.execute(f"PRAGMA page_size = {size}; VACUUM")
-    return told
+    return remarks
 
 
 def _keep_copies(database: Database, copy: apsw.Connection, source: Path) -> None:
-    """Let `forget` go on naming all copies, those that were made since, too."""
+    """Let `forget` name all copies, also those that were made after this one."""
     note_copy(copy, source)
     with contextlib.suppress(DamagedError):
         for name in copies(database):
@@ -11461,8 +11462,8 @@ def _keep_copies(database: Database, copy: apsw.Connection, source: Path) -> Non
 
 
 def _keep_tokens(database: Database, copy: apsw.Connection) -> None:
-    """Let those ask who may by now: a token that was revoked since stays so, and nobody comes in
-    by somebody else's copy."""
+    """Give a copy the tokens of today: one that was revoked since stays so, and those of somebody
+    else's copy open nothing."""
     copy.execute("DELETE FROM tokens")
     with contextlib.suppress(DamagedError):
         rows = database.rows("SELECT * FROM tokens")
@@ -11470,8 +11471,8 @@ def _keep_tokens(database: Database, copy: apsw.Connection) -> None:
 
 
 def _keep_sync(database: Database, copy: apsw.Connection) -> str:
-    """Let the file sync as it does by now, and nothing come back that was forgotten here; nobody
-    takes over by somebody else's copy where that syncs. What is to be told."""
+    """Let a copy sync as this database does, or not at all, so that somebody else's copy does not
+    sync with their machines; and bring back nothing that was forgotten here. Returns a remark."""
     here: dict[str, list[Any]] = {}
     with contextlib.suppress(DamagedError):
         if is_synced(database):
@@ -11486,36 +11487,36 @@ def _keep_sync(database: Database, copy: apsw.Connection) -> str:
     elif "clock" not in here:
         place = copy.execute("SELECT place FROM clock").get
         stop_syncing(copy)
-        told = "`sync --to` and `sync --share` have this file do so"
-        return f" The copy syncs with {place}: {told}." if place else ""
+        remedy = "`sync --to` and `sync --share` have this file do so"
+        return f" The copy syncs with {place}: {remedy}." if place else ""
     with copy:
         forgotten = _sync_as(copy, **here)
     return f" Forgotten since, and not brought back: {forgotten}." if forgotten else ""
 
 
 def _keep_forgotten(database: Database, copy: apsw.Connection) -> str:
-    """Let no conversation come back that was never to be kept again; what is to be told."""
-    names: list[Any] = []
-    notes: list[Any] = []
+    """Let no conversation come back that was never to be kept again. Returns a remark."""
+    names, notes = list[Any](), list[Any]()
     with contextlib.suppress(DamagedError):
-        for kind in (UNHEARD, FORGOTTEN):
-            notes += database.rows(f"SELECT key, value FROM meta WHERE key GLOB '{kind}*'")
+        for prefix in (UNHEARD, FORGOTTEN):
+            notes += database.rows(f"SELECT key, value FROM meta WHERE key GLOB '{prefix}*'")
         sql = f"SELECT path, project_id FROM files WHERE size = {_NEVER_AGAIN}"
         names = database.rows(f"{sql} AND source IN ({_KEPT_SAID})")
     forgotten = 0
     with copy:
         for name, project in names:
             forgotten += forget_session(copy, name) > 0
-            note_session(copy, name, project, _NEVER_AGAIN)  # also one that it does not have
+            note_session(copy, name, project, _NEVER_AGAIN)  # also one that the copy has not
         copy.executemany("INSERT OR REPLACE INTO meta VALUES(?, ?)", notes)
-    told = " Conversations forgotten since, and not brought back"
-    return f"{told}: {forgotten}." if forgotten else ""
+    remark = f" Conversations forgotten since, and not brought back: {forgotten}."
+    return remark if forgotten else ""
 
 
 def _sync_as(
     copy: apsw.Connection, clock: list[Any], spaces: list[Any], machines: list[Any], gone: list[Any]
 ) -> int:
-    """Have a copy sync as these say, and send all again; how much of it was forgotten."""
+    """Have a copy sync as these rows say, and send all again. Returns how many of its memories
+    were erased, since they were forgotten later."""
     t, machine, mark, number, _, place, _ = clock[0]
     copy.execute(
         "UPDATE clock SET t = max(t, ?), number = max(number, ?) + 1, machine = ?, mark = ?,"
@@ -11535,12 +11536,12 @@ def _sync_as(
 
 
 def _take_contents(database: Database, new: Path) -> Path | None:
-    """Let the database hold what another file does; where a copy of what it held is, if it was
-    there."""
+    """Put the contents of another file into the database. Returns where a copy of those before is,
+    or None if there was no file."""
     live = database.path
     kept = aside(live, "before-restore") if live.exists() else None
     if kept:
-        with contextlib.suppress(DatabaseError):  # if the process is killed once that is there
+        with contextlib.suppress(DatabaseError):  # before, since it may be killed on the way
             _note_copy(database, kept)
     try:
         connection = database.writer()
@@ -11575,14 +11576,14 @@ def _exchange(database: Database, new: Path, kept: Path) -> None:
     replace_file(new, database.path)
 
 
-# Looking at everything, and mending it
+# Checks of everything, and repair
 
 # The libraries that a report of a fault names.
 REPORTED = ("click", "numpy", "onnxruntime", "tokenizers", "waitress", "watchfiles")
 
 
 def run_checks(database: Database, encoder: Encoder) -> dict[str, Any]:
-    """What the checks of the file, of its contents and of the program found."""
+    """What the checks of the file, its contents and the program find: {healthy, checks}."""
     checks = [*_check_file(database), *check_contents(database, encoder)]
     checks += _check_program(database, encoder)
     healthy = all(check.status != "broken" for check in checks)
@@ -11601,13 +11602,13 @@ def _check_file(database: Database) -> Iterator[Check]:
     for place, allowed in ((path, 0o600), (path.parent, 0o755)):
         if mode := mode_beyond(place, allowed):
             yield Check("permissions", "warning", f"{place} is open to others ({mode:o})")
-    if os.access(path, os.R_OK) and not _is_writable(path):  # else it is told below
-        told = f"{path} or its folder cannot be written: nothing can be stored"
-        yield Check("permissions", "warning", told)
-    if left := ", ".join(draft.name for draft in left_behind(path)):
+    if os.access(path, os.R_OK) and not _is_writable(path):  # else another check tells
+        detail = f"{path} or its folder cannot be written: nothing can be stored"
+        yield Check("permissions", "warning", detail)
+    if drafts := ", ".join(draft.name for draft in left_behind(path)):
         remedy = "the next `restore` or `doctor --repair` removes them"
-        told = f"left by processes that were killed: {left}; {remedy}"
-        yield Check("drafts", "warning", told)
+        detail = f"left by processes that were killed: {drafts}; {remedy}"
+        yield Check("drafts", "warning", detail)
     free = free_bytes(path.parent)
     if free < max(FREE_MIN, database.size()):
         yield Check("space", "warning", f"{free:,} bytes are free: a copy needs as many again")
@@ -11619,17 +11620,9 @@ def check_contents(database: Database, encoder: Encoder) -> Iterator[Check]:
     if not database.path.exists():
         return
     try:
-        with database.explained(), contextlib.closing(_connect(database.path)) as own:
-            # Asked anew: FTS5 takes what another process wrote for damage in a connection
-            # that knew the index before.
-            if found := check_pages(own):
-                yield Check("pages", "broken", found)
-                return
-            _check_ours(own, database.path)
-            if wrong := wrong_in_schema(own):
-                told = f"not as version {own.pragma('user_version')} has them: {', '.join(wrong)}"
-                yield Check("schema", "broken", told)
-                return
+        if fault := _fault_of_pages(database):
+            yield fault
+            return
         yield Check("pages", "ok", "SQLite finds the file sound")
         with database.snapshot():
             yield from _check_tables(database.reader(), encoder)
@@ -11640,25 +11633,38 @@ def check_contents(database: Database, encoder: Encoder) -> Iterator[Check]:
         yield Check(name, "broken", str(error))
 
 
+def _fault_of_pages(database: Database) -> Check | None:
+    """What is wrong with the pages or the schema; DatabaseError for a file that is not ours."""
+    # By a new connection: in one that knew the index before, FTS5 takes others' writes for damage.
+    with database.explained(), contextlib.closing(_connect(database.path)) as own:
+        if found := check_pages(own):
+            return Check("pages", "broken", found)
+        _check_ours(own, database.path)
+        if wrong := wrong_in_schema(own):
+            detail = f"not as version {own.pragma('user_version')} has them: {', '.join(wrong)}"
+            return Check("schema", "broken", detail)
+    return None
+
+
 def _check_tables(connection: apsw.Connection, encoder: Encoder) -> Iterator[Check]:
     wrong = list(check_rows(connection))
     if changed := check_texts(connection):
-        told = f"{len(changed)} texts that are not what was stored: {_some([*changed])}"
-        wrong.append(Check("texts", "broken", told))
+        detail = f"{len(changed)} texts that are not what was stored: {_some([*changed])}"
+        wrong.append(Check("texts", "broken", detail))
     vectors = check_vectors(connection, _dimension(connection, encoder))
-    for name, found, what in (
+    for name, found, kind in (
         ("chunks", check_spans(connection), "texts that their chunks do not cover"),
         ("words", check_words(connection), "chunks whose words are not their text's"),
         ("vectors", vectors, "vectors that are none"),
     ):
         if found:
-            wrong.append(Check(name, "broken", f"{len(found)} {what}"))
+            wrong.append(Check(name, "broken", f"{len(found)} {kind}"))
     yield from wrong
     if not wrong:
-        counted = count_items(connection)
+        counts = count_items(connection)
         for name in ("chunks", "vectors"):
-            counted[name] = connection.execute(f"SELECT count(*) FROM {name}").get
-        yield Check("tables", "ok", f"{tell_counts(counted)} agree with the texts")
+            counts[name] = connection.execute(f"SELECT count(*) FROM {name}").get
+        yield Check("tables", "ok", f"{tell_counts(counts)} agree with the texts")
 
 
 def _check_program(database: Database, encoder: Encoder) -> Iterator[Check]:
@@ -11676,12 +11682,12 @@ def _check_program(database: Database, encoder: Encoder) -> Iterator[Check]:
     except ModelError as error:
         yield Check("model", "broken", str(error))
     python = ".".join(map(str, sys.version_info[:3]))
-    told = f"Python {python}, SQLite {_describe_sqlite()}"
-    yield Check("program", "ok", f"Sediment {__version__}, {told}")
+    versions = f"Sediment {__version__}, Python {python}, SQLite {_describe_sqlite()}"
+    yield Check("program", "ok", versions)
 
 
 def _check_service(encoder: Encoder) -> Check:
-    """Ask it for a vector; and say that texts leave for it."""
+    """Whether a service gives a vector; and a reminder that texts are sent to it."""
     where = f"texts are sent to {encoder.model.destination}"
     try:
         encoder.embed(PROBE)
@@ -11692,8 +11698,8 @@ def _check_service(encoder: Encoder) -> Check:
 
 
 def describe_program(database: Database) -> dict[str, str]:
-    """What a report of a fault needs, whatever is broken; changes nothing. What is set is named
-    alone: a value may be a key, and a path says who somebody is."""
+    """What a report of a fault needs, whatever is broken; changes nothing. Settings are named
+    without their values, which may be keys, and paths without the home folder."""
     import locale
     import platform
 
@@ -11721,6 +11727,7 @@ def _describe_library(name: str) -> str:
 
 
 def _or_fault(describe: Callable[[], str]) -> str:
+    """A description, or why there is none."""
     try:
         return describe()
     except SedimentError as error:
@@ -11741,11 +11748,11 @@ def _describe_model() -> str:
 def _describe_sqlite() -> str:
     import apsw
 
-    told = f"{apsw.sqlite_lib_version()}, apsw {apsw.apsw_version()}"
+    versions = f"{apsw.sqlite_lib_version()}, apsw {apsw.apsw_version()}"
     with contextlib.closing(apsw.Connection(":memory:")) as connection:
         if _load_distance(connection):
-            return f"{told}, sqlite-vec {connection.execute('SELECT vec_version()').get}"
-    return f"{told}, without sqlite-vec"
+            return f"{versions}, sqlite-vec {connection.execute('SELECT vec_version()').get}"
+    return f"{versions}, without sqlite-vec"
 
 
 def _describe_file(database: Database) -> str:
@@ -11772,12 +11779,12 @@ def repair_database(database: Database, encoder: Encoder) -> dict[str, Any]:
     """Mend the model and the file, each if it is broken."""
     refuse_another_programs(database.path)
     remove_left_behind(database.path)
-    healthy, told = _mend_model(encoder)
+    healthy, remark = _mend_model(encoder)
     if _has_sound_contents(database, encoder):
-        return {"healthy": healthy, "message": told or "Nothing is broken."}
+        return {"healthy": healthy, "message": remark or "Nothing is broken."}
     answer = (_mend_contents if _has_sound_pages(database) else _mend_pages)(database, encoder)
     healthy = healthy and _has_sound_contents(database, encoder)
-    message = f"{answer['message']} What was there before is in {answer['kept']}. {told}".rstrip()
+    message = f"{answer['message']} What was there before is in {answer['kept']}. {remark}".rstrip()
     return {"healthy": healthy, **answer, "message": message}
 
 
@@ -11786,16 +11793,13 @@ def _has_sound_contents(database: Database, encoder: Encoder) -> bool:
 
 
 def _has_sound_pages(database: Database) -> bool:
-    try:
-        with database.explained(), contextlib.closing(_connect(database.path)) as own:
-            _check_ours(own, database.path)
-            return not check_pages(own) and not wrong_in_schema(own)
-    except DatabaseError:
-        return False
+    with contextlib.suppress(DatabaseError):
+        return _fault_of_pages(database) is None
+    return False
 
 
 def _mend_model(encoder: Encoder) -> tuple[bool, str]:
-    """Whether the model is sound, now; and what was done, or is to be done, for that."""
+    """Unpack the bundled model again if it is broken: whether it is sound now, and a remark."""
     try:
         encoder.model.check(full=True)
         return True, ""
@@ -11809,7 +11813,7 @@ def _mend_model(encoder: Encoder) -> tuple[bool, str]:
 
 
 def _mend_contents(database: Database, encoder: Encoder) -> dict[str, Any]:
-    """Make anew what is derived, in a file of which a copy is made before."""
+    """Make a copy of the file, then make anew what is derived from its texts."""
     kept = aside(database.path, "before-repair")
     copy_database(database.reader(), kept)
     with database.transaction() as connection:
@@ -11824,8 +11828,8 @@ def _mend_contents(database: Database, encoder: Encoder) -> dict[str, Any]:
 
 
 def _cut_zeros(connection: apsw.Connection) -> tuple[list[str], list[str]]:
-    """Keep what can be read of texts that were written in part: their ids, and those of texts of
-    which nothing is left."""
+    """Keep what can be read of texts that were written in part. Returns their ids, and those of
+    erased texts, of which nothing was left."""
     torn, lost = [], []
     for id, seq, content in fetch(connection, row_checks()["texts that were written in part"]):
         if left := content.replace("\0", "").strip():
@@ -11838,23 +11842,23 @@ def _cut_zeros(connection: apsw.Connection) -> tuple[list[str], list[str]]:
 
 
 def _take_as_stored(connection: apsw.Connection) -> set[str]:
-    """Let texts that are not what was stored count as that, but for parts of files, which are read
-    again: their ids."""
+    """Take texts that are not what was stored as they are now, without their vectors: their ids.
+    Parts of files are read again instead."""
     found = check_texts(connection)
     _read_again(connection, found.values())
     taken: set[str] = set()
-    own = "SELECT id FROM chunks WHERE item = ?"
     for id, seq in found.items():
         if content := connection.execute("SELECT content FROM items WHERE seq = ?", (seq,)).get:
-            facts = text_hash(content), seq
-            connection.execute("UPDATE items SET text_hash = ? WHERE seq = ?", facts)
-            connection.execute(f"DELETE FROM vectors WHERE chunk IN ({own})", (seq,))
+            values = text_hash(content), seq
+            connection.execute("UPDATE items SET text_hash = ? WHERE seq = ?", values)
+            sql = "DELETE FROM vectors WHERE chunk IN (SELECT id FROM chunks WHERE item = ?)"
+            connection.execute(sql, (seq,))
             taken.add(id)
     return taken
 
 
 def _mend_pages(database: Database, encoder: Encoder) -> dict[str, Any]:
-    """Put what can be read of a damaged file into a new one, and that in its place."""
+    """Put what can be read of a damaged file into a new one, which takes its place."""
     live = database.path
     draft, kept = draft_of(aside(live, "rescued")), aside(live, "damaged")
     with database.explained(), _nobody_writes(database):
@@ -11886,14 +11890,14 @@ def _mend_pages(database: Database, encoder: Encoder) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _nobody_writes(database: Database) -> Iterator[None]:
-    """Keep servers that have a damaged file open from writing to it until another has its name; as
-    far as SQLite can still read it."""
+    """Lock a damaged file, as far as SQLite can still read it: servers that have it open do not
+    write to it until another file has its name."""
     import apsw
 
     database.close()
     with contextlib.closing(_connect(database.path)) as connection:
         connection.set_busy_handler(_patience())
-        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)  # it is left as it is
+        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)  # its log is left as it is
         with contextlib.suppress(apsw.Error):
             connection.execute("BEGIN IMMEDIATE")
         yield
@@ -11909,20 +11913,20 @@ def _told_lost(ids: list[str]) -> str:
 
 def _told_texts(torn: Collection[str], changed: Collection[str]) -> str:
     """Which texts a person should look at."""
-    parts = (torn, "only a part can be read"), (changed, "the text is not what was stored")
+    faults = (torn, "only a part can be read"), (changed, "the text is not what was stored")
     return "".join(
-        f" Of {len(ids)} {what}: look at {_some(sorted(ids), REFUSED_SHOWN)}."
-        for ids, what in parts
+        f" Of {len(ids)} {fault}: look at {_some(sorted(ids), REFUSED_SHOWN)}."
+        for ids, fault in faults
         if ids
     )
 
 
 def _remains(path: Path) -> bytes:
-    """A damaged file, whole; DamagedError where nothing in it shows that it ever was a database of
-    ours: no other file may take the place of a picture or of somebody's notes."""
+    """The bytes of a damaged file; DamagedError where nothing shows that it ever was a database of
+    ours: a picture or somebody's notes are not to be replaced."""
     data = _merged(path)
-    id = APPLICATION_ID.to_bytes(4, "big")
-    is_ours = data.startswith(b"SQLite format 3\0") and data[68:72] == id
+    mark = APPLICATION_ID.to_bytes(4, "big")
+    is_ours = data.startswith(b"SQLite format 3\0") and data[68:72] == mark
     if data and not is_ours and not rescue(data).rows["items"]:
         reason = "is not a Sediment database, nor what is left of one: choose another with --db"
         raise DamagedError(f"{path} {reason}, or move it away")
@@ -11930,7 +11934,7 @@ def _remains(path: Path) -> bytes:
 
 
 def _merged(path: Path) -> bytes:
-    """A damaged file with what its log holds, as far as SQLite can still put that in."""
+    """The bytes of a damaged file with those of its log, as far as SQLite can merge them."""
     import tempfile
 
     import apsw
@@ -11942,11 +11946,11 @@ def _merged(path: Path) -> bytes:
                 if os.path.exists(f"{path}{suffix}"):
                     Path(f"{copy}{suffix}").write_bytes(Path(f"{path}{suffix}").read_bytes())
         except OSError as error:
-            told = f"cannot be copied beside itself ({error.strerror}), and was left as it is"
-            raise DatabaseError(f"{path} {told}: is there room?") from None
+            reason = f"cannot be copied beside itself ({error.strerror}), and was left as it is"
+            raise DatabaseError(f"{path} {reason}: is there room?") from None
         with contextlib.suppress(apsw.Error), contextlib.closing(_connect(copy)) as connection:
             with contextlib.suppress(apsw.Error):  # a first page of noise may stand in the log
-                connection.pragma("schema_version")  # only who has read knows that there is a log
+                connection.pragma("schema_version")  # a checkpoint needs a read before
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         return copy.read_bytes()
 
@@ -11957,11 +11961,11 @@ _UNSTAGED = (
     "SELECT seq, content, file FROM items WHERE seq > ? AND seq <= ?"
     " AND NOT EXISTS(SELECT 1 FROM staged WHERE item = seq) ORDER BY seq"
 )
-_STAGE = (  # but of items that were forgotten meanwhile
+_STAGE = (  # unless the item was forgotten meanwhile
     "INSERT OR IGNORE INTO staged SELECT ?1, ?2, ?3, ?4, ?5, ?6"
     " WHERE EXISTS(SELECT 1 FROM items WHERE seq = ?1)"
 )
-_STAGE_LATE = (  # what was stored meanwhile, as it is: of another model without vectors
+_STAGE_LATE = (  # what was stored meanwhile, without its vectors if they are of another model
     'INSERT INTO staged SELECT c.item, c.position, c.start, c."end", c.context,'
     " coalesce(v.vector, x'') FROM chunks c LEFT JOIN vectors v ON v.chunk = c.id AND ?"
     " WHERE c.item NOT IN (SELECT item FROM staged)"
@@ -11974,8 +11978,9 @@ def reindex_database(
     progress: Callable[[int], object],
     stop: Callable[[], bool],
 ) -> dict[str, Any]:
-    """Stage new chunks and vectors of all items that are there now, and let them take the place of
-    the old ones. Who stores meanwhile makes vectors, too, or leaves them pending: nobody chases."""
+    """Stage new chunks and vectors of all items that are there now, then replace the old ones.
+    What is stored meanwhile keeps its own vectors or is left pending, so that this comes to an end.
+    Raises DatabaseError where another process does the same for another model."""
     database.must_exist()
     goal = f"{encoder.model.digest} {CHUNKER}"
     with database.transaction() as connection:
@@ -12007,7 +12012,7 @@ def _staged_rows(
     for item, content, file in items:
         if file is None:
             chunks = split_text(content, encoder.fits)
-        else:  # how a file is cut is seen in the file alone: `index` looks again
+        else:  # a part cannot be cut without the rest of its file: `index` looks again
             sql = 'SELECT start, "end", context FROM chunks WHERE item = ? ORDER BY position'
             chunks = [Chunk(*row) for row in database.rows(sql, item)]
         rows += [(item, position, *chunk) for position, chunk in enumerate(chunks)]
@@ -12017,13 +12022,13 @@ def _staged_rows(
 
 
 def _check_goal(connection: apsw.Connection, goal: str) -> None:
-    """DatabaseError when what is staged is not any more for this model and chunker."""
+    """DatabaseError when what is staged is by now for another model or chunker."""
     if meta_value(connection, "reindex") != goal:
         raise DatabaseError("another process made all vectors anew meanwhile: see `status`")
 
 
 def _switch(database: Database, goal: str, model: Model) -> None:
-    """Let what is staged take its place, beside what was stored meanwhile."""
+    """Replace all chunks and vectors by those staged, and add what was stored meanwhile."""
     with database.transaction() as connection:
         _check_goal(connection, goal)
         connection.execute(_STAGE_LATE, (claim_model(connection, model),))
@@ -12041,7 +12046,7 @@ def _switch(database: Database, goal: str, model: Model) -> None:
         claim_model(connection, model)
 
 
-# Putting away what is old
+# Hiding and erasing what is old
 
 
 def prune_items(
@@ -12051,11 +12056,11 @@ def prune_items(
     confirmed: bool,
     dry_run: bool,
 ) -> dict[str, Any]:
-    """Hide what is older than a time in a scope, and was not shown since."""
+    """Hide what is older than a time (unix seconds) in a scope, and was not shown since."""
     doomed, kept = _prunable(database, before, scope, confirmed)
     if not dry_run and doomed:
         with database.transaction() as connection:
-            doomed, kept = _prunable(database, before, scope, confirmed)  # others did something
+            doomed, kept = _prunable(database, before, scope, confirmed)  # by now
             for row in doomed:
                 prune_item(connection, row["id"])
     answer = {"count": len(doomed), "items": doomed, "kept": kept}
@@ -12065,7 +12070,7 @@ def prune_items(
 def _prunable(
     database: Database, before: int, scope: tuple[str, tuple[str | None, ...]], confirmed: bool
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """What is older than a time: what nothing speaks for, and what stays, with the reasons."""
+    """What is older than a time: what is to be hidden, and what stays, with the reasons."""
     where, values = scope
     sql = (
         f"SELECT {_ITEM}, a.last_accessed_at, a.validation_count,"
@@ -12075,40 +12080,40 @@ def _prunable(
     )
     doomed, kept = [], []
     for *columns, shown, validations, newer in database.rows(sql, *values):
-        why = [f"recalled {iso_time(shown)[:10]}"] if (shown or 0) >= before else []
-        why += ["confirmed"] if validations and not confirmed else []
-        why += ["in another's place"] if newer and not confirmed else []
+        reasons = [f"recalled {iso_time(shown)[:10]}"] if (shown or 0) >= before else []
+        reasons += ["confirmed"] if validations and not confirmed else []
+        reasons += ["in another's place"] if newer and not confirmed else []
         row = _listed(_item(tuple(columns)))
-        kept.append(row | {"why": ", ".join(why)}) if why else doomed.append(row)
+        kept.append(row | {"why": ", ".join(reasons)}) if reasons else doomed.append(row)
     return doomed, kept
 
 
 def purge_items(database: Database, project: str | None, dry_run: bool) -> dict[str, Any]:
-    """Erase what `prune` has hidden in a project, or of what is global; or name it."""
+    """Erase what `prune` has hidden in a project (None = global), or only list it."""
     sql = (
         f"SELECT {_ITEM} FROM items i WHERE ended_by = '{PRUNED}' AND ended_at IS NOT NULL"
         f" AND project_id IS ?{_ENDED_HERE if is_synced(database) else ''}"
         " ORDER BY created_at, seq"
     )
     rows = list(map(_item, database.rows(sql, project)))
-    hidden = len(texts_of(database.reader(), [row["id"] for row in rows])) - len(rows)
-    if dry_run:
-        told = f"Pruned memories that would be erased: {len(rows)}{_and_versions(hidden)}."
-        items = list(map(_listed, rows))
-        return {"count": len(rows), "items": items, "dry_run": True, "message": told}
-    if rows:
+    texts = texts_of(database.reader(), [row["id"] for row in rows])
+    if rows and not dry_run:
         with database.transaction() as connection:
             rows = list(map(_item, fetch(connection, sql, project)))  # some may be live again
             texts = texts_of(connection, [row["id"] for row in rows])
-            hidden = len(texts) - len(rows)
             for row in rows:
                 erase_item(connection, row["id"])
         database.wipe(texts)
-    told = f"Pruned memories erased: {len(rows)}{_and_versions(hidden)}."
-    return {"count": len(rows), **left_in_copies(database), "message": told}
+    count = f"{len(rows)}{_and_versions(len(texts) - len(rows))}"
+    if dry_run:
+        message = f"Pruned memories that would be erased: {count}."
+        items = list(map(_listed, rows))
+        return {"count": len(rows), "items": items, "dry_run": True, "message": message}
+    message = f"Pruned memories erased: {count}."
+    return {"count": len(rows), **left_in_copies(database), "message": message}
 
 
-# What others have pruned is theirs to erase; or they have moved it to where none here sees it.
+# What others have pruned is theirs to erase, unless they moved it to where none here sees it.
 _ENDED_HERE = (
     " AND NOT EXISTS(SELECT 1 FROM replica r WHERE r.id = i.id AND r.project ="
     " coalesce(i.project_id, '') AND r.end_w NOT IN (SELECT name FROM machines WHERE mine))"
@@ -12116,7 +12121,7 @@ _ENDED_HERE = (
 
 
 def left_in_copies(database: Database) -> dict[str, list[str]]:
-    """Remove what a process that was killed left beside a file; the copies in which erased texts
+    """Remove what killed processes left beside the file. Returns {copies?}: where erased texts may
     still stand."""
     remove_left_behind(database.path)
     kept = copies(database)
@@ -12148,17 +12153,19 @@ def database_stats(
         "project": project,
         "project_items": database.value(f"{count} {_MEMORY} AND i.project_id = ?", project),
         "global_items": database.value(f"{count} {_MEMORY_GLOBAL}"),
-        "model": model.name,
-        "dimension": model.dimension or _dimension(database.reader(), encoder),
-        **_told_model(database, model),
+        **_model_facts(database, encoder),
         **({"verified": True} if verify else {}),
     }
 
 
-def _told_model(database: Database, model: Model) -> dict[str, bool]:
-    """Whether the vectors are of this model; of a service that was not asked nobody knows."""
-    asks = model.destination and not model.probe
-    return {} if asks else {"same_model": same_model(database, model)}
+def _model_facts(database: Database, encoder: Encoder) -> dict[str, Any]:
+    """{model, dimension, same_model?}: the last, whether the file's vectors are of it, is not known
+    of a service that was not asked yet."""
+    model = encoder.model
+    dimension = model.dimension or _dimension(database.reader(), encoder)
+    is_known = not model.destination or model.probe
+    same = {"same_model": same_model(database, model)} if is_known else {}
+    return {"model": model.name, "dimension": dimension, **same}
 
 
 def recall_status(projects: Projects, encoder: Encoder) -> dict[str, Any]:
@@ -12167,21 +12174,17 @@ def recall_status(projects: Projects, encoder: Encoder) -> dict[str, Any]:
     database, here, model = projects.database, projects.current(), encoder.model
     vector_weight, text_weight = check_weights(None, None) or ("automatic", "automatic")
     memories = f"SELECT count(*) FROM items i WHERE {_MEMORY} AND {_OWN}"
+    indexes = {"project": Files(projects, encoder, here)} if here else {}
+    indexes["global"] = Files(projects, encoder, None)
     sources = [
-        files.facts(one, scope)
-        for project, scope in ((here, "project"), (None, "global"))
-        if project or scope == "global"
-        for files in [Files(projects, encoder, project)]
-        for one in files.sources()
+        files.facts(source, scope) for scope, files in indexes.items() for source in files.sources()
     ]
     return {
         "database": str(database.path),
         "bytes": database.size(),
         "project": here,
         "memories": database.value(memories, here),
-        "model": model.name,
-        "dimension": model.dimension or _dimension(database.reader(), encoder),
-        **_told_model(database, model),
+        **_model_facts(database, encoder),
         **({"texts_go_to": model.destination} if model.destination else {}),
         **sent_before(database.reader(), model),
         "vector_weight": vector_weight,
@@ -12195,7 +12198,8 @@ def recall_status(projects: Projects, encoder: Encoder) -> dict[str, Any]:
 
 
 def probe(database: Database, encoder: Encoder, found: int) -> dict[str, Any]:
-    """What a real embedding, and a real search with so many results, tell."""
+    """What a real embedding, and a real search with so many results, show: {embedding, search,
+    sqlite_vec}."""
     vector = encoder.embed(PROBE)
     numbers = struct.unpack(f"<{len(vector) // 4}f", vector)
     database.reader()
@@ -12210,14 +12214,14 @@ def probe(database: Database, encoder: Encoder, found: int) -> dict[str, Any]:
 # Search
 #
 # What a recall does, from the question to the answer: look for candidates in one snapshot, rank
-# them, see whether the files that they stand in are still as they were, and write the results down.
-# And how people and agents name one memory: by its id, or by how that begins.
+# them, look whether the files that they stand in have changed, and make the results. And how people
+# and agents name one memory: by its id, or by how that begins.
 # ---------------------------------------------------------------------------------------------
 
 
 def items_beginning(projects: Projects, prefix: str) -> list[dict[str, Any]]:
-    """Items whose ids begin so, two at most; those of other projects only where no other does
-    and recall shows them."""
+    """Items whose ids begin so, two at most: the project's and global ones or, where there are
+    none, those of other projects that recall shows."""
     for where in (_OWN, _FOREIGN) if crosses_projects() else (_OWN,):
         sql = f"SELECT {_ITEM} FROM items i WHERE substr(i.id, 1, ?) = ? AND {where} LIMIT 2"
         if rows := projects.database.rows(sql, len(prefix), prefix, projects.current()):
@@ -12226,7 +12230,7 @@ def items_beginning(projects: Projects, prefix: str) -> list[dict[str, Any]]:
 
 
 def named_item(projects: Projects, query: str) -> dict[str, Any] | None:
-    """The item that a query is the id of, or so much of an id that it is no word."""
+    """The item whose id a query is, or the first 8 characters or more of it."""
     row = find_item(projects.database, query)
     if row is None and re.fullmatch(r"[0-9a-f]{8}[0-9a-f-]{0,28}", query):
         found = items_beginning(projects, query)
@@ -12240,7 +12244,7 @@ def given_item(projects: Projects, id: object) -> dict[str, Any]:
     row = find_item(projects.database, given)
     found = [row] if row else items_beginning(projects, given)
     if kept_to_one_project():
-        found = [one for one in found if not projects.is_foreign(one)]
+        found = [row for row in found if not projects.is_foreign(row)]
     if len(found) > 1:
         raise InvalidInput(f"several ids begin with {_show(given)}: give more of it")
     if not found:
@@ -12253,11 +12257,11 @@ def _why_no_item(projects: Projects, given: str) -> str:
     is_own = kept is not None and kept.project in ("", projects.current())
     if kept is None or kept.resume == _NEVER_AGAIN or (kept_to_one_project() and not is_own):
         return f"no memory with the id {_show(given)} (not found): see `list`"
-    told = f"{_show(given)} is a conversation"
+    what = f"{_show(given)} is a conversation"
     if not is_own:
-        return f"{told} of another project: `--project {kept.project}` reaches it"
+        return f"{what} of another project: `--project {kept.project}` reaches it"
     turns = f"list --kind conversation{'' if kept.project else ' --scope global'}"
-    return f"{told}: `{turns}` shows its turns, `forget {given}` erases it"
+    return f"{what}: `{turns}` shows its turns, `forget {given}` erases it"
 
 
 def visible_item(projects: Projects, id: str) -> dict[str, Any]:
@@ -12268,51 +12272,51 @@ def visible_item(projects: Projects, id: str) -> dict[str, Any]:
     return row
 
 
-def own_item(projects: Projects, id: object, deed: str) -> dict[str, Any]:
-    """A live item that this project may change: `forget` it, or `replace` it."""
+def own_item(projects: Projects, id: object, action: str) -> dict[str, Any]:
+    """A live or pruned memory that this project may change: `forget`, `replace` or `move` it."""
     row = given_item(projects, id)
     if row["id"] != id and len(str(id)) < PREFIX_MIN:
-        raise InvalidInput(f"{deed} by {PREFIX_MIN} characters of the id or more: {row['id']}")
+        raise InvalidInput(f"{action} by {PREFIX_MIN} characters of the id or more: {row['id']}")
     check_own(projects, row, "change")
     if row["ended_at"] is not None and (front := standing_for(projects.database, row["id"])):
-        deeds = {
+        remedies = {
             "forget": f"`forget {front}` deletes all versions",
             "replace": f"`--replace {front}`",
             "move": f"`move {front}` moves both",
         }
-        what = f"{row['id']} is hidden behind {front}"
-        raise NotFound(f"{what}: {deeds[deed]}, `undo {row['id']}` brings it back")
+        reason = f"{row['id']} is hidden behind {front}"
+        raise NotFound(f"{reason}: {remedies[action]}, `undo {row['id']}` brings it back")
     if row["content_type"] == CONVERSATION:
-        told = f"{row['id']} was said in {source_of(row, projects)}"
-        raise InvalidInput(f"{told}: `forget {row['path']}` erases that conversation")
+        reason = f"{row['id']} was said in {source_of(row, projects)}"
+        raise InvalidInput(f"{reason}: `forget {row['path']}` erases that conversation")
     if row["path"] is not None:
         raise InvalidInput(f"{row['id']} stands in {source_of(row, projects)}: edit that file")
     return row
 
 
 def item_to_replace(projects: Projects, id: object) -> dict[str, Any]:
-    """A live item in whose place this project may put another, or the other way round."""
+    """A live memory that this project may replace by another, or another by it."""
     row = own_item(projects, id, "replace")
     if row["ended_at"] is not None:
         raise InvalidInput(f"{row['id']} was pruned: `undo {row['id']}` it first")
     return row
 
 
-def check_own(projects: Projects, row: dict[str, Any], what: str) -> None:
-    """NotFound of another project's item, which is not to be told or changed from here."""
+def check_own(projects: Projects, row: dict[str, Any], verb: str) -> None:
+    """NotFound for another project's item, which cannot be read or changed from here."""
     if projects.is_foreign(row):
-        raise NotFound(f"{row['id']} belongs to another project: {what} it there (--project)")
+        raise NotFound(f"{row['id']} belongs to another project: {verb} it there (--project)")
 
 
 def check_reach(old: dict[str, Any], project: str | None, instead: str) -> None:
-    """InvalidInput where what holds in every project would be hidden behind one project's own."""
+    """InvalidInput where a global memory would be hidden behind one of a single project."""
     if old["project_id"] is None and project is not None:
-        told = f"{old['id']} holds in every project, what is to replace it in one alone"
-        raise InvalidInput(f"{told}: {instead}, or `move {old['id']} project` first")
+        reason = f"{old['id']} holds in every project, what is to replace it in one alone"
+        raise InvalidInput(f"{reason}: {instead}, or `move {old['id']} project` first")
 
 
 def standing_for(database: Database, id: str) -> str | None:
-    """The live item that a hidden one, or what took its place, is behind by now."""
+    """The live item that a hidden one is behind, directly or through others."""
     sql = (
         "WITH RECURSIVE ahead(id) AS (SELECT ?1 UNION"
         " SELECT i.successor FROM items i JOIN ahead USING (id))"
@@ -12339,7 +12343,7 @@ def items_by_row(database: Database, seqs: Iterable[int]) -> dict[int, dict[str,
 def pending_chunks(
     database: Database, limit: int, among: list[int] | None = None
 ) -> list[tuple[int, str]]:
-    """Chunks without a vector, the first of all or of some, and what the encoder reads."""
+    """The first chunks without a vector, of all or of some, and what the encoder reads of each."""
     where = "" if among is None else "WHERE p.chunk IN (SELECT value FROM json_each(?2))"
     rows = database.rows(
         'SELECT p.chunk, i.content, c.start, c."end", c.context'
@@ -12352,31 +12356,29 @@ def pending_chunks(
 
 
 class Request(NamedTuple):
-    """What recall is asked: how much, how ranked, as of when (None is now), how many from each
-    index, from which files alone, and of which kinds."""
+    """What recall is asked."""
 
     text: str
     limit: int
     profile: Profile
-    moment: int | None = None
-    depth: int = CANDIDATES
-    source: str | None = None
+    moment: int | None = None  # as of when, in unix seconds; None is now
+    depth: int = CANDIDATES  # of each index
+    source: str | None = None  # how the paths begin of the files that are asked
     kinds: Sequence[int] = (OWN, FOREIGN, TALK, REPLACED)
 
 
 class Found(NamedTuple):
-    """The best candidates of a request, what is known of them, the question with the vectors
-    around it, the relevance that one of them must have, and which files are without chunks."""
+    """The best candidates of a request, and what else ranking needs."""
 
     hits: list[Hit]
-    facts: dict[int, Facts]
-    query: Query
-    floor: float
-    blank: set[int]
+    facts: dict[int, Facts]  # of each hit, by row number
+    query: Query  # with the vectors around it
+    floor: float  # the relevance that one of the hits must have
+    blank: set[int]  # files that were away or had no text
 
 
 class View:
-    """A file as seen from a project, with what finds and compares its memories."""
+    """The database as seen from a project, with what finds and compares its memories."""
 
     def __init__(
         self, projects: Projects, encoder: Encoder, index: VectorIndex | None, lexicon: Lexicon
@@ -12386,19 +12388,18 @@ class View:
 
 
 class Search(View):
-    """A question's way through the file, as seen from a project: found in one snapshot, ranked,
-    and looked up again where a file has changed meanwhile."""
+    """Answers questions: candidates are found in one snapshot, ranked, and found once more where
+    a file that they stand in has changed meanwhile."""
 
     def hits(self, request: Request, rounds: int = STALE_ROUNDS) -> tuple[list[Hit], float]:
         """The best hits, and the least relevance of one to show."""
         found = self._found(request)
         hits = self._answerable(found, request.moment)
-        profile, now = request.profile, request.moment is None
-        hits = profile.adjust(hits, found.facts, found.query, self.lexicon, found.floor)
+        hits = request.profile.adjust(hits, found.facts, found.query, self.lexicon, found.floor)
         hits, least = chosen_hits(hits, request.limit, found.floor)
-        # What one round finds anew may be as old: then all that may be shown is looked at.
+        # What comes up in a further round may have changed, too: then all hits are looked at.
         shown = hits if rounds == STALE_ROUNDS else found.hits
-        if now and self._follow_shown(shown, found) and rounds:
+        if request.moment is None and self._follow_shown(shown, found) and rounds:
             return self.hits(request, rounds - 1)
         return [hit._replace(span=found.facts[hit.item].span) for hit in hits], least
 
@@ -12407,21 +12408,21 @@ class Search(View):
         query = parse_query(request.text, request.moment)
         within = self._within(request)
         with self.database.snapshot():
-            near = same_model(self.database, self.encoder.model)
-            near = near and self.database.state().dimension > 0
-            if near:
+            comparable = same_model(self.database, self.encoder.model)
+            comparable = comparable and self.database.state().dimension > 0
+            if comparable:
                 self.encoder.begin_loading()
             words = weigh_words(self.database, query.text, self.lexicon)
             matched = matching(words, within)
-            vector = self._query_vector(query.text, words) if near else b""
-            near, vector = near and vector is not None, vector or b""
+            vector = self._query_vector(query.text, words) if comparable else None
+            comparable, vector = vector is not None, vector or b""
             reach = request.profile.reach
             found, share, around = candidates(words, matched, vector, within, reach)
-            found = self._completed(found, near, vector)
+            found = self._completed(found, comparable, vector)
             size = max(request.limit, RANKED)
             if vector and query.asked and query.asked.events:
                 found = self._of_time(query.asked, vector, within, found, words)
-                size = len(found.item)  # what is of that time may be far in all else
+                size = len(found.item)  # what is of that time may fit badly by all else
             factor = CROSS_PROJECT_FACTOR if within.project else 1.0
             hits = rank(found, share, request.profile, size, factor)
             facts = self._facts(hits, request.profile.links)
@@ -12431,7 +12432,8 @@ class Search(View):
             return Found(hits, facts, query, floor, blank_files(self.database))
 
     def _query_vector(self, text: str, words: Words) -> bytes | None:
-        """None where a service gives none, or turns out to have another model by now."""
+        """None where a service gives none, or has another model by now; b"" where the model knows
+        no word of the query."""
         try:
             vector = self.encoder.embed_query(text, words.told)
         except ServiceError:
@@ -12446,9 +12448,9 @@ class Search(View):
         where = self.database, self.projects.current(), live, replaced
         return Within(*where, index, request.depth, request.kinds)
 
-    def _completed(self, found: Candidates, near: bool, vector: bytes) -> Candidates:
+    def _completed(self, found: Candidates, comparable: bool, vector: bytes) -> Candidates:
         """The candidates, with cosines where these are still to be made."""
-        if near and not vector:  # the words alone say how much it has to do with the query
+        if comparable and not vector:  # only their words count
             return found._replace(cosine=_cosines(found))
         if vector and self.database.state().has_pending:
             return self._with_waiting(found, vector)
@@ -12457,17 +12459,17 @@ class Search(View):
     def _answerable(self, found: Found, moment: int | None) -> list[Hit]:
         """The hits that may be shown: not of other projects' files that have changed, which are
         theirs to index, and not of what was forgotten just now."""
-        hits, facts = found.hits, found.facts
-        stale: set[int | None] = set()
+        facts = found.facts
+        hits = [hit for hit in found.hits if hit.item in facts]
         if moment is None:
-            foreign = {facts[hit.item].file for hit in hits if hit.foreign and hit.item in facts}
-            stale |= stale_files(self.database, {id for id in foreign if id is not None})
-        known = [hit for hit in hits if hit.item in facts and facts[hit.item].file not in stale]
-        return self._own_checkout_first(self._each_once(known, facts), facts)
+            foreign = {file for hit in hits if hit.foreign and (file := facts[hit.item].file)}
+            stale = stale_files(self.database, foreign)
+            hits = [hit for hit in hits if facts[hit.item].file not in stale]
+        return self._own_checkout_first(self._each_once(hits, facts), facts)
 
     def _each_once(self, hits: list[Hit], facts: dict[int, Facts]) -> list[Hit]:
-        """The hits without what a better one says of the same file, which may be indexed for
-        another project or for all, too."""
+        """The hits without those whose text a better one has of the same file: it may be indexed
+        for several projects, and for all."""
         files = {facts[hit.item].file for hit in hits} - {None}
         sql = "SELECT id, path FROM files WHERE id IN (SELECT value FROM json_each(?))"
         paths = dict(self.database.rows(sql, json.dumps([*files]))) if files else {}
@@ -12478,12 +12480,13 @@ class Search(View):
         for hit in hits:
             fact = facts[hit.item]
             place = paths.get(fact.file, ""), fact.text
-            kept += [hit] if first.setdefault(place, fact.file) == fact.file else []
+            if first.setdefault(place, fact.file) == fact.file:
+                kept.append(hit)
         return kept
 
     def _with_waiting(self, found: Candidates, vector: bytes) -> Candidates:
-        """The candidates, of which the best by words have their cosines although the vectors of
-        these chunks are still to be made: without any they would seem to be about other things."""
+        """The candidates, with cosines for the best by words whose vectors are still to be made:
+        without any these would seem to be about other things."""
         import numpy
 
         best = numpy.argsort(-found.relative, kind="stable")[:WAITING_CHUNKS]
@@ -12492,9 +12495,9 @@ class Search(View):
             vectors = self.encoder.embed_all(text for _, text in waiting)
         except ServiceError:
             return found
-        asked, rows = _vector(vector), zip(waiting, vectors, strict=True)
-        near = {chunk: _cosine(_vector(own), asked) for (chunk, _), own in rows}
-        made = numpy.array([near.get(chunk, -math.inf) for chunk in found.chunk.tolist()])
+        query, rows = _vector(vector), zip(waiting, vectors, strict=True)
+        cosines = {chunk: _cosine(_vector(own), query) for (chunk, _), own in rows}
+        made = numpy.array([cosines.get(chunk, -math.inf) for chunk in found.chunk.tolist()])
         new, cosine = numpy.isfinite(made), numpy.maximum(made, _cosines(found))
         return found._replace(
             cosine=numpy.where(new, cosine, found.cosine),
@@ -12502,15 +12505,10 @@ class Search(View):
         )
 
     def _of_time(
-        self,
-        asked: AskedTime,
-        vector: bytes,
-        within: Within,
-        found: Candidates,
-        words: Words,
+        self, asked: AskedTime, vector: bytes, within: Within, found: Candidates, words: Words
     ) -> Candidates:
-        """The candidates, with the own ones of the time that the question asks about, to which
-        they have all to do with it."""
+        """The candidates and what else is of the time that the question asks about, here or global:
+        all that is of that time counts as having every word of the query."""
         import numpy
 
         span = f"i.created_at BETWEEN {asked.start} AND {asked.end - 1}"
@@ -12519,10 +12517,8 @@ class Search(View):
         more = near.where(~numpy.isin(near.item, found.item, assume_unique=True))
         late = as_candidates(as_evidence([]), more, 0.0, words.ideal)
         every = Candidates(*map(numpy.append, found, late))
-        fits = numpy.where(
-            numpy.isin(every.item, near.item, assume_unique=True), 1.0, every.coverage
-        )
-        return every._replace(coverage=fits)
+        fits = numpy.isin(every.item, near.item, assume_unique=True)
+        return every._replace(coverage=numpy.where(fits, 1.0, every.coverage))
 
     def _facts(self, hits: list[Hit], links: bool) -> dict[int, Facts]:
         """What else ranking may look at, by row number."""
@@ -12530,11 +12526,9 @@ class Search(View):
         counted = f"{count.format('from_id')} + {count.format('to_id')}" if links else "0"
         sql = (
             'SELECT i.seq, substr(i.content, c.start + 1, c."end" - c.start), i.created_at,'
-            " coalesce(a.access_count, 0),"
-            f" a.last_accessed_at, coalesce(a.validation_count, 0), {counted},"
-            f" coalesce({_HAS_DAY}, 1), CASE WHEN NOT {_SAID} THEN i.file END, v.vector,"
-            f" i.stored_at, {_SAID}, i.project_id, {_HAS_REPLACED},"
-            ' c.position, c.start, c."end"'
+            " coalesce(a.access_count, 0), a.last_accessed_at, coalesce(a.validation_count, 0),"
+            f" {counted}, coalesce({_HAS_DAY}, 1), CASE WHEN NOT {_SAID} THEN i.file END, v.vector,"
+            f' i.stored_at, {_SAID}, i.project_id, {_HAS_REPLACED}, c.position, c.start, c."end"'
             " FROM chunks c JOIN items i ON i.seq = c.item"
             " LEFT JOIN access_log a ON a.item_id = i.id LEFT JOIN files f ON f.id = i.file"
             " LEFT JOIN vectors v ON v.chunk = c.id"
@@ -12542,29 +12536,28 @@ class Search(View):
         )
         chunks = json.dumps([hit.chunk for hit in hits])
         return {
-            item: Facts(*known, span=(position, start, end))
-            for item, *known, position, start, end in self.database.rows(sql, chunks)
+            item: Facts(*columns, span=(position, start, end))
+            for item, *columns, position, start, end in self.database.rows(sql, chunks)
         }
 
     def _own_checkout_first(self, hits: list[Hit], facts: dict[int, Facts]) -> list[Hit]:
-        """The hits, of which those in files of the repository's other checkouts must be clearly
-        better to come first, as those of other projects must."""
-        near = {file for hit in hits if not hit.foreign and (file := facts[hit.item].file)}
-        far, less = files_of_other_checkouts(self.projects, near), CROSS_PROJECT_FACTOR
-        if not far:
+        """The hits; those in files of the repository's other checkouts have the factor of other
+        projects, so that they come first only if they are clearly better."""
+        own = {file for hit in hits if not hit.foreign and (file := facts[hit.item].file)}
+        elsewhere, factor = files_of_other_checkouts(self.projects, own), CROSS_PROJECT_FACTOR
+        if not elsewhere:
             return hits
         return [
-            hit._replace(score=hit.score * less, parts=hit.parts | {"project": less})
-            if facts[hit.item].file in far and "project" in hit.parts
+            hit._replace(score=hit.score * factor, parts=hit.parts | {"project": factor})
+            if facts[hit.item].file in elsewhere and "project" in hit.parts
             else hit
             for hit in hits
         ]
 
     def _follow_shown(self, hits: list[Hit], found: Found) -> bool:
-        """Index the files again that have changed since, of those that hits stand in or that had
-        no text; whether there were any. Nobody is to be answered from a file that says something
-        else by now: hits of what it said before are none any more."""
-        with contextlib.suppress(DatabaseError, NotFound):  # not to be written, or just gone
+        """Index again those files of hits, or without text, that have changed, so that nobody is
+        answered with what a file said before; whether there were any."""
+        with contextlib.suppress(DatabaseError, NotFound):  # it cannot be written, or is just gone
             shown = {file for hit in hits if (file := found.facts[hit.item].file)}
             return sync_files(self.projects, self.encoder, shown | found.blank)
         return False
@@ -12572,8 +12565,7 @@ class Search(View):
     def answer(
         self, request: Request, min_score: float | None, anyway: bool, explain: bool
     ) -> dict[str, Any]:
-        """What `Memory.recall` returns: of the hits those that score enough or, where nothing was
-        said about that, have to do with the query."""
+        """What `Memory.recall` returns: `anyway` all hits, else as `kept_hits` chooses."""
         hits, least = self.hits(request)
         kept = hits if anyway else kept_hits(hits, least, min_score)
         weak = {hit.item for hit in hits} - {hit.item for hit in relevant(hits, least)}
@@ -12597,25 +12589,25 @@ class Search(View):
     def _explained(
         self, hits: list[Hit], explain: bool, weak: set[int]
     ) -> dict[int, dict[str, Any]]:
-        """The hits as results, some of which have little to do with the query, and why each
-        stands where it does."""
+        """Results by row number; those of `weak` hits are marked as unrelated, and on request all
+        say why they stand where they do."""
         results = self.results(hits)
         for seq in weak & results.keys():
             results[seq]["unrelated"] = True
         for hit in hits if explain else ():
             if row := results.get(hit.item):
-                told = {name: round(value, 4) for name, value in hit.parts.items()}
-                row["parts"] = {name: value for name, value in told.items() if value}
+                parts = {name: round(value, 4) for name, value in hit.parts.items()}
+                row["parts"] = {name: value for name, value in parts.items() if value}
                 row |= self._why(hit)
         return results
 
     def results(self, hits: list[Hit]) -> dict[int, dict[str, Any]]:
         """What callers see of each hit, by row number."""
         items = items_by_row(self.database, [hit.item for hit in hits])
-        known = authors(self.database, (row["id"] for row in items.values()))
+        authors_of = authors(self.database, (row["id"] for row in items.values()))
         return {
             hit.item: result_of(items[hit.item], hit)
-            | known.get(items[hit.item]["id"], {})
+            | authors_of.get(items[hit.item]["id"], {})
             | told_source(items[hit.item], self.projects)
             for hit in hits
             if hit.item in items  # else forgotten a moment ago
@@ -12633,32 +12625,28 @@ class Search(View):
         return {}
 
     def _around(self, results: list[dict[str, Any]], weak: set[int]) -> dict[str, Any]:
-        """Name each result's neighbours and older versions; return what else to look at, but for
-        what was found and held back."""
+        """Name each result's neighbours and older versions. Returns what else to look at, none of
+        it shown or `weak`."""
         ids = [row["id"] for row in results]
-        known = {*ids, *(row["id"] for row in items_by_row(self.database, weak).values())}
-        links = links_of(self.database, ids, self.projects.current())
-        links = [one for one in links if one.other not in known]
+        found = {*ids, *(row["id"] for row in items_by_row(self.database, weak).values())}
+        edges = links_of(self.database, ids, self.projects.current())
+        edges = [edge for edge in edges if edge.other not in found]
+        alike = [edge for edge in edges if edge.kind in _ALIKE]
         older = self._versions_behind(ids)
         for row in results:
-            related = [one.other for one in links if one.id == row["id"] and one.kind in _ALIKE]
-            if related:
+            if related := [edge.other for edge in alike if edge.id == row["id"]]:
                 row["related_ids"] = list(dict.fromkeys(related))[:NEIGHBOURS_SHOWN]
             if row["id"] in older:
                 row["supersedes"] = older[row["id"]]
-        expanded = [one for one in links if one.id in ids[:EXPANDED_FROM] and one.kind in _ALIKE]
-        suggested = [
-            one for one in links if one.id in ids[:SUGGESTED_FROM] and one.kind == CO_ACCESSED
-        ]
-        around = {
-            "graph_expanded": self._neighbours(expanded),
-            "suggested": self._neighbours(suggested),
-        }
+        expanded = [edge for edge in alike if edge.id in ids[:EXPANDED_FROM]]
+        together = [edge for edge in edges if edge.kind == CO_ACCESSED]
+        suggested = [edge for edge in together if edge.id in ids[:SUGGESTED_FROM]]
+        around = {"graph_expanded": self._neighbours(expanded)}
+        around["suggested"] = self._neighbours(suggested)
         return {name: rows for name, rows in around.items() if rows}
 
     def _versions_behind(self, ids: list[str]) -> dict[str, list[str]]:
-        """The ids of all items behind each of these, whose place it took in the end; newest
-        first."""
+        """The ids of all versions behind each of these items, newest first."""
         behind = "JOIN items i ON i.successor = {} AND i.ended_by <> 'undo'"
         sql = (
             "WITH RECURSIVE older(top, id, at, seq) AS (SELECT value, i.id, i.created_at, i.seq"
@@ -12670,18 +12658,18 @@ class Search(View):
 
     def _neighbours(self, links: list[Link]) -> list[dict[str, Any]]:
         """The other ends of links, each once."""
-        first = {one.other: one for one in reversed(links)}
-        shown = list(dict.fromkeys(one.other for one in links))[:NEIGHBOURS_SHOWN]
+        first: dict[str, Link] = {}
+        for edge in links:
+            first.setdefault(edge.other, edge)
         rows = []
-        for id in shown:
-            item, one = find_item(self.database, id), first[id]
-            if item is None:  # forgotten a moment ago
+        for id, edge in itertools.islice(first.items(), NEIGHBOURS_SHOWN):
+            if (item := find_item(self.database, id)) is None:  # forgotten a moment ago
                 continue
             row: dict[str, Any] = {"id": id, **_dated("created", item["created_at"])}
-            if one.kind == CO_ACCESSED:
-                row["reason"] = f"answered {one.count} questions together with {one.id}"
+            if edge.kind == CO_ACCESSED:
+                row["reason"] = f"answered {edge.count} questions together with {edge.id}"
             else:
-                row |= {"similarity": "graph", "graph_expanded": True, "rel_type": one.label}
+                row |= {"similarity": "graph", "graph_expanded": True, "rel_type": edge.label}
             row["beginning"] = item["content"][:PREVIEW]
             if self.projects.is_foreign(item):
                 row["cross_project"] = True
@@ -12705,8 +12693,8 @@ class Search(View):
         if not 1 <= number <= len(pages):
             raise InvalidInput(f"{row['id']} has pages 1 to {len(pages)}, not {number}")
         start, end = pages[number - 1]
-        facts = told_items(self.projects, [row])[0]
-        result = facts | {"content": content[start:end], "similarity": "1.00"}
+        result = told_items(self.projects, [row])[0]
+        result |= {"content": content[start:end], "similarity": "1.00"}
         if self.projects.is_foreign(row):
             result["cross_project"] = True
         if len(pages) > 1:
@@ -12717,6 +12705,7 @@ class Search(View):
 
 
 def result_of(row: dict[str, Any], hit: Hit) -> dict[str, Any]:
+    """What callers see of a hit; of a long text its best chunk."""
     content, (position, start, end) = row["content"], hit.span
     result = shared_facts(row) | {"similarity": _two_places(hit.score)}
     if abs(hit.score - hit.cosine) > 0.001:
@@ -12724,20 +12713,15 @@ def result_of(row: dict[str, Any], hit: Hit) -> dict[str, Any]:
     if row["chunks"] > 1:
         result["content"] = content[start:end]
         result["beginning"] = content[:PREVIEW]
-        result["position"] = {
-            "chunk": position + 1,
-            "chunks": row["chunks"],
-            "start": start,
-            "end": end,
-            "length": len(content),
-        }
+        result["position"] = {"chunk": position + 1, "chunks": row["chunks"]}
+        result["position"] |= {"start": start, "end": end, "length": len(content)}
     if hit.foreign:
         result["cross_project"] = True
     return result
 
 
 def kept_hits(hits: list[Hit], least: float, min_score: float | None) -> list[Hit]:
-    """Hits that score enough or, where nothing was said about that, fit the query at all."""
+    """Hits that score enough or, without a least score, have to do with the query."""
     if min_score is not None:
         return [hit for hit in hits if hit.score >= min_score]
     return relevant(hits, least)
@@ -12773,11 +12757,11 @@ def paginate(text: str) -> list[tuple[int, int]]:
 
 
 class Lease:
-    """A background job, which one process does at a time, for the next LEASE seconds."""
+    """The right to do a background job, which one process has at a time, for LEASE seconds."""
 
     def __init__(self, database: Database, job: str) -> None:
         self._database, self._job = database, job
-        self._me = f"{os.getpid()}-{id(self)}"
+        self._owner = f"{os.getpid()}-{id(self)}"
 
     def __enter__(self) -> Lease:
         return self
@@ -12786,20 +12770,18 @@ class Lease:
         self.release()
 
     def take(self) -> bool:
-        """Have the job, or have it on; False while another process has it."""
+        """Acquire or renew the lease; False while another has it."""
         now = int(time.time())
         with self._database.transaction() as connection:
-            holder = connection.execute("SELECT value FROM meta WHERE key = ?", (self._job,)).get
-            owner, until = (holder or f"{self._me} 0").split()
-            if owner != self._me and now < int(until) <= now + LEASE:
+            owner, until = (meta_value(connection, self._job) or f"{self._owner} 0").split()
+            if owner != self._owner and now < int(until) <= now + LEASE:
                 return False
-            value = f"{self._me} {now + LEASE}"
-            connection.execute("INSERT OR REPLACE INTO meta VALUES(?, ?)", (self._job, value))
+            set_meta(connection, self._job, f"{self._owner} {now + LEASE}")
         return True
 
     @contextlib.contextmanager
     def renewed(self) -> Iterator[None]:
-        """Have the job on meanwhile, however long a step of it takes."""
+        """Renew the lease from a thread until the block ends."""
         done = threading.Event()
 
         def renew() -> None:
@@ -12816,68 +12798,67 @@ class Lease:
             thread.join()
 
     def release(self) -> None:
-        """Let others have it at once; where that can't be written, it runs out by itself."""
-        me = f"{self._me} "
-        mine = "FROM meta WHERE key = ? AND substr(value, 1, ?) = ?", self._job, len(me), me
+        """Let others have it at once; where that cannot be written, it runs out by itself."""
+        own, values = "FROM meta WHERE key = ? AND value GLOB ?", (self._job, f"{self._owner} *")
         with contextlib.suppress(DatabaseError):
-            if self._database.rows(f"SELECT 1 {mine[0]}", *mine[1:]):
+            if self._database.rows(f"SELECT 1 {own}", *values):
                 with self._database.transaction() as connection:
-                    connection.execute(f"DELETE {mine[0]}", mine[1:])
+                    connection.execute(f"DELETE {own}", values)
 
 
 class Storing(View):
-    """How a text becomes a memory, as seen from a project: what takes time comes first, then one
-    transaction that looks again at what it relies on."""
+    """Makes memories of texts: what takes time comes first, then one transaction, which checks
+    again what was decided on."""
 
     def store(
         self, content: str, scope: str | None, replace: str | None, created_at: object
     ) -> dict[str, Any]:
-        """Keep a text that holds no secret: what `Memory.store` returns."""
+        """Store a text without secrets: what `Memory.store` returns."""
         created = int(time.time()) if created_at is None else parse_moment(created_at)
         old = item_to_replace(self.projects, replace) if replace is not None else None
         wanted = check_scope(scope) if scope is not None else None
         project, remark = self._destination(wanted, old)
         with self.database.explained():
-            known = same_text(self.database.reader(), content, project)
-        if old and known == old["id"]:  # nothing changes but that it holds
+            twin = same_text(self.database.reader(), content, project)
+        if old and twin == old["id"]:  # the text stays, and is confirmed
             old = None
-        contested = known and self._is_contested(known, created)
-        if known and not contested and (answer := self._confirm(known, old)):
+        contested = twin and self._is_contested(twin, created)
+        if twin and not contested and (answer := self._confirm(twin, old)):
             return answer
         if created > time.time():
             remark += f", dated {local_time(iso_time(created))}, which is still to come"
         item = prepare_item(self.database, self.encoder, new_id(), content, project, created)
-        # It may come again after other versions of it: the newest must be this one.
-        ended = {known: "repeat"} if known else {}
+        # Other versions may have come after the same text: the one stored now is the newest.
+        ended = {twin: "repeat"} if twin else {}
         if old:  # last, for `undo` takes the last back
             ended[old["id"]] = "replace"
-        looked = self.database.value("SELECT coalesce(max(seq), 0) FROM items")
-        me = _newcomer(item)
-        rivals = [one for one in self.rivals(me, item.project_id) if one.id not in ended]
+        last = self.database.value("SELECT coalesce(max(seq), 0) FROM items")
+        new = _newcomer(item)
+        rivals = [rival for rival in self.rivals(new, item.project_id) if rival.id not in ended]
         near = [(rival.id, rival.cosine) for rival in rivals if rival.cosine >= CONFLICT_COSINE]
-        while (twin := self._write(item, ended, near[:CONFLICTS_QUEUED], looked)) is not None:
+        while (twin := self._write(item, ended, near[:CONFLICTS_QUEUED], last)) is not None:
             if answer := self._confirm(twin, old):
                 return answer
-        outdated = self._told_outdated(self.outdated(me, rivals))
+        outdated = self._described(self.outdated(new, rivals))
         remark += f" ({self.encoder.trouble})" if self.encoder.trouble else ""
         return _store_answer(item, next(reversed(ended), None), outdated, remark)
 
-    def _confirm(self, known: str, old: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Count the item that has this text already as stored, in the place of another's if
-        that was asked for. None when somebody has just hidden or forgotten it."""
+    def _confirm(self, twin: str, old: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Confirm the item that has this text already, and hide behind it the one that the text
+        is to replace. None when somebody has just hidden or forgotten it."""
         sql = "SELECT project_id, created_at FROM items WHERE id = ? AND ended_at IS NULL"
         with self.database.transaction() as connection:
-            if (row := connection.execute(sql, (known,)).get) is None:
+            if (row := connection.execute(sql, (twin,)).get) is None:
                 return None
             project, created = row
-            count_validation(connection, known)
-            note(connection, "confirm", known)
+            count_validation(connection, twin)
+            note(connection, "confirm", twin)
             if old:
                 gone = item_to_replace(self.projects, old["id"])  # others may have been quicker
                 at = ended_when(gone["created_at"], created)
-                end_item(connection, gone["id"], known, "replace", at, beside=True)
+                end_item(connection, gone["id"], twin, "replace", at, beside=True)
         scope = "project" if project else "global"
-        answer = {"success": True, "id": known, "scope": scope, "already_stored": True}
+        answer = {"success": True, "id": twin, "scope": scope, "already_stored": True}
         message = "This text was stored already: counted as confirmed"
         if old:
             answer["replaced_id"] = old["id"]
@@ -12886,22 +12867,18 @@ class Storing(View):
 
     def _is_contested(self, id: str, until: int) -> bool:
         """Whether an item between this one and a time may be another version of what it says."""
-        row = find_item(self.database, id)
-        if row is None:  # forgotten a moment ago
-            return False
-        sql = (
-            "SELECT v.vector FROM chunks c JOIN vectors v ON v.chunk = c.id"
-            " WHERE c.item = ? AND c.position = 0"
+        rows = self.database.rows(
+            "SELECT i.created_at, i.seq, v.vector FROM items i JOIN chunks c ON c.item = i.seq"
+            " JOIN vectors v ON v.chunk = c.id WHERE i.id = ? AND c.position = 0",
+            id,
         )
-        vector = self.database.value(sql, row["seq"])
-        if vector is None:
+        if not rows:  # forgotten a moment ago, or without a vector
             return False
-        span = f"{row['created_at']:d} AND {until:d}"
-        where = f"{_MEMORY} AND {_OWN} AND i.created_at BETWEEN {span}"
+        *order, vector = rows[0]
+        where = f"{_MEMORY} AND {_OWN} AND i.created_at BETWEEN {order[0]:d} AND {until:d}"
         near = nearest(self.database, vector, where, self.projects.current(), 10)
         rivals = items_by_row(self.database, near.item[near.score >= RIVAL_COSINE].tolist())
-        mine = row["created_at"], row["seq"]
-        return any((rival["created_at"], rival["seq"]) > mine for rival in rivals.values())
+        return any([rival["created_at"], rival["seq"]] > order for rival in rivals.values())
 
     def _destination(self, scope: str | None, old: dict[str, Any] | None) -> tuple[str | None, str]:
         """The project to store in (None = global), and a remark when it is not as asked."""
@@ -12919,12 +12896,12 @@ class Storing(View):
         """The memories nearest to a new one, of its project and global ones."""
         if not new.vector:
             return []
-        here, first = project or self.projects.current(), new.vector
+        here, where = project or self.projects.current(), f"{_MEMORY} AND {_OWN}"
         with self.database.snapshot():
             if self.index:
-                found, _ = self.index.nearest(first, here, DOOR_ASKED, NEAR_SCANNED)
+                found, _ = self.index.nearest(new.vector, here, DOOR_ASKED, NEAR_SCANNED)
             else:
-                found = nearest(self.database, first, f"{_MEMORY} AND {_OWN}", here, DOOR_ASKED)
+                found = nearest(self.database, new.vector, where, here, DOOR_ASKED)
             rows = self.database.rows(
                 f"SELECT c.id, {_RIVAL} FROM chunks c JOIN items i ON i.seq = c.item"
                 " JOIN vectors v ON v.chunk = c.id WHERE i.file IS NULL"
@@ -12939,7 +12916,7 @@ class Storing(View):
         ][:DOOR_RIVALS]
 
     def outdated(self, new: Neighbour, rivals: list[Neighbour]) -> list[tuple[str, float]]:
-        """The ids of what a memory probably makes obsolete, the likeliest first, and how likely."""
+        """The ids of what a memory probably makes obsolete, likeliest first, and how likely."""
         if not rivals:
             return []
         chances = obsolescence(new, rivals, self.lexicon)
@@ -12951,16 +12928,16 @@ class Storing(View):
         ]
         return sorted(found, key=lambda pair: -pair[1])[:DOOR_SHOWN]
 
-    def _told_outdated(self, found: list[tuple[str, float]]) -> list[dict[str, Any]]:
-        """What `store` tells of them; not what somebody has just forgotten."""
+    def _described(self, found: list[tuple[str, float]]) -> list[dict[str, Any]]:
+        """What `store` tells of outdated items, but for those that were just forgotten."""
         rows = ((find_item(self.database, id), chance) for id, chance in found)
         return [shared_facts(row) | {"probability": f"{chance:.2f}"} for row, chance in rows if row]
 
     def _write(
-        self, item: Item, ended: dict[str, str], near: list[tuple[str, float]], looked: int
+        self, item: Item, ended: dict[str, str], near: list[tuple[str, float]], last: int
     ) -> str | None:
-        """Store an item, and hide behind it those that it ends, by id and reason. What is near
-        was looked for among the rows up to `looked`.
+        """Store an item, and hide behind it those that it ends, by id and reason. `near` was found
+        among the rows up to `last`.
 
         Returns the id of a live item with the same text instead, if there is one by now.
         """
@@ -12978,11 +12955,11 @@ class Storing(View):
                     at = ended_when(item_to_replace(self.projects, old)["created_at"], at)
                 elif not _is_live(connection, old):
                     continue  # somebody has just hidden it for another reason
-                beside = reason == "replace" and twin is not None  # its text stood there
+                beside = reason == "replace" and twin is not None  # its text stood there, too
                 end_item(connection, old, item.id, reason, at, beside=beside)
                 count_validation(connection, item.id)
             if item.vectors:  # its neighbours were looked at just now
-                connection.execute(_EXAMINED_NEXT, (looked,))
+                connection.execute(_EXAMINED_NEXT, (last,))
         return None
 
 
@@ -12998,10 +12975,8 @@ def _store_answer(
     if outdated:
         answer["may_replace"] = outdated
     if not item.vectors:
-        answer["pending_chunks"] = len(item.chunks)
-        message += (
-            f"; {len(item.chunks)} chunks are found by their words until their vectors are made"
-        )
+        pending = answer["pending_chunks"] = len(item.chunks)
+        message += f"; {pending} chunks are found by their words until their vectors are made"
     if outdated:
         message += (
             f". If it makes one of may_replace obsolete, store it again with that id as replace_id,"
@@ -13022,19 +12997,19 @@ def embed_pending(
     progress: Callable[[int], object],
     stop: Callable[[], bool],
 ) -> int:
-    """Make the vectors of pending chunks, while no other process does: how many."""
+    """Make the vectors of pending chunks, unless another process does. Returns how many."""
     made = 0
     with Lease(database, "embedding") as lease:
         while not stop() and same_model(database, encoder.model):
             if not pending_chunks(database, 1) or not lease.take():
                 break
-            batch = pending_chunks(database, encoder.batch)  # what whoever had the lease has left
+            batch = pending_chunks(database, encoder.batch)  # whoever had the lease made some
             texts = (text for _, text in batch if not stop())
             with lease.renewed():
                 vectors = dict(zip(batch, encoder.embed_all(texts, patient=True), strict=False))
             with database.transaction() as connection:
                 if claim_model(connection, encoder.model):
-                    # others may have made or brought back others
+                    # By now some may have a vector, and a number be that of another text.
                     still = vectors.keys() & pending_chunks(database, encoder.batch)
                     _fill(connection, [(vectors[row], row[0]) for row in still])
             made += len(vectors)
@@ -13053,7 +13028,7 @@ def _fill(connection: apsw.Connection, vectors: list[tuple[bytes, int]]) -> None
 
 
 class Consolidator:
-    """Compares memories with their neighbours, a batch at a time, and settles what is queued."""
+    """Compares memories with their neighbours, a batch at a time, and merges or links them."""
 
     def __init__(self, storing: Storing) -> None:
         self._storing, self.database, self.encoder = storing, storing.database, storing.encoder
@@ -13074,18 +13049,18 @@ class Consolidator:
                 queue = queued_pairs(self.database, CONSOLIDATE_BATCH)
                 if not queue:
                     break
-                done += self.settle(*((one, other) for one, other, _ in queue), stop=stop)
+                done += self.settle(*(row[:2] for row in queue), stop=stop)
                 progress(len(queue))
         return self._consolidated(done)
 
     def examine(self, within: float) -> None:
-        """Look at what came by import, before a person is asked about it, for so many seconds."""
+        """Examine what came by import, for so many seconds: a person is to be asked about it."""
         deadline = time.monotonic() + within
         with self._lease:
             self._examine(lambda: time.monotonic() > deadline)
 
     def _examine(self, stop: Callable[[], bool]) -> None:
-        """Queue the near pairs among items that came by import, and what one may make obsolete."""
+        """Queue near pairs of items not yet examined, and for review what these make obsolete."""
         examined = self.database.value(f"SELECT {_EXAMINED}")
         for last, pairs in near_pairs(self.database, examined):
             outdated = [] if stop() else self._imported_outdated(examined, last, stop)
@@ -13097,7 +13072,7 @@ class Consolidator:
                     enqueue(connection, id, [(other, cosine)])
                 for id, old in outdated:
                     queue_reviews(connection, id, old)
-                connection.execute("INSERT OR REPLACE INTO meta VALUES('examined', ?)", (last,))
+                set_meta(connection, "examined", str(last))
             if stop() or not self._lease.take():
                 return
         if self.database.value(f"SELECT max(seq) > {_EXAMINED} FROM items"):
@@ -13107,7 +13082,7 @@ class Consolidator:
     def _imported_outdated(
         self, after: int, last: int, stop: Callable[[], bool]
     ) -> list[tuple[str, list[tuple[str, float]]]]:
-        """Of the rows behind one up to another, what each probably makes obsolete."""
+        """What each of the items after one row, up to another, probably makes obsolete."""
         sql = (
             f"SELECT i.project_id, 1.0, {_RIVAL} FROM items i JOIN chunks c ON c.item = i.seq"
             " AND c.position = 0 JOIN vectors v ON v.chunk = c.id"
@@ -13129,7 +13104,7 @@ class Consolidator:
     def settle(
         self, *queued: tuple[str, str], stop: Callable[[], bool] = lambda: False
     ) -> list[tuple[str, Pair]]:
-        """Merge or link these pairs; what became of each that is still there."""
+        """Merge or link these pairs: what became of each that is still there."""
         judged = [
             (ids, judge(self.database, ids, self.encoder.embed))
             for ids in itertools.takewhile(lambda _: not stop(), queued)
@@ -13143,7 +13118,7 @@ class Consolidator:
         return [(status, pair) for status, pair in settled if pair and status != "gone"]
 
     def _proposed(self, stop: Callable[[], bool]) -> list[tuple[str, Pair]]:
-        """What `consolidate` would do now, in its order; what is merged is in no later pair."""
+        """What `consolidate` would do now, in its order: an item merged is in no later pair."""
         examined = self.database.value(f"SELECT {_EXAMINED}")
         found = [pair for _, pairs in near_pairs(self.database, examined) for pair in pairs]
         found += queued_pairs(self.database, -1)
@@ -13162,8 +13137,8 @@ class Consolidator:
         pairs = [
             {
                 "action": status,
-                "keep": self._told_of(pair.keep),
-                "other": self._told_of(pair.other),
+                "keep": self._facts_of(pair.keep),
+                "other": self._facts_of(pair.other),
                 "similarity": _two_places(pair.similarity),
                 "reasons": pair.reasons,
             }
@@ -13172,7 +13147,7 @@ class Consolidator:
         counts = Counter(status for status, _ in done)
         return {"merged": counts["merged"], "linked": counts["linked"], "pairs": pairs}
 
-    def _told_of(self, id: str) -> dict[str, Any]:
+    def _facts_of(self, id: str) -> dict[str, Any]:
         """An item's facts; no text if it was forgotten a moment ago."""
         row = find_item(self.database, id)
         return shared_facts(row) if row else {"id": id, "content": ""}
@@ -13180,14 +13155,12 @@ class Consolidator:
 
 def has_chores(database: Database) -> bool:
     """Whether there are vectors to make, or pairs to compare."""
-    return bool(
-        database.value(
-            "SELECT EXISTS(SELECT 1 FROM pending) OR ? AND ("
-            " EXISTS(SELECT 1 FROM consolidation_queue WHERE status = 'pending')"
-            f" OR (SELECT max(seq) FROM items) > {_EXAMINED})",
-            consolidates(),
-        )
+    sql = (
+        "SELECT EXISTS(SELECT 1 FROM pending) OR ? AND ("
+        " EXISTS(SELECT 1 FROM consolidation_queue WHERE status = 'pending')"
+        f" OR (SELECT max(seq) FROM items) > {_EXAMINED})"
     )
+    return bool(database.value(sql, consolidates()))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -13221,33 +13194,32 @@ def undo_item(projects: Projects, id: str) -> dict[str, Any]:
             raise NotFound(f"{meant} is live already: nothing to undo")
         old = _to_bring_back(projects, id)
         row, steps = given_item(projects, old), _steps_back(connection, old)
-        now = steps[0][1]
-        for one in (row, *([given_item(projects, now)] if now else [])):
-            check_own(projects, one, "change")
+        front = steps[0][1]
+        for item in (row, *([given_item(projects, front)] if front else [])):
+            check_own(projects, item, "change")
         twin = same_text(connection, row["content"], row["project_id"])
-        swaps = [front for back, front in steps if _take_back(connection, back, front)]
+        swaps = [ahead for back, ahead in steps if _take_back(connection, back, ahead)]
     answer: dict[str, Any] = {"success": True, "restored": old}
     message = f"{old} is live again"
+    sql = "SELECT successor FROM items WHERE id = ?"
     if swaps:
         answer["hidden"] = swaps[0]
         message += f", and {swaps[0]} is hidden behind it"
-    elif stays := _hidden_still(projects.database, row["successor"]):
+    elif stays := projects.database.value(sql, row["successor"]):
         message += f", and {row['successor']} stays hidden behind {stays}"
         message += f": `replace {old} {stays}` takes this back"
-    if twin not in (None, now):
+    if twin not in (None, front):
         message += f"; {twin} says the same: `forget` one of the two"
     return answer | {"message": message + "."}
 
 
-def _hidden_still(database: Database, front: str | None) -> str | None:
-    """Behind what an item is hidden that stood in another one's place."""
-    return database.value("SELECT successor FROM items WHERE id = ?", front)
-
-
 def _steps_back(connection: apsw.Connection, old: str) -> list[tuple[str, str | None]]:
-    """What is to be taken back, each with what stands in its place or was pruned there: of
-    replacements each one, the last first, so that what was between is where it had been; else the
-    whole way at once. Where that ends behind what stood beside it before, this stays as it is."""
+    """The steps that bring an item back, as (item, the one that now stands in its place).
+
+    Replacements are taken back one by one, the last first, so that versions between are where they
+    were; else one step is enough. Nothing (None) stands in the place of a pruned item; and what had
+    stood beside another before it took that one's place stays as it is.
+    """
     sql = (
         "WITH RECURSIVE ahead(id, n, beside) AS (SELECT ?1, 0, NULL UNION"
         f" SELECT i.successor, n + 1, {STOOD_BESIDE} FROM items i JOIN ahead USING (id)"
@@ -13256,39 +13228,36 @@ def _steps_back(connection: apsw.Connection, old: str) -> list[tuple[str, str | 
     )
     chain = fetch(connection, sql, old)
     ids, reasons = [id for id, *_ in chain], {reason for _, reason, _ in chain[:-1]}
-    steps: list[tuple[str, str | None]] = [*pairwise(ids)][::-1]
     if chain[-1][2] and len(ids) > 2:
         return [(old, None)]
     if reasons <= {"replace", "repeat", "undo"} and 1 < len(ids) == len({*ids}):
-        return steps
+        return [*pairwise(ids)][::-1]
     return [(old, ids[-1] if ids[-1] != old else None)]
 
 
-def _take_back(connection: apsw.Connection, old: str, now: str | None) -> bool:
-    """Let one item be live again; whether what stood in its place is hidden behind it."""
+def _take_back(connection: apsw.Connection, old: str, front: str | None) -> bool:
+    """Make an item live again; whether the one in its place is hidden behind it in turn."""
     reason, successor = restore_item(connection, old)
-    if now is None or reason in ("merge", "beside"):
+    if front is None or reason in ("merge", "beside"):
         note(connection, "undo", old, successor, APART)
         return False
-    created = dict(
-        fetch(connection, "SELECT id, created_at FROM items WHERE id IN (?, ?)", old, now)
-    )
-    # A redo: it ends on the day on which it did.
-    redone = "replace", ended_when(created[now], created[old])
-    end_item(connection, now, old, *(redone if reason == "undo" else ("undo", None)))
+    sql = "SELECT id, created_at FROM items WHERE id IN (?, ?)"
+    created = dict(fetch(connection, sql, old, front))
+    # An undo that is undone is the replacement again, at the time of that.
+    redone = "replace", ended_when(created[front], created[old])
+    end_item(connection, front, old, *(redone if reason == "undo" else ("undo", None)))
     return True
 
 
 def _to_bring_back(projects: Projects, id: str) -> str:
-    """The item that `undo` is to bring back: this one, or the last that it has hidden."""
+    """The id of what `undo` is to bring back: this item, or the last one hidden behind it."""
     row = given_item(projects, id)
     check_own(projects, row, "change")
     if row["ended_at"] is not None:
         return row["id"]
     sql = (
-        "SELECT i.id FROM items i WHERE i.successor = ?1 AND i.ended_by IS NOT 'undo'"
-        " ORDER BY (SELECT max(h.id)"
-        " FROM history h WHERE h.other_id = i.id AND h.item_id = ?1) DESC LIMIT 1"
+        "SELECT i.id FROM items i WHERE i.successor = ?1 AND i.ended_by IS NOT 'undo' ORDER BY"
+        " (SELECT max(id) FROM history WHERE other_id = i.id AND item_id = ?1) DESC LIMIT 1"
     )
     if hidden := projects.database.value(sql, row["id"]):
         return hidden
@@ -13310,8 +13279,8 @@ def move_item(projects: Projects, id: str, scope: str) -> dict[str, Any]:
         if twin := same_text(connection, row["content"], project):
             raise InvalidInput(f"{twin} says the same in {scope} scope: `forget` one of the two")
         if projects_behind(projects.database, row["id"]) - {None, projects.current()}:
-            told = f"{row['id']} has taken the place of another project's memory"
-            raise InvalidInput(f"{told}: store it anew in {scope} scope")
+            reason = f"{row['id']} has taken the place of another project's memory"
+            raise InvalidInput(f"{reason}: store it anew in {scope} scope")
         sql = _LINEAGE.format("i.id, i.project_id")
         for moved, before in fetch(connection, sql, row["id"]):
             if before != project:
@@ -13324,15 +13293,15 @@ def move_item(projects: Projects, id: str, scope: str) -> dict[str, Any]:
 def forget_items(projects: Projects, ids: Sequence[str]) -> dict[str, Any]:
     """Erase items, or whole sessions: what `Memory.forget` returns."""
     sessions = list(dict.fromkeys(id for id in ids if is_session(projects, id)))
-    both = [name for name in sessions if is_own_memory(projects, name)]
+    ambiguous = [name for name in sessions if is_own_memory(projects, name)]
     for name in sessions:
         for row in items_beginning(projects, name):
-            what = f"{name} is a conversation, and the memory {row['id']} begins so"
             if row["id"] != name:
-                raise InvalidInput(f"{what}: forget that first, by its whole id")
-    items = (id for id in ids if id not in sessions or id in both)
+                reason = f"{name} is a conversation, and the memory {row['id']} begins so"
+                raise InvalidInput(f"{reason}: forget that first, by its whole id")
+    items = (id for id in ids if id not in sessions or id in ambiguous)
     doomed = list(dict.fromkeys(own_item(projects, id, "forget")["id"] for id in items))
-    elsewhere = _told_elsewhere(projects.database, doomed)
+    remark = _remark_on_sync(projects.database, doomed)
     with projects.database.transaction() as connection:
         for id in doomed:
             own_item(projects, id, "forget")  # another process may have been quicker
@@ -13341,11 +13310,12 @@ def forget_items(projects: Projects, ids: Sequence[str]) -> dict[str, Any]:
         for name in sessions:
             forget_session(connection, name)
     older = _and_versions(erased - len(doomed))
-    doomed += [name for name in sessions if name not in both]
+    doomed += [name for name in sessions if name not in ambiguous]
     projects.database.wipe(texts)
-    named = ", ".join(f"{id} (a conversation and a memory)" if id in both else id for id in doomed)
+    both = " (a conversation and a memory)"
+    names = ", ".join(f"{id}{both * (id in ambiguous)}" for id in doomed)
     answer = {"success": True, "ids": doomed} | left_in_copies(projects.database)
-    return answer | {"message": f"Deleted {named}{older}.{elsewhere}"}
+    return answer | {"message": f"Deleted {names}{older}.{remark}"}
 
 
 def is_own_memory(projects: Projects, id: str) -> bool:
@@ -13354,8 +13324,8 @@ def is_own_memory(projects: Projects, id: str) -> bool:
     return row is not None and not projects.is_foreign(row)
 
 
-def _told_elsewhere(database: Database, ids: list[str]) -> str:
-    """What becomes on other machines of memories that are forgotten here."""
+def _remark_on_sync(database: Database, ids: list[str]) -> str:
+    """What happens on other machines to memories that are forgotten here."""
     if not is_synced(database):
         return ""
     sql = (
@@ -13391,8 +13361,8 @@ def history_of(projects: Projects, id: str) -> dict[str, Any]:
     """What happened to an item: what `Memory.history` returns."""
     row = visible_item(projects, id)
     rows = [*map(_item, projects.database.rows(_LINEAGE.format(_ITEM), row["id"]))]
-    told = zip(rows, told_items(projects, rows), strict=True)
-    versions = [facts | {"live": row["ended_at"] is None} for row, facts in told]
+    pairs = zip(rows, told_items(projects, rows), strict=True)
+    versions = [facts | {"live": version["ended_at"] is None} for version, facts in pairs]
     ids = json.dumps([version["id"] for version in versions])
     sql = (
         "SELECT at, action, item_id, iif(detail ->> 'apart', 'beside', 'other'), other_id"
@@ -13409,7 +13379,7 @@ def history_of(projects: Projects, id: str) -> dict[str, Any]:
 def graph_of(projects: Projects, id: str) -> dict[str, Any]:
     """An item's neighbourhood: what `Memory.graph` returns."""
     row = visible_item(projects, id)
-    lineage = [found[0] for found in projects.database.rows(_LINEAGE.format("i.id"), row["id"])]
+    lineage = [id for (id,) in projects.database.rows(_LINEAGE.format("i.id"), row["id"])]
     edges = projects.database.rows(
         "SELECT from_id, to_id, edge_type, rel_type, strength, count FROM graph_edges"
         " WHERE from_id = ?1 OR to_id = ?1 OR edge_type = 'supersedes' AND from_id IN"
@@ -13433,9 +13403,8 @@ def _node(projects: Projects, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _edge(row: tuple[Any, ...]) -> dict[str, Any]:
-    edge: dict[str, Any] = dict(zip(("from", "to", "type"), row[:3], strict=True))
-    facts = zip(("label", "strength", "count"), row[3:], strict=True)
-    return edge | {name: value for name, value in facts if value}
+    names = ("from", "to", "type", "label", "strength", "count")
+    return {name: value for name, value in zip(names, row, strict=True) if value}
 
 
 class Wanted(NamedTuple):
@@ -13452,18 +13421,18 @@ def listed_items(
     projects: Projects, wanted: Wanted, limit: int, page: int, oldest: bool
 ) -> dict[str, Any]:
     """A page of the newest or the oldest items: what `Memory.list_items` returns."""
-    what = f"{'NOT' if wanted.replaced else ''} ({_LIVE}) AND {ITEM_KINDS[wanted.kind]}"
-    where, scope = in_scope(wanted.scope, projects.current(), what)
+    kind = f"{'NOT' if wanted.replaced else ''} ({_LIVE}) AND {ITEM_KINDS[wanted.kind]}"
+    where, scope = in_scope(wanted.scope, projects.current(), kind)
     where += " AND i.created_at BETWEEN ? AND ?"
     if wanted.never_recalled:
         where += " AND i.id NOT IN (SELECT item_id FROM access_log WHERE access_count > 0)"
     values = (*scope, *wanted.span)
-    # For two scopes an index would have every row looked up: that takes five times as long.
+    # For two scopes the look-up of every row by an index takes five times as long as a scan.
     where = f"FROM items i {'NOT INDEXED' if wanted.scope == 'all' else ''} WHERE {where}"
     total = projects.database.value(f"SELECT count(*) {where}", *values)
     order = "ORDER BY i.created_at, i.seq" if oldest else "ORDER BY i.created_at DESC, i.seq DESC"
     rows = projects.database.rows(
-        # Rows are put in order by their numbers alone, and not with their texts.
+        # The inner query sorts numbers of rows alone, without their texts.
         f"SELECT {_ITEM} FROM items i WHERE i.seq IN"
         f" (SELECT i.seq {where} {order} LIMIT ? OFFSET ?) {order}",
         *(*values, limit, limit * (page - 1)),
@@ -13496,7 +13465,7 @@ def _nothing_listed(projects: Projects, wanted: Wanted, total: int) -> str:
 
 
 _HAPPENED = {"stored": "i.created_at", "recalled": "a.last_accessed_at", "hidden": "i.ended_at"}
-_FOLDER_NAME: Any = _Pattern(r"([^/\\]*?)(?:/\.git)?(?::[\d:]+)?$")  # in the note of a place
+_FOLDER_NAME: Any = _Pattern(r"([^/\\]*?)(?:/\.git)?(?::[\d:]+)?$")  # in a row of `projects`
 
 
 def activity_of(projects: Projects) -> dict[str, Any]:
@@ -13528,13 +13497,13 @@ def activity_of(projects: Projects) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------
 # Tokens
 #
-# Who may ask over the network. Of a token the file has a hash alone: what the person got when it
-# was made is shown once, and nobody can make it from the file.
+# Who may ask over the network. The file has only a hash of each token, which is shown once, when it
+# is made.
 # ---------------------------------------------------------------------------------------------
 
 
 class Token(NamedTuple):
-    """Somebody who may ask: `reads` nothing but that, and of one project where it is named."""
+    """Somebody who may ask: only read if `reads`, and only of `project` if it is given."""
 
     name: str
     reads: bool = False
@@ -13559,8 +13528,8 @@ def add_token(database: Database, name: str, reads: bool, project: str | None) -
         if fetch(connection, "SELECT 1 FROM tokens WHERE name = ?", name):
             raise InvalidInput(f"there is a token {_show(name)} already: `token revoke` it first")
         connection.execute("INSERT INTO tokens VALUES(?, ?, ?, ?, ?)", row)
-    told = f"Token of {name}, shown this once: {secret}"
-    return {"success": True, "name": name, "token": secret, "message": told}
+    message = f"Token of {name}, shown this once: {secret}"
+    return {"success": True, "name": name, "token": secret, "message": message}
 
 
 def list_tokens(database: Database) -> dict[str, Any]:
@@ -13574,7 +13543,7 @@ def list_tokens(database: Database) -> dict[str, Any]:
 
 
 def revoke_token(database: Database, name: str) -> dict[str, Any]:
-    """End a token at once: {success, message}."""
+    """End a token at once: {success, message}. Raises NotFound for a name that none has."""
     with database.transaction() as connection:
         sql = "DELETE FROM tokens WHERE name = ? RETURNING 1"
         if not fetch(connection, sql, check_id(name)):
@@ -13583,7 +13552,7 @@ def revoke_token(database: Database, name: str) -> dict[str, Any]:
 
 
 def token_of(database: Database, secret: str) -> Token | None:
-    """Whose a secret is. All are compared, each in the same time whatever it is."""
+    """The token that has this secret, or None. All are compared, each in constant time."""
     import hmac
 
     given, found = sha256(secret.encode("utf-8", "replace")), None
