@@ -13565,22 +13565,23 @@ def token_of(database: Database, secret: str) -> Token | None:
 # ---------------------------------------------------------------------------------------------
 # Sync
 #
-# Many machines agree on their memories through a place that all can reach. What travels are the
-# states of memories. `join` makes one of two, in any order and however often they come, so that
-# the place may be dumb; `view` says what recall sees of them. Triggers (assets/schema/sync.sql)
-# note what is changed here; what came is written by the functions that write everything else. A
-# stamp is the time of a hybrid clock (ms << 16, and a count) and a machine: who has seen a decision
-# and decides otherwise comes later, however wrong the clocks are.
+# Many machines agree on their memories through a place that all can reach: a folder, git or a hub.
+# What travels are the states of memories. `join` makes one state of two; as neither their order nor
+# repetition changes the result, the place need not know anything of them. `view` says what recall
+# sees of joined states. Triggers (assets/schema/sync.sql) note what is changed here; what came is
+# written by the functions that write everything else. A stamp is the time of a hybrid clock
+# (milliseconds << 16, and a count) and a machine: a decision of somebody who has seen another one
+# has the later stamp, however wrong the clocks are.
 # ---------------------------------------------------------------------------------------------
 
 State = dict[str, Any]  # id, gone, ok, put: (t, machine, text, created),
 # end: (t, machine, by, at, successor), of which by is "" where it was brought back
-Ended = tuple[str, int, str]  # by what, when, and behind what
+Ended = tuple[str, int, str]  # why, when (unix seconds), and behind which item
 
 
 def join(a: State, b: State) -> State:
-    """What two states of a memory say together: forgotten stays forgotten, the later text and the
-    later end hold, and of each machine's confirmations the greater count."""
+    """The state that follows from two of one memory: forgotten stays forgotten, the later text and
+    the later end hold, and of each machine's confirmations the greater count."""
     if a["gone"] or b["gone"]:
         return {"id": a["id"], "gone": True, "put": None, "end": None, "ok": {}}
     names = a["ok"].keys() | b["ok"].keys()
@@ -13595,7 +13596,8 @@ def _later(a: Any, b: Any) -> Any:
 
 
 def view(states: dict[str, State]) -> dict[str, Ended | None]:
-    """What recall sees of states, with all that these are linked to or are twins of."""
+    """By id, how each of these memories is hidden, or None where it is live. `states` must hold all
+    that they stand behind, that stand behind them, or that have the same text (twins)."""
     there = {id: state for id, state in states.items() if state["put"]}
     ended = {id: state["end"][2:] for id, state in there.items() if state["end"]}
     shown = {id: ended[id] if id in ended and ended[id][0] else None for id in there}
@@ -13630,21 +13632,20 @@ _AMONG = "SELECT * FROM states WHERE id IN (SELECT value FROM json_each(?)) AND 
 
 
 def states_of(connection: apsw.Connection, sql: str, *values: Any) -> dict[str, State]:
-    """States by id, with their project (`in`), the `number` of a change that was not sent, what is
-    the `same` of texts that say the same, whether the memory is `here` and was not moved away, and
-    whether the project is `shared`."""
+    """States by id, from a query of the view `states`. Each also has its project (`in`), the
+    `number` of a change that was not sent, the hash of its text (`same`), whether the memory is
+    `here` and was not moved away, and whether the project is `shared`."""
     found = {}
-    for row in connection.execute(sql, values):
-        id, project, put_t, put_w, text, created, end_t, *end, gone, ok, number = row[:14]
+    for id, project, *columns in connection.execute(sql, values):
+        put, end = tuple(columns[:4]), tuple(columns[4:9])
+        gone, ok, number, same, here, shared = columns[9:]
         found[id] = {
             "id": id,
             "gone": gone != 0,
-            "put": None if None in (put_t, text) else (put_t, put_w, text, created),
-            "end": None if end_t is None else (end_t, *end),
+            "put": None if None in (put[0], put[2]) else put,
+            "end": None if end[0] is None else end,
             "ok": json.loads(ok),
-            "in": project,
-            "number": number,
-            **dict(zip(("same", "here", "shared"), row[14:], strict=True)),
+            **{"in": project, "number": number, "same": same, "here": here, "shared": shared},
         }
     return found
 
@@ -13656,31 +13657,30 @@ class _DryRun(Exception):
 def receive(
     database: Database, encoder: Encoder, project: str, states: list[State], dry_run: bool = False
 ) -> tuple[Counter[str], list[tuple[str, list[str]]]]:
-    """Join what came of a project with what is here, and let recall see it: how many, and items
-    that two machines replaced by one each."""
+    """Join what came of a project with what is here, and let recall see it. Returns counts of what
+    came, and what `_rivals` found."""
+    with_text = {state["id"] for state in states if state["put"]}
     came: dict[str, State] = {}
     for state in states:
-        stands, known = state["put"] is not None, came.get(state["id"])
-        if known:
-            state, stands = state | join(known, state), stands or known["text_stands"]
-        came[state["id"]] = state | {"text_stands": stands}
+        id = state["id"]
+        came[id] = state | join(came.get(id, state), state) | {"text_stands": id in with_text}
     ids = json.dumps([*came])
     here = states_of(database.reader(), f"{_AMONG} here", ids)
-    drafts = {
-        id: _draft(encoder, project, state)
+    items = {
+        id: _item_from(encoder, project, state)
         for id, state in came.items()
-        if state["put"] and (id not in here or _said(here[id]) != _said(state))
+        if state["put"] and (id not in here or _text_and_time(here[id]) != _text_and_time(state))
     }
     with contextlib.suppress(_DryRun), database.transaction() as connection:
-        stamps = (value[0] for one in came.values() for value in (one["put"], one["end"]) if value)
+        stamps = (state[key][0] for state in came.values() for key in ("put", "end") if state[key])
         clock = "UPDATE clock SET applying = 1, number = number + 1, t = max(t, ?)"
         connection.execute(clock, (max(stamps, default=0),))
         _adopt(connection, project, came)
         before = states_of(connection, f"{_AMONG} project = ?", ids, project)
         elsewhere = states_of(connection, f"{_AMONG} project <> ? ORDER BY here", ids, project)
         joined, counts = _joined(before, elsewhere, came, project)
-        _keep(connection, joined)
-        _show_changed(connection, _placed(connection, joined, elsewhere), drafts)
+        _write_states(connection, joined)
+        _update_items(connection, _move_items(connection, joined, elsewhere), items)
         for id, state in joined.items():
             known = (before.get(id) or elsewhere.get(id) or {"ok": {}})["ok"]
             if (more := sum(state["ok"].values()) - sum(known.values())) > 0:
@@ -13697,23 +13697,23 @@ def receive(
 
 
 def _adopt(connection: apsw.Connection, project: str, came: dict[str, State]) -> None:
-    """Let what was imported here under the project id of another machine be in this project, in
-    which it comes: who knows its text and time, too, knows it. No folder here has that id, or it
-    would be ours alone."""
-    said = [[id, *state["put"][2:]] for id, state in came.items() if state["put"]]
-    found = fetch(connection, asset("schema/sync_adopt.sql"), to_json(said), project)
+    """Move what was imported here under the project id of another machine into this project, in
+    which it comes now. Who sends its text and its time knows it already; and no folder here has
+    that other project id, or the memory would be ours alone."""
+    known = [[id, *state["put"][2:]] for id, state in came.items() if state["put"]]
+    found = fetch(connection, asset("schema/sync_adopt.sql"), to_json(known), project)
     for id, imported in found:
         place_item(connection, id, project or None)
         sql = "UPDATE replica SET project = ?, number = (SELECT number FROM clock)"
         connection.execute(f"{sql} WHERE id = ? AND project = ?", (project, id, imported))
 
 
-def _said(state: State) -> tuple[str, int] | None:
+def _text_and_time(state: State) -> tuple[str, int] | None:
     """The text of a memory, and when it was created."""
     return state["put"] and state["put"][2:]
 
 
-def _draft(encoder: Encoder, project: str, state: State) -> Item:
+def _item_from(encoder: Encoder, project: str, state: State) -> Item:
     """A memory that came, ready to be written; when it was stored follows from its stamp."""
     t, _, text, created = state["put"]
     chunks, vectors = split_text(text, encoder.fits), state.get("vectors", [])
@@ -13728,43 +13728,41 @@ def _draft(encoder: Encoder, project: str, state: State) -> Item:
 def _joined(
     before: dict[str, State], elsewhere: dict[str, State], came: dict[str, State], project: str
 ) -> tuple[dict[str, State], Counter[str]]:
-    """The states that are others by what came, by id; and what of that is worth telling. An id
-    that another project has here is not theirs to change, unless the memory was moved."""
+    """By id, the states that what came has changed, and the counts of it. What has an id that is
+    in another project here is refused, unless the memory was moved."""
     joined, counts = {}, Counter[str]()
     for id, state in came.items():
-        mine, other = before.get(id), elsewhere.get(id)
-        if mine is None and other and not _was_moved(other, state):
+        known, other = before.get(id), elsewhere.get(id)
+        if known is None and other and not _was_moved(other, state):
             counts["refused"] += 1
             continue
-        new = join(mine, state) if mine else state
+        new = join(known, state) if known else state
         new = join(new, other) if other and other["gone"] else new
-        if mine is None or any(new[key] != mine[key] for key in new):
-            known = mine or other
+        if known is None or any(new[key] != known[key] for key in new):
+            has_text = state["text_stands"] or (known and known["put"]) or not state["gone"]
             joined[id] = new | {"in": project, "author": state.get("author")}
-            joined[id]["news"] = new["gone"] and bool(
-                state["text_stands"] or (mine and mine["put"]) or not state["gone"]
-            )
+            joined[id]["resend"] = new["gone"] and bool(has_text)
             counts["received"] += 1
-            counts["forgotten"] += new["gone"] and known is not None
-            counts["replaced"] += mine is not None and bool(new["end"] and new["end"][4])
+            counts["forgotten"] += new["gone"] and (known or other) is not None
+            counts["replaced"] += known is not None and bool(new["end"] and new["end"][4])
     return joined, counts
 
 
 def _was_moved(other: State, state: State) -> bool:
-    """Whether what came may be of a memory that is in another project here, which is shared, too:
-    who knows its text, or knows no more of it than that it was forgotten."""
-    said = other["gone"] or (state["put"] and _said(state) == _said(other))
-    return bool(other["shared"] and said)
+    """Whether what came is of the memory with its id that is in another project here: that project
+    must be shared, too, and the text the same, or the memory forgotten."""
+    is_same = other["gone"] or (state["put"] and _text_and_time(state) == _text_and_time(other))
+    return bool(other["shared"] and is_same)
 
 
-def _keep(connection: apsw.Connection, joined: dict[str, State]) -> None:
+def _write_states(connection: apsw.Connection, joined: dict[str, State]) -> None:
     """Write states down; what is forgotten in one project is so in all that it has been in."""
     rows = [
         (
             *(id, state["in"]),
             *(state["put"] or (None, None))[:2],
             *(state["end"] or (None,) * 5),
-            *(-state["gone"], to_json(state["ok"]), state["news"], state["author"]),
+            *(-state["gone"], to_json(state["ok"]), state["resend"], state["author"]),
         )
         for id, state in joined.items()
     ]
@@ -13778,11 +13776,11 @@ def _keep(connection: apsw.Connection, joined: dict[str, State]) -> None:
     connection.execute(sql, (json.dumps(gone),))
 
 
-def _placed(
+def _move_items(
     connection: apsw.Connection, joined: dict[str, State], elsewhere: dict[str, State]
 ) -> dict[str, State]:
-    """Let memories that were moved be where the latest of their texts is; the states of those that
-    are not elsewhere."""
+    """Move memories that are in several projects to that of their latest text. Returns the states
+    without those of memories that are in another project then."""
     sql = (
         "SELECT id, project FROM replica WHERE put_t NOT NULL"
         " AND id IN (SELECT value FROM json_each(?)) ORDER BY put_t, put_w, project"
@@ -13791,26 +13789,26 @@ def _placed(
     latest = dict(fetch(connection, sql, json.dumps([*moved]))) if moved else {}
     for id, project in latest.items():
         place_item(connection, id, project or None)
-    return {id: one for id, one in joined.items() if latest.get(id, one["in"]) == one["in"]}
+    return {id: state for id, state in joined.items() if latest.get(id) in (None, state["in"])}
 
 
-def _show_changed(
-    connection: apsw.Connection, joined: dict[str, State], drafts: dict[str, Item]
+def _update_items(
+    connection: apsw.Connection, joined: dict[str, State], items: dict[str, Item]
 ) -> None:
-    """Let items be what follows from these states."""
+    """Make the rows in `items` what follows from these states."""
     sql = (
         "SELECT id, content, created_at FROM items"
         " WHERE file IS NULL AND id IN (SELECT value FROM json_each(?))"
     )
-    for id, *said in fetch(connection, sql, json.dumps([*joined])):
-        if _said(joined[id]) != tuple(said):
+    for id, *text_and_time in fetch(connection, sql, json.dumps([*joined])):
+        if _text_and_time(joined[id]) != tuple(text_and_time):
             erase_item(connection, id, alone=True)
-    insert_items(connection, [drafts[id] for id in drafts if id in joined and joined[id]["put"]])
+    insert_items(connection, [items[id] for id in items if id in joined and joined[id]["put"]])
     _change_ends(connection, joined)
 
 
 def show_own(database: Database, ids: Iterable[str]) -> None:
-    """Let items be what follows from changes that were made here, too: others see no more."""
+    """Hide and bring back items by the view after own changes, too, as other machines will."""
     if _unlike_view(database.reader(), ids := [*ids]):
         with database.transaction() as connection:
             connection.execute("UPDATE clock SET applying = 1")
@@ -13821,8 +13819,8 @@ def show_own(database: Database, ids: Iterable[str]) -> None:
 def _unlike_view(
     connection: apsw.Connection, ids: Iterable[str]
 ) -> list[tuple[State, str, Ended | None]]:
-    """Of these and all that are near them, those of which items say something else than the view:
-    the state, why it is hidden now, and what the view says."""
+    """Of these memories and all near them, those whose items are not as the view says: the state,
+    why the item is hidden now ("" if it is not), and what the view says."""
     near = states_of(connection, asset("schema/sync_near.sql"), json.dumps([*ids]))
     shown, found = view(near), []
     sql = (
@@ -13837,8 +13835,8 @@ def _unlike_view(
 
 
 def _change_ends(connection: apsw.Connection, ids: Iterable[str]) -> None:
-    """Hide and bring back items as the view says. An undo that hides the one that stood in front
-    is noted with that, and not a second time with the one that comes back."""
+    """Hide and bring back items as the view says. An undo that hides the item in front is noted in
+    the history of that one, and not a second time with the one that comes back."""
     changes = _unlike_view(connection, ids)
     swapped = {(end[2], state["id"]) for state, _, end in changes if end and end[0] == "undo"}
     for state, now, end in changes:
@@ -13860,7 +13858,7 @@ def _change_ends(connection: apsw.Connection, ids: Iterable[str]) -> None:
 
 
 def _forget_behind(connection: apsw.Connection, ids: list[str]) -> int:
-    """Forget what somebody put behind a memory, not knowing that it was forgotten here."""
+    """Forget what somebody put behind a memory that, unknown to them, was forgotten here."""
     sql = (
         "SELECT i.id FROM json_each(?) j JOIN items i ON i.id = j.value AND i.file IS NULL"
         " JOIN replica r ON r.id = i.id AND r.project = coalesce(i.project_id, '')"
@@ -13871,7 +13869,7 @@ def _forget_behind(connection: apsw.Connection, ids: list[str]) -> int:
 
 
 def _bring_back(connection: apsw.Connection, gone: list[str]) -> None:
-    """What is not shared, and stood behind what others forgot, would be seen by nobody."""
+    """Bring back what is not shared and stood behind what others forgot: nobody would see it."""
     sql = (
         "SELECT s.id FROM json_each(?) j JOIN items i ON i.successor = j.value"
         " JOIN states s ON s.id = i.id AND s.here AND NOT s.shared"
@@ -13884,13 +13882,13 @@ def _bring_back(connection: apsw.Connection, gone: list[str]) -> None:
 def _rivals(
     connection: apsw.Connection, before: dict[str, State], came: dict[str, State]
 ) -> list[tuple[str, list[str]]]:
-    """Memories that two machines replaced by one each, both of which are live."""
+    """The ids of memories that two machines replaced by one each, with those two, if both live."""
     sql = "SELECT id FROM items WHERE ended_at IS NULL AND id IN (?, ?)"
     found = []
     for id in before.keys() & came.keys():
-        ends = [one["end"] for one in (before[id], came[id]) if one["end"]]
-        later = {end[4] for end in ends if end[2] == "replace"}
-        if len(later) == 2 and len(live := fetch(connection, sql, *sorted(later))) == 2:
+        ends = [state["end"] for state in (before[id], came[id]) if state["end"]]
+        newer = {end[4] for end in ends if end[2] == "replace"}
+        if len(newer) == 2 and len(live := fetch(connection, sql, *sorted(newer))) == 2:
             found.append((id, [row[0] for row in live]))
     return found
 
@@ -13899,7 +13897,7 @@ def _rivals(
 
 
 class NotYet(SedimentError):
-    """It is of a later program, or of a clock far ahead: it is read another time."""
+    """A record is of a later program, or of a clock far ahead: it is to be read another time."""
 
 
 class Unreachable(SedimentError):
@@ -13907,21 +13905,21 @@ class Unreachable(SedimentError):
 
 
 class Refused(Unreachable):
-    """The place is there, and takes nothing or lets nobody in: it will not pass by itself."""
+    """The place is there, but takes nothing or lets nobody in; that does not pass by itself."""
 
 
 class Outrun(Unreachable):
-    """Another run has written there, in this machine's name, since this one looked."""
+    """Another run has written to the place, in this machine's name, since this one looked."""
 
 
 def record_of(state: State, space: str) -> dict[str, Any]:
-    """A state as it is written on a line."""
+    """A state as it is sent: a line of a file, or a row of a push."""
     row = {"v": RECORD_VERSION, "id": state["id"], "in": space}
     return row | {key: state[key] for key in ("put", "end", "gone", "ok") if state[key]}
 
 
 def state_of(row: Any) -> tuple[str, State]:
-    """The space and the state that somebody wrote; InvalidInput where these are none."""
+    """The space and the state of a record; InvalidInput where it is none, NotYet if not now."""
     version = row.get("v") if isinstance(row, dict) else None
     if type(version) is not int:
         raise InvalidInput("it is no record")
@@ -13977,7 +13975,7 @@ def _is_count(value: object, most: int = COUNT_MAX) -> bool:
 
 
 def _stamped(value: Any, kinds: tuple[type, ...]) -> Any:
-    """A stamped value of these kinds, at a time that may be."""
+    """A stamped value of these types, as a tuple; NotYet if it is more than a day ahead."""
     if value is None:
         return None
     if not isinstance(value, list) or tuple(map(type, value)) != kinds:
@@ -13986,8 +13984,8 @@ def _stamped(value: Any, kinds: tuple[type, ...]) -> Any:
         raise InvalidInput("its time cannot be")
     if (at := (value[0] >> 16) // 1000) > (now := time.time()) + DAY:
         there, here = (local_time(iso_time(int(clock)), 16) for clock in (at, now))
-        told = f"by the clock of machine {value[1]} it is of {there}, and here it is {here}"
-        raise NotYet(f"{told}: set the clock that is wrong; until then it waits")
+        why = f"by the clock of machine {value[1]} it is of {there}, and here it is {here}"
+        raise NotYet(f"{why}: set the clock that is wrong; until then it waits")
     return tuple(value)
 
 
@@ -14002,29 +14000,33 @@ class Machine(NamedTuple):
 class Folder:
     """A place of files, that some tool carries to other machines. Each machine has a folder there
     in which nobody else writes: machine.json says who it is and how far it has read the others;
-    00.jsonl to ff.jsonl have a record a line, each memory in the file that its id chooses. Who
-    leaves takes machine.json away, and no more, for others may lack what it sent; from then on all
-    others erase there what is forgotten."""
+    00.jsonl to ff.jsonl have a record a line, each memory in the file that its id chooses. A
+    machine that leaves deletes its machine.json and no more, for others may lack what it sent; from
+    then on all others erase in its files what is forgotten.
+
+    The cursor has the tag that a file had when it was read, by MACHINE/FILE, and when it was
+    searched for what is forgotten, by MACHINE/FILE/left; None in a patch of it deletes a key."""
 
     page = 20_000  # states that are written at once
-    set_back = False  # whether it has not all that it had
-    every = 5  # s after which it is looked whether something has come
-    globals = "@global"  # the space of what is global
+    is_incomplete = False  # whether it has lost something that it had
+    interval = 5  # s between looks at whether something has come
+    global_space = "@global"  # the space of what is global
 
     def __init__(self, place: str, me: Machine) -> None:
         self.name, self.me = place, me
         self.top = expand_home(place)
         self.remarks: list[str] = []
-        self._read: dict[str, int] = {}
+        self._read: dict[str, int] = {}  # the stamp up to which each machine was read
         self._forgot = False  # whether anything was erased, or is to be
 
     # Files as such
 
     def _machines(self) -> list[str]:
-        return [one.name for one in _entries(self.top) if one.name.isprintable() and one.is_dir()]
+        entries = _entries(self.top)
+        return [entry.name for entry in entries if entry.name.isprintable() and entry.is_dir()]
 
     def _files(self, machine: str) -> dict[str, str]:
-        """The files of a machine, each with what is another after every change."""
+        """The files of a machine, each with a tag that changes with it: SIZE:TIME or SIZE:BLOB."""
         found = {}
         for entry in _entries(self.top / machine):
             with contextlib.suppress(OSError):
@@ -14034,7 +14036,7 @@ class Folder:
         return found
 
     def _text(self, machine: str, name: str) -> str:
-        """What a plain file says; anybody may have put something else in its place."""
+        """The text of a file, which anybody may have replaced with a pipe, a link or a device."""
         try:
             with open(self.top / machine / name, "rb", opener=open_plain) as file:
                 data = file.read(SYNC_FILE_MAX + 1) or b""  # None of a pipe in which nothing is
@@ -14048,8 +14050,7 @@ class Folder:
         return not os.path.lexists(self.top / machine / "machine.json")
 
     def _write(self, texts: dict[str, str], machine: str = "") -> None:
-        """Give files these texts, own ones or those of a machine that left; those without one
-        go."""
+        """Give files these texts, of this machine or of one that left; delete those with none."""
         folder = self.top / (machine or self.me.name)
         if folder.is_symlink():
             raise InvalidInput(f"{folder} is a link, and this machine's files go where it leads")
@@ -14063,14 +14064,14 @@ class Folder:
     # What every place does
 
     def begin(self) -> dict[str, Any]:
-        """Reach the place: what is to be told of it."""
+        """Reach the place; returns what is to be shown of it."""
         if not os.path.isdir(self.top):
             raise Unreachable(f"{self.name} is not there: is it mounted, does its tool run?")
         return {}
 
     def pull(self, cursor: dict[str, Any], spaces: Iterable[str]) -> Iterator[tuple[Any, Any]]:
-        """What has come since: pages of states with their spaces, and the cursor behind each."""
-        self.set_back = self.has_lost(cursor)
+        """What has come since: pages of (space, state), each with a patch of the cursor."""
+        self.is_incomplete = self.has_lost(cursor)
         here: set[str] = set()
         for machine in self._machines():
             reached = self._facts(machine).get("t", 0)
@@ -14080,36 +14081,37 @@ class Folder:
                     remarks = len(self.remarks)
                     states, whole = self._states(machine, name)
                     reached = reached if whole else 0
-                    self.set_back |= machine == self.me.name and len(self.remarks) > remarks
-                    known = {key: tag} if whole else {}
-                    yield states, known | self._to_bury(state for _, state in states)
+                    is_damaged = len(self.remarks) > remarks
+                    self.is_incomplete |= is_damaged and machine == self.me.name
+                    patch = {key: tag} if whole else {}
+                    yield states, patch | self._search_again(state for _, state in states)
             self._read[machine] = reached
         yield [], dict.fromkeys({key for key in cursor if _RECORDS.match(key)} - here)
 
     def has_lost(self, cursor: dict[str, Any]) -> bool:
         """Whether files are gone that were there, or own ones are not as this machine left them."""
-        pairs = sorted(pair for pair in cursor.items() if _RECORDS.match(pair[0]))
-        for machine, tags in itertools.groupby(pairs, lambda pair: pair[0].partition("/")[0]):
-            files, own = self._files(machine), machine == self.me.name
-            for key, known in tags:
-                tag = files.get(key.partition("/")[2])
-                if tag is None or (own and tag != known and self._is_other(known, tag)):
-                    return True
+        files = functools.cache(self._files)
+        for key in sorted(filter(_RECORDS.match, cursor)):
+            machine, _, name = key.partition("/")
+            tag = files(machine).get(name)
+            if tag is None or (machine == self.me.name and self._is_other(cursor[key], tag)):
+                return True
         return False
 
     def _is_other(self, known: str, tag: str) -> bool:
-        """Whether an own file is not what was left; its time alone file systems round later."""
+        """Whether an own file is not as it was left; its time alone file systems round later."""
         return known.partition(":")[0] != tag.partition(":")[0]
 
     def _facts(self, machine: str) -> dict[str, Any]:
-        """What a machine says of itself, and nothing that it cannot be."""
+        """What a machine says of itself, without values that cannot be."""
         facts: dict[str, Any] = {}
         with contextlib.suppress(OSError, InvalidInput):
             facts = parse_object(self._text(machine, "machine.json"))
         return {key: facts[key] for key in facts.keys() & _FACTS.keys() if _FACTS[key](facts[key])}
 
     def _states(self, machine: str, name: str) -> tuple[list[tuple[str, State]], bool]:
-        """What stands in a file, and whether that is all: a line without an end is on its way."""
+        """The (space, state) of each line of a file, and whether all of it was read: a line without
+        an end is still being carried here."""
         try:
             *lines, rest = self._text(machine, name).split("\n")
         except (OSError, InvalidInput) as error:
@@ -14127,7 +14129,7 @@ class Folder:
         return states, not rest
 
     def push(self, space: str, states: list[State]) -> dict[str, Any]:
-        """Write states, in the place of what was written of the same memories; the cursor of it."""
+        """Write states over what was written of the same memories; a patch of the cursor."""
         by_file: dict[str, dict[tuple[str, str], str]] = {}
         gone = {state["id"]: state for state in states if state["gone"]}
         for state in states:
@@ -14136,59 +14138,59 @@ class Folder:
         texts = {}
         for name, new in by_file.items():
             lines = self._text(self.me.name, name).split("\n")
-            known = ((line, row) for line in lines if (row := parse_object(line)))
-            rows = {_key_of(row): f"{line}\n" for line, row in known}
-            # What is forgotten is so in spaces, too, that it was sent to under another name.
+            rows = {_key_of(row): f"{line}\n" for line in lines if (row := parse_object(line))}
+            # The project may have been shared as another space before: it is forgotten there, too.
             rows |= {key: _line_of(gone[key[0]], key[1]) for key in rows if key[0] in gone}
             texts[name] = "".join((rows | new).values())
         self._write(texts)
-        return self._written() | self._to_bury(states)
+        return self._written() | self._search_again(states)
 
     def _written(self) -> dict[str, Any]:
         return {f"{self.me.name}/{name}": tag for name, tag in self._files(self.me.name).items()}
 
-    def _left(self, cursor: dict[str, Any] | None = None) -> dict[str, dict[str, str]]:
-        """The files of each machine that left, as `_files` has them; of a cursor, those alone that
-        were not looked through since for what is forgotten."""
+    def _files_left(self, cursor: dict[str, Any] | None = None) -> dict[str, dict[str, str]]:
+        """The files of each machine that left, as `_files` has them; with a cursor, only those that
+        are still to be searched for what is forgotten."""
         found: dict[str, dict[str, str]] = {}
         for machine in self._machines():
             if machine != self.me.name and self._has_left(machine):
                 for name, tag in self._files(machine).items():
-                    if not cursor or cursor.get(f"{machine}/{name}{_BURIED}") != tag:
+                    if not cursor or cursor.get(f"{machine}/{name}{_SEARCHED}") != tag:
                         found.setdefault(machine, {})[name] = tag
         return found
 
-    def _to_bury(self, states: Iterable[State]) -> dict[str, None]:
-        """The cursor that has files of machines that left looked through for what is forgotten."""
+    def _search_again(self, states: Iterable[State]) -> dict[str, None]:
+        """A patch of the cursor by which files of machines that left are searched again for what
+        these states say is forgotten."""
         starts = {_file_of(state["id"])[:2] for state in states if state["gone"]}
         self._forgot |= bool(starts)
-        left = self._left().items() if starts else ()
-        keys = (f"{machine}/{name}" for machine, files in left for name in files)
-        return {key + _BURIED: None for key in keys if key.partition("/")[2][:2] in starts}
+        left = self._files_left().items() if starts else ()
+        found = ((machine, name) for machine, files in left for name in files if name[:2] in starts)
+        return {f"{machine}/{name}{_SEARCHED}": None for machine, name in found}
 
-    def to_erase(self, cursor: dict[str, Any]) -> list[str]:
-        """What to tell of machines that left, and of what is forgotten there."""
-        told = "has left: what is forgotten may stand in its files until a `sync` has looked"
-        return [f"machine {machine} {told}" for machine in self._left(cursor)]
+    def on_left(self, cursor: dict[str, Any]) -> list[str]:
+        """Remarks on machines that left, in whose files something forgotten may still stand."""
+        why = "has left: what is forgotten may stand in its files until a `sync` has looked"
+        return [f"machine {machine} {why}" for machine in self._files_left(cursor)]
 
-    def _bury(self, cursor: dict[str, Any]) -> dict[str, Any]:
-        """Erase what is forgotten in files of machines that left; the cursor behind that."""
-        away, left = self._left(), self._left(cursor)
-        known = [key for key in cursor if key.endswith(_BURIED)]
-        behind: dict[str, Any] = {key: None for key in known if key.partition("/")[0] not in away}
-        gone = self._gone({name[:2] for files in left.values() for name in files})
+    def _erase_in_left(self, cursor: dict[str, Any]) -> dict[str, Any]:
+        """Erase what is forgotten in files of machines that left; a patch of the cursor."""
+        away, left = self._files_left(), self._files_left(cursor)
+        known = [key for key in cursor if key.endswith(_SEARCHED)]
+        patch: dict[str, Any] = {key: None for key in known if key.partition("/")[0] not in away}
+        gone = self._all_gone({name[:2] for files in left.values() for name in files})
         for machine, files in left.items():
             try:
-                behind |= self._bury_in(machine, files, gone)
+                patch |= self._erase_in(machine, files, gone)
             except Outrun:
                 raise
             except (OSError, SedimentError) as error:
-                told = "has left, and what is forgotten was not erased in its files"
-                self.remarks.append(f"machine {machine} {told}: {_reason_of(error)}")
-        return behind
+                why = "has left, and what is forgotten was not erased in its files"
+                self.remarks.append(f"machine {machine} {why}: {_reason_of(error)}")
+        return patch
 
-    def _gone(self, starts: set[str]) -> set[tuple[str, str]]:
-        """What is forgotten, by id and space, of the files whose names begin so."""
+    def _all_gone(self, starts: set[str]) -> set[tuple[str, str]]:
+        """The ids and spaces of all that is forgotten, of the files whose names begin so."""
         found = set()
         for machine in self._machines() if starts else ():
             for name in self._files(machine):
@@ -14198,35 +14200,35 @@ class Folder:
                         found |= {_key_of(row) for row in rows if _is_gone(row)}
         return found
 
-    def _bury_in(
+    def _erase_in(
         self, machine: str, files: dict[str, str], gone: set[tuple[str, str]]
     ) -> dict[str, str]:
-        """Erase this in files of a machine; the cursor behind them."""
+        """Erase what is gone in files of a machine; a patch of the cursor."""
         texts, tags = {}, {}
         for name, tag in files.items():
             with contextlib.suppress(OSError, SedimentError):  # `pull` says what cannot be read
                 lines = (text := self._text(machine, name)).split("\n")
-                buried = "\n".join(_buried(line, gone) for line in lines)
+                erased = "\n".join(_without_gone(line, gone) for line in lines)
                 tags[name] = tag
-                texts |= {name: buried} if buried != text else {}
+                texts |= {name: erased} if erased != text else {}
         if texts:
             self._write(texts, machine)
             tags |= {name: self._files(machine)[name] for name in texts}
-        return {f"{machine}/{name}{_BURIED}": tag for name, tag in tags.items()}
+        return {f"{machine}/{name}{_SEARCHED}": tag for name, tag in tags.items()}
 
     def finish(self, t: int, cursor: dict[str, Any]) -> dict[str, Any]:
-        """Tell the others how far this machine has read; the cursor of what it wrote itself."""
-        behind = self._bury(cursor)
-        strange = [name for name in self._files(self.me.name) if _TOOLS_COPY.match(name)]
+        """Tell the others how far this machine has read; a patch of the cursor."""
+        patch = self._erase_in_left(cursor)
+        copies_of_own = filter(_TOOLS_COPY.match, self._files(self.me.name))
         facts = {"v": RECORD_VERSION, "host": self.me.host, "person": self.me.person}
         facts |= {"t": t, "read": self._read, "seen": int(time.time())}
         known = self._facts(self.me.name)
-        texts = dict.fromkeys(strange, "")  # copies of own files that a tool made
+        texts = dict.fromkeys(copies_of_own, "")  # which a tool made
         if known.get("seen", 0) < facts["seen"] - DAY or facts != known | {"seen": facts["seen"]}:
             texts["machine.json"] = to_json(facts)
         if texts:
             self._write(texts)
-        return behind | self._written()
+        return patch | self._written()
 
     def machines(self, forgotten: list[int]) -> list[dict[str, Any]]:
         """The machines, and how many of what was forgotten here each still has to erase."""
@@ -14235,17 +14237,17 @@ class Folder:
             if facts := self._facts(name):
                 row = {key: facts.get(key) for key in ("host", "person", "seen")}
                 read = facts.get("read", {}).get(self.me.name, 0)
-                late = sum(t > read for t in forgotten) if name != self.me.name else 0
-                found.append({"machine": name, **row, "to_erase": late})
+                to_erase = sum(t > read for t in forgotten) if name != self.me.name else 0
+                found.append({"machine": name, **row, "to_erase": to_erase})
         return found
 
     def wait(self, seconds: float) -> bool:
-        """Wait, and say whether something has come."""
+        """Wait; returns whether something has come, as far as the place can tell."""
         time.sleep(seconds)
         return False
 
     def leave(self) -> None:
-        """Let nobody wait for this machine."""
+        """Let the others wait no more for this machine to erase what is forgotten."""
         self._write({"machine.json": ""})
 
 
@@ -14269,21 +14271,20 @@ def _is_gone(row: dict[str, Any]) -> bool:
     return row.get("gone") is True and "id" in row
 
 
-def _buried(line: str, gone: set[tuple[str, str]]) -> str:
-    """A line, without what it says of a memory that is forgotten."""
+def _without_gone(line: str, gone: set[tuple[str, str]]) -> str:
+    """A line; of a memory that is gone, one that says no more than that."""
     id, space = key = _key_of(row := parse_object(line))
     if key not in gone or _is_gone(row):
         return line
     return to_json({"v": RECORD_VERSION, "id": id, "in": space, "gone": True})
 
 
-_BURIED = "/left"  # in a cursor, behind a file that has nothing any more that is forgotten
+_SEARCHED = "/left"  # in a cursor, behind the name of a file in which nothing forgotten stands
 _RECORDS = _Pattern(r".*/[\da-f]{2}\.jsonl\Z")
 _TOOLS_COPY = _Pattern(r"[\da-f]{2}[ ._~(-].+\.jsonl")  # such as "00 (conflicted copy).jsonl"
 _FACTS: dict[str, Callable[[Any], bool]] = {
     "v": _is_count,
-    "host": lambda host: isinstance(host, str) and host.isprintable(),
-    "person": lambda person: isinstance(person, str) and person.isprintable(),
+    **dict.fromkeys(("host", "person"), lambda it: isinstance(it, str) and it.isprintable()),
     "seen": lambda at: _is_count(at, TIME_MAX),
     "t": lambda t: _is_count(t, 1 << 62),
     "read": lambda read: (
@@ -14293,17 +14294,17 @@ _FACTS: dict[str, Callable[[Any], bool]] = {
 
 
 class Git(Folder):
-    """The same files in a git remote: of each machine one commit without a parent, under
-    refs/sediment/, so that what is forgotten has no history. A bare repository beside the database
-    keeps what was fetched."""
+    """The same files in a git remote: each machine has one commit without a parent, under
+    refs/sediment/, so that what is forgotten stays in no history. A bare repository beside the
+    database keeps what was fetched."""
 
-    every = 60
+    interval = 60
 
     def __init__(self, place: str, me: Machine, repository: Path) -> None:
         super().__init__(place, me)
         self._url, self._repository = place.removeprefix("git:"), repository
         self._commits: dict[str, str] = {}  # of the machines, as they were fetched or written last
-        self._trees: dict[str, dict[str, tuple[str, int]]] = {}
+        self._trees: dict[str, dict[str, str]] = {}  # by machine, what `_tree` returns
 
     def _git(self, *words: str, input: bytes = b"") -> str:
         import subprocess
@@ -14315,24 +14316,22 @@ class Git(Folder):
         except (OSError, subprocess.TimeoutExpired) as error:
             raise Unreachable(f"git cannot be run ({error})") from None
         if done.returncode:
-            told = done.stderr.decode("utf-8", "replace").strip().split("\n")
-            refused = [line.strip() for line in told if line.startswith(" ! ")]
-            raise InvalidInput(f"git says: {(refused or told)[0]}")
+            lines = done.stderr.decode("utf-8", "replace").strip().split("\n")
+            refused = [line.strip() for line in lines if line.startswith(" ! ")]
+            raise InvalidInput(f"git says: {(refused or lines)[0]}")
         return done.stdout.decode("utf-8", "replace")
 
-    def _exchange(self, deed: str, *words: str) -> str:
-        """Fetch or push; again where git, of a run that was killed, had still to end the same."""
-        tries = 0
-        while True:
-            tries += 1
-            try:
-                return self._git(deed, "--quiet", *words)
-            except InvalidInput as error:
-                if "stale info" in str(error):
-                    raise Outrun(f"another `sync` of this memory writes to {self._url}") from None
-                if not _GIT_BUSY.search(str(error)) or tries == GIT_TRIES:
-                    kind = Refused if _GIT_REFUSED.search(str(error)) else Unreachable
-                    raise kind(f"{self._url} cannot be reached ({error})") from None
+    def _exchange(self, command: str, *words: str, tries: int = GIT_TRIES) -> str:
+        """Fetch or push; again where the git of a run that was killed is still at it."""
+        try:
+            return self._git(command, "--quiet", *words)
+        except InvalidInput as error:
+            if "stale info" in str(error):
+                raise Outrun(f"another `sync` of this memory writes to {self._url}") from None
+            if not _GIT_BUSY.search(str(error)) or tries == 1:
+                kind = Refused if _GIT_REFUSED.search(str(error)) else Unreachable
+                raise kind(f"{self._url} cannot be reached ({error})") from None
+        return self._exchange(command, *words, tries=tries - 1)
 
     def begin(self) -> dict[str, Any]:
         """Fetch what is there."""
@@ -14360,7 +14359,7 @@ class Git(Folder):
         make_private(self._repository, 0o700)
 
     def _unlock(self) -> None:
-        """Let go of what git, in a run that was killed, had locked: it locks nothing for long."""
+        """Delete lock files that git left in a run that was killed: it locks nothing for long."""
         for lock in self._repository.rglob("*.lock"):
             with contextlib.suppress(OSError):
                 if abs(time.time() - lock.stat().st_mtime) > LEASE / 2:  # its run's lease is over
@@ -14370,18 +14369,17 @@ class Git(Folder):
         """A folder that came with a checkout may tell git to run something, or to write elsewhere;
         InvalidInput where this one says more than git itself has written there."""
         config = plain_text(self._repository / "config").split("\n")
-        led_away = os.path.islink(self._repository) or os.path.exists(
-            self._repository / "commondir"
-        )
-        if led_away or not any(config) or not all(map(_GIT_CONFIG.fullmatch, config)):
-            told = "was not made by sync: move it away, and it is made again"
-            raise InvalidInput(f"{self._repository} {told}")
+        elsewhere = os.path.islink(self._repository)
+        elsewhere = elsewhere or os.path.exists(self._repository / "commondir")
+        if elsewhere or not any(config) or not all(map(_GIT_CONFIG.fullmatch, config)):
+            why = "was not made by sync: move it away, and it is made again"
+            raise InvalidInput(f"{self._repository} {why}")
 
     def _machines(self) -> list[str]:
         return [*self._commits]
 
-    def _tree(self, machine: str) -> dict[str, tuple[str, int]]:
-        """What a machine has, by name: the blob and its bytes."""
+    def _tree(self, machine: str) -> dict[str, str]:
+        """All files of a machine that are not too large, by name, each as SIZE:BLOB."""
         if machine not in self._trees:
             commit = self._commits.get(machine)
             try:
@@ -14391,21 +14389,20 @@ class Git(Folder):
                 self.remarks.append(f"{machine} was not read: {error}")
             rows = [row.partition("\t") for row in listed.splitlines() if " blob " in row]
             found = ((name, *facts.split()[2:4]) for facts, _, name in rows)
-            blobs = {name: (blob, int(size)) for name, blob, size in found}
             self._trees[machine] = {
-                name: (blob, size) for name, (blob, size) in blobs.items() if size <= SYNC_FILE_MAX
+                name: f"{size}:{blob}" for name, blob, size in found if int(size) <= SYNC_FILE_MAX
             }
         return self._trees[machine]
 
     def _files(self, machine: str) -> dict[str, str]:
         tree = self._tree(machine).items()
-        return {name: f"{size}:{blob}" for name, (blob, size) in tree if name.endswith(".jsonl")}
+        return {name: tag for name, tag in tree if name.endswith(".jsonl")}
 
     def _is_other(self, known: str, tag: str) -> bool:
-        return known != tag.partition(":")[0] + ":"
+        return known not in (tag, tag.partition(":")[0] + ":")  # as `read_anew` leaves it
 
     def _text(self, machine: str, name: str) -> str:
-        blob, _ = self._tree(machine).get(name, ("", 0))
+        blob = self._tree(machine).get(name, "").partition(":")[2]
         return self._git("cat-file", "blob", blob) if blob else ""
 
     def _has_left(self, machine: str) -> bool:
@@ -14418,23 +14415,24 @@ class Git(Folder):
         now = int(time.time())
         draft = f"refs/draft/{machine}"  # where no fetch beside this one looks
         lines = [f"commit {draft}\nmark :1\ncommitter sediment <> {now} +0000\ndata 0\n".encode()]
-        kept = {name: one for name, one in self._tree(machine).items() if name not in texts}
-        lines += [f"M 100644 {blob} {name}\n".encode() for name, (blob, _) in kept.items()]
+        for name, tag in self._tree(machine).items():
+            if name not in texts:
+                lines.append(f"M 100644 {tag.partition(':')[2]} {name}\n".encode())
         for name, text in texts.items():
             data = text.encode()
             lines += [f"M 100644 inline {name}\ndata {len(data)}\n".encode(), data] if data else []
         self._git("update-ref", "-d", draft)
-        told = self._git("fast-import", "--quiet", input=b"".join([*lines, b"\nget-mark :1\n"]))
-        self._commits[machine] = commit = told.strip()
+        mark = self._git("fast-import", "--quiet", input=b"".join([*lines, b"\nget-mark :1\n"]))
+        self._commits[machine] = commit = mark.strip()
         self._trees.pop(machine, None)
-        # Over what was looked at and nothing else: a run beside this one may have sent more.
+        # In the place of what was fetched and nothing else: another run may have sent more.
         unchanged = f"--force-with-lease={ref}:{before}"
         self._exchange("push", unchanged, "--", self._url, f"{commit}:{ref}")
-        both = f"update {ref} {commit}\ndelete {draft}\n".encode()
-        self._git("update-ref", "--stdin", input=both)
+        updates = f"update {ref} {commit}\ndelete {draft}\n".encode()
+        self._git("update-ref", "--stdin", input=updates)
 
     def remove(self) -> None:
-        """Keep nothing of it here."""
+        """Delete the repository beside the database."""
         import shutil
 
         with contextlib.suppress(InvalidInput):
@@ -14442,16 +14440,16 @@ class Git(Folder):
             shutil.rmtree(self._repository, ignore_errors=True)
 
     def finish(self, t: int, cursor: dict[str, Any]) -> dict[str, Any]:
-        """Tell the others how far this machine is; what is forgotten goes from here, too."""
-        behind = super().finish(t, cursor)
+        """As of a folder; what is forgotten goes from the repository here, too."""
+        patch = super().finish(t, cursor)
         if self._forgot:
             self._git("gc", "--quiet", "--prune=now")
             self._forgot = False
-        return behind
+        return patch
 
 
 _REFS = "refs/sediment"
-# What would have git work in another repository, or in part of this one.
+# Variables that would have git work in another repository, or in part of this one.
 _GIT_ELSEWHERE = (
     *("GIT_DIR", "GIT_COMMON_DIR", "GIT_WORK_TREE", "GIT_IMPLICIT_WORK_TREE", "GIT_INDEX_FILE"),
     *("GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE"),
@@ -14459,8 +14457,8 @@ _GIT_ELSEWHERE = (
 )
 _GIT_BUSY = _Pattern("lock ref|update (?:local )?ref")
 _GIT_REFUSED = _Pattern("[Pp]ermission|[Aa]uthentication|[Dd]enied|could not read [UP]")
-# What a person has set for other work must run nothing here, make no other repository than
-# `_check_own` knows, keep nothing that is forgotten and want nothing of the remote.
+# Whatever a person has set for other work, git is to run no hook here, make no other repository
+# than `_check_own` knows, keep nothing that is forgotten and ask nothing of the remote.
 _GIT_SET = (
     *(f"core.hooksPath={os.devnull}", "protocol.ext.allow=never"),
     *("core.sharedRepository=umask", "init.defaultBranch=main"),
@@ -14475,42 +14473,42 @@ _GIT_CONFIG = _Pattern(
 
 
 def check_git(place: str) -> None:
-    """A place in git is an address or a whole path: the folder where one works may be anybody's,
-    and what begins as an option is one to git."""
+    """InvalidInput of a place in git that is no address and no whole path: the working folder may
+    be anybody's, and what begins with - is an option to git."""
     url = place.removeprefix("git:")
     if url.startswith("-") or not (":" in url.partition("/")[0] or os.path.isabs(url)):
         raise InvalidInput(f"{place} names no repository: git: and an address or a whole path")
 
 
 class Hub:
-    """A PostgreSQL database, set up by assets/hub.sql: it joins states itself, shows people their
-    spaces alone, and numbers what it takes, so that a cursor is a version and an id."""
+    """A PostgreSQL database, set up by assets/hub.sql: it joins states itself, shows people only
+    their spaces, and numbers what it takes. The cursor is a version and an id by space."""
 
-    page, every = 1_000, 60
-    set_back = False
+    page, interval = 1_000, 60
+    is_incomplete = False
 
     def __init__(self, url: str, me: Machine, database: Database, encoder: Encoder) -> None:
         self.name, self.me, self.remarks = url, me, list[str]()
         self._database, self._encoder = database, encoder
         self._connection: Any = None
-        self._reached: dict[str, int] = {}
+        self._reached: dict[str, int] = {}  # by space, the version up to which it was read
 
     @property
-    def globals(self) -> str:
+    def global_space(self) -> str:
         """The space of what is global, of whoever one is there."""
         return f"@{self.begin()['person']}"
 
     def ask(self, sql: str, *values: Any) -> list[Any]:
-        """What the hub answers; its refusals are its own words."""
+        """The rows that a statement gives; what the hub refuses, it says in its own words."""
         if self._connection is None or self._connection.closed:
             self._connection = _connect_hub(self.name)
-        with self._told():
+        with self._translated():
             cursor = self._connection.execute(sql, values or None)
             return cursor.fetchall() if cursor.description else []
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """What the hub refuses, or that it is gone, as errors of ours."""
+    def _translated(self) -> Iterator[None]:
+        """Raise errors of the hub and its connection as errors of ours."""
         import psycopg
 
         try:
@@ -14523,45 +14521,45 @@ class Hub:
             raise kind(str(error).partition("\n")[0]) from None
 
     def begin(self) -> dict[str, Any]:
-        """Connect, and see whether both speak of the same."""
+        """Connect, and look whether both know the same records, and the time."""
         version, oldest, person, now = self.ask("SELECT * FROM sediment.hello")[0]
         if not oldest <= RECORD_VERSION <= version:
-            told = f"the hub speaks {max(oldest, version)}, this program {RECORD_VERSION}"
-            what = (
-                "update it" if oldest > RECORD_VERSION else "`hub init` brings the hub up to date"
-            )
-            raise SedimentError(f"{told}: {what}; nothing was changed")
+            why = f"the hub speaks {max(oldest, version)}, this program {RECORD_VERSION}"
+            remedy = "`hub init` brings the hub up to date"
+            remedy = "update it" if oldest > RECORD_VERSION else remedy
+            raise SedimentError(f"{why}: {remedy}; nothing was changed")
         if abs(off := time.time() - now) > CLOCK_OFF:
-            told = f"{abs(off) / 3600:.1f} h {'ahead of' if off > 0 else 'behind'}"
-            self.remarks = [f"this clock is {told} the hub's: set it"]
+            hours = f"{abs(off) / 3600:.1f} h {'ahead of' if off > 0 else 'behind'}"
+            self.remarks = [f"this clock is {hours} the hub's: set it"]
         return {"person": person, "tls": bool(self._connection.pgconn.ssl_in_use)}
 
     def pull(self, cursor: dict[str, Any], spaces: Iterable[str]) -> Iterator[tuple[Any, Any]]:
-        """What has come since: pages of states with their spaces, and the cursor behind each."""
+        """As of a folder."""
         sql = (
             "SELECT version, id, record, author, model, e FROM sediment.record WHERE space = %s"
             f" AND (version, id) > (%s, %s) ORDER BY version, id LIMIT {self.page}"
         )
-        self.set_back, versions = self.has_lost(cursor), self._versions()
+        restored = self._restored(cursor)
+        self.is_incomplete = bool(restored)
         for space in spaces:
-            last = cursor.get(space, [0, ""])
-            last = [0, ""] if last[0] > versions.get(space, last[0]) else last
+            last = [0, ""] if space in restored else cursor.get(space, [0, ""])
             while rows := self.ask(sql, space, *last):
                 last = list(rows[-1][:2])
                 yield self._states([row[2:] for row in rows]), {space: last}
             self._reached[space] = last[0]
 
-    def _versions(self) -> dict[str, int]:
-        return dict(self.ask("SELECT id, version FROM sediment.space"))
+    def _restored(self, cursor: dict[str, Any]) -> set[str]:
+        """The spaces that end before what was read of them: an older copy was restored there."""
+        versions = dict(self.ask("SELECT id, version FROM sediment.space"))
+        return {space for space, last in cursor.items() if last[0] > versions.get(space, last[0])}
 
     def has_lost(self, cursor: dict[str, Any]) -> bool:
-        """Whether somebody has restored an older copy of the hub."""
-        versions = self._versions()
-        return any(last[0] > versions.get(space, last[0]) for space, last in cursor.items())
+        """As of a folder."""
+        return bool(self._restored(cursor))
 
     def _states(self, rows: list[tuple[Any, ...]]) -> list[tuple[str, State]]:
-        """Rows as states; with their vectors if these are of this model, and one in VECTORS_TRIED
-        is as it would be made here: a wrong one leads people to what they did not ask for."""
+        """The (space, state) of each row, with vectors if these are of this model and one in
+        VECTORS_TRIED is as it would be made here: by a wrong one recall finds what nobody asked."""
         import random
 
         model, found = self.model(), []
@@ -14578,14 +14576,14 @@ class Hub:
                 self.remarks.append(f"{record['id']}, of {author}, was not taken: {error}")
         packed = [state for _, state in found if "vectors" in state]
         for state in random.sample(packed, -(-len(packed) // VECTORS_TRIED)):
-            if not self._is_true(state):
-                told = f"the vectors of {state['id']}, of {state['author']}, do not fit its text"
-                self.remarks.append(f"{told}: they and others with it are made here")
+            if not self._fits_text(state):
+                why = f"the vectors of {state['id']}, of {state['author']}, do not fit its text"
+                self.remarks.append(f"{why}: they and others with it are made here")
                 return [(space, state | {"vectors": []}) for space, state in found]
         return found
 
     def model(self) -> str:
-        """What vectors are of: a model, and how texts are cut."""
+        """What vectors are made by: a model, and a way to cut texts."""
         return f"{self._encoder.model.digest}:{CHUNKER}"
 
     def prepare_recall(self) -> None:
@@ -14599,7 +14597,7 @@ class Hub:
         self.ask(sql)
 
     def unpacked(self, data: bytes) -> list[bytes]:
-        """Vectors as the file has them, of what is 16 bits there."""
+        """Vectors as the file has them, of the 16 bits that a hub has; ValueError of others."""
         import numpy
 
         numbers = numpy.frombuffer(data, "<f2").astype("<f4")
@@ -14609,13 +14607,13 @@ class Hub:
             raise ValueError("its vectors are none")
         return [row.tobytes() for row in rows]
 
-    def _is_true(self, state: State) -> bool:
+    def _fits_text(self, state: State) -> bool:
         chunks = split_text(text := state["put"][2], self._encoder.fits)
         made = self._encoder.embed(embedding_text(text, chunks[0]))
         return _cosine(_vector(made), _vector(state["vectors"][0])) > SAME_VECTOR
 
     def push(self, space: str, states: list[State]) -> dict[str, Any]:
-        """Have states joined with what is there; the cursor waits for the end of the run."""
+        """Have states joined with what is there; `finish` moves the cursor."""
         rows = [record_of(state, space) for state in states]
         if same_model(self._database, self._encoder.model):
             packed = _packed_vectors(self._database, [state["id"] for state in states])
@@ -14625,12 +14623,12 @@ class Hub:
             self._reached[space] = version
         return {}
 
-    def to_erase(self, cursor: dict[str, Any]) -> list[str]:
-        """Nothing: it erases itself what is forgotten."""
+    def on_left(self, cursor: dict[str, Any]) -> list[str]:
+        """Nothing: the hub erases what is forgotten itself."""
         return []
 
     def finish(self, t: int, cursor: dict[str, Any]) -> dict[str, Any]:
-        """Tell the hub how far this machine is; the cursor behind that."""
+        """Tell the hub how far this machine has read; a patch of the cursor."""
         for space, version in self._reached.items():
             facts = space, self.me.name, self.me.host, version
             if self.ask("SELECT sediment.seen(%s, %s, %s, %s)", *facts) == [(False,)]:
@@ -14638,19 +14636,19 @@ class Hub:
         return {space: [version, "\U0010ffff"] for space, version in self._reached.items()}
 
     def machines(self, forgotten: list[int]) -> list[dict[str, Any]]:
-        """The machines, and how many forgotten memories each still has to erase."""
+        """As of a folder."""
         names = ("machine", "host", "person", "seen", "to_erase")
         rows = self.ask(f"SELECT {', '.join(names)} FROM sediment.progress ORDER BY machine")
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     def wait(self, seconds: float) -> bool:
-        """Wait, and say whether something has come."""
+        """Wait, at most so long, until something has come; returns whether it has."""
         self.ask("LISTEN sediment")
-        with self._told():
+        with self._translated():
             return bool(list(self._connection.notifies(timeout=seconds, stop_after=1)))
 
     def leave(self) -> None:
-        """Let nobody wait for this machine."""
+        """As of a folder."""
         self.ask("SELECT sediment.leave(%s)", self.me.name)
 
 
@@ -14661,52 +14659,48 @@ def hub_options(url: str) -> dict[str, Any]:
     from psycopg.conninfo import conninfo_to_dict
 
     try:
-        told: dict[str, Any] = conninfo_to_dict(url)
+        options: dict[str, Any] = conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:
-        told_url, why = redact(url)[0], str(error).strip()
-        raise InvalidInput(f"{told_url} is no address of a database: {why}") from None
-    if any("password" in name or "secret" in name for name in told):
+        shown, why = redact(url)[0], str(error).strip()
+        raise InvalidInput(f"{shown} is no address of a database: {why}") from None
+    if any("password" in name or "secret" in name for name in options):
         raise InvalidInput("no password in an address: ~/.pgpass, PGPASSWORD or a service has it")
-    told |= {"connect_timeout": 10, "autocommit": True}
-    service = told.get("service") or variable("PGSERVICE")  # whose file may name any host
-    if service or not all(map(_is_this_machine, _hosts_of(told))):
-        told["sslmode"] = told.get("sslmode") or variable("PGSSLMODE") or "verify-full"
+    options |= {"connect_timeout": 10, "autocommit": True}
+    service = options.get("service") or variable("PGSERVICE")  # whose file may name any host
+    if service or not _is_local(options):
+        options["sslmode"] = options.get("sslmode") or variable("PGSSLMODE") or "verify-full"
         own = (expand_home("~/.postgresql") / "root.crt").exists() or variable("PGSSLROOTCERT")
-        if told["sslmode"] == "verify-full" and not own and not service:
-            told.setdefault("sslrootcert", "system")
-    return told
-
-
-def _hosts_of(told: dict[str, Any]) -> list[str]:
-    """All that may be connected to."""
-    given = (told.get(name) or variable(f"PG{name.upper()}") for name in ("host", "hostaddr"))
-    return [host for hosts in given if hosts for host in str(hosts).split(",") if host]
+        if options["sslmode"] == "verify-full" and not own and not service:
+            options.setdefault("sslrootcert", "system")
+    return options
 
 
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
-def _is_this_machine(host: str) -> bool:
-    """Whether it is a folder of sockets, or a name of this machine for itself."""
-    return host.startswith("/") or host in _LOCAL_NAMES
+def _is_local(options: dict[str, Any]) -> bool:
+    """Whether all hosts that may be connected to are this machine, or folders of sockets."""
+    given = (options.get(name) or variable(f"PG{name.upper()}") for name in ("host", "hostaddr"))
+    hosts = [host for names in given if names for host in str(names).split(",") if host]
+    return all(host.startswith("/") or host in _LOCAL_NAMES for host in hosts)
 
 
 def _connect_hub(url: str) -> Any:
-    """A connection; what a server refuses is another matter than one that is not there."""
+    """A connection; Unreachable where no server answers, SedimentError where one refuses."""
     import psycopg
 
-    told = hub_options(url)
+    options = hub_options(url)
     try:
-        return psycopg.connect(**told)
+        return psycopg.connect(**options)
     except psycopg.OperationalError as error:
         reason = str(error).partition("\n")[0].rpartition("failed: ")[2]
         refused = re.search("FATAL|SSL|certificate|no password", str(error))
         kind = SedimentError if refused else Unreachable
-        raise kind(f"{told.get('host') or url} cannot be reached ({reason})") from None
+        raise kind(f"{options.get('host') or url} cannot be reached ({reason})") from None
 
 
 def _packed_vectors(database: Database, ids: list[str]) -> dict[str, dict[str, str]]:
-    """The vectors of items that have them all, in 16 bits, as a row of a push has them."""
+    """By id, what a row of a push has of vectors: those of items that have them all, in 16 bits."""
     from base64 import b64encode
 
     import numpy
@@ -14725,31 +14719,31 @@ def _packed_vectors(database: Database, ids: list[str]) -> dict[str, dict[str, s
 
 
 def _address_of(person: str, url: str) -> str:
-    """The address of a hub for a person, in whatever form it was given."""
+    """The address of a hub as a URL with a person's name, from whatever form it was given in."""
     from urllib.parse import quote, urlencode
 
     from psycopg.conninfo import conninfo_to_dict
 
-    told: dict[str, Any] = conninfo_to_dict(url)
-    _, database, host, port = (str(told.pop(key, "")) for key in ("user", "dbname", "host", "port"))
+    rest: dict[str, Any] = conninfo_to_dict(url)
+    _, database, host, port = (str(rest.pop(key, "")) for key in ("user", "dbname", "host", "port"))
     if host.startswith("/") or "," in host:  # a folder, or several
-        told |= {"host": host, "port": port}
+        rest |= {"host": host, "port": port}
         host = port = ""
     host = f"[{host}]" if ":" in host else host
-    words = urlencode({key: value for key, value in told.items() if value})
+    words = urlencode({key: value for key, value in rest.items() if value})
     where = f"{quote(person, safe='')}@{host}{':' if port else ''}{port}/{quote(database, safe='')}"
     return f"postgresql://{where}{'?' if words else ''}{words}"
 
 
 def _sql_name(name: str) -> str:
-    """A name as SQL has it."""
+    """A name as SQL writes it, quoted where it must be."""
     doubled = name.replace('"', '""')
     return name if name.isidentifier() and name.islower() else f'"{doubled}"'
 
 
 class HubMemory(NamedTuple):
-    """A live memory as a hub tells it, with the vectors of its chunks, float32[n, dimension]; none
-    of another model."""
+    """A live memory at a hub, with the vectors of its chunks, float32[n, dimension]; None where
+    these are of another model."""
 
     space: str
     id: str
@@ -14769,7 +14763,7 @@ class HubMemory(NamedTuple):
         return cls(space, id, content, created, author, vectors, confirmed)
 
     def chunk(self, fits: Callable[[str], bool], at: int) -> Chunk:
-        """Where one of its chunks stands."""
+        """One of its chunks, by its number."""
         if not at and len(self.content) <= CHUNK_THRESHOLD:
             return Chunk(0, len(self.content), "")
         chunks = split_text(self.content, fits)
@@ -14777,8 +14771,8 @@ class HubMemory(NamedTuple):
 
 
 class HubSearch:
-    """A question asked at a hub, for what no file here has: PostgreSQL names candidates, and what
-    ranks those of a file ranks them."""
+    """A search at a hub, of memories that no file here need have: PostgreSQL finds candidates, and
+    they are ranked as those of a file are."""
 
     def __init__(self, hub: Hub, encoder: Encoder, lexicon: Lexicon, own: Sequence[str]) -> None:
         self.hub, self.encoder, self.lexicon, self.own = hub, encoder, lexicon, own
@@ -14798,7 +14792,7 @@ class HubSearch:
         return answer | ({} if kept else {"message": nothing_found(held, min_score)})
 
     def _begin(self) -> int:
-        """About how many memories there are; NotFound where nothing is made for recall."""
+        """About how many memories the hub has; NotFound where it has no indexes for recall."""
         self.hub.begin()
         ((ready, *_),) = self.hub.ask(_HUB_READY, str(2 * AROUND))
         if ready is None:
@@ -14806,55 +14800,55 @@ class HubSearch:
         return self.hub.ask(_HUB_SIZE)[0][0]
 
     def _hits(self, text: str, depth: int, total: int) -> tuple[list[Hit], list[HubMemory], float]:
-        """The hits, best first, the memories that their items are the numbers of, and the
-        relevance that one of them must have."""
+        """The hits, best first; the memories, by the numbers that hits have as items; and the
+        relevance that the best hit must have."""
         query, profile = parse_query(text), PROFILES["default"]
         self.encoder.begin_loading()
         words = weighed(text, self.lexicon, total, self._counts)
         vector = self.encoder.embed_query(text, words.told)
         near = self._nearest(vector, depth) if vector else []
-        named = {(one.space, one.id): one for one in near + self._matching(words, depth)}
-        found = list(named.values())
+        both = near + self._matching(words, depth)
+        found = list({(memory.space, memory.id): memory for memory in both}.values())
         candidates, share = self._candidates(found, words, vector)
         hits = rank(candidates, share, profile, max(depth, RANKED))
         facts = {hit.item: self._facts(found[hit.item], hit.chunk) for hit in hits}
         hits = [hit._replace(span=facts[hit.item].span) for hit in hits]
-        known = (one for one in near if one.vectors is not None and self._is_own(one))
-        around = [(one.vectors[0].tobytes(),) for one in known]
+        own = (memory for memory in near if memory.vectors is not None and self._is_own(memory))
+        around = [(memory.vectors[0].tobytes(),) for memory in own]
         query = query._replace(around=_matrix(around) if around else None, strange=words.strange)
         floor = profile.floor(total, self.encoder.near_cohort(vector), words.strange)
         return profile.adjust(hits, facts, query, self.lexicon, floor), found, floor
 
-    def _is_own(self, one: HubMemory) -> bool:
-        return not self.own or one.space in self.own
+    def _is_own(self, memory: HubMemory) -> bool:
+        return not self.own or memory.space in self.own
 
     def _counts(self, phrases: list[str]) -> list[int]:
-        """How many memories have each of these phrases."""
+        """How many memories have each of these phrases, FOUND_ROWS at most."""
         if not phrases:
             return []
-        one = (
+        count = (
             "SELECT count(*) FROM (SELECT FROM sediment.memory"
             f" WHERE words @@ phraseto_tsquery('english', %s) LIMIT {FOUND_ROWS}) found"
         )
-        return [*self.hub.ask(f"SELECT {', '.join([f'({one})'] * len(phrases))}", *phrases)[0]]
+        return [*self.hub.ask(f"SELECT {', '.join([f'({count})'] * len(phrases))}", *phrases)[0]]
 
     def _nearest(self, vector: bytes, depth: int) -> list[HubMemory]:
         """The memories that have the nearest chunks."""
         import numpy
 
-        told = json.dumps(numpy.frombuffer(vector, "<f4").astype("<f2").tolist())
+        halves = json.dumps(numpy.frombuffer(vector, "<f4").astype("<f2").tolist())
         sql = (
             f"SELECT {_HUB_MEMORY} FROM (SELECT space, id, v <=> %s::halfvec AS far"
             f" FROM sediment.chunk ORDER BY far LIMIT {2 * AROUND}) near"
             " JOIN sediment.memory m USING (space, id) ORDER BY far"
         )
         first: dict[Any, Any] = {}
-        for row in self.hub.ask(sql, told):
+        for row in self.hub.ask(sql, halves):
             first.setdefault(row[:2], row)
         return [HubMemory.read(self.hub, row) for row in [*first.values()][:depth]]
 
     def _matching(self, words: Words, depth: int) -> list[HubMemory]:
-        """The memories that have most of the words that tell something."""
+        """The memories that have most of the query's words."""
         if not words.terms:
             return []
         query = " || ".join(["phraseto_tsquery('english', %s)"] * len(words.terms))
@@ -14869,17 +14863,17 @@ class HubSearch:
     def _candidates(
         self, found: list[HubMemory], words: Words, vector: bytes | None
     ) -> tuple[Candidates, float]:
-        """What was found, by its number, and what the words are worth."""
+        """What was found as candidates, by number, and how much the words count beside meaning."""
         import numpy
 
         by_words, by_vector = [], []
-        for item, one in enumerate(found):
+        for item, memory in enumerate(found):
             at = 0
-            if vector and one.vectors is not None:
-                cosines = one.vectors @ numpy.frombuffer(vector, "<f4")
+            if vector and memory.vectors is not None:
+                cosines = memory.vectors @ numpy.frombuffer(vector, "<f4")
                 at = int(cosines.argmax())
                 by_vector.append((item, at, float(cosines[at]), len(cosines)))
-            if score := self._bm25(one.content, words):
+            if score := self._bm25(memory.content, words):
                 by_words.append((item, at, score, 1))
         scores = sorted((score for _, _, score, _ in by_words), reverse=True)
         best, tenth = (scores[at] if len(scores) > at else 0.0 for at in (0, GAP_DEPTH - 1))
@@ -14889,7 +14883,7 @@ class HubSearch:
         return both, words_share(best, tenth, words.ideal, words.strange)
 
     def _bm25(self, text: str, words: Words) -> float:
-        """A memory's BM25, as that of a chunk."""
+        """A memory's BM25, as if it were one chunk."""
         stems = self.lexicon.text_words(text).stems
         score = 0.0
         for term in words.terms:
@@ -14898,31 +14892,31 @@ class HubSearch:
             score += term.information**2 * saturated(often) if often else 0.0
         return score
 
-    def _facts(self, one: HubMemory, at: int) -> Facts:
-        chunk = one.chunk(self.encoder.fits, at)
-        vector = None if one.vectors is None else one.vectors[at].tobytes()
-        text = one.content[chunk.start : chunk.end]
-        facts = Facts(text, one.created_at, 0, None, one.confirmed, 0)
-        return facts._replace(vector=vector, project=one.space, span=(at, chunk.start, chunk.end))
+    def _facts(self, memory: HubMemory, at: int) -> Facts:
+        chunk = memory.chunk(self.encoder.fits, at)
+        vector = None if memory.vectors is None else memory.vectors[at].tobytes()
+        text, span = memory.content[chunk.start : chunk.end], (at, chunk.start, chunk.end)
+        facts = Facts(text, memory.created_at, 0, None, memory.confirmed, 0)
+        return facts._replace(vector=vector, project=memory.space, span=span)
 
-    def _result(self, one: HubMemory, hit: Hit) -> dict[str, Any]:
+    def _result(self, memory: HubMemory, hit: Hit) -> dict[str, Any]:
         row = {
-            **{"id": one.id, "content": one.content, "created_at": one.created_at},
-            **{"project_id": one.space, "ended_at": None},
-            "chunks": 1 if one.vectors is None else len(one.vectors),
+            **{"id": memory.id, "content": memory.content, "created_at": memory.created_at},
+            **{"project_id": memory.space, "ended_at": None},
+            "chunks": 1 if memory.vectors is None else len(memory.vectors),
         }
-        told = result_of(row, hit)
-        told["space"] = told.pop("project")  # by its name there
-        return told | {"author": one.author}
+        result = result_of(row, hit)
+        result["space"] = result.pop("project")  # by its name there
+        return result | {"author": memory.author}
 
 
 _HUB_MEMORY = "m.space, m.id, m.content, m.created, m.author, m.model, m.e, m.confirmed"
-# Enough of the graph is gone through for as many as are asked for.
+# pgvector goes through so much of its graph that it finds as many as are asked for.
 _HUB_READY = (
     "SELECT to_regclass('sediment.memory')::text, set_config('hnsw.ef_search', %s, false),"
     " set_config('hnsw.iterative_scan', 'relaxed_order', false)"
 )
-# As good as a count where autovacuum runs; which looks at each row.
+# An estimate, since a count looks at each row; as good as one where autovacuum runs.
 _HUB_SIZE = (
     "SELECT CASE WHEN reltuples < 10000 THEN (SELECT count(*) FROM sediment.memory)"
     " ELSE reltuples::bigint END FROM pg_class WHERE oid = 'sediment.item'::regclass"
@@ -14932,7 +14926,7 @@ _HUB_SIZE = (
 def run_hub(
     hub: Hub, deed: str, person: str, space: str, reads: bool, recall: bool = False
 ) -> dict[str, Any]:
-    """What looks after a hub: `init` makes one, `add` lets a person in, `remove` out again."""
+    """Look after a hub: `init` makes one, `add` lets a person into a space, `remove` ends that."""
     if deed == "init":
         if hub.ask("SHOW server_encoding") != [("UTF8",)]:
             raise InvalidInput("the database must be in UTF8: CREATE DATABASE … ENCODING 'UTF8'")
@@ -14950,36 +14944,32 @@ def run_hub(
 
 
 def _let_in(hub: Hub, person: str, space: str, reads: bool) -> str:
-    """Open a space to a person: what to tell them."""
+    """Open a space to a person; returns what to send them."""
     refuse_credential("space", space)
     own = space == f"@{person}"
     if space.startswith("@") and not own:
         raise InvalidInput(f"{space} is for that person alone: `hub add PERSON @PERSON` opens it")
     ((made,),) = hub.ask("SELECT sediment.add(%s, %s, %s)", person, space, not reads)
-    to, what = shlex.quote(_address_of(person, hub.name)), f"--share {shlex.quote(space)}"
+    to, share = shlex.quote(_address_of(person, hub.name)), f"--share {shlex.quote(space)}"
     message = f"Send {person}: sediment sync --to {to} && sediment sync "
-    message += "--share-global" if own else what
+    message += "--share-global" if own else share
     return message + (f" (a password is set in psql: \\password {_sql_name(person)})" * made)
 
 
 # A run, and what people set
 
 
-SYNCED_AS = "synced_as"  # in meta: the machine that a file was which syncs no more
-SYNC_CLOCK = "SELECT t, machine, mark, place, cursor FROM clock"
-
-
 def open_place(database: Database, encoder: Encoder, place: str) -> Folder | Hub:
-    """Where a file syncs, as this machine."""
+    """The place where a file syncs, for this machine."""
     import getpass
     import platform
 
-    if database.rows("SELECT mark FROM clock") != [(file_mark(database.path),)]:
+    if database.value("SELECT mark FROM clock") != file_mark(database.path):
         with database.transaction() as connection:
             name_machine(connection, database.path)
     try:
         person = getpass.getuser()
-    except (ImportError, OSError, KeyError):  # where neither USERNAME nor a list of users tells
+    except (ImportError, OSError, KeyError):  # neither a variable nor a list of users has it
         person = ""
     me = Machine(database.value("SELECT machine FROM clock"), platform.node(), person)
     if _HUB.match(place):
@@ -14993,8 +14983,8 @@ _HUB = _Pattern("postgres(ql)?://")
 
 
 def hold(lease: Lease, wait: float = LEASE + 1) -> None:
-    """Have the lease of sync, within so many seconds: that of a process that was killed has run
-    out by then."""
+    """Take the lease of sync, or keep it, within so many seconds: that of a process that was killed
+    has run out by then. DatabaseError where another one has it still."""
     end = time.monotonic() + wait
     while not lease.take():
         if time.monotonic() > end:
@@ -15003,29 +14993,33 @@ def hold(lease: Lease, wait: float = LEASE + 1) -> None:
 
 
 class Exchange(NamedTuple):
-    """One run of sync, and what it has come to."""
+    """One run of sync, and its results so far."""
 
     lease: Lease
-    spaces: dict[str, str]  # of what is shared, with its project here
+    spaces: dict[str, str]  # those that are shared, each with its project here
     counts: dict[str, Counter[str]]  # by space, of what was received and sent
-    rivals: dict[str, list[str]]  # by id, the versions of what was decided otherwise elsewhere
+    rivals: dict[str, list[str]]  # by id, the items that two machines put in one's place
     dry_run: bool
     erased: list[str]  # texts that others forgot
 
 
 class Sync:
-    """What a person asks of the place where a file syncs; NotFound where there is none."""
+    """What a person asks of the place where a file syncs; NotFound where it syncs nowhere."""
 
     def __init__(self, projects: Projects, encoder: Encoder) -> None:
         self.projects, self.database, self.encoder = projects, projects.database, encoder
         self.place = open_place(self.database, encoder, self._where())
 
     def _where(self) -> str:
-        """Where this file syncs, as somebody said last."""
-        place = is_synced(self.database) and self.database.rows(SYNC_CLOCK)[0][3]
+        """The name of the place where this file syncs now."""
+        place = is_synced(self.database) and self.database.value("SELECT place FROM clock")
         if not place:
             raise NotFound("this memory syncs nowhere yet: `sync --to PLACE` says where")
         return place
+
+    def _cursor(self) -> dict[str, Any]:
+        """How far the place was read and written, in its own terms."""
+        return json.loads(self.database.value("SELECT cursor FROM clock"))
 
     def _spaces(self) -> dict[str, str]:
         return dict(self.database.rows("SELECT space, project FROM spaces ORDER BY space"))
@@ -15038,7 +15032,7 @@ class Sync:
         with Lease(self.database, "syncing") as lease:
             if not dry_run:
                 hold(lease)
-            if (where := self._where()) != self.place.name:  # by now
+            if (where := self._where()) != self.place.name:  # another one by now
                 self.place = open_place(self.database, self.encoder, where)
             spaces = self._spaces()
             counts = {space: Counter(sent=0, received=0) for space in spaces}
@@ -15046,26 +15040,24 @@ class Sync:
             with contextlib.nullcontext() if dry_run else lease.renewed():
                 facts = self._both_ways(exchange)
         self.database.wipe(exchange.erased)
-        told = [
-            self._told_space(space, project) | counts[space] for space, project in spaces.items()
-        ]
-        if dry_run and self.place.set_back:
-            self._foresee_lost(told)
-        look_at = list(filter(None, (self._told_rivals(*pair) for pair in exchange.rivals.items())))
-        return facts | {"spaces": told, "look_at": look_at, "remarks": self.place.remarks}
+        rows = [row | counts[row["space"]] for row in self._space_rows(spaces)]
+        if dry_run and self.place.is_incomplete:
+            self._foresee_lost(rows)
+        look_at = list(filter(None, itertools.starmap(self._rivals_row, exchange.rivals.items())))
+        return facts | {"spaces": rows, "look_at": look_at, "remarks": self.place.remarks}
 
     def _both_ways(self, exchange: Exchange, tries: int = GIT_TRIES) -> dict[str, Any]:
-        """Receive and send; anew where another run of this machine has sent meanwhile."""
+        """Receive and send; once more where another run of this machine has sent meanwhile."""
         try:
-            with self._reached() as facts:
+            with self._reach() as facts:
                 if not exchange.dry_run:
                     self._note_machines()
                     self._mend_clock()
                 self._receive(exchange)
                 self._send_new(exchange)
                 if not exchange.dry_run:
-                    t, *_, cursor = self.database.rows(SYNC_CLOCK)[0]
-                    self._note_cursor(self.place.finish(t, json.loads(cursor)))
+                    t = self.database.value("SELECT t FROM clock")
+                    self._note_cursor(self.place.finish(t, self._cursor()))
                 return facts
         except Outrun:
             if tries == 1:
@@ -15073,28 +15065,25 @@ class Sync:
         return self._both_ways(exchange, tries - 1)
 
     def _receive(self, exchange: Exchange) -> None:
-        """Take what came; what was refused once more, since another space may have said that it
-        was moved from there."""
+        """Take what came; what was refused twice, since another space may have said meanwhile that
+        it was moved from there."""
         refused = []
         for space, states in self._arrivals(exchange.dry_run):
-            if space in exchange.spaces and self._take(exchange, space, states):
+            if space in exchange.spaces and self._apply(exchange, space, states):
                 refused.append((space, states))
         for space, _ in refused:
             exchange.counts[space].pop("refused", None)
         for space, states in refused:
-            self._take(exchange, space, states)
+            self._apply(exchange, space, states)
         if refused and not exchange.dry_run:
-            self._note_refused([state["id"] for _, states in refused for state in states])
-
-    def _note_refused(self, ids: list[str]) -> None:
-        """Remember what others changed or forgot that stays here as it is: they say it once."""
-        with self.database.transaction() as connection:
-            kept = to_json([id for id, _ in self._refused(connection, ids)])
-            set_meta(connection, _REFUSED, kept)
+            ids = [state["id"] for _, states in refused for state in states]
+            with self.database.transaction() as connection:  # `status` names them: they come once
+                kept = [id for id, _ in self._refused(connection, ids)]
+                set_meta(connection, _REFUSED, to_json(kept))
 
     def _refused(self, connection: apsw.Connection, ids: Iterable[str] = ()) -> list[Any]:
-        """Of these ids and of those noted before, those that still stand in projects that are not
-        shared, and were in none that is, each with its project."""
+        """Of these ids and those noted before, those that are still in a project that is not shared
+        and were in none that is, each with its project."""
         known = json.loads(meta_value(connection, _REFUSED) or "[]")
         sql = (
             f"{_AMONG} here AND NOT shared AND NOT EXISTS"
@@ -15103,8 +15092,8 @@ class Sync:
         found = states_of(connection, sql, to_json([*known, *ids]))
         return [(id, state["in"] or "global") for id, state in found.items()]
 
-    def _take(self, exchange: Exchange, space: str, states: list[State]) -> int:
-        """How many of the states that came of a space were refused."""
+    def _apply(self, exchange: Exchange, space: str, states: list[State]) -> int:
+        """Join the states that came of a space; returns how many were refused."""
         if not exchange.dry_run:
             hold(exchange.lease, 0)
             gone = [state["id"] for state in states if state["gone"]]
@@ -15128,26 +15117,26 @@ class Sync:
                 counts.update(sent=len(states), held_back=held)
 
     def _send_lost(self) -> None:
-        """A place that has not all that it had, of a backup or by mishap, gets all again."""
+        """Have all sent again to a place that was restored from a backup, or lost something."""
         with self.database.transaction() as connection:
             send_again(connection)
-        self.place.set_back = False
-        told = f"{self.place.name} {_HAS_LOST}: it is sent again"
-        self.place.remarks += [told] if told not in self.place.remarks else []
+        self.place.is_incomplete = False
+        remark = f"{self.place.name} {_HAS_LOST}: it is sent again"
+        self.place.remarks += [remark] if remark not in self.place.remarks else []
 
     def _foresee_lost(self, spaces: list[dict[str, Any]]) -> None:
-        """Tell of a place that is to get all again with the next run."""
+        """Say that such a place is to get all again with the next run."""
         self.place.remarks.append(f"{self.place.name} {_HAS_LOST}: the next `sync` sends it again")
         for row in spaces:
             row["waiting"] = row["here"]
 
     def _mend_clock(self) -> None:
-        """Stamps that a wrong clock has put more than a day ahead nobody takes: they count as of
-        now, in their order, and after all else that was seen here. Where others are as far ahead
-        it is this clock that is behind."""
+        """Put stamps that a wrong clock has set more than a day ahead, which nobody takes, behind
+        all others that were seen here, in their order, from now on. Where other machines are as far
+        ahead, nothing is done: it is this clock that is behind."""
         now = int(time.time() * 1000) << 16
         limit = now + (DAY * 1000 << 16)
-        if self.database.rows(SYNC_CLOCK)[0][0] <= limit or self._is_behind(limit):
+        if self.database.value("SELECT t FROM clock") <= limit or self._is_behind(limit):
             return
         sql = (
             "SELECT put_t, end_t, gone, id, project FROM replica"
@@ -15161,11 +15150,11 @@ class Sync:
             rows = fetch(connection, sql, limit)
             now = max(now, connection.execute(seen, (limit,)).get or 0)
             ahead = sorted({t for row in rows for t in row[:3] if t and t > limit})
-            told = {stamp: now + place for place, stamp in enumerate(ahead, 1)}
+            new = {stamp: now + place for place, stamp in enumerate(ahead, 1)}
             connection.executemany(
                 "UPDATE replica SET put_t = ?, end_t = ?, gone = ?,"
                 " number = (SELECT number FROM clock) WHERE id = ? AND project = ?",
-                [(*(told.get(t, t) for t in row[:3]), *row[3:]) for row in rows],
+                [(*(new.get(t, t) for t in row[:3]), *row[3:]) for row in rows],
             )
             connection.execute("UPDATE clock SET t = ?", (now + len(ahead),))
         self.place.remarks.append("this clock was more than a day ahead: that counts as of now")
@@ -15181,7 +15170,7 @@ class Sync:
         return (seen * 1000) << 16 > limit or bool(self.database.value(sql, limit))
 
     def search(self, lexicon: Lexicon) -> HubSearch:
-        """A search in the spaces at the hub, of which those that are shared here come first."""
+        """A search in all spaces at the hub: that of this project, and what is global, go first."""
         if not isinstance(self.place, Hub):
             raise InvalidInput(f"{self.place.name} is no hub: `sync --to postgresql://…` names one")
         here = ("", self.projects.current())
@@ -15189,28 +15178,28 @@ class Sync:
         return HubSearch(self.place, self.encoder, lexicon, own)
 
     def follow(self) -> Iterator[dict[str, Any]]:
-        """Run whenever something has changed here or there, for ever; tells what came and went."""
+        """Run whenever something has changed here or there, for ever; yields what `run` returns."""
         due = 0.0
-        mine = "SELECT 1 FROM replica JOIN spaces USING(project) WHERE number > ? LIMIT 1"
+        changed = "SELECT 1 FROM replica JOIN spaces USING(project) WHERE number > ? LIMIT 1"
         number = -1
         while True:
-            if time.monotonic() > due or self.database.value(mine, number):
+            if time.monotonic() > due or self.database.value(changed, number):
                 number = self.database.value("SELECT number FROM clock")
                 self.place.remarks = []
                 try:
                     yield self.run()
                 except SedimentError as error:  # another time, perhaps
-                    told = {"place": self.place.name, "spaces": self._told_spaces()}
-                    yield told | {"remarks": [str(error)]}
-                due = time.monotonic() + self.place.every
+                    spaces = self._space_rows(self._spaces())
+                    yield {"place": self.place.name, "spaces": spaces, "remarks": [str(error)]}
+                due = time.monotonic() + self.place.interval
             try:
                 due = 0.0 if self.place.wait(SYNC_POLL) else due
             except SedimentError:
                 time.sleep(SYNC_POLL)
 
     @contextlib.contextmanager
-    def _reached(self) -> Iterator[dict[str, Any]]:
-        """The place; what goes wrong with it is said in a line, with what waits."""
+    def _reach(self) -> Iterator[dict[str, Any]]:
+        """Reach the place. What goes wrong with it is raised in one line, with how much waits."""
         try:
             yield {"place": self.place.name, **self.place.begin()}
         except Outrun:
@@ -15219,43 +15208,37 @@ class Sync:
             why = _reason_of(error)
             if isinstance(error, OSError):
                 why = f"{self.place.name} cannot be used ({why})"
-            told = _tell_waiting(self.database.value(_UNSENT))
+            waiting = _tell_waiting(self.database.value(_UNSENT))
             lasts = isinstance(error, Refused) or getattr(error, "errno", None) in _LASTING_ERRORS
-            raise (Refused if lasts else Unreachable)(f"{why}; {told} here") from None
+            raise (Refused if lasts else Unreachable)(f"{why}; {waiting} here") from None
 
     def _arrivals(self, dry_run: bool) -> Iterator[tuple[str, list[State]]]:
         """Batches of what came of a space; the cursor follows once they are written."""
-        cursor = json.loads(self.database.rows(SYNC_CLOCK)[0][4])
         came: list[tuple[str, State]] = []
-        passed: dict[str, Any] = {}
-        pages = self.place.pull(cursor, self._spaces())
-        for states, behind in itertools.chain(pages, [([], None)]):
+        patch: dict[str, Any] = {}
+        pages = self.place.pull(self._cursor(), self._spaces())
+        for states, more in itertools.chain(pages, [([], None)]):
             came += states
-            passed |= behind or {}
-            if len(came) >= SYNC_BATCH or behind is None:
+            patch |= more or {}
+            if len(came) >= SYNC_BATCH or more is None:
                 came.sort(key=lambda pair: pair[0])
                 for space, found in itertools.groupby(came, key=lambda pair: pair[0]):
                     for batch in _batches((state for _, state in found), SYNC_BATCH):
                         yield space, batch
                 if not dry_run:
-                    self._pass(passed)
-                came, passed = [], {}
+                    if self.place.is_incomplete:  # first: who is killed in between sees it no more
+                        self._send_lost()
+                    self._note_cursor(patch)
+                came, patch = [], {}
 
-    def _pass(self, behind: dict[str, Any]) -> None:
-        """Note how far the place was read; first that it is to get all again, for whoever is
-        killed in between sees no more that it has not."""
-        if self.place.set_back:
-            self._send_lost()
-        if behind:
-            self._note_cursor(behind)
-
-    def _note_cursor(self, behind: dict[str, Any]) -> None:
-        with self.database.transaction() as connection:
-            _note_cursor(connection, behind)
+    def _note_cursor(self, patch: dict[str, Any]) -> None:
+        if patch:
+            with self.database.transaction() as connection:
+                connection.execute(_NOTE_CURSOR, (to_json(patch),))
 
     def _departures(self, project: str, dry_run: bool) -> Iterator[tuple[list[State], int]]:
-        """Pages of what changed here, which is shown as others will see it; and how many of each
-        look as if they held a credential."""
+        """Pages of what changed here, which is then shown as others will see it; and how many of
+        each page are held back."""
         sql = (
             "SELECT * FROM states WHERE project = ? AND number IS NOT NULL"
             " AND (number, id) > (?, ?) ORDER BY number, id LIMIT ?"
@@ -15270,17 +15253,17 @@ class Sync:
             last = max((state["number"], id) for id, state in found.items())
 
     def _without_successor(self, found: dict[str, State]) -> set[str]:
-        """Those that ended behind what goes to nobody: others would have neither."""
+        """Those that ended behind an item that is not sent: others would see neither."""
         behind = {id: state["end"][4] for id, state in found.items() if state["end"]}
-        named = json.dumps([*behind.values()])
-        known = states_of(self.database.reader(), f"{_AMONG} here", named)
-        stay = {id for id, one in known.items() if not one["shared"] or held_back(one)}
+        successors = json.dumps([*behind.values()])
+        known = states_of(self.database.reader(), f"{_AMONG} here", successors)
+        stay = {id for id, state in known.items() if not state["shared"] or held_back(state)}
         return {id for id, successor in behind.items() if successor in stay}
 
     def _send(self, space: str, states: list[State]) -> bool:
-        """Whether the place takes them: one may not write to each space."""
+        """Send states; False where one may not write to the space."""
         try:
-            written = self.place.push(space, states)
+            patch = self.place.push(space, states)
         except Forbidden as error:
             who = f"whoever looks after the hub lets you (`hub add PERSON {space}`)"
             self.place.remarks.append(f"{error}: what is new waits here until {who}")
@@ -15290,27 +15273,26 @@ class Sync:
                 "UPDATE replica SET number = NULL WHERE id = ? AND project = ? AND number = ?",
                 [(state["id"], state["in"], state["number"]) for state in states],
             )
-            _note_cursor(connection, written)
+            connection.execute(_NOTE_CURSOR, (to_json(patch),))
         return True
 
-    def _told_spaces(self) -> list[dict[str, Any]]:
-        return [self._told_space(*pair) for pair in self._spaces().items()]
-
-    def _told_space(self, space: str, project: str) -> dict[str, Any]:
+    def _space_rows(self, spaces: dict[str, str]) -> list[dict[str, Any]]:
+        """Of each space, how many memories are here, and how many of them wait to be sent."""
         sql = (
             "SELECT count(*), count(number) FROM replica r WHERE project = ? AND NOT gone"
             " AND (end_t IS NULL OR NOT EXISTS"
             " (SELECT 1 FROM replica o WHERE o.id = r.id AND o.put_t > r.put_t))"
         )
-        here, waiting = self.database.rows(sql, project)[0]
-        return {"space": space, "here": here, "waiting": waiting}
+        rows = ((space, *self.database.rows(sql, project)[0]) for space, project in spaces.items())
+        return [{"space": space, "here": here, "waiting": waiting} for space, here, waiting in rows]
 
-    def _told_rivals(self, id: str, versions: list[str]) -> dict[str, Any]:
-        rows = (find_item(self.database, one) for one in versions)
+    def _rivals_row(self, id: str, versions: list[str]) -> dict[str, Any]:
+        """An item that two machines replaced by one each, with those two; empty if it is gone."""
+        rows = (find_item(self.database, version) for version in versions)
         known = authors(self.database, versions)
-        told = [shared_facts(row) | known.get(row["id"], {}) for row in rows if row]
+        later = [shared_facts(row) | known.get(row["id"], {}) for row in rows if row]
         row = find_item(self.database, id)
-        return shared_facts(row) | {"versions": told} if row else {}
+        return shared_facts(row) | {"versions": later} if row else {}
 
     def _note_machines(self) -> None:
         """Remember who the others are."""
@@ -15331,20 +15313,21 @@ class Sync:
 
     def status(self) -> dict[str, Any]:
         """What waits, and who has what; where the place cannot be reached, what is known here."""
-        told: dict[str, Any] = {"place": self.place.name, "machine": self.place.me.name}
-        told["spaces"] = self._told_spaces()
+        status: dict[str, Any] = {"place": self.place.name, "machine": self.place.me.name}
+        status["spaces"] = self._space_rows(self._spaces())
         try:
-            with self._reached() as facts:
-                cursor = json.loads(self.database.rows(SYNC_CLOCK)[0][4])
+            with self._reach() as facts:
+                cursor = self._cursor()
                 if self.place.has_lost(cursor):
-                    self._foresee_lost(told["spaces"])
-                remarks = [*self.place.remarks, *self._told_refused(), *self.place.to_erase(cursor)]
-                told |= facts | ({"remarks": remarks} if remarks else {})
-                return told | {"machines": self._machines()}
+                    self._foresee_lost(status["spaces"])
+                remarks = [*self.place.remarks, *self._on_refused(), *self.place.on_left(cursor)]
+                status |= facts | ({"remarks": remarks} if remarks else {})
+                return status | {"machines": self._machines()}
         except SedimentError as error:
-            return told | {"remarks": [str(error), *self._told_refused()]}
+            return status | {"remarks": [str(error), *self._on_refused()]}
 
-    def _told_refused(self) -> Iterator[str]:
+    def _on_refused(self) -> Iterator[str]:
+        """A remark on what was refused, if anything was."""
         found = [f"{id} ({project})" for id, project in self._refused(self.database.reader())]
         if found:
             why = f"others changed or forgot {len(found)} that stay in projects that are not shared"
@@ -15355,7 +15338,7 @@ class Sync:
         project = "" if everywhere else self.projects.current(create=True)
         if project is None:
             raise InvalidInput("there is no project here: go to one, or use --share-global")
-        name = check_id(space or project or self.place.globals)
+        name = check_id(space or project or self.place.global_space)
         refuse_credential("space", name)
         if project and name.startswith("@"):
             raise InvalidInput(f"{name} is for what is global: `sync --share-global` shares that")
@@ -15393,14 +15376,14 @@ class Sync:
             self.place.remove()
 
     def leave(self, erase: bool) -> dict[str, Any]:
-        """Sync nowhere any more; `erase` what other machines have stored. Of what is forgotten,
-        before or later, it is known if this memory comes back: where it was sent it still is."""
+        """Sync nowhere any more; `erase` what other machines have stored. What is forgotten, before
+        or later, is noted on, and sent if this memory comes back."""
         with Lease(self.database, "syncing") as lease:
             hold(lease)  # what still runs there would say that this machine is there
             return self._leave(erase)
 
     def _leave(self, erase: bool) -> dict[str, Any]:
-        with contextlib.suppress(SedimentError), self._reached():
+        with contextlib.suppress(SedimentError), self._reach():
             self.place.leave()
         self.drop_fetched()
         others = (
@@ -15422,14 +15405,16 @@ class Sync:
             connection.execute("UPDATE clock SET applying = 0")
             stop_syncing(connection)
         self.database.wipe(texts)
-        told = f"; of others {_memories(len(ids))} erased here" if erase else ""
-        told += f"; {_tell_waiting(waiting)} until it syncs there again" * bool(waiting)
-        message = f"This memory syncs nowhere any more{told}."
-        return {"success": True, "erased": len(ids), "message": message}
+        message, count = "This memory syncs nowhere any more", len(ids)
+        memories = "1 memory is" if count == 1 else f"{count} memories are"
+        message += f"; of others {memories} erased here" if erase else ""
+        message += f"; {_tell_waiting(waiting)} until it syncs there again" if waiting else ""
+        return {"success": True, "erased": count, "message": f"{message}."}
 
 
-_REFUSED = "sync_refused"  # in meta: the ids of what others changed or forgot, and that stays here
-# What was not sent yet.
+_REFUSED = "sync_refused"  # in meta: ids of what others changed or forgot and is kept here
+_NOTE_CURSOR = "UPDATE clock SET cursor = json_patch(cursor, ?)"  # keys with null are deleted
+# How many changes were not sent yet.
 _UNSENT = "SELECT count(*) FROM replica JOIN spaces USING(project) WHERE number IS NOT NULL"
 
 
@@ -15441,34 +15426,29 @@ _HAS_LOST = "has not all that it had"
 _LASTING_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC)
 
 
-def _machine_name(told: object) -> str:
-    """What somebody else calls a machine or its user, which recall shows to agents."""
-    if not (isinstance(told, str) and told.isprintable() and len(told) <= MACHINE_NAME_MAX):
-        return ""
-    return told
-
-
-def _memories(count: int) -> str:
-    return "1 memory is" if count == 1 else f"{count} memories are"
+def _machine_name(name: Any) -> str:
+    """A name from another machine, which recall shows to agents; "" of what is no short name."""
+    is_name = isinstance(name, str) and name.isprintable() and len(name) <= MACHINE_NAME_MAX
+    return name if is_name else ""
 
 
 def sync_to(projects: Projects, encoder: Encoder, place: str) -> Sync:
-    """Begin to sync at a place, or at another one, which then gets everything."""
+    """Begin to sync at a place, or at another one than before, which then gets everything."""
     database = projects.database
     if not place:
         raise InvalidInput("a place must not be empty: name a folder, a URL or git:REMOTE")
     check_text(place, "place", PLAIN_MAX)
     if _HUB.match(place):
         hub_options(place)
-    elif not place.startswith("git:"):
-        place = _folder_to_sync(database, place)
-    else:
+    elif place.startswith("git:"):
         url = place.removeprefix("git:")
         if url and (folder := from_root(url)).is_dir():
             place = f"git:{folder}"
         if redact(url)[1] or re.match(r"[\w+.-]+://[^/@]*:[^/]*@", url):
             raise InvalidInput("no password in an address: `git credential approve` keeps it")
         check_git(place)
+    else:
+        place = _folder_to_sync(database, place)
     with Lease(database, "syncing") as lease:
         hold(lease)  # what still runs would note what it has sent to the place before
         _begin_to_sync(projects, encoder, place)
@@ -15476,25 +15456,20 @@ def sync_to(projects: Projects, encoder: Encoder, place: str) -> Sync:
 
 
 def _begin_to_sync(projects: Projects, encoder: Encoder, place: str) -> None:
-    database = projects.database
+    database, before = projects.database, ""
     with contextlib.suppress(NotFound):
-        Sync(projects, encoder).drop_fetched()
+        old = Sync(projects, encoder)
+        before = old.place.name
+        old.drop_fetched()
     with database.transaction() as connection:
         if not is_synced(database):
-            before = json.loads(meta_value(connection, SYNCED_AS) or "null")
-            name, mark = before or (new_id()[:8], "")
-            me = {"machine": name, "mark": mark, "place": ""}
+            me = {"machine": new_id()[:8], "mark": "", "place": ""}
             connection.execute(asset("schema/sync.sql"), me)
-            connection.execute(_MY_NAME, (name,))
-        elif _is_of_another(place, connection.execute("SELECT place FROM clock").get):
-            name = new_id()[:8]  # a hub takes each machine for one person's
-            connection.execute("UPDATE clock SET machine = ?", (name,))
-            connection.execute(_MY_NAME, (name,))
+        elif _is_of_another(place, before):  # a hub takes each machine for one person's
+            connection.execute("UPDATE clock SET machine = ?, mark = ''", (new_id()[:8],))
+        name_machine(connection, database.path)
         connection.execute("UPDATE clock SET place = ?, cursor = '{}'", (place,))
         send_again(connection)
-
-
-_MY_NAME = "INSERT OR REPLACE INTO machines VALUES(?, '', '', 1)"
 
 
 def _is_of_another(place: str, before: str) -> bool:
@@ -15503,12 +15478,12 @@ def _is_of_another(place: str, before: str) -> bool:
         return False
     from psycopg.conninfo import conninfo_to_dict
 
-    now, then = (conninfo_to_dict(one).get("user") for one in (place, before))
+    now, then = (conninfo_to_dict(url).get("user") for url in (place, before))
     return now != then
 
 
 def _folder_to_sync(database: Database, place: str) -> str:
-    """A folder that may be carried about, made if it is not there."""
+    """The path of a folder to sync through, made if it is not there."""
     folder = from_root(place)
     if _is_in(real_path(database.path), real_path(folder)):
         raise InvalidInput(f"the database is in {place}: a file in use must not be carried about")
@@ -15517,11 +15492,6 @@ def _folder_to_sync(database: Database, place: str) -> str:
     except OSError as error:
         raise InvalidInput(f"{place} cannot be made ({error.strerror})") from None
     return str(folder)
-
-
-def _note_cursor(connection: apsw.Connection, behind: dict[str, Any]) -> None:
-    """Note how far the place was read and written; what is None there is gone."""
-    connection.execute("UPDATE clock SET cursor = json_patch(cursor, ?)", (to_json(behind),))
 
 
 def read_anew(connection: apsw.Connection) -> None:
@@ -15533,7 +15503,7 @@ def read_anew(connection: apsw.Connection) -> None:
 
 
 def send_again(connection: apsw.Connection, project: str | None = None) -> None:
-    """Have everything sent that is shared (of a project); it changes nothing where it is known."""
+    """Have all sent again that is shared, or that of a project; who has it already ignores it."""
     sql = "UPDATE replica SET number = (SELECT number FROM clock) WHERE number IS NULL"
     connection.execute(f"{sql} AND project = coalesce(?, project)", (project,))
 
@@ -15572,10 +15542,8 @@ class Memory:
             raise InvalidInput(f"a project is an id or a folder's path, not {_show(project)}")
         chosen = path or setting("DB") or default_database()
         self.database = Database(expand_home(chosen))
-        given = project or setting("PROJECT") or None
-        self.projects = Projects(
-            self.database, given, None if folder is None else expand_home(folder)
-        )
+        folder = None if folder is None else expand_home(folder)
+        self.projects = Projects(self.database, project or setting("PROJECT") or None, folder)
         self._resident = resident
         self._lock = threading.Lock()
         self._embedding = threading.Lock()
@@ -15602,7 +15570,7 @@ class Memory:
 
     @functools.cached_property
     def _index(self) -> VectorIndex | None:
-        """A process that lives longer than one command keeps the vectors at hand."""
+        """The vectors in memory, for a process that lives longer than one command."""
         return VectorIndex(self.database) if self._resident else None
 
     @functools.cached_property
@@ -15611,12 +15579,12 @@ class Memory:
 
     @property
     def search(self) -> Search:
-        """How memories are found, as seen from the project."""
+        """What finds memories, as seen from the project."""
         return Search(self.projects, self.encoder, self._index, self._lexicon)
 
     @property
     def storing(self) -> Storing:
-        """How memories are stored, as seen from the project."""
+        """What stores memories, as seen from the project."""
         return Storing(self.projects, self.encoder, self._index, self._lexicon)
 
     def beside(self, folder: str) -> Memory:
@@ -15627,7 +15595,7 @@ class Memory:
         return self._seen_from(Projects(self.database, None, Path(folder)))
 
     def of_project(self, project: str | None) -> Memory:
-        """The same memory as seen from the project with an id; from this one without."""
+        """The same memory as seen from the project with an id; without an id, this one."""
         if project is None or project == self.projects.given:
             return self
         projects = Projects(self.database, None, None)
@@ -15643,7 +15611,7 @@ class Memory:
         return other
 
     def preload(self) -> None:
-        """Read what the first recall would otherwise wait for: the encoder, and the vectors."""
+        """Read now what the first recall would otherwise wait for: the encoder and the vectors."""
         self.encoder.load()
         if self._index:
             with self.database.snapshot():
@@ -15785,7 +15753,7 @@ class Memory:
         return sessions_kept(self.database, self.projects.current())
 
     def record_access(self, *answers: Shown) -> None:
-        """Note what each answer showed; a file that can't be written now is no reason to fail."""
+        """Note what each answer showed, unless the file cannot be written now."""
         note_sent(self.database, self._encoder)
         if not any(shown.ids for shown in answers):
             return
@@ -15879,10 +15847,9 @@ class Memory:
         """Let a command summarise the daily notes of a folder that are older:
         {notes, characters, summary, path, archive}.
 
-        The notes are piped to the command, and only when it succeeds and prints something that
-        recall finds does that become a file, and the notes move to archive/: all of it, or
-        nothing. `dry_run`
-        returns what would be sent as `input`. Without a command: what is old, what repeats itself
+        The notes are piped to the command. If it succeeds and prints something that recall finds,
+        that becomes a file and the notes move to archive/: all of it, or nothing. `dry_run` returns
+        what would be sent as `input`. Without a command: what is old, what repeats itself
         (`repeats`), and what would be saved. Raises InvalidInput when the command fails.
         """
         files = Files(self.projects, self.encoder, self.projects.current())
@@ -15892,10 +15859,10 @@ class Memory:
         return compaction.run(command, timeout, functools.partial(check_found, self.encoder))
 
     def status(self, *, deep: bool = False, index: bool = False) -> dict[str, Any]:
-        """How recall stands: the database, the model, what weighs how much, the cache, and each
-        source with its files, those that have changed or are missing among them.
+        """What recall works with: the database, the model, the weights, the cache, and each source
+        with its files, and which of them have changed or are missing.
 
-        `index` brings it up to date before; `deep` encodes and searches in earnest.
+        `index` brings the index up to date first; `deep` tries the encoder and a search.
         """
         for scope in SCOPES if index else ():
             if files_of_scope(self.projects, self.encoder, scope).sources():
@@ -15915,7 +15882,7 @@ class Memory:
         progress: Callable[[int], object] = lambda _: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> dict[str, Any]:
-        """Make one of memories that say the same, and link those that are only alike.
+        """Merge memories that say the same, and link those that are only alike.
 
         Returns {merged, linked, pairs: [{action, keep, other, similarity, reasons}]}; `other`
         is what is (or would be, in a dry run) hidden behind `keep`, or linked to it, and the
@@ -15964,7 +15931,7 @@ class Memory:
 
     def move(self, id: str, scope: str) -> dict[str, Any]:
         """Let a memory hold in every project ("global"), or in this one alone: {success, id, scope,
-        message}. Its id, links and counts stay; what it replaced goes with it."""
+        message}. Its id, links and counts stay; what it replaced moves with it."""
         return move_item(self.projects, id, check_scope(scope))
 
     def undo(self, id: str) -> dict[str, Any]:
@@ -16091,7 +16058,7 @@ class Memory:
         return revoke_token(self.database, name)
 
     def token_of(self, secret: str) -> Token | None:
-        """Whose token this is, if it is one."""
+        """The token with this secret; None where it is none."""
         return token_of(self.database, secret)
 
     # Care
@@ -16127,8 +16094,8 @@ class Memory:
         lost?, rescued?}.
 
         What is derived is made anew from the texts. Where the pages themselves are damaged, all
-        that can be read in them goes into a new file; `lost` has the ids of what could not. The
-        model comes from the .pyz again; without one the message says what to do.
+        that can still be read goes into a new file; `lost` has the ids of what cannot. The model
+        comes from the .pyz again; without one the message says what to do.
         """
         return repair_database(self.database, self.encoder)
 
@@ -16139,7 +16106,7 @@ class Memory:
     ) -> dict[str, Any]:
         """Make all chunks and vectors anew, with today's chunker and this encoder's model.
 
-        The old ones answer until the new ones are all there and take their place in one
+        Recall uses the old ones until all new ones are there and take their place in one
         transaction. Interrupted, it goes on where it was. Calls `progress(items done)`.
         """
         with self.encoder.at_once():
@@ -16240,8 +16207,8 @@ class Memory:
 
 
 def check_found(encoder: Encoder, name: str, text: str) -> None:
-    """InvalidInput unless recall finds a file with this text by how each of its parts begins:
-    tried in a database of its own, so that nobody meets what is then refused."""
+    """InvalidInput unless recall finds each part of a file with this text by how the part begins.
+    This is tried in a database of its own, so that recall shows nobody what is then refused."""
     import tempfile
 
     with (
@@ -16251,16 +16218,15 @@ def check_found(encoder: Encoder, name: str, text: str) -> None:
         trial._encoder = encoder
         path = Path(place) / name
         path.write_text(text, "utf-8", newline="")
-        told = trial.index([path])
+        skipped = trial.index([path])["skipped"]
         parts = texts_of_files(trial.database)
-        reason = f"it {told['skipped'][0]['reason']}" if told["skipped"] else ""
+        reason = f"it {skipped[0]['reason']}" if skipped else ""
         for beginning in (" ".join(part.split()[:20])[:EXCERPT] for part in parts):
             if not trial.recall(beginning, record=False)["results"]:
                 reason = f"nothing is found for {_show(beginning)}"
     if reason or not parts:
         reason = reason or "there is nothing to index"
-        what = f"recall would not find this summary ({reason})"
-        raise InvalidInput(f"{what}: nothing was changed")
+        raise InvalidInput(f"recall would not find this summary ({reason}): nothing was changed")
 
 
 # ---------------------------------------------------------------------------------------------
