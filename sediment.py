@@ -5562,7 +5562,7 @@ class Lexicon:
 
         words = [*map(self._cached_word, self._stem(text))]
         stems, keys, idf, classes, tokens = zip(*words, strict=True) if words else ((),) * 5
-        token_idf = [nats / len(ids) for nats, ids in zip(idf, tokens, strict=True) for _ in ids]
+        token_idf = [nats / len(ids) for _, _, nats, _, ids in words for _ in ids]
         return TextWords(
             stems,
             numpy.array(keys, numpy.int64),
@@ -16421,8 +16421,8 @@ def hooks_off(memory: Memory) -> set[str]:
     if is_off("HOOKS"):
         return {START, PROMPT, CAPTURE}
     sql = "SELECT value FROM meta WHERE key = ?"
-    off = memory.database.value(sql, f"{HOOKS_OFF}{memory.projects.current() or ''}") or ""
-    return set(off.split()) | ({CAPTURE} if is_off("CONVERSATIONS") else set())
+    off: str = memory.database.value(sql, f"{HOOKS_OFF}{memory.projects.current() or ''}") or ""
+    return {*off.split(), *[CAPTURE] * is_off("CONVERSATIONS")}
 
 
 def switch_hooks(memory: Memory, kinds: Iterable[str], on: bool) -> dict[str, Any]:
