@@ -1129,7 +1129,7 @@ def _day(now: datetime, groups: dict[str, Any]) -> Span:
 
 def _units_ago(now: datetime, groups: dict[str, Any]) -> tuple[str, datetime]:
     """A unit, and the moment so many of it before now."""
-    unit = _UNITS.get(groups["unit"], groups["unit"])
+    unit: str = _UNITS.get(groups["unit"]) or groups["unit"]
     return unit, _shifted(now, unit, -(_NUMBERS.get(groups["count"]) or float(groups["count"])))
 
 
