@@ -17384,7 +17384,7 @@ _META = "io.modelcontextprotocol/"
 LIST_TTL = 3_600_000  # ms a client may keep the tool list: it changes with the program only
 
 PARSE_ERROR, INVALID_REQUEST, UNKNOWN_METHOD, INVALID_PARAMS = -32700, -32600, -32601, -32602
-UNSUPPORTED_VERSION = -32022
+INTERNAL_ERROR, UNSUPPORTED_VERSION = -32603, -32022
 
 
 @functools.cache
@@ -17615,11 +17615,15 @@ class Worker:
 
     def _run(self, call: Call) -> None:
         """Answer a call, and leave for later what it showed and what chores it made."""
-        result, shown = (None, None) if call.cancelled.is_set() else call.run(call)
+        try:
+            result, shown = (None, None) if call.cancelled.is_set() else call.run(call)
+        except Exception:  # a fault of ours must not let the client wait for ever
+            _log_fault()
+            result, shown = ProtocolError(INTERNAL_ERROR, _FAILED), None
         call.reply(None if call.cancelled.is_set() else result)
         if shown:
             self._shown.append(shown)
-        if result and call.name in ("store", "recall"):
+        if isinstance(result, dict) and call.name in ("store", "recall"):
             self.start_chores()
 
     def start_chores(self) -> None:
@@ -17670,6 +17674,9 @@ def for_agents(message: str) -> str:
     return message
 
 
+_FAILED = "Sediment failed here; its log (stderr) says where."
+
+
 def run_tool(call: Call) -> tuple[dict[str, Any], Shown | None]:
     """The result of a tool, and what of it counts as shown."""
     shown = None
@@ -17685,7 +17692,7 @@ def run_tool(call: Call) -> tuple[dict[str, Any], Shown | None]:
         text = for_agents(str(error))
     except Exception:  # a fault of ours must not take the client's session down
         _log_fault()
-        text = "Sediment failed here; its log (stderr) says where."
+        text = _FAILED
     return _tool_error(text), None
 
 

@@ -949,6 +949,24 @@ def test_a_call_that_nobody_waits_for_any_more_is_not_run(
     assert [one.cancelled.is_set() for one in calls] == [True, True]
 
 
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [
+        ("prompts/get", {"name": "recall", "arguments": {"query": "tea"}}),
+        ("resources/read", {"uri": "memory://recent"}),
+    ],
+)
+def test_a_fault_of_ours_is_answered(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch, method: str, params: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(Memory, "recall", None)
+    monkeypatch.setattr(Memory, "list_items", None)
+    with gate(memory) as door:
+        answer = door.mcp({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
+    assert answer.body["error"]["code"] == -32603
+    assert "Sediment failed here" in answer.body["error"]["message"]
+
+
 def test_an_export_beside_too_many_others_is_refused_and_not_begun(
     memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
