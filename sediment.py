@@ -17763,7 +17763,7 @@ class Server:
         self._permitted = permitted
 
     def cancel(self) -> None:
-        """Cancel the tool calls that wait for their turn."""
+        """Cancel the calls that wait for their turn."""
         for call in [*self._calls.values()]:
             call.cancelled.set()
 
@@ -17848,11 +17848,11 @@ class Server:
                 arguments = params.get("arguments")
                 query = arguments.get("query") if isinstance(arguments, dict) else None
                 is_known = params.get("name") == "recall" and isinstance(query, str)
-                self._ask_for(reply, run_prompt, {"query": query} if is_known else {})
+                self._ask_for(id, reply, run_prompt, {"query": query} if is_known else {})
             case "resources/read", _:
                 uri = params.get("uri")
                 is_known = isinstance(uri, str) and uri.startswith(_MEMORY_URI)
-                self._ask_for(reply, read_resource, {"uri": uri} if is_known else {})
+                self._ask_for(id, reply, read_resource, {"uri": uri} if is_known else {})
             case "initialize", False:
                 reply(self._initialize(params))
             case "ping", False:
@@ -17882,17 +17882,16 @@ class Server:
         self._worker.preload_soon()
         return {"tools": [*self._tools.values()], **_CACHEABLE}
 
-    def _ask_for(self, reply: Callable[[Any], None], run: Any, arguments: dict[str, Any]) -> None:
+    def _ask_for(
+        self, id: str | int, reply: Callable[[Any], None], run: Any, arguments: dict[str, Any]
+    ) -> None:
         """Have the worker make a prompt or read a resource."""
         if not arguments:
             text = "the prompt is recall, with a query; resources are memory://recent, memory://ID"
             raise ProtocolError(INVALID_PARAMS, text)
-        call = Call(self._memory, "recall", run, arguments, reply, threading.Event())
-        self._worker.submit(self._permitted(call))
+        self._submit(id, "recall", run, arguments, reply)
 
-    def _call(
-        self, id: str | int, params: dict[str, Any], reply: Callable[[dict[str, Any] | None], None]
-    ) -> None:
+    def _call(self, id: str | int, params: dict[str, Any], reply: Callable[[Any], None]) -> None:
         name, arguments = params.get("name"), params.get("arguments", {})
         if not isinstance(name, str) or not isinstance(arguments, dict):
             raise ProtocolError(INVALID_PARAMS, "tools/call takes a name and an arguments object")
@@ -17901,8 +17900,14 @@ class Server:
         if run is not run_hook_tool and self._rate.exceeded():
             text = f"Rate limit: {self._rate.allowed} calls a minute. Wait, then retry."
             return reply(_tool_error(text))
+        self._submit(id, name, run, arguments, reply)
 
-        def finish(result: dict[str, Any] | None) -> None:
+    def _submit(
+        self, id: str | int, name: str, run: Any, arguments: Any, reply: Callable[[Any], None]
+    ) -> None:
+        """Give the worker a call, which can be cancelled until it is answered."""
+
+        def finish(result: Any) -> None:
             if self._calls.get(id) is call:
                 del self._calls[id]
             reply(result)

@@ -946,7 +946,9 @@ def test_a_call_that_nobody_waits_for_any_more_is_not_run(
     with gate(memory) as door:
         assert door.ask("POST", "/v1/recall", {"query": "tea"}).status == 503
         assert door.mcp(call("recall", query="tea")).status == 503
-    assert [one.cancelled.is_set() for one in calls] == [True, True]
+        read = call("recall") | {"method": "resources/read", "params": {"uri": "memory://recent"}}
+        assert door.mcp(read).status == 503
+    assert [one.cancelled.is_set() for one in calls] == [True, True, True]
 
 
 @pytest.mark.parametrize(

@@ -796,6 +796,23 @@ def test_a_cancelled_call_that_waits_is_not_run_and_not_answered(wire: Wire) -> 
     assert wire.call("list")["count"] == 1
 
 
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [
+        ("prompts/get", {"name": "recall", "arguments": {"query": "otters"}}),
+        ("resources/read", {"uri": "memory://recent"}),
+    ],
+)
+def test_a_prompt_or_a_resource_can_be_cancelled(
+    wire: Wire, method: str, params: dict[str, Any]
+) -> None:
+    slow = wire.call_message("store", content=slow_text())
+    waiting = wire.message(method, params)
+    wire.send(slow, waiting, cancellation(waiting))
+    assert wire.receive()["id"] == slow["id"]
+    assert wire.call("list")["count"] == 1
+
+
 def test_a_cancelled_call_that_runs_is_not_answered(wire: Wire) -> None:
     slow, after = wire.call_message("store", content=slow_text()), wire.message("ping")
     wire.send(slow, cancellation(slow), after)
