@@ -16642,11 +16642,13 @@ def log_hook(database: Path, row: dict[str, Any]) -> None:
     """Add a run to the log; when that grows too long, only its last lines stay."""
     path = hook_log(database)
     line = json.dumps({"at": iso_time(int(time.time())), **row}) + "\n"
-    with contextlib.suppress(OSError):
-        with _locked(path) as file:
-            file.write(line.encode())
-        if path.stat().st_size > HOOK_LOG_BYTES:
-            write_atomically(path, "".join(path.read_text("utf-8").splitlines(True)[-HOOK_LOG:]))
+    with contextlib.suppress(OSError), _locked(path) as file:
+        file.write(line.encode())
+        if os.fstat(file.fileno()).st_size > HOOK_LOG_BYTES:
+            file.seek(0)
+            last = file.read().splitlines(True)[-HOOK_LOG:]
+            file.truncate(0)  # in its place: Windows replaces no file that is open
+            file.write(b"".join(last))
 
 
 # ---------------------------------------------------------------------------------------------

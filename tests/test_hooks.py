@@ -8,6 +8,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,28 @@ def test_what_is_no_json_is_answered_with_silence(here: Program, tmp_path: Path,
     assert hook(here, text) == {}
     assert len(log(tmp_path)) == 1
     assert ".sediment" not in files(here.folder)
+
+
+def test_a_long_log_is_cut_though_it_is_damaged(here: Program, tmp_path: Path) -> None:
+    here.store(HERON)
+    path = Path(here.json("stats")["database"] + ".hooks")
+    path.write_bytes(b'{"event": "\xff"}\n' * 5000)
+    given = event("UserPromptSubmit", prompt=ASKED, cwd=str(here.folder))
+    assert HERON in context(hook(here, given))
+    *others, last = path.read_bytes().splitlines()
+    assert len(others) == 49
+    assert json.loads(last)["event"] == "UserPromptSubmit"
+
+
+def test_no_run_is_lost_while_another_cuts_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sediment, "HOOK_LOG", 400)
+    monkeypatch.setattr(sediment, "HOOK_LOG_BYTES", 0)
+    with ThreadPoolExecutor(4) as hooks:
+        for number in range(400):
+            hooks.submit(sediment.log_hook, tmp_path / "memory.db", {"ms": number})
+    assert sorted(row["ms"] for row in log(tmp_path)) == [*range(400)]
 
 
 def test_a_prompt_of_ten_megabytes(here: Program, memory: Memory) -> None:
