@@ -8085,9 +8085,14 @@ def _rows_of_document(value: Any) -> list[Any]:
         return [value]
     lists = [value[name] for name in _LISTS if isinstance(value.get(name), list)]
     if isinstance(pairs := value.get("pairs"), list):
-        sides = ("keep", "other", "old", "new")
-        lists.append([pair[side] for pair in pairs for side in sides if side in pair])
+        lists.append(itertools.chain(*map(_rows_of_pair, pairs)))
     return list(itertools.chain(*lists)) if lists else [value]
+
+
+def _rows_of_pair(pair: Any) -> list[Any]:
+    """The rows of a pair that a command printed; of anything else, itself, which is refused."""
+    sides = ("keep", "other", "old", "new") if isinstance(pair, dict) else ()
+    return [pair[side] for side in sides if side in pair] or [pair]
 
 
 def _join_lines(lines: Iterable[Any]) -> Iterator[tuple[int, Any]]:

@@ -264,6 +264,13 @@ BAD = [
     ('{"content": "x", "kept_apart": "y"}', "kept_apart must be a list of ids"),
     ('{"content": "x", "kept_apart": [7]}', "an id is"),
     ('{"content": "x", "beside": "y"}', "beside must be a list of ids"),
+    ('{"items": ["x"]}', "not a JSON object"),
+    ('{"pairs": [1]}', "not a JSON object"),
+    ('{"pairs": ["keep"]}', "not a JSON object"),
+    ('{"pairs": [null]}', "not a JSON object"),
+    ('{"pairs": [{"keep": 1}]}', "not a JSON object"),
+    ('{"pairs": [{"similarity": 1}]}', "content is missing"),
+    ('{"pairs": "x"}', "content is missing"),
 ]
 
 
