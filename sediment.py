@@ -9877,7 +9877,8 @@ def run_filter(command: str, text: str, timeout: float) -> str:
 
     if not isinstance(timeout, int | float) or not 0 < timeout <= DAY:
         raise InvalidInput(f"timeout must be a number of seconds to {DAY:,}, not {_show(timeout)}")
-    data, most = text.encode(), 4 * len(text)  # bytes of as many characters
+    data = text.encode("utf-8", "backslashreplace")  # names of files are of any bytes
+    most = 4 * len(text)  # bytes of as many characters
     options: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     options |= {"shell": True, "start_new_session": True, **no_window()}
     process: Any = subprocess.Popen(command, **options)

@@ -1513,6 +1513,16 @@ def test_old_notes_become_what_a_command_makes_of_them(memory: Memory, notes: Pa
     assert memory.compact(notes, command="cat")["message"].startswith("No note is that old")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="names are bytes")
+def test_a_note_whose_name_is_not_unicode_is_compacted(memory: Memory, notes: Path) -> None:
+    name = os.fsdecode(b"2026-01-05-\xff.md")
+    (notes / name).write_text("- Greased the winch.\n")
+    answer = memory.compact(notes, command="grep -e winch -e udcff")
+    assert answer["summary"] == "<!-- 2026-01-05-\\udcff.md -->\n- Greased the winch."
+    assert (notes / "archive" / name).read_text() == "- Greased the winch.\n"
+    assert not (notes / name).exists()
+
+
 def test_a_look_before_compacting_changes_nothing(memory: Memory, notes: Path) -> None:
     before = names(notes)
     answer = memory.compact(notes)
