@@ -8695,7 +8695,7 @@ def _end_compaction(database: Database, key: str) -> str:
     """Carry out a plan, in one process at a time; the reason if it had to be undone, or ""."""
     with database.transaction() as connection:
         plan = meta_value(connection, key)
-        reason = _carry_out(Path(key.removeprefix(_BEGUN)), json.loads(plan)) if plan else ""
+        reason = _carry_out(Path(key.removeprefix(_BEGUN)), parse_object(plan)) if plan else ""
         connection.execute("DELETE FROM meta WHERE key = ?", (key,))
     return reason
 
@@ -8703,13 +8703,19 @@ def _end_compaction(database: Database, key: str) -> str:
 def _is_valid_plan(plan: dict[str, Any]) -> bool:
     """Whether a plan moves notes into the archive of their folder and writes a summary there, and
     does nothing else: a database may come from anybody."""
-    names = [*plan["moves"], *plan["moves"].values(), plan["summary"]]
+    match plan:
+        case {"moves": dict(moves), "summary": str(summary), "text": str()}:
+            names = [*moves, *moves.values(), summary]
+        case _:
+            return False
     return (
-        all(name.endswith(".md") and ".." not in Path(name).parts for name in names)
-        and all(_DATE.search(Path(name).name) for name in plan["moves"])
-        and all(name.startswith(f"{_ARCHIVE}/") for name in plan["moves"].values())
+        isinstance(plan.get("digests", {}), dict)
+        and all(isinstance(name, str) for name in names)
+        and all(name.endswith(".md") and ".." not in Path(name).parts for name in names)
+        and all(_DATE.search(Path(name).name) for name in moves)
+        and all(name.startswith(f"{_ARCHIVE}/") for name in moves.values())
         and not any(map(os.path.isabs, names))
-        and re.fullmatch(rf"{_SUMMARY}[\w-]+\.md", plan["summary"]) is not None
+        and re.fullmatch(rf"{_SUMMARY}[\w-]+\.md", summary) is not None
     )
 
 
@@ -8726,14 +8732,14 @@ def _carry_out(folder: Path, plan: dict[str, Any]) -> str:
         if not target.exists():
             with replacing(target, 0o600, new=True) as file:
                 file.write(plan["text"])
-    except (OSError, InvalidInput) as error:
+    except (OSError, ValueError, InvalidInput) as error:  # ValueError: no file can be so named
         for old, new, digest in moves:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):
                 if _has_digest(new, digest) and not old.exists():
                     os.rename(new, old)
         if isinstance(error, InvalidInput):
             return str(error)
-        return f"{folder} cannot be written ({error.strerror})"
+        return f"{folder} cannot be written ({getattr(error, 'strerror', error)})"
     return ""
 
 

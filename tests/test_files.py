@@ -1969,6 +1969,30 @@ def test_a_database_of_somebody_else_moves_and_writes_no_file(
     }
 
 
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "{}",
+        '{"summary": "summ',
+        "[1]",
+        '{"summary": 1, "text": "x", "moves": {}}',
+        '{"summary": "summary-1.md", "text": null, "moves": {}}',
+        '{"summary": "summary-1.md", "text": "\\ud800", "moves": {}}',
+        '{"summary": "summary-1.md", "text": "x", "moves": []}',
+        '{"summary": "summary-1.md", "text": "x", "moves": {}, "digests": 1}',
+        '{"summary": "summary-1.md", "text": "x", "moves": {"2026-01-05.md": 1}}',
+        '{"summary": "summary-1.md", "text": "", "moves": {"2026-01-05.md": "archive/\\u0000.md"}}',
+    ],
+)
+def test_a_plan_that_is_damaged_is_given_up(memory: Memory, notes: Path, plan: str) -> None:
+    before = names(notes)
+    with memory.database.transaction() as connection:
+        sediment.set_meta(connection, f"compacting:{notes}", plan)
+    memory.status()
+    assert names(notes) == before
+    assert values(memory, "SELECT count(*) FROM meta WHERE key GLOB 'compacting:*'") == [0]
+
+
 def test_notes_do_not_leave_by_a_link_in_place_of_the_archive(
     memory: Memory, notes: Path, tmp_path: Path
 ) -> None:
