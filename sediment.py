@@ -10522,8 +10522,11 @@ def _exported(path: Path, size: int) -> Iterator[bytes]:
         else:
             with open(path, "rb") as file:
                 yield file.read(size)
-    except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        raise InvalidInput(f"{path} cannot be read ({error})") from None
+    except SedimentError:
+        raise
+    except Exception as error:  # each kind of compression has errors of its own
+        reason = str(error) or error.__class__.__name__
+        raise InvalidInput(f"{path} cannot be read ({reason})") from None
 
 
 def _exported_chats(path: Path) -> Iterator[Any]:

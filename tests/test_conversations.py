@@ -837,13 +837,19 @@ def test_what_is_no_archive_is_refused_with_what_is_one(tmp_path: Path) -> None:
             sediment.open_archive(path)
     with pytest.raises(InvalidInput, match="cannot be read"):
         sediment.open_archive(tmp_path / "none.json")
-    with zipfile.ZipFile(tmp_path / "damaged.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("conversations.json", json.dumps([CLAUDE_AI] * 99))
-    data = bytearray((tmp_path / "damaged.zip").read_bytes())
-    data[60:90] = bytes(30)
-    (tmp_path / "damaged.zip").write_bytes(data)
-    with pytest.raises(InvalidInput, match="cannot be read"):
-        sediment.open_archive(tmp_path / "damaged.zip")
+
+
+@pytest.mark.parametrize("how", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_damaged_archive_is_refused(tmp_path: Path, how: int) -> None:
+    path = tmp_path / "damaged.zip"
+    with zipfile.ZipFile(path, "w", how) as archive:
+        archive.writestr("conversations-é.json", json.dumps([CLAUDE_AI] * 99))
+    good = path.read_bytes()
+    cuts = (good[:start] + bytes(30) + good[start + 30 :] for start in range(48, 90))
+    for data in (good.replace("é".encode(), b"e\xff"), *cuts):
+        path.write_bytes(data)
+        with pytest.raises(InvalidInput, match="cannot be read"):
+            sediment.open_archive(path)
 
 
 ORIGINAL = """#!{python}
