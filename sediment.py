@@ -20526,6 +20526,8 @@ def main() -> int:
         reason = " ".join(error.format_message().split()).rstrip(".")
         if isinstance(error, click.NoSuchOption) and not error.possibilities:
             reason += '; a text that begins with "-" goes behind --'
+        if isinstance(error, click.BadParameter) and getattr(error.param, "multiple", False):
+            reason += "; it may be given several times"  # and takes no list with commas
         end = "" if reason.endswith("?") else "."
         return _fail(f"{reason}{end} See `{command} --help`.", error.exit_code)
     except click.ClickException as error:
