@@ -12573,7 +12573,8 @@ class Search(View):
         """Index again those files of hits, or without text, that have changed, so that nobody is
         answered with what a file said before; whether there were any."""
         with contextlib.suppress(DatabaseError, NotFound):  # it cannot be written, or is just gone
-            shown = {file for hit in hits if (file := found.facts[hit.item].file)}
+            facts = [found.facts[hit.item] for hit in hits if hit.item in found.facts]
+            shown = {file for fact in facts if (file := fact.file)}
             return sync_files(self.projects, self.encoder, shown | found.blank)
         return False
 

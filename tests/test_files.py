@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import re
@@ -1851,6 +1852,30 @@ def test_a_watched_folder_is_followed_through_everything(
     assert not thread.is_alive()
     assert any(row["action"] == "removed" for answer in told for row in answer["changes"])
     consistent(memory)
+
+
+def test_what_another_thread_stores_while_a_changed_file_is_read_again_is_no_trouble(
+    memory: Memory, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The vectors in memory, which threads share, are then newer than this one's snapshot."""
+    memory.index("MEMORY.md")
+    memory.recall("gateway port", record=False)  # fills the index
+    embed, calls = memory.encoder.embed_query, itertools.count()
+
+    def store() -> None:
+        memory.store("The gateway port is in the configuration.")
+        memory.recall("gateway port", record=False)
+
+    def embed_query(*given: Any) -> bytes:
+        if next(calls) == 1:  # the second round
+            thread = threading.Thread(target=store)
+            thread.start()
+            thread.join()
+        return embed(*given)
+
+    monkeypatch.setattr(memory.encoder, "embed_query", embed_query)
+    (folder / "MEMORY.md").write_text(PREFERENCES.replace("18789", "18790"))
+    assert "18790" in memory.recall("gateway port", record=False)["results"][0]["content"]
 
 
 def test_two_that_index_the_same_files_agree(memory: Memory, folder: Path) -> None:
