@@ -11957,9 +11957,10 @@ def _merged(path: Path) -> bytes:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         copy = Path(folder) / path.name
         try:
-            for suffix in ("", "-wal"):
-                if os.path.exists(f"{path}{suffix}"):
-                    Path(f"{copy}{suffix}").write_bytes(Path(f"{path}{suffix}").read_bytes())
+            data, log = _file_and_log(path)
+            copy.write_bytes(data)
+            if log:
+                Path(f"{copy}-wal").write_bytes(log)
         except OSError as error:
             reason = f"cannot be copied beside itself ({error.strerror}), and was left as it is"
             raise DatabaseError(f"{path} {reason}: is there room?") from None
@@ -11968,6 +11969,24 @@ def _merged(path: Path) -> bytes:
                 connection.pragma("schema_version")  # a checkpoint needs a read before
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         return copy.read_bytes()
+
+
+def _file_and_log(path: Path, tries: int = 3) -> tuple[bytes, bytes]:
+    """The bytes of a damaged file and of its log, if it has one. The log is read before the file,
+    since a server that ends writes it there and deletes it; pages that both then have are the same.
+    Not so where others wrote meanwhile (not every damage lets the file be locked): its pages may
+    be older than the file's, so both are read again."""
+    log = _log_of(path)
+    data = path.read_bytes()
+    if tries > 1 and _log_of(path) != log:
+        return _file_and_log(path, tries - 1)
+    return data, log
+
+
+def _log_of(path: Path) -> bytes:
+    with contextlib.suppress(FileNotFoundError):
+        return Path(f"{path}-wal").read_bytes()
+    return b""
 
 
 # Making all chunks and vectors anew

@@ -949,6 +949,42 @@ def test_what_a_server_stores_during_a_repair_is_in_the_new_file(
     assert {"Only the log has this.", "This comes meanwhile."} <= set(contents(memory))
 
 
+READS = """
+import sqlite3
+reader = sqlite3.connect(sys.argv[1])
+reader.execute("SELECT count(*) FROM items").fetchall()
+said("has read")
+sys.stdin.readline()
+reader.close()
+"""
+
+
+@pytest.mark.parametrize("read", ["", "-wal"])
+def test_what_the_log_has_is_rescued_when_another_program_ends(
+    memory: Memory, path: Path, monkeypatch: pytest.MonkeyPatch, read: str
+) -> None:
+    """It writes the log into the file and deletes it: SQLite before 3.51 heeds no lock but that on
+    the file itself, which is lost when the file is read."""
+    memory.close()
+    other = child(READS, path)
+    assert hear(other) == "has read"
+    memory.store("Only the log has this.")
+    memory.close()
+    overwrite(path, leaf_pages(path, "vectors")[0])
+    read_bytes = Path.read_bytes
+
+    def before_it_ends(one: Path) -> bytes:
+        data = read_bytes(one)
+        if one == Path(f"{path}{read}") and other.poll() is None:
+            finish(other, "end\n")
+        return data
+
+    monkeypatch.setattr(Path, "read_bytes", before_it_ends)
+    assert memory.repair()["healthy"]
+    assert other.poll() == 0
+    assert "Only the log has this." in contents(memory)
+
+
 @pytest.mark.parametrize(
     "damage", ["truncated", "only the head", "noise", "text", "zeros", "a page of notes"]
 )
