@@ -6507,7 +6507,8 @@ class VectorIndex:
             self._clear(file, state.last_change)
         made = _vectors_of(self.database, [*self._waiting]) if self._waiting else []
         for chunk, vector in made:
-            self._set(self._waiting.pop(chunk), _matrix([(vector,)]))
+            self._set(self._waiting[chunk], _matrix([(vector,)]))
+            del self._waiting[chunk]
         if state.last_chunk > self._last or state.last_change > self._changed:
             self._add_new()
             self._mark_changes()
@@ -6526,19 +6527,22 @@ class VectorIndex:
             if end > len(self._chunks):
                 self._grow(end)
             chunks, items, scopes, ended, vectors = zip(*rows, strict=True)
+            if end > KEPT_VECTORS and not len(self._halves):
+                self._halve(start)
+            nothing = bytes(4 * self.dimension)
+            # Before the rows count, since it raises where a vector is damaged.
+            self._set(start, _matrix([(vector or nothing,) for vector in vectors]))
             self._chunks[start:end], self._items[start:end] = chunks, items
             self._ended[start:end] = ended
             self._scopes[start:end] = list(map(self._scope_number, scopes))
             waiting = [row for row, vector in enumerate(vectors) if vector is None]
             self._waiting |= {chunks[row]: start + row for row in waiting}
             self._count, self._last = end, chunks[-1]
-            if end > KEPT_VECTORS and not len(self._halves):
-                self._halve(start)
-            nothing = bytes(4 * self.dimension)
-            self._set(start, _matrix([(vector or nothing,) for vector in vectors]))
 
     def _set(self, start: int, matrix: Any) -> None:
-        """Keep the vectors of the rows from `start` on."""
+        """Keep the vectors of the rows from `start` on. Raises DamagedError."""
+        if matrix.shape[1] != self.dimension:
+            raise DamagedError(_NO_VECTORS)
         end = start + len(matrix)
         if len(self._halves):
             self._halves[start:end] = _halved(matrix)

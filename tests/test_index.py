@@ -11,7 +11,7 @@ import pytest
 from storage import child, finish, open_memory
 
 import sediment
-from sediment import Memory
+from sediment import DatabaseError, Memory
 
 TOPICS = ["tea", "glaciers", "the gateway", "music", "ports", "bread", "a bridge", "taxes"]
 QUERIES = ["when is tea?", "which port?", "who plays?", "the bridge is closed", "bake", "money"]
@@ -156,6 +156,32 @@ def test_a_vector_that_is_none_spoils_no_other(
         assert memory.recall("marmalade", record=False)["results"][0]["id"] == lost
         if memory._index:
             agree(memory, limit=50)
+
+
+def test_a_vector_of_another_length_is_refused_every_time(memory: Memory) -> None:
+    with memory.database.transaction() as connection:
+        connection.execute("UPDATE vectors SET vector = zeroblob(4) WHERE chunk = 5")
+    memory._index = sediment.VectorIndex(memory.database)
+    for _ in range(3):
+        with pytest.raises(DatabaseError, match="damaged: run `doctor --repair`"):
+            memory.recall("tea", record=False)
+    assert memory.repair()["healthy"]
+    memory.embed_pending()
+    agree(memory)
+
+
+def test_a_late_vector_of_another_length_is_refused_every_time(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sediment, "INLINE_CHUNKS", 0)
+    memory.store("A late vector about tea leaves.")
+    memory.recall("tea", record=False)
+    with memory.database.transaction() as connection:
+        connection.execute("INSERT INTO vectors SELECT chunk, zeroblob(8) FROM pending")
+        connection.execute("DELETE FROM pending")
+    for _ in range(2):
+        with pytest.raises(DatabaseError, match="damaged: run `doctor --repair`"):
+            memory.recall("tea", record=False)
 
 
 def test_a_project_that_is_renamed_keeps_its_memories(memory: Memory) -> None:
