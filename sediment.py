@@ -2991,7 +2991,9 @@ class Encoder:
             self._jobs -= 1
             if self._jobs:
                 return
-            workers, self._workers, self._session = self._workers, None, None
+            workers, self._workers = self._workers, None
+            with self._locks["session"]:  # one that is just opened is for the pool, too
+                self._session = None
         workers.shutdown()
 
     def embed_query(self, text: str, weights: Sequence[float]) -> bytes:
@@ -3052,9 +3054,8 @@ class Encoder:
     def load(self) -> Any:
         """The session, loaded at first use. Raises ModelError."""
         with self._locks["session"]:
-            if self._session is None:
-                self._session = self._open_session()
-        return self._session
+            session = self._session = self._session or self._open_session()
+        return session  # which `_end_job` may have taken away from the others meanwhile
 
     def begin_loading(self) -> None:
         """Load the session while the caller does something else. It is not run there, too: its two

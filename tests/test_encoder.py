@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -325,3 +326,42 @@ def test_a_long_job_that_ends_takes_the_workers_of_no_other() -> None:
             go_on.set()
             assert len(made.result(60)) == 20
             ended.result(60)
+
+
+def test_a_thread_is_given_the_session_though_a_long_job_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encoder, job = Encoder(), contextlib.ExitStack()
+    job.enter_context(encoder.at_once())
+    lock = encoder._locks["session"]
+
+    class EndsJob:
+        def __enter__(self) -> None:
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+            job.close()
+
+    monkeypatch.setitem(encoder._locks, "session", EndsJob())
+    assert encoder.load()
+
+
+def test_a_session_for_many_threads_is_not_kept_behind_the_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was opened while the job ended, and has one thread where a lone text gets all."""
+    encoder, job = Encoder(), contextlib.ExitStack()
+    job.enter_context(encoder.at_once())
+    opens, ending = encoder._open_session, threading.Thread(target=job.close)
+
+    def open_session() -> Any:
+        session = opens()
+        ending.start()
+        ending.join(0.3)
+        return session
+
+    monkeypatch.setattr(encoder, "_open_session", open_session)
+    encoder.load()
+    ending.join(TIMEOUT)
+    assert encoder._session is None
