@@ -4967,7 +4967,8 @@ def links_of(database: Database, ids: Iterable[str], project: str | None) -> lis
 def carry_edges(connection: apsw.Connection, old: str, new: str) -> list[list[Any]]:
     """Copy an item's edges to the one that replaces it.
 
-    Returns what that added, for `take_back_edges`: [from, to, kind, count, whether it is new].
+    Returns what that added, for `take_back_edges`: [from, to, kind, count, whether it is new,
+    hashes of questions].
     """
     added = []
     sql = (
@@ -4981,8 +4982,8 @@ def carry_edges(connection: apsw.Connection, old: str, new: str) -> list[list[An
         key = (*(sorted(ends) if kind == CO_ACCESSED else ends), kind)
         counted = connection.execute(f"SELECT questions FROM graph_edges WHERE {_EDGE}", key).get
         if counted is not None:  # a question that both edges have counts once
-            fresh = _hashes(questions) - _hashes(counted)
-            count, questions = len(fresh), b"".join(sorted(fresh))
+            questions = _unknown_questions(questions, counted)
+            count = len(questions) // _HASH
         connection.execute(
             "INSERT INTO graph_edges(from_id, to_id, edge_type, strength, rel_type, last_at,"
             " created_at, count, questions) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -4991,19 +4992,29 @@ def carry_edges(connection: apsw.Connection, old: str, new: str) -> list[list[An
             " questions = CAST(questions || excluded.questions AS BLOB)",
             (*key, *facts, count, questions),
         )
-        added.append([*key, count, counted is None])
+        added.append([*key, count, counted is None, questions.hex()])
     return added
 
 
-def _hashes(questions: bytes) -> set[bytes]:
+def _hashes(questions: bytes) -> list[bytes]:
     """The hashes in the column `questions`, where they stand end to end."""
-    return {questions[at : at + _HASH] for at in range(0, len(questions), _HASH)}
+    return [questions[at : at + _HASH] for at in range(0, len(questions), _HASH)]
+
+
+def _unknown_questions(questions: bytes, known: bytes) -> bytes:
+    """Those hashes in `questions` that `known` lacks."""
+    others = set(_hashes(known))
+    return b"".join(hash for hash in _hashes(questions) if hash not in others)
 
 
 def take_back_edges(connection: apsw.Connection, added: list[list[Any]]) -> None:
     """Undo `carry_edges`; what was counted since then stays."""
-    for *key, count, is_new in added:
-        connection.execute(f"UPDATE graph_edges SET count = count - ? WHERE {_EDGE}", (count, *key))
+    for start, end, kind, count, is_new, *questions in added:  # which earlier merges did not note
+        key = start, end, kind
+        counted = connection.execute(f"SELECT questions FROM graph_edges WHERE {_EDGE}", key).get
+        left = _unknown_questions(counted or b"", bytes.fromhex("".join(questions)))
+        sql = f"UPDATE graph_edges SET count = count - ?, questions = ? WHERE {_EDGE}"
+        connection.execute(sql, (count, left, *key))
         if is_new:
             connection.execute(f"DELETE FROM graph_edges WHERE {_EDGE} AND count <= 0", key)
 

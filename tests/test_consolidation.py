@@ -117,6 +117,26 @@ def test_undo_takes_a_merge_apart_for_good(memory: Memory) -> None:
     assert "undo" in pair["reasons"][0]
 
 
+def test_an_undone_merge_takes_back_the_questions_that_it_brought(memory: Memory) -> None:
+    first, second, coffee = put(memory, PORT, AGAIN, COFFEE)
+    asked = shown(first, coffee, question="a"), shown(first, coffee, question="b")
+    memory.record_access(*asked, shown(second, coffee, question="c"))
+    before = rows_of(memory, "graph_edges")
+    memory.consolidate()
+    memory.undo(second)
+    assert rows_of(memory, "graph_edges") == before
+
+
+def test_a_merge_of_before_its_questions_were_noted_can_be_undone(memory: Memory) -> None:
+    first, second, coffee = put(memory, PORT, AGAIN, COFFEE)
+    memory.record_access(shown(first, coffee, question="a"), shown(second, coffee, question="b"))
+    memory.consolidate()
+    with memory.database.transaction() as connection:
+        connection.execute("UPDATE history SET detail = json_remove(detail, '$.edges[0][5]')")
+    memory.undo(second)
+    assert {row[0] for row in memory.database.rows("SELECT count FROM graph_edges")} == {1}
+
+
 def test_a_merge_keeps_what_came_after_it(memory: Memory) -> None:
     first, second, coffee = put(memory, PORT, AGAIN, COFFEE)
     memory.record_access(shown(first, coffee, question="a"))
