@@ -1164,8 +1164,12 @@ def _month(now: datetime, groups: dict[str, Any]) -> Span:
 
 def _date(now: datetime, groups: dict[str, Any]) -> Span:
     """A day of a month: without a year, the latest that has begun."""
+    from calendar import isleap
+
     month, day = _number_in(_MONTHS, groups["month"]), int(groups["day"])
     year = int(groups["year"] or now.year - ((month, day) > (now.month, now.day)))
+    while (month, day) == (2, 29) and not groups["year"] and not isleap(year):
+        year -= 1
     return _whole_unit("day", datetime(year, month, day))
 
 
