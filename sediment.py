@@ -1173,6 +1173,11 @@ def _date(now: datetime, groups: dict[str, Any]) -> Span:
     return _whole_unit("day", datetime(year, month, day))
 
 
+def _written(_: datetime, groups: dict[str, Any]) -> Span:
+    """A day in numbers, in another order or with other signs than in ISO 8601; and an hour."""
+    return _iso_span("{year}-{month:0>2}-{day:0>2}{clock}".format(**groups))
+
+
 def _year(_: datetime, groups: dict[str, Any]) -> Span:
     start = datetime(int(groups["year"]), int(groups["month"] or 1), 1)
     return _whole_unit("month" if groups["month"] else "year", start)
@@ -1190,6 +1195,7 @@ _CLOCK = r"(?:,? (?:at )?(?P<hour>\d\d?):(?P<minute>\d\d))"
 _MONTH = f"(?P<month>{_any_of(_MONTHS)})"
 _NTH = r"(?P<day>\d\d?)(?:st|nd|rd|th)?"
 _YEAR = r"(?:,? (?P<year>[12]\d{3}))"
+_AFTER_DAY = "(?P<clock>(?:[ t].*)?)"
 
 # The forms of times in lower case, and what makes a period of the current time and a form's groups.
 TIMES: tuple[tuple[_Pattern, Callable[[datetime, dict[str, Any]], Span]], ...] = (
@@ -1206,10 +1212,13 @@ TIMES: tuple[tuple[_Pattern, Callable[[datetime, dict[str, Any]], Span]], ...] =
     (_Pattern(f"{_MONTH} {_NTH}{_YEAR}?"), _date),
     (_Pattern(f"{_NTH}(?: of)? {_MONTH}{_YEAR}?"), _date),
     (_Pattern(r"(?P<year>\d{4})(?:-(?P<month>\d\d))?"), _year),
+    (_Pattern(rf"(?P<day>\d\d?)\.(?P<month>\d\d?)\.(?P<year>\d{{4}}){_AFTER_DAY}"), _written),
+    (_Pattern(rf"(?P<year>\d{{4}})/(?P<month>\d\d?)/(?P<day>\d\d?){_AFTER_DAY}"), _written),
 )
 
 # A time in a question. A month or a year alone may be something else, so it needs a preposition;
-# a weekday alone is mostly a habit, unless the question asks what happened.
+# a weekday alone is mostly a habit, unless the question asks what happened. A day with dots needs a
+# preposition, too, and nothing behind it, or it may be a version; one with slashes may be a path.
 _ANY_COUNT = rf"(?:\d+|{'|'.join(_NUMBERS)})"
 _ANY_UNIT = r"(?:minute|hour|day|week|month|year)s?"
 _ANY_MONTH = f"(?:{'|'.join(_MONTHS)})"
@@ -1220,16 +1229,18 @@ _NAMED_TIME = (
     rf"|(?:last|past|previous|this) (?:week|month|year|{'|'.join(_WEEKDAYS)}|{_ANY_MONTH})"
     rf"|{_ANY_MONTH} {_ANY_NTH}(?:,? [12]\d{{3}})?(?!\w)"
     rf"|{_ANY_NTH} (?:of )?{_ANY_MONTH}(?:,? [12]\d{{3}})?|{_ANY_MONTH} [12]\d{{3}}"
-    r"|20\d\d-\d\d(?:-\d\d)?"
+    r"|20\d\d-\d\d(?:-\d\d)?|(?<!/)20\d\d/\d\d?/\d\d?(?!/)"
 )
+_DOTTED = r"\d\d?\.\d\d?\.20\d\d(?![.-]?\w)"
 _ASKED_TIME = _Pattern(
     r"(?:\b(?P<edge>since|after|before|until)\b(?: [\w'-]+){0,4}? (?:in |on )?)?"
     rf"\b(?P<time>{_NAMED_TIME}"
     rf"|(?:(?<=\bin )|(?<=since )|(?<=before )|(?<=after )|(?<=during ))(?:{_ANY_MONTH}|20\d\d)"
+    rf"|(?:(?<=\bon )|(?<=since )|(?<=before )|(?<=after )|(?<=until )|(?<=from )){_DOTTED}"
     rf"|(?<=\bon )(?P<weekday>{'|'.join(_WEEKDAYS)}))\b",
     re.IGNORECASE,
 )
-_EITHER_TIME = rf"{_NAMED_TIME}|{_ANY_MONTH}|20\d\d|now"
+_EITHER_TIME = rf"{_NAMED_TIME}|{_DOTTED}|{_ANY_MONTH}|20\d\d|now"
 _ASKED_RANGE = _Pattern(
     rf"\b(?:between|from|since) (?P<first>{_EITHER_TIME})"
     rf" (?:and|to|until|till|through) (?P<last>{_EITHER_TIME})\b",
