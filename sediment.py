@@ -14632,10 +14632,8 @@ class Hub:
         for record, author, made_by, data in rows:
             try:
                 space, state = state_of(record)
-                state["author"] = author
-                if state["put"] and data and made_by == model:
-                    state["vectors"] = self.unpacked(data)
-                found.append((space, state))
+                packed = data if state["put"] and made_by == model else None
+                found.append((space, state | self._beside(state["id"], author, packed)))
             except NotYet:  # the cursor must not pass it
                 raise
             except (SedimentError, ValueError) as error:
@@ -14647,6 +14645,14 @@ class Hub:
                 self.remarks.append(f"{why}: they and others with it are made here")
                 return [(space, state | {"vectors": []}) for space, state in found]
         return found
+
+    def _beside(self, id: str, author: str, packed: bytes | None) -> dict[str, Any]:
+        """What comes with a state: an author, and vectors; without them where they are none."""
+        try:
+            return {"author": author} | ({"vectors": self.unpacked(packed)} if packed else {})
+        except ValueError:
+            self.remarks.append(f"the vectors of {id}, of {author}, are none: they are made here")
+            return {"author": author}
 
     def model(self) -> str:
         """What vectors are made by: a model, and a way to cut texts."""
@@ -14668,9 +14674,9 @@ class Hub:
 
         numbers = numpy.frombuffer(data, "<f2").astype("<f4")
         rows = numbers.reshape(-1, self._encoder.model.dimension)
-        rows = rows / numpy.linalg.norm(rows, axis=1, keepdims=True)
-        if not numpy.isfinite(rows).all():
+        if not (numpy.isfinite(rows).all() and rows.any(axis=1).all()):
             raise ValueError("its vectors are none")
+        rows = rows / numpy.linalg.norm(rows, axis=1, keepdims=True)
         return [row.tobytes() for row in rows]
 
     def _fits_text(self, state: State) -> bool:

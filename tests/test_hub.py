@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -370,6 +371,23 @@ def test_a_forged_vector_is_found_and_named(team: Team) -> None:
     assert "bob" in remarks[0]
     carol.embed_pending()
     assert carol.recall("Something else altogether.", min_score=0.9)["results"] == []
+
+
+@pytest.mark.parametrize(("number", "size"), [(0, 384), (numpy.nan, 384), (1, 383)])
+def test_a_text_whose_vectors_are_none_arrives_without_them(
+    team: Team, number: float, size: int
+) -> None:
+    carol = team.machine("carol")
+    place: Any = sediment.Sync(carol.projects, carol.encoder).place
+    none = base64.b64encode(numpy.full(size, number, "<f2").tobytes()).decode()
+    team.push("bob", FACT | {"model": place.model(), "e": none})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)  # which goes to stderr
+        remarks = carol.sync()["remarks"]
+    assert remarks == ["the vectors of id, of bob, are none: they are made here"]
+    assert texts(carol) == ["The port is 5433."]
+    carol.embed_pending()
+    assert carol.recall("which port?")["results"][0]["id"] == "id"
 
 
 def test_what_a_member_writes_past_the_program_is_named_and_left(team: Team) -> None:
