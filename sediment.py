@@ -6233,6 +6233,11 @@ def tell_counts(counts: dict[str, int]) -> str:
     )
 
 
+def tell_memories(count: int) -> str:
+    """So many memories."""
+    return "1 memory" if count == 1 else f"{count} memories"
+
+
 def in_scope(scope: str, project: str | None, what: str = _MEMORY) -> tuple[str, tuple[Any, ...]]:
     """The SQL condition of the memories (or of what the condition `what` selects) of a project, of
     the global ones or of both, and its parameters."""
@@ -15427,8 +15432,8 @@ class Sync:
         sql = "SELECT * FROM states WHERE project = ? AND here"
         states = states_of(self.database.reader(), sql, project)
         held = sum(map(bool, map(held_back, states.values())))
-        message = f"{len(states) - held} memories go to {name} from the next `sync` on"
-        message += f"; {held} stay here, since they look like credentials" if held else ""
+        message = f"From the next `sync` on {name} gets {tell_memories(len(states) - held)}"
+        message += f"; held back, like a credential: {held}" if held else ""
         return {"success": True, "space": name, "held_back": held, "message": f"{message}."}
 
     def unshare(self, everywhere: bool) -> dict[str, Any]:
@@ -15478,7 +15483,7 @@ class Sync:
             stop_syncing(connection)
         self.database.wipe(texts)
         message, count = "This memory syncs nowhere any more", len(ids)
-        memories = "1 memory is" if count == 1 else f"{count} memories are"
+        memories = f"{tell_memories(count)} {'is' if count == 1 else 'are'}"
         message += f"; of others {memories} erased here" if erase else ""
         message += f"; {_tell_waiting(waiting)} until it syncs there again" if waiting else ""
         return {"success": True, "erased": count, "message": f"{message}."}
@@ -17059,8 +17064,7 @@ def render_pruned(answer: dict[str, Any]) -> Iterator[str]:
     count, kept = answer["count"], answer["kept"]
     done = "would be hidden" if answer.get("dry_run") else "hidden"
     done += "; `undo ID` brings one back" if count and done == "hidden" else ""
-    many = "1 memory" if count == 1 else f"{count} memories"
-    yield f"{many} {done}." if count or kept else "Nothing is that old."
+    yield f"{tell_memories(count)} {done}." if count or kept else "Nothing is that old."
     yield from ["As old, and kept:"] if kept else []
     lines = [f"{_beginning(row)}  ({row['why']})" for row in kept]
     yield from _first_lines(lines, "and {} more: see --json")

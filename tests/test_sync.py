@@ -685,12 +685,18 @@ def test_what_looks_like_a_credential_never_leaves(place: Place) -> None:
     a, b = place.machine("a", share=""), place.machine("b")
     a.store("The password is hunter2!X9qLm.", allow_secrets=True)
     a.store("The gateway is called newton.")
-    assert a.share("team")["held_back"] == 1
+    told = a.share("team")
+    assert told["held_back"] == 1
+    assert told["message"] == (
+        "From the next `sync` on team gets 1 memory; held back, like a credential: 1."
+    )
+    a.store("The port is 5433.")
+    assert a.share("team")["message"].startswith("From the next `sync` on team gets 2 memories;")
     assert a.sync()["spaces"][0]["held_back"] == 1
     assert "hunter2" not in place.text()
     settle(a, b)
-    assert texts(b) == ["The gateway is called newton."]
-    assert len(texts(a)) == 2
+    assert texts(b) == ["The gateway is called newton.", "The port is 5433."]
+    assert len(texts(a)) == 3
 
 
 def test_a_credential_goes_nowhere_as_an_id_or_as_a_successor(place: Place) -> None:
