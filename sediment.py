@@ -15432,7 +15432,7 @@ class Sync:
         sql = "SELECT * FROM states WHERE project = ? AND here"
         states = states_of(self.database.reader(), sql, project)
         held = sum(map(bool, map(held_back, states.values())))
-        message = f"From the next `sync` on {name} gets {tell_memories(len(states) - held)}"
+        message = f"{name} gets {tell_memories(len(states) - held)} from the next `sync` on"
         message += f"; held back, like a credential: {held}" if held else ""
         return {"success": True, "space": name, "held_back": held, "message": f"{message}."}
 

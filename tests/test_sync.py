@@ -688,10 +688,10 @@ def test_what_looks_like_a_credential_never_leaves(place: Place) -> None:
     told = a.share("team")
     assert told["held_back"] == 1
     assert told["message"] == (
-        "From the next `sync` on team gets 1 memory; held back, like a credential: 1."
+        "team gets 1 memory from the next `sync` on; held back, like a credential: 1."
     )
     a.store("The port is 5433.")
-    assert a.share("team")["message"].startswith("From the next `sync` on team gets 2 memories;")
+    assert a.share("team")["message"].startswith("team gets 2 memories from")
     assert a.sync()["spaces"][0]["held_back"] == 1
     assert "hunter2" not in place.text()
     settle(a, b)
