@@ -12844,10 +12844,12 @@ class Lease:
         """Acquire or renew the lease; False while another has it."""
         now = int(time.time())
         with self._database.transaction() as connection:
-            owner, until = (meta_value(connection, self._job) or f"{self._owner} 0").split()
+            known, wanted = meta_value(connection, self._job), f"{self._owner} {now + LEASE}"
+            owner, until = (known or wanted).split()
             if owner != self._owner and now < int(until) <= now + LEASE:
                 return False
-            set_meta(connection, self._job, f"{self._owner} {now + LEASE}")
+            if known != wanted:  # it is taken before each of many short steps
+                set_meta(connection, self._job, wanted)
         return True
 
     @contextlib.contextmanager
@@ -13734,7 +13736,8 @@ def receive(
     came: dict[str, State] = {}
     for state in states:
         id = state["id"]
-        came[id] = state | join(came.get(id, state), state) | {"text_stands": id in with_text}
+        state = state | join(came[id], state) if id in came else state
+        came[id] = state | {"text_stands": id in with_text}
     ids = json.dumps([*came])
     here = states_of(database.reader(), f"{_AMONG} here", ids)
     items = {
@@ -14021,6 +14024,7 @@ def held_back(state: State) -> str:
     names = (state["id"], *put[1:2], *end[1:2], *end[4:], *state["ok"])
     kinds = redact(put[2])[1] if put else ()
     what = "its text" if kinds else "a name in it"
+    names = (name for name in names if not _UUID.fullmatch(name))  # as nearly all ids are
     kinds = kinds or next(filter(None, map(_kinds_in_name, names)), ())
     return f"{what} looks like a credential ({kinds[0]})" if kinds else ""
 
@@ -15297,7 +15301,7 @@ class Sync:
         for states, more in itertools.chain(pages, [([], None)]):
             came += states
             patch |= more or {}
-            if len(came) >= SYNC_BATCH or more is None:
+            if len(came) >= 5 * SYNC_BATCH or more is None:  # or every other batch is a small one
                 came.sort(key=lambda pair: pair[0])
                 for space, found in itertools.groupby(came, key=lambda pair: pair[0]):
                     for batch in _batches((state for _, state in found), SYNC_BATCH):

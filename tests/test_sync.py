@@ -732,6 +732,14 @@ def test_a_credential_is_taken_from_nobody_as_a_name(place: Place, where: str) -
     assert not a.database.rows("SELECT 1 FROM replica")
 
 
+def test_no_id_that_is_made_here_looks_like_a_credential() -> None:
+    marks = " ".join(marks for _, marks, _ in sediment._CREDENTIALS).split()
+    marks = [mark for mark in marks if re.fullmatch("[0-9a-f-]+", mark)]  # of those in an id
+    ids = [f"{mark:0<8.8}-0000-4000-8000-{mark:0<12.12}" for mark in marks]
+    ids += [sediment.new_id() for _ in range(200)]
+    assert [id for id in ids if not sediment._UUID.fullmatch(id) or sediment.redact(id)[1]] == []
+
+
 def test_a_replaced_memory_is_replaced_everywhere_and_undo_too(place: Place) -> None:
     a, b = place.machine("a"), place.machine("b")
     old = a.store("Deploys happen on Fridays.")["id"]
