@@ -14720,7 +14720,13 @@ class Hub:
         """As of a folder."""
         names = ("machine", "host", "person", "seen", "to_erase")
         rows = self.ask(f"SELECT {', '.join(names)} FROM sediment.progress ORDER BY machine")
-        return [dict(zip(names, row, strict=True)) for row in rows]
+        unsent = dict(self._database.rows(_FORGOTTEN_UNSENT))
+        spaces = self.ask("SELECT name, space FROM sediment.machine") if unsent else []
+        more = Counter[str]()
+        for name, space in spaces:
+            more[name] += unsent.get(space, 0) if name != self.me.name else 0
+        found = (dict(zip(names, row, strict=True)) for row in rows)
+        return [row | {"to_erase": row["to_erase"] + more[row["machine"]]} for row in found]
 
     def wait(self, seconds: float) -> bool:
         """Wait, at most so long, until something has come; returns whether it has."""
@@ -14731,6 +14737,13 @@ class Hub:
     def leave(self) -> None:
         """As of a folder."""
         self.ask("SELECT sediment.leave(%s)", self.me.name)
+
+
+# By space, how much was forgotten here of which the hub does not know yet.
+_FORGOTTEN_UNSENT = (
+    "SELECT space, count(*) FROM replica JOIN spaces USING(project)"
+    " WHERE gone > 0 AND number IS NOT NULL GROUP BY space"
+)
 
 
 def hub_options(url: str) -> dict[str, Any]:
@@ -17144,7 +17157,8 @@ def render_synced(answer: dict[str, Any]) -> Iterator[str]:
         yield "  Both are kept; `store … --replace ID`, `replace` or `forget` settles it."
     for row in answer.get("machines", ()):
         seen = local_time(iso_time(row["seen"])) if row["seen"] else "never"
-        late = f", has {row['to_erase']} forgotten texts to erase" if row["to_erase"] else ""
+        late = tell_counts({"forgotten_texts": row["to_erase"]})
+        late = f", has {late} to erase" if late else ""
         who = "".join(f"{name}, " for name in (row["person"], row["host"]) if name)
         yield printable_name(f"{row['machine']}  {who}seen {seen}{late}")
     yield from (printable_name(f"note: {remark}") for remark in answer.get("remarks", ()))

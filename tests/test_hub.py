@@ -149,6 +149,24 @@ def test_replacing_undoing_and_forgetting_reach_all(team: Team) -> None:
     assert sorted(rows) == sorted((id, None, None, None, None) for id in (old, new))
 
 
+def test_status_says_who_has_yet_to_erase_what_the_hub_has_not_heard_of(team: Team) -> None:
+    alice, bob = team.machine("alice"), team.machine("bob")
+    carol = team.machine("carol")
+    id = alice.store("Soon forgotten.")["id"]
+    settle(alice, bob, carol)
+    alice.forget(id)
+
+    def late() -> dict[str, int]:
+        return {row["person"]: row["to_erase"] for row in alice.sync_status()["machines"]}
+
+    assert late() == {"alice": 0, "bob": 1, "carol": 1}
+    assert "has 1 forgotten text to" in "\n".join(sediment.render_synced(alice.sync_status()))
+    alice.sync()
+    assert late() == {"alice": 0, "bob": 1, "carol": 1}
+    settle(bob)
+    assert late() == {"alice": 0, "bob": 0, "carol": 1}
+
+
 def test_nothing_forgotten_is_in_the_hubs_files_after_a_vacuum(team: Team) -> None:
     alice, bob = team.machine("alice"), team.machine("bob")
     id = alice.store("An unforgettable rhinoceros lives there.")["id"]
