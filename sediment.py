@@ -13762,7 +13762,8 @@ def receive(
         connection.execute("UPDATE clock SET applying = 0")
         counts["forgotten"] += _forget_behind(connection, [*joined])
         _bring_back(connection, [id for id, state in joined.items() if state["gone"]])
-        rivals = _rivals(connection, before, came)
+        taken = before.keys() | joined.keys()
+        rivals = _rivals(connection, before, (state for state in states if state["id"] in taken))
         for _, versions in rivals:
             queue_review(connection, versions)
         if dry_run:
@@ -13954,17 +13955,18 @@ def _bring_back(connection: apsw.Connection, gone: list[str]) -> None:
 
 
 def _rivals(
-    connection: apsw.Connection, before: dict[str, State], came: dict[str, State]
+    connection: apsw.Connection, before: dict[str, State], came: Iterable[State]
 ) -> list[tuple[str, list[str]]]:
-    """The ids of memories that two machines replaced by one each, with those two, if both live."""
-    sql = "SELECT id FROM items WHERE ended_at IS NULL AND id IN (?, ?)"
-    found = []
-    for id in before.keys() & came.keys():
-        ends = [state["end"] for state in (before[id], came[id]) if state["end"]]
-        newer = {end[4] for end in ends if end[2] == "replace"}
-        if len(newer) == 2 and len(live := fetch(connection, sql, *sorted(newer))) == 2:
-            found.append((id, [row[0] for row in live]))
-    return found
+    """The ids of memories that machines replaced by different ones, with those of these that live,
+    if several do."""
+    newer: dict[str, set[str]] = {}
+    for state in (*before.values(), *came):
+        if state["end"] and state["end"][2] == "replace":
+            newer.setdefault(state["id"], set()).add(state["end"][4])
+    sql = "SELECT id FROM items WHERE ended_at IS NULL AND id IN (SELECT value FROM json_each(?))"
+    several = ((id, to_json(sorted(ids))) for id, ids in newer.items() if len(ids) > 1)
+    found = ((id, [live for (live,) in fetch(connection, sql, ids)]) for id, ids in several)
+    return [(id, live) for id, live in found if len(live) > 1]
 
 
 # What is sent
@@ -15092,7 +15094,7 @@ class Exchange(NamedTuple):
     lease: Lease
     spaces: dict[str, str]  # those that are shared, each with its project here
     counts: dict[str, Counter[str]]  # by space, of what was received and sent
-    rivals: dict[str, list[str]]  # by id, the items that two machines put in one's place
+    rivals: dict[str, list[str]]  # by id, the items that machines put in one's place, apart
     dry_run: bool
     erased: list[str]  # texts that others forgot
 
@@ -15381,7 +15383,7 @@ class Sync:
         return [{"space": space, "here": here, "waiting": waiting} for space, here, waiting in rows]
 
     def _rivals_row(self, id: str, versions: list[str]) -> dict[str, Any]:
-        """An item that two machines replaced by one each, with those two; empty if it is gone."""
+        """An item that machines replaced by one each, with those; empty if it is gone."""
         rows = (find_item(self.database, version) for version in versions)
         known = authors(self.database, versions)
         later = [shared_facts(row) | known.get(row["id"], {}) for row in rows if row]
@@ -17150,11 +17152,12 @@ def render_synced(answer: dict[str, Any]) -> Iterator[str]:
         yield "Nothing is shared yet: `sediment sync --share` shares this project."
     for row in answer.get("look_at", ()):
         text = one_line(row["content"], 60)
-        yield printable(f'Look at two later versions of {row["id"][:8]} "{text}":')
+        count = {2: "two"}.get(len(row["versions"]), len(row["versions"]))
+        yield printable(f'Look at {count} later versions of {row["id"][:8]} "{text}":')
         for version in row["versions"]:
             who, text = version.get("author", "here"), one_line(version["content"], 60)
             yield printable(f"    {version['id'][:8]}  {who:<14}  {text}")
-        yield "  Both are kept; `store … --replace ID`, `replace` or `forget` settles it."
+        yield "  All are kept; `store … --replace ID`, `replace` or `forget` settles it."
     for row in answer.get("machines", ()):
         seen = local_time(iso_time(row["seen"])) if row["seen"] else "never"
         late = tell_counts({"forgotten_texts": row["to_erase"]})

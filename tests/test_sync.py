@@ -802,6 +802,21 @@ def test_both_replace_the_same_and_both_are_named(place: Place) -> None:
     assert texts(b) == ["The port is 6543."]
 
 
+def test_who_comes_later_is_told_of_all_that_replaced_the_same(place: Place) -> None:
+    machines = [place.machine(name) for name in "abc"]
+    old = machines[0].store("The port is 5433.")["id"]
+    settle(*machines)
+    for number, memory in enumerate(machines):
+        memory.store(f"The port is {number}000.", replace=old)
+    for memory in machines:
+        memory.sync()
+    late = place.machine("d")
+    (found,) = late.sync()["look_at"]
+    assert found["id"] == old
+    assert len(found["versions"]) == len(late.review()["pairs"]) == 3
+    assert late.sync()["look_at"] == []
+
+
 def test_the_same_text_on_two_machines_is_shown_once_and_forgotten_once(place: Place) -> None:
     a, b = place.machine("a"), place.machine("b")
     elder = a.store("Tea is at four.", created_at="2026-01-01")["id"]
