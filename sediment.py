@@ -675,6 +675,19 @@ def handle_signals(handler: Any) -> None:
             signal.signal(number, handler)
 
 
+def interrupted() -> threading.Event:
+    """Raise KeyboardInterrupt at the signals that end a program. Returns what is set by then, too:
+    Python only prints an error that is raised while it tidies up, as it does at each import."""
+    event = threading.Event()
+
+    def interrupt(*_: object) -> None:
+        event.set()
+        raise KeyboardInterrupt
+
+    handle_signals(interrupt)  # the parent may have had them ignored
+    return event
+
+
 def give_back_memory() -> None:
     """Return freed memory to the system; glibc would keep it for later."""
     if sys.platform == "linux":
@@ -15273,12 +15286,13 @@ class Sync:
         own = [space for space, project in self._spaces().items() if project in here]
         return HubSearch(self.place, self.encoder, lexicon, own)
 
-    def follow(self) -> Iterator[dict[str, Any]]:
-        """Run whenever something has changed here or there, for ever; yields what `run` returns."""
+    def follow(self, stop: threading.Event | None = None) -> Iterator[dict[str, Any]]:
+        """Run whenever something has changed here or there, until `stop` is set; yields what `run`
+        returns."""
         due = 0.0
         changed = "SELECT 1 FROM replica JOIN spaces USING(project) WHERE number > ? LIMIT 1"
         number = -1
-        while True:
+        while not (stop and stop.is_set()):
             if time.monotonic() > due or self.database.value(changed, number):
                 number = self.database.value("SELECT number FROM clock")
                 self.place.remarks = []
@@ -16240,9 +16254,10 @@ class Memory:
         [{space, sent, received, here, …}], look_at, remarks}; `again` sends all of it."""
         return Sync(self.projects, self.encoder).run(dry_run, again)
 
-    def follow_sync(self) -> Iterator[dict[str, Any]]:
-        """Sync now, and then whenever something has changed: yields what `sync` returns."""
-        return Sync(self.projects, self.encoder).follow()
+    def follow_sync(self, *, stop: threading.Event | None = None) -> Iterator[dict[str, Any]]:
+        """Sync now, and then whenever something has changed, until `stop` is set; yields what
+        `sync` returns."""
+        return Sync(self.projects, self.encoder).follow(stop)
 
     def sync_to(self, place: str) -> dict[str, Any]:
         """Say where this file syncs: nothing is shared by that. Returns what `sync_status` does."""
@@ -19883,10 +19898,10 @@ def _index(
 
 def _watch(shared: Context, paths: tuple[str, ...], debounce_ms: int) -> None:
     """Print what was indexed at first, then what has changed."""
-    handle_signals(signal.default_int_handler)  # the parent may have had them ignored
+    stop = interrupted()
     with shared.memory(resident=True) as memory, contextlib.suppress(KeyboardInterrupt):
         render = render_indexed
-        for answer in memory.watch(paths, debounce_ms=debounce_ms):
+        for answer in memory.watch(paths, debounce_ms=debounce_ms, stop=stop):
             lines = [to_json(answer)] if shared.json else render(answer)
             for line in lines:
                 click.echo(line)
@@ -20351,10 +20366,10 @@ def _check_sync(asked: dict[str, Any]) -> None:
 
 def _follow_sync(shared: Context, quiet: bool) -> None:
     """Print each sync that sent or received something, or whose remarks are new."""
-    handle_signals(signal.default_int_handler)
+    stop = interrupted()
     remarks: object = None
     with shared.memory(resident=True) as memory, contextlib.suppress(KeyboardInterrupt):
-        for answer in memory.follow_sync():
+        for answer in memory.follow_sync(stop=stop):
             moved = any(row.get("sent") or row.get("received") for row in answer["spaces"])
             if not quiet and (moved or answer["remarks"] != remarks):
                 shared.show(answer, render_synced)

@@ -15,8 +15,10 @@ import pytest
 from conftest import Run
 from hub_server import Server, binaries
 from program import Program, repository
-from storage import TIMEOUT
+from storage import TIMEOUT, open_memory
 from wire import Wire, answer_of, small_env
+
+import sediment
 
 
 @pytest.fixture
@@ -187,6 +189,28 @@ def test_watch_sends_and_receives_what_changes_until_it_is_ended(
     assert "Of this machine." in b.contents()
     process.send_signal(signal.SIGINT)
     assert process.wait(TIMEOUT) == 0
+
+
+@pytest.mark.parametrize("words", [["sync", "--watch"], ["watch", "."]])
+def test_an_interrupt_that_python_swallows_ends_a_watch(tmp_path: Path, words: list[str]) -> None:
+    with open_memory(tmp_path / "m.db") as memory:
+        memory.sync_to(str(tmp_path / "shared"))
+    code = (
+        "import os, sediment\n"
+        "class Tidied:\n"
+        "    def __del__(self):\n"
+        f"        os.kill(os.getpid(), {signal.SIGTERM})\n"
+        "sediment.Database.leave = lambda _: Tidied() and None\n"
+        "sediment.index_paths = lambda *_: Tidied() and {'skipped': []}\n"
+        "sediment.render_indexed = lambda _: []\n"
+        "sediment.run()\n"
+    )
+    env = {**os.environ, "HOME": str(tmp_path), "SEDIMENT_DB": str(tmp_path / "m.db")}
+    env["PYTHONPATH"] = str(Path(sediment.__file__).parent)
+    command = [sys.executable, "-c", code, *words]
+    done = subprocess.run(command, cwd=tmp_path, env=env, timeout=TIMEOUT, stderr=subprocess.PIPE)
+    assert done.returncode == 0
+    assert b"ignored" in done.stderr
 
 
 def test_watch_outlives_a_folder_that_is_away(
