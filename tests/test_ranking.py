@@ -520,3 +520,76 @@ def test_what_is_near_to_the_cohort_needs_more(near: float, nearer: float) -> No
 def memory(tmp_path: Path) -> Iterator[Memory]:
     with open_memory(tmp_path / "memory.db") as memory:
         yield memory
+
+
+# Languages other than English, and times
+
+
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        ("Zu welchem Zahnarzt gehen wir?", "german"),
+        ("où est-ce que je gare la voiture", "french"),
+        ("Где стоит роутер и какой у него пароль?", "russian"),
+        ("hangi gün için randevu var", "turkish"),
+        ("Who was in charge of the site when it moved?", "english"),
+        ("Rue de Rivoli", "english"),  # a name has one such word
+        ("The die was cast in an hour, so was the war over", "english"),  # German has half of them
+        ("", "english"),
+    ],
+)
+def test_a_text_has_the_language_of_its_function_words(text: str, language: str) -> None:
+    assert sediment.language_of(re.findall(r"\w+", text.lower())) == language
+
+
+def test_what_tells_nothing_in_its_language_counts_little() -> None:
+    words = sediment.weighed(
+        "Zu welchem Zahnarzt gehen wir?", open_lexicon(), 0, lambda all: [0] * len(all)
+    )
+    idf = {term.phrase: term.information for term in words.terms}
+    assert "wir" not in idf or idf["wir"] < idf["zahnarzt"] / 4
+    english = sediment.weighed("wir sind", open_lexicon(), 0, lambda all: [0] * len(all))
+    assert english.ideal < idf["zahnarzt"] ** 2 / 2
+    alike = open_lexicon().text_words("der Zahnarzt für uns und für dich")
+    assert max(alike.idf) == alike.idf[1] > 4 * alike.idf[0]
+
+
+HOUSEHOLD = (
+    "Unser Zahnarzt ist Dr. Behrens in der Kantstraße.",
+    "Für den Garten ist ab Mai das Regenwasser zu nehmen.",
+    "Wir gehen am Sonntag immer zu Oma, und sie kocht für uns.",
+    "Die Mülltonnen kommen am Dienstag zu den Nachbarn.",
+    "Paul geht in die Kita Regenbogen, Gruppe der Frösche.",
+    "Der Schlüssel für den Keller hängt bei uns im Flur.",
+)
+
+
+def test_a_note_in_another_language_is_found(memory: Memory) -> None:
+    for day, text in enumerate(HOUSEHOLD):
+        memory.store(text, created_at=1_700_000_000 + day * DAY)
+    assert contents(memory.recall("Zu welchem Zahnarzt gehen wir?"))[0] == HOUSEHOLD[0]
+    # English is far from German whatever it says: less is enough.
+    assert contents(memory.recall("Which kindergarten does Paul attend?"))[0] == HOUSEHOLD[4]
+
+
+def test_what_was_noted_later_makes_nothing_obsolete_in_an_earlier_time(memory: Memory) -> None:
+    notes = {
+        "2025-12-05": "Contact at Hallberg is Sven Ostrom, he answers within a day.",
+        "2026-01-12": "Hallberg pays 30 days net.",
+        "2026-04-09": "Contact at Hallberg is Mirja Koskela now, Sven has left.",
+        "2026-05-02": "The Hallberg shop runs on the server in Falkenstein.",
+    }
+    for day, text in notes.items():
+        memory.store(text, created_at=day)
+    asked = "Who was the contact at Hallberg"
+    assert contents(memory.recall(f"{asked} in January 2026?"))[0] == notes["2025-12-05"]
+    assert contents(memory.recall(f"{asked} in May 2026?"))[0] == notes["2026-04-09"]
+
+
+def test_only_what_is_likely_is_said_to_be_newer() -> None:
+    obsolete = numpy.array([[0.0, 0.4, 0.0], [0.0, 0.0, 0.6], [0.0, 0.0, 0.0]])
+    hits = [plain_hit()._replace(item=item) for item in (1, 2, 3)]
+    parts = {"chance": numpy.ones(3)}
+    explained = sediment._explained(hits, parts, numpy.ones(3), obsolete, 0.3)
+    assert [hit.newer_than for hit in explained] == [None, None, 2]
+    assert [hit.older_than for hit in explained] == [None, 3, None]
