@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DIARIES, CONVERSATIONS = ROOT / "tests" / "diaries", ROOT / "tests" / "conversations"
 READINGS, RIVALS = ROOT / "tests" / "readings", ROOT / "tests" / "rivals"
 BEGINNINGS = ROOT / "tests" / "beginnings"
+PROGRAM = ROOT / "sediment.py", ROOT / "assets" / "function_words.json"  # which make the features
 COHORT = 256  # memories beside which a query's nearness is seen; 500 or 1,000 show no more
 FOLDS = 3  # of what the ranker learns from: each is judged by what was learned from the two others
 

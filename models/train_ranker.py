@@ -161,7 +161,7 @@ def untaught_encoders() -> list[Encoder]:
 
 def questions_of(names: list[str]) -> list[Question]:
     """All questions, as the program sees them; kept for the next run with the same sources."""
-    sources = ROOT / "sediment.py", Path(__file__), *sorted(build_model.LESSONS.iterdir())
+    sources = *folds.PROGRAM, Path(__file__), *sorted(build_model.LESSONS.iterdir())
     kept = CACHE / f"questions-{made_from(sources)}.pickle"
     if kept.exists():
         return pickle.loads(kept.read_bytes())

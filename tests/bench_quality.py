@@ -4,13 +4,15 @@ Everything is asked through `Memory` with default settings. A set is a folder of
 a part is a folder with `memories.jsonl` ({"id", "content", "created_at"?} a line) and
 `queries.jsonl` ({"id", "query", "expected": [ids]} a line), and becomes a database of its own. A
 query is a hit at k when any expected id is among the first k results. tests/diaries, conversations,
-rivals and beginnings need no DATA: see their READMEs. The ranker learns from them, so each is asked
-with weights that `models/train_ranker.py` made without it (kept under build/ranker).
+rivals, beginnings and things need no DATA: see their READMEs. The ranker learns from all but the
+last, so each is asked with weights that `models/train_ranker.py` made without it (kept under
+build/ranker).
 
-PARTS are names of sets, `diaries`, `conversations`, `rivals`, `beginnings` (recall), `store` (what
-storing the diaries proposes), `prompts` (what the hook shows unasked), `talk` (what was said in
-conversations beside what was stored, for several TALK_LOSS) and `trials` (on the set that has a
-`temporal.jsonl`): ages, versions, no answer, order, duplicates, and pairs that must stay two.
+PARTS are names of sets, `diaries`, `conversations`, `rivals`, `beginnings`, `things` (recall),
+`store` (what storing the diaries proposes), `prompts` (what the hook shows unasked), `talk` (what
+was said in conversations beside what was stored, for several TALK_LOSS) and `trials` (on the set
+that has a `temporal.jsonl`): ages, versions, no answer, order, duplicates, and pairs that must stay
+two.
 Calibration follows from all that was asked. Vectors are kept under build/quality; every answer goes
 to dist/bench-quality.jsonl; what was tried on the way to the ranking stands in tests/RANKING.md.
 """
@@ -53,6 +55,7 @@ from sediment import Conversation, Memory, Turn, prompted
 DIARIES = sorted(path.parent for path in ROOT.glob("tests/diaries/*/queries.jsonl"))
 RIVALS = sorted(path.parent for path in ROOT.glob("tests/rivals/*/queries.jsonl"))
 BEGINNINGS = sorted(path.parent for path in ROOT.glob("tests/beginnings/*/queries.jsonl"))
+THINGS = sorted(path.parent for path in ROOT.glob("tests/things/*/queries.jsonl"))
 CONVERSATIONS = sorted(path.parent for path in ROOT.glob("tests/conversations/*/queries.jsonl"))
 TRAINER = ROOT / "models" / "train_ranker.py"
 sys.path.append(str(TRAINER.parent))
@@ -146,9 +149,9 @@ def validated() -> str:
 def weights_without(fold: int) -> Path:
     """A ranker that never saw a third of the folders, made anew when anything that makes it has
     changed."""
-    from folds import made_from  # pyright: ignore[reportMissingImports]
+    from folds import PROGRAM, made_from  # pyright: ignore[reportMissingImports]
 
-    sources = TRAINER, ROOT / "sediment.py", *sorted(ROOT.glob("models/lessons/*"))
+    sources = TRAINER, *PROGRAM, *sorted(ROOT.glob("models/lessons/*"))
     target = ROOT / "build" / "ranker" / made_from(sources) / f"{fold}.json"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -164,8 +167,10 @@ def unseen_settings(name: str) -> dict[str, str]:
     if not TRAINER.exists():
         return {}
     from build_model import model_without  # pyright: ignore[reportMissingImports]
-    from folds import fold_of  # pyright: ignore[reportMissingImports]
+    from folds import fold_of, folders  # pyright: ignore[reportMissingImports]
 
+    if name not in folders():  # what is shipped never saw it
+        return {}
     fold = fold_of(name)
     paths = {"RANKER": weights_without(fold), "EMBEDDING_MODEL": model_without(fold)}
     return {f"SEDIMENT_{key}": str(path) for key, path in paths.items()}
@@ -249,22 +254,28 @@ def measure_rivals() -> None:
     show("all", *(first(*RIVAL_TYPES)(found[way]) for way in ways))
 
 
-def measure_beginnings() -> None:
-    """Stores as they are in the first days, in English and in others: what they answer, by
-    ranking."""
-    for title, of in (("in English", True), ("in fifteen other languages", False)):
-        folders = [folder for folder in BEGINNINGS if (folder.name in ENGLISH) == of]
+def measure_stores(name: str) -> None:
+    """Small stores, each by itself: what they answer, by ranking."""
+    for title, folders in SMALL_STORES[name].items():
         found: dict[str, list[Row]] = {way: [] for way in NOTE_WAYS}
-        for _, way, told in told_unseen("beginnings", folders, NOTE_WAYS, SHOWN):
+        for _, way, told in told_unseen(name, folders, NOTE_WAYS, SHOWN):
             found[way] += told
-        meaning = f"Small stores {title}, {len(found['default'])} questions, {validated()}."
-        show = table(meaning, "figure", *NOTE_WAYS)
-        for name, figure in BEGINNING_FIGURES.items():
-            show(name, *(figure(answered) for answered in found.values()))
+        show = table(f"{title}, {len(found['default'])} questions.", "figure", *NOTE_WAYS)
+        for figure_name, figure in STORE_FIGURES.items():
+            show(figure_name, *(figure(answered) for answered in found.values()))
 
 
 ENGLISH = {"first-days", "new-projects", "small-teams"}
-BEGINNING_FIGURES: dict[str, Callable[[list[Row]], str | float]] = {
+SMALL_STORES = {
+    "beginnings": {
+        f"Small stores in {title}, {validated()}": [
+            folder for folder in BEGINNINGS if (folder.name in ENGLISH) == english
+        ]
+        for title, english in (("English", True), ("fifteen other languages", False))
+    },
+    "things": {"Small stores of a few named things, of which nothing was learned": THINGS},
+}
+STORE_FIGURES: dict[str, Callable[[list[Row]], str | float]] = {
     "first right, all facts": first("current", "constant"),
     **{
         name: figure
@@ -510,7 +521,8 @@ MEASURES: dict[str, Callable[[], None]] = {
     "diaries": measure_diaries,
     "conversations": measure_conversations,
     "rivals": measure_rivals,
-    "beginnings": measure_beginnings,
+    "beginnings": lambda: measure_stores("beginnings"),
+    "things": lambda: measure_stores("things"),
     "store": measure_store,
     "prompts": measure_prompts,
     "talk": measure_talk,
@@ -539,7 +551,7 @@ def main() -> None:
     for name, measure in MEASURES.items():
         if name in chosen:
             measure()
-    measure_calibration(["diaries", "conversations", "rivals", "beginnings", *sets])
+    measure_calibration(["diaries", "conversations", "rivals", *SMALL_STORES, *sets])
     if "trials" in chosen and given.data:
         run_trials(given.data, given.seeds)
     target = ROOT / "dist" / "bench-quality.jsonl"
