@@ -211,8 +211,8 @@ SCAN_BLOCK = 32_768  # rows whose bits are compared at once: what stays in a cor
 # whose vectors are read from the file. Of 200 queries to a million, 99 % get the ten of an exact
 # search (by the bits alone 96 %, with 4,200 rows to read instead of 550).
 KEPT_VECTORS, FARTHER, FINER = 150_000, 4, 10
-PIECE = 24  # characters of an erased text that are looked for in the file
-PIECES_SOUGHT = 60  # 0.1 s each among 100,000 memories; with more the file is written anew
+SEARCHED_CHARACTERS = 24  # characters of an erased text that are looked for in the file
+SEARCHED_PARTS = 60  # 0.1 s each among 100,000 memories; with more the file is written anew
 ERASED_KEPT = 2_000  # erased rows (4 MB); above that, and a third of all, the index is read anew
 CANDIDATES = 30  # per index and scope, or as many as are asked for; 200 give the same tables
 # Chunks and words whose stems a process keeps, and chunks ready to compare: a few MB each.
@@ -301,7 +301,7 @@ NO_ANSWER = 0.32  # of a lone "alpha walrus", "beta" is shown with 0.29; at 0.3 
 TALK_LOSS = 0.05
 # Memories near the query beside which likeness is measured. Of the candidates / 200 / 1,000:
 # diaries, first right 55.0 / 56.7 / 56.6; long chats, MRR 52.6 / 53.5 / 53.6.
-AROUND = 200
+NEIGHBOURS_AROUND = 200
 SAME_COSINE = 0.99999  # from here on two vectors are of the same text, up to rounding
 RANKED = 30  # candidates compared with one another; 20 lose one changed fact of 100, 40 gain none
 # How near an item's mean vector is counts beside its best chunk. Of 0 / 0.1 / 0.2: abstracts 50.8
@@ -431,7 +431,7 @@ CACHED_VECTORS = 20_000  # 30 MB of vectors of texts that left their files, for 
 VECTORS_KEPT_EVERY = 64  # vectors of one file, after which an interruption loses none of them
 RACY = 2 * 10**9  # ns; a file that was read this soon after its time may have changed within it
 FILE_TRIES = 5  # readings of a file that changes while it is read
-AWAY = -1  # the noted size of a file that was not there when a recall looked
+MISSING_SIZE = -1  # the noted size of a file that was not there when a recall looked
 STALE_ROUNDS = 3  # times that a recall looks again because a file had changed
 PROGRESS_SECONDS = 10  # between lines of progress in a log, where no bar is drawn
 WATCH_DEBOUNCE = 1_500  # ms without a change before changes are taken up; as memsearch does
@@ -518,7 +518,7 @@ def variable(name: str) -> str:
     return os.environ.get(name, "")
 
 
-def settings_made() -> list[str]:
+def settings_in_use() -> list[str]:
     """The names of all variables SEDIMENT_NAME that are set."""
     return sorted(name for name in os.environ if name.startswith("SEDIMENT_"))
 
@@ -772,7 +772,7 @@ def write_through(file: int) -> None:
     os.fsync(file)
 
 
-def lead_to(target: Path, path: Path) -> None:
+def symlink_or_copy(target: Path, path: Path) -> None:
     """Make `path` a link to a file or folder. On Windows, where not every user may make one, it
     becomes a junction to a folder or a copy of a file."""
     if sys.platform != "win32":
@@ -787,7 +787,7 @@ def lead_to(target: Path, path: Path) -> None:
         copyfile(target, path)
 
 
-def is_somebody_elses(facts: os.stat_result) -> bool:
+def has_other_owner(facts: os.stat_result) -> bool:
     """Whether a file belongs to another user; False on Windows."""
     return sys.platform != "win32" and facts.st_uid != os.getuid()
 
@@ -1301,7 +1301,7 @@ class AskedTime(NamedTuple):
         """Whether a moment, in unix seconds, is in the period."""
         return self.start <= moment < self.end
 
-    def tells_otherwise(self, moment: int) -> bool:
+    def asks_of_another_time(self, moment: int) -> bool:
         """Whether the question asks what happened, and a moment is outside the period."""
         return self.events and not self.start <= moment <= self.end
 
@@ -1367,7 +1367,7 @@ def local_time(iso: str, length: int = 10) -> str:
     return moment.isoformat(" ")[:length]
 
 
-def _two_places(score: float) -> str:
+def similarity_text(score: float) -> str:
     """A score as the original's clients read it: a string from "0.00" to "1.00"."""
     return f"{min(1.0, max(0.0, score)):.2f}"
 
@@ -1526,7 +1526,7 @@ def real_path(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def from_root(path: str | Path) -> Path:
+def absolute_path(path: str | Path) -> Path:
     """A path that somebody gave, as an absolute one."""
     try:
         return expand_home(path).absolute()
@@ -1845,7 +1845,7 @@ def refuse_credential(name: str, value: str, allow_secrets: bool = False) -> Non
         raise InvalidInput(f"{name} looks like a credential ({kinds[0]}): give another")
 
 
-def tell_left_out(kinds: Iterable[str]) -> str:
+def redaction_message(kinds: Iterable[str]) -> str:
     """The kinds that `cleaned` took out, as a sentence to be added to a message."""
     return f" Left out: {', '.join(dict.fromkeys(kinds))}."
 
@@ -2863,7 +2863,7 @@ _CHUNK_WORDS = 40  # of a usual chunk
 _UNKNOWN = ("[UNK]", "<unk>")
 
 
-class Beside:
+class ThreadCall:
     """A call that runs in a thread of its own, while the caller does something else."""
 
     def __init__(self, work: Callable[[], Any], daemon: bool = False) -> None:
@@ -2888,7 +2888,7 @@ class Beside:
         return self._result
 
 
-def ahead(
+def map_ahead(
     workers: ThreadPoolExecutor, count: int, work: Callable[[Any], Any], items: Iterable[Any]
 ) -> Iterator[tuple[Any, Future[Any]]]:
     """Each item with the future of `work(item)`, in order; the `count` items that follow it are
@@ -2942,7 +2942,7 @@ class Encoder:
         """How many tokens the whole text has, [CLS] and [SEP] included."""
         return len(self._load_tokenizer().encode(text).ids)
 
-    def commonness(self, word: str) -> float:
+    def chunk_share(self, word: str) -> float:
         """About what share of chunks in English hold a lower-case word, by Zipf's law: the
         vocabulary is ordered by frequency, behind special and single characters. 0 of words that
         it lacks."""
@@ -2952,7 +2952,7 @@ class Encoder:
         rank = 20 if len(word) == 1 else max(1, token - _FIRST_WORD + 1)
         return 1 - math.exp(-_CHUNK_WORDS * _ZIPF_SHARE / rank)
 
-    def known_tokens(self, word: str) -> list[int]:
+    def word_tokens(self, word: str) -> list[int]:
         """The token ids of a lower-case word, without those that stand for unknown pieces."""
         unknown = self._unknown()
         ids = self._load_tokenizer().encode(word, add_special_tokens=False).ids
@@ -2998,7 +2998,7 @@ class Encoder:
         return [*vectors]
 
     @contextlib.contextmanager
-    def at_once(self) -> Iterator[int]:
+    def parallel_encoding(self) -> Iterator[int]:
         """For a long job: `embed_all` encodes so many texts at once, each by a thread of its own,
         as long as the block runs. It is 1 with a service, and where a session is loaded already,
         since others may wait for that."""
@@ -3097,7 +3097,7 @@ class Encoder:
         """Load the session while the caller does something else. It is not run there, too: its two
         threads want both cores, and recalls took no less time."""
         if self._session is None:
-            Beside(self.load)  # an error is met again by whoever needs the session
+            ThreadCall(self.load)  # an error is met again by whoever needs the session
 
     def _load_tokenizer(self) -> Tokenizer:
         with self._locks["tokenizer"]:
@@ -3163,7 +3163,7 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def take_place(draft: Path, target: Path) -> None:
+def place_new_file(draft: Path, target: Path) -> None:
     """Give a finished file a name that is free. Raises FileExistsError where it is not. Where a
     disk knows no links the name is held by an empty file for a moment."""
     try:
@@ -3179,7 +3179,7 @@ def take_place(draft: Path, target: Path) -> None:
             raise
 
 
-def keep_as(path: Path, other: Path) -> None:
+def link_or_copy(path: Path, other: Path) -> None:
     """Give a file a second name that is free; where a disk knows no links, make a copy of it."""
     try:
         os.link(path, other)
@@ -3208,7 +3208,7 @@ def plain_text(path: Path) -> str:
 
 def draft_of(path: Path) -> Path:
     """The name that a file has until it is whole. It names this thread, and this process, by which
-    `left_behind` finds the drafts of killed ones."""
+    `abandoned_drafts` finds the drafts of killed ones."""
     thread = threading.current_thread()
     suffix = "" if thread is threading.main_thread() else f".{thread.ident}"
     return path.with_name(f"{path.name}{suffix}.{os.getpid()}.tmp")
@@ -3218,7 +3218,7 @@ def draft_of(path: Path) -> Path:
 def replacing(path: Path, mode: int | None = None, new: bool = False) -> Iterator[io.TextIOWrapper]:
     """A file to write that takes the path's place in one step, once it is whole: no reader, and no
     crash, meets half of it. With a mode the file has those permissions, and no wider ones before.
-    A `new` one replaces nothing, as in `take_place`."""
+    A `new` one replaces nothing, as in `place_new_file`."""
     draft = draft_of(path)
     flags = os.O_CREAT | os.O_WRONLY | os.O_EXCL  # a checkout may have a link of that name
     try:
@@ -3229,7 +3229,7 @@ def replacing(path: Path, mode: int | None = None, new: bool = False) -> Iterato
             yield file
         if mode is not None:
             make_private(draft, mode)
-        (take_place if new else replace_file)(draft, path)
+        (place_new_file if new else replace_file)(draft, path)
     finally:
         with contextlib.suppress(OSError):
             draft.unlink()
@@ -3244,7 +3244,7 @@ def write_atomically(path: Path, text: str, mode: int | None = None) -> None:
 _NO_VECTORS = "vectors of the database are damaged: run `doctor --repair`"
 
 
-def _matrix(rows: list[tuple[Any, ...]]) -> Any:
+def _stack_vectors(rows: list[tuple[Any, ...]]) -> Any:
     """float32[rows, dimension]: the vectors in the last column of rows. Raises DamagedError where
     they differ in length."""
     import numpy
@@ -3327,7 +3327,7 @@ class ServiceModel(Model):
         counts = {"requests_sent": 1, "texts_sent": len(texts)}
         self.sent.update(counts)
         try:
-            answer = parse_object(Beside(work, daemon=True).result(timeout))
+            answer = parse_object(ThreadCall(work, daemon=True).result(timeout))
         except ServiceError as error:
             if not error.reached:
                 self.sent.subtract(counts)
@@ -3466,7 +3466,7 @@ class ServiceEncoder(Encoder):
         """A query's vector alone; what looks like a credential is not sent."""
         query = self.model.query_prefix + redact(text, redacts())[0]
         (vector,) = self._ask([query], True, time.monotonic() + self.wait)
-        return None, _matrix([(vector,)])[0], None
+        return None, _stack_vectors([(vector,)])[0], None
 
     def _ask(self, texts: list[str], query: bool, deadline: float) -> list[bytes]:
         """Vectors, before the monotonic clock reaches the deadline. Where a service refuses texts
@@ -3610,12 +3610,13 @@ class Database:
     """The file, and a connection to it for each thread that asks."""
 
     def __init__(self, path: Path) -> None:
-        self.path = from_root(path)  # absolute, so that ":memory:" is a file's name, too
+        self.path = absolute_path(path)  # absolute, so that ":memory:" is a file's name, too
         self.has_distance = False
         self._local = threading.local()
         self._all: weakref.WeakSet[apsw.Connection] = weakref.WeakSet()  # closed with their threads
         self._lock = threading.Lock()
-        self._answers: tuple[Any, dict[Any, Any]] = (None, {})  # of `once`, and for which texts
+        # Of `cached_answers`, and for which texts
+        self._answers: tuple[Any, dict[Any, Any]] = (None, {})
 
     def reader(self) -> apsw.Connection:
         """This thread's connection; an empty database in memory while there is no file."""
@@ -3625,7 +3626,7 @@ class Database:
     def transaction(self, wait: int = BUSY_TIMEOUT) -> Iterator[apsw.Connection]:
         """One write, whole or not at all, on disk when the block ends. Raises DatabaseError when
         the file cannot be written, or not within `wait` ms."""
-        with self.explained():
+        with self.translate_errors():
             connection = self._begin(wait)
             with _committing(connection):
                 self._name_copy(connection)
@@ -3666,7 +3667,7 @@ class Database:
             yield
             return
         connection = self.reader()
-        with self.explained():
+        with self.translate_errors():
             connection.execute("BEGIN")
             try:
                 fetch(connection, "SELECT 1 FROM meta LIMIT 1")  # only a read begins it
@@ -3683,7 +3684,7 @@ class Database:
         try:
             return fetch(self.reader(), sql, *values)
         except Exception:
-            with self.explained():  # only now, since most reads succeed
+            with self.translate_errors():  # only now, since most reads succeed
                 raise
 
     def value(self, sql: str, *values: Any) -> Any:
@@ -3703,7 +3704,7 @@ class Database:
         local = self._local
         return local.identity, local.serial, self.reader().data_version()
 
-    def unchanged(self, sql: str) -> list[Any]:
+    def cached_rows(self, sql: str) -> list[Any]:
         """Within a snapshot, all rows of a query, cached until somebody writes."""
         local, version = self._local, self.version()
         if getattr(local, "cached_at", None) != version:
@@ -3714,9 +3715,11 @@ class Database:
 
     def state(self) -> FileState:
         """Within a snapshot, the state of the file as a whole."""
-        return FileState(*self.unchanged(asset("sql/state.sql"))[0])
+        return FileState(*self.cached_rows(asset("sql/state.sql"))[0])
 
-    def once(self, ask: Callable[[Database, list[Any]], list[Any]], keys: list[Any]) -> list[Any]:
+    def cached_answers(
+        self, ask: Callable[[Database, list[Any]], list[Any]], keys: list[Any]
+    ) -> list[Any]:
         """Within a snapshot, what `ask` answers to each key, cached until any text changes."""
         texts = self.version()[0], self.state().texts
         cached_for, answers = self._answers  # of all threads; each may see another state
@@ -3749,8 +3752,8 @@ class Database:
         unless there is no room for that, or somebody else locks it for long."""
         self.checkpoint()
         parts = [part for text in texts for part in _telling_parts(text)]
-        if len(parts) > PIECES_SOUGHT or self._holds(parts):
-            with contextlib.suppress(DatabaseError), self.explained():
+        if len(parts) > SEARCHED_PARTS or self._holds(parts):
+            with contextlib.suppress(DatabaseError), self.translate_errors():
                 self.writer().execute("VACUUM")
             self.checkpoint()
 
@@ -3773,7 +3776,7 @@ class Database:
     def refuse_own(self, given: str | Path) -> None:
         """Raises InvalidInput for a name, by any link, of the file or of what SQLite keeps beside
         it: to write there would destroy it."""
-        file, path = os.path.realpath(self.path), from_root(given)
+        file, path = os.path.realpath(self.path), absolute_path(given)
         for own in (f"{file}{suffix}" for suffix in ("", "-wal", "-shm", "-journal")):
             same = os.path.realpath(path) == own
             with contextlib.suppress(OSError):
@@ -3792,7 +3795,7 @@ class Database:
             self._all.clear()
         self._local = threading.local()
 
-    def leave(self) -> None:
+    def close_thread(self) -> None:
         """Close this thread's connection; one that is needed after all is opened anew."""
         connection = getattr(self._local, "connection", None)
         self._local.__dict__.clear()
@@ -3813,8 +3816,8 @@ class Database:
             # Perhaps it may be written by now; and an immutable one sees no change by itself.
             stale = _is_writable(self.path) or local.stamps != _stamps(self.path)
         if stale or (create and now is None):
-            self.leave()
-            with self.explained():
+            self.close_thread()
+            with self.translate_errors():
                 local.connection, local.identity = self._open(create)
                 local.serial, local.stamps = next(_serials), _stamps(self.path)
         return local.connection
@@ -3845,7 +3848,7 @@ class Database:
             connection.set_busy_handler(_patience())
             # Until it is known to be ours, nothing may change in it: close no log into it either.
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-            _check_ours(connection, self.path)
+            _check_compatible(connection, self.path)
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
             _configure(connection)
             self.has_distance = _load_distance(connection)
@@ -3863,7 +3866,7 @@ class Database:
             connection.close()
 
     @contextlib.contextmanager
-    def explained(self, path: Path | None = None) -> Iterator[None]:
+    def translate_errors(self, path: Path | None = None) -> Iterator[None]:
         """Raises SQLite's errors, of this file or of another, as ours, which say what to do."""
         import apsw
 
@@ -3925,11 +3928,11 @@ def _no_room(path: Path) -> bool:
 def _left_of_another(path: Path) -> str:
     """The names of logs beside a file of one page at most, which cannot be its own; or ""."""
     with contextlib.suppress(OSError):
-        return _left_beside(path) if path.stat().st_size <= PAGE_BYTES else ""
+        return _log_names(path) if path.stat().st_size <= PAGE_BYTES else ""
     return ""
 
 
-def _left_beside(path: Path) -> str:
+def _log_names(path: Path) -> str:
     """The names of what SQLite keeps beside a file, for a message."""
     logs = (Path(f"{real_path(path)}{suffix}") for suffix in ("-wal", "-shm"))
     return " and ".join(log.name for log in logs if log.exists())
@@ -3943,7 +3946,7 @@ def _check_log(path: Path) -> None:
         logged = os.stat(f"{real_path(path)}-wal").st_size
         if logged and not (path.exists() and path.stat().st_size):
             reason = "was moved away or removed, and the log it left has what was stored last"
-            raise DatabaseError(f"{path} {reason} ({_left_beside(path)}): {_PUT_BACK}")
+            raise DatabaseError(f"{path} {reason} ({_log_names(path)}): {_PUT_BACK}")
 
 
 def stemmer() -> Callable[[str], list[tuple[str, str]]]:
@@ -4053,7 +4056,7 @@ def _check_place(path: Path) -> None:
         raise DatabaseError(f"{path} has a name that is not UTF-8: choose another")
     _check_log(path)
     with contextlib.suppress(FileNotFoundError):
-        if path.is_symlink() and is_somebody_elses(path.stat()):
+        if path.is_symlink() and has_other_owner(path.stat()):
             raise DatabaseError(f"{path} is a link to somebody else's file: name that with --db")
         if path.stat().st_size == 1:  # which SQLite takes for an empty file
             raise DamagedError(f"{path} is not a Sediment database: choose another file with --db")
@@ -4068,7 +4071,7 @@ def _has_other_name(path: Path) -> bool:
     for _ in range(20):
         if path.stat().st_nlink < 2:
             return False
-        remove_left_behind(real_path(path))
+        remove_abandoned_drafts(real_path(path))
         time.sleep(0.05)
     return True
 
@@ -4111,8 +4114,8 @@ def _configure(connection: apsw.Connection) -> None:
 
 def _telling_parts(text: str) -> Iterator[str]:
     """Its beginning, middle and end, which tell a text from others, if they are long enough."""
-    for start in {0, len(text) // 2, max(0, len(text) - PIECE)}:
-        if len(part := text[start : start + PIECE]) >= PIECE // 2:
+    for start in {0, len(text) // 2, max(0, len(text) - SEARCHED_CHARACTERS)}:
+        if len(part := text[start : start + SEARCHED_CHARACTERS]) >= SEARCHED_CHARACTERS // 2:
             yield part
 
 
@@ -4182,7 +4185,7 @@ def copy_database(source: apsw.Connection, target: Path) -> None:
     if os.path.lexists(target):
         raise DatabaseError(f"{target} is there already: choose another name")
     draft = draft_of(target)
-    remove_left_behind(target)
+    remove_abandoned_drafts(target)
     try:
         _create_private(draft)
         with contextlib.closing(apsw.Connection(str(draft))) as copy:
@@ -4191,7 +4194,7 @@ def copy_database(source: apsw.Connection, target: Path) -> None:
             copy.pragma("journal_mode", "delete")  # one file, and no log beside it
             if (found := copy.pragma("quick_check")) != "ok":
                 raise DamagedError(f"the copy for {target} is not sound ({found}): run `doctor`")
-        take_place(draft, target)
+        place_new_file(draft, target)
     except apsw.Error as error:
         hint = {apsw.FullError: "the disk is full", apsw.IOError: "the disk or `ulimit -f` refuses"}
         reason = hint.get(type(error), error)
@@ -4215,7 +4218,7 @@ def free_name(names: Iterable[Path]) -> Path:
     return next(name for name in names if not os.path.lexists(name))
 
 
-def left_behind(path: Path) -> list[Path]:
+def abandoned_drafts(path: Path) -> list[Path]:
     """Drafts of a file, of its copies and of their logs, whose process was killed."""
     draft = re.compile(rf"{re.escape(path.name)}(?:\..+)?\.(\d+)\.tmp(?:-journal|-wal|-shm)?")
     with contextlib.suppress(OSError):
@@ -4224,8 +4227,8 @@ def left_behind(path: Path) -> list[Path]:
     return []
 
 
-def remove_left_behind(path: Path) -> None:
-    for draft in left_behind(path):
+def remove_abandoned_drafts(path: Path) -> None:
+    for draft in abandoned_drafts(path):
         with contextlib.suppress(OSError):
             draft.unlink()
 
@@ -4239,7 +4242,7 @@ def copies(database: Database) -> list[str]:
     """The noted copies of this file that are still there, and drafts of them that a killed process
     left."""
     rows = database.rows("SELECT substr(key, 6) FROM meta WHERE key GLOB 'copy:*'")
-    paths = (path for (copy,) in rows for path in (copy, *map(str, left_behind(Path(copy)))))
+    paths = (path for (copy,) in rows for path in (copy, *map(str, abandoned_drafts(Path(copy)))))
     return list(dict.fromkeys(filter(os.path.lexists, paths)))
 
 
@@ -4305,7 +4308,7 @@ def _another_programs(path: Path) -> DatabaseError:
     return DatabaseError(f"{path} is another program's database: choose another file")
 
 
-def _check_ours(connection: apsw.Connection, path: Path) -> None:
+def _check_compatible(connection: apsw.Connection, path: Path) -> None:
     """Refuse another program's database, one of a later Sediment, and triggers that are not ours,
     which would run with each change."""
     version = connection.pragma("user_version")
@@ -4503,7 +4506,7 @@ def _borrow(folder: Path, own: Path, shared: Path) -> None:
     (folder / "refs").mkdir()
     for name in ("objects", "refs/replace", "packed-refs", "reftable", "info"):
         if os.path.isdir(shared / name) or os.path.isfile(shared / name):
-            lead_to(shared / name, folder / name)
+            symlink_or_copy(shared / name, folder / name)
     _refuse_pipes(folder / "refs/replace", folder / "reftable", folder / "info")
     _refuse_object_pipes(folder / "objects")
 
@@ -5075,7 +5078,7 @@ def _add_counts(connection: apsw.Connection, id: str, accesses: int, validations
     )
 
 
-def note(
+def add_history(
     connection: apsw.Connection, action: str, id: str, other: str | None = None, detail: Any = None
 ) -> None:
     """Write a row of history: what happened to an item, and which other one had part in it."""
@@ -5234,7 +5237,7 @@ def end_item(
     if by in ("merge", "repeat"):  # a changed fact gets edges and counts of its own
         added["edges"] = carry_edges(connection, old, successor)
         added["counts"] = carry_counts(connection, old, successor)
-    note(connection, by, successor, old, added | ({"beside": 1} if beside else {}))
+    add_history(connection, by, successor, old, added | ({"beside": 1} if beside else {}))
 
 
 def ended_when(old: int, new: int) -> int | None:
@@ -5290,7 +5293,7 @@ def prune_item(connection: apsw.Connection, id: str) -> None:
         "UPDATE items SET ended_at = max(created_at, ?), ended_by = ? WHERE id = ?",
         (int(time.time()), PRUNED, id),
     )
-    note(connection, PRUNED, id)
+    add_history(connection, PRUNED, id)
 
 
 def texts_of(
@@ -5395,7 +5398,7 @@ def stored_among(database: Database, ids: Iterable[str]) -> set[str]:
     return {id for (id,) in database.rows(sql, json.dumps(list(ids)))}
 
 
-def authors(database: Database, ids: Iterable[str]) -> dict[str, dict[str, str]]:
+def authors_by_id(database: Database, ids: Iterable[str]) -> dict[str, dict[str, str]]:
     """By id, who on another machine stored a memory, or ended it: {author?, ended_from?}."""
     if not is_synced(database):
         return {}
@@ -5416,16 +5419,16 @@ def source_of(row: dict[str, Any], projects: Projects) -> str:
     return f"{projects.shown(row['path'])}:{row['first_line']}-{row['last_line']}"
 
 
-def told_source(row: dict[str, Any], projects: Projects) -> dict[str, str]:
+def source_fields(row: dict[str, Any], projects: Projects) -> dict[str, str]:
     """{source} of a part of a file or conversation, else nothing; import skips rows with one."""
     return {} if row["path"] is None else {"source": source_of(row, projects)}
 
 
-def told_items(projects: Projects, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def items_as_returned(projects: Projects, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What is returned of each item that is asked for or listed: its facts, its source, and its
     author where another machine stored it."""
-    by_id = authors(projects.database, (row["id"] for row in rows))
-    return [_listed(row) | told_source(row, projects) | by_id.get(row["id"], {}) for row in rows]
+    by_id = authors_by_id(projects.database, (row["id"] for row in rows))
+    return [_listed(row) | source_fields(row, projects) | by_id.get(row["id"], {}) for row in rows]
 
 
 def claim_model(connection: apsw.Connection, model: Model) -> bool:
@@ -5451,7 +5454,7 @@ def _is_model(model: Model, digest: str | None, probe: str | None) -> bool:
     service, its vector of PROBE (hex)."""
     if not (digest and probe and model.probe):
         return digest in (None, model.digest)
-    before, now = (_matrix([(vector,)])[0] for vector in (bytes.fromhex(probe), model.probe))
+    before, now = (_stack_vectors([(vector,)])[0] for vector in (bytes.fromhex(probe), model.probe))
     same_size = digest == model.digest and len(before) == len(now)
     return same_size and float(before @ now) >= PROBE_COSINE
 
@@ -5578,7 +5581,7 @@ def function_words(words: Collection[str]) -> set[str]:
     return {word for word in words if language in _languages_of().get(word, ())}
 
 
-def information(held: float, chunks: int) -> float:
+def idf_of(held: float, chunks: int) -> float:
     """The idf, in nats, of a word that `held` of the chunks have (Robertson and Sparck Jones)."""
     return math.log(1 + (chunks - held + 0.5) / (held + 0.5))
 
@@ -5622,14 +5625,14 @@ class Lexicon:
     def __init__(
         self,
         stem: Callable[[str], list[tuple[str, str]]],
-        commonness: Callable[[str], float],
+        chunk_share: Callable[[str], float],
         tokens: Callable[[str], list[int]] = lambda _: [],
         vectors: Callable[[Any], Any] = lambda _: None,
         own: bool = True,
     ) -> None:
         self._stem, self._tokens, self._vectors = stem, tokens, vectors
         self._own = own  # whether the vocabulary is the encoder's own, not the bundled model's
-        self.commonness = functools.lru_cache(maxsize=LEXICON_WORDS)(commonness)
+        self.chunk_share = functools.lru_cache(maxsize=LEXICON_WORDS)(chunk_share)
         self._cached_word = functools.lru_cache(maxsize=LEXICON_WORDS)(self._look_up)
 
     @functools.lru_cache(maxsize=LEXICON_TEXTS)  # noqa: B019 - as many as a process needs, at most
@@ -5655,7 +5658,7 @@ class Lexicon:
 
     def strange(self, words: Collection[str]) -> float:
         """The share of words that the encoder's vocabulary lacks; 0 where that is not known."""
-        lacking = sum(not self.commonness(word) for word in words) if self._own else 0
+        lacking = sum(not self.chunk_share(word) for word in words) if self._own else 0
         return lacking / max(1, len(words))
 
     def is_foreign(self, text: str) -> bool:
@@ -5663,9 +5666,9 @@ class Lexicon:
         return language_of(form for _, form in self._stem(text)) != ENGLISH
 
     def shares(self, words: Collection[str]) -> dict[str, float]:
-        """Of each word of a text, what share of chunks in its language hold it, by `commonness`."""
+        """Of each word of a text, what share of chunks in its language hold it."""
         common = function_words(words)
-        return {word: COMMON_SHARE if word in common else self.commonness(word) for word in words}
+        return {word: COMMON_SHARE if word in common else self.chunk_share(word) for word in words}
 
     def _look_up(
         self, word: tuple[str, str], common: bool
@@ -5673,8 +5676,8 @@ class Lexicon:
         """(stem, key, idf, classes, tokens) of a word given as (stem, form), and whether it is a
         function word where it stands."""
         stem, form = word
-        share = COMMON_SHARE if common else self.commonness(form)
-        idf = information(ENGLISH_CHUNKS * share, ENGLISH_CHUNKS)
+        share = COMMON_SHARE if common else self.chunk_share(form)
+        idf = idf_of(ENGLISH_CHUNKS * share, ENGLISH_CHUNKS)
         return stem, _stem_key(stem), idf, _stem_classes(stem), self._tokens(form)
 
     def maxsim(self, query: str, texts: Sequence[str]) -> Any:
@@ -5708,7 +5711,7 @@ def lexicon_of(encoder: Encoder) -> Lexicon:
     have no vectors."""
     if not (own := bool(encoder.model.by_token)):
         encoder = Encoder(model_dir())
-    vocabulary = encoder.commonness, encoder.known_tokens, encoder.token_vectors
+    vocabulary = encoder.chunk_share, encoder.word_tokens, encoder.token_vectors
     return Lexicon(stemmer(), *vocabulary, own)
 
 
@@ -5817,7 +5820,7 @@ def pair_features(
     texts = [lexicon.text_words(rival.text) for rival in rivals]
     query_words = lexicon.text_words(query)
     table = WordTable(texts, query_words)
-    vectors = _matrix([(rival.vector,) for rival in rivals])
+    vectors = _stack_vectors([(rival.vector,) for rival in rivals])
     found = _nearness(vectors, vectors if around is None or not len(around) else around)
     found |= _wording(table) | _overlap(table) | _times(rivals) | _query_fit(rivals, table)
     found |= {"lost_sign": _lost_signs(rivals, query), "unshared": _unshared(table)}
@@ -6258,9 +6261,9 @@ def _read_learned(given: str) -> dict[str, Any]:
 OWN, FOREIGN, TALK, REPLACED, HIDDEN = range(5)
 _OWN = "(i.project_id IS NULL OR i.project_id = ?)"
 _FOREIGN = "(i.project_id IS NOT NULL AND i.project_id IS NOT ?)"
-_SAID = f"(i.content_type = '{CONVERSATION}')"
+_IS_TURN = f"(i.content_type = '{CONVERSATION}')"
 _LIVE = "i.ended_at IS NULL"
-_REPLACED = f"(i.successor IS NOT NULL AND i.ended_by <> 'undo' AND NOT {_SAID})"
+_REPLACED = f"(i.successor IS NOT NULL AND i.ended_by <> 'undo' AND NOT {_IS_TURN})"
 _HAS_REPLACED = "EXISTS(SELECT 1 FROM items o WHERE o.successor = i.id AND o.ended_by = 'replace')"
 _MEMORY = f"{_LIVE} AND i.file IS NULL"  # what was stored, not what stands in a file
 _MEMORY_GLOBAL = f"{_MEMORY} AND i.project_id IS NULL"
@@ -6268,12 +6271,12 @@ _MEMORY_GLOBAL = f"{_MEMORY} AND i.project_id IS NULL"
 _HAS_DAY = "(f.dated OR i.created_at <> f.changed_at / 1000000000)"
 _KNOWN_DAY = (
     "(i.file IS NULL OR EXISTS(SELECT 1 FROM files f WHERE f.id = i.file"
-    f" AND {_HAS_DAY}) AND NOT {_SAID})"
+    f" AND {_HAS_DAY}) AND NOT {_IS_TURN})"
 )
 ITEM_KINDS = {
     "memory": "i.file IS NULL",
-    "file": f"i.file IS NOT NULL AND NOT {_SAID}",
-    "conversation": _SAID,
+    "file": f"i.file IS NOT NULL AND NOT {_IS_TURN}",
+    "conversation": _IS_TURN,
 }
 _COUNTED = {  # the rows of the table items, each counted once
     "items": _MEMORY,
@@ -6290,7 +6293,7 @@ def count_items(connection: apsw.Connection, where: str = "true", *values: Any) 
     return dict(zip(_COUNTED, rows[0], strict=True))
 
 
-def tell_counts(counts: dict[str, int]) -> str:
+def counts_phrase(counts: dict[str, int]) -> str:
     """Counts by name as a phrase, "2 items, 1 turn"; zeros are left out, but for items."""
     return ", ".join(
         f"{count:,} {name.replace('_', ' ')[: -1 if count == 1 else None]}"
@@ -6328,7 +6331,7 @@ def replaced_at(moment: int | None) -> str:
     return f"({_REPLACED} AND i.created_at <= {moment:d} AND i.ended_at <= {moment:d})"
 
 
-class Evidence(NamedTuple):
+class ChunkMatches(NamedTuple):
     """Items by their best chunk in one index, as columns."""
 
     item: Any  # int[items]: row number
@@ -6337,21 +6340,23 @@ class Evidence(NamedTuple):
     chunks: Any  # int[items]: how many chunks the item has
     kind: Any  # int[items]: OWN to HIDDEN
 
-    def where(self, chosen: Any) -> Evidence:
+    def where(self, chosen: Any) -> ChunkMatches:
         """The rows that a mask, an array of indices or a slice selects."""
-        return Evidence(*(column[chosen] for column in self))
+        return ChunkMatches(*(column[chosen] for column in self))
 
 
-def as_evidence(rows: Sequence[tuple[int, int, float, int]]) -> Evidence:
-    """Evidence from rows of (item, chunk, score, chunks), all of the kind OWN."""
+def chunk_matches(rows: Sequence[tuple[int, int, float, int]]) -> ChunkMatches:
+    """Matches from rows of (item, chunk, score, chunks), all of the kind OWN."""
     import numpy
 
     columns = zip(*rows, strict=True) if rows else ((),) * 4
     item, chunk, score, chunks = map(numpy.array, columns, (int, int, float, int))
-    return Evidence(item, chunk, score, chunks, numpy.full(len(rows), OWN))
+    return ChunkMatches(item, chunk, score, chunks, numpy.full(len(rows), OWN))
 
 
-def nearest(database: Database, vector: bytes, where: str, value: Any, limit: int) -> Evidence:
+def search_vectors(
+    database: Database, vector: bytes, where: str, value: Any, limit: int
+) -> ChunkMatches:
     """The `limit` items whose best chunk has the greatest cosine, best first, of those that fit a
     condition with one parameter."""
     source = (
@@ -6361,31 +6366,33 @@ def nearest(database: Database, vector: bytes, where: str, value: Any, limit: in
     database.reader()
     if not database.has_distance:
         rows = database.rows(f"SELECT i.seq, c.id, v.vector {source}", value)
-        return _nearest_in_memory(rows, vector).where(slice(limit))
+        return _search_vectors_by_numpy(rows, vector).where(slice(limit))
     sql = (
         f"SELECT i.seq, c.id, min(vec_distance_cosine(v.vector, ?)) AS distance, count(*) {source}"
         " GROUP BY i.seq HAVING distance NOTNULL ORDER BY distance LIMIT ?"  # NaN is NULL
     )
-    found = as_evidence(database.rows(sql, vector, value, limit))
+    found = chunk_matches(database.rows(sql, vector, value, limit))
     return found._replace(score=1 - found.score)
 
 
-def _nearest_in_memory(rows: list[tuple[int, int, bytes]], vector: bytes) -> Evidence:
-    """`nearest` where sqlite-vec has no build: one matrix product over all rows of (item, chunk,
-    vector)."""
+def _search_vectors_by_numpy(rows: list[tuple[int, int, bytes]], vector: bytes) -> ChunkMatches:
+    """`search_vectors` where sqlite-vec has no build: one matrix product over all rows of (item,
+    chunk, vector)."""
     if not rows:
-        return as_evidence([])
+        return chunk_matches([])
     import numpy
 
     items, chunks = (numpy.array(column, int) for column in [*zip(*rows, strict=True)][:2])
-    cosines = _matrix(rows) @ numpy.frombuffer(vector, "<f4")
+    cosines = _stack_vectors(rows) @ numpy.frombuffer(vector, "<f4")
     order = numpy.argsort(-cosines, kind="stable")
     order = order[cosines[order] != 0]  # 0: its vector is damaged
     _, first, counts = numpy.unique(items[order], return_index=True, return_counts=True)
     by_rank = first.argsort()
     best = order[first[by_rank]]
     kinds = numpy.full(len(best), OWN)
-    return Evidence(items[best], chunks[best], cosines[best].astype(float), counts[by_rank], kinds)
+    return ChunkMatches(
+        items[best], chunks[best], cosines[best].astype(float), counts[by_rank], kinds
+    )
 
 
 def _vectors_of(database: Database, chunks: list[int]) -> list[tuple[int, bytes]]:
@@ -6395,8 +6402,8 @@ def _vectors_of(database: Database, chunks: list[int]) -> list[tuple[int, bytes]
 
 
 # The scope of a row: its project, and a mark if it is of a conversation.
-_SAID_MARK = "\x01"
-_ROW_SCOPE = f"coalesce(i.project_id, '') || CASE WHEN {_SAID} THEN char(1) ELSE '' END"
+_TURN_MARK = "\x01"
+_ROW_SCOPE = f"coalesce(i.project_id, '') || CASE WHEN {_IS_TURN} THEN char(1) ELSE '' END"
 _ENDED_AS = f"CASE WHEN {_LIVE} THEN 0 WHEN {_REPLACED} THEN 1 ELSE 2 END"
 
 
@@ -6424,7 +6431,7 @@ class VectorIndex:
         with self._lock:
             self._refresh()
 
-    def nearest(
+    def search(
         self,
         vector: bytes,
         project: str | None,
@@ -6432,7 +6439,7 @@ class VectorIndex:
         scanned: Sequence[int] = SCANNED,
         reach: int = 0,
         besides: Any = (),
-    ) -> tuple[Evidence, Any]:
+    ) -> tuple[ChunkMatches, Any]:
         """The items `besides`, of any kind, and the best `limit` of each kind by the cosine of
         their best chunk; and the vectors, float32[m, dimension], of the best `reach` own items.
         Where there are many rows, `scanned` says how many of each kind get an exact cosine."""
@@ -6442,7 +6449,7 @@ class VectorIndex:
         with self._lock:
             self._refresh()
             if len(query) != self.dimension:  # no vector is there yet, or it is another model's
-                return as_evidence([]), query[None][:0]
+                return chunk_matches([]), query[None][:0]
             exact = self._count <= EXACT_ROWS  # then of all rows the cosine, else a distance
             measured = self._vectors[: self._count] @ query if exact else self._distances(query)
 
@@ -6461,7 +6468,7 @@ class VectorIndex:
                 found.append((rows[:limit], cosines[:limit]))
             kinds = numpy.repeat((OWN, *range(len(scanned))), [len(rows) for rows, _ in found])
             rows, cosines = map(numpy.concatenate, zip(*found, strict=True))
-            return self._evidence(rows, cosines, kinds), around
+            return self._chunk_matches(rows, cosines, kinds), around
 
     def places(self, chunks: Any, project: str | None) -> tuple[Any, Any]:
         """int[chunks] and int[chunks]: the item of each chunk, and the kind of the item."""
@@ -6503,8 +6510,8 @@ class VectorIndex:
         import numpy
 
         def kinds_of(scope: str) -> tuple[int, int, int]:  # live, replaced, ended otherwise
-            own = scope.removesuffix(_SAID_MARK) in ("", project)
-            if _SAID_MARK in scope:
+            own = scope.removesuffix(_TURN_MARK) in ("", project)
+            if _TURN_MARK in scope:
                 return TALK if own else HIDDEN, HIDDEN, HIDDEN
             return (OWN, REPLACED, HIDDEN) if own else (FOREIGN, HIDDEN, HIDDEN)
 
@@ -6578,10 +6585,10 @@ class VectorIndex:
         top = top[numpy.lexsort((rows[top], -cosines[top]))]
         return rows[top], cosines[top]
 
-    def _evidence(self, rows: Any, cosines: Any, kinds: Any) -> Evidence:
+    def _chunk_matches(self, rows: Any, cosines: Any, kinds: Any) -> ChunkMatches:
         items = self._items[rows]
         starts, ends = self._ranges(items)
-        return Evidence(items, self._chunks[rows], cosines.astype(float), ends - starts, kinds)
+        return ChunkMatches(items, self._chunks[rows], cosines.astype(float), ends - starts, kinds)
 
     def _vectors_of_rows(self, rows: Any) -> Any:
         """float32[rows, dimension]: from memory, or where these are too many from the file."""
@@ -6605,7 +6612,7 @@ class VectorIndex:
             self._clear(file, state.last_change)
         made = _vectors_of(self.database, [*self._waiting]) if self._waiting else []
         for chunk, vector in made:
-            self._set(self._waiting[chunk], _matrix([(vector,)]))
+            self._set(self._waiting[chunk], _stack_vectors([(vector,)]))
             del self._waiting[chunk]
         if state.last_chunk > self._last or state.last_change > self._changed:
             self._add_new()
@@ -6629,7 +6636,7 @@ class VectorIndex:
                 self._halve(start)
             nothing = bytes(4 * self.dimension)
             # Before the rows count, since it raises where a vector is damaged.
-            self._set(start, _matrix([(vector or nothing,) for vector in vectors]))
+            self._set(start, _stack_vectors([(vector or nothing,) for vector in vectors]))
             self._chunks[start:end], self._items[start:end] = chunks, items
             self._ended[start:end] = ended
             self._scopes[start:end] = list(map(self._scope_number, scopes))
@@ -6754,7 +6761,7 @@ class Term(NamedTuple):
 
     stems: tuple[str, ...]  # several for a phrase, as of 1.2.3 or of a pair of characters
     phrase: str
-    information: float  # nats: its idf
+    idf: float  # in nats
     frequency: int  # how many chunks have it
 
     @property
@@ -6791,18 +6798,18 @@ def parse_query(text: str, moment: int | None = None) -> Query:
     words = re.findall(r"[\w']+", _EVENTS.sub(" ", subject.lower()))
     bare = bool(asked and asked.events) and _ASKING.issuperset(words)
     subject = subject if subject.strip(" ?.,!") else text
-    if moment is not None and not bare and not (asked and asked.tells_otherwise(moment)):
+    if moment is not None and not bare and not (asked and asked.asks_of_another_time(moment)):
         timeless = _VAGUE_TIME.sub("", subject)
         text = subject = timeless if timeless.strip(" ?.,!") else subject
         asked = None
     return Query(text, subject, asked, bare)
 
 
-class Words(NamedTuple):
+class WeightedQuery(NamedTuple):
     """The words of a query, weighted by how rare they are."""
 
     terms: list[Term]  # those worth looking up, the rarest first
-    told: list[float]  # for each character of the query, the idf of its word
+    weights: list[float]  # for each character of the query, the idf of its word
     ideal: float  # the BM25 of a chunk that has every word once
     chunks: int  # of the file
     strange: float  # the share of the words that the encoder's vocabulary lacks
@@ -6835,7 +6842,7 @@ class Scores(NamedTuple):
     parts: dict[str, Any]  # of the score, by name
 
 
-class Facts(NamedTuple):
+class RankFacts(NamedTuple):
     """What else ranking looks at of an item, as it was before this recall."""
 
     text: str  # the best chunk's, as `vector` and `span` are
@@ -6848,7 +6855,7 @@ class Facts(NamedTuple):
     file: int | None = None
     vector: bytes | None = None
     stored_at: int = TIME_MAX
-    said: bool = False  # in a conversation, in which nothing is a version of anything
+    in_conversation: bool = False  # where nothing is a version of anything
     project: str | None = None
     replaces: bool = False  # somebody stored it in the place of another one
     span: tuple[int, int, int] = (0, 0, 0)  # position among the item's chunks, start and end
@@ -6857,7 +6864,8 @@ class Facts(NamedTuple):
     def known_since(self) -> int | None:
         """When it was first known, to order versions by: a date in the future counts as the day it
         was stored. None in a file without a date, which is as it is now, and in conversations."""
-        return min(self.created_at, self.stored_at) if self.dated and not self.said else None
+        is_dated = self.dated and not self.in_conversation
+        return min(self.created_at, self.stored_at) if is_dated else None
 
 
 class Hit(NamedTuple):
@@ -6888,17 +6896,17 @@ _ENDLESS = _Pattern(
 )
 
 
-def weigh_words(database: Database, query: str, lexicon: Lexicon) -> Words:
+def weigh_query(database: Database, query: str, lexicon: Lexicon) -> WeightedQuery:
     """The words of a query, weighted by their frequency in a file."""
     query = _ENDLESS.sub(lambda word: word[1].ljust(len(word[0])), query)
     with database.snapshot():
         total = database.state().chunks
-        return weighed(query, lexicon, total, functools.partial(database.once, _counts))
+        return weighed(query, lexicon, total, functools.partial(database.cached_answers, _counts))
 
 
 def weighed(
     query: str, lexicon: Lexicon, total: int, counts: Callable[[list[str]], list[int]]
-) -> Words:
+) -> WeightedQuery:
     """The words of a query, weighted by how many of `total` chunks have each, here and in
     ENGLISH_CHUNKS chunks of English; `counts` tells the former of phrases."""
     positions: dict[str, list[int]] = {}  # of a phrase's characters in the query
@@ -6910,13 +6918,15 @@ def weighed(
     phrases = sorted(positions, key=shares.__getitem__)[:QUERY_TERMS]
     for phrase, frequency in zip(phrases, counts(phrases), strict=True):
         held = frequency + ENGLISH_CHUNKS * shares[phrase]
-        idf = information(held, total + ENGLISH_CHUNKS)
+        idf = idf_of(held, total + ENGLISH_CHUNKS)
         for position in positions[phrase]:
             weights[position] = max(weights[position], idf)
         stems = lexicon.text_words(phrase).stems
         terms.setdefault(stems, Term(stems, phrase, idf, frequency))
-    ideal = sum(term.information**2 for term in terms.values())
-    return Words(_rarest([*terms.values()]), weights, ideal, total, lexicon.strange(positions))
+    ideal = sum(term.idf**2 for term in terms.values())
+    return WeightedQuery(
+        _rarest([*terms.values()]), weights, ideal, total, lexicon.strange(positions)
+    )
 
 
 def _counts(database: Database, phrases: list[str]) -> list[int]:
@@ -6934,13 +6944,12 @@ def _counts(database: Database, phrases: list[str]) -> list[int]:
 
 def _rarest(terms: list[Term]) -> list[Term]:
     """The words worth looking up: the rarest, until they have SCORED_ROWS rows together."""
-    terms.sort(key=lambda term: -term.information)
+    terms.sort(key=lambda term: -term.idf)
     rows = accumulate(term.frequency for term in terms)
     return [
         term
         for term, total in zip(terms, rows, strict=True)
-        if term.information >= TELLING_MIN * terms[0].information
-        and (total <= SCORED_ROWS or term is terms[0])
+        if term.idf >= TELLING_MIN * terms[0].idf and (total <= SCORED_ROWS or term is terms[0])
     ]
 
 
@@ -6974,24 +6983,24 @@ class Within(NamedTuple):
 
     def wheres(self) -> list[str]:
         """The SQL condition of each kind, with the project as its one parameter."""
-        stored = f"{self.live} AND NOT {_SAID} AND"
-        said, replaced = f"{self.live} AND {_SAID} AND {_OWN}", f"{self.replaced} AND {_OWN}"
+        stored = f"{self.live} AND NOT {_IS_TURN} AND"
+        said, replaced = f"{self.live} AND {_IS_TURN} AND {_OWN}", f"{self.replaced} AND {_OWN}"
         wheres = f"{stored} {_OWN}", f"{stored} {_FOREIGN}", said, replaced
         return [f"({where})" for where in wheres]
 
 
-class Matched(NamedTuple):
+class WordMatches(NamedTuple):
     """What a query's words find."""
 
-    found: Evidence  # items by the BM25 of their best chunk, best first
+    found: ChunkMatches  # items by the BM25 of their best chunk, best first
     tenth: float  # the BM25 of the GAP_DEPTH-th best chunk, or 0
 
 
-def matching(words: Words, within: Within) -> Matched:
+def search_words(words: WeightedQuery, within: Within) -> WordMatches:
     """The items of the best chunks by words: of twice `limit` chunks, or of more until there are
     `limit` own items among them."""
     if not words.terms:
-        return Matched(as_evidence([]), 0.0)
+        return WordMatches(chunk_matches([]), 0.0)
     import numpy
 
     chunks, scores = _word_scores(within.database, words.terms)
@@ -7003,8 +7012,8 @@ def matching(words: Words, within: Within) -> Matched:
         if len(chunks) < size or (kind[best] == OWN).sum() >= within.limit:
             break
         size *= 8  # nearly all were of other kinds, or pieces of the same few memories
-    found = Evidence(item[best], chunks[best], scores[best], numpy.ones_like(best), kind[best])
-    return Matched(found, float(scores[GAP_DEPTH - 1]) if len(scores) >= GAP_DEPTH else 0.0)
+    found = ChunkMatches(item[best], chunks[best], scores[best], numpy.ones_like(best), kind[best])
+    return WordMatches(found, float(scores[GAP_DEPTH - 1]) if len(scores) >= GAP_DEPTH else 0.0)
 
 
 def _word_scores(database: Database, terms: list[Term]) -> tuple[Any, Any]:
@@ -7013,14 +7022,14 @@ def _word_scores(database: Database, terms: list[Term]) -> tuple[Any, Any]:
 
     rare = [term.stems[0] for term in terms if term.counted]
     common = [term.phrase for term in terms if not term.counted]
-    counted = iter(database.once(_chunks_counted, rare))
-    uncounted = iter(database.once(_chunks_with, common))
+    counted = iter(database.cached_answers(_chunks_counted, rare))
+    uncounted = iter(database.cached_answers(_chunks_with, common))
     postings = [next(counted if term.counted else uncounted) for term in terms]
     term = numpy.repeat(numpy.arange(len(terms)), [*map(len, postings)])
     # A number for each pair of a chunk and a term, and how often the chunk has the term.
     keys = numpy.concatenate(postings) * len(terms) + term
     pairs, often = numpy.unique(keys, return_counts=True)
-    squared = numpy.array([term.information**2 for term in terms])[pairs % len(terms)]
+    squared = numpy.array([term.idf**2 for term in terms])[pairs % len(terms)]
     scores = squared * saturated(often)
     chunks = pairs // len(terms)
     first = _first_of_each(chunks)
@@ -7056,17 +7065,17 @@ def _numbers(text: str | None) -> Any:
 
 
 def candidates(
-    words: Words, matched: Matched, vector: bytes | None, within: Within, reach: int = 0
+    words: WeightedQuery, matched: WordMatches, vector: bytes | None, within: Within, reach: int = 0
 ) -> tuple[Candidates, float, Any]:
     """What either index finds of each kind; `words_share` of this query; and the vectors,
     float32[m, dimension], of the `reach` nearest own memories, or None."""
     import numpy
 
-    (by_words, tenth), near, around = matched, as_evidence([]), None
+    (by_words, tenth), near, around = matched, chunk_matches([]), None
     is_wanted = numpy.array([kind in within.kinds for kind in range(HIDDEN)])
     by_words = by_words.where(is_wanted[by_words.kind])
     if vector:
-        near, around = _nearest_of(vector, by_words.item, within, reach)
+        near, around = _search_vectors_of_kinds(vector, by_words.item, within, reach)
     best = float(by_words.score.max(initial=0.0))
     found = as_candidates(by_words, near, best, words.ideal)
     if vector:
@@ -7076,7 +7085,9 @@ def candidates(
     return found, share, around
 
 
-def _nearest_of(vector: bytes, besides: Any, within: Within, reach: int) -> tuple[Evidence, Any]:
+def _search_vectors_of_kinds(
+    vector: bytes, besides: Any, within: Within, reach: int
+) -> tuple[ChunkMatches, Any]:
     """The nearest items of each kind, and the items `besides`, which the words found; and the
     vectors of the `reach` nearest own ones, or None."""
     import numpy
@@ -7084,18 +7095,18 @@ def _nearest_of(vector: bytes, besides: Any, within: Within, reach: int) -> tupl
     limit, kinds = within.limit, within.kinds
     if within.index:
         scanned = [rows if kind in kinds else 0 for kind, rows in enumerate(SCANNED)]
-        return within.index.nearest(vector, within.project, limit, scanned, reach, besides)
+        return within.index.search(vector, within.project, limit, scanned, reach, besides)
     wheres, chosen = within.wheres(), "i.seq IN (SELECT value FROM json_each(?))"
     items = json.dumps(besides.tolist())
-    found, around = [nearest(within.database, vector, chosen, items, len(besides))], None
+    found, around = [search_vectors(within.database, vector, chosen, items, len(besides))], None
     for kind in kinds:
         wanted = limit if kind else max(limit, reach)
-        near = nearest(within.database, vector, wheres[kind], within.project, wanted)
+        near = search_vectors(within.database, vector, wheres[kind], within.project, wanted)
         if kind == OWN and reach and len(near.item):
-            around = _matrix(_vectors_of(within.database, near.chunk[:reach].tolist()))
+            around = _stack_vectors(_vectors_of(within.database, near.chunk[:reach].tolist()))
         near = near.where(slice(limit))
         found.append(near._replace(kind=numpy.full(len(near.item), kind)))
-    return Evidence(*map(numpy.concatenate, zip(*found, strict=True))), around
+    return ChunkMatches(*map(numpy.concatenate, zip(*found, strict=True))), around
 
 
 def _with_wholes(vector: bytes, found: Candidates, within: Within) -> Candidates:
@@ -7165,7 +7176,7 @@ def wholes_of(database: Database, vector: bytes, items: list[int]) -> dict[int, 
         " WHERE c.item IN (SELECT value FROM json_each(?)) ORDER BY c.item"
     )
     rows = itertools.groupby(database.rows(sql, json.dumps(items)), lambda row: row[0])
-    return {item: _mean_cosine(_matrix(list(group)), vector) for item, group in rows}
+    return {item: _mean_cosine(_stack_vectors(list(group)), vector) for item, group in rows}
 
 
 def _mean_cosine(vectors: Any, query: bytes) -> float:
@@ -7176,7 +7187,7 @@ def _mean_cosine(vectors: Any, query: bytes) -> float:
     return float(cosine) if math.isfinite(cosine) else 0.0
 
 
-def as_candidates(words: Evidence, near: Evidence, best: float, ideal: float) -> Candidates:
+def as_candidates(words: ChunkMatches, near: ChunkMatches, best: float, ideal: float) -> Candidates:
     """What is known of items by words and by vectors; `best` is the greatest BM25, `ideal` that of
     a chunk that has every word once."""
     import numpy
@@ -7226,7 +7237,7 @@ class Profile(NamedTuple):
     share and other projects' factor), then `adjust` orders the best by what else is known."""
 
     score: Callable[[Candidates, float, float], Scores]
-    adjust: Callable[[list[Hit], dict[int, Facts], Query, Lexicon, float], list[Hit]]
+    adjust: Callable[[list[Hit], dict[int, RankFacts], Query, Lexicon, float], list[Hit]]
     floor: Callable[[int, float, float], float]  # what `adjust` takes last: see `chance_floor`
     reach: int = 0  # how many memories near the query it needs the vectors of
     links: bool = False  # whether it counts the graph edges of each item
@@ -7304,7 +7315,7 @@ def chance_floor(chunks: int, near_cohort: float, strange: float) -> float:
 
 
 def strange_beside(
-    strange: float, hits: list[Hit], facts: dict[int, Facts], lexicon: Lexicon
+    strange: float, hits: list[Hit], facts: dict[int, RankFacts], lexicon: Lexicon
 ) -> float:
     """How strange a question is to what was found: as by itself, and all of it where one of the
     best hits is in another language, from which a question in English is far in any case."""
@@ -7323,7 +7334,7 @@ def relevance(found: Candidates) -> Any:
 
 
 def default_adjust(
-    hits: list[Hit], facts: dict[int, Facts], query: Query, lexicon: Lexicon, floor: float
+    hits: list[Hit], facts: dict[int, RankFacts], query: Query, lexicon: Lexicon, floor: float
 ) -> list[Hit]:
     """The hits as the header says: by relevance, then by their chance to be the answer, those
     behind the first by their company too; with the similarity that follows from the chance."""
@@ -7363,7 +7374,7 @@ def contenders(hits: list[Hit], floor: float) -> tuple[list[Hit], list[Hit]]:
 
 
 def by_relevance(
-    hits: list[Hit], facts: dict[int, Facts], query: Query, lexicon: Lexicon
+    hits: list[Hit], facts: dict[int, RankFacts], query: Query, lexicon: Lexicon
 ) -> list[Hit]:
     """The hits, best first, with what MaxSim, confirmations and the time that is asked add to
     their scores. Accesses decide between equal scores."""
@@ -7380,11 +7391,11 @@ def by_relevance(
     return sorted(changed, key=lambda hit: (-hit.score, -facts[hit.item].accesses, -hit.item))
 
 
-def of_their_time(hits: list[Hit], facts: dict[int, Facts], asked: AskedTime) -> list[Hit]:
+def of_their_time(hits: list[Hit], facts: dict[int, RankFacts], asked: AskedTime) -> list[Hit]:
     """The hits for a question that asks for nothing but a time: relevance 1 for what is of that
     time or names it, 0 for all else."""
 
-    def fits(item: Facts) -> bool:
+    def fits(item: RankFacts) -> bool:
         named = asked_time(item.text, item.created_at)
         names_it = bool(named and asked.start <= named.start < asked.end)  # not an open "since"
         return names_it or (item.dated and asked.fits(item.created_at))
@@ -7392,7 +7403,7 @@ def of_their_time(hits: list[Hit], facts: dict[int, Facts], asked: AskedTime) ->
     return [hit._replace(relevance=float(fits(facts[hit.item]))) for hit in hits]
 
 
-def _timeliness(facts: Facts, asked: AskedTime) -> float:
+def _timeliness(facts: RankFacts, asked: AskedTime) -> float:
     """What a memory's score gains if it is of the time that a question asks about, or loses if it
     is later: it can tell of that time only by looking back."""
     if asked.events and facts.dated and asked.fits(facts.created_at):
@@ -7401,7 +7412,7 @@ def _timeliness(facts: Facts, asked: AskedTime) -> float:
 
 
 def features_of(
-    hits: list[Hit], facts: dict[int, Facts], query: Query, lexicon: Lexicon
+    hits: list[Hit], facts: dict[int, RankFacts], query: Query, lexicon: Lexicon
 ) -> Matrices:
     """The pair features of these hits; {} where all are of one time, or one has no vector. Memories
     of two projects are not versions of each other, and what came after the time that is asked
@@ -7442,7 +7453,7 @@ def similarity_facts(
     }
 
 
-def company(hits: list[Hit], facts: dict[int, Facts], first: int) -> Any:
+def company(hits: list[Hit], facts: dict[int, RankFacts], first: int) -> Any:
     """float[hits]: what each keeps of its chance, 0 to 1: the first and the nearest to it, all.
     What answers one question is alike (the cluster hypothesis, Jardine and van Rijsbergen 1971),
     so who asks for several memories finds the others next to the first."""
@@ -7451,7 +7462,7 @@ def company(hits: list[Hit], facts: dict[int, Facts], first: int) -> Any:
     vectors = [facts[hit.item].vector for hit in hits]
     if len(hits) < 2 or not all(vectors):
         return numpy.ones(len(hits))
-    matrix = _matrix([(vector,) for vector in vectors]).astype(float)
+    matrix = _stack_vectors([(vector,) for vector in vectors]).astype(float)
     near = matrix @ matrix[first]
     kept = numpy.exp(COMPANY * (near - numpy.delete(near, first).max()))
     kept[first] = 1
@@ -7515,7 +7526,7 @@ def classic_score(found: Candidates, _: float, factor: float) -> Scores:
     return Scores((similarity + boost) * project, similarity, parts | {"project": project})
 
 
-def classic_factors(facts: Facts, now: float) -> dict[str, float]:
+def classic_factors(facts: RankFacts, now: float) -> dict[str, float]:
     """Freshness, frequency and trust, which multiply a score."""
     last_used = facts.created_at if facts.last_access is None else facts.last_access
     days = max(0.0, now - last_used) / DAY
@@ -7526,7 +7537,7 @@ def classic_factors(facts: Facts, now: float) -> dict[str, float]:
     }
 
 
-def classic_adjust(hits: list[Hit], facts: dict[int, Facts], *_: Any) -> list[Hit]:
+def classic_adjust(hits: list[Hit], facts: dict[int, RankFacts], *_: Any) -> list[Hit]:
     """Every score multiplied by its factors, and at most 1."""
     now, changed = time.time(), []
     for hit in hits:
@@ -7558,7 +7569,7 @@ def unadjusted(hits: list[Hit], *_: Any) -> list[Hit]:
 
 
 PROFILES = {
-    "default": Profile(default_score, default_adjust, chance_floor, AROUND),
+    "default": Profile(default_score, default_adjust, chance_floor, NEIGHBOURS_AROUND),
     "classic": Profile(classic_score, classic_adjust, lambda *_: CLASSIC_FLOOR, links=True),
     "cosine": Profile(cosine_score, unadjusted, lambda *_: 0.0),
     "bm25": Profile(bm25_score, unadjusted, lambda *_: 1.0),
@@ -7643,7 +7654,7 @@ _CASED = _word_class(
 )
 
 
-def said(text: str) -> list[str]:
+def core_words(text: str) -> list[str]:
     """The words of a text without the remarks around it: ["keep", "it", "for", "30", "days"]."""
     core, _ = _core(text)
     return core.split(" ") if core else []
@@ -7659,7 +7670,7 @@ def differences(a: str, b: str) -> list[str]:
     quoted = introduced_a or introduced_b
     if core_a == core_b or (quoted and _same_but_case(core_a, core_b)):
         return []
-    return _reasons(said(a), said(b))
+    return _reasons(core_words(a), core_words(b))
 
 
 def _core(text: str) -> tuple[str, bool]:
@@ -7784,7 +7795,7 @@ def _near_earlier(
     """(id, other id, cosine): of each row the nearest of the others that are earlier."""
     import numpy
 
-    cosines = _matrix(rows) @ _matrix(others).T
+    cosines = _stack_vectors(rows) @ _stack_vectors(others).T
     if cosines.max() < CONFLICT_COSINE:
         return
     (seqs, _, projects, _), (other_seqs, _, other_projects, _) = (
@@ -7829,7 +7840,9 @@ def taken_apart(one: str = "?1", other: str = "?2") -> str:
     return f"SELECT 1 FROM history WHERE action = 'undo' AND item_id IN {ids} AND other_id IN {ids}"
 
 
-def judge(database: Database, ids: tuple[str, str], embed: Callable[[str], bytes]) -> Pair | None:
+def decide_merge(
+    database: Database, ids: tuple[str, str], embed: Callable[[str], bytes]
+) -> Pair | None:
     """Two items with the reasons against merging them; None if one of them is not live."""
     dated = f"iif(i.created_at < i.stored_at - {DATED}, i.created_at, NULL)"
     sql = f"SELECT i.seq, i.id, i.content, i.project_id, {dated} FROM items i WHERE {_LIVE}"
@@ -7841,7 +7854,7 @@ def judge(database: Database, ids: tuple[str, str], embed: Callable[[str], bytes
         cosine = _cosine(_mean_vector(database, seq), _mean_vector(database, other_seq))
     reasons = differences(other_text, text)
     if not reasons and cosine < MERGE_COSINE:  # a remark may move a vector that far
-        vectors = (_vector(embed(" ".join(said(content)))) for content in (text, other_text))
+        vectors = (_vector(embed(" ".join(core_words(content)))) for content in (text, other_text))
         cosine = _cosine(*vectors)
     if cosine < MERGE_COSINE:
         reasons.append(f"cosine: {cosine:.3f}")
@@ -7857,12 +7870,12 @@ def judge(database: Database, ids: tuple[str, str], embed: Callable[[str], bytes
 def _mean_vector(database: Database, item: int) -> Any:
     """float32[dimension]: the mean of the vectors of an item's chunks."""
     sql = "SELECT v.vector FROM chunks c JOIN vectors v ON v.chunk = c.id WHERE c.item = ?"
-    return _matrix(database.rows(sql, item)).mean(0)
+    return _stack_vectors(database.rows(sql, item)).mean(0)
 
 
 def _vector(data: bytes) -> Any:
     """float32[dimension]. Raises DamagedError."""
-    return _matrix([(data,)])[0]
+    return _stack_vectors([(data,)])[0]
 
 
 def _cosine(a: Any, b: Any) -> float:
@@ -7875,7 +7888,7 @@ def _cosine(a: Any, b: Any) -> float:
     return float(a @ b) / lengths
 
 
-def settle(connection: apsw.Connection, ids: tuple[str, str], pair: Pair | None) -> str:
+def apply_merge(connection: apsw.Connection, ids: tuple[str, str], pair: Pair | None) -> str:
     """Merge a queued pair, or link it if there are reasons against that: "merged", "linked", or
     "gone" if one of the two is not live."""
     sql = (
@@ -7958,7 +7971,7 @@ def _door_nearness(new: Neighbour, rivals: Sequence[Neighbour]) -> dict[str, Any
     """How near a rival is to the new one, beside how near the others are to either."""
     import numpy
 
-    vectors = _matrix([(memory.vector,) for memory in (*rivals, new)]).astype(float)
+    vectors = _stack_vectors([(memory.vector,) for memory in (*rivals, new)]).astype(float)
     every = vectors @ vectors.T
     cosines, among = every[-1, :-1], every[:-1, :-1]  # to the new one, and of the rivals
     others = ~numpy.eye(len(rivals), dtype=bool)
@@ -8035,7 +8048,7 @@ def door_columns(features: dict[str, Any], scale: dict[str, list[float]]) -> dic
     return columns
 
 
-def queue_reviews(connection: apsw.Connection, new: str, old: list[tuple[str, float]]) -> None:
+def queue_obsolete(connection: apsw.Connection, new: str, old: list[tuple[str, float]]) -> None:
     """Queue for `review` the older memories (id, probability) that a new one may make obsolete."""
     connection.executemany(
         "INSERT OR IGNORE INTO reviews(old_id, new_id, probability)"
@@ -8062,7 +8075,7 @@ def reviewable(database: Database) -> list[tuple[str, str, str, float]]:
     return [row[1:] for row in database.rows(sql)]
 
 
-def queue_review(connection: apsw.Connection, versions: Sequence[str]) -> None:
+def queue_pairs_of(connection: apsw.Connection, versions: Sequence[str]) -> None:
     """Queue every pair of some live memories for `review`."""
     sql = (
         "INSERT OR IGNORE INTO reviews SELECT a.id, b.id, 0.5, 0 FROM items a JOIN items b"
@@ -8148,14 +8161,14 @@ def adopt_decisions(connection: apsw.Connection, row: dict[str, Any]) -> None:
     for other in row["kept_apart"]:
         is_here = connection.execute("SELECT 1 FROM items WHERE id = ?", (other,)).get
         if is_here and not connection.execute(taken_apart(), (row["id"], other)).get:
-            note(connection, "undo", row["id"], other, APART)
+            add_history(connection, "undo", row["id"], other, APART)
     sql = (
         "SELECT s.id, i.id FROM items i JOIN items s ON s.id = i.successor"
         " WHERE i.ended_by = 'replace' AND (?1, ?2) IN ((i.id, s.id), (s.id, i.id))"
     )
     for other in row["beside"]:
         for front, old in fetch(connection, sql, row["id"], other):
-            note(connection, "replace", front, old, {"beside": 1})
+            add_history(connection, "replace", front, old, {"beside": 1})
 
 
 _PRINTED = {"id", "content", "created", "created_at", "scope"}  # each row that a command printed
@@ -8268,7 +8281,7 @@ class Importer:
         commit with the number of its rows."""
         from concurrent.futures import ThreadPoolExecutor
 
-        with self.encoder.at_once() as count, ThreadPoolExecutor(count) as workers:
+        with self.encoder.parallel_encoding() as count, ThreadPoolExecutor(count) as workers:
             for batch in _batches(rows_in(lines), IMPORT_BATCH):
                 self._batch.clear()
                 new = list(self._new_rows(batch))
@@ -8777,7 +8790,7 @@ class ParsedFile(NamedTuple):
 
 
 # The sources of conversations, whose files are on no disk.
-_KEPT_SAID = f"SELECT id FROM sources WHERE path = '{CONVERSATIONS}'"
+_CONVERSATION_SOURCES = f"SELECT id FROM sources WHERE path = '{CONVERSATIONS}'"
 _RECORD_COLUMNS = "size, changed_at, touched_at, read_at, digest"
 
 
@@ -8788,13 +8801,14 @@ def _file_record(row: list[Any]) -> FileRecord:
 # A compaction that was begun has a plan in meta, until it is done: which notes to move, and the
 # summary in their place.
 
-_BEGUN = "compacting:"  # the key of a plan, before the folder of the notes
+_COMPACTION_KEY = "compacting:"  # the key of a plan, before the folder of the notes
 
 
 def finish_compactions(database: Database) -> None:
     """Finish the compactions that were begun; undo those that cannot be finished."""
-    for (key,) in database.rows(f"SELECT key FROM meta WHERE key GLOB '{_BEGUN}*'"):
-        if os.path.isdir(key.removeprefix(_BEGUN)):  # or the plan waits until it is there again
+    for (key,) in database.rows(f"SELECT key FROM meta WHERE key GLOB '{_COMPACTION_KEY}*'"):
+        # Or the plan waits until it is there again
+        if os.path.isdir(key.removeprefix(_COMPACTION_KEY)):
             _end_compaction(database, key)
 
 
@@ -8802,7 +8816,9 @@ def _end_compaction(database: Database, key: str) -> str:
     """Carry out a plan, in one process at a time; the reason if it had to be undone, or ""."""
     with database.transaction() as connection:
         plan = meta_value(connection, key)
-        reason = _carry_out(Path(key.removeprefix(_BEGUN)), parse_object(plan)) if plan else ""
+        reason = (
+            _carry_out(Path(key.removeprefix(_COMPACTION_KEY)), parse_object(plan)) if plan else ""
+        )
         connection.execute("DELETE FROM meta WHERE key = ?", (key,))
     return reason
 
@@ -8924,12 +8940,12 @@ class Files:
     def indexed_path(self, given: str | Path) -> Path:
         """The path that something given is indexed by: without links, but a source that has become
         a link since is not followed."""
-        named = Path(os.path.abspath(from_root(given))) if str(given) else None
+        named = Path(os.path.abspath(absolute_path(given))) if str(given) else None
         return named if named in [source.path for source in self.sources()] else whole_path(given)
 
     def existing_path(self, given: str | Path) -> Path:
         """The same, but NotFound where nothing is there or in the index."""
-        path = check_name(not_all(self.indexed_path(given)))
+        path = check_name(check_not_root(self.indexed_path(given)))
         indexed = [*(source.path for source in self.sources()), *map(Path, self.records())]
         if not os.path.lexists(path) and not any(_is_in(other, path) for other in indexed):
             raise NotFound(f"there is no file or folder {path}")
@@ -8985,8 +9001,8 @@ class Files:
 
     def records(self, source: Source | None = None) -> dict[str, FileRecord]:
         """The records of files by their paths, of all sources or of one."""
-        sql = f"SELECT path, {_RECORD_COLUMNS} FROM files WHERE project_id = ?"
-        sql += f" AND source = {source.id:d}" if source else f" AND source NOT IN ({_KEPT_SAID})"
+        chosen = f"= {source.id:d}" if source else f"NOT IN ({_CONVERSATION_SOURCES})"
+        sql = f"SELECT path, {_RECORD_COLUMNS} FROM files WHERE project_id = ? AND source {chosen}"
         return {path: _file_record(row) for path, *row in self.database.rows(sql, self.project)}
 
     # Following the files
@@ -9043,10 +9059,13 @@ class Files:
         """
         from concurrent.futures import ThreadPoolExecutor
 
-        with self.encoder.at_once() as count, ThreadPoolExecutor(2 * count - 1) as readers:
+        with (
+            self.encoder.parallel_encoding() as count,
+            ThreadPoolExecutor(2 * count - 1) as readers,
+        ):
             found = self._files_to_read(plan, progress)
             try:
-                for (source, path, record), reading in ahead(
+                for (source, path, record), reading in map_ahead(
                     readers, 2 * count - 1, lambda new: self._read(*new[1:]), found
                 ):
                     if stop():
@@ -9167,7 +9186,7 @@ class Files:
             raise Skipped("changes all the time: try again")
         except Skipped as skipped:
             self._skip(path, str(skipped))
-            if record is None or (away and record.seen.size == AWAY):  # it was away before
+            if record is None or (away and record.seen.size == MISSING_SIZE):  # it was away before
                 return False
             return self.forget({str(path): record}, away)
 
@@ -9423,7 +9442,9 @@ class Files:
         sql = f"SELECT id, seq FROM items WHERE file = (SELECT id FROM files {this})"
         rows = fetch(connection, sql, path, self.project)
         self._erase_parts(connection, rows)
-        sql = f"UPDATE files SET size = {AWAY}, digest = x''" if away else "DELETE FROM files"
+        sql = (
+            f"UPDATE files SET size = {MISSING_SIZE}, digest = x''" if away else "DELETE FROM files"
+        )
         connection.execute(f"{sql} {this}", (path, self.project))
         return len(rows) if connection.changes() else None
 
@@ -9569,10 +9590,10 @@ def files_of_other_checkouts(projects: Projects, ids: set[int]) -> set[int]:
 def blank_files(database: Database) -> set[int]:
     """Within a snapshot, the files that were away or had no text when a recall looked."""
     sql = (  # no conversation, which has no digest
-        f"SELECT id FROM files f WHERE size = {AWAY} OR digest <> x''"
+        f"SELECT id FROM files f WHERE size = {MISSING_SIZE} OR digest <> x''"
         " AND NOT EXISTS (SELECT 1 FROM items WHERE file = f.id)"
     )
-    return {id for (id,) in database.unchanged(sql)} if database.state().has_sources else set()
+    return {id for (id,) in database.cached_rows(sql)} if database.state().has_sources else set()
 
 
 def sync_files(projects: Projects, encoder: Encoder, ids: set[int]) -> bool:
@@ -9687,10 +9708,10 @@ def whole_path(given: str | Path) -> Path:
     """An absolute path without links, of one that somebody gave."""
     if not str(given):
         raise InvalidInput("a path is empty: name a file or folder")
-    return real_path(from_root(given))
+    return real_path(absolute_path(given))
 
 
-def not_all(path: Path) -> Path:
+def check_not_root(path: Path) -> Path:
     """The path itself; InvalidInput for the root of a disk."""
     if path == Path(path.anchor):
         raise InvalidInput(f"all of {path} is too much: name a folder in it")
@@ -9701,7 +9722,7 @@ def place_to_write(given: str | Path, root: Path | None) -> Path:
     """The path of a file to write, with links followed. Those in the project at `root` may not lead
     out of it, and none may lead into a .git, where a setting may start programs: a checkout, which
     may come from anybody, must not decide what else is written. InvalidInput says what is wrong."""
-    path, named = whole_path(given), Path(os.path.abspath(from_root(given)))
+    path, named = whole_path(given), Path(os.path.abspath(absolute_path(given)))
     above = map(whole_path, named.parents)
     if root and not _is_in(path, root) and any(_is_in(folder, root) for folder in above):
         raise InvalidInput(f"{given} is a link out of the project: left as it is")
@@ -9823,7 +9844,7 @@ def own_place_to_write(projects: Projects, given: str | Path) -> Path:
 def day_note(projects: Projects, text: str, folder: str | Path | None) -> Entry:
     """A text as an entry of today's note in a folder."""
     now = datetime.now()
-    top = folder or (projects.root or from_root(".")) / _NOTES
+    top = folder or (projects.root or absolute_path(".")) / _NOTES
     path = own_place_to_write(projects, own_place_to_write(projects, top) / f"{now:%Y-%m-%d}.md")
     return Entry(text, path, f"{now:%H:%M} ", f"# {now:%Y-%m-%d}\n\n")
 
@@ -9848,7 +9869,7 @@ def write_down(
     id = files.part_at(path, line)
     message = f"{'Added to' if is_new else 'Stands already in'} {source}."
     if redacted:
-        message += tell_left_out(redacted)
+        message += redaction_message(redacted)
     if id is None:
         rows = (row for row in [*files.skipped, *files.warnings] if row["path"] == str(path))
         reason = ", ".join(row["reason"] for row in rows) or "has changed meanwhile"
@@ -9996,10 +10017,10 @@ def run_filter(command: str, text: str, timeout: float) -> str:
     options |= {"shell": True, "start_new_session": True, **no_window()}
     process: Any = subprocess.Popen(command, **options)
     end = time.monotonic() + timeout
-    Beside(lambda: _write_pipe(process.stdin, data), daemon=True)
-    errors = Beside(lambda: _end_of_pipe(process.stderr), daemon=True)
+    ThreadCall(lambda: _write_pipe(process.stdin, data), daemon=True)
+    errors = ThreadCall(lambda: _end_of_pipe(process.stderr), daemon=True)
     try:
-        output = Beside(lambda: _beginning_of_pipe(process.stdout, most + 1), daemon=True)
+        output = ThreadCall(lambda: _beginning_of_pipe(process.stdout, most + 1), daemon=True)
         printed = output.result(timeout)
         if len(printed) > most:
             raise _no_summary("no less than it was given")
@@ -10065,7 +10086,7 @@ def repeated(rows: list[tuple[str, Any]]) -> list[tuple[float, str, str]]:
     """The pairs of rows (source, vector) that say nearly the same, as (cosine, source, source)."""
     import numpy
 
-    matrix = _matrix(rows) if rows else numpy.empty((0, 1))
+    matrix = _stack_vectors(rows) if rows else numpy.empty((0, 1))
     pairs = []
     for start in range(0, len(rows), EXAMINE_BATCH):
         cosines = matrix[start : start + EXAMINE_BATCH] @ matrix.T
@@ -10083,7 +10104,7 @@ class Compaction:
 
     def __init__(self, files: Files, path: str | Path, before: int, begin: bool) -> None:
         self.files, self.projects = files, files.projects
-        self.folder = not_all(own_place_to_write(self.projects, path))
+        self.folder = check_not_root(own_place_to_write(self.projects, path))
         if not os.path.isdir(self.folder):
             raise NotFound(f"{self.folder} is no folder: name that of the notes, e.g. memory/")
         if begin:
@@ -10114,7 +10135,7 @@ class Compaction:
             for part, vector in self.files.vectors(path)
         ]
         repeats = [
-            {"similarity": _two_places(cosine), "sources": sources}
+            {"similarity": similarity_text(cosine), "sources": sources}
             for cosine, *sources in repeated(rows)
         ]
         return self._answer(repeats=repeats)
@@ -10154,7 +10175,7 @@ class Compaction:
         digests = {_beneath(note.path, folder): note.digest for note in self.notes}
         moves = {old: _beneath(free_name(_numbered(archive / old)), folder) for old in digests}
         plan = {"summary": name, "text": text, "moves": moves, "digests": digests}
-        key = f"{_BEGUN}{folder}"
+        key = f"{_COMPACTION_KEY}{folder}"
         with self.files.database.transaction() as connection:
             changed = [old for old in digests if not _has_digest(folder / old, digests[old])]
             if changed or meta_value(connection, key) is not None:
@@ -10192,7 +10213,7 @@ _CODEX_FRAME = _Pattern(r"# (?:Context|Files) .*?\n## My request for Codex:", re
 _CURSOR_FRAME = "<user_query>", "</user_query>"
 _COMMAND = _Pattern(r"/[\w:-]+")
 _QUOTED = _Pattern(r'"((?:[^"\\]|\\.)*+)"', re.DOTALL)
-_NO_TEXT = _Pattern("[\0\ud800-\udfff]")
+_NOT_STORABLE = _Pattern("[\0\ud800-\udfff]")
 _FOLDER = _Pattern(rb'"cwd": ?"(?:[^"\\]|\\.)*"')
 
 
@@ -10246,18 +10267,18 @@ def transcript_format(client: str) -> Format:
 
 
 def read_conversation(
-    client: str, path: Path, start: int = 0, session: str = "", unheard: int = 0
+    client: str, path: Path, start: int = 0, session: str = "", unkept: int = 0
 ) -> Conversation:
-    """The turns of a session's file from a byte on, and after `unheard`, a byte or time of
-    `said_by`; NotFound when the file is gone, InvalidInput when it cannot be read."""
+    """The turns of a session's file from a byte on, and after `unkept`, a byte or time of
+    `session_progress`; NotFound when the file is gone, InvalidInput when it cannot be read."""
     form = transcript_format(client)
     by_bytes = "lines" in form  # else the file is read whole each time
     try:
         if not os.path.isfile(path):
             raise NotFound(f"{path} is gone: there is no session to read")
-        start = max(start if _begins_line(path, start) else 0, unheard) if by_bytes else 0
+        start = max(start if _begins_line(path, start) else 0, unkept) if by_bytes else 0
         session = session or _session_in(form, path)
-        folder = said_text(_folder_in(form, path, session)) or None
+        folder = storable_text(_folder_in(form, path, session)) or None
         if _is_subagents(form, path):
             return Conversation(client, session, folder, [], start)
         entries, moment = _session_entries(form, path, start, session), int(path.stat().st_mtime)
@@ -10265,9 +10286,9 @@ def read_conversation(
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read ({error.strerror})") from None
     if not by_bytes:
-        turns, place = [turn for turn in turns if turn.at > unheard], 0
+        turns, place = [turn for turn in turns if turn.at > unkept], 0
     resume = place if turns else start
-    understood = understood or start > 0 or _says_nothing(form, path, session)
+    understood = understood or start > 0 or _is_empty_session(form, path, session)
     remark = "" if understood else f"{path} is of a version that this program does not know"
     return Conversation(client, session, folder, turns, resume, remark, _coded_in(form, path))
 
@@ -10304,7 +10325,7 @@ def _read_message(entry: Any, form: Format) -> Message | None:
     texts = map(_part_text, content if isinstance(content, list) else [content])
     if rule.get("quoted"):  # by `opencode run`
         texts = map(_unquoted, texts)
-    text = "\n\n".join(filter(None, map(typed_text if typed else said_text, texts)))
+    text = "\n\n".join(filter(None, map(typed_text if typed else storable_text, texts)))
     at = _unix_seconds(_lookup(entry, form.get("time", "")))
     return Message(typed, text, _valid_id(_lookup(entry, form.get("id", ""))), at)
 
@@ -10341,9 +10362,9 @@ def _unquoted(text: str) -> str:
     return quoted[1].replace('\\"', '"') if quoted else text
 
 
-def said_text(text: str) -> str:
+def storable_text(text: str) -> str:
     """A text without what recall added to it, as it can be stored."""
-    text = "\n" + _NO_TEXT.sub("\ufffd", text)
+    text = "\n" + _NOT_STORABLE.sub("\ufffd", text)
     return _without(text, "\n" + MEMORY_BEGIN, MEMORY_END).strip()
 
 
@@ -10351,7 +10372,7 @@ def typed_text(text: str) -> str:
     """What the user typed of a prompt, as a client or its hook has it; "" if nothing."""
     for tag in transcripts()["inserted"]:
         text = _without(text, f"<{tag}>", f"</{tag}>")
-    text = _unframed(said_text(text))
+    text = _unframed(storable_text(text))
     untyped = tuple(transcripts()["untyped"])
     return "" if text.startswith(untyped) or _COMMAND.fullmatch(text) else text
 
@@ -10392,7 +10413,7 @@ def _unix_seconds(value: Any) -> int:
     return 0
 
 
-def said_by(client: str, path: Path, ago: float = 0.0) -> int:
+def session_progress(client: str, path: Path, ago: float = 0.0) -> int:
     """How far a session has come: the bytes of its file, 0 if there is none yet; or, where the file
     is not appended to, the time `ago` seconds before now."""
     if "lines" not in transcript_format(client):
@@ -10427,7 +10448,7 @@ def _transcript_lines(path: Path, start: int = 0) -> Iterator[tuple[int, bytes]]
             begins, place = ends, place + len(line)
 
 
-def _says_nothing(form: Format, path: Path, session: str) -> bool:
+def _is_empty_session(form: Format, path: Path, session: str) -> bool:
     """Whether a session has nothing but what a client writes before the first prompt."""
     if "sql" in form:
         return _client_rows(path, form["sql"]["messages"], session) == []
@@ -10516,7 +10537,7 @@ def _coded(folder: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", folder).strip("-")
 
 
-def place_of(places: Sequence[str]) -> str:
+def client_folder(places: Sequence[str]) -> str:
     """The first of a client's places whose variable, if it begins with one, is set; expanded."""
     for place in places:
         if not place.startswith("$") or variable(place[1:].partition("/")[0]):
@@ -10526,7 +10547,7 @@ def place_of(places: Sequence[str]) -> str:
 
 def session_place(client: str) -> Path:
     """The folder below which a client keeps its sessions, or its database."""
-    return real_path(Path(os.path.expanduser(place_of(transcript_format(client)["home"]))))
+    return real_path(Path(os.path.expanduser(client_folder(transcript_format(client)["home"]))))
 
 
 def sessions_of(client: str, since: int = 0) -> Iterator[tuple[Path, str]]:
@@ -10747,7 +10768,7 @@ def original_rows(program: Path) -> Iterator[dict[str, Any]]:
 
 # How they are stored: a session is a file of the source CONVERSATIONS, a turn a part of it.
 
-_NEVER_AGAIN = -2  # the size in the row of a session that was forgotten
+FORGOTTEN_SIZE = -2  # the size in the row of a session that was forgotten
 
 
 class Session(NamedTuple):
@@ -10760,10 +10781,10 @@ class Session(NamedTuple):
 
 def session_name(client: str, session: str) -> str:
     """The name of a session, for people and as the path of its file."""
-    return f"{client}:{session_to_keep(session)}"
+    return f"{client}:{safe_session_id(session)}"
 
 
-def session_to_keep(session: str) -> str:
+def safe_session_id(session: str) -> str:
     """A client's id of a session; a hash of one that is a credential, or that nobody could type."""
     is_unfit = not session.isprintable() or redact(session, redacts())[1]
     return _short_hash(session) if is_unfit else session
@@ -10795,9 +10816,12 @@ def turn_id(name: str, key: str) -> str:
     return _short_hash(f"{name}#{key}")
 
 
-def kept_session(database: Database, name: str) -> Session | None:
+def find_session(database: Database, name: str) -> Session | None:
     """What is stored of a session, also if it was forgotten; None if nothing was."""
-    sql = f"SELECT id, project_id, size FROM files WHERE path = ? AND source IN ({_KEPT_SAID})"
+    sql = (
+        "SELECT id, project_id, size FROM files WHERE path = ? AND source IN"
+        f" ({_CONVERSATION_SOURCES})"
+    )
     rows = database.rows(sql, name)
     return Session(*rows[0]) if rows else None
 
@@ -10805,7 +10829,7 @@ def kept_session(database: Database, name: str) -> Session | None:
 def is_session(projects: Projects, id: object) -> bool:
     """Whether an id is the name of a session that is stored, of this project or of none."""
     is_name = isinstance(id, str) and ":" in id and id.isprintable()
-    kept = kept_session(projects.database, str(id)) if is_name else None
+    kept = find_session(projects.database, str(id)) if is_name else None
     return kept is not None and kept.project in ("", projects.current())
 
 
@@ -10822,8 +10846,8 @@ def keep_conversations(
         turns = _not_forgotten(projects.database, given)
         new = given._replace(folder=folder_of(projects, given), turns=turns)
         counts["forgotten"] += len(given.turns) - len(turns)
-        stored = kept_session(projects.database, session_name(new.client, new.session))
-        if stored and stored.resume == _NEVER_AGAIN:
+        stored = find_session(projects.database, session_name(new.client, new.session))
+        if stored and stored.resume == FORGOTTEN_SIZE:
             counts["forgotten"] += len(turns)
             counts["sessions"] += bool(given.turns)
         elif _is_homeless(stored, new):
@@ -10862,7 +10886,7 @@ def _is_homeless(stored: Session | None, new: Conversation) -> bool:
 def _keep_conversation(projects: Projects, encoder: Encoder, given: Conversation) -> int:
     """Store the turns of a session that are new or have grown; how many those are."""
     database, name, new = projects.database, session_name(given.client, given.session), 0
-    stored = kept_session(database, name)
+    stored = find_session(database, name)
     here = projects.of_folder(given.folder) if given.folder else None
     project = (stored and stored.project) or here or ""
     if stored and stored.project != project:
@@ -10874,14 +10898,14 @@ def _keep_conversation(projects: Projects, encoder: Encoder, given: Conversation
         at_once = None if encoder.model.destination else database  # a service makes many
         item = prepare_item(at_once, encoder, id, text, project or None, turn.at)
         with database.transaction() as connection:
-            file = note_session(connection, name, project, stored.resume if stored else 0)
+            file = write_session(connection, name, project, stored.resume if stored else 0)
             if file is None:
                 break
             if item.vectors and not claim_model(connection, encoder.model):
                 item = item._replace(vectors=[])
             new += write_turn(connection, file, item._replace(content_type=CONVERSATION))
     with database.transaction() as connection:
-        note_session(connection, name, project, given.resume)
+        write_session(connection, name, project, given.resume)
     return new
 
 
@@ -10897,7 +10921,7 @@ def _move_session(database: Database, session: Session, project: str) -> None:
 # A turn of a session that has a text, and maybe more of the answer.
 _SAME_TURN = (
     "SELECT 1 FROM items i JOIN files f ON f.id = i.file"
-    f" WHERE f.path = ?1 AND f.source IN ({_KEPT_SAID}) AND (i.content = ?2"
+    f" WHERE f.path = ?1 AND f.source IN ({_CONVERSATION_SOURCES}) AND (i.content = ?2"
     " OR substr(i.content, 1, length(?2) + 2) = ?2 || char(10, 10))"
 )
 
@@ -10934,7 +10958,7 @@ def _continues(before: str, now: str) -> bool:
     return is_cut and answer != "" and asked.startswith(prompt) and answer.startswith(answered)
 
 
-def note_session(connection: apsw.Connection, name: str, project: str, resume: int) -> int | None:
+def write_session(connection: apsw.Connection, name: str, project: str, resume: int) -> int | None:
     """Store how far a session was read; the id of its file, None if it was forgotten."""
     now = time.time_ns()
     source = connection.execute(
@@ -10946,28 +10970,29 @@ def note_session(connection: apsw.Connection, name: str, project: str, resume: i
         f"INSERT INTO files({_RECORD_COLUMNS}, path, project_id, source, dated)"
         " VALUES(?1, ?2, ?2, ?2, x'', ?3, ?4, ?5, 1) ON CONFLICT(path, project_id) DO UPDATE"
         " SET source = ?5, size = ?1, changed_at = ?2, read_at = ?2"
-        f" WHERE size <> {_NEVER_AGAIN} RETURNING id",
+        f" WHERE size <> {FORGOTTEN_SIZE} RETURNING id",
         (resume, now, name, project, source),
     ).get
 
 
 # The key in meta, before a session's name, of how much of it is never to be stored, as keeping was
 # off when it was said; and the end of its value, until a hook finds that keeping is on again.
-UNHEARD, _STILL = "unheard:", " still"
+UNKEPT, _STILL = "unheard:", " still"
 
 
-def unheard_of(database: Database, name: str) -> tuple[int, bool]:
-    """How much of a session is never stored, as `said_by` has it, and whether that still grows."""
-    noted = database.value("SELECT value FROM meta WHERE key = ?", f"{UNHEARD}{name}") or "0"
+def unkept_part(database: Database, name: str) -> tuple[int, bool]:
+    """How much of a session is never stored, as `session_progress` has it, and whether that still
+    grows."""
+    noted = database.value("SELECT value FROM meta WHERE key = ?", f"{UNKEPT}{name}") or "0"
     return int(noted.removesuffix(_STILL)), noted.endswith(_STILL)
 
 
-def note_unheard(
-    database: Database, name: str, said: int, still: bool, wait: int = BUSY_TIMEOUT
+def note_unkept(
+    database: Database, name: str, part: int, still: bool, wait: int = BUSY_TIMEOUT
 ) -> None:
-    """Store what `unheard_of` returns."""
+    """Store what `unkept_part` returns."""
     with database.transaction(wait) as connection:
-        set_meta(connection, f"{UNHEARD}{name}", f"{said}{_STILL * still}")
+        set_meta(connection, f"{UNKEPT}{name}", f"{part}{_STILL * still}")
 
 
 def write_turn(connection: apsw.Connection, file: int, item: Item) -> bool:
@@ -11005,13 +11030,13 @@ def _not_forgotten(database: Database, given: Conversation) -> list[Turn]:
 
 def forget_session(connection: apsw.Connection, name: str) -> int:
     """Erase the turns of a session, which is never stored again; how many it had."""
-    session = f"path = ? AND source IN ({_KEPT_SAID})"
+    session = f"path = ? AND source IN ({_CONVERSATION_SOURCES})"
     sql = f"SELECT id FROM items WHERE file IN (SELECT id FROM files WHERE {session})"
     ids = [id for (id,) in fetch(connection, sql, name)]
     for id in ids:
         erase_item(connection, id)
         set_meta(connection, f"{FORGOTTEN}{id}", name)
-    connection.execute(f"UPDATE files SET size = {_NEVER_AGAIN} WHERE {session}", (name,))
+    connection.execute(f"UPDATE files SET size = {FORGOTTEN_SIZE} WHERE {session}", (name,))
     return len(ids)
 
 
@@ -11020,7 +11045,7 @@ def sessions_kept(database: Database, project: str | None) -> dict[str, Any]:
     sql = (
         "SELECT f.path, count(*), min(i.created_at), max(i.created_at), (SELECT substr(content, 7,"
         f" {PREVIEW}) FROM items WHERE file = f.id ORDER BY first_line LIMIT 1)"
-        f" FROM files f JOIN items i ON i.file = f.id WHERE f.source IN ({_KEPT_SAID})"
+        f" FROM files f JOIN items i ON i.file = f.id WHERE f.source IN ({_CONVERSATION_SOURCES})"
         " AND f.project_id IN ('', ?) GROUP BY f.id ORDER BY 4 DESC, f.id DESC"
     )
     found = [
@@ -11120,7 +11145,7 @@ def check_vectors(connection: apsw.Connection, dimension: int) -> list[int]:
         sound = [row for row in batch if len(row[1]) == 4 * dimension]
         wrong += {row[0] for row in batch} - {row[0] for row in sound}
         if sound:
-            lengths = numpy.linalg.norm(_matrix(sound), axis=1)  # 0 where a vector is noise
+            lengths = numpy.linalg.norm(_stack_vectors(sound), axis=1)  # 0 where a vector is noise
             far = abs(lengths - 1) >= 0.001
             wrong += [row[0] for row, bad in zip(sound, far, strict=True) if bad]
     return wrong
@@ -11446,7 +11471,7 @@ def rebuild(found: Rescued, connection: apsw.Connection, encoder: Encoder) -> No
 _CONTENT, _TYPE, _PROJECT, _ENDED_AT, _TEXT_HASH, _FILE = 2, 3, 4, 7, 10, 11
 _MODEL_FACTS = ("model_name", "model_digest", "dimension")
 # How those keys of `meta` begin whose values can be made from nothing else.
-_META_KEPT = (HOOKS_OFF, UNHEARD, FORGOTTEN, "copy:", _BEGUN, "model_probe", "sent:")
+_META_KEPT = (HOOKS_OFF, UNKEPT, FORGOTTEN, "copy:", _COMPACTION_KEY, "model_probe", "sent:")
 
 
 def _rescued_sessions(found: Rescued, connection: apsw.Connection) -> dict[int, int | None]:
@@ -11460,7 +11485,7 @@ def _rescued_sessions(found: Rescued, connection: apsw.Connection) -> dict[int, 
     for number, (_, _, path, project, size, *_) in found.rows["files"].items():
         if not os.path.isabs(path):
             sessions[number] = path, project, min(size, 0)
-    return {number: note_session(connection, *facts) for number, facts in sessions.items()}
+    return {number: write_session(connection, *facts) for number, facts in sessions.items()}
 
 
 def _is_part(values: list[Any]) -> bool:
@@ -11498,7 +11523,7 @@ def _rescued_item(
 
 def backup_database(database: Database, path: str | Path) -> dict[str, Any]:
     """Copy the database into one file, and read that back."""
-    target = check_name(from_root(path))
+    target = check_name(absolute_path(path))
     if target.name == "-" or target.is_dir():
         raise InvalidInput(f"{target} is no name of a file: give another")
     database.must_exist()
@@ -11508,11 +11533,11 @@ def backup_database(database: Database, path: str | Path) -> dict[str, Any]:
     with contextlib.suppress(DatabaseError):  # a file that cannot be written is copied too
         if not os.path.lexists(target):  # noted before, since the process may be killed on the way
             _note_copy(database, target)
-    with database.explained():
+    with database.translate_errors():
         copy_database(database.reader(), target)
     with contextlib.closing(_connect(target)) as copy:  # which stays as it is
         counts = count_items(copy)
-    message = f"Copied {tell_counts(counts)} to {target}, and read the copy back."
+    message = f"Copied {counts_phrase(counts)} to {target}, and read the copy back."
     facts = {"path": str(target), "bytes": target.stat().st_size, **counts}
     return {"success": True, **facts, "message": message}
 
@@ -11523,17 +11548,17 @@ def _note_copy(database: Database, copy: Path) -> None:
 
 
 def _database_counts(database: Database, where: str = "true", *values: Any) -> dict[str, int]:
-    with database.explained():
+    with database.translate_errors():
         return count_items(database.reader(), where, *values)
 
 
 def restore_database(database: Database, path: str | Path) -> dict[str, Any]:
     """Put a copy in the place of the database, of which another is made before."""
-    source, live = check_name(from_root(path)), database.path
+    source, live = check_name(absolute_path(path)), database.path
     if not source.is_file():
         raise NotFound(f"there is no file {source}")
     database.refuse_own(source)
-    remove_left_behind(live)
+    remove_abandoned_drafts(live)
     draft = draft_of(aside(live, "restoring"))
     try:
         remarks = _draft_of_copy(database, source, draft)
@@ -11541,7 +11566,7 @@ def restore_database(database: Database, path: str | Path) -> dict[str, Any]:
     finally:
         draft.unlink(missing_ok=True)
     counts = _database_counts(database)
-    message = f"Restored {tell_counts(counts)} from {source}."
+    message = f"Restored {counts_phrase(counts)} from {source}."
     answer = {"success": True, "path": str(source), **counts}
     if kept:
         answer["kept"] = str(kept)
@@ -11552,8 +11577,8 @@ def restore_database(database: Database, path: str | Path) -> dict[str, Any]:
 def _draft_of_copy(database: Database, source: Path, draft: Path) -> str:
     """Write a copy with today's schema, and pages of the size that this database has. Returns
     remarks on where it syncs, and on what stays forgotten."""
-    with database.explained(source), contextlib.closing(_connect(source)) as given:
-        _check_ours(given, source)
+    with database.translate_errors(source), contextlib.closing(_connect(source)) as given:
+        _check_compatible(given, source)
         if not given.pragma("user_version"):
             raise DatabaseError(f"{source} holds nothing: choose another file")
         if found := check_pages(given):
@@ -11562,7 +11587,7 @@ def _draft_of_copy(database: Database, source: Path, draft: Path) -> str:
     size = PAGE_BYTES
     with contextlib.suppress(DamagedError):
         size = database.reader().pragma("page_size")
-    with database.explained(), contextlib.closing(_connect(draft)) as copy:
+    with database.translate_errors(), contextlib.closing(_connect(draft)) as copy:
         copy.pragma("journal_mode", "off")  # no other process has it, and a failure deletes it
         _upgrade(copy)
         new_generation(copy)
@@ -11620,15 +11645,15 @@ def _keep_forgotten(database: Database, copy: apsw.Connection) -> str:
     """Let no conversation come back that was never to be kept again. Returns a remark."""
     names, notes = list[Any](), list[Any]()
     with contextlib.suppress(DamagedError):
-        for prefix in (UNHEARD, FORGOTTEN):
+        for prefix in (UNKEPT, FORGOTTEN):
             notes += database.rows(f"SELECT key, value FROM meta WHERE key GLOB '{prefix}*'")
-        sql = f"SELECT path, project_id FROM files WHERE size = {_NEVER_AGAIN}"
-        names = database.rows(f"{sql} AND source IN ({_KEPT_SAID})")
+        sql = f"SELECT path, project_id FROM files WHERE size = {FORGOTTEN_SIZE}"
+        names = database.rows(f"{sql} AND source IN ({_CONVERSATION_SOURCES})")
     forgotten = 0
     with copy:
         for name, project in names:
             forgotten += forget_session(copy, name) > 0
-            note_session(copy, name, project, _NEVER_AGAIN)  # also one that the copy has not
+            write_session(copy, name, project, FORGOTTEN_SIZE)  # also one that the copy has not
         copy.executemany("INSERT OR REPLACE INTO meta VALUES(?, ?)", notes)
     remark = f" Conversations forgotten since, and not brought back: {forgotten}."
     return remark if forgotten else ""
@@ -11668,7 +11693,7 @@ def _take_contents(database: Database, new: Path) -> Path | None:
     try:
         connection = database.writer()
         with (
-            database.explained(),
+            database.translate_errors(),
             contextlib.closing(_open_read_only(new)) as source,
             connection.backup("main", source, "main") as backup,
         ):
@@ -11690,7 +11715,7 @@ def _take_contents(database: Database, new: Path) -> Path | None:
 def _exchange(database: Database, new: Path, kept: Path) -> None:
     """Put a file in the place of a damaged one, which stays under another name."""
     database.close()
-    keep_as(database.path, kept)
+    link_or_copy(database.path, kept)
     for suffix in ("-wal", "-shm"):
         with contextlib.suppress(FileNotFoundError):
             os.rename(f"{database.path}{suffix}", f"{kept}{suffix}")
@@ -11727,7 +11752,7 @@ def _check_file(database: Database) -> Iterator[Check]:
     if os.access(path, os.R_OK) and not _is_writable(path):  # else another check tells
         detail = f"{path} or its folder cannot be written: nothing can be stored"
         yield Check("permissions", "warning", detail)
-    if drafts := ", ".join(draft.name for draft in left_behind(path)):
+    if drafts := ", ".join(draft.name for draft in abandoned_drafts(path)):
         remedy = "the next `restore` or `doctor --repair` removes them"
         detail = f"left by processes that were killed: {drafts}; {remedy}"
         yield Check("drafts", "warning", detail)
@@ -11758,10 +11783,10 @@ def check_contents(database: Database, encoder: Encoder) -> Iterator[Check]:
 def _fault_of_pages(database: Database) -> Check | None:
     """What is wrong with the pages or the schema; DatabaseError for a file that is not ours."""
     # By a new connection: in one that knew the index before, FTS5 takes others' writes for damage.
-    with database.explained(), contextlib.closing(_connect(database.path)) as own:
+    with database.translate_errors(), contextlib.closing(_connect(database.path)) as own:
         if found := check_pages(own):
             return Check("pages", "broken", found)
-        _check_ours(own, database.path)
+        _check_compatible(own, database.path)
         if wrong := wrong_in_schema(own):
             detail = f"not as version {own.pragma('user_version')} has them: {', '.join(wrong)}"
             return Check("schema", "broken", detail)
@@ -11786,7 +11811,7 @@ def _check_tables(connection: apsw.Connection, encoder: Encoder) -> Iterator[Che
         counts = count_items(connection)
         for name in ("chunks", "vectors"):
             counts[name] = connection.execute(f"SELECT count(*) FROM {name}").get
-        yield Check("tables", "ok", f"{tell_counts(counts)} agree with the texts")
+        yield Check("tables", "ok", f"{counts_phrase(counts)} agree with the texts")
 
 
 def _check_program(database: Database, encoder: Encoder) -> Iterator[Check]:
@@ -11835,7 +11860,7 @@ def describe_program(database: Database) -> dict[str, str]:
         "python": f"{python}, {_without_home(sys.executable)}",
         "program": _without_home(str(Path(__file__).resolve())),
         "system": f"{platform.platform()}, {os.cpu_count()} processors, {locale.getencoding()}",
-        "set": ", ".join(settings_made()) or "nothing",
+        "set": ", ".join(settings_in_use()) or "nothing",
     }
 
 
@@ -11881,8 +11906,8 @@ def _describe_file(database: Database) -> str:
     path = database.path
     if not path.exists():
         return f"{_without_home(str(path))}, not there yet"
-    with database.explained(), contextlib.closing(_open_read_only(path)) as own:
-        _check_ours(own, path)
+    with database.translate_errors(), contextlib.closing(_open_read_only(path)) as own:
+        _check_compatible(own, path)
         schema = f"schema {own.pragma('user_version')} of {len(MIGRATIONS)}"
     return f"{_without_home(str(path))}, {database.size():,} bytes, {schema}"
 
@@ -11900,7 +11925,7 @@ def refuse_another_programs(path: Path) -> None:
 def repair_database(database: Database, encoder: Encoder) -> dict[str, Any]:
     """Mend the model and the file, each if it is broken."""
     refuse_another_programs(database.path)
-    remove_left_behind(database.path)
+    remove_abandoned_drafts(database.path)
     healthy, remark = _mend_model(encoder)
     if _has_sound_contents(database, encoder):
         return {"healthy": healthy, "message": remark or "Nothing is broken."}
@@ -11944,8 +11969,8 @@ def _mend_contents(database: Database, encoder: Encoder) -> dict[str, Any]:
         rebuild_derived(connection, encoder)
         note_copy(connection, kept)
     message = "Made anew what did not agree with the texts."
-    message += f" Of texts {_told_lost(lost)}." if lost else ""
-    message += _told_texts(torn, changed)
+    message += f" Of texts {_lost_phrase(lost)}." if lost else ""
+    message += _damaged_texts_message(torn, changed)
     return {"kept": str(kept), "lost": lost, "message": message}
 
 
@@ -11983,7 +12008,7 @@ def _mend_pages(database: Database, encoder: Encoder) -> dict[str, Any]:
     """Put what can be read of a damaged file into a new one, which takes its place."""
     live = database.path
     draft, kept = draft_of(aside(live, "rescued")), aside(live, "damaged")
-    with database.explained(), _nobody_writes(database):
+    with database.translate_errors(), _nobody_writes(database):
         found = rescue(_remains(live))
         try:
             with contextlib.closing(Database(draft)) as new, new.transaction() as connection:
@@ -11995,12 +12020,14 @@ def _mend_pages(database: Database, encoder: Encoder) -> dict[str, Any]:
             draft.unlink(missing_ok=True)
     counts = dict(Counter(map(_counted_as, found.rows["items"].values())))
     rescued, lost = counts.pop("items", 0), found.lost()
-    message = f"Rescued {tell_counts({'items': rescued} | counts)} from the pages that can be read"
-    message += f"; {_told_lost(lost)}."
+    message = (
+        f"Rescued {counts_phrase({'items': rescued} | counts)} from the pages that can be read"
+    )
+    message += f"; {_lost_phrase(lost)}."
     if found.missing:
         message += f" The file is {found.missing} pages shorter than it was: what stood there alone"
         message += " is lost, too, and cannot be counted."
-    message += _told_texts(found.torn, found.changed)
+    message += _damaged_texts_message(found.torn, found.changed)
     if not (rescued or counts or lost):
         message = "Nothing of a memory can be read in it: the database is new and empty."
     if "file_parts" in counts:
@@ -12025,7 +12052,7 @@ def _nobody_writes(database: Database) -> Iterator[None]:
         yield
 
 
-def _told_lost(ids: list[str]) -> str:
+def _lost_phrase(ids: list[str]) -> str:
     if not ids:
         return "none is lost"
     more = len(ids) - REFUSED_SHOWN
@@ -12033,7 +12060,7 @@ def _told_lost(ids: list[str]) -> str:
     return f"{len(ids)} could not be: {', '.join(ids[:REFUSED_SHOWN])}{rest}"
 
 
-def _told_texts(torn: Collection[str], changed: Collection[str]) -> str:
+def _damaged_texts_message(torn: Collection[str], changed: Collection[str]) -> str:
     """Which texts a person should look at."""
     faults = (torn, "only a part can be read"), (changed, "the text is not what was stored")
     return "".join(
@@ -12141,7 +12168,7 @@ def reindex_database(
         last = batch[-1][0]
     _switch(database, goal, encoder.model)
     chunks, counts = database.value("SELECT count(*) FROM chunks"), _database_counts(database)
-    made = f"{chunks:,} chunk{'s' * (chunks != 1)} of {tell_counts(counts)}"
+    made = f"{chunks:,} chunk{'s' * (chunks != 1)} of {counts_phrase(counts)}"
     message = f"Made {made} anew, with {encoder.model.name}."
     return {"success": True, **counts, "chunks": chunks, "message": message}
 
@@ -12264,7 +12291,7 @@ _ENDED_HERE = (
 def left_in_copies(database: Database) -> dict[str, list[str]]:
     """Remove what killed processes left beside the file. Returns {copies?}: where erased texts may
     still stand."""
-    remove_left_behind(database.path)
+    remove_abandoned_drafts(database.path)
     kept = copies(database)
     return {"copies": kept} if kept else {}
 
@@ -12394,9 +12421,9 @@ def given_item(projects: Projects, id: object) -> dict[str, Any]:
 
 
 def _why_no_item(projects: Projects, given: str) -> str:
-    kept = kept_session(projects.database, given)
+    kept = find_session(projects.database, given)
     is_own = kept is not None and kept.project in ("", projects.current())
-    if kept is None or kept.resume == _NEVER_AGAIN or (kept_to_one_project() and not is_own):
+    if kept is None or kept.resume == FORGOTTEN_SIZE or (kept_to_one_project() and not is_own):
         return f"no memory with the id {_show(given)} (not found): see `list`"
     what = f"{_show(given)} is a conversation"
     if not is_own:
@@ -12512,7 +12539,7 @@ class Found(NamedTuple):
     """The best candidates of a request, and what else ranking needs."""
 
     hits: list[Hit]
-    facts: dict[int, Facts]  # of each hit, by row number
+    facts: dict[int, RankFacts]  # of each hit, by row number
     query: Query  # with the vectors around it
     floor: float  # the relevance that one of the hits must have
     blank: set[int]  # files that were away or had no text
@@ -12553,8 +12580,8 @@ class Search(View):
             comparable = comparable and self.database.state().dimension > 0
             if comparable:
                 self.encoder.begin_loading()
-            words = weigh_words(self.database, query.text, self.lexicon)
-            matched = matching(words, within)
+            words = weigh_query(self.database, query.text, self.lexicon)
+            matched = search_words(words, within)
             vector = self._query_vector(query.text, words) if comparable else None
             comparable, vector = vector is not None, vector or b""
             reach = request.profile.reach
@@ -12573,11 +12600,11 @@ class Search(View):
             floor = request.profile.floor(words.chunks, near_cohort, strange)
             return Found(hits, facts, query, floor, blank_files(self.database))
 
-    def _query_vector(self, text: str, words: Words) -> bytes | None:
+    def _query_vector(self, text: str, words: WeightedQuery) -> bytes | None:
         """None where a service gives none, or has another model by now; b"" where the model knows
         no word of the query."""
         try:
-            vector = self.encoder.embed_query(text, words.told)
+            vector = self.encoder.embed_query(text, words.weights)
         except ServiceError:
             return None
         return vector if same_model(self.database, self.encoder.model) else None
@@ -12609,7 +12636,7 @@ class Search(View):
             hits = [hit for hit in hits if facts[hit.item].file not in stale]
         return self._own_checkout_first(self._each_once(hits, facts), facts)
 
-    def _each_once(self, hits: list[Hit], facts: dict[int, Facts]) -> list[Hit]:
+    def _each_once(self, hits: list[Hit], facts: dict[int, RankFacts]) -> list[Hit]:
         """The hits without those whose text a better one has of the same file: it may be indexed
         for several projects, and for all."""
         files = {facts[hit.item].file for hit in hits} - {None}
@@ -12647,7 +12674,12 @@ class Search(View):
         )
 
     def _of_time(
-        self, asked: AskedTime, vector: bytes, within: Within, found: Candidates, words: Words
+        self,
+        asked: AskedTime,
+        vector: bytes,
+        within: Within,
+        found: Candidates,
+        words: WeightedQuery,
     ) -> Candidates:
         """The candidates and what else is of the time that the question asks about, here or global:
         all that is of that time counts as having every word of the query."""
@@ -12655,22 +12687,23 @@ class Search(View):
 
         span = f"i.created_at BETWEEN {asked.start} AND {asked.end - 1}"
         where = f"{within.live} AND {span} AND {_KNOWN_DAY} AND {_OWN}"
-        near = nearest(self.database, vector, where, within.project, CANDIDATES)
+        near = search_vectors(self.database, vector, where, within.project, CANDIDATES)
         more = near.where(~numpy.isin(near.item, found.item, assume_unique=True))
-        late = as_candidates(as_evidence([]), more, 0.0, words.ideal)
+        late = as_candidates(chunk_matches([]), more, 0.0, words.ideal)
         every = Candidates(*map(numpy.append, found, late))
         fits = numpy.isin(every.item, near.item, assume_unique=True)
         return every._replace(coverage=numpy.where(fits, 1.0, every.coverage))
 
-    def _facts(self, hits: list[Hit], links: bool) -> dict[int, Facts]:
+    def _facts(self, hits: list[Hit], links: bool) -> dict[int, RankFacts]:
         """What else ranking may look at, by row number."""
         count = "(SELECT count(*) FROM graph_edges WHERE {} = i.id)"
         counted = f"{count.format('from_id')} + {count.format('to_id')}" if links else "0"
         sql = (
             'SELECT i.seq, substr(i.content, c.start + 1, c."end" - c.start), i.created_at,'
             " coalesce(a.access_count, 0), a.last_accessed_at, coalesce(a.validation_count, 0),"
-            f" {counted}, coalesce({_HAS_DAY}, 1), CASE WHEN NOT {_SAID} THEN i.file END, v.vector,"
-            f' i.stored_at, {_SAID}, i.project_id, {_HAS_REPLACED}, c.position, c.start, c."end"'
+            f" {counted}, coalesce({_HAS_DAY}, 1), CASE WHEN NOT {_IS_TURN} THEN i.file END,"
+            f" v.vector, i.stored_at, {_IS_TURN}, i.project_id, {_HAS_REPLACED},"
+            ' c.position, c.start, c."end"'
             " FROM chunks c JOIN items i ON i.seq = c.item"
             " LEFT JOIN access_log a ON a.item_id = i.id LEFT JOIN files f ON f.id = i.file"
             " LEFT JOIN vectors v ON v.chunk = c.id"
@@ -12678,11 +12711,11 @@ class Search(View):
         )
         chunks = json.dumps([hit.chunk for hit in hits])
         return {
-            item: Facts(*columns, span=(position, start, end))
+            item: RankFacts(*columns, span=(position, start, end))
             for item, *columns, position, start, end in self.database.rows(sql, chunks)
         }
 
-    def _own_checkout_first(self, hits: list[Hit], facts: dict[int, Facts]) -> list[Hit]:
+    def _own_checkout_first(self, hits: list[Hit], facts: dict[int, RankFacts]) -> list[Hit]:
         """The hits; those in files of the repository's other checkouts have the factor of other
         projects, so that they come first only if they are clearly better."""
         own = {file for hit in hits if not hit.foreign and (file := facts[hit.item].file)}
@@ -12747,11 +12780,11 @@ class Search(View):
     def results(self, hits: list[Hit]) -> dict[int, dict[str, Any]]:
         """What callers see of each hit, by row number."""
         items = items_by_row(self.database, [hit.item for hit in hits])
-        authors_of = authors(self.database, (row["id"] for row in items.values()))
+        authors_of = authors_by_id(self.database, (row["id"] for row in items.values()))
         return {
             hit.item: result_of(items[hit.item], hit)
             | authors_of.get(items[hit.item]["id"], {})
-            | told_source(items[hit.item], self.projects)
+            | source_fields(items[hit.item], self.projects)
             for hit in hits
             if hit.item in items  # else forgotten a moment ago
         }
@@ -12775,7 +12808,7 @@ class Search(View):
         edges = links_of(self.database, ids, self.projects.current())
         edges = [edge for edge in edges if edge.other not in found]
         alike = [edge for edge in edges if edge.kind in _ALIKE]
-        older = self._versions_behind(ids)
+        older = self._older_versions(ids)
         for row in results:
             if related := [edge.other for edge in alike if edge.id == row["id"]]:
                 row["related_ids"] = list(dict.fromkeys(related))[:NEIGHBOURS_SHOWN]
@@ -12788,7 +12821,7 @@ class Search(View):
         around["suggested"] = self._neighbours(suggested)
         return {name: rows for name, rows in around.items() if rows}
 
-    def _versions_behind(self, ids: list[str]) -> dict[str, list[str]]:
+    def _older_versions(self, ids: list[str]) -> dict[str, list[str]]:
         """The ids of all versions behind each of these items, newest first."""
         behind = "JOIN items i ON i.successor = {} AND i.ended_by <> 'undo'"
         sql = (
@@ -12836,7 +12869,7 @@ class Search(View):
         if not 1 <= number <= len(pages):
             raise InvalidInput(f"{row['id']} has pages 1 to {len(pages)}, not {number}")
         start, end = pages[number - 1]
-        result = told_items(self.projects, [row])[0]
+        result = items_as_returned(self.projects, [row])[0]
         result |= {"content": content[start:end], "similarity": "1.00"}
         if self.projects.is_foreign(row):
             result["cross_project"] = True
@@ -12850,9 +12883,9 @@ class Search(View):
 def result_of(row: dict[str, Any], hit: Hit) -> dict[str, Any]:
     """What callers see of a hit; of a long text its best chunk."""
     content, (position, start, end) = row["content"], hit.span
-    result = shared_facts(row) | {"similarity": _two_places(hit.score)}
+    result = shared_facts(row) | {"similarity": similarity_text(hit.score)}
     if abs(hit.score - hit.cosine) > 0.001:
-        result["raw_similarity"] = _two_places(hit.cosine)
+        result["raw_similarity"] = similarity_text(hit.cosine)
     if row["chunks"] > 1:
         result["content"] = content[start:end]
         result["beginning"] = content[:PREVIEW]
@@ -12963,7 +12996,7 @@ class Storing(View):
         old = item_to_replace(self.projects, replace) if replace is not None else None
         wanted = check_scope(scope) if scope is not None else None
         project, remark = self._destination(wanted, old)
-        with self.database.explained():
+        with self.database.translate_errors():
             twin = same_text(self.database.reader(), content, project)
         if old and twin == old["id"]:  # the text stays, and is confirmed
             old = None
@@ -12997,7 +13030,7 @@ class Storing(View):
                 return None
             project, created = row
             count_validation(connection, twin)
-            note(connection, "confirm", twin)
+            add_history(connection, "confirm", twin)
             if old:
                 gone = item_to_replace(self.projects, old["id"])  # others may have been quicker
                 at = ended_when(gone["created_at"], created)
@@ -13021,7 +13054,7 @@ class Storing(View):
             return False
         *order, vector = rows[0]
         where = f"{_MEMORY} AND {_OWN} AND i.created_at BETWEEN {order[0]:d} AND {until:d}"
-        near = nearest(self.database, vector, where, self.projects.current(), 10)
+        near = search_vectors(self.database, vector, where, self.projects.current(), 10)
         rivals = items_by_row(self.database, near.item[near.score >= RIVAL_COSINE].tolist())
         return any([rival["created_at"], rival["seq"]] > order for rival in rivals.values())
 
@@ -13044,9 +13077,9 @@ class Storing(View):
         here, where = project or self.projects.current(), f"{_MEMORY} AND {_OWN}"
         with self.database.snapshot():
             if self.index:
-                found, _ = self.index.nearest(new.vector, here, DOOR_ASKED, NEAR_SCANNED)
+                found, _ = self.index.search(new.vector, here, DOOR_ASKED, NEAR_SCANNED)
             else:
-                found = nearest(self.database, new.vector, where, here, DOOR_ASKED)
+                found = search_vectors(self.database, new.vector, where, here, DOOR_ASKED)
             rows = self.database.rows(
                 f"SELECT c.id, {_RIVAL} FROM chunks c JOIN items i ON i.seq = c.item"
                 " JOIN vectors v ON v.chunk = c.id WHERE i.file IS NULL"
@@ -13194,7 +13227,7 @@ class Consolidator:
                 queue = queued_pairs(self.database, CONSOLIDATE_BATCH)
                 if not queue:
                     break
-                done += self.settle(*(row[:2] for row in queue), stop=stop)
+                done += self.merge_pairs(*(row[:2] for row in queue), stop=stop)
                 progress(len(queue))
         return self._consolidated(done)
 
@@ -13216,7 +13249,7 @@ class Consolidator:
                 for id, other, cosine in pairs:
                     enqueue(connection, id, [(other, cosine)])
                 for id, old in outdated:
-                    queue_reviews(connection, id, old)
+                    queue_obsolete(connection, id, old)
                 set_meta(connection, "examined", str(last))
             if stop() or not self._lease.take():
                 return
@@ -13246,16 +13279,16 @@ class Consolidator:
             found.append((new.id, pairs))
         return found
 
-    def settle(
+    def merge_pairs(
         self, *queued: tuple[str, str], stop: Callable[[], bool] = lambda: False
     ) -> list[tuple[str, Pair]]:
         """Merge or link these pairs: what became of each that is still there."""
         judged = [
-            (ids, judge(self.database, ids, self.encoder.embed))
+            (ids, decide_merge(self.database, ids, self.encoder.embed))
             for ids in itertools.takewhile(lambda _: not stop(), queued)
         ]
         with self.database.transaction() as connection:
-            settled = [(settle(connection, ids, pair), pair) for ids, pair in judged]
+            settled = [(apply_merge(connection, ids, pair), pair) for ids, pair in judged]
             for status, pair in settled:
                 if pair and status == "linked":
                     link_clusters(connection, pair.keep, pair.other)
@@ -13272,7 +13305,7 @@ class Consolidator:
         for ids in sorted(cosines, key=lambda ids: (-cosines[ids], ids)):
             if stop():
                 break
-            pair = judge(self.database, ids, self.encoder.embed)
+            pair = decide_merge(self.database, ids, self.encoder.embed)
             if pair and hidden.isdisjoint(ids):
                 proposed.append(("linked" if pair.reasons else "merged", pair))
                 hidden.update([] if pair.reasons else [pair.other])
@@ -13284,7 +13317,7 @@ class Consolidator:
                 "action": status,
                 "keep": self._facts_of(pair.keep),
                 "other": self._facts_of(pair.other),
-                "similarity": _two_places(pair.similarity),
+                "similarity": similarity_text(pair.similarity),
                 "reasons": pair.reasons,
             }
             for status, pair in done
@@ -13384,7 +13417,7 @@ def _take_back(connection: apsw.Connection, old: str, front: str | None) -> bool
     """Make an item live again; whether the one in its place is hidden behind it in turn."""
     reason, successor = restore_item(connection, old)
     if front is None or reason in ("merge", "beside"):
-        note(connection, "undo", old, successor, APART)
+        add_history(connection, "undo", old, successor, APART)
         return False
     sql = "SELECT id, created_at FROM items WHERE id IN (?, ?)"
     created = dict(fetch(connection, sql, old, front))
@@ -13423,14 +13456,14 @@ def move_item(projects: Projects, id: str, scope: str) -> dict[str, Any]:
             raise InvalidInput(f"{row['id']} is nowhere else: {scope} scope has it already")
         if twin := same_text(connection, row["content"], project):
             raise InvalidInput(f"{twin} says the same in {scope} scope: `forget` one of the two")
-        if projects_behind(projects.database, row["id"]) - {None, projects.current()}:
+        if projects_of_versions(projects.database, row["id"]) - {None, projects.current()}:
             reason = f"{row['id']} has taken the place of another project's memory"
             raise InvalidInput(f"{reason}: store it anew in {scope} scope")
         sql = _LINEAGE.format("i.id, i.project_id")
         for moved, before in fetch(connection, sql, row["id"]):
             if before != project:
                 place_item(connection, moved, project)
-                note(connection, "move", moved, detail={"from": before})
+                add_history(connection, "move", moved, detail={"from": before})
     message = f"{row['id']} is in {scope} scope now."
     return {"success": True, "id": row["id"], "scope": scope, "message": message}
 
@@ -13497,7 +13530,7 @@ _LINEAGE = (
 )
 
 
-def projects_behind(database: Database, id: str) -> set[str | None]:
+def projects_of_versions(database: Database, id: str) -> set[str | None]:
     """The projects of an item and of all its versions; None is global."""
     return {project for (project,) in database.rows(_LINEAGE.format("i.project_id"), id)}
 
@@ -13506,7 +13539,7 @@ def history_of(projects: Projects, id: str) -> dict[str, Any]:
     """What happened to an item: what `Memory.history` returns."""
     row = visible_item(projects, id)
     rows = [*map(_item, projects.database.rows(_LINEAGE.format(_ITEM), row["id"]))]
-    pairs = zip(rows, told_items(projects, rows), strict=True)
+    pairs = zip(rows, items_as_returned(projects, rows), strict=True)
     versions = [facts | {"live": version["ended_at"] is None} for version, facts in pairs]
     ids = json.dumps([version["id"] for version in versions])
     sql = (
@@ -13543,7 +13576,7 @@ def graph_of(projects: Projects, id: str) -> dict[str, Any]:
 
 
 def _node(projects: Projects, row: dict[str, Any]) -> dict[str, Any]:
-    node = shared_facts(row) | told_source(row, projects) | {"live": row["ended_at"] is None}
+    node = shared_facts(row) | source_fields(row, projects) | {"live": row["ended_at"] is None}
     return node | ({"cross_project": True} if projects.is_foreign(row) else {})
 
 
@@ -13582,7 +13615,7 @@ def listed_items(
         f" (SELECT i.seq {where} {order} LIMIT ? OFFSET ?) {order}",
         *(*values, limit, limit * (page - 1)),
     )
-    items = told_items(projects, [*map(_item, rows)])
+    items = items_as_returned(projects, [*map(_item, rows)])
     answer: dict[str, Any] = {"count": len(items), "total": total, "items": items}
     answer |= ({"page": page} if page > 1 else {}) | ({"oldest": True} if oldest else {})
     if not items:
@@ -13832,12 +13865,12 @@ def receive(
             if (more := sum(state["ok"].values()) - sum(known.values())) > 0:
                 _add_counts(connection, id, 0, more)
         connection.execute("UPDATE clock SET applying = 0")
-        counts["forgotten"] += _forget_behind(connection, [*joined])
+        counts["forgotten"] += _forget_successors(connection, [*joined])
         _bring_back(connection, [id for id, state in joined.items() if state["gone"]])
         taken = before.keys() | joined.keys()
         rivals = _rivals(connection, before, (state for state in states if state["id"] in taken))
         for _, versions in rivals:
-            queue_review(connection, versions)
+            queue_pairs_of(connection, versions)
         if dry_run:
             raise _DryRun
     return counts, rivals
@@ -13991,7 +14024,7 @@ def _change_ends(connection: apsw.Connection, ids: Iterable[str]) -> None:
         if now:
             _, other = restore_item(connection, id)
             if state["end"] and not state["end"][2] and (id, other) not in swapped:
-                note(connection, "undo", id, other, APART)
+                add_history(connection, "undo", id, other, APART)
         if end is None:
             continue
         by, at, successor = end
@@ -14004,7 +14037,7 @@ def _change_ends(connection: apsw.Connection, ids: Iterable[str]) -> None:
             connection.execute(f"{sql} WHERE id = ?", (at, by, successor or None, id))
 
 
-def _forget_behind(connection: apsw.Connection, ids: list[str]) -> int:
+def _forget_successors(connection: apsw.Connection, ids: list[str]) -> int:
     """Forget what somebody put behind a memory that, unknown to them, was forgotten here."""
     sql = (
         "SELECT i.id FROM json_each(?) j JOIN items i ON i.id = j.value AND i.file IS NULL"
@@ -14023,7 +14056,7 @@ def _bring_back(connection: apsw.Connection, gone: list[str]) -> None:
     )
     for (id,) in fetch(connection, sql, json.dumps(gone)):
         restore_item(connection, id)
-        note(connection, "undo", id)
+        add_history(connection, "undo", id)
 
 
 def _rivals(
@@ -14927,7 +14960,7 @@ class HubMemory(NamedTuple):
         packed: list[bytes] = []
         with contextlib.suppress(ValueError):  # what a member has sent there
             packed = hub.unpacked(data) if data and model == hub.model() else []
-        vectors = _matrix([(vector,) for vector in packed]) if packed else None
+        vectors = _stack_vectors([(vector,) for vector in packed]) if packed else None
         return cls(space, id, content, created, author, vectors, confirmed)
 
     def chunk(self, fits: Callable[[str], bool], at: int) -> Chunk:
@@ -14962,7 +14995,7 @@ class HubSearch:
     def _begin(self) -> int:
         """About how many memories the hub has; NotFound where it has no indexes for recall."""
         self.hub.begin()
-        ((ready, *_),) = self.hub.ask(_HUB_READY, str(2 * AROUND))
+        ((ready, *_),) = self.hub.ask(_HUB_READY, str(2 * NEIGHBOURS_AROUND))
         if ready is None:
             raise NotFound("this hub has no indexes for recall: `hub init --recall` makes them")
         return self.hub.ask(_HUB_SIZE)[0][0]
@@ -14973,9 +15006,9 @@ class HubSearch:
         query, profile = parse_query(text), PROFILES["default"]
         self.encoder.begin_loading()
         words = weighed(text, self.lexicon, total, self._counts)
-        vector = self.encoder.embed_query(text, words.told)
-        near = self._nearest(vector, depth) if vector else []
-        both = near + self._matching(words, depth)
+        vector = self.encoder.embed_query(text, words.weights)
+        near = self._search_vectors(vector, depth) if vector else []
+        both = near + self._search_words(words, depth)
         found = list({(memory.space, memory.id): memory for memory in both}.values())
         candidates, share = self._candidates(found, words, vector)
         hits = rank(candidates, share, profile, max(depth, RANKED))
@@ -14983,7 +15016,9 @@ class HubSearch:
         hits = [hit._replace(span=facts[hit.item].span) for hit in hits]
         own = (memory for memory in near if memory.vectors is not None and self._is_own(memory))
         around = [(memory.vectors[0].tobytes(),) for memory in own]
-        query = query._replace(around=_matrix(around) if around else None, strange=words.strange)
+        query = query._replace(
+            around=_stack_vectors(around) if around else None, strange=words.strange
+        )
         strange = strange_beside(words.strange, hits, facts, self.lexicon)
         floor = profile.floor(total, self.encoder.near_cohort(vector), strange)
         return profile.adjust(hits, facts, query, self.lexicon, floor), found, floor
@@ -15001,14 +15036,14 @@ class HubSearch:
         )
         return [*self.hub.ask(f"SELECT {', '.join([f'({count})'] * len(phrases))}", *phrases)[0]]
 
-    def _nearest(self, vector: bytes, depth: int) -> list[HubMemory]:
+    def _search_vectors(self, vector: bytes, depth: int) -> list[HubMemory]:
         """The memories that have the nearest chunks."""
         import numpy
 
         halves = json.dumps(numpy.frombuffer(vector, "<f4").astype("<f2").tolist())
         sql = (
             f"SELECT {_HUB_MEMORY} FROM (SELECT space, id, v <=> %s::halfvec AS far"
-            f" FROM sediment.chunk ORDER BY far LIMIT {2 * AROUND}) near"
+            f" FROM sediment.chunk ORDER BY far LIMIT {2 * NEIGHBOURS_AROUND}) near"
             " JOIN sediment.memory m USING (space, id) ORDER BY far"
         )
         first: dict[Any, Any] = {}
@@ -15016,7 +15051,7 @@ class HubSearch:
             first.setdefault(row[:2], row)
         return [HubMemory.read(self.hub, row) for row in [*first.values()][:depth]]
 
-    def _matching(self, words: Words, depth: int) -> list[HubMemory]:
+    def _search_words(self, words: WeightedQuery, depth: int) -> list[HubMemory]:
         """The memories that have most of the query's words."""
         if not words.terms:
             return []
@@ -15030,7 +15065,7 @@ class HubSearch:
         return [HubMemory.read(self.hub, row) for row in self.hub.ask(sql, *phrases, *phrases)]
 
     def _candidates(
-        self, found: list[HubMemory], words: Words, vector: bytes | None
+        self, found: list[HubMemory], words: WeightedQuery, vector: bytes | None
     ) -> tuple[Candidates, float]:
         """What was found as candidates, by number, and how much the words count beside meaning."""
         import numpy
@@ -15046,26 +15081,26 @@ class HubSearch:
                 by_words.append((item, at, score, 1))
         scores = sorted((score for _, _, score, _ in by_words), reverse=True)
         best, tenth = (scores[at] if len(scores) > at else 0.0 for at in (0, GAP_DEPTH - 1))
-        both = as_candidates(as_evidence(by_words), as_evidence(by_vector), best, words.ideal)
+        both = as_candidates(chunk_matches(by_words), chunk_matches(by_vector), best, words.ideal)
         kinds = [OWN if self._is_own(found[item]) else FOREIGN for item in both.item.tolist()]
         both = both._replace(kind=numpy.array(kinds, int), cosine=_cosines(both))
         return both, words_share(best, tenth, words.ideal, words.strange)
 
-    def _bm25(self, text: str, words: Words) -> float:
+    def _bm25(self, text: str, words: WeightedQuery) -> float:
         """A memory's BM25, as if it were one chunk."""
         stems = self.lexicon.text_words(text).stems
         score = 0.0
         for term in words.terms:
             size = len(term.stems)
             often = sum(stems[at : at + size] == term.stems for at in range(len(stems) - size + 1))
-            score += term.information**2 * saturated(often) if often else 0.0
+            score += term.idf**2 * saturated(often) if often else 0.0
         return score
 
-    def _facts(self, memory: HubMemory, at: int) -> Facts:
+    def _facts(self, memory: HubMemory, at: int) -> RankFacts:
         chunk = memory.chunk(self.encoder.fits, at)
         vector = None if memory.vectors is None else memory.vectors[at].tobytes()
         text, span = memory.content[chunk.start : chunk.end], (at, chunk.start, chunk.end)
-        facts = Facts(text, memory.created_at, 0, None, memory.confirmed, 0)
+        facts = RankFacts(text, memory.created_at, 0, None, memory.confirmed, 0)
         return facts._replace(vector=vector, project=memory.space, span=span)
 
     def _result(self, memory: HubMemory, hit: Hit) -> dict[str, Any]:
@@ -15151,7 +15186,7 @@ def open_place(database: Database, encoder: Encoder, place: str) -> Folder | Hub
 _HUB = _Pattern("postgres(ql)?://")
 
 
-def hold(lease: Lease, wait: float = LEASE + 1) -> None:
+def take_lease(lease: Lease, wait: float = LEASE + 1) -> None:
     """Take the lease of sync, or keep it, within so many seconds: that of a process that was killed
     has run out by then. DatabaseError where another one has it still."""
     end = time.monotonic() + wait
@@ -15200,7 +15235,7 @@ class Sync:
                 send_again(connection)
         with Lease(self.database, "syncing") as lease:
             if not dry_run:
-                hold(lease)
+                take_lease(lease)
             if (where := self._where()) != self.place.name:  # another one by now
                 self.place = open_place(self.database, self.encoder, where)
             spaces = self._spaces()
@@ -15264,7 +15299,7 @@ class Sync:
     def _apply(self, exchange: Exchange, space: str, states: list[State]) -> int:
         """Join the states that came of a space; returns how many were refused."""
         if not exchange.dry_run:
-            hold(exchange.lease, 0)
+            take_lease(exchange.lease, 0)
             gone = [state["id"] for state in states if state["gone"]]
             exchange.erased.extend(texts_of(self.database.reader(), gone))
         project, dry_run = exchange.spaces[space], exchange.dry_run
@@ -15280,7 +15315,7 @@ class Sync:
             counts.pop("held_back", None)
             for states, held in self._departures(project, dry_run):
                 if not dry_run:
-                    hold(exchange.lease, 0)
+                    take_lease(exchange.lease, 0)
                 if states and not dry_run and not self._send(space, states):
                     break
                 counts.update(sent=len(states), held_back=held)
@@ -15378,7 +15413,7 @@ class Sync:
             why = _reason_of(error)
             if isinstance(error, OSError):
                 why = f"{self.place.name} cannot be used ({why})"
-            waiting = _tell_waiting(self.database.value(_UNSENT))
+            waiting = _waiting_phrase(self.database.value(_UNSENT))
             lasts = isinstance(error, Refused) or getattr(error, "errno", None) in _LASTING_ERRORS
             raise (Refused if lasts else Unreachable)(f"{why}; {waiting} here") from None
 
@@ -15459,7 +15494,7 @@ class Sync:
     def _rivals_row(self, id: str, versions: list[str]) -> dict[str, Any]:
         """An item that machines replaced by one each, with those; empty if it is gone."""
         rows = (find_item(self.database, version) for version in versions)
-        known = authors(self.database, versions)
+        known = authors_by_id(self.database, versions)
         later = [shared_facts(row) | known.get(row["id"], {}) for row in rows if row]
         row = find_item(self.database, id)
         return shared_facts(row) | {"versions": later} if row else {}
@@ -15549,7 +15584,7 @@ class Sync:
         """Sync nowhere any more; `erase` what other machines have stored. What is forgotten, before
         or later, is noted on, and sent if this memory comes back."""
         with Lease(self.database, "syncing") as lease:
-            hold(lease)  # what still runs there would say that this machine is there
+            take_lease(lease)  # what still runs there would say that this machine is there
             return self._leave(erase)
 
     def _leave(self, erase: bool) -> dict[str, Any]:
@@ -15566,7 +15601,7 @@ class Sync:
             connection.execute("UPDATE clock SET applying = 1")
             for (id,) in fetch(connection, behind) if erase else []:
                 _, other = restore_item(connection, id)
-                note(connection, "undo", id, other, APART)
+                add_history(connection, "undo", id, other, APART)
             ids = [id for (id,) in fetch(connection, others)] if erase else []
             texts = texts_of(connection, ids)
             for id in ids:
@@ -15578,7 +15613,7 @@ class Sync:
         message, count = "This memory syncs nowhere any more", len(ids)
         memories = f"{tell_memories(count)} {'is' if count == 1 else 'are'}"
         message += f"; of others {memories} erased here" if erase else ""
-        message += f"; {_tell_waiting(waiting)} until it syncs there again" if waiting else ""
+        message += f"; {_waiting_phrase(waiting)} until it syncs there again" if waiting else ""
         return {"success": True, "erased": count, "message": f"{message}."}
 
 
@@ -15588,7 +15623,7 @@ _NOTE_CURSOR = "UPDATE clock SET cursor = json_patch(cursor, ?)"  # keys with nu
 _UNSENT = "SELECT count(*) FROM replica JOIN spaces USING(project) WHERE number IS NOT NULL"
 
 
-def _tell_waiting(count: int) -> str:
+def _waiting_phrase(count: int) -> str:
     return f"{count} {'change waits' if count == 1 else 'changes wait'}"
 
 
@@ -15612,7 +15647,7 @@ def sync_to(projects: Projects, encoder: Encoder, place: str) -> Sync:
         hub_options(place)
     elif place.startswith("git:"):
         url = place.removeprefix("git:")
-        if url and (folder := from_root(url)).is_dir():
+        if url and (folder := absolute_path(url)).is_dir():
             place = f"git:{folder}"
         if redact(url)[1] or re.match(r"[\w+.-]+://[^/@]*:[^/]*@", url):
             raise InvalidInput("no password in an address: `git credential approve` keeps it")
@@ -15620,7 +15655,7 @@ def sync_to(projects: Projects, encoder: Encoder, place: str) -> Sync:
     else:
         place = _folder_to_sync(database, place)
     with Lease(database, "syncing") as lease:
-        hold(lease)  # what still runs would note what it has sent to the place before
+        take_lease(lease)  # what still runs would note what it has sent to the place before
         _begin_to_sync(projects, encoder, place)
     return Sync(projects, encoder)
 
@@ -15654,7 +15689,7 @@ def _is_of_another(place: str, before: str) -> bool:
 
 def _folder_to_sync(database: Database, place: str) -> str:
     """The path of a folder to sync through, made if it is not there."""
-    folder = from_root(place)
+    folder = absolute_path(place)
     if _is_in(real_path(database.path), real_path(folder)):
         raise InvalidInput(f"the database is in {place}: a file in use must not be carried about")
     try:
@@ -15757,7 +15792,7 @@ class Memory:
         """What stores memories, as seen from the project."""
         return Storing(self.projects, self.encoder, self._index, self._lexicon)
 
-    def beside(self, folder: str) -> Memory:
+    def in_folder(self, folder: str) -> Memory:
         """The same memory as seen from another folder's project; from this one when a project was
         given, or none is named."""
         if not folder or self.projects.given:
@@ -15823,7 +15858,7 @@ class Memory:
         answer = self.storing.store(content, scope, replace, created_at)
         if redacted:
             answer["redacted"] = redacted
-            answer["message"] += tell_left_out(redacted)
+            answer["message"] += redaction_message(redacted)
         return answer
 
     def embed_pending(
@@ -16200,7 +16235,7 @@ class Memory:
     def get(self, id: str) -> dict[str, Any]:
         """One item's whole text and facts, by its id or a beginning of it that no other has."""
         row = visible_item(self.projects, id)
-        facts = told_items(self.projects, [row])[0] | {"content_type": row["content_type"]}
+        facts = items_as_returned(self.projects, [row])[0] | {"content_type": row["content_type"]}
         return facts | ({"cross_project": True} if self.projects.is_foreign(row) else {})
 
     def forget(self, *ids: str) -> dict[str, Any]:
@@ -16279,7 +16314,7 @@ class Memory:
         Recall uses the old ones until all new ones are there and take their place in one
         transaction. Interrupted, it goes on where it was. Calls `progress(items done)`.
         """
-        with self.encoder.at_once():
+        with self.encoder.parallel_encoding():
             return reindex_database(self.database, self.encoder, progress, stop)
 
     def prune(
@@ -16453,7 +16488,7 @@ def read_event(given: object) -> Event:
     roots = roots if isinstance(roots, list) else []
     folder = field("cwd") or next((root for root in roots if isinstance(root, str)), "")
     is_cleared = field("source") in ("clear", "compact")
-    session = session_to_keep(field("session_id", "conversation_id")[:ID_MAX])
+    session = safe_session_id(field("session_id", "conversation_id")[:ID_MAX])
     prompt = typed_text(field("prompt")[: 4 * HOOK_TEXT])[:HOOK_TEXT]
     client, path = session_file(field("client"), field("transcript_path"))
     return Event(name, kind, session, folder, prompt, is_cleared, client or field("client"), path)
@@ -16463,7 +16498,7 @@ def answer_hook(memory: Memory, event: Event) -> dict[str, Any]:
     """What a hook prints, in the client's format; {} for nothing."""
     off = hooks_off(memory)
     if event.path and event.session:
-        _heed_switch(memory.database, event, event.path, CAPTURE in off)
+        _note_uncaptured(memory.database, event, event.path, CAPTURE in off)
     if event.kind in off:
         return {}
     text = ""
@@ -16520,13 +16555,13 @@ def _at_prompt(memory: Memory, event: Event) -> str:
     """The memories that answer a prompt and were neither shown nor said in this session."""
     is_query = len(event.prompt) >= HOOK_PROMPT_MIN and event.prompt[0] not in "/!#"
     budget = _budget("PROMPT", PROMPT_BUDGET)
-    rows = prompted(memory, event.prompt) if is_query and budget else []
+    rows = answers_to_prompt(memory, event.prompt) if is_query and budget else []
     own = f"{session_name(event.client, event.session)}#"
     rows = [row for row in rows if not row.get("source", "").startswith(own)]
     return _shown_once(memory, event, rows, budget) if rows else ""
 
 
-def prompted(memory: Memory, prompt: str) -> list[dict[str, Any]]:
+def answers_to_prompt(memory: Memory, prompt: str) -> list[dict[str, Any]]:
     """At most HOOK_SHOWN memories that answer a prompt surely enough: of those that were stored,
     else of those from conversations."""
     search = memory.search
@@ -16552,7 +16587,7 @@ def _shown_once(memory: Memory, event: Event, rows: list[dict[str, Any]], budget
     seen = {id for (id,) in memory.database.rows(sql, event.session)}
     room = budget - len(_FRAME) - len(MEMORY_END) - 2
     lines: dict[str, str] = {}
-    by_id = authors(memory.database, (row["id"] for row in rows))
+    by_id = authors_by_id(memory.database, (row["id"] for row in rows))
     for row in rows:
         line = _memory_line(row | by_id.get(row["id"], {}))
         if row["id"] not in seen and len(line) < room:
@@ -16609,17 +16644,17 @@ def switch_hooks(memory: Memory, kinds: Iterable[str], on: bool) -> dict[str, An
     return {"success": True, "off": sorted(off), "message": message}
 
 
-def _heed_switch(database: Database, event: Event, path: Path, off: bool) -> None:
+def _note_uncaptured(database: Database, event: Event, path: Path, off: bool) -> None:
     """Note how much a session said while capture was off: that is not kept later, either. When a
     prompt or a start finds capture on again, the turn before it counts as well: the hook at its
     end may not have run."""
     name = session_name(event.client, event.session)
-    unheard, grows = noted = unheard_of(database, name)
+    unkept, grows = noted = unkept_part(database, name)
     if off or (grows and event.kind != CAPTURE):
         ago = 0.0 if off else 2 * HOOK_DEADLINE  # a prompt is older than its hook
-        unheard = said_by(event.client, path, ago)
-    if (unheard, off) != noted:
-        note_unheard(database, name, unheard, off, HOOK_WAIT)
+        unkept = session_progress(event.client, path, ago)
+    if (unkept, off) != noted:
+        note_unkept(database, name, unkept, off, HOOK_WAIT)
 
 
 # Capture: a process of its own reads the sessions, since the client waits for the hook.
@@ -16652,7 +16687,7 @@ def ask_for_capture(memory: Memory, event: Event) -> None:
             sql = "UPDATE meta SET value = min(value + 0, ?) WHERE key = ?"
             connection.execute(sql, (CAPTURE_TRIES - 1, f"{_TRIES}{name}"))  # one try more
             if event.folder:
-                set_meta(connection, f"{_HOOK_FOLDER}{name}", said_text(event.folder))
+                set_meta(connection, f"{_HOOK_FOLDER}{name}", storable_text(event.folder))
     if memory.database.value("SELECT EXISTS(SELECT 1 FROM captures)"):
         start_capture(memory.database.path)
 
@@ -16716,7 +16751,7 @@ def _capture_waiting(
         with memory.database.transaction() as connection:  # before: this process may be killed
             set_meta(connection, f"{_TRIES}{name}", str(tried + 1))
         if session == _ALL_KEPT:
-            others = list(_kept_lately(memory.database, client))
+            others = list(_recent_kept_sessions(memory.database, client))
         else:
             new = _capture_session(memory, client, Path(path), session, number > 0)
     with memory.database.transaction() as connection:
@@ -16731,13 +16766,13 @@ def _capture_waiting(
     return new
 
 
-def _kept_lately(database: Database, client: str) -> Iterator[tuple[str, str, str]]:
+def _recent_kept_sessions(database: Database, client: str) -> Iterator[tuple[str, str, str]]:
     """A client's sessions that have changed lately, were kept before and may still be kept, as
     (client, session, path)."""
     for file, session in sessions_of(client, int(time.time()) - CAUGHT_UP):
         name = session_name(client, session)
-        is_text = not _NO_TEXT.search(str(file))  # else the table could not take it
-        if is_text and kept_session(database, name) and not unheard_of(database, name)[1]:
+        is_text = not _NOT_STORABLE.search(str(file))  # else the table could not take it
+        if is_text and find_session(database, name) and not unkept_part(database, name)[1]:
             yield client, session, str(file)
 
 
@@ -16745,18 +16780,18 @@ def _capture_session(memory: Memory, client: str, path: Path, session: str, has_
     """Keep the turns of a session since it was last read; returns how many are new. Why one that
     should have turns cannot be read is logged."""
     name = session_name(client, session)
-    kept = kept_session(memory.database, name)
+    kept = find_session(memory.database, name)
     start = max(kept.resume, 0) if kept else 0
     folder = memory.database.value("SELECT value FROM meta WHERE key = ?", f"{_HOOK_FOLDER}{name}")
     try:
-        unheard, _ = unheard_of(memory.database, name)
-        found = read_conversation(client, path, start, session, unheard)
+        unkept, _ = unkept_part(memory.database, name)
+        found = read_conversation(client, path, start, session, unkept)
         found = found._replace(folder=found.folder or folder)  # not all clients note their folder
         found = found._replace(folder=folder_of(memory.projects, found))
         if found.folder:
             memory.projects.of_folder(found.folder)  # a project with a new id keeps its switches
-            if CAPTURE in hooks_off(memory.beside(found.folder)):
-                note_unheard(memory.database, name, said_by(client, path), True)
+            if CAPTURE in hooks_off(memory.in_folder(found.folder)):
+                note_unkept(memory.database, name, session_progress(client, path), True)
                 return 0
         answer: dict[str, Any] = memory.add_conversations([found])
     except (NotFound, InvalidInput) as error:
@@ -16789,7 +16824,7 @@ def run_hook(memory: Memory, given: object) -> dict[str, Any]:
         event = read_event(given)
         row |= {"event": event.name, "client": event.client, "session": event.session}
         if memory.database.path.exists() or event.kind == CAPTURE:
-            answer = answer_hook(memory.beside(event.folder), event)
+            answer = answer_hook(memory.in_folder(event.folder), event)
     except Exception as error:  # of any kind: an agent must not stop for it
         row["error"] = one_line(f"{error}", PREVIEW)
     row["ms"] = round(1000 * (time.monotonic() - started))
@@ -16803,7 +16838,7 @@ def hook_log(database: Path) -> Path:
     return database.with_name(f"{database.name}.hooks")
 
 
-def hook_runs_ours(database: Path) -> list[dict[str, Any]]:
+def hook_runs(database: Path) -> list[dict[str, Any]]:
     """The last runs of hooks, oldest first."""
     lines = plain_text(hook_log(database)).encode("utf-8", "surrogateescape").splitlines()
     return [run for line in lines[-HOOK_LOG:] if (run := parse_object(line))]
@@ -17183,7 +17218,7 @@ def render_imported(answer: dict[str, Any]) -> Iterator[str]:
     """How many rows were stored, what was left out of them, and which were refused."""
     rate = answer["stored"] / max(answer["seconds"], 0.1)
     hidden = answer.get("hidden_versions", 0)
-    counts = tell_counts({"items": answer["stored"] - hidden, "hidden_versions": hidden})
+    counts = counts_phrase({"items": answer["stored"] - hidden, "hidden_versions": hidden})
     yield f"Stored {counts}{_not_stored(answer)} ({answer['seconds']} s, {rate:.0f} a second)."
     if redacted := answer.get("redacted"):
         yield f"Left out: {', '.join(f'{kind} ({count})' for kind, count in redacted.items())}."
@@ -17194,7 +17229,7 @@ def render_imported(answer: dict[str, Any]) -> Iterator[str]:
     yield from _first_lines(refused, "and {} more lines refused (--json names them all)")
 
 
-def render_said(answer: dict[str, Any]) -> Iterator[str]:
+def render_kept_conversations(answer: dict[str, Any]) -> Iterator[str]:
     turns = f"{answer['turns']} turns of {answer['sessions']} sessions"
     if "empty" in answer and not answer["sessions"]:
         turns = f"nothing of {answer['empty']} sessions"
@@ -17237,7 +17272,7 @@ def render_synced(answer: dict[str, Any]) -> Iterator[str]:
         yield "  All are kept; `store … --replace ID`, `replace` or `forget` settles it."
     for row in answer.get("machines", ()):
         seen = local_time(iso_time(row["seen"])) if row["seen"] else "never"
-        late = tell_counts({"forgotten_texts": row["to_erase"]})
+        late = counts_phrase({"forgotten_texts": row["to_erase"]})
         late = f", has {late} to erase" if late else ""
         who = "".join(f"{name}, " for name in (row["person"], row["host"]) if name)
         yield printable_name(f"{row['machine']}  {who}seen {seen}{late}")
@@ -17246,7 +17281,7 @@ def render_synced(answer: dict[str, Any]) -> Iterator[str]:
 
 def render_exported(answer: dict[str, Any]) -> Iterator[str]:
     counts = {name: answer[name] for name in ("items", "hidden_versions")}
-    yield printable_name(f"Exported {tell_counts(counts)} to {answer['file']}.")
+    yield printable_name(f"Exported {counts_phrase(counts)} to {answer['file']}.")
 
 
 def render_planned(answer: dict[str, Any]) -> Iterator[str]:
@@ -17752,7 +17787,7 @@ class Worker:
         with contextlib.suppress(SedimentError):  # the first call will report it
             self.memory.preload()
             self.start_chores()
-        self.memory.database.leave()
+        self.memory.database.close_thread()
 
     def finish(self, timeout: float | None = None) -> None:
         """Answer the queued calls, then end; wait for that at most `timeout` seconds."""
@@ -17815,7 +17850,7 @@ class Worker:
             self.memory.embed_pending(stop=self._interrupted)
             if consolidates():
                 self.memory.consolidate(stop=self._interrupted)
-            self.memory.database.leave()
+            self.memory.database.close_thread()
         except SedimentError:
             pass  # the next call will report it
         except Exception:
@@ -18211,7 +18246,7 @@ def _follow(memory: Memory, path: str) -> None:
     while True:
         with contextlib.suppress(SedimentError):
             for _ in memory.watch([path]):
-                memory.database.leave()
+                memory.database.close_thread()
         time.sleep(WATCH_POLL / 1000)
 
 
@@ -18357,12 +18392,12 @@ class Visitor(NamedTuple):
     def _check_item(self, changes: bool, id: str) -> None:
         """Raises Forbidden where an item, or a version of it, is not in the token's project."""
         projects = self.memory.projects
-        session = kept_session(projects.database, id) if is_session(projects, id) else None
+        session = find_session(projects.database, id) if is_session(projects, id) else None
         found: set[str | None] = {session.project or None} if session else set()
         if not session or is_own_memory(projects, id):
             with keep_to_one_project():
                 id = visible_item(projects, id)["id"]
-            found |= projects_behind(projects.database, id)
+            found |= projects_of_versions(projects.database, id)
         if not found <= {self.token.project, *([] if changes else [None])}:
             verb = "change" if changes else "read"
             raise Forbidden(f"the token {self.token.name} cannot {verb} {id}")
@@ -18937,7 +18972,7 @@ class Client(NamedTuple):
 
     def home(self) -> Path:
         """The folder of its global settings."""
-        return expand_home(place_of(self.facts["home"]))
+        return expand_home(client_folder(self.facts["home"]))
 
     def is_here(self) -> bool:
         """Whether the client seems to be installed."""
@@ -19633,7 +19668,7 @@ def check_clients(memory: Memory, names: Sequence[str]) -> dict[str, Any]:
     if unread := ", ".join(often_tried(memory.database)):
         detail = f"not kept, their readers did not come to an end: {unread}"
         checks.append(Check("conversations", "warning", detail))
-    runs = hook_runs_ours(memory.database.path)
+    runs = hook_runs(memory.database.path)
     runs = [run for run in runs if not names or run.get("client") in names]
     last = f"the last one ran at {runs[-1].get('at')}" if runs else "none has run yet"
     checks.append(Check("runs", "ok" if runs else "warning", last))
@@ -20056,14 +20091,14 @@ def _import(
                 if kind == "rows":
                     answer = memory.import_rows(rows, progress=add, **options)
                 else:
-                    wanted = _said_since(rows, since, memory if chosen["here"] else None)
+                    wanted = _turns_since(rows, since, memory if chosen["here"] else None)
                     answer = memory.add_conversations(wanted, add, dry_run=bool(chosen["dry_run"]))
         except KeyboardInterrupt:
             reason = "interrupted: what was committed is kept; run it again to go on"
             raise SedimentError(reason) from None
         answer["seconds"] = round(time.monotonic() - start, 1)
         answer |= {"dry_run": True} if chosen["dry_run"] else {}
-        shared.show(answer, render_imported if kind == "rows" else render_said)
+        shared.show(answer, render_imported if kind == "rows" else render_kept_conversations)
         _finish_pending(memory, shared)
         _finish_consolidation(memory, shared)
     if answer.get("refused"):
@@ -20096,7 +20131,7 @@ def _to_import(
     return "rows", text_lines(lines), _count_lines(lines)
 
 
-def _said_since(
+def _turns_since(
     conversations: Iterable[Conversation], since: int, memory: Memory | None
 ) -> Iterator[Conversation]:
     """Conversations with their turns since a time; if a memory is given, those in its project."""
@@ -20342,7 +20377,7 @@ def browse_command(shared: Context, no_open: bool) -> None:
     shared.show({"address": address}, lambda _: [f"{address}  (once; Ctrl-C ends it)"])
     if not no_open:
         threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
-    Beside(memory.preload)  # the page and its lists do not wait for it
+    ThreadCall(memory.preload)  # the page and its lists do not wait for it
     serve_http(memory, server)
 
 
@@ -20439,7 +20474,7 @@ def _follow_sync(shared: Context, quiet: bool) -> None:
             remarks = answer["remarks"]
             with contextlib.suppress(ServiceError):  # the vectors are made another time
                 memory.embed_pending()
-            memory.database.leave()
+            memory.database.close_thread()
 
 
 @cli.command("hub")

@@ -344,7 +344,7 @@ class Lab:
     def importing(self) -> None:
         """Store the first memories, against the encoder alone on the same texts."""
         batches = [self.memos[first : first + 50] for first in range(0, len(self.memos), 50)]
-        with self.memory() as memory, memory.encoder.at_once():  # one long job
+        with self.memory() as memory, memory.encoder.parallel_encoding():  # one long job
             memory.encoder.embed("the first call loads the encoder")
 
             def stored(turn: int) -> float:
@@ -366,7 +366,7 @@ class Lab:
         they were, against a look at each."""
         batches = [self.memos[first : first + 50] for first in range(0, len(self.memos), 50)]
         top = self.folder / "files"
-        with self.memory(self.folder / "files.db") as memory, memory.encoder.at_once():
+        with self.memory(self.folder / "files.db") as memory, memory.encoder.parallel_encoding():
             memory.encoder.embed("the first call loads the encoder")
             top.mkdir()
             memory.index(top)

@@ -50,7 +50,7 @@ from bench_recall import (
 from bench_trials import run_trials
 
 import sediment
-from sediment import Conversation, Memory, Turn, prompted
+from sediment import Conversation, Memory, Turn, answers_to_prompt
 
 DIARIES = sorted(path.parent for path in ROOT.glob("tests/diaries/*/queries.jsonl"))
 RIVALS = sorted(path.parent for path in ROOT.glob("tests/rivals/*/queries.jsonl"))
@@ -375,12 +375,12 @@ def measure_prompts() -> None:
             for row in rows(folder / "queries.jsonl"):
                 if row["type"] == "asof":
                     continue
-                shown = {one["id"] for one in prompted(memory, row["query"])}
+                shown = {one["id"] for one in answers_to_prompt(memory, row["query"])}
                 if row["expected"]:
                     right.append(bool(shown & set(row["expected"])))
                 else:
                     nothing.append(bool(shown))
-            idle += [bool(prompted(memory, text)) for text in talk]
+            idle += [bool(answers_to_prompt(memory, text)) for text in talk]
     meaning = f"The hook at a prompt, on the diaries, {validated()}, in per cent."
     show = table(meaning, "figure", "default")
     show(f"a right memory among the three ({len(right)} questions)", share(right))

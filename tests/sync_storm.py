@@ -48,7 +48,7 @@ class Quick(Encoder):
     def fits(self, text: str) -> bool:
         return len(text) < 1_000
 
-    def commonness(self, word: str) -> float:
+    def chunk_share(self, word: str) -> float:
         return 0.0
 
 

@@ -38,8 +38,8 @@ from sediment import (
     Turn,
     hooks_off,
     keep_apart,
+    place_new_file,
     switch_hooks,
-    take_place,
 )
 
 TEXTS = [f"Remark {number} is about {topic}." for number in range(12) for topic in ("tea", "ports")]
@@ -212,9 +212,9 @@ def test_a_conversation_that_was_forgotten_stays_so_when_a_copy_is_restored(
     memory.backup(tmp_path / "copy.db")
     memory.add_conversations(said[2:])
     memory.forget("claude:heron", "claude:later")
-    sediment.note_unheard(memory.database, "claude:otter", 1700, still=True)
+    sediment.note_unkept(memory.database, "claude:otter", 1700, still=True)
     answer = memory.restore(tmp_path / "copy.db")
-    assert sediment.unheard_of(memory.database, "claude:otter") == (1700, True)
+    assert sediment.unkept_part(memory.database, "claude:otter") == (1700, True)
     assert answer["turns"] == 1
     assert "Conversations forgotten since, and not brought back: 1." in answer["message"]
     assert memory.add_conversations(said)["forgotten"] == 2
@@ -283,7 +283,7 @@ def test_a_copy_of_other_pages_and_an_older_schema_is_restored(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("again", ["restore", "repair"])
-@pytest.mark.parametrize("killed", ["sediment.take_place", "sediment._take_contents"])
+@pytest.mark.parametrize("killed", ["sediment.place_new_file", "sediment._take_contents"])
 def test_what_a_killed_restore_left_is_told_and_removed(
     memory: Memory, path: Path, tmp_path: Path, killed: str, again: str
 ) -> None:
@@ -311,7 +311,9 @@ def test_what_a_killed_backup_left_is_removed_by_the_next(memory: Memory, tmp_pa
     script = "Memory(sys.argv[1], project='demo').backup(sys.argv[2])"
     for _ in range(2):
         killed = child(
-            f"sediment.take_place = lambda *_: os._exit(9)\n{script}", memory.database.path, target
+            f"sediment.place_new_file = lambda *_: os._exit(9)\n{script}",
+            memory.database.path,
+            target,
         )
         assert killed.wait(TIMEOUT) == 9
     assert len(list(tmp_path.glob("*.tmp"))) == 1
@@ -327,7 +329,7 @@ def test_forgetting_removes_or_names_what_a_killed_process_left(
     (out := tmp_path / "out").mkdir()
     scripts = (RESTORE, "Memory(sys.argv[1], project='demo').backup(sys.argv[2])")
     for script, file in zip(scripts, (copy, out / "other.db"), strict=True):
-        process = child(f"sediment.take_place = lambda *_: os._exit(9)\n{script}", path, file)
+        process = child(f"sediment.place_new_file = lambda *_: os._exit(9)\n{script}", path, file)
         assert process.wait(TIMEOUT) == 9
     assert list(path.parent.glob("*.tmp"))
     copy.unlink()
@@ -648,7 +650,7 @@ def test_what_was_said_and_what_people_decided_is_rescued(
     memory.add_conversations(map(said, ("heron", "otter")))
     memory.forget("claude:otter")
     switch_hooks(memory, ["capture"], on=False)
-    sediment.note_unheard(memory.database, "claude:heron", 1700, still=False)
+    sediment.note_unkept(memory.database, "claude:heron", 1700, still=False)
     memory.add_token("ci", reads=True)
     memory.add_token("lab", project="demo")
     kept = memory.list_conversations()
@@ -668,7 +670,7 @@ def test_what_was_said_and_what_people_decided_is_rescued(
     fork = said("otter")._replace(session="otter-2")
     assert memory.add_conversations([fork])["turns"] == 0
     assert hooks_off(memory) == {"capture"}
-    assert sediment.unheard_of(memory.database, "claude:heron") == (1700, False)
+    assert sediment.unkept_part(memory.database, "claude:heron") == (1700, False)
     assert rows_of(memory, "reviews") == [(old, new, 0.0, 1)]
     assert str(copy) in memory.forget(old)["copies"]
     assert [row["name"] for row in memory.tokens()["tokens"]] == ["ci", "lab"]
@@ -724,9 +726,9 @@ def test_pairs_whose_vectors_are_none_wait_for_a_repair(memory: Memory, sql: str
 
 def test_a_cut_list_of_what_is_lost_says_how_much_is_not_named() -> None:
     ids = [f"id{number}" for number in range(23)]
-    assert sediment._told_lost([]) == "none is lost"
-    assert sediment._told_lost(ids[:2]) == "2 could not be: id0, id1"
-    assert sediment._told_lost(ids).endswith("id18, id19 and 3 more (--json names them all)")
+    assert sediment._lost_phrase([]) == "none is lost"
+    assert sediment._lost_phrase(ids[:2]) == "2 could not be: id0, id1"
+    assert sediment._lost_phrase(ids).endswith("id18, id19 and 3 more (--json names them all)")
 
 
 def test_a_damaged_model_without_a_pyz_is_told_and_not_mended(
@@ -1278,12 +1280,12 @@ def test_what_takes_a_place_meanwhile_keeps_it(
 
     monkeypatch.setattr(os, "link", late)
     with pytest.raises(FileExistsError):
-        take_place(draft, target)
+        place_new_file(draft, target)
     assert target.read_text() == "theirs"
     target.unlink()
     monkeypatch.setattr(os, "link", lambda *_: draft.unlink() or os.stat(draft))
     with pytest.raises(FileNotFoundError):
-        take_place(draft, target)
+        place_new_file(draft, target)
     assert not target.exists()
 
 

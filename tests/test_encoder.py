@@ -301,13 +301,13 @@ def test_numpy_is_whole_before_onnxruntime_is_imported():
 def test_texts_at_once_are_encoded_as_one_by_one() -> None:
     texts = [f"Remark {number} is about {'tea ' * number}." for number in range(9)]
     encoder = Encoder()
-    with encoder.at_once() as count, encoder.at_once() as within:
+    with encoder.parallel_encoding() as count, encoder.parallel_encoding() as within:
         assert count == within == sediment.texts_at_once()
         at_once = encoder.embed_all(texts)
     for vector, text in zip(at_once, texts, strict=True):
         told = numpy.frombuffer(vector, "<f4") @ numpy.frombuffer(encoder.embed(text), "<f4")
         assert told == pytest.approx(1, abs=1e-5)
-    with encoder.at_once() as count:  # others may wait for what is loaded
+    with encoder.parallel_encoding() as count:  # others may wait for what is loaded
         assert count == 1
 
 
@@ -317,8 +317,8 @@ def test_a_long_job_that_ends_takes_the_workers_of_no_other() -> None:
     embed = encoder.embed
     encoder.embed = lambda text: embed(text) if go_on.wait(60) else b""
     with contextlib.ExitStack() as first, ThreadPoolExecutor(2) as threads:
-        first.enter_context(encoder.at_once())
-        with encoder.at_once():
+        first.enter_context(encoder.parallel_encoding())
+        with encoder.parallel_encoding():
             made = threads.submit(encoder.embed_all, texts)
             time.sleep(0.1)
             ended = threads.submit(first.close)
@@ -332,7 +332,7 @@ def test_a_thread_is_given_the_session_though_a_long_job_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     encoder, job = Encoder(), contextlib.ExitStack()
-    job.enter_context(encoder.at_once())
+    job.enter_context(encoder.parallel_encoding())
     lock = encoder._locks["session"]
 
     class EndsJob:
@@ -352,7 +352,7 @@ def test_a_session_for_many_threads_is_not_kept_behind_the_job(
 ) -> None:
     """It was opened while the job ended, and has one thread where a lone text gets all."""
     encoder, job = Encoder(), contextlib.ExitStack()
-    job.enter_context(encoder.at_once())
+    job.enter_context(encoder.parallel_encoding())
     opens, ending = encoder._open_session, threading.Thread(target=job.close)
 
     def open_session() -> Any:

@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import sediment
-from sediment import differences, normalized, said
+from sediment import core_words, differences, normalized
 
 BASE = "Deploys run on Mondays at 7:30 in Bern."
 CLASSES = (
@@ -119,7 +119,7 @@ def test_reasons_are_few_and_short() -> None:
 
 
 def test_what_carries_nothing_is_set_aside() -> None:
-    assert said("Note: Keep it 30 days (confirmed).") == ["keep", "it", "30", "days"]
+    assert core_words("Note: Keep it 30 days (confirmed).") == ["keep", "it", "30", "days"]
     assert normalized("Ｕｓｅ “it”\u00a0– now!\n") == 'use "it" - now'
 
 

@@ -1653,7 +1653,7 @@ def test_a_compaction_that_was_begun_is_ended(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(sediment, "take_place", killed)
+        patch.setattr(sediment, "place_new_file", killed)
         with pytest.raises(KeyboardInterrupt):
             memory.compact(notes, command="echo all of it")
     assert not any(name.startswith("summary") for name in names(notes))
@@ -1678,7 +1678,7 @@ def killed_while_compacting(
     with monkeypatch.context() as patch:
         patch.setattr(os, "rename", one_less)
         if moved == 4:
-            patch.setattr(sediment, "take_place", lambda *_: one_less())
+            patch.setattr(sediment, "place_new_file", lambda *_: one_less())
         with pytest.raises(KeyboardInterrupt):
             memory.compact(notes, command="echo all of it")
 
@@ -1778,7 +1778,7 @@ def test_moves_that_cannot_be_made_are_taken_back(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sediment, "take_place", full)
+        patch.setattr(sediment, "place_new_file", full)
         with pytest.raises(InvalidInput, match="No space left"):
             memory.compact(notes, command="echo all of it")
     assert names(notes) == before

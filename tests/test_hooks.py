@@ -319,7 +319,7 @@ def test_what_is_off_stays_off_after_the_first_commit(
         sediment.switch_hooks(memory, ["capture"], on=False)
         git(folder, "commit", "--allow-empty", "-m", "first")
         git(tmp_path, "clone", str(folder), "clone")
-        clone = memory.beside(str(tmp_path / "clone"))
+        clone = memory.in_folder(str(tmp_path / "clone"))
         clone.store(HERON)
         sediment.switch_hooks(clone, ["start"], on=False)
         monkeypatch.setenv("HOME", str(tmp_path))
@@ -521,7 +521,7 @@ def test_a_session_that_tells_no_folder_is_of_the_one_that_the_hook_was_told(
     run_hook(memory, event("stop", session_id="c1", transcript_path=str(path), **roots))
     sediment.read_waiting(memory)
     repository(tmp_path / "other")
-    other = memory.beside(str(tmp_path / "other"))
+    other = memory.in_folder(str(tmp_path / "other"))
     assert memory.projects.current() != other.projects.current()
     for one, count in ((memory, 1), (other, 0)):
         assert len(one.list_conversations()["conversations"]) == count

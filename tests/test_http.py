@@ -479,7 +479,7 @@ def test_a_token_of_one_project_erases_no_global_memory_by_a_conversations_name(
         token = memory.add_token("one", project="demo")["token"]
         memory.import_rows([{"id": "claude:s1", "content": "Tea is served at four."}], "global")
         with memory.database.transaction() as connection:
-            sediment.note_session(connection, "claude:s1", memory.projects.current() or "", 100)
+            sediment.write_session(connection, "claude:s1", memory.projects.current() or "", 100)
         with gate(memory) as door:
             one = Door(door.host, door.port, **bearer(token))
             assert one.ask("DELETE", "/v1/memories/claude:s1").status == 403

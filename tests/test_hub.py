@@ -353,7 +353,7 @@ def test_a_forged_author_is_named_as_who_he_is(team: Team) -> None:
     team.push("bob", forged)
     carol = team.machine("carol")
     carol.sync()
-    assert sediment.authors(carol.database, ["forged"])["forged"]["author"].startswith("bob")
+    assert sediment.authors_by_id(carol.database, ["forged"])["forged"]["author"].startswith("bob")
     rows = team.server.ask("SELECT author::text FROM sediment.item WHERE id = 'forged'")
     assert rows == [("bob",)]
     told = refused(

@@ -42,14 +42,14 @@ def agree(memory: Memory, limit: int = 10) -> None:
     for query in QUERIES:
         vector = memory.encoder.embed(query)
         with memory.database.snapshot():
-            hits, _ = memory._index.nearest(vector, "demo", limit)
-            again, _ = memory._index.nearest(vector, "demo", 0, besides=hits.item)
+            hits, _ = memory._index.search(vector, "demo", limit)
+            again, _ = memory._index.search(vector, "demo", 0, besides=hits.item)
         assert {*zip(again.item, again.chunk, strict=True)} == {
             *zip(hits.item, hits.chunk, strict=True)
         }
         for kind, where in enumerate(sediment.Within(memory.database, "demo").wheres()):
             got = hits.where(hits.kind == kind)
-            expected = sediment.nearest(memory.database, vector, where, "demo", limit)
+            expected = sediment.search_vectors(memory.database, vector, where, "demo", limit)
             assert got.item.tolist() == expected.item.tolist()
             assert got.chunks.tolist() == expected.chunks.tolist()
             assert got.score.tolist() == pytest.approx(expected.score.tolist(), abs=1e-5)
@@ -215,10 +215,10 @@ def test_bits_find_nearly_all_of_many(
     for query in QUERIES:
         vector = memory.encoder.embed(query)
         with memory.database.snapshot():
-            found, _ = index.nearest(vector, "demo", 3)
+            found, _ = index.search(vector, "demo", 3)
         found = found.where(found.kind == sediment.OWN)
         live = f"{sediment._LIVE} AND {sediment._OWN}"
-        expected = sediment.nearest(memory.database, vector, live, "demo", 3)
+        expected = sediment.search_vectors(memory.database, vector, live, "demo", 3)
         same += len({*found.item} & {*expected.item})
     assert same >= 0.8 * 3 * len(QUERIES)
 

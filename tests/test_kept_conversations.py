@@ -126,7 +126,7 @@ def test_a_session_is_forgotten_whole_and_for_ever(memory: Memory) -> None:
     answer = memory.add_conversations([said(HERON, OTTER), said(OTTER, session="s2")])
     assert counts(answer) == (2, 0, 1)
     assert answer["forgotten"] == 2
-    shown = next(sediment.render_said(answer | {"seconds": 0.1}))
+    shown = next(sediment.render_kept_conversations(answer | {"seconds": 0.1}))
     assert "Kept 0 turns of 2 sessions, 1 were there already, 2 were forgotten" in shown
     assert memory.add_conversations([said(HERON)], dry_run=True)["turns"] == 0
     assert [one["source"] for one in memory.list_conversations()["conversations"]] == ["claude:s2"]

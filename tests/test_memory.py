@@ -814,8 +814,8 @@ def test_texts_without_spaces_are_found_by_their_words(
     ):
         memory.store(noise)
     id = memory.store(text)["id"]
-    words = sediment.weigh_words(memory.database, query, memory._lexicon)
-    matched = sediment.matching(words, sediment.Within(memory.database, "demo"))
+    words = sediment.weigh_query(memory.database, query, memory._lexicon)
+    matched = sediment.search_words(words, sediment.Within(memory.database, "demo"))
     assert len(matched.found.item) == 1
     assert first(memory, query)["id"] == id
 

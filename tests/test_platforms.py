@@ -132,7 +132,7 @@ def test_no_home_folder_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_path_leads_to_another_by_a_link(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
-    sediment.lead_to(tmp_path / "folder", tmp_path / "link")
+    sediment.symlink_or_copy(tmp_path / "folder", tmp_path / "link")
     assert (tmp_path / "link").readlink() == tmp_path / "folder"
 
 
@@ -142,9 +142,9 @@ def test_a_path_leads_to_another_on_windows_without_a_link(
     folder, file = tmp_path / "folder", tmp_path / "file"
     folder.mkdir()
     file.write_text("packed")
-    sediment.lead_to(folder, tmp_path / "a")
+    sediment.symlink_or_copy(folder, tmp_path / "a")
     assert windows.junctions == [(str(folder), str(tmp_path / "a"))]
-    sediment.lead_to(file, tmp_path / "b")
+    sediment.symlink_or_copy(file, tmp_path / "b")
     assert (tmp_path / "b").read_text() == "packed"
     assert not (tmp_path / "b").is_symlink()
 
@@ -268,14 +268,14 @@ def test_another_user_s_file_is_told_where_there_are_owners(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts = tmp_path.stat()
-    assert not sediment.is_somebody_elses(facts)
+    assert not sediment.has_other_owner(facts)
     monkeypatch.setattr(os, "getuid", lambda: facts.st_uid + 1)
-    assert sediment.is_somebody_elses(facts)
+    assert sediment.has_other_owner(facts)
 
 
 def test_windows_tells_no_owner_and_no_mode(tmp_path: Path, windows: Windows) -> None:
     tmp_path.chmod(0o777)
-    assert not sediment.is_somebody_elses(tmp_path.stat())
+    assert not sediment.has_other_owner(tmp_path.stat())
     assert sediment.mode_beyond(tmp_path, 0o600) == 0
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from storage import open_memory, shared_encoder
 
 import sediment
-from sediment import Candidates, Facts, Hit, InvalidInput, Memory
+from sediment import Candidates, Hit, InvalidInput, Memory, RankFacts
 
 DAY = sediment.DAY
 cosines = st.floats(-1, 1)
@@ -33,8 +33,8 @@ def open_lexicon() -> sediment.Lexicon:
 
 def candidate(**facts: Any) -> Candidates:
     """A candidate of one chunk in the own project."""
-    near = sediment.as_evidence([(1, 1, 0.0, 1)])
-    empty = sediment.as_candidates(sediment.as_evidence([]), near, 0.0, 0.0)
+    near = sediment.chunk_matches([(1, 1, 0.0, 1)])
+    empty = sediment.as_candidates(sediment.chunk_matches([]), near, 0.0, 0.0)
     return empty._replace(**{name: numpy.array([value]) for name, value in facts.items()})
 
 
@@ -44,8 +44,8 @@ def plain_hit() -> Hit:
     return hit
 
 
-def facts(**known: Any) -> Facts:
-    return Facts("", 0, 0, None, 0, 0)._replace(**known)
+def facts(**known: Any) -> RankFacts:
+    return RankFacts("", 0, 0, None, 0, 0)._replace(**known)
 
 
 def contents(answer: dict[str, Any]) -> list[str]:
@@ -81,7 +81,7 @@ def test_classic_boost_and_project_factor(ratio: float, boost: float) -> None:
         (facts(created_at=40 * DAY, accesses=3, validations=1, edges=4), 0.200),
     ],
 )
-def test_classic_age_frequency_and_trust(known: Facts, final: float) -> None:
+def test_classic_age_frequency_and_trust(known: RankFacts, final: float) -> None:
     factors = sediment.classic_factors(known, 100 * DAY)
     assert 0.5 * math.prod(factors.values()) == pytest.approx(final, abs=0.001)
 
@@ -546,7 +546,7 @@ def test_what_tells_nothing_in_its_language_counts_little() -> None:
     words = sediment.weighed(
         "Zu welchem Zahnarzt gehen wir?", open_lexicon(), 0, lambda all: [0] * len(all)
     )
-    idf = {term.phrase: term.information for term in words.terms}
+    idf = {term.phrase: term.idf for term in words.terms}
     assert "wir" not in idf or idf["wir"] < idf["zahnarzt"] / 4
     english = sediment.weighed("wir sind", open_lexicon(), 0, lambda all: [0] * len(all))
     assert english.ideal < idf["zahnarzt"] ** 2 / 2

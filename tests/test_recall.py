@@ -50,7 +50,7 @@ def test_strange_words_count_though_many_memories_have_them() -> None:
 def test_what_the_vocabulary_lacks_is_strange(
     memory: Memory, query: str, least: float, most: float
 ) -> None:
-    words = sediment.weigh_words(memory.database, query, memory.search.lexicon)
+    words = sediment.weigh_query(memory.database, query, memory.search.lexicon)
     assert least <= words.strange <= most
 
 
@@ -65,7 +65,7 @@ def test_words_that_are_little_of_the_query_count_little() -> None:
 
 
 def test_common_english_words_are_known(memory: Memory) -> None:
-    common = memory.encoder.commonness
+    common = memory.encoder.chunk_share
     assert common("the") > common("could") > common("kitchen") > common("xylophonist") == 0
     assert common("i") > 0.1
 
@@ -126,20 +126,22 @@ def test_the_same_question_gets_the_same_answer_again(memory: Memory) -> None:
     assert [memory.recall("login tickets", limit=30) for _ in range(3)] == [first] * 3
 
 
-def proposed(memory: Memory, words: sediment.Words, vector: bytes | None) -> tuple[Any, ...]:
+def proposed(
+    memory: Memory, words: sediment.WeightedQuery, vector: bytes | None
+) -> tuple[Any, ...]:
     within = sediment.Within(memory.database, "demo")
-    return sediment.candidates(words, sediment.matching(words, within), vector, within)
+    return sediment.candidates(words, sediment.search_words(words, within), vector, within)
 
 
 def test_words_alone_rank_by_bm25_and_vectors_alone_by_cosine(memory: Memory) -> None:
     for text in ("alpha beta", "alpha gamma", "delta epsilon"):
         memory.store(text)
-    words = sediment.weigh_words(memory.database, "alpha beta", memory._lexicon)
+    words = sediment.weigh_query(memory.database, "alpha beta", memory._lexicon)
     found, *_ = proposed(memory, words, None)
     assert found.item[found.bm25.argmax()] == 1
     assert set(found.item) == {1, 2}
     assert all(map(math.isnan, found.cosine))
-    none = sediment.weigh_words(memory.database, "", memory._lexicon)
+    none = sediment.weigh_query(memory.database, "", memory._lexicon)
     vector = memory.encoder.embed("alpha beta")
     found, share, _ = proposed(memory, none, vector)
     assert set(found.item) == {1, 2, 3}
@@ -160,7 +162,7 @@ def test_a_manual_of_many_parts_does_not_crowd_out_a_sentence(memory: Memory) ->
     sentence = "we deploy on Fridays only after the canary is green"
     memory.store(sentence)
     vector = memory.encoder.embed("when can I release?")
-    none = sediment.weigh_words(memory.database, "", memory._lexicon)
+    none = sediment.weigh_query(memory.database, "", memory._lexicon)
     one, *_ = proposed(memory, none, vector)
     both = one._make(column.repeat(2) for column in one)
     both.chunks[1] = 227

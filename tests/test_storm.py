@@ -260,10 +260,10 @@ def test_what_is_taken_apart_while_it_is_compared_is_not_merged(
     pair = min(ids), max(ids)
 
     def apart() -> None:
-        ((_, judged),) = sediment.Consolidator(other.storing).settle(pair)
+        ((_, judged),) = sediment.Consolidator(other.storing).merge_pairs(pair)
         other.undo(judged.other)
 
-    in_between(monkeypatch, sediment, "judge", apart)
+    in_between(monkeypatch, sediment, "decide_merge", apart)
     assert memory.consolidate()["merged"] == 0
     assert len(live(memory)) == 2
 

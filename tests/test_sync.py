@@ -1886,7 +1886,7 @@ def test_a_place_is_not_left_while_a_run_writes_there(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a = place.machine("a")
-    monkeypatch.setattr(sediment, "hold", functools.partial(sediment.hold, wait=0))
+    monkeypatch.setattr(sediment, "take_lease", functools.partial(sediment.take_lease, wait=0))
     with sediment.Lease(a.database, "syncing") as running:
         assert running.take()
         with pytest.raises(DatabaseError, match="another process"):

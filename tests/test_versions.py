@@ -279,12 +279,12 @@ def idf(lexicon: sediment.Lexicon, *texts: str) -> list[float]:
 def test_a_fault_while_words_are_weighed_is_forgotten() -> None:
     faults = [OSError()]
 
-    def commonness(_: str) -> float:
+    def chunk_share(_: str) -> float:
         if faults:
             raise faults.pop()
         return 0.01
 
-    lexicon = sediment.Lexicon(sediment.stemmer(), commonness)
+    lexicon = sediment.Lexicon(sediment.stemmer(), chunk_share)
     with pytest.raises(OSError):  # noqa: PT011
         lexicon.text_words("the gate is open")
     assert len(lexicon.text_words("the gate is open").stems) == 4
