@@ -200,7 +200,7 @@ def test_an_interrupt_that_python_swallows_ends_a_watch(tmp_path: Path, words: l
         "class Tidied:\n"
         "    def __del__(self):\n"
         f"        os.kill(os.getpid(), {signal.SIGTERM})\n"
-        "sediment.Database.leave = lambda _: Tidied() and None\n"
+        "sediment.Database.close_thread = lambda _: Tidied() and None\n"
         "sediment.index_paths = lambda *_: Tidied() and {'skipped': []}\n"
         "sediment.render_indexed = lambda _: []\n"
         "sediment.run()\n"
