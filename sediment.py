@@ -11290,6 +11290,7 @@ _SHAPES = {
 _KINDS = {type(None): "n", str: "s", int: "i", float: "f", bytes: "b"}
 _ADDED = {"items": 4, "graph_edges": 1}  # how many last columns the rows of older files lack
 _VECTOR_MIN = 256  # bytes; tables of the word index have such rows too, shorter ones
+_SQLITE = b"SQLite format 3\0"  # the first bytes of a file
 _PAGE_SIZES = (8192, 4096, 1024, 2048, 16384, 32768, 512)
 _FTS5_NAMES = {"version", "secure-delete", "pgsz", "rank", "automerge"}  # of its settings
 _TABLE_LEAF, _INDEX_PAGES = 0x0D, {0x02: 4, 0x0A: 0}  # and the bytes before a cell's size
@@ -11304,7 +11305,7 @@ def rescue(data: bytes) -> Rescued:
         size = max(_PAGE_SIZES, key=lambda size: sum(1 for _ in _rows_of_pages(data, size)))
     synced = b"CREATE TABLE replica(" in data
     # SQLite wrote the number of pages if the two counters beside it agree.
-    is_sound = data.startswith(b"SQLite format 3\0") and data[24:28] == data[92:96]
+    is_sound = data.startswith(_SQLITE) and data[24:28] == data[92:96]
     pages = int.from_bytes(data[28:32], "big") if is_sound else 0
     missing = max(0, pages - len(data) // size)
     found = Rescued({table: {} for table in _SHAPES}, {}, set(), [], synced, missing, [], set())
@@ -12076,7 +12077,7 @@ def _remains(path: Path) -> bytes:
     ours: a picture or somebody's notes are not to be replaced."""
     data = _merged(path)
     mark = APPLICATION_ID.to_bytes(4, "big")
-    is_ours = data.startswith(b"SQLite format 3\0") and data[68:72] == mark
+    is_ours = data.startswith(_SQLITE) and data[68:72] == mark
     if data and not is_ours and not rescue(data).rows["items"]:
         reason = "is not a Sediment database, nor what is left of one: choose another with --db"
         raise DamagedError(f"{path} {reason}, or move it away")
@@ -12093,7 +12094,9 @@ def _merged(path: Path) -> bytes:
         copy = Path(folder) / path.name
         try:
             data, log = _file_and_log(path)
-            copy.write_bytes(data)
+            # A first page of noise would keep SQLite from looking at the log.
+            first = _first_page(log) if log and not data.startswith(_SQLITE) else b""
+            copy.write_bytes(first + data[len(first) :])
             if log:
                 Path(f"{copy}-wal").write_bytes(log)
         except OSError as error:
@@ -12103,7 +12106,20 @@ def _merged(path: Path) -> bytes:
             with contextlib.suppress(apsw.Error):  # a first page of noise may stand in the log
                 connection.pragma("schema_version")  # a checkpoint needs a read before
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-        return copy.read_bytes()
+        merged = copy.read_bytes()
+    return data[: len(first)] + merged[len(first) :] if merged.startswith(first) else merged
+
+
+def _first_page(log: bytes) -> bytes:
+    """The first page of an empty database that may have this log."""
+    import apsw
+
+    with contextlib.closing(apsw.Connection(":memory:")) as connection:
+        connection.pragma("page_size", int.from_bytes(log[8:12], "big"))
+        connection.execute("VACUUM")
+        page = bytearray(connection.serialize("main"))
+    page[18:20] = b"\2\2"  # the format of files with a log
+    return bytes(page)
 
 
 def _file_and_log(path: Path, tries: int = 3) -> tuple[bytes, bytes]:

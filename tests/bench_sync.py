@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def fill(memory: Memory, count: int) -> None:
     with memory.database.transaction() as connection:
         for number, text in enumerate(texts):
             facts = (
-                f"{number:08}-fill",
+                str(uuid.UUID(int=number)),
                 f"{text} {number}.",
                 "text",
                 "bench",

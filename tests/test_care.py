@@ -909,12 +909,15 @@ for text in ("Only the log has this.", "This comes meanwhile."):
 """
 
 
+@pytest.mark.parametrize("first_page", [False, True])
 @pytest.mark.parametrize("killed", [True, False])
-def test_what_only_the_log_has_is_rescued_too(memory: Memory, path: Path, killed: bool) -> None:
+def test_what_only_the_log_has_is_rescued_too(
+    memory: Memory, path: Path, killed: bool, first_page: bool
+) -> None:
     memory.close()
     other = child(STORES, path)
     assert [hear(other), hear(other)] == ["stores", "stored"]
-    overwrite(path, leaf_pages(path, "vectors")[0])
+    overwrite(path, 1 if first_page else leaf_pages(path, "vectors")[0])
     if killed:
         other.kill()
         other.communicate()
