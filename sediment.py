@@ -6871,8 +6871,8 @@ class RankFacts(NamedTuple):
 
 class Hit(NamedTuple):
     """An item in a ranking. `newer_than` is the older item that it more likely than not made
-    obsolete, or an earlier version of it that is nearer to the question; `older_than` the newer one
-    that more likely than not made it obsolete."""
+    obsolete and has most of its chance from, or an earlier version of it that is nearer to the
+    question; `older_than` the newer one that more likely than not made it obsolete."""
 
     item: int
     chunk: int
@@ -7360,7 +7360,8 @@ def default_adjust(
         similarity = max(similarity, DATED_SIMILARITY)
     parts = {"chance": chances, "company": company(able, facts, first)}
     scores = similarity / chances[first] * chances * parts["company"]
-    hits = _explained(able, parts, scores, obsolete, floor)
+    held = ranker.held(relevance, obsolete)
+    hits = _explained(able, parts, scores, obsolete, held, floor)
     order = numpy.argsort(-scores, kind="stable").tolist()
     return [hits[index] for index in order] + [hit._replace(score=0.0) for hit in rest]
 
@@ -7471,16 +7472,18 @@ def company(hits: list[Hit], facts: dict[int, RankFacts], first: int) -> Any:
 
 
 def _explained(
-    hits: list[Hit], parts: dict[str, Any], scores: Any, obsolete: Any, floor: float
+    hits: list[Hit], parts: dict[str, Any], scores: Any, obsolete: Any, held: Any, floor: float
 ) -> list[Hit]:
-    """The hits with their scores, the parts of these, and what they made obsolete or what made them
-    so, where that is more likely than not. Relevance 0 gets what fits less than `floor` and has
-    hardly any score, unless it is an older version of something."""
+    """The hits with their scores, the parts of these, and what more likely than not made them
+    obsolete, or was so itself and gave them more than half of their chance. Relevance 0 gets what
+    fits less than `floor` and has hardly any score, unless it is an older version of something."""
     import numpy
 
-    likely = obsolete > 0.5  # of the best hits only
-    items = numpy.array([hit.item for hit in hits[: len(obsolete)]])
-    newer_than = numpy.where(likely.any(0), items[obsolete.argmax(0)], 0).tolist()
+    size = len(obsolete)  # of the best hits only
+    likely, given = obsolete > 0.5, held[:size, None] * obsolete
+    items = numpy.array([hit.item for hit in hits[:size]])
+    gained = (likely & (2 * given > parts["chance"][:size])).any(0)
+    newer_than = numpy.where(gained, items[given.argmax(0)], 0).tolist()
     older_than = numpy.where(likely.any(1), items[obsolete.argmax(1)], 0).tolist()
     rivals = itertools.zip_longest(hits, newer_than, older_than)
     fits = numpy.array([hit.relevance >= floor for hit in hits])
@@ -12809,12 +12812,12 @@ class Search(View):
     def _why(self, hit: Hit) -> dict[str, str]:
         """In a sentence, which other memory decided a hit's place."""
         rivals = items_by_row(self.database, filter(None, (hit.newer_than, hit.older_than)))
-        if hit.newer_than in rivals:
-            newer = f"newer than {rivals[hit.newer_than]['id']}"
-            return {"why": f"{newer}, and says the same of the same thing"}
         if hit.older_than in rivals:
             older = f"older than {rivals[hit.older_than]['id']}"
             return {"why": f"{older}, which seems to have taken its place"}
+        if hit.newer_than in rivals:
+            newer = f"newer than {rivals[hit.newer_than]['id']}"
+            return {"why": f"{newer}, and says the same of the same thing"}
         return {}
 
     def _around(self, results: list[dict[str, Any]], weak: set[int]) -> dict[str, Any]:

@@ -586,10 +586,11 @@ def test_what_was_noted_later_makes_nothing_obsolete_in_an_earlier_time(memory: 
     assert contents(memory.recall(f"{asked} in May 2026?"))[0] == notes["2026-04-09"]
 
 
-def test_only_what_is_likely_is_said_to_be_newer() -> None:
-    obsolete = numpy.array([[0.0, 0.4, 0.0], [0.0, 0.0, 0.6], [0.0, 0.0, 0.0]])
-    hits = [plain_hit()._replace(item=item) for item in (1, 2, 3)]
-    parts = {"chance": numpy.ones(3)}
-    explained = sediment._explained(hits, parts, numpy.ones(3), obsolete, 0.3)
-    assert [hit.newer_than for hit in explained] == [None, None, 2]
-    assert [hit.older_than for hit in explained] == [None, 3, None]
+def test_only_what_is_likely_and_counts_is_said_to_be_newer() -> None:
+    obsolete = numpy.array([[0, 0.4, 0, 0], [0, 0, 0.6, 0], [0, 0, 0, 0.9], [0, 0, 0, 0.0]])
+    hits = [plain_hit()._replace(item=item) for item in (1, 2, 3, 4)]
+    held = numpy.array([0.4, 0.4, 0.3, 0.2])
+    parts = {"chance": numpy.array([0.3, 0.2, 0.1, 0.9])}
+    explained = sediment._explained(hits, parts, numpy.ones(4), obsolete, held, 0.3)
+    assert [hit.newer_than for hit in explained] == [None, None, 2, None]  # 4 has little of 3
+    assert [hit.older_than for hit in explained] == [None, 3, 4, None]
