@@ -5618,6 +5618,7 @@ class TextWords(NamedTuple):
     beginning: Any  # int64[4]: the first four keys, 0 where there is none
     tokens: Any  # int32[tokens]: first token 0, which is of no word
     token_idf: Any  # float[tokens]: each token's share of its word's idf
+    english: bool  # or in a language that cannot be told
 
 
 class Lexicon:
@@ -5655,6 +5656,7 @@ class Lexicon:
             numpy.array((*keys[:4], 0, 0, 0, 0)[:4], numpy.int64),
             numpy.array((0, *itertools.chain(*tokens)), numpy.int32),
             numpy.array((0, *token_idf), numpy.float32),
+            not common,
         )
 
     def strange(self, words: Collection[str]) -> float:
@@ -5662,14 +5664,13 @@ class Lexicon:
         lacking = sum(not self.chunk_share(word) for word in words) if self._own else 0
         return lacking / max(1, len(words))
 
-    def is_foreign(self, text: str) -> bool:
-        """Whether a text is in a language other than English."""
-        return language_of(form for _, form in self._stem(text)) != ENGLISH
-
     def shares(self, words: Collection[str]) -> dict[str, float]:
         """Of each word of a text, what share of chunks in its language hold it."""
         common = function_words(words)
-        return {word: COMMON_SHARE if word in common else self.chunk_share(word) for word in words}
+        return {word: self._share(word, word in common) for word in words}
+
+    def _share(self, word: str, common: bool) -> float:
+        return COMMON_SHARE if common else self.chunk_share(word)
 
     def _look_up(
         self, word: tuple[str, str], common: bool
@@ -5677,8 +5678,7 @@ class Lexicon:
         """(stem, key, idf, classes, tokens) of a word given as (stem, form), and whether it is a
         function word where it stands."""
         stem, form = word
-        share = COMMON_SHARE if common else self.chunk_share(form)
-        idf = idf_of(ENGLISH_CHUNKS * share, ENGLISH_CHUNKS)
+        idf = idf_of(ENGLISH_CHUNKS * self._share(form, common), ENGLISH_CHUNKS)
         return stem, _stem_key(stem), idf, _stem_classes(stem), self._tokens(form)
 
     def maxsim(self, query: str, texts: Sequence[str]) -> Any:
@@ -6205,7 +6205,12 @@ class Ranker:
     def answers(self, relevance: Any, obsolete: Any) -> Any:
         """float[n], of sum 1: each one's chance to be the answer: what it holds without the parts
         that newer ones take from it."""
-        chances = self.held(relevance, obsolete)
+        return self.kept(self.held(relevance, obsolete), obsolete)
+
+    @staticmethod
+    def kept(held: Any, obsolete: Any) -> Any:
+        """float[n]: what each one keeps of what it holds."""
+        chances = held.copy()
         chances[: len(obsolete)] *= 1 - obsolete.sum(1)
         return chances
 
@@ -7321,7 +7326,7 @@ def strange_beside(
     """How strange a question is to what was found: as by itself, and all of it where one of the
     best hits is in another language, from which a question in English is far in any case."""
     texts = (facts[hit.item].text for hit in hits[:FEW_HITS] if hit.item in facts)
-    return 1.0 if any(map(lexicon.is_foreign, texts)) else strange
+    return strange if all(lexicon.text_words(text).english for text in texts) else 1.0
 
 
 def relevance(found: Candidates) -> Any:
@@ -7350,7 +7355,8 @@ def default_adjust(
     features = features_of(head, facts, query, lexicon)
     obsolete = ranker.obsolescence(features) if features else numpy.zeros((len(head),) * 2)
     relevance = numpy.array([hit.score for hit in able])
-    chances = ranker.answers(relevance, obsolete)
+    held = ranker.held(relevance, obsolete)
+    chances = ranker.kept(held, obsolete)
     first = int(chances.argmax())
     chance = float(chances[first]) * ranker.answered(relevance)
     similarity = ranker.similarity_of_first(
@@ -7360,7 +7366,6 @@ def default_adjust(
         similarity = max(similarity, DATED_SIMILARITY)
     parts = {"chance": chances, "company": company(able, facts, first)}
     scores = similarity / chances[first] * chances * parts["company"]
-    held = ranker.held(relevance, obsolete)
     hits = _explained(able, parts, scores, obsolete, held, floor)
     order = numpy.argsort(-scores, kind="stable").tolist()
     return [hits[index] for index in order] + [hit._replace(score=0.0) for hit in rest]
@@ -9745,7 +9750,7 @@ def _short_hash(text: str) -> str:
 
 def _options(stored: str) -> Options:
     """The options of a source from their JSON."""
-    given = parse_object(stored)
+    given = json.loads(stored)  # damaged, it must not mean that nothing is excluded
     lists = {name: tuple(given.get(name, ())) for name in ("globs", "exclude")}
     return Options(**lists, archive=bool(given.get("archive")))
 
