@@ -244,6 +244,8 @@ HOOK_INPUT = 2**24  # bytes of what a client sends to a hook
 HOOK_WAIT = 300  # ms for another process to finish writing
 CAUGHT_UP = 7 * 86_400  # seconds; sessions changed since are looked at when another one begins
 SHOWN_KEPT = 30 * 86_400  # seconds; sessions are not resumed for ever
+STANDING_MOST = 2_000  # memories of which the best are shown as a session starts, the latest
+STANDING_AGE = 90 * 86_400  # seconds before the latest at which age counts half
 # Memories are shown unasked where the log-odds that one of the first HOOK_SHOWN answers, and
 # PROMPT_RELEVANCE times the greatest relevance, are PROMPT_LEAST together. So 56 % of the questions
 # of 72 diaries get a right one, 21 % of those that no note answers get one, and 1.8 % of prompts of
@@ -1343,7 +1345,7 @@ def parse_age(value: object) -> int:
     match = _AGE.fullmatch(value.strip()) if isinstance(value, str) else None
     if not match:
         try:
-            if isinstance(value, str) and re.fullmatch(r"[\d.\s]+", value):
+            if isinstance(value, str) and re.fullmatch(r"\s*\d+(\.\d*)?\s*", value):
                 raise InvalidInput(f"a date, and {_show(value)} has no unit: {value.strip()}d?")
             return parse_moment(value)
         except InvalidInput as error:
@@ -16558,14 +16560,15 @@ def standing(memory: Memory) -> list[dict[str, Any]]:
         f"SELECT {_ITEM}, coalesce(a.validation_count, 0), coalesce(a.access_count, 0)"
         " FROM items i LEFT JOIN access_log a ON a.item_id = i.id"
         f" WHERE {_MEMORY} AND {_OWN} AND NOT EXISTS(SELECT 1 FROM reviews"
-        " WHERE old_id = i.id AND probability > 0.5 AND NOT kept) ORDER BY i.seq DESC LIMIT 2000"
+        " WHERE old_id = i.id AND probability > 0.5 AND NOT kept)"
+        f" ORDER BY i.seq DESC LIMIT {STANDING_MOST}"
     )
     found = memory.database.rows(sql, memory.projects.current())
     rows = [_item(row[:-2]) | {"confirmed": row[-2], "used": row[-1]} for row in found]
     latest = max((row["created_at"] for row in rows), default=0)
 
     def score(row: dict[str, Any]) -> float:
-        age = max(0, latest - row["created_at"]) / (90 * DAY)
+        age = max(0, latest - row["created_at"]) / STANDING_AGE
         return (
             2 * bool(_LASTING.search(row["content"][:PREVIEW]))
             + math.log1p(row["confirmed"])

@@ -101,7 +101,8 @@ def test_prune_hides_and_purges(here: Program) -> None:
     id = here.store(FRIDAYS, "--created-at", "2020-01-01")
     for wrong in ((), ("--purge", "--older-than", "1y")):
         assert here.run("prune", *wrong).returncode == 2
-    assert "1 memory would be hidden" in here.ok("prune", "--older-than", "90d", "--dry-run")
+    for age in ("90d", "5.3.2024"):
+        assert "1 memory would be hidden" in here.ok("prune", "--older-than", age, "--dry-run")
     assert here.contents() == {FRIDAYS}
     assert id in here.ok("prune", "--older-than", "90d")
     assert here.contents() == set()
