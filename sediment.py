@@ -444,6 +444,7 @@ COMPACT_TIMEOUT = 300.0  # s that a command that summarises may take
 CLIENT_TIMEOUT = 10.0  # s that `doctor --client` waits for a program's answer
 REPEATED_COSINE = 0.9  # notes from which up `compact` says that they repeat one another
 
+UTF8_MARK = b"\xef\xbb\xbf"  # the byte order mark that programs on Windows put before a text
 SCOPES = ("project", "global")
 PRUNED = "prune"  # why an item ended that has nothing in its place
 RANKINGS = ("default", "classic", "cosine", "bm25")
@@ -10628,7 +10629,7 @@ def open_archive(path: Path) -> tuple[str, Iterator[Any]]:
     """What another program exported, as ("conversations", iterator) or ("rows", iterator) for an
     import; InvalidInput when it is no known export."""
     head = next(_exported(path, 2**16), b"")
-    if _CHATS.match(head.removeprefix(b"\xef\xbb\xbf")):
+    if _CHATS.match(head.removeprefix(UTF8_MARK)):
         return "conversations", map(_exported_conversation, _exported_chats(path))
     if _GRAPH.match(head):
         return "rows", (_graph_rows(line) for _, line in _transcript_lines(path))
@@ -18219,10 +18220,13 @@ def _finished(result: dict[str, Any], stateless: bool) -> dict[str, Any]:
 
 
 def read_lines(file: IO[bytes]) -> Iterator[bytes | None]:
-    """The lines of a stream without their ends; None for one longer than LINE_MAX."""
+    """The lines of a stream without their ends, nor a byte order mark before the first; None for
+    one longer than LINE_MAX."""
+    mark = UTF8_MARK
     while line := file.readline(LINE_MAX + 1):
         if len(line) <= LINE_MAX or line.endswith(b"\n"):
-            yield line.removesuffix(b"\n")
+            yield line.removesuffix(b"\n").removeprefix(mark)
+            mark = b""
             continue
         while line and not line.endswith(b"\n"):
             line = file.readline(LINE_MAX)
@@ -20340,7 +20344,7 @@ def _answer_stdin(shared: Context) -> None:
         timer.daemon = True
         timer.start()
         memory.encoder.wait = HOOK_DEADLINE / 2
-        data = sys.stdin.buffer.read(HOOK_INPUT).removeprefix(b"\xef\xbb\xbf")
+        data = sys.stdin.buffer.read(HOOK_INPUT).removeprefix(UTF8_MARK)
         answer = run_hook(memory, parse_object(data))
         timer.cancel()
         if answer:

@@ -107,6 +107,13 @@ def test_instructions_are_short_and_name_the_tools_to_use(wire: Wire) -> None:
     assert "store" in instructions
 
 
+def test_a_byte_order_mark_before_the_first_line_is_passed_over(wire: Wire) -> None:
+    wire.send_bytes(b"\xef\xbb\xbf")
+    assert still_answers(wire)
+    wire.send_bytes(b"\xef\xbb\xbf{}\n")
+    assert error_code(wire.receive()) == PARSE_ERROR
+
+
 def test_requests_before_the_handshake_are_answered(wire: Wire) -> None:
     assert still_answers(wire)
     assert len(wire.request("tools/list")["result"]["tools"]) == 4
