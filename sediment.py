@@ -10223,7 +10223,7 @@ MEMORY_BEGIN, MEMORY_END = "[memory from sediment:", "[end of memory]"
 # The user's own words are behind the first of these, or within the other.
 _CODEX_FRAME = _Pattern(r"# (?:Context|Files) .*?\n## My request for Codex:", re.DOTALL)
 _CURSOR_FRAME = "<user_query>", "</user_query>"
-_COMMAND = _Pattern(r"/[\w:-]+")
+_COMMAND = _Pattern(r"/[\w:-]++(?!\S)")  # of a client, and no path
 _QUOTED = _Pattern(r'"((?:[^"\\]|\\.)*+)"', re.DOTALL)
 _NOT_STORABLE = _Pattern("[\0\ud800-\udfff]")
 _FOLDER = _Pattern(rb'"cwd": ?"(?:[^"\\]|\\.)*"')
@@ -16582,12 +16582,17 @@ def standing(memory: Memory) -> list[dict[str, Any]]:
 
 def _at_prompt(memory: Memory, event: Event) -> str:
     """The memories that answer a prompt and were neither shown nor said in this session."""
-    is_query = len(event.prompt) >= HOOK_PROMPT_MIN and event.prompt[0] not in "/!#"
+    is_query = len(event.prompt) >= HOOK_PROMPT_MIN and not _is_command(event.prompt)
     budget = _budget("PROMPT", PROMPT_BUDGET)
     rows = answers_to_prompt(memory, event.prompt) if is_query and budget else []
     own = f"{session_name(event.client, event.session)}#"
     rows = [row for row in rows if not row.get("source", "").startswith(own)]
     return _shown_once(memory, event, rows, budget) if rows else ""
+
+
+def _is_command(prompt: str) -> bool:
+    """Whether it is one of the client's or of a shell, or a note for the client's memory."""
+    return prompt.startswith(("!", "# ")) or _COMMAND.match(prompt) is not None
 
 
 def answers_to_prompt(memory: Memory, prompt: str) -> list[dict[str, Any]]:

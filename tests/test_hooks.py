@@ -113,7 +113,9 @@ def test_a_prompt_gets_what_answers_it_once(memory: Memory, tmp_path: Path) -> N
         "yes",
         "continue",
         "/heron queue port now",
+        "/plugin:heron which port does the heron queue use",
         "!which port does the heron queue use",
+        "# which port does the heron queue use",
         "<task-notification>which port does the heron queue listen on?</task-notification>",
         "",
     ],
@@ -121,6 +123,12 @@ def test_a_prompt_gets_what_answers_it_once(memory: Memory, tmp_path: Path) -> N
 def test_what_asks_for_nothing_gets_nothing(memory: Memory, text: str) -> None:
     memory.store(HERON)
     assert prompt(memory, text) == ""
+
+
+@pytest.mark.parametrize("begins", ["/srv/run.sh fails:", "/run.sh fails:", "#412:", "#heron"])
+def test_a_question_may_begin_with_a_path_or_a_number(memory: Memory, begins: str) -> None:
+    memory.store(HERON)
+    assert HERON in prompt(memory, f"{begins} {ASKED}")
 
 
 def test_other_projects_are_not_heard(memory: Memory, tmp_path: Path) -> None:
