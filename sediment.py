@@ -16517,7 +16517,7 @@ def read_event(given: object) -> Event:
     folder = field("cwd") or next((root for root in roots if isinstance(root, str)), "")
     is_cleared = field("source") in ("clear", "compact")
     session = safe_session_id(field("session_id", "conversation_id")[:ID_MAX])
-    prompt = typed_text(field("prompt")[: 4 * HOOK_TEXT])[:HOOK_TEXT]
+    prompt = typed_text(field("prompt"))[:HOOK_TEXT]
     client, path = session_file(field("client"), field("transcript_path"))
     return Event(name, kind, session, folder, prompt, is_cleared, client or field("client"), path)
 

@@ -160,6 +160,8 @@ def test_cursor_and_gemini_have_events_of_their_own(memory: Memory) -> None:
     answer = run_hook(memory, given)
     assert answer["hookSpecificOutput"]["hookEventName"] == "BeforeAgent"
     assert HERON in context(answer)
+    given["prompt"] = f"<hook_context>{'of others ' * 5_000}</hook_context>\n\n{ASKED}"
+    assert HERON in context(run_hook(memory, given | {"session_id": "h"}))
 
 
 # At the start
