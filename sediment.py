@@ -10291,7 +10291,7 @@ def read_conversation(
         start = max(start if _begins_line(path, start) else 0, unkept) if by_bytes else 0
         session = session or _session_in(form, path)
         folder = storable_text(_folder_in(form, path, session)) or None
-        if _is_subagents(form, path):
+        if _is_subagents(form, path, session):
             return Conversation(client, session, folder, [], start)
         entries, moment = _session_entries(form, path, start, session), int(path.stat().st_mtime)
         turns, place, understood = _turns(entries, form, moment)
@@ -10506,7 +10506,9 @@ def _client_rows(path: Path, sql: str, *values: Any) -> list[Any] | None:
         return None
 
 
-def _is_subagents(form: Format, path: Path) -> bool:
+def _is_subagents(form: Format, path: Path, session: str = "") -> bool:
+    if "sql" in form:
+        return bool(_client_rows(path, form["sql"]["subagents"], session))
     pattern = form.get("subagents")
     return pattern is not None and re.search(pattern.encode(), _first_line(path)) is not None
 
@@ -10583,8 +10585,6 @@ def sessions_of(client: str, since: int = 0) -> Iterator[tuple[Path, str]]:
 def session_file(client: str, path: str) -> tuple[str, Path | None]:
     """The client whose session a file is, by its place, and the file; ("", None) where no client
     has sessions: no other file is read because somebody names it."""
-    import fnmatch
-
     formats = transcripts()["formats"]
     if "sql" in formats.get(client, ()):
         return client, session_place(client)
@@ -10592,9 +10592,15 @@ def session_file(client: str, path: str) -> tuple[str, Path | None]:
     for name, form in formats.items():
         top = session_place(name) if "files" in form else there
         inside = there != top and _is_in(there, top)
-        if inside and fnmatch.fnmatch(_beneath(there, top), form["files"]):
+        if inside and _has_pattern(_beneath(there, top), form["files"]):
             return name, there
     return "", None
+
+
+def _has_pattern(path: str, pattern: str) -> bool:
+    """Whether `Path.glob` would find a path: "*" is in one name, "**/" any folders or none."""
+    form = re.escape(pattern).replace(r"\*\*/", "(?:.*/)?").replace(r"\*", "[^/]*")
+    return re.fullmatch(form, path, re.DOTALL) is not None
 
 
 def all_sessions(clients: Iterable[str], since: int = 0) -> Iterator[Conversation]:

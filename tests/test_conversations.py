@@ -173,6 +173,40 @@ def test_what_a_subagent_did_is_nothing_that_the_user_said(tmp_path: Path) -> No
     assert (found.turns, found.remark) == ([], "")
 
 
+def test_what_a_subagent_of_opencodes_did_is_nothing_that_the_user_said(tmp_path: Path) -> None:
+    path = opencode_database(tmp_path / "opencode.db")
+    database = sqlite3.connect(path)
+    database.execute("UPDATE session SET parent_id = 'ses_another'")
+    database.commit()
+    database.close()
+    found = read_conversation("opencode", path, session=OPENCODE_SESSION)
+    assert (found.turns, found.remark) == ([], "")
+
+
+@pytest.mark.parametrize(
+    ("client", "place", "is_one"),
+    [
+        ("codex", ".codex/sessions/rollout-1.jsonl", True),
+        ("codex", ".codex/archived_sessions/2026/11/rollout-1.jsonl", True),
+        ("codex", ".codex/sessions/rollout-1/deep.jsonl", False),
+        ("claude", ".claude/projects/-p/a.jsonl", True),
+        ("claude", ".claude/projects/-p/a/subagents/b.jsonl", False),
+        ("cursor", ".cursor/projects/p/agent-transcripts/c/c.jsonl", True),
+        ("cursor", ".cursor/projects/p/agent-transcripts/c/subagents/s.jsonl", False),
+    ],
+)
+def test_a_hook_takes_those_files_for_sessions_that_an_import_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: str, place: str, is_one: bool
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("CLAUDE_CONFIG_DIR", "CODEX_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    (path := tmp_path / place).parent.mkdir(parents=True)
+    path.write_text("{}\n")
+    assert [found for found, _ in sessions_of(client)] == [path] * is_one
+    assert sediment.session_file("", str(path)) == ((client, path) if is_one else ("", None))
+
+
 def test_older_sessions_of_codex_are_read(tmp_path: Path) -> None:
     path = tmp_path / "rollout.jsonl"
     path.write_text(

@@ -519,6 +519,21 @@ def cursors(tmp_path: Path, session: str, *said: str) -> Path:
     return path
 
 
+def test_what_subagents_of_cursor_did_is_not_kept(
+    memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = cursors(tmp_path, "c1", "Where is the heron boat?", "At pier 7.")
+    below = path.parent / "subagents" / "sub1.jsonl"
+    below.parent.mkdir()
+    shutil.copy(path, below)
+    roots = {"workspace_roots": [str(memory.projects.folder)]}
+    for file, kept in ((below, 0), (path, 1)):
+        run_hook(memory, event("stop", session_id=file.stem, transcript_path=str(file)) | roots)
+        sediment.read_waiting(memory)
+        assert memory.stats()["turns"] == kept
+
+
 @pytest.mark.parametrize("known", [False, True])
 def test_a_session_that_tells_no_folder_is_of_the_one_that_the_hook_was_told(
     memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
