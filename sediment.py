@@ -442,6 +442,9 @@ WATCH_POLL = 1_000  # ms between looks at whether a watched folder is another on
 TRANSCRIPT_LINE = 2**25  # bytes: a prompt with several pictures; longer lines are output of tools
 COMPACT_TIMEOUT = 300.0  # s that a command that summarises may take
 CLIENT_TIMEOUT = 10.0  # s that `doctor --client` waits for a program's answer
+REPEATED_SECRET = 8  # characters of a secret that is looked for in the rest of its text
+REPEATED_SECRETS = 100  # of one text that are: each is looked for from its beginning to its end
+PASSPHRASE = 4  # words that are a secret though each is a plain one
 REPEATED_COSINE = 0.9  # notes from which up `compact` says that they repeat one another
 
 UTF8_MARK = b"\xef\xbb\xbf"  # the byte order mark that programs on Windows put before a text
@@ -1726,8 +1729,9 @@ _OTHER_KEY = _Pattern(
 _HEADING_BEFORE = _Pattern(r"(?:^|\n)#{1,6} [\w /-]*$")
 _OPTION = _Pattern(r"(?:^|\s)--?[\w-]*$")
 _USED = _Pattern(
-    r"(?:\b(?:with|using|use|enter|mit|avec|con|(?:login|user(?:name)?)[ :=]+\S+)|,)"
-    r" (?:the |a |and |dem |le |la )?$|(?:^|\n)"
+    r"(?:\b(?:with|using|used?|tried|enter(?:ed)?|typed|mit|avec|con"
+    r"|(?:login|user(?:name)?)[ :=]+\S+)|,)"
+    r" (?:the |a |and |dem |le |la )?$|\((?:the )?$|(?:^|\n)"
     r"(?:env|set|setenv) [\w-]*$|\b(?:set|chang\w+|reset\w*|rotat\w+|updat\w+) (?:\w+ ){0,3}$"
 )
 # After the name: what gives it a value, and the value, unless that is an assignment itself.
@@ -1814,11 +1818,15 @@ _INVISIBLE = _Pattern("[\u200b\u2060\ufeff\u00ad]")
 UNCLOSED = "all after an unclosed <private>"  # a kind of what was taken out, beside "private"
 
 
-def redact(text: str, secrets: bool = True, lines: bool = False) -> tuple[str, list[str]]:
+def redact(
+    text: str, secrets: bool = True, lines: bool = False, known: dict[str, str] | None = None
+) -> tuple[str, list[str]]:
     """The text without its secrets, and the kinds of what was taken out; without `secrets`, only
-    what is private goes. With `lines` it keeps as many lines as it had."""
+    what is private goes. With `lines` it keeps as many lines as it had. `known` are secrets and
+    their kinds that go, too, wherever they stand; those of the text that may come again join."""
     all_kinds: list[str] = []
-    scan = functools.partial(_redacted, secrets=secrets, lines=lines)
+    known = {} if known is None else known
+    scan = functools.partial(_redacted, secrets=secrets, lines=lines, known=known)
     visible = _INVISIBLE.sub("", text)
     if visible != text and scan(visible)[1] != scan(text)[1]:
         text = visible  # invisible characters would hide a credential
@@ -1827,6 +1835,16 @@ def redact(text: str, secrets: bool = True, lines: bool = False) -> tuple[str, l
         if not kinds:
             return text, all_kinds
         all_kinds += kinds
+
+
+def redact_together(texts: Sequence[str], secrets: bool) -> tuple[list[str], list[str]]:
+    """Several texts without the secrets that one of them gives away; and the kinds of all."""
+    known: dict[str, str] = {}
+    done = [redact(text, secrets, known=known) for text in texts]
+    if known:  # what came later may stand in an earlier one
+        again = [redact(text, secrets, known=known) for text, _ in done]
+        done = [(text, kinds + more) for (_, kinds), (text, more) in zip(done, again, strict=True)]
+    return [text for text, _ in done], [kind for _, kinds in done for kind in kinds]
 
 
 def redacts() -> bool:
@@ -1854,12 +1872,17 @@ def redaction_message(kinds: Iterable[str]) -> str:
     return f" Left out: {', '.join(dict.fromkeys(kinds))}."
 
 
-def _redacted(text: str, secrets: bool, lines: bool) -> tuple[str, list[str]]:
+def _redacted(
+    text: str, secrets: bool, lines: bool, known: dict[str, str]
+) -> tuple[str, list[str]]:
     """`redact` in one pass."""
     lowered = text.replace("İ", "i").lower()  # as long as the text: no other letter grows
     spans = list(_private(text, lowered))
     if secrets:
-        spans += [*_credentials(text, lowered), *_assigned(text, lowered)]
+        found = [*_credentials(text, lowered), *_assigned(text, lowered)]
+        values = ((text[start:stop], kind) for start, stop, kind in found)
+        known |= {value: kind for value, kind in values if _may_repeat(value)}
+        spans += [*found, *_repeated(text, known)]
     kept, kinds, end = [], [], 0
     for start, stop, kind in sorted(spans, key=lambda span: span[0]):
         if start >= end:
@@ -1931,6 +1954,21 @@ def _assigned(text: str, lowered: str) -> Iterator[tuple[int, int, str]]:
                 stop = _MORE.match(text, stop).end()  # pyright: ignore
             end = stop
             yield start, stop, _GENERATED.get(name[1], "password")
+
+
+def _may_repeat(value: str) -> bool:
+    """Whether a secret is looked for elsewhere, too: not where it is a word like others."""
+    is_plain = _WORDS.match(value) and not any(map(_mixed, value.split()))
+    return len(value) >= REPEATED_SECRET and not (is_plain and value.count(" ") + 1 < PASSPHRASE)
+
+
+def _repeated(text: str, known: dict[str, str]) -> Iterator[tuple[int, int, str]]:
+    """(start, end, kind) of all places of known secrets."""
+    for value, kind in itertools.islice(known.items(), REPEATED_SECRETS):
+        stop = 0
+        while (start := text.find(value, stop)) >= 0:
+            stop = start + len(value)
+            yield start, stop, kind
 
 
 def _strength(value: str) -> int:
@@ -10813,17 +10851,19 @@ _HALF_TURN = CONTENT_MAX // 2 - 20  # for "User: " and _ANSWER
 _LONGEST_CREDENTIAL = 20_000  # characters; of a private key the lines are known without its end
 
 
-def _redacted_start(text: str) -> str:
-    """As much of a text as a turn may hold, without credentials, nor what may be left of one that
+def _redacted_starts(texts: Sequence[str]) -> list[str]:
+    """As much of texts as a turn may hold, without credentials, nor what may be left of one that
     was cut. Twice as much is read, since a text of many credentials shrinks."""
-    kept, _ = redact(text[: 2 * CONTENT_MAX], redacts())
-    return kept if len(text) <= 2 * CONTENT_MAX else kept[:-_LONGEST_CREDENTIAL]
+    most = 2 * CONTENT_MAX
+    kept, _ = redact_together([text[:most] for text in texts], redacts())
+    whole = zip(texts, kept, strict=True)
+    return [left if len(text) <= most else left[:-_LONGEST_CREDENTIAL] for text, left in whole]
 
 
 def turn_text(turn: Turn) -> str:
     """A turn as the text of a memory, without credentials. Where it is too long, the ends of prompt
     and answer are cut; at least half of the space is left to each."""
-    prompt, answer = map(_redacted_start, turn[2:])
+    prompt, answer = _redacted_starts(turn[2:])
     answer = answer[: max(_HALF_TURN, 2 * _HALF_TURN - len(prompt))]
     text = f"User: {prompt[: 2 * _HALF_TURN - len(answer)]}"
     return f"{text}{_ANSWER}{answer}" if answer else text

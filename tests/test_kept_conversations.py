@@ -219,6 +219,21 @@ def test_secrets_are_left_out(memory: Memory) -> None:
     assert "password=hunter2horse" not in found["content"]
 
 
+@pytest.mark.parametrize(
+    "turn",
+    [
+        ("The staging password is Tr0ub4dor&3x.", "Done: staging took Tr0ub4dor&3x."),
+        ("Try Tr0ub4dor&3x for staging.", "Done: the staging password is Tr0ub4dor&3x."),
+    ],
+)
+def test_a_secret_of_one_half_of_a_turn_is_left_out_of_the_other(
+    memory: Memory, turn: tuple[str, str]
+) -> None:
+    memory.add_conversations([said(turn)])
+    assert memory.database.value("SELECT content FROM items").count("[redacted: password]") == 2
+    assert not memory.database.value("SELECT count(*) FROM items WHERE instr(content, 'Tr0ub')")
+
+
 def test_an_index_of_files_leaves_conversations_alone(memory: Memory, tmp_path: Path) -> None:
     (tmp_path / "MEMORY.md").write_text("# Boats\n\nThe dinghy lies at pier 7.\n")
     memory.add_conversations([said(HERON)])

@@ -1116,6 +1116,30 @@ def test_kinds_come_in_the_order_of_the_text() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "before", ["used password ", "used the ", "tried ", "entered the ", "typed the ", "as ada ("]
+)
+def test_a_password_that_was_used_is_one(before: str) -> None:
+    before += "password " * ("password" not in before)
+    assert redact(f"I {before}{human()}")[0] == f"I {before}[redacted: password]"
+
+
+@pytest.mark.parametrize("make", [made, lambda: "tr0ub4dor&3x", phrase, lambda: "s3cret with gaps"])
+def test_what_is_a_secret_in_one_place_is_one_in_all(make: Callable[[], str]) -> None:
+    secret = make()
+    text = 'Try §, or "§!". The password: "§". It was §§.'
+    expected = text.replace("§", "[redacted: password]")
+    assert redact(text.replace("§", secret)) == (expected, ["password"] * 5)
+
+
+@pytest.mark.parametrize("word", ["swordfish", "kitten7", "opensesame", "lemon tart"])
+def test_a_secret_that_is_a_word_or_short_goes_where_it_is_given_only(word: str) -> None:
+    assert redact(f'password: "{word}"\n{word}!') == (
+        f'password: "[redacted: password]"\n{word}!',
+        ["password"],
+    )
+
+
 @pytest.mark.parametrize("mark", ["\u200b", "\u2060", "\ufeff", "\u00ad"])
 def test_what_is_not_shown_hides_no_secret(mark: str) -> None:
     token = "ghp_" + alnum(36)
@@ -1297,6 +1321,8 @@ def test_no_text_takes_long(piece: str) -> None:
 def test_a_million_random_characters_do_not_take_long() -> None:
     with in_one_look():
         redact(encoded(MILLION * 3 // 4))
+    with in_one_look():
+        redact(" ".join(f"password=a1b2c3d4{n}" for n in range(MILLION // 20)))
     mixed = [*ENDLESS.values(), " ", "\n", "x7Kq9", "=", '"']
     with in_one_look():
         redact("".join(DRAWN.choices(mixed, k=MILLION // 8))[:MILLION])
