@@ -10851,22 +10851,23 @@ _HALF_TURN = CONTENT_MAX // 2 - 20  # for "User: " and _ANSWER
 _LONGEST_CREDENTIAL = 20_000  # characters; of a private key the lines are known without its end
 
 
-def _redacted_starts(texts: Sequence[str]) -> list[str]:
+def _redacted_starts(texts: Sequence[str]) -> tuple[list[str], list[str]]:
     """As much of texts as a turn may hold, without credentials, nor what may be left of one that
-    was cut. Twice as much is read, since a text of many credentials shrinks."""
+    was cut; and their kinds. Twice as much is read, since a text of many credentials shrinks."""
     most = 2 * CONTENT_MAX
-    kept, _ = redact_together([text[:most] for text in texts], redacts())
+    kept, kinds = redact_together([text[:most] for text in texts], redacts())
     whole = zip(texts, kept, strict=True)
-    return [left if len(text) <= most else left[:-_LONGEST_CREDENTIAL] for text, left in whole]
+    cut = [left if len(text) <= most else left[:-_LONGEST_CREDENTIAL] for text, left in whole]
+    return cut, kinds
 
 
-def turn_text(turn: Turn) -> str:
-    """A turn as the text of a memory, without credentials. Where it is too long, the ends of prompt
-    and answer are cut; at least half of the space is left to each."""
-    prompt, answer = _redacted_starts(turn[2:])
+def turn_text(turn: Turn) -> tuple[str, list[str]]:
+    """A turn as the text of a memory, without credentials, and the kinds of these. Where it is too
+    long, the ends of prompt and answer are cut; at least half of the space is left to each."""
+    (prompt, answer), kinds = _redacted_starts(turn[2:])
     answer = answer[: max(_HALF_TURN, 2 * _HALF_TURN - len(prompt))]
     text = f"User: {prompt[: 2 * _HALF_TURN - len(answer)]}"
-    return f"{text}{_ANSWER}{answer}" if answer else text
+    return f"{text}{_ANSWER}{answer}" if answer else text, kinds
 
 
 def turn_id(name: str, key: str) -> str:
@@ -10899,7 +10900,7 @@ def keep_conversations(
 ) -> dict[str, Any]:
     """What `Memory.add_conversations` does; without an encoder they are only counted."""
     counts = dict.fromkeys(("sessions", "turns", "existing", "forgotten", "empty"), 0)
-    remarks, left_out = list[str](), Counter[tuple[str, str]]()
+    remarks, left_out, redacted = list[str](), Counter[tuple[str, str]](), Counter[str]()
     for given in conversations:
         turns = _not_forgotten(projects.database, given)
         new = given._replace(folder=folder_of(projects, given), turns=turns)
@@ -10915,7 +10916,10 @@ def keep_conversations(
         elif not new.session:  # of a folder that nobody may look into
             remarks.append(new.remark)
         else:
-            added = _keep_conversation(projects, encoder, new) if encoder else len(turns)
+            added = len(turns)
+            if encoder:
+                added, kinds = _keep_conversation(projects, encoder, new)
+                redacted.update(kinds)
             counts["sessions"] += bool(given.turns)
             counts["empty"] += not given.turns
             counts["turns"] += added
@@ -10925,7 +10929,8 @@ def keep_conversations(
     rare = ("forgotten", "empty")
     counts = {name: count for name, count in counts.items() if count or name not in rare}
     first = (text.format(count, client) for (text, client), count in left_out.items())
-    return {"success": True, **counts, "remarks": list(dict.fromkeys([*first, *remarks]))}
+    answer = {"success": True, **counts, "remarks": list(dict.fromkeys([*first, *remarks]))}
+    return answer | ({"redacted": dict(redacted)} if redacted else {})
 
 
 # Remarks on what is left out: of so many {0}, of a client {1}.
@@ -10941,16 +10946,20 @@ def _is_homeless(stored: Session | None, new: Conversation) -> bool:
     return bool(new.turns and new.coded) and not (new.folder or (stored and stored.project))
 
 
-def _keep_conversation(projects: Projects, encoder: Encoder, given: Conversation) -> int:
-    """Store the turns of a session that are new or have grown; how many those are."""
-    database, name, new = projects.database, session_name(given.client, given.session), 0
+def _keep_conversation(
+    projects: Projects, encoder: Encoder, given: Conversation
+) -> tuple[int, list[str]]:
+    """Store the turns of a session that are new or have grown; how many those are, and the kinds
+    of credentials that were left out of them."""
+    database, name = projects.database, session_name(given.client, given.session)
+    new, left_out = 0, list[str]()
     stored = find_session(database, name)
     here = projects.of_folder(given.folder) if given.folder else None
     project = (stored and stored.project) or here or ""
     if stored and stored.project != project:
         _move_session(database, stored, project)
     for turn in given.turns:
-        text = turn_text(turn)
+        text, kinds = turn_text(turn)
         if (id := _id_to_keep(database, name, turn.key, text)) is None:
             continue
         at_once = None if encoder.model.destination else database  # a service makes many
@@ -10961,10 +10970,12 @@ def _keep_conversation(projects: Projects, encoder: Encoder, given: Conversation
                 break
             if item.vectors and not claim_model(connection, encoder.model):
                 item = item._replace(vectors=[])
-            new += write_turn(connection, file, item._replace(content_type=CONVERSATION))
+            if write_turn(connection, file, item._replace(content_type=CONVERSATION)):
+                new += 1
+                left_out += kinds
     with database.transaction() as connection:
         write_session(connection, name, project, given.resume)
-    return new
+    return new, left_out
 
 
 def _move_session(database: Database, session: Session, project: str) -> None:
@@ -16017,8 +16028,8 @@ class Memory:
         dry_run: bool = False,
     ) -> dict[str, Any]:
         """Keep what was said in sessions of agents' clients, a turn as a memory of its own kind:
-        {success, sessions, turns, existing, forgotten?, empty?, remarks}. Credentials are left out
-        as by `store`.
+        {success, sessions, turns, existing, forgotten?, empty?, remarks, redacted?}. Credentials
+        are left out as by `store`, and `redacted` counts them by kind.
 
         What is kept already stays, what has grown is kept as it is now, and what was forgotten is
         not kept again. `progress` is called with the turns of each session; `dry_run` counts.
@@ -17300,8 +17311,7 @@ def render_imported(answer: dict[str, Any]) -> Iterator[str]:
     hidden = answer.get("hidden_versions", 0)
     counts = counts_phrase({"items": answer["stored"] - hidden, "hidden_versions": hidden})
     yield f"Stored {counts}{_not_stored(answer)} ({answer['seconds']} s, {rate:.0f} a second)."
-    if redacted := answer.get("redacted"):
-        yield f"Left out: {', '.join(f'{kind} ({count})' for kind, count in redacted.items())}."
+    yield from _left_out(answer)
     if unknown := answer.get("unknown_fields"):
         names = ", ".join(f"{printable(name)} ({count})" for name, count in unknown.items())
         yield f"Not kept, for no memory has such a field: {names}."
@@ -17315,7 +17325,14 @@ def render_kept_conversations(answer: dict[str, Any]) -> Iterator[str]:
         turns = f"nothing of {answer['empty']} sessions"
     done = "Found" if "dry_run" in answer else "Kept"
     yield f"{done} {turns}{_not_stored(answer)} ({answer['seconds']} s)."
+    yield from _left_out(answer)
     yield from map(printable, answer["remarks"][:REFUSED_SHOWN])
+
+
+def _left_out(answer: dict[str, Any]) -> Iterator[str]:
+    """How many credentials of each kind an import left out."""
+    if redacted := answer.get("redacted"):
+        yield f"Left out: {', '.join(f'{kind} ({count})' for kind, count in redacted.items())}."
 
 
 def _not_stored(answer: dict[str, Any]) -> str:

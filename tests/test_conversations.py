@@ -945,6 +945,16 @@ def test_sessions_are_imported_once(here: Program) -> None:
     assert here.ok("import", "--from", "gemini").startswith("Kept 0 turns of 1 sessions, 1 were")
 
 
+def test_of_credentials_in_sessions_an_import_says_that_they_are_left_out(
+    here: Program, left: Path
+) -> None:
+    (session,) = left.glob(".claude/projects/*/aaaa.jsonl")
+    session.write_text(json.dumps(typed("The password is Tr0ub4dor&3x.")) + "\n")
+    said = here.ok("import", "--from", "claude").splitlines()
+    assert said[1:] == ["Left out: password (1)."]
+    assert len(here.ok("import", "--from", "claude").splitlines()) == 1
+
+
 def test_a_client_that_is_named_twice_is_read_once(here: Program) -> None:
     once = here.json("import", "--from", "claude", "--dry-run")
     twice = here.json("import", "--from", "claude,claude", "--dry-run")

@@ -229,7 +229,8 @@ def test_secrets_are_left_out(memory: Memory) -> None:
 def test_a_secret_of_one_half_of_a_turn_is_left_out_of_the_other(
     memory: Memory, turn: tuple[str, str]
 ) -> None:
-    memory.add_conversations([said(turn)])
+    assert memory.add_conversations([said(turn)])["redacted"] == {"password": 2}
+    assert "redacted" not in memory.add_conversations([said(turn)])
     assert memory.database.value("SELECT content FROM items").count("[redacted: password]") == 2
     assert not memory.database.value("SELECT count(*) FROM items WHERE instr(content, 'Tr0ub')")
 
@@ -338,7 +339,8 @@ def test_a_credential_where_a_prompt_is_too_long_to_be_read_whole_goes_whole() -
     prompt = key * (limit // len(key))
     prompt += "\n" * (limit - 20 - len(prompt)) + token + " is the token. " + "word " * 9999
     assert prompt.index(token) < limit < prompt.index(token) + len(token)
-    text = sediment.turn_text(Turn("k", 0, prompt, HERON[1]))
+    text, kinds = sediment.turn_text(Turn("k", 0, prompt, HERON[1]))
+    assert set(kinds) == {"private key"}
     assert "ghp_" not in text
     assert text.endswith(HERON[1])
 
@@ -405,7 +407,7 @@ def test_a_session_without_names_that_is_written_anew_loses_and_doubles_nothing(
         memory.add_conversations([placed(OTTER, third)])
     rows = memory.database.rows("SELECT content FROM items ORDER BY content")
     assert [text for (text,) in rows] == sorted(
-        sediment.turn_text(Turn("", 0, *turn)) for turn in (HERON, OTTER, third)
+        sediment.turn_text(Turn("", 0, *turn))[0] for turn in (HERON, OTTER, third)
     )
     third = third[0], third[1] + " Each day."
     memory.add_conversations([placed(OTTER, third)])
