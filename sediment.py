@@ -19638,22 +19638,25 @@ def _has_already(client: Client, part: str, root: Path | None, program: list[str
 
 def _wanted_files(
     steps: Iterable[tuple[Client, str]], root: Path | None, program: list[str]
-) -> dict[Path, Any]:
-    """The files in which parts of clients are set up, links followed, with what is wanted in each.
-    InvalidInput if one may not be written to."""
+) -> tuple[dict[Path, Any], dict[Path, str]]:
+    """The files in which parts of clients are set up, links followed, with what is wanted in each;
+    and those that may not be written to, with the reason."""
     files: dict[Path, Any] = {}
+    refused: dict[Path, str] = {}
     for client, part in steps:
         for path, wanted in client.files(part, root, program):
-            target = place_to_write(path, root)
+            try:
+                target = place_to_write(path, root)
+            except InvalidInput as error:
+                refused[path] = str(error)
+                continue
             files[target] = files.get(target, {}) | wanted if isinstance(wanted, dict) else wanted
-    return files
+    return files, refused
 
 
 def _all_files(client: Client, root: Path | None, program: list[str]) -> dict[Path, Any]:
-    """`_wanted_files` of all parts of a client; {} if one may not be written to."""
-    with contextlib.suppress(InvalidInput):
-        return _wanted_files(itertools.product([client], _PARTS), root, program)
-    return {}
+    """The files of all parts of a client."""
+    return _wanted_files(itertools.product([client], _PARTS), root, program)[0]
 
 
 def _needed_elsewhere(
@@ -19672,11 +19675,19 @@ def _needed_elsewhere(
 
 
 def _changes(
-    files: dict[Path, Any], needed: dict[Path, str], remove: bool, keep_going: bool
+    files: dict[Path, Any],
+    refused: dict[Path, str],
+    needed: dict[Path, str],
+    remove: bool,
+    keep_going: bool,
 ) -> tuple[list[FileChange], list[str]]:
     """The changes of files, and messages of errors; unless it is to `keep_going`, the first error
-    is raised. A file that is `needed` by other clients stays."""
-    changes, errors = [], []
+    is raised. A file that is `needed` by other clients stays. A removal passes over one that is
+    refused and says nothing of sediment."""
+    changes = []
+    errors = [why for p, why in refused.items() if not remove or "sediment" in plain_text(p)]
+    if errors and not keep_going:
+        raise InvalidInput(errors[0])
     for path, wanted in files.items():
         try:
             stays = path in needed and FileChange(path, needed[path], None, "")
@@ -19708,9 +19719,9 @@ def initialize(
         for client, part in itertools.product(chosen, parts)
     ]
     to_set_up = ((client, part) for client, part, why in steps if not why)
-    files = _wanted_files(to_set_up, root, program)
+    files, refused = _wanted_files(to_set_up, root, program)
     needed = _needed_elsewhere(chosen, root, program) if remove else {}
-    changes, errors = _changes(files, needed, remove, keep_going=remove and write)
+    changes, errors = _changes(files, refused, needed, remove, keep_going=remove and write)
     answer: dict[str, Any] = {"clients": [client.name for client in chosen]}
     answer["to_do"] = list(_to_do(chosen, root, program, remove))
     if not write:

@@ -538,6 +538,24 @@ def test_a_link_out_of_the_project_is_refused(here: Program, home: Path, file: s
     assert plain(here.folder) == {}
 
 
+def test_a_link_out_of_the_project_keeps_no_other_file_from_removal(
+    here: Program, home: Path
+) -> None:
+    here.ok("init", "--client", "claude", "--client", "gemini")
+    (home / "mine").mkdir()
+    (here.folder / ".cursor").symlink_to("../mine")
+    (here.folder / "GEMINI.md").rename(home / "mine" / "GEMINI.md")
+    (here.folder / "GEMINI.md").symlink_to("../mine/GEMINI.md")
+    said = here.error("init", "--remove")
+    assert "GEMINI.md is a link out of the project: left as it is" in said
+    assert ".cursor" not in said
+    assert ".mcp.json: deleted" in said
+    assert set(plain(here.folder)) == {"GEMINI.md"}
+    (here.folder / "GEMINI.md").unlink()
+    here.ok("init", "--client", "claude")
+    assert here.ok("init", "--remove").count(": deleted") == len(WRITTEN["claude"])
+
+
 @pytest.mark.parametrize("file", [".claude/settings.json", ".codex/config.toml", "opencode.json"])
 def test_a_file_that_cannot_be_read_is_left_alone(here: Program, file: str) -> None:
     path = here.folder / file
