@@ -19730,7 +19730,11 @@ def initialize(
     created = root is not None and not remove and memory.projects.current(create=True)
     answer |= {"project": created or None, "root": root and str(root)}
     done = list(dict.fromkeys(why for *_, why in steps if why))
-    done += [change.write(root) for change in changes]
+    for change in changes:
+        try:
+            done.append(change.write(root))
+        except InvalidInput as error:
+            errors.append(str(error))
     if root and _config_id(root):
         config = ".sediment/config: has the project's id, by which its memories are found"
         done.append(f"{config}; it stays" if remove else config)

@@ -567,6 +567,26 @@ def test_a_file_that_cannot_be_read_is_left_alone(here: Program, file: str) -> N
     assert plain(here.folder) == {file: b""}
 
 
+def test_a_file_that_cannot_be_written_keeps_no_other_from_it_and_both_are_told(
+    here: Program,
+) -> None:
+    (folder := here.folder / ".claude").mkdir()
+    folder.chmod(0o555)
+    said = here.error("init", "--client", "claude", preexec_fn=heed_permissions)
+    assert f"{folder / 'settings.json'} cannot be written (Permission denied)" in said
+    assert f"{here.folder / '.mcp.json'}: created" in said
+    assert f"{here.folder / 'CLAUDE.md'}: created" in said
+    folder.chmod(0o755)
+    here.ok("init", "--client", "claude")
+    folder.chmod(0o555)
+    said = here.error("init", "--remove", preexec_fn=heed_permissions)
+    assert f"{folder / 'settings.json'} cannot be written (Permission denied)" in said
+    assert f"{here.folder / '.mcp.json'}: deleted" in said
+    assert f"{here.folder / 'CLAUDE.md'}: deleted" in said
+    folder.chmod(0o755)
+    assert set(plain(here.folder)) == {".claude/settings.json"}
+
+
 def test_permissions_and_folders_that_were_there_stay(here: Program) -> None:
     path = here.folder / ".claude" / "settings.json"
     path.parent.mkdir()
