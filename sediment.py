@@ -19549,7 +19549,8 @@ def _read_owned(path: Path) -> str:
 
 
 def _write_for_owner(path: Path, text: str | None, root: Path | None) -> None:
-    """Write a file, whose permissions stay; or delete it, and folders of its project left empty."""
+    """Write a file, whose permissions stay; or delete it, and folders left empty by that, in its
+    project or in the home folder."""
     try:
         if text is None:
             path.unlink()
@@ -19559,14 +19560,18 @@ def _write_for_owner(path: Path, text: str | None, root: Path | None) -> None:
             write_atomically(path, text, mode)
     except OSError as error:
         raise InvalidInput(f"{path} cannot be written ({error.strerror})") from None
-    if root is None:
-        return
+    if text is None and (top := root or home()):
+        _remove_empty(path.parent, real_path(top))
+
+
+def _remove_empty(folder: Path, top: Path) -> None:
+    """Delete a folder below `top` if it is empty, and those above it that are so then."""
     with contextlib.suppress(OSError):
-        linked = [whole_path(link) for link in root.iterdir() if link.is_symlink()]
-        for folder in path.parents:
-            if folder == root or folder in linked:  # a person has made it
-                break
+        links = [link for name in ("*", ".*/*") for link in top.glob(name) if link.is_symlink()]
+        made = {top, *map(whole_path, links)}  # by a person
+        while _is_in(folder, top) and folder not in made:
             folder.rmdir()
+            folder = folder.parent
 
 
 def file_entries(path: Path, wanted: Any) -> Iterator[tuple[str, Any, Any]]:

@@ -133,7 +133,8 @@ def test_a_client_is_set_up_for_every_project(here: Program, home: Path, name: s
     here.ok("init", "--global", "--client", name)
     assert plain(home) == made
     here.ok("init", "--global", "--remove")
-    assert plain(home) == {}
+    assert files(home) == {"project"}
+    assert here.json("init", "--print")["clients"] == ["any"]
 
 
 def test_a_server_that_claude_was_told_of_is_known(here: Program, home: Path) -> None:

@@ -540,3 +540,24 @@ def test_a_removal_leaves_an_empty_folder_that_a_link_names(here: Program) -> No
     assert list((here.folder / "shared").iterdir())
     here.ok("init", "--client", "claude", "--remove")
     assert list((here.folder / ".claude").iterdir()) == []
+
+
+def test_a_removal_for_every_project_leaves_folders_that_a_person_made(
+    run_pyz: Run, tmp_path: Path, no_clients: str
+) -> None:
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    env = {"HOME": str(home), "PATH": no_clients, "CODEX_HOME": str(elsewhere / "codex")}
+    (home / "shared").mkdir(parents=True)
+    (home / "dot").mkdir()
+    (home / ".config").mkdir()
+    (home / ".gemini").symlink_to("shared")
+    (home / ".config" / "opencode").symlink_to("../dot")
+    here = Program(run_pyz, tmp_path / "project", **env)
+    names = ("codex", "gemini", "opencode", "cursor")
+    here.ok("init", "--global", *(word for name in names for word in ("--client", name)))
+    assert (home / ".cursor" / "mcp.json").exists()
+    here.ok("init", "--global", "--remove")
+    assert {name for name in files(home) if not name.startswith(".local")} == {
+        "shared", "dot", ".config", ".gemini", ".config/opencode",
+    }  # fmt: skip
+    assert list((elsewhere / "codex").iterdir()) == []
