@@ -19189,7 +19189,7 @@ def _to_toml(value: Any) -> str:
 
 # JSON, with comments where a client takes them. An entry is added behind the others of its object
 # or list. If that was empty, no line end is put behind the entry: by this a removal knows which
-# objects and lists were made for it.
+# objects and lists were made for it, and in the same way whether the file was there, and empty.
 
 _COMMENT = _Pattern(r'"(?:[^"\\\n]|\\.)*+"?|//[^\r\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
 _LAST_COMMA = _Pattern(r'"(?:[^"\\\n]|\\.)*+"?|,(?=\s*[}\]])', re.DOTALL)
@@ -19387,11 +19387,16 @@ def _leaves(wanted: dict[str, Any]) -> Iterator[tuple[JsonPath, Any]]:
                 yield [key, name], value
 
 
+def _is_blank(text: str) -> bool:
+    return not text.removeprefix(_BYTE_ORDER_MARK).strip()
+
+
 def _members_added(text: str | None, wanted: dict[str, Any]) -> str:
     """JSON with what is wanted, where it is not there yet."""
-    if text is None or not text.removeprefix(_BYTE_ORDER_MARK).strip():
-        mark = _BYTE_ORDER_MARK if text and text[0] == _BYTE_ORDER_MARK else ""
-        return f"{mark}{_to_json(wanted, '  ')}\n"
+    if text is None:
+        return _to_json(wanted, "  ") + "\n"
+    if _is_blank(text):
+        return text + _to_json(wanted, "  ").replace("\n", _newline(text))
     for path, value in _leaves(wanted):
         before = JsonText(text)
         if before.find(path, value) is None:
@@ -19403,7 +19408,8 @@ def _members_added(text: str | None, wanted: dict[str, Any]) -> str:
 
 
 def _members_removed(text: str, wanted: dict[str, Any]) -> str | None:
-    """JSON without what `_members_added` put there; None if it made the file."""
+    """JSON without what `_members_added` put there; None if it made the file, and what it was if
+    it was blank."""
     new = text
     for path, value in reversed(list(_leaves(wanted))):
         before = JsonText(new)
@@ -19413,9 +19419,11 @@ def _members_removed(text: str, wanted: dict[str, Any]) -> str | None:
                 new = before.without(path, value)
     JsonText(new)
     rest = {key: part for key, part in wanted.items() if not isinstance(part, dict)}
-    made = (_to_json(rest, "  ") if rest else "{\n}") + "\n"
-    was_made = new.removeprefix(_BYTE_ORDER_MARK) == made and text.endswith("\n}\n")
-    return None if new != text and was_made else new
+    made = (_to_json(rest, "  ") if rest else "{\n}").replace("\n", _newline(text))
+    blank = new.removesuffix(made)
+    if new != text and text.endswith("\n}") and _is_blank(blank):
+        return blank
+    return None if new != text and new == f"{made}\n" and text.endswith("\n}\n") else new
 
 
 def is_same(a: Any, b: Any) -> bool:
@@ -19580,7 +19588,7 @@ def file_entries(path: Path, wanted: Any) -> Iterator[tuple[str, Any, Any]]:
     if not path.is_file():  # nor a pipe, which would be read for ever
         return
     text = _read_owned(path)
-    if not text.removeprefix(_BYTE_ORDER_MARK).strip():
+    if _is_blank(text):
         return
     if isinstance(wanted, str):
         yield "sediment", text, wanted

@@ -234,7 +234,11 @@ def test_each_client_has_the_server(here: Program, pyz: Path) -> None:
 BOM = "\ufeff"
 OWN_HOOK = '{"hooks": [{"type": "command", "command": "beep"}]}'
 SETTINGS = {
+    "empty": "",
+    "empty lines": "\r\n\r\n",
     "nothing": "{}",
+    "no line end, nothing": "{\n}",
+    "line end, nothing": "{\n}\n",
     "spaces": "{ \n }\n",
     "one line": '{"model": "opus", "hooks": {}}',
     "own hook": f'{{"hooks": {{"Stop": [{OWN_HOOK}], "SessionStart": []}}}}\n',

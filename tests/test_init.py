@@ -308,6 +308,9 @@ def test_an_empty_config_and_one_with_a_mark_are_extended(here: Program, text: s
     after = path.read_bytes().decode()
     assert after.startswith("\ufeff") == text.startswith("\ufeff")
     assert list(json.loads(after.removeprefix("\ufeff"))["mcpServers"]) == ["sediment"]
+    assert ".mcp.json: has" in here.ok("init")
+    here.ok("init", "--remove")
+    assert path.read_bytes().decode() == text
 
 
 def test_one_file_under_two_names_is_extended_once(here: Program) -> None:
