@@ -9670,11 +9670,13 @@ def gone_sources(projects: Projects, encoder: Encoder) -> str:
 
 
 def within_source(projects: Projects, prefix: str) -> str:
-    """The SQL condition of parts of files whose path begins so; NotFound where none does."""
+    """The SQL condition of parts of files whose path begins so; NotFound where none does that the
+    client may know of."""
     check_text(prefix, "source", QUERY_MAX)
     whole = str(whole_path(prefix)).rstrip(os.sep) + os.sep * prefix.endswith(("/", os.sep))
     wanted = prefix, os.path.join(projects.top, prefix.removeprefix("./")), whole
-    rows = projects.database.rows("SELECT id, path FROM files")
+    sql = "SELECT id, path FROM files WHERE ?1 OR project_id IN ('', ?2)"
+    rows = projects.database.rows(sql, not kept_to_one_project(), projects.current())
     found = [str(id) for id, path in rows if path.startswith(wanted)]
     if not found:
         reason = f"no path of an indexed file begins with {_show(prefix)}"

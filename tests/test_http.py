@@ -487,6 +487,30 @@ def test_a_token_of_one_project_erases_no_global_memory_by_a_conversations_name(
         assert memory.forget("claude:s1")["message"].endswith("(a conversation and a memory).")
 
 
+def test_a_token_of_one_project_learns_no_name_of_a_file_of_another(
+    path: Path, tmp_path: Path
+) -> None:
+    for project in ("other", "everyone", "demo"):
+        notes = tmp_path / project
+        notes.mkdir()
+        (notes / "plan.md").write_text("# Plan\n\nThe plan is to rest.\n")
+        with open_memory(path, project) as memory:
+            memory.index([notes], scope="global" if project == "everyone" else "project")
+    with open_memory(path, "demo") as memory:
+        token = memory.add_token("one", project="demo")["token"]
+        with gate(memory) as door:
+            one = Door(door.host, door.port, **bearer(token))
+            told = {
+                project: one.ask("GET", f"/v1/recall?query=plan&source={tmp_path}/{project}/p")
+                for project in ("other", "everyone", "demo")
+            }
+    assert {name: answer.status for name, answer in told.items()} == {
+        "other": 404,
+        "everyone": 200,
+        "demo": 200,
+    }
+
+
 @pytest.mark.parametrize(
     "scope", ["global", "GLOBAL", "Global", " global", "ｇｌｏｂａｌ", ["global"]]
 )
