@@ -10253,9 +10253,10 @@ class Compaction:
 # that match "lines" may be messages, those that match "unsaid" may come before the first prompt.
 # Without "lines" it is a log of changes, or a database that "sql" queries. The first of "rules"
 # whose "if" fits an entry has its "role" and the path of its "text"; without a text it is no
-# message. An "if" has paths ("a.b|c": the first that has a value counts) and the values that fit;
-# "any" is any that is not empty. A "coded_folder" is named by the client's working folder: its
-# path, with "-" for all that is no letter or digit.
+# message, and an empty prompt has what is "attached", in lists. An "if" has paths ("a.b|c": the
+# first that has a value counts) and the values that fit; "any" is any that is not empty. A
+# "coded_folder" is named by the client's working folder: its path, with "-" for all that is no
+# letter or digit.
 # ---------------------------------------------------------------------------------------------
 
 # Marks around what recall adds to a prompt, the first at the beginning of a line.
@@ -10371,7 +10372,8 @@ def _read_message(entry: Any, form: Format) -> Message | None:
         return None
     if "text" not in rule:  # nothing of the user's or of the assistant's
         return Message(False, "", "", 0)
-    if (content := _lookup(entry, rule["text"])) is None:
+    content, attached = _lookup(entry, rule["text"]), _attached(entry, rule.get("attached", ()))
+    if content is None and not attached:
         return None
     typed = rule["role"] == "user"
     texts = map(_part_text, content if isinstance(content, list) else [content])
@@ -10379,7 +10381,7 @@ def _read_message(entry: Any, form: Format) -> Message | None:
         texts = map(_unquoted, texts)
     text = "\n\n".join(filter(None, map(typed_text if typed else storable_text, texts)))
     at = _unix_seconds(_lookup(entry, form.get("time", "")))
-    return Message(typed, text, _valid_id(_lookup(entry, form.get("id", ""))), at)
+    return Message(typed, text or attached, _valid_id(_lookup(entry, form.get("id", ""))), at)
 
 
 def _fits(value: Any, wanted: Any) -> bool:
@@ -10407,6 +10409,23 @@ def _part_text(part: Any) -> str:
     is_hidden = any(map(facts.get, ("thought", "synthetic", "ignored")))
     is_shown = kind in ("text", "Text", "input_text", "output_text") and not is_hidden
     return text if is_shown and isinstance(text, str) else ""
+
+
+def _attached(entry: Any, paths: Iterable[str]) -> str:
+    """What stands for a prompt that is nothing but what was attached to it; "" if nothing was."""
+    lists = [found for path in paths if isinstance(found := _lookup(entry, path), list)]
+    known = (facts for found in lists for facts in found if isinstance(facts, dict))
+    return "\n\n".join(filter(None, map(_attachment_text, known)))
+
+
+def _attachment_text(facts: dict[str, Any]) -> str:
+    """The text of an attachment, such as a long paste; else what it is."""
+    text, name = facts.get("extracted_content"), facts.get("file_name") or facts.get("name")
+    if isinstance(text, str) and (text := storable_text(text)):
+        return text
+    if isinstance(name, str):
+        return f"[file {storable_text(name)}]"
+    return "[image]" if facts.get("content_type") == "image_asset_pointer" else ""
 
 
 def _unquoted(text: str) -> str:

@@ -675,6 +675,30 @@ def test_of_chatgpts_tree_the_branch_that_is_shown_is_read(tmp_path: Path) -> No
     assert found.turns == [Turn("m1", 1_700_000_001, "which port?", "6543")]
 
 
+def test_an_answer_to_what_was_only_attached_stands_under_that(tmp_path: Path) -> None:
+    image = {"content_type": "image_asset_pointer", "asset_pointer": "file-service://f1"}
+    shown = {"content_type": "multimodal_text", "parts": [image]}
+    asked = ("user", "capital of Peru?"), ("assistant", "Lima.")
+    chat = chatgpt(*asked, ("user", shown), ("assistant", "A cracked gearbox."))
+    paste = {"file_name": "paste.txt", "extracted_content": "Turbine report\n"}
+    answer = {"sender": "assistant", "content": [{"type": "text", "text": "It seized."}]}
+    pasted = {
+        "uuid": "c3",
+        "chat_messages": [
+            {"uuid": "a", "sender": "human", "text": "", "content": [], "attachments": [paste]},
+            answer,
+            {"sender": "human", "files": [{"file_name": "mast.png"}]},
+            answer,
+        ],
+    }
+    path = tmp_path / "conversations.json"
+    path.write_text(json.dumps([chat, pasted]))
+    assert [spoken(one.turns) for one in archived(path)] == [
+        [("capital of Peru?", "Lima."), ("[image]", "A cracked gearbox.")],
+        [("Turbine report", "It seized."), ("[file mast.png]", "It seized.")],
+    ]
+
+
 def test_chats_without_a_name_are_kept_apart(tmp_path: Path) -> None:
     chats = [chatgpt(("user", text), ("assistant", "6543")) for text in ("which port?", "and now?")]
     path = tmp_path / "conversations.json"
