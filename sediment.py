@@ -8725,7 +8725,9 @@ def _rules(base: Path, lines: tuple[str, ...]) -> tuple[_Rule, ...]:
     for line in reversed(lines):
         text = line.rstrip(" ").removeprefix("!")
         folders_only, anchored = text.endswith("/"), "/" in text.rstrip("/")
-        for pattern in _patterns((line,)).patterns:
+        # In pathspec's, a/**/ is the folder a itself, in git's each folder below it.
+        below = re.sub(r"(^!?|/)\*\*/( *)$", r"\1**/*/\2", line)
+        for pattern in _patterns((below,)).patterns:
             if pattern.include is not None:
                 rules.append(_Rule(base, pattern.include, folders_only, anchored, pattern.regex))
     return tuple(rules)

@@ -488,6 +488,17 @@ def test_a_gitignore_is_read_by_the_byte_as_git_reads_it(tmp_path: Path) -> None
     compare_with_git(tmp_path, BYTEWISE, names)
 
 
+FOLDERS_BELOW = [
+    *("**/", "a/**/", "/a/**/", "**/a/**/", "a/**/**/", "a/**/ ", "a/**/b/**/", "a/b**/", "***/"),
+    *("a/**\n!a/**/\n!a/**/*.md", "*\n!**/\n!b.md", "**/\n!a/**/", "\\**/", "a/**/\t", "!**/"),
+]
+
+
+def test_a_pattern_of_all_folders_below_one_is_read_as_git_reads_it(tmp_path: Path) -> None:
+    names = ["b.md", "a/b.md", "a/b/b.md", "a/b/c/b.md", "c/a/b.md", "c/a/b/b.md", "c/b/a/b/c/b.md"]
+    compare_with_git(tmp_path, FOLDERS_BELOW, names)
+
+
 MANY_STARS = {
     "*a" * 11 + "b": "a" * 60,
     "**/a/" * 15 + "b": "a/" * 60 + "c",
