@@ -293,6 +293,24 @@ def test_an_edit_is_a_new_version_and_undo_takes_it_back(tab: Tab, memory: Memor
     forget(memory, "milk van")
 
 
+def test_what_was_done_is_said_by_the_view_that_follows_alone(tab: Tab, memory: Memory) -> None:
+    id = memory.store("The lock opens at six.")["id"]
+    tab.go(f"memory/{id}")
+    tab.sees("The lock opens at six")
+    tab.press("e")
+    tab.page.fill("#edit", "The lock opens with ghp_" + "a1B2" * 9)
+    tab.press("Control+Enter")
+    expect(tab.page.locator("ins").last).to_contain_text("redacted: github token")
+    tab.is_told("github token")
+    tab.press("x")
+    tab.page.click("#sure-yes")
+    tab.sees("memor")
+    expect(tab.page.locator("#status")).to_have_text(re.compile(r"^Deleted .*\. \d+ in all$"))
+    tab.press("3")
+    tab.sees("Figures")
+    expect(tab.page.locator("#status")).to_have_text("")
+
+
 def test_escape_leaves_a_text_as_it_was(tab: Tab, memory: Memory) -> None:
     id = memory.store("The anchor weighs a ton.")["id"]
     tab.go(f"memory/{id}")
