@@ -8998,10 +8998,14 @@ class Files:
     def existing_path(self, given: str | Path) -> Path:
         """The same, but NotFound where nothing is there or in the index."""
         path = check_name(check_not_root(self.indexed_path(given)))
-        indexed = [*(source.path for source in self.sources()), *map(Path, self.records())]
-        if not os.path.lexists(path) and not any(_is_in(other, path) for other in indexed):
+        if not self.is_there(path):
             raise NotFound(f"there is no file or folder {path}")
         return path
+
+    def is_there(self, path: Path) -> bool:
+        """Whether something is at a path, or in the index at or below it."""
+        indexed = [*(source.path for source in self.sources()), *map(Path, self.records())]
+        return os.path.lexists(path) or any(_is_in(other, path) for other in indexed)
 
     def source_for(self, path: Path, options: Options | None) -> Source:
         """The source that a path belongs to; a new one if it is in none, or its options differ."""
@@ -9585,6 +9589,14 @@ def index_paths(
     answer = files.report(plan) | {"seconds": round(time.monotonic() - start, 2)}
     notice = remark_on_vectors(files.database, files.encoder) or _outside(files.projects, wanted)
     return answer | ({"notice": notice} if notice else {})
+
+
+def index_what_is_there(files: Files, paths: list[Path]) -> dict[str, Any]:
+    """What `index_paths` returns of those paths that exist or are indexed; {} where none does."""
+    there = list(filter(files.is_there, map(files.indexed_path, paths)))
+    with contextlib.suppress(NotFound):  # gone in this moment
+        return index_paths(files, there, Options()) if there else {}
+    return {}
 
 
 def _outside(projects: Projects, paths: list[Path]) -> str:
@@ -16119,15 +16131,14 @@ class Memory:
         """Index files and folders, then again whenever they change, until `stop` is set; yields
         what `index` returns, first at once. Changes are taken up `debounce_ms` after the last."""
         scope = options.get("scope", "project")
+        files = functools.partial(files_of_scope, self.projects, self.encoder, scope)
         yield (answer := self.index(paths, **options))
-        files = files_of_scope(self.projects, self.encoder, scope)
-        tops = list(map(whole_path, as_list(paths))) or [one.path for one in files.sources()]
+        tops = list(map(whole_path, as_list(paths))) or [one.path for one in files().sources()]
         for _ in changed_tops(tops, debounce_ms, stop or threading.Event()):
-            skipped = answer["skipped"]
-            with contextlib.suppress(NotFound):
-                answer = self.index(tops, scope=scope)
-                if answer["changes"] or answer["skipped"] != skipped:
-                    yield answer
+            new = index_what_is_there(files(), tops)
+            if new and (new["changes"] or new["skipped"] != answer["skipped"]):
+                yield new
+            answer = new or answer
 
     def expand(self, id: str, *, lines: int | None = None) -> dict[str, Any]:
         """The section that a recalled part of a file stands in, or so many lines before and after

@@ -1865,6 +1865,47 @@ def test_a_watched_folder_is_followed_through_everything(
     consistent(memory)
 
 
+@contextlib.contextmanager
+def watched(folder: Path, *tops: str, **options: Any) -> Iterator[list[dict[str, Any]]]:
+    """What a watch of these tells, from its first index on, in a thread of its own."""
+    stop, first, told = threading.Event(), threading.Event(), []
+
+    def watch() -> None:
+        with open_memory(folder.parent / "memory.db") as watcher:
+            given = [folder / top for top in tops]
+            for answer in watcher.watch(given, debounce_ms=100, stop=stop, **options):
+                told.append(answer)
+                first.set()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        assert first.wait(60)
+        yield told
+    finally:
+        stop.set()
+        thread.join(60)
+    assert not thread.is_alive()
+
+
+def until_found(memory: Memory, text: str) -> None:
+    """Wait until a part of a file has this text."""
+    end = time.monotonic() + 60
+    while not values(memory, f"SELECT 1 FROM items WHERE content LIKE '%{text}%'"):
+        assert time.monotonic() < end, text
+        time.sleep(0.1)
+
+
+def test_a_watch_goes_on_with_what_is_left_of_several_files(memory: Memory, folder: Path) -> None:
+    with watched(folder, "docs", "MEMORY.md"):
+        memory.unindex(folder / "MEMORY.md")
+        (folder / "MEMORY.md").unlink()
+        (folder / "docs" / "guide.md").write_text("# Guide\n\nShut the lid.\n")
+        until_found(memory, "Shut the lid")
+        (folder / "MEMORY.md").write_text("# Memory\n\nIt is back.\n")
+        until_found(memory, "It is back")
+
+
 def test_what_another_thread_stores_while_a_changed_file_is_read_again_is_no_trouble(
     memory: Memory, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
