@@ -1308,6 +1308,11 @@ class AskedTime(NamedTuple):
         """Whether a moment, in unix seconds, is in the period."""
         return self.start <= moment < self.end
 
+    @property
+    def asks_how_things_were(self) -> bool:
+        """Whether the question is about a state in a period that is over, and not what happened."""
+        return not self.events and self.end <= time.time()
+
     def asks_of_another_time(self, moment: int) -> bool:
         """Whether the question asks what happened, and a moment is outside the period."""
         return self.events and not self.start <= moment <= self.end
@@ -6378,6 +6383,12 @@ def replaced_at(moment: int | None) -> str:
     return f"({_REPLACED} AND i.created_at <= {moment:d} AND i.ended_at <= {moment:d})"
 
 
+def replaced_since(start: int, end: int) -> str:
+    """The SQL condition of the versions that held in the period [start, end), and that people
+    replaced since; what is hidden as a repeat has a successor that says the same."""
+    return f"(i.ended_by = 'replace' AND i.created_at < {end:d} AND i.ended_at > {start:d})"
+
+
 class ChunkMatches(NamedTuple):
     """Items by their best chunk in one index, as columns."""
 
@@ -7007,6 +7018,7 @@ class Within(NamedTuple):
     project: str | None
     live: str = _LIVE  # the SQL condition of what is live
     replaced: str = _REPLACED  # and that of what was replaced
+    held: str = "false"  # and of what was replaced and is a candidate all the same
     index: VectorIndex | None = None  # only where these conditions are the defaults
     limit: int = CANDIDATES  # items of each kind from each index
     kinds: Sequence[int] = (OWN, FOREIGN, TALK, REPLACED)
@@ -7172,7 +7184,8 @@ def _with_wholes(vector: bytes, found: Candidates, within: Within) -> Candidates
 def _by_successors(found: Candidates, within: Within) -> Candidates:
     """The candidates, with the items in their place instead of those that were replaced: a memory
     is as near to a question as the nearest of its versions. "We moved it to Hetzner" hardly
-    answers "where is our server?", the note that it replaced does."""
+    answers "where is our server?", the note that it replaced does. What held in the time that is
+    asked stands for itself."""
     is_old = found.kind == REPLACED
     if not is_old.any():
         return found
@@ -7183,8 +7196,13 @@ def _by_successors(found: Candidates, within: Within) -> Candidates:
     old = old.where(numpy.array([item in heads for item in old.item.tolist()], bool))
     places = [heads[item] for item in old.item.tolist()]
     item, chunk, chunks = numpy.array(places, int).reshape(-1, 3).T
+    held = item == old.item
     old = old._replace(
-        item=item, chunk=chunk, chunks=chunks, kind=numpy.full(len(item), OWN), version=old.item
+        item=item,
+        chunk=numpy.where(held, old.chunk, chunk),
+        chunks=chunks,
+        kind=numpy.full(len(item), OWN),
+        version=numpy.where(held, 0, old.item),
     )
     return _best_of_each(Candidates(*map(numpy.append, found, old)))
 
@@ -7203,14 +7221,16 @@ def _best_of_each(found: Candidates) -> Candidates:
 
 
 def _successors(within: Within, items: list[int]) -> dict[int, tuple[int, int, int]]:
-    """For each of these replaced items, the own live item at the end of its chain of successors:
-    (its row number, its first chunk, how many chunks it has)."""
+    """For each of these replaced items, the first own item in its chain of successors, itself
+    included, that is live or held in the time that is asked: (its row number, its first chunk, how
+    many chunks it has)."""
+    stands = f"({within.live} OR {within.held})"
     sql = (
-        "WITH RECURSIVE ahead(old, id) AS (SELECT i.seq, i.successor FROM json_each(?) j"
+        "WITH RECURSIVE ahead(old, id) AS (SELECT i.seq, i.id FROM json_each(?) j"
         " JOIN items i ON i.seq = j.value UNION SELECT a.old, i.successor FROM ahead a"
-        f" JOIN items i ON i.id = a.id WHERE i.successor IS NOT NULL AND NOT ({within.live}))"
+        f" JOIN items i ON i.id = a.id WHERE i.successor IS NOT NULL AND NOT {stands})"
         " SELECT a.old, i.seq, min(c.id), count(*) FROM ahead a JOIN items i ON i.id = a.id"
-        f" JOIN chunks c ON c.item = i.seq WHERE {within.live} AND {_OWN} GROUP BY a.old"
+        f" JOIN chunks c ON c.item = i.seq WHERE {stands} AND {_OWN} GROUP BY a.old"
     )
     rows = within.database.rows(sql, json.dumps(items), within.project)
     return {old: (item, chunk, chunks) for old, item, chunk, chunks in rows}
@@ -12694,7 +12714,7 @@ class Search(View):
     def _found(self, request: Request) -> Found:
         """The candidates of both indexes, the best by both, and what is known of these."""
         query = parse_query(request.text, request.moment)
-        within = self._within(request)
+        within = self._within(request, query.asked)
         with self.database.snapshot():
             comparable = same_model(self.database, self.encoder.model)
             comparable = comparable and self.database.state().dimension > 0
@@ -12729,13 +12749,18 @@ class Search(View):
             return None
         return vector if same_model(self.database, self.encoder.model) else None
 
-    def _within(self, request: Request) -> Within:
+    def _within(self, request: Request, asked: AskedTime | None) -> Within:
+        """Where a request looks: for a question how things were, what held then, too."""
         live, replaced = live_at(request.moment), replaced_at(request.moment)
         if request.source is not None:
             live += within_source(self.projects, request.source)
-        index = self.index if request.moment is None and request.source is None else None
         where = self.database, self.projects.current(), live, replaced
-        return Within(*where, index, request.depth, request.kinds)
+        within = Within(*where, limit=request.depth, kinds=request.kinds)
+        if request.moment is not None or request.source is not None:
+            return within
+        if asked and asked.asks_how_things_were:
+            within = within._replace(held=replaced_since(asked.start, asked.end))
+        return within._replace(index=self.index)
 
     def _completed(self, found: Candidates, comparable: bool, vector: bytes) -> Candidates:
         """The candidates, with cosines where these are still to be made."""
@@ -16727,9 +16752,11 @@ def _shown_once(memory: Memory, event: Event, rows: list[dict[str, Any]], budget
 
 
 def _memory_line(row: dict[str, Any]) -> str:
-    """A memory on one line, with its author if that is somebody else. What could end the block,
-    or be taken for a tag, is escaped."""
+    """A memory on one line, with its author if that is somebody else, and its last day if it was
+    replaced. What could end the block, or be taken for a tag, is escaped."""
     day, text = iso_time(row["created_at"])[:10], one_line(row["content"], HOOK_LINE)
+    if ended := row.get("ended_at"):
+        text = f"until {iso_time(ended)[:10]}: {text}"
     text = f"written by {one_line(row['author'], 40)}: {text}" if "author" in row else text
     return f"- {day} {row['id'][:8]}: {_FRAME_MARK.sub('(', text)}".translate(_NO_TAGS)
 

@@ -307,6 +307,61 @@ def test_recall_as_of_a_day_answers_from_that_day(memory: Memory) -> None:
         memory.recall("tea?", as_of="the other day")
 
 
+@pytest.fixture
+def sitters(memory: Memory) -> dict[str, str]:
+    """The ids of three babysitters by name, each replaced by the next, beside other notes."""
+    days = {"Lena": "2025-01-10", "Tom": "2025-05-10", "Ines": "2025-09-10"}
+    for day, text in (("02-03", "The hall is painted RAL 9010."), ("03-04", "Paid the plumber.")):
+        memory.store(text, created_at=f"2025-{day}")
+    ids: dict[str, str] = {}
+    for name, day in days.items():
+        ids[name] = memory.store(f"Our babysitter is {name}.", created_at=day)["id"]
+    memory.replace(ids["Lena"], ids["Tom"])
+    memory.replace(ids["Tom"], ids["Ines"])
+    return ids
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_a_question_how_things_were_finds_what_was_replaced_since(
+    memory: Memory, sitters: dict[str, str], resident: bool
+) -> None:
+    if not resident:
+        memory._index = None  # as a command has none
+
+    def first(time: str) -> dict[str, Any]:
+        return memory.recall(f"who was our babysitter {time}?")["results"][0]
+
+    assert first("in March 2025")["id"] == sitters["Lena"]
+    assert first("before 2025-04")["successor"] == sitters["Tom"]
+    assert first("from March to July 2025")["id"] == sitters["Tom"]
+    assert first("in July 2025")["supersedes"] == [sitters["Lena"]]
+    assert first("in October 2025")["id"] == sitters["Ines"]
+    assert first("this century")["id"] == sitters["Ines"]
+
+
+def test_a_question_of_another_kind_shows_nothing_that_was_replaced(
+    memory: Memory, sitters: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "notes.md").write_text("Our babysitter has a key.\n")
+    memory.index([tmp_path])
+
+    def shown(query: str, **options: Any) -> set[str]:
+        rows = memory.recall(query, limit=50, anyway=True, **options)["results"]
+        return {row["id"] for row in rows} & {*sitters.values()}
+
+    assert shown("who is our babysitter?") == {sitters["Ines"]}
+    assert shown("who was our babysitter since 2025-04?") == {sitters["Ines"]}
+    assert shown("what happened with our babysitter in March 2025?") == {sitters["Ines"]}
+    assert not shown("who was our babysitter in March 2025?", source=str(tmp_path))
+
+
+def test_what_a_repeat_has_hidden_does_not_show_beside_it(memory: Memory) -> None:
+    memory.store(TEA, created_at="2025-01-10")
+    memory.store(LATER, created_at="2025-03-10")
+    memory.store(TEA, created_at="2025-05-10")
+    assert sorted(texts(memory.recall("when was tea in April 2025?"))) == sorted([TEA, LATER])
+
+
 def test_what_an_older_one_replaces_had_been_live_until_then(memory: Memory) -> None:
     tea = memory.store(TEA, created_at="2026-01-01T00:00:00Z")["id"]
     later = memory.store(LATER, created_at="2026-03-01T00:00:00Z")["id"]

@@ -131,6 +131,13 @@ def test_a_question_may_begin_with_a_path_or_a_number(memory: Memory, begins: st
     assert HERON in prompt(memory, f"{begins} {ASKED}")
 
 
+def test_a_question_of_the_past_gets_what_held_then_with_its_end(memory: Memory) -> None:
+    old = memory.store("Our babysitter is Lena.", created_at="2025-01-10")["id"]
+    memory.store("Our babysitter is Tom.", replace=old, created_at="2025-05-10")
+    first = prompt(memory, "who was our babysitter in March 2025?").splitlines()[1]
+    assert first.endswith(f" {old[:8]}: until 2025-05-10: Our babysitter is Lena.")
+
+
 def test_other_projects_are_not_heard(memory: Memory, tmp_path: Path) -> None:
     other = repository(tmp_path / "q")
     with Memory(memory.database.path, folder=other) as there:
