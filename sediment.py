@@ -1288,9 +1288,15 @@ _VAGUE_TIME = _Pattern(
     r"|\b(?:(?:at|by|in|on) that (?:time|date|day|moment|month|year)|back then)\b",
     re.IGNORECASE,
 )
+# "What battery did we use then?" asks how things were; "what did we have last week?" does not.
+_STATE = (
+    r" (?:(?:still|usually|always) )?(?:use|have|need|own|pay|run|live|keep|want|prefer|call|charge"
+    r"|know|like|rent)\b"
+)
 _EVENTS = _Pattern(
     r"\b(?:happen\w*|noted?|wrote|written|logged|recorded|stored|learn\w*|decided?|discuss\w*|went"
-    r"|news?|chang\w+|(?:did|have) (?:i|we|you|they)|(?:was|were) there|(?:notes|memories) from)\b",
+    r"|news?|chang\w+|have (?:i|we|you|they)|what did (?:i|we|you|they) have"
+    rf"|did (?:i|we|you|they)(?!{_STATE})|(?:was|were) there|(?:notes|memories) from)\b",
     re.IGNORECASE,
 )
 

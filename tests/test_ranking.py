@@ -244,6 +244,12 @@ NOW = datetime(2026, 3, 18, 12).timestamp()  # a Wednesday
         ("what happened on 10.5.3.20?", None, None, None),
         ("what is written to logs/2026/03/05/a.log?", None, None, None),
         ("may I merge now?", None, None, None),
+        ("what battery did we use in January?", "2026-01-01", "2026-02-01", False),
+        ("how much did I still pay in February?", "2026-02-01", "2026-03-01", False),
+        ("which car did they own last year?", "2025-01-01", "2026-01-01", False),
+        ("what did we have last week?", "2026-03-09", "2026-03-16", True),
+        ("what did we keep changing in January?", "2026-01-01", "2026-02-01", True),
+        ("have we called the plumber in January?", "2026-01-01", "2026-02-01", True),
     ],
 )
 def test_the_time_that_a_question_asks_about(
