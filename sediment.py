@@ -7409,10 +7409,25 @@ def relevance(found: Candidates) -> Any:
 def default_adjust(
     hits: list[Hit], facts: dict[int, RankFacts], query: Query, lexicon: Lexicon, floor: float
 ) -> list[Hit]:
-    """The hits as the header says: by relevance, then by their chance to be the answer, those
-    behind the first by their company too; with the similarity that follows from the chance."""
-    if query.asked and query.bare:
-        hits = of_their_time(hits, facts, query.asked)
+    """The hits as the header says. Where nothing but a time is asked for, what is of that time in
+    other projects comes behind the own: that it shares words with the question tells nothing."""
+    if not (query.asked and query.bare):
+        return _by_chance(hits, facts, query, lexicon, floor)
+    hits = of_their_time(hits, facts, query.asked)
+    others = [hit for hit in hits if hit.foreign and hit.relevance]
+    own = [hit for hit in hits if not (hit.foreign and hit.relevance)]
+    if not any(hit.relevance for hit in own):
+        return _by_chance(hits, facts, query, lexicon, floor)
+    own, others = (_by_chance(part, facts, query, lexicon, floor) for part in (own, others))
+    least = min(hit.score for hit in own if hit.relevance)
+    return own + [hit._replace(score=min(hit.score, least)) for hit in others]
+
+
+def _by_chance(
+    hits: list[Hit], facts: dict[int, RankFacts], query: Query, lexicon: Lexicon, floor: float
+) -> list[Hit]:
+    """The hits by relevance, then by their chance to be the answer, those behind the first by their
+    company too; with the similarity that follows from the chance."""
     able, rest = contenders(by_relevance(hits, facts, query, lexicon), floor)
     if not able:
         return []

@@ -315,6 +315,22 @@ def test_what_was_noted_then_answers_a_question_for_then(memory: Memory) -> None
     assert {datetime.fromtimestamp(at).month for at in then[:3]} == {month.month}
 
 
+def test_what_is_of_the_time_asked_is_the_projects_own_first(memory: Memory, path: Path) -> None:
+    day = int(time.time()) - DAY
+    own = [memory.store(text, created_at=day)["id"] for text in ("The boiler was fixed.", "Tea.")]
+    own.append(memory.store("Passports are in the safe.", scope="global", created_at=day)["id"])
+    with open_memory(path, "other") as other:
+        other.store("Noted yesterday what we changed.", created_at=day)
+        query = "what did I note yesterday?"
+        rows = memory.recall(query, limit=10)["results"]
+        assert {row["id"] for row in rows[:3]} == {*own}
+        assert [row.get("cross_project") for row in rows[3:]] == [True]
+        scores = [float(row["similarity"]) for row in rows]
+        assert scores == sorted(scores, reverse=True)
+        memory.forget(*own)
+        assert [row.get("cross_project") for row in memory.recall(query)["results"]] == [True]
+
+
 JANUARY = "- The CI runs on Jenkins.\n- Maria leads the platform team.\n"
 SEPTEMBER = "- The CI runs on GitHub Actions now.\n- Jonas leads the platform team.\n"
 
