@@ -4706,6 +4706,14 @@ class Projects:
         """Whether an item is another project's."""
         return row["project_id"] not in (None, self.current())
 
+    def option(self) -> str:
+        """What a command needs to reach this project from the working folder: " --project ID", or
+        nothing."""
+        project = self.current()
+        if project is None or project == Projects(self.database, None, None).current():
+            return ""
+        return f" --project {shlex.quote(project)}"
+
     def nowhere(self) -> str:
         """Why there is no project here."""
         if self.folder is None and not _folder_exists(None):
@@ -12634,7 +12642,8 @@ def item_to_replace(projects: Projects, id: object) -> dict[str, Any]:
 def check_own(projects: Projects, row: dict[str, Any], verb: str) -> None:
     """NotFound for another project's item, which cannot be read or changed from here."""
     if projects.is_foreign(row):
-        raise NotFound(f"{row['id']} belongs to another project: {verb} it there (--project)")
+        there = f"{verb} it there (`--project {shlex.quote(row['project_id'])}`)"
+        raise NotFound(f"{row['id']} belongs to another project: {there}")
 
 
 def check_reach(old: dict[str, Any], project: str | None, instead: str) -> None:
@@ -13185,7 +13194,8 @@ class Storing(View):
                 return answer
         outdated = self._described(self.outdated(new, rivals))
         remark += f" ({self.encoder.trouble})" if self.encoder.trouble else ""
-        return _store_answer(item, next(reversed(ended), None), outdated, remark)
+        advice = f"sediment replace OLD {item.id}{self.projects.option()}" if outdated else ""
+        return _store_answer(item, next(reversed(ended), None), outdated, advice, remark)
 
     def _confirm(self, twin: str, old: dict[str, Any] | None) -> dict[str, Any] | None:
         """Confirm the item that has this text already, and hide behind it the one that the text
@@ -13308,7 +13318,7 @@ class Storing(View):
 
 
 def _store_answer(
-    item: Item, old: str | None, outdated: list[dict[str, Any]], remark: str
+    item: Item, old: str | None, outdated: list[dict[str, Any]], advice: str, remark: str
 ) -> dict[str, Any]:
     scope = "project" if item.project_id else "global"
     message = f"Stored in {scope} scope{remark}"
@@ -13324,7 +13334,7 @@ def _store_answer(
     if outdated:
         message += (
             ". If it makes one of may_replace obsolete, store it again with that id as `--replace`,"
-            f" or run `sediment replace OLD {item.id}`"
+            f" or run `{advice}`"
         )
     answer["message"] = message + "."
     return answer
@@ -18054,7 +18064,7 @@ _FOR_AGENTS = (
     (_Pattern(r"`--replace ([^`]+)`"), r"give \1 as replace_id"),
     (_Pattern(r"`--replace`"), "replace_id"),
     (_Pattern(r",(?: or run)? `(?:sediment replace|undo) [^`]+`(?: brings it back)?"), ""),
-    (_Pattern(r" \(--project\)"), ""),
+    (_Pattern(r" \(`--project [^`]+`\)"), ""),
 )
 
 

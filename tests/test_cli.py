@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import resource
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -154,12 +155,24 @@ def test_scopes(here: Program, tmp_path: Path) -> None:
     assert here.contents("-s", "ALL") == {"of here", "of all"}
     listed = {item["content"]: item["scope"] for item in here.json("list", "-s", "all")["items"]}
     assert listed == {"of here": "project", "of all": "global"}
+    there = f"change it there (`--project {other.project()}`)"
     for words in (["forget", foreign], ["store", "x", "--replace", foreign[:8]]):
-        assert "another project" in here.error(*words)
+        assert f"{foreign} belongs to another project: {there}" in here.error(*words)
     done = here.run("get", foreign[:8])
     assert (done.returncode, done.stdout) == (0, "of there")
     assert done.stderr == f"(of another project: {other.project()})\n"
     assert other.contents() == {"of there"}
+
+
+@pytest.mark.parametrize("project", ["", "a b", "shop"])
+def test_the_advice_to_replace_can_be_pasted(here: Program, project: str) -> None:
+    options = ["--project", project] if project else []
+    old = here.store("The gateway listens on port 8080.", "--created-at", "yesterday", *options)
+    advice = here.json("store", "The gateway now listens on port 9090.", *options)["message"]
+    _, *words = shlex.split(advice.split("`")[-2].replace("OLD", old))
+    assert ("--project" in words) is bool(project)
+    here.ok(*words)
+    assert here.contents(*options) == {"The gateway now listens on port 9090."}
 
 
 def test_the_newest_come_first(here: Program) -> None:
