@@ -19174,13 +19174,22 @@ class Client(NamedTuple):
         return bool(command) and (which(command) is not None or self.home().is_dir())
 
     def has_setting(self, fact: str, root: Path | None) -> bool:
-        """Whether its settings, global or in a project, show that our "plugin" is enabled, that
-        hooks are "off", or that the server was "added" by the client's own command."""
+        """Whether its settings, global or in a project, show that our "plugin" is enabled, or that
+        hooks are "off"."""
         if fact not in self.facts:
             return False
         name, pattern = self.facts[fact]["file"], self.facts[fact]["pattern"]
         folders = [self.home(), *([root / Path(self.facts["home"][-1]).name] if root else [])]
         return any(re.search(pattern, plain_text(folder / name)) for folder in folders)
+
+    def added(self) -> Any:
+        """The server of our name in every project that its own command added, None if there is
+        none; InvalidInput if its settings cannot be read."""
+        if "added" not in self.facts:
+            return None
+        # Not by way of "..", which leads elsewhere where that folder is a link.
+        path = Path(os.path.normpath(self.home() / self.facts["added"]["file"]))
+        return setting_at(path, self.facts["added"]["keys"])
 
     def files(self, part: str, root: Path | None, program: list[str]) -> Iterator[tuple[Path, Any]]:
         """The files where its "server", "hooks" or "instructions" are set up, in a project or
@@ -19648,6 +19657,21 @@ def _read_owned(path: Path) -> str:
     return text
 
 
+def setting_at(path: Path, keys: Sequence[str]) -> Any:
+    """The value under keys in a file of settings, None if it has none; InvalidInput if the file
+    cannot be parsed."""
+    if not os.path.isfile(path):  # nor a pipe, which would be read for ever
+        return None
+    try:
+        text = _read_owned(path)
+        value = None if _is_blank(text) else json.loads(JsonText(text).plain)
+    except InvalidInput as error:
+        raise InvalidInput(f"{path} {error}") from None
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
 def _write_for_owner(path: Path, text: str | None, root: Path | None) -> None:
     """Write a file, whose permissions stay; or delete it, and folders left empty by that, in its
     project or in the home folder."""
@@ -19861,7 +19885,11 @@ def _to_do(
 ) -> Iterator[str]:
     """What is left to the user: a line for each client, and one about earlier conversations."""
     for client in chosen:
-        added = not root and client.has_setting("added", None)
+        added = False
+        try:
+            added = not root and _runs_ours(client.added())
+        except InvalidInput as error:
+            yield f"{client.facts['title']}: {error}"
         if added if remove else not (added or client.has_setting("plugin", root)):
             text = client.facts["undo" if remove else "to_do"].get("project" if root else "global")
             if text:
@@ -19919,8 +19947,8 @@ def _check_client(client: Client, root: Path | None, program: list[str]) -> Iter
         if plugin or part not in parts:
             continue
         checks = list(_check_part(client, part, root, program))
-        if part == "server" and client.has_setting("added", None):
-            checks.append(Check(f"{client.name} server", "ok", "added by its own command"))
+        if part == "server":
+            checks += _check_added(client)
         advice = f"not set up: run `init --client {client.name}`"
         yield from checks or [Check(f"{client.name} {part}", status, advice)]
     if client.name == "codex":
@@ -19948,6 +19976,20 @@ def _check_part(
                 if part == "server" and not _is_ours(*entries[0][1:]):
                     status, fault = "broken", f" is another program: {_show(entries[0][1])}"
                 yield Check(name, status, f"in {path}{fault}")
+
+
+def _check_added(client: Client) -> Iterator[Check]:
+    """A check of the server that the client's own command added, if any."""
+    name, how = f"{client.name} server", "added by its own command"
+    try:
+        found = client.added()
+    except InvalidInput as error:
+        yield Check(name, "warning", str(error))
+        return
+    if _runs_ours(found):
+        yield Check(name, "ok", how)
+    elif found is not None:
+        yield Check(name, "broken", f"{how} is another program: {_show(found)}")
 
 
 def _check_server(command: list[str]) -> Check:

@@ -148,6 +148,31 @@ def test_a_server_that_claude_was_told_of_is_known(here: Program, home: Path) ->
     assert (home / ".claude.json").read_text() == text
 
 
+def test_a_server_that_claude_has_for_one_project_is_none_for_every_other(
+    here: Program, home: Path
+) -> None:
+    servers = {"mcpServers": {"sediment": {"command": "sediment", "args": ["serve"]}}}
+    (home / ".claude.json").write_text(json.dumps({"projects": {"/elsewhere": servers}}))
+    assert "claude mcp add -s user" in here.ok("init", "--global", "--client", "claude")
+    found = checks(here, "claude", code=1)["claude server"]
+    assert found == "broken not set up: run `init --client claude`"
+    assert "claude mcp" not in here.ok("init", "--global", "--remove")
+
+
+def test_a_server_of_our_name_that_claude_was_told_of_is_told(here: Program, home: Path) -> None:
+    (home / ".claude.json").write_text(FOREIGN)
+    found = checks(here, "claude", code=1)["claude server"]
+    assert found.startswith("broken added by its own command is another program: {")
+
+
+def test_settings_of_claude_that_are_not_understood_are_told(here: Program, home: Path) -> None:
+    (path := home / ".claude.json").write_text('{"mcpServers": ')
+    for words in (["--client", "claude"], ["--remove"]):
+        said = here.ok("init", "--global", *words)
+        assert f"Claude Code: {path} is not valid JSON" in said
+    assert f"warning {path} is not valid JSON" in checks(here, "claude")["claude server"]
+
+
 def test_what_is_found_is_set_up(here: Program, home: Path, tmp_path: Path) -> None:
     (home / ".gemini").mkdir()
     bin = tmp_path / "bin"
