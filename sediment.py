@@ -19178,9 +19178,12 @@ class Client(NamedTuple):
         hooks are "off"."""
         if fact not in self.facts:
             return False
-        name, pattern = self.facts[fact]["file"], self.facts[fact]["pattern"]
-        folders = [self.home(), *([root / Path(self.facts["home"][-1]).name] if root else [])]
-        return any(re.search(pattern, plain_text(folder / name)) for folder in folders)
+        file, keys, value = self.facts[fact].values()
+        for folder in [self.home(), *([root / Path(self.facts["home"][-1]).name] if root else [])]:
+            with contextlib.suppress(InvalidInput):
+                if setting_at(folder / file, keys) == value:
+                    return True
+        return False
 
     def added(self) -> Any:
         """The server of our name in every project that its own command added, None if there is
@@ -19664,7 +19667,10 @@ def setting_at(path: Path, keys: Sequence[str]) -> Any:
         return None
     try:
         text = _read_owned(path)
-        value = None if _is_blank(text) else json.loads(JsonText(text).plain)
+        if path.suffix == ".toml":
+            value = _table(text)
+        else:
+            value = None if _is_blank(text) else json.loads(JsonText(text).plain)
     except InvalidInput as error:
         raise InvalidInput(f"{path} {error}") from None
     for key in keys:
@@ -19852,7 +19858,7 @@ def initialize(
     needed = _needed_elsewhere(chosen, root, program) if remove else {}
     changes, errors = _changes(files, refused, needed, remove, keep_going=remove and write)
     answer: dict[str, Any] = {"clients": [client.name for client in chosen]}
-    answer["to_do"] = list(_to_do(chosen, root, program, remove))
+    answer["to_do"] = list(_to_do(chosen, root, program, remove, hooks))
     if not write:
         rows = [{"path": str(path), "done": done, "added": new} for path, done, _, new in changes]
         return answer | {"files": rows}
@@ -19881,7 +19887,7 @@ def _project_folder(memory: Memory) -> Path:
 
 
 def _to_do(
-    chosen: list[Client], root: Path | None, program: list[str], remove: bool
+    chosen: list[Client], root: Path | None, program: list[str], remove: bool, hooks: bool
 ) -> Iterator[str]:
     """What is left to the user: a line for each client, and one about earlier conversations."""
     for client in chosen:
@@ -19891,8 +19897,9 @@ def _to_do(
         except InvalidInput as error:
             yield f"{client.facts['title']}: {error}"
         if added if remove else not (added or client.has_setting("plugin", root)):
-            text = client.facts["undo" if remove else "to_do"].get("project" if root else "global")
-            if text:
+            lines = client.facts["undo" if remove else "to_do"]
+            lines = lines if hooks else client.facts.get("to_do_without_hooks", lines)
+            if text := lines.get("project" if root else "global"):
                 yield text.format(server=shell_line([*program, "serve"]))
     names = ",".join(client.name for client in chosen if client.name in transcripts()["formats"])
     if names and not remove:

@@ -219,6 +219,21 @@ def test_without_hooks(here: Program) -> None:
     assert not [name for name, data in made.items() if b"SessionStart" in data]
 
 
+@pytest.mark.parametrize("where", ["--local", "--global"])
+def test_without_hooks_nothing_of_hooks_is_left_to_do(here: Program, where: str) -> None:
+    told = {}
+    for words in (["--hooks"], ["--no-hooks"]):
+        answer = here.json("init", where, "--print", *words, *ALL)["to_do"]
+        told[words[0]] = {line.partition(":")[0]: line for line in answer}
+    left = told["--no-hooks"]
+    assert "hooks" in told["--hooks"]["Codex"]
+    assert "hooks" not in left.get("Codex", "")
+    assert ("trust the project:" in left.get("Codex", "")) == (where == "--local")
+    changed = {name for name, line in told["--hooks"].items() if left.get(name) != line}
+    assert changed == {"Codex", "OpenCode"}
+    assert "OpenCode" not in left
+
+
 # What stands there
 
 
@@ -914,6 +929,25 @@ def test_doctor_names_what_is_switched_off(
     here.ok("init", "--client", name)
     assert checks(here, name)[name] == "warning its settings switch all hooks off"
     assert "SEDIMENT_HOOKS" in checks(here, name, SEDIMENT_HOOKS="0")["hooks"]
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "text"),
+    [
+        ("claude", ".claude/settings.json", '{\n// "disableAllHooks": true\n}'),
+        ("claude", ".claude/settings.json", '{"env": {"disableAllHooks": true}}'),
+        ("codex", ".codex/config.toml", "[features]\n# hooks = false\n"),
+        ("codex", ".codex/config.toml", "[features]\nname = 'hooks = false'\n"),
+        ("gemini", ".gemini/settings.json", '{/* "hooksConfig": {"enabled": false} */}'),
+    ],
+)
+def test_doctor_takes_no_comment_for_a_setting(
+    here: Program, home: Path, name: str, file: str, text: str
+) -> None:
+    (home / file).parent.mkdir()
+    (home / file).write_text(text)
+    here.ok("init", "--client", name)
+    assert name not in checks(here, name)
 
 
 def test_doctor_shows_the_last_runs(here: Program, home: Path) -> None:
