@@ -29,7 +29,7 @@ SQLite in WAL mode, `application_id` 0x5ED10001, `user_version` = steps in asset
     words     FTS5 (porter stems, unicode61), rowid = chunk, contentless: text stands once;
               a symbol is a word, and what is written as one (C++, 1.2.3) is looked up as a phrase
     graph_nodes, graph_edges (related, supersedes, co_accessed, cluster_sibling), access_log,
-    consolidation_queue, reviews (pairs of which the newer may make the older obsolete, by import),
+    consolidation_queue, reviews (pairs of which the newer may make the older obsolete),
     history (what each end of an item added elsewhere), projects, meta,
     changes (which items ended, came back, moved or went, for processes that keep rows in memory)
     sources, files: what was asked to be indexed, and what was read; a part of a file is an item
@@ -358,7 +358,7 @@ CONFLICT_COSINE = 0.912  # nearer than this may say the same (0.85 on 1/(3-2c))
 CONFLICTS_QUEUED = 4  # of the nearest, for consolidation
 # Door: figures in tests/RANKING.md. How likely is learned, and from when on it is worth a question.
 DOOR_SHOWN = 3  # older memories that one store asks about; more are not read
-REVIEWED = 0.1  # how likely a pair of imported rows must be to be worth a person's look
+REVIEWED = 0.1  # how likely a memory must be obsolete to be worth a person's look
 DOOR_RIVALS, DOOR_ASKED = 48, 96  # memories compared, and asked for, since parts of files are not
 SHARE_SHARPNESS, SHARE_NOTHING = 10.0, 0.3  # of a softmax of cosines; the cosine of no memory
 DOOR_DAYS = 30, 365  # between the two: a correction may come soon, and a diary is a year long
@@ -8031,7 +8031,7 @@ def clean_queue(connection: apsw.Connection) -> None:
 #
 # Which older memories a new one makes obsolete. The agent that stores can judge that if it is asked
 # about the right ones: `store` names a few, by a model learned from diaries (models/train_door.py),
-# and ends none of them. What came by import waits for `review`.
+# and ends none of them. What nobody answers, and what came by import, waits for `review`.
 # ---------------------------------------------------------------------------------------------
 
 
@@ -8148,11 +8148,12 @@ def door_columns(features: dict[str, Any], scale: dict[str, list[float]]) -> dic
 
 
 def queue_obsolete(connection: apsw.Connection, new: str, old: list[tuple[str, float]]) -> None:
-    """Queue for `review` the older memories (id, probability) that a new one may make obsolete."""
+    """Queue for `review` the older memories (id, probability) that a new one may make obsolete,
+    where that is likely enough to be worth a person's look."""
     connection.executemany(
         "INSERT OR IGNORE INTO reviews(old_id, new_id, probability)"
         " SELECT o.id, n.id, ?3 FROM items o, items n WHERE o.id = ?1 AND n.id = ?2",
-        [(id, new, chance) for id, chance in old],
+        [(id, new, chance) for id, chance in old if chance >= REVIEWED],
     )
 
 
@@ -8192,6 +8193,7 @@ def keep_apart(connection: apsw.Connection, old: str, new: str) -> None:
         " ON CONFLICT DO UPDATE SET kept = 1",
         (old, new),
     )
+    connection.execute("UPDATE reviews SET kept = 1 WHERE (old_id, new_id) = (?, ?)", (new, old))
 
 
 def obsolescence(new: Neighbour, rivals: Sequence[Neighbour], lexicon: Lexicon) -> list[float]:
@@ -13189,10 +13191,11 @@ class Storing(View):
         new = _newcomer(item)
         rivals = [rival for rival in self.rivals(new, item.project_id) if rival.id not in ended]
         near = [(rival.id, rival.cosine) for rival in rivals if rival.cosine >= CONFLICT_COSINE]
-        while (twin := self._write(item, ended, near[:CONFLICTS_QUEUED], last)) is not None:
+        pairs = self.outdated(new, rivals)
+        while (twin := self._write(item, ended, near[:CONFLICTS_QUEUED], pairs, last)) is not None:
             if answer := self._confirm(twin, old):
                 return answer
-        outdated = self._described(self.outdated(new, rivals))
+        outdated = self._described(pairs)
         remark += f" ({self.encoder.trouble})" if self.encoder.trouble else ""
         advice = f"sediment replace OLD {item.id}{self.projects.option()}" if outdated else ""
         return _store_answer(item, next(reversed(ended), None), outdated, advice, remark)
@@ -13288,10 +13291,15 @@ class Storing(View):
         return [shared_facts(row) | {"probability": f"{chance:.2f}"} for row, chance in rows if row]
 
     def _write(
-        self, item: Item, ended: dict[str, str], near: list[tuple[str, float]], last: int
+        self,
+        item: Item,
+        ended: dict[str, str],
+        near: list[tuple[str, float]],
+        outdated: list[tuple[str, float]],
+        last: int,
     ) -> str | None:
         """Store an item, and hide behind it those that it ends, by id and reason. `near` was found
-        among the rows up to `last`.
+        among the rows up to `last`, and so was what is `outdated`, of which nothing is decided yet.
 
         Returns the id of a live item with the same text instead, if there is one by now.
         """
@@ -13303,6 +13311,7 @@ class Storing(View):
                 item = item._replace(vectors=[])
             insert_item(connection, item)
             enqueue(connection, item.id, near)
+            queue_obsolete(connection, item.id, outdated)
             for old, reason in ended.items():
                 at = item.created_at
                 if reason == "replace":  # others may have been quicker
@@ -13451,8 +13460,7 @@ class Consolidator:
                 continue
             near = self._storing.rivals(new, project)
             older = [rival for rival in near if rival.created_at < new.created_at]
-            pairs = [pair for pair in self._storing.outdated(new, older) if pair[1] >= REVIEWED]
-            found.append((new.id, pairs))
+            found.append((new.id, self._storing.outdated(new, older)))
         return found
 
     def merge_pairs(
@@ -16286,9 +16294,9 @@ class Memory:
         """What is left to decide: {count, pairs: [{old, new, probability?, alike?}]}.
 
         Each `old` memory may be obsolete because of `new`: `replace` ends it, `keep_both` settles
-        that it is not. First what may contradict, by import or by other machines, likeliest first
-        (probability); then what is nearly the same (alike, a cosine). What was imported is examined
-        before, for at most `within` seconds.
+        that it is not. First what may contradict, as stores, imports or other machines left it,
+        likeliest first (probability); then what is nearly the same (alike, a cosine). What was
+        imported is examined before, for at most `within` seconds.
         """
         Consolidator(self.storing).examine(within)
         pairs = [

@@ -317,10 +317,37 @@ def test_what_an_import_may_make_obsolete_is_to_be_reviewed(memory: Memory) -> N
     consistent(memory)
 
 
+def test_what_a_store_may_make_obsolete_waits_until_somebody_decides(memory: Memory) -> None:
+    texts = ("The band's van is called Gerald.", "Max plays the drums.")
+    texts += ("The band's van is called Olga now.", "The drummer is allergic to nuts.")
+    answers = {text: memory.store(text) for text in texts}
+    told = {
+        (row["id"], answer["id"]): row["probability"]
+        for answer in answers.values()
+        for row in answer.get("may_replace", [])
+    }
+    ids = [answer["id"] for answer in answers.values()]
+    van, drums = (ids[0], ids[2]), (ids[1], ids[3])
+    assert float(told[drums]) < sediment.REVIEWED < float(told[van])
+    (pair,) = memory.review()["pairs"]
+    assert (pair["old"]["id"], pair["new"]["id"], pair["probability"]) == (*van, told[van])
+    memory.replace(*van)
+    assert pairs_of(memory) == set()
+
+
+def test_what_a_store_may_make_obsolete_stays_once_that_is_decided(memory: Memory) -> None:
+    old = memory.store("The band's van is called Gerald.")["id"]
+    new = memory.store("The band's van is called Olga now.")["id"]
+    memory.keep_both(new, old)  # in either order
+    memory.store("The band's van is called Olga now")  # confirms it
+    memory.consolidate()
+    assert pairs_of(memory) == set()
+
+
 def test_what_is_alike_but_for_a_number_is_to_be_reviewed(memory: Memory) -> None:
-    texts = ("The spare key of locker 12 hangs behind the door.", "Tea is at four.")
-    old, *_ = [memory.store(text)["id"] for text in texts]
-    new = memory.store("The spare key of locker 13 hangs behind the door.")["id"]
+    key = "The spare key of locker {} hangs behind the door."
+    texts = {(old := "a"): key.format(12), "b": "Tea is at four.", (new := "c"): key.format(13)}
+    memory.import_rows({"id": id, "content": text} for id, text in texts.items())
     memory.consolidate()
     (pair,) = memory.review()["pairs"]
     assert (pair["old"]["id"], pair["new"]["id"]) == (old, new)

@@ -368,7 +368,9 @@ def test_what_cannot_be_done_is_said(tab: Tab, memory: Memory) -> None:
 
 def test_pairs_are_settled_with_a_key_each(tab: Tab, memory: Memory) -> None:
     texts = ("at four", "at five", "by Ada", "by Bea", "in oak", "in elm")
-    ids = [memory.store(f"The deck is scrubbed {text}.")["id"] for text in texts]
+    rows = {f"deck-{text[3:]}": f"The deck is scrubbed {text}." for text in texts}
+    memory.import_rows({"id": id, "content": text} for id, text in rows.items())
+    ids = [*rows]
     for old, new in zip(ids[::2], ids[1::2], strict=True):
         review(memory, old, new)
     tab.go("settle")
