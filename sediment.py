@@ -9895,6 +9895,29 @@ def changed_tops(tops: list[Path], debounce: int, stop: threading.Event) -> Iter
             first = False
 
 
+def raise_error(error: SedimentError) -> None:
+    raise error
+
+
+def until_done(
+    work: Callable[[], dict[str, Any]],
+    stop: threading.Event,
+    failed: Callable[[SedimentError], object],
+) -> dict[str, Any]:
+    """What `work` returns. What it raises is given to `failed`, again only where it is another
+    error, and then it is tried again until `stop` is set: {}."""
+    before = ""
+    while not stop.is_set():
+        try:
+            return work()
+        except SedimentError as error:
+            if str(error) != before:
+                failed(error)
+            before = str(error)
+        stop.wait(WATCH_POLL / 1000)
+    return {}
+
+
 def _identity(top: Path) -> tuple[int, ...]:
     """A value that changes when a watched folder is replaced, or a watched file changes."""
     try:
@@ -16190,16 +16213,21 @@ class Memory:
         *,
         debounce_ms: int = WATCH_DEBOUNCE,
         stop: threading.Event | None = None,
+        failed: Callable[[SedimentError], object] = raise_error,
         **options: Any,
     ) -> Iterator[dict[str, Any]]:
         """Index files and folders, then again whenever they change, until `stop` is set; yields
-        what `index` returns, first at once. Changes are taken up `debounce_ms` after the last."""
+        what `index` returns, first at once. Changes are taken up `debounce_ms` after the last.
+
+        An error after the first time, as when another process locks the database for long, is
+        given to `failed`, if that is there, and it is tried again until it succeeds."""
+        stop = stop or threading.Event()
         scope = options.get("scope", "project")
         files = functools.partial(files_of_scope, self.projects, self.encoder, scope)
         yield (answer := self.index(paths, **options))
         tops = list(map(whole_path, as_list(paths))) or [one.path for one in files().sources()]
-        for _ in changed_tops(tops, debounce_ms, stop or threading.Event()):
-            new = index_what_is_there(files(), tops)
+        for _ in changed_tops(tops, debounce_ms, stop):
+            new = until_done(lambda: index_what_is_there(files(), tops), stop, failed)
             if new and (new["changes"] or new["skipped"] != answer["skipped"]):
                 yield new
             answer = new or answer
@@ -18444,8 +18472,8 @@ def follow(memory: Memory, paths: Sequence[str]) -> None:
 def _follow(memory: Memory, path: str) -> None:
     """Keep the index of a file or folder up to date, whatever becomes of it or of the database."""
     while True:
-        with contextlib.suppress(SedimentError):
-            for _ in memory.watch([path]):
+        with contextlib.suppress(SedimentError):  # at first: it may not be there yet
+            for _ in memory.watch([path], failed=lambda _: None):
                 memory.database.close_thread()
         time.sleep(WATCH_POLL / 1000)
 
@@ -20273,10 +20301,15 @@ def _index(
 
 def _watch(shared: Context, paths: tuple[str, ...], debounce_ms: int) -> None:
     """Print what was indexed at first, then what has changed."""
+
+    def failed(error: SedimentError) -> None:
+        click.echo(f"{printable_name(str(error))} (the watch goes on)", err=True)
+
     stop = interrupted()
     with shared.memory(resident=True) as memory, contextlib.suppress(KeyboardInterrupt):
         render = render_indexed
-        for answer in memory.watch(paths, debounce_ms=debounce_ms, stop=stop):
+        options: dict[str, Any] = {"debounce_ms": debounce_ms, "stop": stop, "failed": failed}
+        for answer in memory.watch(paths, **options):
             lines = [to_json(answer)] if shared.json else render(answer)
             for line in lines:
                 click.echo(line)

@@ -12,11 +12,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import apsw
 import numpy
 import pytest
 from hypothesis import given, settings
@@ -1890,9 +1891,13 @@ def watched(folder: Path, *tops: str, **options: Any) -> Iterator[list[dict[str,
 
 def until_found(memory: Memory, text: str) -> None:
     """Wait until a part of a file has this text."""
+    wait_until(lambda: values(memory, f"SELECT 1 FROM items WHERE content LIKE '%{text}%'"))
+
+
+def wait_until(is_so: Callable[[], object]) -> None:
     end = time.monotonic() + 60
-    while not values(memory, f"SELECT 1 FROM items WHERE content LIKE '%{text}%'"):
-        assert time.monotonic() < end, text
+    while not is_so():
+        assert time.monotonic() < end
         time.sleep(0.1)
 
 
@@ -1904,6 +1909,29 @@ def test_a_watch_goes_on_with_what_is_left_of_several_files(memory: Memory, fold
         until_found(memory, "Shut the lid")
         (folder / "MEMORY.md").write_text("# Memory\n\nIt is back.\n")
         until_found(memory, "It is back")
+
+
+def test_a_watch_goes_on_when_a_lock_was_too_long(
+    memory: Memory, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors, waits = list[str](), list[str]()
+
+    def impatient(*_: int) -> Callable[[int], bool]:
+        waits.append("none")
+        return lambda _: False
+
+    with watched(folder, "docs", failed=lambda error: errors.append(str(error))):
+        monkeypatch.setattr(sediment, "_patience", impatient)
+        with contextlib.closing(apsw.Connection(str(memory.database.path))) as other:
+            other.execute("BEGIN IMMEDIATE")
+            (folder / "docs" / "guide.md").write_text("# Guide\n\nShut the lid.\n")
+            wait_until(lambda: errors)
+            tried = len(waits)
+            wait_until(lambda: len(waits) > 3 * tried)
+            other.execute("COMMIT")
+        until_found(memory, "Shut the lid")
+    (error,) = errors
+    assert "was locked by another process" in error
 
 
 def test_what_another_thread_stores_while_a_changed_file_is_read_again_is_no_trouble(
