@@ -8796,14 +8796,19 @@ def _by_bytes(text: str) -> str:
 
 def _ignored_above(top: Path) -> tuple[_Rule, ...]:
     """The rules of the .gitignore files above a folder, up to its repository's top."""
-    above = [top, *top.parents]
-    end = next((place for place, folder in enumerate(above) if os.path.exists(folder / ".git")), 0)
     rules: tuple[_Rule, ...] = ()
-    for inner, folder in reversed([*pairwise(above[: end + 1])]):
+    for inner, folder in reversed([*pairwise([top, *_folders_above(top)])]):
         rules = _ignored_in(folder) + rules
         if _is_ignored(inner, True, rules):
             return ()  # what is asked for by name is indexed although git ignores all of it
     return rules
+
+
+def _folders_above(top: Path) -> list[Path]:
+    """The folders above one, up to its repository's top."""
+    above = [top, *top.parents]
+    end = next((place for place, folder in enumerate(above) if os.path.exists(folder / ".git")), 0)
+    return above[1 : end + 1]
 
 
 def _is_ignored(path: Path, is_folder: bool, rules: tuple[_Rule, ...]) -> bool:
@@ -9882,12 +9887,15 @@ def section_at(text: str, first: int, last: int) -> tuple[int, int]:
 
 
 def changed_tops(tops: list[Path], debounce: int, stop: threading.Event) -> Iterator[None]:
-    """Yields whenever something in these files and folders may have changed, `debounce` ms after
-    the last change. A folder that goes is waited for."""
+    """Yields whenever something in these files and folders, or a .gitignore above them, may have
+    changed, `debounce` ms after the last change. A folder that goes is waited for."""
     while not stop.is_set():
-        seen, first = list(map(_identity, tops)), True
-        for changes in _events([top for top in tops if os.path.isdir(top)], debounce, stop):
-            now = list(map(_identity, tops))
+        folders = [top for top in tops if os.path.isdir(top)]
+        rules = {above / ".gitignore" for top in folders for above in _folders_above(top)}
+        looked_at = [*tops, *rules]
+        seen, first = list(map(_identity, looked_at)), True
+        for changes in _events(folders, debounce, stop):
+            now = list(map(_identity, looked_at))
             if changes or first or now != seen:  # at first, for changes before the watch began
                 yield
             if now != seen:

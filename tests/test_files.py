@@ -1911,6 +1911,17 @@ def test_a_watch_goes_on_with_what_is_left_of_several_files(memory: Memory, fold
         until_found(memory, "It is back")
 
 
+def test_a_watch_heeds_the_gitignore_above_its_folder(memory: Memory, folder: Path) -> None:
+    repository(folder)
+    (folder / "docs" / "old.md").write_text("# Old\n\nThe lid is stuck.\n")
+    with watched(folder, "docs"):
+        until_found(memory, "stuck")
+        (folder / ".gitignore").write_text("old.md\n")
+        wait_until(lambda: not values(memory, "SELECT 1 FROM items WHERE content LIKE '%stuck%'"))
+        (folder / ".gitignore").unlink()
+        until_found(memory, "stuck")
+
+
 def test_a_watch_goes_on_when_a_lock_was_too_long(
     memory: Memory, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
