@@ -2156,11 +2156,19 @@ def visible(text: str) -> str:
     return "".join([*parts, text[start:]])
 
 
-# It has a key: without one, two lines of "---" are rules with text between them.
-_FRONT_MATTER = _Pattern(
-    r"\s*---[ \t\r]*\n(?:[ \t]*#.*\n)*[\w\"'.-]+[ \t]*:(?:[ \t\r].*)?\n(?:.*\n)*?"
-    r"(?:---|\.\.\.)[ \t\r]*(?:\n|\Z)"
+# It has a key: without one, two lines of "---" are rules with text between them. What has a space
+# may be prose and no key: then another key follows, all lines are of YAML, and none is a sentence.
+_KEY = r"[\w\"'.-]+[ \t]*:(?:[ \t\r].*)?\n"
+_SPACED_KEY = r"[\w\"'][\w\"'.-]*(?: [\w\"'.-]+){1,2}[ \t]*:(?:[ \t].*[^.!?\s])?[ \t\r]*\n"
+_BELOW_KEY = r"(?:(?:(?:[ \t]|- |#).*|\r?)\n)*+"
+_YAML_FRONT = (
+    rf"---[ \t\r]*\n(?:[ \t]*#.*\n)*(?:{_KEY}(?:.*\n)*?"
+    rf"|{_SPACED_KEY}{_BELOW_KEY}(?:(?:{_SPACED_KEY}|{_KEY}){_BELOW_KEY})+?)(?:---|\.\.\.)"
 )
+_TOML_FRONT = (
+    r"\+\+\+[ \t\r]*\n(?:[ \t]*(?:#.*|\r?)\n)*(?:[\w\"'.-]+[ \t]*=|\[).*\n(?:.*\n)*?\+\+\+"
+)
+_FRONT_MATTER = _Pattern(rf"\s*(?:{_YAML_FRONT}|{_TOML_FRONT})[ \t\r]*(?:\n|\Z)")
 # A block or span of code, in which comments are text, or the beginning of a comment.
 _CODE_OR_COMMENT = _Pattern(
     r"^[ \t]*(?P<fence>`{3,}+(?=[^`\n]*$)|~{3,}+).*\n(?:.*\n)*?"
