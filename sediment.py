@@ -10789,7 +10789,8 @@ _CHATS = _Pattern(
     rb'[\s\S]*?"mapping": ?\{\s*\})'
 )
 _GAP = _Pattern(r"[\s,]*")
-_GRAPH = _Pattern(rb'\s*\{"type": ?"(?:entity", ?"name|relation", ?"from)"')
+# A fact in one line, with its fields in any order; an own row has a "content".
+_GRAPH = _Pattern(rb'\s*\{(?![^\n]*"content" ?:)[^\n]*?"type": ?"(?:entity|relation)"')
 _OBSERVED = _Pattern(r"\s*[-*] \[([^\]\[]{2,})\] (.+)")
 _RELATED = _Pattern(r"\s*[-*] ([^\[\]]+?) ?\[\[([^\[\]]+)\]\](.*)")
 
@@ -10797,8 +10798,8 @@ _RELATED = _Pattern(r"\s*[-*] ([^\[\]]+?) ?\[\[([^\[\]]+)\]\](.*)")
 def open_archive(path: Path) -> tuple[str, Iterator[Any]]:
     """What another program exported, as ("conversations", iterator) or ("rows", iterator) for an
     import; InvalidInput when it is no known export."""
-    head = next(_exported(path, 2**16), b"")
-    if _CHATS.match(head.removeprefix(UTF8_MARK)):
+    head = next(_exported(path, 2**16), b"").removeprefix(UTF8_MARK)
+    if _CHATS.match(head):
         return "conversations", map(_exported_conversation, _exported_chats(path))
     if _GRAPH.match(head):
         return "rows", (_graph_rows(line) for _, line in _transcript_lines(path))
@@ -10875,7 +10876,7 @@ def _exported_conversation(chat: Any) -> Conversation:
 def _graph_rows(line: bytes) -> Any:
     """Rows of a line of the MCP reference memory server's file, each a sentence; of any other line
     its text, so that the import refuses it by its number."""
-    fact = parse_object(line)
+    fact = parse_object(line.removeprefix(UTF8_MARK))
     relation = [fact.get(key) for key in ("from", "relationType", "to")]
     if fact.get("type") == "relation" and all(part and isinstance(part, str) for part in relation):
         return [{"content": " ".join(map(str, relation))}]

@@ -791,6 +791,29 @@ def test_the_graph_of_the_mcp_memory_server_becomes_sentences(tmp_path: Path) ->
     assert rows(path) == ["Ada (person): likes tea", "Ada (person): rows", "Ada works at Acme"]
 
 
+@pytest.mark.parametrize(
+    "fact",
+    [
+        {"type": "entity", "entityType": "person", "name": "Zoe", "observations": ["Likes tea"]},
+        {"name": "Zoe", "observations": ["Likes tea"], "entityType": "person", "type": "entity"},
+        {"to": "tea", "type": "relation", "relationType": "likes", "from": "Zoe"},
+    ],
+)
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_a_graph_is_known_by_its_first_fact_whatever_comes_first_in_that(
+    tmp_path: Path, fact: dict[str, Any], mark: str
+) -> None:
+    path = tmp_path / "memory.json"
+    path.write_text(mark + json.dumps(fact) + "\n", "utf-8")
+    assert rows(path) in (["Zoe (person): Likes tea"], ["Zoe likes tea"])
+
+
+def test_rows_that_say_what_kind_they_are_are_no_graph(here: Program) -> None:
+    row = {"type": "entity", "content": "Zoe likes tea."}
+    (here.folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    assert here.json("import", "rows.jsonl")["stored"] == 1
+
+
 def test_what_is_no_fact_of_a_graph_is_refused_by_its_line(here: Program) -> None:
     facts = [
         {
