@@ -370,6 +370,7 @@ COMPARED_WORDS = 5_000  # these take 0.07 s; longer memories must be equal to be
 CORE_MIN = 3  # words that stay when a remark is cut off: "Status (confirmed)" is one whole
 EXAMINE_BATCH = 512  # rows compared at once: a product of 1 MB matrices, under a millisecond
 CONSOLIDATE_BATCH = 5  # pairs a transaction
+SETTLED_KEPT = 7 * 86_400  # s after it was queued that a pair that was decided on stays there
 CONSOLIDATE_TIME = 10  # s at the end of an import; what is left waits for the next one
 RECORD_VERSION = 1  # of what sync sends
 VECTORS_TRIED = 100  # one in so many vectors of a hub is computed again, as a check
@@ -8026,12 +8027,10 @@ def consolidates() -> bool:
 
 
 def clean_queue(connection: apsw.Connection) -> None:
-    """Delete settled pairs a week after they were queued, and waiting ones after a month."""
-    now = int(time.time())
-    connection.execute(
-        "DELETE FROM consolidation_queue WHERE created_at < iif(status = 'pending', ?, ?)",
-        (now - 30 * DAY, now - 7 * DAY),
-    )
+    """Delete settled pairs a week after they were queued. Those that wait stay: nothing queues them
+    again."""
+    sql = "DELETE FROM consolidation_queue WHERE status <> 'pending' AND created_at < ?"
+    connection.execute(sql, (int(time.time()) - SETTLED_KEPT,))
 
 
 # ---------------------------------------------------------------------------------------------

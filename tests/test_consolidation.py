@@ -165,6 +165,22 @@ def test_pairs_wait_for_their_vectors(memory: Memory, monkeypatch: pytest.Monkey
     assert memory.consolidate()["merged"] == 1
 
 
+def test_pairs_that_waited_for_months_are_still_merged(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for word in ("Alder", "Birch", "Cedar", "Daisy", "Elder", "Fern", "Gorse", "Hazel"):
+        fact = f"The backup window of customer {word} is {word} night."
+        memory.store(fact)
+        memory.store(f"Note: {fact}")
+    later = time.time() + 100 * sediment.DAY
+    monkeypatch.setattr(time, "time", lambda: later)
+    proposed = memory.consolidate(dry_run=True)
+    assert proposed["merged"] == 8
+    assert sorted(decided(memory.consolidate())) == sorted(decided(proposed))
+    assert not memory.has_chores()
+    assert rows_of(memory, "consolidation_queue") == []
+
+
 def test_stopping_loses_nothing(memory: Memory) -> None:
     put(
         memory,
