@@ -7943,9 +7943,12 @@ def queued_pairs(database: Database, limit: int) -> list[tuple[str, str, float]]
 
 
 def taken_apart(one: str = "?1", other: str = "?2") -> str:
-    """The SQL query for whether somebody has undone that two items became one."""
+    """The SQL query for whether somebody has undone that two items became one, or keeps both."""
     ids = f"({one}, {other})"
-    return f"SELECT 1 FROM history WHERE action = 'undo' AND item_id IN {ids} AND other_id IN {ids}"
+    return (
+        f"SELECT 1 FROM history WHERE action = 'undo' AND item_id IN {ids} AND other_id IN {ids}"
+        f" UNION ALL SELECT 1 FROM reviews WHERE kept AND old_id IN {ids} AND new_id IN {ids}"
+    )
 
 
 def decide_merge(
@@ -7971,7 +7974,7 @@ def decide_merge(
     if None not in (at, other_at) and at != other_at and normalized(text) == normalized(other_text):
         reasons.append("date: the same was noted of two times")  # in a diary, say
     if database.value(taken_apart(), *ids):
-        reasons.append("undo: somebody took them apart")
+        reasons.append("undo or review: somebody wants both")
     return Pair(id, other, cosine, reasons)
 
 
@@ -8243,15 +8246,19 @@ def export_rows(database: Database) -> Iterator[dict[str, Any]]:
 
 def _decisions(database: Database) -> dict[str, dict[str, Any]]:
     """What people decided about items, by id: how often they confirmed one, the ids that they took
-    apart from it, and those that were live beside it before one replaced the other."""
+    apart from it or kept beside it, and those that were live beside it before one replaced the
+    other."""
     sql = "SELECT item_id, validation_count FROM access_log WHERE validation_count > 0"
     counts = database.rows(sql)
     found: dict[str, dict[str, Any]] = {id: {"confirmed": count} for id, count in counts}
+    apart = (
+        "SELECT id AS n, item_id AS one, other_id AS other FROM history WHERE action = 'undo'"
+        " UNION ALL SELECT 1 << 62, old_id, new_id FROM reviews WHERE kept"
+    )
     pairs = database.rows(
-        "SELECT DISTINCT a.id, b.id FROM history h JOIN items a ON a.id IN (h.item_id, h.other_id)"
-        " JOIN items b ON b.id IN (h.item_id, h.other_id) AND b.id <> a.id"
-        " WHERE h.action = 'undo' AND a.successor IS NOT b.id AND b.successor IS NOT a.id"
-        " ORDER BY h.id"
+        f"SELECT DISTINCT a.id, b.id FROM ({apart}) JOIN items a ON a.id IN (one, other)"
+        " JOIN items b ON b.id IN (one, other) AND b.id <> a.id"
+        " WHERE a.successor IS NOT b.id AND b.successor IS NOT a.id ORDER BY n"
     )
     for id, other in pairs:
         found.setdefault(id, {}).setdefault("kept_apart", []).append(other)

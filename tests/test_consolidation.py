@@ -380,6 +380,25 @@ def test_what_somebody_took_apart_is_not_asked_again(memory: Memory) -> None:
     assert not any("alike" in pair for pair in memory.review()["pairs"])
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_somebody_keeps_both_of_is_not_merged(memory: Memory, turned: bool) -> None:
+    first, second = put(memory, PORT, AGAIN)
+    memory.keep_both(*((second, first) if turned else (first, second)))
+    (pair,) = memory.consolidate()["pairs"]
+    assert (pair["action"], pair["reasons"]) == ("linked", ["undo or review: somebody wants both"])
+    assert live(memory) == {first, second}
+
+
+def test_what_is_kept_while_a_pair_is_compared_is_not_merged(memory: Memory) -> None:
+    first, second = put(memory, PORT, AGAIN)
+    pair = sediment.decide_merge(memory.database, (first, second), memory.encoder.embed)
+    assert pair
+    assert not pair.reasons
+    memory.keep_both(first, second)
+    with memory.database.transaction() as connection:
+        assert sediment.apply_merge(connection, (first, second), pair) == "linked"
+
+
 def test_another_project_is_not_asked_about_an_import(memory: Memory, path: Path) -> None:
     import_versions(memory)
     with open_memory(path, project="other") as other:

@@ -427,6 +427,19 @@ def test_an_undone_merge_stays_undone_in_a_copy(
     assert len(rows_of(copy, "history")) == 1
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_was_kept_in_a_review_is_so_in_a_copy(
+    memory: Memory, copy: Memory, turned: bool
+) -> None:
+    memory.import_rows([GOOD, {"id": "note", "content": f"Note: {GOOD['content']}"}])
+    memory.keep_both("good", "note")
+    rows = exported(memory)
+    assert [row["kept_apart"] for row in rows] == [["note"], ["good"]]
+    assert copy.import_rows(rows[::-1] if turned else rows) == done(2)
+    assert copy.consolidate()["merged"] == 0
+    assert sorted(exported(copy), key=lambda row: row["id"]) == rows
+
+
 def test_the_other_of_a_pair_may_come_later_or_never(copy: Memory) -> None:
     copy.import_rows([GOOD | {"kept_apart": ["late", "never came"]}])
     assert rows_of(copy, "history") == []
