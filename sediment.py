@@ -14421,6 +14421,7 @@ class Folder:
 
     page = 20_000  # states that are written at once
     is_incomplete = False  # whether it has lost something that it had
+    is_behind = False  # whether it is to be read once more, since others sent beside this machine
     interval = 5  # s between looks at whether something has come
     global_space = "@global"  # the space of what is global
 
@@ -14894,10 +14895,11 @@ def check_git(place: str) -> None:
 
 class Hub:
     """A PostgreSQL database, set up by assets/hub.sql: it joins states itself, shows people only
-    their spaces, and numbers what it takes. The cursor is a version and an id by space."""
+    their spaces, and numbers what it takes. The cursor is a version and an id by space; and by
+    MACHINE/SPACE, as VERSION:, up to where this machine has told the hub that it has read."""
 
     page, interval = 1_000, 60
-    is_incomplete = False
+    is_incomplete = is_behind = False
 
     def __init__(self, url: str, me: Machine, database: Database, encoder: Encoder) -> None:
         self.name, self.me, self.remarks = url, me, list[str]()
@@ -14953,6 +14955,7 @@ class Hub:
         )
         restored = self._restored(cursor)
         self.is_incomplete = bool(restored)
+        yield [], dict.fromkeys(f"{self.me.name}/{space}" for space in restored)  # noticed once
         for space in spaces:
             last = [0, ""] if space in restored else cursor.get(space, [0, ""])
             while rows := self.ask(sql, space, *last):
@@ -14961,9 +14964,23 @@ class Hub:
             self._reached[space] = last[0]
 
     def _restored(self, cursor: dict[str, Any]) -> set[str]:
-        """The spaces that end before what was read of them: an older copy was restored there."""
-        versions = dict(self.ask("SELECT id, version FROM sediment.space"))
-        return {space for space, last in cursor.items() if last[0] > versions.get(space, last[0])}
+        """The spaces where an older copy was restored: they end before what was read of them; or,
+        where others have gone on since, the hub knows less of how far this machine has read."""
+        sql = (
+            "SELECT id, version, coalesce((SELECT pulled FROM sediment.machine"
+            " WHERE space = id AND name = %s), 0) FROM sediment.space"
+        )
+        shared = {space for (space,) in self._database.rows("SELECT space FROM spaces")}
+        return {
+            space
+            for space, version, noted in self.ask(sql, self.me.name)  # those open to this person
+            if space in shared
+            and (version < cursor.get(space, [0])[0] or noted < self._told(cursor, space))
+        }
+
+    def _told(self, cursor: dict[str, Any], space: str) -> int:
+        """Up to which version this machine has told the hub that it has read; 0 if not."""
+        return int(cursor.get(f"{self.me.name}/{space}", "0:")[:-1])
 
     def has_lost(self, cursor: dict[str, Any]) -> bool:
         """As of a folder."""
@@ -15039,6 +15056,8 @@ class Hub:
         ((version,),) = self.ask("SELECT sediment.push(%s, %s::jsonb)", space, to_json(rows))
         if version == self._reached.get(space, 0) + 1:  # nobody else has pushed since the pull
             self._reached[space] = version
+        else:
+            self.is_behind = True
         return {}
 
     def on_left(self, cursor: dict[str, Any]) -> list[str]:
@@ -15047,11 +15066,15 @@ class Hub:
 
     def finish(self, t: int, cursor: dict[str, Any]) -> dict[str, Any]:
         """Tell the hub how far this machine has read; a patch of the cursor."""
+        patch: dict[str, Any] = {}
         for space, version in self._reached.items():
             facts = space, self.me.name, self.me.host, version
-            if self.ask("SELECT sediment.seen(%s, %s, %s, %s)", *facts) == [(False,)]:
+            ((is_noted,),) = self.ask("SELECT sediment.seen(%s, %s, %s, %s)", *facts)
+            patch[space] = [version, "\U0010ffff"]
+            patch[f"{self.me.name}/{space}"] = f"{version}:" if is_noted else None
+            if not is_noted:
                 self.remarks.append(f"{space} is not open to you there: ask who looks after it")
-        return {space: [version, "\U0010ffff"] for space, version in self._reached.items()}
+        return patch
 
     def machines(self, forgotten: list[int]) -> list[dict[str, Any]]:
         """As of a folder."""
@@ -15489,6 +15512,9 @@ class Sync:
                     self._mend_clock()
                 self._receive(exchange)
                 self._send_new(exchange)
+                if self.place.is_behind:  # the hub is to know of all that was sent as read
+                    self.place.is_behind = False
+                    self._receive(exchange)
                 if not exchange.dry_run:
                     t = self.database.value("SELECT t FROM clock")
                     self._note_cursor(self.place.finish(t, self._cursor()))

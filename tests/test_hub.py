@@ -329,6 +329,95 @@ def test_a_hub_that_was_restored_gets_and_gives_what_it_lacks(team: Team) -> Non
     assert len(team.records()) == 6
 
 
+@pytest.mark.parametrize("shares_more", [False, True])
+@pytest.mark.parametrize("kind", ["restored", "made again"])
+def test_a_hub_that_others_went_on_with_after_a_restore_is_noticed(
+    team: Team, kind: str, shares_more: bool
+) -> None:
+    alice, bob, server = team.machine("alice"), team.machine("bob"), team.server
+    old = alice.store("Forgotten after the copy.")["id"]
+    settle(alice, bob)
+    tables = ("space", "member", "machine", "item")
+    for table in tables:
+        server.ask(f"CREATE TABLE public.kept_{table} AS SELECT * FROM sediment.{table}")
+    alice.store("Lost with the restore.")
+    settle(alice, bob)
+    alice.forget(old)
+    alice.sync()
+    if shares_more:  # all is to be read again
+        alice.share(everywhere=True)
+    server.ask("DROP SCHEMA sediment CASCADE")
+    alice.hub("init", place=server.url())
+    for table in tables[: 4 if kind == "restored" else 2]:
+        columns = "space, person, writes" if table == "member" else "*"
+        server.ask(f"INSERT INTO sediment.{table} SELECT {columns} FROM public.kept_{table}")
+        server.ask(f"DROP TABLE public.kept_{table}")
+    server.ask("DROP TABLE IF EXISTS public.kept_machine, public.kept_item")
+    for number in range(9):
+        team.push(
+            "bob", FACT | {"id": f"later {number}", "put": [*FACT["put"][:2], f"{number}", 9]}
+        )
+    assert "has not all that it had: the next" in "".join(alice.sync_status()["remarks"])
+    assert "has not all that it had" in "".join(alice.sync()["remarks"])
+    settle(bob, alice)
+    assert alice.sync()["remarks"] == []
+    assert texts(alice) == texts(bob) == [*"012345678", "Lost with the restore."]
+    assert len(team.records()) == 11
+    assert team.records()[old]["gone"]
+
+
+def test_a_space_that_is_not_shared_any_more_is_not_lost(team: Team) -> None:
+    alice = team.machine("alice")
+    alice.store("Of the team.")
+    alice.sync()
+    alice.unshare()
+    team.server.ask("UPDATE sediment.space SET version = 0")
+    alice.share(everywhere=True)
+    alice.store("Of alice.", scope="global")
+    assert [alice.sync()["remarks"] for _ in "12"] == [[], []]
+
+
+def test_a_hub_that_has_lost_nothing_is_not_said_to(team: Team) -> None:
+    alice, bob = team.machine("alice"), team.machine("bob")
+    for memory in (alice, bob, alice):
+        memory.store(f"Fact {len(texts(alice))}.")
+        assert memory.sync()["remarks"] == []
+    alice.database.checkpoint()
+    shutil.copy(alice.database.path, team.folder / "copy.db")  # another machine, of one cursor
+    with open_memory(team.folder / "copy.db") as copy:
+        assert copy.sync()["remarks"] == []
+        assert copy.sync_status()["machine"] != alice.sync_status()["machine"]
+    alice.hub("remove", "bob", "team", place=team.server.url())
+    assert "not open to you" in "".join(bob.sync()["remarks"])
+    alice.hub("add", "bob", "team", place=team.server.url())
+    assert bob.sync()["remarks"] == []
+    alice.backup(team.folder / "backup.db")
+    alice.store("After the backup.")
+    settle(alice, bob)
+    alice.restore(team.folder / "backup.db")
+    assert alice.sync()["remarks"] == []
+    assert texts(alice) == texts(bob)
+
+
+def test_what_others_sent_between_reading_and_sending_is_read_at_once(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, push = team.machine("alice"), sediment.Hub.push
+
+    def late(hub: sediment.Hub, space: str, states: list[Any]) -> Any:
+        team.push("bob", FACT)
+        return push(hub, space, states)
+
+    monkeypatch.setattr(sediment.Hub, "push", late)
+    alice.store("Mine.")
+    alice.sync()
+    assert texts(alice) == ["Mine.", "The port is 5433."]
+    rows = team.server.ask(
+        "SELECT pulled, version FROM sediment.machine JOIN sediment.space ON space = id"
+    )
+    assert rows[0][0] == rows[0][1]
+
+
 def test_who_was_removed_gets_nothing_more(team: Team) -> None:
     alice, bob = team.machine("alice"), team.machine("bob")
     alice.store("Before.")
