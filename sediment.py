@@ -376,6 +376,7 @@ RECORD_VERSION = 1  # of what sync sends
 VECTORS_TRIED = 100  # one in so many vectors of a hub is computed again, as a check
 SAME_VECTOR = 0.999  # its cosine at least; 16 bits cost 0.0000002
 CLOCK_OFF = 3_600  # s between two clocks that are worth a remark
+RIVALS = 20  # later versions of one memory that are named to other machines, in assets/hub.sql, too
 SYNC_POLL = 1.0  # s between looks at whether something has changed here
 SYNC_FILE_MAX = 1 << 28  # bytes of a file of a machine, which has 1/256 of its memories
 GIT_TRIES = 8  # to fetch or push: git of two killed runs was still at work, here and at the place
@@ -14298,6 +14299,8 @@ def _rivals(
     for state in (*before.values(), *came):
         if state["end"] and state["end"][2] == "replace":
             newer.setdefault(state["id"], set()).add(state["end"][4])
+        if state.get("rivals"):
+            newer.setdefault(state["id"], set()).update(state["rivals"])
     sql = "SELECT id FROM items WHERE ended_at IS NULL AND id IN (SELECT value FROM json_each(?))"
     several = ((id, to_json(sorted(ids))) for id, ids in newer.items() if len(ids) > 1)
     found = ((id, [live for (live,) in fetch(connection, sql, ids)]) for id, ids in several)
@@ -14326,7 +14329,15 @@ class Outrun(Unreachable):
 def record_of(state: State, space: str) -> dict[str, Any]:
     """A state as it is sent: a line of a file, or a row of a push."""
     row = {"v": RECORD_VERSION, "id": state["id"], "in": space}
-    return row | {key: state[key] for key in ("put", "end", "gone", "ok") if state[key]}
+    keys = ("put", "end", "gone", "ok", "rivals")
+    return row | {key: state[key] for key in keys if state.get(key)}
+
+
+def rivals_of(ids: Any) -> list[str]:
+    """What a record may say of the items that machines put in one's place at the same time: its end
+    names one of them alone. An earlier program and an earlier hub say nothing of it."""
+    named = [id for id in ids if isinstance(id, str)] if isinstance(ids, list) else []
+    return [id for id in named if id.isprintable() and not _kinds_in_name(id)][:RIVALS]
 
 
 def state_of(row: Any) -> tuple[str, State]:
@@ -14351,7 +14362,8 @@ def state_of(row: Any) -> tuple[str, State]:
     state = {"id": id, "gone": gone, "put": put, "end": end, "ok": counts}
     if held := held_back(state):  # which nobody sends
         raise InvalidInput(f"{held}, which goes nowhere")
-    return check_id(row.get("in")), join(state, state)
+    rivals = rivals_of(row.get("rivals"))
+    return check_id(row.get("in")), join(state, state) | ({"rivals": rivals} if rivals else {})
 
 
 def held_back(state: State) -> str:
@@ -15570,6 +15582,8 @@ class Sync:
             counts = exchange.counts[space]
             counts.pop("held_back", None)
             for states, held in self._departures(project, dry_run):
+                for state in states:  # of its ends the latest alone goes on from here
+                    state["rivals"] = rivals_of(exchange.rivals.get(state["id"]))
                 if not dry_run:
                     take_lease(exchange.lease, 0)
                 if states and not dry_run and not self._send(space, states):

@@ -25,6 +25,8 @@ CREATE TABLE IF NOT EXISTS sediment.item(
     author name, ender name,  -- who brought the text, and its end: as they logged in
     model text, e bytea,      -- vectors of 16 bits, and the model and chunker that they are of
     PRIMARY KEY(space, id));
+-- Behind which others somebody put it at the same time, of whose ends a later one holds.
+ALTER TABLE sediment.item ADD COLUMN IF NOT EXISTS rivals jsonb NOT NULL DEFAULT '[]';
 CREATE INDEX IF NOT EXISTS item_version ON sediment.item(space, version, id);
 
 ALTER TABLE sediment.space ENABLE ROW LEVEL SECURITY;
@@ -49,6 +51,13 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog AS $$
         SELECT key, max(value::bigint) AS n FROM (
             SELECT * FROM jsonb_each_text(a) UNION ALL SELECT * FROM jsonb_each_text(b)) both_of_them
         GROUP BY key) counts
+$$;
+
+CREATE OR REPLACE FUNCTION sediment.together(a jsonb, b jsonb) RETURNS jsonb
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog AS $$
+    SELECT coalesce(jsonb_agg(id), '[]') FROM (
+        SELECT DISTINCT id COLLATE "C" AS id FROM jsonb_array_elements_text(a || b) id
+        ORDER BY 1 LIMIT 20) ids
 $$;
 
 -- Joins states with what is there, as the program does: forgotten is forgotten, the later text and
@@ -83,9 +92,16 @@ BEGIN
             OR (r->'end'->>4 = '' AND r->'end'->>2 NOT IN ('', 'prune'))) THEN
         RAISE data_exception USING MESSAGE = 'a machine without a name, or an end that cannot be';
     END IF;
+    IF EXISTS(SELECT FROM jsonb_array_elements(rows) r WHERE r ? 'rivals'
+            AND (jsonb_typeof(r->'rivals') <> 'array' OR jsonb_array_length(r->'rivals') > 20
+            OR EXISTS(SELECT FROM jsonb_array_elements(r->'rivals') one
+                WHERE jsonb_typeof(one) <> 'string' OR length(one #>> '{}') > 255))) THEN
+        RAISE data_exception USING MESSAGE = 'rivals are up to 20 ids';
+    END IF;
     UPDATE sediment.space SET version = version + 1 WHERE id = in_space
         RETURNING version INTO new_version;
-    INSERT INTO sediment.item AS old
+    INSERT INTO sediment.item AS old(space, id, version, gone, put_t, put_w, content, created, end_t,
+        end_w, ended_by, ended_at, successor, ok, author, ender, model, e, rivals)
     SELECT in_space, id, new_version, is_gone,
         CASE WHEN is_gone THEN NULL WHEN puts THEN (put->>0)::bigint ELSE put_t END,
         CASE WHEN is_gone THEN NULL WHEN puts THEN put->>1 ELSE put_w END,
@@ -100,12 +116,17 @@ BEGIN
         CASE WHEN is_gone THEN NULL WHEN puts THEN session_user ELSE author END,
         CASE WHEN is_gone THEN session_user WHEN ends THEN session_user ELSE ender END,
         CASE WHEN is_gone THEN NULL WHEN puts THEN new_model ELSE model END,
-        CASE WHEN is_gone THEN NULL WHEN puts THEN new_e ELSE e END
+        CASE WHEN is_gone THEN NULL WHEN puts THEN new_e ELSE e END,
+        CASE WHEN is_gone THEN '[]' ELSE both_rivals END
     FROM (
         SELECT r->>'id' AS id, r->'put' AS put, r->'end' AS ending,
             r->>'model' AS new_model, decode(r->>'e', 'base64') AS new_e,
             i.gone, i.put_t, i.put_w, i.content, i.created, i.end_t, i.end_w, i.ended_by,
-            i.ended_at, i.successor, i.author, i.ender, i.model, i.e, i.ok,
+            i.ended_at, i.successor, i.author, i.ender, i.model, i.e, i.ok, i.rivals,
+            sediment.together(coalesce(i.rivals, '[]'), coalesce(r->'rivals', '[]') || CASE
+                WHEN i.ended_by = 'replace' AND r->'end'->>2 = 'replace'
+                    AND i.successor <> r->'end'->>4
+                THEN jsonb_build_array(i.successor, r->'end'->>4) ELSE '[]' END) AS both_rivals,
             i.id IS NULL AS fresh,
             coalesce(i.gone, false) OR coalesce((r->>'gone')::boolean, false) AS is_gone,
             r ? 'put' AND (i.put_t IS NULL OR ((r->'put'->>0)::bigint, r->'put'->>1,
@@ -118,13 +139,14 @@ BEGIN
                 ELSE sediment.most(i.ok, r->'ok') END AS counts
         FROM jsonb_array_elements(rows) r
         LEFT JOIN sediment.item i ON i.space = in_space AND i.id = r->>'id') came
-    WHERE fresh OR (NOT gone AND (is_gone OR puts OR ends OR counts <> ok))
+    WHERE fresh OR (NOT gone AND (is_gone OR puts OR ends OR counts <> ok
+        OR both_rivals <> rivals))
     ON CONFLICT (space, id) DO UPDATE SET version = excluded.version, gone = excluded.gone,
         put_t = excluded.put_t, put_w = excluded.put_w, content = excluded.content,
         created = excluded.created, end_t = excluded.end_t, end_w = excluded.end_w,
         ended_by = excluded.ended_by, ended_at = excluded.ended_at,
         successor = excluded.successor, ok = excluded.ok, author = excluded.author,
-        ender = excluded.ender, model = excluded.model, e = excluded.e;
+        ender = excluded.ender, model = excluded.model, e = excluded.e, rivals = excluded.rivals;
     PERFORM pg_notify('sediment', '');
     RETURN new_version;
 END $$;
@@ -159,7 +181,7 @@ CREATE OR REPLACE VIEW sediment.hello WITH (security_invoker = true) AS
         extract(epoch FROM clock_timestamp())::float8 AS now FROM sediment.meta;
 CREATE OR REPLACE VIEW sediment.record WITH (security_invoker = true) AS
     SELECT space, version, id, jsonb_build_object('v', 1, 'in', space, 'id', id, 'gone', gone,
-        'ok', ok, 'put', CASE WHEN put_t IS NOT NULL THEN
+        'ok', ok, 'rivals', rivals, 'put', CASE WHEN put_t IS NOT NULL THEN
             jsonb_build_array(put_t, put_w, content, created) END,
         'end', CASE WHEN end_t IS NOT NULL THEN
             jsonb_build_array(end_t, end_w, ended_by, ended_at, successor) END) AS record,

@@ -149,6 +149,44 @@ def test_replacing_undoing_and_forgetting_reach_all(team: Team) -> None:
     assert sorted(rows) == sorted((id, None, None, None, None) for id in (old, new))
 
 
+@pytest.mark.parametrize("later", ["first", "last"])
+def test_all_are_told_of_what_several_replaced_whoever_comes_later(team: Team, later: str) -> None:
+    alice, bob, carol = (team.machine(name) for name in ("alice", "bob", "carol"))
+    old = alice.store("The port is 5433.")["id"]
+    settle(alice, bob, carol)
+    versions = {alice.store("The port is 6543.", replace=old)["id"]}
+    versions.add(bob.store("The port is 7000.", replace=old)["id"])
+    first, last = (bob, alice) if later == "first" else (alice, bob)
+    first.sync()
+    carol.sync()  # who knows one of them
+    last.sync()
+    late = team.machine("carol", "laptop")
+    for memory in (first, carol, late):
+        (found,) = memory.sync()["look_at"]
+        assert found["id"] == old
+        assert {version["id"] for version in found["versions"]} == versions
+        assert len(memory.review()["pairs"]) == 1
+        assert memory.sync()["look_at"] == []
+    bob.replace(*versions)
+    settle(bob)
+    assert team.machine("bob", "desk").sync()["look_at"] == []
+    alice.forget(bob.list_items()["items"][0]["id"])
+    settle(alice, bob)
+    assert team.server.ask("SELECT FROM sediment.item WHERE rivals <> '[]' OR NOT gone") == []
+
+
+def test_a_hub_of_before_gets_what_it_lacks_of_init(team: Team) -> None:
+    alice, bob = team.machine("alice"), team.machine("bob")
+    old = alice.store("The port is 5433.")["id"]
+    settle(alice, bob)
+    team.server.ask("ALTER TABLE sediment.item DROP COLUMN rivals CASCADE")
+    alice.hub("init", place=team.server.url())
+    alice.store("The port is 6543.", replace=old)
+    bob.store("The port is 7000.", replace=old)
+    settle(alice, bob)
+    assert len(team.machine("carol").sync()["look_at"][0]["versions"]) == 2
+
+
 def test_status_says_who_has_yet_to_erase_what_the_hub_has_not_heard_of(team: Team) -> None:
     alice, bob = team.machine("alice"), team.machine("bob")
     carol = team.machine("carol")
@@ -685,7 +723,8 @@ def check_join(server: Server, seeds: range) -> None:
                 hub.execute("SELECT sediment.push(%s, %s::jsonb)", [space, rows])
             sql = "SELECT record FROM sediment.record WHERE space = %s"
             seen = [sediment.state_of(row[0])[1] for row in hub.execute(sql, [space])]
-            assert {state["id"]: state for state in seen} == gathered(MERGE, states)
+            joined = {state["id"]: sediment.join(state, state) for state in seen}  # no rivals
+            assert joined == gathered(MERGE, states)
         left = "SELECT FROM sediment.item WHERE gone AND (content || put_w || end_w || successor"
         left += " IS NOT NULL OR content IS NOT NULL OR end_t IS NOT NULL OR ok <> '{}')"
         assert hub.execute(left).rowcount == 0, "of what is forgotten the id stays alone"

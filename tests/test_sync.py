@@ -817,6 +817,28 @@ def test_who_comes_later_is_told_of_all_that_replaced_the_same(place: Place) -> 
     assert late.sync()["look_at"] == []
 
 
+def test_who_knows_one_later_version_is_told_of_the_other_though_it_loses(place: Place) -> None:
+    a, b, c = (place.machine(name) for name in "abc")
+    old = a.store("The port is 5433.")["id"]
+    settle(a, b, c)
+    versions = {a.store("The port is 6543.", replace=old)["id"]}
+    versions.add(b.store("The port is 7000.", replace=old)["id"])
+    b.sync()
+    c.sync()
+    a.sync()
+    for memory in (c, place.machine("d")):
+        (found,) = memory.sync()["look_at"]
+        assert {version["id"] for version in found["versions"]} == versions
+        assert memory.sync()["look_at"] == []
+
+
+@pytest.mark.parametrize("rivals", [None, "id", {}, [1, None, "a\n", TOKEN], [["id"]]])
+def test_what_cannot_be_rivals_is_left_out(rivals: Any) -> None:
+    row = {"v": 1, "id": "id", "in": "team", "rivals": rivals}
+    assert "rivals" not in sediment.state_of(row)[1]
+    assert sediment.state_of(row | {"rivals": ["a", "b"]})[1]["rivals"] == ["a", "b"]
+
+
 def test_the_same_text_on_two_machines_is_shown_once_and_forgotten_once(place: Place) -> None:
     a, b = place.machine("a"), place.machine("b")
     elder = a.store("Tea is at four.", created_at="2026-01-01")["id"]
