@@ -6940,6 +6940,7 @@ class RankFacts(NamedTuple):
     in_conversation: bool = False  # where nothing is a version of anything
     project: str | None = None
     replaces: bool = False  # somebody stored it in the place of another one
+    text_hash: int = 0  # of all of its text
     span: tuple[int, int, int] = (0, 0, 0)  # position among the item's chunks, start and end
 
     @property
@@ -10979,8 +10980,8 @@ def safe_session_id(session: str) -> str:
     return _short_hash(session) if is_unfit else session
 
 
-_ANSWER = "\n\nAssistant: "
-_HALF_TURN = CONTENT_MAX // 2 - 20  # for "User: " and _ANSWER
+_PROMPT, _ANSWER = "User: ", "\n\nAssistant: "
+_HALF_TURN = CONTENT_MAX // 2 - 20  # for _PROMPT and _ANSWER
 _LONGEST_CREDENTIAL = 20_000  # characters; of a private key the lines are known without its end
 
 
@@ -10999,8 +11000,13 @@ def turn_text(turn: Turn) -> tuple[str, list[str]]:
     long, the ends of prompt and answer are cut; at least half of the space is left to each."""
     (prompt, answer), kinds = _redacted_starts(turn[2:])
     answer = answer[: max(_HALF_TURN, 2 * _HALF_TURN - len(prompt))]
-    text = f"User: {prompt[: 2 * _HALF_TURN - len(answer)]}"
+    text = f"{_PROMPT}{prompt[: 2 * _HALF_TURN - len(answer)]}"
     return f"{text}{_ANSWER}{answer}" if answer else text, kinds
+
+
+def prompt_of(content: str) -> str:
+    """The prompt of a turn whose text `turn_text` made."""
+    return content.removeprefix(_PROMPT).partition(_ANSWER)[0]
 
 
 def turn_id(name: str, key: str) -> str:
@@ -12858,7 +12864,8 @@ class Search(View):
             foreign = {file for hit in hits if hit.foreign and (file := facts[hit.item].file)}
             stale = stale_files(self.database, foreign)
             hits = [hit for hit in hits if facts[hit.item].file not in stale]
-        return self._own_checkout_first(self._each_once(hits, facts), facts)
+        hits = _each_turn_once(self._each_once(hits, facts), facts)
+        return self._own_checkout_first(hits, facts)
 
     def _each_once(self, hits: list[Hit], facts: dict[int, RankFacts]) -> list[Hit]:
         """The hits without those whose text a better one has of the same file: it may be indexed
@@ -12926,7 +12933,7 @@ class Search(View):
             'SELECT i.seq, substr(i.content, c.start + 1, c."end" - c.start), i.created_at,'
             " coalesce(a.access_count, 0), a.last_accessed_at, coalesce(a.validation_count, 0),"
             f" {counted}, coalesce({_HAS_DAY}, 1), CASE WHEN NOT {_IS_TURN} THEN i.file END,"
-            f" v.vector, i.stored_at, {_IS_TURN}, i.project_id, {_HAS_REPLACED},"
+            f" v.vector, i.stored_at, {_IS_TURN}, i.project_id, {_HAS_REPLACED}, i.text_hash,"
             ' c.position, c.start, c."end"'
             " FROM chunks c JOIN items i ON i.seq = c.item"
             " LEFT JOIN access_log a ON a.item_id = i.id LEFT JOIN files f ON f.id = i.file"
@@ -13102,6 +13109,18 @@ class Search(View):
         if number < len(pages):
             result["next"] = f"{row['id']} page {number + 1}"
         return {"count": 1, "results": [result]}
+
+
+def _each_turn_once(hits: list[Hit], facts: dict[int, RankFacts]) -> list[Hit]:
+    """The hits without turns of which a better one has the text: a fork copies what was said before
+    it, and some prompts are the same each day."""
+    first: dict[int, int] = {}
+    return [
+        hit
+        for hit in hits
+        if not (fact := facts[hit.item]).in_conversation
+        or first.setdefault(fact.text_hash, hit.item) == hit.item
+    ]
 
 
 def result_of(row: dict[str, Any], hit: Hit) -> dict[str, Any]:
@@ -16831,9 +16850,18 @@ def _at_prompt(memory: Memory, event: Event) -> str:
     is_query = len(event.prompt) >= HOOK_PROMPT_MIN and not _is_command(event.prompt)
     budget = _budget("PROMPT", PROMPT_BUDGET)
     rows = answers_to_prompt(memory, event.prompt) if is_query and budget else []
-    own = f"{session_name(event.client, event.session)}#"
-    rows = [row for row in rows if not row.get("source", "").startswith(own)]
+    ids, name = json.dumps([row["id"] for row in rows]), session_name(event.client, event.session)
+    said = {id for (id,) in memory.database.rows(_SAID_IN, name, ids)} if rows else set()
+    rows = [row for row in rows if row["id"] not in said]
     return _shown_once(memory, event, rows, budget) if rows else ""
+
+
+# Those of some turns that a session has itself, if only as a fork of another one.
+_SAID_IN = (
+    "SELECT i.id FROM json_each(?2) j JOIN items i ON i.id = j.value WHERE i.file IS NOT NULL"
+    " AND EXISTS(SELECT 1 FROM files f JOIN items o ON o.file = f.id"
+    f" WHERE f.path = ?1 AND f.source IN ({_CONVERSATION_SOURCES}) AND o.text_hash = i.text_hash)"
+)
 
 
 def _is_command(prompt: str) -> bool:
@@ -16843,12 +16871,27 @@ def _is_command(prompt: str) -> bool:
 
 def answers_to_prompt(memory: Memory, prompt: str) -> list[dict[str, Any]]:
     """At most HOOK_SHOWN memories that answer a prompt surely enough: of those that were stored,
-    else of those from conversations."""
+    else of those from conversations, but for echoes."""
     search = memory.search
     hits, _ = search.hits(Request(prompt, RANKED, PROFILES["default"], kinds=(OWN, TALK, REPLACED)))
-    stored, said = ([hit for hit in hits if hit.kind == kind] for kind in (OWN, TALK))
-    best = next(filter(_is_sure, (stored[:HOOK_SHOWN], said[:HOOK_SHOWN])), [])
+    best = [hit for hit in hits if hit.kind == OWN][:HOOK_SHOWN]
+    if not _is_sure(best):
+        said = [hit for hit in hits if hit.kind == TALK]
+        echoes = _echoes(memory.database, prompt, said)
+        best = [hit for hit in said if hit.item not in echoes][:HOOK_SHOWN]
+    if not _is_sure(best):
+        return []
     return list(search.results([hit for hit in best if hit.score >= PROMPT_EACH]).values())
+
+
+def _echoes(database: Database, prompt: str, said: list[Hit]) -> set[int]:
+    """The row numbers of the turns with this very prompt, unless that is a question: what was done
+    when the same was wanted before answers nothing."""
+    if any(mark in prompt for mark in "?？؟"):
+        return set()
+    rows = items_by_row(database, (hit.item for hit in said))
+    asked = {seq: prompt_of(row["content"])[:HOOK_TEXT] for seq, row in rows.items()}
+    return {seq for seq, text in asked.items() if normalized(text) == normalized(prompt)}
 
 
 def _is_sure(hits: list[Hit]) -> bool:

@@ -478,6 +478,35 @@ def test_what_was_said_is_shown_only_where_nothing_stored_answers(
     assert ("pier 9" in found, "At pier 1" in found) == (True, False)
 
 
+def keep(memory: Memory, session: str, *said: tuple[str, str]) -> None:
+    """Keep a session of Claude Code's in the memory's project."""
+    made = [
+        sediment.Turn(f"{n}-{said[n][0]}", 1_700_000_000 + n, *said[n]) for n in range(len(said))
+    ]
+    folder = str(memory.projects.folder)
+    memory.add_conversations([sediment.Conversation("claude", session, folder, made, 0)])
+
+
+def test_of_what_a_fork_repeats_one_is_shown_and_none_where_it_was_said(memory: Memory) -> None:
+    asked = "Where is the heron boat?"
+    keep(memory, "first", (asked, "At pier 7 of Lund."))
+    keep(memory, "fork", (asked, "At pier 7 of Lund."), ("Where is the otter boat?", "At pier 9."))
+    assert prompt(memory, asked).count("pier 7") == 1
+    for session in ("first", "fork"):
+        own = {"session_id": session, "client": "claude"}
+        assert "pier 7" not in prompt(memory, asked, **own)
+
+
+def test_what_was_done_when_the_same_was_wanted_answers_nothing(memory: Memory) -> None:
+    wanted = "Commit and push the heron branch, please"
+    for session in range(5):
+        keep(memory, f"s{session}", (wanted, "Committed and pushed the heron branch."))
+    keep(memory, "other", ("Who may push the heron branch?", "Only Ada may push it."))
+    text = prompt(memory, "commit and push the heron branch, please.")
+    assert "Committed" not in text
+    assert prompt(memory, "Where did you push the heron branch?").count("Committed") <= 1
+
+
 def test_a_session_that_ended_without_a_hook_is_read_at_the_next_start(
     here: Program, tmp_path: Path
 ) -> None:

@@ -158,6 +158,17 @@ def test_turns_that_are_called_by_their_places_are_not_taken_for_forgotten_ones(
     assert memory.add_conversations([placed(OTTER, "s2")])["turns"] == 1
 
 
+def test_what_a_fork_repeats_is_found_once_as_of_a_date_too(memory: Memory) -> None:
+    memory.add_conversations([said(HERON, OTTER)])
+    asked = "on which machine is the heron queue?"
+    before = memory.recall(asked)["results"][0]["similarity"]
+    memory.add_conversations([said(HERON, ("Rename it back.", "Done."), session="fork")])
+    for moment in (None, "2024"):
+        rows = memory.recall(asked, anyway=True, as_of=moment)["results"]
+        (found,) = (row for row in rows if "newton" in row["content"])
+        assert float(found["similarity"]) >= float(before)
+
+
 def test_a_session_of_another_project_is_not_forgotten_here(memory: Memory, tmp_path: Path) -> None:
     (tmp_path / "theirs" / ".git").mkdir(parents=True)
     memory.add_conversations([said(HERON, folder=str(tmp_path / "theirs"))])
