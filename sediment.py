@@ -442,6 +442,7 @@ PROGRESS_SECONDS = 10  # between lines of progress in a log, where no bar is dra
 WATCH_DEBOUNCE = 1_500  # ms without a change before changes are taken up; as memsearch does
 WATCH_POLL = 1_000  # ms between looks at whether a watched folder is another one now
 TRANSCRIPT_LINE = 2**25  # bytes: a prompt with several pictures; longer lines are output of tools
+TRANSCRIPT_HEAD = 100  # lines that tell a session's folder, or that it is one
 COMPACT_TIMEOUT = 300.0  # s that a command that summarises may take
 CLIENT_TIMEOUT = 10.0  # s that `doctor --client` waits for a program's answer
 REPEATED_SECRET = 8  # characters of a secret that is looked for in the rest of its text
@@ -10699,7 +10700,7 @@ def _folder_in(form: Format, path: Path, session: str) -> str:
         if rows == []:
             raise NotFound(f"{path} has no session {session}")
         return str(rows[0][0]) if rows else ""
-    for _, line in itertools.islice(_transcript_lines(path), 100):
+    for _, line in itertools.islice(_transcript_lines(path), TRANSCRIPT_HEAD):
         if found := _FOLDER.search(line):
             return parse_object(b"{%b}" % found[0]).get("cwd", "")
     return ""
@@ -10772,6 +10773,17 @@ def _has_pattern(path: str, pattern: str) -> bool:
     """Whether `Path.glob` would find a path: "*" is in one name, "**/" any folders or none."""
     form = re.escape(pattern).replace(r"\*\*/", "(?:.*/)?").replace(r"\*", "[^/]*")
     return re.fullmatch(form, path, re.DOTALL) is not None
+
+
+def client_of(path: Path) -> str:
+    """The client in whose format the first lines of a file have a prompt; "" if none is."""
+    lines = itertools.islice(_transcript_lines(path), TRANSCRIPT_HEAD)
+    entries = [(place, parse_object(line)) for place, line in lines]
+    for name, form in transcripts()["formats"].items():
+        may_be = "session" not in form or any(_lookup(row, form["session"]) for _, row in entries)
+        if "files" in form and may_be and _turns(entries, form, 0)[0]:
+            return name
+    return ""
 
 
 def all_sessions(clients: Iterable[str], since: int = 0) -> Iterator[Conversation]:
@@ -20540,9 +20552,12 @@ def _to_import(
         return "rows", original_rows(path), None
     if names or path.is_dir() or path.suffix == ".zip":
         return *open_archive(path), None
-    with contextlib.suppress(InvalidInput):
-        if path.is_file():  # a pipe can be read only once
+    if path.is_file():  # a pipe can be read only once
+        with contextlib.suppress(InvalidInput):
             return *open_archive(path), None
+        if client := client_of(path):
+            where = f"`import --from {client}` takes what was said in those on this machine"
+            raise InvalidInput(f"{file} is a session of {client}'s and has no memories: {where}")
     lines: IO[bytes] = click.File("rb").convert(file, None, click.get_current_context())
     return "rows", text_lines(lines), _count_lines(lines)
 

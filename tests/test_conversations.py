@@ -1087,6 +1087,21 @@ def test_an_export_is_imported_as_a_file(here: Program, original: Path) -> None:
     assert here.json("import", "--from", "sediment", str(original))["stored"] == 3
 
 
+@pytest.mark.parametrize("client", ["claude", "codex", "gemini", "cursor"])
+def test_a_session_that_is_named_as_a_file_is_not_taken_for_memories(
+    here: Program, left: Path, client: str
+) -> None:
+    for path, _ in sessions_of(client):
+        if client == "cursor":
+            line = {"role": "user", "message": {"content": "Where is the heron?"}}
+            path.write_text(json.dumps(line) + "\n")
+        assert f"`import --from {client}` takes" in here.error("import", str(path))
+    assert here.json("list")["total"] == 0
+    rows = ({"content": f"Heron {n}.", "type": "user", "role": "user"} for n in range(3))
+    (here.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert here.json("import", "rows.jsonl")["stored"] == 3
+
+
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
