@@ -125,14 +125,43 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    import base64
+    import hashlib
+    import hmac
+    import platform
     import queue
+    import random
+    import shutil
     import subprocess
+    import tempfile
+    import uuid
+    import zipfile
     from concurrent.futures import Future, ThreadPoolExecutor
     from typing import NamedTuple
 
     import apsw
+    import numpy
+    import platformdirs
+    import psycopg
     from tokenizers import Tokenizer
 else:
+
+    class _Module:
+        """Stands for a module until that is used, and then makes way for it: many commands need
+        none of these, and numpy alone takes longer to load than they do."""
+
+        def __init__(self, title: str) -> None:
+            self._title = title
+
+        def __getattr__(self, member: str) -> Any:
+            module = globals()[self._title] = __import__(self._title)
+            return getattr(module, member)
+
+    _USED_LATER = (
+        *("base64", "hashlib", "hmac", "platform", "random", "shutil", "subprocess", "tempfile"),
+        *("uuid", "zipfile", "apsw", "numpy", "platformdirs", "psycopg"),
+    )
+    globals().update({title: _Module(title) for title in _USED_LATER})
 
     class _Tuples(type):
         """Makes the classes of `NamedTuple` as typing's own does, but for a look at each annotation
@@ -591,8 +620,6 @@ def default_database() -> Path:
         raise DatabaseError("there is no home folder to keep the database in: use --db")
     if sys.platform.startswith("linux"):
         return folder / ".local" / "share" / "sediment" / "memory.db"
-    import platformdirs
-
     return platformdirs.user_data_path("sediment", appauthor=False) / "memory.db"
 
 
@@ -650,8 +677,6 @@ def no_window() -> dict[str, Any]:
     """Options for subprocess, so that Windows opens no window for the program."""
     if sys.platform != "win32":
         return {}
-    import subprocess
-
     return {"creationflags": subprocess.CREATE_NO_WINDOW}
 
 
@@ -659,8 +684,6 @@ def end_all(process: subprocess.Popen[Any]) -> None:
     """End a program that leads a session (start_new_session), and all that it has started."""
     with contextlib.suppress(OSError):
         if sys.platform == "win32":
-            import subprocess
-
             command = ["taskkill", "/F", "/T", "/PID", str(process.pid)]
             subprocess.run(command, capture_output=True, **no_window())
         else:
@@ -766,9 +789,7 @@ def free_bytes(folder: Path) -> int:
     if hasattr(os, "statvfs"):  # in a tenth of the time that importing shutil takes
         disk = os.statvfs(folder)
         return disk.f_bavail * disk.f_frsize
-    from shutil import disk_usage
-
-    return disk_usage(folder).free
+    return shutil.disk_usage(folder).free
 
 
 def write_through(file: int) -> None:
@@ -792,9 +813,7 @@ def symlink_or_copy(target: Path, path: Path) -> None:
 
         _winapi.CreateJunction(str(target.absolute()), str(path))
     else:
-        from shutil import copyfile
-
-        copyfile(target, path)
+        shutil.copyfile(target, path)
 
 
 def has_other_owner(facts: os.stat_result) -> bool:
@@ -849,8 +868,6 @@ def to_local(moment: datetime) -> datetime:
 
 def shell_line(words: Sequence[str]) -> str:
     """Words quoted and joined into a command line for the shell."""
-    import subprocess
-
     return subprocess.list2cmdline(words) if sys.platform == "win32" else shlex.join(words)
 
 
@@ -974,8 +991,6 @@ def check_text(text: object, what: str, limit: int) -> str:
 
 def new_id() -> str:
     """A random UUID."""
-    import uuid
-
     return str(uuid.uuid4())
 
 
@@ -1477,15 +1492,11 @@ def _compatible(character: str) -> str:
 
 def sha256(data: bytes) -> bytes:
     """The SHA-256 of some bytes."""
-    import hashlib
-
     return hashlib.sha256(data).digest()
 
 
 def text_hash(text: str) -> int:
     """A signed 64-bit hash of the text as `normalized`."""
-    import hashlib
-
     digest = hashlib.blake2b(normalized(text).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)
 
@@ -2686,8 +2697,6 @@ def cache_dir() -> Path:
     """A folder of this user's that is safe to delete."""
     if override := setting("CACHE"):
         return Path(os.path.expanduser(override)) / "sediment"
-    import platformdirs
-
     return platformdirs.user_cache_path("sediment", appauthor=False)
 
 
@@ -2825,8 +2834,6 @@ class Model:
 
 def unpack_model() -> bool:
     """Put the bundled model in its place again, from the .pyz that runs; False where none does."""
-    import zipfile
-
     try:
         folder = model_dir()
         with (
@@ -2877,8 +2884,6 @@ class GivenModel(Model):
 
     def run(self, session: Any, ids: Any) -> tuple[Any, Any]:
         """The same; the vector is the mean of the states, or the first one in models made so."""
-        import numpy
-
         feeds = {"input_ids": ids, "attention_mask": ids * 0 + 1, "token_type_ids": ids * 0}
         inputs = {entry.name for entry in session.get_inputs()}
         rows = {name: values[None] for name, values in feeds.items() if name in inputs}
@@ -2908,8 +2913,6 @@ class GivenModel(Model):
 
 
 def _file_digest(path: Path) -> bytes:
-    import hashlib
-
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
 
@@ -3046,8 +3049,6 @@ class Encoder:
     def embed(self, text: str) -> bytes:
         """The text's vector: float32[dimension], little-endian, of length 1."""
         session = self.load()
-        import numpy
-
         ids = numpy.array(self.tokens(text), numpy.int64)
         return self.model.run(session, ids)[0].astype("<f4").tobytes()
 
@@ -3100,8 +3101,6 @@ class Encoder:
         """The vector of a query, with a weight for each of its characters: the mean of the tokens'
         states, each weighted by the token's first character; special and unknown tokens count
         nothing. Where no token has a weight it is what `embed` gives, or b"" if one is unknown."""
-        import numpy
-
         encoding, plain, states = self._query_states(text)
         if encoding is None:  # from a service, which gives no states
             return plain.tobytes()
@@ -3117,24 +3116,18 @@ class Encoder:
         there is no vector, or no cohort."""
         if not vector or not self.model.cohort:
             return 0.0
-        import numpy
-
         return float((self._cohort @ numpy.frombuffer(vector, "<f4")).max())
 
     @functools.cached_property
     def _cohort(self) -> Any:
         """float32[n, dimension], of length 1 but for rounding: memories of other people's lives,
         of a model that has the file `cohort`."""
-        import numpy
-
         with self._readable(self.model.cohort) as path:
             return numpy.fromfile(path, "<f2").astype("<f4").reshape(-1, self.model.dimension)
 
     def _query_states(self, text: str) -> tuple[Any, Any, Any]:
         """A query's encoding by the tokenizer, its plain vector, and each token's state."""
         session = self.load()
-        import numpy
-
         encoding = self._load_tokenizer().encode(self.model.query_prefix + text)
         ids = self._in_window(encoding.ids)
         return encoding, *self.model.run(session, numpy.array(ids, numpy.int64))
@@ -3248,11 +3241,9 @@ def link_or_copy(path: Path, other: Path) -> None:
     try:
         os.link(path, other)
     except OSError:
-        from shutil import copyfileobj
-
         descriptor = os.open(other, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         with open(path, "rb") as file, open(descriptor, "wb") as copy:
-            copyfileobj(file, copy)
+            shutil.copyfileobj(file, copy)
 
 
 def make_private(path: Path, mode: int = 0o600) -> None:
@@ -3472,8 +3463,6 @@ class ServiceModel(Model):
 
     def _vectors(self, answer: dict[str, Any], count: int) -> list[bytes]:
         """The vectors of an answer, of length 1, in the order of the texts. Raises ServiceError."""
-        import numpy
-
         try:
             rows = answer.get("embeddings") or answer["data"]
             rows.sort(key=lambda row: row.get("index", 0))
@@ -3553,8 +3542,6 @@ class ServiceEncoder(Encoder):
 
     def _try(self, texts: list[str], query: bool, deadline: float) -> list[bytes]:
         """Vectors, by as many tries as there is time for, with longer and longer pauses."""
-        import random
-
         pause = SERVICE_PAUSE
         while True:
             timeout = min(SERVICE_TIMEOUT, max(0.1, deadline - time.monotonic()))
@@ -3802,8 +3789,6 @@ class Database:
 
     def checkpoint(self) -> None:
         """Move the log's pages into the file and empty it, unless somebody still reads it."""
-        import apsw
-
         connection = self.reader()
         connection.set_busy_handler(None)
         with contextlib.suppress(apsw.Error):
@@ -3850,8 +3835,6 @@ class Database:
 
     def close(self) -> None:
         """Close every thread's connection; if the disk fails now, no answered change is lost."""
-        import apsw
-
         with self._lock:
             for connection in self._all:
                 with contextlib.suppress(apsw.IOError):
@@ -3898,8 +3881,6 @@ class Database:
 
     def _open(self, create: bool) -> tuple[apsw.Connection, tuple[int, int] | None]:
         """A connection, and which file it is to: None for one in memory."""
-        import apsw
-
         _check_place(self.path)
         if create:
             create_private(self.path)
@@ -3932,8 +3913,6 @@ class Database:
     @contextlib.contextmanager
     def translate_errors(self, path: Path | None = None) -> Iterator[None]:
         """Raises SQLite's errors, of this file or of another, as ours, which say what to do."""
-        import apsw
-
         kind, damage = DatabaseError, _DAMAGED if path is None else _DAMAGED_COPY.format(path)
         file = path or self.path
         try:
@@ -4016,8 +3995,6 @@ def _check_log(path: Path) -> None:
 def stemmer() -> Callable[[str], list[tuple[str, str]]]:
     """A function from a text to its words in their order, as (the word index's stem, the word in
     lower case)."""
-    import apsw
-
     connection = apsw.Connection(":memory:")
     tokenizer = connection.fts5_tokenizer("porter", ["unicode61", "remove_diacritics", "2"])
     lock = threading.Lock()
@@ -4142,8 +4119,6 @@ def _has_other_name(path: Path) -> bool:
 
 def _connect(path: Path) -> apsw.Connection:
     """Open for writing; for reading alone where the file or its disk allow no more."""
-    import apsw
-
     _check_log(path)
     if not _is_writable(path) or (_no_room(path) and _is_closed(path)):
         return _open_read_only(path)
@@ -4156,8 +4131,6 @@ def _is_closed(path: Path) -> bool:
 
 
 def _open_read_only(path: Path) -> apsw.Connection:
-    import apsw
-
     flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
     # Without a -wal beside it nobody is writing, and SQLite needs no lock file to read it.
     query = "" if Path(f"{path}-wal").exists() else "?immutable=1"
@@ -4189,8 +4162,6 @@ def _patience(wait: int = BUSY_TIMEOUT) -> Callable[[int], bool]:
     deadline = 0.0
 
     def again(tries: int) -> bool:
-        import random
-
         nonlocal deadline
         now = time.monotonic()
         deadline = deadline if tries else now + wait / 1000
@@ -4202,8 +4173,6 @@ def _patience(wait: int = BUSY_TIMEOUT) -> Callable[[int], bool]:
 
 def _use_wal(connection: apsw.Connection) -> None:
     """Write-ahead logging, set once in a file's life; that switch alone ignores busy_timeout."""
-    import apsw
-
     try_again = _patience()
     for tries in itertools.count():
         try:
@@ -4226,8 +4195,6 @@ def _load_distance(connection: apsw.Connection) -> bool:
     loaded by path, since its package imports numpy."""
     from importlib.util import find_spec
 
-    import apsw
-
     spec = find_spec("sqlite_vec")
     if spec is None or not spec.origin:
         return False
@@ -4244,8 +4211,6 @@ def _load_distance(connection: apsw.Connection) -> bool:
 def copy_database(source: apsw.Connection, target: Path) -> None:
     """Copy what was committed into one file, whole or not at all, while others go on writing.
     Raises DatabaseError when there is something at `target`, or no room for it."""
-    import apsw
-
     if os.path.lexists(target):
         raise DatabaseError(f"{target} is there already: choose another name")
     draft = draft_of(target)
@@ -4329,8 +4294,6 @@ def name_machine(connection: apsw.Connection, path: Path) -> None:
 
 def file_mark(path: Path) -> str:
     """The file and its computer, as HOST:INODE:PATH."""
-    import platform
-
     file = os.path.realpath(path)
     return f"{platform.node()}:{os.stat(file).st_ino}:{file}"
 
@@ -4406,8 +4369,6 @@ def _own_rules(file: str) -> str:
 
 def wrong_in_schema(connection: apsw.Connection) -> list[str]:
     """The tables, indexes and triggers that a file of its version lacks, or has too early."""
-    import apsw
-
     sql, version = "SELECT name FROM sqlite_schema", connection.pragma("user_version")
     with contextlib.closing(apsw.Connection(":memory:")) as whole:
         _upgrade(whole, max(0, version))
@@ -4536,9 +4497,6 @@ def git_id(root: Path, since: str = "") -> str | None:
     None without git or the whole history, and where git does not answer in time: it is not asked
     again then. With `since`, a commit's id, None also where that commit has the same root.
     """
-    import subprocess
-    import tempfile
-
     folders = git_folders(root)
     if folders is None or os.path.exists(folders[1] / "shallow") or folders[1] in _SILENT_GIT:
         return None
@@ -4614,8 +4572,6 @@ def _packed_refs(shared: Path) -> bytes:
 
 def _git(folder: str, *words: str) -> subprocess.CompletedProcess[str]:
     """Run git on a folder that `_borrow` made, without the user's variables and configuration."""
-    import subprocess
-
     # In a git hook, GIT_DIR and others name the hook's repository, whatever the folder.
     env = environment(left_out="GIT_") | {"GIT_DIR": folder, "GIT_CONFIG_GLOBAL": os.devnull}
     env |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_ALLOW_PROTOCOL": "none"}  # no remote is ever asked
@@ -6226,8 +6182,6 @@ class Ranker:
         """The least and greatest value of each feature (beyond, it is clipped), the weights
         float[1 + units, feature], of which the first row is the direct ones, and the biases: for
         features as they are, not standardised."""
-        import numpy
-
         rows = numpy.array([self.obsolete[name] for name in PAIR_FEATURES])
         mean, spread = rows[:, :1], rows[:, 1:2]
         weights = rows[:, 2:].T / spread.T
@@ -6237,8 +6191,6 @@ class Ranker:
     def obsolescence(self, features: Matrices) -> Any:
         """float[old, new]: how likely this newer memory replaced the older one; what is left of 1
         in a row, that none has. A multinomial logit over the newer ones and none."""
-        import numpy
-
         may = may_replace(features)
         pairs = numpy.flatnonzero(may)
         least = numpy.where(features["follows"].ravel()[pairs], PLAIN_VERSION, -numpy.inf)
@@ -6250,8 +6202,6 @@ class Ranker:
 
     def _log_odds(self, features: Matrices, pairs: Any) -> Any:
         """float[pairs]: of pairs by their flat index, by direct weights and one hidden layer."""
-        import numpy
-
         values = numpy.empty((len(PAIR_FEATURES), *features["cosine"].shape))
         for place, name in enumerate(PAIR_FEATURES):
             values[place] = features[name]
@@ -6265,8 +6215,6 @@ class Ranker:
         system of linear equations, with one solution, since nothing is newer than itself.
 
         `relevance` is float[n]; `obsolete`, float[m, m], is of the first m."""
-        import numpy
-
         chances = numpy.exp(self.sharpness * (relevance - relevance.max()))
         chances /= chances.sum()
         head = len(obsolete)
@@ -6288,8 +6236,6 @@ class Ranker:
     def answered(self, relevance: Any) -> float:
         """The chance that one of them is the answer, and not something that was never stored: in a
         store of two, the nearer one may be far."""
-        import numpy
-
         chances = numpy.exp(self.sharpness * (relevance - NO_ANSWER))
         return float(1 / (1 + 1 / chances.sum()))
 
@@ -6430,8 +6376,6 @@ class ChunkMatches(NamedTuple):
 
 def chunk_matches(rows: Sequence[tuple[int, int, float, int]]) -> ChunkMatches:
     """Matches from rows of (item, chunk, score, chunks), all of the kind OWN."""
-    import numpy
-
     columns = zip(*rows, strict=True) if rows else ((),) * 4
     item, chunk, score, chunks = map(numpy.array, columns, (int, int, float, int))
     return ChunkMatches(item, chunk, score, chunks, numpy.full(len(rows), OWN))
@@ -6463,8 +6407,6 @@ def _search_vectors_by_numpy(rows: list[tuple[int, int, bytes]], vector: bytes) 
     chunk, vector)."""
     if not rows:
         return chunk_matches([])
-    import numpy
-
     items, chunks = (numpy.array(column, int) for column in [*zip(*rows, strict=True)][:2])
     cosines = _stack_vectors(rows) @ numpy.frombuffer(vector, "<f4")
     order = numpy.argsort(-cosines, kind="stable")
@@ -6526,8 +6468,6 @@ class VectorIndex:
         """The items `besides`, of any kind, and the best `limit` of each kind by the cosine of
         their best chunk; and the vectors, float32[m, dimension], of the best `reach` own items.
         Where there are many rows, `scanned` says how many of each kind get an exact cosine."""
-        import numpy
-
         query = numpy.frombuffer(vector, "<f4")
         with self._lock:
             self._refresh()
@@ -6555,8 +6495,6 @@ class VectorIndex:
 
     def places(self, chunks: Any, project: str | None) -> tuple[Any, Any]:
         """int[chunks] and int[chunks]: the item of each chunk, and the kind of the item."""
-        import numpy
-
         with self._lock:
             self._refresh()
             if not self._count:
@@ -6568,8 +6506,6 @@ class VectorIndex:
 
     def wholes(self, vector: bytes, items: list[int]) -> dict[int, float]:
         """The cosine of the mean of each item's vectors, by item."""
-        import numpy
-
         with self._lock:
             self._refresh()  # another thread may have done so for another file or model
             starts, ends = self._ranges(numpy.array(items, numpy.int64))
@@ -6581,8 +6517,6 @@ class VectorIndex:
 
     def _rows_of_kind(self, project: str | None, kind: int) -> Any:
         """int[m]: the rows of a kind, as seen from a project; cached until the file changes."""
-        import numpy
-
         if (project, kind) not in self._rows:
             is_wanted = self._kinds(project, slice(self._count)) == kind
             self._rows[project, kind] = numpy.flatnonzero(is_wanted)
@@ -6590,7 +6524,6 @@ class VectorIndex:
 
     def _kinds(self, project: str | None, rows: Any) -> Any:
         """int8[rows]: the kind of each row, as seen from a project."""
-        import numpy
 
         def kinds_of(scope: str) -> tuple[int, int, int]:  # live, replaced, ended otherwise
             own = scope.removesuffix(_TURN_MARK) in ("", project)
@@ -6603,8 +6536,6 @@ class VectorIndex:
 
     def _rows_with(self, items: Any) -> Any:
         """int[m]: the rows of some items, in the order of the items."""
-        import numpy
-
         starts, ends = self._ranges(items)
         counts = ends - starts
         return numpy.repeat(ends - counts.cumsum(), counts) + numpy.arange(counts.sum())
@@ -6618,8 +6549,6 @@ class VectorIndex:
         """int16[rows]: how many bits of each row differ from the query's. A bit counts 0 to 3
         times, by the size of the query's number there; the masks `ones` and `twos` are the two
         binary digits of that weight."""
-        import numpy
-
         weights = numpy.clip(numpy.rint(1.5 * abs(query) / abs(query).mean()), 0, 3).astype(int)
         signs, ones, twos = (_bits(mask[None])[0] for mask in (query > 0, weights & 1, weights & 2))
         total = numpy.zeros(self._count, numpy.int16)
@@ -6637,8 +6566,6 @@ class VectorIndex:
     def _near_rows(self, rows: Any, distances: Any, query: Any, count: int, wanted: int) -> Any:
         """The rows that get an exact cosine: about `count`, of which `wanted` will be taken; where
         the vectors are in the file, fewer, chosen by their 4-bit numbers."""
-        import numpy
-
         if not len(self._halves):
             return _nearest_rows(rows, distances, count)
         rows = _nearest_rows(rows, distances, FARTHER * count)
@@ -6652,8 +6579,6 @@ class VectorIndex:
         given of one item are adjacent and in ascending order."""
         if not len(rows):
             return rows, cosines
-        import numpy
-
         has_vector = cosines != 0
         if not has_vector.all():
             rows, cosines = rows[has_vector], cosines[has_vector]
@@ -6675,8 +6600,6 @@ class VectorIndex:
 
     def _vectors_of_rows(self, rows: Any) -> Any:
         """float32[rows, dimension]: from memory, or where these are too many from the file."""
-        import numpy
-
         if not len(self._halves):
             return self._vectors[rows]
         chunks = self._chunks[rows].tolist()
@@ -6740,8 +6663,6 @@ class VectorIndex:
 
     def _halve(self, count: int) -> None:
         """From now on keep no vectors, but their numbers in 4 bits; convert the first `count`."""
-        import numpy
-
         halves = _halved(self._vectors[:count])
         self._halves = numpy.empty((len(self._chunks), halves.shape[1]), numpy.uint8)
         self._halves[:count] = halves
@@ -6765,8 +6686,6 @@ class VectorIndex:
 
     def _grow(self, count: int) -> None:
         """Make room for `count` rows and a quarter more; unused pages take no memory."""
-        import numpy
-
         size = count + count // 4 + 64
         kept = "_halves" if len(self._halves) else "_vectors"
         for name in ("_chunks", "_items", "_scopes", "_ended", kept):
@@ -6779,8 +6698,6 @@ class VectorIndex:
         self._codes = codes
 
     def _clear(self, file: Any, changed: int) -> None:
-        import numpy
-
         self._file, self._count, self._last, self._erased = file, 0, 0, 0
         self.dimension, self._changed, self._rows = file[-1], changed, {}
         self._waiting: dict[int, int] = {}  # rows by the chunk whose vector they wait for
@@ -6794,8 +6711,6 @@ class VectorIndex:
 
 def _bits(matrix: Any) -> Any:
     """bool[n, m] as uint64[n, m / 64, rounded up]."""
-    import numpy
-
     packed = numpy.packbits(matrix.astype(bool), axis=1)
     return numpy.pad(packed, ((0, 0), (0, -packed.shape[1] % 8))).view(numpy.uint64)
 
@@ -6803,8 +6718,6 @@ def _bits(matrix: Any) -> Any:
 def _halved(matrix: Any) -> Any:
     """float32[n, m] as uint8[n, m / 2, rounded up]: the numbers of unit vectors in 4 bits each, for
     about three standard deviations of random ones to either side."""
-    import numpy
-
     scaled = matrix * numpy.float32(2.5 * math.sqrt(matrix.shape[1])) + numpy.float32(8.5)
     codes = scaled.clip(0, 15.5).astype(numpy.uint8)
     halves = codes[:, ::2].copy()
@@ -6814,8 +6727,6 @@ def _halved(matrix: Any) -> Any:
 
 def _first_of_each(numbers: Any) -> Any:
     """The index of the first of each run of equal numbers."""
-    import numpy
-
     begins = numpy.empty(len(numbers), bool)
     begins[:1] = True
     numpy.not_equal(numbers[1:], numbers[:-1], begins[1:])
@@ -6824,16 +6735,12 @@ def _first_of_each(numbers: Any) -> Any:
 
 def _nearest_rows(rows: Any, distances: Any, count: int) -> Any:
     """The `count` rows with the smallest distances (small whole numbers), with all ties."""
-    import numpy
-
     reach = numpy.bincount(distances).cumsum().searchsorted(count)
     return rows[distances <= reach]
 
 
 def _highest(rows: Any, values: Any, count: int) -> Any:
     """The `count` rows with the highest values, in any order."""
-    import numpy
-
     if len(rows) <= count:
         return rows
     return rows[numpy.argpartition(values, -count)[-count:]]
@@ -7053,8 +6960,6 @@ class Within(NamedTuple):
         """int[chunks] and int[chunks]: the item of each chunk, and the kind of the item."""
         if self.index:
             return self.index.places(chunks, self.project)
-        import numpy
-
         kind = " ".join(f"WHEN {where} THEN {kind}" for kind, where in enumerate(self.wheres()))
         sql = (
             f"SELECT c.id, i.seq, CASE {kind} ELSE {HIDDEN} END FROM json_each(?) j"
@@ -7086,8 +6991,6 @@ def search_words(words: WeightedQuery, within: Within) -> WordMatches:
     `limit` own items among them."""
     if not words.terms:
         return WordMatches(chunk_matches([]), 0.0)
-    import numpy
-
     chunks, scores = _word_scores(within.database, words.terms)
     size = 2 * within.limit
     while True:
@@ -7103,8 +7006,6 @@ def search_words(words: WeightedQuery, within: Within) -> WordMatches:
 
 def _word_scores(database: Database, terms: list[Term]) -> tuple[Any, Any]:
     """int[m] and float[m]: the chunks that have any of these words, best first, and their BM25."""
-    import numpy
-
     rare = [term.stems[0] for term in terms if term.counted]
     common = [term.phrase for term in terms if not term.counted]
     counted = iter(database.cached_answers(_chunks_counted, rare))
@@ -7144,8 +7045,6 @@ def _chunks_counted(database: Database, stems: list[str]) -> list[Any]:
 def _numbers(text: str | None) -> Any:
     """int64[m]: row numbers that came as one text, since to fetch thousands of rows takes longer
     than to find them."""
-    import numpy
-
     return numpy.fromstring(text or "", numpy.int64, sep=",")
 
 
@@ -7154,8 +7053,6 @@ def candidates(
 ) -> tuple[Candidates, float, Any]:
     """What either index finds of each kind; `words_share` of this query; and the vectors,
     float32[m, dimension], of the `reach` nearest own memories, or None."""
-    import numpy
-
     (by_words, tenth), near, around = matched, chunk_matches([]), None
     is_wanted = numpy.array([kind in within.kinds for kind in range(HIDDEN)])
     by_words = by_words.where(is_wanted[by_words.kind])
@@ -7175,8 +7072,6 @@ def _search_vectors_of_kinds(
 ) -> tuple[ChunkMatches, Any]:
     """The nearest items of each kind, and the items `besides`, which the words found; and the
     vectors of the `reach` nearest own ones, or None."""
-    import numpy
-
     limit, kinds = within.limit, within.kinds
     if within.index:
         scanned = [rows if kind in kinds else 0 for kind, rows in enumerate(SCANNED)]
@@ -7196,8 +7091,6 @@ def _search_vectors_of_kinds(
 
 def _with_wholes(vector: bytes, found: Candidates, within: Within) -> Candidates:
     """The candidates, those of several chunks with the cosine of the mean of these."""
-    import numpy
-
     long = found.item[found.chunks > 1].tolist()
     if not long:
         return found
@@ -7215,8 +7108,6 @@ def _by_successors(found: Candidates, within: Within) -> Candidates:
     is_old = found.kind == REPLACED
     if not is_old.any():
         return found
-    import numpy
-
     old, found = found.where(is_old), found.where(~is_old)
     heads = _successors(within, old.item.tolist())
     old = old.where(numpy.array([item in heads for item in old.item.tolist()], bool))
@@ -7236,8 +7127,6 @@ def _by_successors(found: Candidates, within: Within) -> Candidates:
 def _best_of_each(found: Candidates) -> Candidates:
     """The candidates, each item once, with the best values that any of its rows has; the chunk to
     show is that of its first row."""
-    import numpy
-
     found = found.where(numpy.argsort(found.item, kind="stable"))
     first = _first_of_each(found.item)
     nearest = numpy.lexsort((-_cosines(found), found.item))[first]
@@ -7273,8 +7162,6 @@ def wholes_of(database: Database, vector: bytes, items: list[int]) -> dict[int, 
 
 
 def _mean_cosine(vectors: Any, query: bytes) -> float:
-    import numpy
-
     mean = vectors.mean(0)
     cosine = mean @ numpy.frombuffer(query, "<f4") / (numpy.linalg.norm(mean) or 1.0)
     return float(cosine) if math.isfinite(cosine) else 0.0
@@ -7283,8 +7170,6 @@ def _mean_cosine(vectors: Any, query: bytes) -> float:
 def as_candidates(words: ChunkMatches, near: ChunkMatches, best: float, ideal: float) -> Candidates:
     """What is known of items by words and by vectors; `best` is the greatest BM25, `ideal` that of
     a chunk that has every word once."""
-    import numpy
-
     # Without return_index numpy looks for masks, and loads 15 ms of code for that.
     item, _ = numpy.unique(numpy.concatenate([words.item, near.item]), return_index=True)
     by_word, by_vector = (item.searchsorted(part.item) for part in (words, near))
@@ -7345,8 +7230,6 @@ def rank(
 ) -> list[Hit]:
     """The best `depth` candidates by both indexes, best first; another project's keep `factor`
     of their score."""
-    import numpy
-
     score, relevance, parts = profile.score(found, share, factor)
     best = numpy.lexsort((-found.item, -score))[:depth]
     columns = found.item, found.chunk, score, _cosines(found), found.kind, relevance, found.version
@@ -7369,8 +7252,6 @@ def parts_of_each(parts: dict[str, Any]) -> Iterator[dict[str, float]]:
 
 def default_score(found: Candidates, share: float, factor: float) -> Scores:
     """The cosine, the words by their share for this query, and small terms: see the header."""
-    import numpy
-
     cosine = _cosines(found)
     added = {
         "whole": WHOLE_WEIGHT * (found.whole - cosine),
@@ -7385,15 +7266,11 @@ def default_score(found: Candidates, share: float, factor: float) -> Scores:
 
 def _cosines(found: Candidates) -> Any:
     """float[candidates]: their cosines, 0 where there is no vector."""
-    import numpy
-
     return numpy.where(numpy.isnan(found.cosine), 0.0, found.cosine)
 
 
 def _project_factor(found: Candidates, factor: float) -> Any:
     """float[candidates]: what each keeps of its score, less than 1 only of other projects."""
-    import numpy
-
     return numpy.where(found.kind == FOREIGN, factor, 1.0)
 
 
@@ -7419,8 +7296,6 @@ def strange_beside(
 def relevance(found: Candidates) -> Any:
     """float[candidates]: how much each has to do with the query, FLOOR being enough: by meaning
     with some help of the words, or by words that cover most of the query; 1 without vectors."""
-    import numpy
-
     words = FLOOR * found.coverage
     fits = numpy.maximum(found.cosine + COVERAGE_HELP * words, words / COVERAGE_ENOUGH)
     return numpy.where(numpy.isnan(found.cosine), 1.0, fits)
@@ -7451,8 +7326,6 @@ def _by_chance(
     able, rest = contenders(by_relevance(hits, facts, query, lexicon), floor)
     if not able:
         return []
-    import numpy
-
     ranker, head = recall_ranker(), able[:RANKED]
     features = features_of(head, facts, query, lexicon)
     obsolete = ranker.obsolescence(features) if features else numpy.zeros((len(head),) * 2)
@@ -7566,8 +7439,6 @@ def company(hits: list[Hit], facts: dict[int, RankFacts], first: int) -> Any:
     """float[hits]: what each keeps of its chance, 0 to 1: the first and the nearest to it, all.
     What answers one question is alike (the cluster hypothesis, Jardine and van Rijsbergen 1971),
     so who asks for several memories finds the others next to the first."""
-    import numpy
-
     vectors = [facts[hit.item].vector for hit in hits]
     if len(hits) < 2 or not all(vectors):
         return numpy.ones(len(hits))
@@ -7584,8 +7455,6 @@ def _explained(
     """The hits with their scores, the parts of these, and what more likely than not made them
     obsolete, or was so itself and gave them more than half of their chance. Relevance 0 gets what
     fits less than `floor` and has hardly any score, unless it is an older version of something."""
-    import numpy
-
     size = len(obsolete)  # of the best hits only
     likely, given = obsolete > 0.5, held[:size, None] * obsolete
     items = numpy.array([hit.item for hit in hits[:size]])
@@ -7663,8 +7532,6 @@ def classic_adjust(hits: list[Hit], facts: dict[int, RankFacts], *_: Any) -> lis
 
 def cosine_score(found: Candidates, _: float, __: float) -> Scores:
     """Meaning alone."""
-    import numpy
-
     cosine = _cosines(found)
     return Scores(cosine, numpy.ones_like(cosine), {"cosine": cosine})
 
@@ -7904,8 +7771,6 @@ def _near_earlier(
     rows: list[tuple[Any, ...]], others: list[tuple[Any, ...]]
 ) -> Iterator[tuple[str, str, float]]:
     """(id, other id, cosine): of each row the nearest of the others that are earlier."""
-    import numpy
-
     cosines = _stack_vectors(rows) @ _stack_vectors(others).T
     if cosines.max() < CONFLICT_COSINE:
         return
@@ -7994,8 +7859,6 @@ def _vector(data: bytes) -> Any:
 
 def _cosine(a: Any, b: Any) -> float:
     """Raises DamagedError for vectors of no or of unequal length."""
-    import numpy
-
     lengths = float(numpy.linalg.norm(a) * numpy.linalg.norm(b))
     if a.shape != b.shape or not 0 < lengths < math.inf:  # NaN too
         raise DamagedError(_NO_VECTORS)
@@ -8081,8 +7944,6 @@ def door_features(new: Neighbour, rivals: Sequence[Neighbour], lexicon: Lexicon)
 
 def _door_nearness(new: Neighbour, rivals: Sequence[Neighbour]) -> dict[str, Any]:
     """How near a rival is to the new one, beside how near the others are to either."""
-    import numpy
-
     vectors = _stack_vectors([(memory.vector,) for memory in (*rivals, new)]).astype(float)
     every = vectors @ vectors.T
     cosines, among = every[-1, :-1], every[:-1, :-1]  # to the new one, and of the rivals
@@ -8107,8 +7968,6 @@ def _door_nearness(new: Neighbour, rivals: Sequence[Neighbour]) -> dict[str, Any
 
 def _door_words(table: WordTable) -> dict[str, Any]:
     """What their words share, weighed by how rare they are in English and among the rivals."""
-    import numpy
-
     held = table.has.sum(0)
     idf = table.idf + numpy.log((len(table.has) + 1) / (held + 0.5)) / 2
     both = table.has * table.beside
@@ -8129,8 +7988,6 @@ def _door_words(table: WordTable) -> dict[str, Any]:
 def _door_cues(table: WordTable) -> dict[str, Any]:
     """What either says of a change or of a plan, and whether the old one has figures, but not all
     of the new one's."""
-    import numpy
-
     change, figures = table.of("change"), table.beside & table.of("digit")
     cues = {
         "turns": (table.beside & (change | table.of("now"))).any(),
@@ -8212,8 +8069,6 @@ def keep_apart(connection: apsw.Connection, old: str, new: str) -> None:
 def obsolescence(new: Neighbour, rivals: Sequence[Neighbour], lexicon: Lexicon) -> list[float]:
     """The probability of each rival that the new memory makes it obsolete, by a logistic model; 0
     for later ones."""
-    import numpy
-
     door, features = learned()["door"], door_features(new, rivals, lexicon)
     columns = door_columns(features, door["scale"])
     odds = sum(weight * columns[name] for name, weight in door["weights"].items()) + door["bias"]
@@ -8484,8 +8339,6 @@ class Importer:
     def _derived_id(self, content: str, project: str | None, created: int | None) -> str:
         """The id of a row without one: the same for the n-th row of a project with this text and
         time, in any file."""
-        import uuid
-
         facts = project, content, *([] if created is None else [created])
         self._nameless[facts] += 1
         name = to_json(["sediment", self._nameless[facts], *facts])
@@ -10172,8 +10025,6 @@ def old_notes(folder: Path, before: int) -> list[OldNote]:
 
 def run_filter(command: str, text: str, timeout: float) -> str:
     """What a command line prints for a text, within `timeout` s; InvalidInput says what failed."""
-    import subprocess
-
     if not isinstance(timeout, int | float) or not 0 < timeout <= DAY:
         raise InvalidInput(f"timeout must be a number of seconds to {DAY:,}, not {_show(timeout)}")
     data = text.encode("utf-8", "backslashreplace")  # names of files are of any bytes
@@ -10249,8 +10100,6 @@ def check_not_ignored(path: Path) -> None:
 
 def repeated(rows: list[tuple[str, Any]]) -> list[tuple[float, str, str]]:
     """The pairs of rows (source, vector) that say nearly the same, as (cosine, source, source)."""
-    import numpy
-
     matrix = _stack_vectors(rows) if rows else numpy.empty((0, 1))
     pairs = []
     for start in range(0, len(rows), EXAMINE_BATCH):
@@ -10666,8 +10515,6 @@ def _messages_of_log(path: Path) -> Iterator[dict[str, Any]]:
 
 def _client_rows(path: Path, sql: str, *values: Any) -> list[Any] | None:
     """Rows of a client's database, opened to read only; None if it is none that `sql` fits."""
-    import apsw
-
     if not os.path.isfile(path):
         return None
     try:
@@ -10838,8 +10685,6 @@ def _files_without_links(folder: Path, pattern: str) -> list[Path]:
 def _exported(path: Path, size: int) -> Iterator[bytes]:
     """The first `size` bytes of each file with conversations, in a folder or a ZIP archive, or of
     the file itself."""
-    import zipfile
-
     try:
         if os.path.isdir(path):
             for part in _files_without_links(path, "conversations*.json"):
@@ -10947,8 +10792,6 @@ def _prose_rows(name: str, text: str) -> Iterator[dict[str, Any]]:
 
 def original_rows(program: Path) -> Iterator[dict[str, Any]]:
     """The items of the original Sediment, as its program lists them; its server cuts texts."""
-    import subprocess
-
     seen = set()
     scopes = {"global": {"scope": "global"}, "project": {}, "all": {"project": "original"}}
     for scope, extra in scopes.items():
@@ -11341,8 +11184,6 @@ def check_words(connection: apsw.Connection) -> list[int]:
 
     Of each chunk, hashes of its postings are added and those of its text's words subtracted.
     """
-    import apsw
-
     balance: Counter[int] = Counter()
     for stem, chunk, column, place in connection.execute("SELECT * FROM temp.postings"):
         balance[chunk] += hash((stem, column, place))
@@ -11357,8 +11198,6 @@ def check_words(connection: apsw.Connection) -> list[int]:
 
 def check_vectors(connection: apsw.Connection, dimension: int) -> list[int]:
     """The chunks whose vector is not one of this length, or not of length 1."""
-    import numpy
-
     wrong: list[int] = []
     rows = connection.execute("SELECT chunk, vector FROM vectors")
     for batch in _batches(rows, EXAMINE_BATCH):
@@ -11387,8 +11226,6 @@ def check_pages(connection: apsw.Connection) -> str:
 
 def _complaints(connection: apsw.Connection, sql: str) -> list[str]:
     """The lines of an integrity check, with the error that ended it, each once."""
-    import apsw
-
     found: list[str] = []
     try:
         found += (line for row in connection.execute(sql) for line in row[0].splitlines())
@@ -12069,7 +11906,6 @@ def describe_program(database: Database) -> dict[str, str]:
     """What a report of a fault needs, whatever is broken; changes nothing. Settings are named
     without their values, which may be keys, and paths without the home folder."""
     import locale
-    import platform
 
     python = f"{platform.python_implementation()} {platform.python_version()}"
     return {
@@ -12114,8 +11950,6 @@ def _describe_model() -> str:
 
 
 def _describe_sqlite() -> str:
-    import apsw
-
     versions = f"{apsw.sqlite_lib_version()}, apsw {apsw.apsw_version()}"
     with contextlib.closing(apsw.Connection(":memory:")) as connection:
         if _load_distance(connection):
@@ -12135,8 +11969,6 @@ def _describe_file(database: Database) -> str:
 
 def refuse_another_programs(path: Path) -> None:
     """DatabaseError for a sound database that has no table of ours: there is nothing to mend."""
-    import apsw
-
     with contextlib.suppress(apsw.Error), contextlib.closing(_connect(path)) as connection:
         tables = {name for (name,) in fetch(connection, "SELECT name FROM sqlite_schema")}
         if tables and "items" not in tables and not check_pages(connection):
@@ -12262,8 +12094,6 @@ def _mend_pages(database: Database, encoder: Encoder) -> dict[str, Any]:
 def _nobody_writes(database: Database) -> Iterator[None]:
     """Lock a damaged file, as far as SQLite can still read it: servers that have it open do not
     write to it until another file has its name."""
-    import apsw
-
     database.close()
     with contextlib.closing(_connect(database.path)) as connection:
         connection.set_busy_handler(_patience())
@@ -12305,10 +12135,6 @@ def _remains(path: Path) -> bytes:
 
 def _merged(path: Path) -> bytes:
     """The bytes of a damaged file with those of its log, as far as SQLite can merge them."""
-    import tempfile
-
-    import apsw
-
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         copy = Path(folder) / path.name
         try:
@@ -12331,8 +12157,6 @@ def _merged(path: Path) -> bytes:
 
 def _first_page(log: bytes) -> bytes:
     """The first page of an empty database that may have this log."""
-    import apsw
-
     with contextlib.closing(apsw.Connection(":memory:")) as connection:
         connection.pragma("page_size", int.from_bytes(log[8:12], "big"))
         connection.execute("VACUUM")
@@ -12899,8 +12723,6 @@ class Search(View):
     def _with_waiting(self, found: Candidates, vector: bytes) -> Candidates:
         """The candidates, with cosines for the best by words whose vectors are still to be made:
         without any these would seem to be about other things."""
-        import numpy
-
         best = numpy.argsort(-found.relative, kind="stable")[:WAITING_CHUNKS]
         waiting = pending_chunks(self.database, WAITING_CHUNKS, found.chunk[best].tolist())
         try:
@@ -12926,8 +12748,6 @@ class Search(View):
     ) -> Candidates:
         """The candidates and what else is of the time that the question asks about, here or global:
         all that is of that time counts as having every word of the query."""
-        import numpy
-
         span = f"i.created_at BETWEEN {asked.start} AND {asked.end - 1}"
         where = f"{within.live} AND {span} AND {_KNOWN_DAY} AND {_OWN}"
         near = search_vectors(self.database, vector, where, within.project, CANDIDATES)
@@ -13993,8 +13813,6 @@ def revoke_token(database: Database, name: str) -> dict[str, Any]:
 
 def token_of(database: Database, secret: str) -> Token | None:
     """The token that has this secret, or None. All are compared, each in constant time."""
-    import hmac
-
     given, found = sha256(secret.encode("utf-8", "replace")), None
     for digest, name, reads, project, _ in database.rows(_TOKENS):
         if hmac.compare_digest(given, digest):
@@ -14763,8 +14581,6 @@ class Git(Folder):
         self._trees: dict[str, dict[str, str]] = {}  # by machine, what `_tree` returns
 
     def _git(self, *words: str, input: bytes = b"") -> str:
-        import subprocess
-
         command = ["git", *_GIT_PLAIN, "--git-dir", str(self._repository), *words]
         env = environment(_GIT_ELSEWHERE) | {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
         try:
@@ -14889,8 +14705,6 @@ class Git(Folder):
 
     def remove(self) -> None:
         """Delete the repository beside the database."""
-        import shutil
-
         with contextlib.suppress(InvalidInput):
             self._check_own()
             shutil.rmtree(self._repository, ignore_errors=True)
@@ -14966,8 +14780,6 @@ class Hub:
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
         """Raise errors of the hub and its connection as errors of ours."""
-        import psycopg
-
         try:
             yield
         except (psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedTable):
@@ -15032,8 +14844,6 @@ class Hub:
     def _states(self, rows: list[tuple[Any, ...]]) -> list[tuple[str, State]]:
         """The (space, state) of each row, with vectors if these are of this model and one in
         VECTORS_TRIED is as it would be made here: by a wrong one recall finds what nobody asked."""
-        import random
-
         model, found = self.model(), []
         for record, author, made_by, data in rows:
             try:
@@ -15076,8 +14886,6 @@ class Hub:
 
     def unpacked(self, data: bytes) -> list[bytes]:
         """Vectors as the file has them, of the 16 bits that a hub has; ValueError of others."""
-        import numpy
-
         numbers = numpy.frombuffer(data, "<f2").astype("<f4")
         rows = numbers.reshape(-1, self._encoder.model.dimension)
         if not (numpy.isfinite(rows).all() and rows.any(axis=1).all()):
@@ -15152,7 +14960,6 @@ _FORGOTTEN_UNSENT = (
 def hub_options(url: str) -> dict[str, Any]:
     """How to connect: a host elsewhere must show a certificate for its name. InvalidInput for what
     is no address, and for one with a password."""
-    import psycopg
     from psycopg.conninfo import conninfo_to_dict
 
     try:
@@ -15184,8 +14991,6 @@ def _is_local(options: dict[str, Any]) -> bool:
 
 def _connect_hub(url: str) -> Any:
     """A connection; Unreachable where no server answers, SedimentError where one refuses."""
-    import psycopg
-
     options = hub_options(url)
     try:
         return psycopg.connect(**options)
@@ -15198,10 +15003,6 @@ def _connect_hub(url: str) -> Any:
 
 def _packed_vectors(database: Database, ids: list[str]) -> dict[str, dict[str, str]]:
     """By id, what a row of a push has of vectors: those of items that have them all, in 16 bits."""
-    from base64 import b64encode
-
-    import numpy
-
     sql = (
         "SELECT i.id, v.vector FROM json_each(?) j JOIN items i ON i.id = j.value"
         " JOIN chunks c ON c.item = i.seq LEFT JOIN vectors v ON v.chunk = c.id"
@@ -15211,7 +15012,7 @@ def _packed_vectors(database: Database, ids: list[str]) -> dict[str, dict[str, s
     for id, rows in itertools.groupby(database.rows(sql, json.dumps(ids)), lambda row: row[0]):
         if None not in (vectors := [vector for _, vector in rows]):
             packed = numpy.frombuffer(b"".join(vectors), "<f4").astype("<f2").tobytes()
-            found[id] = {"e": b64encode(packed).decode()}
+            found[id] = {"e": base64.b64encode(packed).decode()}
     return found
 
 
@@ -15334,8 +15135,6 @@ class HubSearch:
 
     def _search_vectors(self, vector: bytes, depth: int) -> list[HubMemory]:
         """The memories that have the nearest chunks."""
-        import numpy
-
         halves = json.dumps(numpy.frombuffer(vector, "<f4").astype("<f2").tolist())
         sql = (
             f"SELECT {_HUB_MEMORY} FROM (SELECT space, id, v <=> %s::halfvec AS far"
@@ -15364,8 +15163,6 @@ class HubSearch:
         self, found: list[HubMemory], words: WeightedQuery, vector: bytes | None
     ) -> tuple[Candidates, float]:
         """What was found as candidates, by number, and how much the words count beside meaning."""
-        import numpy
-
         by_words, by_vector = [], []
         for item, memory in enumerate(found):
             at = 0
@@ -15462,7 +15259,6 @@ def _let_in(hub: Hub, person: str, space: str, reads: bool) -> str:
 def open_place(database: Database, encoder: Encoder, place: str) -> Folder | Hub:
     """The place where a file syncs, for this machine."""
     import getpass
-    import platform
 
     if database.value("SELECT mark FROM clock") != file_mark(database.path):
         with database.transaction() as connection:
@@ -16720,8 +16516,6 @@ class Memory:
 def check_found(encoder: Encoder, name: str, text: str) -> None:
     """InvalidInput unless recall finds each part of a file with this text by how the part begins.
     This is tried in a database of its own, so that recall shows nobody what is then refused."""
-    import tempfile
-
     with (
         tempfile.TemporaryDirectory() as place,
         Memory(Path(place) / "memory.db", project="summary") as trial,
@@ -16999,8 +16793,6 @@ def _note_uncaptured(database: Database, event: Event, path: Path, off: bool) ->
 
 def this_program() -> list[str]:
     """How to start this very program, in absolute paths."""
-    import zipfile
-
     program = Path(sys.argv[0]).resolve()
     # A .pyz may have been renamed to `sediment`; the .exe that pip makes is a zip file, too.
     if program.suffix == ".py" or (program.suffix != ".exe" and zipfile.is_zipfile(program)):
@@ -17031,8 +16823,6 @@ def ask_for_capture(memory: Memory, event: Event) -> None:
 
 def start_capture(database: Path) -> None:
     """Start a reader that outlives the hook, and holds none of its pipes."""
-    import subprocess
-
     command = [*this_program(), "--db", str(database), "hook", "--capture"]
     options: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     options |= {"start_new_session": True, **no_window()}
@@ -18840,8 +18630,6 @@ class Gateway:
 
     def _key(self, secret: str, once: bool) -> Token | None:
         """A page's token. Its first one counts only where `once` is true: it gets another there."""
-        import hmac
-
         keys = [*self._page_keys, *([self._once] if self._once and once else [])]
         known = [key for key in keys if hmac.compare_digest(key.encode(), secret.encode())]
         return Token("the page") if known else None
@@ -19111,8 +18899,6 @@ def _check_mirrored(request: dict[str, Any], message: Any) -> None:
 def _decode_header(header: str | None) -> str | None:
     """The value of such a header, which has =?base64?…?= for what no header can hold."""
     if header and (found := re.fullmatch(r"=\?base64\?(.*)\?=", header)):
-        import base64
-
         with contextlib.suppress(ValueError):
             return base64.b64decode(found[1], validate=True).decode()
     return header
@@ -19186,8 +18972,6 @@ _PAGE_POLICY = (
 @functools.cache
 def page() -> HttpAnswer:
     """The page. Its policy lets a browser run its own scripts, ask this server, and no more."""
-    import base64
-
     text, policy = asset("page.html"), _PAGE_POLICY
     for name in ("script", "style"):
         for part in re.findall(f"<{name}>(.*?)</{name}>", text, re.DOTALL):
@@ -19322,10 +19106,8 @@ class Client(NamedTuple):
 
     def is_here(self) -> bool:
         """Whether the client seems to be installed."""
-        from shutil import which
-
         command = self.facts.get("command")
-        return bool(command) and (which(command) is not None or self.home().is_dir())
+        return bool(command) and (shutil.which(command) is not None or self.home().is_dir())
 
     def has_setting(self, fact: str, root: Path | None) -> bool:
         """Whether its settings, global or in a project, show that our "plugin" is enabled, or that
@@ -20094,13 +19876,11 @@ def _present_clients(root: Path | None, program: list[str]) -> Iterator[Client]:
 
 
 def _check_client(client: Client, root: Path | None, program: list[str]) -> Iterator[Check]:
-    from shutil import which
-
     if client.has_setting("off", root):
         yield Check(client.name, "warning", "its settings switch all hooks off")
     plugin = client.has_setting("plugin", root)
     if plugin:
-        on_path = which("sediment") is not None
+        on_path = shutil.which("sediment") is not None
         where = "on the PATH" if on_path else "but no command sediment is on the PATH"
         yield Check(client.name, "ok" if on_path else "broken", f"its plugin is enabled, {where}")
     parts = {part for file in client.facts["files"] for part in file}
@@ -20168,9 +19948,7 @@ def _check_server(command: list[str]) -> Check:
 
 def _codex_trust(root: Path | None) -> tuple[str, str]:
     """Status and text of what Codex says of its trust in our hooks."""
-    from shutil import which
-
-    if (codex := which("codex")) is None:
+    if (codex := shutil.which("codex")) is None:
         return "warning", "unknown: codex is not on the PATH"
     folder = str(root or Path.home())
     hello = {"clientInfo": {"name": "sediment", "version": __version__}}
@@ -20189,8 +19967,6 @@ def _codex_trust(root: Path | None) -> tuple[str, str]:
 def ask(command: list[str], requests: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
     """The result of the last of some JSON-RPC requests (method, params), sent to a program one a
     line; {} if it does not reply within CLIENT_TIMEOUT."""
-    import subprocess
-
     lines = [
         json.dumps({"jsonrpc": "2.0", "id": id, "method": method, "params": params}) + "\n"
         for id, (method, params) in enumerate(requests, 1)
@@ -20836,8 +20612,6 @@ def token_command(shared: Context, action: str, name: str | None, reads: bool) -
 
 def start_sync(database: Database) -> None:
     """Start a process that syncs for as long as this one lives, and holds none of its pipes."""
-    import subprocess
-
     words = ["--db", str(database.path), "sync", "--watch", "--quiet", "--with-parent"]
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     with contextlib.suppress(OSError):
