@@ -623,6 +623,32 @@ def default_database() -> Path:
     return platformdirs.user_data_path("sediment", appauthor=False) / "memory.db"
 
 
+def cache_dir() -> Path:
+    """A folder of this user's that is safe to delete."""
+    if override := setting("CACHE"):
+        return Path(os.path.expanduser(override)) / "sediment"
+    return platformdirs.user_cache_path("sediment", appauthor=False)
+
+
+def remedy(program: Path | None = None) -> str:
+    """What to do when a file of the program in this folder (by default our own) is missing or
+    damaged."""
+    program = program or Path(__file__).resolve().parent
+    if cache_dir().resolve() in program.resolve().parents:  # the .pyz unpacks itself again
+        return f"delete {program} and run again, or reinstall"
+    return "run `make` in a checkout, else reinstall"
+
+
+@functools.cache
+def asset(name: str) -> str:
+    """The text of a file that comes with the module: of a checkout, a .pyz or a wheel."""
+    here = Path(__file__).resolve().parent
+    for folder in ("assets", "sediment_assets"):
+        with contextlib.suppress(OSError):
+            return __loader__.get_data(str(here / folder / name)).decode()  # pyright: ignore
+    raise SedimentError(f"assets/{name} is missing beside {here}: {remedy()}")
+
+
 # Processes
 
 
@@ -1619,113 +1645,24 @@ def closed_folders(top: Path) -> Iterator[tuple[Path, str]]:
 # the value must look like a secret, since programs speak of passwords all day.
 # ---------------------------------------------------------------------------------------------
 
-_PRIVATE_KEY = (  # to its end; a truncated one as far as lines of base64 go
-    r"-{4,5} ?BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4,5}"
-    r"(?=(?:(?!----)[\s\S]){0,400}?[A-Za-z0-9+/]{16})"
-    r"(?:(?:[^-]|-(?!---))*+-{4,5} ?END [A-Z0-9 ]{0,40}-{4,5}"
-    r"|(?:\s{0,40}[A-Z][\w-]{1,20}: [^\n]*+|(?:\\[nr]|[\s\"'+,|>#*]){0,40}[A-Za-z0-9+/=]{16,}+)*+)"
-)
-_PUTTY_KEY = r"Private-Lines: \d+\s*?\n([A-Za-z0-9+/=]{1,64}(?:\s*?\n[A-Za-z0-9+/=]{1,64}(?!\S))*)"
-_SERVICES = (  # the prefixes of their tokens
-    "gsk_ xai- pplx- nvapi- r8_ tvly- lsv2_ figd_ pul- rubygems_ dp.pt. dp.st. pscale_ xkeysib-"
-    " nfp_ fm2_ fo1_ CCIPAT_ CFPAT- rdme_ pnu_ ops_eyJ dt0c01. sgp_ AKCp shippo_ sk-or-v1- NRAK-"
-    " PMAK- ABSK dckr_pat_ dckr_oat_ glsa_ glc_ sntrys_ sntryu_ tskey- sbp_ sb_secret_"
-)
-# (kind, marks, form). The text in lower case must contain one of the marks. The secret is the last
-# group of the form, a regular expression, or the whole match if it has no group. Repetitions are
-# bounded or possessive, so that the time grows with a text's length and no faster.
-_CREDENTIALS = (
-    ("private key", "begin", _PRIVATE_KEY),
-    ("private key", "private-lines:", _PUTTY_KEY),
-    ("private key", "private-mac:", r"Private-MAC: (\w{40,})"),
-    ("age key", "age-secret-key-", r"AGE-SECRET-KEY-(?:PQ-)?1\w{50,}"),
-    ("json web token", "eyj",
-     r"eyJ(?:(?<![\w-]eyJ)|(?<=\\[nrt]eyJ)|(?<=%\w\weyJ))[\w-]{8,}+\.[\w-]{8,}+\.[\w-]{8,}"),
-    ("aws access key", "akia asia", r"A(?:KI|SI)A[A-Z0-9]{16}(?!\w)"),
-    ("aws secret key", "akia asia",  # close behind the other
-     r"A(?:KI|SI)A[A-Z0-9]{16}\W[\s\S]{0,120}?(?<![\w+/])(?![0-9a-f]{40})([A-Za-z0-9+/]{40})(?![\w+/])"),
-    ("github token", "ghp_ gho_ ghu_ ghs_ ghr_", "gh[opsur]_[A-Za-z0-9]{30,}"),
-    ("github token", "github_pat_", r"github_pat_\w{30,}"),
-    ("gitlab token", "gl", r"gl(?:agent|cbt|dt|ffct|ft|imt|oas|pat|ptt|rt|rtr|soat)-[\w.-]{18,}\w"),
-    ("slack token", "xox xapp-", r"xox[abeoprs](?:\.xox[bp])?-[\w-]{10,}|xapp-\d-[\w-]{10,}"),
-    ("slack webhook", "hooks.slack.com", r"hooks\.slack\.com/[a-z]+/([\w/+-]{20,})"),
-    ("discord webhook", "/api/webhooks/", r"/api/webhooks/\d+/([\w-]{30,})"),
-    ("discord token", "mt md mj mz nt nd nj nz ot od",
-     r"[MNO][DTjz][\w-]{21,26}\.[\w-]{6}\.[\w-]{27,}"),
-    ("telegram token", ":aa", r"\d{8,10}:AA[\w-]{33}(?![\w-])"),
-    ("stripe key", "sk_ rk_", r"[rs]k_(?:live|test|prod)_\w{10,}"),
-    ("webhook secret", "whsec_", r"whsec_[A-Za-z0-9+/]{24,}=*"),
-    ("anthropic key", "sk-ant-", r"sk-ant-[\w-]{16,}"),
-    ("openai key", "sk-", r"sk-(?:(?:admin|proj|service|svcacct)-[\w-]{20,}|[A-Za-z0-9]{20,})"),
-    ("google api key", "aiza", r"AIza[\w-]{35}(?![\w-])"),
-    ("google oauth secret", "gocspx-", r"GOCSPX-[\w-]{20,}"),
-    ("google oauth token", "ya29. 1//0", r"ya29\.[\w.-]{20,}|1//0[\w-]{30,}"),
-    ("azure key", "accountkey= accesskey=", r"(?:Account|SharedAccess)Key=([\w+/]{40,}={0,2})"),
-    ("azure signature", "sig=", r"(?<![A-Za-z])sig=([\w%+/-]{40,}=?)"),
-    ("azure client secret", "q~", r"[\w~.]{3}\dQ~[\w~.-]{31,}"),
-    ("hugging face token", "hf_", "hf_[A-Za-z0-9]{30,}"),
-    ("npm token", "npm_", "npm_[A-Za-z0-9]{36,}"),
-    ("pypi token", "pypi-", r"pypi-AgE[\w-]{40,}"),
-    ("sendgrid key", "sg.", r"SG\.[\w-]{16,}\.[\w-]{16,}"),
-    ("twilio key", "sk", r"SK[0-9a-f]{32}(?!\w)"),
-    ("mailgun key", "key-", r"key-[0-9a-f]{32}(?!\w)"),
-    ("mailgun key", "mailgun", r"[0-9a-f]{32}-[0-9a-f]{8}-[0-9a-f]{8}(?![\w-])"),
-    ("mailchimp key", "-us", r"[0-9a-f]{32}-us\d{1,2}(?!\w)"),
-    ("digitalocean token", "_v1_", r"do[opr]_v1_\w{40,}"),
-    ("databricks token", "dapi", r"dapi[0-9a-f]{32}(?:-\d)?(?!\w)"),
-    ("heroku key", "hrku-", r"HRKU-[\w-]{30,}"),
-    ("shopify token", "shp", r"shp(?:at|ca|pa|ss|ua)_\w{32,}"),
-    ("square token", "sq0 eaaa", r"sq0(?:atp|csp)-[\w-]{22,}|EAAA[\w-]{60}(?![\w-])"),
-    ("linear key", "lin_", "lin_(?:api|oauth)_[A-Za-z0-9]{32,}"),
-    ("notion token", "ntn_ secret_", "ntn_[A-Za-z0-9]{40,}|secret_[A-Za-z0-9]{43,}"),
-    ("vault token", "hvs. hvb. hvr.", r"hv[sbr]\.[\w-]{20,}"),
-    ("atlassian token", "atatt3 atctt3 atbb", r"AT[AC]TT3[\w=-]{50,}|ATBB[A-Za-z0-9]{32,}"),
-    ("airtable token", "pat", r"pat[A-Za-z0-9]{14}\.\w{64,}"),
-    ("terraform token", ".atlasv1.", r"[A-Za-z0-9]{14}\.atlasv1\.[\w-]{60,}"),
-    ("api token", _SERVICES.lower(), rf"(?:{_SERVICES.replace(' ', '|')})[\w.+/=-]{{26,}}"),
-    ("url password", "://", r"://[^\s/?#:@\"'<>]{0,100}+:(?!\d{1,5}[^\w@])([^\s\"'<>/]{1,200})@"),
-    ("authorization header", "authorization",
-     r"(?i:authorization[\"'\]]{0,2} ?[:=,] ?[\"']?(?:basic|bearer|token|digest|\w{0,10}key)) +"
-     r"(?=\S{0,40}[A-Z0-9])([\w.~+/-]{8,}=*)"),
-    ("session cookie", "cookie",
-     r"(?i:\bcookie\b[\"']?[:=] ?[\"']?(?:[\w.-]{1,60}=[^;\s\"']{0,300}; ?){0,8}"
-     r"[\w.-]{0,40}(?:sess|sid|auth|token|jwt)[\w.-]{0,20})=(?=[^\s;]{0,40}\d)([\w.~+/%-]{16,}=*)"),
-    ("authorization header", "bearer", r"(?i:bearer) +(?=\S{0,40}\d)([\w.~+/-]{16,}=*)"),
-    ("password", "cred login",
-     r"\b(?i:cred\w{0,10}|login)(?: are| is)?[ :=]{1,3}[\w.@-]{1,40} ?[:/] ?"
-     r"((?=[^\s/]{0,40}\d)[^\s\"'`,;/]{4,})"),
-    ("password", "curl",
-     r"\bcurl\b[^\n|;]{0,120}?\s(?:-u|--user)[ =]?[\"']?[\w.@%-]{1,64}:([^\s\"']{3,})"),
-    ("password", "sshpass login mongo redis-cli",
-     r"(?:(?:sshpass|docker login|mongo\w{0,8})[^\n|;]{0,100}?\s-p|redis-cli[^\n|;]{0,100}?\s-a)"
-     r"[ =]?[\"']?((?!\d{1,5}\b)[^\s\"'/:]{4,})"),
-    ("password", "mysql mariadb", r"\b(?:mysql|maria)[^\n|;]{0,100}?\s-p[\"']?([^\s\"']{4,})"),
-    ("password", "identified",
-     r"(?i:identified by)\s+(?:'|\"(?=[^\"\n]{0,60}\d))([^'\"\n]{1,200})['\"]"),
-    ("password", "password= pwd=",
-     r"(?i)(?:server|host|(?:data )?source|user(?: ?id)?|uid)=[^;\n]{1,80};"
-     r"(?:[^;=\n]{1,40}=[^;\n]{0,80};){0,8} ?(?:password|pwd)=([^;\"'`\n]{3,64})(?=;)"),
-    ("password", "login( auth credentials(",
-     r"(?i:login|auth|credentials) ?=? ?\(\s*[\"'][^\"'\n]{1,60}[\"'],\s*"
-     r"[\"']((?=\D{0,60}\d)[^\"'\n]{4,60})[\"']"),
-    ("password", "password",
-     r"(?<!\S)((?=\S{0,60}\d)[^\s\"'`]{6,64}) (?:as|is) (?:the|my|our|your) (?:\w{1,20} ){0,2}"
-     r"password(?=[.,;!)\n]|$)"),
-)  # fmt: skip
 
-
-def _marks_by_character() -> dict[str, list[tuple[str, int, str, _Pattern]]]:
-    """The marks, each as (mark, number of its form, kind, form), by the rarest character of a mark,
-    or by "" if all of it is common: of a text without that character, no mark is looked for."""
+@functools.cache
+def marked_forms() -> dict[str, list[tuple[str, int, str, _Pattern]]]:
+    """The marks in assets/credentials.txt, each as (mark, number of its form, kind, form), by the
+    rarest character of a mark, or by "" if all of it is common: of a text without that character,
+    no mark is looked for."""
     marked: dict[str, list[tuple[str, int, str, _Pattern]]] = {}
-    for number, (kind, marks, form) in enumerate(_CREDENTIALS):
-        for mark in marks.split():
+    blocks = r"^([\w ]+): ((?:\S.*\n)+)((?: {4}.*\n)+)"
+    found = re.findall(blocks, asset("credentials.txt"), re.MULTILINE)
+    for number, (kind, listed, lines) in enumerate(found):
+        marks, source = listed.split(), lines.replace("\n    ", "")[4:-1]
+        form = _Pattern(source.replace("{marks}", "|".join(marks)))
+        for mark in map(str.lower, marks):
             rarest = next((character for character in "~=_(/:.-" if character in mark), "")
-            marked.setdefault(rarest, []).append((mark, number, kind, _Pattern(form)))
+            marked.setdefault(rarest, []).append((mark, number, kind, form))
     return marked
 
 
-_MARKED_FORMS = _marks_by_character()
 # Of languages whose grammar `_GIVEN` does not know.
 _FOREIGN_NAMES = ("lösenord", "hasło", "пароль", "密码", "密碼", "口令", "パスワード", "비밀번호")
 # The last word of a name that may have a secret for its value, in lower case; and the kind of
@@ -1936,7 +1873,7 @@ def _private(text: str, lowered: str) -> Iterator[tuple[int, int, str]]:
 
 def _credentials(text: str, lowered: str) -> Iterator[tuple[int, int, str]]:
     """(start, end, kind) of what has the form of a credential."""
-    groups = (group for rarest, group in _MARKED_FORMS.items() if rarest in lowered)
+    groups = (group for rarest, group in marked_forms().items() if rarest in lowered)
     marked = itertools.chain.from_iterable(groups)
     forms = {number: (kind, form) for mark, number, kind, form in marked if mark in lowered}
     for _, (kind, form) in sorted(forms.items()):
@@ -2693,22 +2630,6 @@ def _trim(text: str, start: int, end: int) -> tuple[int, int]:
 # ---------------------------------------------------------------------------------------------
 
 
-def cache_dir() -> Path:
-    """A folder of this user's that is safe to delete."""
-    if override := setting("CACHE"):
-        return Path(os.path.expanduser(override)) / "sediment"
-    return platformdirs.user_cache_path("sediment", appauthor=False)
-
-
-def remedy(program: Path | None = None) -> str:
-    """What to do when a file of the program in this folder (by default our own) is missing or
-    damaged."""
-    program = program or Path(__file__).resolve().parent
-    if cache_dir().resolve() in program.resolve().parents:  # the .pyz unpacks itself again
-        return f"delete {program} and run again, or reinstall"
-    return "run `make` in a checkout, else reinstall"
-
-
 @contextlib.contextmanager
 def loading(library: str) -> Iterator[None]:
     """Raises ModelError that names a library that cannot be imported, and what to do."""
@@ -2727,16 +2648,6 @@ def model_dir() -> Path:
         if (here / parent / MODEL / "manifest.json").is_file():
             return here / parent / MODEL
     raise ModelError(f"the model {MODEL} is missing beside {here}: {remedy()}")
-
-
-@functools.cache
-def asset(name: str) -> str:
-    """The text of a file that comes with the module: of a checkout, a .pyz or a wheel."""
-    here = Path(__file__).resolve().parent
-    for folder in ("assets", "sediment_assets"):
-        with contextlib.suppress(OSError):
-            return __loader__.get_data(str(here / folder / name)).decode()  # pyright: ignore
-    raise SedimentError(f"assets/{name} is missing beside {here}: {remedy()}")
 
 
 def takes_bundled_model() -> bool:

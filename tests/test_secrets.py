@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from program import in_one_look
 
-from sediment import UNCLOSED, redact
+from sediment import UNCLOSED, asset, marked_forms, redact
 
 # Secrets are made by their form when a test runs: a scanner finds none in this file.
 
@@ -1045,6 +1045,13 @@ def test_every_secret_is_replaced_and_all_else_stays_as_it_is() -> None:
     for kind, secret, around in cases():
         expected = around.replace("§", f"[redacted: {kind}]"), [kind]
         assert redact(around.replace("§", secret)) == expected, (kind, secret, around)
+
+
+def test_every_form_in_the_file_of_credentials_is_looked_for() -> None:
+    blocks = [block for block in asset("credentials.txt").split("\n\n") if "\n    " in block]
+    forms = {number: form for group in marked_forms().values() for _, number, _, form in group}
+    assert len(forms) == len(blocks) > 50
+    assert all(form.sub("", "") == "" for form in forms.values())  # each compiles
 
 
 def test_the_corpus_is_as_wide_as_it_should_be() -> None:

@@ -733,7 +733,7 @@ def test_a_credential_is_taken_from_nobody_as_a_name(place: Place, where: str) -
 
 
 def test_no_id_that_is_made_here_looks_like_a_credential() -> None:
-    marks = " ".join(marks for _, marks, _ in sediment._CREDENTIALS).split()
+    marks = [mark for group in sediment.marked_forms().values() for mark, *_ in group]
     marks = [mark for mark in marks if re.fullmatch("[0-9a-f-]+", mark)]  # of those in an id
     ids = [f"{mark:0<8.8}-0000-4000-8000-{mark:0<12.12}" for mark in marks]
     ids += [sediment.new_id() for _ in range(200)]
