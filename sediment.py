@@ -2841,6 +2841,11 @@ _CHUNK_WORDS = 40  # of a usual chunk
 _UNKNOWN = ("[UNK]", "<unk>")
 
 
+# What long jobs take: `progress` is told how many more are done, `stop` says whether to end early.
+Progress = Callable[[int], object]
+Stop = Callable[[], bool]
+
+
 class ThreadCall:
     """A call that runs in a thread of its own, while the caller does something else."""
 
@@ -8157,9 +8162,7 @@ class Importer:
         self._synced = is_synced(database)
 
     def run(
-        self,
-        lines: Iterable[str | dict[str, Any]],
-        progress: Callable[[int], object] | None = None,
+        self, lines: Iterable[str | dict[str, Any]], progress: Progress | None = None
     ) -> dict[str, Any]:
         """Import all lines (or rows), and return what became of them; calls `progress` after each
         commit with the number of its rows."""
@@ -8939,10 +8942,7 @@ class Files:
                 self._skip(within, f"has no file to index{why}", warning=True)
 
     def sync(
-        self,
-        plan: Plan,
-        progress: Callable[[int], object] = lambda _: None,
-        stop: Callable[[], bool] = lambda: False,
+        self, plan: Plan, progress: Progress = lambda _: None, stop: Stop = lambda: False
     ) -> None:
         """Bring the index of (source, path within it, files there are) up to date.
 
@@ -8975,7 +8975,7 @@ class Files:
         self._trim_cache()
 
     def _files_to_read(
-        self, plan: Plan, progress: Callable[[int], object]
+        self, plan: Plan, progress: Progress
     ) -> Iterator[tuple[Source, Path, FileRecord | None]]:
         """The files of a plan that are to be read, each with its source and its record."""
         for source, _, paths in plan:
@@ -9403,8 +9403,8 @@ def index_paths(
     paths: Iterable[str | Path],
     options: Options,
     total: Callable[[int], object] = lambda _: None,
-    progress: Callable[[int], object] = lambda _: None,
-    stop: Callable[[], bool] = lambda: False,
+    progress: Progress = lambda _: None,
+    stop: Stop = lambda: False,
 ) -> dict[str, Any]:
     """What `Memory.index` does, with paths as they were given."""
     start = time.monotonic()
@@ -10801,7 +10801,7 @@ def keep_conversations(
     projects: Projects,
     encoder: Encoder | None,
     conversations: Iterable[Conversation],
-    progress: Callable[[int], object],
+    progress: Progress,
 ) -> dict[str, Any]:
     """What `Memory.add_conversations` does; without an encoder they are only counted."""
     counts = dict.fromkeys(("sessions", "turns", "existing", "forgotten", "empty"), 0)
@@ -12112,10 +12112,7 @@ _STAGE_LATE = (  # what was stored meanwhile, without its vectors if they are of
 
 
 def reindex_database(
-    database: Database,
-    encoder: Encoder,
-    progress: Callable[[int], object],
-    stop: Callable[[], bool],
+    database: Database, encoder: Encoder, progress: Progress, stop: Stop
 ) -> dict[str, Any]:
     """Stage new chunks and vectors of all items that are there now, then replace the old ones.
     What is stored meanwhile keeps its own vectors or is left pending, so that this comes to an end.
@@ -13163,12 +13160,7 @@ def _is_live(connection: apsw.Connection, id: str) -> bool:
     return connection.execute(sql, (id,)).fetchone() is not None
 
 
-def embed_pending(
-    database: Database,
-    encoder: Encoder,
-    progress: Callable[[int], object],
-    stop: Callable[[], bool],
-) -> int:
+def embed_pending(database: Database, encoder: Encoder, progress: Progress, stop: Stop) -> int:
     """Make the vectors of pending chunks, unless another process does. Returns how many."""
     made = 0
     with Lease(database, "embedding") as lease:
@@ -13206,9 +13198,7 @@ class Consolidator:
         self._storing, self.database, self.encoder = storing, storing.database, storing.encoder
         self._lease = Lease(self.database, "consolidation")
 
-    def run(
-        self, dry_run: bool, progress: Callable[[int], object], stop: Callable[[], bool]
-    ) -> dict[str, Any]:
+    def run(self, dry_run: bool, progress: Progress, stop: Stop) -> dict[str, Any]:
         """What `Memory.consolidate` does and returns."""
         if not same_model(self.database, self.encoder.model):
             raise ModelError("the vectors here are of another model: nothing was compared")
@@ -13231,7 +13221,7 @@ class Consolidator:
         with self._lease:
             self._examine(lambda: time.monotonic() > deadline)
 
-    def _examine(self, stop: Callable[[], bool]) -> None:
+    def _examine(self, stop: Stop) -> None:
         """Queue near pairs of items not yet examined, and for review what these make obsolete."""
         examined = self.database.value(f"SELECT {_EXAMINED}")
         for last, pairs in near_pairs(self.database, examined):
@@ -13252,7 +13242,7 @@ class Consolidator:
                 connection.execute(_EXAMINED_FILES)
 
     def _imported_outdated(
-        self, after: int, last: int, stop: Callable[[], bool]
+        self, after: int, last: int, stop: Stop
     ) -> list[tuple[str, list[tuple[str, float]]]]:
         """What each of the items after one row, up to another, probably makes obsolete."""
         sql = (
@@ -13273,7 +13263,7 @@ class Consolidator:
         return found
 
     def merge_pairs(
-        self, *queued: tuple[str, str], stop: Callable[[], bool] = lambda: False
+        self, *queued: tuple[str, str], stop: Stop = lambda: False
     ) -> list[tuple[str, Pair]]:
         """Merge or link these pairs: what became of each that is still there."""
         judged = [
@@ -13288,7 +13278,7 @@ class Consolidator:
             clean_queue(connection)
         return [(status, pair) for status, pair in settled if pair and status != "gone"]
 
-    def _proposed(self, stop: Callable[[], bool]) -> list[tuple[str, Pair]]:
+    def _proposed(self, stop: Stop) -> list[tuple[str, Pair]]:
         """What `consolidate` would do now, in its order: an item merged is in no later pair."""
         examined = self.database.value(f"SELECT {_EXAMINED}")
         found = [pair for _, pairs in near_pairs(self.database, examined) for pair in pairs]
@@ -15869,11 +15859,7 @@ class Memory:
             answer["message"] += redaction_message(redacted)
         return answer
 
-    def embed_pending(
-        self,
-        progress: Callable[[int], object] = lambda _: None,
-        stop: Callable[[], bool] = lambda: False,
-    ) -> int:
+    def embed_pending(self, progress: Progress = lambda _: None, stop: Stop = lambda: False) -> int:
         """Make the vectors that long texts still miss; returns how many were made.
 
         One process at a time does this for a file; where another is at it, 0 at once. Calls
@@ -15946,7 +15932,7 @@ class Memory:
     def add_conversations(
         self,
         conversations: Iterable[Conversation],
-        progress: Callable[[int], object] = lambda _: None,
+        progress: Progress = lambda _: None,
         *,
         dry_run: bool = False,
     ) -> dict[str, Any]:
@@ -15986,8 +15972,8 @@ class Memory:
         allow_secrets: bool = False,
         scope: str = "project",
         total: Callable[[int], object] = lambda _: None,
-        progress: Callable[[int], object] = lambda _: None,
-        stop: Callable[[], bool] = lambda: False,
+        progress: Progress = lambda _: None,
+        stop: Stop = lambda: False,
     ) -> dict[str, Any]:
         """Let recall find what stands in files and folders, as they are now; without paths, in all
         that were given before: {files, chunks, embedded, reused, removed, changes, skipped,
@@ -16096,8 +16082,8 @@ class Memory:
         self,
         *,
         dry_run: bool = False,
-        progress: Callable[[int], object] = lambda _: None,
-        stop: Callable[[], bool] = lambda: False,
+        progress: Progress = lambda _: None,
+        stop: Stop = lambda: False,
     ) -> dict[str, Any]:
         """Merge memories that say the same, and link those that are only alike.
 
@@ -16186,7 +16172,7 @@ class Memory:
         self,
         lines: Iterable[str | dict[str, Any]],
         scope: str | None = None,
-        progress: Callable[[int], object] | None = None,
+        progress: Progress | None = None,
         *,
         allow_secrets: bool = False,
     ) -> dict[str, Any]:
@@ -16317,9 +16303,7 @@ class Memory:
         return repair_database(self.database, self.encoder)
 
     def reindex(
-        self,
-        progress: Callable[[int], object] = lambda _: None,
-        stop: Callable[[], bool] = lambda: False,
+        self, progress: Progress = lambda _: None, stop: Stop = lambda: False
     ) -> dict[str, Any]:
         """Make all chunks and vectors anew, with today's chunker and this encoder's model.
 
