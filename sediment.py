@@ -16713,17 +16713,17 @@ def ask_for_capture(memory: Memory, event: Event) -> None:
             if event.folder:
                 set_meta(connection, f"{_HOOK_FOLDER}{name}", storable_text(event.folder))
     if memory.database.value("SELECT EXISTS(SELECT 1 FROM captures)"):
-        start_capture(memory.database.path)
+        path, env = memory.database.path, environment(left_out="SEDIMENT_PROJECT")
+        options = {"cwd": path.parent, "env": env, "start_new_session": True}  # outlives the hook
+        start_beside(path, "hook", "--capture", **options)
 
 
-def start_capture(database: Path) -> None:
-    """Start a reader that outlives the hook, and holds none of its pipes."""
-    command = [*this_program(), "--db", str(database), "hook", "--capture"]
-    options: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-    options |= {"start_new_session": True, **no_window()}
-    env = environment(left_out="SEDIMENT_PROJECT")
+def start_beside(database: Path, *words: str, **options: Any) -> None:
+    """Start this program on a database as a process that holds none of this one's pipes."""
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     with contextlib.suppress(OSError):
-        subprocess.Popen(command, cwd=database.parent, env=env, **options)
+        command = [*this_program(), "--db", str(database), *words]
+        subprocess.Popen(command, **pipes, **no_window(), **options)
 
 
 def capture(memory: Memory) -> int:
@@ -20441,7 +20441,7 @@ def serve_command(
         if not os.path.lexists(expand_home(path)):
             click.echo(f"Waiting for {printable_name(path)}, which is not there yet.", err=True)
     if syncs:
-        start_sync(memory.database)
+        start_beside(memory.database.path, "sync", "--watch", "--quiet", "--with-parent")
     if address is None:
         return serve(memory, watched)
     follow(memory, watched)
@@ -20503,14 +20503,6 @@ def token_command(shared: Context, action: str, name: str | None, reads: bool) -
         else:
             answer = memory.revoke_token(name) if name else memory.tokens()
         shared.show(answer, render_tokens if action == "list" else render_message)
-
-
-def start_sync(database: Database) -> None:
-    """Start a process that syncs for as long as this one lives, and holds none of its pipes."""
-    words = ["--db", str(database.path), "sync", "--watch", "--quiet", "--with-parent"]
-    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-    with contextlib.suppress(OSError):
-        subprocess.Popen([*this_program(), *words], **pipes, **no_window())
 
 
 @cli.command("sync")

@@ -43,7 +43,7 @@ def repository(folder: Path) -> Path:
 @pytest.fixture
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
     """A repository's memory in this process, where nobody is started to read sessions."""
-    monkeypatch.setattr(sediment, "start_capture", lambda _: None)
+    monkeypatch.setattr(sediment, "start_beside", lambda *_, **__: None)
     folder = repository(tmp_path / "p")
     with Memory(tmp_path / "memory.db", folder=folder) as memory:
         memory._encoder = shared_encoder()
@@ -342,7 +342,7 @@ def test_what_is_off_stays_off_after_the_first_commit(
         monkeypatch.setenv("HOME", str(tmp_path))
         path = transcript(tmp_path, "heron", folder)
         given = event("Stop", session_id="heron", transcript_path=str(path), cwd=str(folder))
-        monkeypatch.setattr(sediment, "start_capture", lambda _: None)
+        monkeypatch.setattr(sediment, "start_beside", lambda *_, **__: None)
         run_hook(memory, given)
         assert sediment.read_waiting(memory) == 0
         assert memory.stats()["turns"] == 0
