@@ -4922,12 +4922,7 @@ def count_access(connection: apsw.Connection, shown: Shown) -> None:
 
 def count_validation(connection: apsw.Connection, id: str) -> None:
     """Count that somebody confirmed an item."""
-    connection.execute(
-        "INSERT INTO access_log(item_id, created_at, validation_count)"
-        " SELECT id, created_at, 1 FROM items WHERE id = ?"
-        " ON CONFLICT(item_id) DO UPDATE SET validation_count = validation_count + 1",
-        (id,),
-    )
+    _add_counts(connection, id, 0, 1)
 
 
 def links_of(database: Database, ids: Iterable[str], project: str | None) -> list[Link]:
@@ -5211,10 +5206,8 @@ def restore_item(connection: apsw.Connection, old: str) -> tuple[str, str | None
     connection.execute(
         "UPDATE items SET ended_at = NULL, ended_by = NULL, successor = NULL WHERE id = ?", (old,)
     )
-    connection.execute(
-        "DELETE FROM graph_edges WHERE from_id = ? AND to_id = ? AND edge_type = 'supersedes'",
-        (successor, old),
-    )
+    edge = successor, old, SUPERSEDES
+    connection.execute(f"DELETE FROM graph_edges WHERE {_EDGE}", edge)
     if event is not None:  # an imported item brings no event
         added = json.loads(detail)
         take_back_edges(connection, added.get("edges", []))
@@ -15749,7 +15742,6 @@ class Memory:
         self.projects = Projects(self.database, project or setting("PROJECT") or None, folder)
         self._resident = resident
         self._lock = threading.Lock()
-        self._embedding = threading.Lock()
         self._encoder: Encoder | None = None
 
     def __enter__(self) -> Memory:
@@ -15862,15 +15854,10 @@ class Memory:
     def embed_pending(self, progress: Progress = lambda _: None, stop: Stop = lambda: False) -> int:
         """Make the vectors that long texts still miss; returns how many were made.
 
-        One process at a time does this for a file; where another is at it, 0 at once. Calls
+        One thread at a time does this for a file; where another is at it, 0 at once. Calls
         `progress(chunks made)`; ends early, with nothing lost, when `stop()` is true.
         """
-        if not self._embedding.acquire(blocking=False):  # another thread is at it
-            return 0
-        try:
-            return embed_pending(self.database, self.encoder, progress, stop)
-        finally:
-            self._embedding.release()
+        return embed_pending(self.database, self.encoder, progress, stop)
 
     def pending(self) -> int:
         """How many chunks have no vector yet; they are found by their words."""
