@@ -141,7 +141,6 @@ if TYPE_CHECKING:
 
     import apsw
     import numpy
-    import platformdirs
     import psycopg
     from tokenizers import Tokenizer
 else:
@@ -159,7 +158,7 @@ else:
 
     _USED_LATER = (
         *("base64", "hashlib", "hmac", "platform", "random", "shutil", "subprocess", "tempfile"),
-        *("uuid", "zipfile", "apsw", "numpy", "platformdirs", "psycopg"),
+        *("uuid", "zipfile", "apsw", "numpy", "psycopg"),
     )
     globals().update({title: _Module(title) for title in _USED_LATER})
 
@@ -620,6 +619,8 @@ def default_database() -> Path:
         raise DatabaseError("there is no home folder to keep the database in: use --db")
     if sys.platform.startswith("linux"):
         return folder / ".local" / "share" / "sediment" / "memory.db"
+    import platformdirs
+
     return platformdirs.user_data_path("sediment", appauthor=False) / "memory.db"
 
 
@@ -627,6 +628,8 @@ def cache_dir() -> Path:
     """A folder of this user's that is safe to delete."""
     if override := setting("CACHE"):
         return Path(os.path.expanduser(override)) / "sediment"
+    import platformdirs
+
     return platformdirs.user_cache_path("sediment", appauthor=False)
 
 
