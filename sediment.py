@@ -13343,6 +13343,34 @@ def replace_item(projects: Projects, old: str, new: str) -> dict[str, Any]:
     return {"success": True, **ids, "message": message}
 
 
+def pairs_to_review(projects: Projects) -> dict[str, Any]:
+    """What is left to decide here, and how many pairs other projects have: what `Memory.review`
+    returns."""
+    pairs: list[dict[str, Any]] = []
+    elsewhere: Counter[str] = Counter()
+    for *ids, why, share in reviewable(projects.database):
+        rows = [row for id in ids if (row := find_item(projects.database, id))]
+        if foreign := {row["project_id"] for row in rows if projects.is_foreign(row)}:
+            elsewhere.update(foreign)
+        elif len(rows) == 2:  # else one was forgotten a moment ago
+            old, new = map(shared_facts, rows)
+            pairs.append({"old": old, "new": new, why: f"{share:.2f}"})
+    answer: dict[str, Any] = {"count": len(pairs), "pairs": pairs}
+    if elsewhere and crosses_projects():
+        answer["other_projects"] = dict(elsewhere)
+    if not pairs:
+        answer["message"] = _nothing_to_review(answer.get("other_projects", {}))
+    return answer
+
+
+def _nothing_to_review(elsewhere: dict[str, int]) -> str:
+    """That there are no pairs here, and where there are some."""
+    if not elsewhere:
+        return "Nothing to review."
+    names = [f"{count} with `--project {shlex.quote(id)}`" for id, count in elsewhere.items()]
+    return f"Nothing to review here; in other projects: {', '.join(names)}."
+
+
 def undo_item(projects: Projects, id: str) -> dict[str, Any]:
     """Take back the last replacement or merge: what `Memory.undo` returns."""
     meant = _to_bring_back(projects, id)
@@ -16096,7 +16124,8 @@ class Memory:
         return replace_item(self.projects, old, new)
 
     def review(self, *, within: float = math.inf) -> dict[str, Any]:
-        """What is left to decide: {count, pairs: [{old, new, probability?, alike?}]}.
+        """What is left to decide: {count, pairs: [{old, new, probability?, alike?}], message?,
+        other_projects?: how many pairs each has}.
 
         Each `old` memory may be obsolete because of `new`: `replace` ends it, `keep_both` settles
         that it is not. First what may contradict, as stores, imports or other machines left it,
@@ -16104,14 +16133,7 @@ class Memory:
         imported is examined before, for at most `within` seconds.
         """
         Consolidator(self.storing).examine(within)
-        pairs = [
-            {"old": shared_facts(old), "new": shared_facts(new), why: f"{share:.2f}"}
-            for old_id, new_id, why, share in reviewable(self.database)
-            if (old := find_item(self.database, old_id))
-            and (new := find_item(self.database, new_id))
-            if not self.projects.is_foreign(old) and not self.projects.is_foreign(new)
-        ]
-        return {"count": len(pairs), "pairs": pairs}
+        return pairs_to_review(self.projects)
 
     def keep_both(self, old: str, new: str) -> dict[str, Any]:
         """Settle that a memory is not obsolete because of another: {success, message}."""
@@ -17544,7 +17566,7 @@ _TABLE = (
     Operation("move", Memory.move, render_message).takes(
         _THE_ID, Argument("scope", SCOPE, place="SCOPE")
     ),
-    Operation("review", Memory.review, lambda _: ["Nothing to review."]),
+    Operation("review", Memory.review, render_message),
     Operation("graph", Memory.graph, render_tree).takes(
         _THE_ID,
         Argument(
@@ -20187,11 +20209,22 @@ def _import(
             raise SedimentError(reason) from None
         answer["seconds"] = round(time.monotonic() - start, 1)
         answer |= {"dry_run": True} if chosen["dry_run"] else {}
-        shared.show(answer, render_imported if kind == "rows" else render_kept_conversations)
-        _finish_pending(memory, shared)
-        _finish_consolidation(memory, shared)
+        _finish_import(memory, shared, answer)
     if answer.get("refused"):
         raise click.exceptions.Exit(1)
+
+
+def _finish_import(memory: Memory, shared: Context, answer: dict[str, Any]) -> None:
+    """Tell what was imported, and do what that leaves to do: JSON tells both in one document."""
+    render = render_imported if "stored" in answer else render_kept_conversations
+    if not shared.json:
+        shared.show(answer, render)
+    try:
+        _finish_pending(memory, shared)
+        answer |= _finish_consolidation(memory, shared)
+    finally:
+        if shared.json:
+            shared.show(answer, render)
 
 
 def _to_import(
@@ -20723,10 +20756,11 @@ def _finish_pending(memory: Memory, shared: Context) -> None:
         memory.embed_pending(add)
 
 
-def _finish_consolidation(memory: Memory, shared: Context) -> None:
-    """Merge what an import brought twice; interrupting that loses nothing."""
+def _finish_consolidation(memory: Memory, shared: Context) -> dict[str, int]:
+    """Merge what an import brought twice; interrupting that loses nothing. Returns {to_review}: how
+    many pairs may contradict each other, once all are compared."""
     if not consolidates() or not memory.has_chores():
-        return
+        return {}
     sys.stdout.flush()
     with _put_off(shared, "the next import, consolidate or serve goes on with what was imported"):
         deadline = time.monotonic() + CONSOLIDATE_TIME
@@ -20737,8 +20771,11 @@ def _finish_consolidation(memory: Memory, shared: Context) -> None:
         if memory.has_chores():
             later = "`consolidate`, the next import or serve goes on"
             click.echo(f"many are alike, and not all are compared yet: {later}", err=True)
-        elif count := sum("probability" in pair for pair in memory.review()["pairs"]):
+            return {}
+        if count := sum("probability" in pair for pair in memory.review()["pairs"]):
             click.echo(f"{count} may make an older one obsolete: `sediment review` asks", err=True)
+        return {"to_review": count}
+    return {}
 
 
 @contextlib.contextmanager

@@ -402,16 +402,24 @@ def test_what_is_kept_while_a_pair_is_compared_is_not_merged(memory: Memory) -> 
 def test_another_project_is_not_asked_about_an_import(memory: Memory, path: Path) -> None:
     import_versions(memory)
     with open_memory(path, project="other") as other:
-        assert other.review() == {"count": 0, "pairs": []}
+        answer = other.review()
+        count = answer["other_projects"]["demo"]
+        assert (answer["pairs"], count) == ([], memory.review()["count"])
+        there = f"in other projects: {count} with `--project demo`."
+        assert answer["message"] == f"Nothing to review here; {there}"
         with pytest.raises(sediment.NotFound, match="another project"):
             other.keep_both("van", "van2")
 
 
 def test_review_goes_through_an_import_with_a_key_for_each_pair(here: Program) -> None:
     lines = [json.dumps({"id": i, "content": text, "created": at}) for i, text, at in VERSIONS]
-    done = here.run("import", "-", input="\n".join(lines))
+    done = here.run("--json", "import", "-", input="\n".join(lines))
+    assert f"{json.loads(done.stdout)['to_review']} may make an older one obsolete" in done.stderr
     assert "`sediment review` asks" in done.stderr
     pairs = here.json("review")["pairs"]
+    assert len(pairs) == json.loads(done.stdout)["to_review"]
+    elsewhere = here.at(here.folder.parent / "elsewhere").ok("review")
+    assert elsewhere.endswith(f": {len(pairs)} with `--project {here.project()}`.\n")
     keys = {("van", "van2"): "r", ("room", "room2"): "k"}
     typed = [keys.get((pair["old"]["id"], pair["new"]["id"]), "s") for pair in pairs]
     done = here.run("review", input="x\n" + "\n".join(typed))  # an unknown key is asked again
