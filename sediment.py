@@ -8349,11 +8349,21 @@ def _batches(rows: Iterable[Any], size: int) -> Iterator[list[Any]]:
 
 def text_lines(file: Any) -> Iterator[str]:
     """The lines of a binary file of JSON Lines. Bytes that are not UTF-8 become lone surrogates, so
-    that only their row is refused. Raises InvalidInput for a line that is too large."""
+    that only their row is refused. Raises InvalidInput for a line that is too large, or UTF-16."""
+    is_first = True
     while line := file.readline(DOCUMENT_MAX + 1):
         if len(line) > DOCUMENT_MAX:
             raise _too_large("a line of the file")
+        if is_first and (reason := why_not_utf8(line)):
+            raise InvalidInput(f"the file {reason}")
+        is_first = False
         yield line.decode("utf-8-sig", "surrogateescape")
+
+
+def why_not_utf8(data: bytes) -> str:
+    """Why nothing can be read of a file that begins so: PowerShell 5.1 writes UTF-16, with a byte
+    order mark; "" of any other."""
+    return "is UTF-16: save it as UTF-8" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -8645,8 +8655,8 @@ def read_file(path: Path) -> Contents:
 
 def _decoded(data: bytes) -> tuple[str, bool]:
     """The text of a file's bytes, with plain newlines, and whether all of it is UTF-8."""
-    if b"\0" in data[:8192]:
-        raise Skipped("is not text")
+    if reason := why_not_utf8(data) or ("is not text" if b"\0" in data[:8192] else ""):
+        raise Skipped(reason)
     text = data.decode("utf-8-sig", "replace")
     is_utf8 = "\ufffd" not in text or "\ufffd".encode() in data
     return plain_newlines(text).replace("\0", "\ufffd"), is_utf8
@@ -9917,17 +9927,20 @@ class OldNote(NamedTuple):
     digest: str  # SHA-256 of the file
 
 
-def old_notes(folder: Path, before: int) -> list[OldNote]:
-    """The notes of a folder whose names have a day earlier than a time in unix seconds, by day."""
-    notes = []
+def old_notes(folder: Path, before: int) -> tuple[list[OldNote], dict[Path, str]]:
+    """The notes of a folder whose names have a day earlier than a time in unix seconds, by day; and
+    why others of them cannot be read."""
+    notes, skipped = list[OldNote](), dict[Path, str]()
     for path in walk(folder, Options()):
         day = date_of(path) if path.parent == folder else None
         if day and day.timestamp() < before and not path.name.startswith(_SUMMARY):
-            with contextlib.suppress(Skipped):
+            try:
                 _, text, data, _ = read_file(path)
                 text, _ = redact(text, redacts())
                 notes.append(OldNote(path, day, text.strip(), sha256(data).hex()))
-    return sorted(notes, key=lambda note: (note.day, note.path))
+            except Skipped as reason:
+                skipped[path] = str(reason)
+    return sorted(notes, key=lambda note: (note.day, note.path)), skipped
 
 
 def run_filter(command: str, text: str, timeout: float) -> str:
@@ -10030,13 +10043,14 @@ class Compaction:
             raise NotFound(f"{self.folder} is no folder: name that of the notes, e.g. memory/")
         if begin:
             finish_compactions(files.database)
-        self.notes = old_notes(self.folder, before)
+        self.notes, self.skipped = old_notes(self.folder, before)
         self.characters = sum(len(note.text) for note in self.notes)
 
     def _answer(self, **more: Any) -> dict[str, Any]:
         shown = self.projects.shown
         rows = [{"path": shown(note.path), "characters": len(note.text)} for note in self.notes]
-        return {"notes": rows, "characters": self.characters, **more}
+        skipped = [{"path": shown(path), "reason": why} for path, why in self.skipped.items()]
+        return {"notes": rows, "characters": self.characters, "skipped": skipped, **more}
 
     def _input(self) -> str:
         """The notes as one text, each under its file's name."""
@@ -16066,7 +16080,7 @@ class Memory:
         dry_run: bool = False,
     ) -> dict[str, Any]:
         """Let a command summarise the daily notes of a folder that are older:
-        {notes, characters, summary, path, archive}.
+        {notes, characters, skipped, summary, path, archive}.
 
         The notes are piped to the command. If it succeeds and prints something that recall finds,
         that becomes a file and the notes move to archive/: all of it, or nothing. `dry_run` returns
@@ -17045,11 +17059,16 @@ def render_indexed(answer: dict[str, Any]) -> Iterator[str]:
     files = "1 file" if answer["files"] == 1 else f"{answer['files']} files"
     counts = f"{answer['chunks']} chunks, {encoded}, {answer['removed']} removed"
     yield f"Indexed {files}: {counts} ({took})."
-    for kind, rows in (("skipped", answer["skipped"]), ("note", answer["warnings"])):
-        lines = [printable_name(f"{kind}: {row['path']} {row['reason']}") for row in rows]
-        yield from _first_lines(lines, kind + ": and {} more (--json names them all)")
+    yield from _lines_of_files("skipped", answer["skipped"])
+    yield from _lines_of_files("note", answer["warnings"])
     if "notice" in answer:
         yield printable_name(f"note: {answer['notice']}")
+
+
+def _lines_of_files(kind: str, rows: list[dict[str, str]]) -> Iterator[str]:
+    """A line for each of some files, and what is to say of it; no more than can be read."""
+    lines = [printable_name(f"{kind}: {row['path']} {row['reason']}") for row in rows]
+    return _first_lines(lines, kind + ": and {} more (--json names them all)")
 
 
 def render_changes(answer: dict[str, Any]) -> Iterator[str]:
@@ -17069,6 +17088,7 @@ def render_compacted(answer: dict[str, Any]) -> Iterator[str]:
         return
     if "summary" in answer:
         yield printable(answer["summary"])
+    yield from _lines_of_files("skipped", answer["skipped"])
     if "message" in answer:
         yield from render_message(answer)
         return

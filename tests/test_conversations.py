@@ -859,6 +859,14 @@ def test_no_note_of_basic_memory_is_left_out(tmp_path: Path) -> None:
     assert rows(tmp_path) == [long, "Ada: Rows.", "okapi: It eats leaves."]
 
 
+def test_an_import_that_is_utf_16_is_told_so(here: Program) -> None:
+    row = json.dumps({"content": "Zoe likes tea."}) + "\n"
+    for order in ("utf-16-le", "utf-16-be"):
+        (here.folder / "rows.jsonl").write_bytes(f"\ufeff{row}".encode(order))
+        told = here.error("import", "rows.jsonl")
+        assert told == "Error: the file is UTF-16: save it as UTF-8"
+
+
 def test_a_note_of_which_not_all_is_text_is_refused_by_its_name(here: Program) -> None:
     (notes := here.folder / "notes").mkdir()
     (here.folder / "link").symlink_to(notes)
@@ -870,7 +878,7 @@ def test_a_note_of_which_not_all_is_text_is_refused_by_its_name(here: Program) -
     assert [row["reason"] for row in told["refused"]] == [
         "link/latin.md is not all UTF-8: nothing of it was taken",
         "link/nul.md is not text: nothing of it was taken",
-        "link/utf16.md is not text: nothing of it was taken",
+        "link/utf16.md is UTF-16: save it as UTF-8: nothing of it was taken",
     ]
     (notes / "latin.md").write_text("A café.\n", "utf-8")
     assert json.loads(here.run("--json", "import", "link").stdout)["stored"] == 1

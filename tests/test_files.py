@@ -1343,8 +1343,9 @@ def test_a_fact_that_only_seems_to_stand_there_is_added(
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        ("# T\n\n- printer\n".encode("utf-16"), "is not text"),
-        ("打印机".encode("utf-16"), "is not all UTF-8"),
+        ("# T\n\n- printer\n".encode("utf-16"), "is UTF-16: save it as UTF-8"),
+        ("打印机".encode("utf-16"), "is UTF-16: save it as UTF-8"),
+        ("# T\n".encode("utf-16-le"), "is not text"),
         ("Küche\n".encode("latin-1"), "is not all UTF-8"),
         (b"a\0b\n", "is not text"),
         (b"x lorem\n" * (sediment.FILE_MAX // 8), "is too large"),
@@ -1532,6 +1533,22 @@ def test_old_notes_become_what_a_command_makes_of_them(memory: Memory, notes: Pa
     memory.index([notes], include_archive=True)
     assert any("archive" in source for source in sources(memory, "deployed the gateway"))
     assert memory.compact(notes, command="cat")["message"].startswith("No note is that old")
+
+
+def test_old_notes_that_cannot_be_read_are_named(memory: Memory, notes: Path) -> None:
+    (notes / "2026-01-08.md").write_bytes("- Greased the winch.\n".encode("utf-16"))
+    (notes / "2999-01-02.md").write_bytes("- Not old.\n".encode("utf-16"))
+    skipped = {"path": "memory/2026-01-08.md", "reason": "is UTF-16: save it as UTF-8"}
+    line = "skipped: memory/2026-01-08.md is UTF-16: save it as UTF-8"
+    answers = (
+        memory.compact(notes),
+        memory.compact(notes, command="grep -c Deployed"),
+        memory.compact(notes, command="grep -c Deployed"),  # when no other is left
+    )
+    for answer in answers:
+        assert answer["skipped"] == [skipped]
+        assert line in sediment.render_compacted(answer)
+    assert (notes / "2026-01-08.md").exists()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names are bytes")
