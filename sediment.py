@@ -7943,6 +7943,7 @@ def reviewable(database: Database) -> list[tuple[str, str, str, float]]:
     """(old id, new id, "probability" or "alike", how much of that) of pairs of live memories that
     nobody has decided on: the queued ones, then those that are the same but for a few words."""
     likely = "SELECT 1, old_id, new_id, 'probability', probability AS share FROM reviews r"
+    apart = taken_apart("r.old_id", "r.new_id")
     decided = f"{taken_apart('a.id', 'b.id')} UNION ALL SELECT 1 FROM reviews"
     decided += " WHERE (old_id, new_id) IN (VALUES (a.id, b.id), (b.id, a.id))"
     alike = (
@@ -7953,7 +7954,8 @@ def reviewable(database: Database) -> list[tuple[str, str, str, float]]:
         " AND a.ended_at IS NULL AND b.ended_at IS NULL"
     )
     live = "SELECT count(*) FROM items i WHERE id IN (old_id, new_id) AND i.ended_at IS NULL"
-    sql = f"{likely} WHERE NOT kept AND 2 = ({live}) UNION ALL {alike} ORDER BY 1, 5 DESC, 2, 3"
+    likely += f" WHERE 2 = ({live}) AND NOT EXISTS({apart})"
+    sql = f"{likely} UNION ALL {alike} ORDER BY 1, 5 DESC, 2, 3"
     return [row[1:] for row in database.rows(sql)]
 
 
@@ -16549,11 +16551,12 @@ def standing(memory: Memory) -> list[dict[str, Any]]:
     """The memories that hold in this project, the best first: preferences and decisions before
     other facts; what was confirmed, used or stored lately before the rest. The order depends on
     the database alone, not on the clock: a model caches a text that stays the same."""
+    apart = taken_apart("r.old_id", "r.new_id")
     sql = (
         f"SELECT {_ITEM}, coalesce(a.validation_count, 0), coalesce(a.access_count, 0)"
         " FROM items i LEFT JOIN access_log a ON a.item_id = i.id"
-        f" WHERE {_MEMORY} AND {_OWN} AND NOT EXISTS(SELECT 1 FROM reviews"
-        " WHERE old_id = i.id AND probability > 0.5 AND NOT kept)"
+        f" WHERE {_MEMORY} AND {_OWN} AND NOT EXISTS(SELECT 1 FROM reviews r"
+        f" WHERE old_id = i.id AND probability > 0.5 AND NOT EXISTS({apart}))"
         f" ORDER BY i.seq DESC LIMIT {STANDING_MOST}"
     )
     found = memory.database.rows(sql, memory.projects.current())

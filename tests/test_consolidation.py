@@ -380,6 +380,16 @@ def test_what_somebody_took_apart_is_not_asked_again(memory: Memory) -> None:
     assert not any("alike" in pair for pair in memory.review()["pairs"])
 
 
+def test_a_replacement_that_was_undone_is_not_asked_again(memory: Memory) -> None:
+    import_versions(memory)
+    asked = pairs_of(memory)
+    assert ("room", "room2") in asked
+    memory.keep_both("van", "van2")
+    memory.replace("room", "room2")
+    memory.undo("room")
+    assert pairs_of(memory) == asked - {("room", "room2"), ("van", "van2")}
+
+
 @pytest.mark.parametrize("turned", [False, True])
 def test_what_somebody_keeps_both_of_is_not_merged(memory: Memory, turned: bool) -> None:
     first, second = put(memory, PORT, AGAIN)
@@ -420,6 +430,8 @@ def test_review_goes_through_an_import_with_a_key_for_each_pair(here: Program) -
     assert len(pairs) == json.loads(done.stdout)["to_review"]
     elsewhere = here.at(here.folder.parent / "elsewhere").ok("review")
     assert elsewhere.endswith(f": {len(pairs)} with `--project {here.project()}`.\n")
+
+    assert "0 replaced, 0 kept" in here.run("review", input="q\n").stdout
     keys = {("van", "van2"): "r", ("room", "room2"): "k"}
     typed = [keys.get((pair["old"]["id"], pair["new"]["id"]), "s") for pair in pairs]
     done = here.run("review", input="x\n" + "\n".join(typed))  # an unknown key is asked again
@@ -428,7 +440,7 @@ def test_review_goes_through_an_import_with_a_key_for_each_pair(here: Program) -
     assert "van" not in {item["id"] for item in here.json("list")["items"]}
     here.run("undo", "van")
     assert "van" in {item["id"] for item in here.json("list")["items"]}
-    assert "0 replaced, 0 kept" in here.run("review", input="q\n").stdout
+    assert here.ok("review") == "Nothing to review.\n"
 
 
 def test_what_review_may_not_replace_it_says_and_goes_on(here: Program) -> None:
