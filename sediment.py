@@ -13855,9 +13855,9 @@ class _DryRun(Exception):
 
 def receive(
     database: Database, encoder: Encoder, project: str, states: list[State], dry_run: bool = False
-) -> tuple[Counter[str], list[tuple[str, list[str]]]]:
+) -> tuple[Counter[str], dict[str, set[str]]]:
     """Join what came of a project with what is here, and let recall see it. Returns counts of what
-    came, and what `_rivals` found."""
+    came, and what `_successors` found."""
     with_text = {state["id"] for state in states if state["put"]}
     came: dict[str, State] = {}
     for state in states:
@@ -13889,12 +13889,9 @@ def receive(
         counts["forgotten"] += _forget_successors(connection, [*joined])
         _bring_back(connection, [id for id, state in joined.items() if state["gone"]])
         taken = before.keys() | joined.keys()
-        rivals = _rivals(connection, before, (state for state in states if state["id"] in taken))
-        for _, versions in rivals:
-            queue_pairs_of(connection, versions)
         if dry_run:
             raise _DryRun
-    return counts, rivals
+    return counts, _successors([*before.values(), *(one for one in states if one["id"] in taken)])
 
 
 def _adopt(connection: apsw.Connection, project: str, came: dict[str, State]) -> None:
@@ -14080,21 +14077,31 @@ def _bring_back(connection: apsw.Connection, gone: list[str]) -> None:
         add_history(connection, "undo", id)
 
 
-def _rivals(
-    connection: apsw.Connection, before: dict[str, State], came: Iterable[State]
-) -> list[tuple[str, list[str]]]:
-    """The ids of memories that machines replaced by different ones, with those of these that live,
-    if several do."""
+def _successors(states: Iterable[State]) -> dict[str, set[str]]:
+    """By the id of a memory that machines replaced by different ones, the ids of those."""
     newer: dict[str, set[str]] = {}
-    for state in (*before.values(), *came):
+    for state in states:
+        ids = newer.setdefault(state["id"], set())
+        ids.update(state.get("rivals", ()))
         if state["end"] and state["end"][2] == "replace":
-            newer.setdefault(state["id"], set()).add(state["end"][4])
-        if state.get("rivals"):
-            newer.setdefault(state["id"], set()).update(state["rivals"])
+            ids.add(state["end"][4])
+    return {id: ids for id, ids in newer.items() if len(ids) > 1}
+
+
+def queue_rivals(database: Database, newer: dict[str, set[str]]) -> dict[str, list[str]]:
+    """Queue for `review` what `_successors` found and is live, where several are; returns these.
+    All must have come: a memory may come in another batch than what was put in its place."""
+    found = {}
     sql = "SELECT id FROM items WHERE ended_at IS NULL AND id IN (SELECT value FROM json_each(?))"
-    several = ((id, to_json(sorted(ids))) for id, ids in newer.items() if len(ids) > 1)
-    found = ((id, [live for (live,) in fetch(connection, sql, ids)]) for id, ids in several)
-    return [(id, live) for id, live in found if len(live) > 1]
+    for id, ids in newer.items():
+        live = [live for (live,) in database.rows(sql, to_json(sorted(ids)))]
+        if len(live) > 1:
+            found[id] = live
+    if found:
+        with database.transaction() as connection:
+            for versions in found.values():
+                queue_pairs_of(connection, versions)
+    return found
 
 
 # What is sent
@@ -15235,9 +15242,10 @@ class Exchange(NamedTuple):
     lease: Lease
     spaces: dict[str, str]  # those that are shared, each with its project here
     counts: dict[str, Counter[str]]  # by space, of what was received and sent
-    rivals: dict[str, list[str]]  # by id, the items that machines put in one's place, apart
+    rivals: dict[str, set[str]]  # by id, the items that machines put in one's place, apart
     dry_run: bool
     erased: list[str]  # texts that others forgot
+    look_at: dict[str, list[str]]  # the rivals that are live
 
 
 class Sync:
@@ -15273,14 +15281,14 @@ class Sync:
                 self.place = open_place(self.database, self.encoder, where)
             spaces = self._spaces()
             counts = {space: Counter(sent=0, received=0) for space in spaces}
-            exchange = Exchange(lease, spaces, counts, {}, dry_run, [])
+            exchange = Exchange(lease, spaces, counts, {}, dry_run, [], {})
             with contextlib.nullcontext() if dry_run else lease.renewed():
                 facts = self._both_ways(exchange)
         self.database.wipe(exchange.erased)
         rows = [row | counts[row["space"]] for row in self._space_rows(spaces)]
         if dry_run and self.place.is_incomplete:
             self._foresee_lost(rows)
-        look_at = list(filter(None, itertools.starmap(self._rivals_row, exchange.rivals.items())))
+        look_at = list(filter(None, itertools.starmap(self._rivals_row, exchange.look_at.items())))
         return facts | {"spaces": rows, "look_at": look_at, "remarks": self.place.remarks}
 
     def _both_ways(self, exchange: Exchange, tries: int = GIT_TRIES) -> dict[str, Any]:
@@ -15315,6 +15323,8 @@ class Sync:
             exchange.counts[space].pop("refused", None)
         for space, states in refused:
             self._apply(exchange, space, states)
+        if not exchange.dry_run:
+            exchange.look_at.update(queue_rivals(self.database, exchange.rivals))
         if refused and not exchange.dry_run:
             ids = [state["id"] for _, states in refused for state in states]
             with self.database.transaction() as connection:  # `status` names them: they come once
@@ -15341,7 +15351,8 @@ class Sync:
         project, dry_run = exchange.spaces[space], exchange.dry_run
         counts, rivals = receive(self.database, self.encoder, project, states, dry_run)
         exchange.counts[space].update(counts)
-        exchange.rivals.update(rivals)
+        for id, ids in rivals.items():
+            exchange.rivals.setdefault(id, set()).update(ids)
         return counts["refused"]
 
     def _send_new(self, exchange: Exchange) -> None:
@@ -15351,7 +15362,7 @@ class Sync:
             counts.pop("held_back", None)
             for states, held in self._departures(project, dry_run):
                 for state in states:  # of its ends the latest alone goes on from here
-                    state["rivals"] = rivals_of(exchange.rivals.get(state["id"]))
+                    state["rivals"] = rivals_of(sorted(exchange.rivals.get(state["id"], ())))
                 if not dry_run:
                     take_lease(exchange.lease, 0)
                 if states and not dry_run and not self._send(space, states):

@@ -832,6 +832,21 @@ def test_who_knows_one_later_version_is_told_of_the_other_though_it_loses(place:
         assert memory.sync()["look_at"] == []
 
 
+def test_versions_that_come_in_other_batches_than_what_they_replace_are_named(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sediment, "SYNC_BATCH", 1)
+    a, b = place.machine("a"), place.machine("b")
+    olds = [a.store(f"The port of {name} is 5433.")["id"] for name in ("newton", "kepler", "ohm")]
+    settle(a, b)
+    for old in olds:
+        for memory, port in ((a, 6543), (b, 7000)):
+            memory.store(f"{memory.get(old)['content'][:-6]} {port}.", replace=old)
+    a.sync()
+    assert {found["id"] for found in b.sync()["look_at"]} == {*olds}
+    assert len(b.review()["pairs"]) == 3
+
+
 @pytest.mark.parametrize("rivals", [None, "id", {}, [1, None, "a\n", TOKEN], [["id"]]])
 def test_what_cannot_be_rivals_is_left_out(rivals: Any) -> None:
     row = {"v": 1, "id": "id", "in": "team", "rivals": rivals}
