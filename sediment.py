@@ -17154,7 +17154,7 @@ def render_listed(answer: dict[str, Any]) -> Iterator[str]:
 
 def render_conversations(answer: dict[str, Any]) -> Iterator[str]:
     for row in answer["conversations"]:
-        line = f"{row['last'][:10]}  {row['turns']:4}  {row['source']}  {row['beginning']}"
+        line = f"{local_time(row['last'])}  {row['turns']:4}  {row['source']}  {row['beginning']}"
         yield printable(one_line(line, 120))
     if not answer["conversations"]:
         yield "No conversations are kept of this project."

@@ -430,7 +430,6 @@ def test_review_goes_through_an_import_with_a_key_for_each_pair(here: Program) -
     assert len(pairs) == json.loads(done.stdout)["to_review"]
     elsewhere = here.at(here.folder.parent / "elsewhere").ok("review")
     assert elsewhere.endswith(f": {len(pairs)} with `--project {here.project()}`.\n")
-
     assert "0 replaced, 0 kept" in here.run("review", input="q\n").stdout
     keys = {("van", "van2"): "r", ("room", "room2"): "k"}
     typed = [keys.get((pair["old"]["id"], pair["new"]["id"]), "s") for pair in pairs]
