@@ -19645,7 +19645,28 @@ def _has_already(client: Client, part: str, root: Path | None, program: list[str
         for path, wanted in client.files(part, None, program):
             if _has_ours(path, wanted):
                 return f"{path}: has its hooks already, for every project"
+    if part != "server" and _foreign_server(client, root, program):
+        title = client.facts["title"]
+        return f"{title}: without hooks and instructions, which need the server of this program"
     return ""
+
+
+def _foreign_server(client: Client, root: Path | None, program: list[str]) -> str:
+    """The file in which a client has a server of our name that runs another program, without the
+    tools that hooks and instructions call; "" if there is none. A server at a URL may be ours."""
+    found: list[tuple[str, Any]] = []
+    with contextlib.suppress(InvalidInput):  # which is told where the file is to be changed
+        for path, wanted in client.files("server", root, program):
+            found += [(str(path), value) for _, value, _ in file_entries(path, wanted)]
+        if not root and (value := client.added()):
+            found.append((Path(client.facts["added"]["file"]).name, value))
+    return next((file for file, value in found if _runs_another(value)), "")
+
+
+def _runs_another(server: Any) -> bool:
+    """Whether a server's value has a command, and that runs another program."""
+    is_started = isinstance(server, dict) and bool(_command_of(server, "command", "args"))
+    return is_started and not _runs_ours(server)
 
 
 def _wanted_files(
@@ -19763,21 +19784,34 @@ def _project_folder(memory: Memory) -> Path:
     return root
 
 
+def _client_to_do(
+    client: Client, fact: str, root: Path | None, program: list[str]
+) -> Iterator[str]:
+    """The line of a client for what is "to_do" once it is set up, or to "undo" after a removal."""
+    added = False
+    try:
+        added = not root and _runs_ours(client.added())
+    except InvalidInput as error:
+        yield f"{client.facts['title']}: {error}"
+    text = client.facts.get(fact, {}).get("project" if root else "global")
+    if text and added == (fact == "undo"):
+        yield text.format(server=shell_line([*program, "serve"]))
+
+
 def _to_do(
     chosen: list[Client], root: Path | None, program: list[str], remove: bool, hooks: bool
 ) -> Iterator[str]:
     """What is left to the user: a line for each client, and one about earlier conversations."""
     for client in chosen:
-        added = False
-        try:
-            added = not root and _runs_ours(client.added())
-        except InvalidInput as error:
-            yield f"{client.facts['title']}: {error}"
-        if added if remove else not (added or client.has_setting("plugin", root)):
-            lines = client.facts["undo" if remove else "to_do"]
-            lines = lines if hooks else client.facts.get("to_do_without_hooks", lines)
-            if text := lines.get("project" if root else "global"):
-                yield text.format(server=shell_line([*program, "serve"]))
+        if remove:
+            yield from _client_to_do(client, "undo", root, program)
+        elif file := _foreign_server(client, root, program):
+            advice = f"take out the server called sediment in {file}, or rename it"
+            yield f"{client.facts['title']}: {advice}, and run `init` again"
+        elif not client.has_setting("plugin", root):
+            without = not hooks and "to_do_without_hooks" in client.facts
+            fact = "to_do_without_hooks" if without else "to_do"
+            yield from _client_to_do(client, fact, root, program)
     names = ",".join(client.name for client in chosen if client.name in transcripts()["formats"])
     if names and not remove:
         words = [*program, "import", "--from", names, *(["--here"] if root else [])]

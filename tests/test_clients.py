@@ -518,7 +518,7 @@ FOREIGN = '{"mcpServers": {"sediment": {"command": "/x/evil", "args": ["serve"]}
         ("claude", ".mcp.json", FOREIGN, "of another program: {'command': '/x/evil'"),
         ("claude", ".mcp.json", '{"mcpServers": {"sediment": {"url": "http://x"}}}', "'http://x'"),
         ("cursor", ".cursor/mcp.json", FOREIGN, "of another program: {'command': '/x/evil'"),
-        ("gemini", ".gemini/settings.json", FOREIGN, "extended, but has a server called sediment"),
+        ("gemini", ".gemini/settings.json", FOREIGN, "of another program: {'command': '/x/evil'"),
         (
             "codex",
             ".codex/config.toml",
@@ -538,6 +538,57 @@ def test_a_server_of_our_name_that_is_another_program_is_told(
     assert f"{file}: has a server called sediment already" not in said
     assert path.read_text().startswith(text[:-1])
     assert " is another program: {" in checks(here, name, code=1)[f"{name} server"]
+
+
+@pytest.mark.parametrize("where", ["--local", "--global"])
+@pytest.mark.parametrize(
+    ("name", "local", "everywhere", "text"),
+    [
+        ("claude", ".mcp.json", ".claude.json", FOREIGN),
+        (
+            "codex",
+            ".codex/config.toml",
+            ".codex/config.toml",
+            "[mcp_servers.sediment]\ncommand='x'",
+        ),
+        ("gemini", ".gemini/settings.json", ".gemini/settings.json", FOREIGN),
+        (
+            "opencode",
+            "opencode.json",
+            ".config/opencode/opencode.json",
+            '{"mcp": {"sediment": {"type": "local", "command": ["/usr/local/bin/sediment"]}}}',
+        ),
+        (
+            "cursor",
+            ".cursor/mcp.json",
+            ".cursor/mcp.json",
+            '{"mcpServers": {"sediment": {"command": "/usr/local/bin/sediment"}}}',
+        ),
+    ],
+)
+def test_no_hooks_go_to_a_server_of_our_name_that_is_another_program(
+    here: Program, home: Path, name: str, local: str, everywhere: str, text: str, where: str
+) -> None:
+    folder, file = (here.folder, local) if where == "--local" else (home, everywhere)
+    (folder / file).parent.mkdir(parents=True, exist_ok=True)
+    (folder / file).write_text(text)
+    said = here.ok("init", where, "--client", name)
+    assert "without hooks and instructions, which need the server of this program" in said
+    assert re.search(rf": take out the server called sediment in \S*{re.escape(file)}, or re", said)
+    assert "accept the server" not in said
+    assert "(`/hooks`)" not in said
+    assert plain(folder) == {file: text.encode()}
+    (folder / file).unlink()
+    said = here.ok("init", where, "--client", name)
+    assert "take out the server" not in said
+    assert set(plain(folder)) == (WRITTEN if where == "--local" else EVERYWHERE)[name]
+
+
+def test_a_server_at_a_url_may_be_ours_and_gets_hooks(here: Program) -> None:
+    entry = {"type": "http", "url": "http://127.0.0.1:8000/mcp"}
+    (here.folder / ".mcp.json").write_text(json.dumps({"mcpServers": {"sediment": entry}}))
+    here.ok("init", "--client", "claude")
+    assert set(plain(here.folder)) == WRITTEN["claude"]
 
 
 def test_a_server_and_a_plugin_in_other_words_are_shown(here: Program) -> None:
