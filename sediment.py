@@ -12780,7 +12780,7 @@ class Search(View):
             return {"why": f"{older}, which seems to have taken its place"}
         if hit.newer_than in rivals:
             newer = f"newer than {rivals[hit.newer_than]['id']}"
-            return {"why": f"{newer}, and says the same of the same thing"}
+            return {"why": f"{newer}, and seems to have taken its place"}
         return {}
 
     def _around(self, results: list[dict[str, Any]], weak: set[int]) -> dict[str, Any]:

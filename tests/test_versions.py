@@ -157,7 +157,7 @@ def test_age_is_explained_and_nothing_is_hidden(memory: Memory) -> None:
     filled(memory, [texts], DAY)
     rows = memory.recall("how many minutes is the session timeout?", explain=True)["results"]
     assert [row["content"] for row in rows] == texts[::-1]
-    assert rows[0]["why"] == "newer than 0-0, and says the same of the same thing"
+    assert rows[0]["why"] == "newer than 0-0, and seems to have taken its place"
     assert rows[1]["why"] == "older than 0-1, which seems to have taken its place"
     scores = [float(row["similarity"]) for row in rows]
     assert scores == sorted(scores, reverse=True)
