@@ -13666,7 +13666,6 @@ def _nothing_listed(projects: Projects, wanted: Wanted, total: int) -> str:
 
 
 _HAPPENED = {"stored": "i.created_at", "recalled": "a.last_accessed_at", "hidden": "i.ended_at"}
-_FOLDER_NAME: Any = _Pattern(r"([^/\\]*?)(?:/\.git)?(?::[\d:]+)?$")  # in a row of `projects`
 
 
 def activity_of(projects: Projects) -> dict[str, Any]:
@@ -13689,10 +13688,20 @@ def activity_of(projects: Projects) -> dict[str, Any]:
     return {
         "weeks": [{"week": week, **counts} for week, counts in sorted(weeks.items())],
         "projects": [
-            {"project": id, "name": _FOLDER_NAME.search(place or id)[1], "memories": count}
-            for id, count, place in known
+            {"project": id, "name": name, "memories": count}
+            for (id, count, _), name in zip(known, _project_names(known), strict=True)
         ],
     }
+
+
+def _project_names(known: list[list[Any]]) -> list[str]:
+    """Names of projects, given as (id, count, place): each its folder's, behind as many of those
+    above it as tell it from the others."""
+    found = ((_KEY_FOLDER.fullmatch(place or ""), id) for id, _, place in known)
+    paths = [re.split(r"[/\\]", key[1] if key else id) for key, id in found]
+    ends = [["/".join(path[-count:]) for count in range(1, len(path) + 1)] for path in paths]
+    uses = Counter(itertools.chain(*ends))
+    return [next((end for end in each if uses[end] == 1), each[0]) for each in ends]
 
 
 # ---------------------------------------------------------------------------------------------

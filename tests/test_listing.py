@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from program import repository
 
 from sediment import Conversation, InvalidInput, Memory, NotFound, Turn, cli
 
@@ -171,6 +172,19 @@ def test_a_project_is_named_by_its_folder(path: Path, tmp_path: Path) -> None:
     with Memory(path, project=str(folder)) as memory:
         memory.store("The crane is red.")
         assert [one["name"] for one in memory.activity()["projects"]] == ["harbour"]
+
+
+def test_projects_in_folders_of_one_name_are_told_apart(path: Path, tmp_path: Path) -> None:
+    for day, place in enumerate(("t1/app", "t2/app", "t2/quay"), 1):
+        (folder := tmp_path / place).mkdir(parents=True)
+        if place.endswith("app"):
+            repository(folder, day=day)
+        with Memory(path, project=str(folder)) as memory:
+            memory.store("The crane is red.")
+    with Memory(path, project="quay") as memory:
+        memory.store("The crane is green.")
+        names = {one["name"] for one in memory.activity()["projects"]}
+    assert names == {"t1/app", "t2/app", "t2/quay", "quay"}
 
 
 def test_who_has_nothing_here_is_told_of_what_is_elsewhere(
