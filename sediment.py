@@ -18525,15 +18525,19 @@ class Gateway:
         if path in _OPEN and method in ("GET", "HEAD"):
             return _OPEN[path](self._memory)
         visitor = self._visitor(request)
-        if path == "/mcp":
-            return self._mcp(request, visitor)
+        if path in _OPEN:
+            raise _wrong_method(method, "GET", "HEAD")
         special = {
-            ("POST", "/v1/session"): self._session,
-            ("POST", "/v1/import"): self._import,
-            ("GET", "/v1/export"): self._export,
+            "/v1/session": ("POST", self._session),
+            "/v1/import": ("POST", self._import),
+            "/v1/export": ("GET", self._export),
+            "/mcp": (method, self._mcp),  # which says itself why it takes no other than POST
         }
-        if (method, path) in special:
-            return special[method, path](request, visitor)
+        if path in special:
+            allowed, answer = special[path]
+            if method != allowed:
+                raise _wrong_method(method, allowed)
+            return answer(request, visitor)
         route, values = _find_route(method, request)
         given = _query_arguments(request) if route.in_query else _body_arguments(request)
         return self._run(route, typed(route, given | values), visitor)
@@ -18542,7 +18546,7 @@ class Gateway:
 
     def _visitor(self, request: dict[str, Any]) -> Visitor:
         """Who asks; HttpError for who may not."""
-        host, origin = request.get("HTTP_HOST", ""), request.get("HTTP_ORIGIN")
+        host, origin = _target(request)[0], request.get("HTTP_ORIGIN")
         token = self._token(request)
         if token is None and _host_name(host) not in _LOCAL_NAMES:
             raise HttpError(403, f"{_show(host)} is not this server's name, and there is no token")
@@ -18667,6 +18671,7 @@ class Gateway:
 
     def _export(self, request: dict[str, Any], visitor: Visitor) -> HttpAnswer:
         """All rows that the visitor may see, as JSON Lines."""
+        _refuse_unknown("/v1/export", _query_arguments(request), ())
         only = visitor.token.project
 
         def lines() -> Iterator[bytes]:
@@ -18696,6 +18701,7 @@ _SAFE_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+_ABSOLUTE_TARGET = _Pattern(r"https?://([^/]*)(/.*)?", re.IGNORECASE)
 _LOCAL_FACTS = ("path", "database", "root", "folder", "copies")  # not for other machines
 
 
@@ -18708,6 +18714,15 @@ def refusal(error: SedimentError) -> HttpAnswer:
     return HttpAnswer(503, {"error": "the memory cannot be read or written; the log says more"})
 
 
+def _target(request: dict[str, Any]) -> tuple[str, str]:
+    """The host that is asked, and the path as it was sent. Both may stand in the first line, as for
+    a proxy: then the header Host counts for nothing (RFC 9112, section 3.2.2)."""
+    target = request["REQUEST_URI"].partition("?")[0]
+    if found := _ABSOLUTE_TARGET.fullmatch(target):
+        return found[1], found[2] or "/"
+    return request.get("HTTP_HOST", ""), target
+
+
 def _host_name(host: str) -> str:
     """The name in a Host header, without its port."""
     return host.rpartition("]")[0].lstrip("[") if host[:1] == "[" else host.partition(":")[0]
@@ -18716,7 +18731,7 @@ def _host_name(host: str) -> str:
 def _find_route(method: str, request: dict[str, Any]) -> tuple[Route, dict[str, str]]:
     """The route of a request and the argument in its path, in which %2F stands for a slash;
     HttpError where there is none."""
-    path, allowed = request["REQUEST_URI"].partition("?")[0], []
+    path, allowed = _target(request)[1], []
     for route in ROUTES:
         if found := re.fullmatch(route.path.replace("{id}", "([^/]+)"), path):
             if route.method == method:
@@ -18724,8 +18739,12 @@ def _find_route(method: str, request: dict[str, Any]) -> tuple[Route, dict[str, 
                 return route, dict(zip([route.named], values, strict=False))
             allowed.append(route.method)
     if allowed:
-        raise HttpError(405, f"{method} is nothing for this path", Allow=", ".join(allowed))
+        raise _wrong_method(method, *allowed)
     raise HttpError(404, f"there is nothing at {_show(path)}: see /v1/openapi.json")
+
+
+def _wrong_method(method: str, *allowed: str) -> HttpError:
+    return HttpError(405, f"{method} is nothing for this path", Allow=", ".join(allowed))
 
 
 _TYPES: dict[str, Any] = {"string": str, "integer": int, "number": (int, float), "boolean": bool}
@@ -18735,8 +18754,7 @@ def typed(route: Route, given: dict[str, Any]) -> dict[str, Any]:
     """Arguments by their names in the method, each of its type. Raises InvalidInput for one that
     is unknown, missing or of another type."""
     known = route.arguments
-    for name in given.keys() - known.keys():
-        raise InvalidInput(f"{route.path} takes {', '.join(known) or 'nothing'}; not {_show(name)}")
+    _refuse_unknown(route.path, given, known)
     for name, argument in known.items():
         if argument.is_required and given.get(name) is None:
             raise InvalidInput(f"{name} is missing")
@@ -18745,6 +18763,11 @@ def typed(route: Route, given: dict[str, Any]) -> dict[str, Any]:
         for name, value in given.items()
         if value is not None
     }
+
+
+def _refuse_unknown(path: str, given: Iterable[str], known: Iterable[str]) -> None:
+    for name in set(given).difference(known):
+        raise InvalidInput(f"{path} takes {', '.join(known) or 'nothing'}; not {_show(name)}")
 
 
 def _of_type(name: str, value: Any, kind: Kind, from_text: bool) -> Any:
@@ -18882,12 +18905,17 @@ def openapi(_: Memory | None = None) -> HttpAnswer:
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method.lower()] = _described(route)
+    facts["paths"]["/v1/import"]["post"]["parameters"] = _IN_PROJECT
     return HttpAnswer(200, facts | {"paths": paths | facts["paths"]})
 
 
 _PRINTED_SO = {"description": "What the command prints with --json."}
-_ASKED_WITH = [  # any route takes these, too
+_IN_PROJECT = [  # either names it
     {"name": "project", "in": "query", "schema": ID.schema},
+    {"name": "Sediment-Project", "in": "header", "schema": ID.schema},
+]
+_ASKED_WITH = [  # any route takes these, too
+    *_IN_PROJECT,
     {"name": "Sediment-Silent", "in": "header", "schema": {"type": "string"}},
 ]
 
@@ -18897,6 +18925,8 @@ def _described(route: Route) -> dict[str, Any]:
     parameters, body, needed = [], {}, []
     for name, argument in route.arguments.items():
         schema = argument.kind.schema | ({"description": argument.help} if argument.help else {})
+        if argument.kind is TIME and not route.in_query:
+            schema |= {"type": ["string", "number"]}  # unix seconds
         if name == route.named and "{" in route.path:
             parameters.append({"name": "id", "in": "path", "schema": schema, "required": True})
         elif route.in_query:

@@ -179,6 +179,7 @@ def test_arguments_in_a_query_are_typed(door: Door) -> None:
         ("GET", "/../../etc/passwd", None, 404, "openapi"),
         ("GET", "/%2e%2e/%2e%2e/etc/passwd", None, 404, "openapi"),
         ("PATCH", "/v1/memories", None, 405, "nothing for this path"),
+        ("GET", "/v1/export?nonsense=1", None, 400, "takes nothing; not 'nonsense'"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_reason(
@@ -186,6 +187,33 @@ def test_what_cannot_be_is_refused_with_the_reason(
 ) -> None:
     answer = door.ask(method, path, body)
     assert (answer.status, reason in answer.body["error"]) == (status, True), answer
+
+
+@pytest.mark.parametrize(
+    ("path", "methods", "allowed"),
+    [
+        ("/v1/export", "POST PUT DELETE", "GET"),
+        ("/v1/import", "GET PUT DELETE", "POST"),
+        ("/v1/session", "GET PUT", "POST"),
+        ("/health", "POST DELETE", "GET, HEAD"),
+        ("/v1/memories", "PUT", "GET, POST"),
+    ],
+)
+def test_another_method_than_a_path_has_is_refused_with_what_it_has(
+    door: Door, path: str, methods: str, allowed: str
+) -> None:
+    for method in methods.split():
+        answer = door.ask(method, path)
+        assert (answer.status, answer.headers.get("allow")) == (405, allowed)
+
+
+def test_a_request_as_to_a_proxy_is_answered(door: Door) -> None:
+    own = f"http://{door.host}:{door.port}"
+    assert door.ok("GET", f"{own}/v1/stats") == door.ok("GET", "/v1/stats")
+    assert door.ok("GET", f"{own}/v1/memories?limit=1")["items"] is not None
+    assert door.ask("GET", f"{own}/v1/nothing").status == 404
+    elsewhere = door.ask("GET", "http://evil.example/v1/stats", Host=f"{door.host}:{door.port}")
+    assert elsewhere.status == 403, "the name in the first line is the one that counts"
 
 
 def test_conversations_are_listed_as_memories_are(door: Door) -> None:
@@ -213,6 +241,13 @@ def test_the_description_names_every_route(door: Door) -> None:
     assert {(route.method, route.path) for route in sediment.ROUTES} < told
     assert described["paths"]["/v1/recall"]["post"]["requestBody"]
     assert "201" in described["paths"]["/v1/memories"]["post"]["responses"]
+    named = {each["name"] for each in described["paths"]["/v1/import"]["post"]["parameters"]}
+    assert named == {"project", "Sediment-Project"}
+    taken = described["paths"]["/v1/import"]["post"]["requestBody"]["content"]
+    assert taken.keys() == {"application/x-ndjson", "application/json"}
+    body = described["paths"]["/v1/memories"]["post"]["requestBody"]["content"]
+    created = body["application/json"]["schema"]["properties"]["created_at"]
+    assert created["type"] == ["string", "number"]
     one = described["paths"]["/v1/memories/{id}"]
     assert all(verb["parameters"][0]["name"] == "id" for verb in one.values())
 
