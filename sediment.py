@@ -5197,8 +5197,7 @@ STOOD_BESIDE = (
 
 def restore_item(connection: apsw.Connection, old: str) -> tuple[str, str | None]:
     """Undo `end_item`: the item is live again, and its successor keeps what is its own. Returns why
-    it had ended ("beside" where the successor was live before), and the successor's id if that is
-    still there."""
+    it had ended, and the successor's id if that is still there."""
     sql = (
         "SELECT s.id, i.ended_by, h.id, h.detail FROM items i"
         " LEFT JOIN items s ON s.id = i.successor"
@@ -5216,7 +5215,6 @@ def restore_item(connection: apsw.Connection, old: str) -> tuple[str, str | None
         take_back_edges(connection, added.get("edges", []))
         counts = added.get("counts", [0, 0])
         _add_counts(connection, successor, -counts[0], -counts[1])
-        reason = "beside" if "beside" in added else reason
     return reason or "", successor
 
 
@@ -13387,6 +13385,16 @@ def _nothing_to_review(elsewhere: dict[str, int]) -> str:
     return f"Nothing to review here; in other projects: {', '.join(names)}."
 
 
+# SQL: 1 where the successor of an item `i`, `n` steps ahead, stays when that comes back: it stood
+# beside it, or others that it replaced would be hidden with it. A text that is back in another
+# item's place (a repeat, or an undo of an undo) goes on to stand for those.
+_STAYS = (
+    f"coalesce({STOOD_BESIDE}, (SELECT 1 FROM items o WHERE o.successor = i.successor"
+    " AND o.id <> i.id AND ifnull(o.ended_by, 'replace') = 'replace'"
+    " AND (n > 0 OR ifnull(i.ended_by, '') NOT IN ('repeat', 'undo'))))"
+)
+
+
 def undo_item(projects: Projects, id: str) -> dict[str, Any]:
     """Take back the last replacement or merge: what `Memory.undo` returns."""
     meant = _to_bring_back(projects, id)
@@ -13402,16 +13410,24 @@ def undo_item(projects: Projects, id: str) -> dict[str, Any]:
         swaps = [ahead for back, ahead in steps if _take_back(connection, back, ahead)]
     answer: dict[str, Any] = {"success": True, "restored": old}
     message = f"{old} is live again"
-    sql = "SELECT successor FROM items WHERE id = ?"
     if swaps:
         answer["hidden"] = swaps[0]
         message += f", and {swaps[0]} is hidden behind it"
-    elif stays := projects.database.value(sql, row["successor"]):
-        message += f", and {row['successor']} stays hidden behind {stays}"
-        message += f": `replace {old} {stays}` takes this back"
+    else:
+        message += _what_stays(projects.database, row, front)
     if twin not in (None, front):
         message += f"; {twin} says the same: `forget` one of the two"
     return answer | {"message": message + "."}
+
+
+def _what_stays(database: Database, row: dict[str, Any], front: str | None) -> str:
+    """What to say of the successor of an item that was brought back, which stays where it is."""
+    successor = row["successor"]
+    stays = database.value("SELECT coalesce(successor, id) FROM items WHERE id = ?", successor)
+    if stays is None or stays == front == successor:  # it was pruned, or merged with that
+        return ""
+    place = "" if stays == successor else f" hidden behind {stays}"
+    return f", and {successor} stays{place}: `replace {row['id']} {stays}` takes this back"
 
 
 def _steps_back(connection: apsw.Connection, old: str) -> list[tuple[str, str | None]]:
@@ -13419,17 +13435,17 @@ def _steps_back(connection: apsw.Connection, old: str) -> list[tuple[str, str | 
 
     Replacements are taken back one by one, the last first, so that versions between are where they
     were; else one step is enough. Nothing (None) stands in the place of a pruned item; and what had
-    stood beside another before it took that one's place stays as it is.
+    stood beside another before it took that one's place, or replaced others, too, stays as it is.
     """
     sql = (
         "WITH RECURSIVE ahead(id, n, beside) AS (SELECT ?1, 0, NULL UNION"
-        f" SELECT i.successor, n + 1, {STOOD_BESIDE} FROM items i JOIN ahead USING (id)"
+        f" SELECT i.successor, n + 1, {_STAYS} FROM items i JOIN ahead USING (id)"
         " WHERE i.successor IS NOT NULL AND beside IS NULL AND n < 1000)"
         " SELECT id, ended_by, beside FROM items JOIN ahead USING (id) ORDER BY n"
     )
     chain = fetch(connection, sql, old)
     ids, reasons = [id for id, *_ in chain], {reason for _, reason, _ in chain[:-1]}
-    if chain[-1][2] and len(ids) > 2:
+    if chain[-1][2]:
         return [(old, None)]
     if reasons <= {"replace", "repeat", "undo"} and 1 < len(ids) == len({*ids}):
         return [*pairwise(ids)][::-1]
@@ -13439,7 +13455,7 @@ def _steps_back(connection: apsw.Connection, old: str) -> list[tuple[str, str | 
 def _take_back(connection: apsw.Connection, old: str, front: str | None) -> bool:
     """Make an item live again; whether the one in its place is hidden behind it in turn."""
     reason, successor = restore_item(connection, old)
-    if front is None or reason in ("merge", "beside"):
+    if front is None or reason == "merge":
         add_history(connection, "undo", old, successor, APART)
         return False
     sql = "SELECT id, created_at FROM items WHERE id IN (?, ?)"
@@ -16190,8 +16206,9 @@ class Memory:
 
         `id` names the item that was hidden, or the one that took its place. What was replaced
         stands in its old place, with its text, id, edges and vectors, and its replacement is
-        hidden; what was merged is beside the other again. To redo it, undo what was hidden. What is
-        hidden behind a memory that stood beside it stays so; `message` says what redoes this.
+        hidden; what was merged is beside the other again. To redo it, undo what was hidden. A
+        replacement that stood beside it, or has replaced others, too, stays, and so does what is
+        hidden behind that; `message` says what redoes this.
         """
         return undo_item(self.projects, id)
 

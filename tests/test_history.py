@@ -541,6 +541,48 @@ def test_undo_goes_no_further_than_what_stood_beside(memory: Memory) -> None:
     consistent(memory)
 
 
+def test_undo_leaves_what_has_replaced_another_too(memory: Memory) -> None:
+    coffee, tea = memory.store(COFFEE)["id"], memory.store(TEA)["id"]
+    both = memory.store("Tea and coffee are served at six.", replace=tea)["id"]
+    memory.replace(coffee, both)
+    answer = memory.undo(tea)
+    assert answer["message"] == (
+        f"{tea} is live again, and {both} stays: `replace {tea} {both}` takes this back."
+    )
+    assert {row["id"] for row in memory.list_items()["items"]} == {tea, both}
+    memory.replace(tea, both)  # a redo
+    memory.undo(coffee)
+    memory.undo(tea)
+    assert {row["id"] for row in memory.list_items()["items"]} == {coffee, tea, both}
+    consistent(memory)
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_undo_of_an_early_version_hides_nothing_that_another_stands_behind(
+    memory: Memory, merged: bool
+) -> None:
+    coffee, tea = (memory.store(text, created_at=1_000)["id"] for text in (COFFEE, TEA))
+    later = memory.store(LATER, replace=tea, created_at=2_000)["id"]
+    replaced = None if merged else later
+    both = memory.store(f"Note: {LATER}", replace=replaced, created_at=3_000)["id"]
+    assert memory.consolidate()["merged"] == merged
+    memory.replace(coffee, both)
+    answer = memory.undo(tea)
+    assert f"{later} stays hidden behind {both}: `replace {tea} {both}`" in answer["message"]
+    assert {row["id"] for row in memory.list_items()["items"]} == {tea, both}
+    consistent(memory)
+
+
+def test_an_undo_of_an_undo_is_the_replacement_again_whatever_came_between(memory: Memory) -> None:
+    tea = memory.store(TEA)["id"]
+    later = memory.store(LATER, replace=tea)["id"]
+    memory.undo(tea)
+    memory.replace(memory.store(COFFEE)["id"], tea)
+    assert memory.undo(later)["hidden"] == tea
+    assert [row["id"] for row in memory.list_items()["items"]] == [later]
+    consistent(memory)
+
+
 def test_undo_over_a_merge_hides_nothing_that_stood_beside(memory: Memory) -> None:
     tea = memory.store(TEA)["id"]
     memory.store(LATER, replace=tea)
