@@ -8053,7 +8053,7 @@ def adopt_decisions(connection: apsw.Connection, row: dict[str, Any]) -> None:
     )
     for other in row["beside"]:
         for front, old in fetch(connection, sql, row["id"], other):
-            add_history(connection, "replace", front, old, {"beside": 1})
+            add_history(connection, "replace", front, old, {"beside": 1, "imported": 1})
 
 
 _PRINTED = {"id", "content", "created", "created_at", "scope"}  # each row that a command printed
@@ -13472,9 +13472,10 @@ def _to_bring_back(projects: Projects, id: str) -> str:
     check_own(projects, row, "change")
     if row["ended_at"] is not None:
         return row["id"]
-    sql = (
+    sql = (  # last what was imported, which has only the times at which it ended
         "SELECT i.id FROM items i WHERE i.successor = ?1 AND i.ended_by IS NOT 'undo' ORDER BY"
-        " (SELECT max(id) FROM history WHERE other_id = i.id AND item_id = ?1) DESC LIMIT 1"
+        " (SELECT max(id) FROM history WHERE other_id = i.id AND item_id = ?1"
+        " AND detail ->> 'imported' IS NULL) DESC, i.ended_at DESC, i.seq DESC LIMIT 1"
     )
     if hidden := projects.database.value(sql, row["id"]):
         return hidden

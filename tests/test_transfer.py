@@ -464,6 +464,20 @@ def test_what_stood_beside_stays_when_a_copy_takes_its_place_back(
         assert moved.list_items()["total"] == 2
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_copy_takes_back_the_last_end_first(memory: Memory, turned: bool) -> None:
+    texts = {"noon": "Backups run at noon.", "six": "Backups run at six.", "now": "Backups stop."}
+    rows = [{"id": id, "content": texts[id], "created_at": n} for n, id in enumerate(texts)]
+    ends = {"noon": 2**30, "six": 2**30 + 1}
+    for row in rows[:2]:
+        row |= {"ended_at": ends[row["id"]], "ended_by": "replace", "successor": "now"}
+    rows[0]["beside"] = ["now"]
+    assert memory.import_rows(rows[::-1] if turned else rows)["success"]
+    here = memory.store("Backups run at one.")["id"]
+    memory.replace(here, "now")
+    assert [memory.undo("now")["restored"] for _ in range(3)] == [here, "six", "noon"]
+
+
 def test_what_was_confirmed_is_so_in_a_copy(memory: Memory, copy: Memory) -> None:
     for _ in range(3):
         memory.store("The ferry sails at noon.", created_at="2020-02-02")
