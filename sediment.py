@@ -13455,8 +13455,9 @@ def _steps_back(connection: apsw.Connection, old: str) -> list[tuple[str, str | 
 def _take_back(connection: apsw.Connection, old: str, front: str | None) -> bool:
     """Make an item live again; whether the one in its place is hidden behind it in turn."""
     reason, successor = restore_item(connection, old)
-    if front is None or reason == "merge":
-        add_history(connection, "undo", old, successor, APART)
+    if front is None or reason == "merge":  # apart from what that was merged with since, too
+        for beside in dict.fromkeys((successor, front or successor)):
+            add_history(connection, "undo", old, beside, APART)
         return False
     sql = "SELECT id, created_at FROM items WHERE id IN (?, ?)"
     created = dict(fetch(connection, sql, old, front))

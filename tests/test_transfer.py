@@ -427,6 +427,20 @@ def test_an_undone_merge_stays_undone_in_a_copy(
     assert len(rows_of(copy, "history")) == 1
 
 
+def test_what_was_taken_out_of_several_merges_stays_out_in_a_copy(
+    memory: Memory, copy: Memory
+) -> None:
+    fact = "The backup window is at 3 in the morning on Sundays."
+    ids = []
+    for at, text in enumerate((fact, f"Note: {fact}", f"Reminder: {fact}"), 1):
+        ids.append(memory.store(text, created_at=at)["id"])
+        assert memory.consolidate()["merged"] == (at > 1)
+    memory.undo(ids[0])
+    copy.import_rows(exported(memory))
+    assert copy.consolidate()["merged"] == 0
+    assert [row["kept_apart"] for row in exported(copy)] == [ids[1:], ids[:1], ids[:1]]
+
+
 @pytest.mark.parametrize("turned", [False, True])
 def test_what_was_kept_in_a_review_is_so_in_a_copy(
     memory: Memory, copy: Memory, turned: bool
