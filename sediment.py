@@ -14497,7 +14497,8 @@ class Folder:
 
     def leave(self) -> None:
         """Let the others wait no more for this machine to erase what is forgotten."""
-        self._write({"machine.json": ""})
+        if not self._has_left(self.me.name):
+            self._write({"machine.json": ""})
 
 
 def _reason_of(error: OSError | SedimentError) -> str:
@@ -15651,6 +15652,19 @@ class Sync:
         message = f"Nothing goes to {space} any more, or comes from it; what is there stays."
         return {"success": True, "space": space, "message": message}
 
+    def go_from_place(self) -> str:
+        """Let nobody there wait for this machine any more, and keep nothing that git fetched there.
+        Returns what to do if the place could not be told."""
+        told, name = "", self.place.name
+        try:
+            self.place.begin()
+            self.place.leave()
+        except (OSError, SedimentError) as error:
+            told = f"{name} was not told ({_reason_of(error)}): others there go on waiting for this"
+            told += f" machine until `sync --to {shlex.quote(name)}` and then `sync --leave` say so"
+        self.drop_fetched()
+        return told
+
     def drop_fetched(self) -> None:
         """Keep nothing of what git fetched from a place that is left."""
         if isinstance(self.place, Git):
@@ -15664,9 +15678,7 @@ class Sync:
             return self._leave(erase)
 
     def _leave(self, erase: bool) -> dict[str, Any]:
-        with contextlib.suppress(SedimentError), self._reach():
-            self.place.leave()
-        self.drop_fetched()
+        not_told = self.go_from_place()
         others = (
             "SELECT id FROM states WHERE here"
             " AND put_w NOT IN (SELECT name FROM machines WHERE mine)"
@@ -15690,6 +15702,7 @@ class Sync:
         memories = f"{tell_memories(count)} {'is' if count == 1 else 'are'}"
         message += f"; of others {memories} erased here" if erase else ""
         message += f"; {_waiting_phrase(waiting)} until it syncs there again" if waiting else ""
+        message += f". {not_told}" if not_told else ""
         return {"success": True, "erased": count, "message": f"{message}."}
 
 
@@ -15713,8 +15726,9 @@ def _machine_name(name: Any) -> str:
     return name if is_name else ""
 
 
-def sync_to(projects: Projects, encoder: Encoder, place: str) -> Sync:
-    """Begin to sync at a place, or at another one than before, which then gets everything."""
+def sync_to(projects: Projects, encoder: Encoder, place: str) -> dict[str, Any]:
+    """Begin to sync at a place, or at another one than before, which then gets everything, and
+    leave that: what `Memory.sync_to` returns."""
     database = projects.database
     if not place:
         raise InvalidInput("a place must not be empty: name a folder, a URL or git:REMOTE")
@@ -15732,16 +15746,21 @@ def sync_to(projects: Projects, encoder: Encoder, place: str) -> Sync:
         place = _folder_to_sync(database, place)
     with Lease(database, "syncing") as lease:
         take_lease(lease)  # what still runs would note what it has sent to the place before
-        _begin_to_sync(projects, encoder, place)
-    return Sync(projects, encoder)
+        not_told = _begin_to_sync(projects, encoder, place)
+    status = Sync(projects, encoder).status()
+    return status | ({"remarks": [not_told, *status.get("remarks", ())]} if not_told else {})
 
 
-def _begin_to_sync(projects: Projects, encoder: Encoder, place: str) -> None:
-    database, before = projects.database, ""
+def _begin_to_sync(projects: Projects, encoder: Encoder, place: str) -> str:
+    """Write down the place; returns what to do if the one before could not be told."""
+    database, before, not_told = projects.database, "", ""
     with contextlib.suppress(NotFound):
         old = Sync(projects, encoder)
         before = old.place.name
-        old.drop_fetched()
+        if before == place:
+            old.drop_fetched()
+        else:
+            not_told = old.go_from_place()
     with database.transaction() as connection:
         if not is_synced(database):
             me = {"machine": new_id()[:8], "mark": "", "place": ""}
@@ -15751,6 +15770,7 @@ def _begin_to_sync(projects: Projects, encoder: Encoder, place: str) -> None:
         name_machine(connection, database.path)
         connection.execute("UPDATE clock SET place = ?, cursor = '{}'", (place,))
         send_again(connection)
+    return not_told
 
 
 def _is_of_another(place: str, before: str) -> bool:
@@ -16419,7 +16439,7 @@ class Memory:
 
     def sync_to(self, place: str) -> dict[str, Any]:
         """Say where this file syncs: nothing is shared by that. Returns what `sync_status` does."""
-        return sync_to(self.projects, self.encoder, place).status()
+        return sync_to(self.projects, self.encoder, place)
 
     def share(self, space: str | None = None, *, everywhere: bool = False) -> dict[str, Any]:
         """Share the project, or what is global, under a name that is its id if none is given."""

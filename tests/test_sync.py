@@ -1390,6 +1390,43 @@ def test_what_was_fetched_by_git_goes_with_a_move_to_another_place(tmp_path: Pat
         assert memory.sync()["spaces"][0]["sent"] == 1
 
 
+@pytest.mark.parametrize("kind", ["folder", "git"])
+def test_who_goes_to_another_place_leaves_the_one_before(tmp_path: Path, kind: str) -> None:
+    place = Place(tmp_path / "folder")
+    where = f"git:{git_place(tmp_path)}" if kind == "git" else str(place.shared)
+    a, b = place.machine("a"), place.machine("b")
+    for memory in (a, b):
+        memory.sync_to(where)
+    id = a.store("A forgotten walrus.")["id"]
+    settle(a, b)
+    left = a.sync_status()["machine"]
+    assert "remarks" not in a.sync_to(str(tmp_path / "other"))
+    assert a.sync()["spaces"][0]["sent"] == 1
+    b.forget(id)
+    settle(b)
+    assert left not in {machine["machine"] for machine in b.sync_status()["machines"]}
+    if kind == "folder":
+        assert "walrus" not in place.text()
+    for memory in place.all:
+        memory.close()
+
+
+def test_a_place_that_was_away_when_it_was_left_is_told_later(place: Place) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    a.store("A fact.")
+    settle(a, b)
+    away = place.shared.rename(place.folder / "away")
+    how = f"`sync --to {place.shared}` and then `sync --leave`"
+    assert how in "".join(a.sync_to(str(place.folder / "other"))["remarks"])
+    a.sync_to(str(away))
+    away.rename(place.shared)
+    assert how.replace("shared", "away") in a.leave_sync()["message"]
+    assert len(b.sync_status()["machines"]) == 2
+    a.sync_to(str(place.shared))
+    assert "was not told" not in a.leave_sync()["message"]
+    assert len(b.sync_status()["machines"]) == 1
+
+
 def test_who_comes_back_is_who_he_was_and_can_forget(place: Place) -> None:
     a, b = place.machine("a"), place.machine("b")
     name = a.sync_status()["machine"]
