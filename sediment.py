@@ -15559,11 +15559,11 @@ class Sync:
         return True
 
     def _space_rows(self, spaces: dict[str, str]) -> list[dict[str, Any]]:
-        """Of each space, how many memories are here, and how many of them wait to be sent."""
+        """Of each space, how many memories are here, and how many changes wait to be sent."""
         sql = (
-            "SELECT count(*), count(number) FROM replica r WHERE project = ? AND NOT gone"
-            " AND (end_t IS NULL OR NOT EXISTS"
-            " (SELECT 1 FROM replica o WHERE o.id = r.id AND o.put_t > r.put_t))"
+            "SELECT count(*) FILTER (WHERE NOT gone AND (end_t IS NULL OR NOT EXISTS"
+            " (SELECT 1 FROM replica o WHERE o.id = r.id AND o.put_t > r.put_t))), count(number)"
+            " FROM replica r WHERE project = ?"
         )
         rows = ((space, *self.database.rows(sql, project)[0]) for space, project in spaces.items())
         return [{"space": space, "here": here, "waiting": waiting} for space, here, waiting in rows]

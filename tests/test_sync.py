@@ -939,6 +939,18 @@ def test_status_says_who_has_yet_to_erase_what_was_forgotten(place: Place) -> No
     assert {row["to_erase"] for row in a.sync_status()["machines"]} == {0}
 
 
+def test_status_says_that_what_was_forgotten_waits(place: Place) -> None:
+    a = place.machine("a")
+    id = a.store("Soon forgotten.")["id"]
+    a.sync()
+    a.forget(id)
+    (space,) = (status := a.sync_status())["spaces"]
+    assert (space["here"], space["waiting"]) == (0, 1)
+    assert "0 here, 1 not sent" in "".join(sediment.render_synced(status))
+    (space,) = a.sync()["spaces"]
+    assert (space["sent"], space["waiting"]) == (1, 0)
+
+
 def test_an_import_brings_back_nothing_that_was_forgotten(place: Place) -> None:
     a, b = place.machine("a"), place.machine("b")
     id = a.store("Soon forgotten.")["id"]
