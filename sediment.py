@@ -15547,8 +15547,9 @@ class Sync:
         try:
             patch = self.place.push(space, states)
         except Forbidden as error:
-            who = f"whoever looks after the hub lets you (`hub add PERSON {space}`)"
-            self.place.remarks.append(f"{error}: what is new waits here until {who}")
+            if self._own_waits(states[0]["in"]):
+                who = f"whoever looks after the hub lets you (`hub add PERSON {space}`)"
+                self.place.remarks.append(f"{error}: what is new waits here until {who}")
             return False
         with self.database.transaction() as connection:
             connection.executemany(
@@ -15557,6 +15558,19 @@ class Sync:
             )
             connection.execute(_NOTE_CURSOR, (to_json(patch),))
         return True
+
+    def _own_waits(self, project: str) -> bool:
+        """Whether anything waits that was done here; what others did waits no more: who may not
+        write has nothing to bring of it, though all is to be sent again."""
+        sql = (
+            "WITH own AS (SELECT name FROM machines WHERE mine) UPDATE replica SET number = NULL"
+            " WHERE project = ? AND number IS NOT NULL AND gone <= 0"
+            " AND coalesce(put_w NOT IN own, true) AND coalesce(end_w NOT IN own, true)"
+            " AND NOT EXISTS (SELECT 1 FROM json_each(ok) WHERE key IN own)"
+        )
+        with self.database.transaction() as connection:
+            connection.execute(sql, (project,))
+        return self._space_rows({"": project})[0]["waiting"] > 0
 
     def _space_rows(self, spaces: dict[str, str]) -> list[dict[str, Any]]:
         """Of each space, how many memories are here, and how many changes wait to be sent."""

@@ -271,6 +271,23 @@ def test_who_only_reads_is_refused_what_he_writes(team: Team) -> None:
     assert [row["sent"] for row in carol.sync()["spaces"]] == [0, 1]
 
 
+def test_who_only_reads_is_told_of_nothing_that_waits_where_he_did_nothing(team: Team) -> None:
+    alice, carol = team.machine("alice"), team.machine("carol")
+    id = alice.store("The port is 5433.")["id"]
+    kept = alice.store("The ferry sails at six.")["id"]
+    settle(alice, carol)
+    alice.forget(id)
+    settle(alice)
+    assert [carol.sync()["remarks"] for _ in "12"] == [[], []]
+    carol.sync_to(team.server.url("carol"))
+    assert [carol.sync()["remarks"] for _ in "12"] == [[], []]
+    assert carol.sync_status()["spaces"][0]["waiting"] == 0
+    carol.forget(kept)
+    for _ in "12":
+        assert "you may not write to team" in "".join(carol.sync()["remarks"])
+    assert carol.sync_status()["spaces"][0]["waiting"] == 1
+
+
 @pytest.mark.parametrize(
     ("at", "to"),
     [
