@@ -14250,7 +14250,7 @@ class Folder:
     in which nobody else writes: machine.json says who it is and how far it has read the others;
     00.jsonl to ff.jsonl have a record a line, each memory in the file that its id chooses. A
     machine that leaves deletes its machine.json and no more, for others may lack what it sent; from
-    then on all others erase in its files what is forgotten.
+    then on all others erase in its files what is forgotten, as they do in a tool's copy of a folder.
 
     The cursor has the tag that a file had when it was read, by MACHINE/FILE, and when it was
     searched for what is forgotten, by MACHINE/FILE/left; None in a patch of it deletes a key."""
@@ -14296,7 +14296,8 @@ class Folder:
         return data.decode("utf-8", "replace")
 
     def _has_left(self, machine: str) -> bool:
-        return not os.path.lexists(self.top / machine / "machine.json")
+        is_there = os.path.lexists(self.top / machine / "machine.json")
+        return not is_there or bool(_FOLDERS_COPY.match(machine))
 
     def _write(self, texts: dict[str, str], machine: str = "") -> None:
         """Give files these texts, of this machine or of one that left; delete those with none."""
@@ -14468,11 +14469,11 @@ class Folder:
     def finish(self, t: int, cursor: dict[str, Any]) -> dict[str, Any]:
         """Tell the others how far this machine has read; a patch of the cursor."""
         patch = self._erase_in_left(cursor)
-        copies_of_own = filter(_TOOLS_COPY.match, self._files(self.me.name))
+        own = (entry.name for entry in _entries(self.top / self.me.name) if entry.is_file())
         facts = {"v": RECORD_VERSION, "host": self.me.host, "person": self.me.person}
         facts |= {"t": t, "read": self._read, "seen": int(time.time())}
         known = self._facts(self.me.name)
-        texts = dict.fromkeys(copies_of_own, "")  # which a tool made
+        texts = dict.fromkeys(filter(_TOOLS_COPY.match, own), "")
         if known.get("seen", 0) < facts["seen"] - DAY or facts != known | {"seen": facts["seen"]}:
             texts["machine.json"] = to_json(facts)
         if texts:
@@ -14483,7 +14484,7 @@ class Folder:
         """The machines, and how many of what was forgotten here each still has to erase."""
         found = []
         for name in self._machines():
-            if facts := self._facts(name):
+            if not _FOLDERS_COPY.match(name) and (facts := self._facts(name)):
                 row = {key: facts.get(key) for key in ("host", "person", "seen")}
                 read = facts.get("read", {}).get(self.me.name, 0)
                 to_erase = sum(t > read for t in forgotten) if name != self.me.name else 0
@@ -14531,7 +14532,9 @@ def _without_gone(line: str, gone: set[tuple[str, str]]) -> str:
 
 _SEARCHED = "/left"  # in a cursor, behind the name of a file in which nothing forgotten stands
 _RECORDS = _Pattern(r".*/[\da-f]{2}\.jsonl\Z")
-_TOOLS_COPY = _Pattern(r"[\da-f]{2}[ ._~(-].+\.jsonl")  # such as "00 (conflicted copy).jsonl"
+# What tools make of a file that two have changed: "00 (conflicted copy).jsonl", 00.jsonl.conflict1.
+_TOOLS_COPY = _Pattern(r"(?:Copy of |(?!..\.jsonl\Z))[\da-f]{2}(?:[ ._~(-].+)?\.jsonl")
+_FOLDERS_COPY = _Pattern(r"(?i)[\da-f]{8}[ ._~(-]")  # of a machine's folder, which nobody writes
 _FACTS: dict[str, Callable[[Any], bool]] = {
     "v": _is_count,
     **dict.fromkeys(("host", "person"), lambda it: isinstance(it, str) and it.isprintable()),

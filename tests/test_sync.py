@@ -1190,11 +1190,30 @@ def test_copies_of_own_files_go_and_what_else_is_there_stays(place: Place) -> No
     a.sync()
     own = place.files_of(a)
     (file,) = own.glob("*.jsonl")
-    for name in (f"{file.stem} (conflicted copy).jsonl", f"{file.stem}.sync-conflict-1.jsonl"):
-        shutil.copy(file, own / name)
+    copies = (" (conflicted copy).jsonl", ".sync-conflict-1.jsonl", ".jsonl.conflict1")
+    copies += (".jsonl..path1", ".jsonl.sync-conflict-1-ABC", ".jsonl~")
+    for name in (*copies, f"Copy of {file.name}"):
+        shutil.copy(file, own / (name if name.startswith("Copy") else f"{file.stem}{name}"))
     (own / "training.jsonl").write_text("")
+    (own / "00.jsonl.d").mkdir()
     a.sync()
-    assert {path.name for path in own.iterdir()} == {file.name, "machine.json", "training.jsonl"}
+    names = {path.name for path in own.iterdir()}
+    assert names == {file.name, "machine.json", "training.jsonl", "00.jsonl.d"}
+
+
+@pytest.mark.parametrize("kind", ["{} (conflicted copy)", "{}.sync-conflict-1-ABC", "{}~1"])
+def test_what_is_forgotten_goes_from_a_tools_copy_of_a_folder(place: Place, kind: str) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    id = a.store("A forgotten walrus.")["id"]
+    settle(a, b)
+    name = a.sync_status()["machine"]
+    shutil.copytree(place.files_of(a), place.shared / kind.format(name))
+    settle(a, b)
+    a.forget(id)
+    settle(a, b)
+    assert "walrus" not in place.text()
+    machines = a.sync_status()["machines"]
+    assert [row["to_erase"] for row in machines] == [0, 0]
 
 
 @pytest.mark.parametrize("name", ["machine.json", "00.jsonl"])
