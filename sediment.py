@@ -472,6 +472,7 @@ WATCH_POLL = 1_000  # ms between looks at whether a watched folder is another on
 TRANSCRIPT_LINE = 2**25  # bytes: a prompt with several pictures; longer lines are output of tools
 TRANSCRIPT_HEAD = 100  # lines that tell a session's folder, or that it is one
 COMPACT_TIMEOUT = 300.0  # s that a command that summarises may take
+COMMAND_MAX = 10_000  # characters of a hook's command that is read; two longest paths are 8,192
 CLIENT_TIMEOUT = 10.0  # s that `doctor --client` waits for a program's answer
 REPEATED_SECRET = 8  # characters of a secret that is looked for in the rest of its text
 REPEATED_SECRETS = 100  # of one text that are: each is looked for from its beginning to its end
@@ -898,6 +899,16 @@ def to_local(moment: datetime) -> datetime:
 def shell_line(words: Sequence[str]) -> str:
     """Words quoted and joined into a command line for the shell."""
     return subprocess.list2cmdline(words) if sys.platform == "win32" else shlex.join(words)
+
+
+def shell_words(line: str) -> list[str]:
+    """The words of a command line that `shell_line` made; [] if a quote in it is not closed."""
+    windows = sys.platform == "win32"
+    try:
+        words = shlex.split(line, posix=not windows)
+    except ValueError:
+        return []
+    return [word.strip('"') for word in words] if windows else words
 
 
 def repair_streams() -> None:
@@ -19219,7 +19230,7 @@ def changed(path: Path, wanted: Any, remove: bool) -> FileChange:
     try:
         text = _read_owned(path) if path.exists() else None
         new = add(text, wanted) if not remove else text and take_out(text, wanted)
-        remark = "" if remove else "; ".join(_in_other_words(path, wanted))
+        remark = "" if remove or new is None else "; ".join(_in_other_words(path, new, wanted))
     except (InvalidInput, RecursionError) as error:
         if remove and text and "sediment" not in text:
             return FileChange(path, _NOTHING_TO_REMOVE, text, "")
@@ -19247,7 +19258,7 @@ def _edit(wanted: Any) -> tuple[Callable[[str | None, Any], str], Callable[[str,
         return (_table_added, _table_removed) if table else (_members_added, _members_removed)
     if wanted.startswith(_TEXT_BLOCK[0]):
         return _instructions_added, lambda text, _: _blocks_removed(text, _TEXT_BLOCK)
-    return lambda text, _: text or wanted, _plugin_removed
+    return _plugin_added, _plugin_removed
 
 
 def _to_json(value: Any, indent: str | None = None) -> str:
@@ -19357,9 +19368,8 @@ class JsonText:
             value = [value] if key is None else {key: value}
         (start, close, entries, _), key = containers[-1], path[len(containers) - 1]
         lined = not entries or "\n" in text[start:close]
-        unit = next(iter(re.findall(r"\n([ \t]+)\S", text)), "  ")
-        line = text[: entries[-1].start if entries else start].rpartition("\n")[2]
-        indent = line[: len(line) - len(line.lstrip(" \t"))] + ("" if entries else unit)
+        unit = self._unit()
+        indent = self._indent(entries[-1].start) if entries else self._indent(start) + unit
         pad = _newline(text) + indent if lined else " "
         name = "" if key is None else f"{_to_json(key)}: "
         piece = pad + name + _to_json(value, unit if lined else None).replace("\n", pad)
@@ -19370,6 +19380,25 @@ class JsonText:
         if "," in self.bare[last:close]:
             return text[:stop] + piece + "," + text[stop:]
         return text[:last] + "," + text[last:stop] + piece + text[stop:]
+
+    def with_changed(self, entry: JsonEntry, value: Any) -> str:
+        """The text with another value of an entry, laid out as before; as it is if the old value
+        has a comment."""
+        text, (_, _, start, at, end) = self.text, entry
+        if text[at:end] != self.bare[at:end]:
+            return text
+        unit = self._unit() if "\n" in text[at:end] else None
+        pad = _newline(text) + self._indent(start)
+        return text[:at] + _to_json(value, unit).replace("\n", pad) + text[end:]
+
+    def _unit(self) -> str:
+        """The white space by which its lines are indented, once."""
+        return next(iter(re.findall(r"\n([ \t]+)\S", self.text)), "  ")
+
+    def _indent(self, at: int) -> str:
+        """The white space that the line of an offset begins with."""
+        line = self.text[:at].rpartition("\n")[2]
+        return line[: len(line) - len(line.lstrip(" \t"))]
 
     def without(self, path: JsonPath, value: Any) -> str:
         """The text without the entry at a path, and without the objects and lists made for it."""
@@ -19432,13 +19461,22 @@ def _is_that(entry: JsonEntry, key: str | None, wanted: Any) -> bool:
 
 def _command_of(entry: dict[str, Any], *names: str) -> str:
     """The strings that an object has under some names, or in lists there, as one command."""
+    return " ".join(_words_of(entry, *names))
+
+
+def _words_of(entry: dict[str, Any], *names: str) -> list[str]:
     values = (entry.get(name) for name in names)
     words = (word for value in values for word in (value if isinstance(value, list) else [value]))
-    return " ".join(word for word in words if isinstance(word, str))
+    return [word for word in words if isinstance(word, str)]
 
 
 def _runs_ours(value: Any) -> bool:
     """Whether any object in a value has a command that runs our hook or server."""
+    return any(_running_ours(value))
+
+
+def _running_ours(value: Any) -> Iterator[dict[str, Any]]:
+    """The objects in a value that have a command which runs our hook or server."""
     stack = [value]
     while stack:
         part = stack.pop()
@@ -19446,11 +19484,50 @@ def _runs_ours(value: Any) -> bool:
             command = _command_of(part, "server", "command", "args", "tool")
             program = _OURS.search(command)
             if program and _RUN_WORD.search(command, program.end()):
-                return True
+                yield part
             stack += part.values()
         elif isinstance(part, list):
             stack += part
-    return False
+
+
+def _our_commands(value: Any) -> Iterator[tuple[list[str], list[str]]]:
+    """(words that start this program, words behind them) of each command of ours in a server's or
+    hook's value, or a plugin's text."""
+    if isinstance(value, str):
+        line = _PLUGIN_COMMAND.search(value)
+        commands = [_words_of(parse_object(f'{{"command": {line[1]}}}'), "command")] if line else []
+    else:
+        commands = map(_command_words, _running_ours(value))
+    for words in commands:
+        for number, word in enumerate(words, 1):
+            if any(match.end() == len(word) for match in _OURS.finditer(f"{word} ")):
+                yield words[:number], words[number:]
+                break
+
+
+def _command_words(entry: dict[str, Any]) -> list[str]:
+    """The words of an object's command, which is for the shell where it has no arguments."""
+    words = _words_of(entry, "command", "args")
+    if len(words) == 1 and isinstance(entry["command"], str):
+        return shell_words(words[0]) if len(words[0]) <= COMMAND_MAX else []
+    return words
+
+
+def missing_program(value: Any) -> str:
+    """The first absolute path by which an entry starts this program and that is not there; "" if
+    there is none. Other hosts are not asked, which a checkout might name."""
+    for program, _ in _our_commands(value):
+        for path in program:
+            here = os.path.isabs(path) and path[:2] not in ("//", "\\\\")
+            if here and not os.path.exists(path):
+                return path
+    return ""
+
+
+def _is_left_behind(found: Any, wanted: Any) -> bool:
+    """Whether the program of an entry of ours is gone, and only that is not as it is wanted."""
+    options = [[rest for _, rest in _our_commands(value)] for value in (found, wanted)]
+    return options[0] == options[1] and bool(missing_program(found))
 
 
 def _leaves(wanted: dict[str, Any]) -> Iterator[tuple[JsonPath, Any]]:
@@ -19468,14 +19545,17 @@ def _is_blank(text: str) -> bool:
 
 
 def _members_added(text: str | None, wanted: dict[str, Any]) -> str:
-    """JSON with what is wanted, where it is not there yet."""
+    """JSON with what is wanted, where it is not there yet or its program is gone."""
     if text is None:
         return _to_json(wanted, "  ") + "\n"
     if _is_blank(text):
         return text + _to_json(wanted, "  ").replace("\n", _newline(text))
     for path, value in _leaves(wanted):
         before = JsonText(text)
-        if before.find(path, value) is None:
+        found = before.find(path, value)
+        if found and is_same(found.value, value) and _is_left_behind(found.value, value):
+            text = before.with_changed(found, value)
+        elif found is None:
             after = JsonText(before.with_added(path, value))
             if after.find(path, value) is None or after.without(path, value) != text:
                 raise InvalidInput("cannot be changed as it is")
@@ -19589,9 +19669,13 @@ def _table(text: str) -> dict[str, Any]:
 
 
 def _table_added(text: str | None, wanted: dict[str, Any]) -> str:
-    """TOML with the server at its end, if it has none of that name."""
+    """TOML with the server at its end, if it has none of that name, or ours and that is gone."""
     old, entry = _table(text or ""), wanted["mcp_servers"]["sediment"]
     if text is not None and "sediment" in old["mcp_servers"]:
+        if _is_left_behind(old["mcp_servers"]["sediment"], entry):
+            with contextlib.suppress(InvalidInput):  # somebody changed it
+                rest = _table_removed(text, wanted)
+                return text if rest == text else _table_added(rest, wanted)
         return text
     lines = [f"{key} = {_to_toml(value)}" for key, value in entry.items()]
     lines = "\n".join(["[mcp_servers.sediment]", *lines, ""])
@@ -19610,10 +19694,18 @@ def _table_removed(text: str, _: Any) -> str | None:
     return new
 
 
+_PLUGIN_COMMAND = _Pattern(r"^const COMMAND = (.*)$", re.MULTILINE)
+
+
+def _plugin_added(text: str | None, wanted: str) -> str:
+    is_ours = text and _plugin_removed(text, wanted) is None
+    return wanted if not text or (is_ours and _is_left_behind(text, wanted)) else text
+
+
 def _plugin_removed(text: str, wanted: str) -> str | None:
     """None if a plugin is ours, whichever copy of the program it runs; else the text."""
-    command = re.compile(r"^const COMMAND = .*$", re.MULTILINE)
-    return None if command.sub("", text) == command.sub("", wanted) else text
+    same = _PLUGIN_COMMAND.sub("", text) == _PLUGIN_COMMAND.sub("", wanted)
+    return None if same else text
 
 
 def _read_owned(path: Path) -> str:
@@ -19682,8 +19774,12 @@ def file_entries(path: Path, wanted: Any) -> Iterator[tuple[str, Any, Any]]:
     if not path.is_file():  # nor a pipe, which would be read for ever
         return
     text = _read_owned(path)
-    if _is_blank(text):
-        return
+    if not _is_blank(text):
+        yield from text_entries(text, wanted)
+
+
+def text_entries(text: str, wanted: Any) -> Iterator[tuple[str, Any, Any]]:
+    """`file_entries` of a file's text."""
     if isinstance(wanted, str):
         yield "sediment", text, wanted
     elif "mcp_servers" in wanted:
@@ -19695,11 +19791,14 @@ def file_entries(path: Path, wanted: Any) -> Iterator[tuple[str, Any, Any]]:
             yield str(keys[1]), entry and entry.value, value
 
 
-def _in_other_words(path: Path, wanted: Any) -> Iterator[str]:
-    """A remark for a server or a plugin of our name that is not what `init` writes."""
+def _in_other_words(path: Path, text: str, wanted: Any) -> Iterator[str]:
+    """Remarks on a server or a plugin of our name that is not what `init` writes, and on programs
+    that are gone, in a file's new text."""
     if isinstance(wanted, str) and path.suffix != ".js":
         return  # instructions may be anybody's
-    for name, found, value in file_entries(path, wanted):
+    for name, found, value in text_entries(text, wanted):
+        if missing := found != value and missing_program(found):
+            yield f"its entry {name} names {missing}, which is not there: change it by hand"
         if name == "sediment" and found not in (None, value):
             whose = "already, in other words" if _is_ours(found, value) else "of another program"
             kind = _SERVER if isinstance(wanted, dict) else "a plugin"
@@ -19739,11 +19838,24 @@ def _has_already(client: Client, part: str, root: Path | None, program: list[str
     if part == "hooks" and root:
         for path, wanted in client.files(part, None, program):
             if _has_ours(path, wanted):
-                return f"{path}: has its hooks already, for every project"
+                why = f"{path}: has its hooks already, for every project"
+                missing = _first_missing(file_entries(path, wanted))
+                return f"{why}, but {_advice_for(missing, client, None)}" if missing else why
     if part != "server" and _foreign_server(client, root, program):
         title = client.facts["title"]
         return f"{title}: without hooks and instructions, which need the server of this program"
     return ""
+
+
+def _first_missing(entries: Iterable[tuple[str, Any, Any]]) -> str:
+    """The first `missing_program` of a file's entries."""
+    return next(filter(None, (missing_program(found) for _, found, _ in entries)), "")
+
+
+def _advice_for(missing: str, client: Client, root: Path | None) -> str:
+    """What to do where a client's file, of a project or global, names a program that is gone."""
+    where = "" if root else "--global "
+    return f"names {missing}, which is not there: run `init {where}--client {client.name}`"
 
 
 def _foreign_server(client: Client, root: Path | None, program: list[str]) -> str:
@@ -19979,14 +20091,21 @@ def _check_part(
                 yield Check(name, "warning", f"{path} {error}")
                 continue
             if any(found for _, found, _ in entries):
-                missing = [event for event, found, _ in entries if not found]
-                other = [event for event, found, value in entries if found not in (None, value)]
-                fault = f", without {', '.join(missing)}" if missing else ""
-                fault += f", in other words than `init` has: {', '.join(other)}" if other else ""
-                status = "warning" if fault else "ok"
-                if part == "server" and not _is_ours(*entries[0][1:]):
-                    status, fault = "broken", f" is another program: {_show(entries[0][1])}"
+                status, fault = _check_entries(part, entries)
+                if missing := _first_missing(entries):
+                    status, fault = "broken", f", {_advice_for(missing, client, folder)}"
                 yield Check(name, status, f"in {path}{fault}")
+
+
+def _check_entries(part: str, entries: list[tuple[str, Any, Any]]) -> tuple[str, str]:
+    """The status of a file's entries of a server or of hooks, and what is wrong."""
+    if part == "server" and not _is_ours(*entries[0][1:]):
+        return "broken", f" is another program: {_show(entries[0][1])}"
+    missing = [event for event, found, _ in entries if not found]
+    other = [event for event, found, value in entries if found not in (None, value)]
+    fault = f", without {', '.join(missing)}" if missing else ""
+    fault += f", in other words than `init` has: {', '.join(other)}" if other else ""
+    return "warning" if fault else "ok", fault
 
 
 def _check_added(client: Client) -> Iterator[Check]:
@@ -19997,7 +20116,9 @@ def _check_added(client: Client) -> Iterator[Check]:
     except InvalidInput as error:
         yield Check(name, "warning", str(error))
         return
-    if _runs_ours(found):
+    if missing := missing_program(found):
+        yield Check(name, "broken", f"{how}, names {missing}, which is not there")
+    elif _runs_ours(found):
         yield Check(name, "ok", how)
     elif found is not None:
         yield Check(name, "broken", f"{how} is another program: {_show(found)}")

@@ -139,13 +139,17 @@ def test_a_client_is_set_up_for_every_project(here: Program, home: Path, name: s
 
 def test_a_server_that_claude_was_told_of_is_known(here: Program, home: Path) -> None:
     assert "claude mcp add -s user" in here.ok("init", "--global", "--client", "claude")
-    entry = {"type": "stdio", "command": "python3", "args": ["/x/sediment.pyz", "serve"], "env": {}}
+    (program := home / "sediment.pyz").touch()
+    entry = {"type": "stdio", "command": "python3", "args": [str(program), "serve"], "env": {}}
     text = json.dumps({"mcpServers": {"sediment": entry}})
     (home / ".claude.json").write_text(text)
     assert "claude mcp" not in here.ok("init", "--global", "--client", "claude")
     assert checks(here, "claude")["claude server"] == "ok added by its own command"
     assert "claude mcp remove -s user sediment" in here.ok("init", "--global", "--remove")
     assert (home / ".claude.json").read_text() == text
+    program.unlink()
+    found = checks(here, "claude", code=1)["claude server"]
+    assert found == f"broken added by its own command, names {program}, which is not there"
 
 
 def test_a_server_that_claude_has_for_one_project_is_none_for_every_other(
@@ -392,19 +396,110 @@ def test_what_stands_there_in_other_words_stays(here: Program, file: str, text: 
     assert path.read_text() == text
 
 
-def test_another_copy_of_the_program_takes_out_what_one_added(here: Program) -> None:
-    here.ok("init", *ALL)
-    for name, data in plain(here.folder).items():
-        moved = re.sub(rb"/[\w/.-]*/sediment\.pyz", b"/opt/other/sediment.pyz", data)
-        moved = re.sub(rb'("timeout": )\d+', rb"\g<1>12", moved)
+def name_another(folder: Path, program: Path) -> None:
+    """Let all that `init` added start another copy of the program."""
+    for name, data in plain(folder).items():
+        moved = re.sub(rb"/[\w/.-]*/sediment\.pyz", str(program).encode(), data)
         lines, mark, end = moved.partition(b"# /sediment ")
         if mark:
             digest = sediment._digest(lines.decode().partition("\n")[2])
             moved = lines + mark + digest.encode() + end[8:]
-        (here.folder / name).write_bytes(moved)
+        (folder / name).write_bytes(moved)
+
+
+def test_another_copy_of_the_program_takes_out_what_one_added(here: Program, home: Path) -> None:
+    here.ok("init", *ALL)
+    (program := home / "sediment.pyz").touch()
+    name_another(here.folder, program)
+    for name, data in plain(here.folder).items():
+        (here.folder / name).write_bytes(re.sub(rb'("timeout": )\d+', rb"\g<1>12", data))
     assert here.ok("init", *ALL).count("already") == len(plain(here.folder))
     here.ok("init", "--remove")
     assert plain(here.folder) == {}
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [("gone", []), ("it's gone", ["--db", "../own.db"]), ('gone " for ever', [])],
+)
+def test_what_names_a_program_that_is_gone_is_broken_and_replaced(
+    here: Program, home: Path, pyz: Path, unpacked: Path, place: str, words: list[str]
+) -> None:
+    (home / place).mkdir()
+    program = home / place / "sediment.pyz"
+    shutil.copyfile(pyz, program)
+    command = [sys.executable, str(program), "init", *ALL, *words]
+    env = {**here.env, "SEDIMENT_CACHE": str(unpacked)}
+    subprocess.run(command, cwd=here.folder, env=env, check=True, capture_output=True)
+    assert checks(here, "gemini", *words)["gemini server"].startswith("warning in ")
+    shutil.rmtree(home / place)
+    for name in CLIENTS:
+        found = checks(here, name, *words, code=1)
+        advice = f", names {program}, which is not there: run `init --client {name}`"
+        for part in ("server", "hooks"):
+            assert found[f"{name} {part}"].startswith("broken in ")
+            assert found[f"{name} {part}"].endswith(advice)
+    assert "which is not there" not in here.ok("init", *ALL, *words)
+    mended = plain(here.folder)
+    assert here.ok("init", "--remove", *words).count(": deleted") == len(mended)
+    here.ok("init", *ALL, *words)
+    assert plain(here.folder) == mended
+
+
+def test_what_somebody_changed_and_names_a_program_that_is_gone_is_told(
+    here: Program, home: Path
+) -> None:
+    here.ok("init", "--client", "claude", "--db", "../own.db")
+    here.ok("init", "--client", "codex")
+    name_another(here.folder, program := home / "gone" / "sediment.pyz")
+    table = here.folder / ".codex/config.toml"
+    table.write_text(table.read_text().replace("# /sediment ", "env = {A = '1'}\n# /sediment "))
+    before = table.read_text()
+    said = here.ok("init", "--client", "claude", "--client", "codex")
+    told = f"names {program}, which is not there: change it by hand"
+    server, settings = here.folder / ".mcp.json", here.folder / ".claude" / "settings.json"
+    for path, entry in ((server, "sediment"), (settings, "Stop"), (table, "sediment")):
+        (line,) = (line for line in said.splitlines() if line.startswith(f"{path}: "))
+        assert f"its entry {entry} {told}" in line
+    assert table.read_text() == before
+    args = json.loads(server.read_text())["mcpServers"]["sediment"]["args"]
+    assert args == [str(program), "--db", str(home / "own.db"), "serve"]
+
+
+def test_a_comment_in_what_names_a_program_that_is_gone_stays(here: Program, home: Path) -> None:
+    here.ok("init", "--client", "gemini")
+    name_another(here.folder, home / "gone" / "sediment.pyz")
+    path = here.folder / ".gemini/settings.json"
+    path.write_text(text := path.read_text().replace('"args"', '/* mine */ "args"', 1))
+    assert "its entry sediment names " in here.ok("init", "--client", "gemini")
+    server = text.partition('"hooks"')[0]
+    assert path.read_text().startswith(server)
+
+
+def test_hooks_for_every_project_that_are_gone_are_told(here: Program, home: Path) -> None:
+    here.ok("init", "--global", "--client", "claude")
+    program = home / "gone" / "sediment.pyz"
+    name_another(home / ".claude", program)
+    advice = f"names {program}, which is not there: run `init --global --client claude`"
+    said = here.ok("init", "--client", "claude")
+    assert f"has its hooks already, for every project, but {advice}" in said
+    assert checks(here, "claude", code=1)["claude hooks"].endswith(advice)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"command": "python3", "args": ["sediment.pyz", "serve"]},
+        {"command": "sh", "args": ["-c", "beep; /gone/sediment.pyz serve"]},
+        {"command": "//host/gone/sediment.pyz", "args": ["serve"]},
+        {"command": "/bin/sh", "args": ["./sediment", "--db", "/gone/own.db", "serve"]},
+    ],
+)
+def test_only_a_path_of_the_program_itself_can_be_gone(
+    here: Program, entry: dict[str, Any]
+) -> None:
+    (here.folder / ".mcp.json").write_text(json.dumps({"mcpServers": {"sediment": entry}}))
+    assert checks(here, "claude")["claude server"].startswith("warning in ")
 
 
 @pytest.mark.parametrize(
