@@ -45,7 +45,8 @@ Ranking
 Candidates are the items whose best chunk is nearest to the query by cosine, united with those
 whose chunk has the best BM25, found separately inside the own scope (project and global), in other
 projects, and among what was said in conversations (which loses TALK_LOSS). A version that was
-replaced is none, but speaks for what stands in its place. With c the best chunk's cosine, m that
+replaced is none, unless it held in the past that is asked about, but speaks for what stands in its
+place. With c the best chunk's cosine, m that
 of the mean of all chunks, b its BM25, or what is more of those of an item's earlier versions:
     relevance = (c + WHOLE_WEIGHT * (m - c) - LENGTH_DISCOUNT * ln chunks
                  + share * (b / max b) ** WORDS_POWER + MAXSIM_WEIGHT * s)
@@ -392,6 +393,9 @@ SHARE_SHARPNESS, SHARE_NOTHING = 10.0, 0.3  # of a softmax of cosines; the cosin
 DOOR_DAYS = 30, 365  # between the two: a correction may come soon, and a diary is a year long
 DOOR_REACH = 3.0  # standard deviations from what was learned, beyond which a feature is cut
 DOOR_TEXT = 300  # characters of a proposed memory that an agent is shown
+# By how much more cosine than its successor a replaced version is told beside that. Two values of
+# one thing differ by 0.2 at most, and by 0.4 or more where the later does not say what is asked.
+NEARER_VERSION = 0.25
 RIVAL_COSINE = 0.5  # a later item this near may be another version; a wrong guess costs nothing
 MERGE_COSINE = 0.95  # as in the original; proposes only, see `differences`
 COMPARED_WORDS = 5_000  # these take 0.07 s; longer memories must be equal to be merged
@@ -6739,6 +6743,7 @@ class Candidates(NamedTuple):
     coverage: Any  # that as a share of what a chunk with all words has, at most 1
     whole: Any  # the cosine of the mean of all chunks
     version: Any  # the item that it replaced and by which it is nearest, or 0
+    nearer: Any  # that one, if it is nearer by NEARER_VERSION than the item's own text; or 0
 
     def where(self, chosen: Any) -> Candidates:
         """The rows that a mask or an array of indices selects."""
@@ -6783,7 +6788,8 @@ class RankFacts(NamedTuple):
 class Hit(NamedTuple):
     """An item in a ranking. `newer_than` is the older item that it more likely than not made
     obsolete and has most of its chance from, or an earlier version of it that is nearer to the
-    question; `older_than` the newer one that more likely than not made it obsolete."""
+    question; `older_than` the newer one that more likely than not made it obsolete. `nearer` is an
+    earlier version that is to be read beside it."""
 
     item: int
     chunk: int
@@ -6794,6 +6800,7 @@ class Hit(NamedTuple):
     parts: dict[str, float]  # of the score, by name
     newer_than: int | None = None
     older_than: int | None = None
+    nearer: int | None = None
     span: tuple[int, int, int] = (0, 0, 0)  # the chunk's, which may get another number meanwhile
 
     @property
@@ -7049,11 +7056,14 @@ def _best_of_each(found: Candidates) -> Candidates:
     """The candidates, each item once, with the best values that any of its rows has; the chunk to
     show is that of its first row."""
     found = found.where(numpy.argsort(found.item, kind="stable"))
-    first = _first_of_each(found.item)
-    nearest = numpy.lexsort((-_cosines(found), found.item))[first]
+    first, cosine = _first_of_each(found.item), _cosines(found)
+    nearest = numpy.lexsort((-cosine, found.item))[first]
+    own = numpy.maximum.reduceat(numpy.where(found.version == 0, cosine, -1.0), first)
+    version, by = found.version[nearest], cosine[nearest] - own
     names = ("cosine", "bm25", "relative", "coverage", "whole")
     best = {name: numpy.fmax.reduceat(getattr(found, name), first) for name in names}
-    return found.where(first)._replace(**best, version=found.version[nearest])
+    nearer = numpy.where(by >= NEARER_VERSION, version, 0)
+    return found.where(first)._replace(**best, version=version, nearer=nearer)
 
 
 def _successors(within: Within, items: list[int]) -> dict[int, tuple[int, int, int]]:
@@ -7119,6 +7129,7 @@ def as_candidates(words: ChunkMatches, near: ChunkMatches, best: float, ideal: f
         coverage=numpy.minimum(1.0, bm25 / (ideal or math.inf)),
         whole=cosine,
         version=numpy.zeros_like(item),
+        nearer=numpy.zeros_like(item),
     )
 
 
@@ -7153,12 +7164,14 @@ def rank(
     of their score."""
     score, relevance, parts = profile.score(found, share, factor)
     best = numpy.lexsort((-found.item, -score))[:depth]
-    columns = found.item, found.chunk, score, _cosines(found), found.kind, relevance, found.version
+    columns = found.item, found.chunk, score, _cosines(found), found.kind, relevance
+    columns += found.version, found.nearer
     rows = zip(*(column[best].tolist() for column in columns), strict=True)
     each = parts_of_each({name: column[best] for name, column in parts.items()})
+    pairs = zip(rows, each, strict=True)
     return [
-        Hit(item, chunk, score, cosine, kind, fits, added, old or None)
-        for (item, chunk, score, cosine, kind, fits, old), added in zip(rows, each, strict=True)
+        Hit(item, chunk, score, cosine, kind, fits, added, old or None, nearer=nearer or None)
+        for (item, chunk, score, cosine, kind, fits, old, nearer), added in pairs
     ]
 
 
@@ -8072,7 +8085,7 @@ _IMPORTED = _PRINTED | {"project", "ended", *_ENDED, "confirmed", "kept_apart", 
 _DERIVED = {  # what else such a row may have, which needs no import
     *("similarity", "raw_similarity", "position", "beginning", "parts", "source", "page"),
     *("pages", "next", "cross_project", "related_ids", "supersedes", "chunked", "content_type"),
-    *("live", "why", "unrelated", "probability", "author", "ended_from"),
+    *("live", "why", "unrelated", "probability", "author", "ended_from", "nearer_version"),
 }
 _LISTS = ("items", "kept", "results", "versions", "nodes")  # where documents have their rows
 
@@ -12771,10 +12784,11 @@ class Search(View):
 
     def results(self, hits: list[Hit]) -> dict[int, dict[str, Any]]:
         """What callers see of each hit, by row number."""
-        items = items_by_row(self.database, [hit.item for hit in hits])
+        versions = (hit.nearer for hit in hits if hit.nearer)
+        items = items_by_row(self.database, [*(hit.item for hit in hits), *versions])
         authors_of = authors_by_id(self.database, (row["id"] for row in items.values()))
         return {
-            hit.item: result_of(items[hit.item], hit)
+            hit.item: result_of(items[hit.item], hit, items.get(hit.nearer or 0))
             | authors_of.get(items[hit.item]["id"], {})
             | source_fields(items[hit.item], self.projects)
             for hit in hits
@@ -12884,8 +12898,11 @@ def _each_turn_once(hits: list[Hit], facts: dict[int, RankFacts]) -> list[Hit]:
     ]
 
 
-def result_of(row: dict[str, Any], hit: Hit) -> dict[str, Any]:
-    """What callers see of a hit; of a long text its best chunk."""
+def result_of(
+    row: dict[str, Any], hit: Hit, version: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """What callers see of a hit; of a long text its best chunk. `version` is an earlier one that is
+    much nearer to the question: what is asked may stand in that alone."""
     content, (position, start, end) = row["content"], hit.span
     result = shared_facts(row) | {"similarity": similarity_text(hit.score)}
     if abs(hit.score - hit.cosine) > 0.001:
@@ -12897,6 +12914,9 @@ def result_of(row: dict[str, Any], hit: Hit) -> dict[str, Any]:
         result["position"] |= {"start": start, "end": end, "length": len(content)}
     if hit.foreign:
         result["cross_project"] = True
+    if version:
+        result["nearer_version"] = {"id": version["id"], "beginning": version["content"][:PREVIEW]}
+        result["nearer_version"] |= _dated("created", version["created_at"])
     return result
 
 
@@ -14261,7 +14281,7 @@ class Folder:
     in which nobody else writes: machine.json says who it is and how far it has read the others;
     00.jsonl to ff.jsonl have a record a line, each memory in the file that its id chooses. A
     machine that leaves deletes its machine.json and no more, for others may lack what it sent; from
-    then on all others erase in its files what is forgotten, as they do in a tool's copy of a folder.
+    then on all others erase in its files what is forgotten, as they do in a tool's copy of one.
 
     The cursor has the tag that a file had when it was read, by MACHINE/FILE, and when it was
     searched for what is forgotten, by MACHINE/FILE/left; None in a patch of it deletes a key."""
@@ -16021,8 +16041,10 @@ class Memory:
         whole, of a long one the best chunk, with its position and the memory's beginning; and
         similarity (how likely it answers, "0.00" to "1.00"; of another ranking its score), source
         (path:start-end of a file, client:session#turn), and where they apply raw_similarity (the
-        cosine), unrelated, cross_project, related_ids, supersedes (the versions behind it). Beside
-        them: graph_expanded, linked to the first ones, and suggested, often recalled with them.
+        cosine), unrelated, cross_project, related_ids, supersedes (the versions behind it) and
+        nearer_version (the one of these that is much nearer to the query: {id, beginning, created,
+        created_at}; what is asked may stand in that alone). Beside them: graph_expanded, linked to
+        the first ones, and suggested, often recalled with them.
 
         What has nothing to do with the query is held back; with `min_score`, what has a lower
         similarity instead; with `anyway`, nothing. A time in the query counts. `as_of` asks what
@@ -16742,12 +16764,15 @@ def _shown_once(memory: Memory, event: Event, rows: list[dict[str, Any]], budget
 
 
 def _memory_line(row: dict[str, Any]) -> str:
-    """A memory on one line, with its author if that is somebody else, and its last day if it was
-    replaced. What could end the block, or be taken for a tag, is escaped."""
+    """A memory on one line, with its author if that is somebody else, its last day if it was
+    replaced, and what it replaced if that is nearer to the prompt. What could end the block, or be
+    taken for a tag, is escaped."""
     day, text = iso_time(row["created_at"])[:10], one_line(row["content"], HOOK_LINE)
     if ended := row.get("ended_at"):
         text = f"until {iso_time(ended)[:10]}: {text}"
     text = f"written by {one_line(row['author'], 40)}: {text}" if "author" in row else text
+    if version := row.get("nearer_version"):
+        text += f" (before it: {one_line(version['beginning'], PREVIEW)})"
     return f"- {day} {row['id'][:8]}: {_FRAME_MARK.sub('(', text)}".translate(_NO_TAGS)
 
 
@@ -17090,6 +17115,9 @@ def render_recalled(answer: dict[str, Any], query: str = "") -> Iterator[str]:
                 yield _remark(f"{part}: `get {row['id']}` shows all")
         if "successor" in row:
             yield _remark(f"replaced by {row['successor']}")
+        if version := row.get("nearer_version"):
+            before = one_line(version["beginning"], PREVIEW)
+            yield _remark(f"before it, {local_time(version['created'])}: {before}")
         if "supersedes" in row:
             yield _remark(f"{len(row['supersedes'])} older: `history {row['id']}`")
         if "parts" in row:
@@ -17858,7 +17886,7 @@ def fit_answer(answer: dict[str, Any]) -> dict[str, Any]:
 _AROUND = ("graph_expanded", "suggested")
 
 # Fields that are dropped from rows, step by step, and the least length of their texts in each step.
-_FIRST = ("position", "beginning", "raw_similarity", "related_ids", "supersedes")
+_FIRST = ("position", "beginning", "raw_similarity", "related_ids", "supersedes", "nearer_version")
 _DISPENSABLE = (
     ((), 20),
     (_FIRST, 20),

@@ -281,6 +281,34 @@ def test_what_is_taken_back_speaks_for_itself_again(memory: Memory, moved: list[
     assert not set(texts(memory.recall(ASKED))) & {*HOSTS[:1]}
 
 
+KEY = "The cellar key hangs behind the kitchen door."
+
+
+def test_what_is_asked_may_stand_in_a_replaced_version_alone(memory: Memory, path: Path) -> None:
+    old = memory.store(KEY, created_at="2026-01-10")["id"]
+    new = memory.store("The kitchen is painted now.", replace=old, created_at="2026-02-10")["id"]
+    asked = "where is the cellar key?"
+    for _ in range(2):
+        answer = memory.recall(asked)
+        (row, *_) = answer["results"]
+        assert row["id"] == new
+        assert row["nearer_version"].items() >= {"id": old, "beginning": KEY}.items()
+        assert row["nearer_version"].keys() == {"id", "beginning", "created", "created_at"}
+        lines = render_recalled(answer, asked)
+        assert [line for line in lines if f"before it, 2026-01-10: {KEY}" in line]
+        memory._index = None  # as a command has none
+    assert "nearer_version" not in memory.recall("what colour has the kitchen?")["results"][0]
+    with open_memory(path.with_name("other.db")) as other:
+        assert "unknown_fields" not in other.import_rows([row])
+
+
+def test_another_value_of_the_same_is_no_reason_to_show_the_old_one(memory: Memory) -> None:
+    old = memory.store("Staging database is on port 5433.")["id"]
+    memory.store("Staging database is on port 6543.", replace=old)
+    (row, *_) = memory.recall("which port has the staging database?")["results"]
+    assert "nearer_version" not in row
+
+
 def test_forgetting_leaves_no_history(memory: Memory) -> None:
     tea = memory.store(TEA)["id"]
     later = memory.store(LATER, replace=tea)["id"]

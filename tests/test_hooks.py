@@ -131,6 +131,14 @@ def test_a_question_may_begin_with_a_path_or_a_number(memory: Memory, begins: st
     assert HERON in prompt(memory, f"{begins} {ASKED}")
 
 
+def test_a_prompt_gets_what_the_answer_no_longer_says(memory: Memory) -> None:
+    key = "The cellar key hangs behind the kitchen door."
+    old = memory.store(key)["id"]
+    new = memory.store("The kitchen is painted now.", replace=old)["id"]
+    line = prompt(memory, "where is the cellar key?").splitlines()[1]
+    assert line.endswith(f" {new[:8]}: The kitchen is painted now. (before it: {key})")
+
+
 def test_a_question_of_the_past_gets_what_held_then_with_its_end(memory: Memory) -> None:
     old = memory.store("Our babysitter is Lena.", created_at="2025-01-10")["id"]
     memory.store("Our babysitter is Tom.", replace=old, created_at="2025-05-10")
