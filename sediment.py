@@ -5172,12 +5172,14 @@ def end_item(
     at: int | None = None,
     *,
     beside: bool = False,
+    was: tuple[str, int] | None = None,
 ) -> None:
     """Hide an item behind its successor, at the time `at` (None: now); nothing of it is lost.
 
     Its own edges and counts stay as they are, for `restore_item`. A successor that says the same
     (`by` is "merge" or "repeat") gets a copy of them, and history records what that added.
-    `beside`: the successor was live before, so that it stays when this is undone.
+    `beside`: the successor was live before, so that it stays when this is undone. `was`: why and
+    when the successor had ended before, for a redo.
     """
     now = int(time.time())
     connection.execute(
@@ -5190,7 +5192,7 @@ def end_item(
         " VALUES(?, ?, 'supersedes', 1.0, ?, ?)",
         (successor, old, now, now),
     )
-    added: dict[str, Any] = {}
+    added: dict[str, Any] = {"was": was} if was else {}
     if by in ("merge", "repeat"):  # a changed fact gets edges and counts of its own
         added["edges"] = carry_edges(connection, old, successor)
         added["counts"] = carry_counts(connection, old, successor)
@@ -6267,8 +6269,14 @@ def live_at(moment: int | None) -> str:
     """The SQL condition of the items that were live at a time, or that are now."""
     if moment is None:
         return _LIVE
-    # What undo ended counts as never live: else two versions would be live on the same days.
-    then = f"i.ended_at > {moment:d} AND i.ended_by IS NOT 'undo'"
+    # What undo ended counts as never live, with what had been merged into it: else two versions
+    # would be live on the same days.
+    undone = (
+        "WITH RECURSIVE ahead(id, ended_by) AS (SELECT i.successor, i.ended_by UNION"
+        " SELECT s.successor, s.ended_by FROM items s JOIN ahead USING (id)"
+        " WHERE ahead.ended_by IN ('merge', 'repeat')) SELECT 1 FROM ahead WHERE ended_by = 'undo'"
+    )
+    then = f"i.ended_at > {moment:d} AND NOT EXISTS({undone})"
     return f"(i.created_at <= {moment:d} AND (i.ended_at IS NULL OR {then}))"
 
 
@@ -13485,17 +13493,34 @@ def _steps_back(connection: apsw.Connection, old: str) -> list[tuple[str, str | 
 
 def _take_back(connection: apsw.Connection, old: str, front: str | None) -> bool:
     """Make an item live again; whether the one in its place is hidden behind it in turn."""
+    was = fetch(connection, "SELECT ended_by, ended_at FROM items WHERE id = ?", old)[0]
     reason, successor = restore_item(connection, old)
     if front is None or reason == "merge":  # apart from what that was merged with since, too
         for beside in dict.fromkeys((successor, front or successor)):
             add_history(connection, "undo", old, beside, APART)
         return False
+    if reason == "undo":
+        end_item(connection, front, old, *_redone(connection, old, successor, front))
+    else:
+        end_item(connection, front, old, "undo", was=(was[0] or "replace", was[1]))
+    return True
+
+
+def _redone(
+    connection: apsw.Connection, old: str, successor: str | None, front: str
+) -> tuple[str, int | None]:
+    """Why and when `front`, which an undo brought back, ends once that is undone: as it had before;
+    where nobody noted that, replaced at the time of what comes back (`old`)."""
+    sql = (
+        "SELECT detail -> 'was' FROM history WHERE other_id = ? AND item_id = ?"
+        " AND action = 'undo' ORDER BY id DESC LIMIT 1"
+    )
+    if noted := connection.execute(sql, (old, successor)).get:
+        by, at = json.loads(noted)
+        return by, at
     sql = "SELECT id, created_at FROM items WHERE id IN (?, ?)"
     created = dict(fetch(connection, sql, old, front))
-    # An undo that is undone is the replacement again, at the time of that.
-    redone = "replace", ended_when(created[front], created[old])
-    end_item(connection, front, old, *(redone if reason == "undo" else ("undo", None)))
-    return True
+    return "replace", ended_when(created[front], created[old])
 
 
 def _to_bring_back(projects: Projects, id: str) -> str:
