@@ -14306,7 +14306,7 @@ class Folder:
     in which nobody else writes: machine.json says who it is and how far it has read the others;
     00.jsonl to ff.jsonl have a record a line, each memory in the file that its id chooses. A
     machine that leaves deletes its machine.json and no more, for others may lack what it sent; from
-    then on all others erase in its files what is forgotten, as they do in a tool's copy of one.
+    then on all others erase in its files what is forgotten, as in the copy of a folder by a tool.
 
     The cursor has the tag that a file had when it was read, by MACHINE/FILE, and when it was
     searched for what is forgotten, by MACHINE/FILE/left; None in a patch of it deletes a key."""
@@ -14623,7 +14623,7 @@ class Git(Folder):
         except (OSError, subprocess.TimeoutExpired) as error:
             raise Unreachable(f"git cannot be run ({error})") from None
         if done.returncode:
-            lines = done.stderr.decode("utf-8", "replace").strip().split("\n")
+            lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or [""]
             refused = [line.strip() for line in lines if line.startswith(" ! ")]
             raise InvalidInput(f"git says: {(refused or lines)[0]}")
         return done.stdout.decode("utf-8", "replace")
@@ -14646,6 +14646,9 @@ class Git(Folder):
         if not os.path.lexists(self._repository):
             self._make()
         self._check_own()
+        if not self._is_repository():
+            self.remove()
+            self._make()
         self._unlock()
         self._trees.clear()
         self._exchange("fetch", "--prune", "--", self._url, "+refs/sediment/*:refs/sediment/*")
@@ -14664,6 +14667,13 @@ class Git(Folder):
         kind = kinds.get(len(there.partition("\t")[0]), [])
         self._git("init", "--bare", "--quiet", "--template=", *kind)
         make_private(self._repository, 0o700)
+
+    def _is_repository(self) -> bool:
+        """Whether git takes for a repository what a disk or a tool may have damaged."""
+        try:
+            return bool(self._git("rev-parse", "--git-dir"))
+        except InvalidInput:
+            return False
 
     def _unlock(self) -> None:
         """Delete lock files that git left in a run that was killed: it locks nothing for long."""
@@ -14686,7 +14696,8 @@ class Git(Folder):
         return [*self._commits]
 
     def _tree(self, machine: str) -> dict[str, str]:
-        """All files of a machine that are not too large, by name, each as SIZE:BLOB."""
+        """All files of a machine that are not too large, by name, each as SIZE:BLOB; without those
+        that are lost here, of which git says BAD."""
         if machine not in self._trees:
             commit = self._commits.get(machine)
             try:
@@ -14697,7 +14708,9 @@ class Git(Folder):
             rows = [row.partition("\t") for row in listed.splitlines() if " blob " in row]
             found = ((name, *facts.split()[2:4]) for facts, _, name in rows)
             self._trees[machine] = {
-                name: f"{size}:{blob}" for name, blob, size in found if int(size) <= SYNC_FILE_MAX
+                name: f"{size}:{blob}"
+                for name, blob, size in found
+                if size.isdecimal() and int(size) <= SYNC_FILE_MAX
             }
         return self._trees[machine]
 

@@ -447,6 +447,25 @@ def sharing_by_git(tmp_path: Path, remote: Path) -> Iterator[Memory]:
         yield memory
 
 
+@pytest.mark.parametrize("lost", ["texts", "HEAD"])
+def test_a_repository_here_that_was_damaged_is_made_anew(tmp_path: Path, lost: str) -> None:
+    remote = git_place(tmp_path)
+    with sharing_by_git(tmp_path, remote) as memory:
+        here = Path(f"{memory.database.path}.git")
+        listed = ["git", "--git-dir", str(here), "ls-tree", git_refs(remote)[0]]
+        rows = subprocess.run(listed, capture_output=True, text=True, check=True).stdout
+        (blob,) = re.findall(r"blob (\w+)\t..\.jsonl", rows)
+        (here / "HEAD" if lost == "HEAD" else here / "objects" / blob[:2] / blob[2:]).unlink()
+        memory.store("Another fact.")
+        memory.sync()
+        assert memory.sync()["remarks"] == []
+        with open_memory(tmp_path / "other.db") as other:
+            other.sync_to(f"git:{remote}")
+            other.share("team")
+            other.sync()
+            assert texts(other) == ["A fact.", "Another fact."]
+
+
 @pytest.mark.parametrize("name", ["alice/backup", "al\u2003ice", "al\u2028ice"])
 def test_a_name_in_git_that_no_machine_has_is_passed_over(tmp_path: Path, name: str) -> None:
     remote = git_place(tmp_path)
