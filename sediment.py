@@ -411,6 +411,7 @@ CLOCK_OFF = 3_600  # s between two clocks that are worth a remark
 RIVALS = 20  # later versions of one memory that are named to other machines, in assets/hub.sql, too
 SYNC_POLL = 1.0  # s between looks at whether something has changed here
 SYNC_FILE_MAX = 1 << 28  # bytes of a file of a machine, which has 1/256 of its memories
+HUB_PUSH = 1 << 25  # bytes that a hub is sent at once; of 256 MB PostgreSQL makes no array
 GIT_TRIES = 8  # to fetch or push: git of two killed runs was still at work, here and at the place
 MACHINE_NAME_MAX = 64  # letters, as POSIX has of a host and PostgreSQL of a role
 COUNT_MAX = 1 << 31  # one machine's confirmations of a memory: nobody has more
@@ -14952,12 +14953,16 @@ class Hub:
         if same_model(self._database, self._encoder.model):
             packed = _packed_vectors(self._database, [state["id"] for state in states])
             rows = [row | packed.get(row["id"], {}) | {"model": self.model()} for row in rows]
-        ((version,),) = self.ask("SELECT sediment.push(%s, %s::jsonb)", space, to_json(rows))
+        for part in _parts(map(to_json, rows), HUB_PUSH):
+            self._push_part(space, f"[{','.join(part)}]")
+        return {}
+
+    def _push_part(self, space: str, rows: str) -> None:
+        ((version,),) = self.ask("SELECT sediment.push(%s, %s::jsonb)", space, rows)
         if version == self._reached.get(space, 0) + 1:  # nobody else has pushed since the pull
             self._reached[space] = version
         else:
             self.is_behind = True
-        return {}
 
     def on_left(self, cursor: dict[str, Any]) -> list[str]:
         """Nothing: the hub erases what is forgotten itself."""
@@ -14996,6 +15001,20 @@ class Hub:
     def leave(self) -> None:
         """As of a folder."""
         self.ask("SELECT sediment.leave(%s)", self.me.name)
+
+
+def _parts(texts: Iterable[str], most: int) -> Iterator[list[str]]:
+    """Texts in lists of at most so many bytes, or of one that is larger."""
+    part: list[str] = []
+    size = 0
+    for text in texts:
+        size += (more := len(text.encode()))
+        if part and size > most:
+            yield part
+            part, size = [], more
+        part.append(text)
+    if part:
+        yield part
 
 
 # By space, how much was forgotten here of which the hub does not know yet.

@@ -666,6 +666,20 @@ def test_a_version_larger_than_a_page_is_read_to_its_end(team: Team) -> None:
     assert bob.sync()["spaces"][0]["received"] == 0
 
 
+def test_what_is_too_large_for_one_push_goes_in_several(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, bob = team.machine("alice"), team.machine("bob")
+    made = [alice.store(f"Fact {number}: {'ü' * 900}.")["id"] for number in range(5)]
+    monkeypatch.setattr(sediment, "HUB_PUSH", 12_000)  # one or two, with their vectors
+    assert alice.sync()["spaces"][0]["sent"] == 5
+    ((pushes,),) = team.server.ask("SELECT version FROM sediment.space WHERE id = 'team'")
+    assert 1 < pushes <= 5
+    bob.sync()
+    assert {row["id"] for row in bob.list_items()["items"]} == {*made}
+    assert alice.sync()["spaces"][0]["received"] == 0
+
+
 def test_a_hub_that_speaks_otherwise_is_left_alone(team: Team) -> None:
     bob = team.machine("bob")
     bob.store("A fact.")
