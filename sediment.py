@@ -411,6 +411,8 @@ CLOCK_OFF = 3_600  # s between two clocks that are worth a remark
 RIVALS = 20  # later versions of one memory that are named to other machines, in assets/hub.sql, too
 SYNC_POLL = 1.0  # s between looks at whether something has changed here
 SYNC_FILE_MAX = 1 << 28  # bytes of a file of a machine, which has 1/256 of its memories
+HUB_ANSWER = 600  # s that one answer of a hub may take, as a run of git may
+HUB_SILENCE = 60  # s after which a connection is over on which nothing is delivered
 HUB_PUSH = 1 << 25  # bytes that a hub is sent at once; of 256 MB PostgreSQL makes no array
 GIT_TRIES = 8  # to fetch or push: git of two killed runs was still at work, here and at the place
 MACHINE_NAME_MAX = 64  # letters, as POSIX has of a host and PostgreSQL of a role
@@ -13975,7 +13977,7 @@ def receive(
         taken = before.keys() | joined.keys()
         if dry_run:
             raise _DryRun
-    return counts, _successors([*before.values(), *(one for one in states if one["id"] in taken)])
+    return counts, _rival_ends([*before.values(), *(one for one in states if one["id"] in taken)])
 
 
 def _adopt(connection: apsw.Connection, project: str, came: dict[str, State]) -> None:
@@ -14161,7 +14163,7 @@ def _bring_back(connection: apsw.Connection, gone: list[str]) -> None:
         add_history(connection, "undo", id)
 
 
-def _successors(states: Iterable[State]) -> dict[str, set[str]]:
+def _rival_ends(states: Iterable[State]) -> dict[str, set[str]]:
     """By the id of a memory that machines replaced by different ones, the ids of those."""
     newer: dict[str, set[str]] = {}
     for state in states:
@@ -14173,7 +14175,7 @@ def _successors(states: Iterable[State]) -> dict[str, set[str]]:
 
 
 def queue_rivals(database: Database, newer: dict[str, set[str]]) -> dict[str, list[str]]:
-    """Queue for `review` what `_successors` found and is live, where several are; returns these.
+    """Queue for `review` what `_rival_ends` found and is live, where several are; returns these.
     All must have come: a memory may come in another batch than what was put in its place."""
     found = {}
     sql = "SELECT id FROM items WHERE ended_at IS NULL AND id IN (SELECT value FROM json_each(?))"
@@ -14822,7 +14824,7 @@ class Hub:
         """The rows that a statement gives; what the hub refuses, it says in its own words."""
         if self._connection is None or self._connection.closed:
             self._connection = _connect_hub(self.name)
-        with self._translated():
+        with self._translated(), _ended_after(self._connection, HUB_ANSWER):
             cursor = self._connection.execute(sql, values or None)
             return cursor.fetchall() if cursor.description else []
 
@@ -15036,7 +15038,7 @@ def hub_options(url: str) -> dict[str, Any]:
         raise InvalidInput(f"{shown} is no address of a database: {why}") from None
     if any("password" in name or "secret" in name for name in options):
         raise InvalidInput("no password in an address: ~/.pgpass, PGPASSWORD or a service has it")
-    options |= {"connect_timeout": 10, "autocommit": True}
+    options |= {"connect_timeout": 10, "autocommit": True, **_LIVENESS}
     service = options.get("service") or variable("PGSERVICE")  # whose file may name any host
     if service or not _is_local(options):
         options["sslmode"] = options.get("sslmode") or variable("PGSSLMODE") or "verify-full"
@@ -15054,6 +15056,36 @@ def _is_local(options: dict[str, Any]) -> bool:
     given = (options.get(name) or variable(f"PG{name.upper()}") for name in ("host", "hostaddr"))
     hosts = [host for names in given if names for host in str(names).split(",") if host]
     return all(host.startswith("/") or host in _LOCAL_NAMES for host in hosts)
+
+
+# How the system finds out that the other side, or the way there, is gone.
+_LIVENESS = {
+    "keepalives_idle": HUB_SILENCE // 2,
+    "keepalives_interval": HUB_SILENCE // 6,
+    "keepalives_count": 3,
+    "tcp_user_timeout": HUB_SILENCE * 1000,  # ms
+}
+
+
+@contextlib.contextmanager
+def _ended_after(connection: Any, seconds: float) -> Iterator[None]:
+    """End a connection where the block takes longer: psycopg waits for an answer for ever, and a
+    run that waits keeps all others back."""
+    import socket
+
+    def end() -> None:
+        with contextlib.suppress(OSError):  # it is closed already
+            fd = connection.pgconn.socket
+            with socket.fromfd(fd, socket.AF_INET, socket.SOCK_STREAM) as same:
+                same.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _connect_hub(url: str) -> Any:
@@ -20833,7 +20865,7 @@ def serve_command(
         if not os.path.lexists(expand_home(path)):
             click.echo(f"Waiting for {printable_name(path)}, which is not there yet.", err=True)
     if syncs:
-        start_beside(memory.database.path, "sync", "--watch", "--quiet", "--with-parent")
+        start_sync(memory.database.path)
     if address is None:
         return serve(memory, watched)
     follow(memory, watched)
@@ -20841,6 +20873,13 @@ def serve_command(
     click.echo(f"Listening on {_url_of(server)} (Ctrl-C ends it).", err=True)
     memory.preload()
     serve_http(memory, server)
+
+
+def start_sync(database: Path) -> None:
+    """Start a process that syncs for as long as this one lives. What it runs, such as ssh, asks for
+    no password: not at the terminal of the agent, nor in a window."""
+    apart = {"start_new_session": True, "env": os.environ | {"SSH_ASKPASS_REQUIRE": "never"}}
+    start_beside(database, "sync", "--watch", "--quiet", "--with-parent", **apart)
 
 
 def _address(text: str) -> tuple[str, int]:

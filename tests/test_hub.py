@@ -645,6 +645,21 @@ def test_a_hub_that_ends_while_it_is_waited_for_is_reached_again(team: Team) -> 
     assert not place.wait(0.1)
 
 
+def test_a_hub_that_does_not_answer_is_waited_for_no_longer_than_it_may(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice = team.machine("alice")
+    place: Any = sediment.Sync(alice.projects, alice.encoder).place
+    place.begin()
+    monkeypatch.setattr(sediment, "HUB_ANSWER", 0.2)
+    with pytest.raises(Unreachable):
+        place.ask("SELECT pg_sleep(600)")
+    monkeypatch.undo()
+    assert place.ask("SELECT pg_sleep(0.1), 1")[0][1] == 1
+    options = sediment.hub_options("postgresql://alice@h/m?keepalives_idle=9")
+    assert (options["tcp_user_timeout"], options["keepalives_count"]) == (60_000, 3)
+
+
 @pytest.mark.parametrize("address", ["alice:secret@127.0.0.1/m", "alice@h/m?sslpassword=x"])
 def test_a_password_in_the_address_is_refused(tmp_path: Path, address: str) -> None:
     with open_memory(tmp_path / "memory.db") as memory:

@@ -246,6 +246,8 @@ def test_a_server_syncs_in_a_process_that_ends_with_it(
         assert "author" in found[0]
         child = children(wire.process.pid)
         assert len(child) == 1
+        assert os.getsid(int(child[0])) == int(child[0])  # it has no terminal
+        assert b"SSH_ASKPASS_REQUIRE=never" in Path(f"/proc/{child[0]}/environ").read_bytes()
     finally:
         wire.kill()
     wait_until(
