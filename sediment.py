@@ -20878,8 +20878,9 @@ def serve_command(
 def start_sync(database: Path) -> None:
     """Start a process that syncs for as long as this one lives. What it runs, such as ssh, asks for
     no password: not at the terminal of the agent, nor in a window."""
-    apart = {"start_new_session": True, "env": os.environ | {"SSH_ASKPASS_REQUIRE": "never"}}
-    start_beside(database, "sync", "--watch", "--quiet", "--with-parent", **apart)
+    env = environment(left_out="SSH_ASKPASS") | {"SSH_ASKPASS_REQUIRE": "never"}
+    words = "sync", "--watch", "--quiet", "--with-parent"
+    start_beside(database, *words, start_new_session=True, env=env)
 
 
 def _address(text: str) -> tuple[str, int]:
