@@ -2965,15 +2965,11 @@ class Encoder:
     def token_vectors(self, tokens: Any) -> Any:
         """float32[n, axes]: the vectors of n token ids by themselves, of length 1 but for
         rounding; zeros of token 0, which stands for no word."""
-        import numpy
-
         return self._by_token[tokens] * numpy.float32(1 / 127)
 
     @functools.cached_property
     def _by_token(self) -> Any:
         """int8[vocabulary, axes], of a model that has the file `by_token`."""
-        import numpy
-
         with self._readable(self.model.by_token) as path:
             return numpy.fromfile(path, "i1").reshape(self._load_tokenizer().get_vocab_size(), -1)
 
@@ -3239,8 +3235,6 @@ _NO_VECTORS = "vectors of the database are damaged: run `doctor --repair`"
 def _stack_vectors(rows: list[tuple[Any, ...]]) -> Any:
     """float32[rows, dimension]: the vectors in the last column of rows. Raises DamagedError where
     they differ in length."""
-    import numpy
-
     lengths = {len(row[-1]) for row in rows}
     if len(lengths) != 1 or any(length % 4 for length in lengths):
         raise DamagedError(_NO_VECTORS)
@@ -3251,8 +3245,6 @@ def _stack_vectors(rows: list[tuple[Any, ...]]) -> Any:
 def _without_noise(vectors: Any) -> Any:
     """Vectors, with zeros in the place of those that are damaged, by their length: NaN would spoil
     whatever they are multiplied with."""
-    import numpy
-
     with numpy.errstate(all="ignore"):  # damaged numbers may be of any size
         noise = ~(numpy.einsum("ij,ij->i", vectors, vectors) < 2)  # NaN too
     return numpy.where(noise[:, None], numpy.float32(0), vectors) if noise.any() else vectors
@@ -5598,8 +5590,6 @@ class Lexicon:
     def text_words(self, text: str) -> TextWords:
         """A text as it is compared with others. It does not depend on what was read before, so that
         every process answers a question alike."""
-        import numpy
-
         found = self._stem(text)
         common = function_words([form for _, form in found])
         words = [self._cached_word(word, word[1] in common) for word in found]
@@ -5647,8 +5637,6 @@ class Lexicon:
         of single tokens). So "purchase" finds "buy", as by the whole text's vector, but no word is
         lost in the mean of twenty. Zeros where no token of the query is known.
         """
-        import numpy
-
         words = self.text_words(query)
         if not texts or not words.token_idf.any():
             return numpy.zeros(len(texts))
@@ -5678,8 +5666,6 @@ class WordTable:
     The idf of a stem is that of its commonest form in any of them."""
 
     def __init__(self, texts: Sequence[TextWords], beside: TextWords) -> None:
-        import numpy
-
         every = (*texts, beside)
         keys, idf, classes, starts = (
             numpy.concatenate([getattr(text, field) for text in every])
@@ -5788,8 +5774,6 @@ def pair_features(
 
 def _nearness(vectors: Any, around: Any) -> Matrices:
     """How alike the two are, by cosine, and compared with how near others are to either."""
-    import numpy
-
     cosines, others = vectors @ vectors.T, vectors @ around.T
     others = numpy.where(others > SAME_COSINE, -1, others)  # without the text itself
     mean = numpy.maximum(others, 0).sum(1) / numpy.maximum(1, (others >= 0).sum(1))
@@ -5815,8 +5799,6 @@ def _nearness(vectors: Any, around: Any) -> Matrices:
 def _greater(rows: Any, values: Any) -> Any:
     """int[n, k]: how many numbers of row i are greater than values[i, j]. All are from -1 to 1, so
     that with an offset of 4 a row, one search in all rows end to end is enough."""
-    import numpy
-
     offset = 4.0 * numpy.arange(len(rows))[:, None]
     ends = rows.shape[1] * numpy.arange(1, len(rows) + 1)[:, None]
     flat = (numpy.sort(rows, 1) + offset).ravel()
@@ -5826,8 +5808,6 @@ def _greater(rows: Any, values: Any) -> Any:
 def _overlap(table: WordTable) -> Matrices:
     """The idf of the words that both have, as a share of those that either has, or of those that
     the shorter one has."""
-    import numpy
-
     both = table.shared_plain + table.shared(~table.plain)
     each = both.diagonal()
     either = each[:, None] + each - both
@@ -5848,8 +5828,6 @@ def _above_mean(likeness: Any) -> Any:
 def _times(rivals: list[Rival]) -> Matrices:
     """The logarithm of the days between the two: nan where one has no date, 0 where the second is
     not later; and whether somebody said that the older one replaces another."""
-    import numpy
-
     created = numpy.array([rival.created_at for rival in rivals], float)  # None becomes nan
     return {
         "days": numpy.log1p(numpy.maximum(created - created[:, None], 0) / DAY),
@@ -5860,8 +5838,6 @@ def _times(rivals: list[Rival]) -> Matrices:
 def _query_fit(rivals: list[Rival], table: WordTable) -> Matrices:
     """How well either fits the question, compared with the best candidate and with each other: by
     relevance, by place in their order, by cosine, and by their share of the query's idf."""
-    import numpy
-
     relevance, cosine = numpy.array([(rival.relevance, rival.cosine) for rival in rivals]).T
     behind, far = relevance - relevance.max(), cosine - cosine.max()
     places = numpy.log1p((relevance > relevance[:, None]).sum(1))
@@ -5882,8 +5858,6 @@ def _query_fit(rivals: list[Rival], table: WordTable) -> Matrices:
 
 def _wording(table: WordTable) -> Matrices:
     """How the two are worded: lengths, a common beginning, other figures, and cue words."""
-    import numpy
-
     words = numpy.log(table.has.sum(1) + 3)
     digits, figures = table.has[:, table.of("digit")], table.counts["digit"]
     cues = {name: numpy.minimum(table.counts[name], 2) for name in CUES}
@@ -5904,8 +5878,6 @@ def _wording(table: WordTable) -> Matrices:
 def _lost_signs(rivals: list[Rival], query: str) -> Any:
     """bool[old, new]: whether the older one has a sign of the question that the newer one lacks, as
     C++ where the newer one has C."""
-    import numpy
-
     if not (wanted := signs_of(query)):
         return numpy.zeros((len(rivals),) * 2, bool)
     has = [wanted & signs_of(rival.text) for rival in rivals]
@@ -5923,8 +5895,6 @@ def _apply_rules(
     anything that the older one does not say: 1 where it still says what the query asks, as a plain
     new version does, e.g. with another value; -1 where it does not, as a look-alike, e.g. with the
     number of another room. Else 0."""
-    import numpy
-
     newer, unshared, limit = pairs["days"] > 0, pairs["unshared"], _unshared_limit(table)
     asked = table.has[:, table.beside]
     lost = asked @ (1 - asked.T) > 0  # the newer lacks a word of the query that the older one has
@@ -5952,8 +5922,6 @@ def _less_relevant(
 ) -> Any:
     """bool[old, new]: of the `near` pairs, those whose newer one is far less relevant. It may be so
     if it tells of a change of the same thing, as "we moved from A to B" does after "A is used"."""
-    import numpy
-
     relevance = numpy.array([rival.relevance for rival in rivals])
     far = near & (relevance < VERSION_RELEVANCE * relevance[:, None])
     changes = far & table.changing & (table.shared_plain >= RIVAL_TELLS)
@@ -5966,7 +5934,6 @@ def _unshared(table: WordTable) -> Any:
     """float[old, new]: the idf, in nats, of what only one of the two says (the greater of both),
     without the query's words and words of change. Where the newer one lacks a figure of the query,
     other figures do not count: a look-alike with other figures is a look-alike, too."""
-    import numpy
 
     def unshared(both: Any) -> Any:
         each = both.diagonal()
@@ -5981,8 +5948,6 @@ def _unshared(table: WordTable) -> Any:
 def _unshared_limit(table: WordTable) -> Any:
     """float[old, new]: how many nats only one of two versions may say: more, where more of what
     either says is what the query asks."""
-    import numpy
-
     asked = table.beside & ~table.of("change") & ~table.of("digit")
     both = table.shared_plain + table.shared(asked)
     either = both.diagonal()[:, None] + both.diagonal() - both
@@ -7344,8 +7309,6 @@ def features_of(
     """The pair features of these hits; {} where all are of one time, or one has no vector. Memories
     of two projects are not versions of each other, and what came after the time that is asked
     about made nothing obsolete in it: 0 days are between them."""
-    import numpy
-
     items = [facts[hit.item] for hit in hits]
     rivals = [
         Rival(item.text, item.vector or b"", hit.score, hit.cosine, item.known_since, item.replaces)
