@@ -4603,12 +4603,11 @@ class Projects:
         return row["project_id"] not in (None, self.current())
 
     def option(self) -> str:
-        """What a command needs to reach this project from the working folder: " --project ID", or
-        nothing."""
-        project = self.current()
-        if project is None or project == Projects(self.database, None, None).current():
-            return ""
-        return f" --project {shlex.quote(project)}"
+        """What a command needs to reach a project that was named, wherever it is typed: " --project
+        ID"; else nothing. Which one the working folder has is not asked, as git may be slow."""
+        is_named = self.given is not None or self._named is not None
+        project = self.current() if is_named else None
+        return f" --project {shlex.quote(project)}" if project else ""
 
     def nowhere(self) -> str:
         """Why there is no project here."""
