@@ -154,7 +154,9 @@ else:
             self._title = title
 
         def __getattr__(self, member: str) -> Any:
-            module = globals()[self._title] = __import__(self._title)
+            while (module := __import__(self._title)) is not sys.modules.get(self._title):
+                pass  # another thread could not load it: this one is told why
+            globals()[self._title] = module
             return getattr(module, member)
 
     _USED_LATER = (
@@ -13939,7 +13941,7 @@ def receive(
         taken = before.keys() | joined.keys()
         if dry_run:
             raise _DryRun
-    return counts, _rival_ends([*before.values(), *(one for one in states if one["id"] in taken)])
+    return counts, _find_rivals([*before.values(), *(one for one in states if one["id"] in taken)])
 
 
 def _adopt(connection: apsw.Connection, project: str, came: dict[str, State]) -> None:
@@ -14125,7 +14127,7 @@ def _bring_back(connection: apsw.Connection, gone: list[str]) -> None:
         add_history(connection, "undo", id)
 
 
-def _rival_ends(states: Iterable[State]) -> dict[str, set[str]]:
+def _find_rivals(states: Iterable[State]) -> dict[str, set[str]]:
     """By the id of a memory that machines replaced by different ones, the ids of those."""
     newer: dict[str, set[str]] = {}
     for state in states:
@@ -14137,7 +14139,7 @@ def _rival_ends(states: Iterable[State]) -> dict[str, set[str]]:
 
 
 def queue_rivals(database: Database, newer: dict[str, set[str]]) -> dict[str, list[str]]:
-    """Queue for `review` what `_rival_ends` found and is live, where several are; returns these.
+    """Queue for `review` what `_find_rivals` found and is live, where several are; returns these.
     All must have come: a memory may come in another batch than what was put in its place."""
     found = {}
     sql = "SELECT id FROM items WHERE ended_at IS NULL AND id IN (SELECT value FROM json_each(?))"
@@ -15762,7 +15764,7 @@ class Sync:
             told = f"{name} was not told ({_reason_of(error)}): others there go on waiting for this"
             told += f" machine until `sync --to {shlex.quote(name)}` and then `sync --leave` say so"
         self.drop_fetched()
-        return told
+        return told if self._cursor() else ""  # it never synced there
 
     def drop_fetched(self) -> None:
         """Keep nothing of what git fetched from a place that is left."""
