@@ -7974,7 +7974,6 @@ def keep_apart(connection: apsw.Connection, old: str, new: str) -> None:
         " ON CONFLICT DO UPDATE SET kept = 1",
         (old, new),
     )
-    connection.execute("UPDATE reviews SET kept = 1 WHERE (old_id, new_id) = (?, ?)", (new, old))
 
 
 def obsolescence(new: Neighbour, rivals: Sequence[Neighbour], lexicon: Lexicon) -> list[float]:
@@ -8849,8 +8848,10 @@ class Files:
 
     def is_there(self, path: Path) -> bool:
         """Whether something is at a path, or in the index at or below it."""
+        if os.path.lexists(path):
+            return True
         indexed = [*(source.path for source in self.sources()), *map(Path, self.records())]
-        return os.path.lexists(path) or any(_is_in(other, path) for other in indexed)
+        return any(_is_in(other, path) for other in indexed)
 
     def source_for(self, path: Path, options: Options | None) -> Source:
         """The source that a path belongs to; a new one if it is in none, or its options differ."""
@@ -13907,7 +13908,7 @@ def receive(
     database: Database, encoder: Encoder, project: str, states: list[State], dry_run: bool = False
 ) -> tuple[Counter[str], dict[str, set[str]]]:
     """Join what came of a project with what is here, and let recall see it. Returns counts of what
-    came, and what `_successors` found."""
+    came, and what `_find_rivals` found."""
     with_text = {state["id"] for state in states if state["put"]}
     came: dict[str, State] = {}
     for state in states:
