@@ -1800,6 +1800,7 @@ _PRIVATE_TAG = _Pattern(r"(?i)(?<!\*)<\s{0,9}(?:private(?:\s[^<>]*)?/?|(/)\s{0,9
 # Where a credential may begin: not within a word, but after \n or %3D.
 _WORD_START = _Pattern(r"(?<![^\W_])|(?=\W)|(?<=\\[nrt])|(?<=%[0-9A-Fa-f][0-9A-Fa-f])")
 _INVISIBLE = _Pattern("[\u200b\u2060\ufeff\u00ad]")
+_REDACTED = _Pattern(r"\[redacted: [^\]\n]*\]")  # the mark in the place of a credential
 UNCLOSED = "all after an unclosed <private>"  # a kind of what was taken out, beside "private"
 
 
@@ -1948,10 +1949,12 @@ def _may_repeat(value: str) -> bool:
 
 
 def _repeated(text: str, known: dict[str, str]) -> Iterator[tuple[int, int, str]]:
-    """(start, end, kind) of all places of known secrets."""
+    """(start, end, kind) of all places of known secrets. Not within a mark: a secret that is a part
+    of its own mark would be replaced without end."""
+    rest = _REDACTED.sub(lambda mark: "\0" * len(mark[0]), text) if known else ""
     for value, kind in itertools.islice(known.items(), REPEATED_SECRETS):
         stop = 0
-        while (start := text.find(value, stop)) >= 0:
+        while (start := rest.find(value, stop)) >= 0:
             stop = start + len(value)
             yield start, stop, kind
 

@@ -1139,6 +1139,12 @@ def test_what_is_a_secret_in_one_place_is_one_in_all(make: Callable[[], str]) ->
     assert redact(text.replace("§", secret)) == (expected, ["password"] * 5)
 
 
+@pytest.mark.parametrize("part", ["edacted:", "assword]"])
+def test_a_secret_that_is_a_part_of_a_mark_goes_and_the_mark_stays(part: str) -> None:
+    expected = 'password = "[redacted: password]", [redacted: password]'
+    assert redact(f'password = "{part}", {part}') == (expected, ["password"] * 2)
+
+
 @pytest.mark.parametrize("word", ["swordfish", "kitten7", "opensesame", "lemon tart"])
 def test_a_secret_that_is_a_word_or_short_goes_where_it_is_given_only(word: str) -> None:
     assert redact(f'password: "{word}"\n{word}!') == (
