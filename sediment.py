@@ -19593,7 +19593,7 @@ def _our_commands(value: Any) -> Iterator[tuple[list[str], list[str]]]:
 def _command_words(entry: dict[str, Any]) -> list[str]:
     """The words of an object's command, which is for the shell where it has no arguments."""
     words = _words_of(entry, "command", "args")
-    if len(words) == 1 and isinstance(entry["command"], str):
+    if words == [entry.get("command")]:
         return shell_words(words[0]) if len(words[0]) <= COMMAND_MAX else []
     return words
 

@@ -493,6 +493,7 @@ def test_hooks_for_every_project_that_are_gone_are_told(here: Program, home: Pat
         {"command": "sh", "args": ["-c", "beep; /gone/sediment.pyz serve"]},
         {"command": "//host/gone/sediment.pyz", "args": ["serve"]},
         {"command": "/bin/sh", "args": ["./sediment", "--db", "/gone/own.db", "serve"]},
+        {"args": ["/gone/sediment.pyz serve"]},
     ],
 )
 def test_only_a_path_of_the_program_itself_can_be_gone(
