@@ -19258,9 +19258,8 @@ class Client(NamedTuple):
         none; InvalidInput if its settings cannot be read."""
         if "added" not in self.facts:
             return None
-        # Not by way of "..", which leads elsewhere where that folder is a link.
-        path = Path(os.path.normpath(self.home() / self.facts["added"]["file"]))
-        return setting_at(path, self.facts["added"]["keys"])
+        places, keys = self.facts["added"].values()
+        return setting_at(expand_home(client_folder(places)), keys)
 
     def files(self, part: str, root: Path | None, program: list[str]) -> Iterator[tuple[Path, Any]]:
         """The files where its "server", "hooks" or "instructions" are set up, in a project or
@@ -19951,7 +19950,7 @@ def _foreign_server(client: Client, root: Path | None, program: list[str]) -> st
         for path, wanted in client.files("server", root, program):
             found += [(str(path), value) for _, value, _ in file_entries(path, wanted)]
         if not root and (value := client.added()):
-            found.append((Path(client.facts["added"]["file"]).name, value))
+            found.append((Path(client.facts["added"]["places"][0]).name, value))
     return next((file for file, value in found if _runs_another(value)), "")
 
 

@@ -152,6 +152,18 @@ def test_a_server_that_claude_was_told_of_is_known(here: Program, home: Path) ->
     assert found == f"broken added by its own command, names {program}, which is not there"
 
 
+def test_a_server_that_claude_was_told_of_is_known_where_its_settings_are_elsewhere(
+    here: Program, home: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "else where" / "claude"
+    place.mkdir(parents=True)
+    entry = {"command": "sediment", "args": ["serve"]}
+    (place / ".claude.json").write_text(json.dumps({"mcpServers": {"sediment": entry}}))
+    (home / ".claude.json").write_text(FOREIGN)
+    found = checks(here, "claude", CLAUDE_CONFIG_DIR=str(place))["claude server"]
+    assert found == "ok added by its own command"
+
+
 def test_a_server_that_claude_has_for_one_project_is_none_for_every_other(
     here: Program, home: Path
 ) -> None:
