@@ -1823,9 +1823,11 @@ def redact(
         all_kinds += kinds
 
 
-def redact_together(texts: Sequence[str], secrets: bool) -> tuple[list[str], list[str]]:
-    """Several texts without the secrets that one of them gives away; and the kinds of all."""
-    known: dict[str, str] = {}
+def redact_together(
+    texts: Sequence[str], secrets: bool, known: dict[str, str]
+) -> tuple[list[str], list[str]]:
+    """Several texts without the secrets that one of them gives away, which join the `known`; and
+    the kinds of all."""
     done = [redact(text, secrets, known=known) for text in texts]
     if known:  # what came later may stand in an earlier one
         again = [redact(text, secrets, known=known) for text, _ in done]
@@ -10764,20 +10766,21 @@ _HALF_TURN = CONTENT_MAX // 2 - 20  # for _PROMPT and _ANSWER
 _LONGEST_CREDENTIAL = 20_000  # characters; of a private key the lines are known without its end
 
 
-def _redacted_starts(texts: Sequence[str]) -> tuple[list[str], list[str]]:
+def _redacted_starts(texts: Sequence[str], known: dict[str, str]) -> tuple[list[str], list[str]]:
     """As much of texts as a turn may hold, without credentials, nor what may be left of one that
     was cut; and their kinds. Twice as much is read, since a text of many credentials shrinks."""
     most = 2 * CONTENT_MAX
-    kept, kinds = redact_together([text[:most] for text in texts], redacts())
+    kept, kinds = redact_together([text[:most] for text in texts], redacts(), known)
     whole = zip(texts, kept, strict=True)
     cut = [left if len(text) <= most else left[:-_LONGEST_CREDENTIAL] for text, left in whole]
     return cut, kinds
 
 
-def turn_text(turn: Turn) -> tuple[str, list[str]]:
-    """A turn as the text of a memory, without credentials, and the kinds of these. Where it is too
-    long, the ends of prompt and answer are cut; at least half of the space is left to each."""
-    (prompt, answer), kinds = _redacted_starts(turn[2:])
+def turn_text(turn: Turn, known: dict[str, str]) -> tuple[str, list[str]]:
+    """A turn as the text of a memory, without credentials, and the kinds of these; they join the
+    `known` as `redact` does it. Where it is too long, the ends of prompt and answer are cut; at
+    least half of the space is left to each."""
+    (prompt, answer), kinds = _redacted_starts(turn[2:], known)
     answer = answer[: max(_HALF_TURN, 2 * _HALF_TURN - len(prompt))]
     text = f"{_PROMPT}{prompt[: 2 * _HALF_TURN - len(answer)]}"
     return f"{text}{_ANSWER}{answer}" if answer else text, kinds
@@ -10877,8 +10880,9 @@ def _keep_conversation(
     if stored and stored.project != project:
         _move_session(database, stored, project)
     for turn in given.turns:
-        text, kinds = turn_text(turn)
-        if (id := _id_to_keep(database, name, turn.key, text)) is None:
+        known: dict[str, str] = {}
+        text, kinds = turn_text(turn, known)
+        if (id := _id_to_keep(database, name, turn.key, text, known)) is None:
             continue
         at_once = None if encoder.model.destination else database  # a service makes many
         item = prepare_item(at_once, encoder, id, text, project or None, turn.at)
@@ -10888,7 +10892,7 @@ def _keep_conversation(
                 break
             if item.vectors and not claim_model(connection, encoder.model):
                 item = item._replace(vectors=[])
-            if write_turn(connection, file, item._replace(content_type=CONVERSATION)):
+            if write_turn(connection, file, item._replace(content_type=CONVERSATION), known):
                 new += 1
                 left_out += kinds
     with database.transaction() as connection:
@@ -10913,12 +10917,14 @@ _SAME_TURN = (
 )
 
 
-def _id_to_keep(database: Database, name: str, key: str, text: str) -> str | None:
+def _id_to_keep(
+    database: Database, name: str, key: str, text: str, known: dict[str, str]
+) -> str | None:
     """The id of the stored turn of which this one is a longer version, else a new one: what was
     stored stays when its file is written anew. None where all of the text is stored."""
     id = _free_id(database, turn_id(name, key))
     while stored := find_item(database, id):
-        if _continues(stored["content"], text):
+        if _continues(stored["content"], text, known):
             return None if stored["content"] == text else id
         if database.value(_SAME_TURN, name, text):
             return None
@@ -10934,10 +10940,13 @@ def _free_id(database: Database, id: str) -> str:
     return id
 
 
-def _continues(before: str, now: str) -> bool:
+def _continues(before: str, now: str, known: dict[str, str]) -> bool:
     """Whether a turn's text is a stored one with more of its answer, or without a credential that
-    is known as one since. The longer the answer is, the shorter a prompt that was too long."""
-    if now.startswith(before) or ("[redacted: " in now and now.startswith(redact(before)[0])):
+    is known as one since, as those that the rest of the answer gives away. The longer the answer
+    is, the shorter a prompt that was too long."""
+    if now.startswith(before):
+        return True
+    if "[redacted: " in now and now.startswith(redact(before, known=known)[0]):
         return True
     is_cut = len(now) >= 2 * _HALF_TURN and now[:_HALF_TURN] == before[:_HALF_TURN]
     prompt, _, answer = now[_HALF_TURN:].partition(_ANSWER)
@@ -10982,12 +10991,13 @@ def note_unkept(
         set_meta(connection, f"{UNKEPT}{name}", f"{part}{_STILL * still}")
 
 
-def write_turn(connection: apsw.Connection, file: int, item: Item) -> bool:
+def write_turn(connection: apsw.Connection, file: int, item: Item, known: dict[str, str]) -> bool:
     """Store a turn, or the longer version of one; whether there was something new in it."""
     sql = "SELECT content, first_line FROM items WHERE id = ?"
     rows = fetch(connection, sql, item.id)
     content, number = rows[0] if rows else (None, None)
-    if content == item.content or (content is not None and not _continues(content, item.content)):
+    is_new = content is None or _continues(content, item.content, known)
+    if content == item.content or not is_new:
         return False  # another process may have stored more
     if number is None:
         sql = "SELECT 1 + coalesce(max(first_line), 0) FROM items WHERE file = ?"

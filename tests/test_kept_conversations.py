@@ -246,6 +246,19 @@ def test_a_secret_of_one_half_of_a_turn_is_left_out_of_the_other(
     assert not memory.database.value("SELECT count(*) FROM items WHERE instr(content, 'Tr0ub')")
 
 
+@pytest.mark.parametrize("answer", ["", "I try Tr0ub4dor&3x."])
+def test_a_secret_that_the_rest_of_an_answer_gives_away_is_left_out_of_what_was_kept(
+    memory: Memory, answer: str
+) -> None:
+    prompt = "Try Tr0ub4dor&3x for staging."
+    memory.add_conversations([said((prompt, answer))])
+    whole = said((prompt, f"{answer}\n\nDone: the staging password is Tr0ub4dor&3x.".strip()))
+    assert memory.add_conversations([whole])["turns"] == 1
+    assert memory.add_conversations([whole])["turns"] == 0
+    assert memory.stats()["turns"] == 1
+    assert not memory.database.value("SELECT count(*) FROM items WHERE instr(content, 'Tr0ub')")
+
+
 def test_an_index_of_files_leaves_conversations_alone(memory: Memory, tmp_path: Path) -> None:
     (tmp_path / "MEMORY.md").write_text("# Boats\n\nThe dinghy lies at pier 7.\n")
     memory.add_conversations([said(HERON)])
@@ -350,7 +363,7 @@ def test_a_credential_where_a_prompt_is_too_long_to_be_read_whole_goes_whole() -
     prompt = key * (limit // len(key))
     prompt += "\n" * (limit - 20 - len(prompt)) + token + " is the token. " + "word " * 9999
     assert prompt.index(token) < limit < prompt.index(token) + len(token)
-    text, kinds = sediment.turn_text(Turn("k", 0, prompt, HERON[1]))
+    text, kinds = sediment.turn_text(Turn("k", 0, prompt, HERON[1]), {})
     assert set(kinds) == {"private key"}
     assert "ghp_" not in text
     assert text.endswith(HERON[1])
@@ -418,7 +431,7 @@ def test_a_session_without_names_that_is_written_anew_loses_and_doubles_nothing(
         memory.add_conversations([placed(OTTER, third)])
     rows = memory.database.rows("SELECT content FROM items ORDER BY content")
     assert [text for (text,) in rows] == sorted(
-        sediment.turn_text(Turn("", 0, *turn))[0] for turn in (HERON, OTTER, third)
+        sediment.turn_text(Turn("", 0, *turn), {})[0] for turn in (HERON, OTTER, third)
     )
     third = third[0], third[1] + " Each day."
     memory.add_conversations([placed(OTTER, third)])
