@@ -1800,7 +1800,7 @@ _PRIVATE_TAG = _Pattern(r"(?i)(?<!\*)<\s{0,9}(?:private(?:\s[^<>]*)?/?|(/)\s{0,9
 # Where a credential may begin: not within a word, but after \n or %3D.
 _WORD_START = _Pattern(r"(?<![^\W_])|(?=\W)|(?<=\\[nrt])|(?<=%[0-9A-Fa-f][0-9A-Fa-f])")
 _INVISIBLE = _Pattern("[\u200b\u2060\ufeff\u00ad]")
-_REDACTED = _Pattern(r"\[redacted: [^\]\n]*\]")  # the mark in the place of a credential
+_REDACTED = _Pattern(r"\[redacted: [^\[\]\n]*\]")  # the mark in the place of a credential
 UNCLOSED = "all after an unclosed <private>"  # a kind of what was taken out, beside "private"
 
 

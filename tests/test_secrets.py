@@ -1336,6 +1336,8 @@ def test_a_million_random_characters_do_not_take_long() -> None:
         redact(encoded(MILLION * 3 // 4))
     with in_one_look():
         redact(" ".join(f"password=a1b2c3d4{n}" for n in range(MILLION // 20)))
+    with in_one_look():
+        redact("password=a1b2c3d4 " + "[redacted: " * (MILLION // 10))
     mixed = [*ENDLESS.values(), " ", "\n", "x7Kq9", "=", '"']
     with in_one_look():
         redact("".join(DRAWN.choices(mixed, k=MILLION // 8))[:MILLION])
