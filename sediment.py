@@ -8475,8 +8475,10 @@ def read_pattern(line: str) -> Any:
     of the rest is made, and then an expression of our own."""
     from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
-    matches = [*_READ_DIFFERENTLY.finditer(line)]
-    marked = _READ_DIFFERENTLY.sub(_PLACEHOLDER, line)
+    # To pathspec, a/**/ is the folder a itself, to git each folder below it.
+    below = re.sub(r"(^!?|/)\*\*/( *)$", r"\1**/*/\2", line)
+    matches = [*_READ_DIFFERENTLY.finditer(below)]
+    marked = _READ_DIFFERENTLY.sub(_PLACEHOLDER, below)
     if any("/" in match[0] for match in matches):  # a slash anchors the pattern here, too
         marked = re.sub("^(?!#)(!?)/?", r"\1/", marked)
     try:
@@ -8569,9 +8571,7 @@ def _rules(base: Path, lines: tuple[str, ...]) -> tuple[_Rule, ...]:
     for line in reversed(lines):
         text = line.rstrip(" ").removeprefix("!")
         folders_only, anchored = text.endswith("/"), "/" in text.rstrip("/")
-        # In pathspec's, a/**/ is the folder a itself, in git's each folder below it.
-        below = re.sub(r"(^!?|/)\*\*/( *)$", r"\1**/*/\2", line)
-        for pattern in _patterns((below,)).patterns:
+        for pattern in _patterns((line,)).patterns:
             if pattern.include is not None:
                 rules.append(_Rule(base, pattern.include, folders_only, anchored, pattern.regex))
     return tuple(rules)

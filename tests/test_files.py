@@ -508,6 +508,13 @@ def test_a_pattern_of_all_folders_below_one_is_read_as_git_reads_it(tmp_path: Pa
     compare_with_git(tmp_path, FOLDERS_BELOW, names)
 
 
+def test_an_exclude_of_all_folders_below_one_leaves_that_one(memory: Memory, folder: Path) -> None:
+    (folder / "docs" / "old").mkdir()
+    (folder / "docs" / "old" / "notes.md").write_text("The dinghy lies at pier 7.\n")
+    found = {row["path"] for row in memory.index([folder], exclude="docs/**/")["changes"]}
+    assert found == {str(folder / name) for name in ("MEMORY.md", "docs/guide.md")}
+
+
 MANY_STARS = {
     "*a" * 11 + "b": "a" * 60,
     "**/a/" * 15 + "b": "a/" * 60 + "c",
@@ -541,8 +548,9 @@ _NAME = st.lists(st.text("ab.", min_size=1, max_size=4), min_size=1, max_size=5)
 @given(_GLOBS, st.sampled_from(["", "/"]), _NAME)
 def test_a_pattern_fits_what_it_fitted_with_retries(glob: str, end: str, name: str) -> None:
     line = glob + end
+    as_git_reads_it = re.sub(r"(^|/)\*\*/$", r"\1**/*/", line)
     try:
-        plain = GitIgnoreSpec.from_lines([line])
+        plain = GitIgnoreSpec.from_lines([as_git_reads_it])
     except ValueError:
         return
     assert plain.match_file(name) == sediment._patterns((line,)).match_file(name)
