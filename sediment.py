@@ -6725,7 +6725,6 @@ class Candidates(NamedTuple):
     coverage: Any  # that as a share of what a chunk with all words has, at most 1
     whole: Any  # the cosine of the mean of all chunks
     version: Any  # the item that it replaced and by which it is nearest, or 0
-    nearer: Any  # that one, if it is nearer by NEARER_VERSION than the item's own text; or 0
 
     def where(self, chosen: Any) -> Candidates:
         """The rows that a mask or an array of indices selects."""
@@ -7038,14 +7037,11 @@ def _best_of_each(found: Candidates) -> Candidates:
     """The candidates, each item once, with the best values that any of its rows has; the chunk to
     show is that of its first row."""
     found = found.where(numpy.argsort(found.item, kind="stable"))
-    first, cosine = _first_of_each(found.item), _cosines(found)
-    nearest = numpy.lexsort((-cosine, found.item))[first]
-    own = numpy.maximum.reduceat(numpy.where(found.version == 0, cosine, -1.0), first)
-    version, by = found.version[nearest], cosine[nearest] - own
+    first = _first_of_each(found.item)
+    nearest = numpy.lexsort((-_cosines(found), found.item))[first]
     names = ("cosine", "bm25", "relative", "coverage", "whole")
     best = {name: numpy.fmax.reduceat(getattr(found, name), first) for name in names}
-    nearer = numpy.where(by >= NEARER_VERSION, version, 0)
-    return found.where(first)._replace(**best, version=version, nearer=nearer)
+    return found.where(first)._replace(**best, version=found.version[nearest])
 
 
 def _successors(within: Within, items: list[int]) -> dict[int, tuple[int, int, int]]:
@@ -7111,7 +7107,6 @@ def as_candidates(words: ChunkMatches, near: ChunkMatches, best: float, ideal: f
         coverage=numpy.minimum(1.0, bm25 / (ideal or math.inf)),
         whole=cosine,
         version=numpy.zeros_like(item),
-        nearer=numpy.zeros_like(item),
     )
 
 
@@ -7146,15 +7141,22 @@ def rank(
     of their score."""
     score, relevance, parts = profile.score(found, share, factor)
     best = numpy.lexsort((-found.item, -score))[:depth]
-    columns = found.item, found.chunk, score, _cosines(found), found.kind, relevance
-    columns += found.version, found.nearer
+    columns = found.item, found.chunk, score, _cosines(found), found.kind, relevance, found.version
     rows = zip(*(column[best].tolist() for column in columns), strict=True)
     each = parts_of_each({name: column[best] for name, column in parts.items()})
-    pairs = zip(rows, each, strict=True)
     return [
-        Hit(item, chunk, score, cosine, kind, fits, added, old or None, nearer=nearer or None)
-        for (item, chunk, score, cosine, kind, fits, old, nearer), added in pairs
+        Hit(item, chunk, score, cosine, kind, fits, added, old or None)
+        for (item, chunk, score, cosine, kind, fits, old), added in zip(rows, each, strict=True)
     ]
+
+
+def nearer_version(hit: Hit, fact: RankFacts | None, vector: bytes) -> int | None:
+    """The earlier version by which a hit was found, where that is nearer to the query by
+    NEARER_VERSION than the hit's own text: the indexes may have found the version alone."""
+    if not (hit.newer_than and fact and fact.vector and vector):
+        return None
+    own, query = _stack_vectors([(fact.vector,), (vector,)])
+    return hit.newer_than if hit.cosine - own @ query >= NEARER_VERSION else None
 
 
 def parts_of_each(parts: dict[str, Any]) -> Iterator[dict[str, float]]:
@@ -12586,6 +12588,10 @@ class Search(View):
             factor = CROSS_PROJECT_FACTOR if within.project else 1.0
             hits = rank(found, share, request.profile, size, factor)
             facts = self._facts(hits, request.profile.links)
+            hits = [
+                hit._replace(nearer=nearer_version(hit, facts.get(hit.item), vector))
+                for hit in hits
+            ]
             query = query._replace(around=around, strange=words.strange)
             near_cohort = self.encoder.near_cohort(vector)
             strange = strange_beside(words.strange, hits, facts, self.lexicon)

@@ -309,6 +309,26 @@ def test_another_value_of_the_same_is_no_reason_to_show_the_old_one(memory: Memo
     assert "nearer_version" not in row
 
 
+OTHERS = """
+accounting billing payroll analytics metrics search audit catalog inventory orders shipping payments
+fraud identity sessions mail calendar chat wiki forum tickets builds artifacts logs traces alerts
+backups archive media images video maps weather news sports games music books travel hotels
+"""
+
+
+def test_a_result_that_says_what_is_asked_stands_alone_among_many_like_it(memory: Memory) -> None:
+    """So many are nearer that the indexes find it by the version that it replaced alone."""
+    said = "The port that the {} database listens on is {}{}"
+    old = memory.store(said.format("staging", 5433, ""))["id"]
+    for port, name in enumerate(OTHERS.split(), 6000):
+        memory.store(said.format(name, port, ", for staging."))
+        memory.store(said.format(name, port + 100, ", in staging too."))
+    memory.store("Staging DBs now bind to ports from 6543.", replace=old)
+    (row,) = memory.recall("the port that the staging database listens on", limit=1)["results"]
+    assert row["content"].startswith("Staging DBs")
+    assert "nearer_version" not in row
+
+
 def test_forgetting_leaves_no_history(memory: Memory) -> None:
     tea = memory.store(TEA)["id"]
     later = memory.store(LATER, replace=tea)["id"]
