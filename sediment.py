@@ -658,7 +658,8 @@ def asset(name: str) -> str:
     here = Path(__file__).resolve().parent
     for folder in ("assets", "sediment_assets"):
         with contextlib.suppress(OSError):
-            return __loader__.get_data(str(here / folder / name)).decode()  # pyright: ignore
+            data = __loader__.get_data(str(here / folder / name))  # pyright: ignore
+            return data.decode().replace("\r\n", "\n")  # as git checks texts out on Windows
     raise SedimentError(f"assets/{name} is missing beside {here}: {remedy()}")
 
 

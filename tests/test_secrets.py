@@ -6,7 +6,10 @@ import json
 import random
 import re
 import string
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -1052,6 +1055,17 @@ def test_every_form_in_the_file_of_credentials_is_looked_for() -> None:
     forms = {number: form for group in marked_forms().values() for _, number, _, form in group}
     assert len(forms) == len(blocks) > 50
     assert all(form.sub("", "") == "" for form in forms.values())  # each compiles
+
+
+def test_secrets_are_found_in_a_checkout_with_the_line_ends_of_windows(tmp_path: Path) -> None:
+    top = Path(__file__).resolve().parents[1]
+    (tmp_path / "assets").mkdir()
+    for name in ("sediment.py", "assets/credentials.txt"):
+        (tmp_path / name).write_bytes((top / name).read_bytes().replace(b"\n", b"\r\n"))
+    script = "import sediment, sys; print(sediment.redact(sys.argv[1])[0])"
+    command = [sys.executable, "-c", script, "ghp_" + alnum()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "[redacted: github token]\n"
 
 
 def test_the_corpus_is_as_wide_as_it_should_be() -> None:
