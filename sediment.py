@@ -13463,10 +13463,13 @@ def _steps_back(connection: apsw.Connection, old: str) -> list[tuple[str, str | 
     Replacements are taken back one by one, the last first, so that versions between are where they
     were; else one step is enough. Nothing (None) stands in the place of a pruned item; and what had
     stood beside another before it took that one's place, or replaced others, too, stays as it is.
+    What was merged hides nothing when it comes back, whatever is ahead of it.
     """
     sql = (
-        "WITH RECURSIVE ahead(id, n, beside) AS (SELECT ?1, 0, NULL UNION"
-        f" SELECT i.successor, n + 1, {_STAYS} FROM items i JOIN ahead USING (id)"
+        "WITH RECURSIVE ahead(id, n, beside, merged) AS"
+        " (SELECT id, 0, NULL, ended_by IS 'merge' FROM items WHERE id = ? UNION"
+        f" SELECT i.successor, n + 1, iif(merged, NULL, {_STAYS}), merged"
+        " FROM items i JOIN ahead USING (id)"
         " WHERE i.successor IS NOT NULL AND beside IS NULL AND n < 1000)"
         " SELECT id, ended_by, beside FROM items JOIN ahead USING (id) ORDER BY n"
     )

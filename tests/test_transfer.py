@@ -427,18 +427,24 @@ def test_an_undone_merge_stays_undone_in_a_copy(
     assert len(rows_of(copy, "history")) == 1
 
 
+@pytest.mark.parametrize("replaced", [False, True])
 def test_what_was_taken_out_of_several_merges_stays_out_in_a_copy(
-    memory: Memory, copy: Memory
+    memory: Memory, copy: Memory, replaced: bool
 ) -> None:
     fact = "The backup window is at 3 in the morning on Sundays."
     ids = []
     for at, text in enumerate((fact, f"Note: {fact}", f"Reminder: {fact}"), 1):
-        ids.append(memory.store(text, created_at=at)["id"])
+        other = memory.store(f"Backup number {at}", created_at=at)["id"] if replaced else None
+        ids.append(memory.store(text, created_at=at, replace=other)["id"])
         assert memory.consolidate()["merged"] == (at > 1)
-    memory.undo(ids[0])
+    assert memory.undo(ids[0])["message"] == (
+        f"{ids[0]} is live again, and {ids[1]} stays hidden behind {ids[2]}:"
+        f" `replace {ids[0]} {ids[2]}` takes this back."
+    )
     copy.import_rows(exported(memory))
     assert copy.consolidate()["merged"] == 0
-    assert [row["kept_apart"] for row in exported(copy)] == [ids[1:], ids[:1], ids[:1]]
+    found = {row["id"]: row["kept_apart"] for row in exported(copy) if "kept_apart" in row}
+    assert found == {ids[0]: ids[1:], ids[1]: ids[:1], ids[2]: ids[:1]}
 
 
 @pytest.mark.parametrize("turned", [False, True])
