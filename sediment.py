@@ -16741,7 +16741,8 @@ def standing(memory: Memory) -> list[dict[str, Any]]:
     sql = (
         f"SELECT {_ITEM}, coalesce(a.validation_count, 0), coalesce(a.access_count, 0)"
         " FROM items i LEFT JOIN access_log a ON a.item_id = i.id"
-        f" WHERE {_MEMORY} AND {_OWN} AND NOT EXISTS(SELECT 1 FROM reviews r"
+        f" WHERE {_MEMORY} AND {_OWN} AND NOT EXISTS(SELECT 1 FROM reviews r JOIN items n"
+        " ON n.id = new_id AND n.ended_at IS NULL"
         f" WHERE old_id = i.id AND probability > 0.5 AND NOT EXISTS({apart}))"
         f" ORDER BY i.seq DESC LIMIT {STANDING_MOST}"
     )

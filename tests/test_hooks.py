@@ -209,6 +209,16 @@ def test_a_replaced_memory_does_not_hold(memory: Memory) -> None:
     assert ("Mondays" in text, "Fridays" in text) == (True, False)
 
 
+def test_a_memory_holds_again_once_what_seemed_to_replace_it_is_gone(memory: Memory) -> None:
+    memory.store("We deploy on Fridays.", created_at="2026-01-05")
+    later = memory.store("We no longer deploy on Fridays, we deploy on Mondays now.")
+    assert float(later["may_replace"][0]["probability"]) > 0.5
+    assert "deploy on Fridays." not in start(memory)
+    memory.store("The build server is called newton.", replace=later["id"])
+    assert later["id"] not in str(memory.review())
+    assert "deploy on Fridays." in start(memory, session_id="s2")
+
+
 # Silence
 
 
