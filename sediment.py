@@ -13414,11 +13414,12 @@ def _nothing_to_review(elsewhere: dict[str, int]) -> str:
 
 # SQL: 1 where the successor of an item `i`, `n` steps ahead, stays when that comes back: it stood
 # beside it, or others that it replaced would be hidden with it. A text that is back in another
-# item's place (a repeat, or an undo of an undo) goes on to stand for those.
+# item's place (a repeat, or an undo of undos) goes on to stand for those, and what was merged hides
+# nothing. `why` is the reason of all steps so far, if they have one.
 _STAYS = (
-    f"coalesce({STOOD_BESIDE}, (SELECT 1 FROM items o WHERE o.successor = i.successor"
-    " AND o.id <> i.id AND ifnull(o.ended_by, 'replace') = 'replace'"
-    " AND (n > 0 OR ifnull(i.ended_by, '') NOT IN ('repeat', 'undo'))))"
+    "iif(i.ended_by IS why AND (why IN ('merge', 'undo') OR why = 'repeat' AND n = 0), NULL,"
+    f" coalesce({STOOD_BESIDE}, (SELECT 1 FROM items o WHERE o.successor = i.successor"
+    " AND o.id <> i.id AND ifnull(o.ended_by, 'replace') = 'replace')))"
 )
 
 
@@ -13463,12 +13464,11 @@ def _steps_back(connection: apsw.Connection, old: str) -> list[tuple[str, str | 
     Replacements are taken back one by one, the last first, so that versions between are where they
     were; else one step is enough. Nothing (None) stands in the place of a pruned item; and what had
     stood beside another before it took that one's place, or replaced others, too, stays as it is.
-    What was merged hides nothing when it comes back, whatever is ahead of it.
     """
     sql = (
-        "WITH RECURSIVE ahead(id, n, beside, merged) AS"
-        " (SELECT id, 0, NULL, ended_by IS 'merge' FROM items WHERE id = ? UNION"
-        f" SELECT i.successor, n + 1, iif(merged, NULL, {_STAYS}), merged"
+        "WITH RECURSIVE ahead(id, n, beside, why) AS"
+        " (SELECT id, 0, NULL, ended_by FROM items WHERE id = ? UNION"
+        f" SELECT i.successor, n + 1, {_STAYS}, iif(i.ended_by IS why, why, NULL)"
         " FROM items i JOIN ahead USING (id)"
         " WHERE i.successor IS NOT NULL AND beside IS NULL AND n < 1000)"
         " SELECT id, ended_by, beside FROM items JOIN ahead USING (id) ORDER BY n"

@@ -169,14 +169,16 @@ def test_undo_goes_back_step_by_step(memory: Memory) -> None:
     assert [row["id"] for row in memory.history(ids[0])["versions"]] == ids
 
 
-def test_undo_of_an_early_version_leaves_one_live(memory: Memory) -> None:
+@pytest.mark.parametrize("early", [0, 1, 2])
+def test_undo_of_an_early_version_leaves_one_live(memory: Memory, early: int) -> None:
     ids = [memory.store("Version 0 of the plan.")["id"]]
-    for number in (1, 2):
+    for number in (1, 2, 3):
         ids.append(memory.store(f"Version {number} of the plan.", replace=ids[-1])["id"])
-    assert memory.undo(ids[0])["hidden"] == ids[2]
-    assert [item["id"] for item in memory.list_items()["items"]] == [ids[0]]
-    assert memory.undo(ids[2])["hidden"] == ids[0]  # redo
-    assert [item["id"] for item in memory.list_items()["items"]] == [ids[2]]
+    before = rows_of(memory, "items", "id, ended_by, successor")
+    assert memory.undo(ids[early])["hidden"] == ids[3]
+    assert [item["id"] for item in memory.list_items()["items"]] == [ids[early]]
+    assert memory.undo(ids[3])["hidden"] == ids[early]  # redo
+    assert rows_of(memory, "items", "id, ended_by, successor") == before
 
 
 @pytest.mark.parametrize("by", ["replace", "merge", "repeat", "undo", "prune", None])
