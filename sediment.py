@@ -8052,7 +8052,7 @@ def adopt_decisions(connection: apsw.Connection, row: dict[str, Any]) -> None:
     for other in row["kept_apart"]:
         is_here = connection.execute("SELECT 1 FROM items WHERE id = ?", (other,)).get
         if is_here and not connection.execute(taken_apart(), (row["id"], other)).get:
-            add_history(connection, "undo", row["id"], other, APART)
+            keep_apart(connection, other, row["id"])  # nothing came back here by an undo
     sql = (
         "SELECT s.id, i.id FROM items i JOIN items s ON s.id = i.successor"
         " WHERE i.ended_by = 'replace' AND (?1, ?2) IN ((i.id, s.id), (s.id, i.id))"

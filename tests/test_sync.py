@@ -108,6 +108,27 @@ def test_recall_and_history_name_who_wrote_on_another_machine(place: Place) -> N
     assert (who in line) == ("author" in b.recall("staging port")["results"][0])
 
 
+def test_an_import_of_what_was_kept_brings_back_nothing_that_was_replaced_since(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = place.machine("a")
+    kept = a.store("The backup window is at 3 in the morning.")["id"]
+    old = a.store("Note: The backup window is at 3 in the morning.")["id"]
+    a.keep_both(kept, old)
+    rows = list(sediment.export_rows(a.database))
+    a.store("The backup window is at 5 in the afternoon.", replace=old)
+    a.sync()
+    (place.folder / "b").mkdir()
+    with open_memory(place.folder / "b" / "memory.db") as b, monkeypatch.context() as later:
+        now = time.time()
+        later.setattr(time, "time", lambda: now + 60)
+        assert b.import_rows(rows)["stored"] == 2
+        assert b.history(old)["events"] == []
+    b = place.machine("b")
+    settle(b, a)
+    assert old not in [row["id"] for memory in (a, b) for row in memory.list_items()["items"]]
+
+
 @pytest.mark.parametrize("facts", ["", "nonsense", "{}"])
 def test_a_machine_that_does_not_say_who_it_is_is_named_by_its_id(place: Place, facts: str) -> None:
     a, b = place.machine("a"), place.machine("b")

@@ -424,7 +424,7 @@ def test_an_undone_merge_stays_undone_in_a_copy(
     assert (pair["action"], pair["reasons"][-1][:4]) == ("linked", "undo")
     assert sorted(exported(copy), key=lambda row: row["id"]) == rows
     assert copy.import_rows(rows) == done(0, 2)
-    assert len(rows_of(copy, "history")) == 1
+    assert len(rows_of(copy, "reviews")) == 1
 
 
 @pytest.mark.parametrize("replaced", [False, True])
@@ -458,11 +458,12 @@ def test_what_was_kept_in_a_review_is_so_in_a_copy(
     assert copy.import_rows(rows[::-1] if turned else rows) == done(2)
     assert copy.consolidate()["merged"] == 0
     assert sorted(exported(copy), key=lambda row: row["id"]) == rows
+    assert rows_of(copy, "history") == []
 
 
 def test_the_other_of_a_pair_may_come_later_or_never(copy: Memory) -> None:
     copy.import_rows([GOOD | {"kept_apart": ["late", "never came"]}])
-    assert rows_of(copy, "history") == []
+    assert rows_of(copy, "reviews") == []
     copy.import_rows([{"id": "late", "content": "x", "kept_apart": ["good"]}])
     assert [row["kept_apart"] for row in exported(copy)] == [["late"], ["good"]]
 
