@@ -4560,6 +4560,11 @@ def check_project(given: object) -> str:
     return id
 
 
+def project_option(id: str) -> str:
+    """What a command needs to reach a project from anywhere, as it is typed in the shell."""
+    return f"--project {shell_line([id])}"
+
+
 class Projects:
     """Resolves a folder or a given name to a project id, and records what it found."""
 
@@ -4615,7 +4620,7 @@ class Projects:
         ID"; else nothing. Which one the working folder has is not asked, as git may be slow."""
         is_named = self.given is not None or self._named is not None
         project = self.current() if is_named else None
-        return f" --project {shlex.quote(project)}" if project else ""
+        return f" {project_option(project)}" if project else ""
 
     def nowhere(self) -> str:
         """Why there is no project here."""
@@ -12421,7 +12426,7 @@ def _why_no_item(projects: Projects, given: str) -> str:
         return f"no memory with the id {_show(given)} (not found): see `list`"
     what = f"{_show(given)} is a conversation"
     if not is_own:
-        return f"{what} of another project: `--project {kept.project}` reaches it"
+        return f"{what} of another project: `{project_option(kept.project)}` reaches it"
     turns = f"list --kind conversation{'' if kept.project else ' --scope global'}"
     return f"{what}: `{turns}` shows its turns, `forget {given}` erases it"
 
@@ -12467,7 +12472,7 @@ def item_to_replace(projects: Projects, id: object) -> dict[str, Any]:
 def check_own(projects: Projects, row: dict[str, Any], verb: str) -> None:
     """NotFound for another project's item, which cannot be read or changed from here."""
     if projects.is_foreign(row):
-        there = f"{verb} it there (`--project {shlex.quote(row['project_id'])}`)"
+        there = f"{verb} it there (`{project_option(row['project_id'])}`)"
         raise NotFound(f"{row['id']} belongs to another project: {there}")
 
 
@@ -13408,7 +13413,7 @@ def _nothing_to_review(elsewhere: dict[str, int]) -> str:
     """That there are no pairs here, and where there are some."""
     if not elsewhere:
         return "Nothing to review."
-    names = [f"{count} with `--project {shlex.quote(id)}`" for id, count in elsewhere.items()]
+    names = [f"{count} with `{project_option(id)}`" for id, count in elsewhere.items()]
     return f"Nothing to review here; in other projects: {', '.join(names)}."
 
 

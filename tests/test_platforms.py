@@ -27,7 +27,7 @@ from storage import open_memory
 
 import build_zipapp
 import sediment
-from sediment import DatabaseError
+from sediment import DatabaseError, NotFound
 
 ROOT = Path(__file__).resolve().parent.parent
 LACKING = {  # on Windows
@@ -508,6 +508,24 @@ def test_a_command_line_is_quoted_as_the_shell_there_reads_it(
     assert sediment.shell_line(words) == "'C:\\my files\\python.exe' 'it'\"'\"'s'"
     monkeypatch.setattr(sys, "platform", "win32")
     assert sediment.shell_line(words) == '"C:\\my files\\python.exe" it\'s'
+
+
+def test_advice_names_a_project_as_the_shell_there_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def advice() -> list[str]:
+        with pytest.raises(NotFound) as told:
+            here.forget("a")
+        return [str(told.value).split("`")[1], here.review()["message"].split("`")[1]]
+
+    with open_memory(tmp_path / "memory.db", project="here") as here:
+        rows = [{"id": id, "content": id * 9, "project": "my project"} for id in "ab"]
+        here.import_rows(rows)
+        with here.database.transaction() as connection:
+            sediment.queue_obsolete(connection, "b", [("a", 0.9)])
+        assert advice() == ["--project 'my project'"] * 2
+        monkeypatch.setattr(sys, "platform", "win32")
+        assert advice() == ['--project "my project"'] * 2
 
 
 def test_what_is_printed_is_utf_8_with_plain_newlines(monkeypatch: pytest.MonkeyPatch) -> None:
