@@ -14642,7 +14642,7 @@ class Git(Folder):
         if not os.path.lexists(self._repository):
             self._make()
         self._check_own()
-        if not self._is_repository():
+        if not self._is_whole():
             self.remove()
             self._make()
         self._unlock()
@@ -14664,10 +14664,13 @@ class Git(Folder):
         self._git("init", "--bare", "--quiet", "--template=", *kind)
         make_private(self._repository, 0o700)
 
-    def _is_repository(self) -> bool:
-        """Whether git takes for a repository what a disk or a tool may have damaged."""
+    def _is_whole(self) -> bool:
+        """Whether git finds here all that it had fetched, which a disk or a tool may have damaged:
+        what it fetched once it fetches no more, and beside damage it may take nothing new."""
+        commits = "--format=%(if:equals=commit)%(objecttype)%(then)%(objectname)%(end)"
         try:
-            return bool(self._git("rev-parse", "--git-dir"))
+            found = self._git("for-each-ref", commits, _REFS).split()
+            return not any(" BAD\t" in self._git("ls-tree", "-l", commit) for commit in found)
         except InvalidInput:
             return False
 

@@ -487,6 +487,30 @@ def test_a_repository_here_that_was_damaged_is_made_anew(tmp_path: Path, lost: s
             assert texts(other) == ["A fact.", "Another fact."]
 
 
+@pytest.mark.parametrize("lost", ["text", "damaged text", "tree", "commit"])
+def test_what_git_lost_here_before_it_was_read_is_fetched_again(tmp_path: Path, lost: str) -> None:
+    remote = git_place(tmp_path)
+    with sharing_by_git(tmp_path, remote) as memory, open_memory(tmp_path / "other.db") as other:
+        other.sync_to(f"git:{remote}")
+        other.share("team")
+        sediment.Sync(other.projects, other.encoder).place.begin()  # and then it was killed
+        here = f"{other.database.path}.git"
+        name = {"tree": f"{git_refs(remote)[0]}^{{tree}}", "commit": git_refs(remote)[0]}.get(lost)
+        if name is None:
+            listed = ["git", "--git-dir", here, "ls-tree", "--name-only", git_refs(remote)[0]]
+            names = subprocess.run(listed, capture_output=True, text=True, check=True).stdout
+            name = f"{git_refs(remote)[0]}:{names.split()[0]}"
+        asked = ["git", "--git-dir", here, "rev-parse", name]
+        hash = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+        file = Path(here) / "objects" / hash[:2] / hash[2:]
+        file.unlink()
+        if lost.startswith("damaged"):
+            file.write_bytes(b"damaged")
+        other.store("Another fact.")
+        assert [other.sync()["remarks"], memory.sync()["remarks"]] == [[], []]
+        assert texts(other) == texts(memory) == ["A fact.", "Another fact."]
+
+
 @pytest.mark.parametrize("name", ["alice/backup", "al\u2003ice", "al\u2028ice"])
 def test_a_name_in_git_that_no_machine_has_is_passed_over(tmp_path: Path, name: str) -> None:
     remote = git_place(tmp_path)
