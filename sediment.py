@@ -15808,7 +15808,8 @@ class Sync:
         or later, is noted on, and sent if this memory comes back."""
         with Lease(self.database, "syncing") as lease:
             take_lease(lease)  # what still runs there would say that this machine is there
-            return self._leave(erase)
+            with lease.renewed():
+                return self._leave(erase)
 
     def _leave(self, erase: bool) -> dict[str, Any]:
         not_told = self.go_from_place()
@@ -15879,7 +15880,8 @@ def sync_to(projects: Projects, encoder: Encoder, place: str) -> dict[str, Any]:
         place = _folder_to_sync(database, place)
     with Lease(database, "syncing") as lease:
         take_lease(lease)  # what still runs would note what it has sent to the place before
-        not_told = _begin_to_sync(projects, encoder, place)
+        with lease.renewed():
+            not_told = _begin_to_sync(projects, encoder, place)
     status = Sync(projects, encoder).status()
     return status | ({"remarks": [not_told, *status.get("remarks", ())]} if not_told else {})
 

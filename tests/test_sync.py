@@ -297,6 +297,26 @@ def test_a_slow_place_lets_no_second_run_in(place: Place, monkeypatch: pytest.Mo
     assert tries == ["first", "none"]
 
 
+@pytest.mark.parametrize("deed", ["sync_to", "leave_sync"])
+def test_a_place_that_is_slow_to_be_left_lets_no_run_in(
+    place: Place, monkeypatch: pytest.MonkeyPatch, deed: str
+) -> None:
+    a, b = place.machine("a"), open_memory(place.folder / "a" / "memory.db")
+    monkeypatch.setattr(sediment, "LEASE", 3)
+    leave, tries = sediment.Folder.leave, []
+
+    def leave_slowly(self: Any) -> None:
+        time.sleep(4.5)
+        with sediment.Lease(b.database, "syncing") as other:
+            tries.append(other.take())
+        leave(self)
+
+    monkeypatch.setattr(sediment.Folder, "leave", leave_slowly)
+    getattr(a, deed)(*[str(place.folder / "other")] * (deed == "sync_to"))
+    assert tries == [False]
+    b.close()
+
+
 def test_a_run_of_sync_waits_for_the_one_before_it(place: Place) -> None:
     a = place.machine("a")
     a.store("The port is 5433.")
