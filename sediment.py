@@ -14168,10 +14168,14 @@ def _find_rivals(states: Iterable[State]) -> dict[str, set[str]]:
 
 
 def queue_rivals(database: Database, newer: dict[str, set[str]]) -> dict[str, list[str]]:
-    """Queue for `review` what `_find_rivals` found and is live, where several are; returns these.
-    All must have come: a memory may come in another batch than what was put in its place."""
+    """Queue for `review` what `_find_rivals` found and is live, where several are of which nobody
+    keeps all; returns these. All must have come: a memory may come in another batch than what was
+    put in its place."""
     found = {}
-    sql = "SELECT id FROM items WHERE ended_at IS NULL AND id IN (SELECT value FROM json_each(?))"
+    named = "ended_at IS NULL AND id IN (SELECT value FROM json_each(?1))"
+    undecided = f"SELECT id FROM items b WHERE {named} AND id <> a.id"
+    undecided += f" AND NOT EXISTS({taken_apart('a.id', 'b.id')})"
+    sql = f"SELECT id FROM items a WHERE {named} AND EXISTS({undecided})"
     for id, ids in newer.items():
         live = [live for (live,) in database.rows(sql, to_json(sorted(ids)))]
         if len(live) > 1:

@@ -940,6 +940,24 @@ def test_what_cannot_be_rivals_is_left_out(rivals: Any) -> None:
     assert sediment.state_of(row | {"rivals": ["a", "b"]})[1]["rivals"] == ["a", "b"]
 
 
+def test_what_a_review_keeps_both_of_is_named_no_more(place: Place) -> None:
+    a, b, c = (place.machine(name) for name in "abc")
+    old = a.store("The port is 5433.")["id"]
+    settle(a, b, c)
+    versions = [
+        memory.store(f"The port is {port}.", replace=old)["id"]
+        for memory, port in ((a, 6543), (b, 7000))
+    ]
+    settle(a, b)
+    a.keep_both(*versions)
+    a.share(everywhere=True)  # all is read anew
+    assert a.sync()["look_at"] == []
+    versions.append(c.store("The port is 8000.", replace=old)["id"])
+    c.sync()
+    (found,) = a.sync()["look_at"]
+    assert {version["id"] for version in found["versions"]} == {*versions}
+
+
 def test_the_same_text_on_two_machines_is_shown_once_and_forgotten_once(place: Place) -> None:
     a, b = place.machine("a"), place.machine("b")
     elder = a.store("Tea is at four.", created_at="2026-01-01")["id"]
