@@ -14861,7 +14861,8 @@ class Hub:
         )
         restored = self._restored(cursor)
         self.is_incomplete = bool(restored)
-        yield [], dict.fromkeys(f"{self.me.name}/{space}" for space in restored)  # noticed once
+        known = ((space, f"{self.me.name}/{space}") for space in restored)
+        yield [], dict.fromkeys(itertools.chain(*known))  # noticed once
         for space in spaces:
             last = [0, ""] if space in restored else cursor.get(space, [0, ""])
             while rows := self.ask(sql, space, *last):

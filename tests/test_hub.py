@@ -473,6 +473,28 @@ def test_what_others_sent_between_reading_and_sending_is_read_at_once(
     assert rows[0][0] == rows[0][1]
 
 
+def test_what_a_hub_has_lost_is_sent_again_once_though_others_send_meanwhile(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, push = team.machine("alice"), sediment.Hub.push
+    for number in range(3):
+        alice.store(f"Fact {number}.")
+        alice.sync()
+    for table in ("item", "machine"):
+        team.server.ask(f"DELETE FROM sediment.{table}")
+    team.server.ask("UPDATE sediment.space SET version = 0")
+
+    def late(hub: sediment.Hub, space: str, states: list[Any]) -> Any:
+        team.push("bob", FACT)
+        return push(hub, space, states)
+
+    monkeypatch.setattr(sediment.Hub, "push", late)
+    assert alice.sync()["spaces"][0]["waiting"] == 0
+    monkeypatch.undo()
+    assert alice.sync()["spaces"][0]["sent"] == 0
+    assert len(team.records()) == 4
+
+
 def test_who_was_removed_gets_nothing_more(team: Team) -> None:
     alice, bob = team.machine("alice"), team.machine("bob")
     alice.store("Before.")
