@@ -413,7 +413,7 @@ CLOCK_OFF = 3_600  # s between two clocks that are worth a remark
 RIVALS = 20  # later versions of one memory that are named to other machines, in assets/hub.sql, too
 SYNC_POLL = 1.0  # s between looks at whether something has changed here
 SYNC_FILE_MAX = 1 << 28  # bytes of a file of a machine, which has 1/256 of its memories
-HUB_ANSWER = 600  # s that one answer of a hub may take, as a run of git may
+HUB_ANSWER = 600  # s that one answer of a hub may take, as a run of git may; indexes take longer
 HUB_SILENCE = 60  # s after which a connection is over on which nothing is delivered
 HUB_PUSH = 1 << 25  # bytes that a hub is sent at once; of 256 MB PostgreSQL makes no array
 GIT_TRIES = 8  # to fetch or push: git of two killed runs was still at work, here and at the place
@@ -14820,11 +14820,13 @@ class Hub:
         """The space of what is global, of whoever one is there."""
         return f"@{self.begin()['person']}"
 
-    def ask(self, sql: str, *values: Any) -> list[Any]:
-        """The rows that a statement gives; what the hub refuses, it says in its own words."""
+    def ask(self, sql: str, *values: Any, patient: bool = False) -> list[Any]:
+        """The rows that a statement gives; what the hub refuses, it says in its own words. It is
+        given up after HUB_ANSWER seconds unless one is `patient`."""
         if self._connection is None or self._connection.closed:
             self._connection = _connect_hub(self.name)
-        with self._translated(), _ended_after(self._connection, HUB_ANSWER):
+        limit = contextlib.nullcontext() if patient else _ended_after(self._connection, HUB_ANSWER)
+        with self._translated(), limit:
             cursor = self._connection.execute(sql, values or None)
             return cursor.fetchall() if cursor.description else []
 
@@ -14934,7 +14936,7 @@ class Hub:
         sql = asset("hub_recall.sql")
         for name, value in facts.items():
             sql = sql.replace(name, value)
-        self.ask(sql)
+        self.ask(sql, patient=True)  # of 200,000 vectors it takes ten minutes
 
     def unpacked(self, data: bytes) -> list[bytes]:
         """Vectors as the file has them, of the 16 bits that a hub has; ValueError of others."""

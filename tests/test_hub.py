@@ -682,6 +682,19 @@ def test_a_hub_that_does_not_answer_is_waited_for_no_longer_than_it_may(
     assert (options["tcp_user_timeout"], options["keepalives_count"]) == (60_000, 3)
 
 
+def test_a_hub_may_take_its_time_to_make_indexes(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice = team.machine("alice")
+    monkeypatch.setattr(sediment, "HUB_ANSWER", 0.5)
+    asset = sediment.asset
+    slow = "SELECT pg_sleep(1);"
+    monkeypatch.setattr(
+        sediment, "asset", lambda name: slow * (name == "hub_recall.sql") + asset(name)
+    )
+    assert alice.hub("init", place=team.server.url(), recall=True)["success"]
+
+
 @pytest.mark.parametrize("address", ["alice:secret@127.0.0.1/m", "alice@h/m?sslpassword=x"])
 def test_a_password_in_the_address_is_refused(tmp_path: Path, address: str) -> None:
     with open_memory(tmp_path / "memory.db") as memory:
