@@ -17549,7 +17549,16 @@ def render_synced(answer: dict[str, Any]) -> Iterator[str]:
         late = f", has {late} to erase" if late else ""
         who = "".join(f"{name}, " for name in (row["person"], row["host"]) if name)
         yield printable_name(f"{row['machine']}  {who}seen {seen}{late}")
-    yield from (printable_name(f"note: {remark}") for remark in answer.get("remarks", ()))
+    yield from _remarks(answer)
+
+
+def render_sync_set(answer: dict[str, Any]) -> Iterator[str]:
+    yield from render_message(answer)
+    yield from _remarks(answer)
+
+
+def _remarks(answer: dict[str, Any]) -> Iterator[str]:
+    return (printable_name(f"note: {remark}") for remark in answer.get("remarks", ()))
 
 
 def render_exported(answer: dict[str, Any]) -> Iterator[str]:
@@ -20972,7 +20981,7 @@ def sync_command(shared: Context, quiet: bool, again: bool, dry_run: bool, **ask
                 return
             raise
         if not quiet:
-            shared.show(answer, render_message if "message" in answer else render_synced)
+            shared.show(answer, render_sync_set if "message" in answer else render_synced)
         _finish_pending(memory, shared)
 
 
@@ -21031,7 +21040,8 @@ def _sync_settings(
     if unshare:
         return memory.unshare(everywhere=share_global)
     if share is not None or share_global:
-        return memory.share(share or None, everywhere=share_global)
+        remarks = {"remarks": answer["remarks"]} if answer and "remarks" in answer else {}
+        return memory.share(share or None, everywhere=share_global) | remarks
     if leave:
         return memory.leave_sync(erase=erase)
     return memory.sync_status() if status else answer

@@ -85,6 +85,19 @@ def test_later_versions_of_two_are_shown_to_be_settled(
     assert "settles it" in last
 
 
+def test_who_shares_as_he_goes_to_another_place_is_told_of_the_one_that_is_away(
+    two: tuple[Program, Program], tmp_path: Path
+) -> None:
+    a, _ = two
+    a.ok("sync", "--to", str(tmp_path / "shared"), "--share", "team")
+    a.store("The staging database is on port 5433.")
+    a.ok("sync")
+    (tmp_path / "shared").rename(tmp_path / "away")
+    told, remark = a.ok("sync", "--to", str(tmp_path / "new"), "--share", "team").splitlines()
+    assert told == "team gets 1 memory from the next `sync` on."
+    assert remark.startswith(f"note: {tmp_path / 'shared'} was not told (")
+
+
 @pytest.mark.parametrize(
     "words",
     [
