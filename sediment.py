@@ -15077,7 +15077,7 @@ def _ended_after(connection: Any, seconds: float) -> Iterator[None]:
     import socket
 
     def end() -> None:
-        with contextlib.suppress(OSError):  # it is closed already
+        with contextlib.suppress(OSError, psycopg.Error):  # it is closed already
             fd = connection.pgconn.socket
             with socket.fromfd(fd, socket.AF_INET, socket.SOCK_STREAM) as same:
                 same.shutdown(socket.SHUT_RDWR)

@@ -682,6 +682,20 @@ def test_a_hub_that_does_not_answer_is_waited_for_no_longer_than_it_may(
     assert (options["tcp_user_timeout"], options["keepalives_count"]) == (60_000, 3)
 
 
+def test_a_connection_that_is_over_as_its_time_ends_is_no_fault(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", faults.append)
+    before = {*threading.enumerate()}
+    connection = sediment._connect_hub(team.server.url("alice"))
+    connection.close()
+    with sediment._ended_after(connection, 0):
+        for timer in {*threading.enumerate()} - before:
+            timer.join()
+    assert faults == []
+
+
 def test_a_hub_may_take_its_time_to_make_indexes(
     team: Team, monkeypatch: pytest.MonkeyPatch
 ) -> None:
