@@ -15687,12 +15687,14 @@ class Sync:
 
     def _own_waits(self, project: str) -> bool:
         """Whether anything waits that was done here; what others did waits no more: who may not
-        write has nothing to bring of it, though all is to be sent again."""
+        write has nothing to bring of it, though all is to be sent again. What was moved here, and
+        so has ended elsewhere, is another's text still."""
         sql = (
             "WITH own AS (SELECT name FROM machines WHERE mine) UPDATE replica SET number = NULL"
             " WHERE project = ? AND number IS NOT NULL AND gone <= 0"
             " AND coalesce(put_w NOT IN own, true) AND coalesce(end_w NOT IN own, true)"
-            " AND NOT EXISTS (SELECT 1 FROM json_each(ok) WHERE key IN own)"
+            " AND NOT EXISTS (SELECT 1 FROM json_each(ok) WHERE key IN own) AND NOT EXISTS"
+            " (SELECT 1 FROM replica o WHERE o.id = replica.id AND o.end_w IN own)"
         )
         with self.database.transaction() as connection:
             connection.execute(sql, (project,))

@@ -288,6 +288,26 @@ def test_who_only_reads_is_told_of_nothing_that_waits_where_he_did_nothing(team:
     assert carol.sync_status()["spaces"][0]["waiting"] == 1
 
 
+def test_what_who_only_reads_has_moved_there_waits_until_he_may_write(team: Team) -> None:
+    alice, carol = team.machine("alice"), team.machine("carol")
+    places = [(open_memory(memory.database.path, "crew")) for memory in (alice, carol)]
+    for person, crew in zip(("alice", "carol"), places, strict=True):
+        alice.hub("add", person, "crew", place=team.server.url())
+        crew.share("crew")
+    id = places[0].store("The ferry sails at six.")["id"]
+    settle(alice, carol)
+    places[1].move(id, "global")
+    carol.move(id, "project")
+    for _ in "12":
+        assert "you may not write to team" in "".join(carol.sync()["remarks"])
+    assert carol.sync_status()["spaces"][1]["waiting"] == 1
+    alice.hub("add", "carol", "team", place=team.server.url())
+    settle(carol, alice)
+    assert texts(alice) == texts(carol) == ["The ferry sails at six."]
+    for crew in places:
+        crew.close()
+
+
 @pytest.mark.parametrize(
     ("at", "to"),
     [
