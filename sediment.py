@@ -15470,7 +15470,7 @@ class Sync:
         """Take what came; what was refused twice, since another space may have said meanwhile that
         it was moved from there."""
         refused = []
-        for space, states in self._arrivals(exchange.dry_run):
+        for space, states in self._arrivals(exchange):
             if space in exchange.spaces and self._apply(exchange, space, states):
                 refused.append((space, states))
         for space, _ in refused:
@@ -15620,11 +15620,11 @@ class Sync:
             lasts = isinstance(error, Refused) or getattr(error, "errno", None) in _LASTING_ERRORS
             raise (Refused if lasts else Unreachable)(f"{why}; {waiting} here") from None
 
-    def _arrivals(self, dry_run: bool) -> Iterator[tuple[str, list[State]]]:
+    def _arrivals(self, exchange: Exchange) -> Iterator[tuple[str, list[State]]]:
         """Batches of what came of a space; the cursor follows once they are written."""
         came: list[tuple[str, State]] = []
         patch: dict[str, Any] = {}
-        pages = self.place.pull(self._cursor(), self._spaces())
+        pages = self.place.pull(self._cursor(), exchange.spaces)
         for states, more in itertools.chain(pages, [([], None)]):
             came += states
             patch |= more or {}
@@ -15633,16 +15633,20 @@ class Sync:
                 for space, found in itertools.groupby(came, key=lambda pair: pair[0]):
                     for batch in _batches((state for _, state in found), SYNC_BATCH):
                         yield space, batch
-                if not dry_run:
+                if not exchange.dry_run:
                     if self.place.is_incomplete:  # first: who is killed in between sees it no more
                         self._send_lost()
-                    self._note_cursor(patch)
+                    self._note_cursor(patch, exchange.spaces)
                 came, patch = [], {}
 
-    def _note_cursor(self, patch: dict[str, Any]) -> None:
+    def _note_cursor(self, patch: dict[str, Any], spaces: dict[str, str] | None = None) -> None:
+        """Note how far the place was read and written; where only `spaces` were read, not if more
+        are shared by now: what is there of them is to be read yet."""
         if patch:
             with self.database.transaction() as connection:
-                connection.execute(_NOTE_CURSOR, (to_json(patch),))
+                now = fetch(connection, "SELECT space FROM spaces")
+                if spaces is None or all(space in spaces for (space,) in now):
+                    connection.execute(_NOTE_CURSOR, (to_json(patch),))
 
     def _departures(self, project: str, dry_run: bool) -> Iterator[tuple[list[State], int]]:
         """Pages of what changed here, which is then shown as others will see it; and how many of

@@ -515,6 +515,25 @@ def test_what_a_hub_has_lost_is_sent_again_once_though_others_send_meanwhile(
     assert len(team.records()) == 4
 
 
+def test_a_space_that_is_shared_as_a_run_begins_is_read_by_the_next(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, bob = team.machine("alice"), team.machine("bob", share="")
+    alice.store("The ferry sails at six.")
+    alice.sync()
+    begin = sediment.Hub.begin
+
+    def share_meanwhile(self: Any) -> Any:
+        bob.share("team")
+        return begin(self)
+
+    monkeypatch.setattr(sediment.Hub, "begin", share_meanwhile)
+    bob.sync()
+    monkeypatch.undo()
+    bob.sync()
+    assert texts(bob) == ["The ferry sails at six."]
+
+
 def test_who_was_removed_gets_nothing_more(team: Team) -> None:
     alice, bob = team.machine("alice"), team.machine("bob")
     alice.store("Before.")

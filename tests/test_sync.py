@@ -317,6 +317,36 @@ def test_a_place_that_is_slow_to_be_left_lets_no_run_in(
     b.close()
 
 
+@pytest.mark.parametrize("moment", ["begin", "pull"])
+def test_what_is_shared_while_a_run_reads_is_read_by_the_next(
+    place: Place, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    crews = [open_memory(place.folder / name / "memory.db", "crew") for name in "ab"]
+    crews[0].share("crew")
+    for number in range(5):
+        a.store(f"Fact {number} of the team.")
+        crews[0].store(f"Fact {number} of the crew.")
+    a.sync()
+    work = getattr(sediment.Folder, moment)
+
+    def share_meanwhile(self: Any, *given: Any) -> Any:
+        done = work(self, *given)
+        done = iter([*done]) if moment == "pull" else done
+        crews[1].share("crew")
+        return done
+
+    monkeypatch.setattr(sediment.Folder, moment, share_meanwhile)
+    b.sync()
+    monkeypatch.undo()
+    b.sync()
+    assert texts(crews[1]) == texts(crews[0])
+    assert texts(b) == texts(a)
+    assert b.sync()["spaces"][0]["received"] == 0
+    for crew in crews:
+        crew.close()
+
+
 def test_a_run_of_sync_waits_for_the_one_before_it(place: Place) -> None:
     a = place.machine("a")
     a.store("The port is 5433.")
