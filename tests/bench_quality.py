@@ -9,10 +9,10 @@ last, so each is asked with weights that `models/train_ranker.py` made without i
 build/ranker).
 
 PARTS are names of sets, `diaries`, `conversations`, `rivals`, `beginnings`, `things` (recall),
-`store` (what storing the diaries proposes), `prompts` (what the hook shows unasked), `talk` (what
-was said in conversations beside what was stored, for several TALK_LOSS) and `trials` (on the set
-that has a `temporal.jsonl`): ages, versions, no answer, order, duplicates, and pairs that must stay
-two.
+`names` (questions that name what no note names), `store` (what storing the diaries proposes),
+`prompts` (what the hook shows unasked), `talk` (what was said in conversations beside what was
+stored, for several TALK_LOSS) and `trials` (on the set that has a `temporal.jsonl`): ages,
+versions, no answer, order, duplicates, and pairs that must stay two.
 Calibration follows from all that was asked. Vectors are kept under build/quality; every answer goes
 to dist/bench-quality.jsonl; what was tried on the way to the ranking stands in tests/RANKING.md.
 """
@@ -23,6 +23,7 @@ import argparse
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -285,6 +286,52 @@ STORE_FIGURES: dict[str, Callable[[list[Row]], str | float]] = {
 }
 
 
+# Names
+
+
+def renamed(question: str, notes: str) -> str:
+    """A question with other figures in its names, that no note has: WH-1193 for WH-1182."""
+    for name in sediment.identifiers(question):
+        turned = (
+            re.sub(r"\d", lambda figure, by=by: str((int(figure[0]) + by) % 10), name)
+            for by in range(1, 10)
+        )
+        other = next((one for one in turned if one.lower() not in notes), name)
+        question = question.replace(name, other)
+    return question
+
+
+def of_other_names(notes: list[Row], queries: list[Row]) -> list[Row]:
+    """The questions whose right notes name what they name, asked of what no note names."""
+    texts = {row["id"]: row["content"].lower() for row in notes}
+    every, found = "\n".join(texts.values()), []
+    for row in queries:
+        right = "\n".join(texts[id] for id in row["expected"])
+        other = renamed(row["query"], every)
+        if other != row["query"] and any(
+            name.lower() in right for name in sediment.identifiers(row["query"])
+        ):
+            found.append(row | {"query": other, "expected": [], "stale": [], "type": "absent"})
+    return found
+
+
+def measure_names() -> None:
+    """What is answered to questions that name what no note names."""
+    from folds import stores  # pyright: ignore[reportMissingImports]
+
+    found: dict[str, list[Row]] = {way: [] for way in NOTE_WAYS}
+    for folder in (*DIARIES, *CONVERSATIONS, *RIVALS, *BEGINNINGS, *THINGS):
+        for notes, queries in stores(folder):
+            if asked := of_other_names(notes, queries):
+                with unseen(folder.name), stored(notes) as memory:
+                    for way in NOTE_WAYS:
+                        found[way] += answers(memory, "names", asked, way, SHOWN)
+    count = len(found["default"])
+    meaning = f"{count} questions that name WH-1193 where notes name WH-1182, {validated()}."
+    show = table(meaning, "figure", *NOTE_WAYS)
+    show("empty / mean similarity of the first", *map(absent, found.values()))
+
+
 # Storing
 
 
@@ -523,6 +570,7 @@ MEASURES: dict[str, Callable[[], None]] = {
     "rivals": measure_rivals,
     "beginnings": lambda: measure_stores("beginnings"),
     "things": lambda: measure_stores("things"),
+    "names": measure_names,
     "store": measure_store,
     "prompts": measure_prompts,
     "talk": measure_talk,

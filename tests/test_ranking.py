@@ -390,6 +390,77 @@ def test_what_is_held_back_takes_no_place(memory: Memory) -> None:
         assert len(found["results"]) + found.get("held_back", 0) == limit
 
 
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ("what is E_STOCK_410?", {"E_STOCK_410": "e_stock_0"}),
+        (
+            "WH-1190 or v2, on 10.0.4.18:80?",
+            {"WH-1190": "wh-0", "v2": "v0", "10.0.4.18": "0.0.0.0"},
+        ),
+        ("is A2 full, is B0?", {"A2": "a0", "B0": "b0"}),
+        ("/v1/quotes", {"v1": "v0"}),
+        ("tolerance of 120x60, 2to3, 5 kg, 3.14, 2026-03-05, 1.2.3 and 1.2.3.4.5", {}),
+        ("who asked?", {}),
+    ],
+)
+def test_names_of_letters_and_figures_have_a_form(query: str, names: dict[str, str]) -> None:
+    assert sediment.identifiers(query) == names
+
+
+WAREHOUSE = {
+    "E_STOCK_409": "The API returns E_STOCK_409 when two pickers reserve one bin; retry then.",
+    "E_STOCK_404": "E_STOCK_404 means the article is unknown: sync the catalogue first.",
+    "WH-1182": "Ticket WH-1182: the conveyor stops when the light barrier is dusty.",
+    "10.0.4.17": "The label printer is a Zebra ZD421 on 10.0.4.17.",
+}
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ("what does E_STOCK_410 mean?", {"E_STOCK_404", "E_STOCK_409"}),
+        ("e_stock_410", {"E_STOCK_404", "E_STOCK_409"}),
+        ("ticket WH-1190", {"WH-1182"}),
+        ("which printer is on 10.0.4.18?", {"10.0.4.17"}),
+    ],
+)
+def test_what_names_another_thing_of_the_same_form_is_no_answer(
+    memory: Memory, query: str, names: set[str]
+) -> None:
+    for text in WAREHOUSE.values():
+        memory.store(text)
+    answer = memory.recall(query)
+    assert not {row["content"] for row in answer["results"]} & {WAREHOUSE[name] for name in names}
+    assert {*answer["named_instead"]} == names
+    assert answer["held_back"] >= len(names)
+    if not answer["results"]:
+        assert all(name in answer["message"] for name in names)
+    rows = memory.recall(query, anyway=True, explain=True)["results"]
+    told = {row["content"]: row.get("why", "") for row in rows}
+    assert all(name in told[WAREHOUSE[name]] for name in names)
+    scored = {row["content"] for row in memory.recall(query, min_score=0.05)["results"]}
+    assert not scored & {WAREHOUSE[name] for name in names}
+
+
+@pytest.mark.parametrize("name", WAREHOUSE)
+def test_what_is_named_is_found_and_no_other_is_told(memory: Memory, name: str) -> None:
+    for text in WAREHOUSE.values():
+        memory.store(text)
+    answer = memory.recall(f"what about {name.lower()}?")
+    assert answer["results"][0]["content"] == WAREHOUSE[name]
+    assert "named_instead" not in answer
+    either = memory.recall("what about E_STOCK_404 or WH-1190?")
+    assert either["results"][0]["content"] == WAREHOUSE["E_STOCK_404"]
+
+
+def test_a_name_may_be_a_part_of_what_a_text_says(memory: Memory) -> None:
+    memory.store("Osprey deprecates /v1/quotes on 30 September, and v2 comes.")
+    memory.store("node18-alpine is the base image of all services.")
+    assert memory.recall("when will osprey drop v1 quotes?")["count"]
+    assert memory.recall("where do we use node18?")["count"]
+
+
 def test_the_only_memory_is_not_the_answer_to_everything(memory: Memory) -> None:
     memory.store("alpha walrus is grey")
     for query in ("otter", "beta", "who won the war?"):
