@@ -7320,7 +7320,7 @@ def judged_by_names(
     hits: list[Hit], facts: dict[int, RankFacts], asked: dict[str, str]
 ) -> list[Hit]:
     """The hits; relevance 0 has what names others of the same form instead of what is asked, which
-    are told where no hit names that."""
+    are told where no hit names that. What an earlier version speaks for may name it in that one."""
     if not asked:
         return hits
     texts, forms = [facts[hit.item].text for hit in hits], {*asked.values()}
@@ -7328,7 +7328,7 @@ def judged_by_names(
     named = [bool(name.search(text)) for text in texts]
     judged = []
     for hit, text, names_it in zip(hits, texts, named, strict=True):
-        forms_of = {} if names_it else identifiers(text)
+        forms_of = {} if names_it or hit.newer_than else identifiers(text)
         if others := tuple(other for other, form in forms_of.items() if form in forms):
             hit = hit._replace(relevance=0.0, others=() if any(named) else others)
         judged.append(hit)

@@ -454,6 +454,13 @@ def test_what_is_named_is_found_and_no_other_is_told(memory: Memory, name: str) 
     assert either["results"][0]["content"] == WAREHOUSE["E_STOCK_404"]
 
 
+def test_what_was_named_before_a_replacement_finds_what_took_its_place(memory: Memory) -> None:
+    old = memory.store("The label printer is on 10.0.4.17.")["id"]
+    memory.store("The label printer is on 10.0.4.30.", replace=old)
+    (row,) = memory.recall("what is on 10.0.4.17?")["results"]
+    assert row["content"] == "The label printer is on 10.0.4.30."
+
+
 def test_a_name_may_be_a_part_of_what_a_text_says(memory: Memory) -> None:
     memory.store("Osprey deprecates /v1/quotes on 30 September, and v2 comes.")
     memory.store("node18-alpine is the base image of all services.")
