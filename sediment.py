@@ -80,8 +80,9 @@ stand by their chance times their company (`company`), and have a like share of 
     company[j] = exp(COMPANY * (cosine(j, first) - the greatest such cosine))
 An answer is empty when its best has no more to do with the query than is so by chance:
     max(FLOOR, the query's greatest cosine to a cohort), less among few chunks (`chance_floor`)
-The cohort are memories of other people's lives, which come with the model. What names another
-thing of the same form instead of one that is asked (WH-1182 for WH-1190) has nothing to do with it.
+The cohort are memories of other people's lives, which come with the model. Where no
+candidate names what is asked (WH-1190), what names another of its form (WH-1182) has nothing to do
+with it.
 `classic` is the original's ranking; `cosine` and `bm25` are one index alone.
 
 Use from Python
@@ -7234,6 +7235,7 @@ def default_adjust(
 ) -> list[Hit]:
     """The hits as the header says. Where nothing but a time is asked for, what is of that time in
     other projects comes behind the own: that it shares words with the question tells nothing."""
+    hits = judged_by_names(hits, facts, identifiers(query.subject))
     if not (query.asked and query.bare):
         return _by_chance(hits, facts, query, lexicon, floor)
     hits = of_their_time(hits, facts, query.asked)
@@ -7288,7 +7290,6 @@ def by_relevance(
 ) -> list[Hit]:
     """The hits, best first, with what MaxSim, confirmations and the time that is asked add to
     their scores. Accesses decide between equal scores."""
-    hits = judged_by_names(hits, facts, identifiers(query.subject))
     similar = lexicon.maxsim(query.subject, [facts[hit.item].text for hit in hits])
     changed = []
     for hit, maxsim in zip(hits, similar.tolist(), strict=True):
@@ -7319,19 +7320,17 @@ def identifiers(text: str) -> dict[str, str]:
 def judged_by_names(
     hits: list[Hit], facts: dict[int, RankFacts], asked: dict[str, str]
 ) -> list[Hit]:
-    """The hits; relevance 0 has what names others of the same form instead of what is asked, which
-    are told where no hit names that. What an earlier version speaks for may name it in that one."""
-    if not asked:
+    """The hits; where none names what is asked, relevance 0 has what names others of the same form.
+    What an earlier version speaks for may have been named so in that one, and where something is
+    named, a newer version of it may be named otherwise."""
+    names = rf"(?i)(?<![^\W_])(?:{'|'.join(map(re.escape, asked))})(?!\d)"
+    if not asked or any(re.search(names, facts[hit.item].text) for hit in hits):
         return hits
-    texts, forms = [facts[hit.item].text for hit in hits], {*asked.values()}
-    name = re.compile(rf"(?i)(?<![^\W_])(?:{'|'.join(map(re.escape, asked))})(?!\d)")
-    named = [bool(name.search(text)) for text in texts]
-    judged = []
-    for hit, text, names_it in zip(hits, texts, named, strict=True):
-        forms_of = {} if names_it or hit.newer_than else identifiers(text)
-        if others := tuple(other for other, form in forms_of.items() if form in forms):
-            hit = hit._replace(relevance=0.0, others=() if any(named) else others)
-        judged.append(hit)
+    forms, judged = {*asked.values()}, []
+    for hit in hits:
+        named = {} if hit.newer_than else identifiers(facts[hit.item].text)
+        others = tuple(name for name, form in named.items() if form in forms)
+        judged.append(hit._replace(relevance=0.0, others=others) if others else hit)
     return judged
 
 

@@ -461,6 +461,15 @@ def test_what_was_named_before_a_replacement_finds_what_took_its_place(memory: M
     assert row["content"] == "The label printer is on 10.0.4.30."
 
 
+def test_a_newer_version_may_be_named_otherwise(memory: Memory) -> None:
+    memory.store("All services run on node18.", created_at=10**9)
+    memory.store("All services run on node20 now.", created_at=10**9 + 10**7)
+    rows = memory.recall("do all services still run on node18?")["results"]
+    assert {"node20", "node18"} == {
+        name for row in rows for name in sediment.identifiers(row["content"])
+    }
+
+
 def test_a_name_may_be_a_part_of_what_a_text_says(memory: Memory) -> None:
     memory.store("Osprey deprecates /v1/quotes on 30 September, and v2 comes.")
     memory.store("node18-alpine is the base image of all services.")
