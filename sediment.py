@@ -80,9 +80,8 @@ stand by their chance times their company (`company`), and have a like share of 
     company[j] = exp(COMPANY * (cosine(j, first) - the greatest such cosine))
 An answer is empty when its best has no more to do with the query than is so by chance:
     max(FLOOR, the query's greatest cosine to a cohort), less among few chunks (`chance_floor`)
-The cohort are memories of other people's lives, which come with the model. Where no
-candidate names what is asked (WH-1190), what names another of its form (WH-1182) has nothing to do
-with it.
+The cohort are memories of other people's lives, which come with the model. Where none names what
+is asked (WH-1190), one that names another of its form (WH-1182) keeps NAMED_OTHERWISE of its score.
 `classic` is the original's ranking; `cosine` and `bm25` are one index alone.
 
 Use from Python
@@ -374,6 +373,10 @@ COUNTED_SIMILARITY = 0.1
 # Of 0 / 1 / 2 / 3 / 4, where several candidates are right, among the first five: 83.0 / 84.1 /
 # 84.5 / 85.2 / 84.8 % of them; other questions and the sets gain 0.3 on average, MRR stays.
 COMPANY = 3.0
+# What a similarity keeps where nothing names what is asked, and this another of its form. Asked of
+# WH-1190, a note on WH-1182 is wrong (of 117 such questions all 83 first ones), asked whether one
+# is "still on node18", a note on node20 is right (28 of 28): nobody can tell what one asks more.
+NAMED_OTHERWISE = 0.5
 DATED_SIMILARITY = 0.5  # at least, where a question asks what happened then: all of it answers
 # Of relevance, what a memory gains that is of the time asked about, and loses that is later. With
 # 0.6 / 0.3 / 0.2, of 58 questions what happened at a client in a month 46 / 46 / 41 are right, and
@@ -429,7 +432,7 @@ TIME_MAX = 253_402_128_000  # 9999-12-30: two days on, some time zone has no dat
 LINK_STRENGTH_MIN = 0.5  # weaker edges are kept, and not followed
 LINKS_MAX = 500  # edges looked at for one answer
 EXPANDED_FROM, SUGGESTED_FROM = 5, 3  # the first results, whose neighbours an answer names
-OTHERS_TOLD = 5  # names that an answer tells of what it holds back
+OTHERS_TOLD = 5  # names of a result that are not what is asked
 NEIGHBOURS_SHOWN = 5  # of each kind: a page that is longer than its results is no help
 CO_ACCESS_FIRST = 3  # results of one answer that count as asked for together
 QUESTIONS_KEPT = 32  # of those that two results answered: what is asked again counts once
@@ -7235,7 +7238,6 @@ def default_adjust(
 ) -> list[Hit]:
     """The hits as the header says. Where nothing but a time is asked for, what is of that time in
     other projects comes behind the own: that it shares words with the question tells nothing."""
-    hits = judged_by_names(hits, facts, identifiers(query.subject))
     if not (query.asked and query.bare):
         return _by_chance(hits, facts, query, lexicon, floor)
     hits = of_their_time(hits, facts, query.asked)
@@ -7252,10 +7254,11 @@ def _by_chance(
     hits: list[Hit], facts: dict[int, RankFacts], query: Query, lexicon: Lexicon, floor: float
 ) -> list[Hit]:
     """The hits by relevance, then by their chance to be the answer, those behind the first by their
-    company too; with the similarity that follows from the chance."""
+    company too; with the similarity that follows from the chance, less for what names another."""
+    hits = named_otherwise(hits, facts, query.subject)
     able, rest = contenders(by_relevance(hits, facts, query, lexicon), floor)
     if not able:
-        return [hit._replace(score=0.0) for hit in rest]
+        return []
     ranker, head = recall_ranker(), able[:RANKED]
     features = features_of(head, facts, query, lexicon)
     obsolete = ranker.obsolescence(features) if features else numpy.zeros((len(head),) * 2)
@@ -7271,6 +7274,9 @@ def _by_chance(
         similarity = max(similarity, DATED_SIMILARITY)
     parts = {"chance": chances, "company": company(able, facts, first)}
     scores = similarity / chances[first] * chances * parts["company"]
+    if any(hit.others for hit in able):
+        parts["name"] = numpy.array([NAMED_OTHERWISE if hit.others else 1.0 for hit in able])
+        scores = scores * parts["name"]
     hits = _explained(able, parts, scores, obsolete, held, floor)
     order = numpy.argsort(-scores, kind="stable").tolist()
     return [hits[index] for index in order] + [hit._replace(score=0.0) for hit in rest]
@@ -7278,11 +7284,11 @@ def _by_chance(
 
 def contenders(hits: list[Hit], floor: float) -> tuple[list[Hit], list[Hit]]:
     """The hits that may be the answer or make another obsolete, and those that have nothing to do
-    with the query; where all have little to do with it, all may that have anything."""
-    able = relevant(hits, least_relevance(hits, floor))
-    able = able or [hit for hit in hits if hit.relevance > 0]
-    chosen = {hit.item for hit in able}
-    return able, [hit for hit in hits if hit.item not in chosen]
+    with the query; where all have nothing to do with it, all may."""
+    least = least_relevance(hits, floor)
+    if able := relevant(hits, least):
+        return able, [hit for hit in hits if hit.relevance < least]
+    return hits, []
 
 
 def by_relevance(
@@ -7303,35 +7309,33 @@ def by_relevance(
     return sorted(changed, key=lambda hit: (-hit.score, -facts[hit.item].accesses, -hit.item))
 
 
-# A name of letters and figures: E_STOCK_410, WH-1182, v2, 10.0.4.17. The encoder hardly tells two
-# of one form apart. In all sets 191 questions have such names, 150 of their right notes one that is
-# asked, and no right note another of its form instead. Asked of names that no note has, with other
-# figures, 83 of 117 got a note of another first, now 9; empty are 27, which none was.
+# A name of letters and figures: E_STOCK_410, WH-1182, v2, 10.0.4.17. To the encoder two of one form
+# are nearly the same.
 _IDENTIFIER = _Pattern(r"(?<![\w.])(?:[^\W\d]\w*(?:[-.:#]\w+)*|\d+(?:\.\d+){3}(?!\.?\w))")
+_LETTERS_OR_FIGURES = _Pattern(r"[^\W\d_]+|\d+")
 
 
 def identifiers(text: str) -> dict[str, str]:
-    """The names of letters and figures in a text, each with its form: {"WH-1182": "wh-0"}."""
-    names = (found[0] for found in _IDENTIFIER.finditer(text))
-    forms = {name: re.sub(r"\d+", "0", name.lower()) for name in names}
-    return {name: form for name, form in forms.items() if form != name.lower() or "0" in form}
+    """The names of letters and figures in a text, each with its form: {"WH-1182": "wh0"}."""
+    found = (match[0] for match in _IDENTIFIER.finditer(text))
+    names = [name for name in found if len(name) <= PREVIEW and re.search(r"\d", name)]
+    return {name: re.sub(r"\W|_", "", re.sub(r"\d+", "0", name.lower())) for name in names}
 
 
-def judged_by_names(
-    hits: list[Hit], facts: dict[int, RankFacts], asked: dict[str, str]
-) -> list[Hit]:
-    """The hits; where none names what is asked, relevance 0 has what names others of the same form.
-    What an earlier version speaks for may have been named so in that one, and where something is
-    named, a newer version of it may be named otherwise."""
-    names = rf"(?i)(?<![^\W_])(?:{'|'.join(map(re.escape, asked))})(?!\d)"
+def named_otherwise(hits: list[Hit], facts: dict[int, RankFacts], subject: str) -> list[Hit]:
+    """The hits, each with the names that it has in place of what is asked, which have the same
+    form; none where a hit has that, in whatever spelling, or an earlier version speaks for it."""
+    asked = identifiers(subject)
+    spelled = (r"[-_.:# ]*".join(_LETTERS_OR_FIGURES.findall(name)) for name in asked)
+    names = rf"(?i)(?<![^\W_])(?:{'|'.join(spelled)})(?!\d)"
     if not asked or any(re.search(names, facts[hit.item].text) for hit in hits):
         return hits
-    forms, judged = {*asked.values()}, []
+    forms, marked = {*asked.values()}, []
     for hit in hits:
         named = {} if hit.newer_than else identifiers(facts[hit.item].text)
-        others = tuple(name for name, form in named.items() if form in forms)
-        judged.append(hit._replace(relevance=0.0, others=others) if others else hit)
-    return judged
+        others = (name for name, form in named.items() if form in forms)
+        marked.append(hit._replace(others=tuple(itertools.islice(others, OTHERS_TOLD))))
+    return marked
 
 
 def of_their_time(hits: list[Hit], facts: dict[int, RankFacts], asked: AskedTime) -> list[Hit]:
@@ -8110,6 +8114,7 @@ _DERIVED = {  # what else such a row may have, which needs no import
     *("similarity", "raw_similarity", "position", "beginning", "parts", "source", "page"),
     *("pages", "next", "cross_project", "related_ids", "supersedes", "chunked", "content_type"),
     *("live", "why", "unrelated", "probability", "author", "ended_from", "nearer_version"),
+    "named_instead",
 }
 _LISTS = ("items", "kept", "results", "versions", "nodes")  # where documents have their rows
 
@@ -12793,7 +12798,11 @@ class Search(View):
             answer = {"count": len(results), "results": results} | self._notice()
             if request.moment is None:
                 answer |= self._around(results, weak)
-        return answer | held_back_of(hits, kept, min_score)
+        if held := len(hits) - len(kept):
+            answer["held_back"] = held
+        if not kept:
+            answer["message"] = nothing_found(held, min_score)
+        return answer
 
     def _notice(self) -> dict[str, str]:
         """Why an answer is not as good as it could be."""
@@ -12830,9 +12839,7 @@ class Search(View):
         }
 
     def _why(self, hit: Hit) -> dict[str, str]:
-        """In a sentence, which other memory or name decided a hit's place."""
-        if hit.others:
-            return {"why": f"names {', '.join(hit.others)} instead of what is asked"}
+        """In a sentence, which other memory decided a hit's place."""
         rivals = items_by_row(self.database, filter(None, (hit.newer_than, hit.older_than)))
         if hit.older_than in rivals:
             older = f"older than {rivals[hit.older_than]['id']}"
@@ -12950,6 +12957,8 @@ def result_of(
         result["position"] |= {"start": start, "end": end, "length": len(content)}
     if hit.foreign:
         result["cross_project"] = True
+    if hit.others:
+        result["named_instead"] = [*hit.others]
     if version:
         result["nearer_version"] = {"id": version["id"], "beginning": version["content"][:PREVIEW]}
         result["nearer_version"] |= _dated("created", version["created_at"])
@@ -12963,24 +12972,12 @@ def kept_hits(hits: list[Hit], least: float, min_score: float | None) -> list[Hi
     return relevant(hits, least)
 
 
-def held_back_of(hits: list[Hit], kept: list[Hit], min_score: float | None) -> dict[str, Any]:
-    """What an answer says of what it leaves out: {held_back?, named_instead?, message?}."""
-    shown = {hit.item for hit in kept}
-    left = [hit for hit in hits if hit.item not in shown]
-    others = list(dict.fromkeys(name for hit in left for name in hit.others))[:OTHERS_TOLD]
-    answer: dict[str, Any] = {"held_back": len(left)} if left else {}
-    answer |= {"named_instead": others} if others else {}
-    return answer if kept else answer | {"message": nothing_found(len(left), others, min_score)}
-
-
-def nothing_found(held: int, others: list[str], min_score: float | None) -> str:
+def nothing_found(held: int, min_score: float | None) -> str:
     if not held:
         return "No items found for this query."
-    behind = f"; {', '.join(others)} named instead" if others else ""
     if min_score is not None:
-        return f"No items found that score {min_score:g} or more; {held} held back{behind}."
-    which = "No items found that have to do with this query"
-    return f"{which}; {held} unrelated ones held back{behind}."
+        return f"No items found that score {min_score:g} or more; {held} held back."
+    return f"No items found that have to do with this query; {held} unrelated ones held back."
 
 
 def paginate(text: str) -> list[tuple[int, int]]:
@@ -15232,9 +15229,11 @@ class HubSearch:
         hits, found, floor = self._hits(text, max(limit, CANDIDATES), total)
         hits, least = chosen_hits(hits, limit, floor)
         kept = hits if anyway else kept_hits(hits, least, min_score)
+        held = len(hits) - len(kept)
         results = [self._result(found[hit.item], hit) for hit in kept]
         answer: dict[str, Any] = {"count": len(results), "results": results}
-        return answer | held_back_of(hits, kept, min_score)
+        answer |= {"held_back": held} if held else {}
+        return answer | ({} if kept else {"message": nothing_found(held, min_score)})
 
     def _begin(self) -> int:
         """About how many memories the hub has; NotFound where it has no indexes for recall."""
@@ -16180,26 +16179,24 @@ class Memory:
         candidates: int | None = None,
         conversations: bool = True,
     ) -> dict[str, Any]:
-        """The memories that answer a query, best first: {count, results, message?, held_back?,
-        named_instead?}.
+        """The memories that answer a query, best first: {count, results, message?, held_back?}.
 
         A result has what every list of memories has, its content being what answers: a short memory
         whole, of a long one the best chunk, with its position and the memory's beginning; and
         similarity (how likely it answers, "0.00" to "1.00"; of another ranking its score), source
         (path:start-end of a file, client:session#turn), and where they apply raw_similarity (the
-        cosine), unrelated, cross_project, related_ids, supersedes (the versions behind it) and
+        cosine), unrelated, cross_project, related_ids, supersedes (the versions behind it),
+        named_instead (its names that look like one in the query, which no result has) and
         nearer_version (the one of these that is much nearer to the query: {id, beginning, created,
         created_at}; what is asked may stand in that alone). Beside them: graph_expanded, linked to
         the first ones, and suggested, often recalled with them.
 
         What has nothing to do with the query is held back; with `min_score`, what has a lower
-        similarity instead; with `anyway`, nothing. So is what names E_STOCK_404 where E_STOCK_410
-        was asked: `named_instead` lists such names if nothing has the one that was asked. A time in
-        the query counts. `as_of` asks what was live then (see `parse_moment`), `source` only files
-        whose path begins so, and without `conversations` nothing is from those. `ranking` is a name
-        in PROFILES; `vector_weight` and `text_weight`, shares of 1, weigh meaning and words;
-        `candidates` is how many each index proposes: for all four there are settings. `explain`
-        adds the parts of each score, and why.
+        similarity instead; with `anyway`, nothing. A time in the query counts. `as_of` asks what
+        was live then (see `parse_moment`), `source` only files whose path begins so, and without
+        `conversations` nothing is from those. `ranking` is a name in PROFILES; `vector_weight` and
+        `text_weight`, shares of 1, weigh meaning and words; `candidates` is how many each index
+        proposes: for all four there are settings. `explain` adds the parts of each score, and why.
         `record=False` leaves the access log alone. An item's id as query returns its whole text,
         a page at a time: the next is "ID page 2".
         """
@@ -17264,6 +17261,8 @@ def render_recalled(answer: dict[str, Any], query: str = "") -> Iterator[str]:
                 yield _remark(f"{part}: `get {row['id']}` shows all")
         if "successor" in row:
             yield _remark(f"replaced by {row['successor']}")
+        if "named_instead" in row:
+            yield _remark(f"names {', '.join(row['named_instead'])} in place of what is asked")
         if version := row.get("nearer_version"):
             before = one_line(version["beginning"], PREVIEW)
             yield _remark(f"before it, {local_time(version['created'])}: {before}")
@@ -17290,9 +17289,7 @@ def _render_around(answer: dict[str, Any]) -> Iterator[str]:
         text = f"see also {row['id']}  {one_line(row['beginning'], 60)}  [{reason}]"
         yield _dim(printable(text))
     if answer["results"] and "held_back" in answer:
-        others = ", ".join(answer.get("named_instead", []))
-        behind = f", {printable(others)} named instead" * bool(others)
-        yield _dim(f"{answer['held_back']} unrelated held back{behind} (--anyway shows them)")
+        yield _dim(f"{answer['held_back']} unrelated held back (--anyway shows them)")
 
 
 def excerpt(text: str, query: str) -> str:

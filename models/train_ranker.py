@@ -132,7 +132,7 @@ def collected(memory: Memory, question: Row) -> tuple[list[sediment.Hit], Any, A
 
 def asked(memory: Memory, folder: str, question: Row) -> Question | None:
     hits, features, ids, floor, strange = collected(memory, question)
-    if not ids:
+    if not hits:
         return None
     right = numpy.array([id in question["expected"] for id in ids])
     stale = numpy.array([id in question.get("stale", ()) for id in ids])
