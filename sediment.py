@@ -375,7 +375,7 @@ COUNTED_SIMILARITY = 0.1
 COMPANY = 3.0
 # What a similarity keeps where nothing names what is asked, and this another of its form. Asked of
 # WH-1190, a note on WH-1182 is wrong (of 117 such questions all 83 first ones), asked whether one
-# is "still on node18", a note on node20 is right (28 of 28): nobody can tell what one asks more.
+# is "still on node18", a note on node20 is right (27 of 28): nobody can tell what one asks more.
 NAMED_OTHERWISE = 0.5
 DATED_SIMILARITY = 0.5  # at least, where a question asks what happened then: all of it answers
 # Of relevance, what a memory gains that is of the time asked about, and loses that is later. With
