@@ -123,7 +123,12 @@ def guarded(
 def gate(memory: Memory, key: str | None = None) -> Iterator[Door]:
     """A server in a thread of this process."""
     server = sediment.listen(memory, "127.0.0.1", 0, key)
-    threading.Thread(target=server.run, daemon=True).start()
+
+    def run() -> None:
+        with contextlib.suppress(OSError):  # it is closed while it waits for the next request
+            server.run()
+
+    threading.Thread(target=run, daemon=True).start()
     yield Door("127.0.0.1", server.effective_port)
     server.close()
 
