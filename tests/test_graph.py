@@ -97,7 +97,8 @@ def test_another_projects_neighbours_are_shown_where_recall_shows_them(
 
 
 def test_only_answers_to_different_questions_link(memory: Memory, ids: dict[str, str]) -> None:
-    cake = memory.store("Tea is served with plum cake in the garden.")["id"]
+    at = memory.get(ids["tea"])["created_at"]  # a second later it would seem a newer version
+    cake = memory.store("Tea is served with plum cake in the garden.", created_at=at)["id"]
     pair = tuple(sorted((cake, ids["tea"])))
     counts = []
     for query in ("when is tea served?", "When is tea  served", "what is served in the garden?"):
