@@ -7164,13 +7164,14 @@ def rank(
     ]
 
 
-def nearer_version(hit: Hit, fact: RankFacts | None, vector: bytes) -> int | None:
-    """The earlier version by which a hit was found, where that is nearer to the query by
+def beside_nearer_version(hit: Hit, fact: RankFacts | None, vector: bytes) -> Hit:
+    """The hit with the earlier version by which it was found, where that is nearer to the query by
     NEARER_VERSION than the hit's own text: the indexes may have found the version alone."""
     if not (hit.newer_than and fact and fact.vector and vector):
-        return None
+        return hit
     own, query = _stack_vectors([(fact.vector,), (vector,)])
-    return hit.newer_than if hit.cosine - own @ query >= NEARER_VERSION else None
+    is_nearer = hit.cosine - own @ query >= NEARER_VERSION
+    return hit._replace(nearer=hit.newer_than) if is_nearer else hit
 
 
 def parts_of_each(parts: dict[str, Any]) -> Iterator[dict[str, float]]:
@@ -7325,10 +7326,11 @@ def identifiers(text: str) -> dict[str, str]:
 def named_otherwise(hits: list[Hit], facts: dict[int, RankFacts], subject: str) -> list[Hit]:
     """The hits, each with the names that it has in place of what is asked, which have the same
     form; none where a hit has that, in whatever spelling, or an earlier version speaks for it."""
-    asked = identifiers(subject)
+    if not (asked := identifiers(subject)):
+        return hits
     spelled = (r"[-_.:# ]*".join(_LETTERS_OR_FIGURES.findall(name)) for name in asked)
     names = rf"(?i)(?<![^\W_])(?:{'|'.join(spelled)})(?!\d)"
-    if not asked or any(re.search(names, facts[hit.item].text) for hit in hits):
+    if any(re.search(names, facts[hit.item].text) for hit in hits):
         return hits
     forms, marked = {*asked.values()}, []
     for hit in hits:
@@ -12636,10 +12638,7 @@ class Search(View):
             factor = CROSS_PROJECT_FACTOR if within.project else 1.0
             hits = rank(found, share, request.profile, size, factor)
             facts = self._facts(hits, request.profile.links)
-            hits = [
-                hit._replace(nearer=nearer_version(hit, facts.get(hit.item), vector))
-                for hit in hits
-            ]
+            hits = [beside_nearer_version(hit, facts.get(hit.item), vector) for hit in hits]
             query = query._replace(around=around, strange=words.strange)
             near_cohort = self.encoder.near_cohort(vector)
             strange = strange_beside(words.strange, hits, facts, self.lexicon)

@@ -198,14 +198,20 @@ NOTE_WAYS = ("cosine", "simple hybrid", "classic", "default")
 
 
 def told_unseen(
-    name: str, folders: list[Path], ways: Sequence[str], limit: int = DEPTH
+    name: str,
+    folders: list[Path],
+    ways: Sequence[str],
+    limit: int = DEPTH,
+    questions: Callable[[list[Row], list[Row]], list[Row]] = lambda _, queries: queries,
 ) -> Iterator[tuple[str, str, list[Row]]]:
-    """What is answered to each folder's questions by what has not seen it: the folder's name, a
-    ranking, and the answers."""
+    """What is answered to each folder's questions, or those made of them (of its notes and its
+    queries), by what has not seen it: the folder's name, a ranking, and the answers."""
     from folds import stores  # pyright: ignore[reportMissingImports]
 
     for folder in folders:
-        for memories, asked in stores(folder):
+        for memories, queries in stores(folder):
+            if not (asked := questions(memories, queries)):
+                continue
             with unseen(folder.name), stored(memories) as memory:
                 for way in ways:
                     yield folder.name, way, answers(memory, name, asked, way, limit)
@@ -307,25 +313,18 @@ def of_other_names(notes: list[Row], queries: list[Row]) -> list[Row]:
     every, found = "\n".join(texts.values()), []
     for row in queries:
         right = "\n".join(texts[id] for id in row["expected"])
-        other = renamed(row["query"], every)
-        if other != row["query"] and any(
-            name.lower() in right for name in sediment.identifiers(row["query"])
-        ):
+        named = any(name.lower() in right for name in sediment.identifiers(row["query"]))
+        if named and (other := renamed(row["query"], every)) != row["query"]:
             found.append(row | {"query": other, "expected": [], "stale": [], "type": "absent"})
     return found
 
 
 def measure_names() -> None:
     """What is answered to questions that name what no note names."""
-    from folds import stores  # pyright: ignore[reportMissingImports]
-
     found: dict[str, list[Row]] = {way: [] for way in NOTE_WAYS}
-    for folder in (*DIARIES, *CONVERSATIONS, *RIVALS, *BEGINNINGS, *THINGS):
-        for notes, queries in stores(folder):
-            if asked := of_other_names(notes, queries):
-                with unseen(folder.name), stored(notes) as memory:
-                    for way in NOTE_WAYS:
-                        found[way] += answers(memory, "names", asked, way, SHOWN)
+    every = [*DIARIES, *CONVERSATIONS, *RIVALS, *BEGINNINGS, *THINGS]
+    for _, way, told in told_unseen("names", every, NOTE_WAYS, SHOWN, of_other_names):
+        found[way] += told
     count = len(found["default"])
     meaning = f"{count} questions that name WH-1193 where notes name WH-1182, {validated()}."
     show = table(meaning, "figure", *NOTE_WAYS)
