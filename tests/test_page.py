@@ -270,9 +270,10 @@ def test_a_filter_that_was_left_takes_no_keys(tab: Tab, memory: Memory) -> None:
     tab.sees("page 2 of 2")
 
 
-# The next request waits until it is released.
-HOLD = """() => { const ask = window.fetch; window.fetch = (...given) => new Promise(go => {
-  window.release = () => { window.fetch = ask; go(ask(...given)); }; }); }"""
+# Requests wait until they are released.
+HOLD = """() => { const ask = window.fetch, held = [];
+  window.fetch = (...given) => new Promise(go => held.push(() => go(ask(...given))));
+  window.release = () => { window.fetch = ask; held.forEach(go => go()); }; }"""
 
 
 def test_another_project_is_chosen(tab: Tab, memory: Memory) -> None:
@@ -311,6 +312,20 @@ def test_an_edit_is_a_new_version_and_undo_takes_it_back(tab: Tab, memory: Memor
     expect(tab.page.locator("main h1")).to_have_text("A memory")
     tab.page.locator("#graph").scroll_into_view_if_needed()
     tab.shoot("graph")
+
+
+def test_a_key_pressed_twice_means_it_once(tab: Tab, memory: Memory) -> None:
+    id = memory.store("The crane lifts one ton.")["id"]
+    for load in ("two", "three"):
+        id = memory.store(f"The crane lifts {load} tons.", replace=id)["id"]
+    tab.go(f"memory/{id}")
+    tab.sees("three tons")
+    tab.page.evaluate(HOLD)
+    tab.press("u", "u")
+    tab.page.evaluate("window.release()")
+    expect(tab.page.locator("#body")).to_contain_text("two tons", timeout=60_000)
+    undone = [one for one in memory.history(id)["events"] if one["action"] == "undo"]
+    assert len(undone) == 1
 
 
 def test_what_was_done_is_said_by_the_view_that_follows_alone(tab: Tab, memory: Memory) -> None:
