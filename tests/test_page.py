@@ -430,6 +430,20 @@ def test_pairs_are_settled_with_a_key_each(tab: Tab, memory: Memory) -> None:
     assert len(live) == 4
 
 
+def test_who_has_gone_elsewhere_meanwhile_stays_there(tab: Tab, memory: Memory) -> None:
+    old, new = (memory.store(f"The pump is {what}.")["id"] for what in ("old", "new"))
+    review(memory, old, new)
+    tab.go("settle")
+    tab.sees("The pump is")
+    held: list[Any] = []
+    tab.page.route("**/v1/review/replace*", lambda route: held.append(route))
+    tab.press("r", "3")
+    tab.sees("Figures")
+    held[0].continue_()
+    tab.is_told(old)
+    tab.sees("Figures")
+
+
 # Figures, and for whom
 
 
