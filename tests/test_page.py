@@ -357,6 +357,59 @@ def test_escape_leaves_a_text_as_it_was(tab: Tab, memory: Memory) -> None:
     assert len(memory.history(id)["versions"]) == 1
 
 
+def test_an_edit_is_lost_only_by_who_leaves_it(tab: Tab, memory: Memory, place: Any) -> None:
+    id = memory.store("The rudder hangs on two hooks.")["id"]
+    tab.go(f"memory/{id}")
+    tab.sees("The rudder")
+    tab.press("e")
+    tab.page.fill("#edit", "The rudder hangs on three hooks.")
+    field = tab.page.locator("#edit")
+    tab.page.route(f"**/v1/memories/{id}?*", lambda route: route.fulfill(status=401, json={}))
+    tab.press("Control+Enter")
+    tab.sees("A token is needed")
+    tab.page.unroute(f"**/v1/memories/{id}?*")
+    tab.page.fill("#token", place[1].split("#")[1])
+    tab.press("Enter")
+    expect(field).to_have_value("The rudder hangs on three hooks.")
+    tab.is_told("not kept yet")
+    tab.page.get_by_role("link", name="Figures").click()
+    tab.sees("Bytes")
+    tab.page.go_back()
+    expect(field).to_have_value("The rudder hangs on three hooks.")
+    with tab.page.expect_event("dialog") as asked:
+        tab.page.evaluate("() => { setTimeout(() => location.reload()); }")
+    assert asked.value.type == "beforeunload"
+    asked.value.dismiss()
+    expect(field).to_be_focused()
+    tab.press("Control+Enter")
+    expect(tab.page.locator("ins")).to_have_text("three")
+    tab.page.go_back()
+    tab.sees("A memory that is hidden")
+    expect(field).to_have_count(0)
+    assert len(memory.history(id)["versions"]) == 2
+    assert [fault for fault in tab.faults if "status of 401" not in fault] == []
+    tab.faults.clear()
+
+
+def test_who_edits_is_left_at_it_by_a_late_answer(tab: Tab, memory: Memory) -> None:
+    id = memory.store("The oarlock is of brass.")["id"]
+    tab.go(f"memory/{id}")
+    tab.sees("The oarlock")
+    held: list[Any] = []
+    tab.page.route("**/move*", lambda route: held.append(route))
+    tab.press("m", "e")
+    tab.page.keyboard.type("Really: ")
+    held[0].continue_()
+    tab.is_told("global scope now")
+    tab.press("End", "!")
+    expect(tab.page.locator("#edit")).to_have_value(re.compile("Really: .*!"))
+    tab.press("Escape")
+    expect(tab.page.locator("#title")).to_be_focused()
+    tab.press("e")
+    tab.page.get_by_role("button", name="Leave it").click()
+    expect(tab.page.locator("#title")).to_be_focused()
+
+
 def test_a_memory_is_confirmed_moved_and_forgotten(tab: Tab, memory: Memory) -> None:
     id = memory.store("The signal mast is painted white.")["id"]
     tab.go(f"memory/{id}")
