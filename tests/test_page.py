@@ -229,6 +229,13 @@ BOATS = (
 )
 
 
+def test_an_address_typed_by_hand_may_have_a_percent_sign(tab: Tab, memory: Memory) -> None:
+    memory.store("The tank is filled to 80 percent.")
+    tab.go("search/tank 80%")
+    tab.sees("filled to 80 percent")
+    expect(tab.page.locator("#query")).to_have_value("tank 80%")
+
+
 def test_filters_choose_and_pages_turn(tab: Tab, memory: Memory) -> None:
     lines = [
         {"id": f"buoy-{at:02}", "content": f"Buoy number {at} is green.", "scope": "global"}
