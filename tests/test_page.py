@@ -291,6 +291,9 @@ def test_another_project_is_chosen(tab: Tab, memory: Memory) -> None:
     tab.page.select_option("#filter-scope", "project")
     tab.sees("Only the harbour knows")
     assert tab.page.locator(".row").count() == 1
+    tab.page.reload()
+    tab.sees("Only the harbour knows")
+    expect(tab.page.locator("#project")).to_have_value("harbour")
 
 
 # One memory
