@@ -507,6 +507,31 @@ def test_who_has_gone_elsewhere_meanwhile_stays_there(tab: Tab, memory: Memory) 
     tab.sees("Figures")
 
 
+def test_a_view_that_failed_is_asked_for_again(tab: Tab, memory: Memory) -> None:
+    memory.import_rows([{"content": f"Plank number {at}.", "scope": "global"} for at in range(40)])
+    tab.go("newest")
+    tab.sees("page 1 of 2")
+    wait = {"status": 429, "json": {"error": "600 requests a minute: wait, then retry"}}
+    places = {"**/v1/memories?*": ("]", "page 2 of 2"), "**/v1/stats*": ("3", "Bytes")}
+    for place, (key, text) in places.items():
+        tab.page.route(place, lambda route: route.fulfill(**wait))
+        tab.press(key)
+        tab.is_told("wait, then retry")
+        tab.page.unroute(place)
+        tab.press(key)
+        tab.sees(text)
+    memory.store("The plank is of larch.")
+    tab.page.route("**/v1/stats*", lambda route: route.fulfill(**wait))
+    link = tab.page.get_by_role("link", name="Figures")
+    link.click()
+    tab.is_told("wait, then retry")
+    tab.page.unroute("**/v1/stats*")
+    link.click()
+    expect(tab.page.locator("#status")).to_have_text("")
+    assert [fault for fault in tab.faults if "status of 429" not in fault] == []
+    tab.faults.clear()
+
+
 # Figures, and for whom
 
 
