@@ -263,6 +263,22 @@ def test_filters_choose_and_pages_turn(tab: Tab, memory: Memory) -> None:
     tab.sees("No such items")
 
 
+def test_a_page_that_is_no_more_gives_way_to_the_last(tab: Tab, memory: Memory) -> None:
+    lines = [{"id": f"sail-{at:02}", "content": f"Sail number {at}."} for at in range(31)]
+    memory.import_rows(line | {"scope": "global"} for line in lines)
+    tab.go("newest")
+    tab.page.select_option("#filter-scope", "global")
+    tab.sees("31 memories")
+    tab.press("Escape", "]")
+    tab.sees("page 2 of 2")
+    tab.page.locator(".row > a").click()
+    tab.sees("Where it came from")
+    tab.press("x")
+    tab.page.click("#sure-yes")
+    tab.sees("page 1 of 1")
+    assert tab.page.locator(".row").count() == 30
+
+
 def test_a_filter_that_was_left_takes_no_keys(tab: Tab, memory: Memory) -> None:
     memory.import_rows([{"content": f"Oar number {at}.", "scope": "global"} for at in range(40)])
     tab.go("newest")
