@@ -461,6 +461,18 @@ def test_a_memory_is_confirmed_moved_and_forgotten(tab: Tab, memory: Memory) -> 
     assert id not in ids(memory)
 
 
+def test_what_was_forgotten_elsewhere_does_not_come_back(tab: Tab, memory: Memory) -> None:
+    id = memory.store("The old code of the gate is 4711.")["id"]
+    tab.go(f"memory/{id}")
+    tab.sees("The old code")
+    memory.forget(id)
+    tab.press("c")
+    tab.is_told("no memory with the id")
+    assert "The old code" not in str(memory.list_items(limit=100))
+    assert [fault for fault in tab.faults if "status of 404" not in fault] == []
+    tab.faults.clear()
+
+
 def test_what_cannot_be_done_is_said(tab: Tab, memory: Memory) -> None:
     id = memory.store("The tide table hangs in the hall.")["id"]
     memory.store("The tide table hangs in the hall.", scope="global")
