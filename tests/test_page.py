@@ -461,6 +461,20 @@ def test_a_memory_is_confirmed_moved_and_forgotten(tab: Tab, memory: Memory) -> 
     assert id not in ids(memory)
 
 
+def test_the_question_of_a_memory_goes_with_it(tab: Tab, memory: Memory) -> None:
+    id = memory.store("The fender is of rope.")["id"]
+    tab.go("newest")
+    tab.sees("The fender")
+    tab.page.get_by_text("The fender").click()
+    tab.sees("Where it came from")
+    tab.press("x")
+    expect(tab.page.locator("#sure")).to_be_visible()
+    tab.page.go_back()
+    tab.sees("page 1 of")
+    expect(tab.page.locator("#sure")).to_be_hidden()
+    assert memory.get(id)["id"] == id
+
+
 def test_what_was_forgotten_elsewhere_does_not_come_back(tab: Tab, memory: Memory) -> None:
     id = memory.store("The old code of the gate is 4711.")["id"]
     tab.go(f"memory/{id}")
