@@ -535,6 +535,22 @@ def test_pairs_are_settled_with_a_key_each(tab: Tab, memory: Memory) -> None:
     assert len(live) == 4
 
 
+def test_a_key_held_down_settles_one_pair(tab: Tab, memory: Memory) -> None:
+    for part in ("keel", "hull"):
+        old, new = (memory.store(f"The {part} is {what}.")["id"] for what in ("wet", "dry"))
+        review(memory, old, new)
+    count = memory.review()["count"]
+    tab.go("settle")
+    tab.sees(f"1 of {count}")
+    tab.page.keyboard.down("k")
+    tab.sees(f"2 of {count}")
+    tab.page.keyboard.down("k")  # as a key does that is held down
+    tab.page.keyboard.up("k")
+    tab.press("3")
+    tab.sees("Bytes")
+    assert memory.review()["count"] == count - 1
+
+
 def test_who_has_gone_elsewhere_meanwhile_stays_there(tab: Tab, memory: Memory) -> None:
     old, new = (memory.store(f"The pump is {what}.")["id"] for what in ("old", "new"))
     review(memory, old, new)
