@@ -229,6 +229,22 @@ BOATS = (
 )
 
 
+def test_enter_opens_nothing_of_the_list_before_the_answer(tab: Tab, memory: Memory) -> None:
+    memory.store("The sextant is in the chest.")
+    tab.go("newest")
+    tab.sees("The kettle")
+    tab.page.evaluate(HOLD)
+    tab.press("/")
+    tab.page.keyboard.type("sextant")
+    tab.page.keyboard.press("Enter")
+    expect(tab.page.locator("#query")).to_be_focused()
+    tab.page.evaluate("window.release()")
+    tab.sees("Found")
+    tab.press("Enter", "Enter")
+    tab.sees("Where it came from")
+    tab.sees("The sextant")
+
+
 def test_an_address_typed_by_hand_may_have_a_percent_sign(tab: Tab, memory: Memory) -> None:
     memory.store("The tank is filled to 80 percent.")
     tab.go("search/tank 80%")
