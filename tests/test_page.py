@@ -245,6 +245,34 @@ def test_enter_opens_nothing_of_the_list_before_the_answer(tab: Tab, memory: Mem
     tab.sees("The sextant")
 
 
+def test_what_was_typed_stays_in_the_field_that_is_left(tab: Tab, memory: Memory) -> None:
+    memory.store("The pennant is blue.")
+    tab.go("search/pennant")
+    tab.sees("Found")
+    tab.press("/", "Escape")
+    expect(tab.page.locator("#content")).to_be_focused()
+    expect(tab.page.locator("#query")).to_have_value("pennant")
+
+
+def test_keys_of_an_input_method_are_its_own(tab: Tab, memory: Memory) -> None:
+    id = memory.store("The buoy is named 浮標.")["id"]
+    tab.go("search/buoy")
+    tab.sees("Found")
+    tab.press("/")
+    tab.page.evaluate(COMPOSE, "Enter")
+    expect(tab.page.locator("#query")).to_be_focused()
+    tab.go(f"memory/{id}")
+    tab.sees("The buoy")
+    tab.press("e")
+    tab.page.evaluate(COMPOSE, "Escape")
+    expect(tab.page.locator("#edit")).to_be_focused()
+
+
+# A key while an input method makes a word, as of Japanese.
+COMPOSE = """key => document.activeElement.dispatchEvent(
+  new KeyboardEvent("keydown", {key, isComposing: true, bubbles: true, cancelable: true}))"""
+
+
 def test_an_address_typed_by_hand_may_have_a_percent_sign(tab: Tab, memory: Memory) -> None:
     memory.store("The tank is filled to 80 percent.")
     tab.go("search/tank 80%")
