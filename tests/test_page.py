@@ -307,6 +307,28 @@ def test_filters_choose_and_pages_turn(tab: Tab, memory: Memory) -> None:
     tab.sees("No such items")
 
 
+def test_the_focus_stays_where_one_works(tab: Tab, memory: Memory) -> None:
+    memory.import_rows([{"content": f"Rope number {at}.", "scope": "global"} for at in range(65)])
+    id = memory.store("A knot. " * 3000)["id"]
+    tab.go("newest")
+    tab.sees("page 1 of 3")
+    tab.page.focus("#next")
+    tab.press("Enter")
+    tab.sees("page 2 of 3")
+    expect(tab.page.locator("#next")).to_be_focused()
+    tab.press("Enter")
+    tab.sees("page 3 of 3")
+    expect(tab.page.locator("main h1")).to_be_focused()
+    tab.press("j", "Enter")
+    tab.sees("Where it came from")
+    tab.press("Escape")
+    tab.sees("page 3 of 3")
+    expect(tab.page.locator("main h1")).to_be_focused()
+    tab.go(f"memory/{id}")
+    tab.page.get_by_role("button", name="Show all").press("Enter")
+    expect(tab.page.locator("#body .text")).to_be_focused()
+
+
 def test_a_page_that_is_no_more_gives_way_to_the_last(tab: Tab, memory: Memory) -> None:
     lines = [{"id": f"sail-{at:02}", "content": f"Sail number {at}."} for at in range(31)]
     memory.import_rows(line | {"scope": "global"} for line in lines)
