@@ -567,6 +567,18 @@ def test_what_cannot_be_done_is_said(tab: Tab, memory: Memory) -> None:
     tab.faults.clear()  # a browser names each refused request
 
 
+def test_what_happened_is_seen_wherever_one_has_scrolled(tab: Tab, memory: Memory) -> None:
+    log = "".join(f"{at} o'clock: nothing of note.\n" for at in range(90))
+    id = memory.store(log)["id"]
+    memory.store(log, scope="global")
+    tab.go(f"memory/{id}")
+    tab.sees("nothing of note")
+    tab.press("m")
+    tab.is_told("says the same in global scope")
+    expect(tab.page.locator("#status")).to_be_in_viewport(ratio=1)
+    tab.faults.clear()  # a browser names each refused request
+
+
 # To settle
 
 
