@@ -760,6 +760,17 @@ def test_a_memory_of_a_megabyte_stays_usable(tab: Tab, memory: Memory) -> None:
     tab.press("Escape")
 
 
+def test_versions_tell_what_is_not_shown_and_no_line_ends(tab: Tab, memory: Memory) -> None:
+    old = memory.store("One.\r\nTwo.\r\nThree.")["id"]
+    new = memory.store("One.\nTwo.\nFour.", replace=old)["id"]
+    tab.go(f"memory/{new}")
+    expect(tab.page.locator("del")).to_have_text("Three")
+    long = memory.store("Five " * 5_000 + "end.", replace=new)["id"]
+    tab.go(f"memory/{long}")
+    expect(tab.page.locator("ins").first).to_contain_text("Five")
+    tab.sees("characters more …")
+
+
 def test_a_hundred_thousand_memories_stay_usable(
     browser: Any, tmp_path: Path, unpacked: Path
 ) -> None:
