@@ -724,6 +724,7 @@ def test_a_phone_shows_all_of_it(
         tab.go(view)
         tab.page.wait_for_selector("main h1")
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= 360, view
+        assert tab.page.evaluate(PALE) == [], view
     if scheme == "dark":
         tab.go("search/lantern")
         tab.sees("whale oil")
@@ -734,6 +735,29 @@ def test_a_phone_shows_all_of_it(
     assert (brightness(back) < brightness(text)) == (scheme == "dark")
     assert tab.faults == []
     tab.context.close()
+
+
+# Texts and edges of fields with less contrast than WCAG asks for (AA).
+PALE = """() => {
+  const lit = color => color.match(/[\\d.]+/g).slice(0, 3).map(part => part / 255)
+    .map(part => part <= .04045 ? part / 12.92 : ((part + .055) / 1.055) ** 2.4)
+    .reduce((sum, part, at) => sum + part * [.2126, .7152, .0722][at], 0);
+  const contrast = (one, other) => {
+    const [low, high] = [lit(one), lit(other)].sort((a, b) => a - b);
+    return (high + .05) / (low + .05);
+  };
+  const back = node => {
+    const color = getComputedStyle(node).backgroundColor;
+    return color === "rgba(0, 0, 0, 0)" ? back(node.parentElement) : color;
+  };
+  const pale = [...document.querySelectorAll("body *")].filter(node => {
+    const style = getComputedStyle(node), field = node.matches("input, select, textarea");
+    const tells = !node.disabled && [...node.childNodes].some(one => one.data?.trim());
+    return node.checkVisibility() && (tells && contrast(style.color, back(node)) < 4.5
+      || field && contrast(style.borderTopColor, back(node.parentElement)) < 3);
+  });
+  return pale.map(node => node.outerHTML.slice(0, 100));
+}"""
 
 
 def brightness(color: str) -> int:
