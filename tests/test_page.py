@@ -764,6 +764,26 @@ def brightness(color: str) -> int:
     return sum(map(int, re.findall(r"\d+", color)[:3]))
 
 
+def test_a_text_is_written_in_its_own_direction(tab: Tab, memory: Memory) -> None:
+    id = memory.store("המפתח נמצא במגירה!\nThe key is in the drawer!")["id"]
+    tab.go(f"memory/{id}")
+    tab.sees("drawer")
+    starts = tab.page.evaluate(STARTS)
+    assert starts["hebrew"] > 400, "the first letter stands at the right"
+    assert starts["english"] < 100
+
+
+STARTS = """() => {
+  const text = document.querySelector("#body .text").firstChild, range = document.createRange();
+  const left = at => {
+    range.setStart(text, at);
+    range.setEnd(text, at + 1);
+    return range.getBoundingClientRect().left;
+  };
+  return {hebrew: left(0), english: left(text.data.indexOf("T"))};
+}"""
+
+
 # Much
 
 
