@@ -641,6 +641,9 @@ def test_who_has_gone_elsewhere_meanwhile_stays_there(tab: Tab, memory: Memory) 
     held[0].continue_()
     tab.is_told(old)
     tab.sees("Figures")
+    tab.press("1")
+    tab.sees("page 1 of")
+    expect(tab.page.locator("#status")).to_have_text(re.compile(r"^\d+ in all$"))
 
 
 def test_a_view_that_failed_is_asked_for_again(tab: Tab, memory: Memory) -> None:
