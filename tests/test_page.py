@@ -157,6 +157,11 @@ def test_the_key_in_the_address_is_good_once(browser: Any, tmp_path: Path, unpac
         other.page.fill("#token", tab.page.evaluate("sessionStorage.getItem('token')"))
         other.press("Enter")
         other.sees("No items stored yet")
+        other.is_told("0 in all")
+        other.page.evaluate("sessionStorage.setItem('token', 'of-another-server')")
+        other.page.reload()
+        other.sees("A token is needed")
+        other.is_told("this token is none, or was revoked")
         for one in (tab, other):
             one.context.close()
 
