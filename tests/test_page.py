@@ -507,6 +507,26 @@ def test_who_edits_is_left_at_it_by_a_late_answer(tab: Tab, memory: Memory) -> N
     expect(tab.page.locator("#title")).to_be_focused()
 
 
+def test_what_is_written_while_an_edit_is_kept_is_kept_too(tab: Tab, memory: Memory) -> None:
+    id = memory.store("The tiller is of ash.")["id"]
+    tab.go(f"memory/{id}")
+    tab.sees("The tiller")
+    held: list[Any] = []
+    tab.page.route(f"**/v1/memories/{id}?*", lambda route: held.append(route))
+    tab.press("e")
+    tab.page.fill("#edit", "The tiller is of oak.")
+    tab.press("Control+Enter")
+    tab.page.keyboard.insert_text(" Or elm?")
+    held[0].continue_()
+    tab.is_told("This edit is not kept yet")
+    expect(tab.page.locator("#edit")).to_have_value("The tiller is of oak. Or elm?")
+    assert [row["content"] for row in memory.history(id)["versions"]][1:] == [
+        "The tiller is of oak."
+    ]
+    tab.press("Escape")
+    expect(tab.page.locator("#body")).to_have_text("The tiller is of oak.")
+
+
 def test_a_memory_is_confirmed_moved_and_forgotten(tab: Tab, memory: Memory) -> None:
     id = memory.store("The signal mast is painted white.")["id"]
     tab.go(f"memory/{id}")
