@@ -278,6 +278,23 @@ COMPOSE = """key => document.activeElement.dispatchEvent(
   new KeyboardEvent("keydown", {key, isComposing: true, bubbles: true, cancelable: true}))"""
 
 
+def test_a_view_that_is_asked_for_after_a_search_stays(tab: Tab, memory: Memory) -> None:
+    tab.go("newest")
+    tab.sees("The kettle")
+    tab.page.evaluate(SEARCH_AND_GO)
+    tab.sees("Bytes")
+    later = "() => new Promise(go => setTimeout(go, 200))"  # than a search that waits begins
+    tab.page.evaluate(later)
+    assert tab.page.url.endswith("#/figures")
+
+
+# At once: types, then follows a link.
+SEARCH_AND_GO = """() => { const query = document.querySelector("#query");
+  query.value = "kettle";
+  query.dispatchEvent(new Event("input"));
+  document.querySelector("a[href$=figures]").click(); }"""
+
+
 def test_an_address_typed_by_hand_may_have_a_percent_sign(tab: Tab, memory: Memory) -> None:
     memory.store("The tank is filled to 80 percent.")
     tab.go("search/tank 80%")
