@@ -621,6 +621,26 @@ def test_what_happened_is_seen_wherever_one_has_scrolled(tab: Tab, memory: Memor
     tab.faults.clear()  # a browser names each refused request
 
 
+def test_a_refusal_is_said_too_to_who_has_gone_on(tab: Tab, memory: Memory) -> None:
+    id = memory.store("The cleat is loose.")["id"]
+    memory.store("The cleat is loose.", scope="global")
+    tab.go(f"memory/{id}")
+    tab.sees("The cleat")
+    held: list[Any] = []
+    for place in ("**/move*", "**/v1/stats*"):
+        tab.page.route(place, lambda route: held.append(route))
+    with tab.page.expect_request("**/v1/stats*"):
+        tab.press("m", "3")
+    held[0].continue_()
+    tab.is_told("says the same in global scope")
+    held[1].continue_()
+    tab.sees("Bytes")
+    tab.is_told("says the same in global scope")
+    tab.press("1")
+    expect(tab.page.locator("#status")).to_have_text(re.compile(r"^\d+ in all$"))
+    tab.faults.clear()  # a browser names each refused request
+
+
 # To settle
 
 
