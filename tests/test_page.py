@@ -691,6 +691,26 @@ def test_a_key_held_down_settles_one_pair(tab: Tab, memory: Memory) -> None:
     assert memory.review()["count"] == count - 1
 
 
+def test_who_is_in_a_field_stays_there(tab: Tab, memory: Memory) -> None:
+    old, new = (memory.store(f"The shackle is {what}.")["id"] for what in ("old", "new"))
+    review(memory, old, new)
+    memory.of_project("kiosk").store("Ice is sold out.")
+    tab.go("newest")
+    tab.page.wait_for_selector("#project option[value=kiosk]", state="attached")
+    tab.page.evaluate(HOLD)
+    tab.page.keyboard.press("2")
+    tab.page.keyboard.press("/")
+    tab.page.evaluate("window.release()")
+    tab.sees("The shackle")
+    expect(tab.page.locator("#query")).to_be_focused()
+    tab.press("Escape", "2")
+    expect(tab.page.locator("#title")).to_be_focused()
+    tab.page.focus("#project")
+    tab.page.select_option("#project", "kiosk")
+    tab.sees("Nothing to settle")
+    expect(tab.page.locator("#project")).to_be_focused()
+
+
 def test_who_has_gone_elsewhere_meanwhile_stays_there(tab: Tab, memory: Memory) -> None:
     old, new = (memory.store(f"The pump is {what}.")["id"] for what in ("old", "new"))
     review(memory, old, new)
