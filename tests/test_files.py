@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pathspec import GitIgnoreSpec
 from program import git, repository
-from storage import consistent, open_memory, shared_encoder, values
+from storage import TIMEOUT, consistent, open_memory, shared_encoder, values
 
 import sediment
 from sediment import (
@@ -1607,24 +1607,29 @@ def test_a_command_that_fails_changes_nothing(
 ) -> None:
     before = names(notes)
     with pytest.raises(InvalidInput, match="nothing was changed") as caught:
-        memory.compact(notes, command=command, timeout=0.5)
+        memory.compact(notes, command=command, timeout=0.5 if told == "ran past" else TIMEOUT)
     assert told in str(caught.value)
     assert names(notes) == before
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "told", "seconds"),
     [
-        ("sleep 600 & echo $! > pid; echo summary", "ran past"),
-        ("sleep 600 >&- 2>&- & echo $! > pid; exit 3", "failed with 3"),
+        ("sleep 600 & echo $! > pid; echo summary", "ran past", 1),
+        ("sleep 600 >&- 2>&- & echo $! > pid; exit 3", "failed with 3", TIMEOUT),
     ],
 )
 def test_a_command_that_fails_leaves_nothing_running(
-    memory: Memory, notes: Path, command: str, told: str
+    memory: Memory, notes: Path, command: str, told: str, seconds: float
 ) -> None:
-    with pytest.raises(InvalidInput, match=told):
-        memory.compact(notes, command=command, timeout=1)
-    pid = int(Path("pid").read_text())
+    file = Path("pid")
+    file.touch()
+    while not file.read_text():  # a slow machine has not begun when the time is up
+        with pytest.raises(InvalidInput, match=told):
+            memory.compact(notes, command=command, timeout=seconds)
+        assert seconds <= TIMEOUT, "it never begins"
+        seconds *= 2
+    pid = int(file.read_text())
     end = time.monotonic() + 60
     while is_running(pid):
         assert time.monotonic() < end, "what the command started goes on"

@@ -112,13 +112,13 @@ def test_compacting_from_the_shell(here: Program) -> None:
     assert said.splitlines()[0] == "- Greased the winch."
     assert "2 notes are in archive/" in said
     assert first(here, "winch") == "memory/summary-2026-01-05-to-2026-01-06.md:1-3"
-    for command, told in (
-        ("false", "failed"),
-        ("true", "printed nothing"),
-        ("sleep 9", "ran past"),
+    for command, seconds, told in (
+        ("false", TIMEOUT, "failed"),
+        ("true", TIMEOUT, "printed nothing"),
+        ("sleep 9", 0.5, "ran past"),
     ):
         (here.folder / "memory" / "2026-01-07.md").write_text("- Again.\n")
-        words = ["compact", "memory", "--with", command, "--timeout", "0.5"]
+        words = ["compact", "memory", "--with", command, "--timeout", str(seconds)]
         assert told in here.error(*words)
 
 
