@@ -270,7 +270,7 @@ def test_a_text_that_is_no_longer_text_is_told(
 
 
 def test_a_server_answers_whatever_became_of_the_file_behind_an_answer(
-    good: Path, start: Callable[..., Wire], monkeypatch: pytest.MonkeyPatch
+    good: Path, start: Callable[..., Wire]
 ) -> None:
     bad = Path(shutil.copy(good, good.with_name("bad.db")))
     connection = apsw.Connection(str(bad))
@@ -280,7 +280,6 @@ def test_a_server_answers_whatever_became_of_the_file_behind_an_answer(
     wire.call("recall", query="gate code")
     os.replace(bad, good)
     time.sleep(2 * sediment.SHOWN_DELAY)
-    monkeypatch.setattr("wire.TIMEOUT", 1)
     assert wire.call("list")["total"] == len(FACTS)
 
 
