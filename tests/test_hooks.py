@@ -250,12 +250,11 @@ def test_what_is_no_json_is_answered_with_silence(here: Program, tmp_path: Path,
     assert ".sediment" not in files(here.folder)
 
 
-def test_a_long_log_is_cut_though_it_is_damaged(here: Program, tmp_path: Path) -> None:
-    here.store(HERON)
-    path = Path(here.json("stats")["database"] + ".hooks")
+def test_a_long_log_is_cut_though_it_is_damaged(memory: Memory) -> None:
+    memory.store(HERON)
+    path = sediment.hook_log(memory.database.path)
     path.write_bytes(b'{"event": "\xff"}\n' * 5000)
-    given = event("UserPromptSubmit", prompt=ASKED, cwd=str(here.folder))
-    assert HERON in context(hook(here, given))
+    assert HERON in prompt(memory, ASKED)  # a process might give up on a slow machine
     *others, last = path.read_bytes().splitlines()
     assert len(others) == 49
     assert json.loads(last)["event"] == "UserPromptSubmit"
