@@ -1380,15 +1380,16 @@ def test_only_what_is_hidden_is_purged(memory: Memory) -> None:
     assert memory.get("a")
 
 
-def test_pruning_tells_what_stays_and_why(memory: Memory) -> None:
-    day = "2020-01-01"
+def test_pruning_tells_what_stays_and_why(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    day, today = "2020-01-01", "2026-11-12"
+    noon = sediment.parse_moment(f"{today}T12:00Z")  # so that no day begins meanwhile
+    monkeypatch.setattr(time, "time", lambda: noon)
     recalled = memory.store("The gateway is in the cellar.", created_at=day)["id"]
     (confirmed,) = {memory.store("Mara is vegetarian.", created_at=day)["id"] for _ in "twice"}
     tea = memory.store("Tea at four.", created_at=day)["id"]
     newer = memory.store("Tea at five.", replace=tea, created_at=day)["id"]
     (both,) = {memory.store("The door is blue.", created_at=day)["id"] for _ in "twice"}
     memory.record_access(shown(recalled, both))
-    today = time.strftime("%Y-%m-%d", time.gmtime())
     for answer in (memory.prune("1y", dry_run=True), memory.prune("1y")):
         assert answer["count"] == 0
         assert {row["id"]: row["why"] for row in answer["kept"]} == {

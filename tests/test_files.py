@@ -1209,12 +1209,27 @@ def test_one_pattern_may_be_given_by_itself(memory: Memory, folder: Path) -> Non
 
 # Writing
 
+TODAY = "2026-11-12"
 
+
+@pytest.fixture
+def noon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock stands, so that no day begins meanwhile."""
+
+    class Noon(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return cls.fromisoformat(f"{TODAY}T12:00")
+
+    monkeypatch.setattr(sediment, "datetime", Noon)
+
+
+@pytest.mark.usefixtures("noon")
 def test_a_note_stands_in_todays_file_and_is_found(memory: Memory, folder: Path) -> None:
     memory.projects.given, memory.projects.folder = None, folder
     (folder / ".sediment").mkdir()
     answer = memory.note("Read the authentication guide.\nIt is long.")
-    today = folder / "memory" / f"{time.strftime('%Y-%m-%d')}.md"
+    today = folder / "memory" / f"{TODAY}.md"
     assert answer["source"] == f"memory/{today.name}:3"
     lines = today.read_text().splitlines()
     assert lines[0] == f"# {today.stem}"
@@ -1412,15 +1427,11 @@ def test_a_fact_that_recall_does_not_find_in_its_file_is_told_as_such(
     )
 
 
-def today() -> str:
-    return f"memory/{time.strftime('%Y-%m-%d')}.md"
-
-
 def write_everywhere(memory: Memory) -> dict[str, Any]:
     """What writes into a project, by the name of the path that it goes to."""
     return {
         "memory": lambda: memory.note("x"),
-        today(): lambda: memory.note("x"),
+        f"memory/{TODAY}.md": lambda: memory.note("x"),
         "MEMORY.md": lambda: memory.store("x", into="MEMORY.md"),
         "docs": lambda: memory.store("x", into="docs/new.md"),
         "memory/": lambda: memory.compact("memory", command="grep -c Deployed"),
@@ -1440,9 +1451,10 @@ def all_files(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in names(folder)}
 
 
-WRITES = ["memory", today(), "MEMORY.md", "docs", "memory/", "memory/archive"]
+WRITES = ["memory", f"memory/{TODAY}.md", "MEMORY.md", "docs", "memory/", "memory/archive"]
 
 
+@pytest.mark.usefixtures("noon")
 @pytest.mark.parametrize("name", WRITES)
 def test_a_link_that_leads_out_of_the_project_is_not_written_through(
     memory: Memory, notes: Path, name: str
@@ -1458,6 +1470,7 @@ def test_a_link_that_leads_out_of_the_project_is_not_written_through(
     assert (all_files(outside), all_files(notes.parent)) == before
 
 
+@pytest.mark.usefixtures("noon")
 @pytest.mark.parametrize("name", WRITES)
 def test_a_link_into_git_is_not_written_through(memory: Memory, notes: Path, name: str) -> None:
     (inside := notes.parent / ".git" / "modules").mkdir(parents=True)
@@ -1470,6 +1483,7 @@ def test_a_link_into_git_is_not_written_through(memory: Memory, notes: Path, nam
     assert (all_files(inside), all_files(notes.parent)) == before
 
 
+@pytest.mark.usefixtures("noon")
 @pytest.mark.parametrize("name", WRITES)
 def test_a_link_within_the_project_is_written_through(
     memory: Memory, notes: Path, name: str

@@ -301,8 +301,14 @@ def test_beside_a_moment_no_time_is_looked_for_that_says_no_more(
     assert sediment.parse_query(asked, int(NOW)).text == looked_for
 
 
-def test_what_was_noted_then_answers_a_question_for_then(memory: Memory) -> None:
-    now = int(time.time())
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> int:
+    """The clock stands at noon, so that no day begins meanwhile."""
+    monkeypatch.setattr(time, "time", lambda: NOW)
+    return int(NOW)
+
+
+def test_what_was_noted_then_answers_a_question_for_then(memory: Memory, now: int) -> None:
     for days, text in enumerate(("The boiler was fixed.", "Mara likes tea.", "Port 80 is shut.")):
         memory.store(text, created_at=now - days * DAY)
     for days in range(40, 70):
@@ -315,8 +321,10 @@ def test_what_was_noted_then_answers_a_question_for_then(memory: Memory) -> None
     assert {datetime.fromtimestamp(at).month for at in then[:3]} == {month.month}
 
 
-def test_what_is_of_the_time_asked_is_the_projects_own_first(memory: Memory, path: Path) -> None:
-    day = int(time.time()) - DAY
+def test_what_is_of_the_time_asked_is_the_projects_own_first(
+    memory: Memory, path: Path, now: int
+) -> None:
+    day = now - DAY
     own = [memory.store(text, created_at=day)["id"] for text in ("The boiler was fixed.", "Tea.")]
     own.append(memory.store("Passports are in the safe.", scope="global", created_at=day)["id"])
     with open_memory(path, "other") as other:
