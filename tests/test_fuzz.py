@@ -6,11 +6,11 @@ from pathlib import Path
 
 import fuzz_wire
 import pytest
-from wire import Wire, small_env
+from wire import TIMEOUT, Wire, small_env
 
 
 def test_nonsense_costs_no_answer_no_memory_and_no_crash(tmp_path: Path, unpacked: Path) -> None:
-    figures = fuzz_wire.run(tmp_path, 1_600, seed=1, hang=10, SEDIMENT_CACHE=str(unpacked))
+    figures = fuzz_wire.run(tmp_path, 1_600, seed=1, hang=TIMEOUT, SEDIMENT_CACHE=str(unpacked))
     print(figures)
     assert figures["messages"] == 1_600
     assert min(figures[f"answers: {kind}"] for kind in ("results", "refusals", "errors")) > 100
