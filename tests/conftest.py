@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -86,6 +87,16 @@ def run_pyz(pyz: Path, unpacked: Path, tmp_path: Path, warm: Warm) -> Run:
 def start_pyz(pyz: Path, unpacked: Path, tmp_path: Path) -> Run:
     """The program, always started anew."""
     return runner(pyz, unpacked, tmp_path, None)
+
+
+@pytest.fixture
+def utc() -> Iterator[None]:
+    """Local time is UTC, wherever this machine stands."""
+    with pytest.MonkeyPatch.context() as context:
+        context.setenv("TZ", "UTC")
+        time.tzset()
+        yield
+    time.tzset()
 
 
 @pytest.fixture

@@ -154,6 +154,7 @@ def test_a_memory_moves_only_where_it_is_not(memory: Memory, ids: list[str]) -> 
         memory.move(ids[0], "global")
 
 
+@pytest.mark.usefixtures("utc")  # before what is stored
 def test_what_happened_is_told_week_by_week(memory: Memory, ids: list[str]) -> None:
     memory.store("Invoices go to Carl now", replace=ids[1], created_at="2026-02-06")
     memory.of_project("another").store("Nobody asked")

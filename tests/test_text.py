@@ -121,6 +121,7 @@ def test_scopes_have_any_case_and_the_allowed_ones_are_named() -> None:
 # Times
 
 
+@pytest.mark.usefixtures("utc")
 @pytest.mark.parametrize(
     ("value", "seconds"),
     [
