@@ -9451,6 +9451,11 @@ def files_of_scope(
     return Files(projects, encoder, project, allow_secrets)
 
 
+def indexed_scopes(projects: Projects, encoder: Encoder) -> list[str]:
+    """The scopes in which anything is indexed that this project sees."""
+    return [scope for scope in SCOPES if files_of_scope(projects, encoder, scope).sources()]
+
+
 def as_list(given: str | Path | Iterable[str | Path]) -> list[str | Path]:
     """Paths or patterns, of which one may be given by itself; InvalidInput for anything else."""
     if isinstance(given, str | Path):
@@ -9489,6 +9494,14 @@ def index_paths(
     answer = files.report(plan) | {"seconds": round(time.monotonic() - start, 2)}
     notice = remark_on_vectors(files.database, files.encoder) or _outside(files.projects, wanted)
     return answer | ({"notice": notice} if notice else {})
+
+
+def sum_indexed(answers: list[dict[str, Any]]) -> dict[str, Any]:
+    """One answer for all scopes, of what `index_paths` returned of each."""
+    first, *others = answers
+    for other in others:
+        first |= {name: first[name] + other[name] for name in first.keys() - {"notice"}}
+    return first | {"seconds": round(first["seconds"], 2)}
 
 
 def index_what_is_there(files: Files, paths: list[Path]) -> dict[str, Any]:
@@ -16256,24 +16269,34 @@ class Memory:
         exclude: str | Iterable[str] = (),
         include_archive: bool = False,
         allow_secrets: bool = False,
-        scope: str = "project",
+        scope: str | None = None,
         total: Callable[[int], object] = lambda _: None,
         progress: Progress = lambda _: None,
         stop: Stop = lambda: False,
     ) -> dict[str, Any]:
         """Let recall find what stands in files and folders, as they are now; without paths, in all
         that were given before: {files, chunks, embedded, reused, removed, changes, skipped,
-        warnings, seconds, notice?}.
+        warnings, seconds, notice?}. Those are the project's and the
+        global ones, or of one `scope`.
 
         Markdown is indexed, and what else `globs` name; patterns are those of .gitignore. How a
         path was indexed is remembered until it is told otherwise. chunks = embedded + reused.
-        Calls `total(files to look at)`, then `progress(files done)`. Raises NotFound for a path
-        that neither is there nor was.
+        Calls `total(files to look at)`, then `progress(files done)`, for each scope. Raises
+        NotFound for a path that neither is there nor was.
         """
         added, left_out = (tuple(map(str, as_list(given))) for given in (globs, exclude))
-        files = files_of_scope(self.projects, self.encoder, scope, allow_secrets)
-        options = Options(added, left_out, include_archive)
-        return index_paths(files, as_list(paths), options, total, progress, stop)
+        options, wanted = Options(added, left_out, include_archive), as_list(paths)
+
+        def index_one(scope: str) -> dict[str, Any]:
+            files = files_of_scope(self.projects, self.encoder, scope, allow_secrets)
+            return index_paths(files, wanted, options, total, progress, stop)
+
+        return sum_indexed(list(map(index_one, self._scopes_to_index(scope, not wanted))))
+
+    def _scopes_to_index(self, scope: str | None, is_all: bool) -> list[str]:
+        """The scope that is named; else the project, or for all those that have an index."""
+        found = indexed_scopes(self.projects, self.encoder) if is_all and scope is None else []
+        return found or ["project" if scope is None else scope]
 
     def unindex(self, *paths: str | Path, scope: str = "project") -> dict[str, Any]:
         """Take files and folders out of the index; they stay where they are: {success, paths,
@@ -16295,12 +16318,21 @@ class Memory:
         An error after the first time, as when another process locks the database for long, is
         given to `failed`, if that is there, and it is tried again until it succeeds."""
         stop = stop or threading.Event()
-        scope = options.get("scope", "project")
-        files = functools.partial(files_of_scope, self.projects, self.encoder, scope)
-        yield (answer := self.index(paths, **options))
-        tops = list(map(whole_path, as_list(paths))) or [one.path for one in files().sources()]
-        for _ in changed_tops(tops, debounce_ms, stop):
-            new = until_done(lambda: index_what_is_there(files(), tops), stop, failed)
+        files = functools.partial(files_of_scope, self.projects, self.encoder)
+        wanted = as_list(paths)
+        yield (answer := self.index(wanted, **options))
+        tops = {
+            scope: list(map(whole_path, wanted)) or [one.path for one in files(scope).sources()]
+            for scope in self._scopes_to_index(options.get("scope"), not wanted)
+        }
+
+        def index_again() -> dict[str, Any]:
+            answers = (index_what_is_there(files(scope), tops[scope]) for scope in tops)
+            found = list(filter(None, answers))
+            return sum_indexed(found) if found else {}
+
+        for _ in changed_tops([*itertools.chain(*tops.values())], debounce_ms, stop):
+            new = until_done(index_again, stop, failed)
             if new and (new["changes"] or new["skipped"] != answer["skipped"]):
                 yield new
             answer = new or answer
@@ -16353,9 +16385,8 @@ class Memory:
 
         `index` brings the index up to date first; `deep` tries the encoder and a search.
         """
-        for scope in SCOPES if index else ():
-            if files_of_scope(self.projects, self.encoder, scope).sources():
-                self.index(scope=scope)
+        if index and indexed_scopes(self.projects, self.encoder):
+            self.index()
         answer = recall_status(self.projects, self.encoder)
         if deep:
             found = self.recall(PROBE, anyway=True, record=False)["count"]
@@ -17807,7 +17838,7 @@ _TABLE = (
         Argument("exclude", PATTERNS, "As in .gitignore; repeatable."),
         Argument("include_archive", FLAG, "Notes that `compact` has put away, too."),
         Argument("remove", FLAG, "Take the paths out of the index; the files stay."),
-        Argument("scope", SCOPE, "global: for every project."),
+        Argument("scope", SCOPE, "global: for every project. Without paths: both."),
         _ALLOW_SECRETS,
     ),
     Operation("watch", Memory.watch, render_changes).takes(
@@ -20545,12 +20576,12 @@ def _index(
     shared: Context,
     paths: tuple[str, ...],
     remove: bool = False,
-    scope: str = "project",
+    scope: str | None = None,
     **options: Any,
 ) -> None:
     with shared.memory() as memory:
         if remove:
-            shared.show(memory.unindex(*paths, scope=scope), render_message)
+            shared.show(memory.unindex(*paths, scope=scope or "project"), render_message)
             return
         try:
             with files_bar() as (total, progress):
@@ -21202,14 +21233,15 @@ def progress_bar(label: str, total: int | None) -> Iterator[Callable[[int], None
 
 @contextlib.contextmanager
 def files_bar() -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]:
-    """Two functions: one shows a bar for so many files, the other adds to what is done."""
+    """Two functions: one shows a bar for so many files, the other adds to what is done in it."""
     with contextlib.ExitStack() as stack:
         bars: list[Callable[[int], None]] = []
 
         def total(count: int) -> None:
+            stack.close()  # the bar of the scope before
             bars.append(stack.enter_context(progress_bar("indexing", count)))
 
-        yield total, lambda count: bars[0](count)
+        yield total, lambda count: bars[-1](count)
 
 
 def _fail_for_skipped(answer: dict[str, Any], paths: Iterable[str]) -> None:

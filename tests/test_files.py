@@ -1963,6 +1963,20 @@ def test_a_watch_goes_on_with_what_is_left_of_several_files(memory: Memory, fold
         until_found(memory, "It is back")
 
 
+def test_a_watch_of_all_follows_what_was_indexed_for_every_project_too(
+    memory: Memory, folder: Path
+) -> None:
+    memory.index("MEMORY.md", scope="global")
+    memory.index("docs")
+    with watched(folder):
+        (folder / "MEMORY.md").write_text("# Memory\n\nIt is for all.\n")
+        until_found(memory, "It is for all")
+        (folder / "docs" / "guide.md").write_text("# Guide\n\nShut the lid.\n")
+        until_found(memory, "Shut the lid")
+    scopes = {row["path"]: row["scope"] for row in memory.status()["sources"]}
+    assert scopes == {"MEMORY.md": "global", "docs": "project"}
+
+
 def test_a_watch_heeds_the_gitignore_above_its_folder(memory: Memory, folder: Path) -> None:
     repository(folder)
     (folder / "docs" / "old.md").write_text("# Old\n\nThe lid is stuck.\n")

@@ -75,6 +75,22 @@ def test_an_edit_is_seen_and_told(here: Program) -> None:
     assert "changes" not in here.json("index")
 
 
+def test_index_without_paths_follows_what_was_indexed_for_every_project_too(here: Program) -> None:
+    file = here.folder / "MEMORY.md"
+    here.ok("index", "MEMORY.md", "--scope", "global")
+    file.write_text(MEMORY + "- A swan\n")
+    assert here.json("status")["dirty"] == 1
+    assert here.ok("index").startswith("Indexed 1 file: ")
+    assert here.json("status")["dirty"] == 0
+    here.ok("index", ".")
+    file.write_text(MEMORY)
+    assert here.json("index")["files"] == 3
+    assert here.json("status")["dirty"] == 0
+    file.write_text(MEMORY + "- A goose\n")
+    assert here.json("index", "--scope", "project")["files"] == 2
+    assert [row["scope"] for row in here.json("status")["sources"] if row["changed"]] == ["global"]
+
+
 def test_excerpts_are_short_and_expand_shows_the_rest(here: Program) -> None:
     body = "\n".join(f"Line {number} tells of the weather." for number in range(15))
     (here.folder / "long.md").write_text(
