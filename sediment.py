@@ -12505,7 +12505,7 @@ def own_item(projects: Projects, id: object, action: str) -> dict[str, Any]:
     if row["ended_at"] is not None and (front := standing_for(projects.database, row["id"])):
         remedies = {
             "forget": f"`forget {front}` deletes all versions",
-            "replace": f"`--replace {front}`",
+            "replace": f"name {front} instead",
             "move": f"`move {front}` moves both",
         }
         reason = f"{row['id']} is hidden behind {front}"
@@ -18237,7 +18237,6 @@ def _log_fault() -> None:
 
 # Advice in messages that names commands, and what agents, who have tools, read instead.
 _FOR_AGENTS = (
-    (_Pattern(r"`--replace ([^`]+)`"), r"give \1 as replace_id"),
     (_Pattern(r"`--replace`"), "replace_id"),
     (_Pattern(r",(?: or run)? `(?:sediment replace|undo) [^`]+`(?: brings it back)?"), ""),
     (_Pattern(r" \(`--project [^`]+`\)"), ""),

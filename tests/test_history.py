@@ -159,6 +159,21 @@ def test_undo_tells_of_the_same_text_that_was_stored_meanwhile(memory: Memory) -
     assert f"{again} says the same" in memory.undo(tea)["message"]
 
 
+def test_what_is_hidden_is_replaced_by_naming_what_stands_for_it(memory: Memory) -> None:
+    """By `replace`, on either side of it, and by `store --replace`."""
+    old, new, other = (memory.store(f"Version {number} of the plan.")["id"] for number in range(3))
+    memory.replace(old, new)
+    advice = f"{old} is hidden behind {new}: name {new} instead, `undo {old}` brings it back"
+    for change in (
+        lambda: memory.replace(other, old),
+        lambda: memory.replace(old, other),
+        lambda: memory.store("The last plan.", replace=old),
+    ):
+        with pytest.raises(NotFound) as caught:
+            change()
+        assert str(caught.value) == advice
+
+
 def test_undo_goes_back_step_by_step(memory: Memory) -> None:
     ids = [memory.store("Version 0 of the plan.")["id"]]
     for number in (1, 2, 3):

@@ -336,7 +336,7 @@ def test_messages_speak_of_tools_and_not_of_commands(wire: Wire, start: Start) -
         start(SEDIMENT_PROJECT="ours").refusal("forget", id=new),
     ]
     assert "with that id as replace_id." in told[0]
-    assert told[1] == f"{old} is hidden behind {new}: give {new} as replace_id"
+    assert told[1] == f"{old} is hidden behind {new}: name {new} instead"
     assert told[2] == f"{old} is hidden behind {new}: `forget {new}` deletes all versions"
     assert "another project: change it there" in told[3]
     assert not [text for text in told if "--" in text or "`undo" in text or "sediment " in text]
