@@ -3879,7 +3879,7 @@ class Database:
                 raise
             kind, reason = DamagedError, damage
         except apsw.IOError as error:
-            reason = f"cannot be read or written ({error}): check the disk"
+            reason = f"cannot be read or written ({error}): {_CHECK_DISK}"
             if _no_room(file):
                 reason = "cannot be opened, the disk is full: free some space"
             elif left := _left_of_another(file):
@@ -3900,6 +3900,7 @@ _OTHER_TABLES = _Pattern(
     r"no such (?:table|column)|already exists|has no column|duplicate column|invalid float32 vector"
     r"|invalid fts5 file|vtable constructor"
 )
+_CHECK_DISK = "check the disk, or a limit of the size of files (`ulimit -f`)"
 _FULL = "cannot grow, the disk is full: free some space; this change was not made"
 
 

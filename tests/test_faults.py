@@ -538,7 +538,8 @@ def test_a_process_that_may_write_no_more_says_so(
     for words in (["store", LATER], ["import", str(rows)]):
         done = program.run(*words, preexec_fn=no_file_grows_over(limit))
         assert (done.returncode, done.stdout) == (1, "")
-        assert f"{good} cannot be read or written" in one_line(done.stderr)
+        assert f"{good} cannot be read or written" in (told := one_line(done.stderr))
+        assert "or a limit of the size of files (`ulimit -f`)" in told
     assert good.read_bytes() == before
     assert program.json("import", str(rows))["stored"] == 40
     program.store(LATER)
