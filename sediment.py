@@ -3901,7 +3901,8 @@ _OTHER_TABLES = _Pattern(
     r"|invalid fts5 file|vtable constructor"
 )
 _CHECK_DISK = "check the disk, or a limit of the size of files (`ulimit -f`)"
-_FULL = "cannot grow, the disk is full: free some space; this change was not made"
+_NOT_MADE = "; this change was not made"
+_FULL = f"cannot grow, the disk is full: free some space{_NOT_MADE}"
 
 
 def _no_room(path: Path) -> bool:
@@ -21295,7 +21296,8 @@ def _put_off(shared: Context, until: str) -> Iterator[None]:
         if shared.verbose:
             click.echo(f"interrupted: {until}", err=True)
     except (DatabaseError, ServiceError) as error:
-        click.echo(f"All is stored; {until} ({printable(str(error))})", err=True)
+        reason = printable(str(error).removesuffix(_NOT_MADE))
+        click.echo(f"All is stored; {until} ({reason})", err=True)
 
 
 def _reviewed(memory: Memory, pairs: list[dict[str, Any]]) -> Iterator[str]:

@@ -417,7 +417,7 @@ def test_a_disk_that_fills_up_after_the_answer_is_no_failure_of_the_store(
         done = CliRunner().invoke(sediment.cli, given)
     assert (done.exit_code, done.exception) == (0, None)
     assert "All is stored; the next store, import or serve makes" in done.stderr
-    assert "the disk is full" in done.stderr
+    assert "the disk is full: free some space)" in done.stderr
     monkeypatch.undo()
     with open_memory(path, PROJECT) as memory:
         assert memory.pending()
