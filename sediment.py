@@ -1160,7 +1160,8 @@ def parse_period(text: str, now: float | None = None, *, about: bool = True) -> 
 
 def _no_time(value: object) -> InvalidInput:
     forms = "2026-03-05 14:00, 2026-03, yesterday, 2 weeks ago, last march or unix seconds"
-    return InvalidInput(f"a time is {forms}, from 1970 on, not {_show(value)}")
+    last = instant(TIME_MAX).year - 1  # the last one that is whole
+    return InvalidInput(f"a time is {forms}, from 1970 to {last}, not {_show(value)}")
 
 
 Span = tuple[datetime, datetime]  # [start, end) in local time; an instant if both are equal

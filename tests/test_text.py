@@ -158,13 +158,15 @@ def test_times_that_are_understood(value: object, seconds: int) -> None:
             "99999 years ago",
         ),
         *("", "-1", "soon", "1969-12-31", "2024-13-01", "nan", "inf", "9" * 5_000),
-        *("2026-03-05+01:00", "2026-03-05-14", "20260305T", "2026-03-05T1"),
+        *("2026-03-05+01:00", "2026-03-05-14", "20260305T", "2026-03-05T1", "9999"),
     ],
 )
 def test_times_that_are_refused(value: object) -> None:
     with pytest.raises(InvalidInput, match="a time is") as caught:
         parse_moment(value)
     assert len(str(caught.value)) < 175
+    assert "from 1970 to 9998, not" in str(caught.value)
+    assert parse_moment("9998-12") < parse_moment("9998", end=True)
 
 
 # On a Thursday; in Berlin summer time began on 29 March 2026.
