@@ -15992,6 +15992,8 @@ def _is_of_another(place: str, before: str) -> bool:
 
 def _folder_to_sync(database: Database, place: str) -> str:
     """The path of a folder to sync through, made if it is not there."""
+    if unknown := re.match(r"[\w+.-]{2,}://", place):  # the rest may have a password
+        raise InvalidInput(f"{unknown[0]} is no place to sync: {_PLACES_TO_SYNC}")
     folder = absolute_path(place)
     if _is_in(real_path(database.path), real_path(folder)):
         raise InvalidInput(f"the database is in {place}: a file in use must not be carried about")
@@ -16000,6 +16002,9 @@ def _folder_to_sync(database: Database, place: str) -> str:
     except OSError as error:
         raise InvalidInput(f"{place} cannot be made ({error.strerror})") from None
     return str(folder)
+
+
+_PLACES_TO_SYNC = "name a folder, git:REMOTE or postgresql://USER@HOST/DATABASE"
 
 
 def read_anew(connection: apsw.Connection) -> None:

@@ -60,6 +60,10 @@ def test_two_machines_and_a_folder_in_four_lines(
     assert b.ok("import", "all.jsonl").startswith("Stored 0 items, 1 were forgotten (")
     assert "sync --unshare" in a.error("sync", "--share", "other")
     assert "a place must not be empty" in a.error("sync", "--to", "")
+    for place in ("ftp://ada:secret@host/x", "http://localhost", "s3://bucket"):
+        told = a.error("sync", "--to", place)
+        assert "is no place to sync: name a folder, git:REMOTE or postgresql://" in told
+        assert "secret" not in told
     assert "goes to" in a.ok("sync", "--unshare")
     assert "syncs nowhere any more" in a.ok("sync", "--leave")
     assert "sync --to PLACE" in a.error("sync")
