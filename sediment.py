@@ -20445,6 +20445,13 @@ class _Command(click.Command):
             self.params += [*own(), *general]
         return super().get_params(ctx)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx  # whose help the message names
+            raise
+
     def get_short_help_str(self, limit: int = 45) -> str:
         self.help = help_pages()[str(self.name)]
         return super().get_short_help_str(limit)

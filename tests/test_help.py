@@ -74,6 +74,7 @@ def test_the_readme_names_them() -> None:
 def test_wrong_usage_says_where_help_is(here: Program) -> None:
     assert re.search(r"`\S+ --help`", here.error("remember", code=2))
     assert re.search(r"`\S+ list --help`", here.error("list", "--nonsense", code=2))
+    assert re.search(r"`\S+ recall --help`", here.error("recall", "x", "--limit", code=2))
     for words in (["rcall"], ["get", "--jsn"], ["remember"], ["rm"]):
         said = here.error(*words, code=2)
         assert re.search(r"\. Did you mean '[\w-]+'\? See `", said), said
