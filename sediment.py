@@ -8079,13 +8079,13 @@ def _decisions(database: Database) -> dict[str, dict[str, Any]]:
     counts = database.rows(sql)
     found: dict[str, dict[str, Any]] = {id: {"confirmed": count} for id, count in counts}
     apart = (
-        "SELECT id AS n, item_id AS one, other_id AS other FROM history WHERE action = 'undo'"
-        " UNION ALL SELECT 1 << 62, old_id, new_id FROM reviews WHERE kept"
+        "SELECT item_id AS one, other_id AS other FROM history WHERE action = 'undo'"
+        " UNION ALL SELECT old_id, new_id FROM reviews WHERE kept"
     )
     pairs = database.rows(
         f"SELECT DISTINCT a.id, b.id FROM ({apart}) JOIN items a ON a.id IN (one, other)"
         " JOIN items b ON b.id IN (one, other) AND b.id <> a.id"
-        " WHERE a.successor IS NOT b.id AND b.successor IS NOT a.id ORDER BY n"
+        " WHERE a.successor IS NOT b.id AND b.successor IS NOT a.id ORDER BY b.id"
     )
     for id, other in pairs:
         found.setdefault(id, {}).setdefault("kept_apart", []).append(other)

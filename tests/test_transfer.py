@@ -461,6 +461,17 @@ def test_what_was_kept_in_a_review_is_so_in_a_copy(
     assert rows_of(copy, "history") == []
 
 
+def test_a_copy_exports_the_same_lines(memory: Memory, copy: Memory) -> None:
+    """Whatever order people kept what is alike beside each other in."""
+    memory.import_rows([GOOD, *({"id": id, "content": f"Note {id}"} for id in "abc")])
+    for other in "cab":
+        memory.keep_both("good", other)
+    rows = exported(memory)
+    assert rows[0]["kept_apart"] == ["a", "b", "c"]
+    assert copy.import_rows(rows) == done(4)
+    assert exported(copy) == rows
+
+
 def test_the_other_of_a_pair_may_come_later_or_never(copy: Memory) -> None:
     copy.import_rows([GOOD | {"kept_apart": ["late", "never came"]}])
     assert rows_of(copy, "reviews") == []
