@@ -20420,13 +20420,16 @@ class Context:
     def memory(self, resident: bool = False, folder: Path | None = None) -> Memory:
         return Memory(self.db, project=self.project, folder=folder, resident=resident)
 
-    def show(self, answer: dict[str, Any], render: Callable[..., Iterable[str]]) -> None:
+    def show(
+        self, answer: dict[str, Any], render: Callable[..., Iterable[str]], err: bool = False
+    ) -> None:
         """Print an answer as JSON, or the lines that `render` makes of it."""
         if self.json:
-            click.echo(json.dumps(answer, indent=2, sort_keys=True, ensure_ascii=False))
+            text = json.dumps(answer, indent=2, sort_keys=True, ensure_ascii=False)
+            click.echo(text, err=err)
         else:
             for line in render(answer):
-                click.echo(line)
+                click.echo(line, err=err)
 
 
 class _Command(click.Command):
@@ -20786,7 +20789,8 @@ def _export(shared: Context, file: str | None = None, force: bool = False) -> No
             memory.database.refuse_own(file)
             if Path(file).is_file() and not force:
                 raise InvalidInput(f"{file} is there already: --force overwrites it")
-            shared.show(export_to(file, rows), render_exported)
+            answer = export_to(file, rows)
+            shared.show(answer, render_exported, err=not Path(file).is_file())  # it may be stdout
         elif shared.json:
             items = list(rows)
             shared.show({"count": len(items), "items": items}, render_exported)

@@ -703,9 +703,20 @@ def test_an_export_to_a_pipe_is_read_at_its_other_end(here: Program) -> None:
     here.store(FRIDAYS)
     source, sink = os.pipe()
     with os.fdopen(source) as reader:
-        here.ok("export", f"/dev/fd/{sink}", pass_fds=(sink,))
+        done = here.run("export", f"/dev/fd/{sink}", pass_fds=(sink,))
         os.close(sink)
         assert FRIDAYS in reader.read()
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_an_export_to_standard_output_has_nothing_else_there(
+    here: Program, words: list[str]
+) -> None:
+    here.store(FRIDAYS)
+    done = here.run("export", "/dev/stdout", *words)
+    assert [json.loads(line)["content"] for line in done.stdout.splitlines()] == [FRIDAYS]
+    assert "/dev/stdout" in done.stderr
 
 
 def test_a_device_that_takes_nothing_is_named_and_stays(here: Program) -> None:
