@@ -13504,7 +13504,8 @@ def undo_item(projects: Projects, id: str) -> dict[str, Any]:
     message = f"{old} is live again"
     if swaps:
         answer["hidden"] = swaps[0]
-        message += f", and {swaps[0]} is hidden behind it"
+        hidden = f"{swaps[0]} and {len(swaps) - 1} more are" if swaps[1:] else f"{swaps[0]} is"
+        message += f", and {hidden} hidden behind it"
     else:
         message += _what_stays(projects.database, row, front)
     if twin not in (None, front):

@@ -190,7 +190,10 @@ def test_undo_of_an_early_version_leaves_one_live(memory: Memory, early: int) ->
     for number in (1, 2, 3):
         ids.append(memory.store(f"Version {number} of the plan.", replace=ids[-1])["id"])
     before = rows_of(memory, "items", "id, ended_by, successor")
-    assert memory.undo(ids[early])["hidden"] == ids[3]
+    undone = memory.undo(ids[early])
+    assert undone["hidden"] == ids[3]
+    more = f" and {2 - early} more are" if early < 2 else " is"
+    assert undone["message"].endswith(f", and {ids[3]}{more} hidden behind it.")
     assert [item["id"] for item in memory.list_items()["items"]] == [ids[early]]
     assert memory.undo(ids[3])["hidden"] == ids[early]  # redo
     assert rows_of(memory, "items", "id, ended_by, successor") == before
