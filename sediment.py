@@ -16322,7 +16322,8 @@ class Memory:
         **options: Any,
     ) -> Iterator[dict[str, Any]]:
         """Index files and folders, then again whenever they change, until `stop` is set; yields
-        what `index` returns, first at once. Changes are taken up `debounce_ms` after the last.
+        what `index` returns, first at once, and a file that is skipped only while that is news.
+        Changes are taken up `debounce_ms` after the last.
 
         An error after the first time, as when another process locks the database for long, is
         given to `failed`, if that is there, and it is tried again until it succeeds."""
@@ -16343,7 +16344,8 @@ class Memory:
         for _ in changed_tops([*itertools.chain(*tops.values())], debounce_ms, stop):
             new = until_done(index_again, stop, failed)
             if new and (new["changes"] or new["skipped"] != answer["skipped"]):
-                yield new
+                told = answer["skipped"]
+                yield new | {"skipped": [row for row in new["skipped"] if row not in told]}
             answer = new or answer
 
     def expand(self, id: str, *, lines: int | None = None) -> dict[str, Any]:

@@ -1977,6 +1977,23 @@ def test_a_watch_of_all_follows_what_was_indexed_for_every_project_too(
     assert scopes == {"MEMORY.md": "global", "docs": "project"}
 
 
+def test_a_watch_tells_once_of_a_file_that_it_skips(memory: Memory, folder: Path) -> None:
+    guide, other = folder / "docs" / "guide.md", folder / "docs" / "other.md"
+    (folder / "docs" / "pipe.md").write_bytes(b"\0")
+    with watched(folder, "docs") as told:
+        guide.write_text("# Guide\n\nShut the lid.\n")
+        until_found(memory, "Shut the lid")
+        other.write_bytes(b"\0")
+        guide.write_text("# Guide\n\nOpen the lid.\n")
+        until_found(memory, "Open the lid")
+        wait_until(lambda: sum(len(answer["skipped"]) for answer in told) == 2)
+        guide.write_text("# Guide\n\nPaint the lid.\n")
+        until_found(memory, "Paint the lid")
+        wait_until(lambda: len([answer for answer in told if answer["changes"]]) >= 4)
+    names = [Path(row["path"]).name for answer in told for row in answer["skipped"]]
+    assert names == ["pipe.md", "other.md"]
+
+
 def test_a_watch_heeds_the_gitignore_above_its_folder(memory: Memory, folder: Path) -> None:
     repository(folder)
     (folder / "docs" / "old.md").write_text("# Old\n\nThe lid is stuck.\n")
