@@ -9504,7 +9504,8 @@ def sum_indexed(answers: list[dict[str, Any]]) -> dict[str, Any]:
     first, *others = answers
     for other in others:
         first |= {name: first[name] + other[name] for name in first.keys() - {"notice"}}
-    return first | {"seconds": round(first["seconds"], 2)}
+        first["seconds"] = round(first["seconds"], 2)
+    return first
 
 
 def index_what_is_there(files: Files, paths: list[Path]) -> dict[str, Any]:

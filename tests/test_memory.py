@@ -419,7 +419,7 @@ def test_what_stands_in_front_of_a_hidden_memory_is_told(memory: Memory) -> None
         memory.forget(one)
     assert f"`forget {three}`" in str(caught.value)
     assert f"`undo {one}`" in str(caught.value)
-    with pytest.raises(NotFound, match=f"`--replace {three}`"):
+    with pytest.raises(NotFound, match=f"name {three} instead"):
         memory.store("Tea at seven.", replace=one)
 
 
