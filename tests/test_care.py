@@ -793,6 +793,56 @@ def test_a_text_that_is_not_what_was_stored_is_named_and_counts_from_then_on(
     consistent(memory)
 
 
+def spoil(path: Path, text: bytes) -> None:
+    """Let the third byte of a text in the file be none of UTF-8, as a flipped bit may."""
+    data = path.read_bytes()
+    assert data.count(text) == 1
+    path.write_bytes(data.replace(text, text[:2] + b"\xff" + text[3:]))
+
+
+def test_a_text_that_is_not_utf8_any_more_is_named_and_mended(memory: Memory, path: Path) -> None:
+    id = memory.store("The zeppelin mast height is 88 metres.")["id"]
+    memory.embed_pending()
+    memory.close()
+    spoil(path, b"mast height")
+    detail = f"1 texts that are not UTF-8: {id}"
+    assert {"name": "texts", "status": "broken", "detail": detail} in memory.doctor()["checks"]
+    assert broken(memory) == {"texts"}
+    answer = memory.repair()
+    assert answer["healthy"]
+    assert answer["lost"] == []
+    assert f"Of 1 the text is not what was stored: look at {id}." in answer["message"]
+    assert contents(memory) == {*TEXTS, "The zeppelin ma\ufffdt height is 88 metres."}
+    assert not broken(memory)
+    memory.embed_pending()
+    consistent(memory)
+
+
+def test_a_note_of_the_file_that_is_not_utf8_any_more_is_mended(memory: Memory, path: Path) -> None:
+    ids = [row["id"] for row in memory.list_items(limit=2)["items"]]
+    memory.store("Remark 1 is about glaciers.", replace=ids[0])
+    with memory.database.transaction() as connection:
+        connection.execute('UPDATE history SET detail = \'{"why": "a zeppelin"}\'')
+    before = contents(memory)
+    memory.close()
+    spoil(path, b"zeppelin")
+    found = [check["detail"] for check in memory.doctor()["checks"] if check["name"] == "texts"]
+    assert found == ["1 texts that are not UTF-8: history"]
+    assert memory.repair()["healthy"]
+    assert contents(memory) == before
+    assert rows_of(memory, "history", "detail") == [('{"why": "a ze\ufffdpelin"}',)]
+
+
+def test_a_column_that_has_lost_its_name_is_mended(memory: Memory, path: Path) -> None:
+    memory.close()
+    path.write_bytes(path.read_bytes().replace(b"content TEXT", b"kontent TEXT"))
+    assert broken(memory) == {"pages"}
+    answer = memory.repair()
+    assert answer["healthy"]
+    assert answer["lost"] == []
+    assert contents(memory) == set(TEXTS)
+
+
 def test_a_part_that_is_not_what_was_read_is_read_again(memory: Memory, tmp_path: Path) -> None:
     (tmp_path / "ports.md").write_text("# Ports\n\nThe port of staging is 5433.\n")
     memory.index(tmp_path / "ports.md")
