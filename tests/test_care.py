@@ -818,6 +818,26 @@ def test_a_text_that_is_not_utf8_any_more_is_named_and_mended(memory: Memory, pa
     consistent(memory)
 
 
+def test_what_cannot_be_read_is_neither_backed_up_nor_restored(
+    memory: Memory, path: Path, tmp_path: Path
+) -> None:
+    id = memory.store("The zeppelin mast height is 88 metres.")["id"]
+    memory.backup(tmp_path / "copy.db")
+    before = contents(memory)
+    spoil(tmp_path / "copy.db", b"mast height")
+    found = rf"\(1 texts that are not UTF-8: {id}\)"
+    with pytest.raises(DatabaseError, match=rf"copy\.db is damaged: .*or another backup {found}"):
+        memory.restore(tmp_path / "copy.db")
+    assert contents(memory) == before
+    memory.close()
+    shutil.copy(tmp_path / "copy.db", path)
+    with pytest.raises(DatabaseError, match=rf"new\.db is not sound {found}: run `doctor`"):
+        memory.backup(tmp_path / "new.db")
+    assert not list(tmp_path.glob("**/*new.db*"))
+    assert memory.repair()["healthy"]
+    memory.backup(tmp_path / "new.db")
+
+
 def test_a_note_of_the_file_that_is_not_utf8_any_more_is_mended(memory: Memory, path: Path) -> None:
     ids = [row["id"] for row in memory.list_items(limit=2)["items"]]
     memory.store("Remark 1 is about glaciers.", replace=ids[0])
