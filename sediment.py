@@ -103,6 +103,7 @@ import io
 import itertools
 import json
 import math
+import operator
 import os
 import re
 import shlex
@@ -450,6 +451,8 @@ SIGNATURE_MAX = 60
 
 PAGE_BYTES = 8_192  # holds five vectors; of 4,096, which hold two, a quarter would stay empty
 SEARCHED_BYTES = 1 << 20  # of the file that are read at once, to look for what was erased
+MISREAD_CHARACTERS = 4  # by which an id on a damaged page differs from what it was, if it is known
+MISREAD_SHARE = 8  # one of so many characters may be none of UTF-8; a row with more is noise
 LOG_INDEX_BYTES = 32_768  # that SQLite asks of the disk for the index of a write-ahead log
 BUSY_TIMEOUT = 30_000  # ms a writer waits for another before it gives up
 BUSY_PAUSE = 16.0  # ms at most between two tries: of 8 writers none waited over 0.5 s
@@ -11360,7 +11363,7 @@ class Rescued(NamedTuple):
 
     rows: dict[str, dict[int, list[Any]]]  # of each table, values by rowid
     meta: dict[str, str]  # the tables `meta` and `projects`, whose rows look alike
-    named: set[str]  # ids that stand in an index
+    named: dict[str, list[int]]  # ids that stand in an index, with their row numbers there
     tokens: list[list[Any]]
     synced: bool
     missing: int  # pages that the file has lost
@@ -11370,7 +11373,14 @@ class Rescued(NamedTuple):
     def lost(self) -> list[str]:
         """The ids that an index names and whose rows could not be read."""
         found = {values[1] for values in self.rows["items"].values()}
-        return sorted(self.named - found - _FTS5_NAMES)
+        lost = self.named.keys() - found - _FTS5_NAMES
+        return sorted(id for id in lost if not self.is_misread(id))
+
+    def is_misread(self, id: str) -> bool:
+        """Whether an id that a single index has is of a row that was read: all other indexes have
+        what its row has."""
+        rows = [self.rows["items"].get(number, [None, ""]) for number in self.named[id]]
+        return len(rows) == 1 and _is_alike(id, rows[0][1])
 
 
 # Tables by the kinds of value in their columns, by which a row on a page is told to be of them.
@@ -11388,6 +11398,7 @@ _SHAPES = {
 _KINDS = {type(None): "n", str: "s", int: "i", float: "f", bytes: "b"}
 _ADDED = {"items": 4, "graph_edges": 1}  # how many last columns the rows of older files lack
 _VECTOR_MIN = 256  # bytes; tables of the word index have such rows too, shorter ones
+_UNDECODED = _Pattern("[\udc80-\udcff]")  # what "surrogateescape" leaves
 _SQLITE = b"SQLite format 3\0"  # the first bytes of a file
 _PAGE_SIZES = (8192, 4096, 1024, 2048, 16384, 32768, 512)
 _FTS5_NAMES = {"version", "secure-delete", "pgsz", "rank", "automerge"}  # of its settings
@@ -11406,21 +11417,59 @@ def rescue(data: bytes) -> Rescued:
     is_sound = data.startswith(_SQLITE) and data[24:28] == data[92:96]
     pages = int.from_bytes(data[28:32], "big") if is_sound else 0
     missing = max(0, pages - len(data) // size)
-    found = Rescued({table: {} for table in _SHAPES}, {}, set(), [], synced, missing, [], set())
+    found = Rescued({table: {} for table in _SHAPES}, {}, {}, [], synced, missing, [], set())
     for number, values in _rows_of_pages(data, size):
         if number is not None:
             if table := _table_of(values):
                 found.rows[table][number] = values
             continue
         kinds = list(map(type, values))
+        if any(map(_count_undecoded, values)):
+            continue
         if kinds == [str, int]:
-            found.named.add(values[0])
+            found.named.setdefault(values[0], []).append(values[1])
         elif kinds == [str, str]:
             found.meta[values[0]] = values[1]
         elif kinds in ([str, bytes, int, str, int], [str, bytes, int, type(None), int]):
             found.tokens.append(values)
+    _decode_items(found)
     _look_at_texts(found)
     return found
+
+
+def _count_undecoded(value: Any) -> int:
+    """How many bytes of a text are no UTF-8: `_value` leaves a surrogate for each."""
+    return len(_UNDECODED.findall(value)) if isinstance(value, str) else 0
+
+
+def _decode_items(found: Rescued) -> None:
+    """Put U+FFFD for what is not UTF-8 in rows of items. Where the id or the project is misread,
+    it is the one that an index or the other items have."""
+    items = found.rows["items"].values()
+    ids = found.named.keys() - {values[1] for values in items}
+    projects = {values[_PROJECT] for values in items}
+    for values in items:
+        if not any(map(_count_undecoded, values)):
+            continue
+        values[1] = _as_known(values[1], ids)
+        values[_PROJECT] = _as_known(values[_PROJECT], projects)
+        values[:] = [
+            _UNDECODED.sub("\ufffd", value) if isinstance(value, str) else value for value in values
+        ]
+
+
+def _as_known(id: str | None, known: Collection[str | None]) -> str | None:
+    """The only one of these ids that a misread one can be; else that itself."""
+    if not id or not _count_undecoded(id):
+        return id
+    whole = (other for other in known if other and not _count_undecoded(other))
+    alike = [other for other in whole if _is_alike(other, id)]
+    return alike[0] if len(alike) == 1 else id
+
+
+def _is_alike(id: str, other: str) -> bool:
+    """Whether two ids differ in a few characters only."""
+    return len(id) == len(other) and sum(map(operator.ne, id, other)) <= MISREAD_CHARACTERS
 
 
 def _look_at_texts(found: Rescued) -> None:
@@ -11429,7 +11478,7 @@ def _look_at_texts(found: Rescued) -> None:
     items = found.rows["items"]
     for number, values in list(items.items()):
         if "\0" in values[_CONTENT]:
-            found.named.add(values[1])
+            found.named.setdefault(values[1], []).append(number)
             values[_CONTENT] = values[_CONTENT].replace("\0", "")
             if values[_CONTENT].strip():
                 found.torn.append(values[1])
@@ -11452,8 +11501,18 @@ def _table_of(values: list[Any]) -> str | None:
     for table, shape in _SHAPES.items():
         least = len(shape) - _ADDED.get(table, 0)
         if least <= len(kinds) <= len(shape) and all(map(str.__contains__, shape, kinds)):
-            return None if table == "vectors" and len(values[1]) < _VECTOR_MIN else table
+            is_word = table == "vectors" and len(values[1]) < _VECTOR_MIN
+            return None if is_word or _is_noise(values, table) else table
     return None
+
+
+def _is_noise(values: list[Any], table: str) -> bool:
+    """Whether more in a row is not UTF-8 than a few flipped bits leave. Rows that are not of items
+    can be done without: of them each counts."""
+    if table != "items":
+        return any(map(_count_undecoded, values))
+    texts = [value for value in values if isinstance(value, str)]
+    return any(_count_undecoded(text) - 1 > len(text) // MISREAD_SHARE for text in texts)
 
 
 def _rows_of_pages(data: bytes, size: int) -> Iterator[tuple[int | None, list[Any]]]:
@@ -11531,7 +11590,7 @@ def _values(payload: bytes) -> list[Any]:
 def _value(kind: int, part: bytes) -> Any:
     """A value of a record, by its serial type."""
     if kind >= 12:
-        return part.decode() if kind % 2 else part
+        return part.decode(errors="surrogateescape") if kind % 2 else part
     if kind == 7:
         return struct.unpack(">d", part)[0]
     if kind in (8, 9):

@@ -838,6 +838,50 @@ def test_what_cannot_be_read_is_neither_backed_up_nor_restored(
     memory.backup(tmp_path / "new.db")
 
 
+def test_of_a_damaged_file_a_text_is_kept_that_is_not_utf8(memory: Memory, path: Path) -> None:
+    id = memory.store("The zeppelin mast height is 88 metres.")["id"]
+    noise = memory.store("Zürich has a tram to the airport.")["id"]
+    memory.close()
+    spoil(path, b"mast height")
+    data = path.read_bytes()
+    path.write_bytes(data.replace("Zürich has a tram".encode(), b"\xff" * 18))
+    overwrite(path, leaf_pages(path, "vectors")[0])
+    answer = memory.repair()
+    assert answer["healthy"]
+    assert answer["lost"] == [noise]
+    assert f"Of 1 the text is not what was stored: look at {id}." in answer["message"]
+    assert contents(memory) == {*TEXTS, "The zeppelin ma\ufffdt height is 88 metres."}
+    memory.embed_pending()
+    consistent(memory)
+
+
+def change_row(path: Path, beside: bytes, old: bytes, new: bytes) -> None:
+    """Exchange what stands at most once in the row of items that has a text, and nothing else."""
+    data = path.read_bytes()
+    text = data.index(beside)
+    start, end = text - 40, text + len(beside) + 60
+    assert data[start:end].count(old) == 1
+    path.write_bytes(data[:start] + data[start:end].replace(old, new) + data[end:])
+
+
+@pytest.mark.parametrize("column", ["id", "project"])
+@pytest.mark.parametrize("byte", [b"\xff", b"\xc3"])
+def test_a_row_of_which_a_name_cannot_be_read_is_kept_under_it(
+    memory: Memory, path: Path, column: str, byte: bytes
+) -> None:
+    before = {row["content"]: (row["id"], row.get("project")) for row in memory.export_rows()}
+    id, project = before[TEXTS[7]]
+    memory.close()
+    name = str(id if column == "id" else project).encode()
+    change_row(path, TEXTS[7].encode(), name, name[:3] + byte + name[4:])
+    assert broken(memory) == {"pages"}
+    answer = memory.repair()
+    assert answer["healthy"]
+    assert answer["lost"] == []
+    after = {row["content"]: (row["id"], row.get("project")) for row in memory.export_rows()}
+    assert after == before
+
+
 def test_a_note_of_the_file_that_is_not_utf8_any_more_is_mended(memory: Memory, path: Path) -> None:
     ids = [row["id"] for row in memory.list_items(limit=2)["items"]]
     memory.store("Remark 1 is about glaciers.", replace=ids[0])
@@ -861,6 +905,22 @@ def test_a_column_that_has_lost_its_name_is_mended(memory: Memory, path: Path) -
     assert answer["healthy"]
     assert answer["lost"] == []
     assert contents(memory) == set(TEXTS)
+
+
+def test_an_id_that_an_index_alone_has_otherwise_is_not_lost(memory: Memory, path: Path) -> None:
+    before = {row["id"] for row in memory.export_rows()}
+    id = min(before).encode()
+    memory.close()
+    data = path.read_bytes()
+    index = leaf_pages(path, "sqlite_autoindex_items_1")[0]
+    place = data.index(id, (index - 1) * sediment.PAGE_BYTES)
+    path.write_bytes(data[: place + 4] + b"q" + data[place + 5 :])
+    assert broken(memory) == {"pages"}
+    answer = memory.repair()
+    assert answer["healthy"]
+    assert answer["lost"] == []
+    assert "; none is lost." in answer["message"]
+    assert {row["id"] for row in memory.export_rows()} == before
 
 
 def test_a_part_that_is_not_what_was_read_is_read_again(memory: Memory, tmp_path: Path) -> None:
