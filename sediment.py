@@ -11945,6 +11945,8 @@ def _fault_of_pages(database: Database) -> Check | None:
     with database.translate_errors(), contextlib.closing(_connect(database.path)) as own:
         if found := check_pages(own):
             return Check("pages", "broken", found)
+        if any(_unreadable_in(own, "sqlite_schema", "sql")):
+            return Check("schema", "broken", "what describes the tables is not UTF-8")
         _check_compatible(own, database.path)
         if wrong := wrong_in_schema(own):
             detail = f"not as version {own.pragma('user_version')} has them: {', '.join(wrong)}"

@@ -897,6 +897,16 @@ def test_a_note_of_the_file_that_is_not_utf8_any_more_is_mended(memory: Memory, 
     assert rows_of(memory, "history", "detail") == [('{"why": "a ze\ufffdpelin"}',)]
 
 
+def test_a_schema_that_is_not_utf8_any_more_is_mended(memory: Memory, path: Path) -> None:
+    memory.close()
+    spoil(path, b"validation_count INTEGER")
+    assert broken(memory) == {"schema"}
+    answer = memory.repair()
+    assert answer["healthy"]
+    assert answer["lost"] == []
+    assert contents(memory) == set(TEXTS)
+
+
 def test_a_column_that_has_lost_its_name_is_mended(memory: Memory, path: Path) -> None:
     memory.close()
     path.write_bytes(path.read_bytes().replace(b"content TEXT", b"kontent TEXT"))
