@@ -9465,7 +9465,8 @@ def files_of_scope(
 
 def indexed_scopes(projects: Projects, encoder: Encoder) -> list[str]:
     """The scopes in which anything is indexed that this project sees."""
-    return [scope for scope in SCOPES if files_of_scope(projects, encoder, scope).sources()]
+    scopes = SCOPES if projects.current() else ("global",)  # which is then meant by both
+    return [scope for scope in scopes if files_of_scope(projects, encoder, scope).sources()]
 
 
 def as_list(given: str | Path | Iterable[str | Path]) -> list[str | Path]:

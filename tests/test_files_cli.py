@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from conftest import Run
 from program import Done, Program, heed_permissions, one_line
 from wire import TIMEOUT, Wire, small_env
 
@@ -89,6 +90,13 @@ def test_index_without_paths_follows_what_was_indexed_for_every_project_too(here
     file.write_text(MEMORY + "- A goose\n")
     assert here.json("index", "--scope", "project")["files"] == 2
     assert [row["scope"] for row in here.json("status")["sources"] if row["changed"]] == ["global"]
+
+
+def test_where_no_project_is_a_file_is_indexed_once(run_pyz: Run, tmp_path: Path) -> None:
+    (tmp_path / "MEMORY.md").write_text(MEMORY)
+    for words in (("index", "MEMORY.md"), ("index",)):  # in the home folder
+        done = run_pyz(*words, cwd=tmp_path)
+        assert done.stdout.startswith("Indexed 1 file: "), done.stderr
 
 
 def test_excerpts_are_short_and_expand_shows_the_rest(here: Program) -> None:
