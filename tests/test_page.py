@@ -123,6 +123,11 @@ class Tab:
             self.page.wait_for_selector("main[aria-busy=false]", state="attached")
             self.page.keyboard.press(key)
 
+    def show(self, id: str) -> None:
+        """Scroll until something stands in the middle."""
+        middle = "id => document.getElementById(id).scrollIntoView({block: 'center'})"
+        self.page.evaluate(middle, id)
+
     def shoot(self, name: str) -> None:
         if SHOTS:
             self.page.mouse.move(0, 0)
@@ -417,14 +422,14 @@ def test_an_edit_is_a_new_version_and_undo_takes_it_back(tab: Tab, memory: Memor
     tab.is_told("")
     new = memory.history(id)["versions"][-1]
     assert (new["content"], new["live"]) == ("The gate opens at seven for the milk van.", True)
-    tab.page.locator("#versions").scroll_into_view_if_needed()
+    tab.show("versions")
     tab.shoot("versions")
     tab.press("u")
     expect(tab.page.locator("#body")).to_contain_text("at six", timeout=60_000)
     expect(tab.page.locator(".facts", has_text="undo")).to_be_visible()
     assert "ended" not in memory.get(id)
     expect(tab.page.locator("main h1")).to_have_text("A memory")
-    tab.page.locator("#graph").scroll_into_view_if_needed()
+    tab.show("graph")
     tab.shoot("graph")
 
 
