@@ -123,6 +123,13 @@ class Tab:
             self.page.wait_for_selector("main[aria-busy=false]", state="attached")
             self.page.keyboard.press(key)
 
+    def hold(self, path: str = "") -> None:
+        """Let each request to an address that ends so wait until it is released."""
+        self.page.evaluate(HOLD, path)
+
+    def release(self, path: str = "") -> None:
+        self.page.evaluate("path => window.held[path]()", path)
+
     def show(self, id: str) -> None:
         """Scroll until something stands in the middle."""
         middle = "id => document.getElementById(id).scrollIntoView({block: 'center'})"
@@ -132,6 +139,16 @@ class Tab:
         if SHOTS:
             self.page.mouse.move(0, 0)
             self.page.screenshot(path=f"{SHOTS}/{name}.png", animations="disabled")
+
+
+HOLD = """path => {
+  const ask = window.fetch;
+  const open = new Promise(done => { window.held = {...window.held, [path]: done}; });
+  window.fetch = async (url, given) => {
+    if (url.pathname.endsWith(path)) await open;
+    return ask(url, given);
+  };
+}"""
 
 
 @pytest.fixture
@@ -243,12 +260,12 @@ def test_enter_opens_nothing_of_the_list_before_the_answer(tab: Tab, memory: Mem
     memory.store("The sextant is in the chest.")
     tab.go("newest")
     tab.sees("The kettle")
-    tab.page.evaluate(HOLD)
+    tab.hold()
     tab.press("/")
     tab.page.keyboard.type("sextant")
     tab.page.keyboard.press("Enter")
     expect(tab.page.locator("#query")).to_be_focused()
-    tab.page.evaluate("window.release()")
+    tab.release()
     tab.sees("Found")
     tab.press("Enter", "Enter")
     tab.sees("Where it came from")
@@ -376,20 +393,14 @@ def test_a_filter_that_was_left_takes_no_keys(tab: Tab, memory: Memory) -> None:
     memory.import_rows([{"content": f"Oar number {at}.", "scope": "global"} for at in range(40)])
     tab.go("newest")
     tab.sees("page 1 of 2")
-    tab.page.evaluate(HOLD)
+    tab.hold()
     tab.page.focus("#filter-oldest")
     tab.page.select_option("#filter-oldest", "true")
     expect(tab.page.locator("main")).to_have_attribute("aria-busy", "true")
     tab.page.keyboard.press("Escape")  # before its answer is there
-    tab.page.evaluate("window.release()")
+    tab.release()
     tab.press("]")
     tab.sees("page 2 of 2")
-
-
-# Requests wait until they are released.
-HOLD = """() => { const ask = window.fetch, held = [];
-  window.fetch = (...given) => new Promise(go => held.push(() => go(ask(...given))));
-  window.release = () => { window.fetch = ask; held.forEach(go => go()); }; }"""
 
 
 def test_another_project_is_chosen(tab: Tab, memory: Memory) -> None:
@@ -439,9 +450,9 @@ def test_a_key_pressed_twice_means_it_once(tab: Tab, memory: Memory) -> None:
         id = memory.store(f"The crane lifts {load} tons.", replace=id)["id"]
     tab.go(f"memory/{id}")
     tab.sees("three tons")
-    tab.page.evaluate(HOLD)
+    tab.hold()
     tab.press("u", "u")
-    tab.page.evaluate("window.release()")
+    tab.release()
     expect(tab.page.locator("#body")).to_contain_text("two tons", timeout=60_000)
     undone = [one for one in memory.history(id)["events"] if one["action"] == "undo"]
     assert len(undone) == 1
@@ -514,11 +525,10 @@ def test_who_edits_is_left_at_it_by_a_late_answer(tab: Tab, memory: Memory) -> N
     id = memory.store("The oarlock is of brass.")["id"]
     tab.go(f"memory/{id}")
     tab.sees("The oarlock")
-    held: list[Any] = []
-    tab.page.route("**/move*", lambda route: held.append(route))
+    tab.hold("/move")
     tab.press("m", "e")
     tab.page.keyboard.type("Really: ")
-    held[0].continue_()
+    tab.release("/move")
     tab.is_told("global scope now")
     tab.press("End", "!")
     expect(tab.page.locator("#edit")).to_have_value(re.compile("Really: .*!"))
@@ -533,13 +543,12 @@ def test_what_is_written_while_an_edit_is_kept_is_kept_too(tab: Tab, memory: Mem
     id = memory.store("The tiller is of ash.")["id"]
     tab.go(f"memory/{id}")
     tab.sees("The tiller")
-    held: list[Any] = []
-    tab.page.route(f"**/v1/memories/{id}?*", lambda route: held.append(route))
+    tab.hold(id)
     tab.press("e")
     tab.page.fill("#edit", "The tiller is of oak.")
     tab.press("Control+Enter")
     tab.page.keyboard.insert_text(" Or elm?")
-    held[0].continue_()
+    tab.release(id)
     tab.is_told("This edit is not kept yet")
     expect(tab.page.locator("#edit")).to_have_value("The tiller is of oak. Or elm?")
     assert [row["content"] for row in memory.history(id)["versions"]][1:] == [
@@ -631,14 +640,13 @@ def test_a_refusal_is_said_too_to_who_has_gone_on(tab: Tab, memory: Memory) -> N
     memory.store("The cleat is loose.", scope="global")
     tab.go(f"memory/{id}")
     tab.sees("The cleat")
-    held: list[Any] = []
-    for place in ("**/move*", "**/v1/stats*"):
-        tab.page.route(place, lambda route: held.append(route))
-    with tab.page.expect_request("**/v1/stats*"):
-        tab.press("m", "3")
-    held[0].continue_()
+    tab.hold("/move")
+    tab.hold("/stats")
+    tab.press("m", "3")
+    expect(tab.page.locator("main")).to_have_attribute("aria-busy", "true")
+    tab.release("/move")
     tab.is_told("says the same in global scope")
-    held[1].continue_()
+    tab.release("/stats")
     tab.sees("Bytes")
     tab.is_told("says the same in global scope")
     tab.press("1")
@@ -702,10 +710,10 @@ def test_who_is_in_a_field_stays_there(tab: Tab, memory: Memory) -> None:
     memory.of_project("kiosk").store("Ice is sold out.")
     tab.go("newest")
     tab.page.wait_for_selector("#project option[value=kiosk]", state="attached")
-    tab.page.evaluate(HOLD)
+    tab.hold()
     tab.page.keyboard.press("2")
     tab.page.keyboard.press("/")
-    tab.page.evaluate("window.release()")
+    tab.release()
     tab.sees("The shackle")
     expect(tab.page.locator("#query")).to_be_focused()
     tab.press("Escape", "2")
@@ -721,11 +729,10 @@ def test_who_has_gone_elsewhere_meanwhile_stays_there(tab: Tab, memory: Memory) 
     review(memory, old, new)
     tab.go("settle")
     tab.sees("The pump is")
-    held: list[Any] = []
-    tab.page.route("**/v1/review/replace*", lambda route: held.append(route))
+    tab.hold("/review/replace")
     tab.press("r", "3")
     tab.sees("Figures")
-    held[0].continue_()
+    tab.release("/review/replace")
     tab.is_told(old)
     tab.sees("Figures")
     tab.press("1")
