@@ -339,11 +339,12 @@ backups archive media images video maps weather news sports games music books tr
 def test_a_result_that_says_what_is_asked_stands_alone_among_many_like_it(memory: Memory) -> None:
     """So many are nearer that the indexes find it by the version that it replaced alone."""
     said = "The port that the {} database listens on is {}{}"
-    old = memory.store(said.format("staging", 5433, ""))["id"]
+    day = "2026-03-01"
+    old = memory.store(said.format("staging", 5433, ""), created_at=day)["id"]
     for port, name in enumerate(OTHERS.split(), 6000):
-        memory.store(said.format(name, port, ", for staging."))
-        memory.store(said.format(name, port + 100, ", in staging too."))
-    memory.store("Staging DBs now bind to ports from 6543.", replace=old)
+        memory.store(said.format(name, port, ", for staging."), created_at=day)
+        memory.store(said.format(name, port + 100, ", in staging too."), created_at=day)
+    memory.store("Staging DBs now bind to ports from 6543.", replace=old, created_at="2026-03-02")
     (row,) = memory.recall("the port that the staging database listens on", limit=1)["results"]
     assert row["content"].startswith("Staging DBs")
     assert "nearer_version" not in row
