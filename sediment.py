@@ -103,7 +103,6 @@ import io
 import itertools
 import json
 import math
-import operator
 import os
 import re
 import shlex
@@ -11424,9 +11423,9 @@ def rescue(data: bytes) -> Rescued:
             if table := _table_of(values):
                 found.rows[table][number] = values
             continue
-        kinds = list(map(type, values))
         if any(map(_count_undecoded, values)):
             continue
+        kinds = list(map(type, values))
         if kinds == [str, int]:
             found.named.setdefault(values[0], []).append(values[1])
         elif kinds == [str, str]:
@@ -11470,7 +11469,8 @@ def _as_known(id: str | None, known: Collection[str | None]) -> str | None:
 
 def _is_alike(id: str, other: str) -> bool:
     """Whether two ids differ in a few characters only."""
-    return len(id) == len(other) and sum(map(operator.ne, id, other)) <= MISREAD_CHARACTERS
+    wrong = sum(a != b for a, b in zip(id, other, strict=False))
+    return len(id) == len(other) and wrong <= MISREAD_CHARACTERS
 
 
 def _look_at_texts(found: Rescued) -> None:
@@ -16405,10 +16405,9 @@ class Memory:
         progress: Progress = lambda _: None,
         stop: Stop = lambda: False,
     ) -> dict[str, Any]:
-        """Let recall find what stands in files and folders, as they are now; without paths, in all
-        that were given before: {files, chunks, embedded, reused, removed, changes, skipped,
-        warnings, seconds, notice?}. Those are the project's and the
-        global ones, or of one `scope`.
+        """Let recall find what stands in files and folders, as they are now: {files, chunks,
+        embedded, reused, removed, changes, skipped, warnings, seconds, notice?}. Without paths, in
+        all that were given before, for this project and for every one, or in one `scope`.
 
         Markdown is indexed, and what else `globs` name; patterns are those of .gitignore. How a
         path was indexed is remembered until it is told otherwise. chunks = embedded + reused.
@@ -16518,8 +16517,8 @@ class Memory:
 
         `index` brings the index up to date first; `deep` tries the encoder and a search.
         """
-        if index and indexed_scopes(self.projects, self.encoder):
-            self.index()
+        for scope in indexed_scopes(self.projects, self.encoder) if index else ():
+            self.index(scope=scope)
         answer = recall_status(self.projects, self.encoder)
         if deep:
             found = self.recall(PROBE, anyway=True, record=False)["count"]

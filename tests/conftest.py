@@ -1,5 +1,6 @@
 """What several test files share."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -89,14 +90,20 @@ def start_pyz(pyz: Path, unpacked: Path, tmp_path: Path) -> Run:
     return runner(pyz, unpacked, tmp_path, None)
 
 
-@pytest.fixture
-def utc() -> Iterator[None]:
-    """Local time is UTC, wherever this machine stands."""
+@contextlib.contextmanager
+def local_time_of(zone: str) -> Iterator[None]:
+    """Local time is that of a zone, wherever this machine stands."""
     with pytest.MonkeyPatch.context() as context:
-        context.setenv("TZ", "UTC")
+        context.setenv("TZ", zone)
         time.tzset()
         yield
     time.tzset()
+
+
+@pytest.fixture
+def utc() -> Iterator[None]:
+    with local_time_of("UTC"):
+        yield
 
 
 @pytest.fixture

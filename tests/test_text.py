@@ -2,12 +2,12 @@
 
 import contextlib
 import re
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import apsw
 import pytest
+from conftest import local_time_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -235,12 +235,9 @@ february 29, 2024         2024-02-29              2024-03-01
 
 
 @pytest.fixture
-def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TZ", "Europe/Berlin")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
+def berlin() -> Iterator[None]:
+    with local_time_of("Europe/Berlin"):
+        yield
 
 
 def seconds_of(text: str) -> int:
@@ -501,14 +498,9 @@ def test_words_that_switch_something_off(value: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("zone", ["UTC-99", "UTC+99", "nonsense", ""])
-def test_times_are_told_wherever_the_clock_says_it_is(
-    zone: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TZ", zone)
-    time.tzset()
-    assert sediment.local_time("2026-03-05T12:00:00+00:00")[:5] == "2026-"
-    monkeypatch.undo()
-    time.tzset()
+def test_times_are_told_wherever_the_clock_says_it_is(zone: str) -> None:
+    with local_time_of(zone):
+        assert sediment.local_time("2026-03-05T12:00:00+00:00")[:5] == "2026-"
 
 
 def test_a_moment_may_be_a_datetime() -> None:
