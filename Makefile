@@ -10,7 +10,8 @@ endif
 TAG := $(shell $(PYTHON) -c "import sys; v = sys.version_info; v >= (3, 11) and print('cp%d%d' % v[:2])" 2>/dev/null)
 BUILD := build/$(TAG)
 LOCKS := .ci/requirements
-SOURCES := sediment.py build_zipapp.py build_release.py models tests
+SOURCES := sediment.py sediment_ext build_zipapp.py build_release.py models tests
+EXTENSIONS := $(shell find sediment_ext -name '*.py')
 ASSETS := $(shell find assets -type f ! -name '*.png')
 PYZ := dist/sediment.pyz
 # The locks are complete, so pip need not look for dependencies; nothing is compiled here.
@@ -63,7 +64,7 @@ build/python: FORCE | python
 	@mkdir -p build
 	@echo $(TAG) | cmp -s - $@ || echo $(TAG) > $@
 
-$(PYZ): sediment.py build_zipapp.py models/build_model.py models/lessons/whole.safetensors models/manifest.json models/ranker.json $(ASSETS) $(RUNTIME) build/python $(BUILD)/venv/.ready
+$(PYZ): sediment.py $(EXTENSIONS) build_zipapp.py models/build_model.py models/lessons/whole.safetensors models/manifest.json models/ranker.json $(ASSETS) $(RUNTIME) build/python $(BUILD)/venv/.ready
 	$(BUILD)/venv/bin/python models/build_model.py
 	$(BUILD)/venv/bin/python build_zipapp.py
 

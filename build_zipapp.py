@@ -364,7 +364,8 @@ def files_of(package: str, site: list[str]) -> Iterator[tuple[str, Path]]:
 
 def everything(target: Target) -> Iterator[tuple[str, str, Path]]:
     """(part, path inside, file) of all that goes in."""
-    yield "sediment", "sediment.py", HERE / "sediment.py"
+    for file in [HERE / "sediment.py", *sorted((HERE / "sediment_ext").rglob("*.py"))]:
+        yield "sediment", file.relative_to(HERE).as_posix(), file
     for file in sorted((HERE / MODEL).iterdir()):
         yield "model", str(MODEL / file.name), file
     yield "model", "models/ranker.json", HERE / "models" / "ranker.json"
@@ -400,6 +401,10 @@ CHECK = """
 import sys; sys.path.insert(0, sys.argv[1])
 import apsw, click, json, numpy, onnxruntime, platformdirs, sediment, sqlite3, tokenizers
 from pathlib import Path
+extensions = Path(sys.argv[1], "sediment_ext")
+for file in extensions.rglob("*.py"):
+    if file.stem != "__init__":
+        sediment.extension(".".join(file.relative_to(extensions).with_suffix("").parts))
 model = Path(sys.argv[1], "models", "all-MiniLM-L6-v2")
 ids = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json")).encode("hello world").ids
 session = onnxruntime.InferenceSession(model / "model.onnx", providers=["CPUExecutionProvider"])

@@ -99,6 +99,7 @@ import contextlib
 import contextvars
 import errno
 import functools
+import importlib
 import io
 import itertools
 import json
@@ -122,6 +123,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
 from itertools import accumulate, combinations, pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any
 
 import click
@@ -605,6 +607,19 @@ def kept_to_one_project() -> bool:
 def crosses_projects() -> bool:
     """Whether recall may also show other projects' memories."""
     return not kept_to_one_project() and not is_off("CROSS_PROJECT")
+
+
+# ---------------------------------------------------------------------------------------------
+# Extensions
+#
+# `sediment_ext` connects the memory to the world: clients, hooks, HTTP, other machines. Each module
+# there is loaded when it is first used, so that a command that needs none does not wait for it.
+# ---------------------------------------------------------------------------------------------
+
+
+def extension(name: str) -> ModuleType:
+    """The module `sediment_ext.NAME`."""
+    return importlib.import_module(f"sediment_ext.{name}")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -21527,4 +21542,6 @@ def run() -> None:
 
 
 if __name__ == "__main__":
-    run()
+    import sediment  # extensions import this module: without it they would load a second copy
+
+    sediment.run()

@@ -1,8 +1,10 @@
-"""The layout of sediment.py, as `make lint` looks at it beside ruff and pyright.
+"""The layout of sediment.py and sediment_ext, which `make lint` checks beside ruff and pyright.
 
-A section uses only what stands above it, or in itself. A name means one thing in all of the
-module. Only Settings reads the environment. Only Systems asks which system this is, and uses what
-not all of them have. Memory and the doors hold no SQL.
+In sediment.py a section uses only what stands above it, or in itself, and a name means one thing in
+all of the module. Only Settings reads the environment. Only Systems asks which system this is, and
+uses what not all of them have. Memory, Operations, Rendering, the MCP server and the command line
+hold no SQL. The core reaches an extension through `extension` alone; an extension uses only public
+names of the core, and other extensions only where USES says so.
 """
 
 import ast
@@ -12,7 +14,10 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 
-MODULE = Path(__file__).resolve().parent.parent / "sediment.py"
+ROOT = Path(__file__).resolve().parent.parent
+MODULE, EXTENSIONS = ROOT / "sediment.py", ROOT / "sediment_ext"
+# Extension -> the other extensions that it uses.
+USES: dict[str, set[str]] = {}
 BANNER = re.compile(r"^# -{93}\n# (.+)\n", re.MULTILINE)
 SQL = re.compile(r"\b(SELECT .*FROM|INSERT .*INTO|UPDATE .*SET|DELETE FROM)\b", re.DOTALL)
 READS = {"environ", "getenv"}
@@ -77,6 +82,44 @@ class Layout:
         return ""
 
 
+def faults_of_extension(name: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Where an extension uses what it may not, and what that is."""
+    for node in ast.walk(tree):
+        line = getattr(node, "lineno", 0)
+        if isinstance(node, ast.Attribute) and _is_private_of_core(node):
+            yield line, f"uses core.{node.attr}, which is private"
+        if isinstance(node, ast.Attribute) and node.attr in READS:
+            yield line, "reads the environment"
+        for other in sorted(_extensions_in(node) - USES.get(name, set())):
+            yield line, f"uses {other}, which USES does not list for {name}"
+        for what in sorted(_of_systems(node)):
+            yield line, f"uses {what}"
+
+
+def _is_private_of_core(node: ast.Attribute) -> bool:
+    is_core = isinstance(node.value, ast.Name) and node.value.id == "core"
+    return is_core and node.attr.startswith("_") and not node.attr.startswith("__")
+
+
+def _extensions_in(node: ast.AST) -> set[str]:
+    """The extensions that an import names."""
+    if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sediment_ext"):
+        package = (node.module or "").removeprefix("sediment_ext").lstrip(".")
+        names = (alias.name for alias in node.names)
+        return {f"{package}.{name}" if package else name for name in names}
+    if isinstance(node, ast.Import):
+        names = {alias.name for alias in node.names}
+        return {name.partition(".")[2] for name in names if name.startswith("sediment_ext")}
+    return set()
+
+
+def _imports_extensions(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Where the core imports an extension by another way than `extension`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom) and _extensions_in(node):
+            yield node.lineno, "imports an extension: call `extension` instead"
+
+
 def _of_systems(node: ast.AST) -> set[str]:
     """What a node uses that is not the same on all systems."""
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -110,10 +153,20 @@ def _stored(top: ast.stmt) -> Iterator[str]:
             yield node.id
 
 
+def all_faults() -> Iterator[str]:
+    layout = Layout(MODULE.read_text("utf-8"))
+    for line, what in sorted([*layout.faults(), *_imports_extensions(layout.tree)]):
+        yield f"{MODULE.name}:{line}: {what}"
+    for path in sorted(EXTENSIONS.rglob("*.py")):
+        name = ".".join(path.relative_to(EXTENSIONS).with_suffix("").parts)
+        for line, what in sorted(faults_of_extension(name, ast.parse(path.read_text("utf-8")))):
+            yield f"{path.relative_to(ROOT)}:{line}: {what}"
+
+
 def main() -> int:
-    faults = sorted(Layout(MODULE.read_text("utf-8")).faults())
-    for line, what in faults:
-        print(f"{MODULE.name}:{line}: {what}")
+    faults = list(all_faults())
+    for fault in faults:
+        print(fault)
     print("The layout is kept." if not faults else f"{len(faults)} faults in the layout.")
     return bool(faults)
 
