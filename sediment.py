@@ -5783,7 +5783,7 @@ class Rival(NamedTuple):
     vector: bytes  # of unit length
     relevance: float
     cosine: float
-    created_at: int | None  # None of a part of a file without a date: that is as it is now
+    created_at: float | None  # None of a part of a file without a date: that is as it is now
     replaces: bool = False  # whether somebody said that it replaces another
 
 
@@ -7394,8 +7394,8 @@ def features_of(
     about made nothing obsolete in it: 0 days are between them."""
     items = [facts[hit.item] for hit in hits]
     rivals = [
-        Rival(item.text, item.vector or b"", hit.score, hit.cosine, item.known_since, item.replaces)
-        for hit, item in zip(hits, items, strict=True)
+        Rival(item.text, item.vector or b"", hit.score, hit.cosine, since, item.replaces)
+        for hit, item, since in zip(hits, items, known_since(hits, facts), strict=True)
     ]
     times = {rival.created_at for rival in rivals}
     if len(times) < 2 or not all(rival.vector for rival in rivals):
@@ -7406,6 +7406,18 @@ def features_of(
     if query.asked:  # how things were then
         apart |= numpy.array([rival.created_at or 0 for rival in rivals]) >= query.asked.end
     return features | {"days": numpy.where(apart, 0, features["days"])}
+
+
+def known_since(hits: list[Hit], facts: dict[int, RankFacts]) -> list[float | None]:
+    """When each was first known, in unix seconds. Of two memories of one second the one that was
+    stored later is later; parts of files have no such order."""
+    stored = sorted(hit.item for hit in hits)
+    return [
+        since if since is None or fact.file else since + stored.index(hit.item) / 1_000
+        for hit in hits
+        for fact in (facts[hit.item],)
+        for since in (fact.known_since,)
+    ]
 
 
 def similarity_facts(

@@ -136,7 +136,7 @@ def test_age_alone_changes_no_answer(tmp_path: Path) -> None:
 
 
 def test_what_was_confirmed_decides_between_equals(memory: Memory) -> None:
-    rows = [{"id": name, "content": "Tea is served at four."} for name in ("a", "b", "c")]
+    rows = [{"id": name, "content": "Tea is served at four."} for name in ("a", "c", "b")]
     memory.import_rows(rows)
     with memory.database.transaction() as connection:
         sediment.count_validation(connection, "b")
@@ -565,11 +565,11 @@ def test_behind_the_first_the_nearest_to_it_keeps_all_of_its_chance(
 def test_who_asks_for_several_finds_the_others_next_to_the_first(memory: Memory) -> None:
     """Of two memories that fit the question as well, what is like the first one comes second."""
     texts = (
+        "The keys of flat 3 hang in the office of the caretaker.",
         "The kitchen tap of flat 3 was replaced by the plumber.",
         "The kitchen tap of flat 3 dripped again, and the plumber came back.",
-        "The keys of flat 3 hang in the office of the caretaker.",
     )
-    for text in texts:  # of one moment, so that none is newer
+    for text in texts:
         memory.store(text, created_at=10**9)
     rows = memory.recall("what about flat 3?", explain=True, anyway=True)["results"]
     assert [row["content"].split(" of ")[0] for row in rows[:2]] == ["The kitchen tap"] * 2
