@@ -4285,6 +4285,35 @@ def stop_syncing(connection: apsw.Connection) -> None:
     connection.execute("UPDATE clock SET place = '', cursor = '{}'; DELETE FROM spaces")
 
 
+@contextlib.contextmanager
+def unsynced(connection: apsw.Connection) -> Iterator[None]:
+    """Changes within are nobody's decision, and other machines are not told of them."""
+    synced = connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'replica'").get
+    sql = "UPDATE clock SET applying = ?"
+    connection.execute(sql, (1,)) if synced else None
+    yield
+    connection.execute(sql, (0,)) if synced else None
+
+
+def prefer_others(connection: apsw.Connection, damaged: Iterable[str], lost: Iterable[str]) -> None:
+    """Let the next `sync` put sound texts of other machines in the place of damaged and lost ones:
+    a damaged text counts as a little older than the sound one."""
+    if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'replica'").get:
+        return
+    sql = "UPDATE replica SET put_t = put_t - 1 WHERE id = ?"
+    connection.executemany(sql, [(id,) for id in damaged])
+    connection.executemany("DELETE FROM replica WHERE id = ?", [(id,) for id in lost])
+    read_anew(connection)
+
+
+def read_anew(connection: apsw.Connection) -> None:
+    """Have all that is there read again; how large this machine left its own files stays known."""
+    machine, cursor = fetch(connection, "SELECT machine, cursor FROM clock")[0]
+    own = {key: tag for key, tag in json.loads(cursor).items() if key.startswith(f"{machine}/")}
+    sizes = {key: tag.partition(":")[0] + ":" for key, tag in own.items() if isinstance(tag, str)}
+    connection.execute("UPDATE clock SET cursor = ?", (to_json(sizes),))
+
+
 def new_generation(connection: apsw.Connection) -> None:
     """Make processes that cache rows read all of them again."""
     set_meta(connection, "generation", new_id())
@@ -11392,7 +11421,6 @@ class Rescued(NamedTuple):
     meta: dict[str, str]  # the tables `meta` and `projects`, whose rows look alike
     named: dict[str, list[int]]  # ids that stand in an index, with their row numbers there
     tokens: list[list[Any]]
-    synced: bool
     missing: int  # pages that the file has lost
     torn: list[str]  # ids of texts of which only a part can be read
     changed: set[str]  # ids of texts that are not what was stored
@@ -11421,6 +11449,8 @@ _SHAPES = {
     "sources": ("n", "s", "s", "s"),
     "files": ("n", "i", "s", "s", "i", "i", "i", "i", "b", "i"),
     "reviews": ("s", "s", "fi", "i"),
+    "clock": ("i", "s", "s", "i", "i", "s", "s"),
+    "replica": ("s", "s", "in", "sn", "in", "sn", "sn", "in", "sn", "i", "s", "in", "sn"),
 }
 _KINDS = {type(None): "n", str: "s", int: "i", float: "f", bytes: "b"}
 _ADDED = {"items": 4, "graph_edges": 1}  # how many last columns the rows of older files lack
@@ -11439,18 +11469,20 @@ def rescue(data: bytes) -> Rescued:
         size = 65536
     elif size not in _PAGE_SIZES:  # the first page is damaged: by which size is most found?
         size = max(_PAGE_SIZES, key=lambda size: sum(1 for _ in _rows_of_pages(data, size)))
-    synced = b"CREATE TABLE replica(" in data
     # SQLite wrote the number of pages if the two counters beside it agree.
     is_sound = data.startswith(_SQLITE) and data[24:28] == data[92:96]
     pages = int.from_bytes(data[28:32], "big") if is_sound else 0
     missing = max(0, pages - len(data) // size)
-    found = Rescued({table: {} for table in _SHAPES}, {}, {}, [], synced, missing, [], set())
+    found = Rescued({table: {} for table in _SHAPES}, {}, {}, [], missing, [], set())
     for number, values in _rows_of_pages(data, size):
         if number is not None:
             if table := _table_of(values):
                 found.rows[table][number] = values
             continue
         if any(map(_count_undecoded, values)):
+            continue
+        if _table_of(values) == "replica":  # which has no row numbers
+            found.rows["replica"][len(found.rows["replica"])] = values
             continue
         kinds = list(map(type, values))
         if kinds == [str, int]:
@@ -11652,6 +11684,28 @@ def rebuild(found: Rescued, connection: apsw.Connection, encoder: Encoder) -> No
         rows = (row + [b""] * (width - len(row)) for row in found.rows[table].values())
         sql = f"INSERT OR IGNORE INTO {table} VALUES({', '.join('?' * width)})"
         connection.executemany(sql, rows)  # older edges have no questions: b""
+    if found.rows["replica"]:
+        _rebuild_sync(found, connection)
+
+
+def _rebuild_sync(found: Rescued, connection: apsw.Connection) -> None:
+    """Keep what this machine knew of the states of memories, of those above all that were
+    forgotten, so that the next `sync --to` brings none of these back."""
+    clocks = sorted(found.rows["clock"].values())
+    t, machine, mark, *_ = clocks[-1] if clocks else (0, new_id()[:8], "")
+    connection.execute(asset("schema/sync.sql"), {"machine": machine, "mark": mark, "place": ""})
+    # A page that is no longer in use may hold an earlier state: the later one is written last.
+    states = sorted(found.rows["replica"].values(), key=lambda row: (row[9] != 0, _stamps_of(row)))
+    sql = "INSERT OR REPLACE INTO replica VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    connection.executemany(sql, states)
+    gone = [(id, project, at) for id, project, *_, at, _, _, _ in states if at]
+    own = [(machine, mark.partition(":")[0], "", 1)]
+    _sync_as(connection, [(t, machine, mark, 0, 0, "", "{}")], [], own, gone)
+
+
+def _stamps_of(row: list[Any]) -> int:
+    """The latest stamp in a row of `replica`."""
+    return max(row[2] or 0, row[4] or 0)
 
 
 # The places of these columns in a row of items.
@@ -12159,12 +12213,14 @@ def _mend_contents(database: Database, encoder: Encoder) -> dict[str, Any]:
     """Make a copy of the file, then make anew what is derived from its texts."""
     kept = aside(database.path, "before-repair")
     copy_database(database.reader(), kept)
-    with database.transaction() as connection:
+    with database.transaction() as connection, unsynced(connection):
         _mend_unreadable(connection)
         torn, lost = _cut_zeros(connection)
-        changed = _take_as_stored(connection) - set(torn)
+        damaged = _take_as_stored(connection)
         rebuild_derived(connection, encoder)
+        prefer_others(connection, damaged, lost)
         note_copy(connection, kept)
+    changed = damaged - set(torn)
     message = "Made anew what did not agree with the texts."
     message += f" Of texts {_lost_phrase(lost)}." if lost else ""
     message += _damaged_texts_message(torn, changed)
@@ -12217,7 +12273,9 @@ def _mend_pages(database: Database, encoder: Encoder) -> dict[str, Any]:
         try:
             with contextlib.closing(Database(draft)) as new, new.transaction() as connection:
                 rebuild(found, connection, encoder)
-                rebuild_derived(connection, encoder)
+                with unsynced(connection):
+                    rebuild_derived(connection, encoder)
+                prefer_others(connection, {*found.torn, *found.changed}, ())
                 note_copy(connection, kept)
             _exchange(database, draft, kept)
         finally:
@@ -12236,7 +12294,7 @@ def _mend_pages(database: Database, encoder: Encoder) -> dict[str, Any]:
         message = "Nothing of a memory can be read in it: the database is new and empty."
     if "file_parts" in counts:
         message += " What stands in files, some of these among it, comes back by `index`."
-    if found.synced:
+    if found.rows["replica"]:
         message += " It syncs nowhere now: `sync --to` the same place, and `sync --share` again."
     return {"kept": str(kept), "rescued": rescued, "lost": lost, **counts, "message": message}
 
@@ -12430,35 +12488,46 @@ def prune_items(
     before: int,
     scope: tuple[str, tuple[str | None, ...]],
     confirmed: bool,
+    shared: bool,
     dry_run: bool,
 ) -> dict[str, Any]:
     """Hide what is older than a time (unix seconds) in a scope, and was not shown since."""
-    doomed, kept = _prunable(database, before, scope, confirmed)
+    doomed, kept = _prunable(database, before, scope, confirmed, shared)
     if not dry_run and doomed:
         with database.transaction() as connection:
-            doomed, kept = _prunable(database, before, scope, confirmed)  # by now
+            doomed, kept = _prunable(database, before, scope, confirmed, shared)  # by now
             for row in doomed:
                 prune_item(connection, row["id"])
     answer = {"count": len(doomed), "items": doomed, "kept": kept}
     return answer | ({"dry_run": True} if dry_run else {})
 
 
+_SHARED = "shared"  # why something is not pruned: nobody here knows who recalled it elsewhere
+
+
 def _prunable(
-    database: Database, before: int, scope: tuple[str, tuple[str | None, ...]], confirmed: bool
+    database: Database,
+    before: int,
+    scope: tuple[str, tuple[str | None, ...]],
+    confirmed: bool,
+    shared: bool,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """What is older than a time: what is to be hidden, and what stays, with the reasons."""
     where, values = scope
+    spaces = "SELECT project FROM spaces" if is_synced(database) and not shared else "NULL"
     sql = (
         f"SELECT {_ITEM}, a.last_accessed_at, a.validation_count,"
-        " EXISTS(SELECT 1 FROM items o WHERE o.successor = i.id)"
+        " EXISTS(SELECT 1 FROM items o WHERE o.successor = i.id),"
+        f" coalesce(coalesce(i.project_id, '') IN ({spaces}), false)"
         " FROM items i LEFT JOIN access_log a ON a.item_id = i.id"
         f" WHERE {where} AND i.created_at < {before:d} ORDER BY i.created_at, i.seq"
     )
     doomed, kept = [], []
-    for *columns, shown, validations, newer in database.rows(sql, *values):
+    for *columns, shown, validations, newer, in_space in database.rows(sql, *values):
         reasons = [f"recalled {iso_time(shown)[:10]}"] if (shown or 0) >= before else []
         reasons += ["confirmed"] if validations and not confirmed else []
         reasons += ["in another's place"] if newer and not confirmed else []
+        reasons += [_SHARED] if in_space else []
         row = _listed(_item(tuple(columns)))
         kept.append(row | {"why": ", ".join(reasons)}) if reasons else doomed.append(row)
     return doomed, kept
@@ -14121,18 +14190,23 @@ _AMONG = "SELECT * FROM states WHERE id IN (SELECT value FROM json_each(?)) AND 
 def states_of(connection: apsw.Connection, sql: str, *values: Any) -> dict[str, State]:
     """States by id, from a query of the view `states`. Each also has its project (`in`), the
     `number` of a change that was not sent, the hash of its text (`same`), whether the memory is
-    `here` and was not moved away, and whether the project is `shared`."""
+    `here` and was not moved away, whether the project is `shared`, and whether the text is
+    `damaged`: then its stamp is a little earlier, so that the sound text of any machine wins."""
     found = {}
     for id, project, *columns in connection.execute(sql, values):
         put, end = tuple(columns[:4]), tuple(columns[4:9])
         gone, ok, number, same, here, shared = columns[9:]
+        put = None if None in (put[0], put[2]) else put
+        if is_damaged := bool(put and text_hash(put[2]) != same):
+            put = (put[0] - 1, *put[1:])
         found[id] = {
             "id": id,
             "gone": gone != 0,
-            "put": None if None in (put[0], put[2]) else put,
+            "put": put,
             "end": None if end[0] is None else end,
             "ok": json.loads(ok),
             **{"in": project, "number": number, "same": same, "here": here, "shared": shared},
+            "damaged": is_damaged,
         }
     return found
 
@@ -14163,6 +14237,9 @@ def receive(
         stamps = (state[key][0] for state in came.values() for key in ("put", "end") if state[key])
         clock = "UPDATE clock SET applying = 1, number = number + 1, t = max(t, ?)"
         connection.execute(clock, (max(stamps, default=0),))
+        has_vectors = any(item.vectors for item in items.values())
+        if has_vectors and not claim_model(connection, encoder.model):  # the file has another one
+            items = {id: item._replace(vectors=[]) for id, item in items.items()}
         _adopt(connection, project, came)
         before = states_of(connection, f"{_AMONG} project = ?", ids, project)
         elsewhere = states_of(connection, f"{_AMONG} project <> ? ORDER BY here", ids, project)
@@ -14283,13 +14360,17 @@ def _update_items(
 ) -> None:
     """Make the rows in `items` what follows from these states."""
     sql = (
-        "SELECT id, content, created_at FROM items"
+        "SELECT id, text_hash, content, created_at FROM items"
         " WHERE file IS NULL AND id IN (SELECT value FROM json_each(?))"
     )
-    for id, *text_and_time in fetch(connection, sql, json.dumps([*joined])):
-        if _text_and_time(joined[id]) != tuple(text_and_time):
+    erased_damaged = False
+    for id, stored, content, created in fetch(connection, sql, json.dumps([*joined])):
+        if _text_and_time(joined[id]) != (content, created):
             erase_item(connection, id, alone=True)
+            erased_damaged |= text_hash(content) != stored
     insert_items(connection, [items[id] for id in items if id in joined and joined[id]["put"]])
+    if erased_damaged:  # whose words are not those that the index has
+        fill_words(connection)
     _change_ends(connection, joined)
 
 
@@ -14366,28 +14447,32 @@ def _bring_back(connection: apsw.Connection, gone: list[str]) -> None:
 
 
 def _find_rivals(states: Iterable[State]) -> dict[str, set[str]]:
-    """By the id of a memory that machines replaced by different ones, the ids of those."""
-    newer: dict[str, set[str]] = {}
+    """By the id of a memory of which machines decided differently what stands in its place, the ids
+    of those. It may be itself, where somebody brought it back or moved it."""
+    found: dict[str, set[str]] = {}
     for state in states:
-        ids = newer.setdefault(state["id"], set())
+        ids = found.setdefault(state["id"], set())
         ids.update(state.get("rivals", ()))
-        if state["end"] and state["end"][2] == "replace":
-            ids.add(state["end"][4])
-    return {id: ids for id, ids in newer.items() if len(ids) > 1}
+        if state["end"]:
+            ids.add(state["end"][4] or state["id"])
+    return {id: ids for id, ids in found.items() if len(ids) > 1}
 
 
-def queue_rivals(database: Database, newer: dict[str, set[str]]) -> dict[str, list[str]]:
-    """Queue for `review` what `_find_rivals` found and is live, where several are of which nobody
-    keeps all; returns these. All must have come: a memory may come in another batch than what was
-    put in its place."""
+def queue_rivals(database: Database, rivals: dict[str, set[str]]) -> dict[str, list[str]]:
+    """Queue for `review` what `_find_rivals` found, or what has replaced it since, where several
+    are live of which nobody keeps all; returns these. All must have come: a memory may come in
+    another batch than what was put in its place."""
+    sql = (
+        "WITH RECURSIVE ahead(first, id) AS (SELECT value, value FROM json_each(?)"
+        " UNION SELECT first, successor FROM ahead JOIN items USING(id) WHERE ended_at NOT NULL),"
+        " live AS (SELECT first, id FROM ahead JOIN items USING(id) WHERE ended_at IS NULL)"
+        " SELECT DISTINCT a.id FROM live a JOIN live b ON b.id <> a.id"
+        f" WHERE NOT EXISTS({taken_apart('a.first', 'b.first')})"
+        f" AND NOT EXISTS({taken_apart('a.id', 'b.id')}) ORDER BY a.id"
+    )
     found = {}
-    named = "ended_at IS NULL AND id IN (SELECT value FROM json_each(?1))"
-    undecided = f"SELECT id FROM items b WHERE {named} AND id <> a.id"
-    undecided += f" AND NOT EXISTS({taken_apart('a.id', 'b.id')})"
-    sql = f"SELECT id FROM items a WHERE {named} AND EXISTS({undecided})"
-    for id, ids in newer.items():
-        live = [live for (live,) in database.rows(sql, to_json(sorted(ids)))]
-        if len(live) > 1:
+    for id, ids in rivals.items():
+        if live := [live for (live,) in database.rows(sql, to_json(sorted(ids)))]:
             found[id] = live
     if found:
         with database.transaction() as connection:
@@ -14625,23 +14710,22 @@ class Folder:
         return {key: facts[key] for key in facts.keys() & _FACTS.keys() if _FACTS[key](facts[key])}
 
     def _states(self, machine: str, name: str) -> tuple[list[tuple[str, State]], bool]:
-        """The (space, state) of each line of a file, and whether all of it was read: a line without
-        an end is still being carried here."""
+        """The (space, state) of each line of a file, and whether all was read: a line may have to
+        be read another time, and one without an end is still being carried here."""
         try:
             *lines, rest = self._text(machine, name).split("\n")
         except (OSError, InvalidInput) as error:
             self.remarks.append(f"{machine}/{name} was not read: {_reason_of(error)}")
             return [], False
-        states = []
+        states, whole = [], not rest
         for number, line in enumerate(lines, 1):
             try:
                 states.append(state_of(parse_json(line)))
             except (SedimentError, ValueError, RecursionError) as error:
                 why = error if isinstance(error, SedimentError) else "it is no JSON"
                 self.remarks.append(f"{machine}/{name}, line {number} was not read: {why}")
-                if isinstance(error, NotYet):
-                    return states, False
-        return states, not rest
+                whole = whole and not isinstance(error, NotYet)
+        return states, whole
 
     def push(self, space: str, states: list[State]) -> dict[str, Any]:
         """Write states over what was written of the same memories; a patch of the cursor."""
@@ -15076,10 +15160,13 @@ class Hub:
         yield [], dict.fromkeys(itertools.chain(*known))  # noticed once
         for space in spaces:
             last = [0, ""] if space in restored else cursor.get(space, [0, ""])
+            waits: int | None = None  # the first version with a record that is to be read again
             while rows := self.ask(sql, space, *last):
                 last = list(rows[-1][:2])
-                yield self._states([row[2:] for row in rows]), {space: last}
-            self._reached[space] = last[0]
+                states, unread = self._states(rows)
+                waits = unread if waits is None else waits
+                yield states, {space: last} if waits is None else {}
+            self._reached[space] = last[0] if waits is None else waits - 1
 
     def _restored(self, cursor: dict[str, Any]) -> set[str]:
         """The spaces where an older copy was restored: they end before what was read of them; or,
@@ -15104,26 +15191,28 @@ class Hub:
         """As of a folder."""
         return bool(self._restored(cursor))
 
-    def _states(self, rows: list[tuple[Any, ...]]) -> list[tuple[str, State]]:
-        """The (space, state) of each row, with vectors if these are of this model and one in
-        VECTORS_TRIED is as it would be made here: by a wrong one recall finds what nobody asked."""
-        model, found = self.model(), []
-        for record, author, made_by, data in rows:
+    def _states(self, rows: list[tuple[Any, ...]]) -> tuple[list[tuple[str, State]], int | None]:
+        """The (space, state) of each row, and the first version of which a record is to be read
+        another time. With vectors, if these are of this model and one in VECTORS_TRIED is as it
+        would be made here: by a wrong one recall finds what nobody asked."""
+        model, found, unread = self.model(), [], None
+        for version, _, record, author, made_by, data in rows:
             try:
                 space, state = state_of(record)
                 packed = data if state["put"] and made_by == model else None
                 found.append((space, state | self._beside(state["id"], author, packed)))
-            except NotYet:  # the cursor must not pass it
-                raise
             except (SedimentError, ValueError) as error:
+                if isinstance(error, NotYet) and unread is None:  # the cursor must not pass it
+                    unread = version
                 self.remarks.append(f"{record['id']}, of {author}, was not taken: {error}")
         packed = [state for _, state in found if "vectors" in state]
         for state in random.sample(packed, -(-len(packed) // VECTORS_TRIED)):
             if not self._fits_text(state):
                 why = f"the vectors of {state['id']}, of {state['author']}, do not fit its text"
                 self.remarks.append(f"{why}: they and others with it are made here")
-                return [(space, state | {"vectors": []}) for space, state in found]
-        return found
+                found = [(space, state | {"vectors": []}) for space, state in found]
+                break
+        return found, unread
 
     def _beside(self, id: str, author: str, packed: bytes | None) -> dict[str, Any]:
         """What comes with a state: an author, and vectors; without them where they are none."""
@@ -15608,6 +15697,7 @@ class Exchange(NamedTuple):
     rivals: dict[str, set[str]]  # by id, the items that machines put in one's place, apart
     dry_run: bool
     erased: list[str]  # texts that others forgot
+    pruned: dict[str, set[str]]  # by space, the ids that were live here and others pruned
     look_at: dict[str, list[str]]  # the rivals that are live
 
 
@@ -15617,6 +15707,7 @@ class Sync:
     def __init__(self, projects: Projects, encoder: Encoder) -> None:
         self.projects, self.database, self.encoder = projects, projects.database, encoder
         self.place = open_place(self.database, encoder, self._where())
+        self.damaged: list[str] = []  # ids of texts that do not fit their hashes
 
     def _where(self) -> str:
         """The name of the place where this file syncs now."""
@@ -15644,7 +15735,7 @@ class Sync:
                 self.place = open_place(self.database, self.encoder, where)
             spaces = self._spaces()
             counts = {space: Counter(sent=0, received=0) for space in spaces}
-            exchange = Exchange(lease, spaces, counts, {}, dry_run, [], {})
+            exchange = Exchange(lease, spaces, counts, {}, dry_run, [], {}, {})
             with contextlib.nullcontext() if dry_run else lease.renewed():
                 facts = self._both_ways(exchange)
         self.database.wipe(exchange.erased)
@@ -15669,6 +15760,7 @@ class Sync:
                 if not exchange.dry_run:
                     t = self.database.value("SELECT t FROM clock")
                     self._note_cursor(self.place.finish(t, self._cursor()))
+                self._on_damaged(exchange.dry_run)
                 return facts
         except Outrun:
             if tries == 1:
@@ -15688,6 +15780,8 @@ class Sync:
             self._apply(exchange, space, states)
         if not exchange.dry_run:
             exchange.look_at.update(queue_rivals(self.database, exchange.rivals))
+            for space, ids in exchange.pruned.items():  # but for what was moved
+                exchange.counts[space]["pruned"] = len(self._with(f"ended_by = '{PRUNED}'", ids))
         if refused and not exchange.dry_run:
             ids = [state["id"] for _, states in refused for state in states]
             with self.database.transaction() as connection:  # `status` names them: they come once
@@ -15711,12 +15805,20 @@ class Sync:
             take_lease(exchange.lease, 0)
             gone = [state["id"] for state in states if state["gone"]]
             exchange.erased.extend(texts_of(self.database.reader(), gone))
+            ended = [one["id"] for one in states if one["end"] and one["end"][2] == PRUNED]
+            live = self._with("ended_at IS NULL", ended)
+            exchange.pruned.setdefault(space, set()).update(live)
         project, dry_run = exchange.spaces[space], exchange.dry_run
         counts, rivals = receive(self.database, self.encoder, project, states, dry_run)
         exchange.counts[space].update(counts)
         for id, ids in rivals.items():
             exchange.rivals.setdefault(id, set()).update(ids)
         return counts["refused"]
+
+    def _with(self, condition: str, ids: Iterable[str]) -> list[str]:
+        """Those of these memories that fulfil a condition."""
+        sql = f"SELECT id FROM items WHERE {condition} AND id IN (SELECT value FROM json_each(?))"
+        return [id for (id,) in self.database.rows(sql, to_json([*ids]))]
 
     def _send_new(self, exchange: Exchange) -> None:
         dry_run = exchange.dry_run
@@ -15731,6 +15833,19 @@ class Sync:
                 if states and not dry_run and not self._send(space, states):
                     break
                 counts.update(sent=len(states), held_back=held)
+
+    def _on_damaged(self, dry_run: bool) -> None:
+        """Name the texts that were not sent, since they are damaged here, and have the next run
+        read all that is there: another machine, or an earlier run, may have sent a sound text."""
+        if not self.damaged:
+            return
+        names = _some(sorted(set(self.damaged)), REFUSED_SHOWN)
+        remark = f"not sent, because the text is damaged here: {names}; run `sync` again to get"
+        self.place.remarks.append(f"{remark} it from {self.place.name}, or `doctor --repair`")
+        self.damaged.clear()
+        if not dry_run:
+            with self.database.transaction() as connection:
+                read_anew(connection)
 
     def _send_lost(self) -> None:
         """Have all sent again to a place that was restored from a backup, or lost something."""
@@ -15859,7 +15974,7 @@ class Sync:
 
     def _departures(self, project: str, dry_run: bool) -> Iterator[tuple[list[State], int]]:
         """Pages of what changed here, which is then shown as others will see it; and how many of
-        each page are held back."""
+        each page are held back. A damaged text waits."""
         sql = (
             "SELECT * FROM states WHERE project = ? AND number IS NOT NULL"
             " AND (number, id) > (?, ?) ORDER BY number, id LIMIT ?"
@@ -15868,9 +15983,11 @@ class Sync:
         while found := states_of(self.database.reader(), sql, project, *last, self.place.page):
             if not dry_run:
                 show_own(self.database, found)
-            left = self._without_successor(found)
+            damaged = {id for id, state in found.items() if state["damaged"]}
+            self.damaged.extend(damaged)
+            left = self._without_successor(found) | damaged
             states = [one for id, one in found.items() if id not in left and not held_back(one)]
-            yield states, len(found) - len(states)
+            yield states, len(found) - len(states) - len(damaged)
             last = max((state["number"], id) for id, state in found.items())
 
     def _without_successor(self, found: dict[str, State]) -> set[str]:
@@ -16155,14 +16272,6 @@ def _folder_to_sync(database: Database, place: str) -> str:
 
 
 _PLACES_TO_SYNC = "name a folder, git:REMOTE or postgresql://USER@HOST/DATABASE"
-
-
-def read_anew(connection: apsw.Connection) -> None:
-    """Have all that is there read again; how large this machine left its own files stays known."""
-    machine, cursor = fetch(connection, "SELECT machine, cursor FROM clock")[0]
-    own = {key: tag for key, tag in json.loads(cursor).items() if key.startswith(f"{machine}/")}
-    sizes = {key: tag.partition(":")[0] + ":" for key, tag in own.items() if isinstance(tag, str)}
-    connection.execute("UPDATE clock SET cursor = ?", (to_json(sizes),))
 
 
 def send_again(connection: apsw.Connection, project: str | None = None) -> None:
@@ -16790,16 +16899,19 @@ class Memory:
         *,
         scope: str = "project",
         confirmed: bool = False,
+        shared: bool = False,
         dry_run: bool = False,
     ) -> dict[str, Any]:
         """Hide memories that are older and were not shown since: {count, items, kept, dry_run?}.
 
         `older_than` is an age ("90d", "12w", "1y") or a time. What people confirmed, or put in
-        another's place, stays unless `confirmed`; `kept` has what is as old and stays, and `why`.
+        another's place, stays unless `confirmed`. A memory that other machines share stays unless
+        `shared`, which hides it on all of them. `kept` has what is as old and stays, and `why`.
         `undo` brings each back until `purge`.
         """
         where = in_scope(check_scope(scope), self.projects.current())
-        return prune_items(self.database, parse_age(older_than), where, confirmed, dry_run)
+        before = parse_age(older_than)
+        return prune_items(self.database, before, where, confirmed, shared, dry_run)
 
     def purge(self, *, scope: str = "project", dry_run: bool = False) -> dict[str, Any]:
         """Erase what `prune` has hidden, for good: {count, message}; or name it as `items`."""
@@ -17708,6 +17820,9 @@ def render_pruned(answer: dict[str, Any]) -> Iterator[str]:
     yield from ["As old, and kept:"] if kept else []
     lines = [f"{_beginning(row)}  ({row['why']})" for row in kept]
     yield from _first_lines(lines, "and {} more: see --json")
+    if shared := sum(_SHARED in row["why"].split(", ") for row in kept):
+        remedy = "`--shared` hides them on all machines"
+        yield f"Other machines share {shared} of these and may still recall them: {remedy}."
 
 
 def render_checked(answer: dict[str, Any]) -> Iterator[str]:
@@ -17766,7 +17881,7 @@ def render_synced(answer: dict[str, Any]) -> Iterator[str]:
     width = max([0, *(len(row["space"][:12]) for row in answer["spaces"])])
     for row in answer["spaces"]:
         parts = [f"{key} {row[key]:,}" for key in ("sent", "received") if key in row]
-        counts = ("replaced", "forgotten", "refused")
+        counts = ("replaced", "pruned", "forgotten", "refused")
         more = [f"{row[key]:,} {key}" for key in counts if row.get(key)]
         parts += [f"({', '.join(more)})"] if more else []
         there = f"{row['here']:,} here, {row['waiting']:,} not sent"
@@ -17779,8 +17894,7 @@ def render_synced(answer: dict[str, Any]) -> Iterator[str]:
         yield "Nothing is shared yet: `sediment sync --share` shares this project."
     for row in answer.get("look_at", ()):
         text = one_line(row["content"], 60)
-        count = {2: "two"}.get(len(row["versions"]), len(row["versions"]))
-        yield printable(f'Look at {count} later versions of {row["id"][:8]} "{text}":')
+        yield printable(f'Machines decided differently about {row["id"][:8]} "{text}":')
         for version in row["versions"]:
             who, text = version.get("author", "here"), one_line(version["content"], 60)
             yield printable(f"    {version['id'][:8]}  {who:<14}  {text}")
@@ -18068,6 +18182,7 @@ _TABLE = (
         Argument("older_than", AGE, "An age (90d, 12w, 1y) or a date."),
         Argument("scope", SCOPE, default="project"),
         Argument("confirmed", FLAG, "What people confirmed or corrected, too."),
+        Argument("shared", FLAG, "What other machines share, too: it is hidden on all of them."),
         Argument("dry_run", FLAG, "Change nothing; print what would be done."),
         Argument("purge", FLAG, "Erase for good what was pruned before."),
     ),

@@ -25,7 +25,7 @@ CREATE TABLE IF NOT EXISTS sediment.item(
     author name, ender name,  -- who brought the text, and its end: as they logged in
     model text, e bytea,      -- vectors of 16 bits, and the model and chunker that they are of
     PRIMARY KEY(space, id));
--- Behind which others somebody put it at the same time, of whose ends a later one holds.
+-- What somebody decided should stand in its place, or itself, where others decided differently.
 ALTER TABLE sediment.item ADD COLUMN IF NOT EXISTS rivals jsonb NOT NULL DEFAULT '[]';
 CREATE INDEX IF NOT EXISTS item_version ON sediment.item(space, version, id);
 
@@ -124,9 +124,9 @@ BEGIN
             i.gone, i.put_t, i.put_w, i.content, i.created, i.end_t, i.end_w, i.ended_by,
             i.ended_at, i.successor, i.author, i.ender, i.model, i.e, i.ok, i.rivals,
             sediment.together(coalesce(i.rivals, '[]'), coalesce(r->'rivals', '[]') || CASE
-                WHEN i.ended_by = 'replace' AND r->'end'->>2 = 'replace'
-                    AND i.successor <> r->'end'->>4
-                THEN jsonb_build_array(i.successor, r->'end'->>4) ELSE '[]' END) AS both_rivals,
+                WHEN i.successor <> r->'end'->>4 THEN jsonb_build_array(
+                    coalesce(nullif(i.successor, ''), i.id),
+                    coalesce(nullif(r->'end'->>4, ''), i.id)) ELSE '[]' END) AS both_rivals,
             i.id IS NULL AS fresh,
             coalesce(i.gone, false) OR coalesce((r->>'gone')::boolean, false) AS is_gone,
             r ? 'put' AND (i.put_t IS NULL OR ((r->'put'->>0)::bigint, r->'put'->>1,

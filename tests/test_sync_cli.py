@@ -83,7 +83,7 @@ def test_later_versions_of_two_are_shown_to_be_settled(
     b.run("sync")
     first, head, *versions, last = a.run("sync").stdout.splitlines()
     assert first == "team  sent 2, received 2 (1 replaced), all of 3 here are there"
-    assert head == f'Look at two later versions of {old[:8]} "Staging is on port 5433.":'
+    assert head == f'Machines decided differently about {old[:8]} "Staging is on port 5433.":'
     assert len(versions) == 2
     assert all(any(port in line for line in versions) for port in ("6543", "7000"))
     assert "settles it" in last
