@@ -5643,6 +5643,42 @@ class TextWords(NamedTuple):
     english: bool  # or in a language that cannot be told
 
 
+def _text_words(
+    stem: Callable[[str], list[tuple[str, str]]], look_up: Callable[..., Any], text: str
+) -> TextWords:
+    """A text as it is compared with others. It does not depend on what was read before, so that
+    every process answers a question alike."""
+    found = stem(text)
+    common = function_words([form for _, form in found])
+    words = [look_up(word, word[1] in common) for word in found]
+    stems, keys, idf, classes, tokens = zip(*words, strict=True) if words else ((),) * 5
+    token_idf = [nats / len(ids) for _, _, nats, _, ids in words for _ in ids]
+    return TextWords(
+        stems,
+        numpy.array(keys, numpy.int64),
+        numpy.array(idf, float),
+        numpy.array(classes, numpy.uint8),
+        numpy.array((*keys[:4], 0, 0, 0, 0)[:4], numpy.int64),
+        numpy.array((0, *itertools.chain(*tokens)), numpy.int32),
+        numpy.array((0, *token_idf), numpy.float32),
+        not common,
+    )
+
+
+def _look_up(
+    chunk_share: Callable[[str], float],
+    tokens: Callable[[str], list[int]],
+    word: tuple[str, str],
+    common: bool,
+) -> tuple[str, int, float, int, list[int]]:
+    """(stem, key, idf, classes, tokens) of a word given as (stem, form), and whether it is a
+    function word where it stands."""
+    stem, form = word
+    share = COMMON_SHARE if common else chunk_share(form)
+    idf = idf_of(ENGLISH_CHUNKS * share, ENGLISH_CHUNKS)
+    return stem, _stem_key(stem), idf, _stem_classes(stem), tokens(form)
+
+
 class Lexicon:
     """The stems of texts, their idf in English, and how alike texts are word by word."""
 
@@ -5654,30 +5690,14 @@ class Lexicon:
         vectors: Callable[[Any], Any] = lambda _: None,
         own: bool = True,
     ) -> None:
-        self._stem, self._tokens, self._vectors = stem, tokens, vectors
+        self._vectors = vectors
         self._own = own  # whether the vocabulary is the encoder's own, not the bundled model's
-        self.chunk_share = functools.lru_cache(maxsize=LEXICON_WORDS)(chunk_share)
-        self._cached_word = functools.lru_cache(maxsize=LEXICON_WORDS)(self._look_up)
-
-    @functools.lru_cache(maxsize=LEXICON_TEXTS)  # noqa: B019 - as many as a process needs, at most
-    def text_words(self, text: str) -> TextWords:
-        """A text as it is compared with others. It does not depend on what was read before, so that
-        every process answers a question alike."""
-        found = self._stem(text)
-        common = function_words([form for _, form in found])
-        words = [self._cached_word(word, word[1] in common) for word in found]
-        stems, keys, idf, classes, tokens = zip(*words, strict=True) if words else ((),) * 5
-        token_idf = [nats / len(ids) for _, _, nats, _, ids in words for _ in ids]
-        return TextWords(
-            stems,
-            numpy.array(keys, numpy.int64),
-            numpy.array(idf, float),
-            numpy.array(classes, numpy.uint8),
-            numpy.array((*keys[:4], 0, 0, 0, 0)[:4], numpy.int64),
-            numpy.array((0, *itertools.chain(*tokens)), numpy.int32),
-            numpy.array((0, *token_idf), numpy.float32),
-            not common,
-        )
+        # The caches hold no reference to the lexicon: in a cycle with it they would keep a closed
+        # memory's encoder until the next garbage collection.
+        self.chunk_share = functools.lru_cache(LEXICON_WORDS)(chunk_share)
+        look_up = functools.partial(_look_up, self.chunk_share, tokens)
+        read = functools.partial(_text_words, stem, functools.lru_cache(LEXICON_WORDS)(look_up))
+        self.text_words: Callable[[str], TextWords] = functools.lru_cache(LEXICON_TEXTS)(read)
 
     def strange(self, words: Collection[str]) -> float:
         """The share of words that the encoder's vocabulary lacks; 0 where that is not known."""
@@ -5687,19 +5707,7 @@ class Lexicon:
     def shares(self, words: Collection[str]) -> dict[str, float]:
         """Of each word of a text, what share of chunks in its language hold it."""
         common = function_words(words)
-        return {word: self._share(word, word in common) for word in words}
-
-    def _share(self, word: str, common: bool) -> float:
-        return COMMON_SHARE if common else self.chunk_share(word)
-
-    def _look_up(
-        self, word: tuple[str, str], common: bool
-    ) -> tuple[str, int, float, int, list[int]]:
-        """(stem, key, idf, classes, tokens) of a word given as (stem, form), and whether it is a
-        function word where it stands."""
-        stem, form = word
-        idf = idf_of(ENGLISH_CHUNKS * self._share(form, common), ENGLISH_CHUNKS)
-        return stem, _stem_key(stem), idf, _stem_classes(stem), self._tokens(form)
+        return {word: COMMON_SHARE if word in common else self.chunk_share(word) for word in words}
 
     def maxsim(self, query: str, texts: Sequence[str]) -> Any:
         """float[text]: how much each text says of the query's words, beyond what a text of its

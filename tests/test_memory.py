@@ -1,7 +1,9 @@
 """What a memory keeps, finds, replaces and forgets."""
 
+import gc
 import re
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -923,3 +925,18 @@ def test_threads_share_a_memory(memory: Memory) -> None:
 
     run_threads(work, 6)
     assert memory.list_items()["total"] == 12
+
+
+def test_a_closed_memory_leaves_no_encoder_behind(path: Path) -> None:
+    encoders = []
+    gc.disable()  # nothing may have to wait for a collection
+    try:
+        for _ in range(2):
+            with Memory(path, project="demo") as memory:
+                memory.store("The gate code is 1234.")
+                assert memory.recall("gate code")["count"] == 1
+                encoders.append(weakref.ref(memory.encoder))
+            del memory
+    finally:
+        gc.enable()
+    assert [encoder() for encoder in encoders] == [None, None]
