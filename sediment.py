@@ -3795,10 +3795,11 @@ class Database:
                 raise InvalidInput(f"{given} is the database or a part of it: choose another name")
 
     def close(self) -> None:
-        """Close every thread's connection; if the disk fails now, no answered change is lost."""
+        """Close every thread's connection; one that a thread is using closes with that thread. If
+        the disk fails now, no answered change is lost."""
         with self._lock:
             for connection in self._all:
-                with contextlib.suppress(apsw.IOError):
+                with contextlib.suppress(apsw.IOError, apsw.ThreadingViolationError):
                     connection.close()
             self._all.clear()
         self._local = threading.local()

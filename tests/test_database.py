@@ -499,6 +499,32 @@ def test_trouble_that_passes_is_forgotten(path: Path) -> None:
     assert keys(Database(path)) == ["key", "later"]
 
 
+def test_closing_leaves_a_connection_that_a_thread_is_using(path: Path) -> None:
+    database, used, closed = Database(path), threading.Event(), threading.Event()
+    put(database, "a")
+    mine, read = database.reader(), []
+
+    def hold() -> int:
+        used.set()
+        return closed.wait(TIMEOUT)
+
+    def work() -> None:
+        database.reader().create_scalar_function("hold", hold)
+        read.extend(database.rows("SELECT key, hold() FROM meta WHERE key = 'a'"))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert used.wait(TIMEOUT)
+    database.close()
+    closed.set()
+    thread.join(TIMEOUT)
+    assert read == [("a", 1)]
+    with pytest.raises(apsw.ConnectionClosedError):
+        mine.execute("SELECT 1")
+    assert keys(database) == ["a"]
+    database.close()
+
+
 def test_a_closed_database_opens_again(path: Path) -> None:
     database = Database(path)
     put(database, "one")
