@@ -18009,6 +18009,18 @@ SCOPE = choice(*SCOPES, any_case=True)
 ANY_SCOPE = choice(*SCOPES, "all", any_case=True)
 
 
+def value_of(text: str, kind: Kind) -> Any:
+    """The number or boolean that a text stands for, where an argument of this kind is one; else
+    the text."""
+    kind_of_value = kind.schema["type"]
+    if kind_of_value == "boolean" and text.lower() in ("1", "true", "0", "false"):
+        return text.lower() in ("1", "true")
+    if kind_of_value in ("integer", "number"):
+        with contextlib.suppress(ValueError):
+            return int(text) if kind_of_value == "integer" else float(text)
+    return text
+
+
 class Argument(NamedTuple):
     """One argument of an operation; where it is not given, the method's own default holds."""
 
@@ -18300,13 +18312,10 @@ class Call(NamedTuple):
 def call_tool(memory: Memory, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Run a tool; the text of a SedimentError tells the agent what to change."""
     known, schema = tool_arguments(name), tools()[name]["inputSchema"]
-    if unknown := sorted(arguments.keys() - known.keys()):
-        allowed = ", ".join(schema["properties"])
-        raise InvalidInput(f"{name} takes {allowed}; not {_show(', '.join(unknown))}")
-    given = {word: value for word, value in arguments.items() if value is not None}
+    given = _given_arguments(arguments, known)
     for word in schema["required"]:
         if word not in given:
-            raise InvalidInput(f"{name} needs the argument {word}")
+            raise InvalidInput(f"{name} takes {', '.join(schema['properties'])}; {word} is missing")
     if "limit" in known:
         limit = given.get("limit", schema["properties"]["limit"]["default"])
         given["limit"] = min(check_limit(limit), SERVED_MAX)
@@ -18315,7 +18324,21 @@ def call_tool(memory: Memory, name: str, arguments: dict[str, Any]) -> dict[str,
     for key, length in _TEXT_LENGTHS.items():
         if key in answer:
             answer[key] = [_shorten(row, length) for row in answer[key]]
+    if unknown := ", ".join(sorted(arguments.keys() - known.keys())):
+        remark = f"Ignored unknown arguments: {_show(unknown)}."
+        answer["message"] = f"{answer.get('message', '')} {remark}".strip()
     return answer
+
+
+def _given_arguments(arguments: dict[str, Any], known: dict[str, Argument]) -> dict[str, Any]:
+    """The known arguments that have a value. Clients add arguments of their own, send "" for what
+    is left out, and numbers as text."""
+    given = {}
+    for word, value in arguments.items():
+        if word not in known or value is None or (value == "" and not known[word].is_required):
+            continue
+        given[word] = value_of(value, known[word].kind) if isinstance(value, str) else value
+    return given
 
 
 _TEXT_LENGTHS = {"items": PREVIEW, "may_replace": DOOR_TEXT}  # at most, in characters
@@ -18626,11 +18649,11 @@ class Server:
         for call in [*self._calls.values()]:
             call.cancelled.set()
 
-    def receive(self, line: bytes | None) -> None:
-        """Take one line from the client; None stands for one longer than LINE_MAX."""
-        if line is None:
+    def receive(self, line: bytes) -> None:
+        """Take one line from the client, as `read_lines` returns it."""
+        if len(line) > LINE_MAX:
             text = f"message too large: the limit is {LINE_MAX:,} bytes"
-            self._send(_error(INVALID_REQUEST, text))
+            self._send(_error(INVALID_REQUEST, text, _id_at_an_end(line)))
         elif line.strip():
             try:
                 message = parse_json(line.decode())
@@ -18805,6 +18828,22 @@ def _id_of(message: Any) -> str | int | None:
     return id if isinstance(id, (str, int)) and not isinstance(id, bool) else None
 
 
+# The id of a request, before or after its params: of a long message only the ends are there.
+_ID = r'"id"\s*:\s*("(?:[^"\\]|\\.){0,200}"|-?\d{1,30})\s*'
+_PLAIN_FIELD = r'"(?:jsonrpc|method)"\s*:\s*"[^"\\]{0,200}"\s*'
+_ID_FIRST = _Pattern(rf"\s*\{{\s*(?:{_PLAIN_FIELD},\s*){{0,2}}{_ID},")
+_ID_LAST = _Pattern(rf",\s*{_ID}(?:,\s*{_PLAIN_FIELD}){{0,2}}\}}\s*$")
+
+
+def _id_at_an_end(line: bytes) -> str | int | None:
+    """The id of a message that is too long to be read, if it stands near an end."""
+    first, last = (part.decode(errors="replace") for part in (line[:1000], line[-1000:]))
+    found = _ID_FIRST.match(first) or _ID_LAST.search(last)
+    with contextlib.suppress(ValueError):  # an escape that is none
+        return _id_of({"id": json.loads(found[1])}) if found else None
+    return None
+
+
 def _refused(error: ProtocolError, id: str | int | None = None) -> dict[str, Any]:
     """An error answer; without an id when the request's could not be read."""
     return {"jsonrpc": "2.0", **({} if id is None else {"id": id}), "error": error.error}
@@ -18837,18 +18876,17 @@ def _finished(result: dict[str, Any], stateless: bool) -> dict[str, Any]:
     return {name: value for name, value in result.items() if name not in _CACHEABLE}
 
 
-def read_lines(file: IO[bytes]) -> Iterator[bytes | None]:
-    """The lines of a stream without their ends, nor a byte order mark before the first; None for
-    one longer than LINE_MAX."""
+def read_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """The lines of a stream without their ends, nor a byte order mark before the first. Of a line
+    longer than LINE_MAX bytes only its first LINE_MAX and its last 1,000 are kept."""
     mark = UTF8_MARK
     while line := file.readline(LINE_MAX + 1):
-        if len(line) <= LINE_MAX or line.endswith(b"\n"):
-            yield line.removesuffix(b"\n").removeprefix(mark)
-            mark = b""
-            continue
-        while line and not line.endswith(b"\n"):
-            line = file.readline(LINE_MAX)
-        yield None
+        while len(line) > LINE_MAX and not line.endswith(b"\n"):
+            if not (more := file.readline(LINE_MAX)):
+                break
+            line = line[:LINE_MAX] + (line[LINE_MAX:] + more)[-1000:]
+        yield line.removesuffix(b"\n").removeprefix(mark)
+        mark = b""
 
 
 def serve(memory: Memory, watched: Sequence[str] = ()) -> None:
@@ -19036,7 +19074,7 @@ class Visitor(NamedTuple):
         if changes and check_scope(arguments.get("scope") or "project") == "global":
             raise Forbidden(f"the token {self.token.name} cannot change global memories")
         for name in _ID_NAMES & arguments.keys():
-            if arguments[name] is not None:
+            if arguments[name]:
                 self._check_item(changes, arguments[name])
 
     def _check_item(self, changes: bool, id: str) -> None:
@@ -19338,11 +19376,8 @@ def _of_type(name: str, value: Any, kind: Kind, from_text: bool) -> Any:
     type = kind.schema["type"]
     if kind is TIME and value.__class__ in (int, float):
         return value  # unix seconds
-    if from_text and type == "boolean" and value.lower() in ("1", "true", "0", "false"):
-        return value.lower() in ("1", "true")
-    if from_text and type in ("integer", "number"):
-        with contextlib.suppress(ValueError):
-            return int(value) if type == "integer" else float(value)
+    if from_text:
+        value = value_of(value, kind)
     if isinstance(value, _TYPES[type]) and (type == "boolean" or not isinstance(value, bool)):
         return value
     article = "an" if type == "integer" else "a"

@@ -477,6 +477,16 @@ def test_a_token_that_reads_changes_nothing(guarded: tuple[Door, dict[str, str]]
     assert "isError" not in reader.mcp(call("recall", query="demo port")).body["result"]
 
 
+def test_a_token_of_one_project_may_leave_arguments_empty(
+    guarded: tuple[Door, dict[str, str]],
+) -> None:
+    door, tokens = guarded
+    one = Door(door.host, door.port, **bearer(tokens["one"]))
+    message = call("store", content="Nothing is replaced.", replace_id="", scope="")
+    stored = one.mcp(message).body["result"]["structuredContent"]
+    assert one.mcp(call("forget", id=stored["id"])).body["result"]["structuredContent"]["success"]
+
+
 def test_a_token_of_one_project_sees_no_other(guarded: tuple[Door, dict[str, str]]) -> None:
     door, tokens = guarded
     whole = Door(door.host, door.port, **bearer(tokens["all"]))
