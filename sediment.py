@@ -4580,6 +4580,22 @@ def _git(folder: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["git", *words], cwd=folder, env=env, timeout=GIT_TIMEOUT, **options)
 
 
+def git_path_setting(own: Path, shared: Path, name: str) -> str:
+    """A path that git's configuration has for a checkout, whoever set it; "" where it has none."""
+    words = ["git", "--git-dir", str(own), "config", "--type=path", "--get", name]
+    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    options |= {"errors": "surrogateescape", "timeout": GIT_TIMEOUT} | no_window()
+    if shared in _SILENT_GIT:
+        return ""
+    try:  # not in the checkout: PATH may have "." in it
+        return subprocess.run(words, cwd=home() or own.anchor, **options).stdout.removesuffix("\n")
+    except subprocess.TimeoutExpired:
+        _SILENT_GIT.add(shared)
+    except OSError:  # there is no git
+        pass
+    return ""
+
+
 def _folder_exists(folder: Path | None) -> bool:
     """Whether a folder, or the working folder (None), is there."""
     with contextlib.suppress(OSError):
@@ -8552,31 +8568,51 @@ def _is_note(name: str) -> bool:
     return name.endswith(".md") and bool(_DATE.search(name))
 
 
-def walk(top: Path, options: Options) -> Iterator[Path]:
+def walk(
+    top: Path,
+    options: Options,
+    enter: Callable[[Path], bool] = lambda _: True,
+    skip: Callable[[Path, str], object] = lambda *_: None,
+) -> Iterator[Path]:
     """The files to index in a folder, in order, without links, hidden files, what git ignores, and
-    what `compact` has moved into an archive."""
-    chosen, excluded = _patterns((*FILE_GLOBS, *options.globs)), _patterns(options.exclude)
-    todo = [(top, _ignored_above(top))] if _has_no_link(top) else []
+    what `compact` has moved into an archive. Lists only folders that `enter` accepts; calls
+    `skip(path, reason)` for links that lead elsewhere and for folders that cannot be read."""
+    chosen, excluded = _rules(top, (*FILE_GLOBS, *options.globs)), _rules(top, options.exclude)
+    todo = [(top, _ignored_above(top), False)] if _has_no_link(top) else []
     while todo:
-        folder, rules = todo.pop()
+        folder, rules, is_chosen = todo.pop()
+        if not enter(folder):
+            continue
         entries = _entries(folder)
+        if not entries and (why := why_closed(folder)):
+            skip(folder, why)
         rules = _ignored_in(folder) + rules  # the nearest decides
         has_notes = folder.name == _NOTES or any(_is_note(entry.name) for entry in entries)
         folders = []
         for entry in entries:
-            path, is_folder = folder / entry.name, entry.is_dir(follow_symlinks=False)
-            name, ends = _beneath(path, top), "/" * is_folder
-            if entry.name.startswith(".") or excluded.match_file(name + ends):
+            path, is_link = folder / entry.name, entry.is_symlink()
+            is_folder = os.path.isdir(path) if is_link else entry.is_dir(follow_symlinks=False)
+            if entry.name.startswith(".") or _matches(path, is_folder, excluded):
                 continue
             if is_folder and has_notes and entry.name == _ARCHIVE and not options.archive:
                 continue
-            wanted = is_folder or (entry.is_file(follow_symlinks=False) and chosen.match_file(name))
-            if wanted and not _is_ignored(path, is_folder, rules):
-                if is_folder:
-                    folders.append((path, rules))
-                else:
-                    yield path
+            fits = is_chosen or _matches(path, is_folder, chosen)
+            if not (is_folder or fits) or _matches(path, is_folder, rules):
+                continue
+            if is_link:
+                _name_link(path, top, skip)
+            elif is_folder:
+                folders.append((path, rules, fits))
+            elif entry.is_file():
+                yield path
         todo += reversed(folders)
+
+
+def _name_link(path: Path, top: Path, skip: Callable[[Path, str], object]) -> None:
+    """Tell of a link that is passed by, unless it leads to what is indexed anyway, or nowhere."""
+    target = real_path(path)
+    if os.path.exists(target) and not _is_in(target, top):
+        skip(path, f"is a link: name {target} if that is meant")
 
 
 def _has_no_link(path: Path) -> bool:
@@ -8585,144 +8621,114 @@ def _has_no_link(path: Path) -> bool:
     return os.path.realpath(path) == str(path)
 
 
-@functools.lru_cache
-def _patterns(lines: tuple[str, ...]) -> Any:
-    """A matcher of paths for lines of a .gitignore."""
-    from pathspec import GitIgnoreSpec
-
-    patterns = []
-    for line in lines:
-        with contextlib.suppress(InvalidInput):  # to git, such a line matches nothing
-            patterns.append(read_pattern(line))
-    return GitIgnoreSpec(patterns, backend="simple")
+# Patterns of a .gitignore. They are matched name by name: one regular expression for a whole path,
+# as pathspec makes it, takes hours for `*a*a*a*a*b` or `**/a/**/a/**/b`, and a checkout may come
+# from anybody. Those of fnmatch never retry an earlier star.
 
 
-def read_pattern(line: str) -> Any:
-    """A line of a .gitignore as a pattern of pathspec; InvalidInput where it is none. What pathspec
-    reads otherwise than git does is a placeholder, which no name has, until the regular expression
-    of the rest is made, and then an expression of our own."""
-    from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
+class _Segment(NamedTuple):
+    """A part of a pattern between two slashes."""
 
-    # To pathspec, a/**/ is the folder a itself, to git each folder below it.
-    below = re.sub(r"(^!?|/)\*\*/( *)$", r"\1**/*/\2", line)
-    matches = [*_READ_DIFFERENTLY.finditer(below)]
-    marked = _READ_DIFFERENTLY.sub(_PLACEHOLDER, below)
-    if any("/" in match[0] for match in matches):  # a slash anchors the pattern here, too
-        marked = re.sub("^(?!#)(!?)/?", r"\1/", marked)
-    try:
-        replacements = map(_regex_for, matches)
-        pattern = GitIgnoreSpecPattern(marked)
-        if pattern.regex:
-            regex = _without_backtracking(pattern.regex.pattern)
-            pattern.regex = re.compile(re.sub(_PLACEHOLDER, lambda _: next(replacements), regex))
-    except (KeyError, ValueError, StopIteration):  # the last where a placeholder was in the line
-        raise InvalidInput(f"{_show(line)} is no pattern: write it as in .gitignore") from None
-    return pattern
+    matches: Callable[[str], object]
+    is_free: bool  # any number of folders may come before it, as after `**`
 
 
-_PLACEHOLDER = "\ud800"
-_SINGLE = r"(?:\\.|[^\\])"
-_MEMBER = rf"\[:[^]]{{,99}}:\]|{_SINGLE}-(?!\]){_SINGLE}|{_SINGLE}"  # class, range, or character
-_EACH_MEMBER = _Pattern(f"(?s){_MEMBER}")
-_READ_DIFFERENTLY = _Pattern(
-    rf"(?s)(?:\\(?!/)|(?=[^\S ]))(.)|\[([!^]?+)((?>{_MEMBER})(?>(?!\])(?:{_MEMBER}))*+)\]|\[.*"
-)
-_POSIX = {
-    **{"alnum": "0-9A-Za-z", "alpha": "A-Za-z", "blank": r" \t", "cntrl": r"\0-\x1f\x7f"},
-    **{"digit": "0-9", "graph": "!-~", "lower": "a-z", "print": " -~", "space": r" \t\n\r"},
-    **{"punct": r"!-/:-@\[-`{-~", "upper": "A-Z", "xdigit": "0-9A-Fa-f"},
-}
+class Pattern(NamedTuple):
+    """A line of a .gitignore. As git does, each folder on the way to a file is tested by itself."""
+
+    includes: bool  # False of a line with "!", which takes back what an earlier one matches
+    folders_only: bool
+    segments: tuple[_Segment, ...]
+
+    def fits(self, names: Sequence[str]) -> bool:
+        """Whether it fits a path, given as the names of its folders and its own."""
+        if len(self.segments) == 1 and self.segments[0].is_free:
+            return bool(self.segments[0].matches(names[-1]))
+        reached = {0}  # how many segments may be used up
+        for name in names:
+            steps = [(at, self.segments[at]) for at in reached if at < len(self.segments)]
+            reached = {at + 1 for at, segment in steps if segment.matches(name)}
+            reached |= {at for at, segment in steps if segment.is_free}
+            if not reached:
+                return False
+        return len(self.segments) in reached
 
 
-def _regex_for(match: re.Match[str]) -> str:
-    """The regular expression for white space, an escaped character, or a set in brackets; KeyError
-    where git knows no such class, or the bracket is not closed."""
-    single, negated, members = match.groups()
-    if single:
-        return re.escape(single)
-    if members is None:
-        raise KeyError(match[0])
-    inside = "".join(map(_member_regex, _EACH_MEMBER.findall(members)))
-    return f"[^/{inside}]" if negated else f"(?!/)[{inside}]"
+_SEGMENT = _Pattern(r"(?:\\.|\[[!^]?+\]?+(?:(?!\[:)[^]])*+\]|[^\\\[])*+")
 
 
-def _member_regex(member: str) -> str:
-    if member.startswith("[:"):
-        return _POSIX[member[2:-2]]
-    ends = re.sub(r"(?s)\\(.)", r"\1", member)
-    return f"{re.escape(ends[0])}-{re.escape(max(ends[0], ends[-1]))}"  # its first, if backwards
+@functools.lru_cache(1024)
+def read_pattern(line: str) -> Pattern | None:
+    """A line of a .gitignore; None of an empty one or a comment, InvalidInput of no pattern."""
+    text = re.sub(r"(?<!\\) +$", "", line.removesuffix("\r"))
+    if not text or text.startswith("#"):
+        return None
+    path = text.removeprefix("!").removesuffix("/")
+    names = (path if "/" in path else f"**/{path}").removeprefix("/").split("/")
+    if not path or not _is_unicode(Path(path)) or not all(map(_SEGMENT.fullmatch, names)):
+        raise InvalidInput(f"{_show(line)} is no pattern: write it as in .gitignore")
+    names += ["*"] * (names[-1] == "**")  # all that is in that folder
+    segments = (
+        _Segment(_name_matcher(name), before == "**")
+        for before, name in pairwise(["", *names])
+        if name != "**"
+    )
+    return Pattern(not text.startswith("!"), text.endswith("/"), tuple(segments))
 
 
-def _without_backtracking(regex: str) -> str:
-    """A regular expression of pathspec's whose time is not exponential in the number of stars:
-    what stands between two stars is matched at the first place where it fits, and at no other."""
-    blocks = list(map(_segments_without_backtracking, regex.split("(?:/.+)?")))  # at each **
-    if len(blocks) == 1:
-        return blocks[0]
-    first, *middle, last = blocks
-    first = first.removeprefix("^").replace("(?:.+/)?", "(?:.+?/)??", 1)
-    middle = [f"(?>(?:/.+?)??{block}(?=/))" for block in middle]
-    return "".join([f"^(?>{first}(?=/))", *middle, "(?:/.+)?", last])
+def _name_matcher(glob: str) -> Callable[[str], object]:
+    """What tells whether a name fits a part of a pattern; fnmatch knows neither \\ nor [^."""
+    import fnmatch
 
-
-def _segments_without_backtracking(regex: str) -> str:
-    first, *pieces = regex.split("[^/]*")  # at each *
-    for number, piece in enumerate(pieces):
-        within = number < len(pieces) - 1 and "/" not in piece.replace("[^/]", "")
-        pieces[number] = f"(?>[^/]*?{piece})" if within else f"[^/]*{piece}"
-    return first + "".join(pieces)
+    plain = re.sub(r"\\(.)", lambda found: re.sub(r"[*?[]", r"[\g<0>]", found[1]), glob)
+    return re.compile(fnmatch.translate(plain.replace("[^", "[!"))).match
 
 
 class _Rule(NamedTuple):
-    """A line of a .gitignore. As git does, each folder on the way to a file is tested by itself."""
+    """A pattern and the folder that it is about, by the number of its parts."""
 
-    base: Path  # the folder of the .gitignore
-    ignores: bool  # False of a line with "!", which takes back what another one ignores
-    folders_only: bool
-    anchored: bool  # matches the path from the base on, else the name alone
-    regex: re.Pattern[str]
-
-    def fits(self, path: Path, is_folder: bool) -> bool:
-        if self.folders_only and not is_folder:
-            return False
-        name = _by_bytes(_beneath(path, self.base) if self.anchored else path.name)
-        name += "/" * self.folders_only
-        found = self.regex.search(name)
-        # pathspec's expressions also match what is below: ps_d is the slash that they stop at.
-        return bool(found) and found.groupdict().get("ps_d") in (None, name[found.end() - 1 :])
+    base: int
+    pattern: Pattern
 
 
 @functools.lru_cache
 def _rules(base: Path, lines: tuple[str, ...]) -> tuple[_Rule, ...]:
-    """The lines of a .gitignore, last first: the last one that fits decides."""
+    """The patterns in lines, last first: the last one that fits decides."""
     rules = []
     for line in reversed(lines):
-        text = line.rstrip(" ").removeprefix("!")
-        folders_only, anchored = text.endswith("/"), "/" in text.rstrip("/")
-        for pattern in _patterns((line,)).patterns:
-            if pattern.include is not None:
-                rules.append(_Rule(base, pattern.include, folders_only, anchored, pattern.regex))
+        with contextlib.suppress(InvalidInput):  # to git, such a line matches nothing
+            if pattern := read_pattern(line):
+                rules.append(_Rule(len(base.parts), pattern))
     return tuple(rules)
 
 
+def _rules_in(file: Path, base: Path) -> tuple[_Rule, ...]:
+    return _rules(base, tuple(plain_text(file).removeprefix("\ufeff").split("\n")))
+
+
 def _ignored_in(folder: Path) -> tuple[_Rule, ...]:
-    text = plain_text(folder / ".gitignore").removeprefix("\ufeff")
-    return _rules(folder, tuple(_by_bytes(text).split("\n")))
-
-
-def _by_bytes(text: str) -> str:
-    """A text with a character for each of its bytes: to git, "?" and brackets stand for a byte."""
-    return text.encode("utf-8", "surrogatepass").decode("latin-1")
+    return _rules_in(folder / ".gitignore", folder)
 
 
 def _ignored_above(top: Path) -> tuple[_Rule, ...]:
-    """The rules of the .gitignore files above a folder, up to its repository's top."""
-    rules: tuple[_Rule, ...] = ()
-    for inner, folder in reversed([*pairwise([top, *_folders_above(top)])]):
+    """The rules above a folder: of the .gitignore files up to its repository's top, and those that
+    the repository and its user have beside these."""
+    folders = [top, *_folders_above(top)]
+    rules = _ignored_besides(folders[-1])
+    for inner, folder in reversed([*pairwise(folders)]):
         rules = _ignored_in(folder) + rules
-        if _is_ignored(inner, True, rules):
+        if _matches(inner, True, rules):
             return ()  # what is asked for by name is indexed although git ignores all of it
     return rules
+
+
+def _ignored_besides(root: Path) -> tuple[_Rule, ...]:
+    """The rules of a repository's info/exclude, and of the user's core.excludesFile."""
+    if (folders := git_folders(root)) is None:
+        return ()
+    default = f"{variable('XDG_CONFIG_HOME') or '~/.config'}/git/ignore"
+    users = os.path.expanduser(git_path_setting(*folders, "core.excludesFile") or default)
+    return _rules_in(folders[1] / "info/exclude", root) + _rules_in(root / users, root)
 
 
 def _folders_above(top: Path) -> list[Path]:
@@ -8732,8 +8738,22 @@ def _folders_above(top: Path) -> list[Path]:
     return above[1 : end + 1]
 
 
-def _is_ignored(path: Path, is_folder: bool, rules: tuple[_Rule, ...]) -> bool:
-    return next((rule.ignores for rule in rules if rule.fits(path, is_folder)), False)
+def _matches(path: Path, is_folder: bool, rules: tuple[_Rule, ...]) -> bool:
+    """Whether the first of the rules that fits a path includes it."""
+    names = path.parts
+    fitting = (
+        pattern.includes
+        for base, pattern in rules
+        if (is_folder or not pattern.folders_only) and pattern.fits(names[base:])
+    )
+    return next(fitting, False)
+
+
+def _toward(paths: Iterable[Path]) -> Callable[[Path], bool]:
+    """Tells folders that lead to some paths, and all that is in these, from the rest."""
+    wanted = set(paths)
+    above = {folder for path in wanted for folder in path.parents}
+    return lambda path: path in above or not wanted.isdisjoint([path, *path.parents])
 
 
 class FileStat(NamedTuple):
@@ -8929,7 +8949,7 @@ def _numbered(path: Path) -> Iterator[Path]:
     yield from (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
 
 
-Plan = list[tuple[Source, Path, list[Path]]]  # a source, a path in it, and the files there
+Plan = list[tuple[Source, list[Path], list[Path]]]  # a source, paths in it, and the files there
 
 
 class Files:
@@ -8988,41 +9008,65 @@ class Files:
 
     def source_for(self, path: Path, options: Options | None) -> Source:
         """The source that a path belongs to; a new one if it is in none, or its options differ."""
-        around = [source for source in self.sources() if _is_in(path, source.path)]
-        nearest = max(around, key=lambda source: len(source.path.parts), default=None)
-        is_covered = nearest and (not os.path.exists(path) or self._reaches(nearest, path))
-        if nearest and is_covered and options in (None, nearest.options):
-            return nearest
-        options = options or (nearest.options if nearest else Options())
+        (source,) = self._by_source([path], options)
+        return source
+
+    def _by_source(
+        self, paths: Iterable[Path], options: Options | None
+    ) -> dict[Source, list[Path]]:
+        """Paths by the source that each belongs to. Each source is walked once: thousands of files
+        may be named."""
+        wanted = sorted(set(paths), key=lambda path: len(path.parts))  # a folder before its files
+        covered: dict[Source, set[Path]] = {}
+        found: dict[Source, list[Path]] = {}
+        sources = self.sources()
+        for path in wanted:
+            around = [source for source in sources if _is_in(path, source.path)]
+            source = max(around, key=lambda source: len(source.path.parts), default=None)
+            if source and source not in covered:
+                covered[source] = self._covered(source, wanted)
+            if not source or options not in (None, source.options) or path not in covered[source]:
+                source = self._new_source(path, options, source)
+                sources = self.sources()
+            found.setdefault(source, []).append(path)
+        return found
+
+    def _covered(self, source: Source, paths: list[Path]) -> set[Path]:
+        """Those paths that indexing a source covers: a folder also where files of it are in the
+        index, though git may ignore all of it by now."""
+        inside = [path for path in paths if _is_in(path, source.path)]
+        walked = walk(source.path, source.options, _toward(inside))
+        reached = {path for file in walked for path in (file, *file.parents)}
+        above = {path for file in self.records(source) for path in Path(file).parents}
+        there = {path for path in inside if os.path.exists(path)}
+        return {source.path, *(reached | above).intersection(inside), *set(inside) - there}
+
+    def _new_source(self, path: Path, options: Options | None, around: Source | None) -> Source:
+        options = options or (around.options if around else Options())
         with self.database.transaction() as connection:
             id = connection.execute(
                 "INSERT INTO sources(path, project_id, options) VALUES(?, ?, ?)"
                 " ON CONFLICT DO UPDATE SET options = excluded.options RETURNING id",
                 (str(path), self.project, json.dumps(options._asdict())),
             ).get
-            if nearest and nearest.path != path:  # whose files in there are the new source's now
+            if around and around.path != path:  # whose files in there are the new source's now
                 sql = "UPDATE files SET source = ? WHERE path = ? AND project_id = ?"
                 moved = (file for file in self.records() if _is_in(Path(file), path))
                 connection.executemany(sql, [(id, file, self.project) for file in moved])
         return Source(id, path, options)
 
-    def delete_empty_source(self, path: Path) -> None:
-        """Delete the source of a file that was asked for and cannot be indexed."""
-        is_file = os.path.exists(path) and not os.path.isdir(path) and _has_no_link(path)
-        if is_file and str(path) not in self.records():
-            with self.database.transaction() as connection:
-                sql = (
-                    "DELETE FROM sources WHERE path = ? AND project_id = ?"
-                    " AND id NOT IN (SELECT source FROM files)"
-                )
-                connection.execute(sql, (str(path), self.project))
-
-    def _reaches(self, source: Source, path: Path) -> bool:
-        """Whether indexing the source covers this path: a folder also where files of it are in the
-        index, though git may ignore all of it by now."""
-        indexed = () if os.path.isfile(path) else map(Path, self.records(source))
-        found = itertools.chain(indexed, walk(source.path, source.options))
-        return path == source.path or any(_is_in(file, path) for file in found)
+    def delete_empty_sources(self, paths: list[Path]) -> None:
+        """Delete the sources of files that were asked for and cannot be indexed."""
+        records = self.records()
+        for path in paths:
+            is_file = os.path.exists(path) and not os.path.isdir(path) and _has_no_link(path)
+            if is_file and str(path) not in records:
+                with self.database.transaction() as connection:
+                    sql = (
+                        "DELETE FROM sources WHERE path = ? AND project_id = ?"
+                        " AND id NOT IN (SELECT source FROM files)"
+                    )
+                    connection.execute(sql, (str(path), self.project))
 
     def remove(self, path: Path) -> int:
         """Take what is at or under a path out of the index; how many sources and files that was."""
@@ -9042,48 +9086,48 @@ class Files:
 
     # Following the files
 
-    def plan(self, path: Path | None, options: Options | None = None) -> Plan:
-        """What there is to index at or below a path, or everywhere."""
+    def plan(self, paths: list[Path], options: Options | None = None) -> Plan:
+        """What there is to index at or below some paths; without any, everywhere."""
         finish_compactions(self.database)
-        sources = self.sources()
-        if path is not None:
-            below = [source for source in sources if path in source.path.parents]
-            sources = [self.source_for(path, options), *below]
-        return [
-            (source, within, self.find(source, within))
-            for source in sources
-            for within in [path if path and _is_in(path, source.path) else source.path]
-        ]
+        tops = self._by_source(paths, options)
+        for source in self.sources():
+            if not paths or set(paths).intersection(source.path.parents):
+                tops.setdefault(source, [source.path])
+        return [(source, tops[source], self.find(source, tops[source])) for source in tops]
 
-    def find(self, source: Source, within: Path) -> list[Path]:
-        """The existing files of a source at or below a path, but not those of a source within."""
+    def find(self, source: Source, tops: list[Path]) -> list[Path]:
+        """The existing files of a source at or below paths, but not those of a source within."""
         if not os.path.lexists(source.path):
             self._skip(source.path, "is gone: if for good, `index --remove` it", warning=True)
             return []
         if not os.path.isdir(source.path) or not _has_no_link(source.path):
             return [source.path]
-        inner = [other.path for other in self.sources() if source.path in other.path.parents]
-        found = [
-            path
-            for path in walk(source.path, source.options)
-            if _is_in(path, within) and not any(_is_in(path, other) for other in inner)
-        ]
+        inner = {other.path for other in self.sources() if source.path in other.path.parents}
+        wanted = _toward(tops)
+        walked = walk(
+            source.path,
+            source.options,
+            lambda folder: folder not in inner and wanted(folder),
+            self._skip,
+        )
+        found = [path for path in walked if wanted(path) and path not in inner]
         for path in itertools.filterfalse(_is_unicode, found):
             self._skip(path, "has a name that is not UTF-8: rename it")
         return list(filter(_is_unicode, found))
 
     def warn_of_empty(self, plan: Plan, wanted: list[Path]) -> None:
         """Warn of folders that were asked for and have nothing to index; name what is excluded."""
-        for source, within, found in plan:
-            if within in wanted and os.path.isdir(within) and not found:
-                left_out = " ".join(map(_show, source.options.exclude))
-                why = f"; without what --exclude names: {left_out}" if left_out else ""
-                self._skip(within, f"has no file to index{why}", warning=True)
+        for source, tops, found in plan:
+            for top in filter(os.path.isdir, set(tops).intersection(wanted)):
+                if not any(_is_in(path, top) for path in found):
+                    left_out = " ".join(map(_show, source.options.exclude))
+                    why = f"; without what --exclude names: {left_out}" if left_out else ""
+                    self._skip(top, f"has no file to index{why}", warning=True)
 
     def sync(
         self, plan: Plan, progress: Progress = lambda _: None, stop: Stop = lambda: False
     ) -> None:
-        """Bring the index of (source, path within it, files there are) up to date.
+        """Bring the index of (source, paths within it, files there are) up to date.
 
         Calls `progress(files done)`. Files are read and encoded while others are written: half of
         the time for a short one is the disk's. Files that are gone are removed last, so that one
@@ -9108,8 +9152,8 @@ class Files:
                 self._is_stopped = True
                 readers.shutdown(wait=False, cancel_futures=True)
         self._is_stopped = False
-        for source, within, paths in plan:
-            self._remove_gone(source, within, set(map(str, paths)))
+        for source, tops, paths in plan:
+            self._remove_gone(source, tops, set(map(str, paths)))
         self._merge_renames()
         self._trim_cache()
 
@@ -9128,14 +9172,15 @@ class Files:
     def _is_new(self, path: Path, record: FileRecord | None) -> bool:
         return record is None or self.reread or is_dirty(path, record)
 
-    def _remove_gone(self, source: Source, within: Path, there: set[str]) -> None:
+    def _remove_gone(self, source: Source, tops: list[Path], there: set[str]) -> None:
+        wanted = _toward(tops)
         gone = {
             name: record
             for name, record in self.records(source).items()
-            if name not in there and _is_in(Path(name), within)
+            if name not in there and wanted(Path(name))
         }
         if gone:  # when the plan was made: others may have indexed newer files meanwhile
-            there = set(map(str, self.find(source, within)))
+            there = set(map(str, self.find(source, tops)))
             for folder in sorted({Path(name).parent for name in gone}):
                 if why := why_closed(folder):
                     self._skip(folder, f"{why}: once it can be, `index` again", True)
@@ -9165,7 +9210,7 @@ class Files:
     def _same_text(self, source: Source, record: FileRecord) -> Iterator[Path]:
         """The files of a source that are not in the index, and have the bytes of a record."""
         records = self.records()
-        for path in self.find(source, source.path):
+        for path in self.find(source, [source.path]):
             with contextlib.suppress(Skipped):
                 is_like = str(path) not in records and stat_file(path).size == record.seen.size
                 if is_like and sha256(read_file(path).data) == record.digest:
@@ -9239,14 +9284,14 @@ class Files:
         if row not in (rows := self.warnings if warning else self.skipped):
             rows.append(row)
 
-    def count_parts(self, source: Source, within: Path) -> int:
-        """How many parts of files at or below a path there are."""
+    def count_parts(self, source: Source, tops: list[Path]) -> int:
+        """How many parts of files at or below some paths there are."""
         sql = (
             "SELECT f.path, count(*) FROM items i JOIN files f ON f.id = i.file"
             " WHERE f.source = ? GROUP BY f.id"
         )
-        rows = self.database.rows(sql, source.id)
-        return sum(count for path, count in rows if _is_in(Path(path), within))
+        rows, wanted = self.database.rows(sql, source.id), _toward(tops)
+        return sum(count for path, count in rows if wanted(Path(path)))
 
     def part_at(self, path: Path, line: int) -> str | None:
         """The id of the part that a line of a file stands in."""
@@ -9268,21 +9313,22 @@ class Files:
     def facts(self, source: Source, scope: str) -> dict[str, Any]:
         """What `status` tells of a source."""
         records, shown = self.records(source), self.projects.shown
-        found = list(map(str, self.find(source, source.path)))
+        found = list(map(str, self.find(source, [source.path])))
         changed = [path for path in found if self.differs(Path(path), records.get(path))]
         return {
             "path": shown(source.path),
             "scope": scope,
             "files": len(records),
-            "chunks": self.count_parts(source, source.path),
-            "changed": sorted(map(shown, changed)),
+            "chunks": self.count_parts(source, [source.path]),
+            "new": sorted(map(shown, (path for path in changed if path not in records))),
+            "changed": sorted(map(shown, records.keys() & set(changed))),
             "missing": sorted(map(shown, records.keys() - set(found))),
             "gone": not os.path.lexists(source.path),
         }
 
     def report(self, plan: Plan) -> dict[str, Any]:
         """What came of `sync` for a plan."""
-        chunks = sum(self.count_parts(source, within) for source, within, _ in plan)
+        chunks = sum(self.count_parts(source, tops) for source, tops, _ in plan)
         embedded = sum(row["embedded"] for row in self.changes)
         skipped = {row["path"] for row in self.skipped}
         return {
@@ -9347,7 +9393,8 @@ class Files:
         text, left_out = redact(text, not self.secrets, lines=True)
         if UNCLOSED in left_out:
             self._skip(path, f"has left out {UNCLOSED}", warning=True)
-        kind = "markdown" if _patterns(FILE_GLOBS).match_file(path.name) else detect_type(text)
+        is_markdown = _matches(path, False, _rules(path.parent, FILE_GLOBS))
+        kind = "markdown" if is_markdown else detect_type(text)
         self.encoder.begin_loading()
         return kind, self._with_ids(path, split_file(text, kind, self.encoder.fits))
 
@@ -9510,15 +9557,6 @@ class Files:
                 )
 
 
-def without_repeats(plan: Plan) -> Plan:
-    """A plan without a path that is, or is in, another one of the same source."""
-    kept: Plan = []
-    for source, within, paths in sorted(plan, key=lambda row: len(row[1].parts)):
-        if not any(source.id == other.id and _is_in(within, top) for other, top, _ in kept):
-            kept.append((source, within, paths))
-    return kept
-
-
 def files_of_scope(
     projects: Projects, encoder: Encoder, scope: str, allow_secrets: bool = False
 ) -> Files:
@@ -9557,17 +9595,16 @@ def index_paths(
         read_pattern(pattern)  # is refused if it is none, before it is stored
     wanted = list(map(files.existing_path, paths))
     for path in wanted:
-        if not os.path.isdir(path) and _patterns(options.exclude).match_file(path.name):
+        if not os.path.isdir(path) and _matches(path, False, _rules(path.parent, options.exclude)):
             raise InvalidInput(f"{path} is named and left out by --exclude: nothing was indexed")
     if not wanted and not files.sources():
         raise InvalidInput("name a file or folder to index, e.g. MEMORY.md memory/")
     chosen = None if options == Options() else options
-    plan = without_repeats([row for path in wanted or [None] for row in files.plan(path, chosen)])
+    plan = files.plan(wanted, chosen)
     total(sum(len(found) for *_, found in plan))
     files.warn_of_empty(plan, wanted)
     files.sync(plan, progress, stop)
-    for path in wanted:
-        files.delete_empty_source(path)
+    files.delete_empty_sources(wanted)
     answer = files.report(plan) | {"seconds": round(time.monotonic() - start, 2)}
     notice = remark_on_vectors(files.database, files.encoder) or _outside(files.projects, wanted)
     return answer | ({"notice": notice} if notice else {})
@@ -9945,7 +9982,7 @@ def write_down(
     try:
         files = files_of_scope(projects, encoder, scope, allow_secrets)
         files.source_for(path.parent if path.parent.name == _NOTES else path, None)
-        files.sync(files.plan(path))
+        files.sync(files.plan([path]))
     except DatabaseError as error:
         remedy = f"the text stands in {source}, which `index {path}` takes up later"
         raise DatabaseError(f"{error}; {remedy}") from None
@@ -10161,7 +10198,7 @@ def _no_summary(printed: str) -> InvalidInput:
 
 def check_not_ignored(path: Path) -> None:
     """InvalidInput for a file that an index of its folder would leave out."""
-    if _is_ignored(path, False, _ignored_in(path.parent) + _ignored_above(path.parent)):
+    if _matches(path, False, _ignored_in(path.parent) + _ignored_above(path.parent)):
         reason = f"git ignores {path.name}, so that recall would not find it"
         raise InvalidInput(f"{reason}: nothing was changed")
 
@@ -12647,7 +12684,7 @@ def recall_status(projects: Projects, encoder: Encoder) -> dict[str, Any]:
         "cached_vectors": database.value("SELECT count(*) FROM embeddings"),
         "pending_chunks": count_pending(database),
         "sources": sources,
-        "dirty": sum(len(row["changed"]) + len(row["missing"]) for row in sources),
+        "dirty": sum(len(row[kind]) for row in sources for kind in ("new", "changed", "missing")),
     }
 
 
@@ -17687,7 +17724,7 @@ def render_status(answer: dict[str, Any]) -> Iterator[str]:
         if row["gone"]:
             command = f"index --remove {shlex.quote(row['path'])} --scope {row['scope']}"
             yield printable_name(f"{'gone':<16}if for good: sediment {command}")
-        for kind in ("changed", "missing"):
+        for kind in ("new", "changed", "missing"):
             lines = [printable_name(f"{kind:<16}{name}") for name in row[kind]]
             yield from _first_lines(lines, f"{kind:<16}and {{}} more")
     if not answer["sources"]:

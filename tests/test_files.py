@@ -5,6 +5,7 @@ import errno
 import itertools
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -22,7 +23,6 @@ import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pathspec import GitIgnoreSpec
 from program import git, repository
 from storage import TIMEOUT, consistent, open_memory, shared_encoder, values
 
@@ -315,6 +315,7 @@ def test_gitignore_exclude_links_and_hidden_files_are_heeded(memory: Memory, fol
     (folder / "docs" / ".gitignore").write_text("c.md\n!guide.md\n")
     (folder / "loop").symlink_to(folder)
     (folder / "link.md").symlink_to(folder / "b.md")
+    (folder / "gone.md").symlink_to("nowhere.md")
     found = {row["path"] for row in memory.index([folder])["changes"]}
     assert {str(Path(path).relative_to(folder)) for path in found} == {
         "MEMORY.md",
@@ -325,6 +326,72 @@ def test_gitignore_exclude_links_and_hidden_files_are_heeded(memory: Memory, fol
     assert answer["files"] == 2
     assert memory.index()["files"] == 2  # as it was told before
     assert rows(memory) == fresh(folder, globs=["*.txt"], exclude=["docs/", "M*"])
+
+
+def test_links_that_lead_elsewhere_are_named(memory: Memory, folder: Path) -> None:
+    (notes := folder.parent / "notes").mkdir()
+    (notes / "heron.md").write_text("The heron fishes at dawn.\n")
+    (folder / "memory").symlink_to(notes)
+    (folder / "docs" / "heron.md").symlink_to(notes / "heron.md")
+    (folder / "docs" / "tool").symlink_to("/bin/sh")
+    (folder / "ignored").symlink_to(notes)
+    (folder / ".gitignore").write_text("ignored\n")
+    told = memory.index([folder])["skipped"]
+    assert told == [
+        {"path": str(folder / name), "reason": f"is a link: name {target} if that is meant"}
+        for name, target in (("memory", notes), ("docs/heron.md", notes / "heron.md"))
+    ]
+    memory.index([folder / "memory"])
+    assert sources(memory, "When does the heron fish?")[0] == f"{notes}/heron.md:1-1"
+
+
+@pytest.mark.parametrize("place", ["info", "config", "default"])
+def test_what_a_repository_and_its_user_ignore_is_ignored(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    for name in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(name, str(home := folder.parent / "home"))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    (home / ".config" / "git").mkdir(parents=True)
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    lines = "draft*\n/docs/*.md\n!docs/guide.md\n"
+    if place == "info":
+        (folder / ".git" / "info" / "exclude").write_text(lines)
+    elif place == "config":
+        (home / ".gitconfig").write_text("[core]\n\texcludesFile = ~/mine\n")
+        (home / "mine").write_text(lines)
+    else:
+        (home / ".config" / "git" / "ignore").write_text(lines)
+    for name in ("draft.md", "docs/old.md", "docs/draft-2.md", "docs/kept/draft.md"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("Words.\n")
+    kept = found_below(folder, "!draft.md\n")
+    assert (
+        kept
+        == listed_by_git(folder)
+        == {"MEMORY.md", "draft.md", "docs/guide.md", "docs/kept/draft.md"}
+    )
+    below = {path.name for path in walk(folder / "docs", Options())}
+    assert below == {"guide.md", "draft.md"}
+
+
+def test_many_files_that_are_named_are_looked_for_once(
+    memory: Memory, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"docs/{number}.md" for number in range(50)]
+    for name in names:
+        (folder / name).write_text(f"Line {name}.\n")
+    memory.index([folder])
+    listed: list[Path] = []
+    entries = sediment._entries
+    monkeypatch.setattr(sediment, "_entries", lambda top: listed.append(top) or entries(top))
+    answer = memory.index(names)
+    assert (answer["files"], answer["chunks"], answer["changes"]) == (50, 50, [])
+    assert len(listed) < 10
+    (folder / names[7]).unlink()
+    assert memory.index(names)["removed"] == 1
+    assert memory.index(["docs", *names[:3]])["files"] == 50
+    assert values(memory, "SELECT count(*) FROM sources") == [1]
 
 
 LINKS = {  # what becomes a link, and whether that is a folder
@@ -448,13 +515,10 @@ def test_what_git_ignores_is_what_git_says(folder: Path, lines: str, wanted: set
     assert found_below(folder, lines) == listed_by_git(folder) == wanted
 
 
-NAMES = r"a b z - ] [ \ ^ ! 1 Q _ k- k~ k1 kk [z d/a d/[z d/k1"
+NAMES = r"a b z - ] [ \ ^ ! 1 Q _ k- k~ k1 kk [z d/a d/[z d/k1 d/z"
 BRACKETS = r"""
-[z-a] [z-ab] [!z-a] [a-\] [ [a a[ [] [!] []] [!]] []-a] [[:] [[:a] [[a] []a[] [[] [/] [!!] \[z [^a]
-[a-c-z] [--z] [a-] [-a] [!-a] [\]] [\a-b] [a-\b] [[:digit:] [a-[:digit:]] [[:alpha:]-z] [[:none:]]
-[a/b] /[^/] /[^/]* **/[a-z] *[!k] k[~~] k[a--] k[&&] [a||b] [[:punct:]z] k[![:digit:]] [^[:alnum:]_]
-[[:digit:]] k[[:lower:][:digit:]] [[:upper:]] [[:xdigit:]] [[:graph:]] k[[:print:]]
-[[:space:][:blank:][:cntrl:]]
+[ [a a[ [] [!] []] [!]] []-a] [[a] []a[] [[] [!!] \[z [^a] \* \?z a\b
+[a-c-z] [--z] [a-] [-a] [!-a] [\]] [\a-b] **/[a-z] *[!k] k[~~] k[a--] k[&&] [a||b] /* d/* d/[a-z]
 """
 
 
@@ -477,24 +541,22 @@ def test_brackets_of_a_gitignore_hold_what_git_says(tmp_path: Path) -> None:
     compare_with_git(tmp_path, gitignores, [f"{name}.md" for name in NAMES.split()])
 
 
-BYTEWISE = [
-    *("a.md\t", "[!a].md", "?.md", "??.md", "[é-è].md", "é.md", "à", "vu à.md", "vu\u2028z.md"),
-    *(
-        "\ufeffa.md\nz.md",
-        "a.md \r\nz.md \t\n",
-        "é.md\\ ",
-        "a.md  ",
-        " a.md",
-        "d/\t",
-        "\xa0",
-        "\\é.md",
-    ),
+@pytest.mark.parametrize("line", ["[[:alpha:]]", "[a", "[a/b]", "a\\"])
+def test_what_is_not_understood_in_a_gitignore_ignores_nothing(folder: Path, line: str) -> None:
+    (folder / "a").write_text("Words.\n")
+    assert len(found_below(folder, f"{line}\n*\n!*.md\n!docs\n")) == 2
+    assert len(found_below(folder, f"{line}\n")) == 2
+
+
+WHITE_SPACE = [
+    *("a.md\t", "vu\u2028z.md", "\ufeffa.md\nz.md", "a.md \r\nz.md \t\n", "é.md\\ ", "a.md  "),
+    *(" a.md", "d/\t", "\xa0", "à", "vu à.md", "#a.md", "\\#a.md", "!a.md", "\\!a.md", "/", "!"),
 ]
 
 
-def test_a_gitignore_is_read_by_the_byte_as_git_reads_it(tmp_path: Path) -> None:
+def test_white_space_and_marks_of_a_gitignore_are_read_as_git_reads_them(tmp_path: Path) -> None:
     names = ["a.md", "z.md", "é.md", "è.md", "à/a.md", "vu à.md", "d/z.md", "\xa0/é.md"]
-    compare_with_git(tmp_path, BYTEWISE, names)
+    compare_with_git(tmp_path, WHITE_SPACE, [*names, "#a.md", "!a.md"])
 
 
 FOLDERS_BELOW = [
@@ -539,21 +601,15 @@ def test_a_pattern_of_many_stars_takes_no_time(folder: Path, line: str) -> None:
     assert done.stdout == "3\n"
 
 
-_GLOB = st.lists(st.sampled_from(["*", "**", "?", "a", "b", "[ab]", "."]), min_size=1, max_size=5)
-_GLOBS = st.lists(_GLOB.map("".join), min_size=1, max_size=4).map("/".join)
-_NAME = st.lists(st.text("ab.", min_size=1, max_size=4), min_size=1, max_size=5).map("/".join)
-
-
-@settings(max_examples=500)
-@given(_GLOBS, st.sampled_from(["", "/"]), _NAME)
-def test_a_pattern_fits_what_it_fitted_with_retries(glob: str, end: str, name: str) -> None:
-    line = glob + end
-    as_git_reads_it = re.sub(r"(^|/)\*\*/$", r"\1**/*/", line)
-    try:
-        plain = GitIgnoreSpec.from_lines([as_git_reads_it])
-    except ValueError:
-        return
-    assert plain.match_file(name) == sediment._patterns((line,)).match_file(name)
+def test_many_patterns_match_what_they_match_in_git(tmp_path: Path) -> None:
+    chance = random.Random(11)
+    bits = ["*", "**", "?", "a", "b", "[ab]", "[!a]", "."]
+    parts = ["".join(chance.choices(bits, k=chance.randint(1, 3))) for _ in range(9)]
+    parts += ["**", "**", "**", "a", "b"]
+    lines = {"/".join(chance.choices(parts, k=chance.randint(1, 4))) for _ in range(200)}
+    gitignores = [line + chance.choice(["", "", "/"]) for line in sorted(lines)]
+    names = ["a", "b", "ab", "a/b", "b/a", "a/a/b", "b/ab/a", "ba/b.a/a", "a.b/b/a/b"]
+    compare_with_git(tmp_path, gitignores, [f"{name}/x.md" for name in names])
 
 
 def test_a_new_exclude_within_a_source_takes_out_what_it_names(
@@ -564,7 +620,7 @@ def test_a_new_exclude_within_a_source_takes_out_what_it_names(
     assert memory.index([folder])["files"] == 1
 
 
-@pytest.mark.parametrize("pattern", ["[", "[a-\\].md", "[[:none:]].md", "a.md\\", "!", "\ud800"])
+@pytest.mark.parametrize("pattern", ["[", "[[:none:]].md", "a.md\\", "!", "\ud800"])
 def test_what_is_no_pattern_is_refused_and_not_remembered(
     memory: Memory, folder: Path, pattern: str
 ) -> None:
@@ -2126,6 +2182,18 @@ def test_a_rescue_keeps_memories_and_leaves_files_to_the_index(
     memory.index()
     assert rows(memory) == good
     consistent(memory)
+
+
+def test_files_that_an_interrupted_index_left_are_new(memory: Memory, folder: Path) -> None:
+    looks = iter([False])
+    memory.index([folder], stop=lambda: next(looks, True))
+    (told,) = memory.status()["sources"]
+    assert (told["new"], told["changed"]) == (["docs/guide.md"], [])
+    assert f"{'new':<16}docs/guide.md" in list(render_status(memory.status()))
+    (folder / "MEMORY.md").write_text("Other words.\n")
+    (told,) = memory.status()["sources"]
+    assert (told["new"], told["changed"]) == (["docs/guide.md"], ["MEMORY.md"])
+    assert memory.status()["dirty"] == 2
 
 
 def test_another_model_and_a_repair_leave_a_good_index(memory: Memory, folder: Path) -> None:

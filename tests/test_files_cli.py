@@ -171,6 +171,15 @@ def test_a_file_that_may_not_be_read_is_told(here: Program) -> None:
     here.run("index", ".", preexec_fn=heed_permissions).check_returncode()
 
 
+@pytest.mark.skipif(os.name != "posix", reason="permissions")
+def test_a_folder_that_may_not_be_read_is_told(here: Program) -> None:
+    (shut := here.folder / "shut").mkdir(0)
+    done = here.run("index", ".", preexec_fn=heed_permissions)
+    shut.chmod(0o700)  # or nothing could clear it away
+    assert done.returncode == 0
+    assert f"skipped: {shut} cannot be read (Permission denied)" in done.stdout
+
+
 @pytest.mark.skipif(os.name != "posix", reason="permissions and links")
 @pytest.mark.parametrize("how", ["shut", "a link to itself"])
 def test_a_folder_elsewhere_that_cannot_be_entered_costs_no_answer(here: Program, how: str) -> None:
