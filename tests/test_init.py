@@ -15,7 +15,6 @@ import pytest
 from conftest import Run
 from program import Program, files, heed_permissions, repository
 
-TOOLS = ("store", "recall", "list", "forget")
 HELLO = {
     "jsonrpc": "2.0",
     "id": 1,
@@ -51,7 +50,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def is_instructed(text: str) -> bool:
     """Whether a text has the agent instructions, once."""
-    whole = all(text.count(f"mcp__sediment__{tool}") == 1 for tool in TOOLS)
+    whole = text.count("long-term memory") == text.count("[memory from sediment]") == 1
     return whole and text.count("<!-- sediment -->") == text.count("<!-- /sediment ") == 1
 
 

@@ -105,11 +105,22 @@ def test_handshake_may_be_repeated(wire: Wire) -> None:
     assert wire.handshake("2024-11-05")["protocolVersion"] == "2024-11-05"
 
 
-def test_instructions_are_short_and_name_the_tools_to_use(wire: Wire) -> None:
-    instructions = wire.handshake()["instructions"]
-    assert len(instructions) < 2048
-    assert instructions.index("recall") < 300
-    assert "store" in instructions
+def test_what_a_model_sees_is_short_and_the_descriptions_suffice_alone(wire: Wire) -> None:
+    instructions, listed = wire.handshake()["instructions"], tools(wire)
+    seen = [
+        {key: tool[key] for key in ("name", "description", "inputSchema")}
+        for tool in listed.values()
+    ]
+    assert (len(json.dumps(seen)) + len(instructions)) / 4 < 750  # tokens, about
+    told = {name: tool["description"] for name, tool in listed.items()}
+    for occasion in ("preference", "corrects", "decides", "took effort", "Do not store"):
+        assert occasion in told["store"]
+    assert re.search("may_replace .* call store again .* replace_id", told["store"])
+    for occasion in ("start a task", "before you ask the user", "No result means"):
+        assert occasion in told["recall"]
+    for text in (told["recall"], instructions):
+        assert sediment.MEMORY_BEGIN.removesuffix(":") + "]" in text
+    assert instructions.index("recall") < instructions.index("store") < 300
 
 
 def test_a_byte_order_mark_before_the_first_line_is_passed_over(wire: Wire) -> None:
