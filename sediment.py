@@ -1684,13 +1684,27 @@ def closed_folders(top: Path) -> Iterator[tuple[Path, str]]:
     return ((folder, why) for folder in folders if (why := why_closed(folder)))
 
 
+@functools.cache
+def languages_of() -> dict[str, list[str]]:
+    """The languages of which a word is a function word."""
+    languages: dict[str, list[str]] = {}
+    for language, words in json.loads(asset("function_words.json")).items():
+        for word in words.split():
+            languages.setdefault(word, []).append(language)
+    return languages
+
+
 # ---------------------------------------------------------------------------------------------
 # Secrets
 #
 # A memory is kept for years and shown to whoever asks, so what looks like a credential is
 # replaced before it is stored, logged or embedded. A known form is redacted in doubt: one that
-# was harmless costs a look-up, one that is kept costs a new key. After a name like "password"
-# the value must look like a secret, since programs speak of passwords all day.
+# was harmless costs a look-up, one that is kept costs a new key.
+#
+# Any other secret is known by its name: any words and a word for a secret (`_NAMES`), something
+# that gives it a value, or nothing (`_FORMS`), and the value. The value goes if it looks as much
+# like a secret as its name and its form demand (`_strength`), and is not written in place of one
+# (`_is_literal`). All that is judged by the sentences in tests/test_secrets.py.
 # ---------------------------------------------------------------------------------------------
 
 
@@ -1711,82 +1725,127 @@ def marked_forms() -> dict[str, list[tuple[str, int, str, _Pattern]]]:
     return marked
 
 
-# Of languages whose grammar `_GIVEN` does not know.
-_FOREIGN_NAMES = ("lösenord", "hasło", "пароль", "密码", "密碼", "口令", "パスワード", "비밀번호")
-# The last word of a name that may have a secret for its value, in lower case; and the kind of
-# secret if it is no password.
-_SECRET_NAME = _Pattern(
-    r"(passw(?:or[dt]|d)|pass(?:phrase|code)|kennwort|mot[ _-]de[ _-]passe|contrase(?:ñ|n\u0303?)a"
-    rf"|parola d['’]ordine|senha|wachtwoord|{'|'.join(_FOREIGN_NAMES)}"
-    r"|pass|pwd|pw|secret|token|credentials?|auth|key)"
+# The last words of names for secrets, in lower case; the kind of secret; and how much its value
+# must look like one (`_strength`), in a setting (NAME=) and elsewhere. Each alternative begins with
+# a letter, by which re skips what has none of them.
+_NAMES = {
+    r"passw(?:or[dt]|d)|passphrase|seed phrase|recovery phrase|passcode|pwd|kennwort"
+    r"|mot[ _-]de[ _-]passe|contrase(?:ñ|n\u0303?)a|parola d['’]ordine|senha|wachtwoord": (
+        "password", 1, 1
+    ),
+    # of languages whose ordinary words are not known
+    "lösenord|hasło|пароль|密码|密碼|口令|パスワード|비밀번호": ("password", 1, 3),
+    "pass|pw": ("password", 1, 4),
+    "secret|credentials?": ("secret", 4, 5),
+    "token|auth": ("token", 5, 5),
+    "key|schlüssel|clé(?: d['’])?(?: ?api)?|clave(?: de api)?": ("key", 5, 6),
+}  # fmt: skip
+_NAME = _Pattern(
+    rf"({'|'.join(_NAMES)})"
     r"(?:[_-]?(?:prod(?:uction)?|dev|staging|test|live|old|new|\d{1,2})|(?<=key)_base)?"
     r"(?:(?!\w)|(?<=[码碼令ド호]))"
 )
-_GENERATED = {"key": "key", "token": "token", "auth": "token", "secret": "secret"}
-_GENERATED |= dict.fromkeys(("credential", "credentials"), "secret")
-# Before the name: words that make a key secret, words that make it public, a heading, the dashes
-# of an option, and words after which the value may follow without a sign such as "=".
+# Words before "key" that make it secret, and words before "key" or "token" that make it public.
 _SECRET_KEY = _Pattern(
     r"(?:access|account|admin|api|app|auth|client|deploy|encryption|license|master|private|secret"
     r"|service|session|shared|signing|storage|webhook)[ _.-]?$"
 )
-_OTHER_KEY = _Pattern(
+_PUBLIC_KEY = _Pattern(
     r"(?:cache|primary|sort|foreign|pub|public|partition|row|hash|index|idempotency|lookup|object"
     r"|bucket|host|registry|group|routing|natural|unique|search|site|page|next|publishable|lock"
     r"|change|request|continuation|cursor|csrf|xsrf|build|commit|content|state)[ _-]?$"
     r"|(?:hash|sum|sha1) of (?:the |an? )?$"
 )
-_HEADING_BEFORE = _Pattern(r"(?:^|\n)#{1,6} [\w /-]*$")
-_OPTION = _Pattern(r"(?:^|\s)--?[\w-]*$")
-_USED = _Pattern(
-    r"(?:\b(?:with|using|used?|tried|enter(?:ed)?|typed|mit|avec|con"
-    r"|(?:login|user(?:name)?)[ :=]+\S+)|,)"
-    r" (?:the |a |and |dem |le |la )?$|\((?:the )?$|(?:^|\n)"
-    r"(?:env|set|setenv) [\w-]*$|\b(?:set|chang\w+|reset\w*|rotat\w+|updat\w+) (?:\w+ ){0,3}$"
+# What closes a name, and its type: password", **password**, password: str =
+_CLOSE = _Pattern(r"""(?:\\?["'`]\]?|\*\*)?(?:[ \t]?:[ \t]?[\w&.\[\]<>|]{1,30}(?= = ))?""")
+_SIGN = (  # `value` as in {name: PASSWORD, value: x}
+    r"""(?:["']? ?[,:{]?\s{0,20}\\?["']?(?:value|default)\\?["']?)?"""
+    r"[ \t]*(?:[:=]>|:?={1,3}|!=|:-?(?![:?])| (?:\||-|–|—|→|->|<-)(?= ))(?:\*\*)?"
 )
-# After the name: what gives it a value, and the value, unless that is an assignment itself.
-_GIVEN = _Pattern(
+_BLOCK = (  # of YAML, to the first line of the value
+    r"[|>][-+\d]{0,2}[ \t]{0,9}(?:#[^\n]{0,99})?(?:[ \t]{0,40}\r?\n){1,3}(?P<indent>[ \t]{1,40})"
+)
+_ANY = r"(?: (?![iI]s\b|[wW]as\b)[\w@%'’/-]{1,40}+(?:\.[\w@'’/-]{1,40})?+)"  # a word
+_FOR = (
+    r"(?: (?i:for|of|on|in|to|für|vo[nm]|zu[mr]?|de[rsl]?|d[ui]|pour|para|per|dell[ao]|do|till"
+    rf"|för|от|для|к|d['’]\w{{1,40}}){_ANY}{{0,6}}+| \([\w .-]{{1,40}}\))"
+)
+_IS = (
+    r" (?:(?i:is|was)(?: (?:now|still|currently|always|just))?(?: (?:changed|set|reset)\w* to)?"
+    r"|(?:changed|set|reset) to):?"
+)
+_IST = (
+    r" (?i:is|was|ist|war|lautet|hei(?:ß|ss)t|est|était|es|era|è|é|wurde (?:\w+ ){0,3}auf"
+    r"|(?:a été|ha sido|fue|è stat[ao]) \w+ (?:en|à|a|in|por|par))"
+    r"(?: (?i:jetzt|nun|noch|immer|wieder|maintenant|désormais|toujours|ahora|ora|adesso))*+:?"
+)
+
+
+class _Form(NamedTuple):
+    """A form in which a name is given a value."""
+
+    closed: int  # the least `_strength` of a password that is quoted or ends its clause
+    loose: int  # the least of any other password
+    between: _Pattern  # what stands between the name and the value
+    before: _Pattern  # what must stand before the name
+
+
+_FORMS = [
+    _Form(closed, loose, _Pattern(between), _Pattern(before))
+    for closed, loose, between, before in (
+        # password: |, and the value on lines of its own
+        (2, 4, rf"{_SIGN} ?{_BLOCK}", ""),
+        # password: x, PASSWORD=x, password → x, | password | x |
+        (2, 3, rf"(?! = [^\"'`]){_SIGN}[ \t]{{0,9}}(?:\*\* ?)?(?=\S)", ""),
+        # password = x, on a line of its own; in a program a plain word is a variable
+        (2, 3, " = ", r"(?:^|\n)[\w.-]*$"),
+        (3, 3, " = ", ""),
+        # password:⏎ x
+        (4, 5, rf"{_SIGN}[ \t]{{0,9}}\r?\n\s{{0,9}}", ""),
+        # ## Password⏎⏎ x
+        (5, 5, r" ?#{0,6}(?:\r?\n){1,2}(?=\S{6,200}+\s*?(?:\n|$))", r"(?:^|\n)#{1,6} [\w /-]*$"),
+        # <password>x</password>
+        (2, 3, r">(?=[^<>\s]{1,200}</)", ""),
+        # password for the server: x, the password (prod) is now x
+        (2, 3, rf"(?:{_FOR} ?[:=]|{_FOR}?{_IS}) ", ""),
+        # the token that CI uses is x, das Passwort für den Server lautet x
+        (3, 4, rf"{_ANY}{{0,8}}?{_IST} ", ""),
+        # パスワードは x
+        (3, 4, r""" ?(?:：|[是为為はが는은](?= ?["'「]?[!-~]{6}))\s{0,9}""", ""),
+        # --password x
+        (2, 3, r"[ \t]{1,9}(?!-)", r"(?:^|\s)--?[\w-]*$"),
+        # changed the password to x
+        (4, 4, " (?:to|from|auf|en|à) ", r"\b(?i:set|chang|reset|rotat|updat)\w* (?:\w+ ){0,3}$"),
+        # password("x", login with password x
+        (4, 4, r"""[,(](?= ?["']) ?| \(?|[ \t]{1,9}""", ""),
+    )
+]  # fmt: skip
+# Several words that end their clause, behind a colon or an equals sign.
+_PHRASE = _Pattern(
+    r"""(?<=[:=] )([^\s"'`<>,;:|=()\0-]{2,30}(?: (?!-)[^\s"'`<>,;:|=()\0]{1,30}){1,23}?)"""
+    r"(?=[.,;]? *(?:\n|$)|[,;] )"
+)
+# Anything in quotes, or to the next space; unless that is an assignment itself.
+_VALUE = _Pattern(
     r"""
-    (?: \\?["'`]\]? | \*\* )?  # what closes the name
-    (?: [ \t]?:[ \t]?[\w&.\[\]<>|]{1,30}(?=[ ]=[ ]) )?  # its type
-    (?: (?P<sign> ["']?[ ]?[,:{]? \s{0,20} \\?["']?(?:value|default)\\?["']? \s{0,9} [:=] \s{0,9}
-          | [ \t]* (?: [:=]> | :?={1,3} | != | :-?(?![:?]) | [ ](?:\||-|–|—|→|->|<-)(?=[ ]) )
-            (?:\*\*)? \s{0,9} (?:\*\*)?
-          | [ ]?\#{0,6} (?:\r?\n){1,2} (?=\S{6,200}+[ \t]*(?:\r?\n|$))  # below a heading
-          | > (?=[^<>\s]{1,200}</)
-          | [ ]? (?: ： | [是为為はが는은] (?=[ ]?["'「]?[!-~]{6}) ) \s{0,9} )
-      | (?: [ ](?i:for|of|on|in|to|für|vo[nm]|zu[mr]?|de[rsl]?|d[ui]|pour|para|per|dell[ao]
-                  |do|till|för|от|для|к
-                  |d['’]\w{1,40})
-              (?:[ ](?!(?i:is|was)\b) [\w@%'/-]{1,40}+ (?:\.[\w@'/-]{1,40})?+ ){0,6}+
-            | [ ]\([\w .-]{1,40}\) )?
-        (?: [ ]?: | [ ]= | [ ](?i:is|was)\b (?:[ ](?:now|still|currently|always|just))?
-            (?: [ ](?:changed|set|reset|updated|rotated)[ ]to\b )? :? ) [ ]
-      | (?P<foreign> (?:[ ](?!(?:ist|est|es|è)\b) [\w@%'’/-]{1,40}+ (?:\.[\w@'’/-]{1,40})?+ ){0,8}?
-            [ ](?i:ist|war|lautet|hei(?:ß|ss)t|est|était|es|era|è|é|wurde[ ](?:\w+[ ]){0,3}auf
-              |(?:a[ ]été|ha[ ]sido|fue|è[ ]stat[ao])[ ]\w+[ ](?:en|à|a|in|por|par))\b
-            (?:[ ](?i:jetzt|nun|noch|immer|wieder|maintenant|désormais|toujours|ahora|ora|adesso))*+
-            :? [ ] )
-      | (?P<beside> [,(] (?=[ ]?["']) [ ]? | [ ](?:(?:to|as|from|auf|en|à)[ ])?\(? | [ \t]{1,9} ) )
-    (?(sign) (?P<block> [|>][-+\d]{0,2} [ \t]{0,9} (?:\#[^\n]{0,99})?  # of YAML
-        (?:[ \t]{0,40}\r?\n){1,3} (?P<indent>[ \t]{1,40}) )? )
-    (?! [bfru]{0,2}[\\"'`]{0,4}[\w.-]{0,20}(?i:passw|secret|token|key|pwd)\w{0,9}[=:] )
+    (?! [bfru]{0,2}[\\"'`]{0,4}[\w.-]{0,20}(?i:passw|secret|token|key|pwd)\w{0,9}[=:]
+      | [|>][-+\d]{0,2}(?:\s|$) )
     (?: [$@]?[bfruBFRU]{0,2} (?P<quote> \\? (?:["']{3}|["'`]) )
-          (?P<quoted> (?: [^\\"'`\n]{1,60} | (?!(?P=quote)) (?: \\. | [^\n] ) ){1,40}+ ) (?P=quote)
+          (?P<quoted> (?: [^\\"'`\n\0]{1,60} | (?!(?P=quote)) (?: \\. | [^\n\0] ) ){1,40}+ )
+          (?P=quote)
       | (?: ["'`](?![\s+.,)|]) )?
-        (?P<bare> (?: [^\s"'`,;&<\\]{1,60} | \\(?![nrt]) | <(?![/A-Za-z])
+        (?P<bare> (?: [^\s"'`,;&<\\\0]{1,60} | \\(?![nrt]) | <(?![/A-Za-z])
           | [,;&] (?! [ ]?[\w.-]{1,30}[ ]?[=:] | [#\w]{2,6}; | \s | $ ) ){1,10}+ ) )
     """,
     re.VERBOSE,
 )
-_REST = _Pattern(r"[^\s\"'`]*")  # of a value that is longer than `_GIVEN` reads
-# Of a value with a space in it, the last word of the line.
-_MORE = _Pattern(r"(?: (?=[A-Za-z]{0,20}\d)(?=\d{0,20}[A-Za-z])\w{3,40}[!?]?(?=\s*(?:\n|$)))?")
+_INNER = _Pattern(r"[/?](?=[\w.-]{0,20}(?i:passw\w{0,9}|secret|token|key|pwd)[=:])")  # x/token=y
+_REST = _Pattern(r"[^\s\"'`\0]*")  # of a value that is longer than `_VALUE` reads
 _ENDS = _Pattern(r"[.!]?(?:\s*$|\s*\n|[\"'`<;&])|\s+[-\\]")
 # What manuals write in place of a secret.
 _EXAMPLE = _Pattern(
     r"(?i)example|placeholder|change.?(?:me|this|it)|replace.?(?:me|this|with)|your[\W_]|dummy"
-    r"|(?-i:x{5}|X{5})|[*•#.]{3}|…|_{4}|redacted|\[private|\btodo\b|\binsert\b"
+    r"|(?-i:x{5}|X{5})|[*•#.]{3}|…|_{4}|redacted|\btodo\b|\binsert\b"
     r"|(?:my|some|test|fake|the)[\W_]?(?:secret|passw|token|(?:api[\W_]?)?key)"
 )
 # What refers to a secret or is none: a variable, a template, a path, an address, a cipher.
@@ -1796,7 +1855,7 @@ _REFERENCE = _Pattern(
     r"|.*(?:\$\{[A-Z_]{2}|[$#]?\{(?:\d|[a-z_][\w.]*)?\}|\w://)|function\b|\w+=>"
     r"|[!@*&:]+[A-Za-z_.]+\d{0,2}$|arn:|ssh-|0x(?:\w{1,8}|\w{40})$|[\s+,.)&].*[\s+,.(&]$|[0-9A-F]{40}$"
     r"|[~.]{0,2}/[A-Z]?[a-z_.-]{2,}\d{0,2}/[\w./-]*$|~?\.{0,2}/[a-z_.-]+$|[Nn]/[Aa]$|SHA\d+:"
-    r"|[\w.-]+:\d{2,5}$|\d{4}-\d\d-\d\d"
+    r"|[\w.-]+:\d{2,5}$|\d{4}-\d\d-\d\d|[\w/]+\.\w+::|[A-Z]{2,9}-\d{1,6}$|v?\d+(?:\.\d+)+$|\d{1,3}(?:[-–]\d{1,4}|\+)$|[a-z-]+-[\da-z]{8,10}-[\da-z]{5}$"
     r"|(?i:(?:sha|md|base|utf|oauth|argon|pbkdf|aes|rsa|[hr]s)[-_]?\d{1,4}[a-z-]{0,8}|v\d+|\d{1,3}-[^\W\d_]+)$"
 )
 # What programs write in place of a secret: a call, a subscript, an attribute, a variable.
@@ -1807,17 +1866,17 @@ _CODE = _Pattern(
     r"|\w*(?:Auth|Credential|Key|Password|Secret|Token)(?:s|Types?)?$"
     r"|(?i:pass(?:wd|word)?|pwd?|secret|token|key|credentials?)\d{0,2}$"
 )
-# Words that describe a secret, or its type.
+# Words that describe a secret, its type or its place, beside those of `function_words.json`.
 _ORDINARY = _Pattern(
-    r"(?i)(?<![^\W_])(?:all|and?|any|an?|are|at|be|by|for|from|has|here|if|in|it|not|of|on|one|only"
-    r"|or|the|then|th?is|to|too|with|you|always|never|can(?:not)?|must|should|none|null?|nil|true"
-    r"|false|no|off|empty|blank|unset|default|optional|reset|mandatory|(?:in)?(?:correct|valid)|weak"
-    r"|wrong|strong|secure|str|string|text|(?:var)?char|bytes|bytearray|int|integer|number|bool"
-    r"|boolean|object|password|passw?d?|passphrase|secret|token|key|hidden|sample|option|command"
-    r"|plain|plaintext|prompt|input|value|field|login|user|username|name|e?mail"
-    r"|nicht|falsch|richtig|(?:un)?gültig|erforderlich|nötig|leer|geheim|obligat\w+|requi[sr]\w*"
+    r"(?i)always|never|cannot|none|null?|nil|true|false|empty|blank|unset|default|optional|reset"
+    r"|mandatory|(?:in)?(?:correct|valid)|weak|wrong|strong|secure|str|string|text|(?:var)?char"
+    r"|bytes|bytearray|int|integer|number|bool|boolean|object|password|passw?d?|passphrase|secret"
+    r"|token|key|hidden|sample|option|command|plain|plaintext|prompt|input|value|field|login|user"
+    r"|username|name|e?mail|hash|length|policy|rotation|manager|due|done|gone|lost|known|kept|set"
+    r"|sent|new|old|long|short|public|bad|good|easy|hard|see|ask|check|vault|siehe|voir|см"
+    r"|falsch|richtig|(?:un)?gültig|erforderlich|nötig|leer|geheim|obligat\w+|requi[sr]\w*"
     r"|oubli\w+|olvid\w+|richiest\w|dimentic\w+|sbagliat\w|vac[ií][ao]|vuot[ao]|vide"
-    r"|(?-i:[A-Za-z]?[a-z]{1,18}(?:s|ed|ing|ive|[ai]ble)))(?![^\W_])"
+    r"|(?-i:[A-Za-z]?[a-z]{1,18}(?:s|ed|ing|ive|[ai]ble))"
 )
 _WORDS = _Pattern(r"[^\W\d]+(?:[ _'’-][^\W\d]+)*$")
 _RUNS = _Pattern(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
@@ -1825,7 +1884,7 @@ _PRIVATE_TAG = _Pattern(r"(?i)(?<!\*)<\s{0,9}(?:private(?:\s[^<>]*)?/?|(/)\s{0,9
 # Where a credential may begin: not within a word, but after \n or %3D.
 _WORD_START = _Pattern(r"(?<![^\W_])|(?=\W)|(?<=\\[nrt])|(?<=%[0-9A-Fa-f][0-9A-Fa-f])")
 _INVISIBLE = _Pattern("[\u200b\u2060\ufeff\u00ad]")
-_REDACTED = _Pattern(r"\[redacted: [^\[\]\n]*\]")  # the mark in the place of a credential
+_MARKS_LEFT = _Pattern(r"\[(?:private|redacted: [a-z ]{3,30})\]")  # in the place of a secret
 UNCLOSED = "all after an unclosed <private>"  # a kind of what was taken out, beside "private"
 
 
@@ -1892,10 +1951,11 @@ def _redacted(
     lowered = text.replace("İ", "i").lower()  # as long as the text: no other letter grows
     spans = list(_private(text, lowered))
     if secrets:
-        found = [*_credentials(text, lowered), *_assigned(text, lowered)]
+        rest, lowered = _without_marks(text), _without_marks(lowered)
+        found = [*_credentials(rest, lowered), *_assigned(rest, lowered)]
         values = ((text[start:stop], kind) for start, stop, kind in found)
         known |= {value: kind for value, kind in values if _may_repeat(value)}
-        spans += [*found, *_repeated(text, known)]
+        spans += [*found, *_repeated(rest, known)]
     kept, kinds, end = [], [], 0
     for start, stop, kind in sorted(spans, key=lambda span: span[0]):
         if start >= end:
@@ -1905,6 +1965,11 @@ def _redacted(
             kinds.append(kind)
         end = max(end, stop)
     return "".join([*kept, text[end:]]), kinds
+
+
+def _without_marks(text: str) -> str:
+    """The text with NUL for each character of a mark, in which nothing is looked for."""
+    return _MARKS_LEFT.sub(lambda mark: "\0" * len(mark[0]), text)
 
 
 def _private(text: str, lowered: str) -> Iterator[tuple[int, int, str]]:
@@ -1941,32 +2006,63 @@ def _credentials(text: str, lowered: str) -> Iterator[tuple[int, int, str]]:
 
 def _assigned(text: str, lowered: str) -> Iterator[tuple[int, int, str]]:
     """(start, end, kind) of the values that are given to names for secrets."""
-    end = 0  # of the last value: names within it are none
-    for name in _SECRET_NAME.finditer(lowered):
-        given = _GIVEN.match(text, name.end()) if name.start() >= end else None
-        if not given:
-            continue
-        start, stop = given.span("quoted" if given["quoted"] else "bare")
-        value = text[start:stop]
-        if given["bare"]:
-            value = value.rstrip(".,:;?)]}>*_|\\&。")
-            # A call or an address has names of its own.
-            end = start if re.search(r"[({=]", value) else stop
-            if _CODE.match(value[:200]):
-                continue
-        stop = start + len(value)
-        # The cheapest check first: a value that has names in it is looked at again from each.
-        needed = _needed(name, given, stop)
-        if needed < 9 and _strength(value[:80]) >= needed and _is_literal(value):
-            if len(value) >= 500:
-                stop = _REST.match(text, stop).end()
-            if given["block"]:  # all that is indented like its first line
-                more = re.compile(rf"[^\r\n]*(?:\r?\n{given['indent']}[^\r\n]*)*")
-                stop = more.match(text, stop).end()  # pyright: ignore
-            if given["bare"] and (given["sign"] or "").strip() == ":":
-                stop = _MORE.match(text, stop).end()  # pyright: ignore
-            end = stop
-            yield start, stop, _GENERATED.get(name[1], "password")
+    end = 0  # of the last secret: names within it are none
+    for name in _NAME.finditer(lowered):
+        if name.start() >= end and (row := _kind_of(name, text)):
+            found = (_given(text, name, form, *row[1:]) for form in _FORMS)
+            if span := next(filter(None, found), None):
+                end = span[1]
+                yield *span, row[0]
+
+
+def _given(
+    text: str, name: re.Match[str], form: _Form, in_setting: int, elsewhere: int
+) -> tuple[int, int] | None:
+    """(start, end) of the secret that the name is given in this form."""
+    link = form.between.match(text, _CLOSE.match(text, name.end()).end())
+    if not link or not form.before.search(text[max(name.start() - 40, 0) : name.start()]):
+        return None
+    phrase = _PHRASE.match(text, link.end()) if elsewhere < 4 else None
+    if phrase and _strength(phrase[1]) >= 4:
+        return phrase.span(1)
+    given = _VALUE.match(text, link.end())
+    if not given:
+        return None
+    start, stop = given.span("quoted" if given["quoted"] else "bare")
+    if given["bare"]:
+        stop = start + len(_INNER.split(given["bare"])[0].rstrip(".,:;?)]}>*_|\\&。"))
+    value, is_closed = text[start:stop], given["quoted"] or _ENDS.match(text, stop)
+    is_setting = "=" in link[0] and text[name.start() : name.end()].isupper()
+    needed = max(elsewhere, form.closed if is_closed else form.loose)
+    if _strength(value[:80]) < (in_setting if is_setting else needed) or not _is_literal(value):
+        return None
+    if given["bare"] and _CODE.match(value[:200]):
+        return None
+    return start, _end_of(text, start, stop, link)
+
+
+def _end_of(text: str, start: int, stop: int, link: re.Match[str]) -> int:
+    """Where a secret ends that is longer than `_VALUE` reads, or indented under its name."""
+    if stop - start >= 500:
+        stop = _REST.match(text, stop).end()
+    if indent := link.groupdict().get("indent"):
+        stop = re.compile(rf"[^\r\n]*(?:\r?\n{indent}[^\r\n]*)*").match(text, stop).end()  # pyright: ignore
+    return stop
+
+
+def _kind_of(name: re.Match[str], text: str) -> tuple[str, int, int] | None:
+    """The row of `_NAMES` for a name; None if it is the end of another word, or a public key."""
+    begin, word = name.start(), text[name.start() : name.end()]
+    before = name.string[max(begin - 40, 0) : begin]
+    kind, setting, least = next(_NAMES[all] for all in _NAMES if re.fullmatch(all, name[1]))
+    is_secret_key = kind == "key" and _SECRET_KEY.search(before)
+    is_camel_case = word[0].isupper() and text[begin - 1].islower()
+    is_within_word = before[-1:].isalpha() and word.isascii() and not is_camel_case
+    if is_within_word and len(name[1]) < 5 and not is_secret_key:
+        return None
+    if name[1] in ("key", "token") and _PUBLIC_KEY.search(before):
+        return None
+    return kind, setting, 5 if is_secret_key else least
 
 
 def _may_repeat(value: str) -> bool:
@@ -1976,12 +2072,10 @@ def _may_repeat(value: str) -> bool:
 
 
 def _repeated(text: str, known: dict[str, str]) -> Iterator[tuple[int, int, str]]:
-    """(start, end, kind) of all places of known secrets. Not within a mark: a secret that is a part
-    of its own mark would be replaced without end."""
-    rest = _REDACTED.sub(lambda mark: "\0" * len(mark[0]), text) if known else ""
+    """(start, end, kind) of all places of known secrets."""
     for value, kind in itertools.islice(known.items(), REPEATED_SECRETS):
         stop = 0
-        while (start := rest.find(value, stop)) >= 0:
+        while (start := text.find(value, stop)) >= 0:
             stop = start + len(value)
             yield start, stop, kind
 
@@ -1990,79 +2084,58 @@ def _strength(value: str) -> int:
     """How much a value looks like a secret: 1 and 2 are words, 3 has digits or signs, 4 letters
     and digits, 5 comes from a machine, 6 is so long that nothing else looks like it."""
     mixed = [part for part in re.findall("[A-Za-z0-9]+", value) if _mixed(part)]
+    if " " in value:
+        longest = max(value.split(), key=len, default="")
+        is_machine_made = len(longest) > 20 and _strength(longest) >= 5
+        return 5 if is_machine_made else _strength_of_words(value, bool(mixed))
     size, runs = sum(map(len, mixed)), sum(len(_RUNS.findall(part)) for part in mixed)
     cased = value.lower() != value != value.upper()
     digits = re.search(r"\d", value)
-    signs = len(set(re.findall(r"[^\w\s./:%-]", value))) + 2 * cased
+    signs = len(set(re.findall(r"[^\w./:%-]", value))) + 2 * cased
     if 8 <= size < (5 if size < 20 else 7) * runs and runs > 2 and 3 * size >= len(value) >= 10:
         return 6 if cased and 20 <= len(value) < 3 * runs else 5
-    if len(value) >= 12 and signs >= 3 and " " not in value and digits:
+    if len(value) >= 12 and signs >= 3 and digits:
         return 5
-    if _WORDS.match(value) and not mixed:
-        return 0 if _is_ordinary(value) or len(value) < 3 else 1 + value.islower()
-    if " " in value and len(value) <= 40:
-        odd = not _is_ordinary(value) or re.search(r"[A-Za-z]\d[A-Za-z]{2}", value)  # s3cret
-        return 1 + bool(mixed) if digits and odd else 0
-    if len(value) < 3 or " " in value:
+    if len(value) < 3:
         return 0
+    if _WORDS.match(value) and not mixed:
+        return 0 if _is_ordinary(value) else 1 + value.islower()
     return 4 if len(value) >= 6 and (mixed or digits) and re.search(r"[^\W\d]", value) else 3
 
 
+def _strength_of_words(value: str, is_mixed: bool) -> int:
+    """`_strength` of several words: 0 of a plain sentence, 4 of words that nobody would say so."""
+    words = value.lower().split()
+    if _is_ordinary(value) or not languages_of().keys().isdisjoint(words):
+        is_disguised = re.search(r"[A-Za-z]\d[A-Za-z]{2}", value) and len(value) <= 40  # s3cret
+        return 2 if is_disguised else 0
+    if is_mixed or re.search(r"\d{4}|\d[!?#$]", value):
+        return 4
+    is_plain = any(map(_ORDINARY.fullmatch, words)) and not re.search(r"\d", value)
+    if len(words) >= PASSPHRASE and value.replace(" ", "").isalnum() and not is_plain:
+        return 4
+    return 1 + value.islower()
+
+
 def _is_ordinary(value: str) -> bool:
-    """Whether a third of its words describe a secret or its type."""
-    return 3 * len(_ORDINARY.findall(value)) >= len(re.split("[ _'’-]", value))
+    """Whether a third of its words describe a secret or its type, or tell nothing."""
+    words = [word for word in re.split(r"[\W_]*[ _'’-][\W_]*", value.lower()) if not word.isdigit()]
+    plain = [word for word in words if _ORDINARY.fullmatch(word) or word in languages_of()]
+    return 3 * len(plain) >= len(words)
 
 
 def _mixed(part: str) -> bool:
     """Whether letters and digits, or lower and upper case, are mixed."""
     if part.isalpha():
-        return 4 <= len(part) < 2.7 * len(_RUNS.findall(part))
+        return 4 <= len(part) < (2.7 if len(part) < 20 else 3.4) * len(_RUNS.findall(part))
     return not part.isdigit()
-
-
-def _needed(name: re.Match[str], given: re.Match[str], stop: int) -> int:
-    """The `_strength` that a value must have after this name and sign; none has 9."""
-    text, begin = given.string, name.start()
-    before, word = name.string[max(begin - 40, 0) : begin], text[begin : name.end()]
-    sign, beside = given["sign"] or "", given["beside"] or ""
-    secret_key = name[1] == "key" and _SECRET_KEY.search(before)
-    camel_case = word[0].isupper() and text[begin - 1].islower()
-    within_word = before[-1:].isalpha() and name[1].isascii() and not camel_case
-    if within_word and len(name[1]) < 5 and not secret_key:
-        return 9
-    is_setting = word.isupper() and "=" in sign
-    below = "\n" in sign and not sign.strip(" #\r\n")
-    if below and not _HEADING_BEFORE.search(before):
-        return 9
-    if name[1] in _GENERATED:
-        if name[1] in ("key", "token") and _OTHER_KEY.search(before):
-            return 9
-        if name[1] == "key" and not secret_key:
-            return 5 if word == "KEY" and not beside else 6
-        return 4 if is_setting and word == "SECRET" else 5
-    option = beside.isspace() and _OPTION.search(before) and text[given.start("bare")] != "-"
-    if beside and not option:
-        used = len(name[1]) > 4 and (given["quoted"] or _USED.search(before))
-        return 4 if used else 9
-    if is_setting:
-        return 1
-    if name[1] in ("pass", "pw"):
-        return 9 if word.isupper() else 4
-    ends = _ENDS.match(text, stop)
-    if given["foreign"] or name[1] in _FOREIGN_NAMES:
-        return 3 if ends else 4
-    if "\n" in sign:
-        return 4 if ends and not below else 5
-    if sign.strip() == "=" != sign and not re.search(r"(?:^|\n)[\w.-]*$", before):
-        ends = None  # an assignment in a program
-    return 2 if given["quoted"] or ends else 3
 
 
 def _is_literal(value: str) -> bool:
     """Whether it is a value itself, not something that stands for one."""
     word = value.strip("<>[](){}\"'`.!?")
     is_none = _EXAMPLE.search(value[:100]) or _REFERENCE.match(value) or _ORDINARY.fullmatch(word)
-    return not is_none and len(set(value)) > 1
+    return not (is_none or word.lower() in languages_of()) and len(set(value)) > 1
 
 
 # ---------------------------------------------------------------------------------------------
@@ -5594,20 +5667,10 @@ _SPEAKERS = _word_class("i our the they us we")
 ENGLISH = "english"
 
 
-@functools.cache
-def _languages_of() -> dict[str, list[str]]:
-    """The languages of which a word is a function word."""
-    languages: dict[str, list[str]] = {}
-    for language, words in json.loads(asset("function_words.json")).items():
-        for word in words.split():
-            languages.setdefault(word, []).append(language)
-    return languages
-
-
 def language_of(words: Iterable[str]) -> str:
     """The language of a text's lower-case words: the one of which most are function words; English
     where no other has more, and where these are fewer than FEWEST_COMMON."""
-    counts = Counter(language for word in words for language in _languages_of().get(word, ()))
+    counts = Counter(language for word in words for language in languages_of().get(word, ()))
     language = max(counts, key=lambda name: (counts[name], name == ENGLISH), default=ENGLISH)
     return language if counts[language] >= FEWEST_COMMON else ENGLISH
 
@@ -5618,7 +5681,7 @@ def function_words(words: Collection[str]) -> set[str]:
     language = language_of(words)
     if language == ENGLISH:
         return set()
-    return {word for word in words if language in _languages_of().get(word, ())}
+    return {word for word in words if language in languages_of().get(word, ())}
 
 
 def idf_of(held: float, chunks: int) -> float:

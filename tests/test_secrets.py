@@ -1012,6 +1012,372 @@ UPDATE users SET password = NULL
 CREATE TABLE tokens (token TEXT PRIMARY KEY, secret BLOB)
 """.strip("\n").split("\n")
 
+# A word for a secret, something that gives it a value or nothing, and the value in guillemets.
+GIVEN = """
+auth token is ‹«32»›
+the auth token is ‹«32»›
+use auth token ‹«32»› for staging
+auth key is ‹«32»›
+secret key is ‹«32»›
+secret key = ‹«32»›
+Django secret key is ‹«32»›
+access token is ‹«32»›
+api key is ‹«32»›
+secret key: ‹«32»›
+The secret key of the staging shop is ‹«32»›.
+The token that CI deploys with is ‹«32»›.
+The bearer token for the billing API is now ‹«32»›
+our OpenWeather api key was changed to ‹«32»› on Monday
+client secret ‹«32»›
+The client secret is "‹«32»›".
+refresh token → ‹«32»›
+auth_key=‹«32»›
+Auth token (prod): ‹«32»›
+API token for Jenkins: ‹«32»›, valid until May
+Use the deploy key ‹«32»› on the runner.
+my api token is ‹«32»›, please rotate it
+session secret is '‹«32»›'
+signing secret = ‹«32»›
+The webhook secret is ‹«32»›
+The storage key is ‹«48»›
+encryption key is ‹«32»› since March
+private key is ‹«48»›
+master key ‹«32»›
+the license key is ‹«license»›
+secret access key is ‹«48»›
+service token ‹«32»› expires in May
+Set the auth token to ‹«32»› in .env
+The app key is ‹«uuid»›
+the api key is ‹«letters»›
+auth token: ‹«letters»›
+secret key ‹«md5»›
+token is ‹«sha1»›
+Der API-Token lautet ‹«32»›.
+Der geheime Schlüssel liegt im Tresor, das Token ist ‹«32»›
+Das Auth-Token für den Runner ist ‹«32»›
+Le token d'accès est ‹«32»›
+La clé est perdue ; le secret est ‹«32»›
+El token de acceso es ‹«32»›
+Il token di accesso è ‹«32»›
+passphrase: ‹tango horse battery staple›
+wifi password: ‹Blue Sky 2024!›
+db password: ‹Zx9 kk2 Lm4›
+Passphrase: ‹tango horse battery staple›, for the backup disk
+The passphrase is "‹tango horse battery staple›".
+passphrase "‹velvet lemon harbour quartz›"
+passphrase = ‹velvet lemon harbour quartz›
+WLAN-Passwort: ‹Blaue Lagune 2024!›
+Mot de passe du wifi : ‹Lune Bleue 2024!›
+contraseña: ‹luna azul 77 Mar›
+The guest wifi password is '‹Blue Sky 2024!›'.
+GPG passphrase: ‹correct-horse-battery-staple›
+backup passphrase: ‹Correct Horse Battery Staple 9›
+- Password: ‹Zx9 kk2 Lm4›
+* wifi password: ‹Summer Rain 1987›
+password: "‹open sesame now please›"
+The router (admin): password ‹Tr0ub4dor›, port 8443
+password ‹hunter2!x› works on the old box
+the ssh passphrase was ‹Tr0ub4dor&3›
+pin and password: ‹kitten-4821›
+new password is ‹swordfish›
+login password: ‹letmein›
+Das Passwort ist ‹Sommer2024!›
+Neues Passwort: ‹Sommer2024!›
+Passwort vom NAS ist ‹kaktus77›
+The HMAC secret we use is ‹«32»›
+Our shared secret with ACME is ‹«32»›.
+token value is ‹«32»›
+API-Schlüssel: ‹«32»›
+Clé API : ‹«32»›
+la clave de API es ‹«32»›
+The production database password changed to ‹Kr4ken!Bay›
+user root / password ‹Gr8Wall77›
+default password (‹Gr8Wall77›)
+The password that Ann set is ‹Gr8Wall77›
+PIN and passphrase: ‹orbit velvet canyon lantern›
+seed phrase: ‹orbit velvet canyon lantern dust mango river stone flag cabin tuna wolf›
+SSH key passphrase = ‹orbit velvet canyon lantern›
+""".strip("\n").split("\n")
+
+# Talk about secrets, and what stands near a word for one without being one.
+TALK = """
+the token is expired
+The token is invalid or revoked.
+The auth token is missing
+The token expired yesterday
+the access token is refreshed every 3600 seconds
+auth token is stored in ~/.config/app/token.json
+Use the auth token from the vault
+The auth key is kept in 1Password
+Pass the salt
+pass the salt and 2 spoons of pepper
+Pass 2 of the build failed
+The first pass found 3 errors
+secret key is read from the environment
+secret key is rotated every 90 days
+secret key = settings.SECRET_KEY
+The Django secret key is in the .env file
+The secret key is 50 characters long
+secret to a good sauce: butter
+the key is under the mat
+The key is in the blue box, second drawer
+the key is 4 mm wide
+The key is to ask early.
+Key findings: 3 of 10 queries are slow
+key: the column that both tables share
+The primary key is order_id2
+The cache key is user:42:profile
+The sort key is created_at
+the house key is with Anna2
+git commit «sha1» fixes the token bug
+The token parser broke in «sha1»
+Token handling was fixed by commit «sha1»
+The password form came with «sha1»
+See «uuid» for the password policy
+The user who reset the password has the id «uuid»
+The document is 1aBcDeFgHiJkLmNoPqRsTuVwXyZ0123456789 and needs no password
+Document id 1aBcDeFgHiJkLmNoPqRsTuVwXyZ0123456789ab
+The page id of "Secrets" is «md5»
+The ticket about the token is OPS-1182
+the token ticket is SEC-2024-118
+The secret is stored at secret/data/prod/db
+secret: see vault path kv/prod/billing
+password: see 1Password
+password: ask Ann
+Password: in the vault
+Password: see the wiki page 12
+Password: in drawer 3 of the office
+password: rotated by cron at 02:00
+password: at least 12 characters
+passphrase: minimum six words
+passphrase: required for keys made after 2020
+passphrase: six random words from the list
+password: the one from last year
+password: same as 2023
+password: not needed on the VPN
+password: your company login
+The password is on a sticky note
+The password is rotated every 30 days
+The password is longer than 12 characters
+The password was leaked in 2021
+password reset takes 2 days
+password rotation: every 90 days
+password manager: 1Password 8
+The password manager is 1Password
+password hashes use argon2id with 64 MB
+The password length is 12
+The password field is called pwd2
+Store passwords in /etc/app/secrets.yaml
+token: /var/run/secrets/token
+the api key is in config/keys.yaml
+api key is required
+The api key is the same for staging and production
+api keys are 32 characters long
+The api key page is https://example.org/account/keys
+The API key is «aws-id», which is the sample of the documentation.
+api key: YOUR_API_KEY_HERE
+sample key: sk_test_...
+The token is worth 0.0042 USD
+Each token costs 0.000002 dollars
+token budget is 128000
+a token is about 4 characters
+The model writes 45 tokens per second
+Das Passwort ist abgelaufen
+Das Passwort ist bekannt
+Das Passwort liegt im Tresor, Fach 12
+Das Token ist seit Montag ungültig
+Der Schlüssel liegt unter der Matte
+Das Passwort steht auf Seite 12 im Handbuch
+Passwort: siehe Tresor
+Passwort: steht im Wiki auf Seite 12
+Passwort: bei Anna erfragen
+Passwort: liegt bei Anna im Büro
+Le mot de passe est périmé depuis 2023
+Mot de passe : voir le coffre, tiroir 12
+Mot de passe : demander à Anne
+Le token est expiré depuis 3 jours
+La clé est sous le paillasson
+Le secret est de laisser la pâte reposer 2 heures
+La contraseña está en la caja fuerte
+Contraseña: preguntar a Ana
+El token ha caducado
+La password è nel cassetto 12
+Il token è scaduto
+credentials are in the vault
+The credentials expire after 12 hours
+auth is handled by the gateway
+auth: OAuth2 with PKCE
+The auth service is auth-service-7d4b9c6f5d-x2x9k
+secret: ServiceAccount2
+The secret name is prod-db-credentials-v2
+The reset of the password (OPS-1182) is done
+password OPS-1182 is open
+See password-policy-2024.md for more
+the password page password2.html was moved
+Password module (auth_v2.py) is slow
+password check in auth_v2.py:120
+login with password on host web-01.example.org
+password on web-01 was changed
+password for web01: ask Ann
+password change on 2024-05-31
+password v2.3.1 is out
+The token at line 120 is wrong
+password field (id=pw1) is hidden
+The password of user bob42 expires
+password from user42 was reset
+password to access web01
+password as sha512crypt
+token t1 and token t2
+password (at least 8chars)
+Password: 8-64 characters
+password: min. 8 characters, max. 64
+password => 12+ characters
+The password policy was updated to 12 characters
+updated the password policy to PCI4.0
+set password expiry to 90d
+we set the token limit to 4096
+changed token budget from 2048 to 4096
+The secret key is base64-encoded
+the secret was created by terraform2
+API key version 2 is used
+the api key is a UUID
+api key is stored as API_KEY_V2
+auth is OIDC via Keycloak26
+auth: JWT (RS256)
+auth token lifetime is 3600s
+const password = raw
+    password = raw
+password: bcrypt cost 12
+password: scrypt, N=16384
+The password is Base64 of the user's id
+password is 'required'
+My password is weak and old
+pass: 12 of 14 tests
+The pass is closed in winter 2024
+The Gotthard pass is 2106 m high
+boarding pass: gate B42, seat 14A
+Boarding pass is in the Wallet app
+the ski pass costs 62 EUR
+pass: 3rd
+key: Ctrl+K Ctrl+S
+The key is C# minor
+the piano key is out of tune
+The key of D2 is missing
+key is object_id_7
+Key: 2024-Q3 revenue
+house key: with neighbour at number 42
+the key code for the lockbox is in 1Password
+The token ring network from 1995
+Token: ERC-20
+token of appreciation: 2 bottles of wine
+Secret Santa budget is 20 EUR
+our secret ingredient is MSG
+top-secret project is Project X2
+credential: AWS-Certified-2024
+Credentials: PhD, MIT 2004
+das Passwort wird am 3.5. geändert
+Das Passwort ist in Bitwarden
+Das Passwort ist das alte von 2023
+Passwort: das alte von 2023
+Passwort: wie immer
+Passwort: Geburtstag der Katze
+Mot de passe : le même que 2023
+Mot de passe : celui de la banque
+Contraseña: la misma de siempre
+password: the usual one
+password: changes every Monday
+password: stored under office router entry
+password: lives in team keychain
+password: known by ops team
+password: only Ann knows it
+password: written on router bottom
+password: printed on router label
+password: printed under the router
+password: blank by default
+passphrase: found with key file
+passphrase: four random dictionary words
+Password: Ann has it
+Password: contact IT support desk
+Password: check router sticker underneath
+Password: email helpdesk for access
+secret: shared between services
+token: passed via header
+token: bearer token in Authorization header
+token: read from environment
+key: alphabetical order
+Password: 2 attempts left
+Password: 3 failed attempts since 2024
+password: expires 2024-12-31
+password: expired 2023
+password: last changed 2023
+Password: updated May 2024
+password: rotation due March 2025
+password: length between 8 and 64
+password: SHA256 hash
+Password: OAuth2 login only
+the token was issued for 15 minutes
+The token contains the user's id
+A token must not be logged
+Is the token still valid?
+Which token does CI use?
+The secret of her success is patience
+Keep it secret: nobody knows but Ann
+The secret meeting is at 10:30
+secret recipe: flour, butter, 2 eggs
+The key takeaway is that tests save time
+key result: 99.9 % uptime in Q3
+The key was found on 2024-05-31
+keys are under the mat
+The key for the bike lock is on the hook
+Auth is broken since v2.3.1
+auth flow: login, consent, redirect
+auth middleware is in auth_v2.py:120
+The auth bug is fixed in 4f3a9c2
+token refresh fails with HTTP 401
+token refresh bug is tracked in issue 4821
+The password reset mail is sent after 30 s
+password dialog is 400 px wide
+Password strength is measured with zxcvbn
+The password rule is 12 characters, 1 digit
+The password for the demo is public
+The password file is /etc/shadow
+password length must be 12 to 64
+The user forgot the password twice
+password prompt appears at boot
+passwords expire every 90 days
+Password is case sensitive!
+The password is too short
+The password is the user's birthday
+The password is stored in the keychain of Ann's MacBook
+password in plain text is bad
+Pass the butter, please
+The pass rate is 98.5 %
+Pass rate: 98.5 %
+The bus pass is valid until 2025-01-31
+pass it to build_index2()
+Pass --verbose to see more
+pass: all 240 tests
+the Khyber pass is long
+Session key: rotated hourly
+api key: needed for the weather page
+API key: see README.md
+secret: none
+Credentials: ask the platform team
+The credential helper is osxkeychain
+credential type: oauth2
+Das Passwort muss geändert werden
+Das Passwort wurde am 3. Mai geändert
+Das neue Passwort ist länger als 12 Zeichen
+Der Token läuft in 15 Minuten ab
+Das Geheimnis ist gut gehütet
+Le mot de passe doit être changé
+Le mot de passe est trop court
+La clé du succès est la patience
+La contraseña es demasiado corta
+La password deve essere cambiata
+A senha expirou ontem
+""".strip("\n").split("\n")
+
 DRAWS: dict[str, Callable[[], str]] = {
     "sha256": lambda: hexadecimal(64),
     "sha1": lambda: hexadecimal(40),
@@ -1020,6 +1386,10 @@ DRAWS: dict[str, Callable[[], str]] = {
     "base64": lambda: encoded(150),
     "ssh": lambda: "AAAAC3NzaC1lZDI1NTE5AAAAI" + alnum(43),
     "24": lambda: alnum(24),
+    "32": lambda: alnum(32),
+    "48": lambda: encoded(36),
+    "letters": lambda: some(string.ascii_letters, 32),
+    "license": lambda: "-".join(alnum(5).upper() for _ in range(5)),
     "43": lambda: alnum(43),
     "xs": lambda: "x" * 40,
     "dashes": lambda: DASHES,
@@ -1072,12 +1442,53 @@ def test_the_corpus_is_as_wide_as_it_should_be() -> None:
     assert len({kind for kind, _, _ in cases()}) >= 45
     assert len(list(cases())) >= 850
     assert len(set(HARMLESS)) >= 600
+    assert len(set(GIVEN)) >= 75
+    assert len(set(TALK)) >= 200
 
 
 @pytest.mark.parametrize("around", ["{}", "Noted: {} That is all.", "{}\nand more\n", "- `{}`"])
 def test_what_only_looks_like_a_secret_is_left_alone(around: str) -> None:
     for text in map(drawn, HARMLESS):
         assert redact(around.replace("{}", text)) == (around.replace("{}", text), []), text
+
+
+@pytest.mark.parametrize("text", GIVEN)
+def test_what_a_name_for_a_secret_is_given_goes(text: str) -> None:
+    text = drawn(text)
+    for around in ("{}", "Noted: {}", "{}\nand more\n", "- {}"):
+        left, kinds = redact(around.format(re.sub("[‹›]", "", text)))
+        expected = around.format(re.sub("‹.*›", "…", text))
+        assert (re.sub(r"\[redacted: [a-z ]+\]", "…", left), len(kinds)) == (expected, 1)
+
+
+@pytest.mark.parametrize("text", TALK)
+def test_talk_about_secrets_stays_as_it_is(text: str) -> None:
+    text = drawn(text)
+    for around in ("{}", "Noted: {} That is all.", "{}\nand more\n", "- `{}`"):
+        assert redact(around.format(text)) == (around.format(text), [])
+
+
+def test_a_secret_goes_that_another_had_hidden() -> None:
+    """The form of a cookie finds the last of a header; the one before it once that is a mark."""
+    text, kinds = redact(f"Cookie: theme=dark; sid={hexadecimal()}; sess={hexadecimal()}")
+    mark = "[redacted: session cookie]"
+    assert (text, kinds) == (f"Cookie: theme=dark; sid={mark}; sess={mark}", [mark[11:-1]] * 2)
+
+
+def test_a_secret_goes_that_stands_in_the_path_of_another() -> None:
+    slack = f"xoxb-{digits(12)}-{digits(13)}-{alnum(24)}"
+    text, kinds = redact(f"token={slack}/password: {made()}/")
+    assert text == "token=[redacted: slack token]/password: [redacted: password]"
+    assert kinds == ["slack token", "password"]
+
+
+@pytest.mark.parametrize("behind", [":{}", "-{}", " {}", "={}"])
+def test_nothing_is_looked_for_in_a_mark(behind: str) -> None:
+    id, key = "AKIA" + some(string.ascii_uppercase, 16), alnum(19) + "/" + alnum(20)
+    text, kinds = redact(f"{id} {key}" + behind.format(alnum(20)))
+    assert text.startswith("[redacted: aws access key] [redacted: aws secret key]")
+    assert re.sub(r"\[redacted: [a-z ]+\]", "", text).count("redacted") == 0
+    assert len(kinds) == text.count("[redacted: ")
 
 
 def test_what_a_machine_made_is_found_however_it_falls() -> None:
@@ -1336,6 +1747,9 @@ ENDLESS = {
     "letters that grow": "İ",
     "headings": "# Password\n\n",
     "cookies": "cookie: a=b; ",
+    "phrases": "password: ab cd ef ",
+    "words behind a name": "password a b c d e f g h ",
+    "marks": "[redacted: key] ",
 }
 
 
