@@ -449,6 +449,7 @@ CHUNK_OVERLAP = 100  # a thought that is cut in two stays findable
 CODE_MIN, YAML_MIN = 100, 50  # characters after which a definition or key opens a new chunk
 CONTEXT_MAX = 120  # a longer context would take the window from what it describes
 SIGNATURE_MAX = 60
+ABOUT_MAX = 240  # what a file's name and front matter say of it; a description has about 160
 
 PAGE_BYTES = 8_192  # holds five vectors; of 4,096, which hold two, a quarter would stay empty
 SEARCHED_BYTES = 1 << 20  # of the file that are read at once, to look for what was erased
@@ -2165,9 +2166,13 @@ def split_text(text: str, fits: Callable[[str], bool]) -> list[Chunk]:
     return list(_chunks_of(text, detect_type(text), fits))
 
 
-def _chunks_of(text: str, kind: str, fits: Callable[[str], bool]) -> Iterator[Chunk]:
+def _chunks_of(
+    text: str, kind: str, fits: Callable[[str], bool], about: str = ""
+) -> Iterator[Chunk]:
+    """Chunks of a text of some kind, `about` before the context of each."""
     prose = kind in ("markdown", "text")
     for section in _SECTIONS[kind](text):
+        section = section._replace(context="\n".join(filter(None, (about, section.context))))
         pieces = _pieces(text, section, prose)
         fitting = [chunk for piece in pieces for chunk in _fitting(text, piece, fits, prose)]
         yield from _overlapping(text, fitting, fits) if prose else fitting
@@ -2184,18 +2189,39 @@ class Part(NamedTuple):
     day: int | None = None
 
 
-def split_file(text: str, kind: str, fits: Callable[[str], bool]) -> list[Part]:
-    """The parts of a file, cut at every heading of markdown, however short the file is."""
+def split_file(text: str, kind: str, fits: Callable[[str], bool], name: str = "") -> list[Part]:
+    """The parts of a file, cut at every heading of markdown, however short the file is. Its name
+    and what its front matter says of it are context of all."""
     shown = visible(text) if kind == "markdown" else text
     newlines = [at for at, character in enumerate(shown) if character == "\n"]
     headings = list(_dates_of_headings(shown)) if kind == "markdown" else []
     parts = []
-    for start, end, context in _chunks_of(shown, kind, fits):
+    about = _about(text, name) if kind == "markdown" else name
+    for start, end, context in _chunks_of(shown, kind, fits, about):
         lines = bisect_left(newlines, start) + 1, bisect_left(newlines, end - 1) + 1
         above = bisect_left(headings, end, key=lambda heading: heading[0])
         day = headings[above - 1][1] if above else None
         parts.append(Part(_BLANK_LINES.sub("\n\n", shown[start:end]), context, *lines, day))
     return parts
+
+
+_ABOUT_KEYS = ("title", "alias(?:es)?", "tags?", "description")
+
+
+def _about(text: str, name: str) -> str:
+    """The name of a markdown file, and its title, other names, tags and description."""
+    found = _FRONT_MATTER.match(text)
+    front = found[0] if found else ""
+    values = (value for key in _ABOUT_KEYS for value in _front_values(front, key))
+    return _clip(", ".join(dict.fromkeys(filter(None, [name, *values]))), ABOUT_MAX)
+
+
+def _front_values(front: str, key: str) -> Iterator[str]:
+    """The text or the list that a key of a front matter has, in YAML or TOML."""
+    found = re.search(rf"(?mi)^{key}[ \t]*[:=](.*(?:\n(?:[ \t]|- ).*)*)", front)
+    for value in re.split(r"[\[\],\n]", found[1]) if found else ():
+        plain = value.strip(" \t\r\"'-|>#")
+        yield "" if plain == "null" else plain
 
 
 def _dates_of_headings(text: str) -> Iterator[tuple[int, int | None]]:
@@ -2420,8 +2446,8 @@ def _heading_path(path: list[_Heading]) -> str:
     return _clip_path(" > ".join(_clip(heading.title) for heading in path if heading.title))
 
 
-def _clip(label: str) -> str:
-    return label if len(label) <= SIGNATURE_MAX else label[:SIGNATURE_MAX].rstrip() + "..."
+def _clip(label: str, size: int = SIGNATURE_MAX) -> str:
+    return label if len(label) <= size else label[:size].rstrip() + "..."
 
 
 def _clip_path(path: str) -> str:
@@ -8590,7 +8616,7 @@ def _no_constant(name: str) -> None:
 #
 # Indexed files, which people edit, under git or not, are the truth; items are made of their parts
 # and follow them. The id of a part is a hash of its place and its text, so that the same files give
-# the same ids in any database. A text that was encoded is not encoded again when it moves.
+# the same ids in any database. A text that was encoded is not encoded again when its file moves.
 # ---------------------------------------------------------------------------------------------
 
 
@@ -9194,7 +9220,7 @@ class Files:
 
         Calls `progress(files done)`. Files are read and encoded while others are written: half of
         the time for a short one is the disk's. Files that are gone are removed last, so that one
-        that has only moved is not encoded again.
+        that has only moved to another folder is not encoded again.
         """
         from concurrent.futures import ThreadPoolExecutor
 
@@ -9459,7 +9485,7 @@ class Files:
         is_markdown = _matches(path, False, _rules(path.parent, FILE_GLOBS))
         kind = "markdown" if is_markdown else detect_type(text)
         self.encoder.begin_loading()
-        return kind, self._with_ids(path, split_file(text, kind, self.encoder.fits))
+        return kind, self._with_ids(path, split_file(text, kind, self.encoder.fits, path.stem))
 
     def vectors(self, path: Path) -> list[tuple[Part, bytes]]:
         """The parts of a file as it is now with their vectors; nothing is stored."""

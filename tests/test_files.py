@@ -244,14 +244,15 @@ def test_only_a_changed_paragraph_is_embedded_again(memory: Memory, folder: Path
 def test_a_moved_a_copied_and_a_touched_file_are_not_embedded(memory: Memory, folder: Path) -> None:
     memory.index([folder])
     guide = folder / "docs" / "guide.md"
-    shutil.copy(guide, folder / "copy.md")
+    (folder / "copy").mkdir()
+    shutil.copy(guide, folder / "copy")
     assert memory.index([folder])["embedded"] == 0
-    guide.rename(folder / "moved.md")
+    guide.rename(folder / "guide.md")
     answer = memory.index([folder])
     assert (answer["embedded"], answer["removed"]) == (0, 3)
-    names = {"path": str(folder / "moved.md"), "from": str(guide)}
+    names = {"path": str(folder / "guide.md"), "from": str(guide)}
     assert answer["changes"] == [{"action": "renamed", "embedded": 0, "removed": 3, **names}]
-    later(folder / "moved.md")
+    later(folder / "guide.md")
     answer = memory.index([folder])
     assert (answer["changes"], answer["embedded"]) == ([], 0)
     assert rows(memory) == fresh(folder)
@@ -279,11 +280,65 @@ def test_the_cache_is_bounded(
     assert values(memory, "SELECT count(*) FROM embeddings") == [2]
 
 
-def test_a_text_that_was_stored_is_not_embedded_for_a_file(memory: Memory, folder: Path) -> None:
-    memory.store("The canteen closes at half past two.")
-    (folder / "one.md").write_text("The canteen closes at half past two.\n")
-    assert memory.index(["one.md"])["embedded"] == 0
-    assert memory.store("The canteen closes at half past two.")["already_stored"]
+FRONT = """---
+title: "The Mirabelle, a sloop"
+tags: [boats, winter-storage]
+aliases:
+  - Old lady
+- Schnecke
+description: >-
+  What the owner does
+  before the first frost.
+draft: true
+---
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [
+        *(("Yard", "Yard"), ("mirabelle", "boat"), ("winter storage", "boat"), ("frost", "boat")),
+        *(("old lady", "boat"), ("schnecke", "boat"), ("quince", "orchard"), ("damson", "orchard")),
+        *(("2026-10-04", "2026-10-04"), ("pergola", "orchard")),
+    ],
+)
+def test_a_file_is_found_by_its_name_and_front_matter(
+    memory: Memory, folder: Path, asked: str, name: str
+) -> None:
+    toml = '+++\ntitle = "Quince"\ntags = [\n  "damson",\n]\ndescription = "A pergola."\n+++\n'
+    texts = {
+        "Yard": "Slip 7 is free in May.\n",
+        "boat": f"{FRONT}# Hull\n\nGrind it.\n\n# Engine\n\nChange its oil.\n",
+        "orchard": f"{toml}Prune in March.\n",
+        "2026-10-04": "Ate soup.\n",
+        "other": "---\ntags: []\ntitle: null\n---\nNothing of all that.\n",
+    }
+    for stem, text in texts.items():
+        (folder / f"{stem}.md").write_text(text)
+    memory.index([folder])
+    found = memory.recall(asked)["results"]
+    assert found[0]["source"].startswith(f"{name}.md")
+    assert {row["source"].partition(":")[0] for row in found[: texts[name].count("\n# ")]} <= {
+        f"{name}.md"
+    }
+
+
+def test_names_and_front_matter_are_context_and_no_text(memory: Memory, folder: Path) -> None:
+    (folder / "boat.md").write_text(f"{FRONT}# Hull\n\nGrind it.\n\n# Engine\n\nChange its oil.\n")
+    (folder / "run.py").write_text("def run():\n    pass\n")
+    memory.index(["boat.md"])
+    memory.index(["run.py"], globs="*.py")
+    about = "boat, The Mirabelle, a sloop, Old lady, Schnecke, boats, winter-storage"
+    about += ", What the owner does, before the first frost."
+    sql = "SELECT i.content, c.context FROM items i JOIN chunks c ON c.item = i.seq ORDER BY i.seq"
+    assert memory.database.rows(sql) == [
+        ("# Hull\n\nGrind it.", f"{about}\nHull"),
+        ("# Engine\n\nChange its oil.", f"{about}\nEngine"),
+        ("def run():\n    pass", "run\ndef run()"),
+    ]
+    (folder / "boat.md").write_text("---\ndescription: " + "very " * 99 + "long\n---\nWords.\n")
+    memory.index()
+    assert max(len(context) for _, context in memory.database.rows(sql)) < 250
 
 
 def test_files_leave_nothing_to_consolidate(memory: Memory, folder: Path) -> None:
