@@ -12977,6 +12977,7 @@ class Search(View):
         found = self._found(request)
         hits = self._answerable(found, request.moment)
         hits = request.profile.adjust(hits, found.facts, found.query, self.lexicon, found.floor)
+        hits = [self._unless_unanswered(hit, found) for hit in hits]
         hits, least = chosen_hits(hits, request.limit, found.floor)
         # What comes up in a further round may have changed, too: then all hits are looked at.
         shown = hits if rounds == STALE_ROUNDS else found.hits
@@ -13055,6 +13056,14 @@ class Search(View):
             hits = [hit for hit in hits if facts[hit.item].file not in stale]
         hits = _each_turn_once(self._each_once(hits, facts), facts)
         return self._own_checkout_first(hits, facts)
+
+    def _unless_unanswered(self, hit: Hit, found: Found) -> Hit:
+        """A hit, with no relevance where it is a turn that asks and tells nothing."""
+        fact = found.facts[hit.item]
+        is_whole_turn = fact.in_conversation and fact.text_hash == text_hash(fact.text)
+        if is_whole_turn and is_unanswered(fact.text, found.query.text, self.lexicon):
+            return hit._replace(score=0.0, relevance=0.0)
+        return hit
 
     def _each_once(self, hits: list[Hit], facts: dict[int, RankFacts]) -> list[Hit]:
         """The hits without those whose text a better one has of the same file: it may be indexed
@@ -13295,6 +13304,25 @@ class Search(View):
         if number < len(pages):
             result["next"] = f"{row['id']} page {number + 1}"
         return {"count": 1, "results": [result]}
+
+
+# The stems of an answer that tells nothing: "Done.", "I don't know which port it is."
+_NO_ANSWER = _word_class("done don know note understood")
+_SENTENCE_END = _Pattern(r"(?<=[.!?])\s+|\n+")
+_FIGURE_OR_NAME = _Pattern(r"\w*\d\w*|(?<=\s)[A-Z]\w+")
+
+
+def is_unanswered(turn: str, query: str, lexicon: Lexicon) -> bool:
+    """Whether a turn of a conversation is a question, or the very words of the query, and got no
+    answer that tells anything. A figure or name that the query lacks is told by the question."""
+    prompt, answer = prompt_of(turn), turn.partition(_ANSWER)[2]
+    if normalized(prompt) != normalized(query):
+        is_question = prompt.endswith("?") and len(_SENTENCE_END.split(prompt)) == 1
+        named = {word.lower() for word in _FIGURE_OR_NAME.findall(prompt)}
+        if not is_question or not named <= {*re.findall(r"\w+", query.lower())}:
+            return False
+    asked, told = (_informative_stems(lexicon.text_words(text)) for text in (prompt, answer))
+    return not answer or (bool(told - asked) and told - asked <= _NO_ANSWER)
 
 
 def _each_turn_once(hits: list[Hit], facts: dict[int, RankFacts]) -> list[Hit]:

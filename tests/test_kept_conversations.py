@@ -76,6 +76,51 @@ def test_a_turn_that_grows_is_kept_as_it_is_now(memory: Memory) -> None:
     consistent(memory)
 
 
+ASKED = "On which port does the heron queue listen?"
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        (ASKED, ""),
+        (ASKED, "DONE"),
+        (ASKED, "I don't know."),
+        (ASKED, "I don't know on which port the heron queue listens."),
+        ("Which port does the heron queue use?", "Done."),
+        ("tell me the port of the heron queue", "DONE"),
+    ],
+)
+def test_a_turn_that_only_asks_is_held_back(memory: Memory, turn: tuple[str, str]) -> None:
+    query = turn[0] if turn[0].startswith("tell") else ASKED
+    memory.add_conversations([said(turn)])
+    answer = memory.recall(query)
+    assert (answer["count"], answer["held_back"]) == (0, 1)
+    (row,) = memory.recall(query, anyway=True)["results"]
+    assert row["unrelated"]
+    memory.add_conversations([said(HERON, OTTER, session="s2")])
+    sources = [row["source"] for row in memory.recall(query, limit=1)["results"]]
+    assert sources == ["claude:s2#1"]
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        (ASKED, "7005."),
+        (ASKED, "Done: it listens on 7005."),
+        ("Does the heron queue listen on a port?", "No."),
+        ("Does the heron queue listen on a port?", "Yes."),
+        ("The heron queue listens on a new port.", "Done."),
+        ("I moved the heron queue. On which port does it listen?", "Done."),
+        ("Why does the heron queue listen on port 7005?", ""),
+        ("Why does the heron queue of Bergen listen on that port?", "Done."),
+        (f"{ASKED} " + "Think of the pier. " * 90 + "Tell me?", "Answer. " * 200 + "Port 7005."),
+    ],
+)
+def test_a_turn_that_tells_something_is_found(memory: Memory, turn: tuple[str, str]) -> None:
+    memory.add_conversations([said(turn)])
+    assert memory.recall(ASKED)["count"] == 1
+
+
 def test_what_was_stored_comes_first(memory: Memory) -> None:
     memory.add_conversations([said(HERON, session=f"s{number}") for number in range(50)])
     memory.store("The heron queue runs on newton.")
