@@ -9351,7 +9351,8 @@ class Files:
                 read = self._read(path, record)
             raise Skipped("changes all the time: try again")
         except Skipped as skipped:
-            self._skip(path, str(skipped))
+            if os.path.lexists(path):  # else it has gone since it was found
+                self._skip(path, str(skipped))
             if record is None or (away and record.seen.size == MISSING_SIZE):  # it was away before
                 return False
             return self.forget({str(path): record}, away)
@@ -9419,9 +9420,10 @@ class Files:
         """What came of `sync` for a plan."""
         chunks = sum(self.count_parts(source, tops) for source, tops, _ in plan)
         embedded = sum(row["embedded"] for row in self.changes)
-        skipped = {row["path"] for row in self.skipped}
+        out = {row["path"] for row in self.changes if row["action"] == "removed"}
+        out |= {row["path"] for row in self.skipped}
         return {
-            "files": sum(str(path) not in skipped for *_, found in plan for path in found),
+            "files": sum(str(path) not in out for *_, found in plan for path in found),
             "chunks": chunks,
             "embedded": embedded,
             "reused": max(0, chunks - embedded),
@@ -10292,15 +10294,21 @@ def check_not_ignored(path: Path) -> None:
         raise InvalidInput(f"{reason}: nothing was changed")
 
 
-def repeated(rows: list[tuple[str, Any]]) -> list[tuple[float, str, str]]:
-    """The pairs of rows (source, vector) that say nearly the same, as (cosine, source, source)."""
+_DAY_HEADING = _Pattern(r"^#{1,6} \d{4}-\d\d-\d\d[ \t]*$", re.MULTILINE)
+
+
+def repeated(rows: list[tuple[str, str, Any]]) -> list[tuple[float, str, str]]:
+    """The pairs of rows (source, text, vector) that say the same, but for the day in a heading, as
+    (cosine, source, source). A number or a "not" hardly moves a vector: such pairs differ."""
+    texts = [_DAY_HEADING.sub("", text) for _, text, _ in rows]
     matrix = _stack_vectors(rows) if rows else numpy.empty((0, 1))
     pairs = []
     for start in range(0, len(rows), EXAMINE_BATCH):
         cosines = matrix[start : start + EXAMINE_BATCH] @ matrix.T
         for row, other in numpy.argwhere(cosines >= REPEATED_COSINE).tolist():
-            if start + row < other:  # each pair once
-                pairs.append((float(cosines[row, other]), rows[start + row][0], rows[other][0]))
+            one = start + row
+            if one < other and not differences(texts[one], texts[other]):  # each pair once
+                pairs.append((float(cosines[row, other]), rows[one][0], rows[other][0]))
     return sorted(pairs, reverse=True)
 
 
@@ -10338,7 +10346,7 @@ class Compaction:
         if sent:
             return self._answer(input=self._input())
         rows = [
-            (f"{self.projects.shown(path)}:{part.first}-{part.last}", vector)
+            (f"{self.projects.shown(path)}:{part.first}-{part.last}", part.content, vector)
             for path in walk(self.folder, Options())
             if date_of(path)
             for part, vector in self.files.vectors(path)
