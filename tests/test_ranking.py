@@ -217,9 +217,10 @@ NOW = datetime(2026, 3, 18, 12).timestamp()  # a Wednesday
         ("What was the price in January 2026", "2026-01-01", "2026-02-01", False),
         ("what did we decide 2 weeks ago", "2026-03-02", "2026-03-09", True),
         ("news of last week", "2026-03-09", "2026-03-16", True),
+        ("news of the past week", "2026-03-11T12:00", "", True),
         ("what changed since the release in January?", "2026-01-01", "", True),
         ("what was written after 3 March?", "2026-03-04", "", True),
-        ("how was it before February", "1970-01-01", "2026-02-01", False),
+        ("how was it before February 2026", "1970-01-01", "2026-02-01", False),
         ("what did we learn on March 5th, 2025", "2025-03-05", "2025-03-06", True),
         ("what did we decide between January and February?", "2026-01-01", "2026-03-01", True),
         ("who was on call from March to May 2025?", "2025-03-01", "2025-06-01", False),
@@ -227,29 +228,23 @@ NOW = datetime(2026, 3, 18, 12).timestamp()  # a Wednesday
         ("news from 3 March until yesterday", "2026-03-03", "2026-03-18", True),
         ("what was written from 2024 to 2025?", "2024-01-01", "2026-01-01", True),
         ("what did we learn between last month and today", "2026-02-01", "2026-03-19", True),
-        ("is the limit between 20 and 30?", None, None, None),
-        ("who may march in?", None, None, None),
         ("what happened on Friday?", "2026-03-13", "2026-03-14", True),
-        ("do we deploy on Friday?", None, None, None),
-        ("is the timeout 2 weeks?", None, None, None),
-        ("what happened on 40 May 2026", None, None, None),
-        ("what happened on 5.3.2026?", "2026-03-05", "2026-03-06", True),
-        ("who was on call before 05.03.2026?", "1970-01-01", "2026-03-05", False),
-        ("what was decided from 5.3.2026 to 7.3.2026?", "2026-03-05", "2026-03-08", True),
-        ("what was noted 2026/03/05?", "2026-03-05", "2026-03-06", True),
-        ("what changed on 5.3.20?", None, None, None),
-        ("what changed in 5.3.2026.1?", None, None, None),
-        ("what changed since 5.3.2026-rc1?", None, None, None),
-        ("which bug is in version 5.3.2026?", None, None, None),
-        ("what happened on 10.5.3.20?", None, None, None),
-        ("what is written to logs/2026/03/05/a.log?", None, None, None),
-        ("may I merge now?", None, None, None),
-        ("what battery did we use in January?", "2026-01-01", "2026-02-01", False),
-        ("how much did I still pay in February?", "2026-02-01", "2026-03-01", False),
+        ("what happened on 2026-02-30 or 2026-03-02?", "2026-03-02", "2026-03-03", True),
         ("which car did they own last year?", "2025-01-01", "2026-01-01", False),
         ("what did we have last week?", "2026-03-09", "2026-03-16", True),
-        ("what did we keep changing in January?", "2026-01-01", "2026-02-01", True),
-        ("have we called the plumber in January?", "2026-01-01", "2026-02-01", True),
+        ("is the limit between 20 and 30?", None, None, None),
+        ("who may march in?", None, None, None),
+        ("may I merge now?", None, None, None),
+        ("do we deploy on Friday?", None, None, None),
+        ("what is planned for March 5?", None, None, None),
+        ("what is planned for March 5, 2027?", None, None, None),
+        ("who does the work in January?", None, None, None),
+        ("is the timeout 2 weeks?", None, None, None),
+        ("what happened on 40 May 2026", None, None, None),
+        ("which bug has gpt-4o-2024-05-13?", None, None, None),
+        ("what is written to logs/2026-03-05/a.log?", None, None, None),
+        ("what changed in 2026-03-05T14:00.log?", None, None, None),
+        ("is port 2024 open?", None, None, None),
     ],
 )
 def test_the_time_that_a_question_asks_about(
@@ -266,39 +261,33 @@ def test_the_time_that_a_question_asks_about(
     assert asked.end == (datetime.fromisoformat(end).timestamp() if end else int(NOW) + 1)
 
 
-def test_beside_a_moment_the_time_in_a_question_is_not_looked_for() -> None:
+def test_a_time_that_belongs_to_what_is_asked_is_a_word() -> None:
     asked = "What was the price in March 2026?"
-    assert sediment.parse_query(asked).text == asked
-    assert sediment.parse_query(asked).subject == "What was the price ?"
-    assert sediment.parse_query(asked, int(NOW)).text == "What was the price ?"
-    events = "what happened yesterday?"
+    assert sediment.parse_query(asked).subject == asked
+    beside = sediment.parse_query(asked, int(NOW))  # a moment, which says when
+    assert beside.asked is None
+    assert beside.text == "What was the price ?"
+    events = "what happened to the price yesterday?"
+    assert sediment.parse_query(events).subject == "what happened to the price ?"
     beside = sediment.parse_query(events, int(NOW))
-    assert beside.text == events
     assert beside.asked
     assert beside.asked.end == datetime(2026, 3, 18).timestamp()
-    assert sediment.parse_query("in March 2026?", int(NOW)).text == "in March 2026?"
 
 
-@pytest.mark.parametrize(
-    ("asked", "looked_for"),
-    [
-        ("practice slot in mid July", "practice slot "),
-        ("What were they driving at the start of April?", "What were they driving ?"),
-        ("Which branch was in use in the summer of 2025?", "Which branch was in use ?"),
-        ("biggest donor shortly before Christmas 2025", "biggest donor "),
-        ("camera cooling value on the first of May", "camera cooling value "),
-        ("the live model at that time", "the live model "),
-        ("Where did we sit in March 2026?", "Where did we sit ?"),
-        ("where did we go last January?", "where did we go last January?"),  # another time
-        ("How many may board, and who may march?", "How many may board, and who may march?"),
-        ("what happened in March?", "what happened in March?"),
-        ("in spring 2025", "in spring 2025"),
-    ],
-)
-def test_beside_a_moment_no_time_is_looked_for_that_says_no_more(
-    asked: str, looked_for: str
-) -> None:
-    assert sediment.parse_query(asked, int(NOW)).text == looked_for
+def test_figures_of_a_year_answer_for_that_year(memory: Memory, now: int) -> None:
+    """They were noted after it, and so was the year that is in their words."""
+    memory.store("Revenue in 2023 was 0.9 million euros.", created_at="2024-02-05")
+    memory.store("Revenue in 2024 was 1.2 million euros.", created_at="2025-02-03")
+    for year in ("2023", "2024"):
+        rows = memory.recall(f"What was our revenue in {year}?")["results"]
+        assert rows[0]["content"].startswith(f"Revenue in {year}")
+
+
+def test_a_day_may_lie_ahead(memory: Memory, now: int) -> None:
+    plan = "The product launch is on March 5, 2027."
+    memory.store("Plan for the week: order the banners.", created_at="2026-03-05")
+    memory.store(plan, created_at="2026-02-10")
+    assert contents(memory.recall("What is planned for March 5?"))[0] == plan
 
 
 @pytest.fixture
@@ -331,10 +320,7 @@ def test_what_is_of_the_time_asked_is_the_projects_own_first(
         other.store("Noted yesterday what we changed.", created_at=day)
         query = "what did I note yesterday?"
         rows = memory.recall(query, limit=10)["results"]
-        assert {row["id"] for row in rows[:3]} == {*own}
-        assert [row.get("cross_project") for row in rows[3:]] == [True]
-        scores = [float(row["similarity"]) for row in rows]
-        assert scores == sorted(scores, reverse=True)
+        assert [row["id"] for row in rows] == own[::-1]
         memory.forget(*own)
         assert [row.get("cross_project") for row in memory.recall(query)["results"]] == [True]
 
@@ -362,25 +348,43 @@ def test_a_question_for_a_time_alone_finds_its_day_or_nothing(
     assert found("what did I note in November 2025?") == []
     assert found("what happened to the guide in November 2025?") != []
     memory.store("* In November 2025 we moved to Lyon.")
-    assert found("what did I note in November 2025?") == ["In November 2025 we moved to Lyon."]
+    assert found("what did I note in November 2025?") == []
+    assert found("November 2025")[0] == "In November 2025 we moved to Lyon."
     memory.store("Since December 2025 the office is in Nantes.", created_at="2026-05-02")
     assert found("what happened in February 2026?") == []
     assert found("notes from January 2026") == ["Maria leads the platform team."]
 
 
 @pytest.mark.parametrize(
-    ("query", "bare"),
+    ("query", "alone"),
     [
         ("what did I note in January?", True),
         ("tell me everything that happened on 2026-01-10", True),
         ("what changed since the release in January?", True),
+        ("yesterday", True),
+        ("yesterday's notes", True),
+        ("last 7 days", True),
+        ("2025-11-21", True),
+        ("October", True),
+        ("since Monday", True),
         ("what did I note about Jenkins in January?", False),
-        ("what was the port in January?", False),
-        ("who did the work in January?", False),
+        ("what was the port in January 2026?", False),
     ],
 )
-def test_what_has_no_subject_but_its_time(query: str, bare: bool) -> None:
-    assert sediment.parse_query(query).bare is bare
+def test_what_has_no_subject_but_its_time(query: str, alone: bool) -> None:
+    asked = sediment.parse_query(query, int(NOW)).asked
+    assert (asked is not None and asked.alone) is alone
+
+
+def test_a_time_alone_lists_what_is_of_that_time(memory: Memory, now: int) -> None:
+    texts = [f"Note {day} on {what}" for day, what in enumerate(("tea", "yesterday", "tea", "tea"))]
+    for day, text in enumerate(texts):
+        memory.store(text, created_at=now - day * DAY)
+    assert contents(memory.recall("yesterday")) == texts[1:2]
+    assert contents(memory.recall("the last 2 days")) == texts[:3]
+    assert contents(memory.recall("since Monday", limit=2)) == texts[:2]
+    assert contents(memory.recall("today", as_of=now - DAY)) == texts[1:2]
+    assert {row["similarity"] for row in memory.recall("March")["results"]} == {"1.00"}
 
 
 # What has nothing to do with a question
