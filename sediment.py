@@ -133,7 +133,6 @@ if TYPE_CHECKING:
     import hashlib
     import hmac
     import platform
-    import queue
     import random
     import shutil
     import subprocess
@@ -213,7 +212,8 @@ ANSWER_MAX = 10_000  # characters of one tool answer; clients cut or divert long
 LINE_MAX = 10 * 2**20  # bytes of one message on the wire
 HTTP_THREADS = 8  # requests that are read and answered at once; the encoder has its own threads
 HTTP_CONNECTIONS = 256  # open ones; a client holds a few
-HTTP_SILENCE = 30  # s after which an idle connection is closed
+HTTP_SILENCE = 30  # s in which a connection must send a whole head, or more of a body
+HTTP_GLANCE = 0.5  # s between two looks whether a client still waits for its answer
 HTTP_PATIENCE = 120  # s that a request waits for its turn; clients give up after 60 to 600
 HTTP_HEADERS_MAX = 32_768  # bytes; those of a browser are 2,000
 HTTP_REVIEW = 1.0  # s to compare imported rows before pairs are answered; other requests wait
@@ -521,6 +521,10 @@ class SedimentError(Exception):
 
 class InvalidInput(SedimentError):
     """A text, id, number or name that cannot be taken as it is."""
+
+
+class Conflict(InvalidInput):
+    """Something that is right in itself, but not with what is stored."""
 
 
 class Forbidden(SedimentError):
@@ -8291,6 +8295,8 @@ def _join_lines(lines: Iterable[Any]) -> Iterator[tuple[int, Any]]:
     line are not indented. Raises InvalidInput for a value that is too large."""
     open_at, block, size = 0, [], 0
     for number, line in enumerate(lines, 1):
+        if not block and isinstance(line, str) and line.isspace():
+            continue
         size = size + len(line) if block else 0
         if size > DOCUMENT_MAX:
             raise _too_large(f"the document from line {open_at} on")
@@ -8357,13 +8363,14 @@ class Importer:
                 self._store(new, workers.map(self._item, (row for _, row in new)))
                 if progress:
                     progress(len(batch))
-        names = ("hidden", "forgotten", "moved")
-        hidden, forgotten, moved = (self.counts.pop(name, 0) for name in names)
+        names = ("hidden", "forgotten", "moved", "renamed")
+        hidden, forgotten, moved, renamed = (self.counts.pop(name, 0) for name in names)
         refused = [{"line": line, "reason": reason} for line, reason in sorted(self.refused)]
         remarks: dict[str, Any] = {"hidden_versions": hidden, "redacted": dict(self.redacted)}
         remarks |= {"forgotten": forgotten, "unknown_fields": dict(self.unknown)}
-        if moved:
-            remarks["notice"] = f"{moved} rows of elsewhere came into this project"
+        notices = [f"{moved} rows of elsewhere came into this project"] if moved else []
+        notices += [f"{renamed} rows got new ids: the token is for one project"] if renamed else []
+        remarks["notice"] = "; ".join(notices)
         answer = {"success": not refused, **self.counts, "refused": refused}
         return answer | {name: value for name, value in remarks.items() if value}
 
@@ -8397,22 +8404,27 @@ class Importer:
         project = self.project if kept_to_one_project() else named
         if (ended is None or by == PRUNED) != (successor is None):
             raise InvalidInput("ended_at and successor go together: give both or neither")
+        if successor is not None:
+            successor = self._id_here(successor)
         decided = _decided(row)
+        for name in ("kept_apart", "beside"):
+            decided[name] = list(map(self._id_here, decided[name]))
         if kept_to_one_project():
             self._check_here({"successor": [successor] if successor else [], **decided})
         printed = _DERIVED if row.keys() >= _PRINTED else set()
         return {
             "redacted": kinds,
             "unknown": row.keys() - _IMPORTED - printed,
-            "id": check_id(id) if id is not None else self._derived_id(content, project, created),
+            "id": self._derived_id(content, project, created) if id is None else self._id_here(id),
             "content": content,
             "part": _part_of(row),
             "project": project,
             "is_elsewheres": named != project,
+            "given_id": id,
             "created_at": self._moment if created is None else created,
             "ended_at": ended,
             "ended_by": by if ended is not None else None,
-            "successor": check_id(successor) if successor is not None else None,
+            "successor": successor,
             **decided,
         }
 
@@ -8424,12 +8436,21 @@ class Importer:
             return self.project
         return check_project(row["project"])
 
+    def _id_here(self, given: object) -> str:
+        """The id of a row in this file. Where one project alone is seen, an id that is not there
+        becomes another, whether other projects have it or not: nothing tells which."""
+        id = check_id(given)
+        sql = "SELECT 1 FROM items WHERE id = ? AND ifnull(project_id, ?2) IS ?2"
+        if not kept_to_one_project() or self.database.value(sql, id, self.project):
+            return id
+        return str(uuid.uuid5(uuid.NAMESPACE_OID, to_json(["sediment", self.project, id])))
+
     def _check_here(self, named: dict[str, Any]) -> None:
-        """NotFound for ids of another project, whose history the row would become a part of."""
+        """NotFound for global ids, whose history the row would become a part of."""
         sql = "SELECT 1 FROM items WHERE id = ? AND project_id IS NOT ?"
         for name in ("successor", "kept_apart", "beside"):
             for id in named[name]:
-                if self.database.rows(sql, check_id(id), self.project):
+                if self.database.rows(sql, id, self.project):
                     raise NotFound(f"there is no {name} {id} in this project")
 
     def _derived_id(self, content: str, project: str | None, created: int | None) -> str:
@@ -8478,7 +8499,8 @@ class Importer:
                 elif insert_item(connection, item if usable else item._replace(vectors=[])):
                     adopt_decisions(connection, row)
                     hidden, moved = item.ended_at is not None, row["is_elsewheres"]
-                    new.update(stored=1, hidden=hidden, moved=moved)
+                    renamed = row["given_id"] not in (None, item.id)
+                    new.update(stored=1, hidden=hidden, moved=moved, renamed=renamed)
                 else:  # another process stored it a moment ago
                     late.append((number, row))
         self.counts.update(new)
@@ -8543,7 +8565,7 @@ def text_lines(file: Any) -> Iterator[str]:
         if is_first and (reason := why_not_utf8(line)):
             raise InvalidInput(f"the file {reason}")
         is_first = False
-        yield line.decode("utf-8-sig", "surrogateescape")
+        yield line.removeprefix(UTF8_MARK).decode("utf-8", "surrogateescape")
 
 
 def why_not_utf8(data: bytes) -> str:
@@ -12784,7 +12806,7 @@ def given_item(projects: Projects, id: object) -> dict[str, Any]:
     if kept_to_one_project():
         found = [row for row in found if not projects.is_foreign(row)]
     if len(found) > 1:
-        raise InvalidInput(f"several ids begin with {_show(given)}: give more of it")
+        raise Conflict(f"several ids begin with {_show(given)}: give more of it")
     if not found:
         raise NotFound(_why_no_item(projects, given))
     return found[0]
@@ -12814,7 +12836,7 @@ def own_item(projects: Projects, id: object, action: str) -> dict[str, Any]:
     """A live or pruned memory that this project may change: `forget`, `replace` or `move` it."""
     row = given_item(projects, id)
     if row["id"] != id and len(str(id)) < PREFIX_MIN:
-        raise InvalidInput(f"{action} by {PREFIX_MIN} characters of the id or more: {row['id']}")
+        raise Conflict(f"{action} by {PREFIX_MIN} characters of the id or more: {row['id']}")
     check_own(projects, row, "change")
     if row["ended_at"] is not None and (front := standing_for(projects.database, row["id"])):
         remedies = {
@@ -12848,10 +12870,10 @@ def check_own(projects: Projects, row: dict[str, Any], verb: str) -> None:
 
 
 def check_reach(old: dict[str, Any], project: str | None, instead: str) -> None:
-    """InvalidInput where a global memory would be hidden behind one of a single project."""
+    """Conflict where a global memory would be hidden behind one of a single project."""
     if old["project_id"] is None and project is not None:
         reason = f"{old['id']} holds in every project, what is to replace it in one alone"
-        raise InvalidInput(f"{reason}: {instead}, or `move {old['id']} project` first")
+        raise Conflict(f"{reason}: {instead}, or `move {old['id']} project` first")
 
 
 def standing_for(database: Database, id: str) -> str | None:
@@ -13798,7 +13820,7 @@ def replace_item(projects: Projects, old: str, new: str) -> dict[str, Any]:
     with projects.database.transaction() as connection:
         gone, stays = (item_to_replace(projects, id) for id in (old, new))
         if gone["id"] == stays["id"]:
-            raise InvalidInput(f"{gone['id']} cannot replace itself: name another memory")
+            raise Conflict(f"{gone['id']} cannot replace itself: name another memory")
         check_reach(gone, stays["project_id"], f"`move {stays['id']} global`")
         at = ended_when(gone["created_at"], stays["created_at"])
         end_item(connection, gone["id"], stays["id"], "replace", at, beside=True)
@@ -13966,12 +13988,12 @@ def move_item(projects: Projects, id: str, scope: str) -> dict[str, Any]:
         if scope == "project" and project is None:
             raise InvalidInput(f"there is no project here ({projects.nowhere()})")
         if row["project_id"] == project:
-            raise InvalidInput(f"{row['id']} is nowhere else: {scope} scope has it already")
+            raise Conflict(f"{row['id']} is nowhere else: {scope} scope has it already")
         if twin := same_text(connection, row["content"], project):
-            raise InvalidInput(f"{twin} says the same in {scope} scope: `forget` one of the two")
+            raise Conflict(f"{twin} says the same in {scope} scope: `forget` one of the two")
         if projects_of_versions(projects.database, row["id"]) - {None, projects.current()}:
             reason = f"{row['id']} has taken the place of another project's memory"
-            raise InvalidInput(f"{reason}: store it anew in {scope} scope")
+            raise Conflict(f"{reason}: store it anew in {scope} scope")
         sql = _LINEAGE.format("i.id, i.project_id")
         for moved, before in fetch(connection, sql, row["id"]):
             if before != project:
@@ -18110,10 +18132,11 @@ class Kind(NamedTuple):
     schema: dict[str, Any]  # its JSON schema
     shell: click.ParamType = click.STRING  # how the command line reads and checks it
     metavar: str | None = None  # what stands for it in the command's help
+    limits: dict[str, Any] = {}  # noqa: RUF012 - of its values, as a JSON schema has them
 
 
-def string(metavar: str | None = None) -> Kind:
-    return Kind({"type": "string"}, metavar=metavar)
+def string(metavar: str | None = None, **limits: Any) -> Kind:
+    return Kind({"type": "string"}, metavar=metavar, limits=limits)
 
 
 def choice(*names: str, any_case: bool = False) -> Kind:
@@ -18122,18 +18145,29 @@ def choice(*names: str, any_case: bool = False) -> Kind:
 
 def whole(least: int, most: int, metavar: str | None = None) -> Kind:
     """A whole number from `least` to `most`."""
-    return Kind({"type": "integer"}, click.IntRange(least, most), metavar)
+    limits = {"minimum": least, "maximum": most}
+    return Kind({"type": "integer"}, click.IntRange(least, most), metavar, limits)
 
 
+_TEXT = "^[^\\u0000]*[^\\s\\u0000\\u001c-\\u001f][^\\u0000]*$"  # `check_text` takes it
+# Unix seconds or a day, of the many forms that `parse_moment` takes.
+_MOMENT = (
+    "^([0-9]{1,3}([.][0-9]+)?|[1-9][0-9]{8,9}"
+    "|(19[89][0-9]|20[0-9][0-9])-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8]))$"
+)
 PATHS = Kind({"type": "array", "items": {"type": "string"}})
 PATTERNS = PATHS._replace(metavar="PATTERN")
-CONTENT = string()  # a text to store: the command line reads "-" from a pipe
-PREFIX = string("PREFIX")
-ID = string("ID")  # a shell can complete it
+# A text to store: the command line reads "-" from a pipe.
+CONTENT = string(pattern=_TEXT)
+QUERY = string(pattern=_TEXT)
+PREFIX = string("PREFIX", pattern=_TEXT)
+# A shell can complete it.
+ID = string("ID")
 FLAG = Kind({"type": "boolean"}, click.BOOL)
-TIME = Kind({"type": "string"}, _Checked(parse_moment), "TIME")
+_TIMES = {"pattern": _MOMENT, "minimum": 0, "maximum": TIME_MAX}
+TIME = Kind({"type": "string"}, _Checked(parse_moment), "TIME", _TIMES)
 AGE = Kind({"type": "string"}, _Checked(parse_age), "AGE")
-SHARE = Kind({"type": "number"}, _Checked(check_share), "N")
+SHARE = Kind({"type": "number"}, _Checked(check_share), "N", {"minimum": 0, "maximum": 1})
 SECONDS = Kind({"type": "number"}, click.FloatRange(0.1, 86_400), "S")
 FILE = Kind({"type": "string"}, click.Path(dir_okay=False))
 FILE_OR_FOLDER = Kind({"type": "string"}, click.Path(allow_dash=True))
@@ -18204,7 +18238,7 @@ def _list(
     if others := ", ".join(sorted(filter(options.get, options.keys() - {"scope"}))):
         raise InvalidInput(f"the sessions are listed without {others}")
     answer = memory.list_conversations()
-    shown = answer["conversations"][:limit]
+    shown = answer["conversations"][: check_limit(limit)]
     return {"count": len(shown), "total": answer["count"], "conversations": shown}
 
 
@@ -18220,6 +18254,7 @@ def _prune(memory: Memory, purge: bool = False, **options: Any) -> dict[str, Any
 
 
 _THE_ID = Argument("id", ID, place="ID")
+_HOW_MANY = Argument("limit", LIMIT, "How many at most.", default=20, wire="limit")
 _BACKUP = Argument("path", FILE, place="FILE")
 _PATHS = Argument("paths", PATHS, place="[PATH]...")
 _ALLOW_SECRETS = Argument("allow_secrets", FLAG, "Keep what looks like a credential, this time.")
@@ -18234,7 +18269,7 @@ _TABLE = (
         _ALLOW_SECRETS,
     ),
     Operation("recall", _recall, render_recalled).takes(
-        Argument("query", string(), wire="query", place="QUERY..."),
+        Argument("query", QUERY, wire="query", place="QUERY..."),
         Argument("limit", LIMIT, "How many at most.", default=5, wire="limit"),
         Argument("min_score", SHARE, "Hold back what scores less, 0 to 1."),
         Argument("anyway", FLAG, "Hold nothing back, however unrelated."),
@@ -18294,7 +18329,7 @@ _TABLE = (
         Argument("index", FLAG, "Bring the index up to date first."),
     ),
     Operation("list", _list, render_listed).takes(
-        Argument("limit", LIMIT, "How many at most.", default=20, wire="limit"),
+        _HOW_MANY,
         Argument("scope", ANY_SCOPE, "all: both.", default="project", wire="scope"),
         Argument("page", whole(1, PAGES_MAX, "N"), "Which of the pages of that many."),
         Argument("oldest", FLAG, "The oldest first."),
@@ -19105,12 +19140,14 @@ _JSON, _LINES = "application/json", "application/x-ndjson"
 HEADER_MISMATCH = -32020
 # Headers that repeat what a stateless message says.
 _MIRRORED = {"HTTP_MCP_METHOD": "method", "HTTP_MCP_NAME": "name"}
-_STATUS: dict[type[SedimentError], int] = {NotFound: 404, Forbidden: 403, InvalidInput: 400}
+_STATUS: dict[type[SedimentError], int] = {  # the first that fits
+    **{NotFound: 404, Forbidden: 403, Conflict: 409, InvalidInput: 400}
+}
 _REASONS = {
     200: "OK", 201: "Created", 202: "Accepted", 400: "Bad Request", 401: "Unauthorized",
-    403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed", 413: "Content Too Large",
-    415: "Unsupported Media Type", 429: "Too Many Requests", 500: "Internal Server Error",
-    503: "Service Unavailable",
+    403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed", 409: "Conflict",
+    413: "Content Too Large", 415: "Unsupported Media Type", 429: "Too Many Requests",
+    500: "Internal Server Error", 503: "Service Unavailable",
 }  # fmt: skip
 
 
@@ -19142,9 +19179,13 @@ class Route(NamedTuple):
 
 _KEEP = OPERATIONS["replace"]._replace(name="keep", run=Memory.keep_both)
 _REVIEW = Operation("review", functools.partial(Memory.review, within=HTTP_REVIEW), render_pair)
+_SESSIONS = Operation(
+    "conversations", functools.partial(_list, conversations=True), render_listed
+).takes(_HOW_MANY)
 _NOT_IN_RECALL = ("ranking", "vector_weight", "text_weight", "candidates", "hub")
 ROUTES = (
-    Route("GET", "/v1/memories", OPERATIONS["list"]),
+    Route("GET", "/v1/memories", OPERATIONS["list"], ("conversations",)),
+    Route("GET", "/v1/conversations", _SESSIONS),
     Route("POST", "/v1/memories", OPERATIONS["store"], ("into",)),
     Route("GET", "/v1/memories/{id}", OPERATIONS["get"]),
     Route("PUT", "/v1/memories/{id}", OPERATIONS["store"], ("into",), "replace_id"),
@@ -19196,7 +19237,43 @@ class Visitor(NamedTuple):
 
     token: Token
     memory: Memory
+    is_gone: Callable[[], bool]  # whether the connection was closed meanwhile
     silent: bool = False  # whether what is recalled does not count as shown
+
+    def unless_gone(self, value: str) -> str:
+        """The value; HttpError where nobody waits for an answer any more."""
+        if self.is_gone():
+            raise HttpError(503, "the client has gone")
+        return value
+
+    def wait(self, ready: Callable[[float], object]) -> None:
+        """Wait until something is ready, which is asked with the seconds that it may take.
+        HttpError after HTTP_PATIENCE seconds, or when the client has gone."""
+        end = time.monotonic() + HTTP_PATIENCE
+        while not ready(min(HTTP_GLANCE, HTTP_PATIENCE)):
+            self.unless_gone("")
+            if time.monotonic() > end:
+                raise HttpError(503, "too much is asked at once: retry later", Retry_After="10")
+
+    def answer(
+        self, ask: Callable[[Callable[[Any], None]], object], cancel: Callable[[], object]
+    ) -> Any:
+        """The worker's answer to a call, which `ask` submits with a function that takes the
+        answer. Cancelled when nobody waits for it any more: HttpError."""
+        answers: list[Any] = []
+        is_there = threading.Event()
+
+        def reply(answer: Any) -> None:
+            answers.append(answer)
+            is_there.set()
+
+        ask(reply)
+        try:
+            self.wait(is_there.wait)
+        except HttpError:
+            cancel()
+            raise
+        return answers[0]
 
     def check(self, changes: bool, arguments: dict[str, Any]) -> None:
         """Raises Forbidden unless the token allows this."""
@@ -19256,7 +19333,7 @@ class Gateway:
         return pieces
 
     def _answer(self, request: dict[str, Any]) -> HttpAnswer:
-        method, path = request["REQUEST_METHOD"], request.get("PATH_INFO", "")
+        method, path = request["REQUEST_METHOD"], request.get("PATH_INFO", "").rstrip("/") or "/"
         if path in _OPEN and method in ("GET", "HEAD"):
             return _OPEN[path](self._memory)
         visitor = self._visitor(request)
@@ -19272,6 +19349,7 @@ class Gateway:
             allowed, answer = special[path]
             if method != allowed:
                 raise _wrong_method(method, allowed)
+            _refuse_unknown(path, _query_arguments(request), ())
             return answer(request, visitor)
         route, values = _find_route(method, request)
         given = _query_arguments(request) if route.in_query else _body_arguments(request)
@@ -19291,7 +19369,8 @@ class Gateway:
             raise HttpError(403, "pages from elsewhere may not ask here")
         token = token or Token("this machine")
         self._count(token)
-        return Visitor(token, self._memory_of(request, token), "HTTP_SEDIMENT_SILENT" in request)
+        memory, is_gone = self._memory_of(request, token), request["waitress.client_disconnected"]
+        return Visitor(token, memory, is_gone, "HTTP_SEDIMENT_SILENT" in request)
 
     def _count(self, token: Token) -> None:
         """Count one more request, or message of one; HttpError where it is one too many."""
@@ -19335,11 +19414,16 @@ class Gateway:
 
     def _memory_of(self, request: dict[str, Any], token: Token) -> Memory:
         """The memory as seen from the token's project, or from the one that is asked for."""
-        query = urllib.parse.parse_qs(request.get("QUERY_STRING", ""))
-        asked = request.get("HTTP_SEDIMENT_PROJECT") or query.get("project", [None])[-1]
-        if token.project and asked not in (None, token.project):
+        header = _utf8("Sediment-Project", request.get("HTTP_SEDIMENT_PROJECT", ""))
+        asked = {name for name in (header, _query(request).get("project")) if name}
+        if len(asked) > 1:
+            raise HttpError(400, "the header Sediment-Project and the query name two projects")
+        if token.project and asked - {token.project}:
             raise HttpError(403, f"the token {token.name} is for one project alone")
-        return self._memory.of_project(token.project or asked)
+        try:
+            return self._memory.of_project(token.project or next(iter(asked), None))
+        except InvalidInput as error:
+            raise HttpError(404, str(error)) from None
 
     # What is asked
 
@@ -19359,7 +19443,9 @@ class Gateway:
         cancelled = threading.Event()
         name = route.operation.name
         call = functools.partial(Call, visitor.memory, name, run_operation, arguments)
-        result = _in_time(lambda reply: self._worker.submit(call(reply, cancelled)), cancelled.set)
+        result = visitor.answer(
+            lambda reply: self._worker.submit(call(reply, cancelled)), cancelled.set
+        )
         if error := result.get("error"):
             raise error
         answer = {key: value for key, value in result["answer"].items() if key not in _LOCAL_FACTS}
@@ -19392,25 +19478,24 @@ class Gateway:
         """The answer to one message of MCP; {} where there is none."""
         server = Server(self._worker, lambda _: None, visitor.memory)
         server.restrict(functools.partial(_permitted, visitor))
-        return _in_time(functools.partial(server.handle, message), server.cancel)
+        return visitor.answer(functools.partial(server.handle, message), server.cancel)
 
     def _import(self, request: dict[str, Any], visitor: Visitor) -> HttpAnswer:
         """Import rows as they arrive; what was committed before a fault stays."""
         visitor.check(True, {})
         _check_type(request, _LINES, _JSON)
-        lines = text_lines(request["wsgi.input"])
-        with self._stream(), keep_to_one_project(visitor.token.project is not None):
+        lines = map(visitor.unless_gone, text_lines(request["wsgi.input"]))
+        with self._stream(visitor), keep_to_one_project(visitor.token.project is not None):
             answer = visitor.memory.import_rows(lines)
         self._worker.start_chores()
         return HttpAnswer(200, answer)
 
     def _export(self, request: dict[str, Any], visitor: Visitor) -> HttpAnswer:
         """All rows that the visitor may see, as JSON Lines."""
-        _refuse_unknown("/v1/export", _query_arguments(request), ())
         only = visitor.token.project
 
         def lines() -> Iterator[bytes]:
-            with self._stream():
+            with self._stream(visitor):
                 for row in visitor.memory.export_rows():
                     if only is None or row.get("project", only) == only:
                         yield json.dumps(row, ensure_ascii=False).encode() + b"\n"
@@ -19420,10 +19505,9 @@ class Gateway:
         return HttpAnswer(200, itertools.chain([first], rows), _LINES)
 
     @contextlib.contextmanager
-    def _stream(self) -> Iterator[None]:
+    def _stream(self, visitor: Visitor) -> Iterator[None]:
         """One of the few imports and exports at a time, so that others need not wait for them."""
-        if not self._streams.acquire(timeout=HTTP_PATIENCE):
-            raise HttpError(503, "others import or export: retry later", Retry_After="60")
+        visitor.wait(lambda seconds: self._streams.acquire(timeout=seconds))
         try:
             yield
         finally:
@@ -19466,11 +19550,11 @@ def _host_name(host: str) -> str:
 def _find_route(method: str, request: dict[str, Any]) -> tuple[Route, dict[str, str]]:
     """The route of a request and the argument in its path, in which %2F stands for a slash;
     HttpError where there is none."""
-    path, allowed = _target(request)[1], []
+    path, allowed = _target(request)[1].rstrip("/"), []
     for route in ROUTES:
         if found := re.fullmatch(route.path.replace("{id}", "([^/]+)"), path):
             if route.method == method:
-                values = map(urllib.parse.unquote, found.groups())
+                values = [_utf8(path, urllib.parse.unquote(id, "latin-1")) for id in found.groups()]
                 return route, dict(zip([route.named], values, strict=False))
             allowed.append(route.method)
     if allowed:
@@ -19511,10 +19595,20 @@ def _of_type(name: str, value: Any, kind: Kind, from_text: bool) -> Any:
         return value  # unix seconds
     if from_text:
         value = value_of(value, kind)
+    elif type == "integer" and value.__class__ is float and value.is_integer():
+        return int(value)  # JSON has one kind of number
     if isinstance(value, _TYPES[type]) and (type == "boolean" or not isinstance(value, bool)):
-        return value
+        return _possible_id(value) if kind is ID else value
     article = "an" if type == "integer" else "a"
     raise InvalidInput(f"{name} must be {article} {type}, not {_show(value)}")
+
+
+def _possible_id(id: str) -> str:
+    """An id as given; NotFound for one that no memory can have."""
+    try:
+        return check_id(id)
+    except InvalidInput as error:
+        raise NotFound(str(error)) from None
 
 
 def _check_type(request: dict[str, Any], *types: str) -> None:
@@ -19532,13 +19626,32 @@ def _body(request: dict[str, Any], limit: int) -> bytes:
     return request["wsgi.input"].read(limit)
 
 
+def _utf8(name: str, text: str) -> str:
+    """A text in UTF-8, of which WSGI has made each byte a character; HttpError for another one."""
+    try:
+        return text.encode("latin-1").decode()
+    except UnicodeDecodeError:
+        raise HttpError(400, f"{name} is not UTF-8") from None
+
+
+def _query(request: dict[str, Any]) -> dict[str, str]:
+    """What stands in the query, by name; HttpError where a name stands there twice."""
+    text = request.get("QUERY_STRING", "")
+    pairs = urllib.parse.parse_qsl(text, True, encoding="latin-1")
+    query = {_utf8("the query", name): _utf8(name, value) for name, value in pairs}
+    if len(query) < len(pairs):
+        raise HttpError(400, "an argument stands in the query twice")
+    return query
+
+
 def _query_arguments(request: dict[str, Any]) -> dict[str, Any]:
-    query = urllib.parse.parse_qsl(request.get("QUERY_STRING", ""), True)
-    return {name: value for name, value in query if name != "project"}
+    return {name: value for name, value in _query(request).items() if name != "project"}
 
 
 def _body_arguments(request: dict[str, Any]) -> dict[str, Any]:
     """The arguments in a body: a JSON object, {} where it is empty."""
+    if misplaced := ", ".join(_query_arguments(request)):
+        raise InvalidInput(f"arguments go in the body here, not in the query: {_show(misplaced)}")
     if not int(request.get("CONTENT_LENGTH") or 0):
         return {}
     try:
@@ -19548,20 +19661,6 @@ def _body_arguments(request: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidInput("the body must be a JSON object")
     return value
-
-
-def _in_time(ask: Callable[[Callable[[Any], None]], object], cancel: Callable[[], object]) -> Any:
-    """The worker's answer to a call, which `ask` submits with a function that takes the answer.
-    After HTTP_PATIENCE seconds it is cancelled: HttpError."""
-    import queue
-
-    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    ask(answers.put)
-    try:
-        return answers.get(timeout=HTTP_PATIENCE)
-    except queue.Empty:
-        cancel()
-        raise HttpError(503, "too much is asked at once: retry later", Retry_After="10") from None
 
 
 def _permitted(visitor: Visitor, call: Call) -> Call:
@@ -19637,17 +19736,28 @@ def openapi(_: Memory | None = None) -> HttpAnswer:
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method.lower()] = _described(route)
-    facts["paths"]["/v1/import"]["post"]["parameters"] = _IN_PROJECT
+    for verbs in facts["paths"].values():
+        for verb in verbs.values():
+            verb |= {"parameters": _ASKED_WITH, "responses": verb["responses"] | _FAILURES}
     return HttpAnswer(200, facts | {"paths": paths | facts["paths"]})
 
 
-_PRINTED_SO = {"description": "What the command prints with --json."}
-_IN_PROJECT = [  # either names it
-    {"name": "project", "in": "query", "schema": ID.schema},
-    {"name": "Sediment-Project", "in": "header", "schema": ID.schema},
-]
+_ANSWERED = {
+    "description": "What the command prints with --json.",
+    "content": {_JSON: {"schema": {"type": "object"}}},
+}
+_FAILURES = {
+    str(status): {"$ref": "#/components/responses/Refused"}
+    for status in _REASONS
+    if status >= 400 and status != 405  # a method that is not described
+}
+
+
 _ASKED_WITH = [  # any route takes these, too
-    *_IN_PROJECT,
+    {
+        **{"name": "project", "in": "query", "schema": {"type": "string"}},
+        "description": "The id of a project. Or in the header Sediment-Project.",
+    },
     {"name": "Sediment-Silent", "in": "header", "schema": {"type": "string"}},
 ]
 
@@ -19656,9 +19766,7 @@ def _described(route: Route) -> dict[str, Any]:
     """One route, as OpenAPI describes it."""
     parameters, body, needed = [], {}, []
     for name, argument in route.arguments.items():
-        schema = argument.kind.schema | ({"description": argument.help} if argument.help else {})
-        if argument.kind is TIME and not route.in_query:
-            schema |= {"type": ["string", "number"]}  # unix seconds
+        schema = _schema(argument, route.in_query)
         if name == route.named and "{" in route.path:
             parameters.append({"name": "id", "in": "path", "schema": schema, "required": True})
         elif route.in_query:
@@ -19668,11 +19776,23 @@ def _described(route: Route) -> dict[str, Any]:
             body[name] = schema
             needed += [name] if argument.is_required else []
     described = {"summary": route.operation.name, "parameters": [*parameters, *_ASKED_WITH]}
-    if body:
+    if not route.in_query:
         schema = {"type": "object", "properties": body, "required": needed}
-        described["requestBody"] = {"content": {_JSON: {"schema": schema}}}
+        content = {_JSON: {"schema": schema | {"additionalProperties": False}}}
+        described["requestBody"] = {"content": content, "required": bool(needed)}
     statuses = ("200", "201") if route.method == "POST" else ("200",)
-    return described | {"responses": dict.fromkeys(statuses, _PRINTED_SO)}
+    return described | {"responses": dict.fromkeys(statuses, _ANSWERED) | _FAILURES}
+
+
+def _schema(argument: Argument, in_query: bool) -> dict[str, Any]:
+    """The JSON schema of an argument: in a body null stands for none, and a number for a time."""
+    kind, about = argument.kind, {"description": argument.help} if argument.help else {}
+    schema = kind.schema | kind.limits | about
+    if in_query or argument.is_required:
+        return schema
+    types = [schema["type"], *(["number"] if kind is TIME else []), "null"]
+    known = {"enum": [*schema["enum"], None]} if "enum" in schema else {}
+    return schema | {"type": types} | known
 
 
 _PAGE_POLICY = (
@@ -19702,7 +19822,7 @@ _OPEN: dict[str, Callable[[Memory], HttpAnswer]] = {
 
 
 def listen(memory: Memory, host: str, port: int, key: str | None = None) -> Any:
-    """A server at an address; its `run` answers until a signal ends it.
+    """A server at all addresses of a host; its `run` answers until a signal ends it.
 
     Raises InvalidInput for an address that other machines can reach while there is no token, and
     for one that cannot be bound."""
@@ -19710,48 +19830,110 @@ def listen(memory: Memory, host: str, port: int, key: str | None = None) -> Any:
 
     import waitress.server
 
+    served: dict[int, Any] = {}  # what waitress listens and answers on, by file descriptor
     needs_token = bool(memory.tokens()["count"])
     if host not in _LOCAL_NAMES and not needs_token:
         raise InvalidInput(f"{host} is for others, too: first run `sediment token add NAME`")
     worker = Worker(memory)
     try:
+        sockets = _sockets(host, port)
         server: Any = waitress.server.create_server(
             Gateway(worker, needs_token, key),
-            host=host,
-            port=port,
+            map=served,
+            sockets=sockets,
             threads=HTTP_THREADS,
-            connection_limit=HTTP_CONNECTIONS,
+            connection_limit=2 * HTTP_CONNECTIONS,  # `_make_room` sees to it before
             channel_timeout=HTTP_SILENCE,
+            cleanup_interval=5,
+            channel_request_lookahead=1,  # else nobody notices that a client has gone
             max_request_header_size=HTTP_HEADERS_MAX,
             max_request_body_size=IMPORT_MAX,
             ident=None,
         )
     except (OSError, ValueError) as error:
         raise InvalidInput(f"{host}:{port} cannot be listened on ({error})") from None
-    server.channel_class = _strict_channel()
+    for listener in served.values():
+        listener.channel_class = _channel()
+    # Waitress tells them only where a name has a single address.
+    server.effective_host, server.effective_port = host, sockets[0].getsockname()[1]
     logging.getLogger("waitress.queue").disabled = True  # a line for each request that waits
     return server
 
 
-def _strict_channel() -> type:
-    """Connections that refuse a request with two lengths: a proxy in front may use the other one,
-    and take what follows for somebody else's request (RFC 9112, section 6.3)."""
+def _sockets(host: str, port: int) -> list[Any]:
+    """A socket for each address of a host, all with the same port. Addresses that this machine
+    does not have are left out: without IPv6, localhost may still have ::1."""
+    import socket
+
+    sockets: list[Any] = []
+    missing = OSError("no address")
+    for found in dict.fromkeys(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)):
+        family, address = found[0], found[-1]
+        try:
+            sockets.append(socket.create_server((address[0], port, *address[2:]), family=family))
+        except OSError as error:
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                raise
+            missing = error
+        else:
+            port = sockets[0].getsockname()[1]
+    if not sockets:
+        raise missing
+    return sockets
+
+
+@functools.cache
+def _channel() -> type:
+    """The class of connections: waitress's, but stricter with requests and with slow clients."""
     from waitress.channel import HTTPChannel
     from waitress.parser import HTTPRequestParser, ParsingError
+    from waitress.utilities import BadRequest
 
     class Parser(HTTPRequestParser):
+        def received(self, data: bytes) -> int:
+            taken = super().received(data)
+            if self.empty:  # else blank lines would hold a connection for ever
+                self.empty, self.error = False, BadRequest("blank lines are no request")
+            return taken
+
         def parse_header(self, header_plus: bytes) -> None:
             try:
                 super().parse_header(header_plus)
             except ValueError:
                 raise ParsingError("an address or a length that is none") from None
+            # A proxy in front may use the other length, and take what follows for somebody else's
+            # request (RFC 9112, section 6.3); so with hosts (section 3.2).
             if self.chunked and "CONTENT_LENGTH" in self.headers:
                 raise ParsingError("both Content-Length and Transfer-Encoding")
+            if "," in self.headers.get("HOST", ""):
+                raise ParsingError("more than one Host")
 
     class Channel(HTTPChannel):
         parser_class = Parser
 
+        def __init__(self, *facts: Any, map: dict[int, Any]) -> None:
+            super().__init__(*facts, map=map)
+            _make_room([one for one in map.values() if isinstance(one, Channel)])
+
+        def handle_read(self) -> None:
+            before = self.last_activity
+            super().handle_read()
+            if self.request and not self.request.headers_finished:
+                self.last_activity = before  # bytes of an unfinished head do not count
+
     return Channel
+
+
+def _make_room(connections: list[Any]) -> None:
+    """Close a connection where there are too many: of those that no request is under way on, of
+    the address that has most, the one that has been idle longest."""
+    connections = [one for one in connections if not one.will_close]
+    if len(connections) <= HTTP_CONNECTIONS:
+        return
+    held = Counter(one.addr[0] for one in connections)
+    idle = (one for one in connections if not one.requests)
+    if last := min(idle, key=lambda one: (-held[one.addr[0]], one.last_activity), default=None):
+        last.will_close = True
 
 
 def serve_http(memory: Memory, server: Any) -> None:

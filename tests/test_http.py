@@ -1,14 +1,20 @@
 """On HTTP: the same operations for this machine and for whoever has a token; none for others."""
 
+import base64
 import contextlib
+import hashlib
 import http.client
+import itertools
 import json
+import re
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -120,16 +126,16 @@ def guarded(
 
 
 @contextlib.contextmanager
-def gate(memory: Memory, key: str | None = None) -> Iterator[Door]:
+def gate(memory: Memory, key: str | None = None, host: str = "127.0.0.1") -> Iterator[Door]:
     """A server in a thread of this process."""
-    server = sediment.listen(memory, "127.0.0.1", 0, key)
+    server = sediment.listen(memory, host, 0, key)
 
     def run() -> None:
         with contextlib.suppress(OSError):  # it is closed while it waits for the next request
             server.run()
 
     threading.Thread(target=run, daemon=True).start()
-    yield Door("127.0.0.1", server.effective_port)
+    yield Door(host, server.effective_port)
     server.close()
 
 
@@ -222,8 +228,10 @@ def test_a_request_as_to_a_proxy_is_answered(door: Door) -> None:
 
 
 def test_conversations_are_listed_as_memories_are(door: Door) -> None:
-    for query in ("conversations=true", "conversations=true&limit=5&scope=all"):
-        assert door.ok("GET", f"/v1/memories?{query}")["conversations"] == []
+    for query in ("", "?limit=5&project=harbour"):
+        assert door.ok("GET", f"/v1/conversations{query}")["conversations"] == []
+    for query in ("limit=0", "limit=1001", "scope=all"):
+        assert door.ask("GET", f"/v1/conversations?{query}").status == 400
 
 
 def test_a_project_is_named_by_its_id_alone(door: Door, place: Path) -> None:
@@ -236,8 +244,59 @@ def test_a_project_is_named_by_its_id_alone(door: Door, place: Path) -> None:
     told = door.ask(
         "POST", f"/v1/memories?project={place}/folder", {"content": "A folder is none."}
     )
-    assert (told.status, "is a folder" in told.body["error"]) == (400, True)
+    assert (told.status, "is a folder" in told.body["error"]) == (404, True)
     assert list((place / "folder").iterdir()) == []
+
+
+def test_a_project_whose_name_is_not_ascii_is_the_same_however_it_is_named(door: Door) -> None:
+    """In a header it comes as the bytes of UTF-8, in a query as those with a percent sign each."""
+    body = b'{"content": "The espresso machine is descaled on Mondays."}'
+    head = f"Host: {door.host}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    ways = {
+        "header": ("/v1/memories", "Sediment-Project: café\r\n"),
+        "query": ("/v1/memories?project=caf%C3%A9", ""),
+    }
+    for path, more in ways.values():
+        text = f"POST {path} HTTP/1.1\r\n{more}Connection: close\r\n{head}\r\n\r\n"
+        assert b" 201 " in door.raw(text.encode() + body)
+    found = door.ok("GET", "/v1/memories?project=caf%C3%A9")["items"]
+    assert {row["project"] for row in found} == {"café"}
+    known = [row["project"] for row in door.ok("GET", "/v1/activity")["projects"]]
+    assert [name for name in known if name.startswith("caf")] == ["café"]
+    for wrong in ({"Sediment_Project": "caf\xe9"}, {}):
+        query = "" if wrong else "?project=caf%E9"
+        told = door.ask("POST", f"/v1/memories{query}", {"content": "x"}, **wrong)
+        assert (told.status, "is not UTF-8" in told.body["error"]) == (400, True)
+    told = door.ask("GET", "/v1/memories?project=harbour", Sediment_Project="kiosk")
+    assert (told.status, "name two projects" in told.body["error"]) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "told"),
+    [
+        ("POST", "/v1/memories?scope=global", "in the body here, not in the query: 'scope'"),
+        ("POST", "/v1/recall?query=tea", "in the body here, not in the query: 'query'"),
+        ("PUT", "/v1/memories/x?scope=global", "in the body here, not in the query: 'scope'"),
+        ("POST", "/v1/import?scope=global", "takes nothing; not 'scope'"),
+        ("POST", "/mcp?scope=global", "takes nothing; not 'scope'"),
+        ("GET", "/v1/memories?limit=1&limit=2", "stands in the query twice"),
+    ],
+)
+def test_an_argument_in_a_query_is_used_or_refused(
+    door: Door, method: str, path: str, told: str
+) -> None:
+    body = {"content": "Put where it should not be."} if method != "GET" else None
+    answer = door.ask(method, path, body)
+    assert (answer.status, told in answer.body["error"]) == (400, True), answer
+    assert "where it should not" not in str(door.ok("GET", "/v1/memories?scope=all&limit=100"))
+
+
+def test_a_slash_at_the_end_of_a_path_is_no_other_path(door: Door) -> None:
+    ping = {"jsonrpc": "2.0", "id": "p", "method": "ping"}
+    assert door.ask("POST", "/mcp/", ping).body == door.mcp(ping).body
+    assert door.ok("GET", "/v1/memories/?limit=1")["items"] is not None
+    assert door.ok("GET", "/health/") == {"healthy": True}
+    assert door.ask("GET", "/v1/memories/nothing/").status == 404
 
 
 def test_the_description_names_every_route(door: Door) -> None:
@@ -247,12 +306,15 @@ def test_the_description_names_every_route(door: Door) -> None:
     assert described["paths"]["/v1/recall"]["post"]["requestBody"]
     assert "201" in described["paths"]["/v1/memories"]["post"]["responses"]
     named = {each["name"] for each in described["paths"]["/v1/import"]["post"]["parameters"]}
-    assert named == {"project", "Sediment-Project"}
+    assert named == {"project", "Sediment-Silent"}
     taken = described["paths"]["/v1/import"]["post"]["requestBody"]["content"]
     assert taken.keys() == {"application/x-ndjson", "application/json"}
     body = described["paths"]["/v1/memories"]["post"]["requestBody"]["content"]
     created = body["application/json"]["schema"]["properties"]["created_at"]
-    assert created["type"] == ["string", "number"]
+    assert created["type"] == ["string", "number", "null"]
+    for verbs in described["paths"].values():
+        for verb in verbs.values():
+            assert verb["responses"].keys() >= {"200", "400", "401", "403", "404", "409", "503"}
     one = described["paths"]["/v1/memories/{id}"]
     assert all(verb["parameters"][0]["name"] == "id" for verb in one.values())
 
@@ -502,13 +564,17 @@ def test_a_token_of_one_project_sees_no_other(guarded: tuple[Door, dict[str, str
     assert "port 81" not in str(told)
     assert "Tea is at four" in told[1]
     assert one.ask("GET", "/v1/memories?project=other").status == 403
-    for path in ("", "/history", "/graph"):
-        assert one.ask("GET", f"/v1/memories/{theirs}{path}").status in (400, 404)
-    for id in (theirs, shared):
-        assert one.ask("DELETE", f"/v1/memories/{id}").status in (400, 403, 404)
-        assert one.ask("PUT", f"/v1/memories/{id}", {"content": "x"}).status in (400, 403, 404)
-        assert one.mcp(call("forget", id=id)).body["result"]["isError"]
-        assert one.mcp(call("store", content="x", replace_id=id)).body["result"]["isError"]
+    unknown = [answers_about(one, id) for id in (theirs, "f" * 36)]
+    assert unknown[0] == unknown[1]
+    assert {status for status, _ in unknown[0]} == {404, 200}  # MCP tells an error with 200
+    assert all("no memory with the id 'ID'" in told for _, told in unknown[0])
+    refused = f"the token one cannot change {shared}"
+    for method, body in (("DELETE", None), ("PUT", {"content": "x"})):
+        told = one.ask(method, f"/v1/memories/{shared}", body)
+        assert (told.status, told.body) == (403, {"error": refused})
+    for message in (call("forget", id=shared), call("store", content="x", replace_id=shared)):
+        result = one.mcp(message).body["result"]
+        assert (result["isError"], result["content"][0]["text"]) == (True, refused)
     assert one.ask("POST", "/v1/memories", {"content": "x", "scope": "global"}).status == 403
     rows = b'{"content": "Put elsewhere.", "project": "other"}\n'
     rows += b'{"content": "All.", "scope": "global"}\n'
@@ -520,6 +586,22 @@ def test_a_token_of_one_project_sees_no_other(guarded: tuple[Door, dict[str, str
     assert "All." not in str(whole.ok("GET", "/v1/memories?scope=global"))
     for id in (theirs, shared):
         assert whole.ok("GET", f"/v1/memories/{id}")["id"] == id
+
+
+def answers_about(door: Door, id: str) -> list[tuple[int, str]]:
+    """The answers to all that one can ask about a memory, with ID in place of its id."""
+    path, mine = f"/v1/memories/{id}", door.store("The demo is given at noon.")
+    asked = [door.ask("GET", f"{path}{more}") for more in ("", "/history", "/graph")]
+    asked += [door.ask("DELETE", path), door.ask("PUT", path, {"content": "x"})]
+    asked += [door.ask("POST", f"{path}/undo", {})]
+    asked += [door.ask("POST", f"{path}/move", {"scope": "project"})]
+    for action in ("replace", "keep"):
+        for old, new in ((id, mine), (mine, id)):
+            asked.append(door.ask("POST", f"/v1/review/{action}", {"old": old, "new": new}))
+    asked += [door.mcp(call("forget", id=id)), door.mcp(call("store", content="x", replace_id=id))]
+    read = call("recall") | {"method": "resources/read", "params": {"uri": f"memory://{id}"}}
+    asked.append(door.mcp(read))
+    return [(each.status, str(each.body).replace(id, "ID")) for each in asked]
 
 
 def test_a_token_of_one_project_erases_no_global_memory_by_a_conversations_name(
@@ -631,8 +713,11 @@ def test_a_token_of_one_project_reaches_into_no_other_by_import(
         row = ended | {"id": f"probe-{id}", "successor": id}
         for document in (row, [row], {"items": [row]}):
             told = one.ok("POST", "/v1/import", json.dumps(document).encode() + b"\n", **LINES)
-            assert told["stored"] == 0
-            assert "no successor" in told["refused"][0]["reason"]
+            if id == theirs:  # which is not told from an id that nobody has
+                assert told["refused"] == []
+            else:
+                assert (told["stored"], len(told["refused"])) == (0, 1)
+                assert "no successor" in told["refused"][0]["reason"]
         whole.ok("POST", "/v1/import", json.dumps(row | {"project": "demo"}).encode(), **LINES)
         probe = f"/v1/memories/probe-{id}"
         assert one.ask("POST", f"{probe}/undo", {}).status == 403
@@ -646,28 +731,40 @@ def test_a_token_of_one_project_reaches_into_no_other_by_import(
         for id in (theirs, shared):
             row = {"id": f"{name}-{id}", "content": f"Mine, {name}.", name: ["nowhere", id]}
             told = one.ok("POST", "/v1/import", json.dumps(row).encode(), **LINES)
-            assert (told["stored"], len(told["refused"])) == (0, 1)
-            assert f"no {name}" in told["refused"][0]["reason"]
+            assert (told["stored"], len(told["refused"])) == ((1, 0) if id == theirs else (0, 1))
+            assert f"no {name}" in str(told["refused"]) or id == theirs
         after = [whole.ok("GET", f"/v1/memories/{id}/history") for id in (theirs, shared)]
         assert after == before
 
 
-def test_an_import_by_a_token_of_one_project_tells_no_text_of_another(
+def test_an_import_by_a_token_of_one_project_tells_nothing_of_another(
     guarded: tuple[Door, dict[str, str]],
 ) -> None:
     door, tokens = guarded
     whole = Door(door.host, door.port, **bearer(tokens["all"]))
     one = Door(door.host, door.port, **bearer(tokens["one"]))
     part = {"scope": "project", "created": "2026-01-01", "created_at": "2026-01-01", "position": 1}
-    for row in whole.ok("GET", "/v1/memories?project=other")["items"]:
-        given = {"id": row["id"], "content": row["content"]}
-        guesses = [given, given | {"content": "A guess."}]
-        lines = "".join(json.dumps(guess) + "\n" for guess in [*guesses, guesses[0] | part])
-        told = one.ok("POST", "/v1/import", lines.encode(), **LINES)
-        assert (told["stored"], told["existing"]) == (0, 0)
-        right, wrong, partly = (refused["reason"] for refused in told["refused"])
-        assert right == wrong
-        assert "a part of a long memory" in partly
+    (row,) = whole.ok("GET", "/v1/memories?project=other")["items"]
+    links = ("successor", "kept_apart", "beside")
+    told = []
+    for id in (row["id"], "no-memory-has-this-id"):
+        guesses = [{"id": id, "content": row["content"]}, {"id": id, "content": "A guess."}]
+        guesses += [guesses[0] | part, {"id": id, "content": row["content"]}]
+        for at, name in enumerate(links):
+            ended = {"ended_at": 5} if name == "successor" else {}
+            link = id if name == "successor" else [id]
+            guesses.append({"id": f"{at}-{id}", "content": f"Of {name}."} | ended | {name: link})
+        lines = "".join(json.dumps(guess) + "\n" for guess in guesses)
+        told.append(one.ok("POST", "/v1/import", lines.encode(), **LINES))
+        again = one.ok("POST", "/v1/import", json.dumps(guesses[0]).encode(), **LINES)
+        assert (again["stored"], again["existing"]) == (0, 1)
+    for answer in told:
+        assert (answer["stored"], answer["existing"]) == (1 + len(links), 2)
+        (wrong,) = answer["refused"]
+        assert "is taken by another memory" in wrong["reason"]
+        wrong["reason"] = re.sub("[0-9a-f]{8}-[0-9a-f-]{27}", "ID", wrong["reason"])
+    assert told[0] == told[1]
+    assert whole.ok("GET", f"/v1/memories/{row['id']}")["content"] == row["content"]
 
 
 def test_a_token_that_was_revoked_does_not_come_back_with_a_copy(
@@ -915,10 +1012,13 @@ def test_requests_are_not_smuggled(door: Door, head: str) -> None:
         b"GET\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00",
         b"GET / HTTP/9\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nhost: localhost\r\n\r\n",
     ],
 )
 def test_nonsense_ends_its_own_connection_alone(door: Door, data: bytes) -> None:
-    door.raw(data, wait=1)
+    got = door.raw(data, wait=1)
+    assert b"HTTP/1.1 2" not in got
     assert door.ok("GET", "/health") == {"healthy": True}
 
 
@@ -959,6 +1059,149 @@ def test_those_who_are_slow_or_silent_hold_up_nobody(door: Door) -> None:
         assert time.monotonic() - start < TIMEOUT
 
 
+@pytest.mark.parametrize("data", [b"GET /health HTTP/1.1\r\nX: ", b"", b"POST"])
+def test_slow_clients_lock_nobody_out(door: Door, data: bytes) -> None:
+    """300 connections, more than there are places, that send a byte of a head now and then."""
+    with contextlib.ExitStack() as open_ones:
+        slow = []
+        for _ in range(300):
+            slow.append(open_ones.enter_context(dial(door)))
+            slow[-1].sendall(data)
+        for number in range(200):
+            if number % 10 == 0:
+                drip(slow)
+            assert door.ask("GET", "/v1/memories?limit=1").status == 200, number
+        assert door.ok("POST", "/v1/recall", {"query": "who is locked out"})["results"] is not None
+
+
+def dial(door: Door) -> socket.socket:
+    return socket.create_connection((door.host, door.port), timeout=TIMEOUT)
+
+
+def drip(connections: list[socket.socket]) -> None:
+    """One more byte on each that is still open."""
+    for connection in connections:
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(b"x")
+
+
+def test_a_place_is_taken_from_the_address_that_has_most() -> None:
+    """Of connections that no request is under way on, the one that has been idle longest."""
+
+    def connection(address: str, at: float, *requests: str, closing: bool = False) -> Any:
+        facts = {"addr": (address, 1), "last_activity": at, "requests": requests}
+        return SimpleNamespace(**facts, will_close=closing)
+
+    many = [connection("10.0.0.1", at, *["asked"] * (at == 0)) for at in range(200)]
+    few = [connection("10.0.0.2", -1) for _ in range(sediment.HTTP_CONNECTIONS - 200)]
+    sediment._make_room([*many, *few])
+    assert not any(one.will_close for one in [*many, *few]), "there is room"
+    for closed in (1, 2):
+        sediment._make_room([*many, *few, connection("10.0.0.3", 300), few[0]][: 256 + closed])
+        assert [one.last_activity for one in many if one.will_close] == [*range(1, 1 + closed)]
+    assert not any(one.will_close for one in few)
+
+
+def test_a_head_that_never_ends_is_closed_and_others_are_not(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server's clock goes on by 12 s between two bytes, until one was idle for too long."""
+    late = [0.0]
+    clock = SimpleNamespace(time=lambda: time.time() + late[0])
+    monkeypatch.setattr("waitress.channel.time", clock)
+    monkeypatch.setattr("waitress.server.time", clock)
+    body = b"POST /v1/recall HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n"
+    with gate(memory) as door, dial(door) as head, dial(door) as whole, dial(door) as blank:
+        head.sendall(b"GET /health HTTP/1.1\r\n")
+        whole.sendall(body)
+        blank.sendall(b"\r\n")
+        for _ in range(5):
+            late[0] += 12
+            drip([head, whole])
+            with contextlib.suppress(ConnectionError):
+                blank.sendall(b"\r\n")
+            assert door.ok("GET", "/health") == {"healthy": True}
+        assert is_closed(head)
+        assert is_closed(blank)
+        whole.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            whole.recv(1)
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the server ends a connection, after what it may say of it."""
+    with contextlib.suppress(ConnectionError):
+        while connection.recv(65_536):
+            pass
+    return True
+
+
+def test_an_import_ends_with_its_client(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory.store("Tea is at four.")
+    monkeypatch.setattr(sediment, "HTTP_STREAMS", 1)
+    monkeypatch.setattr(sediment, "text_lines", lambda _: itertools.repeat("\n"))
+    head = "POST /v1/import HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
+    with gate(memory) as door:
+        with dial(door) as connection:
+            connection.sendall(f"{head}Content-Length: 1\r\n\r\n\n".encode())
+        assert b"Tea is at four." in door.ok("GET", "/v1/export")
+
+
+def test_a_call_ends_with_its_client(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: SimpleQueue[sediment.Call] = SimpleQueue()
+    monkeypatch.setattr(sediment.Worker, "submit", lambda _, call: calls.put(call))
+    body = b'{"query": "tea"}'
+    head = "POST /v1/recall HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with gate(memory) as door:
+        with dial(door) as connection:
+            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            one = calls.get(timeout=TIMEOUT)
+            assert not one.cancelled.is_set()
+        assert one.cancelled.wait(TIMEOUT)
+
+
+def test_a_name_with_two_addresses_is_served_at_both_and_as_strictly(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As localhost often has; of an address that this machine does not have the other is served."""
+    if not has_ipv6():
+        pytest.skip("no IPv6 here")
+    addresses = ["::1", "127.0.0.1"]
+
+    def resolved(host: str, port: int, *_: Any, **__: Any) -> list[Any]:
+        families = {True: socket.AF_INET6, False: socket.AF_INET}
+        known = addresses if host == "localhost" else [host]
+        return [(families[":" in one], socket.SOCK_STREAM, 6, "", (one, port)) for one in known]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    with gate(memory, host="localhost") as served:
+        for address in addresses:
+            door = Door(address, served.port)
+            assert door.ok("GET", "/health") == {"healthy": True}
+            for head in ("Content-Length: 5\r\nTransfer-Encoding: chunked", "Host: other"):
+                text = f"GET /health HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n0\r\n\r\n"
+                assert b" 400 " in door.raw(text.encode(), wait=2)
+    addresses[0] = "2001:db8::1"
+    with gate(memory, host="localhost") as served:
+        assert Door("127.0.0.1", served.port).ok("GET", "/health") == {"healthy": True}
+    addresses[1] = "192.0.2.1"
+    with pytest.raises(sediment.InvalidInput, match="cannot be listened on"):
+        sediment.listen(memory, "localhost", 0)
+
+
+def has_ipv6() -> bool:
+    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        return True
+    return False
+
+
+def test_it_serves_on_localhost(tmp_path: Path, unpacked: Path) -> None:
+    env = small_env(tmp_path, SEDIMENT_CACHE=str(unpacked))
+    with http_server(tmp_path, env, address="localhost:0") as (host, port):
+        assert host == "localhost"
+        assert Door(host, port).store("Tea is at four.")
+
+
 def test_a_client_that_goes_away_leaves_nothing_behind(door: Door) -> None:
     for _ in range(20):
         with socket.create_connection((door.host, door.port)) as connection:
@@ -981,6 +1224,29 @@ def test_the_pages_token_is_good_once_and_gets_it_another(tmp_path: Path) -> Non
         assert door.ask("POST", "/v1/session", {}, **bearer(key)).status == 403
         assert door.ask("GET", "/v1/memories", **bearer(key)).status == 200
         assert door.ask("GET", "/v1/memories").status == 401
+
+
+def test_the_policy_of_the_page_allows_its_own_scripts_and_no_more(door: Door) -> None:
+    answer = door.ask("GET", "/")
+    hashes = {}
+    for name in ("script", "style"):
+        (text,) = re.findall(f"<{name}>(.*?)</{name}>", answer.body.decode(), re.DOTALL)
+        hashes[name] = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    policy = answer.headers["content-security-policy"]
+    assert policy.split("; ") == [rule.format(**hashes) for rule in POLICY]
+
+
+POLICY = [
+    "default-src 'none'",
+    "connect-src 'self'",
+    "img-src 'self' data:",
+    "frame-ancestors 'none'",
+    "base-uri 'none'",
+    "form-action 'none'",
+    "require-trusted-types-for 'script'",
+    "script-src 'sha256-{script}'",
+    "style-src 'sha256-{style}'",
+]
 
 
 def test_what_an_id_names_is_looked_at_when_its_turn_comes(
