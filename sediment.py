@@ -6965,7 +6965,6 @@ _ENDLESS = _Pattern(
 
 def weigh_query(database: Database, query: str, lexicon: Lexicon) -> WeightedQuery:
     """The words of a query, weighted by their frequency in a file."""
-    query = _ENDLESS.sub(lambda word: word[1].ljust(len(word[0])), query)
     with database.snapshot():
         total = database.state().chunks
         return weighed(query, lexicon, total, functools.partial(database.cached_answers, _counts))
@@ -6976,6 +6975,7 @@ def weighed(
 ) -> WeightedQuery:
     """The words of a query, weighted by how many of `total` chunks have each, here and in
     ENGLISH_CHUNKS chunks of English; `counts` tells the former of phrases."""
+    query = _ENDLESS.sub(lambda word: word[1].ljust(len(word[0])), query)
     positions: dict[str, list[int]] = {}  # of a phrase's characters in the query
     for phrase, start, end in query_phrases(query):
         positions.setdefault(phrase, []).extend(range(start, end))
@@ -12982,7 +12982,7 @@ class Search(View):
             comparable = comparable and self.database.state().dimension > 0
             if comparable:
                 self.encoder.begin_loading()
-            words = weigh_query(self.database, query.text, self.lexicon)
+            words = self._weigh(query.text)
             matched = search_words(words, within)
             vector = self._query_vector(query.text, words) if comparable else None
             comparable, vector = vector is not None, vector or b""
@@ -13002,6 +13002,9 @@ class Search(View):
             strange = strange_beside(words.strange, hits, facts, self.lexicon)
             floor = request.profile.floor(words.chunks, near_cohort, strange)
             return Found(hits, facts, query, floor, blank_files(self.database))
+
+    def _weigh(self, text: str) -> WeightedQuery:
+        return weigh_query(self.database, text, self.lexicon)
 
     def _query_vector(self, text: str, words: WeightedQuery) -> bytes | None:
         """None where a service gives none, or has another model by now; b"" where the model knows
@@ -14361,7 +14364,8 @@ def states_of(connection: apsw.Connection, sql: str, *values: Any) -> dict[str, 
         put, end = tuple(columns[:4]), tuple(columns[4:9])
         gone, ok, number, same, here, shared = columns[9:]
         put = None if None in (put[0], put[2]) else put
-        if is_damaged := bool(put and text_hash(put[2]) != same):
+        is_damaged = put is not None and text_hash(put[2]) != same
+        if put and is_damaged:
             put = (put[0] - 1, *put[1:])
         found[id] = {
             "id": id,
@@ -15327,9 +15331,9 @@ class Hub:
             waits: int | None = None  # the first version with a record that is to be read again
             while rows := self.ask(sql, space, *last):
                 last = list(rows[-1][:2])
-                states, unread = self._states(rows)
+                states, unread = self.states(rows)
                 waits = unread if waits is None else waits
-                yield states, {space: last} if waits is None else {}
+                yield self._without_forged(states), {space: last} if waits is None else {}
             self._reached[space] = last[0] if waits is None else waits - 1
 
     def _restored(self, cursor: dict[str, Any]) -> set[str]:
@@ -15355,10 +15359,9 @@ class Hub:
         """As of a folder."""
         return bool(self._restored(cursor))
 
-    def _states(self, rows: list[tuple[Any, ...]]) -> tuple[list[tuple[str, State]], int | None]:
-        """The (space, state) of each row, and the first version of which a record is to be read
-        another time. With vectors, if these are of this model and one in VECTORS_TRIED is as it
-        would be made here: by a wrong one recall finds what nobody asked."""
+    def states(self, rows: list[tuple[Any, ...]]) -> tuple[list[tuple[str, State]], int | None]:
+        """The (space, state) of each row, with vectors if these are of this model; and the first
+        version of which a record is to be read another time."""
         model, found, unread = self.model(), [], None
         for version, _, record, author, made_by, data in rows:
             try:
@@ -15369,14 +15372,18 @@ class Hub:
                 if isinstance(error, NotYet) and unread is None:  # the cursor must not pass it
                     unread = version
                 self.remarks.append(f"{record['id']}, of {author}, was not taken: {error}")
+        return found, unread
+
+    def _without_forged(self, found: list[tuple[str, State]]) -> list[tuple[str, State]]:
+        """The states, without vectors unless one in VECTORS_TRIED is as it would be made here: by a
+        wrong one recall finds what nobody asked."""
         packed = [state for _, state in found if "vectors" in state]
         for state in random.sample(packed, -(-len(packed) // VECTORS_TRIED)):
             if not self._fits_text(state):
                 why = f"the vectors of {state['id']}, of {state['author']}, do not fit its text"
                 self.remarks.append(f"{why}: they and others with it are made here")
-                found = [(space, state | {"vectors": []}) for space, state in found]
-                break
-        return found, unread
+                return [(space, state | {"vectors": []}) for space, state in found]
+        return found
 
     def _beside(self, id: str, author: str, packed: bytes | None) -> dict[str, Any]:
         """What comes with a state: an author, and vectors; without them where they are none."""
@@ -15603,55 +15610,52 @@ def _sql_name(name: str) -> str:
     return name if name.isidentifier() and name.islower() else f'"{doubled}"'
 
 
-class HubMemory(NamedTuple):
-    """A live memory at a hub, with the vectors of its chunks, float32[n, dimension]; None where
-    these are of another model."""
+class HubCandidates(Search):
+    """A search among what a hub proposes, with the hub's counts of words."""
 
-    space: str
-    id: str
-    content: str
-    created_at: int
-    author: str
-    vectors: Any
-    confirmed: int
+    words: WeightedQuery
+    vector: bytes
 
-    @classmethod
-    def read(cls, hub: Hub, row: tuple[Any, ...]) -> HubMemory:
-        space, id, content, created, author, model, data, confirmed = row
-        packed: list[bytes] = []
-        with contextlib.suppress(ValueError):  # what a member has sent there
-            packed = hub.unpacked(data) if data and model == hub.model() else []
-        vectors = _stack_vectors([(vector,) for vector in packed]) if packed else None
-        return cls(space, id, content, created, author, vectors, confirmed)
+    def _weigh(self, _: str) -> WeightedQuery:
+        return self.words
 
-    def chunk(self, fits: Callable[[str], bool], at: int) -> Chunk:
-        """One of its chunks, by its number."""
-        if not at and len(self.content) <= CHUNK_THRESHOLD:
-            return Chunk(0, len(self.content), "")
-        chunks = split_text(self.content, fits)
-        return chunks[min(at, len(chunks) - 1)]
+    def _query_vector(self, *_: Any) -> bytes | None:
+        return self.vector
 
 
 class HubSearch:
-    """A search at a hub, of memories that no file here need have: PostgreSQL finds candidates, and
-    they are ranked as those of a file are."""
+    """A search at a hub, of memories that no file here need have. PostgreSQL proposes candidates,
+    and what is linked to them; in a file of their own, which goes again, they are searched as the
+    memories of any file."""
 
-    def __init__(self, hub: Hub, encoder: Encoder, lexicon: Lexicon, own: Sequence[str]) -> None:
-        self.hub, self.encoder, self.lexicon, self.own = hub, encoder, lexicon, own
+    def __init__(self, hub: Hub, view: View, spaces: dict[str, str]) -> None:
+        self.hub, self.view = hub, view
+        self.encoder, self.current = view.encoder, view.projects.current()
+        self.own = {space: own for space, own in spaces.items() if own in ("", self.current)}
 
     def answer(
-        self, text: str, limit: int, min_score: float | None, anyway: bool
+        self, request: Request, min_score: float | None, anyway: bool, explain: bool
     ) -> dict[str, Any]:
         """What `Memory.recall_hub` returns."""
-        total = self._begin()
-        hits, found, floor = self._hits(text, max(limit, CANDIDATES), total)
-        hits, least = chosen_hits(hits, limit, floor)
-        kept = hits if anyway else kept_hits(hits, least, min_score)
-        held = len(hits) - len(kept)
-        results = [self._result(found[hit.item], hit) for hit in kept]
-        answer: dict[str, Any] = {"count": len(results), "results": results}
-        answer |= {"held_back": held} if held else {}
-        return answer | ({} if kept else {"message": nothing_found(held, min_score)})
+        query, total = parse_query(request.text, request.moment), self._begin()
+        self.encoder.begin_loading()
+        words = weighed(query.text, self.view.lexicon, total, self._counts)
+        vector = self.encoder.embed_query(query.text, words.weights)
+        found = self._states(words, vector, query.asked)
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            contextlib.closing(Database(Path(folder) / "candidates.db")) as database,
+        ):
+            self._write(database, found)
+            projects = Projects(database, self.current, None)
+            search = HubCandidates(projects, self.encoder, None, self.view.lexicon)
+            search.words, search.vector = words, vector
+            answer = search.answer(request, min_score, anyway, explain)
+        spaces = {state["id"]: space for space, state in found}
+        for row in answer["results"]:
+            row["space"] = spaces[row["id"]]  # by its name there
+            row.pop("project", None)
+        return answer
 
     def _begin(self) -> int:
         """About how many memories the hub has; NotFound where it has no indexes for recall."""
@@ -15661,125 +15665,85 @@ class HubSearch:
             raise NotFound("this hub has no indexes for recall: `hub init --recall` makes them")
         return self.hub.ask(_HUB_SIZE)[0][0]
 
-    def _hits(self, text: str, depth: int, total: int) -> tuple[list[Hit], list[HubMemory], float]:
-        """The hits, best first; the memories, by the numbers that hits have as items; and the
-        relevance that the best hit must have."""
-        query, profile = parse_query(text), PROFILES["default"]
-        self.encoder.begin_loading()
-        words = weighed(text, self.lexicon, total, self._counts)
-        vector = self.encoder.embed_query(text, words.weights)
-        near = self._search_vectors(vector, depth) if vector else []
-        both = near + self._search_words(words, depth)
-        found = list({(memory.space, memory.id): memory for memory in both}.values())
-        candidates, share = self._candidates(found, words, vector)
-        hits = rank(candidates, share, profile, max(depth, RANKED))
-        facts = {hit.item: self._facts(found[hit.item], hit.chunk) for hit in hits}
-        hits = [hit._replace(span=facts[hit.item].span) for hit in hits]
-        own = (memory for memory in near if memory.vectors is not None and self._is_own(memory))
-        around = [(memory.vectors[0].tobytes(),) for memory in own]
-        query = query._replace(
-            around=_stack_vectors(around) if around else None, strange=words.strange
-        )
-        strange = strange_beside(words.strange, hits, facts, self.lexicon)
-        floor = profile.floor(total, self.encoder.near_cohort(vector), strange)
-        return profile.adjust(hits, facts, query, self.lexicon, floor), found, floor
-
-    def _is_own(self, memory: HubMemory) -> bool:
-        return not self.own or memory.space in self.own
-
     def _counts(self, phrases: list[str]) -> list[int]:
         """How many memories have each of these phrases, FOUND_ROWS at most."""
         if not phrases:
             return []
         count = (
-            "SELECT count(*) FROM (SELECT FROM sediment.memory"
-            f" WHERE words @@ phraseto_tsquery('english', %s) LIMIT {FOUND_ROWS}) found"
+            "SELECT count(*) FROM (SELECT FROM sediment.item"
+            f" WHERE terms @@ phraseto_tsquery('sediment.words', %s) LIMIT {FOUND_ROWS}) found"
         )
         return [*self.hub.ask(f"SELECT {', '.join([f'({count})'] * len(phrases))}", *phrases)[0]]
 
-    def _search_vectors(self, vector: bytes, depth: int) -> list[HubMemory]:
-        """The memories that have the nearest chunks."""
-        halves = json.dumps(numpy.frombuffer(vector, "<f4").astype("<f2").tolist())
-        sql = (
-            f"SELECT {_HUB_MEMORY} FROM (SELECT space, id, v <=> %s::halfvec AS far"
-            f" FROM sediment.chunk ORDER BY far LIMIT {2 * NEIGHBOURS_AROUND}) near"
-            " JOIN sediment.memory m USING (space, id) ORDER BY far"
-        )
-        first: dict[Any, Any] = {}
-        for row in self.hub.ask(sql, halves):
-            first.setdefault(row[:2], row)
-        return [HubMemory.read(self.hub, row) for row in [*first.values()][:depth]]
+    def _states(
+        self, words: WeightedQuery, vector: bytes, asked: AskedTime | None
+    ) -> list[tuple[str, State]]:
+        """The (space, state) of each candidate, of what it is hidden behind, and of what is hidden
+        behind it."""
+        keys = self._of_words(words.terms)
+        if vector:
+            halves = json.dumps(numpy.frombuffer(vector, "<f4").astype("<f2").tolist())
+            keys += self.hub.ask(_HUB_NEAR, halves)
+            if asked and asked.events:
+                keys += self.hub.ask(_HUB_OF_TIME, asked.start, asked.end - 1, halves)
+        spaces, ids = zip(*set(keys), strict=True) if keys else ((), ())
+        states, _ = self.hub.states(self.hub.ask(_HUB_CANDIDATES, [*spaces], [*ids]))
+        written = ((space, state) for space, state in states if state["put"])
+        return sorted(written, key=lambda pair: (pair[1]["put"][0], pair[1]["id"]))
 
-    def _search_words(self, words: WeightedQuery, depth: int) -> list[HubMemory]:
-        """The memories that have most of the query's words."""
-        if not words.terms:
+    def _of_words(self, terms: list[Term]) -> list[Any]:
+        """The space and id of each memory with the most of these words, the rare ones first."""
+        if not terms:
             return []
-        query = " || ".join(["phraseto_tsquery('english', %s)"] * len(words.terms))
+        has = "terms @@ phraseto_tsquery('sediment.words', %s)"
+        fits = " + ".join([f"({has})::int * {term.idf**2}" for term in terms])
+        any_of = " OR ".join([has] * len(terms))
         sql = (
-            f"SELECT {_HUB_MEMORY} FROM (SELECT *, ts_rank(words, {query}) AS fits FROM"
-            f" sediment.memory WHERE words @@ ({query}) LIMIT {SCORED_ROWS}) m"
-            f" ORDER BY fits DESC LIMIT {depth:d}"
+            "SELECT space, id FROM (SELECT * FROM sediment.item"
+            f" WHERE {any_of} LIMIT {SCORED_ROWS}) i ORDER BY {fits} DESC LIMIT {2 * CANDIDATES}"
         )
-        phrases = [term.phrase for term in words.terms]
-        return [HubMemory.read(self.hub, row) for row in self.hub.ask(sql, *phrases, *phrases)]
+        phrases = [term.phrase for term in terms]
+        return self.hub.ask(sql, *phrases, *phrases)
 
-    def _candidates(
-        self, found: list[HubMemory], words: WeightedQuery, vector: bytes | None
-    ) -> tuple[Candidates, float]:
-        """What was found as candidates, by number, and how much the words count beside meaning."""
-        by_words, by_vector = [], []
-        for item, memory in enumerate(found):
-            at = 0
-            if vector and memory.vectors is not None:
-                cosines = memory.vectors @ numpy.frombuffer(vector, "<f4")
-                at = int(cosines.argmax())
-                by_vector.append((item, at, float(cosines[at]), len(cosines)))
-            if score := self._bm25(memory.content, words):
-                by_words.append((item, at, score, 1))
-        scores = sorted((score for _, _, score, _ in by_words), reverse=True)
-        best, tenth = (scores[at] if len(scores) > at else 0.0 for at in (0, GAP_DEPTH - 1))
-        both = as_candidates(chunk_matches(by_words), chunk_matches(by_vector), best, words.ideal)
-        kinds = [OWN if self._is_own(found[item]) else FOREIGN for item in both.item.tolist()]
-        both = both._replace(kind=numpy.array(kinds, int), cosine=_cosines(both))
-        return both, words_share(best, tenth, words.ideal, words.strange)
-
-    def _bm25(self, text: str, words: WeightedQuery) -> float:
-        """A memory's BM25, as if it were one chunk."""
-        stems = self.lexicon.text_words(text).stems
-        score = 0.0
-        for term in words.terms:
-            size = len(term.stems)
-            often = sum(stems[at : at + size] == term.stems for at in range(len(stems) - size + 1))
-            score += term.idf**2 * saturated(often) if often else 0.0
-        return score
-
-    def _facts(self, memory: HubMemory, at: int) -> RankFacts:
-        chunk = memory.chunk(self.encoder.fits, at)
-        vector = None if memory.vectors is None else memory.vectors[at].tobytes()
-        text, span = memory.content[chunk.start : chunk.end], (at, chunk.start, chunk.end)
-        facts = RankFacts(text, memory.created_at, 0, None, memory.confirmed, 0)
-        return facts._replace(vector=vector, project=memory.space, span=span)
-
-    def _result(self, memory: HubMemory, hit: Hit) -> dict[str, Any]:
-        row = {
-            **{"id": memory.id, "content": memory.content, "created_at": memory.created_at},
-            **{"project_id": memory.space, "ended_at": None},
-            "chunks": 1 if memory.vectors is None else len(memory.vectors),
-        }
-        result = result_of(row, hit)
-        result["space"] = result.pop("project")  # by its name there
-        return result | {"author": memory.author}
+    def _write(self, database: Database, found: list[tuple[str, State]]) -> None:
+        """Write what was found as a sync would: in the projects that spaces are shared as; where
+        none is of this project, nothing is of another one."""
+        with database.transaction() as connection:
+            me = {"machine": "hub", "mark": "", "place": ""}
+            connection.execute(asset("schema/sync.sql"), me)
+        by_project: dict[str, list[State]] = {}
+        for space, state in found:
+            project = self.own.get(space, space if self.own else "")
+            by_project.setdefault(project, []).append(state)
+        for project, states in by_project.items():
+            receive(database, self.encoder, project, states)
 
 
-_HUB_MEMORY = "m.space, m.id, m.content, m.created, m.author, m.model, m.e, m.confirmed"
 # pgvector goes through so much of its graph that it finds as many as are asked for.
 _HUB_READY = (
-    "SELECT to_regclass('sediment.memory')::text, set_config('hnsw.ef_search', %s, false),"
+    "SELECT to_regclass('sediment.item_terms')::text, set_config('hnsw.ef_search', %s, false),"
     " set_config('hnsw.iterative_scan', 'relaxed_order', false)"
+)
+_HUB_NEAR = (
+    f"SELECT space, id FROM sediment.chunk ORDER BY v <=> %s::halfvec LIMIT {NEIGHBOURS_AROUND}"
+)
+_HUB_OF_TIME = (
+    "SELECT space, id FROM sediment.item JOIN sediment.chunk USING (space, id)"
+    f" WHERE created BETWEEN %s AND %s ORDER BY v <=> %s::halfvec LIMIT {2 * CANDIDATES}"
+)
+# What was pruned is left out: what is moved to another space was so where it had been.
+_HUB_CANDIDATES = (
+    'WITH RECURSIVE near(space, id) AS (SELECT space COLLATE "C", id COLLATE "C"'
+    " FROM unnest(%s::text[], %s::text[]) given(space, id) UNION"
+    " SELECT o.space, o.id FROM near JOIN sediment.item i USING (space, id) JOIN sediment.item o"
+    " ON o.space = i.space AND (o.id = i.successor OR o.successor = i.id))"
+    " SELECT r.version, id, record, r.author, r.model, r.e FROM near"
+    " JOIN sediment.record r USING (space, id) JOIN sediment.item USING (space, id)"
+    " WHERE ended_by IS DISTINCT FROM 'prune'"
 )
 # An estimate, since a count looks at each row; as good as one where autovacuum runs.
 _HUB_SIZE = (
-    "SELECT CASE WHEN reltuples < 10000 THEN (SELECT count(*) FROM sediment.memory)"
+    "SELECT CASE WHEN reltuples < 10000 THEN (SELECT count(*) FROM sediment.item)"
     " ELSE reltuples::bigint END FROM pg_class WHERE oid = 'sediment.item'::regclass"
 )
 
@@ -16064,13 +16028,11 @@ class Sync:
         seen = max((row["seen"] or 0 for row in others), default=0)
         return (seen * 1000) << 16 > limit or bool(self.database.value(sql, limit))
 
-    def search(self, lexicon: Lexicon) -> HubSearch:
+    def search(self, view: View) -> HubSearch:
         """A search in all spaces at the hub: that of this project, and what is global, go first."""
         if not isinstance(self.place, Hub):
             raise InvalidInput(f"{self.place.name} is no hub: `sync --to postgresql://…` names one")
-        here = ("", self.projects.current())
-        own = [space for space, project in self._spaces().items() if project in here]
-        return HubSearch(self.place, self.encoder, lexicon, own)
+        return HubSearch(self.place, view, self._spaces())
 
     def follow(self, stop: threading.Event | None = None) -> Iterator[dict[str, Any]]:
         """Run whenever something has changed here or there, until `stop` is set; yields what `run`
@@ -17141,14 +17103,17 @@ class Memory:
         limit: int = 5,
         min_score: float | None = None,
         anyway: bool = False,
+        explain: bool = False,
     ) -> dict[str, Any]:
         """What `recall` answers, of all spaces at the hub that are open to this person, whatever
         this file has of them: a result has its `space` and `author`, too."""
         check_text(query, "query", QUERY_MAX)
         if min_score is not None:
             min_score = check_share(min_score, "min_score")
-        search = Sync(self.projects, self.encoder).search(self._lexicon)
-        return search.answer(query, check_limit(limit), min_score, anyway)
+        profile, limit = PROFILES["default"], check_limit(limit)
+        request = Request(query, limit, profile, depth=max(limit, CANDIDATES))
+        search = Sync(self.projects, self.encoder).search(self.search)
+        return search.answer(request, min_score, anyway, explain)
 
     def stats(self, *, verify: bool = False) -> dict[str, Any]:
         """What there is: the file, its counts, the project, the model. `verify` reads it all."""
@@ -18221,7 +18186,8 @@ def _recall(memory: Memory, query: str, hub: bool = False, **options: Any) -> di
     if not hub:
         return memory.recall(query, record=False, **options)
     given = {name for name, value in options.items() if value not in (None, False)}
-    if others := ", ".join(sorted(given - {"limit", "min_score", "anyway", "conversations"})):
+    taken = {"limit", "min_score", "anyway", "explain", "conversations"}
+    if others := ", ".join(sorted(given - taken)):
         raise InvalidInput(f"a hub is asked without {others}")
     return memory.recall_hub(query, **{name: options[name] for name in given - {"conversations"}})
 

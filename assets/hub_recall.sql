@@ -10,9 +10,19 @@ ALTER TABLE sediment.chunk ENABLE ROW LEVEL SECURITY;
 DROP POLICY IF EXISTS mine ON sediment.chunk;
 CREATE POLICY mine ON sediment.chunk FOR SELECT USING
     (space = ANY(ARRAY(SELECT space FROM sediment.member WHERE person = session_user)));
+-- English stems of all words: those that are common everywhere count in a file, too.
+DO $$ BEGIN
+    IF NOT EXISTS(SELECT FROM pg_ts_config WHERE cfgname = 'words'
+            AND cfgnamespace = 'sediment'::regnamespace) THEN
+        CREATE TEXT SEARCH DICTIONARY sediment.stems(TEMPLATE = snowball, LANGUAGE = english);
+        CREATE TEXT SEARCH CONFIGURATION sediment.words(COPY = pg_catalog.english);
+        ALTER TEXT SEARCH CONFIGURATION sediment.words ALTER MAPPING FOR asciiword, word,
+            asciihword, hword, hword_asciipart, hword_part WITH sediment.stems;
+    END IF;
+END $$;
 -- A text may have a megabyte of words, and a tsvector not.
-ALTER TABLE sediment.item ADD COLUMN IF NOT EXISTS words tsvector
-    GENERATED ALWAYS AS (to_tsvector('english', left(content, 100000))) STORED;
+ALTER TABLE sediment.item ADD COLUMN IF NOT EXISTS terms tsvector
+    GENERATED ALWAYS AS (to_tsvector('sediment.words', left(content, 100000))) STORED;
 
 -- Numbers of 16 bits, as IEEE 754 has them, the lower byte first.
 CREATE OR REPLACE FUNCTION sediment.numbers(e bytea, first int, count int) RETURNS real[]
@@ -46,15 +56,13 @@ INSERT INTO sediment.chunk SELECT space, id, position,
     sediment.numbers(e, position * {dimension}, {dimension})::halfvec
 FROM sediment.item, generate_series(0, octet_length(e) / (2 * {dimension}) - 1) position
 WHERE model = '{model}';
-CREATE INDEX IF NOT EXISTS item_words ON sediment.item USING gin(words);
+CREATE INDEX IF NOT EXISTS item_terms ON sediment.item USING gin(terms);
+CREATE INDEX IF NOT EXISTS item_successor ON sediment.item(space, successor) WHERE successor <> '';
+CREATE INDEX IF NOT EXISTS item_created ON sediment.item(created);
 CREATE INDEX IF NOT EXISTS chunk_near ON sediment.chunk USING hnsw(v halfvec_cosine_ops);
 ANALYZE sediment.item;
 
--- What recall asks: memories that are live, with all that their ranking needs.
-CREATE OR REPLACE VIEW sediment.memory WITH (security_invoker = true) AS
-    SELECT space, id, content, created, author::text AS author, model, e, words,
-        (SELECT coalesce(sum(value::bigint), 0) FROM jsonb_each_text(ok))::bigint AS confirmed
-    FROM sediment.item
-    WHERE content IS NOT NULL AND (end_t IS NULL OR ended_by = '');
+DROP VIEW IF EXISTS sediment.memory;
+ALTER TABLE sediment.item DROP COLUMN IF EXISTS words;
 REVOKE ALL ON FUNCTION sediment.numbers, sediment.cut FROM public;
-GRANT SELECT ON sediment.chunk, sediment.memory TO public;
+GRANT SELECT ON sediment.chunk TO public;
