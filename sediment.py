@@ -14755,6 +14755,14 @@ def _stamped(value: Any, kinds: tuple[type, ...]) -> Any:
     return tuple(value)
 
 
+_UNTRUSTED = _Pattern("certificate (?:problem|verif)|root certificate")
+
+
+def _untrusted(place: str, reason: str, remedy: str) -> str:
+    """What to say where a place shows no certificate that this machine trusts."""
+    return f"{place} shows no certificate that is trusted here ({reason}): {remedy} names its CA"
+
+
 class Machine(NamedTuple):
     """This file among the machines."""
 
@@ -15097,6 +15105,8 @@ class Git(Folder):
             if "stale info" in str(error):
                 raise Outrun(f"another `sync` of this memory writes to {self._url}") from None
             if not _GIT_BUSY.search(str(error)) or tries == 1:
+                if _UNTRUSTED.search(str(error)):
+                    raise Refused(_untrusted(self._url, str(error), _GIT_CA)) from None
                 kind = Refused if _GIT_REFUSED.search(str(error)) else Unreachable
                 raise kind(f"{self._url} cannot be reached ({error})") from None
         return self._exchange(command, *words, tries=tries - 1)
@@ -15237,6 +15247,7 @@ _GIT_ELSEWHERE = (
     *("GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE"),
     *("GIT_SHALLOW_FILE", "GIT_CONFIG_PARAMETERS", "GIT_CONFIG_COUNT"),
 )
+_GIT_CA = "`git config --global http.sslCAInfo FILE`"
 _GIT_BUSY = _Pattern("lock ref|update (?:local )?ref")
 _GIT_REFUSED = _Pattern("[Pp]ermission|[Aa]uthentication|[Dd]enied|could not read [UP]")
 # Whatever a person has set for other work, git is to run no hook here, make no other repository
@@ -15245,7 +15256,7 @@ _GIT_SET = (
     *(f"core.hooksPath={os.devnull}", "protocol.ext.allow=never"),
     *("core.sharedRepository=umask", "init.defaultBranch=main"),
     *("core.logAllRefUpdates=false", "gc.bigPackThreshold=0"),
-    *("push.gpgSign=false", "push.recurseSubmodules=no"),
+    *("push.gpgSign=false", "push.recurseSubmodules=no", "push.pushOption="),
 )
 _GIT_PLAIN = tuple(word for pair in _GIT_SET for word in ("-c", pair))
 _GIT_CONFIG = _Pattern(
@@ -15567,6 +15578,9 @@ def _connect_hub(url: str) -> Any:
         return psycopg.connect(**options)
     except psycopg.OperationalError as error:
         reason = str(error).partition("\n")[0].rpartition("failed: ")[2]
+        if _UNTRUSTED.search(str(error)):
+            remedy = "PGSSLROOTCERT=FILE or ~/.postgresql/root.crt"
+            raise SedimentError(_untrusted(options.get("host") or url, reason, remedy)) from None
         refused = re.search("FATAL|SSL|certificate|no password", str(error))
         kind = SedimentError if refused else Unreachable
         raise kind(f"{options.get('host') or url} cannot be reached ({reason})") from None

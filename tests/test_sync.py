@@ -11,7 +11,9 @@ import os
 import random
 import re
 import shutil
+import socket
 import sqlite3
+import ssl
 import subprocess
 import threading
 import time
@@ -195,6 +197,36 @@ def git_place(folder: Path) -> Path:
     remote = folder / "remote.git"
     subprocess.run(["git", "init", "--bare", "-q", str(remote)], check=True)
     return remote
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not here")
+def test_a_git_remote_with_an_unknown_certificate_says_how_to_name_its_authority(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -keyout k -out c"
+    subprocess.run(["openssl", *words.split()], cwd=tmp_path, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "c", tmp_path / "k")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        open_memory(tmp_path / "memory.db") as memory,
+    ):
+        port = server.getsockname()[1]
+
+        def answer() -> None:
+            while True:
+                try:
+                    client, _ = server.accept()
+                except OSError:
+                    return
+                with client, contextlib.suppress(OSError):
+                    context.wrap_socket(client, server_side=True).close()
+
+        threading.Thread(target=answer, daemon=True).start()
+        (remark,) = memory.sync_to(f"git:https://localhost:{port}/memory.git")["remarks"]
+        assert "shows no certificate that is trusted here" in remark
+        assert "`git config --global http.sslCAInfo FILE` names its CA" in remark
 
 
 def git_refs(remote: Path) -> list[str]:
@@ -443,6 +475,8 @@ GIT_SETTINGS = {
     "[push]\ngpgSign = true\nfollowTags = true\nrecurseSubmodules = only",
     "[gc]\nbigPackThreshold = 1\n[fetch]\nfsckObjects = true\n[transfer]\nfsckObjects = true",
     "[safe]\nbareRepository = explicit\n[extensions]\nobjectFormat = sha256",
+    "[push]\npushOption = ci.skip\npushOption = merge_request.create",
+    "[push]\nnegotiate = true\nuseForceIfIncludes = true\n[fetch]\npruneTags = true",
 }
 
 
