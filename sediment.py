@@ -1454,7 +1454,7 @@ def parse_age(value: object) -> int:
         except InvalidInput as error:
             raise InvalidInput(f"an age is 30d, 12w or 1y; or {error}") from None
     days = {"h": 1 / 24, "d": 1, "w": 7, "y": 365}[match[2].lower()]
-    return int(time.time() - float(match[1]) * days * DAY)
+    return int(max(0.0, time.time() - float(match[1]) * days * DAY))  # nothing is older
 
 
 _AGE = _Pattern(r"(\d+(?:\.\d+)?)\s*([hdwy])", re.IGNORECASE)
@@ -5403,10 +5403,31 @@ def restore_item(connection: apsw.Connection, old: str) -> tuple[str, str | None
     connection.execute(f"DELETE FROM graph_edges WHERE {_EDGE}", edge)
     if event is not None:  # an imported item brings no event
         added = json.loads(detail)
-        take_back_edges(connection, added.get("edges", []))
+        _take_back_merge(connection, successor, event, added.get("edges", []))
         counts = added.get("counts", [0, 0])
         _add_counts(connection, successor, -counts[0], -counts[1])
     return reason or "", successor
+
+
+def _take_back_merge(
+    connection: apsw.Connection, successor: str, event: int, added: list[list[Any]]
+) -> None:
+    """Take back the edges that a merge has added, but for what other merges still bring: all are
+    taken back, the last first, and those carried again."""
+    if not added:
+        return
+    sql = (
+        "SELECT max(h.id), h.other_id, h.detail ->> 'edges' FROM history h JOIN items i"
+        " ON i.id = h.other_id AND i.successor = h.item_id AND i.ended_by = h.action"
+        " WHERE h.item_id = ? AND h.action IN ('merge', 'repeat') GROUP BY h.other_id ORDER BY 1"
+    )
+    others = fetch(connection, sql, successor)
+    edges = {event: added} | {at: json.loads(edges or "[]") for at, _, edges in others}
+    for at in sorted(edges, reverse=True):
+        take_back_edges(connection, edges[at])
+    update = "UPDATE history SET detail = json_set(detail, '$.edges', json(?)) WHERE id = ?"
+    for at, other, _ in others:
+        connection.execute(update, (to_json(carry_edges(connection, other, successor)), at))
 
 
 def place_item(connection: apsw.Connection, id: str, project: str | None) -> None:
@@ -12510,7 +12531,8 @@ def _log_of(path: Path) -> bytes:
 # Making all chunks and vectors anew
 
 _UNSTAGED = (
-    "SELECT seq, content, file FROM items WHERE seq > ? AND seq <= ?"
+    f"SELECT seq, content, file IS NOT NULL AND content_type <> '{CONVERSATION}' FROM items"
+    " WHERE seq > ? AND seq <= ?"
     " AND NOT EXISTS(SELECT 1 FROM staged WHERE item = seq) ORDER BY seq"
 )
 _STAGE = (  # unless the item was forgotten meanwhile
@@ -12555,13 +12577,13 @@ def reindex_database(
 
 
 def _staged_rows(
-    database: Database, encoder: Encoder, items: list[tuple[int, str, int | None]]
+    database: Database, encoder: Encoder, items: list[tuple[int, str, bool]]
 ) -> list[tuple[Any, ...]]:
     rows, texts = [], []
-    for item, content, file in items:
-        if file is None:
+    for item, content, is_part in items:
+        if not is_part:
             chunks = split_text(content, encoder.fits)
-        else:  # a part cannot be cut without the rest of its file: `index` looks again
+        else:  # it cannot be cut without the rest of its file: `index` looks again
             sql = 'SELECT start, "end", context FROM chunks WHERE item = ? ORDER BY position'
             chunks = [Chunk(*row) for row in database.rows(sql, item)]
         rows += [(item, position, *chunk) for position, chunk in enumerate(chunks)]

@@ -1549,6 +1549,12 @@ def test_what_is_no_age_is_refused(memory: Memory, age: object) -> None:
         memory.prune(age)
 
 
+@pytest.mark.parametrize("age", ["9" * 400 + "d", "9" * 5000 + ".5y", "99999999w"])
+def test_nothing_is_older_than_all_time(memory: Memory, age: str) -> None:
+    memory.store("Tea at four.", created_at=0)
+    assert memory.prune(age) == {"count": 0, "items": [], "kept": []}
+
+
 def test_threads_may_repair_and_recall(memory: Memory) -> None:
     with memory.database.transaction() as connection:
         connection.execute(DAMAGES["vectors"])

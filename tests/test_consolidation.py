@@ -1,5 +1,6 @@
 """Consolidation: what is merged and what is only linked, by whom, and that nothing is lost."""
 
+import itertools
 import json
 import time
 from collections import Counter
@@ -458,3 +459,43 @@ def test_a_review_lets_consolidation_go_on_at_once(memory: Memory) -> None:
     memory.import_rows([{"id": "a", "content": tea}, {"id": "b", "content": f"Note: {tea}"}])
     memory.review()
     assert memory.consolidate()["merged"] == 1
+
+
+def edges_of(memory: Memory) -> set[tuple[Any, ...]]:
+    rows = memory.database.rows(
+        "SELECT from_id, to_id, edge_type, count, questions FROM graph_edges"
+    )
+    return {(*row[:4], frozenset(sediment._hashes(row[4]))) for row in rows}
+
+
+@pytest.mark.parametrize("undone", [*itertools.permutations("abc")])
+@pytest.mark.parametrize("kind", ["similar", "asked"])
+def test_undoing_one_merge_leaves_what_others_bring(
+    memory: Memory, path: Path, kind: str, undone: tuple[str, ...]
+) -> None:
+    names = ("a", "b", "c", "kept", "coffee", "tea")
+    rows = [{"id": name, "content": f"The {name} is here.", "created_at": 1} for name in names]
+    with open_memory(path.with_name("other.db")) as other:
+        for one in (memory, other):
+            one.import_rows(rows)
+            with one.database.transaction() as connection:
+                connection.execute("DELETE FROM graph_edges")
+                for name, far in (("a", "coffee"), ("b", "coffee"), ("c", "coffee"), ("c", "tea")):
+                    if kind == "similar":
+                        sediment.link(connection, name, far, sediment.RELATED, 0.9, "similar")
+            if kind == "asked":
+                for name, question in (("a", "1"), ("b", "1"), ("b", "2"), ("c", "2")):
+                    one.record_access(shown(name, "coffee", question=question))
+        with memory.database.transaction() as connection:
+            for name in "abc":
+                sediment.end_item(connection, name, "kept", "merge")
+        left = [*"abc"]
+        for name in undone:
+            memory.undo(name)
+            left.remove(name)
+            with other.database.transaction() as connection:  # as if only those had been merged
+                for one in left:
+                    sediment.end_item(connection, one, "kept", "merge")
+            assert edges_of(memory) == edges_of(other)
+            for one in reversed(left):
+                other.undo(one)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from storage import consistent, open_memory, shared_encoder
+from storage import consistent, open_memory, rows_of, shared_encoder
 
 import sediment
 from sediment import Conversation, InvalidInput, Memory, NotFound, SedimentError, Turn
@@ -314,6 +314,21 @@ def test_an_index_of_files_leaves_conversations_alone(memory: Memory, tmp_path: 
     assert memory.doctor()["healthy"]
     assert memory.reindex()["success"]
     assert memory.recall("heron queue")["results"]
+    consistent(memory)
+
+
+def test_turns_are_cut_again_by_a_reindex(memory: Memory) -> None:
+    answer = "\n\n".join(f"Boat {number} lies at pier {number + 3}. " * 20 for number in range(9))
+    memory.add_conversations([said(("Where do the boats lie?", answer))])
+    columns = 'item, position, start, "end", context'
+    cut = rows_of(memory, "chunks", columns)
+    assert len(cut) > 2
+    with memory.database.transaction() as connection:  # as an earlier program may have cut it
+        connection.execute("DELETE FROM chunks WHERE position > 0")
+        connection.execute('UPDATE chunks SET "end" = (SELECT length(content) FROM items)')
+        sediment.fill_words(connection)
+    assert memory.reindex()["success"]
+    assert rows_of(memory, "chunks", columns) == cut
     consistent(memory)
 
 
