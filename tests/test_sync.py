@@ -2229,7 +2229,7 @@ def test_who_purges_erases_nothing_that_was_moved_away(place: Place) -> None:
     settle(b, a)
     assert a.get(id)["content"] == "The ferry sails at six."
     own = b.store("The gateway is newton.", created_at="2020-01-01")["id"]
-    b.prune("1y")
+    b.prune("1y", shared=True)
     assert b.purge()["count"] == 1
     settle(b, a)
     with pytest.raises(NotFound):
