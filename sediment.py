@@ -485,6 +485,7 @@ VECTORS_KEPT_EVERY = 64  # vectors of one file, after which an interruption lose
 RACY = 2 * 10**9  # ns; a file that was read this soon after its time may have changed within it
 FILE_TRIES = 5  # readings of a file that changes while it is read
 MISSING_SIZE = -1  # the noted size of a file that was not there when a recall looked
+NEW_FILES, NEW_SIZE = 20, 50_000  # new files and their bytes that a recall indexes: half a second
 STALE_ROUNDS = 3  # times that a recall looks again because a file had changed
 PROGRESS_SECONDS = 10  # between lines of progress in a log, where no bar is drawn
 WATCH_DEBOUNCE = 1_500  # ms without a change before changes are taken up; as memsearch does
@@ -9050,6 +9051,9 @@ class Files:
         self.usable = same_model(self.database, encoder.model)
         self.secrets, self.reread = allow_secrets or not redacts(), allow_secrets
         self.changes: list[dict[str, Any]] = []
+        self._folders: dict[
+            Source, dict[str, int]
+        ] = {}  # those that were walked; see `take_in_new`
         self._digests: dict[str, bytes] = {}  # by path, of files that came, and that went
         self._is_stopped = False  # whether what is being read now is not wanted any more
         self.skipped: list[dict[str, str]] = []
@@ -9153,11 +9157,14 @@ class Files:
     def remove(self, path: Path) -> int:
         """Take what is at or under a path out of the index; how many sources and files that was."""
         with self.database.transaction() as connection:
-            sources = [(source.id,) for source in self.sources() if _is_in(source.path, path)]
+            gone = [source for source in self.sources() if _is_in(source.path, path)]
+            sources = [(source.id,) for source in gone]
             files = [file for file in self.records() if _is_in(Path(file), path)]
             for file in files:
                 self._erase_file(connection, file)
             connection.executemany("DELETE FROM sources WHERE id = ?", sources)
+            keys = [(self._folders_key(source),) for source in gone]
+            connection.executemany("DELETE FROM meta WHERE key = ?", keys)
         return len(sources) + len(files)
 
     def records(self, source: Source | None = None) -> dict[str, FileRecord]:
@@ -9184,18 +9191,61 @@ class Files:
             return []
         if not os.path.isdir(source.path) or not _has_no_link(source.path):
             return [source.path]
-        inner = {other.path for other in self.sources() if source.path in other.path.parents}
         wanted = _toward(tops)
-        walked = walk(
-            source.path,
-            source.options,
-            lambda folder: folder not in inner and wanted(folder),
-            self._skip,
-        )
-        found = [path for path in walked if wanted(path) and path not in inner]
+        return list(filter(wanted, self._walk(source, wanted)))
+
+    def _walk(self, source: Source, enter: Callable[[Path], bool]) -> list[Path]:
+        """The files in some folders of a source; notes when these folders changed."""
+        inner = {other.path for other in self.sources() if source.path in other.path.parents}
+        seen = self._folders.setdefault(source, {})
+
+        def look(folder: Path) -> bool:
+            if folder in inner or not enter(folder):
+                return False
+            seen[str(folder)] = _entries_changed_at(folder)
+            return True
+
+        walked = walk(source.path, source.options, look, self._skip)
+        found = [path for path in walked if path not in inner]
         for path in itertools.filterfalse(_is_unicode, found):
             self._skip(path, "has a name that is not UTF-8: rename it")
         return list(filter(_is_unicode, found))
+
+    # New files. A folder's time tells whether anything has come into it or has left it.
+
+    def _folders_seen(self, source: Source) -> dict[str, int]:
+        """The folders of a source, each with when it had changed when it was last looked into."""
+        sql = "SELECT value FROM meta WHERE key = ?"
+        return parse_object(self.database.value(sql, self._folders_key(source)) or "{}")
+
+    def _folders_key(self, source: Source) -> str:
+        return f"folders:{self.project}:{source.path}"
+
+    def _remember_folders(self, source: Source, seen: dict[str, int]) -> None:
+        if seen != self._folders_seen(source):
+            with self.database.transaction() as connection:
+                set_meta(connection, self._folders_key(source), to_json(seen))
+
+    def take_in_new(self, source: Source) -> int:
+        """Index the new files of a source, or return how many there are if these are too many; then
+        forget those that are gone. Only folders that have changed are looked into."""
+        known = self._folders_seen(source)
+        changed = {Path(name) for name, seen in known.items() if _has_other_entries(name, seen)}
+        if not os.path.isdir(source.path) or (known and not changed):
+            return 0
+        toward = {path for folder in changed for path in (folder, *folder.parents)}
+        found = self._walk(source, lambda path: path in toward or str(path) not in known)
+        records = self.records(source)
+        new = [path for path in found if str(path) not in records]
+        if len(new) > NEW_FILES or sum(map(_size_of, new)) > NEW_SIZE:
+            return len(new)
+        for path in new:
+            self.sync_file(path, source, None)
+        inside = (name for name in records if Path(name).parent in changed)
+        self.forget({name: records[name] for name in inside if _has_left(name)})
+        kept = {name: seen for name, seen in known.items() if Path(name) not in changed}
+        self._remember_folders(source, kept | self._folders[source])
+        return 0
 
     def warn_of_empty(self, plan: Plan, wanted: list[Path]) -> None:
         """Warn of folders that were asked for and have nothing to index; name what is excluded."""
@@ -9236,6 +9286,8 @@ class Files:
         self._is_stopped = False
         for source, tops, paths in plan:
             self._remove_gone(source, tops, set(map(str, paths)))
+            if source.path in tops and source in self._folders:
+                self._remember_folders(source, self._folders[source])
         self._merge_renames()
         self._trim_cache()
 
@@ -9782,6 +9834,17 @@ def sync_files(projects: Projects, encoder: Encoder, ids: set[int]) -> bool:
     return changed
 
 
+def take_in_new_files(projects: Projects, encoder: Encoder) -> str:
+    """Index the new files of the folders that are indexed here; a notice where these are many."""
+    left = []
+    for project in dict.fromkeys((projects.current(), None)):
+        files = Files(projects, encoder, project)
+        for source in files.sources():
+            if count := files.take_in_new(source):
+                left.append(f"{count} in {projects.shown(source.path)}")
+    return f"New files, not searched: {', '.join(left)} (`index` reads them)." if left else ""
+
+
 def gone_sources(projects: Projects, encoder: Encoder) -> str:
     """Within a snapshot, a notice where all that this project has indexed is gone: its folder has
     moved. One of several may be another checkout's."""
@@ -9855,6 +9918,31 @@ def section_of(
         first, last = section_at(text, first, last)
     content = "\n".join(text.split("\n")[first - 1 : last]).strip("\n")
     return content, first, min(last, count)
+
+
+def _entries_changed_at(folder: str | Path) -> int:
+    """When anything last came into a folder or left it, in ns; -1 where that may be right now, or
+    the folder is gone."""
+    try:
+        changed = os.stat(folder).st_mtime_ns
+    except OSError:
+        return -1
+    return changed if time.time_ns() - changed > RACY else -1
+
+
+def _has_other_entries(folder: str, seen: int) -> bool:
+    """Whether anything may have come into a folder or left it since `_entries_changed_at`."""
+    return seen == -1 or _entries_changed_at(folder) != seen
+
+
+def _has_left(name: str) -> bool:
+    return not os.path.lexists(name) and not why_closed(Path(name).parent)
+
+
+def _size_of(path: Path) -> int:
+    with contextlib.suppress(OSError):
+        return path.stat().st_size
+    return 0
 
 
 def _text_to_embed(part: Part) -> str:
@@ -12975,8 +13063,12 @@ class Search(View):
     """Answers questions: candidates are found in one snapshot, ranked, and found once more where
     a file that they stand in has changed meanwhile."""
 
+    _not_searched = ""  # a notice of new files
+
     def hits(self, request: Request, rounds: int = STALE_ROUNDS) -> tuple[list[Hit], float]:
         """The best hits, and the least relevance of one to show."""
+        if request.moment is None and rounds == STALE_ROUNDS:
+            self._take_in_new()
         found = self._found(request)
         hits = self._answerable(found, request.moment)
         if not found.listed:
@@ -13189,6 +13281,14 @@ class Search(View):
             return sync_files(self.projects, self.encoder, shown | found.blank)
         return False
 
+    def _take_in_new(self) -> None:
+        """Index what is new in indexed folders; note what is too much for that."""
+        with self.database.snapshot():
+            has_sources = self.database.state().has_sources
+        if has_sources:
+            with contextlib.suppress(DatabaseError, NotFound):
+                self._not_searched = take_in_new_files(self.projects, self.encoder)
+
     def answer(
         self, request: Request, min_score: float | None, anyway: bool, explain: bool
     ) -> dict[str, Any]:
@@ -13210,7 +13310,7 @@ class Search(View):
     def _notice(self) -> dict[str, str]:
         """Why an answer is not as good as it could be."""
         notice = remark_on_vectors(self.database, self.encoder)
-        notice = notice or gone_sources(self.projects, self.encoder)
+        notice = notice or gone_sources(self.projects, self.encoder) or self._not_searched
         return {"notice": notice} if notice else {}
 
     def _explained(

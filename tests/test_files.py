@@ -982,13 +982,14 @@ def test_a_file_that_got_another_name_in_its_folder_is_found_there(
     memory: Memory, folder: Path
 ) -> None:
     memory.index(["docs"])
-    (folder / "docs" / "other.md").write_text("# Not asked for\n\nA walrus.\n")
+    (folder / "docs" / "other.md").write_text("# Another\n\nA walrus.\n")
     (folder / "docs" / "guide.md").rename(folder / "docs" / "manual.md")
     assert sources(memory, "run the installer")[0] == "docs/manual.md:5-7"
     assert memory.status()["sources"][0]["missing"] == []
     (folder / "docs" / "manual.md").rename(folder / "docs" / "guide.md")
     assert sources(memory, "run the installer")[0] == "docs/guide.md:5-7"
     (folder / "docs" / "other.md").unlink()
+    memory.recall("run the installer")
     assert rows(memory) == fresh(folder, "docs")
     consistent(memory)
 
@@ -2291,6 +2292,99 @@ def test_files_that_an_interrupted_index_left_are_new(memory: Memory, folder: Pa
     (told,) = memory.status()["sources"]
     assert (told["new"], told["changed"]) == (["docs/guide.md"], ["MEMORY.md"])
     assert memory.status()["dirty"] == 2
+
+
+def settle(folder: Path) -> None:
+    """Let nothing in a folder have changed within the last seconds."""
+    for path in [folder, *folder.rglob("*/")]:
+        later(path, -60)
+
+
+@pytest.mark.parametrize("name", ["new.md", "docs/new.md", "docs/2026/May/new.md"])
+def test_a_new_file_is_found_without_another_index(memory: Memory, folder: Path, name: str) -> None:
+    (folder / "docs" / "2026").mkdir()
+    settle(folder)
+    memory.index([folder])
+    memory.recall("heron")  # which sees nothing new
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("The heron fishes at dawn.\n")
+    with open_memory(folder.parent / "memory.db") as other:
+        assert sources(other, "When does the heron fish?")[0] == f"{name}:1-1"
+    (folder / name).rename((folder / name).with_name("moved.md"))
+    found = sources(memory, "When does the heron fish?")
+    assert found[0] == name.replace("new.md", "moved.md:1-1")
+    assert memory.status()["dirty"] == 0
+    assert rows(memory) == fresh(folder)
+
+
+def test_folders_that_have_not_changed_are_not_looked_into(
+    memory: Memory, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed: list[str] = []
+    entries = sediment._entries
+    monkeypatch.setattr(sediment, "_entries", lambda top: listed.append(top.name) or entries(top))
+    for name in ("docs/a/b", "docs/c", "notes"):
+        (folder / name).mkdir(parents=True)
+    (folder / ".gitignore").write_text("build\n")
+    settle(folder)
+    memory.index([folder])
+    listed[:] = []
+    memory.recall("heron")
+    assert listed == []
+    (folder / "docs" / "c" / "table.csv").write_text("1,2\n")
+    (folder / "docs" / "a" / "b" / ".hidden.md").write_text("The heron is hidden.\n")
+    (folder / "build").mkdir()
+    (folder / "build" / "heron.md").write_text("The heron is built.\n")
+    assert sources(memory, "heron", anyway=True)
+    assert {"c", "b"} <= set(listed) <= {"project", "docs", "a", "b", "c"}
+    settle(folder)
+    memory.recall("heron")  # notes that these are as old as they were made here
+    listed[:] = []
+    memory.recall("heron")
+    assert listed == []
+    shutil.rmtree(folder / "docs" / "a")
+    settle(folder)
+    memory.recall("heron")
+    assert "a" not in listed
+
+
+def test_many_new_files_are_named_and_not_searched(
+    memory: Memory, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sediment, "NEW_FILES", 2)
+    memory.index(["docs"])
+    for number in range(3):
+        (folder / "docs" / f"{number}.md").write_text(f"Heron {number} fishes at dawn.\n")
+    answer = memory.recall("Which heron fishes?")
+    assert answer["notice"] == "New files, not searched: 3 in docs (`index` reads them)."
+    assert not any("Heron" in row["content"] for row in answer["results"])
+    memory.index()
+    answer = memory.recall("Which heron fishes?")
+    assert "notice" not in answer
+    assert len(answer["results"]) == 3
+    (folder / "docs" / "long.md").write_text("The otter swims. " * sediment.NEW_SIZE)
+    assert "1 in docs" in memory.recall("otter")["notice"]
+
+
+def test_new_files_cost_no_answer_when_nothing_can_be_written(
+    memory: Memory, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.index([folder])
+    (folder / "new.md").write_text("The heron fishes at dawn.\n")
+    monkeypatch.setattr(sediment, "BUSY_TIMEOUT", 10)
+    writer = apsw.Connection(str(memory.database.path))
+    writer.execute("BEGIN IMMEDIATE")
+    assert sources(memory, "gateway port")[0] == "MEMORY.md:6-9"
+    writer.execute("ROLLBACK")
+    assert sources(memory, "heron")[0] == "new.md:1-1"
+
+
+def test_what_is_not_indexed_any_more_is_not_looked_into(memory: Memory, folder: Path) -> None:
+    memory.index(["docs"])
+    memory.unindex("docs")
+    (folder / "docs" / "new.md").write_text("The heron fishes at dawn.\n")
+    assert memory.recall("heron")["results"] == []
+    assert values(memory, "SELECT count(*) FROM meta WHERE key GLOB 'folders:*'") == [0]
 
 
 def test_another_model_and_a_repair_leave_a_good_index(memory: Memory, folder: Path) -> None:
