@@ -119,7 +119,7 @@ import weakref
 import zlib
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque, namedtuple
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from itertools import accumulate, combinations, pairwise
 from pathlib import Path
@@ -18317,19 +18317,75 @@ class Operation(NamedTuple):
         return self._replace(arguments=arguments)
 
 
+# Which arguments go together: beside each that makes a command do something else, those that count
+# then (-name: all but that one), and beside "" those that count without any of these. A name with
+# a value, as in "action=add", is that argument with that value. What does not count is an error.
+# A command that is not named here uses all its arguments, whatever is given.
+COMPANIONS: dict[str, dict[str, str]] = {
+    "store": {"into": "-replace -created_at", "": "-"},
+    "recall": {"hub": "query limit min_score anyway explain", "anyway": "-min_score", "": "-"},
+    "expand": {"lines": "id", "section": "id", "": "id"},
+    "index": {"paths": "-", "remove": "paths scope", "": "paths scope allow_secrets"},
+    "compact": {"command": "-", "dry_run": "-", "": "-timeout"},
+    "list": {"conversations": "limit", "": "-"},
+    "graph": {"json": "id", "": "-"},
+    "prune": {"purge": "scope dry_run", "": "-"},
+    "doctor": {"repair": "", "client": "", "": ""},
+    "import": {
+        "rows": "file origin scope allow_secrets",
+        "conversations": "file origin since here dry_run",
+        "": "-",
+    },
+    "export": {"file": "-", "file=-": "file", "": ""},
+    "init": {"here": "-everywhere", "everywhere": "-here", "": "-"},
+    "hook": {"off": "hooks", "on": "hooks", "reads": "", "": ""},
+    "token": {"action=list": "", "action=add": "name reads", "action=revoke": "name"},
+    "sync": {
+        "place": "share share_global",
+        "share": "place share_global",
+        "share_global": "place share unshare",
+        "unshare": "share_global",
+        "status": "",
+        "leave": "erase",
+        "watch": "quiet with_parent",
+        "": "dry_run again quiet",
+    },
+    "hub": {
+        "action=init": "place recall",
+        "action=add": "person space place reads",
+        "action=remove": "person space place",
+    },
+}
+COMPANIONS["search"] = COMPANIONS["recall"]
+
+
+def modes_of(command: str, given: Mapping[str, Any]) -> list[str]:
+    """The entries of COMPANIONS that hold for what is given."""
+
+    def holds(mode: str) -> bool:
+        name, _, wanted = mode.partition("=")
+        value = given.get(name, None)
+        return value == wanted if wanted else value not in (None, False, ())
+
+    return list(filter(holds, filter(None, COMPANIONS.get(command, ())))) or [""]
+
+
+def counts(command: str, mode: str, name: str) -> bool:
+    """Whether an argument counts in a mode of a command."""
+    rule = COMPANIONS.get(command, {}).get(mode, "-")
+    listed = (f"-{name}" if rule.startswith("-") else name) in rule.split()
+    return listed != rule.startswith("-") or name == mode.partition("=")[0]
+
+
 def _recall(memory: Memory, query: str, hub: bool = False, **options: Any) -> dict[str, Any]:
     """Recall without recording what is shown: callers do that after they have answered."""
-    if not hub:
-        return memory.recall(query, record=False, **options)
-    given = {name for name, value in options.items() if value not in (None, False)}
-    taken = {"limit", "min_score", "anyway", "explain", "conversations"}
-    if others := ", ".join(sorted(given - taken)):
-        raise InvalidInput(f"a hub is asked without {others}")
-    return memory.recall_hub(query, **{name: options[name] for name in given - {"conversations"}})
+    if hub:
+        return memory.recall_hub(query, **options)
+    return memory.recall(query, record=False, **options)
 
 
 def _expand(memory: Memory, id: str, section: bool = False, **options: Any) -> dict[str, Any]:
-    return memory.expand(id, **({} if section else options))
+    return memory.expand(id, **options)
 
 
 def _list(
@@ -18337,7 +18393,7 @@ def _list(
 ) -> dict[str, Any]:
     if not conversations:
         return memory.list_items(limit=limit, **options)
-    if others := ", ".join(sorted(filter(options.get, options.keys() - {"scope"}))):
+    if others := ", ".join(sorted(options)):  # over HTTP
         raise InvalidInput(f"the sessions are listed without {others}")
     answer = memory.list_conversations()
     shown = answer["conversations"][: check_limit(limit)]
@@ -18349,10 +18405,7 @@ def _forget(memory: Memory, ids: str | tuple[str, ...]) -> dict[str, Any]:
 
 
 def _prune(memory: Memory, purge: bool = False, **options: Any) -> dict[str, Any]:
-    """Prune; or purge, for which neither age nor confirmation counts."""
-    if not purge:
-        return memory.prune(**options)
-    return memory.purge(scope=options["scope"], dry_run=options["dry_run"])
+    return memory.purge(**options) if purge else memory.prune(**options)
 
 
 _THE_ID = Argument("id", ID, place="ID")
@@ -21177,7 +21230,10 @@ class _Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
-            return super().parse_args(ctx, args)
+            rest = super().parse_args(ctx, args)
+            if not ctx.resilient_parsing:
+                refuse_unused(ctx)
+            return rest
         except click.UsageError as error:
             error.ctx = error.ctx or ctx  # whose help the message names
             raise
@@ -21202,6 +21258,34 @@ _GENERAL: dict[str, dict[str, Any]] = {
 def _note_general(context: click.Context, option: click.Parameter, value: Any) -> None:
     if value not in (None, False) and option.name:
         setattr(context.obj, option.name, value)
+
+
+def refuse_unused(ctx: click.Context, **found: Any) -> None:
+    """UsageError for an argument that does not count beside the others (COMPANIONS), or beside what
+    was `found` since: it would be ignored."""
+    command, typed = str(ctx.command.name), click.core.ParameterSource.COMMANDLINE
+    modes = modes_of(command, {**ctx.params, **found, "json": ctx.obj.json})
+    given = [name for name in ctx.params if ctx.get_parameter_source(name) is typed]
+    for name, mode in itertools.product(given, modes):
+        if not counts(command, mode, name):
+            others = (
+                [mode]
+                if mode
+                else [one for one in COMPANIONS[command] if counts(command, one, name)]
+            )
+            shown = " or ".join(_as_typed(ctx, other) for other in others)
+            how = "with" if mode else "without"
+            raise click.UsageError(f"{_as_typed(ctx, name)} has no effect {how} {shown}")
+
+
+def _as_typed(ctx: click.Context, mode: str) -> str:
+    """An argument, or a mode that one makes, as the usage shows it."""
+    name, _, value = mode.partition("=")
+    param = next((param for param in ctx.command.params if param.name == name), None)
+    if value or param is None:
+        return value or {"json": "--json"}.get(name, name)
+    is_option = isinstance(param, click.Option)
+    return param.opts[-1] if is_option else (param.metavar or name.upper()).strip("[].")
 
 
 @functools.cache
@@ -21280,6 +21364,8 @@ def cli(context: click.Context, version: bool, **options: Any) -> None:
       sediment serve                         # the MCP server, on stdio
     """
     context.obj = shared = Context(**options)
+    if version and context.invoked_subcommand:
+        raise click.UsageError(f"{context.invoked_subcommand} has no effect with --version")
     if version:
         facts = shared.memory().describe() if shared.verbose else {"sediment": __version__}
         shared.show(facts, lambda facts: (f"{name} {value}" for name, value in facts.items()))
@@ -21295,7 +21381,7 @@ def cli(context: click.Context, version: bool, **options: Any) -> None:
 # Operations that need more than a call
 
 
-def _run(operation: Operation, shared: Context, **given: Any) -> None:
+def _run(operation: Operation, shared: Context, /, **given: Any) -> None:
     """Run an operation, and print its answer."""
     with shared.memory() as memory:
         shared.show(operation.run(memory, **given), operation.render)
@@ -21395,8 +21481,8 @@ def _consolidate(shared: Context, dry_run: bool = False) -> None:
         shared.show(answer, functools.partial(render_consolidated, dry_run=dry_run))
 
 
-def _prune_or_purge(shared: Context, **options: Any) -> None:
-    if options["purge"] == bool(options.get("older_than")):
+def _prune_or_purge(shared: Context, /, **options: Any) -> None:
+    if not options.get("purge") and not options.get("older_than"):
         raise click.UsageError("give either --older-than AGE or --purge")
     _run(OPERATIONS["prune"], shared, **options)
 
@@ -21434,10 +21520,7 @@ def _import(
     chosen = {name: options.pop(name, None) for name in ("since", "here", "dry_run")}
     since = parse_moment(chosen["since"] or 0)
     kind, rows, total = _to_import(file, origin, since)
-    if kind == "rows" and any(chosen.values()):
-        raise click.UsageError("--since, --here and --dry-run are for conversations")
-    if kind != "rows" and any(options.values()):
-        raise click.UsageError("--scope and --allow-secrets are not for conversations")
+    refuse_unused(click.get_current_context(), **{kind: True})
     with shared.memory(resident=True) as memory:
         try:
             with progress_bar("importing", total) as add:
@@ -21592,11 +21675,17 @@ def _command(operation: Operation) -> _Command:
     run = _OWN_RUNS.get(operation.name) or functools.partial(_run, operation)
 
     def callback(**given: Any) -> None:
-        values = {name: value for name, value in given.items() if value is not None}
+        context = click.get_current_context()
+        modes = modes_of(operation.name, {**given, "json": context.obj.json})
+        values = {
+            name: value
+            for name, value in given.items()
+            if value is not None and all(counts(operation.name, mode, name) for mode in modes)
+        }
         for argument in operation.arguments:
             if argument.kind is CONTENT and values[argument.name] == "-":
                 values[argument.name] = read_stdin(CONTENT_MAX)
-        run(click.get_current_context().obj, **values)
+        run(context.obj, **values)
 
     command = _Command(operation.name, callback=callback)
     command.own = lambda: _parameters(operation)
@@ -21638,8 +21727,6 @@ def init(
     shared: Context, names: tuple[str, ...], here: bool, only_print: bool, **how: bool
 ) -> None:
     """Set up the clients of agents."""
-    if here and how["everywhere"]:
-        raise click.UsageError("give either --local or --global")
     with shared.memory() as memory:
         answer = initialize(memory, names, write=not only_print, **how)
         shared.show(answer, render_planned if only_print else render_initialized)
@@ -21653,8 +21740,6 @@ def init(
 @_shared
 def hook_command(shared: Context, off: bool, on: bool, reads: bool, hooks: tuple[str, ...]) -> None:
     """Answer a hook, switch hooks on or off, or read what sessions have said."""
-    if off and on:
-        raise click.UsageError("give either --off or --on")
     if off or on:
         with shared.memory() as memory:
             hooks = hooks or (START, PROMPT, CAPTURE)
@@ -21764,10 +21849,8 @@ def browse_command(shared: Context, no_open: bool) -> None:
 @_shared
 def token_command(shared: Context, action: str, name: str | None, reads: bool) -> None:
     """Manage the tokens of clients that come over the network."""
-    if (name is None) != (action == "list"):
-        raise click.UsageError(f"token {action} takes {'no name' if name else 'a NAME'}")
-    if action != "add" and reads:
-        raise click.UsageError("--reads says what a new token may: `token add NAME --reads`")
+    if name is None and action != "list":
+        raise click.UsageError(f"token {action} takes a NAME")
     with shared.memory() as memory:
         if action == "add":
             project = memory.projects.current(create=True) if shared.project else None
@@ -21795,7 +21878,6 @@ def token_command(shared: Context, action: str, name: str | None, reads: bool) -
 @_shared
 def sync_command(shared: Context, quiet: bool, again: bool, dry_run: bool, **asked: Any) -> None:
     """Sync with other machines, or set up how."""
-    _check_sync({**asked, "dry_run": dry_run, "again": again})
     if asked.pop("with_parent"):
         end_with_parent()
     if asked.pop("watch"):
@@ -21811,21 +21893,6 @@ def sync_command(shared: Context, quiet: bool, again: bool, dry_run: bool, **ask
         if not quiet:
             shared.show(answer, render_sync_set if "message" in answer else render_synced)
         _finish_pending(memory, shared)
-
-
-def _check_sync(asked: dict[str, Any]) -> None:
-    """UsageError for options that exclude each other: one would be ignored silently."""
-    of_runs = "--dry-run, --again"
-    kinds = {
-        "place": "--to, --share", "share": "--to, --share", "share_global": "--to, --share",
-        "unshare": "--to, --share", "status": "--status", "leave": "--leave", "watch": "--watch",
-        "dry_run": of_runs, "again": of_runs,
-    }  # fmt: skip
-    chosen = {kind: None for name, kind in kinds.items() if asked[name] not in (None, False)}
-    if len(chosen) > 1:
-        raise click.UsageError(f"give one of these alone: {'; '.join(chosen)}")
-    if asked["erase"] and not asked["leave"]:
-        raise click.UsageError("--erase is for --leave")
 
 
 def _follow_sync(shared: Context, quiet: bool) -> None:
@@ -21853,8 +21920,8 @@ def _follow_sync(shared: Context, quiet: bool) -> None:
 @_shared
 def hub_command(shared: Context, action: str, person: str, space: str, **options: Any) -> None:
     """Look after a hub."""
-    if (action == "init") == bool(person and space):
-        raise click.UsageError("give `init`, or `add` or `remove` with PERSON and SPACE")
+    if action != "init" and not space:
+        raise click.UsageError(f"hub {action} takes PERSON and SPACE")
     with shared.memory() as memory:
         shared.show(memory.hub(action, person, space, **options), render_message)
 

@@ -93,7 +93,7 @@ def test_a_shell_takes_the_same(memory: Memory, path: Path, ids: list[str]) -> N
     )
     assert ids[1] in said("--since", "2026-02", "--until", "2026-02")
     assert ids[2] in said("--never-recalled", "--kind", "memory")
-    assert "without oldest" in said("--conversations", "--oldest")
+    assert "no effect with --conversations" in said("--conversations", "--oldest")
     turn = Turn("k", 1, "Is the boat lit?", "Yes.")
     memory.add_conversations(Conversation("claude", f"s{n}", None, [turn], 0) for n in range(3))
     assert len(said("--conversations").splitlines()) == 3
