@@ -11,6 +11,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -173,6 +174,9 @@ def test_the_key_in_the_address_is_good_once(browser: Any, tmp_path: Path, unpac
         assert tab.faults == []
         with pytest.raises(HTTPError, match=r"40[13]"):
             session(address)
+        with tab.context.expect_page() as opened:  # a tab of its own has no session of its own
+            tab.page.get_by_role("link", name="Figures").click(modifiers=["Control"])
+        expect(opened.value.locator("main h1")).to_have_text("Figures", timeout=60_000)
         other = Tab(browser, address.split("#")[0] + "#")
         other.page.goto(address)
         other.sees("A token is needed")
@@ -614,8 +618,12 @@ def test_what_cannot_be_done_is_said(tab: Tab, memory: Memory) -> None:
     tab.press("m")
     tab.is_told("says the same in global scope")
     expect(tab.page.locator("#status")).to_have_class("bad")
-    tab.go("memory/nothing-like-that")
+    tab.page.goto(f"{tab.start}#/memory/nothing-like-that")  # in place of what is shown
     tab.is_told("no memory with the id")
+    expect(tab.page.locator("main h1")).to_have_text("No such memory")
+    expect(tab.page.locator("main")).not_to_contain_text("tide table")
+    tab.press("Escape")
+    tab.sees("page 1 of")
     assert [fault for fault in tab.faults if "status of 40" not in fault] == []
     tab.faults.clear()  # a browser names each refused request
 
@@ -791,6 +799,39 @@ def test_everything_is_reached_by_keys_and_has_a_name(tab: Tab, memory: Memory) 
         tab.go(view)
         tab.page.wait_for_selector("main h1")
         assert tab.page.evaluate(NAMELESS) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_wrong(
+    browser: Any, place: tuple[Path, str], memory: Memory, scheme: str
+) -> None:
+    """In any view, with a graph, versions, pairs and figures in them."""
+    axe = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text()
+    old, new = (memory.store(f"The bilge pump is {what}.")["id"] for what in ("loud", "quiet"))
+    review(memory, old, new)
+    front = memory.store("The bilge pump is new.", replace=old)["id"]
+    link(memory, front, new)
+    memory.recall("bilge pump")
+    told = {}
+    tab = Tab(browser, place[1], color_scheme=scheme)
+    for view in ("newest", "search/pump", f"memory/{front}", "memory/none", "settle", "figures"):
+        tab.go(view)
+        tab.page.wait_for_selector("main[aria-busy=false] h1")
+        told[view] = tab.page.evaluate(axe + AXE)
+    tab.press("?")
+    told["help"] = tab.page.evaluate(axe + AXE)
+    stranger = Tab(browser, tab.start + "#", color_scheme=scheme)
+    stranger.page.goto(tab.start)
+    stranger.sees("A token is needed")
+    told["token"] = stranger.page.evaluate(axe + AXE)
+    assert {view: faults for view, faults in told.items() if faults} == {}
+    for one in (tab, stranger):
+        one.context.close()
+
+
+# What it finds, at how many places, and the first of them.
+AXE = """; axe.run().then(found =>
+  found.violations.map(one => [one.id, one.nodes.length, one.nodes[0].html]))"""
 
 
 # Fields and buttons that a screen reader could not name.
