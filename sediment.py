@@ -6609,6 +6609,14 @@ class VectorIndex:
             exists = self._chunks[rows] == chunks
             return self._items[rows], numpy.where(exists, self._kinds(project, rows), HIDDEN)
 
+    def count(self, project: str | None, kinds: Sequence[int], last: int) -> int:
+        """How many chunks up to `last` are of these kinds, as seen from a project."""
+        with self._lock:
+            self._refresh()
+            before = int(self._chunks[: self._count].searchsorted(last, "right"))
+            rows = (self._rows_of_kind(project, kind) for kind in kinds)
+            return sum(int(each.searchsorted(before)) for each in rows)
+
     def wholes(self, vector: bytes, items: list[int]) -> dict[int, float]:
         """The cosine of the mean of each item's vectors, by item."""
         with self._lock:
@@ -6895,7 +6903,7 @@ class WeightedQuery(NamedTuple):
     terms: list[Term]  # those worth looking up, the rarest first
     weights: list[float]  # for each character of the query, the idf of its word
     ideal: float  # the BM25 of a chunk that has every word once
-    chunks: int  # of the file
+    chunks: int  # that may answer
     strange: float  # the share of the words that the encoder's vocabulary lacks
 
 
@@ -6985,11 +6993,10 @@ _ENDLESS = _Pattern(
 )
 
 
-def weigh_query(database: Database, query: str, lexicon: Lexicon) -> WeightedQuery:
-    """The words of a query, weighted by their frequency in a file."""
-    with database.snapshot():
-        total = database.state().chunks
-        return weighed(query, lexicon, total, functools.partial(database.cached_answers, _counts))
+def weigh_query(within: Within, query: str, lexicon: Lexicon) -> WeightedQuery:
+    """The words of a query, weighted by their frequency in what may answer it. To be used in a
+    snapshot."""
+    return weighed(query, lexicon, within.count(), functools.partial(_frequencies, within))
 
 
 def weighed(
@@ -7018,17 +7025,32 @@ def weighed(
     )
 
 
-def _counts(database: Database, phrases: list[str]) -> list[int]:
-    """How many chunks have each of these phrases."""
-    count = (
-        "SELECT count(*), max(rowid) FROM"
-        f" (SELECT rowid FROM words WHERE words MATCH ? LIMIT {FOUND_ROWS})"
-    )
-    sql = " UNION ALL ".join([count] * len(phrases))
-    rows = database.rows(sql, *(f'"{phrase}"' for phrase in phrases))
-    # A very common word is counted in the first chunks only, as a sample of all.
-    last = database.state().last_chunk
-    return [found if found < FOUND_ROWS else found * last // upto for found, upto in rows]
+def _frequencies(within: Within, phrases: list[str]) -> list[int]:
+    """How many chunks that may answer have each of these phrases; of a very common one that is
+    estimated from the first FOUND_ROWS that have it."""
+    within.database.cached_answers(_first_chunks_with, [(phrase, FOUND_ROWS) for phrase in phrases])
+    return [_frequency(within, phrase) for phrase in phrases]
+
+
+def _frequency(within: Within, phrase: str) -> int:
+    limit = FOUND_ROWS
+    while True:
+        (chunks,) = within.database.cached_answers(_first_chunks_with, [(phrase, limit)])
+        wanted = chunks[within.is_wanted(within.places(chunks)[1])]
+        if len(wanted) >= FOUND_ROWS:
+            last = int(wanted[FOUND_ROWS - 1])
+            return FOUND_ROWS * within.count() // within.count(last)
+        if len(chunks) < limit:
+            return len(wanted)
+        limit *= 8  # most of these may not answer
+
+
+def _first_chunks_with(database: Database, phrases: list[tuple[str, int]]) -> list[Any]:
+    """int[m] for each phrase and limit: the first chunks that have it, at most so many."""
+    found = "SELECT rowid FROM words WHERE words MATCH ? LIMIT ?"
+    sql = " UNION ALL ".join([f"SELECT group_concat(rowid) FROM ({found})"] * len(phrases))
+    values = itertools.chain(*((f'"{phrase}"', limit) for phrase, limit in phrases))
+    return [_numbers(text) for (text,) in database.rows(sql, *values)]
 
 
 def _rarest(terms: list[Term]) -> list[Term]:
@@ -7069,6 +7091,21 @@ class Within(NamedTuple):
         item, kinds = numpy.array(places, int).reshape(-1, 2).T
         return item, kinds
 
+    def is_wanted(self, kinds: Any) -> Any:
+        """bool[kinds]: which of these kinds may answer."""
+        return numpy.array([kind in self.kinds for kind in range(HIDDEN + 1)])[kinds]
+
+    def count(self, last: int = 1 << 62) -> int:
+        """How many chunks may answer, of all or of those up to one."""
+        if self.index:
+            return self.index.count(self.project, self.kinds, last)
+        wheres = self.wheres()
+        sql = (
+            "SELECT count(*) FROM chunks c JOIN items i ON i.seq = c.item"
+            f" WHERE c.id <= ? AND ({' OR '.join(wheres[kind] for kind in self.kinds)})"
+        )
+        return self.database.value(sql, last, *[self.project] * len(self.kinds))
+
     def wheres(self) -> list[str]:
         """The SQL condition of each kind, with the project as its one parameter."""
         stored = f"{self.live} AND NOT {_IS_TURN} AND"
@@ -7085,21 +7122,24 @@ class WordMatches(NamedTuple):
 
 
 def search_words(words: WeightedQuery, within: Within) -> WordMatches:
-    """The items of the best chunks by words: of twice `limit` chunks, or of more until there are
-    `limit` own items among them."""
+    """The items of the best chunks by words that may answer: of twice `limit` chunks, or of more
+    until there are `limit` own items among them."""
     if not words.terms:
         return WordMatches(chunk_matches([]), 0.0)
     chunks, scores = _word_scores(within.database, words.terms)
-    size = 2 * within.limit
+    size = looked_at = 2 * within.limit
     while True:
-        item, kind = within.places(chunks[:size])
-        visible = numpy.flatnonzero(kind != HIDDEN)
-        best = visible[numpy.sort(numpy.unique(item[visible], return_index=True)[1])]
-        if len(chunks) < size or (kind[best] == OWN).sum() >= within.limit:
+        item, kind = within.places(chunks[:looked_at])
+        wanted = numpy.flatnonzero(within.is_wanted(kind))[:size]
+        best = wanted[numpy.sort(numpy.unique(item[wanted], return_index=True)[1])]
+        enough = len(wanted) == size and (kind[best] == OWN).sum() >= within.limit
+        if enough or (looked_at >= len(chunks) and len(wanted) < size):
             break
-        size *= 8  # nearly all were of other kinds, or pieces of the same few memories
+        size *= 8 if len(wanted) == size else 1  # pieces of the same few memories
+        looked_at *= 8
     found = ChunkMatches(item[best], chunks[best], scores[best], numpy.ones_like(best), kind[best])
-    return WordMatches(found, float(scores[GAP_DEPTH - 1]) if len(scores) >= GAP_DEPTH else 0.0)
+    tenth = float(scores[wanted[GAP_DEPTH - 1]]) if len(wanted) >= GAP_DEPTH else 0.0
+    return WordMatches(found, tenth)
 
 
 def _word_scores(database: Database, terms: list[Term]) -> tuple[Any, Any]:
@@ -7152,8 +7192,6 @@ def candidates(
     """What either index finds of each kind; `words_share` of this query; and the vectors,
     float32[m, dimension], of the `reach` nearest own memories, or None."""
     (by_words, tenth), near, around = matched, chunk_matches([]), None
-    is_wanted = numpy.array([kind in within.kinds for kind in range(HIDDEN)])
-    by_words = by_words.where(is_wanted[by_words.kind])
     if vector:
         near, around = _search_vectors_of_kinds(vector, by_words.item, within, reach)
     best = float(by_words.score.max(initial=0.0))
@@ -13096,7 +13134,7 @@ class Search(View):
             comparable = comparable and self.database.state().dimension > 0
             if comparable:
                 self.encoder.begin_loading()
-            words = self._weigh(query.text)
+            words = self._weigh(query.text, within)
             matched = search_words(words, within)
             vector = self._query_vector(query.text, words) if comparable else None
             comparable, vector = vector is not None, vector or b""
@@ -13117,8 +13155,8 @@ class Search(View):
             floor = request.profile.floor(words.chunks, near_cohort, strange)
             return Found(hits, facts, query, floor, blank_files(self.database))
 
-    def _weigh(self, text: str) -> WeightedQuery:
-        return weigh_query(self.database, text, self.lexicon)
+    def _weigh(self, text: str, within: Within) -> WeightedQuery:
+        return weigh_query(within, text, self.lexicon)
 
     def _query_vector(self, text: str, words: WeightedQuery) -> bytes | None:
         """None where a service gives none, or has another model by now; b"" where the model knows
@@ -15752,7 +15790,7 @@ class HubCandidates(Search):
     words: WeightedQuery
     vector: bytes
 
-    def _weigh(self, _: str) -> WeightedQuery:
+    def _weigh(self, *_: Any) -> WeightedQuery:
         return self.words
 
     def _query_vector(self, *_: Any) -> bytes | None:

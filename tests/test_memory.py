@@ -816,8 +816,9 @@ def test_texts_without_spaces_are_found_by_their_words(
     ):
         memory.store(noise)
     id = memory.store(text)["id"]
-    words = sediment.weigh_query(memory.database, query, memory._lexicon)
-    matched = sediment.search_words(words, sediment.Within(memory.database, "demo"))
+    here = sediment.Within(memory.database, "demo")
+    words = sediment.weigh_query(here, query, memory._lexicon)
+    matched = sediment.search_words(words, here)
     assert len(matched.found.item) == 1
     assert first(memory, query)["id"] == id
 

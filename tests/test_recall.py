@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from storage import open_memory, shared_encoder
 
@@ -37,6 +37,10 @@ def test_words_that_fit_everything_alike_count_nothing() -> None:
     assert words_share(70, 0, 70) == sediment.WORDS_WEIGHT
 
 
+def here(memory: Memory) -> sediment.Within:
+    return sediment.Within(memory.database, "demo")
+
+
 def test_strange_words_count_though_many_memories_have_them() -> None:
     assert words_share(70, 70, 80, 1.0) == sediment.STRANGE_WEIGHT
     assert words_share(0, 0, 80, 1.0) == 0
@@ -50,7 +54,7 @@ def test_strange_words_count_though_many_memories_have_them() -> None:
 def test_what_the_vocabulary_lacks_is_strange(
     memory: Memory, query: str, least: float, most: float
 ) -> None:
-    words = sediment.weigh_query(memory.database, query, memory.search.lexicon)
+    words = sediment.weigh_query(here(memory), query, memory.search.lexicon)
     assert least <= words.strange <= most
 
 
@@ -129,19 +133,19 @@ def test_the_same_question_gets_the_same_answer_again(memory: Memory) -> None:
 def proposed(
     memory: Memory, words: sediment.WeightedQuery, vector: bytes | None
 ) -> tuple[Any, ...]:
-    within = sediment.Within(memory.database, "demo")
+    within = here(memory)
     return sediment.candidates(words, sediment.search_words(words, within), vector, within)
 
 
 def test_words_alone_rank_by_bm25_and_vectors_alone_by_cosine(memory: Memory) -> None:
     for text in ("alpha beta", "alpha gamma", "delta epsilon"):
         memory.store(text)
-    words = sediment.weigh_query(memory.database, "alpha beta", memory._lexicon)
+    words = sediment.weigh_query(here(memory), "alpha beta", memory._lexicon)
     found, *_ = proposed(memory, words, None)
     assert found.item[found.bm25.argmax()] == 1
     assert set(found.item) == {1, 2}
     assert all(map(math.isnan, found.cosine))
-    none = sediment.weigh_query(memory.database, "", memory._lexicon)
+    none = sediment.weigh_query(here(memory), "", memory._lexicon)
     vector = memory.encoder.embed("alpha beta")
     found, share, _ = proposed(memory, none, vector)
     assert set(found.item) == {1, 2, 3}
@@ -162,7 +166,7 @@ def test_a_manual_of_many_parts_does_not_crowd_out_a_sentence(memory: Memory) ->
     sentence = "we deploy on Fridays only after the canary is green"
     memory.store(sentence)
     vector = memory.encoder.embed("when can I release?")
-    none = sediment.weigh_query(memory.database, "", memory._lexicon)
+    none = sediment.weigh_query(here(memory), "", memory._lexicon)
     one, *_ = proposed(memory, none, vector)
     both = one._make(column.repeat(2) for column in one)
     both.chunks[1] = 227
@@ -301,13 +305,13 @@ def test_words_are_looked_up_once_until_texts_change(
     memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    count = sediment._counts
+    look_up = sediment._first_chunks_with
 
-    def counts(database: sediment.Database, phrases: list[str]) -> list[int]:
-        asked.extend(phrases)
-        return count(database, phrases)
+    def counted(database: sediment.Database, phrases: list[tuple[str, int]]) -> list[Any]:
+        asked.extend(phrase for phrase, _ in phrases)
+        return look_up(database, phrases)
 
-    monkeypatch.setattr(sediment, "_counts", counts)
+    monkeypatch.setattr(sediment, "_first_chunks_with", counted)
     green = memory.store("The zebra tea is green.")["id"]
     assert len(memory.recall("zebra")["results"]) == len(memory.recall("zebra")["results"]) == 1
     assert asked == ["zebra"]
@@ -354,3 +358,48 @@ KITCHEN = (
     "The garden gate sticks when it rains.",
     "Invoices go to the accountant on Fridays.",
 )
+
+
+# Only what may answer counts
+
+
+NOTES = (
+    "We deploy on Fridays only after the canary is green.",
+    "The gate listens on port 18789, staging on 5433.",
+    "Deploys are announced in the channel of the release team.",
+    "Mara is on call this week, Ben the week after.",
+    "The canary runs for an hour on two of ten machines.",
+)
+QUESTIONS = ("what day do we ship?", "which port is the gate on?", "canary", "who is Kowalczyk?")
+WORDS = ["we", "deploy", "ship", "day", "port", "gate", "canary", "Kowalczyk", "18789", "who", "is"]
+unseen = st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=9).map(" ".join))
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("shared") / "memory.db"
+    with open_memory(path) as memory:
+        memory.import_rows({"content": text, "created_at": 10**9} for text in NOTES)
+    return path
+
+
+def answers_here(path: Path, resident: bool) -> list[dict[str, Any]]:
+    with Memory(path, project="demo", resident=resident) as memory:
+        memory._encoder = shared_encoder()
+        return [memory.recall(q, explain=True, anyway=True, record=False) for q in QUESTIONS]
+
+
+@settings(max_examples=8)
+@given(unseen, st.booleans(), st.booleans())
+def test_what_may_not_be_seen_changes_no_answer(
+    shared: Path, texts: list[str], crosses: bool, resident: bool
+) -> None:
+    """Memories of a project that is shut off, or pruned ones where all projects may be seen."""
+    with pytest.MonkeyPatch.context() as patch, open_memory(shared, "other") as other:
+        patch.setenv("SEDIMENT_CROSS_PROJECT", str(int(crosses)))
+        before = answers_here(shared, resident)
+        other.import_rows({"content": text, "created_at": 10**8} for text in texts)
+        if crosses:
+            other.prune("1d")
+        assert answers_here(shared, resident) == before
+        other.prune("1d")
