@@ -183,12 +183,26 @@ class Place:
         elif mishap == "come back":
             machine.memory.leave_sync()
             self.join(machine)
+        elif mishap == "rot" and (known := sorted(machine.items())):
+            sql = "UPDATE items SET content = replace(content, ?, ?) WHERE id = ?"
+            with machine.memory.database.transaction() as connection:
+                changed = self.chance.choice((("port", "pors"), ("port", "poqt"), ("e", "d")))
+                connection.execute(sql, (*changed, self.chance.choice(known)))
+            if self.chance.random() < 0.5:
+                machine.memory.sync(again=True)
+            machine.memory.repair()
 
 
 MISHAPS = ("lose", "cut", "keep", "put back", "share", "come back")
 
 
-def through_a_folder(folder: Path, seed: int, rounds: int) -> None:
+def through_a_folder(
+    folder: Path,
+    seed: int,
+    rounds: int,
+    deeds: tuple[str, ...] = ("import", "move"),
+    mishaps: tuple[str, ...] = MISHAPS,
+) -> None:
     """Machines do things and sync through a folder, to which things happen; after each round all
     have what all have, and in the end a new one has it, too."""
     chance = random.Random(seed)
@@ -199,13 +213,13 @@ def through_a_folder(folder: Path, seed: int, rounds: int) -> None:
     for step in range(12 * rounds):
         machine = chance.choice(machines)
         machine.now = 1_700_000_100 + step // 8
-        deed = chance.choice((*DEEDS[:7], "replace", "undo", "undo", "import", "move", "sync"))
+        deed = chance.choice((*DEEDS[:7], "replace", "undo", "undo", *deeds, "sync"))
         if deed == "sync":
             machine.memory.sync()
         else:
             machine.do(deed, chance.randrange(10**6), chance.randrange(3))
         if chance.random() < 0.1:
-            place.befall(chance.choice(MISHAPS), machine)
+            place.befall(chance.choice(mishaps), machine)
         if step % 12 == 11:
             _come_to_rest(machines)
             all_have_the_same(machines)

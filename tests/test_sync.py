@@ -2054,6 +2054,16 @@ def test_machines_that_sync_through_a_folder_show_the_same(
     through_a_folder(tmp_path, seed, 10)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_machines_agree_though_their_files_are_damaged_and_repaired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    ids = random.Random(seed)
+    monkeypatch.setattr(sediment, "new_id", lambda: f"{ids.getrandbits(128):032x}")
+    monkeypatch.setattr(sync_machines, "open_memory", quick_memory)
+    through_a_folder(tmp_path, seed, 4, (), ("rot", "rot", "lose", "keep", "put back"))
+
+
 def quick_memory(path: Path, project: str) -> Memory:
     memory = open_memory(path, project)
     memory._encoder = sync_storm.Quick()
