@@ -12751,14 +12751,14 @@ def prune_items(
     before: int,
     scope: tuple[str, tuple[str | None, ...]],
     confirmed: bool,
-    shared: bool,
+    all_machines: bool,
     dry_run: bool,
 ) -> dict[str, Any]:
     """Hide what is older than a time (unix seconds) in a scope, and was not shown since."""
-    doomed, kept = _prunable(database, before, scope, confirmed, shared)
+    doomed, kept = _prunable(database, before, scope, confirmed, all_machines)
     if not dry_run and doomed:
         with database.transaction() as connection:
-            doomed, kept = _prunable(database, before, scope, confirmed, shared)  # by now
+            doomed, kept = _prunable(database, before, scope, confirmed, all_machines)  # by now
             for row in doomed:
                 prune_item(connection, row["id"])
     answer = {"count": len(doomed), "items": doomed, "kept": kept}
@@ -12773,11 +12773,11 @@ def _prunable(
     before: int,
     scope: tuple[str, tuple[str | None, ...]],
     confirmed: bool,
-    shared: bool,
+    all_machines: bool,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """What is older than a time: what is to be hidden, and what stays, with the reasons."""
     where, values = scope
-    spaces = "SELECT project FROM spaces" if is_synced(database) and not shared else "NULL"
+    spaces = "SELECT project FROM spaces" if is_synced(database) and not all_machines else "NULL"
     sql = (
         f"SELECT {_ITEM}, a.last_accessed_at, a.validation_count,"
         " EXISTS(SELECT 1 FROM items o WHERE o.successor = i.id),"
@@ -14520,7 +14520,11 @@ def states_of(connection: apsw.Connection, sql: str, *values: Any) -> dict[str, 
     `here` and was not moved away, whether the project is `shared`, and whether the text is
     `damaged`: then its stamp is a little earlier, so that the sound text of any machine wins."""
     found = {}
-    for id, project, *columns in connection.execute(sql, values):
+    try:
+        rows = fetch(connection, sql, *values)
+    except UnicodeDecodeError:  # SQLite finds nothing wrong with such a text
+        raise DamagedError(f"{connection.filename} {_DAMAGED}") from None
+    for id, project, *columns in rows:
         put, end = tuple(columns[:4]), tuple(columns[4:9])
         gone, ok, number, same, here, shared = columns[9:]
         put = None if None in (put[0], put[2]) else put
@@ -17199,19 +17203,19 @@ class Memory:
         *,
         scope: str = "project",
         confirmed: bool = False,
-        shared: bool = False,
+        all_machines: bool = False,
         dry_run: bool = False,
     ) -> dict[str, Any]:
         """Hide memories that are older and were not shown since: {count, items, kept, dry_run?}.
 
         `older_than` is an age ("90d", "12w", "1y") or a time. What people confirmed, or put in
         another's place, stays unless `confirmed`. A memory that other machines share stays unless
-        `shared`, which hides it on all of them. `kept` has what is as old and stays, and `why`.
+        `all_machines`, which hides it on each. `kept` has what is as old and stays, and `why`.
         `undo` brings each back until `purge`.
         """
         where = in_scope(check_scope(scope), self.projects.current())
         before = parse_age(older_than)
-        return prune_items(self.database, before, where, confirmed, shared, dry_run)
+        return prune_items(self.database, before, where, confirmed, all_machines, dry_run)
 
     def purge(self, *, scope: str = "project", dry_run: bool = False) -> dict[str, Any]:
         """Erase what `prune` has hidden, for good: {count, message}; or name it as `items`."""
@@ -18124,7 +18128,7 @@ def render_pruned(answer: dict[str, Any]) -> Iterator[str]:
     lines = [f"{_beginning(row)}  ({row['why']})" for row in kept]
     yield from _first_lines(lines, "and {} more: see --json")
     if shared := sum(_SHARED in row["why"].split(", ") for row in kept):
-        remedy = "`--shared` hides them on all machines"
+        remedy = "`--all-machines` hides them everywhere"
         yield f"Other machines share {shared} of these and may still recall them: {remedy}."
 
 
@@ -18564,7 +18568,9 @@ _TABLE = (
         Argument("older_than", AGE, "An age (90d, 12w, 1y) or a date."),
         Argument("scope", SCOPE, default="project"),
         Argument("confirmed", FLAG, "What people confirmed or corrected, too."),
-        Argument("shared", FLAG, "What other machines share, too: it is hidden on all of them."),
+        Argument(
+            "all_machines", FLAG, "What other machines share, too: it is hidden there as well."
+        ),
         Argument("dry_run", FLAG, "Change nothing; print what would be done."),
         Argument("purge", FLAG, "Erase for good what was pruned before."),
     ),

@@ -115,6 +115,7 @@ def test_prune_hides_and_purges(here: Program) -> None:
     assert "would be erased: 1" in told
     assert here.json("prune", "--purge")["count"] == 1
     assert here.ok("prune", "--older-than", "90d") == "Nothing is that old.\n"
+    assert here.ok("prune", "--older-than", "90d", "--all-machines") == "Nothing is that old.\n"
     kept = here.store(FRIDAYS, "--created-at", "2020-01-01")
     here.ok("recall", FRIDAYS)
     *said, line = here.ok("prune", "--older-than", "90d").splitlines()

@@ -2239,7 +2239,7 @@ def test_who_purges_erases_nothing_that_was_moved_away(place: Place) -> None:
     settle(b, a)
     assert a.get(id)["content"] == "The ferry sails at six."
     own = b.store("The gateway is newton.", created_at="2020-01-01")["id"]
-    b.prune("1y", shared=True)
+    b.prune("1y", all_machines=True)
     assert b.purge()["count"] == 1
     settle(b, a)
     with pytest.raises(NotFound):
@@ -2322,6 +2322,20 @@ def test_a_damaged_text_that_was_repaired_yields_to_the_sound_one(
     settle(other, hit)
     for memory in (hit, other):
         assert memory.get(id)["content"] == SOUND
+
+
+def test_a_text_that_cannot_be_read_is_sent_by_nobody_until_it_is_repaired(place: Place) -> None:
+    a, b = place.machine("a"), place.machine("b")
+    id = a.store(SOUND)["id"]
+    settle(a, b)
+    with a.database.transaction() as connection:
+        sql = "UPDATE items SET content = CAST(? AS TEXT) WHERE id = ?"
+        connection.execute(sql, (SOUND.encode().replace(b"port", b"p\xefrt"), id))
+    with pytest.raises(DatabaseError, match="`doctor --repair`"):
+        a.sync(again=True)
+    assert a.repair()["healthy"]
+    settle(a, b)
+    assert texts(a) == texts(b) == [SOUND]
 
 
 def test_a_text_of_which_nothing_is_left_is_forgotten_on_no_other_machine(place: Place) -> None:
@@ -2459,7 +2473,7 @@ def test_a_prune_leaves_what_others_share_unless_told_and_both_sides_hear_of_it(
     assert "Other machines share 1 of these" in "\n".join(sediment.render_pruned(answer))
     settle(a, b)
     assert texts(b) == texts(a) == ["The gateway is newton."]
-    assert [row["id"] for row in a.prune("1y", shared=True)["items"]] == [id]
+    assert [row["id"] for row in a.prune("1y", all_machines=True)["items"]] == [id]
     a.sync()
     told = b.sync()
     assert told["spaces"][0]["pruned"] == 1
