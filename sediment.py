@@ -4914,6 +4914,33 @@ class Projects:
             self._write_record(key, project)
         return project
 
+    def start_anew(self) -> str:
+        """Give this clone of a repository an id of its own, and return it; else it shares one with
+        all that have its root commit, as clones of a template have. InvalidInput where it has one
+        of its own already."""
+        root = self.root
+        folders = git_folders(root) if root else None
+        if not folders or not _GIT_ID.fullmatch(self.current() or ""):
+            raise InvalidInput(
+                f"{root or 'this'} shares its project with no clone: nothing to part"
+            )
+        project = new_id()
+        with self.database.transaction() as connection:
+            # Its root commit is not to be taken for one of the new project's.
+            set_meta(connection, f"tip:{_path_text(folders[1])}", _head(*folders).strip())
+            row = (_git_key(folders[1]), project)
+            connection.execute("INSERT OR REPLACE INTO projects VALUES(?, ?)", row)
+        return project
+
+    def other_clones(self) -> list[str]:
+        """The folders of other repositories that are known to have this project."""
+        sql = "SELECT location FROM projects WHERE location GLOB 'git:*' AND project_id = ?"
+        keys = [key for (key,) in self.database.rows(sql, self.current())]
+        folders = git_folders(self.root) if self.root else None
+        own = _git_key(folders[1]) if folders else ""
+        found = (_KEY_FOLDER.fullmatch(key) for key in keys if key != own)
+        return [match[1] for match in found if match and os.path.isdir(match[1])]
+
     def _record_roots(self) -> None:
         """Record the root commits of all known repositories: a new one may be a clone of one."""
         sql = "SELECT location, project_id FROM projects WHERE location GLOB 'git:*'"
@@ -17295,7 +17322,10 @@ class Memory:
 
     def stats(self, *, verify: bool = False) -> dict[str, Any]:
         """What there is: the file, its counts, the project, the model. `verify` reads it all."""
-        return database_stats(self.database, self.encoder, self.projects.current(), verify)
+        answer = database_stats(self.database, self.encoder, self.projects.current(), verify)
+        if kept_to_one_project() or not (clones := self.projects.other_clones()):
+            return answer
+        return answer | {"shared_with": f"{', '.join(clones)} (`init --new-project` parts a clone)"}
 
 
 def check_found(encoder: Encoder, name: str, text: str) -> None:
@@ -18379,7 +18409,12 @@ COMPANIONS: dict[str, dict[str, str]] = {
         "": "-",
     },
     "export": {"file": "-", "file=-": "file", "": ""},
-    "init": {"here": "-everywhere", "everywhere": "-here", "": "-"},
+    "init": {
+        "here": "-everywhere",
+        "everywhere": "-here -new_project",
+        "new_project": "-everywhere -only_print -remove",
+        "": "-",
+    },
     "hook": {"off": "hooks", "on": "hooks", "reads": "", "": ""},
     "token": {"action=list": "", "action=add": "name reads", "action=revoke": "name"},
     "sync": {
@@ -21764,14 +21799,22 @@ _shared = click.make_pass_decorator(Context)
 @click.option("--global", "everywhere", is_flag=True, help="This user, in every project.")
 @click.option("--client", "names", multiple=True, type=click.Choice(CLIENTS), help="Repeatable.")
 @click.option("--hooks/--no-hooks", default=True, help="Let memory work by itself (default).")
+@click.option("--new-project", is_flag=True, help="Give this clone a project of its own.")
 @click.option("--remove", is_flag=True, help="Take out again what `init` added.")
 @click.option("--print", "only_print", is_flag=True, help="Change nothing; print what is added.")
 @_shared
 def init(
-    shared: Context, names: tuple[str, ...], here: bool, only_print: bool, **how: bool
+    shared: Context,
+    names: tuple[str, ...],
+    here: bool,
+    only_print: bool,
+    new_project: bool,
+    **how: bool,
 ) -> None:
     """Set up the clients of agents."""
     with shared.memory() as memory:
+        if new_project:
+            memory.projects.start_anew()
         answer = initialize(memory, names, write=not only_print, **how)
         shared.show(answer, render_planned if only_print else render_initialized)
 

@@ -117,6 +117,40 @@ def test_clones_and_worktrees_are_one_project(here: Program, tmp_path: Path) -> 
         assert here.at(tmp_path / place).contents() == {"said once"}
 
 
+def test_a_clone_of_a_template_can_have_a_project_of_its_own(here: Program, tmp_path: Path) -> None:
+    root = repository(here.folder)
+    for name in ("first", "second", "third"):
+        git(tmp_path, "clone", "-q", str(here.folder), name)
+        git(tmp_path / name, "remote", "remove", "origin")
+    first, second, third = (here.at(tmp_path / name) for name in ("first", "second", "third"))
+    second.store("said in the second")
+    assert "shared with" not in second.ok("stats")
+    told = first.ok("stats")
+    assert f"{'shared with':<17}{second.folder} (`init --new-project` parts a clone)" in told
+    project = second.json("init", "--new-project", "--client", "claude")["project"]
+    assert is_uuid(project)
+    assert second.project() == project
+    second.store("said on its own")
+    commit(second.folder, "goes on")
+    second.store("said later")
+    first.store("said in the first")
+    assert (first.project(), third.project()) == (root, root)
+    git(second.folder, "worktree", "add", "-q", "--detach", str(tmp_path / "tree"), "HEAD")
+    assert here.at(tmp_path / "tree").contents() == {"said on its own", "said later"}
+    assert third.contents() == {"said in the first", "said in the second"}
+    assert "nothing to part" in second.error("init", "--new-project")
+    second.folder.rename(moved := tmp_path / "moved")
+    assert here.at(moved).contents() == {"said on its own", "said later"}
+    assert here.at(moved).ok("doctor").count("problem") == 0
+
+
+@pytest.mark.parametrize("other", ["--global", "--print", "--remove"])
+def test_a_new_project_is_asked_for_where_it_means_something(here: Program, other: str) -> None:
+    assert "nothing to part" in here.error("init", "--new-project")
+    repository(here.folder)
+    assert other in here.run("init", "--new-project", other).stderr
+
+
 def test_git_is_asked_once(here: Program, tmp_path: Path) -> None:
     root = repository(here.folder)
     here.store("one")
