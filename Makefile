@@ -28,7 +28,8 @@ help:
 	@echo 'make release                   build for all platforms and Pythons that the locks have wheels for'
 	@echo 'make demo                      show what Sediment does'
 	@echo 'make test                      build, and run all tests but the page'\''s'
-	@echo 'make test-page                 test the page in Chromium, where there is one   (SHOTS=DIR keeps pictures)'
+	@echo 'make test-page                 test the page in Chromium, where there is one (SHOTS=DIR keeps pictures), and'
+	@echo '                               what /v1/openapi.json says of the server, by Schemathesis'
 	@echo 'make test-arm64                run dist/sediment-linux-arm64-*.pyz by qemu (on Debian or Ubuntu)'
 	@echo 'make lint                      ruff, pyright, and the layout of the module'
 	@echo 'make encoder                   learn models/lessons again from tests/, and build the model with them'
@@ -58,6 +59,7 @@ $(eval $(call venv,dev,$(RUNTIME) $(LOCKS)/dev.txt))
 $(eval $(call venv,train,$(RUNTIME) $(LOCKS)/train.txt))
 $(eval $(call venv,mcp1,$(LOCKS)/mcp1.txt))
 $(eval $(call venv,mcp2,$(LOCKS)/mcp2.txt))
+$(eval $(call venv,api,$(LOCKS)/api.txt))
 
 # Changes only when PYTHON does, so that another Python builds another .pyz.
 build/python: FORCE | python
@@ -81,8 +83,9 @@ test: $(PYZ) $(BUILD)/dev/.ready $(BUILD)/mcp1/.ready $(BUILD)/mcp2/.ready
 	$(RUN) SEDIMENT_MCP1=$(CURDIR)/$(BUILD)/mcp1/bin/python SEDIMENT_MCP2=$(CURDIR)/$(BUILD)/mcp2/bin/python \
 		$(BUILD)/dev/bin/python -m pytest -q -n 3 --ignore tests/test_page.py
 
-test-page: $(PYZ) $(BUILD)/dev/.ready
-	$(RUN) $(if $(SHOTS),SEDIMENT_SHOTS=$(abspath $(SHOTS))) $(BUILD)/dev/bin/python -m pytest -q -rs tests/test_page.py
+test-page: $(PYZ) $(BUILD)/dev/.ready $(BUILD)/api/.ready
+	$(RUN) $(if $(SHOTS),SEDIMENT_SHOTS=$(abspath $(SHOTS))) SEDIMENT_SCHEMATHESIS=$(CURDIR)/$(BUILD)/api/bin/st \
+		$(BUILD)/dev/bin/python -m pytest -q -rs tests/test_page.py tests/test_openapi.py
 
 test-arm64:
 	tests/arm64.sh
@@ -136,7 +139,7 @@ soak: $(PYZ) $(BUILD)/dev/.ready
 LOCK := $(UV) pip compile --quiet --upgrade --universal --generate-hashes --python-version 3.11 --no-header --no-annotate
 lock:
 	@mkdir -p build
-	@for lock in $(patsubst %,$(LOCKS)/%,runtime build dev train mcp1 mcp2) $(PEERS:%=tests/peers/%); do \
+	@for lock in $(patsubst %,$(LOCKS)/%,runtime build dev train mcp1 mcp2 api) $(PEERS:%=tests/peers/%); do \
 		name=$$(basename $$lock); \
 		$(LOCK) $$(test $$name = runtime && echo --no-deps) $$lock.in -o build/$$name.txt && \
 		{ echo "# Made from $$name.in by: make lock"; cat build/$$name.txt; } > $$lock.txt || exit 1; \
