@@ -266,7 +266,8 @@ PREFIX_MIN = 4  # characters of the beginning of an id that is to change, as git
 CONVERSATION = "conversation"  # the content type of a turn, as a column of `items` has it
 CONVERSATIONS = "conversations:"  # the path of the source whose files they are; none on a disk
 CLIENTS = ("claude", "codex", "gemini", "opencode", "cursor", "any")  # that `init` knows
-HOOK_DEADLINE = 1.5  # seconds, after which a hook ends in silence; clients wait 2 to 60
+HOOK_DEADLINE = 5  # seconds, after which a hook ends in silence; `init` lets clients wait for 8
+HOOK_SERVICE = 0.75  # seconds that a hook waits for an embedding service
 HOOK_TEXT = 2_000  # characters of a prompt that are searched with
 HOOK_PROMPT_MIN = 12  # characters; "yes" and "continue" ask for nothing
 HOOK_SHOWN = 3  # memories at a prompt
@@ -935,19 +936,40 @@ def to_local(moment: datetime) -> datetime:
         return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-def shell_line(words: Sequence[str]) -> str:
-    """Words quoted and joined into a command line for the shell."""
-    return subprocess.list2cmdline(words) if sys.platform == "win32" else shlex.join(words)
+def shell_line(words: Sequence[str], *, powershell: bool = False) -> str:
+    """Words quoted and joined into a command line for the shell: on Windows for cmd.exe or for
+    PowerShell."""
+    if sys.platform != "win32":
+        return shlex.join(words)
+    if powershell:
+        return " ".join(["&", *("'" + word.replace("'", "''") + "'" for word in words)])
+    return subprocess.list2cmdline(words)
 
 
 def shell_words(line: str) -> list[str]:
     """The words of a command line that `shell_line` made; [] if a quote in it is not closed."""
     windows = sys.platform == "win32"
     try:
-        words = shlex.split(line, posix=not windows)
+        words = shlex.split(line.removeprefix("& "), posix=not windows)
     except ValueError:
         return []
-    return [word.strip('"') for word in words] if windows else words
+    return [word.strip("\"'") for word in words] if windows else words
+
+
+END_WELL = "; exit 0"  # behind a command line whose failure must not count, but in cmd.exe
+
+
+def hook_handler(words: Sequence[str]) -> dict[str, Any]:
+    """A hook for a client that takes argument lists and command lines: the latter, whose failure
+    does not count, but on Windows, where such clients may have no shell."""
+    if sys.platform == "win32":
+        return {"command": words[0], "args": [*words[1:]]}
+    return {"command": shell_line(words) + END_WELL}
+
+
+def drop_output() -> None:
+    """Drop what stdout could not take, such as on a full disk, instead of trying again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def repair_streams() -> None:
@@ -17357,7 +17379,7 @@ def check_found(encoder: Encoder, name: str, text: str) -> None:
 # into a project: an agent must work as well without a memory.
 # ---------------------------------------------------------------------------------------------
 
-HOOK = "hook"  # the command, and the tool that is in no list
+HOOK, SERVE = "hook", "serve"  # commands; the first is also a tool that is in no list
 START, PROMPT, CAPTURE = "start", "prompt", "capture"
 # The events of clients, in lower case, and what is done at them.
 _HOOK_EVENTS = {
@@ -17386,8 +17408,9 @@ class Event(NamedTuple):
     path: Path | None  # of the session's file, where it is one of a client's
 
 
-def read_event(given: object) -> Event:
-    """A hook's input; InvalidInput for an event that no hook answers."""
+def read_event(given: object, client: str = "") -> Event:
+    """A hook's input. `client` is used if the input names none. InvalidInput for an event that no
+    hook answers."""
     fields = given if isinstance(given, dict) else {}
 
     def field(*names: str) -> str:
@@ -17404,24 +17427,18 @@ def read_event(given: object) -> Event:
     is_cleared = field("source") in ("clear", "compact")
     session = safe_session_id(field("session_id", "conversation_id")[:ID_MAX])
     prompt = typed_text(field("prompt"))[:HOOK_TEXT]
-    client, path = session_file(field("client"), field("transcript_path"))
-    return Event(name, kind, session, folder, prompt, is_cleared, client or field("client"), path)
+    client = field("client") or client
+    owner, path = session_file(client, field("transcript_path"))
+    return Event(name, kind, session, folder, prompt, is_cleared, owner or client, path)
 
 
 def answer_hook(memory: Memory, event: Event) -> dict[str, Any]:
     """What a hook prints, in the client's format; {} for nothing."""
-    off = hooks_off(memory)
-    if event.path and event.session:
-        _note_uncaptured(memory.database, event, event.path, CAPTURE in off)
-    if event.kind in off:
-        return {}
-    text = ""
-    if event.kind != PROMPT and CAPTURE not in off:  # a session may have ended without a hook
-        ask_for_capture(memory, event)
     if event.kind == START:
-        text = _at_start(memory, event)
-    elif event.kind == PROMPT:
-        text = _at_prompt(memory, event)
+        _forget_shown(memory, event)
+    blocks = {START: _at_start, PROMPT: _at_prompt}
+    parts = [part for part in _blocks_of(memory, event) if part not in hooks_off(memory)]
+    text = "\n".join(filter(None, (blocks[part](memory, event) for part in parts)))
     if not text:
         return {}
     if event.name[:1].islower():  # Cursor's, whose answers have a format of their own
@@ -17429,12 +17446,44 @@ def answer_hook(memory: Memory, event: Event) -> dict[str, Any]:
     return {"hookSpecificOutput": {"hookEventName": event.name, "additionalContext": text}}
 
 
-def _at_start(memory: Memory, event: Event) -> str:
-    """The standing memories that this session has not been shown."""
+def _blocks_of(memory: Memory, event: Event) -> list[str]:
+    """The blocks that answer an event. Gemini CLI gets the one for the start behind the first
+    prompt: when it resumes a session, it drops each message that begins with such a block."""
+    if event.client != "gemini":
+        return [event.kind] * (event.kind != CAPTURE)
+    if event.kind != PROMPT:
+        return []
+    return [START, PROMPT] if _is_first_prompt(memory, event) else [PROMPT]
+
+
+def _is_first_prompt(memory: Memory, event: Event) -> bool:
+    """Whether no prompt of this session was answered before; from now on one was."""
+    mark = event.session, START
+    sql = "SELECT EXISTS(SELECT 1 FROM shown WHERE session = ? AND item_id = ?)"
+    if not event.session or memory.database.value(sql, *mark):
+        return False
+    _note_shown(memory, event, [START])
+    return True
+
+
+def _forget_shown(memory: Memory, event: Event) -> None:
+    """Forget what was shown long ago, or to this session before it lost its context."""
     with contextlib.suppress(DatabaseError), memory.database.transaction(HOOK_WAIT) as connection:
         oldest = int(time.time()) - SHOWN_KEPT
         sql = "DELETE FROM shown WHERE shown_at < ? OR (session = ? AND ?)"
         connection.execute(sql, (oldest, event.session, event.is_cleared))
+
+
+def _note_shown(memory: Memory, event: Event, ids: Iterable[str]) -> None:
+    """Note that a session was shown these. If another process holds the file, do not: it is better
+    to say something twice than nothing."""
+    with contextlib.suppress(DatabaseError), memory.database.transaction(HOOK_WAIT) as connection:
+        rows = [(event.session, id, int(time.time())) for id in ids]
+        connection.executemany("INSERT OR IGNORE INTO shown VALUES(?, ?, ?)", rows)
+
+
+def _at_start(memory: Memory, event: Event) -> str:
+    """The standing memories that this session has not been shown."""
     budget = _budget("START", COMPACT_BUDGET if event.is_cleared else START_BUDGET)
     return _shown_once(memory, event, standing(memory), budget)
 
@@ -17541,9 +17590,7 @@ def _shown_once(memory: Memory, event: Event, rows: list[dict[str, Any]], budget
             room -= len(line) + 1
     if not lines:
         return ""
-    with memory.database.transaction(HOOK_WAIT) as connection:
-        shown = [(event.session, id, int(time.time())) for id in lines]
-        connection.executemany("INSERT OR IGNORE INTO shown VALUES(?, ?, ?)", shown)
+    _note_shown(memory, event, lines)
     return "\n".join([_FRAME, *lines.values(), MEMORY_END])
 
 
@@ -17602,7 +17649,7 @@ def _note_uncaptured(database: Database, event: Event, path: Path, off: bool) ->
     name = session_name(event.client, event.session)
     unkept, grows = noted = unkept_part(database, name)
     if off or (grows and event.kind != CAPTURE):
-        ago = 0.0 if off else 2 * HOOK_DEADLINE  # a prompt is older than its hook
+        ago = 0.0 if off else 2.0 * HOOK_DEADLINE  # a prompt is older than its hook
         unkept = session_progress(event.client, path, ago)
     if (unkept, off) != noted:
         note_unkept(database, name, unkept, off, HOOK_WAIT)
@@ -17618,6 +17665,15 @@ def this_program() -> list[str]:
     if program.suffix == ".py" or (program.suffix != ".exe" and zipfile.is_zipfile(program)):
         return [sys.executable, str(program)]
     return [str(program)]
+
+
+def note_session(memory: Memory, event: Event) -> None:
+    """Note which part of a session is to be kept, and start a reader."""
+    off = hooks_off(memory)
+    if event.path and event.session:
+        _note_uncaptured(memory.database, event, event.path, CAPTURE in off)
+    if event.kind != PROMPT and off.isdisjoint((event.kind, CAPTURE)):
+        ask_for_capture(memory, event)  # at a start, too: a session may have ended without a hook
 
 
 def ask_for_capture(memory: Memory, event: Event) -> None:
@@ -17762,22 +17818,65 @@ def often_tried(database: Database) -> list[str]:
 # The log
 
 
-def run_hook(memory: Memory, given: object) -> dict[str, Any]:
-    """Answer a hook without ever failing, and log the run."""
+def run_hook(memory: Memory, given: object, row: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Answer a hook without ever failing, and log the run. `row` begins the row of the log, and is
+    filled meanwhile; its client is used if the input names none."""
     started = time.monotonic()
-    row: dict[str, Any] = {"event": "", "client": "", "session": ""}
+    row = hook_row() if row is None else row
     answer: dict[str, Any] = {}
-    try:
-        event = read_event(given)
+    with _errors_noted(row):
+        event = read_event(given, row["client"])
         row |= {"event": event.name, "client": event.client, "session": event.session}
         if memory.database.path.exists() or event.kind == CAPTURE:
-            answer = answer_hook(memory.in_folder(event.folder), event)
-    except Exception as error:  # of any kind: an agent must not stop for it
-        row["error"] = one_line(f"{error}", PREVIEW)
+            memory = memory.in_folder(event.folder)
+            with _errors_noted(row):
+                note_session(memory, event)
+            answer = answer_hook(memory, event)
     row["ms"] = round(1000 * (time.monotonic() - started))
     row["printed"] = len(json.dumps(answer)) if answer else 0
     log_hook(memory.database.path, row)
     return answer
+
+
+def hook_row(client: str = "") -> dict[str, Any]:
+    """The beginning of a row of the log."""
+    return {"event": "", "client": client, "session": ""}
+
+
+@contextlib.contextmanager
+def _errors_noted(row: dict[str, Any]) -> Iterator[None]:
+    """Note an error of any kind in a row of the log: an agent must not stop for it."""
+    try:
+        yield
+    except Exception as error:
+        row["error"] = one_line(f"{error}", PREVIEW)
+
+
+_JSON_MARK = _Pattern(rb'\\.|["{}]', re.DOTALL)
+
+
+def read_hook_input(stream: Any) -> dict[str, Any]:
+    """The JSON object on stdin, as soon as it is complete: some clients leave stdin open, or write
+    more behind it."""
+    data, at, depth, in_string = bytearray(), 0, 0, False
+    while len(data) < HOOK_INPUT and (part := stream.read1(2**16)):
+        data += part
+        for mark in _JSON_MARK.finditer(data, at):
+            at = mark.end()
+            if mark[0] == b'"':
+                in_string = not in_string
+            elif not in_string:
+                depth += 1 if mark[0] == b"{" else -1
+                if not depth:
+                    return parse_object(bytes(data[:at]).removeprefix(UTF8_MARK))
+        at = max(at, len(data) - 1)  # a backslash there belongs to the next byte
+    return {}
+
+
+def is_late(run: dict[str, Any]) -> bool:
+    """Whether a run of a hook took so long that its client may not have waited."""
+    took = run.get("ms")
+    return isinstance(took, int | float) and took >= 1000 * HOOK_DEADLINE
 
 
 def hook_log(database: Path) -> Path:
@@ -18415,7 +18514,7 @@ COMPANIONS: dict[str, dict[str, str]] = {
         "new_project": "-everywhere -only_print -remove",
         "": "-",
     },
-    "hook": {"off": "hooks", "on": "hooks", "reads": "", "": ""},
+    "hook": {"off": "hooks", "on": "hooks", "reads": "", "": "client"},
     "token": {"action=list": "", "action=add": "name reads", "action=revoke": "name"},
     "sync": {
         "place": "share share_global",
@@ -20209,16 +20308,23 @@ def _with_program(template: Any, program: list[str]) -> Any:
     if isinstance(template, dict):
         filled = {key: _with_program(value, program) for key, value in template.items()}
         if template.get("command") == "sediment":
-            filled |= {"command": program[0], "args": [*program[1:], *template["args"]]}
+            words = [*program, *filled.pop("args")]
+            is_hook = template.get("type") == "command"
+            filled |= hook_handler(words) if is_hook else {"command": words[0], "args": words[1:]}
         return filled
     if isinstance(template, list):
         parts = (program if x == "sediment" else [_with_program(x, program)] for x in template)
         return [*itertools.chain(*parts)]
-    if template == "sediment hook":
-        return shell_line([*program, "hook"])
-    return template.removeprefix("plugin:sediment:") if isinstance(template, str) else template
+    if not isinstance(template, str):
+        return template
+    if line := _HOOK_LINE.fullmatch(template):
+        return shell_line([*program, *line[1].split()], powershell=line[2] == END_WELL) + line[2]
+    return template.removeprefix("plugin:sediment:")
 
 
+# The exit code of a hook must not count: clients take some for a refusal, and Python ends with 2
+# where the program is gone. cmd.exe, which Codex uses on Windows, needs the second form.
+_HOOK_LINE = _Pattern(rf"sediment (hook --client \w+)({END_WELL}| \|\| exit 0)")
 _PARTS = ("server", "hooks", "instructions")
 
 
@@ -20360,13 +20466,17 @@ def _to_toml(value: Any) -> str:
 
 _COMMENT = _Pattern(r'"(?:[^"\\\n]|\\.)*+"?|//[^\r\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
 _LAST_COMMA = _Pattern(r'"(?:[^"\\\n]|\\.)*+"?|,(?=\s*[}\]])', re.DOTALL)
-# In a command: our program, by the names that its file may have; the word after it; and a whole
-# command that begins with an absolute path.
-_OURS = _Pattern(
+# How a command shows that it is ours, whatever the program's file is called: a server of our name
+# has the word `serve`, a hook has an option behind it that no other program takes. A hook that
+# somebody has written by hand shows it by the name of the program.
+_OUR_NAME = _Pattern(
     r"(?<![^\s\"'/\\])sediment(?:[\w.-]*\.(?:pyz|py|exe)|-?[\d.]+)?(?=[\"'\s])", re.IGNORECASE
 )
-_RUN_WORD = _Pattern(r"[\s\"'](?:hook|serve)(?![^\s\"'])")
-_PLACED = _Pattern(r"[\"']*(?:/|\w:).*[\s\"'](serve|hook)", re.DOTALL)
+_SERVE_WORD = _Pattern(r"(?<![^\s\"'])serve(?![^\s\"'])")
+_HOOK_WORD = _Pattern(r"[\s\"']hook(?![^\s\"';])")
+_OUR_HOOK = _Pattern(r"(?<![^\s\"'])hook[\"']? [\"']?--client(?![^\s\"'])")
+# A whole command that begins with an absolute path.
+_PLACED = _Pattern(r"(?:& )?[\"']*(?:/|\w:).*[\s\"'](serve|hook\b.*)", re.DOTALL)
 JsonPath = list[str | None]  # keys of objects, and None for an element of a list
 
 
@@ -20536,7 +20646,7 @@ def _is_that(entry: JsonEntry, key: str | None, wanted: Any) -> bool:
     """Whether a member has this key, or an element is the wanted one or runs our program."""
     if key is not None:
         return entry.key == key
-    return entry.value == wanted or _runs_ours(entry.value)
+    return entry.value == wanted or _runs_ours(entry.value, HOOK)
 
 
 def _command_of(entry: dict[str, Any], *names: str) -> str:
@@ -20550,39 +20660,46 @@ def _words_of(entry: dict[str, Any], *names: str) -> list[str]:
     return [word for word in words if isinstance(word, str)]
 
 
-def _runs_ours(value: Any) -> bool:
-    """Whether any object in a value has a command that runs our hook or server."""
-    return any(_running_ours(value))
+def _runs_ours(value: Any, word: str) -> bool:
+    """Whether any object in a value has a command that runs our hook or server (`word`)."""
+    return any(_running_ours(value, word))
 
 
-def _running_ours(value: Any) -> Iterator[dict[str, Any]]:
+def _running_ours(value: Any, word: str) -> Iterator[dict[str, Any]]:
     """The objects in a value that have a command which runs our hook or server."""
     stack = [value]
     while stack:
         part = stack.pop()
         if isinstance(part, dict):
-            command = _command_of(part, "server", "command", "args", "tool")
-            program = _OURS.search(command)
-            if program and _RUN_WORD.search(command, program.end()):
+            if _is_own_command(_command_of(part, "server", "command", "args", "tool"), word):
                 yield part
             stack += part.values()
         elif isinstance(part, list):
             stack += part
 
 
-def _our_commands(value: Any) -> Iterator[tuple[list[str], list[str]]]:
-    """(words that start this program, words behind them) of each command of ours in a server's or
-    hook's value, or a plugin's text."""
+def _is_own_command(command: str, word: str) -> bool:
+    """Whether a hook's command is ours, or that of a server of our name."""
+    if word == SERVE:
+        return _SERVE_WORD.search(command) is not None
+    name = _OUR_NAME.search(command)
+    by_hand = name and _HOOK_WORD.search(command, name.end())
+    return bool(by_hand or _OUR_HOOK.search(command))
+
+
+def _our_commands(value: Any, word: str) -> Iterator[tuple[list[str], list[str]]]:
+    """(words that start this program, its options and arguments) of each command of ours in a
+    server's or hook's value, or a plugin's text."""
     if isinstance(value, str):
         line = _PLUGIN_COMMAND.search(value)
         commands = [_words_of(parse_object(f'{{"command": {line[1]}}}'), "command")] if line else []
     else:
-        commands = map(_command_words, _running_ours(value))
+        commands = map(_command_words, _running_ours(value, word))
     for words in commands:
-        for number, word in enumerate(words, 1):
-            if any(match.end() == len(word) for match in _OURS.finditer(f"{word} ")):
-                yield words[:number], words[number:]
-                break
+        if word in words or isinstance(value, str):
+            start = itertools.takewhile(lambda part: part != word and part[:1] != "-", words)
+            program = list(start)
+            yield program, words[len(program) :]
 
 
 def _command_words(entry: dict[str, Any]) -> list[str]:
@@ -20593,10 +20710,10 @@ def _command_words(entry: dict[str, Any]) -> list[str]:
     return words
 
 
-def missing_program(value: Any) -> str:
+def missing_program(value: Any, word: str) -> str:
     """The first absolute path by which an entry starts this program and that is not there; "" if
     there is none. Other hosts are not asked, which a checkout might name."""
-    for program, _ in _our_commands(value):
+    for program, _ in _our_commands(value, word):
         for path in program:
             here = os.path.isabs(path) and path[:2] not in ("//", "\\\\")
             if here and not os.path.exists(path):
@@ -20604,10 +20721,15 @@ def missing_program(value: Any) -> str:
     return ""
 
 
-def _is_left_behind(found: Any, wanted: Any) -> bool:
+def _is_left_behind(found: Any, wanted: Any, word: str) -> bool:
     """Whether the program of an entry of ours is gone, and only that is not as it is wanted."""
-    options = [[rest for _, rest in _our_commands(value)] for value in (found, wanted)]
-    return options[0] == options[1] and bool(missing_program(found))
+    options = [[rest for _, rest in _our_commands(value, word)] for value in (found, wanted)]
+    return options[0] == options[1] and bool(missing_program(found, word))
+
+
+def _word_of(name: str) -> str:
+    """What an entry of this name runs: a server has our name, a hook that of its event."""
+    return SERVE if name == "sediment" else HOOK
 
 
 def _leaves(wanted: dict[str, Any]) -> Iterator[tuple[JsonPath, Any]]:
@@ -20633,7 +20755,8 @@ def _members_added(text: str | None, wanted: dict[str, Any]) -> str:
     for path, value in _leaves(wanted):
         before = JsonText(text)
         found = before.find(path, value)
-        if found and is_same(found.value, value) and _is_left_behind(found.value, value):
+        word = _word_of(str(path[1]))
+        if found and is_same(found.value, value) and _is_left_behind(found.value, value, word):
             text = before.with_changed(found, value)
         elif found is None:
             after = JsonText(before.with_added(path, value))
@@ -20752,7 +20875,7 @@ def _table_added(text: str | None, wanted: dict[str, Any]) -> str:
     """TOML with the server at its end, if it has none of that name, or ours and that is gone."""
     old, entry = _table(text or ""), wanted["mcp_servers"]["sediment"]
     if text is not None and "sediment" in old["mcp_servers"]:
-        if _is_left_behind(old["mcp_servers"]["sediment"], entry):
+        if _is_left_behind(old["mcp_servers"]["sediment"], entry, SERVE):
             with contextlib.suppress(InvalidInput):  # somebody changed it
                 rest = _table_removed(text, wanted)
                 return text if rest == text else _table_added(rest, wanted)
@@ -20779,7 +20902,7 @@ _PLUGIN_COMMAND = _Pattern(r"^const COMMAND = (.*)$", re.MULTILINE)
 
 def _plugin_added(text: str | None, wanted: str) -> str:
     is_ours = text and _plugin_removed(text, wanted) is None
-    return wanted if not text or (is_ours and _is_left_behind(text, wanted)) else text
+    return wanted if not text or (is_ours and _is_left_behind(text, wanted, HOOK)) else text
 
 
 def _plugin_removed(text: str, wanted: str) -> str | None:
@@ -20877,10 +21000,11 @@ def _in_other_words(path: Path, text: str, wanted: Any) -> Iterator[str]:
     if isinstance(wanted, str) and path.suffix != ".js":
         return  # instructions may be anybody's
     for name, found, value in text_entries(text, wanted):
-        if missing := found != value and missing_program(found):
+        if missing := found != value and missing_program(found, _word_of(name)):
             yield f"its entry {name} names {missing}, which is not there: change it by hand"
         if name == "sediment" and found not in (None, value):
-            whose = "already, in other words" if _is_ours(found, value) else "of another program"
+            ours = _is_ours(name, found, value)
+            whose = "already, in other words" if ours else "of another program"
             kind = _SERVER if isinstance(wanted, dict) else "a plugin"
             yield f"has {kind} {whose}: {_show(found)}"
 
@@ -20892,22 +21016,21 @@ def _left(text: str | None, wanted: Any) -> Iterator[str]:
     for keys, value in _leaves(wanted):
         with contextlib.suppress(InvalidInput):  # something else is there
             entry = JsonText(text).find(keys, value)
-            if entry and _runs_ours(entry.value):
+            if entry and _runs_ours(entry.value, _word_of(str(keys[1]))):
                 yield f"the {'hook' if keys[0] == 'hooks' else 'server'} {keys[1]}"
 
 
-def _is_ours(found: Any, wanted: Any) -> bool:
+def _is_ours(name: str, found: Any, wanted: Any) -> bool:
     """Whether a server's or hook's value, or a plugin's text, runs a copy of this program."""
     if isinstance(wanted, str):
         return _plugin_removed(found, wanted) is None
-    return _runs_ours(found)
+    return _runs_ours(found, _word_of(name))
 
 
 def _has_ours(path: Path, wanted: Any) -> bool:
     """Whether a file has any entry that runs a copy of this program."""
     with contextlib.suppress(InvalidInput):
-        entries = file_entries(path, wanted)
-        return any(found and _is_ours(found, value) for _, found, value in entries)
+        return any(entry[1] and _is_ours(*entry) for entry in file_entries(path, wanted))
     return False
 
 
@@ -20929,7 +21052,8 @@ def _has_already(client: Client, part: str, root: Path | None, program: list[str
 
 def _first_missing(entries: Iterable[tuple[str, Any, Any]]) -> str:
     """The first `missing_program` of a file's entries."""
-    return next(filter(None, (missing_program(found) for _, found, _ in entries)), "")
+    missing = (missing_program(found, _word_of(name)) for name, found, _ in entries)
+    return next(filter(None, missing), "")
 
 
 def _advice_for(missing: str, client: Client, root: Path | None) -> str:
@@ -20953,7 +21077,7 @@ def _foreign_server(client: Client, root: Path | None, program: list[str]) -> st
 def _runs_another(server: Any) -> bool:
     """Whether a server's value has a command, and that runs another program."""
     is_started = isinstance(server, dict) and bool(_command_of(server, "command", "args"))
-    return is_started and not _runs_ours(server)
+    return is_started and not _runs_ours(server, SERVE)
 
 
 def _wanted_files(
@@ -21077,7 +21201,7 @@ def _client_to_do(
     """The line of a client for what is "to_do" once it is set up, or to "undo" after a removal."""
     added = False
     try:
-        added = not root and _runs_ours(client.added())
+        added = not root and _runs_ours(client.added(), SERVE)
     except InvalidInput as error:
         yield f"{client.facts['title']}: {error}"
     text = client.facts.get(fact, {}).get("project" if root else "global")
@@ -21123,10 +21247,20 @@ def check_clients(memory: Memory, names: Sequence[str]) -> dict[str, Any]:
         checks.append(Check("conversations", "warning", detail))
     runs = hook_runs(memory.database.path)
     runs = [run for run in runs if not names or run.get("client") in names]
-    last = f"the last one ran at {runs[-1].get('at')}" if runs else "none has run yet"
-    checks.append(Check("runs", "ok" if runs else "warning", last))
+    checks.append(_check_runs(runs))
     healthy = all(check.status != "broken" for check in checks)
     return {"healthy": healthy, "checks": [check._asdict() for check in checks], "runs": runs}
+
+
+def _check_runs(runs: list[dict[str, Any]]) -> Check:
+    """When a hook ran last, and how many of the last runs came too late."""
+    if not runs:
+        return Check("runs", "warning", "none has run yet")
+    last = f"the last one ran at {runs[-1].get('at')}"
+    if late := sum(map(is_late, runs)):
+        fault = f"{late} of the last {len(runs)} took {HOOK_DEADLINE} s or longer and came too late"
+        return Check("runs", "warning", f"{last}; {fault}")
+    return Check("runs", "ok", last)
 
 
 def _present_clients(root: Path | None, program: list[str]) -> Iterator[Client]:
@@ -21179,7 +21313,7 @@ def _check_part(
 
 def _check_entries(part: str, entries: list[tuple[str, Any, Any]]) -> tuple[str, str]:
     """The status of a file's entries of a server or of hooks, and what is wrong."""
-    if part == "server" and not _is_ours(*entries[0][1:]):
+    if part == "server" and not _is_ours(*entries[0]):
         return "broken", f" is another program: {_show(entries[0][1])}"
     missing = [event for event, found, _ in entries if not found]
     other = [event for event, found, value in entries if found not in (None, value)]
@@ -21196,9 +21330,9 @@ def _check_added(client: Client) -> Iterator[Check]:
     except InvalidInput as error:
         yield Check(name, "warning", str(error))
         return
-    if missing := missing_program(found):
+    if missing := missing_program(found, SERVE):
         yield Check(name, "broken", f"{how}, names {missing}, which is not there")
-    elif _runs_ours(found):
+    elif _runs_ours(found, SERVE):
         yield Check(name, "ok", how)
     elif found is not None:
         yield Check(name, "broken", f"{how} is another program: {_show(found)}")
@@ -21225,7 +21359,7 @@ def _codex_trust(root: Path | None) -> tuple[str, str]:
     hello = {"clientInfo": {"name": "sediment", "version": __version__}}
     requests = [("initialize", hello), ("hooks/list", {"cwds": [folder]})]
     folders = ask([codex, "app-server"], requests).get("data") or [{}]
-    hooks = [hook for hook in folders[0].get("hooks", ()) if _runs_ours(hook)]
+    hooks = [hook for hook in folders[0].get("hooks", ()) if _runs_ours(hook, HOOK)]
     if not hooks:
         return "warning", "unknown: Codex names no hooks of sediment here"
     untrusted = [hook for hook in hooks if hook.get("trustStatus") != "trusted"]
@@ -21405,6 +21539,14 @@ class _Group(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return self._invoke(ctx)
+        except click.ClickException as error:
+            if ctx.invoked_subcommand == HOOK:  # clients take other codes for a refusal
+                error.exit_code = 0  # pyright: ignore
+            raise
+
+    def _invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except SedimentError as error:
@@ -21819,13 +21961,16 @@ def init(
         shared.show(answer, render_planned if only_print else render_initialized)
 
 
-@cli.command("hook")
+@cli.command(HOOK)
 @click.option("--off", is_flag=True, help="Leave it undone in this project from now on.")
 @click.option("--on", is_flag=True, help="Do it again in this project.")
+@click.option("--client", metavar="NAME", default="", help="The client that runs this hook.")
 @click.option("--capture", "reads", is_flag=True, hidden=True)
 @click.argument("hooks", nargs=-1, type=click.Choice((START, PROMPT, CAPTURE)))
 @_shared
-def hook_command(shared: Context, off: bool, on: bool, reads: bool, hooks: tuple[str, ...]) -> None:
+def hook_command(
+    shared: Context, off: bool, on: bool, client: str, reads: bool, hooks: tuple[str, ...]
+) -> None:
     """Answer a hook, switch hooks on or off, or read what sessions have said."""
     if off or on:
         with shared.memory() as memory:
@@ -21835,28 +21980,38 @@ def hook_command(shared: Context, off: bool, on: bool, reads: bool, hooks: tuple
         with shared.memory(resident=True) as memory:
             capture(memory)
     else:
-        _answer_stdin(shared)
+        _answer_stdin(shared, client)
 
 
-def _answer_stdin(shared: Context) -> None:
-    """Print the answer to a hook, or nothing, within HOOK_DEADLINE."""
+def _answer_stdin(shared: Context, client: str) -> None:
+    """Print the answer to a hook, or nothing. The time to answer begins when the input is there."""
     with contextlib.suppress(Exception):
-        memory = shared.memory()
-        late = {"event": "", "error": f"took more than {HOOK_DEADLINE} s"}
+        memory, row = shared.memory(), hook_row(client)
+        memory.encoder.wait = HOOK_SERVICE
+        with _by_deadline(memory.database.path, row, "no JSON object came on stdin"):
+            given = read_hook_input(sys.stdin.buffer)
+        with _by_deadline(memory.database.path, row, "the machine was too busy"):
+            answer = run_hook(memory, given, row)
+        try:
+            if answer:
+                click.echo(to_json(answer))
+        except OSError:
+            drop_output()
 
-        def give_up() -> None:
-            log_hook(memory.database.path, late)
-            os._exit(0)
 
-        timer = threading.Timer(HOOK_DEADLINE, give_up)
-        timer.daemon = True
-        timer.start()
-        memory.encoder.wait = HOOK_DEADLINE / 2
-        data = sys.stdin.buffer.read(HOOK_INPUT).removeprefix(UTF8_MARK)
-        answer = run_hook(memory, parse_object(data))
-        timer.cancel()
-        if answer:
-            click.echo(to_json(answer))
+@contextlib.contextmanager
+def _by_deadline(database: Path, row: dict[str, Any], why: str) -> Iterator[None]:
+    """Log a row and end the process in silence if the block takes longer than HOOK_DEADLINE."""
+
+    def give_up() -> None:
+        log_hook(database, row | {"ms": 1000 * HOOK_DEADLINE, "printed": 0, "error": why})
+        os._exit(0)
+
+    timer = threading.Timer(HOOK_DEADLINE, give_up)
+    timer.daemon = True
+    timer.start()
+    yield
+    timer.cancel()
 
 
 @cli.command("serve")
@@ -22259,7 +22414,7 @@ def main() -> int:
     except (click.Abort, KeyboardInterrupt):
         return 130
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what a full disk did not take is dropped
+        drop_output()
         where = error.filename or "the output"
         return _fail(f"{where} cannot be read or written ({error.strerror or error})", 1)
 

@@ -2,15 +2,21 @@
 
     tests/agents.sh FOLDER      a folder with node and the clients
 
-Of each agent: whether a memory that was stored before is in what the model is sent at the first
-prompt, that the next prompt of the session does not repeat it, that an unrelated prompt brings
-nothing, and that recall finds afterwards what was said. No network but the loopback interface.
+The first table says of each agent whether a memory that was stored before is in what the model is
+sent at the first prompt, that the next prompt of the session does not repeat it, that an unrelated
+prompt brings nothing, and that recall finds afterwards what was said. The second has, for each
+fault of the program, the requests that two prompts of a session took, the agent's exit codes,
+whether the memory and the first prompt were in what the model was sent, and what doctor says of
+the hooks. An agent that asks for ever is ended after PATIENCE. No network but the loopback
+interface.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,6 +32,13 @@ FACT = "Staging database listens on port 6543."
 ASK = "on which port does the staging database listen?"
 SAID = "The heron migration is planned for Thursday."
 IDLE = "fix the typo in line 3, please"
+PATIENCE = 120  # s for one prompt
+BUSY = 26  # processes that compute while an agent is asked, where the machine is to be loaded
+SLOW = """import os, sys, time
+if sys.argv[-1] == "serve":
+    time.sleep(6)
+os.execv(sys.executable, [sys.executable, {program!r}, *sys.argv[1:]])
+"""
 Json = dict[str, Any]
 
 
@@ -148,35 +161,44 @@ class Lab:
         self.env = {"HOME": str(self.home), "PATH": f"{node}:/usr/bin:/bin", "TERM": "dumb"}
         self.env |= {"SEDIMENT_CACHE": str(top.parent / "cache"), "SEDIMENT_HOOK_START": "0"}
         self.command = [str(clients / word) for word in COMMANDS[name]]
+        self.program = PYZ
 
     def write(self, name: str, text: str) -> None:
         path = self.home / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
-    def sediment(self, *words: str) -> str:
-        command = [sys.executable, PYZ, *words]
+    def sediment(self, *words: str, check: bool = True) -> str:
+        command = [sys.executable, self.program, *words]
         done = subprocess.run(
-            command, env=self.env, cwd=self.project, capture_output=True, text=True, check=True
+            command, env=self.env, cwd=self.project, capture_output=True, text=True, check=check
         )
         return done.stdout
 
-    def ask(self, prompt: str, again: bool = False) -> list[str]:
-        """What the model was sent for a prompt."""
+    def set_up(self) -> None:
+        """Let `init` set up the agent, and store a memory."""
+        self.sediment("init", "--global", "--client", self.name)
+        if self.name == "claude":  # whose server for all projects is added by its own command
+            self.sediment("init", "--client", self.name)
+        self.sediment("store", FACT)
+
+    def ask(self, prompt: str, again: bool = False) -> tuple[list[str], int | str]:
+        """What the model was sent for a prompt, and the agent's exit code."""
         Model.sent.clear()
-        words = ASKING[self.name](again, prompt)
-        done = subprocess.run(
-            [*self.command, *words],
-            env=self.env,
-            cwd=self.project,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
-        if done.returncode:
-            print(f"{self.name} ended with {done.returncode}: {(done.stdout + done.stderr)[-400:]}")
-        return list(Model.sent)
+        command = [*self.command, *ASKING[self.name](again, prompt)]
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        where: dict[str, Any] = {"env": self.env, "cwd": self.project, "stdin": subprocess.DEVNULL}
+        with subprocess.Popen(command, text=True, **where, **pipes) as agent:
+            code: int | str = "none"
+            try:
+                said = agent.communicate(timeout=PATIENCE)[0]
+                code = agent.returncode
+            except subprocess.TimeoutExpired:
+                agent.kill()
+                said = agent.communicate()[0]
+        if code:
+            print(f"{self.name} ended with {code}: {said[-400:]}", file=sys.stderr)
+        return list(Model.sent), code
 
 
 COMMANDS = {
@@ -237,13 +259,10 @@ def prepare(lab: Lab) -> None:
 def tried(lab: Lab) -> list[str]:
     """The agent's line of the table."""
     prepare(lab)
-    lab.sediment("init", "--global", "--client", lab.name)
-    if lab.name == "claude":  # whose server for all projects is added by its own command
-        lab.sediment("init", "--client", lab.name)
-    lab.sediment("store", FACT)
-    first = lab.ask(ASK)
-    again = lab.ask(ASK, again=True)
-    idle = lab.ask(IDLE)
+    lab.set_up()
+    first, _ = lab.ask(ASK)
+    again, _ = lab.ask(ASK, again=True)
+    idle, _ = lab.ask(IDLE)
     end = time.monotonic() + 60
     while not (found := said(lab)) and time.monotonic() < end:
         time.sleep(1)
@@ -264,8 +283,74 @@ def said(lab: Lab) -> bool:
     return any(row.get("source", "").startswith(f"{lab.name}:") for row in rows)
 
 
+# Faults: what is done to an agent that `init` has set up with a copy of the program
+
+
+def gone(lab: Lab) -> None:
+    Path(lab.program).unlink()
+
+
+def renamed(lab: Lab) -> None:
+    """The program has another name, and `init` is run again."""
+    rename(lab)
+    lab.sediment("init", "--global", "--client", lab.name)
+    lab.sediment("init", "--client", lab.name)
+
+
+def removed(lab: Lab) -> None:
+    """The program has another name, and takes out what it has added under the old one."""
+    rename(lab)
+    lab.sediment("init", "--global", "--remove")
+    lab.sediment("init", "--remove")
+
+
+def rename(lab: Lab) -> None:
+    lab.program = str(Path(lab.program).rename(lab.home / "another.pyz"))
+
+
+def slow(lab: Lab) -> None:
+    """The server needs 6 s before it starts."""
+    named = Path(lab.program)
+    lab.program = str(named.rename(lab.home / "behind.pyz"))
+    named.write_text(SLOW.format(program=lab.program))
+
+
+FAULTS = {"gone": gone, "renamed": renamed, "removed": removed, "slow": slow, "loaded": None}
+
+
+def with_fault(lab: Lab, fault: str) -> list[str]:
+    """The line of the table for an agent and a fault."""
+    prepare(lab)
+    lab.program = shutil.copy(PYZ, lab.home / "own.pyz")
+    lab.set_up()
+    busy: list[subprocess.Popen[bytes]] = []
+    if act := FAULTS[fault]:
+        act(lab)
+    else:
+        busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(BUSY)]
+    try:
+        first, code = lab.ask(ASK)
+        again, code_again = lab.ask(IDLE, again=True)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    told = ""
+    if Path(lab.program).exists():
+        checks = lab.sediment("doctor", "--client", lab.name, check=False).splitlines()
+        told = "; ".join(line for line in checks if " hooks: " in line or " runs: " in line)
+    return [
+        *(lab.name, fault, f"{len(first)}, {len(again)}", f"{code}, {code_again}"),
+        "yes" if any("6543" in text for text in first) else "no",
+        "yes" if any(ASK in text for text in again) else "no",
+        told.replace(str(lab.home), "~"),
+    ]
+
+
 def main() -> None:
     clients, names = Path(sys.argv[1]).resolve(), sys.argv[2:] or list(COMMANDS)
+    faults = [name for name in names if name in FAULTS] or [*FAULTS]
+    names = [name for name in names if name in COMMANDS] or [*COMMANDS]
     server = ThreadingHTTPServer(("127.0.0.1", 0), Model)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     base = f"http://127.0.0.1:{server.server_address[1]}"
@@ -276,6 +361,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=Path.home(), prefix=".agents-") as scratch:
         for name in names:
             print("|", " | ".join(tried(Lab(name, clients, base, Path(scratch) / name))), "|")
+        print()
+        print("| agent | program | requests | codes | memory sent | prompt kept | doctor |")
+        print("| --- | --- | --- | --- | --- | --- | --- |")
+        for name, fault in itertools.product(names, faults):
+            lab = Lab(name, clients, base, Path(scratch) / f"{name}-{fault}")
+            print("|", " | ".join(with_fault(lab, fault)), "|", flush=True)
 
 
 if __name__ == "__main__":

@@ -259,9 +259,15 @@ def test_each_event_runs_the_same_command(here: Program, pyz: Path) -> None:
         config = json.loads((here.folder / file).read_text())
         told = commands(config["hooks"])
         assert set(told) == EVENTS[name]
+        end = "|| exit 0" if name == "codex" else "exit 0"
         for event, command in told.items():
-            direct = name in ("claude", "codex") and event == "UserPromptSubmit"
-            assert command == ("sediment hook" if direct else f"{sys.executable} {pyz} hook")
+            if (name, event) == ("claude", "UserPromptSubmit"):
+                assert command == "sediment hook"  # a tool of its server
+            else:
+                assert (
+                    command.replace("; ", " ")
+                    == f"{sys.executable} {pyz} hook --client {name} {end}"
+                )
     settings = json.loads((here.folder / ".gemini/settings.json").read_text())
     for groups in settings["hooks"].values():
         assert handlers(groups[0])[0]["timeout"] >= 1_000  # milliseconds
@@ -321,7 +327,7 @@ def test_every_byte_of_the_settings_stays(here: Program, file: str, text: str) -
     after = path.read_bytes().decode()
     rest = iter(after)
     assert all(character in rest for character in text)  # in this order
-    assert len(re.findall(r'\bhook"', after)) >= 4
+    assert len(re.findall(r'\bhook --client |"tool": "hook"', after)) >= 4
     assert b"\n" not in after.encode().replace(b"\r\n", b"") or "\r\n" not in text
     here.ok("init", "--client", "claude", "--client", "gemini")
     assert path.read_bytes().decode() == after
@@ -617,7 +623,7 @@ def test_a_plugin_of_another_marketplace_is_not_ours(
     assert set(plain(here.folder)) == WRITTEN[name]
 
 
-FOREIGN = '{"mcpServers": {"sediment": {"command": "/x/evil", "args": ["serve"]}}}'
+FOREIGN = '{"mcpServers": {"sediment": {"command": "/x/evil", "args": ["mcp"]}}}'
 
 
 @pytest.mark.parametrize(
@@ -708,6 +714,155 @@ def test_a_server_and_a_plugin_in_other_words_are_shown(here: Program) -> None:
     said = here.ok("init", "--client", "claude", "--client", "opencode")
     assert "has a server called sediment already, in other words: {'command': 'sh'" in said
     assert "has a plugin of another program: 'export const Mine" in said
+
+
+# When the program is gone, or has another name
+
+
+def set_up(here: Program, pyz: Path, unpacked: Path, copy: Path) -> None:
+    """Let a copy of the program set up all clients, and no other be named anywhere."""
+    copy.parent.mkdir(exist_ok=True)
+    shutil.copyfile(pyz, copy)
+    done = by_copy(here, unpacked, copy, "init", *ALL)
+    assert done.returncode == 0, done
+    assert not [name for name, data in plain(here.folder).items() if bytes(pyz) in data]
+
+
+def by_copy(
+    here: Program, unpacked: Path, copy: Path, *words: str
+) -> subprocess.CompletedProcess[str]:
+    env = {**here.env, "SEDIMENT_CACHE": str(unpacked)}
+    command = [sys.executable, str(copy), *words]
+    return subprocess.run(command, cwd=here.folder, env=env, capture_output=True, text=True)
+
+
+def hook_commands(folder: Path) -> list[str]:
+    """The command lines of all hooks that clients give to a shell."""
+    lines = []
+    for file in HOOKS.values():
+        for groups in json.loads((folder / file).read_text())["hooks"].values():
+            for handler in (handler for group in groups for handler in handlers(group)):
+                assert "args" not in handler
+                lines += [handler["command"]] if "command" in handler else []
+    return lines
+
+
+@pytest.mark.parametrize("gone", ["program", "folder", "python"])
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_a_hook_whose_program_is_gone_says_nothing_and_ends_well(
+    here: Program, home: Path, pyz: Path, unpacked: Path, gone: str, shell: str
+) -> None:
+    set_up(here, pyz, unpacked, program := home / "it's here" / "sediment.pyz")
+    lines = hook_commands(here.folder)
+    assert len(lines) == 15
+    if gone == "program":
+        program.unlink()
+    elif gone == "folder":
+        shutil.rmtree(program.parent)
+    else:
+        lines = [line.replace(sys.executable, "/gone/python3") for line in lines]
+    for line in set(lines):
+        command = [shutil.which(shell) or shell, "-c", line]
+        done = subprocess.run(command, input="{}", capture_output=True, text=True, cwd=here.folder)
+        assert (done.returncode, done.stdout) == (0, ""), line
+        assert "gone" in done.stderr or str(program) in done.stderr  # who looks is told
+
+
+def test_what_a_hook_prints_goes_through_the_shell(here: Program, unpacked: Path) -> None:
+    here.ok("init", *ALL)
+    here.store("We always deploy on Fridays.")
+    (line,) = {line for line in hook_commands(here.folder) if "claude" in line}
+    given = json.dumps({"hook_event_name": "SessionStart", "cwd": str(here.folder)})
+    env = {**here.env, "SEDIMENT_CACHE": str(unpacked)}
+    done = subprocess.run(
+        ["/bin/sh", "-c", line],
+        input=given,
+        capture_output=True,
+        text=True,
+        env=env,
+        cwd=here.folder,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "deploy on Fridays" in json.loads(done.stdout)["hookSpecificOutput"]["additionalContext"]
+
+
+def test_on_windows_each_client_has_a_hook_that_its_shell_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = ["C:\\my files\\python.exe", "C:\\it's.pyz"]
+    monkeypatch.setattr(sys, "platform", "win32")
+    told = {}
+    for client in sediment.clients(("claude", "codex", "gemini", "cursor")):
+        ((_, wanted),) = client.files("hooks", tmp_path, program)
+        ends = [
+            groups for event, groups in wanted["hooks"].items() if event.lower() == "sessionend"
+        ]
+        (handler,) = handlers(ends[0][0])
+        told[client.name] = {key: handler[key] for key in ("command", "args") if key in handler}
+        entry = {"hooks": [handler]}
+        assert sediment._runs_ours(entry, "hook")
+        assert sediment.missing_program(entry, "hook") in ("", *program)
+    powershell = "& 'C:\\my files\\python.exe' 'C:\\it''s.pyz' 'hook' '--client' '{}'; exit 0"
+    assert told == {
+        "claude": {"command": program[0], "args": [program[1], "hook", "--client", "claude"]},
+        "codex": {
+            "command": '"C:\\my files\\python.exe" C:\\it\'s.pyz hook --client codex || exit 0'
+        },
+        "gemini": {"command": powershell.format("gemini")},
+        "cursor": {"command": powershell.format("cursor")},
+    }
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("a.pyz", "b.pyz"), ("sediment.pyz", "sed.pyz"), ("memory", "my memory")]
+)
+def test_a_program_that_was_renamed_mends_and_takes_out_what_it_added(
+    here: Program, home: Path, pyz: Path, unpacked: Path, before: str, after: str
+) -> None:
+    set_up(here, pyz, unpacked, first := home / "bin" / before)
+    made = plain(here.folder)
+    second = first.rename(first.with_name(after))
+    for name in CLIENTS:
+        said = by_copy(here, unpacked, second, "doctor", "--client", name).stdout
+        advice = f"names {first}, which is not there: run `init --client {name}`"
+        assert (
+            len(re.findall(rf"broken +{name} (?:server|hooks): .*{re.escape(advice)}", said)) == 2
+        )
+    said = by_copy(here, unpacked, second, "init", *ALL).stdout
+    assert "another program" not in said
+    assert set(plain(here.folder)) == set(made)
+    for data in plain(here.folder).values():
+        assert f"{first}".encode() not in data
+    for name in CLIENTS:
+        said = by_copy(here, unpacked, second, "doctor", "--client", name).stdout
+        assert not re.search(rf"{name} (?:server|hooks): .*(?:another|not there|words)", said), said
+    assert by_copy(here, unpacked, second, "init", *ALL).stdout.count("already") == len(made)
+    assert by_copy(here, unpacked, second, "init", "--remove").returncode == 0
+    assert plain(here.folder) == {}
+
+
+def test_a_program_that_was_renamed_takes_out_what_it_added_before_it_mends_it(
+    here: Program, home: Path, pyz: Path, unpacked: Path
+) -> None:
+    set_up(here, pyz, unpacked, first := home / "bin" / "a.pyz")
+    second = first.rename(first.with_name("b.pyz"))
+    assert by_copy(here, unpacked, second, "init", "--remove").returncode == 0
+    assert plain(here.folder) == {}
+
+
+@pytest.mark.parametrize(
+    "command", ["lefthook hook", "/opt/x.pyz hook", "python3 x.pyz hook client", "mkdocs serve"]
+)
+def test_hooks_of_other_programs_are_not_taken_for_ours(here: Program, command: str) -> None:
+    """Neither kept in place of ours nor taken out with them."""
+    (path := here.folder / ".cursor" / "hooks.json").parent.mkdir()
+    text = json.dumps({"version": 1, "hooks": {"stop": [{"command": command}]}}, indent=2)
+    path.write_text(text)
+    here.ok("init", "--client", "cursor")
+    stop = json.loads(path.read_text())["hooks"]["stop"]
+    assert [entry["command"] == command for entry in stop] == [True, False]
+    here.ok("init", "--remove")
+    assert path.read_text() == text
 
 
 # How it is written
@@ -917,8 +1072,10 @@ def test_the_plugins_name_what_is_there() -> None:
 def test_plugins_run_the_command_on_the_events_of_init(name: str, file: str) -> None:
     told = commands(json.loads((PLUGINS / file).read_text())["hooks"])
     assert set(told) == EVENTS[name]
-    assert set(told.values()) <= {"sediment hook", "plugin:sediment:sediment hook"}
-    assert ("plugin:sediment:sediment hook" in told.values()) == (name == "claude")
+    asked = told.pop("UserPromptSubmit") if name == "claude" else ""
+    assert asked == ("plugin:sediment:sediment hook" if name == "claude" else "")
+    end = {"claude": "", "codex": " || exit 0"}.get(name, "; exit 0")
+    assert set(told.values()) == {f"sediment hook --client {name}{end}"}
 
 
 def test_what_init_reads_is_there() -> None:
@@ -1134,6 +1291,15 @@ def test_doctor_shows_the_last_runs(here: Program, home: Path) -> None:
     assert "\x1b" not in said
     runs = here.json("doctor", "--client", "claude")["runs"]
     assert {run["client"] for run in runs} == {"claude"}
+    rows[-2:] = [
+        json.dumps(run | {"ms": ms, "at": "2026-11-22T10:59:00Z"}) for ms in (4_990, 5_000)
+    ]
+    database.with_name("memory.db.hooks").write_text("\n".join(rows) + "\n")
+    told = checks(here, "claude")["runs"]
+    assert told.startswith(
+        "warning the last one ran at 2026-11-22T10:59:00Z; 1 of the last 50 took"
+    )
+    assert "none" in checks(here, "codex", code=1)["runs"]
     database.with_name("memory.db.hooks").write_bytes(b"\xff\n")
     assert checks(here, "claude")["runs"] == "warning none has run yet"
 

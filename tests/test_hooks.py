@@ -5,16 +5,20 @@ import json
 import os
 import shutil
 import sqlite3
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 import sessions
-from program import Program, Run, files, git
+from conftest import ROOT
+from program import Program, Run, files, git, one_line
 from storage import consistent, shared_encoder
 from warm import Warm
 from wire import TIMEOUT, Wire, small_env
@@ -284,20 +288,150 @@ def test_nothing_is_made_where_there_is_no_memory(memory: Memory, tmp_path: Path
     assert not (tmp_path / "memory.db").exists()
 
 
-def test_a_damaged_or_locked_database_is_silence(here: Program, tmp_path: Path) -> None:
+def test_a_damaged_database_is_silence(here: Program, tmp_path: Path) -> None:
     given = event("UserPromptSubmit", prompt=ASKED, cwd=str(here.folder))
     path = Path(here.json("stats")["database"])
     here.store(HERON)
-    with sqlite3.connect(path, isolation_level=None) as other:
-        other.execute("BEGIN IMMEDIATE")
-        assert hook(here, given) == {}
-        other.execute("ROLLBACK")
-    other.close()
     path.write_bytes(b"no database at all " * 500)
     for name in ("-wal", "-shm"):
         path.with_name(path.name + name).unlink(missing_ok=True)
     assert hook(here, given) == {}
     assert "error" in log(tmp_path)[-1]
+
+
+@pytest.mark.parametrize("lock", ["IMMEDIATE", "EXCLUSIVE"])
+def test_a_file_that_another_process_holds_is_read(
+    memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: str
+) -> None:
+    monkeypatch.setattr(sediment, "session_file", lambda *_: ("claude", tmp_path / "s1.jsonl"))
+    memory.store(HERON)
+    other = apsw.Connection(str(memory.database.path))  # the same library, which knows its locks
+    other.execute(f"BEGIN {lock}")
+    assert HERON in start(memory)
+    assert HERON in prompt(memory, ASKED)
+    assert HERON in prompt(memory, ASKED, client="gemini")
+    assert run_hook(memory, event("Stop")) == {}
+    other.close()
+    errors = ["error" in row for row in log(tmp_path)]
+    assert errors == [True, False, False, True]  # the turns that are not noted to be read
+    assert HERON in prompt(memory, ASKED)  # since it could not be noted
+    assert prompt(memory, ASKED) == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["nonsense"], ["--bogus"], ["--off", "--on"], ["--client"], ["capture"], ["start", "x"]),
+        *(["--off", "nonsense"], ["--project", "/none", "--off"], ["--db", "/dev/null/x", "--off"]),
+    ],
+    ids=" ".join,
+)
+def test_no_call_of_a_hook_ends_with_an_error(here: Program, words: list[str]) -> None:
+    """Codex and Gemini CLI take 2 for a refusal, and ask the model for ever or never."""
+    done = here.run("hook", *words, input="{}")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert one_line(done.stderr)
+    assert here.run("recall", "--bogus").returncode == 2
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="/dev/full")
+def test_a_hook_that_cannot_print_ends_well(
+    here: Program, tmp_path: Path, unpacked: Path, pyz: Path
+) -> None:
+    here.store(HERON)
+    given = json.dumps(event("SessionStart", cwd=str(here.folder))).encode()
+    env = small_env(tmp_path, SEDIMENT_CACHE=str(unpacked))
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, str(pyz), "hook"]
+        done = subprocess.run(command, input=given, stdout=full, env=env, cwd=here.folder)
+    assert done.returncode == 0
+
+
+BEHIND = [b"", b"\n", b"\r\n\r\n", b"\0", b" {}", b"more words"]
+
+
+@pytest.mark.parametrize("behind", BEHIND, ids=str)
+@pytest.mark.parametrize("size", [1, 70_000, 1_000_000])
+def test_an_input_is_whole_as_soon_as_its_object_is(behind: bytes, size: int) -> None:
+    """Whatever follows, and whether or not the client closes its end."""
+    given = {"prompt": "{a: '}'} " * (size // 9 + 1), "cwd": "\u00e4"}
+    data = b"\xef\xbb\xbf" + json.dumps(given, ensure_ascii=False).encode() + behind
+    reader, writer = os.pipe()
+    with open(reader, "rb") as stdin, open(writer, "wb", buffering=0) as client:
+        writing = threading.Thread(target=client.write, args=(data,))
+        writing.start()
+        assert sediment.read_hook_input(stdin) == given
+        writing.join()
+
+
+@pytest.mark.parametrize("behind", [b"", b"\n", b"\n{}"], ids=str)
+def test_a_hook_answers_though_its_client_leaves_stdin_open(
+    here: Program, tmp_path: Path, unpacked: Path, pyz: Path, behind: bytes
+) -> None:
+    here.store(HERON)
+    given = json.dumps(event("SessionStart", cwd=str(here.folder))).encode() + behind
+    env = small_env(tmp_path, SEDIMENT_CACHE=str(unpacked))
+    command = [sys.executable, str(pyz), "hook"]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, env=env, cwd=here.folder, **pipes) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(given)
+        process.stdin.flush()
+        assert HERON in context(json.loads(process.stdout.read()))
+        assert process.wait(TIMEOUT) == 0
+
+
+SLOW = """
+import sys, threading, sediment
+sediment.HOOK_DEADLINE = 1
+sediment.answer_hook = lambda *_: threading.Event().wait()
+sys.argv = ["sediment", *sys.argv[1:]]
+sediment.run()
+"""
+
+
+def test_a_hook_that_comes_too_late_is_logged_with_its_event_and_client(tmp_path: Path) -> None:
+    env = small_env(tmp_path, SEDIMENT_DB=str(tmp_path / "m.db"), PYTHONPATH=str(ROOT))
+    with Memory(tmp_path / "m.db", folder=tmp_path) as memory:
+        memory._encoder = shared_encoder()
+        memory.store(HERON, scope="global")
+    command = [sys.executable, "-c", SLOW, "hook", "--client", "cursor"]
+    given = json.dumps(event("beforeSubmitPrompt", prompt=ASKED)).encode()
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    for data in (given, b'{"hook_event_name": "stop", '):
+        with subprocess.Popen(command, env=env, cwd=tmp_path, **pipes) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(data)
+            process.stdin.flush()
+            assert (process.stdout.read(), process.wait(TIMEOUT)) == (b"", 0)
+    late, unread = log(tmp_path)
+    assert (late["event"], late["client"], late["session"]) == (
+        "beforeSubmitPrompt",
+        "cursor",
+        "s1",
+    )
+    assert (unread["event"], unread["client"]) == ("", "cursor")
+    assert "stdin" in unread["error"]
+    assert late["error"] != unread["error"]
+
+
+def test_gemini_gets_the_start_of_a_session_behind_its_first_prompt(memory: Memory) -> None:
+    """Of a session that it resumes, it drops a message that begins with a hook's block."""
+    memory.store("We always deploy from the osprey branch.")
+    memory.store(HERON)
+    gemini: dict[str, Any] = {"client": "gemini", "hook_event_name": "BeforeAgent"}
+    assert start(memory, client="gemini") == ""
+    first = prompt(memory, ASKED, **gemini)
+    assert first.count("osprey") == first.count(HERON) == 1
+    assert start(memory, client="gemini", source="resume") == ""
+    assert prompt(memory, "from which branch do we deploy?", **gemini) == ""
+    assert start(memory, client="gemini", source="clear") == ""
+    assert "osprey" in prompt(memory, "please fix the typo in line 3", **gemini)
+    assert "osprey" in prompt(memory, "please fix the typo", **gemini, session_id="s2")
+    sediment.switch_hooks(memory, ["start"], False)
+    assert prompt(memory, "please fix the typo", **gemini, session_id="s3") == ""
 
 
 def test_switched_off(memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

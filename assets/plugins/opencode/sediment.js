@@ -31,7 +31,7 @@ export const Sediment = async ({ directory }) => {
 
   const context = async (input) => {
     try {
-      return JSON.parse(await answer(input, 3000)).hookSpecificOutput.additionalContext
+      return JSON.parse(await answer(input, 8000)).hookSpecificOutput.additionalContext
     } catch {
       return ""
     }
