@@ -435,7 +435,7 @@ TIME_MAX = 253_402_128_000  # 9999-12-30: two days on, some time zone has no dat
 LINK_STRENGTH_MIN = 0.5  # weaker edges are kept, and not followed
 LINKS_MAX = 500  # edges looked at for one answer
 EXPANDED_FROM, SUGGESTED_FROM = 5, 3  # the first results, whose neighbours an answer names
-OTHERS_TOLD = 5  # names of a result that are not what is asked
+OTHERS_TOLD = 5  # names of a result that are not what is asked, or places that say the same
 NEIGHBOURS_SHOWN = 5  # of each kind: a page that is longer than its results is no help
 CO_ACCESS_FIRST = 3  # results of one answer that count as asked for together
 QUESTIONS_KEPT = 32  # of those that two results answered: what is asked again counts once
@@ -7028,6 +7028,7 @@ class Hit(NamedTuple):
     older_than: int | None = None
     nearer: int | None = None
     others: tuple[str, ...] = ()
+    same: tuple[int, ...] = ()  # items that say the same
     span: tuple[int, int, int] = (0, 0, 0)  # the chunk's, which may get another number meanwhile
 
     @property
@@ -8360,7 +8361,7 @@ _DERIVED = {  # what else such a row may have, which needs no import
     *("similarity", "raw_similarity", "position", "beginning", "parts", "source", "page"),
     *("pages", "next", "cross_project", "related_ids", "supersedes", "chunked", "content_type"),
     *("live", "why", "unrelated", "probability", "author", "ended_from", "nearer_version"),
-    "named_instead",
+    *("named_instead", "also_in"),
 }
 _LISTS = ("items", "kept", "results", "versions", "nodes")  # where documents have their rows
 
@@ -13195,8 +13196,7 @@ class Search(View):
                 found = self._of_time(query.asked, vector, within, found, words)
                 size = len(found.item)  # what is of that time may fit badly by all else
             factor = CROSS_PROJECT_FACTOR if within.project else 1.0
-            hits = rank(found, share, request.profile, size, factor)
-            facts = self._facts(hits, request.profile.links)
+            hits, facts = self._ranked(found, share, request.profile, size, factor)
             hits = [beside_nearer_version(hit, facts.get(hit.item), vector) for hit in hits]
             query = query._replace(around=around, strange=words.strange)
             near_cohort = self.encoder.near_cohort(vector)
@@ -13246,8 +13246,18 @@ class Search(View):
             foreign = {file for hit in hits if hit.foreign and (file := facts[hit.item].file)}
             stale = stale_files(self.database, foreign)
             hits = [hit for hit in hits if facts[hit.item].file not in stale]
-        hits = _each_turn_once(self._each_once(hits, facts), facts)
-        return self._own_checkout_first(hits, facts)
+        return self._own_checkout_first(_each_text_once(hits, facts), facts)
+
+    def _ranked(
+        self, found: Candidates, share: float, profile: Profile, size: int, factor: float
+    ) -> tuple[list[Hit], dict[int, RankFacts]]:
+        """The best candidates, and what is known of them; all, where some say the same, so that
+        these take no places of others."""
+        hits = rank(found, share, profile, size, factor)
+        facts = self._facts(hits, profile.links)
+        if size < len(found.item) and len({fact.text for fact in facts.values()}) < len(facts):
+            return self._ranked(found, share, profile, len(found.item), factor)
+        return hits, facts
 
     def _unless_unanswered(self, hit: Hit, found: Found) -> Hit:
         """A hit, with no relevance where it is a turn that asks and tells nothing."""
@@ -13256,23 +13266,6 @@ class Search(View):
         if is_whole_turn and is_unanswered(fact.text, found.query.text, self.lexicon):
             return hit._replace(score=0.0, relevance=0.0)
         return hit
-
-    def _each_once(self, hits: list[Hit], facts: dict[int, RankFacts]) -> list[Hit]:
-        """The hits without those whose text a better one has of the same file: it may be indexed
-        for several projects, and for all."""
-        files = {facts[hit.item].file for hit in hits} - {None}
-        sql = "SELECT id, path FROM files WHERE id IN (SELECT value FROM json_each(?))"
-        paths = dict(self.database.rows(sql, json.dumps([*files]))) if files else {}
-        if len(set(paths.values())) == len(paths):
-            return hits
-        first: dict[tuple[str, str], int | None] = {}
-        kept = []
-        for hit in hits:
-            fact = facts[hit.item]
-            place = paths.get(fact.file, ""), fact.text
-            if first.setdefault(place, fact.file) == fact.file:
-                kept.append(hit)
-        return kept
 
     def _with_waiting(self, found: Candidates, vector: bytes) -> Candidates:
         """The candidates, with cosines for the best by words whose vectors are still to be made:
@@ -13418,15 +13411,26 @@ class Search(View):
     def results(self, hits: list[Hit]) -> dict[int, dict[str, Any]]:
         """What callers see of each hit, by row number."""
         versions = (hit.nearer for hit in hits if hit.nearer)
-        items = items_by_row(self.database, [*(hit.item for hit in hits), *versions])
+        same = itertools.chain(*(hit.same for hit in hits))
+        items = items_by_row(self.database, [*(hit.item for hit in hits), *versions, *same])
         authors_of = authors_by_id(self.database, (row["id"] for row in items.values()))
         return {
             hit.item: result_of(items[hit.item], hit, items.get(hit.nearer or 0))
             | authors_of.get(items[hit.item]["id"], {})
             | source_fields(items[hit.item], self.projects)
+            | self._other_places(items, hit)
             for hit in hits
             if hit.item in items  # else forgotten a moment ago
         }
+
+    def _other_places(self, items: dict[int, dict[str, Any]], hit: Hit) -> dict[str, Any]:
+        """{also_in} of what says the same as a hit: the ids and sources, but not of its own file,
+        which may be indexed for several projects."""
+        own = source_fields(items[hit.item], self.projects)
+        rows = (items[item] for item in hit.same if item in items)
+        places = [{"id": row["id"]} | source_fields(row, self.projects) for row in rows]
+        places = [place for place in places if place.get("source", "") != own.get("source")]
+        return {"also_in": places[:OTHERS_TOLD]} if places else {}
 
     def _why(self, hit: Hit) -> dict[str, str]:
         """In a sentence, which other memory decided a hit's place."""
@@ -13538,15 +13542,27 @@ def is_unanswered(turn: str, query: str, lexicon: Lexicon) -> bool:
     return not answer or (bool(told - asked) and told - asked <= _NO_ANSWER)
 
 
-def _each_turn_once(hits: list[Hit], facts: dict[int, RankFacts]) -> list[Hit]:
-    """The hits without turns of which a better one has the text: a fork copies what was said before
-    it, and some prompts are the same each day."""
-    first: dict[int, int] = {}
+_HEADINGS = _Pattern(r"^#{1,6} .*", re.MULTILINE)
+
+
+def _each_text_once(hits: list[Hit], facts: dict[int, RankFacts]) -> list[Hit]:
+    """The hits, each text once, whatever heading it stands under: own before others', stored before
+    indexed or said, the newest first. What stays names the other places."""
+
+    def precedence(hit: Hit) -> tuple[Any, ...]:
+        fact = facts[hit.item]
+        is_stored = fact.file is None and not fact.in_conversation
+        return not hit.foreign, is_stored, fact.known_since or 0, fact.validations
+
+    groups: dict[str, list[Hit]] = {}
+    for hit in hits:
+        text = facts[hit.item].text
+        said = _HEADINGS.sub("", text).split() or text.split()
+        groups.setdefault(" ".join(said), []).append(hit)
+    kept = ((max(group, key=precedence), group) for group in groups.values())
     return [
-        hit
-        for hit in hits
-        if not (fact := facts[hit.item]).in_conversation
-        or first.setdefault(fact.text_hash, hit.item) == hit.item
+        best._replace(score=group[0].score, same=tuple(hit.item for hit in group if hit != best))
+        for best, group in kept
     ]
 
 
@@ -16818,10 +16834,11 @@ class Memory:
         similarity (how likely it answers, "0.00" to "1.00"; of another ranking its score), source
         (path:start-end of a file, client:session#turn), and where they apply raw_similarity (the
         cosine), unrelated, cross_project, related_ids, supersedes (the versions behind it),
-        named_instead (its names that look like one in the query, which no result has) and
-        nearer_version (the one of these that is much nearer to the query: {id, beginning, created,
-        created_at}; what is asked may stand in that alone). Beside them: graph_expanded, linked to
-        the first ones, and suggested, often recalled with them.
+        also_in (what says the same: [{id, source?}]), named_instead (its names that look like one
+        in the query, which no result has) and nearer_version (the one of these that is much nearer
+        to the query: {id, beginning, created, created_at}; what is asked may stand in that alone).
+        Beside them: graph_expanded, linked to the first ones, and suggested, often recalled with
+        them.
 
         What has nothing to do with the query is held back; with `min_score`, what has a lower
         similarity instead; with `anyway`, nothing. A time in the query counts. `as_of` asks what
@@ -17998,6 +18015,8 @@ def render_recalled(answer: dict[str, Any], query: str = "") -> Iterator[str]:
                 yield _remark(f"{part}: `get {row['id']}` shows all")
         if "successor" in row:
             yield _remark(f"replaced by {row['successor']}")
+        if places := row.get("also_in"):
+            yield _remark(f"also in {', '.join(at.get('source', at['id']) for at in places)}")
         if "named_instead" in row:
             yield _remark(f"names {', '.join(row['named_instead'])} in place of what is asked")
         if version := row.get("nearer_version"):

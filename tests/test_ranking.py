@@ -136,7 +136,7 @@ def test_age_alone_changes_no_answer(tmp_path: Path) -> None:
 
 
 def test_what_was_confirmed_decides_between_equals(memory: Memory) -> None:
-    rows = [{"id": name, "content": "Tea is served at four."} for name in ("a", "c", "b")]
+    rows = [{"id": name, "content": "Tea is served at four."} for name in ("a", "b", "c")]
     memory.import_rows(rows)
     with memory.database.transaction() as connection:
         sediment.count_validation(connection, "b")

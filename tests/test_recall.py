@@ -403,3 +403,34 @@ def test_what_may_not_be_seen_changes_no_answer(
             other.prune("1d")
         assert answers_here(shared, resident) == before
         other.prune("1d")
+
+
+# The same text in several places
+
+
+def test_a_text_in_many_places_is_one_result_that_names_them(
+    memory: Memory, tmp_path: Path
+) -> None:
+    paragraph = "Every pull request needs a review by somebody of the platform team."
+    for number in range(6):
+        text = f"# Guide {number}\n\n{paragraph}\n"
+        (tmp_path / f"guide-{number}.md").write_text(text)
+    memory.index([tmp_path])
+    stored = memory.store(paragraph)["id"]
+    memory.store("Reviews of the platform team take a day.")
+    first, second = memory.recall("who reviews a pull request?", limit=2)["results"]
+    assert first["id"] == stored
+    assert len(first["also_in"]) == sediment.OTHERS_TOLD
+    assert all(re.search(r"guide-\d\.md:1-3$", place["source"]) for place in first["also_in"])
+    assert second["content"] == "Reviews of the platform team take a day."
+    assert "also_in" not in second
+
+
+def test_the_newest_of_equal_texts_is_the_one(memory: Memory) -> None:
+    """So that a value that came back is no older than the one between."""
+    for day, name in enumerate(("Ana", "Ben", "Ana")):
+        text = f"The on-call engineer is {name}."
+        memory.import_rows([{"content": text, "created_at": 10**9 + day * 10**6}])
+    first = memory.recall("who is on call?")["results"][0]
+    assert first["content"] == "The on-call engineer is Ana."
+    assert len(first["also_in"]) == 1
