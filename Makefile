@@ -37,6 +37,7 @@ help:
 	@echo 'make bench                     measure speed'
 	@echo 'make bench-peers               measure Sediment beside its peers   (PEER_SEDIMENT=PROGRAM ITEMS=n DIARIES=n)'
 	@echo 'make bench-quality DATA=DIR    measure recall on tests/, and the sets in DIR   (SEEDS="1 2" PARTS="chat diaries")'
+	@echo 'make bench-quality LONGMEMEVAL=FILE   measure recall on LongMemEval'\''s longmemeval_s_cleaned.json'
 	@echo 'make soak MINUTES=n             try to make it lose data, crash, hang or leak   (SEED=n)'
 	@echo 'make lock                      renew the pinned requirements (needs uv)'
 	@echo 'make clean                     remove everything built'
@@ -117,7 +118,7 @@ bench-peers: $(PYZ) $(BUILD)/dev/.ready $(PEERS:%=build/peers/%/.ready)
 	$(RUN) PEER_SEDIMENT="$(PEER_SEDIMENT)" $(BUILD)/dev/bin/python tests/bench_peers.py $(if $(ITEMS),--items $(ITEMS)) $(if $(DIARIES),--diaries $(DIARIES))
 
 bench-quality: $(PYZ) $(BUILD)/dev/.ready
-	$(RUN) $(BUILD)/dev/bin/python tests/bench_quality.py $(if $(DATA),"$(DATA)") $(if $(SEEDS),--seeds $(SEEDS)) $(if $(PARTS),--parts $(PARTS))
+	$(RUN) $(BUILD)/dev/bin/python tests/bench_quality.py $(if $(DATA),"$(DATA)") $(if $(SEEDS),--seeds $(SEEDS)) $(if $(PARTS),--parts $(PARTS)) $(if $(LONGMEMEVAL),--longmemeval "$(LONGMEMEVAL)")
 
 # In tests/ the encoder learns from diaries, conversations and readings, the ranker from diaries,
 # conversations, rivals and beginnings; the results are committed. The ranker learns by what the

@@ -13,6 +13,9 @@ PARTS are names of sets, `diaries`, `conversations`, `rivals`, `beginnings`, `th
 `prompts` (what the hook shows unasked), `talk` (what was said in conversations beside what was
 stored, for several TALK_LOSS) and `trials` (on the set that has a `temporal.jsonl`): ages,
 versions, no answer, order, duplicates, and pairs that must stay two.
+`make bench-quality LONGMEMEVAL=FILE` asks the questions of LongMemEval instead, each of its own
+history, from the file as it is published (`longmemeval_s_cleaned.json`). The memories are once
+whole sessions and once single turns.
 Calibration follows from all that was asked. Vectors are kept under build/quality; every answer goes
 to dist/bench-quality.jsonl; what was tried on the way to the ranking stands in tests/RANKING.md.
 """
@@ -27,6 +30,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -525,6 +529,56 @@ def measure_talk() -> None:
     line("only stored: the right note first", beside, lambda note, *_: note == 1)
 
 
+# LongMemEval
+
+LEVELS = ("session", "turn")
+PLACES = (1, 5)
+
+
+def said_at(text: str) -> str:
+    """A time as LongMemEval writes it, "2023/05/30 (Tue) 23:40", in ISO 8601."""
+    return datetime.strptime(text, "%Y/%m/%d (%a) %H:%M").isoformat()
+
+
+def histories(question: Row) -> dict[str, tuple[list[Row], list[str]]]:
+    """By level, the memories of a question's history and the ids of those that have its answer."""
+    found: dict[str, tuple[list[Row], list[str]]] = {level: ([], []) for level in LEVELS}
+
+    def add(level: str, id: str, content: str, date: str, is_gold: bool) -> None:
+        rows, gold = found[level]
+        rows.append({"id": id, "content": content, "created_at": said_at(date)})
+        gold.extend([id] * is_gold)
+
+    names = ("haystack_session_ids", "haystack_dates", "haystack_sessions")
+    for place, (name, date, turns) in enumerate(zip(*map(question.get, names), strict=True)):
+        said = [f"{turn['role']}: {turn['content']}" for turn in turns]
+        is_gold = name in question["answer_session_ids"]
+        add("session", f"{place}", "\n\n".join(said), date, is_gold)
+        for number, (turn, text) in enumerate(zip(turns, said, strict=True)):
+            add("turn", f"{place}-{number}", text, date, bool(turn.get("has_answer")))
+    return found
+
+
+def measure_longmemeval(file: Path) -> None:
+    """How often the first one, or the first five, have any or all of what a question needs. A
+    question that the history does not answer (`_abs`) or that names no such turn is left out."""
+    told: dict[tuple[str, str], list[tuple[bool, ...]]] = {}
+    for question in json.loads(file.read_text("utf-8")):
+        for level, (memories, gold) in histories(question).items():
+            if gold and not question["question_id"].endswith("_abs"):
+                with stored(memories) as memory:
+                    answer = [id for id, _ in recalled(memory, question["question"], "default", 5)]
+                hits = [[id in answer[:place] for id in gold] for place in PLACES]
+                row = tuple(whole(hit) for whole in (any, all) for hit in hits)
+                for kind in (question["question_type"], "all"):
+                    told.setdefault((level, kind), []).append(row)
+    columns = [f"R@{place}, {golds}" for golds in ("any", "all") for place in PLACES]
+    show = table("LongMemEval, in per cent.", "memories, type", "questions", *columns)
+    for (level, kind), found in sorted(told.items()):
+        shares = (share(column) for column in zip(*found, strict=True))
+        show(f"{level}, {kind}", len(found), *shares)
+
+
 # Calibration
 
 
@@ -581,11 +635,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("data", type=Path, nargs="?")
     parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--parts", nargs="*", default=[])
+    parser.add_argument("--longmemeval", type=Path)
     return parser.parse_args()
 
 
 def main() -> None:
     given = arguments()
+    if given.longmemeval:
+        measure_longmemeval(given.longmemeval)
+        return
     sets = parts(given.data) if given.data else {}
     if given.data and not sets:
         sys.exit(f"error: no memories.jsonl with a queries.jsonl beside it under {given.data}")
