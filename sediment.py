@@ -3747,11 +3747,14 @@ class Database:
         return self._connection(create=False)
 
     @contextlib.contextmanager
-    def transaction(self, wait: int = BUSY_TIMEOUT) -> Iterator[apsw.Connection]:
+    def transaction(
+        self, wait: int = BUSY_TIMEOUT, create: bool = True
+    ) -> Iterator[apsw.Connection]:
         """One write, whole or not at all, on disk when the block ends. Raises DatabaseError when
-        the file cannot be written, or not within `wait` ms."""
+        the file cannot be written, or not within `wait` ms. Without `create`, a file that is not
+        there is not made: the block sees an empty database, and what it writes is dropped."""
         with self.translate_errors():
-            connection = self._begin(wait)
+            connection = self._begin(wait, create)
             with _committing(connection):
                 self._name_copy(connection)
                 yield connection
@@ -3764,11 +3767,11 @@ class Database:
             if f":{os.stat(self.path).st_ino}:" not in mark:
                 name_machine(connection, self.path)
 
-    def _begin(self, wait: int) -> apsw.Connection:
+    def _begin(self, wait: int, create: bool) -> apsw.Connection:
         """A connection in a write transaction. Where the file was exchanged while it waited for
         that, it begins anew: nobody would read what is written into the old one."""
         while True:
-            connection = self.writer()
+            connection = self.writer() if create else self.reader()
             connection.set_busy_handler(_patience(wait))
             try:
                 connection.execute("BEGIN IMMEDIATE")
@@ -9244,7 +9247,7 @@ class Files:
 
     def remove(self, path: Path) -> int:
         """Take what is at or under a path out of the index; how many sources and files that was."""
-        with self.database.transaction() as connection:
+        with self.database.transaction(create=False) as connection:
             gone = [source for source in self.sources() if _is_in(source.path, path)]
             sources = [(source.id,) for source in gone]
             files = [file for file in self.records() if _is_in(Path(file), path)]
@@ -9782,17 +9785,25 @@ class Files:
 
 
 def files_of_scope(
-    projects: Projects, encoder: Encoder, scope: str, allow_secrets: bool = False
+    projects: Projects,
+    encoder: Encoder,
+    scope: str,
+    allow_secrets: bool = False,
+    create: bool = True,
 ) -> Files:
     """The index of this project's files, or of the global ones."""
-    project = projects.current(create=True) if check_scope(scope) == "project" else None
+    project = projects.current(create) if check_scope(scope) == "project" else None
     return Files(projects, encoder, project, allow_secrets)
 
 
 def indexed_scopes(projects: Projects, encoder: Encoder) -> list[str]:
     """The scopes in which anything is indexed that this project sees."""
     scopes = SCOPES if projects.current() else ("global",)  # which is then meant by both
-    return [scope for scope in scopes if files_of_scope(projects, encoder, scope).sources()]
+    return [
+        scope
+        for scope in scopes
+        if files_of_scope(projects, encoder, scope, create=False).sources()
+    ]
 
 
 def as_list(given: str | Path | Iterable[str | Path]) -> list[str | Path]:
@@ -9803,6 +9814,9 @@ def as_list(given: str | Path | Iterable[str | Path]) -> list[str | Path]:
     if wrong := [value for value in values if not isinstance(value, str | Path)]:
         raise InvalidInput(f"a path or pattern must be a string, not {type(wrong[0]).__name__}")
     return values
+
+
+NOTHING_INDEXED = "name a file or folder to index, e.g. MEMORY.md memory/"
 
 
 def index_paths(
@@ -9822,7 +9836,7 @@ def index_paths(
         if not os.path.isdir(path) and _matches(path, False, _rules(path.parent, options.exclude)):
             raise InvalidInput(f"{path} is named and left out by --exclude: nothing was indexed")
     if not wanted and not files.sources():
-        raise InvalidInput("name a file or folder to index, e.g. MEMORY.md memory/")
+        raise InvalidInput(NOTHING_INDEXED)
     chosen = None if options == Options() else options
     plan = files.plan(wanted, chosen)
     total(sum(len(found) for *_, found in plan))
@@ -13642,7 +13656,7 @@ class Lease:
     def take(self) -> bool:
         """Acquire or renew the lease; False while another has it."""
         now = int(time.time())
-        with self._database.transaction() as connection:
+        with self._database.transaction(create=False) as connection:
             known, wanted = meta_value(connection, self._job), f"{self._owner} {now + LEASE}"
             owner, until = (known or wanted).split()
             if owner != self._owner and now < int(until) <= now + LEASE:
@@ -13674,7 +13688,7 @@ class Lease:
         own, values = "FROM meta WHERE key = ? AND value GLOB ?", (self._job, f"{self._owner} *")
         with contextlib.suppress(DatabaseError):
             if self._database.rows(f"SELECT 1 {own}", *values):
-                with self._database.transaction() as connection:
+                with self._database.transaction(create=False) as connection:
                     connection.execute(f"DELETE {own}", values)
 
 
@@ -14045,7 +14059,7 @@ def has_chores(database: Database) -> bool:
 
 def replace_item(projects: Projects, old: str, new: str) -> dict[str, Any]:
     """Hide a memory behind another one: what `Memory.replace` returns."""
-    with projects.database.transaction() as connection:
+    with projects.database.transaction(create=False) as connection:
         gone, stays = (item_to_replace(projects, id) for id in (old, new))
         if gone["id"] == stays["id"]:
             raise Conflict(f"{gone['id']} cannot replace itself: name another memory")
@@ -14210,8 +14224,9 @@ def _to_bring_back(projects: Projects, id: str) -> str:
 
 def move_item(projects: Projects, id: str, scope: str) -> dict[str, Any]:
     """Give a memory another scope: what `Memory.move` returns."""
+    own_item(projects, id, "move")  # before a project is made for it
     project = None if scope == "global" else projects.current(create=True)
-    with projects.database.transaction() as connection:
+    with projects.database.transaction(create=False) as connection:
         row = own_item(projects, id, "move")
         if scope == "project" and project is None:
             raise InvalidInput(f"there is no project here ({projects.nowhere()})")
@@ -14494,7 +14509,7 @@ def list_tokens(database: Database) -> dict[str, Any]:
 
 def revoke_token(database: Database, name: str) -> dict[str, Any]:
     """End a token at once: {success, message}. Raises NotFound for a name that none has."""
-    with database.transaction() as connection:
+    with database.transaction(create=False) as connection:
         sql = "DELETE FROM tokens WHERE name = ? RETURNING 1"
         if not fetch(connection, sql, check_id(name)):
             raise NotFound(f"there is no token {_show(name)}: see `token list`")
@@ -16931,13 +16946,18 @@ class Memory:
 
     def _scopes_to_index(self, scope: str | None, is_all: bool) -> list[str]:
         """The scope that is named; else the project, or for all those that have an index."""
-        found = indexed_scopes(self.projects, self.encoder) if is_all and scope is None else []
-        return found or ["project" if scope is None else scope]
+        if scope is not None or not is_all:
+            return [scope or "project"]
+        if not (found := indexed_scopes(self.projects, self.encoder)):
+            raise InvalidInput(NOTHING_INDEXED)
+        return found
 
     def unindex(self, *paths: str | Path, scope: str = "project") -> dict[str, Any]:
         """Take files and folders out of the index; they stay where they are: {success, paths,
         message}."""
-        return unindex_paths(files_of_scope(self.projects, self.encoder, scope), paths)
+        return unindex_paths(
+            files_of_scope(self.projects, self.encoder, scope, create=False), paths
+        )
 
     def watch(
         self,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from conftest import ROOT, Run
 from program import Program, files, heed_permissions, one_line
 
@@ -35,6 +36,38 @@ def stored(database: Path) -> list[tuple[str, str]]:
         return connection.execute("SELECT id, content FROM items ORDER BY seq").fetchall()
     finally:
         connection.close()
+
+
+@pytest.mark.parametrize(
+    "words",
+    """list; list --conversations; recall tea; expand abc; get abc; history abc; graph abc; status
+    status --deep; status --index; stats; doctor; review --json; consolidate; consolidate --dry-run
+    prune --older-than 3d; prune --purge; forget abc; undo abc; replace a b; move abc global
+    move abc project; export; backup new/b.db; reindex; restore b.db; sync; sync --status; token
+    token revoke x; compact; index; index --remove a.md; import --from claude --dry-run
+    init --print; hub add a b; doctor --repair""".replace("\n", ";").split(";"),
+)
+def test_a_command_that_stores_nothing_makes_no_file_and_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    """As with a mistyped --db, in a repository that is no project yet."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    Path("a.md").write_text("# Tea\n\nAt four.\n")
+    for step in ("init -q .", "add a.md", "-c user.name=a -c user.email=a@b commit -qm a"):
+        subprocess.run(["git", *step.split()], check=True)
+    before = {path for path in tmp_path.rglob("*") if ".git" not in path.parts}
+    CliRunner().invoke(sediment.cli, ["--db", "new/folder/memory.db", *words.split()])
+    assert {path for path in tmp_path.rglob("*") if ".git" not in path.parts} == before
+
+
+@pytest.mark.parametrize("name", ["new/b.db", "new/"])
+def test_a_backup_makes_no_folder(here: Program, name: str) -> None:
+    here.store(FRIDAYS)
+    before = files(here.folder)
+    here.run("backup", name)
+    assert not (here.folder / "new").is_dir()
+    assert files(here.folder) - before <= {"new"}
 
 
 # What each command does
