@@ -1034,6 +1034,10 @@ _SYMBOLS = (
     "\U0001f400-\U0001faff"
 )
 _SYMBOL = _Pattern(f"[{_SYMBOLS}]")
+# What NFKC is made of: all but symbols, of which those of full width are no other ones.
+_NO_SYMBOLS = _Pattern("[^" + _SYMBOLS.replace("\uffe0\uffe1\uffe5\uffe6", "") + "]+")
+# A number with its thousands apart: 4,930 or 4 930 or 1'204'500.
+_GROUPED = _Pattern(r"(?<![\w.,'’])\d{1,3}(?:[, '’]\d{3})+(?![\w'’]|,\d)")
 # A letter, a digit, _ or anything beyond ASCII. Negated, since a set that reaches to the last
 # character takes 10 ms to compile.
 _NEAR = r"[^\x00-/:-@\[-^`{-\x7f]"
@@ -1501,10 +1505,28 @@ def similarity_text(score: float) -> str:
     return f"{min(1.0, max(0.0, score)):.2f}"
 
 
+def matching_form(text: str) -> str:
+    """A text as it is compared with a question: in NFKC, so that full and half width are one; a
+    symbol stays what it is, since it is a word."""
+    return text if text.isascii() else _NO_SYMBOLS.sub(_to_nfkc, text)
+
+
+def _to_nfkc(run: re.Match[str]) -> str:
+    return unicodedata.normalize("NFKC", run[0])
+
+
 def spaced(text: str) -> str:
-    """The text for the word index: each sign and letter of an unspaced script is a word."""
-    text = _signed(text)
+    """The text for the word index: each sign and letter of an unspaced script is a word, and a
+    number with its thousands apart is one word more behind all."""
+    text = matching_form(text)
+    numbers = "".join(f" {_digits(number)}" for number in _GROUPED.finditer(text))
+    text = _signed(text) + numbers
     return text if text.isascii() else _ALONE.sub(r" \g<0> ", text)
+
+
+def _digits(number: re.Match[str]) -> str:
+    """4930 of 4,930."""
+    return re.sub(r"\D", "", number[0])
 
 
 def _signed(text: str) -> str:
@@ -1529,9 +1551,11 @@ def query_phrases(query: str) -> Iterator[tuple[str, int, int]]:
     latter two of characters of the query.
 
     Neighbouring letters of an unspaced script are looked up in pairs (the index splits at marks),
-    and what is written as one word also as a whole.
+    what is written as one word also as a whole, and a number without the signs in it.
     """
-    query = _signed(query)
+    for number in _GROUPED.finditer(query):
+        yield _digits(number), number.start(), number.end()
+    query = _signed(_GROUPED.sub(lambda number: " " * len(number[0]), query))
     plain = query.isascii()
     term, compound = (_ASCII_TERM, _ASCII_COMPOUND) if plain else (_TERM, _COMPOUND)
     for match in term.finditer(query):
@@ -2750,7 +2774,7 @@ def _overlapping(text: str, chunks: list[Chunk], fits: Callable[[str], bool]) ->
 def embedding_text(text: str, chunk: Chunk) -> str:
     """What the encoder reads of a chunk: where it stands, then what it says."""
     body = text[chunk.start : chunk.end]
-    return f"{chunk.context}\n{body}" if chunk.context else body
+    return matching_form(f"{chunk.context}\n{body}" if chunk.context else body)
 
 
 def _best_cut(text: str, low: int, high: int, target: int, prose: bool) -> int:
@@ -3708,6 +3732,7 @@ MIGRATIONS: dict[str, Callable[[apsw.Connection], None] | None] = {
     "sync": _renew_sync,
     "moves": _renew_sync,
     "counts": None,
+    "matching": fill_words,
 }
 
 
@@ -6939,6 +6964,7 @@ def parse_query(text: str, moment: int | None = None) -> Query:
     """A question of now, or as of a moment (unix seconds). Of a question that asks what happened,
     the time is no part of the subject. Beside a moment, which says when, a time is no part of any
     other question: "where did we meet in March 2026?" asks how things were at the moment."""
+    text = matching_form(text)
     asked = asked_time(text, moment)
     if not asked or (moment is None and not asked.events):
         return Query(text, text, asked)
@@ -13348,8 +13374,8 @@ class Search(View):
         )
         chunks = json.dumps([hit.chunk for hit in hits])
         return {
-            item: RankFacts(*columns, span=(position, start, end))
-            for item, *columns, position, start, end in self.database.rows(sql, chunks)
+            item: RankFacts(matching_form(text), *columns, span=(position, start, end))
+            for item, text, *columns, position, start, end in self.database.rows(sql, chunks)
         }
 
     def _own_checkout_first(self, hits: list[Hit], facts: dict[int, RankFacts]) -> list[Hit]:

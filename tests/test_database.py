@@ -913,3 +913,21 @@ def test_a_second_name_of_the_file_is_refused(tmp_path: Path) -> None:
     with open_memory(path) as memory:
         memory.store("What a killed process left is no other name.")
     assert not left.exists()
+
+
+def test_the_word_index_of_before_is_filled_anew(tmp_path: Path) -> None:
+    """A file of version 13, whose words were not brought to the form for matching."""
+    path = tmp_path / "memory.db"
+    with open_memory(path) as memory:
+        memory.store("会議は１４：３０から。")
+        with memory.database.transaction() as connection:
+            connection.execute("INSERT INTO words(words) VALUES('delete-all')")
+            connection.execute(
+                "INSERT INTO words(rowid, text, context) VALUES(1, '１４：３０', '')"
+            )
+            connection.pragma("user_version", 13)
+    with open_memory(path) as memory:
+        with memory.database.transaction() as connection:
+            assert connection.pragma("user_version") == len(MIGRATIONS)
+        assert memory.recall("14:30", ranking="bm25")["count"] == 1
+        consistent(memory)

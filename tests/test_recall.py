@@ -434,3 +434,24 @@ def test_the_newest_of_equal_texts_is_the_one(memory: Memory) -> None:
     first = memory.recall("who is on call?")["results"][0]
     assert first["content"] == "The on-call engineer is Ana."
     assert len(first["also_in"]) == 1
+
+
+# However a number or a letter is written
+
+
+@pytest.mark.parametrize(
+    ("text", "query"),
+    [
+        ("The boiler cost 4,930 euros.", "4930"),
+        ("The boiler cost 4930 euros.", "4 930"),
+        ("会議は１４：３０から。", "14:30"),
+        ("ｶﾒﾗは棚の上にある。", "カメラ"),
+    ],
+)
+def test_a_number_or_a_width_is_the_same_however_it_is_written(
+    memory: Memory, text: str, query: str
+) -> None:
+    for number in range(40):
+        memory.store(f"The ticket {5000 + number} of {number}:15 was about the login page.")
+    memory.store(text)
+    assert best(memory, query) == text  # as it was stored

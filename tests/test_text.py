@@ -281,7 +281,8 @@ def index(*texts: str) -> apsw.Connection:
 
 def letters(text: str) -> str:
     """A text without signs, and what stands between words."""
-    return re.sub(r"[\s!-/:-@\[-`{-~\U000f0000-\U000fffff]", "", spaced(text).lower())
+    text = sediment._signed(sediment.matching_form(text)).lower()
+    return re.sub(r"[\s!-/:-@\[-`{-~\U000f0000-\U000fffff]", "", text)
 
 
 def phrases(query: str) -> list[str]:
@@ -345,10 +346,36 @@ def test_operators_are_words_like_others() -> None:
         ("snake_case_name", "case"),
         ("ERR_CONN_42", "err_conn_42"),
         ("С новым годом", "ГОДОМ"),
+        ("４９３０円", "4930"),
+        ("meets at １４：３０", "14:30"),
+        ("ｶﾒﾗは棚", "カメラ"),
+        ("カメラは棚", "ｶﾒﾗ"),
+        ("the price is 4,930 euros", "4930"),
+        ("the price is 4930 euros", "4 930"),
+        ("the price is 4 930 euros", "4,930"),
+        ("1'204'500 rows", "1,204,500"),
     ],
 )
 def test_a_word_is_found_however_it_is_written(text: str, query: str) -> None:
-    assert found(index("else", text), query) == [1]
+    assert found(index("else", text), sediment.matching_form(query)) == [1]
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("4,930", ["4930"]),
+        ("rooms 80, 443", ["rooms", "80", "443"]),
+        ("in 2026 930 came", ["in", "2026", "930", "came"]),
+        ("1,23,456", ["1", "23", "456"]),
+        ("v4,930x", ["v4", "930x"]),
+    ],
+)
+def test_only_groups_of_three_figures_are_one_number(query: str, words: list[str]) -> None:
+    assert phrases(query) == words
+
+
+def test_the_form_for_matching_keeps_symbols_apart() -> None:
+    assert sediment.matching_form("№５ ⒶﬁＡ￥ ｶﾞ 10²") == "№5 ⒶfiA¥ ガ 102"
 
 
 def test_an_accent_in_two_code_points_does_not_split_a_word() -> None:
