@@ -19712,6 +19712,7 @@ class Gateway:
         self._page_keys: set[str] = set()
         self._rates: dict[str, RateLimit] = {}
         self._streams = threading.BoundedSemaphore(HTTP_STREAMS)
+        self._stream_places = threading.BoundedSemaphore(2 * HTTP_STREAMS)  # with those that wait
 
     def __call__(self, request: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         try:
@@ -19905,11 +19906,16 @@ class Gateway:
     @contextlib.contextmanager
     def _stream(self, visitor: Visitor) -> Iterator[None]:
         """One of the few imports and exports at a time, so that others need not wait for them."""
-        visitor.wait(lambda seconds: self._streams.acquire(timeout=seconds))
+        if not self._stream_places.acquire(blocking=False):
+            raise HttpError(503, "others import or export: retry later", Retry_After="60")
         try:
-            yield
+            visitor.wait(lambda seconds: self._streams.acquire(timeout=seconds))
+            try:
+                yield
+            finally:
+                self._streams.release()
         finally:
-            self._streams.release()
+            self._stream_places.release()
 
 
 _SAFE_HEADERS = {
@@ -20283,6 +20289,8 @@ def _sockets(host: str, port: int) -> list[Any]:
 @functools.cache
 def _channel() -> type:
     """The class of connections: waitress's, but stricter with requests and with slow clients."""
+    import socket
+
     from waitress.channel import HTTPChannel
     from waitress.parser import HTTPRequestParser, ParsingError
     from waitress.utilities import BadRequest
@@ -20313,8 +20321,20 @@ def _channel() -> type:
             super().__init__(*facts, map=map)
             _make_room([one for one in map.values() if isinstance(one, Channel)])
 
+        has_left = False  # whether the client has closed its side; it may still read an answer
+
+        def check_client_disconnected(self) -> bool:
+            return self.has_left or not self.connected
+
+        def readable(self) -> bool:
+            return not (self.has_left and self.requests) and super().readable()
+
         def handle_read(self) -> None:
             before = self.last_activity
+            with contextlib.suppress(OSError):  # which are for waitress
+                self.has_left = not self.socket.recv(1, socket.MSG_PEEK)
+            if self.has_left and self.requests:
+                return  # waitress would close it at once
             super().handle_read()
             if self.request and not self.request.headers_finished:
                 self.last_activity = before  # bytes of an unfinished head do not count

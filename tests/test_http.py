@@ -1059,19 +1059,25 @@ def test_those_who_are_slow_or_silent_hold_up_nobody(door: Door) -> None:
         assert time.monotonic() - start < TIMEOUT
 
 
-@pytest.mark.parametrize("data", [b"GET /health HTTP/1.1\r\nX: ", b"", b"POST"])
-def test_slow_clients_lock_nobody_out(door: Door, data: bytes) -> None:
-    """300 connections, more than there are places, that send a byte of a head now and then."""
+HALF = b"POST /v1/recall HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{"
+
+
+@pytest.mark.parametrize(
+    ("data", "count"), [(b"GET /health HTTP/1.1\r\nX: ", 200), (b"", 20), (HALF, 20)]
+)
+def test_slow_clients_lock_nobody_out(door: Door, data: bytes, count: int) -> None:
+    """300 connections, more than there are places, that send a byte of a request now and then."""
+    text = "The slow ones lock nobody out."
+    door.store(text)
     with contextlib.ExitStack() as open_ones:
         slow = []
         for _ in range(300):
             slow.append(open_ones.enter_context(dial(door)))
             slow[-1].sendall(data)
-        for number in range(200):
+        for number in range(count):
             if number % 10 == 0:
                 drip(slow)
-            assert door.ask("GET", "/v1/memories?limit=1").status == 200, number
-        assert door.ok("POST", "/v1/recall", {"query": "who is locked out"})["results"] is not None
+            assert door.found("whom do the slow ones lock out")[0] == text, number
 
 
 def dial(door: Door) -> socket.socket:
@@ -1110,10 +1116,9 @@ def test_a_head_that_never_ends_is_closed_and_others_are_not(
     clock = SimpleNamespace(time=lambda: time.time() + late[0])
     monkeypatch.setattr("waitress.channel.time", clock)
     monkeypatch.setattr("waitress.server.time", clock)
-    body = b"POST /v1/recall HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n"
     with gate(memory) as door, dial(door) as head, dial(door) as whole, dial(door) as blank:
         head.sendall(b"GET /health HTTP/1.1\r\n")
-        whole.sendall(body)
+        whole.sendall(HALF)
         blank.sendall(b"\r\n")
         for _ in range(5):
             late[0] += 12
@@ -1145,6 +1150,35 @@ def test_an_import_ends_with_its_client(memory: Memory, monkeypatch: pytest.Monk
         with dial(door) as connection:
             connection.sendall(f"{head}Content-Length: 1\r\n\r\n\n".encode())
         assert b"Tea is at four." in door.ok("GET", "/v1/export")
+
+
+def test_many_imports_leave_room_for_others(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: SimpleQueue[None] = SimpleQueue()
+
+    def endless(_: Any) -> Iterator[str]:
+        begun.put(None)
+        return itertools.repeat("\n")
+
+    monkeypatch.setattr(sediment, "text_lines", endless)
+    head = "POST /v1/import HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
+    with gate(memory) as door, contextlib.ExitStack() as open_ones:
+        for _ in range(sediment.HTTP_THREADS):
+            connection = open_ones.enter_context(dial(door))
+            connection.sendall(f"{head}Content-Length: 1\r\n\r\n\n".encode())
+        for _ in range(sediment.HTTP_THREADS):
+            begun.get(timeout=TIMEOUT)
+        assert door.ok("GET", "/v1/memories")["count"] == 0
+
+
+def test_who_closes_only_its_own_side_is_answered(door: Door) -> None:
+    """As `nc -N` and socat do."""
+    for path in ("/health", "/v1/recall?query=whose+side"):
+        with dial(door) as connection:
+            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            connection.shutdown(socket.SHUT_WR)
+            assert connection.makefile("rb").read().startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_call_ends_with_its_client(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
