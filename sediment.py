@@ -11833,7 +11833,8 @@ def rescue(data: bytes) -> Rescued:
             continue
         if any(map(_count_undecoded, values)):
             continue
-        if _table_of(values) == "replica":  # which has no row numbers
+        if len(values) == len(_SHAPES["replica"]) and _table_of(values):
+            # It has no row numbers, as an index has none.
             found.rows["replica"][len(found.rows["replica"])] = values
             continue
         kinds = list(map(type, values))
@@ -14623,8 +14624,7 @@ _AMONG = "SELECT * FROM states WHERE id IN (SELECT value FROM json_each(?)) AND 
 def states_of(connection: apsw.Connection, sql: str, *values: Any) -> dict[str, State]:
     """States by id, from a query of the view `states`. Each also has its project (`in`), the
     `number` of a change that was not sent, the hash of its text (`same`), whether the memory is
-    `here` and was not moved away, whether the project is `shared`, and whether the text is
-    `damaged`: then its stamp is a little earlier, so that the sound text of any machine wins."""
+    `here` and was not moved away, and whether the project is `shared`."""
     found = {}
     try:
         rows = fetch(connection, sql, *values)
@@ -14633,20 +14633,25 @@ def states_of(connection: apsw.Connection, sql: str, *values: Any) -> dict[str, 
     for id, project, *columns in rows:
         put, end = tuple(columns[:4]), tuple(columns[4:9])
         gone, ok, number, same, here, shared = columns[9:]
-        put = None if None in (put[0], put[2]) else put
-        is_damaged = put is not None and text_hash(put[2]) != same
-        if put and is_damaged:
-            put = (put[0] - 1, *put[1:])
         found[id] = {
             "id": id,
             "gone": gone != 0,
-            "put": put,
+            "put": None if None in (put[0], put[2]) else put,
             "end": None if end[0] is None else end,
             "ok": json.loads(ok),
             **{"in": project, "number": number, "same": same, "here": here, "shared": shared},
-            "damaged": is_damaged,
         }
     return found
+
+
+def _put_damaged_back(states: dict[str, State]) -> set[str]:
+    """Give damaged texts a stamp that is a little earlier, so that the sound text of any machine
+    wins. Returns their ids."""
+    texts = {id: state["put"] for id, state in states.items() if state["put"]}
+    damaged = {id for id, put in texts.items() if text_hash(put[2]) != states[id]["same"]}
+    for id in damaged:
+        states[id]["put"] = (texts[id][0] - 1, *texts[id][1:])
+    return damaged
 
 
 class _DryRun(Exception):
@@ -14680,6 +14685,7 @@ def receive(
             items = {id: item._replace(vectors=[]) for id, item in items.items()}
         _adopt(connection, project, came)
         before = states_of(connection, f"{_AMONG} project = ?", ids, project)
+        _put_damaged_back(before)
         elsewhere = states_of(connection, f"{_AMONG} project <> ? ORDER BY here", ids, project)
         joined, counts = _joined(before, elsewhere, came, project)
         _write_states(connection, joined)
@@ -14815,10 +14821,8 @@ def _update_items(
 def show_own(database: Database, ids: Iterable[str]) -> None:
     """Hide and bring back items by the view after own changes, too, as other machines will."""
     if _unlike_view(database.reader(), ids := [*ids]):
-        with database.transaction() as connection:
-            connection.execute("UPDATE clock SET applying = 1")
+        with database.transaction() as connection, unsynced(connection):
             _change_ends(connection, ids)
-            connection.execute("UPDATE clock SET applying = 0")
 
 
 def _unlike_view(
@@ -14908,9 +14912,10 @@ def queue_rivals(database: Database, rivals: dict[str, set[str]]) -> dict[str, l
         f" WHERE NOT EXISTS({taken_apart('a.first', 'b.first')})"
         f" AND NOT EXISTS({taken_apart('a.id', 'b.id')}) ORDER BY a.id"
     )
-    found = {}
+    found: dict[str, list[str]] = {}
     for id, ids in rivals.items():
-        if live := [live for (live,) in database.rows(sql, to_json(sorted(ids)))]:
+        live = [live for (live,) in database.rows(sql, to_json(sorted(ids)))]
+        if live and live not in found.values():
             found[id] = live
     if found:
         with database.transaction() as connection:
@@ -16393,7 +16398,7 @@ class Sync:
         while found := states_of(self.database.reader(), sql, project, *last, self.place.page):
             if not dry_run:
                 show_own(self.database, found)
-            damaged = {id for id, state in found.items() if state["damaged"]}
+            damaged = _put_damaged_back(found)
             self.damaged.extend(damaged)
             left = self._without_successor(found) | damaged
             states = [one for id, one in found.items() if id not in left and not held_back(one)]
@@ -16567,9 +16572,8 @@ class Sync:
             " AND put_w NOT IN (SELECT name FROM machines WHERE mine)"
         )
         behind = f"SELECT id FROM items WHERE successor IN ({others}) AND id NOT IN ({others})"
-        with self.database.transaction() as connection:
+        with self.database.transaction() as connection, unsynced(connection):
             waiting = connection.execute(_UNSENT).get
-            connection.execute("UPDATE clock SET applying = 1")
             for (id,) in fetch(connection, behind) if erase else []:
                 _, other = restore_item(connection, id)
                 add_history(connection, "undo", id, other, APART)
@@ -16578,7 +16582,6 @@ class Sync:
             for id in ids:
                 erase_item(connection, id, alone=True)
                 connection.execute("DELETE FROM replica WHERE id = ?", (id,))
-            connection.execute("UPDATE clock SET applying = 0")
             stop_syncing(connection)
         self.database.wipe(texts)
         message, count = "This memory syncs nowhere any more", len(ids)

@@ -175,6 +175,22 @@ def test_all_are_told_of_what_several_replaced_whoever_comes_later(team: Team, l
     assert team.server.ask("SELECT FROM sediment.item WHERE rivals <> '[]' OR NOT gone") == []
 
 
+@pytest.mark.parametrize("first", ["bob", "carol"])
+def test_who_comes_later_is_told_of_an_undo_beside_a_replacement(team: Team, first: str) -> None:
+    alice, bob, other = team.machine("alice"), team.machine("bob"), team.machine("bob", "desk")
+    five = alice.store("The limit of an upload is 5 GB.")["id"]
+    nine = alice.store("The limit of an upload is 9 GB.", replace=five)["id"]
+    settle(alice, bob, other)
+    bob.undo(five)
+    twelve = other.store("The limit of an upload is 12 GB.", replace=nine)["id"]
+    settle(*((bob, other) if first == "bob" else (other, bob)))
+    late = team.machine("carol")
+    for memory in (alice, late):
+        (found,) = memory.sync()["look_at"]
+        assert {version["id"] for version in found["versions"]} == {five, twelve}
+        assert memory.sync()["look_at"] == []
+
+
 def test_a_hub_of_before_gets_what_it_lacks_of_init(team: Team) -> None:
     alice, bob = team.machine("alice"), team.machine("bob")
     old = alice.store("The port is 5433.")["id"]
