@@ -776,6 +776,8 @@ def test_a_file_of_the_first_version_opens_with_all_it_holds(tmp_path: Path) -> 
         assert kept.pragma("user_version") == 1
         assert kept.execute("SELECT count(*) FROM items").get == 3
     assert len(before) == copy.stat().st_size
+    with open_memory(path, "lighthouse") as memory:
+        assert memory.forget(found["id"])["copies"] == [str(copy)]
 
 
 def test_a_file_from_before_there_were_reviews(tmp_path: Path) -> None:

@@ -110,6 +110,23 @@ def test_a_prompt_gets_what_answers_it_once(memory: Memory, tmp_path: Path) -> N
     assert [row["printed"] > 0 for row in log(tmp_path)] == [True, False, True]
 
 
+@pytest.mark.parametrize("kind", ["a folder", "a link that nobody can follow"])
+def test_a_prompt_is_answered_where_the_log_cannot_be_written(
+    here: Program, tmp_path: Path, kind: str
+) -> None:
+    here.ok("store", HERON)
+    given = event("UserPromptSubmit", prompt=ASKED, cwd=str(here.folder))
+    assert HERON in context(hook(here, given))
+    (path,) = tmp_path.rglob("*.hooks")
+    path.unlink()
+    if kind == "a folder":
+        path.mkdir()
+    else:
+        path.symlink_to(path)
+    assert HERON in context(hook(here, given | {"session_id": "s2"}))
+    assert not path.is_file()
+
+
 @pytest.mark.parametrize(
     "text",
     [
