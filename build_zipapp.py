@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from importlib.metadata import Distribution, PackageNotFoundError
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,6 +92,9 @@ import sys
 
 BUILT_FOR = None
 DIGEST = None
+PARTS = ()
+# Modules that libraries import if they are there, and that are not in here.
+OPTIONAL = ("numpy._distributor_init_local", "onnxruntime.experimental")
 PYZ = SEDIMENT_PYZ = os.path.dirname(os.path.abspath(__file__))
 UID = os.getuid() if hasattr(os, "getuid") else 0
 
@@ -192,7 +197,7 @@ def claim(folder):
     """Hold the folder's lock, shared, until this process ends; False if there is no folder."""
     path = os.path.join(folder, ".lock")
     try:
-        lock = os.open(path, os.O_RDONLY)
+        lock = os.open(path, os.O_RDONLY | os.O_CREAT, 0o600)
         if fcntl:
             fcntl.flock(lock, fcntl.LOCK_SH)
         # Another version may have removed the folder while this one waited for the lock.
@@ -226,6 +231,74 @@ def unpack(root):
         fail("%s is damaged (%s): get or build it again" % (PYZ, error))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def restore(folder):
+    """Write again what is missing or damaged in the unpacked folder. False if that cannot be done:
+    another version may have taken the place of this .pyz."""
+    import importlib
+    import shutil
+    import tempfile
+    import zipfile
+
+    umask, draft = os.umask(0o077), None
+    try:
+        if not os.path.isdir(folder):
+            os.makedirs(folder)
+            claim(folder)
+        draft = tempfile.mkdtemp(prefix="tmp-", dir=os.path.dirname(folder))
+        with zipfile.ZipFile(PYZ) as pyz, zipfile.ZipFile(pyz.open("payload.zip")) as files:
+            if DIGEST.encode() not in pyz.read("__main__.py"):
+                return False
+            for member in files.infolist():
+                target = os.path.join(folder, member.filename)
+                if not has_checksum(target, member.CRC):
+                    written = files.extract(member, draft)
+                    os.makedirs(os.path.dirname(target), exist_ok=True)
+                    os.replace(written, target)
+        importlib.invalidate_caches()
+        return True
+    except Exception:
+        return False
+    finally:
+        os.umask(umask)
+        if draft:
+            shutil.rmtree(draft, ignore_errors=True)
+
+
+def restore_at_import(folder):
+    """Restore the folder where a module of it, or a package's `__init__`, is missing when it is
+    imported: nothing need be looked at before, and no import is left half done."""
+    from importlib import machinery
+
+    compiled = machinery.ExtensionFileLoader, machinery.EXTENSION_SUFFIXES
+    source = machinery.SourceFileLoader, machinery.SOURCE_SUFFIXES
+    bytecode = machinery.SourcelessFileLoader, machinery.BYTECODE_SUFFIXES
+
+    class Finder(machinery.FileFinder):
+        def find_spec(self, name, target=None):
+            spec = super(Finder, self).find_spec(name, target)
+            is_own = name in PARTS if self.path == folder else name not in OPTIONAL
+            if (spec is None or spec.loader is None) and is_own and restore(folder):
+                spec = super(Finder, self).find_spec(name, target)
+            return spec
+
+    def finder(path):
+        if not path.startswith(folder):
+            raise ImportError
+        return Finder(path, compiled, source, bytecode)
+
+    sys.path_hooks.insert(0, finder)
+
+
+def has_checksum(path, expected):
+    import zlib
+
+    try:
+        with open(path, "rb") as data:
+            return zlib.crc32(data.read()) == expected
+    except OSError:
+        return False
 
 
 def put_in_place(folder, target):
@@ -311,14 +384,20 @@ def main():
     check_python()
     folder = unpacked()
     sys.path[0] = folder
+    restore_at_import(folder)
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     gc.disable()  # all that an import makes stays: a look through it frees nothing, and takes 2 ms
-    try:
-        import sediment
-    except ImportError as error:
-        fail("%s is damaged (%s): delete it and try again" % (folder, error))
+    for attempt in range(2):
+        try:
+            import sediment
+
+            break
+        except Exception as error:  # a part is damaged
+            if attempt or not restore(folder):
+                fail("%s is damaged (%s): delete it and try again" % (folder, error))
     gc.freeze()
     gc.enable()
+    sediment.restore_program = lambda: restore(folder)
     sediment.run()
 
 
@@ -489,7 +568,10 @@ def pack(folder: Path, parts: dict[str, str], target: Path) -> Counter[str]:
 
 def bootstrap(payload: bytes, built_for: list[str]) -> str:
     digest = hashlib.sha256(payload).hexdigest()[:16]
+    with zipfile.ZipFile(BytesIO(payload)) as files:
+        parts = {re.split("[./]", name)[0] for name in files.namelist()}
     text = BOOTSTRAP.replace("BUILT_FOR = None", f"BUILT_FOR = {built_for!r}")
+    text = text.replace("PARTS = ()", f"PARTS = {sorted(parts)!r}")
     return text.replace("DIGEST = None", f'DIGEST = "{digest}"')
 
 

@@ -124,7 +124,7 @@ from datetime import UTC, date, datetime, timedelta
 from itertools import accumulate, combinations, pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -682,7 +682,38 @@ def remedy(program: Path | None = None) -> str:
     return "run `make` in a checkout, else reinstall"
 
 
+_Read = TypeVar("_Read", bound=Callable[..., Any])
+
+
+def restore_program() -> bool:
+    """Write again what is missing or damaged of the program's files; whether that could be done.
+    Only a .pyz can, and puts a function of its own in the place of this one."""
+    return False
+
+
+def restoring(read: _Read) -> _Read:
+    """A function that reads files of the program. Where it fails, the program is restored, and the
+    function called once more: something may have emptied the cache."""
+
+    @functools.wraps(read)
+    def reading(*args: Any) -> Any:
+        try:
+            return read(*args)
+        except SedimentError:
+            if not restore_program():
+                raise
+            return read(*args)
+
+    return cast(_Read, reading)
+
+
+def remedy_of_import() -> str:
+    """What to do when a library cannot be imported; a half of it cannot be imported again."""
+    return "it is restored: run this again" if restore_program() else remedy()
+
+
 @functools.cache
+@restoring
 def asset(name: str) -> str:
     """The text of a file that comes with the module: of a checkout, a .pyz or a wheel."""
     here = Path(__file__).resolve().parent
@@ -2826,10 +2857,11 @@ def loading(library: str) -> Iterator[None]:
         yield
     except ImportError as error:
         reason = one_line(str(error), PREVIEW)
-        advice = library_advice(remedy())
+        advice = library_advice(remedy_of_import())
         raise ModelError(f"{library} cannot be loaded ({reason}): {advice}") from None
 
 
+@restoring
 def model_dir() -> Path:
     """The folder of the bundled model: beside the module in a checkout, .pyz or wheel."""
     here = Path(__file__).resolve().parent
@@ -2844,6 +2876,7 @@ def takes_bundled_model() -> bool:
     return (setting("EMBEDDING_MODEL") or MODEL).lower() == MODEL.lower()
 
 
+@restoring
 def chosen_model() -> Model:
     """The bundled model, or the one that SEDIMENT_EMBEDDING_MODEL names: by its folder, or by its
     name in the folder `models` beside the default database. Raises ModelError."""
@@ -2930,23 +2963,6 @@ class Model:
 
     def _remedy(self) -> str:
         return remedy(self.folder.parent.parent)
-
-
-def unpack_model() -> bool:
-    """Put the bundled model in its place again, from the .pyz that runs; False where none does."""
-    try:
-        folder = model_dir()
-        with (
-            zipfile.ZipFile(sys.argv[0]) as program,
-            zipfile.ZipFile(program.open("payload.zip")) as payload,
-        ):
-            for name in payload.namelist():
-                if Path(name).parent == Path("models") / MODEL:
-                    with replacing(folder / Path(name).name) as file:
-                        file.buffer.write(payload.read(name))
-    except (OSError, KeyError, zipfile.BadZipFile):
-        return False
-    return True
 
 
 class GivenModel(Model):
@@ -3266,15 +3282,19 @@ class Encoder:
     def _open_tokenizer(self) -> Tokenizer:
         with loading("tokenizers"):
             from tokenizers import Tokenizer
-        self.model.check()
+        self._check_model()
         with self._readable("tokenizer.json") as path:
             tokenizer = Tokenizer.from_file(path)
         tokenizer.no_padding()  # the file's own settings are for batches
         tokenizer.no_truncation()
         return tokenizer
 
-    def _open_session(self) -> Any:
+    @restoring
+    def _check_model(self) -> None:
         self.model.check()
+
+    def _open_session(self) -> Any:
+        self._check_model()
         # numpy before onnxruntime, which would import numpy's inner parts first: with another
         # thread that imports numpy at that moment each waits for the other, and one of the two
         # is given half a module.
@@ -6433,6 +6453,7 @@ def learned() -> dict[str, Any]:
 
 
 @functools.cache
+@restoring
 def _read_learned(given: str) -> dict[str, Any]:
     path = expand_home(given) if given else model_dir().parent / "ranker.json"
     try:
@@ -12555,7 +12576,7 @@ def _mend_model(encoder: Encoder) -> tuple[bool, str]:
         return True, ""
     except ModelError as error:
         reason = f"Not mended: {error}."
-    if takes_bundled_model() and unpack_model():
+    if takes_bundled_model() and restore_program():
         with contextlib.suppress(ModelError):
             encoder.model.check(full=True)
             return True, "Unpacked the model again."
@@ -21643,7 +21664,7 @@ class _Group(click.Group):
             raise click.ClickException(f"a library file is damaged ({error}): {remedy()}") from None
         except ImportError as error:
             reason = f"a part of the program is missing ({one_line(str(error), PREVIEW)})"
-            raise click.ClickException(f"{reason}: {remedy()}") from None
+            raise click.ClickException(f"{reason}: {remedy_of_import()}") from None
 
 
 @click.group(
