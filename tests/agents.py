@@ -22,7 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -32,8 +32,8 @@ FACT = "Staging database listens on port 6543."
 ASK = "on which port does the staging database listen?"
 SAID = "The heron migration is planned for Thursday."
 IDLE = "fix the typo in line 3, please"
-PATIENCE = 120  # s for one prompt
-BUSY = 26  # processes that compute while an agent is asked, where the machine is to be loaded
+PATIENCE = 240  # s for one prompt
+BUSY = 12  # processes that compute while an agent is asked, where the machine is to be loaded
 SLOW = """import os, sys, time
 if sys.argv[-1] == "serve":
     time.sleep(6)
@@ -347,26 +347,34 @@ def with_fault(lab: Lab, fault: str) -> list[str]:
     ]
 
 
+WHOLE = ("agent", "memory at the first prompt", "not repeated", "unrelated: none", "said, recalled")
+FAULTY = ("agent", "program", "requests", "codes", "memory sent", "prompt kept", "doctor")
+
+
+def print_row(cells: Sequence[str]) -> None:
+    print("|", " | ".join(cells), "|", flush=True)
+
+
 def main() -> None:
-    clients, names = Path(sys.argv[1]).resolve(), sys.argv[2:] or list(COMMANDS)
-    faults = [name for name in names if name in FAULTS] or [*FAULTS]
-    names = [name for name in names if name in COMMANDS] or [*COMMANDS]
+    """Both tables; only the second where faults are named."""
+    clients, words = Path(sys.argv[1]).resolve(), sys.argv[2:]
+    names = [name for name in words if name in COMMANDS] or [*COMMANDS]
+    faults = [name for name in words if name in FAULTS]
     server = ThreadingHTTPServer(("127.0.0.1", 0), Model)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     base = f"http://127.0.0.1:{server.server_address[1]}"
-    print(
-        "| agent | memory at the first prompt | not repeated | unrelated: none | said, recalled |"
-    )
-    print("| --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory(dir=Path.home(), prefix=".agents-") as scratch:
-        for name in names:
-            print("|", " | ".join(tried(Lab(name, clients, base, Path(scratch) / name))), "|")
-        print()
-        print("| agent | program | requests | codes | memory sent | prompt kept | doctor |")
-        print("| --- | --- | --- | --- | --- | --- | --- |")
-        for name, fault in itertools.product(names, faults):
-            lab = Lab(name, clients, base, Path(scratch) / f"{name}-{fault}")
-            print("|", " | ".join(with_fault(lab, fault)), "|", flush=True)
+
+        def lab(name: str, fault: str = "") -> Lab:
+            return Lab(name, clients, base, Path(scratch) / f"{name}{fault}")
+
+        if not faults:
+            for row in (WHOLE, ["---"] * len(WHOLE), *(tried(lab(name)) for name in names)):
+                print_row(row)
+        for row in (FAULTY, ["---"] * len(FAULTY)):
+            print_row(row)
+        for name, fault in itertools.product(names, faults or FAULTS):
+            print_row(with_fault(lab(name, fault), fault))
 
 
 if __name__ == "__main__":
