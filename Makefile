@@ -18,7 +18,7 @@ PYZ := dist/sediment.pyz
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary=:all:
 RUN := SEDIMENT_PYZ=$(CURDIR)/$(PYZ)
 
-.PHONY: all platform release demo test test-page test-arm64 lint bench bench-peers bench-quality encoder ranker soak lock clean help python FORCE
+.PHONY: all platform release demo test test-page test-arm64 mutants lint bench bench-peers bench-quality encoder ranker soak lock clean help python FORCE
 all: $(if $(PLATFORM),platform,$(PYZ))
 
 help:
@@ -31,6 +31,7 @@ help:
 	@echo 'make test-page                 test the page in Chromium, where there is one (SHOTS=DIR keeps pictures), and'
 	@echo '                               what /v1/openapi.json says of the server, by Schemathesis'
 	@echo 'make test-arm64                run dist/sediment-linux-arm64-*.pyz by qemu (on Debian or Ubuntu)'
+	@echo 'make mutants                   put bugs in, one at a time, and say which no test notices   (ONLY="words of one")'
 	@echo 'make lint                      ruff, pyright, and the layout of the module'
 	@echo 'make encoder                   learn models/lessons again from tests/, and build the model with them'
 	@echo 'make ranker                    learn models/ranker.json again from tests/'
@@ -90,6 +91,10 @@ test-page: $(PYZ) $(BUILD)/dev/.ready $(BUILD)/api/.ready
 
 test-arm64:
 	tests/arm64.sh
+
+# Each bug takes a build and the tests of its subject: two hours for all.
+mutants: $(PYZ) $(BUILD)/dev/.ready
+	$(BUILD)/dev/bin/python tests/mutants.py $(if $(ONLY),--only "$(ONLY)")
 
 lint: $(BUILD)/dev/.ready
 	$(BUILD)/dev/bin/ruff check $(SOURCES)

@@ -18,7 +18,7 @@ Run = Callable[..., Done[Any]]
 IDENTITY = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org")
 SETTINGS = ("-c", "init.defaultBranch=main", "-c", "protocol.file.allow=always")
 
-ENOUGH = 60  # s of work: seconds on a slow machine, where a pattern that looks twice takes minutes
+ENOUGH = 20  # s of work: up to 4 here, 7 on a busy machine, and minutes where a pattern looks twice
 
 
 @contextlib.contextmanager

@@ -257,22 +257,31 @@ def wait(until: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize(("setting", "count"), [("1", 1), ("0", 2)])
-def test_a_server_merges_in_its_pauses_unless_told_not_to(
-    tmp_path: Path, path: Path, unpacked: Path, warm: Warm, setting: str, count: int
+def test_a_server_merges_in_its_pauses(
+    tmp_path: Path, path: Path, unpacked: Path, warm: Warm
 ) -> None:
     env = {"SEDIMENT_DB": str(path), "SEDIMENT_PROJECT": "demo", "SEDIMENT_CACHE": str(unpacked)}
-    env = small_env(tmp_path, **env, SEDIMENT_CONSOLIDATE=setting)
+    env = small_env(tmp_path, **env, SEDIMENT_CONSOLIDATE="1")
     wire = Wire(tmp_path, env, warm=warm)
     wire.call("store", content=PORT)
     wire.call("store", content=AGAIN)
     wire.call("recall", query="which port?")
-    if setting == "1":
-        wait(lambda: wire.call("list")["total"] == 1)
-    else:
-        time.sleep(1)
-    assert wire.call("list")["total"] == count
+    wait(lambda: wire.call("list")["total"] == 1)
     wire.end()
+
+
+@pytest.mark.parametrize(("setting", "count"), [("1", 1), ("0", 2)])
+def test_chores_merge_unless_told_not_to(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch, setting: str, count: int
+) -> None:
+    monkeypatch.setenv("SEDIMENT_CONSOLIDATE", setting)
+    put(memory, PORT, AGAIN)
+    worker = sediment.Worker(memory)
+    worker.start_chores()
+    if worker._chore:
+        worker._chore.join()
+    worker.finish()
+    assert len(live(memory)) == count
 
 
 def test_import_consolidates_and_one_shot_commands_do_not(here: Program) -> None:

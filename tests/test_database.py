@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import hashlib
 import os
+import re
 import shutil
 import stat
 import sys
@@ -757,6 +758,24 @@ def test_a_fault_in_the_background_ends_no_later_work(
     assert done.wait(30)
     worker.finish()
     assert memory.pending() == 0
+
+
+def test_an_erased_text_is_found_wherever_a_read_of_the_file_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    erased = "The vault opens with the word tulip."
+    with open_memory(tmp_path / "memory.db") as memory:
+        database = memory.database
+        with database.transaction() as connection:
+            connection.execute("INSERT INTO meta VALUES('left behind', ?)", (erased,))
+        database.checkpoint()
+        (place,) = [
+            found.start() for found in re.finditer(erased.encode(), database.path.read_bytes())
+        ]
+        for read in range(len(erased) + 1):
+            monkeypatch.setattr(sediment, "SEARCHED_BYTES", place + read)
+            assert database._holds([erased]), read
+            assert not database._holds([erased[::-1]])
 
 
 # Made by earlier versions

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -312,20 +311,23 @@ def test_texts_at_once_are_encoded_as_one_by_one() -> None:
 
 
 def test_a_long_job_that_ends_takes_the_workers_of_no_other() -> None:
-    encoder, go_on = Encoder(), threading.Event()
+    encoder, begun, go_on = Encoder(), threading.Event(), threading.Event()
     texts = [f"The ferry sails at {hour}." for hour in range(20)]
     embed = encoder.embed
-    encoder.embed = lambda text: embed(text) if go_on.wait(60) else b""
+
+    def embed_when_told(text: str) -> bytes:
+        begun.set()
+        return embed(text) if go_on.wait(60) else b""
+
+    encoder.embed = embed_when_told
     with contextlib.ExitStack() as first, ThreadPoolExecutor(2) as threads:
         first.enter_context(encoder.parallel_encoding())
         with encoder.parallel_encoding():
             made = threads.submit(encoder.embed_all, texts)
-            time.sleep(0.1)
-            ended = threads.submit(first.close)
-            time.sleep(0.1)
+            assert begun.wait(60)
+            threads.submit(first.close).result(60)
             go_on.set()
             assert len(made.result(60)) == 20
-            ended.result(60)
 
 
 def test_a_thread_is_given_the_session_though_a_long_job_ends(

@@ -1,5 +1,6 @@
 """A server owes every request one answer, whatever stands between them; `make soak` asks longer."""
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,15 @@ def test_forgetting_what_is_no_id_is_refused_in_words(wire: Wire, id: object) ->
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_memory_is_told() -> None:
-    import os
+    code = "import sys; kept = b'x' * int(sys.argv[1]); print(flush=True); input()"
 
-    assert 10**6 < fuzz_wire.memory_of(os.getpid()) < 10**12
+    def told(size: int) -> int:
+        command = [sys.executable, "-c", code, str(size)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout
+            process.stdout.readline()
+            found = fuzz_wire.memory_of(process.pid)
+            process.communicate(b"\n")
+        return found
+
+    assert 45_000_000 < told(50_000_000) - told(0) < 55_000_000

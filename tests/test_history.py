@@ -376,6 +376,14 @@ def test_recall_as_of_a_day_answers_from_that_day(memory: Memory) -> None:
         memory.recall("tea?", as_of="the other day")
 
 
+def test_at_the_second_of_a_replacement_only_the_successor_holds(memory: Memory) -> None:
+    tea = memory.store(TEA, created_at="2026-01-01T00:00:00Z")["id"]
+    memory.store(LATER, replace=tea, created_at="2026-03-01T00:00:00Z")
+    ended = memory.database.value("SELECT ended_at FROM items WHERE id = ?", tea)
+    then = [texts(memory.recall("when is tea?", as_of=ended + by, anyway=True)) for by in (-1, 0)]
+    assert then == [[TEA], [LATER]]
+
+
 @pytest.fixture
 def sitters(memory: Memory) -> dict[str, str]:
     """The ids of three babysitters by name, each replaced by the next, beside other notes."""

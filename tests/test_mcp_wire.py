@@ -146,7 +146,7 @@ def test_discover(wire: Wire) -> None:
     assert "2026-07-28" in result["supportedVersions"]
     assert set(result["capabilities"]) == {"tools", "prompts", "resources"}
     assert result["instructions"]
-    assert result["ttlMs"] >= 0
+    assert result["ttlMs"] == sediment.LIST_TTL
     assert result["cacheScope"] in ("public", "private")
     assert result["_meta"][f"{META}serverInfo"]["name"] == "sediment"
     assert "serverInfo" not in result
@@ -156,7 +156,7 @@ def test_stateless_requests_need_no_opening(wire: Wire) -> None:
     wire.meta = STATELESS
     listed = wire.request("tools/list")["result"]
     assert listed["resultType"] == "complete"
-    assert listed["ttlMs"] >= 0
+    assert listed["ttlMs"] == sediment.LIST_TTL
     assert listed["cacheScope"] in ("public", "private")
     called = wire.request("tools/call", {"name": "list", "arguments": {}})["result"]
     assert called["resultType"] == "complete"

@@ -723,3 +723,12 @@ def test_only_what_is_likely_and_counts_is_said_to_be_newer() -> None:
     explained = sediment._explained(hits, parts, numpy.ones(4), obsolete, held, 0.3)
     assert [hit.newer_than for hit in explained] == [None, None, 2, None]  # 4 has little of 3
     assert [hit.older_than for hit in explained] == [None, 3, 4, None]
+
+
+@pytest.mark.parametrize("factor", [0.5, 1, 1.5])
+def test_beside_one_that_reaches_a_high_floor_others_need_no_more_than_usual(factor: float) -> None:
+    floor, usual = factor * sediment.FLOOR, min(factor, 1) * sediment.FLOOR / 2
+    best = Hit(1, 1, 1.0, 0.5, 0, floor, {})
+    other = best._replace(item=2, relevance=0.0)
+    assert sediment.least_relevance([best, other], floor) == usual
+    assert sediment.least_relevance([other], floor) == math.inf

@@ -29,8 +29,10 @@ def test_who_is_killed_takes_nothing_along(
     rage = storm.Storm(tmp_path, 48, seed=1, SEDIMENT_CACHE=str(unpacked))
     figures = rage.run(pause=1, until=time.monotonic() + 6)
     print(figures)
-    assert figures["acknowledged"] > 0
-    assert figures["killed servers"] + figures.get("killed shells", 0) > 0
+    killed = figures["killed servers"] + figures.get("killed shells", 0)
+    asked = figures["stores by servers"] + figures["stores by shells"]
+    assert killed > 0
+    assert figures["acknowledged"] >= max(1, asked - killed)  # a kill costs one answer at most
 
 
 @pytest.mark.skipif(os.name != "posix", reason="kills as POSIX does")
