@@ -20354,9 +20354,10 @@ def _channel() -> type:
             return not (self.has_left and self.requests) and super().readable()
 
         def handle_read(self) -> None:
+            connection: Any = self.socket
             before = self.last_activity
             with contextlib.suppress(OSError):  # which are for waitress
-                self.has_left = not self.socket.recv(1, socket.MSG_PEEK)
+                self.has_left = not connection.recv(1, socket.MSG_PEEK)
             if self.has_left and self.requests:
                 return  # waitress would close it at once
             super().handle_read()
