@@ -44,6 +44,7 @@ help:
 	@echo 'make clean                     remove everything built'
 
 python:
+	@$(PYTHON) -c '' 2>/dev/null || { echo "error: $(PYTHON) does not start: install it, or name another, as in make PYTHON=python3.12" >&2; exit 1; }
 	@test -n "$(TAG)" || { echo "error: Sediment needs Python 3.11 or later, and PYTHON=$(PYTHON) is not: try make PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "error: $(PYTHON) cannot make virtual environments: install its venv module (Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
 

@@ -14445,7 +14445,9 @@ def listed_items(
     answer: dict[str, Any] = {"count": len(items), "total": total, "items": items}
     answer |= ({"page": page} if page > 1 else {}) | ({"oldest": True} if oldest else {})
     if not items:
-        answer["message"] = _nothing_listed(projects, wanted, total)
+        is_past = total and page > 1
+        past = f"Page {page} is past the end ({total} in all)."
+        answer["message"] = past if is_past else _nothing_listed(projects, wanted, total)
     return answer
 
 
@@ -18223,8 +18225,9 @@ def render_listed(answer: dict[str, Any]) -> Iterator[str]:
         order = "oldest" if "oldest" in answer else "newest"
         yield _dim(f"{answer['count']} of {answer['total']}{page}, {order} first")
         width = max(len(item["id"]) for item in answer["items"])
+        room = max(80, shutil.get_terminal_size().columns - width - 23)  # as COLUMNS has it
         for item in answer["items"]:
-            text = printable(one_line(item["content"], 80))
+            text = printable(one_line(item["content"], room))
             day = _dim(local_time(item["created"]))
             who = printable_name(f"  {item['author']}") if "author" in item else ""
             yield f"{item['id']:<{width}}  {day}  {item['scope']:<7}  {text}{who}"
@@ -18450,7 +18453,9 @@ def render_exported(answer: dict[str, Any]) -> Iterator[str]:
 def render_planned(answer: dict[str, Any]) -> Iterator[str]:
     """What `init` would add, the same text once, and where."""
     for added, files in itertools.groupby(answer["files"], lambda file: file["added"]):
-        yield from (f"{printable(file['path'])}: {file['done']}" for file in files)
+        for file in files:
+            would = "" if file["done"].startswith("has ") else "would be "
+            yield f"{printable(file['path'])}: {would}{file['done']}"
         yield from [printable(added.rstrip()), ""] if added else []
     yield from map(printable, answer["to_do"])
 
@@ -18681,7 +18686,7 @@ _ALLOW_SECRETS = Argument("allow_secrets", FLAG, "Keep what looks like a credent
 
 _TABLE = (
     Operation("store", Memory.store, render_stored).takes(
-        Argument("content", CONTENT, wire="content", place="CONTENT"),
+        Argument("content", CONTENT, wire="content", place="CONTENT..."),
         Argument("scope", SCOPE, "project (default), or global: for every project.", wire="scope"),
         Argument("replace", ID, "The item that this one supersedes.", wire="replace_id"),
         Argument("created_at", TIME, "Back-date it: 2026-03, yesterday.", wire="created_at"),
@@ -18733,7 +18738,7 @@ _TABLE = (
         ),
     ),
     Operation("note", Memory.note, render_stored).takes(
-        Argument("text", CONTENT, place="TEXT"),
+        Argument("text", CONTENT, place="TEXT..."),
         Argument("folder", string("DIR"), "Where the notes are (else memory/ in the project)."),
         _ALLOW_SECRETS,
     ),
@@ -21580,7 +21585,9 @@ _GENERAL: dict[str, dict[str, Any]] = {
 
 def _note_general(context: click.Context, option: click.Parameter, value: Any) -> None:
     if value not in (None, False) and option.name:
-        setattr(context.obj, option.name, value)
+        context.find_root().params[option.name] = value  # for completion, which has no `obj`
+        if context.obj:
+            setattr(context.obj, option.name, value)
 
 
 def refuse_unused(ctx: click.Context, **found: Any) -> None:
@@ -21641,6 +21648,14 @@ class _Group(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take `help COMMAND` and `version` for the options of these names."""
+        if args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
+        elif args[:1] == ["version"]:
+            args = ["--version", *args[1:]]
+        return super().parse_args(ctx, args)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -21671,7 +21686,7 @@ class _Group(click.Group):
 @click.group(
     cls=_Group,
     invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.option("-V", "--version", is_flag=True, help="Show the version and exit.")
 @click.option(
@@ -21701,7 +21716,8 @@ def cli(context: click.Context, version: bool, **options: Any) -> None:
         facts = shared.memory().describe() if shared.verbose else {"sediment": __version__}
         shared.show(facts, lambda facts: (f"{name} {value}" for name, value in facts.items()))
         context.exit()
-    context.color = False if variable("NO_COLOR") else None
+    is_plain = variable("NO_COLOR") or variable("TERM") == "dumb"
+    context.color = False if is_plain else None
     if context.invoked_subcommand is None:
         if sys.stdin.isatty():
             click.echo(context.get_help())
@@ -21908,6 +21924,8 @@ def _to_import(
         if client := client_of(path):
             where = f"`import --from {client}` takes what was said in those on this machine"
             raise InvalidInput(f"{file} is a session of {client}'s and has no memories: {where}")
+    if path.suffix.lower() in (".md", ".markdown"):
+        raise InvalidInput(f"{file} is markdown: `index {file}` lets recall find what it says")
     lines: IO[bytes] = click.File("rb").convert(file, None, click.get_current_context())
     return "rows", text_lines(lines), _count_lines(lines)
 
@@ -22014,8 +22032,9 @@ def _command(operation: Operation) -> _Command:
             if value is not None and all(counts(operation.name, mode, name) for mode in modes)
         }
         for argument in operation.arguments:
-            if argument.kind is CONTENT and values[argument.name] == "-":
-                values[argument.name] = read_stdin(CONTENT_MAX)
+            if argument.kind is CONTENT:
+                text = " ".join(values[argument.name])
+                values[argument.name] = read_stdin(CONTENT_MAX) if text == "-" else text
         run(context.obj, **values)
 
     command = _Command(operation.name, callback=callback)
@@ -22327,13 +22346,13 @@ def read_stdin(limit: int) -> str:
 
 
 def _count_lines(file: IO[bytes]) -> int | None:
-    """How many lines a file has; None for a pipe or device."""
+    """How many lines a file has from where it is; None for a pipe or device."""
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return None
-    count, last = 0, b"\n"
+    start, count, last = file.tell(), 0, b"\n"
     while part := file.read(2**20):
         count, last = count + part.count(b"\n"), part[-1:]
-    file.seek(0)
+    file.seek(start)  # not 0: the shell may have read a part of stdin
     return count + (last != b"\n")
 
 
@@ -22470,6 +22489,8 @@ def _reviewed(memory: Memory, pairs: list[dict[str, Any]]) -> Iterator[str]:
     for number, pair in enumerate(pairs, 1):
         ids = pair["old"]["id"], pair["new"]["id"]
         if not ended.isdisjoint(ids):
+            if not sys.stdin.isatty():
+                sys.stdin.readline(LINE_MAX)  # the line for this pair, written before
             continue
         yield from render_pair(pair)
         key = _asked_key(f"{number} of {len(pairs)}: r replace, k keep both, s skip, q quit? ")
@@ -22493,7 +22514,10 @@ def _asked_key(question: str) -> str:
     """One of r, k, s and q: a key on a terminal, else a line of a pipe, or q at its end."""
     while True:
         click.echo(question, nl=False, err=True)
-        key = click.getchar() if sys.stdin.isatty() else sys.stdin.readline(LINE_MAX) or "q"
+        try:
+            key = click.getchar() if sys.stdin.isatty() else sys.stdin.readline(LINE_MAX) or "q"
+        except EOFError:  # Ctrl-D
+            key = "q"
         key = key.strip().lower()[:1]
         click.echo(key, err=True)
         if key in ("r", "k", "s", "q"):

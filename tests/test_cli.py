@@ -1,5 +1,6 @@
 """The commands: what they print for people and for scripts, and what they do with bad input."""
 
+import io
 import json
 import os
 import pty
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 from conftest import ROOT, Run
 from program import Program, files, heed_permissions, one_line
@@ -406,12 +408,107 @@ def _read(master: int) -> bytes:
         return b""
 
 
+def shell(database: Path, *words: str, **options: Any) -> str:
+    """What a command prints, run in this process."""
+    return CliRunner().invoke(sediment.cli, ["--db", str(database), *words], **options).output
+
+
+def test_several_words_are_one_text(tmp_path: Path) -> None:
+    database = tmp_path / "memory.db"
+    shell(database, "store", "Two", "words", "--scope", "global")
+    assert json.loads(shell(database, "--json", "list", "-s", "all"))["items"][0]["content"] == (
+        "Two words"
+    )
+
+
+def test_help_and_version_are_known_as_words_too(tmp_path: Path) -> None:
+    database = tmp_path / "memory.db"
+    for words in (["help", "recall"], ["help"], ["version"]):
+        option = [*words[1:], f"--{words[0]}"]
+        assert CliRunner().invoke(sediment.cli, words).output == shell(database, *option)
+
+
+def test_a_page_past_the_end_says_so(tmp_path: Path) -> None:
+    shell(tmp_path / "memory.db", "store", "tea", "--scope", "global")
+    told = shell(tmp_path / "memory.db", "list", "--scope", "all", "--page", "9")
+    assert told == "Page 9 is past the end (1 in all).\n"
+
+
+def test_columns_says_how_wide_a_line_may_be(tmp_path: Path) -> None:
+    shell(tmp_path / "memory.db", "store", "tea " * 60, "--scope", "global")
+    for columns in (140, 180):
+        told = shell(tmp_path / "memory.db", "list", "-s", "all", env={"COLUMNS": f"{columns}"})
+        assert columns - 2 <= len(told.splitlines()[1]) <= columns
+
+
+def test_an_import_of_markdown_names_index(tmp_path: Path) -> None:
+    (tmp_path / "notes.md").write_text("# Tea\n\nAt four.\n")
+    told = shell(tmp_path / "memory.db", "import", str(tmp_path / "notes.md"))
+    assert "is markdown: `index " in told
+    assert len(told.splitlines()) == 1
+
+
+def test_an_import_goes_on_where_the_shell_has_read_to(tmp_path: Path) -> None:
+    (tmp_path / "rows").write_text('a head\n{"content": "tea"}\n')
+    with open(tmp_path / "rows", "rb", buffering=0) as rows:
+        rows.seek(7)
+        command = "import sediment; sediment.run()"
+        env = os.environ | {"SEDIMENT_DB": str(tmp_path / "memory.db")}
+        words = [sys.executable, "-c", command, "--json", "import", "-"]
+        done = subprocess.run(words, stdin=rows, cwd=ROOT, env=env, capture_output=True)
+    assert (done.returncode, json.loads(done.stdout)["stored"]) == (0, 1)
+
+
+def test_completion_heeds_the_general_options_behind_a_command(tmp_path: Path) -> None:
+    database = tmp_path / "memory.db"
+    id = json.loads(shell(database, "--json", "store", "tea", "--scope", "global"))["id"]
+    complete = ShellComplete(sediment.cli, {}, "sediment", "_SEDIMENT_COMPLETE")
+    for words in (["get", "--db", str(database)], ["--db", str(database), "get"]):
+        assert [item.value for item in complete.get_completions(words, "")] == [id]
+    assert complete.get_completions(["get", "--db", str(tmp_path / "other.db")], "") == []
+
+
+def test_a_line_of_a_scripted_review_is_for_the_pair_of_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where an answer has settled the pairs behind it."""
+    with sediment.Memory(tmp_path / "memory.db", project="demo") as memory:
+        old, new, other, newer = (
+            memory.store(text, scope="global")["id"]
+            for text in ("Tea is at four.", "Tea is at five.", "The boat is red.", "It is blue.")
+        )
+        rows = [(old, new), (old, newer), (other, newer)]
+        pairs = [{"old": memory.get(one), "new": memory.get(two)} for one, two in rows]
+        monkeypatch.setattr(sys, "stdin", io.StringIO("r\ns\nr\n"))
+        *_, told = sediment._reviewed(memory, pairs)
+        assert told.startswith("2 replaced, 0 kept, 0 skipped")
+        assert memory.get(other)["successor"] == newer
+
+
+def test_ctrl_d_ends_a_review(monkeypatch: pytest.MonkeyPatch) -> None:
+    def getchar() -> str:
+        raise EOFError
+
+    monkeypatch.setattr(sediment.click, "getchar", getchar)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    assert sediment._asked_key("replace? ") == "q"
+
+
+def test_make_names_a_python_that_does_not_start() -> None:
+    done = subprocess.run(
+        ["make", "python", "PYTHON=3.99"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert "python3.99 does not start" in done.stderr
+
+
 def test_colour_is_for_terminals(here: Program, pyz: Path, unpacked: Path) -> None:
     here.store("blue")
     cache = {"SEDIMENT_CACHE": str(unpacked), "TERM": "xterm"}
     for words in (["list"], ["recall", "colour"], ["stats"]):
         assert "\x1b[" in on_terminal(here, pyz, *words, **cache)
         assert "\x1b" not in on_terminal(here, pyz, *words, **cache, NO_COLOR="1")
+        assert "\x1b" not in on_terminal(here, pyz, *words, **{**cache, "TERM": "dumb"})
         assert "\x1b" not in here.ok(*words)
     assert "\x1b" not in on_terminal(here, pyz, "--json", "list", **cache)
 

@@ -454,6 +454,7 @@ def test_for_every_project(here: Program, unpacked: Path, tmp_path: Path) -> Non
 def test_print_writes_nothing(here: Program, tmp_path: Path) -> None:
     before = files(tmp_path)
     said = here.ok("init", "--print")
+    assert "would be created" in said
     added = {
         Path(file["path"]).name: file["added"] for file in here.json("init", "--print")["files"]
     }

@@ -34,7 +34,7 @@ def test_pages_follow_one_another(memory: Memory, ids: list[str]) -> None:
     assert [row["id"] for page in pages for row in page["items"]] == ids[::-1]
     assert [page["total"] for page in pages] == [3, 3, 3]
     assert [page["count"] for page in pages] == [2, 1, 0]
-    assert pages[2]["message"] == "No such items."
+    assert pages[2]["message"] == "Page 3 is past the end (3 in all)."
 
 
 def test_a_day_or_month_is_meant_to_its_end(memory: Memory, ids: list[str]) -> None:
