@@ -385,6 +385,7 @@ NAMED_OTHERWISE = 0.5
 # happened at a client in a month 46 / 46 / 41 are right. Without the loss, of 74 questions for the
 # figures of a month or year 54 instead of 56.
 TIME_WEIGHT = 0.3
+KNOWN_MIN = 0.2  # of the query's information, in words that a vector tells or a memory has
 COVERAGE_ENOUGH = 0.6  # of the query's information: foreign questions find up to 0.43 by chance
 # Of FLOOR, where all of the query is found. With 0.5 / 0.7 / 0.8 / 1, nothing is answered to 31 /
 # 30 / 30 / 27 of 100 questions that no note answers, and wrongly to 2.3 / 2.0 / 1.9 / 1.7; the sets
@@ -7004,6 +7005,7 @@ class WeightedQuery(NamedTuple):
     ideal: float  # the BM25 of a chunk that has every word once
     chunks: int  # that may answer
     strange: float  # the share of the words that the encoder's vocabulary lacks
+    known: float = 1.0  # the share of `ideal` of words that the vocabulary has
 
 
 class Candidates(NamedTuple):
@@ -7120,9 +7122,15 @@ def weighed(
         stems = lexicon.text_words(phrase).stems
         terms.setdefault(stems, Term(stems, phrase, idf, frequency))
     ideal = sum(term.idf**2 for term in terms.values())
-    return WeightedQuery(
-        _rarest([*terms.values()]), weights, ideal, total, lexicon.strange(positions)
-    )
+    told = (term.idf**2 for term in terms.values() if _is_known(term, shares))
+    known = sum(told) / (ideal or 1.0)
+    strange = lexicon.strange(positions)
+    return WeightedQuery(_rarest([*terms.values()]), weights, ideal, total, strange, known)
+
+
+def _is_known(term: Term, shares: dict[str, float]) -> bool:
+    """Whether the vocabulary has a word, so that its vector tells something; figures are pieces."""
+    return shares[term.phrase] > 0 and not _has_digit(term.phrase)
 
 
 def _frequencies(within: Within, phrases: list[str]) -> list[int]:
@@ -7531,12 +7539,36 @@ def chance_floor(chunks: int, near_cohort: float, strange: float) -> float:
 
 
 def strange_beside(
-    strange: float, hits: list[Hit], facts: dict[int, RankFacts], lexicon: Lexicon
+    words: WeightedQuery,
+    query: Query,
+    hits: list[Hit],
+    facts: dict[int, RankFacts],
+    lexicon: Lexicon,
 ) -> float:
-    """How strange a question is to what was found: as by itself, and all of it where one of the
-    best hits is in another language, from which a question in English is far in any case."""
-    texts = (facts[hit.item].text for hit in hits[:FEW_HITS] if hit.item in facts)
-    return strange if all(lexicon.text_words(text).english for text in texts) else 1.0
+    """How strange a question is to what was found: not at all, if both are in English, though a
+    name may be foreign; all of it, if most of the best hits are in another language, from which a
+    question in English is far in any case."""
+    texts = [facts[hit.item].text for hit in hits[:FEW_HITS] if hit.item in facts]
+    english = sum(lexicon.text_words(text).english for text in texts)
+    if 2 * english < len(texts):
+        return 1.0
+    is_english = lexicon.text_words(query.text).english and not _FOREIGN_LETTER.search(query.text)
+    return 0.0 if is_english else words.strange
+
+
+_FOREIGN_LETTER = _Pattern(r"[^\W\d_\x00-\u024f]")  # not Latin
+# A name alone that no sentence has: an address, a number, a path, a ticket.
+_ONE_NAME = _Pattern(r"\W*\w\S*(?:[\d@:/\\#.-]\S*)+|\W*\d\S*")
+
+
+def is_unheard_of(words: WeightedQuery, query: Query, found: Candidates, strange: float) -> bool:
+    """Whether a question in English is made of what no memory has, and of which a vector tells
+    nothing: nonsense, a foreign name, or one address or number."""
+    best = found.coverage.max(initial=0.0)
+    is_one_name = bool(_ONE_NAME.fullmatch(query.text.rstrip(" ?.!")))
+    return not strange and (
+        max(words.known, best) < KNOWN_MIN or (is_one_name and best < COVERAGE_ENOUGH)
+    )
 
 
 def relevance(found: Candidates) -> Any:
@@ -13262,8 +13294,10 @@ class Search(View):
             hits = [beside_nearer_version(hit, facts.get(hit.item), vector) for hit in hits]
             query = query._replace(around=around, strange=words.strange)
             near_cohort = self.encoder.near_cohort(vector)
-            strange = strange_beside(words.strange, hits, facts, self.lexicon)
+            strange = strange_beside(words, query, hits, facts, self.lexicon)
             floor = request.profile.floor(words.chunks, near_cohort, strange)
+            if request.profile.reach and is_unheard_of(words, query, found, strange):
+                floor = math.inf
             return Found(hits, facts, query, floor, blank_files(self.database))
 
     def _weigh(self, text: str, within: Within) -> WeightedQuery:

@@ -732,3 +732,53 @@ def test_beside_one_that_reaches_a_high_floor_others_need_no_more_than_usual(fac
     other = best._replace(item=2, relevance=0.0)
     assert sediment.least_relevance([best, other], floor) == usual
     assert sediment.least_relevance([other], floor) == math.inf
+
+
+# What no memory has
+
+
+WORKSHOP = (
+    "The boiler was serviced by Adam Przybylski in March, next time in two years.",
+    "Ticket WH-1182: the conveyor stops when the light barrier is dusty.",
+    "The label printer is a Zebra ZD421 on 10.0.4.17.",
+    "Mara is allergic to nuts and eats no meat.",
+    "Lease: Maria de la Cruz, 555-0100.",
+    "We deploy on Fridays only after the canary is green.",
+)
+
+
+@pytest.fixture
+def workshop(memory: Memory) -> Memory:
+    memory.import_rows({"content": text, "created_at": 10**9} for text in WORKSHOP)
+    return memory
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        *("asdfghjkl", "?", "qwertz yxcv", "192.168.77.201", "JIRA-90412", "h8f7-22ab"),
+        *("Kowalczyk", "kim@nowhere.example", "https://nowhere.example/x"),
+    ],
+)
+def test_what_no_memory_has_gets_no_answer(workshop: Memory, query: str) -> None:
+    assert workshop.recall(query)["results"] == []
+    assert workshop.recall(query, anyway=True)["results"] or query == "?"
+
+
+@pytest.mark.parametrize(
+    ("query", "place"), [("Przybylski", 0), ("wh-1182", 1), ("10.0.4.17", 2), ("Cruz", 4)]
+)
+def test_what_one_memory_has_is_found_by_that_alone(
+    workshop: Memory, query: str, place: int
+) -> None:
+    assert contents(workshop.recall(query))[0] == WORKSHOP[place]
+
+
+def test_a_foreign_name_halves_no_floor(workshop: Memory, tmp_path: Path) -> None:
+    """Here "de la" are two words of Spanish, and the note is English."""
+    request = sediment.Request("contact for the lease", 5, sediment.PROFILES["default"])
+    with open_memory(tmp_path / "plain.db") as plain:
+        rows = ({"content": text.replace("de la ", ""), "created_at": 10**9} for text in WORKSHOP)
+        plain.import_rows(rows)
+        least = [memory.search.hits(request)[1] for memory in (workshop, plain)]
+    assert least[0] == pytest.approx(least[1], rel=0.05)
