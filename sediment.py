@@ -26,7 +26,8 @@ SQLite in WAL mode, `application_id` 0x5ED10001, `user_version` = steps in asset
               numbered in the order of their items
     vectors   chunk -> float32[dimension], little-endian, unit length
     pending   chunks whose vector is still to be made
-    words     FTS5 (porter stems, unicode61), rowid = chunk, contentless: text stands once;
+    words     FTS5 (porter stems, unicode61), rowid = chunk, contentless: text stands once, and is
+              indexed in NFKC; a number with its thousands apart is a word, too;
               a symbol is a word, and what is written as one (C++, 1.2.3) is looked up as a phrase
     graph_nodes, graph_edges (related, supersedes, co_accessed, cluster_sibling), access_log,
     consolidation_queue, reviews (pairs of which the newer may make the older obsolete),
