@@ -18,7 +18,7 @@ PYZ := dist/sediment.pyz
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary=:all:
 RUN := SEDIMENT_PYZ=$(CURDIR)/$(PYZ)
 
-.PHONY: all platform release demo test test-page test-arm64 mutants lint bench bench-peers bench-quality encoder ranker soak lock clean help python FORCE
+.PHONY: all platform release docs demo test test-page test-arm64 mutants lint bench bench-peers bench-quality encoder ranker soak lock clean help python FORCE
 all: $(if $(PLATFORM),platform,$(PYZ))
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo 'make PLATFORM=linux-arm64      build for another platform: linux-x86_64, linux-arm64, macos-arm64, macos-x86_64,'
 	@echo '                               windows-x86_64   (PYTHON=3.13 chooses its Python)'
 	@echo 'make release                   build for all platforms and Pythons that the locks have wheels for'
+	@echo 'make docs                      write what the documentation takes from the program'
 	@echo 'make demo                      show what Sediment does'
 	@echo 'make test                      build, and run all tests but the page'\''s'
 	@echo 'make test-page                 test the page in Chromium, where there is one (SHOTS=DIR keeps pictures), and'
@@ -77,6 +78,9 @@ $(PYZ): sediment.py $(EXTENSIONS) build_zipapp.py models/build_model.py models/l
 platform release: $(BUILD)/venv/.ready
 	$(BUILD)/venv/bin/python models/build_model.py
 	$(BUILD)/venv/bin/python build_release.py $(PLATFORM) $(if $(VERSION),--python $(VERSION))
+
+docs: $(PYZ) $(BUILD)/dev/.ready
+	$(RUN) $(BUILD)/dev/bin/python tests/make_docs.py
 
 demo: $(PYZ)
 	$(RUN) tests/demo.sh
