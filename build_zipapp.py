@@ -449,7 +449,7 @@ def everything(target: Target) -> Iterator[tuple[str, str, Path]]:
         yield "model", str(MODEL / file.name), file
     yield "model", "models/ranker.json", HERE / "models" / "ranker.json"
     for file in sorted(path for path in (HERE / "assets").rglob("*") if path.is_file()):
-        if file.suffix != ".png":  # the README's pictures
+        if file.suffix != ".png":  # pictures for the documentation
             yield "sediment", file.relative_to(HERE).as_posix(), file
     for package in PACKAGES + (WINDOWS_PACKAGES if "win32" in target.built_for else ()):
         for name, file in files_of(package, target.site):

@@ -39,10 +39,10 @@ show 'sediment store "Note: The session timeout was raised to 2 hours."; sedimen
 sediment store "Note: The session timeout was raised to 2 hours."
 sediment consolidate
 
-show 'sediment index README.md     # files that people edit; again, only what has changed'
-sediment index README.md
-show sediment recall '"do two clones of a repository share a memory?" --source README.md --limit 1'
-sediment recall "do two clones of a repository share a memory?" --source README.md --limit 1
+show 'sediment index docs/projects.md     # files that people edit; again, only what has changed'
+sediment index docs/projects.md
+show sediment recall '"do two clones of a repository share a memory?" --source docs/ --limit 1'
+sediment recall "do two clones of a repository share a memory?" --source docs/ --limit 1
 
 show sediment list
 sediment list

@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT))
 from sediment import cli  # noqa: E402
 
 PAGES = (ROOT / "README.md", *sorted(DOCS.glob("*.md")))
+WIDTH = 78  # columns of help, as in a terminal of 80
 PICTURE = DOCS / "projects.md"  # whose session the picture shows
 
 _SESSION = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
@@ -50,7 +51,7 @@ _MASKS = (
 
 def commands() -> str:
     """The page of all commands."""
-    with click.Context(cli, info_name="sediment") as context:
+    with click.Context(cli, info_name="sediment", **cli.context_settings) as context:
         names = cli.list_commands(context)
         found = {name: cli.get_command(context, name) for name in names}
         sections = [_section("sediment", cli, None)]
@@ -70,7 +71,8 @@ def commands() -> str:
 
 
 def _section(name: str, command: click.Command, parent: click.Context | None) -> str:
-    with click.Context(command, info_name=name, parent=parent, max_content_width=80) as context:
+    settings = {"terminal_width": WIDTH, **command.context_settings}
+    with click.Context(command, info_name=name, parent=parent, **settings) as context:
         return f"## {name}\n\n```text\n{command.get_help(context)}\n```\n"
 
 

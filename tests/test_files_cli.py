@@ -333,9 +333,9 @@ def test_a_server_waits_for_a_folder_that_is_not_there_yet(
         wire.kill()
 
 
-def test_the_loop_of_the_readme_runs(here: Program, tmp_path: Path) -> None:
-    readme = (ROOT / "README.md").read_text("utf-8")
-    (code,) = re.findall(r"```python\n(# An agent.*?)```", readme, re.DOTALL)
+def test_the_loop_of_the_documentation_runs(here: Program, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "python.md").read_text("utf-8")
+    (code,) = re.findall(r"```python\n(# An agent.*?)```", page, re.DOTALL)
     script = tmp_path / "agent.py"
     script.write_text(code)
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Run
+from conftest import Run
 from program import Program
 
 from sediment import ELSEWHERE, cli
@@ -50,25 +50,6 @@ def test_every_command_explains_itself(here: Program, command: str) -> None:
     described = re.findall(r"^  (-\S.*?)(?: {2,}|\n +)\S", options, re.MULTILINE)
     assert len(described) == len(re.findall(r"^  -", options, re.MULTILINE)), "one has no text"
     assert {"--db FILE", "--project ID", "--json", "-v, --verbose"} <= set(described)
-
-
-def test_the_readme_names_them() -> None:
-    readme = (ROOT / "README.md").read_text("utf-8")
-    for command in COMMANDS:
-        assert re.search(rf"`{command}\b|sediment {command}\b", readme), command
-    for name in (
-        "--json", "--db", "--project", "--print", "--explain", "--as-of", "--anyway", "--ranking",
-        "SEDIMENT_DB", "SEDIMENT_PROJECT", "SEDIMENT_RANKING", "SEDIMENT_CONSOLIDATE",
-        "SEDIMENT_CROSS_PROJECT", "SEDIMENT_EMBEDDING_MODEL", "SEDIMENT_REDACT",
-        "--repair", "--older-than", "--purge", "--allow-secrets", "--glob", "--exclude",
-        "--include-archive", "--source", "--vector-weight", "--text-weight", "--candidates",
-        "--client", "--no-hooks", "--remove", "--global",
-        "--lines", "--into", "--with", "--deep", "--watch", "--debounce-ms",
-        "--no-conversations", "--conversations", "SEDIMENT_HOOKS", "SEDIMENT_CONVERSATIONS",
-        "SEDIMENT_HOOK_START", "SEDIMENT_HOOK_PROMPT",
-        "SEDIMENT_VECTOR_WEIGHT", "SEDIMENT_TEXT_WEIGHT", "SEDIMENT_CANDIDATES",
-    ):  # fmt: skip
-        assert name in readme
 
 
 def test_wrong_usage_says_where_help_is(here: Program) -> None:

@@ -1,5 +1,5 @@
 """The page, in a real Chromium: each thing that it does, that texts stay texts, and that much of
-them is no trouble. `make test-page SHOTS=assets/page` makes the pictures of the README anew."""
+them is no trouble. `make test-page SHOTS=assets/page` makes the pictures of docs/http.md anew."""
 
 import contextlib
 import json
