@@ -64,7 +64,7 @@ def door_stores(
         vector, text = encoder.embed(row["content"]), row["content"]
         new = sediment.Neighbour(1.0, row["id"], text, vector, row["created_at"])
         if seen:
-            vectors = sediment._stack_vectors([(one.vector,) for one in seen])
+            vectors = sediment.stack_vectors([(one.vector,) for one in seen])
             cosines = vectors @ numpy.frombuffer(vector, "<f4")
             nearest = numpy.argsort(-cosines, kind="stable")[: sediment.DOOR_RIVALS]
             rivals = [seen[at] for at in nearest]

@@ -321,7 +321,7 @@ FAULTS = {"gone": gone, "renamed": renamed, "removed": removed, "slow": slow, "l
 def with_fault(lab: Lab, fault: str) -> list[str]:
     """The line of the table for an agent and a fault."""
     prepare(lab)
-    lab.program = shutil.copy(PYZ, lab.home / "own.pyz")
+    lab.program = str(shutil.copy(PYZ, lab.home / "own.pyz"))
     lab.set_up()
     busy: list[subprocess.Popen[bytes]] = []
     if act := FAULTS[fault]:

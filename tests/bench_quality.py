@@ -55,7 +55,10 @@ from bench_recall import (
 from bench_trials import run_trials
 
 import sediment
-from sediment import Conversation, Memory, Turn, answers_to_prompt
+import sediment_ext.conversations
+from sediment import Memory
+from sediment_ext.hooks import answers_to_prompt
+from sediment_ext.transcripts import Conversation, Turn
 
 DIARIES = sorted(path.parent for path in ROOT.glob("tests/diaries/*/queries.jsonl"))
 RIVALS = sorted(path.parent for path in ROOT.glob("tests/rivals/*/queries.jsonl"))
@@ -464,7 +467,9 @@ def places(memory: Memory, asked: list[Row], talk: list[Conversation]) -> list[t
     """For each question the places, from 1, of the first right note, the first right turn and the
     first turn at all; DEPTH + 1 for none."""
     notes = {
-        sediment.turn_id(sediment.session_name(one.client, one.session), turn.key): turn.key
+        sediment_ext.conversations.turn_id(
+            sediment_ext.conversations.session_name(one.client, one.session), turn.key
+        ): turn.key
         for one in talk
         for turn in one.turns
     }

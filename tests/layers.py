@@ -17,7 +17,31 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 MODULE, EXTENSIONS = ROOT / "sediment.py", ROOT / "sediment_ext"
 # Extension -> the other extensions that it uses.
-USES: dict[str, set[str]] = {}
+USES: dict[str, set[str]] = {
+    "clients": {"hooks", "settings_files", "transcripts"},
+    "conversations": {"transcripts"},
+    "files": {"notes", "walking"},
+    "hooks": {"conversations", "transcripts"},
+    "importers": {"conversations", "files", "transcripts"},
+    "notes": {"files", "walking"},
+    "settings_files": {"clients"},
+    "sync.commands": {"sync.places"},
+    "sync.folder": {"sync.merge", "sync.places"},
+    "sync.git": {"sync.folder", "sync.places"},
+    "sync.hub": {"sync.merge", "sync.places"},
+    "sync.hub_search": {"sync.hub", "sync.merge"},
+    "sync.merge": {"sync.places"},
+    "sync.run": {
+        "sync.folder",
+        "sync.git",
+        "sync.hub",
+        "sync.hub_search",
+        "sync.merge",
+        "sync.places",
+    },
+    "walking": {"files"},
+    "watching": {"files", "walking"},
+}
 BANNER = re.compile(r"^# -{93}\n# (.+)\n", re.MULTILINE)
 SQL = re.compile(r"\b(SELECT .*FROM|INSERT .*INTO|UPDATE .*SET|DELETE FROM)\b", re.DOTALL)
 READS = {"environ", "getenv"}

@@ -12,7 +12,9 @@ from typing import Any
 from storage import consistent, open_memory
 
 import sediment
-from sediment import InvalidInput, Memory, NotFound, receive, states_of
+import sediment_ext.sync.merge
+from sediment import InvalidInput, Memory, NotFound
+from sediment_ext.sync.merge import receive, states_of
 
 PROJECT = "demo"
 TEXTS = [f"The {thing} is on port {port}." for thing in ("gateway", "queue") for port in range(4)]
@@ -40,9 +42,12 @@ class Machine:
 
     def sent(self) -> list[dict[str, Any]]:
         """All states as others get them; what is sent is shown here, too, as a run of sync does."""
-        sediment.show_own(self.memory.database, self.states())
-        rows = [json.loads(json.dumps(sediment.record_of(s, "x"))) for s in self.states().values()]
-        return [sediment.state_of(row)[1] for row in rows]
+        sediment_ext.sync.merge.show_own(self.memory.database, self.states())
+        rows = [
+            json.loads(json.dumps(sediment_ext.sync.merge.record_of(s, "x")))
+            for s in self.states().values()
+        ]
+        return [sediment_ext.sync.merge.state_of(row)[1] for row in rows]
 
     def take(self, states: Iterable[dict[str, Any]]) -> None:
         receive(self.memory.database, self.memory.encoder, PROJECT, list(states))
@@ -122,7 +127,7 @@ def shows_its_view(machine: Machine) -> None:
     """Items are what follows from the states."""
     items = machine.items()
     states = machine.states()
-    shown = sediment.view(states)
+    shown = sediment_ext.sync.merge.view(states)
     assert items.keys() == shown.keys()
     for id, end in shown.items():
         by, at, successor = end or (None, None, None)

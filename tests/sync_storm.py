@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [path for path in (str(ROOT), str(ROOT / "tests")) if path not in sys.path]
 
 import sediment  # noqa: E402
+import sediment_ext.sync.merge  # noqa: E402
 from sediment import Encoder, InvalidInput, Memory, NotFound, SedimentError  # noqa: E402
 
 MACHINES = 8
@@ -195,7 +196,9 @@ class Storm:
 
 def facts(memory: Memory) -> list[tuple[Any, ...]]:
     """What must be the same on all machines."""
-    states = sediment.states_of(memory.database.reader(), "SELECT * FROM states ORDER BY id")
+    states = sediment_ext.sync.merge.states_of(
+        memory.database.reader(), "SELECT * FROM states ORDER BY id"
+    )
     names = ("id", "gone", "put", "end")
     return [
         (*(state[name] for name in names), sorted(state["ok"].items())) for state in states.values()
@@ -214,7 +217,7 @@ def check(memory: Memory) -> list[str]:
 
 def check_hub(server: Any, storm: Storm) -> None:
     """The hub has what the machines have."""
-    rows = [sediment.state_of(record)[1] for (record,) in server.ask(
+    rows = [sediment_ext.sync.merge.state_of(record)[1] for (record,) in server.ask(
         "SELECT record FROM sediment.record ORDER BY id")]  # fmt: skip
     names = ("id", "gone", "put", "end")
     found = [(*(row[name] for name in names), sorted(row["ok"].items())) for row in rows]

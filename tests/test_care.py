@@ -26,8 +26,9 @@ from conftest import ROOT
 from storage import TIMEOUT, child, consistent, finish, hear, open_memory, rows_of, shown, tell
 
 import sediment
+import sediment_ext.conversations
+import sediment_ext.repair
 from sediment import (
-    Conversation,
     DatabaseError,
     Encoder,
     Hit,
@@ -35,12 +36,11 @@ from sediment import (
     Memory,
     NotFound,
     Projects,
-    Turn,
-    hooks_off,
     keep_apart,
     place_new_file,
-    switch_hooks,
 )
+from sediment_ext.hooks import hooks_off, switch_hooks
+from sediment_ext.transcripts import Conversation, Turn
 
 TEXTS = [f"Remark {number} is about {topic}." for number in range(12) for topic in ("tea", "ports")]
 
@@ -212,9 +212,9 @@ def test_a_conversation_that_was_forgotten_stays_so_when_a_copy_is_restored(
     memory.backup(tmp_path / "copy.db")
     memory.add_conversations(said[2:])
     memory.forget("claude:heron", "claude:later")
-    sediment.note_unkept(memory.database, "claude:otter", 1700, still=True)
+    sediment_ext.conversations.note_unkept(memory.database, "claude:otter", 1700, still=True)
     answer = memory.restore(tmp_path / "copy.db")
-    assert sediment.unkept_part(memory.database, "claude:otter") == (1700, True)
+    assert sediment_ext.conversations.unkept_part(memory.database, "claude:otter") == (1700, True)
     assert answer["turns"] == 1
     assert "Conversations forgotten since, and not brought back: 1." in answer["message"]
     assert memory.add_conversations(said)["forgotten"] == 2
@@ -650,7 +650,7 @@ def test_what_was_said_and_what_people_decided_is_rescued(
     memory.add_conversations(map(said, ("heron", "otter")))
     memory.forget("claude:otter")
     switch_hooks(memory, ["capture"], on=False)
-    sediment.note_unkept(memory.database, "claude:heron", 1700, still=False)
+    sediment_ext.conversations.note_unkept(memory.database, "claude:heron", 1700, still=False)
     memory.add_token("ci", reads=True)
     memory.add_token("lab", project="demo")
     kept = memory.list_conversations()
@@ -670,7 +670,7 @@ def test_what_was_said_and_what_people_decided_is_rescued(
     fork = said("otter")._replace(session="otter-2")
     assert memory.add_conversations([fork])["turns"] == 0
     assert hooks_off(memory) == {"capture"}
-    assert sediment.unkept_part(memory.database, "claude:heron") == (1700, False)
+    assert sediment_ext.conversations.unkept_part(memory.database, "claude:heron") == (1700, False)
     assert rows_of(memory, "reviews") == [(old, new, 0.0, 1)]
     assert str(copy) in memory.forget(old)["copies"]
     assert [row["name"] for row in memory.tokens()["tokens"]] == ["ci", "lab"]
@@ -726,9 +726,11 @@ def test_pairs_whose_vectors_are_none_wait_for_a_repair(memory: Memory, sql: str
 
 def test_a_cut_list_of_what_is_lost_says_how_much_is_not_named() -> None:
     ids = [f"id{number}" for number in range(23)]
-    assert sediment._lost_phrase([]) == "none is lost"
-    assert sediment._lost_phrase(ids[:2]) == "2 could not be: id0, id1"
-    assert sediment._lost_phrase(ids).endswith("id18, id19 and 3 more (--json names them all)")
+    assert sediment_ext.repair._lost_phrase([]) == "none is lost"
+    assert sediment_ext.repair._lost_phrase(ids[:2]) == "2 could not be: id0, id1"
+    assert sediment_ext.repair._lost_phrase(ids).endswith(
+        "id18, id19 and 3 more (--json names them all)"
+    )
 
 
 def test_a_damaged_model_without_a_pyz_is_told_and_not_mended(
@@ -1041,13 +1043,13 @@ def test_a_damaged_header_counts_no_pages(memory: Memory, path: Path) -> None:
 
 STORES = """
 import sediment
-patience = sediment._patience
+patience = sediment.make_busy_handler
 
 def telling(*given):
     again = patience(*given)
     return lambda tries: (tries == 0 and said("waits")) or again(tries)
 
-sediment._patience = telling
+sediment.make_busy_handler = telling
 memory = Memory(sys.argv[1], project="demo")
 for text in ("Only the log has this.", "This comes meanwhile."):
     said("stores")
@@ -1086,14 +1088,14 @@ def test_what_a_server_stores_during_a_repair_is_in_the_new_file(
     other = child(STORES, path)
     assert [hear(other), hear(other)] == ["stores", "stored"]
     overwrite(path, leaf_pages(path, "vectors")[0])
-    rebuild = sediment.rebuild
+    rebuild = sediment_ext.repair.rebuild
 
     def while_another_stores(*given: Any) -> None:
         tell(other)
         assert [hear(other), hear(other)] == ["stores", "waits"]
         rebuild(*given)
 
-    monkeypatch.setattr(sediment, "rebuild", while_another_stores)
+    monkeypatch.setattr(sediment_ext.repair, "rebuild", while_another_stores)
     assert memory.repair()["healthy"]
     assert next(heard for heard in iter(lambda: hear(other), "") if heard != "waits") == "stored"
     other.kill()

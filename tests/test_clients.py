@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 from program import Program, files, heed_permissions, in_one_look
 
 import sediment
+import sediment_ext.clients
+import sediment_ext.settings_files
 
 ASSETS = ROOT / "assets"
 PLUGINS = ASSETS / "plugins"
@@ -420,7 +422,7 @@ def name_another(folder: Path, program: Path) -> None:
         moved = re.sub(rb"/[\w/.-]*/sediment\.pyz", str(program).encode(), data)
         lines, mark, end = moved.partition(b"# /sediment ")
         if mark:
-            digest = sediment._digest(lines.decode().partition("\n")[2])
+            digest = sediment_ext.settings_files._digest(lines.decode().partition("\n")[2])
             moved = lines + mark + digest.encode() + end[8:]
         (folder / name).write_bytes(moved)
 
@@ -792,7 +794,7 @@ def test_on_windows_each_client_has_a_hook_that_its_shell_reads(
     program = ["C:\\my files\\python.exe", "C:\\it's.pyz"]
     monkeypatch.setattr(sys, "platform", "win32")
     told = {}
-    for client in sediment.clients(("claude", "codex", "gemini", "cursor")):
+    for client in sediment_ext.clients.clients(("claude", "codex", "gemini", "cursor")):
         ((_, wanted),) = client.files("hooks", tmp_path, program)
         ends = [
             groups for event, groups in wanted["hooks"].items() if event.lower() == "sessionend"
@@ -800,8 +802,8 @@ def test_on_windows_each_client_has_a_hook_that_its_shell_reads(
         (handler,) = handlers(ends[0][0])
         told[client.name] = {key: handler[key] for key in ("command", "args") if key in handler}
         entry = {"hooks": [handler]}
-        assert sediment._runs_ours(entry, "hook")
-        assert sediment.missing_program(entry, "hook") in ("", *program)
+        assert sediment_ext.settings_files.runs_ours(entry, "hook")
+        assert sediment_ext.settings_files.missing_program(entry, "hook") in ("", *program)
     powershell = "& 'C:\\my files\\python.exe' 'C:\\it''s.pyz' 'hook' '--client' '{}'; exit 0"
     assert told == {
         "claude": {"command": program[0], "args": [program[1], "hook", "--client", "claude"]},
@@ -1003,15 +1005,15 @@ def documents(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
 @given(documents())
 def test_what_is_added_is_there_and_can_be_taken_out(document: tuple[str, dict[str, Any]]) -> None:
     text, value = document
-    added = sediment._members_added(text, WANTED)
-    after = json.loads(sediment.JsonText(added).plain)
+    added = sediment_ext.settings_files._members_added(text, WANTED)
+    after = json.loads(sediment_ext.settings_files.JsonText(added).plain)
     assert after["mcpServers"].pop("sediment") == ENTRY
     assert [after["hooks"][event].pop() for event in ("Stop", "Start")] == [HOOK, HOOK]
     value = {"mcpServers": {}, "hooks": {}} | value
     value["hooks"] = {"Stop": [], "Start": []} | value["hooks"]
     assert after == value
-    assert sediment._members_added(added, WANTED) == added
-    assert sediment._members_removed(added, WANTED) == text
+    assert sediment_ext.settings_files._members_added(added, WANTED) == added
+    assert sediment_ext.settings_files._members_removed(added, WANTED) == text
 
 
 @given(st.text("a =\n[]\"'#\r", max_size=40))
@@ -1021,17 +1023,22 @@ def test_what_is_added_to_a_table_can_be_taken_out(text: str) -> None:
         tomllib.loads(text)
     except ValueError:
         return
-    added = sediment._table_added(text, wanted)
+    added = sediment_ext.settings_files._table_added(text, wanted)
     assert tomllib.loads(added) == tomllib.loads(text) | wanted
-    assert sediment._table_removed(added, wanted) == text
+    assert sediment_ext.settings_files._table_removed(added, wanted) == text
 
 
 @given(st.text("a \n\r", max_size=12))
 def test_instructions_that_are_added_can_be_taken_out(text: str) -> None:
-    block = sediment._block("Recall first.\n", sediment._TEXT_BLOCK)
-    added = sediment._instructions_added(text, block)
+    block = sediment_ext.settings_files.instructions_block(
+        "Recall first.\n", sediment_ext.settings_files.TEXT_BLOCK
+    )
+    added = sediment_ext.settings_files._instructions_added(text, block)
     assert "Recall first." in added
-    assert sediment._blocks_removed(added, sediment._TEXT_BLOCK) == text
+    assert (
+        sediment_ext.settings_files._blocks_removed(added, sediment_ext.settings_files.TEXT_BLOCK)
+        == text
+    )
 
 
 # Plugins
@@ -1097,11 +1104,15 @@ def endless() -> dict[str, str]:
     """Texts of a checkout's files, of 30 KB or more, in which a pattern might look for long."""
     repeated = {
         **{
-            "marks": f"{sediment._TEXT_BLOCK[0]}\n",
-            "ends": f"{sediment._TEXT_BLOCK[1]}\n",
+            "marks": f"{sediment_ext.settings_files.TEXT_BLOCK[0]}\n",
+            "ends": f"{sediment_ext.settings_files.TEXT_BLOCK[1]}\n",
             "lines": "\n",
         },
-        **{"table": f"{sediment._TABLE_BLOCK[0]}\n", "features": "[features]\n", "hooks": "hooks "},
+        **{
+            "table": f"{sediment_ext.settings_files._TABLE_BLOCK[0]}\n",
+            "features": "[features]\n",
+            "hooks": "hooks ",
+        },
         **{"config": '"hooksConfig":{', "opened": '"hooksConfig": {"', "off": '"disableAllHooks"'},
         **{
             "server": '"sediment":{',
@@ -1140,7 +1151,9 @@ def test_no_file_of_a_checkout_takes_long(
 ) -> None:
     """What takes half a second took minutes where a pattern looked twice."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(sediment, "_check_server", lambda _: sediment.Check("server", "ok"))
+    monkeypatch.setattr(
+        sediment_ext.clients, "_check_server", lambda _: sediment.Check("server", "ok")
+    )
     folder, text = tmp_path / "p", endless()[name]
     (folder / ".git").mkdir(parents=True)
     for path in {one for paths in WRITTEN.values() for one in paths}:
@@ -1150,8 +1163,8 @@ def test_no_file_of_a_checkout_takes_long(
         for client in CLIENTS:
             for remove in (False, True):
                 with contextlib.suppress(sediment.InvalidInput):
-                    sediment.initialize(memory, [client], remove=remove, write=False)
-            sediment.check_clients(memory, [client])
+                    sediment_ext.clients.initialize(memory, [client], remove=remove, write=False)
+            sediment_ext.clients.check_clients(memory, [client])
 
 
 # doctor --client

@@ -16,6 +16,7 @@ from warm import Warm
 from wire import Wire, small_env
 
 import sediment
+import sediment_ext.importers
 from sediment import Memory
 
 PORT = "The gateway listens on port 18789."
@@ -209,7 +210,7 @@ def test_of_many_that_are_alike_each_is_compared_with_the_nearest(memory: Memory
 def test_an_import_ends_although_much_is_still_to_be_compared(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sediment, "CONSOLIDATE_TIME", -1)
+    monkeypatch.setattr(sediment_ext.importers, "CONSOLIDATE_TIME", -1)
     rows = "".join(json.dumps({"content": text}) + "\n" for text in (PORT, AGAIN, OTHER))
     file = path.with_name("rows.jsonl")
     file.write_text(rows)

@@ -21,7 +21,11 @@ from hypothesis import strategies as st
 from program import Program, heed_permissions, in_one_look
 
 import sediment
-from sediment import InvalidInput, NotFound, Turn, read_conversation, sessions_of, typed_text
+import sediment_ext.hooks
+import sediment_ext.importers
+import sediment_ext.transcripts
+from sediment import InvalidInput, NotFound
+from sediment_ext.transcripts import Turn, read_conversation, sessions_of, typed_text
 
 SAMPLES = Path(__file__).parent / "samples"
 CLAUDE = SAMPLES / "claude" / "tools-resume-compact.jsonl"
@@ -204,7 +208,9 @@ def test_a_hook_takes_those_files_for_sessions_that_an_import_does(
     (path := tmp_path / place).parent.mkdir(parents=True)
     path.write_text("{}\n")
     assert [found for found, _ in sessions_of(client)] == [path] * is_one
-    assert sediment.session_file("", str(path)) == ((client, path) if is_one else ("", None))
+    assert sediment_ext.transcripts.session_file("", str(path)) == (
+        (client, path) if is_one else ("", None)
+    )
 
 
 def test_older_sessions_of_codex_are_read(tmp_path: Path) -> None:
@@ -339,7 +345,7 @@ def test_no_prompt_or_file_takes_long(piece: str, tmp_path: Path) -> None:
         (tmp_path / "note.md").write_text(f"---\npermalink: x\n---\n- [a] {text}")
         for archive in (path, tmp_path):
             with contextlib.suppress(InvalidInput):
-                deque(sediment.open_archive(archive)[1], 0)
+                deque(sediment_ext.importers.open_archive(archive)[1], 0)
 
 
 def test_of_a_prompt_in_an_editors_frame_the_prompt_is_left() -> None:
@@ -458,17 +464,21 @@ def test_what_opencode_has_in_its_place_is_remarked_unless_it_is_its_own(left: P
     with contextlib.closing(sqlite3.connect(path)) as database:
         database.execute("DELETE FROM message")
         database.commit()
-    (session,) = sediment.all_sessions(["opencode"])
+    (session,) = sediment_ext.transcripts.all_sessions(["opencode"])
     assert (session.turns, session.remark) == ([], "")
     path.write_bytes(b"garbage" * 1000)
-    (session,) = sediment.all_sessions(["opencode"])
+    (session,) = sediment_ext.transcripts.all_sessions(["opencode"])
     assert session.remark == f"{path} is of a version that this program does not know"
 
 
 def test_one_bad_line_costs_no_other(tmp_path: Path) -> None:
     path = tmp_path / "one.jsonl"
     deep = b'{"type":"user","message":' + b"[" * 200_000 + b"\n"
-    huge = b'{"type":"user","message":{"content":"' + b"x" * sediment.TRANSCRIPT_LINE + b'"}}\n'
+    huge = (
+        b'{"type":"user","message":{"content":"'
+        + b"x" * sediment_ext.transcripts.TRANSCRIPT_LINE
+        + b'"}}\n'
+    )
     wrong = [[], 1, {"type": ["user"]}, {"type": "user"}, {"type": "user", "message": []}]
     wrong += [typed({"a": 1}), typed([["a"], 1]), typed(None), {"type": "assistant", "message": 5}]
     ending = json.dumps(answered("6543")).encode()[:-4]
@@ -515,9 +525,9 @@ def test_a_long_transcript_is_read_line_by_line(tmp_path: Path) -> None:
             file.write(json.dumps(typed(f"question {number}", uuid=str(number))) + "\n" + noise)
             file.write(json.dumps(answered(f"answer {number}")) + "\n")
     code = (
-        "import resource, sys, pathlib, sediment\n"
+        "import resource, sys, pathlib; from sediment_ext.transcripts import read_conversation\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "turns = sediment.read_conversation('claude', pathlib.Path(sys.argv[1])).turns\n"
+        "turns = read_conversation('claude', pathlib.Path(sys.argv[1])).turns\n"
         "print(len(turns), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
     )
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
@@ -649,14 +659,14 @@ CLAUDE_AI = {
 }
 
 
-def archived(path: Path) -> list[sediment.Conversation]:
-    kind, found = sediment.open_archive(path)
+def archived(path: Path) -> list[sediment_ext.transcripts.Conversation]:
+    kind, found = sediment_ext.importers.open_archive(path)
     assert kind == "conversations"
     return list(found)
 
 
 def rows(path: Path) -> list[str]:
-    kind, found = sediment.open_archive(path)
+    kind, found = sediment_ext.importers.open_archive(path)
     assert kind == "rows"
     known = [row for _, row in sediment.rows_in(found)]
     return [row["content"] for row in known if isinstance(row, dict) and "content" in row]
@@ -753,7 +763,7 @@ def test_a_session_that_is_called_like_a_credential_is_kept_by_a_hash(here: Prog
     assert key not in session["source"]
     assert all(key.encode() not in one.read_bytes() for one in here.folder.parent.rglob("*.db*"))
     given = {"hook_event_name": "SessionStart", "session_id": key}
-    assert key not in sediment.read_event(given).session
+    assert key not in sediment_ext.hooks.read_event(given).session
 
 
 def test_an_export_that_is_cut_gives_what_came_before(tmp_path: Path) -> None:
@@ -761,7 +771,7 @@ def test_an_export_that_is_cut_gives_what_came_before(tmp_path: Path) -> None:
     loop = chatgpt(("user", "hello"))
     loop["mapping"]["n0"]["parent"] = "n0"
     path.write_text(json.dumps([CLAUDE_AI, 7, {"mapping": [], "id": {}}, loop, CLAUDE_AI])[:-9])
-    found = sediment.open_archive(path)[1]
+    found = sediment_ext.importers.open_archive(path)[1]
     assert [len(next(found).turns) for _ in range(4)] == [1, 0, 0, 1]
     with pytest.raises(InvalidInput, match="is cut or damaged behind"):
         next(found)
@@ -913,7 +923,7 @@ def test_a_link_in_what_another_program_left_is_not_followed(tmp_path: Path, kin
 def test_a_row_with_a_field_of_the_users_own_is_no_archive(tmp_path: Path, text: str) -> None:
     (tmp_path / "rows.json").write_text(text)
     with pytest.raises(InvalidInput, match="an export of ChatGPT's"):
-        sediment.open_archive(tmp_path / "rows.json")
+        sediment_ext.importers.open_archive(tmp_path / "rows.json")
 
 
 def test_what_is_no_archive_is_refused_with_what_is_one(tmp_path: Path) -> None:
@@ -923,9 +933,9 @@ def test_what_is_no_archive_is_refused_with_what_is_one(tmp_path: Path) -> None:
     (tmp_path / "readme.md").write_text("- [kind] of a list\n")
     for path in (tmp_path, *tmp_path.iterdir()):
         with pytest.raises(InvalidInput, match="an export of ChatGPT's"):
-            sediment.open_archive(path)
+            sediment_ext.importers.open_archive(path)
     with pytest.raises(InvalidInput, match="cannot be read"):
-        sediment.open_archive(tmp_path / "none.json")
+        sediment_ext.importers.open_archive(tmp_path / "none.json")
 
 
 @pytest.mark.parametrize("how", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
@@ -938,7 +948,7 @@ def test_a_damaged_archive_is_refused(tmp_path: Path, how: int) -> None:
     for data in (good.replace("é".encode(), b"e\xff"), *cuts):
         path.write_bytes(data)
         with pytest.raises(InvalidInput, match="cannot be read"):
-            sediment.open_archive(path)
+            sediment_ext.importers.open_archive(path)
 
 
 ORIGINAL = """#!{python}
@@ -963,17 +973,17 @@ def original(tmp_path: Path) -> Path:
 
 def test_the_originals_items_are_listed_by_its_program(original: Path) -> None:
     kept = {"content": "g" * 99, "created": "2026-01-02T03:04:05+00:00"}
-    found = list(sediment.original_rows(original))
+    found = list(sediment_ext.importers.original_rows(original))
     assert found[0] == {"id": "g", "scope": "global", **kept}
     assert [(row["id"], row.get("project")) for row in found[1:]] == [
         ("p", None),
         ("o", "original"),
     ]
     with pytest.raises(InvalidInput, match="cannot be run"):
-        list(sediment.original_rows(original.parent / "none"))
+        list(sediment_ext.importers.original_rows(original.parent / "none"))
     original.write_text("#!/bin/sh\necho no such command >&2\nexit 2\n")
     with pytest.raises(InvalidInput, match=r"does not list .* \(no such command\)"):
-        list(sediment.original_rows(original))
+        list(sediment_ext.importers.original_rows(original))
 
 
 # The command

@@ -505,7 +505,7 @@ def test_closing_leaves_a_connection_that_a_thread_is_using(path: Path) -> None:
     put(database, "a")
     mine, read = database.reader(), []
 
-    def hold() -> int:
+    def hold(*_: object) -> int:
         used.set()
         return closed.wait(TIMEOUT)
 

@@ -440,7 +440,7 @@ def test_a_disk_without_room_to_open_the_file_is_told_from_a_broken_one(
     def no_index(_: Path) -> apsw.Connection:
         raise apsw.IOError("disk I/O error")
 
-    monkeypatch.setattr(sediment, "_connect", no_index)
+    monkeypatch.setattr(sediment, "open_connection", no_index)
     monkeypatch.setattr(sediment, "_no_room", lambda _: full)
     with open_memory(good, PROJECT) as memory, pytest.raises(DatabaseError, match=told):
         memory.list_items()
@@ -456,14 +456,14 @@ def test_doctor_does_not_take_a_full_disk_for_damage(
         checks = memory.doctor()["checks"]
         return [(one["name"], one["detail"]) for one in checks if one["status"] == "broken"]
 
-    connect = sediment._connect
+    connect = sediment.open_connection
 
     def reads_nothing(path: Path) -> apsw.Connection:
         connection = connect(path)
         connection.set_authorizer(no_index)
         return connection
 
-    monkeypatch.setattr(sediment, "_connect", reads_nothing)
+    monkeypatch.setattr(sediment, "open_connection", reads_nothing)
     with open_memory(good, PROJECT) as memory:
         assert broken()[0] == ("pages", "disk I/O error")
         monkeypatch.setattr(sediment, "_no_room", lambda _: True)

@@ -27,18 +27,20 @@ from program import git, repository
 from storage import TIMEOUT, consistent, open_memory, shared_encoder, values
 
 import sediment
+import sediment_ext.files
+import sediment_ext.notes
+import sediment_ext.walking
 from sediment import (
     DatabaseError,
     InvalidInput,
     Memory,
     NotFound,
-    Options,
     render_status,
-    section_at,
     split_file,
     visible,
-    walk,
 )
+from sediment_ext.files import section_at
+from sediment_ext.walking import Options, walk
 
 PREFERENCES = """# Personal preferences
 
@@ -272,7 +274,7 @@ def test_what_went_and_comes_back_is_not_embedded_again(memory: Memory, folder: 
 def test_the_cache_is_bounded(
     memory: Memory, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sediment, "CACHED_VECTORS", 2)
+    monkeypatch.setattr(sediment_ext.files, "CACHED_VECTORS", 2)
     memory.index([folder])
     (folder / "MEMORY.md").unlink()
     (folder / "docs" / "guide.md").unlink()
@@ -438,8 +440,8 @@ def test_many_files_that_are_named_are_looked_for_once(
         (folder / name).write_text(f"Line {name}.\n")
     memory.index([folder])
     listed: list[Path] = []
-    entries = sediment._entries
-    monkeypatch.setattr(sediment, "_entries", lambda top: listed.append(top) or entries(top))
+    entries = sediment.folder_entries
+    monkeypatch.setattr(sediment, "folder_entries", lambda top: listed.append(top) or entries(top))
     answer = memory.index(names)
     assert (answer["files"], answer["chunks"], answer["changes"]) == (50, 50, [])
     assert len(listed) < 10
@@ -794,7 +796,7 @@ def test_comments_without_end_take_no_time(folder: Path) -> None:
 def test_notes_of_the_whole_disk_are_not_compacted(
     memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sediment, "walk", lambda *_: iter(()))
+    monkeypatch.setattr(sediment_ext.walking, "walk", lambda *_: iter(()))
     with pytest.raises(InvalidInput, match="too much"):
         memory.compact("/")
 
@@ -1296,9 +1298,9 @@ def test_sections_of_all_the_markdown_that_is_here() -> None:
     found = {path for place in MACHINE for path in place.rglob("*.md") if path.is_file()}
     files = sorted(found, key=lambda path: (path.stat().st_size, path))
     for path in files[:: len(files) // LOOKED_AT + 1]:
-        text = sediment.read_file(path.resolve()).text
+        text = sediment_ext.files.read_file(path.resolve()).text
         lines, shown = text.removesuffix("\n").split("\n"), visible(text)
-        heads = {shown.count("\n", 0, one.start) + 1 for one in sediment._headings(shown)}
+        heads = {shown.count("\n", 0, one.start) + 1 for one in sediment.headings_in(shown)}
         parts = split_file(text, "markdown", lambda _: True)
         for part in parts[:: len(parts) // 3 + 1]:  # a file is read anew for each
             first, last = section_at(text, part.first, part.last)
@@ -1359,7 +1361,7 @@ def test_a_note_that_cannot_be_indexed_is_said_to_stand(
     def fail(*_: object) -> None:
         raise DatabaseError("memory.db cannot be read or written")
 
-    monkeypatch.setattr(sediment, "files_of_scope", fail)
+    monkeypatch.setattr(sediment_ext.files, "files_of_scope", fail)
     with pytest.raises(DatabaseError, match=r"the text stands in memory/.*:3, which `index"):
         memory.note("The heron is at the pond.")
 
@@ -1483,8 +1485,8 @@ def test_a_fact_that_only_seems_to_stand_there_is_added(
         ("# T\n".encode("utf-16-le"), "is not text"),
         ("Küche\n".encode("latin-1"), "is not all UTF-8"),
         (b"a\0b\n", "is not text"),
-        (b"x lorem\n" * (sediment.FILE_MAX // 8), "is too large"),
-        (b"x lorem\n" * (sediment.FILE_MAX // 8 + 1), "is too large"),
+        (b"x lorem\n" * (sediment_ext.files.FILE_MAX // 8), "is too large"),
+        (b"x lorem\n" * (sediment_ext.files.FILE_MAX // 8 + 1), "is too large"),
     ],
 )
 def test_nothing_is_added_to_a_file_that_is_not_indexed_then(
@@ -1514,7 +1516,7 @@ def test_no_mark_of_a_comment_hides_what_was_written_beside_it(folder: Path, bef
     file = folder / "facts.md"
     file.write_text(before)
     for text in [*COMMENTED, *reversed(COMMENTED)]:
-        sediment.append_lines(file, "", sediment.as_bullet(text))
+        sediment_ext.notes.append_lines(file, "", sediment_ext.notes.as_bullet(text))
         assert visible(file.read_text()) == file.read_text()
     closed = file.read_text() + "-->\n"
     assert visible(closed) == closed or "<!--" in before
@@ -1523,8 +1525,8 @@ def test_no_mark_of_a_comment_hides_what_was_written_beside_it(folder: Path, bef
 def test_an_arrow_stays_as_it_was_written(folder: Path) -> None:
     file = folder / "facts.md"
     for _ in range(2):
-        sediment.append_lines(file, "", ["- a --> b, and `<!--` is code"])
-        sediment.append_lines(file, "", ["- but not here: <!--"])
+        sediment_ext.notes.append_lines(file, "", ["- a --> b, and `<!--` is code"])
+        sediment_ext.notes.append_lines(file, "", ["- but not here: <!--"])
     assert file.read_text() == "- a --> b, and `<!--` is code\n- but not here: \\<!--\n"
 
 
@@ -1620,7 +1622,7 @@ def test_a_link_that_a_person_names_elsewhere_is_followed(memory: Memory, folder
 def test_many_writers_lose_no_line(folder: Path) -> None:
     def write(number: int) -> None:
         for turn in range(20):
-            sediment.append_lines(folder / "log.md", "# Log\n", [f"- {number} {turn}"])
+            sediment_ext.notes.append_lines(folder / "log.md", "# Log\n", [f"- {number} {turn}"])
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(6)]
     for thread in threads:
@@ -1681,14 +1683,14 @@ def test_a_file_that_goes_between_an_edit_and_its_reading_is_removed_and_not_ski
         (place / f"{name}.md").write_text("- Tea is at four.\n")
     memory.index([place])
     (place / "a.md").write_text("- Tea is at six.\n")
-    read = sediment.read_file
+    read = sediment_ext.files.read_file
 
-    def read_late(path: Path) -> sediment.Contents:
+    def read_late(path: Path) -> sediment_ext.files.Contents:
         if path.name == "a.md":
             path.unlink()
         return read(path)
 
-    monkeypatch.setattr(sediment, "read_file", read_late)
+    monkeypatch.setattr(sediment_ext.files, "read_file", read_late)
     answer = memory.index([place])
     assert (answer["skipped"], answer["files"]) == ([], 1)
     (change,) = answer["changes"]
@@ -1724,7 +1726,7 @@ def test_old_notes_that_cannot_be_read_are_named(memory: Memory, notes: Path) ->
     )
     for answer in answers:
         assert answer["skipped"] == [skipped]
-        assert line in sediment.render_compacted(answer)
+        assert line in sediment_ext.notes.render_compacted(answer)
     assert (notes / "2026-01-08.md").exists()
 
 
@@ -1821,13 +1823,13 @@ def test_a_command_that_never_ends_to_print_takes_no_memory(
     memory: Memory, notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    read = sediment._beginning_of_pipe
+    read = sediment_ext.notes._beginning_of_pipe
 
     def measured(*given: Any) -> bytes:
         sizes.append(len(data := read(*given)))
         return data
 
-    monkeypatch.setattr(sediment, "_beginning_of_pipe", measured)
+    monkeypatch.setattr(sediment_ext.notes, "_beginning_of_pipe", measured)
     with pytest.raises(InvalidInput, match="no less than it was given: nothing was changed"):
         memory.compact(notes, command="yes", timeout=600)
     assert 0 < sizes[0] < 10_000
@@ -1838,7 +1840,7 @@ def test_a_summary_that_an_index_leaves_out_replaces_nothing(
 ) -> None:
     before = names(notes)
     with monkeypatch.context() as patch:
-        patch.setattr(sediment, "FILE_MAX", 120)
+        patch.setattr(sediment_ext.files, "FILE_MAX", 120)
         with pytest.raises(InvalidInput, match=r"would not find .*too large.*nothing was changed"):
             memory.compact(notes, command="grep Deployed | head -c 110")
     (notes / ".gitignore").write_text("summary-*\n")
@@ -2169,7 +2171,7 @@ def test_a_watch_goes_on_when_a_lock_was_too_long(
         return lambda _: False
 
     with watched(folder, "docs", failed=lambda error: errors.append(str(error))):
-        monkeypatch.setattr(sediment, "_patience", impatient)
+        monkeypatch.setattr(sediment, "make_busy_handler", impatient)
         with contextlib.closing(apsw.Connection(str(memory.database.path))) as other:
             other.execute("BEGIN IMMEDIATE")
             (folder / "docs" / "guide.md").write_text("# Guide\n\nShut the lid.\n")
@@ -2321,8 +2323,10 @@ def test_folders_that_have_not_changed_are_not_looked_into(
     memory: Memory, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed: list[str] = []
-    entries = sediment._entries
-    monkeypatch.setattr(sediment, "_entries", lambda top: listed.append(top.name) or entries(top))
+    entries = sediment.folder_entries
+    monkeypatch.setattr(
+        sediment, "folder_entries", lambda top: listed.append(top.name) or entries(top)
+    )
     for name in ("docs/a/b", "docs/c", "notes"):
         (folder / name).mkdir(parents=True)
     (folder / ".gitignore").write_text("build\n")

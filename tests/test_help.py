@@ -10,7 +10,7 @@ import pytest
 from conftest import Run
 from program import Program
 
-from sediment import ELSEWHERE, cli
+from sediment import COMMAND_ALIASES, cli
 
 COMMANDS = (
     "store", "recall", "search", "expand", "index", "watch", "note", "compact", "status", "list",
@@ -62,8 +62,8 @@ def test_wrong_usage_says_where_help_is(here: Program) -> None:
 
 
 def test_what_other_programs_call_a_command_is_none_of_ours() -> None:
-    assert ELSEWHERE.keys().isdisjoint(cli.commands)
-    assert set(ELSEWHERE.values()) <= cli.commands.keys()
+    assert COMMAND_ALIASES.keys().isdisjoint(cli.commands)
+    assert set(COMMAND_ALIASES.values()) <= cli.commands.keys()
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

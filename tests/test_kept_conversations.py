@@ -7,7 +7,9 @@ import pytest
 from storage import consistent, open_memory, rows_of, shared_encoder
 
 import sediment
-from sediment import Conversation, InvalidInput, Memory, NotFound, SedimentError, Turn
+import sediment_ext.conversations
+from sediment import InvalidInput, Memory, NotFound, SedimentError
+from sediment_ext.transcripts import Conversation, Turn
 
 DAY = 86_400
 
@@ -59,7 +61,7 @@ def test_a_session_of_no_real_folder_stops_none_after_it(
 
 
 def test_a_memory_with_the_id_of_a_turn_stays(memory: Memory) -> None:
-    id = sediment.turn_id("claude:s1", "s1-k0")
+    id = sediment_ext.conversations.turn_id("claude:s1", "s1-k0")
     memory.import_rows([{"id": id, "content": "Tea is served at four."}])
     assert counts(memory.add_conversations([said(HERON, OTTER)])) == (1, 2, 0)
     assert counts(memory.add_conversations([said(HERON, OTTER)])) == (1, 0, 2)
@@ -171,7 +173,7 @@ def test_a_session_is_forgotten_whole_and_for_ever(memory: Memory) -> None:
     answer = memory.add_conversations([said(HERON, OTTER), said(OTTER, session="s2")])
     assert counts(answer) == (2, 0, 1)
     assert answer["forgotten"] == 2
-    shown = next(sediment.render_kept_conversations(answer | {"seconds": 0.1}))
+    shown = next(sediment_ext.conversations.render_kept_conversations(answer | {"seconds": 0.1}))
     assert "Kept 0 turns of 2 sessions, 1 were there already, 2 were forgotten" in shown
     assert memory.add_conversations([said(HERON)], dry_run=True)["turns"] == 0
     assert [one["source"] for one in memory.list_conversations()["conversations"]] == ["claude:s2"]
@@ -423,7 +425,7 @@ def test_a_credential_where_a_prompt_is_too_long_to_be_read_whole_goes_whole() -
     prompt = key * (limit // len(key))
     prompt += "\n" * (limit - 20 - len(prompt)) + token + " is the token. " + "word " * 9999
     assert prompt.index(token) < limit < prompt.index(token) + len(token)
-    text, kinds = sediment.turn_text(Turn("k", 0, prompt, HERON[1]), {})
+    text, kinds = sediment_ext.conversations.turn_text(Turn("k", 0, prompt, HERON[1]), {})
     assert set(kinds) == {"private key"}
     assert "ghp_" not in text
     assert text.endswith(HERON[1])
@@ -491,7 +493,8 @@ def test_a_session_without_names_that_is_written_anew_loses_and_doubles_nothing(
         memory.add_conversations([placed(OTTER, third)])
     rows = memory.database.rows("SELECT content FROM items ORDER BY content")
     assert [text for (text,) in rows] == sorted(
-        sediment.turn_text(Turn("", 0, *turn), {})[0] for turn in (HERON, OTTER, third)
+        sediment_ext.conversations.turn_text(Turn("", 0, *turn), {})[0]
+        for turn in (HERON, OTTER, third)
     )
     third = third[0], third[1] + " Each day."
     memory.add_conversations([placed(OTTER, third)])

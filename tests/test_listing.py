@@ -7,7 +7,8 @@ import pytest
 from click.testing import CliRunner
 from program import repository
 
-from sediment import Conversation, InvalidInput, Memory, NotFound, Turn, cli
+from sediment import InvalidInput, Memory, NotFound, cli
+from sediment_ext.transcripts import Conversation, Turn
 
 DAYS = ("2026-01-05", "2026-02-05", "2026-03-05")
 TEXTS = ("The kettle is in the cellar", "Invoices go to Berta", "The bridge opens at nine")

@@ -21,6 +21,7 @@ from warm import Warm
 from wire import META, STATELESS, TIMEOUT, Wire, answer_of, server_command, small_env
 
 import sediment
+import sediment_ext.transcripts
 
 PARSE_ERROR, INVALID_REQUEST, UNKNOWN_METHOD, INVALID_PARAMS = -32700, -32600, -32601, -32602
 HANDSHAKE_VERSIONS = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"]
@@ -119,7 +120,7 @@ def test_what_a_model_sees_is_short_and_the_descriptions_suffice_alone(wire: Wir
     for occasion in ("start a task", "before you ask the user", "No result means"):
         assert occasion in told["recall"]
     for text in (told["recall"], instructions):
-        assert sediment.MEMORY_BEGIN.removesuffix(":") + "]" in text
+        assert sediment_ext.transcripts.MEMORY_BEGIN.removesuffix(":") + "]" in text
     assert instructions.index("recall") < instructions.index("store") < 300
 
 

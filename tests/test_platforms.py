@@ -27,6 +27,7 @@ from storage import open_memory
 
 import build_zipapp
 import sediment
+import sediment_ext.files
 from sediment import DatabaseError, NotFound
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -261,7 +262,7 @@ def test_what_is_written_has_plain_newlines_on_windows(
     monkeypatch.setattr(os, "linesep", "\r\n")
     sediment.write_atomically(tmp_path / "file", "one\ntwo\n")
     assert (tmp_path / "file").read_bytes() == b"one\ntwo\n"
-    assert sediment.plain_newlines("one\r\ntwo\rthree\n") == "one\ntwo\nthree\n"
+    assert sediment_ext.files.plain_newlines("one\r\ntwo\rthree\n") == "one\ntwo\nthree\n"
 
 
 def test_another_user_s_file_is_told_where_there_are_owners(

@@ -27,6 +27,7 @@ from program import (
 )
 
 import sediment
+import sediment_ext.http
 from sediment import InvalidInput, Memory
 
 
@@ -679,7 +680,7 @@ def test_the_first_commit_takes_tokens_along(tmp_path: Path) -> None:
         commit(folder, "first")
         new = memory.projects.current(create=True)
         assert new != old
-        assert memory.token_of(secret) == sediment.Token("ci", project=new)
+        assert memory.token_of(secret) == sediment_ext.http.Token("ci", project=new)
         assert memory.tokens()["tokens"][0]["project"] == new
 
 

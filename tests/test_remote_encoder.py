@@ -16,7 +16,9 @@ from conftest import Run
 from storage import consistent, shared_encoder, values
 
 import sediment
-from sediment import Memory, ModelError, ServiceEncoder, ServiceError
+import sediment_ext.services
+from sediment import Memory, ModelError, ServiceError
+from sediment_ext.services import ServiceEncoder
 
 TEXTS = [
     "Tea is served at four.",
@@ -162,8 +164,8 @@ def use(service: Service, monkeypatch: pytest.MonkeyPatch) -> Service:
     monkeypatch.setenv("SEDIMENT_EMBEDDING_MODEL", "openai:minilm")
     monkeypatch.setenv("SEDIMENT_EMBEDDING_URL", service.url)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setattr(sediment, "SERVICE_PAUSE", 0.001)
-    monkeypatch.setattr(sediment, "SERVICE_REST", 0.0)
+    monkeypatch.setattr(sediment_ext.services, "SERVICE_PAUSE", 0.001)
+    monkeypatch.setattr(sediment_ext.services, "SERVICE_REST", 0.0)
     return service
 
 
@@ -445,7 +447,7 @@ def test_an_unreachable_service_leaves_the_words(
 def test_after_a_failure_it_is_left_alone_for_a_while(
     use: Service, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sediment, "SERVICE_REST", 600.0)
+    monkeypatch.setattr(sediment_ext.services, "SERVICE_REST", 600.0)
     use.answers = [fails(401)]
     with opened(path) as memory:
         for text in TEXTS:
@@ -559,7 +561,7 @@ def test_another_model_that_comes_while_a_process_runs_is_never_mixed_in(
         assert memory.store("The harbour crane needs oil.")["pending_chunks"] == 1
         assert memory.recall("is Mara vegetarian?")["notice"] == sediment.OTHER_MODEL
         memory.reindex()
-        later = time.monotonic() + sediment.PROBE_EVERY + 1
+        later = time.monotonic() + sediment_ext.services.PROBE_EVERY + 1
         monkeypatch.setattr(sediment.time, "monotonic", lambda: later)
         for one in (memory, other):
             answer = one.recall("what does she eat?")

@@ -387,7 +387,7 @@ def test_what_comes_while_a_backup_is_brought_back_is_refused_or_kept(
         copy(source, target)
         if "before-restore" in target.name:
             with monkeypatch.context() as patch, contextlib.suppress(DatabaseError):
-                patch.setattr(sediment, "_patience", lambda *_: lambda _: False)
+                patch.setattr(sediment, "make_busy_handler", lambda *_: lambda _: False)
                 told.append(other.store(COFFEE)["id"])
 
     monkeypatch.setattr(sediment, "copy_database", copy_and_then)

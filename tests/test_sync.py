@@ -29,7 +29,15 @@ from storage import consistent, open_memory
 from sync_machines import Machine, agree, live_together, through_a_folder
 
 import sediment
-from sediment import DatabaseError, InvalidInput, Memory, NotFound, Unreachable
+import sediment_ext.hooks
+import sediment_ext.sync.commands
+import sediment_ext.sync.folder
+import sediment_ext.sync.git
+import sediment_ext.sync.merge
+import sediment_ext.sync.places
+import sediment_ext.sync.run
+from sediment import DatabaseError, InvalidInput, Memory, NotFound
+from sediment_ext.sync.places import Unreachable
 
 DIARIES = Path(__file__).parent / "diaries"
 TOKEN = "ghp_" + "abcdefghijklmnopqrstuvwxyz0123456789"
@@ -294,7 +302,10 @@ def test_two_runs_of_one_machine_lose_nothing_of_each_other(
         quick.share("team")
         quick.store("The port is 5433.")
         quick.sync()
-        begin, between = sediment.Git.begin, [lambda: quick.store("A fact."), quick.sync]
+        begin, between = (
+            sediment_ext.sync.git.Git.begin,
+            [lambda: quick.store("A fact."), quick.sync],
+        )
 
         def begin_and_fall_behind(self: Any) -> dict[str, Any]:
             told = begin(self)
@@ -303,7 +314,7 @@ def test_two_runs_of_one_machine_lose_nothing_of_each_other(
             return told
 
         monkeypatch.setattr(sediment.Lease, "take", lambda _: True)  # as of one that ran out
-        monkeypatch.setattr(sediment.Git, "begin", begin_and_fall_behind)
+        monkeypatch.setattr(sediment_ext.sync.git.Git, "begin", begin_and_fall_behind)
         slow.sync()
     with open_memory(tmp_path / "other.db") as other:
         other.sync_to(place)
@@ -316,7 +327,7 @@ def test_a_slow_place_lets_no_second_run_in(place: Place, monkeypatch: pytest.Mo
     a, b = place.machine("a"), open_memory(place.folder / "a" / "memory.db")
     a.store("The port is 5433.")
     monkeypatch.setattr(sediment, "LEASE", 3)
-    write, tries = sediment.Folder._write, []
+    write, tries = sediment_ext.sync.folder.Folder._write, []
 
     def write_slowly(self: Any, texts: dict[str, str]) -> None:
         if not tries:
@@ -326,7 +337,7 @@ def test_a_slow_place_lets_no_second_run_in(place: Place, monkeypatch: pytest.Mo
                 tries.append("second" if other.take() else "none")
         write(self, texts)
 
-    monkeypatch.setattr(sediment.Folder, "_write", write_slowly)
+    monkeypatch.setattr(sediment_ext.sync.folder.Folder, "_write", write_slowly)
     assert a.sync()["spaces"][0]["sent"] == 1
     assert tries == ["first", "none"]
 
@@ -337,7 +348,7 @@ def test_a_place_that_is_slow_to_be_left_lets_no_run_in(
 ) -> None:
     a, b = place.machine("a"), open_memory(place.folder / "a" / "memory.db")
     monkeypatch.setattr(sediment, "LEASE", 3)
-    leave, tries = sediment.Folder.leave, []
+    leave, tries = sediment_ext.sync.folder.Folder.leave, []
 
     def leave_slowly(self: Any) -> None:
         time.sleep(4.5)
@@ -345,7 +356,7 @@ def test_a_place_that_is_slow_to_be_left_lets_no_run_in(
             tries.append(other.take())
         leave(self)
 
-    monkeypatch.setattr(sediment.Folder, "leave", leave_slowly)
+    monkeypatch.setattr(sediment_ext.sync.folder.Folder, "leave", leave_slowly)
     getattr(a, deed)(*[str(place.folder / "other")] * (deed == "sync_to"))
     assert tries == [False]
     b.close()
@@ -362,7 +373,7 @@ def test_what_is_shared_while_a_run_reads_is_read_by_the_next(
         a.store(f"Fact {number} of the team.")
         crews[0].store(f"Fact {number} of the crew.")
     a.sync()
-    work = getattr(sediment.Folder, moment)
+    work = getattr(sediment_ext.sync.folder.Folder, moment)
 
     def share_meanwhile(self: Any, *given: Any) -> Any:
         done = work(self, *given)
@@ -370,7 +381,7 @@ def test_what_is_shared_while_a_run_reads_is_read_by_the_next(
         crews[1].share("crew")
         return done
 
-    monkeypatch.setattr(sediment.Folder, moment, share_meanwhile)
+    monkeypatch.setattr(sediment_ext.sync.folder.Folder, moment, share_meanwhile)
     b.sync()
     monkeypatch.undo()
     b.sync()
@@ -579,7 +590,9 @@ def test_what_git_lost_here_before_it_was_read_is_fetched_again(tmp_path: Path, 
     with sharing_by_git(tmp_path, remote) as memory, open_memory(tmp_path / "other.db") as other:
         other.sync_to(f"git:{remote}")
         other.share("team")
-        sediment.Sync(other.projects, other.encoder).place.begin()  # and then it was killed
+        sediment_ext.sync.run.Sync(
+            other.projects, other.encoder
+        ).place.begin()  # and then it was killed
         here = f"{other.database.path}.git"
         name = {"tree": f"{git_refs(remote)[0]}^{{tree}}", "commit": git_refs(remote)[0]}.get(lost)
         if name is None:
@@ -681,7 +694,7 @@ def test_who_is_killed_where_the_place_has_lost_something_sends_it_later(
     settle(b)
     (file,) = place.files_of(a).glob("*.jsonl")
     file.write_text("")
-    monkeypatch.setattr(sediment.Sync, "_send_new", lambda *_: 1 / 0)  # as killed
+    monkeypatch.setattr(sediment_ext.sync.run.Sync, "_send_new", lambda *_: 1 / 0)  # as killed
     with pytest.raises(ZeroDivisionError):
         a.sync()
     monkeypatch.undo()
@@ -887,7 +900,9 @@ def test_no_id_that_is_made_here_looks_like_a_credential() -> None:
     marks = [mark for mark in marks if re.fullmatch("[0-9a-f-]+", mark)]  # of those in an id
     ids = [f"{mark:0<8.8}-0000-4000-8000-{mark:0<12.12}" for mark in marks]
     ids += [sediment.new_id() for _ in range(200)]
-    assert [id for id in ids if not sediment._UUID.fullmatch(id) or sediment.redact(id)[1]] == []
+    assert [
+        id for id in ids if not sediment.UUID_FORM.fullmatch(id) or sediment.redact(id)[1]
+    ] == []
 
 
 def test_a_replaced_memory_is_replaced_everywhere_and_undo_too(place: Place) -> None:
@@ -925,9 +940,9 @@ def test_a_hook_says_who_wrote_what_came_from_others(place: Place) -> None:
     a, b = place.machine("a"), place.machine("b")
     a.store("We always deploy on Fridays.")
     settle(a, b)
-    told = sediment.run_hook(b, {"hook_event_name": "SessionStart", "session_id": "s"})
+    told = sediment_ext.hooks.run_hook(b, {"hook_event_name": "SessionStart", "session_id": "s"})
     assert re.search(r"[0-9a-f]{8}: written by .+: We always deploy on Fridays", str(told))
-    told = sediment.run_hook(a, {"hook_event_name": "SessionStart", "session_id": "s"})
+    told = sediment_ext.hooks.run_hook(a, {"hook_event_name": "SessionStart", "session_id": "s"})
     assert "Fridays" in str(told)
     assert "written by" not in str(told)
 
@@ -985,7 +1000,7 @@ def test_who_knows_one_later_version_is_told_of_the_other_though_it_loses(place:
 def test_versions_that_come_in_other_batches_than_what_they_replace_are_named(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sediment, "SYNC_BATCH", 1)
+    monkeypatch.setattr(sediment_ext.sync.places, "SYNC_BATCH", 1)
     a, b = place.machine("a"), place.machine("b")
     olds = [a.store(f"The port of {name} is 5433.")["id"] for name in ("newton", "kepler", "ohm")]
     settle(a, b)
@@ -1002,8 +1017,8 @@ def test_versions_that_come_in_other_batches_than_what_they_replace_are_named(
 @pytest.mark.parametrize("rivals", [None, "id", {}, [1, None, "a\n", TOKEN], [["id"]]])
 def test_what_cannot_be_rivals_is_left_out(rivals: Any) -> None:
     row = {"v": 1, "id": "id", "in": "team", "rivals": rivals}
-    assert "rivals" not in sediment.state_of(row)[1]
-    assert sediment.state_of(row | {"rivals": ["a", "b"]})[1]["rivals"] == ["a", "b"]
+    assert "rivals" not in sediment_ext.sync.merge.state_of(row)[1]
+    assert sediment_ext.sync.merge.state_of(row | {"rivals": ["a", "b"]})[1]["rivals"] == ["a", "b"]
 
 
 def test_what_a_review_keeps_both_of_is_named_no_more(place: Place) -> None:
@@ -1116,7 +1131,7 @@ def test_status_says_that_what_was_forgotten_waits(place: Place) -> None:
     a.forget(id)
     (space,) = (status := a.sync_status())["spaces"]
     assert (space["here"], space["waiting"]) == (0, 1)
-    assert "0 here, 1 not sent" in "".join(sediment.render_synced(status))
+    assert "0 here, 1 not sent" in "".join(sediment_ext.sync.commands.render_synced(status))
     (space,) = a.sync()["spaces"]
     assert (space["sent"], space["waiting"]) == (1, 0)
 
@@ -1347,7 +1362,7 @@ def test_what_a_machine_cannot_say_of_itself_is_left_out(place: Place, facts: An
     a.store("A fact.")
     settle(a, b)
     assert texts(b) == ["A fact."]
-    shown = "\n".join(sediment.render_synced(a.sync_status()))
+    shown = "\n".join(sediment_ext.sync.commands.render_synced(a.sync_status()))
     assert "deadbeef" in shown
 
 
@@ -1405,7 +1420,7 @@ def test_what_is_no_plain_file_is_not_waited_for(
     os.mkfifo(place.shared / "ffffffff" / name)
     (place.shared / "eeeeeeee" / name).symlink_to("/dev/zero")
     (place.shared / "dddddddd" / name).write_text("x" * 5_000)
-    monkeypatch.setattr(sediment, "SYNC_FILE_MAX", 4_000)
+    monkeypatch.setattr(sediment_ext.sync.places, "SYNC_FILE_MAX", 4_000)
     a.store("A fact.")
     told = a.sync()["remarks"]
     if name == "00.jsonl":
@@ -1756,7 +1771,7 @@ def test_who_follows_a_place_that_is_away_is_told_what_waits(place: Place) -> No
     told = next(a.follow_sync())
     assert [row["waiting"] for row in told["spaces"]] == [1]
     assert "is not there" in told["remarks"][0]
-    assert "Nothing is shared" not in "".join(sediment.render_synced(told))
+    assert "Nothing is shared" not in "".join(sediment_ext.sync.commands.render_synced(told))
 
 
 @pytest.mark.parametrize("damage", ["", "\0\0\0\n", '{"id": "a", "in'])
@@ -2029,7 +2044,7 @@ def test_two_syncs_of_one_file_do_not_meet(place: Place, monkeypatch: pytest.Mon
     with sediment.Lease(a.database, "syncing") as other:
         monkeypatch.setattr(sediment.time, "sleep", lambda _: other.take())  # it works on
         monkeypatch.setattr(sediment, "LEASE", 2)
-        monkeypatch.setattr(sediment.take_lease, "__defaults__", (3,))
+        monkeypatch.setattr(sediment_ext.sync.run.take_lease, "__defaults__", (3,))
         assert other.take()
         with pytest.raises(DatabaseError, match="another process"):
             a.sync()
@@ -2100,7 +2115,7 @@ def test_a_mistake_in_the_clock_is_caught(
 ) -> None:
     where, old, new = CLOCKS[mistake]
     if where == "receive":
-        source = inspect.getsource(sediment.receive)
+        source = inspect.getsource(sediment_ext.sync.merge.receive)
         scope = dict(vars(sediment))
         exec("from __future__ import annotations\n" + source.replace(old, new), scope)
         monkeypatch.setattr(sync_machines, "receive", scope["receive"])
@@ -2156,7 +2171,7 @@ def test_memories_that_lived_apart_for_a_year_become_one(place: Place) -> None:
 def test_who_follows_a_place_goes_to_another_with_the_memory(place: Place) -> None:
     a, other = place.machine("a"), place.folder / "other"
     a.store("The ferry sails at six.")
-    follower = sediment.Sync(a.projects, a.encoder)
+    follower = sediment_ext.sync.run.Sync(a.projects, a.encoder)
     follower.run()
     with open_memory(a.database.path) as by_hand:
         by_hand.sync_to(str(other))
@@ -2167,7 +2182,7 @@ def test_who_follows_a_place_goes_to_another_with_the_memory(place: Place) -> No
 def test_who_follows_a_place_that_was_left_writes_nothing_there(place: Place) -> None:
     a = place.machine("a")
     a.store("The ferry sails at six.")
-    follower = sediment.Sync(a.projects, a.encoder)
+    follower = sediment_ext.sync.run.Sync(a.projects, a.encoder)
     follower.run()
     mine = place.files_of(a)
     with open_memory(a.database.path) as by_hand:
@@ -2182,7 +2197,11 @@ def test_a_place_is_not_left_while_a_run_writes_there(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a = place.machine("a")
-    monkeypatch.setattr(sediment, "take_lease", functools.partial(sediment.take_lease, wait=0))
+    monkeypatch.setattr(
+        sediment_ext.sync.run,
+        "take_lease",
+        functools.partial(sediment_ext.sync.run.take_lease, wait=0),
+    )
     with sediment.Lease(a.database, "syncing") as running:
         assert running.take()
         with pytest.raises(DatabaseError, match="another process"):
@@ -2198,17 +2217,17 @@ def test_git_is_tidied_once_for_what_was_forgotten(
     remote = git_place(tmp_path)
     with sharing_by_git(tmp_path, remote) as memory:
         id = memory.store("The ferry sails at six.")["id"]
-        follower = sediment.Sync(memory.projects, memory.encoder)
+        follower = sediment_ext.sync.run.Sync(memory.projects, memory.encoder)
         follower.run()
         memory.forget(id)
         ran: list[str] = []
-        git = sediment.Git._git
+        git = sediment_ext.sync.git.Git._git
 
-        def noted(self: sediment.Git, *words: str, **more: Any) -> str:
+        def noted(self: sediment_ext.sync.git.Git, *words: str, **more: Any) -> str:
             ran.append(words[0])
             return git(self, *words, **more)
 
-        monkeypatch.setattr(sediment.Git, "_git", noted)
+        monkeypatch.setattr(sediment_ext.sync.git.Git, "_git", noted)
         for _ in range(3):
             follower.run()
         assert ran.count("gc") == 1
@@ -2251,17 +2270,22 @@ def test_what_does_not_pass_by_itself_is_said_though_all_is_to_be_quiet(
 ) -> None:
     a = place.machine("a")
     a.store("The ferry sails at six.")
-    for number, kind in ((errno.ENOSPC, sediment.Refused), (errno.EHOSTDOWN, Unreachable)):
+    for number, kind in (
+        (errno.ENOSPC, sediment_ext.sync.places.Refused),
+        (errno.EHOSTDOWN, Unreachable),
+    ):
 
         def fails(*_: object, number: int = number) -> None:
             raise OSError(number, os.strerror(number))
 
-        monkeypatch.setattr(sediment.Folder, "_write", fails)
+        monkeypatch.setattr(sediment_ext.sync.folder.Folder, "_write", fails)
         with pytest.raises(Unreachable) as caught:
             a.sync()
         assert caught.type is kind
         done = CliRunner().invoke(sediment.cli, ["--db", str(a.database.path), "sync", "--quiet"])
-        assert (done.exit_code, bool(done.output)) == (int(kind is sediment.Refused),) * 2
+        assert (done.exit_code, bool(done.output)) == (
+            int(kind is sediment_ext.sync.places.Refused),
+        ) * 2
 
 
 def rot(memory: Memory, id: str, old: str, new: str) -> None:
@@ -2477,7 +2501,7 @@ def test_a_prune_leaves_what_others_share_unless_told_and_both_sides_hear_of_it(
     a.sync()
     told = b.sync()
     assert told["spaces"][0]["pruned"] == 1
-    assert "(1 pruned)" in "\n".join(sediment.render_synced(told))
+    assert "(1 pruned)" in "\n".join(sediment_ext.sync.commands.render_synced(told))
     assert not b.sync()["spaces"][0].get("pruned")
     b.undo(id)
     settle(b, a)

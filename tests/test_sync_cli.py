@@ -218,8 +218,8 @@ def test_an_interrupt_that_python_swallows_ends_a_watch(tmp_path: Path, words: l
         "    def __del__(self):\n"
         f"        os.kill(os.getpid(), {signal.SIGTERM})\n"
         "sediment.Database.close_thread = lambda _: Tidied() and None\n"
-        "sediment.index_paths = lambda *_: Tidied() and {'skipped': []}\n"
-        "sediment.render_indexed = lambda _: []\n"
+        "sediment_ext.files.index_paths = lambda *_: Tidied() and {'skipped': []}\n"
+        "sediment_ext.files.render_indexed = lambda _: []\n"
         "sediment.run()\n"
     )
     env = {**os.environ, "HOME": str(tmp_path), "SEDIMENT_DB": str(tmp_path / "m.db")}

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import sediment
+import sediment_ext.sync.merge
 
 MACHINES = 4
 SKEWS = (0, 0, 0, 5, -5, 100_000, -900)
@@ -31,7 +32,7 @@ STEPS = st.lists(
 CLOCKS = st.lists(st.sampled_from(SKEWS), min_size=MACHINES, max_size=MACHINES)
 SHUFFLE = st.randoms(use_true_random=False)
 
-MERGE = SimpleNamespace(join=sediment.join, view=sediment.view)
+MERGE = SimpleNamespace(join=sediment_ext.sync.merge.join, view=sediment_ext.sync.merge.view)
 
 
 class Machine:
@@ -282,7 +283,12 @@ MISTAKES = {
 
 def mistaken(old: str, new: str) -> SimpleNamespace:
     """The merge with a mistake in it."""
-    names = (sediment.join, sediment._later, sediment.view, sediment._circles)
+    names = (
+        sediment_ext.sync.merge.join,
+        sediment_ext.sync.merge._later,
+        sediment_ext.sync.merge.view,
+        sediment_ext.sync.merge._circles,
+    )
     source = "\n\n".join(map(inspect.getsource, names))
     assert old in source
     source = source.replace(old, new)

@@ -1,0 +1,296 @@
+"""Keep what was said in sessions: a turn is a memory of its own kind.
+
+A session is stored as a document, its turns as parts. What is kept already stays, what has grown
+is kept as it is now, and what was forgotten is never kept again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import apsw
+
+import sediment as core
+from sediment_ext import transcripts
+
+
+def redact_together(
+    texts: Sequence[str], secrets: bool, known: dict[str, str]
+) -> tuple[list[str], list[str]]:
+    """Several texts without the secrets that one of them gives away, which join the `known`; and
+    the kinds of all."""
+    done = [core.redact(text, secrets, known=known) for text in texts]
+    if known:  # what came later may stand in an earlier one
+        again = [core.redact(text, secrets, known=known) for text, _ in done]
+        done = [(text, kinds + more) for (_, kinds), (text, more) in zip(done, again, strict=True)]
+    return [text for text, _ in done], [kind for _, kinds in done for kind in kinds]
+
+
+def session_name(client: str, session: str) -> str:
+    """The name of a session, for people and as the path of its file."""
+    return f"{client}:{safe_session_id(session)}"
+
+
+def safe_session_id(session: str) -> str:
+    """A client's id of a session; a hash of one that is a credential, or that nobody could type."""
+    is_unfit = not session.isprintable() or core.redact(session, core.redacts())[1]
+    return core.short_hash(session) if is_unfit else session
+
+
+_LONGEST_CREDENTIAL = 20_000  # characters; of a private key the lines are known without its end
+
+
+def _redacted_starts(texts: Sequence[str], known: dict[str, str]) -> tuple[list[str], list[str]]:
+    """As much of texts as a turn may hold, without credentials, nor what may be left of one that
+    was cut; and their kinds. Twice as much is read, since a text of many credentials shrinks."""
+    most = 2 * core.CONTENT_MAX
+    kept, kinds = redact_together([text[:most] for text in texts], core.redacts(), known)
+    whole = zip(texts, kept, strict=True)
+    cut = [left if len(text) <= most else left[:-_LONGEST_CREDENTIAL] for text, left in whole]
+    return cut, kinds
+
+
+def turn_text(turn: transcripts.Turn, known: dict[str, str]) -> tuple[str, list[str]]:
+    """A turn as the text of a memory, without credentials, and the kinds of these; they join the
+    `known` as `redact` does it. Where it is too long, the ends of prompt and answer are cut; at
+    least half of the space is left to each."""
+    (prompt, answer), kinds = _redacted_starts(turn[2:], known)
+    answer = answer[: max(core.HALF_TURN, 2 * core.HALF_TURN - len(prompt))]
+    text = f"{core.PROMPT_LABEL}{prompt[: 2 * core.HALF_TURN - len(answer)]}"
+    return f"{text}{core.ANSWER_LABEL}{answer}" if answer else text, kinds
+
+
+def turn_id(name: str, key: str) -> str:
+    """The id of a turn: the same wherever and whenever it is read."""
+    return core.short_hash(f"{name}#{key}")
+
+
+def keep_conversations(
+    projects: core.Projects,
+    encoder: core.Encoder | None,
+    conversations: Iterable[transcripts.Conversation],
+    progress: core.Progress,
+) -> dict[str, Any]:
+    """What `Memory.add_conversations` does; without an encoder they are only counted."""
+    counts = dict.fromkeys(("sessions", "turns", "existing", "forgotten", "empty"), 0)
+    remarks, left_out, redacted = list[str](), Counter[tuple[str, str]](), Counter[str]()
+    for given in conversations:
+        turns = _not_forgotten(projects.database, given)
+        new = given._replace(folder=transcripts.folder_of(projects, given), turns=turns)
+        counts["forgotten"] += len(given.turns) - len(turns)
+        stored = core.find_session(projects.database, session_name(new.client, new.session))
+        if stored and stored.resume == core.FORGOTTEN_SIZE:
+            counts["forgotten"] += len(turns)
+            counts["sessions"] += bool(given.turns)
+        elif _is_homeless(stored, new):
+            left_out[_HOMELESS, new.client] += 1
+        elif not new.session and not new.remark:
+            left_out[_NO_CONVERSATIONS, new.client] += 1
+        elif not new.session:  # of a folder that nobody may look into
+            remarks.append(new.remark)
+        else:
+            added = len(turns)
+            if encoder:
+                added, kinds = _keep_conversation(projects, encoder, new)
+                redacted.update(kinds)
+            counts["sessions"] += bool(given.turns)
+            counts["empty"] += not given.turns
+            counts["turns"] += added
+            counts["existing"] += len(turns) - added
+            remarks += [new.remark] if new.remark else []
+        progress(len(given.turns))
+    rare = ("forgotten", "empty")
+    counts = {name: count for name, count in counts.items() if count or name not in rare}
+    first = (text.format(count, client) for (text, client), count in left_out.items())
+    answer = {"success": True, **counts, "remarks": list(dict.fromkeys([*first, *remarks]))}
+    return answer | ({"redacted": dict(redacted)} if redacted else {})
+
+
+# Remarks on what is left out: of so many {0}, of a client {1}.
+_HOMELESS = (
+    "{0} sessions of {1} are of folders that are not known: `import --from {1} --here` in each"
+    " keeps what was said there"
+)
+_NO_CONVERSATIONS = "{0} entries of the export of {1} are no conversations"
+
+
+def _is_homeless(stored: core.Session | None, new: transcripts.Conversation) -> bool:
+    """Whether the project of a session is not known: as global, all projects would see it."""
+    return bool(new.turns and new.coded) and not (new.folder or (stored and stored.project))
+
+
+def _keep_conversation(
+    projects: core.Projects, encoder: core.Encoder, given: transcripts.Conversation
+) -> tuple[int, list[str]]:
+    """Store the turns of a session that are new or have grown; how many those are, and the kinds
+    of credentials that were left out of them."""
+    database, name = projects.database, session_name(given.client, given.session)
+    new, left_out = 0, list[str]()
+    stored = core.find_session(database, name)
+    here = projects.of_folder(given.folder) if given.folder else None
+    project = (stored and stored.project) or here or ""
+    if stored and stored.project != project:
+        _move_session(database, stored, project)
+    for turn in given.turns:
+        known: dict[str, str] = {}
+        text, kinds = turn_text(turn, known)
+        if (id := _id_to_keep(database, name, turn.key, text, known)) is None:
+            continue
+        at_once = None if encoder.model.destination else database  # a service makes many
+        item = core.prepare_item(at_once, encoder, id, text, project or None, turn.at)
+        with database.transaction() as connection:
+            file = core.write_session(connection, name, project, stored.resume if stored else 0)
+            if file is None:
+                break
+            if item.vectors and not core.claim_model(connection, encoder.model):
+                item = item._replace(vectors=[])
+            if write_turn(connection, file, item._replace(content_type=core.CONVERSATION), known):
+                new += 1
+                left_out += kinds
+    with database.transaction() as connection:
+        core.write_session(connection, name, project, given.resume)
+    return new, left_out
+
+
+def _move_session(database: core.Database, session: core.Session, project: str) -> None:
+    """Move a session that was stored before its folder was known into the folder's project."""
+    with database.transaction() as connection:
+        for (id,) in core.fetch(connection, "SELECT id FROM items WHERE file = ?", session.file):
+            core.place_item(connection, id, project)
+        sql = "UPDATE OR IGNORE files SET project_id = ? WHERE id = ?"
+        connection.execute(sql, (project, session.file))
+
+
+# A turn of a session that has a text, and maybe more of the answer.
+_SAME_TURN = (
+    "SELECT 1 FROM items i JOIN files f ON f.id = i.file"
+    f" WHERE f.path = ?1 AND f.source IN ({core.CONVERSATION_SOURCES}) AND (i.content = ?2"
+    " OR substr(i.content, 1, length(?2) + 2) = ?2 || char(10, 10))"
+)
+
+
+def _id_to_keep(
+    database: core.Database, name: str, key: str, text: str, known: dict[str, str]
+) -> str | None:
+    """The id of the stored turn of which this one is a longer version, else a new one: what was
+    stored stays when its file is written anew. None where all of the text is stored."""
+    id = _free_id(database, turn_id(name, key))
+    while stored := core.find_item(database, id):
+        if _continues(stored["content"], text, known):
+            return None if stored["content"] == text else id
+        if database.value(_SAME_TURN, name, text):
+            return None
+        id = _free_id(database, core.short_hash(id))
+    is_place = key.isdecimal()  # a turn without an id of the client's, whose place may change
+    return None if is_place and database.value(_SAME_TURN, name, text) else id
+
+
+def _free_id(database: core.Database, id: str) -> str:
+    """The id, or a hash of it where a memory has it that is no turn or part of a file."""
+    while core.stored_among(database, [id]):
+        id = core.short_hash(id)
+    return id
+
+
+def _continues(before: str, now: str, known: dict[str, str]) -> bool:
+    """Whether a turn's text is a stored one with more of its answer, or without a credential that
+    is known as one since, as those that the rest of the answer gives away. The longer the answer
+    is, the shorter a prompt that was too long."""
+    if now.startswith(before):
+        return True
+    if "[redacted: " in now and now.startswith(core.redact(before, known=known)[0]):
+        return True
+    is_cut = len(now) >= 2 * core.HALF_TURN and now[: core.HALF_TURN] == before[: core.HALF_TURN]
+    prompt, _, answer = now[core.HALF_TURN :].partition(core.ANSWER_LABEL)
+    asked, _, answered = before[core.HALF_TURN :].partition(core.ANSWER_LABEL)
+    return is_cut and answer != "" and asked.startswith(prompt) and answer.startswith(answered)
+
+
+def unkept_part(database: core.Database, name: str) -> tuple[int, bool]:
+    """How much of a session is never stored, as `session_progress` has it, and whether that still
+    grows."""
+    noted = database.value("SELECT value FROM meta WHERE key = ?", f"{core.UNKEPT}{name}") or "0"
+    return int(noted.removesuffix(core.STILL)), noted.endswith(core.STILL)
+
+
+def note_unkept(
+    database: core.Database, name: str, part: int, still: bool, wait: int = core.BUSY_TIMEOUT
+) -> None:
+    """Store what `unkept_part` returns."""
+    with database.transaction(wait) as connection:
+        core.set_meta(connection, f"{core.UNKEPT}{name}", f"{part}{core.STILL * still}")
+
+
+def write_turn(
+    connection: apsw.Connection, file: int, item: core.Item, known: dict[str, str]
+) -> bool:
+    """Store a turn, or the longer version of one; whether there was something new in it."""
+    sql = "SELECT content, first_line FROM items WHERE id = ?"
+    rows = core.fetch(connection, sql, item.id)
+    content, number = rows[0] if rows else (None, None)
+    is_new = content is None or _continues(content, item.content, known)
+    if content == item.content or not is_new:
+        return False  # another process may have stored more
+    if number is None:
+        sql = "SELECT 1 + coalesce(max(first_line), 0) FROM items WHERE file = ?"
+        number = connection.execute(sql, (file,)).get
+    core.erase_item(connection, item.id)
+    core.insert_item(connection, item._replace(file=file, first_line=number, last_line=number))
+    connection.execute(core.EXAMINED_FILES)
+    return True
+
+
+def _not_forgotten(
+    database: core.Database, given: transcripts.Conversation
+) -> list[transcripts.Turn]:
+    """The turns of a session that were not forgotten in this or another one of the client's. A turn
+    whose key is its place stays: others have the same."""
+    sql = f"SELECT key, value FROM meta WHERE key GLOB '{core.FORGOTTEN}*'"
+    rows = [row for row in database.rows(sql) if row[1].startswith(f"{given.client}:")]
+    keys, names = {key for key, _ in rows}, {name for _, name in rows}
+
+    def is_forgotten(key: str) -> bool:
+        return any(f"{core.FORGOTTEN}{turn_id(name, key)}" in keys for name in names)
+
+    return [turn for turn in given.turns if turn.key.isdecimal() or not is_forgotten(turn.key)]
+
+
+def sessions_kept(database: core.Database, project: str | None) -> dict[str, Any]:
+    """What `Memory.list_conversations` returns: the sessions of a project, and those of none."""
+    sql = (
+        "SELECT f.path, count(*), min(i.created_at), max(i.created_at), (SELECT substr(content, 7,"
+        f" {core.PREVIEW}) FROM items WHERE file = f.id ORDER BY first_line LIMIT 1)"
+        f" FROM files f JOIN items i ON i.file = f.id"
+        f" WHERE f.source IN ({core.CONVERSATION_SOURCES})"
+        " AND f.project_id IN ('', ?) GROUP BY f.id ORDER BY 4 DESC, f.id DESC"
+    )
+    found = [
+        {"source": path, "turns": count, **core.with_time("created", first), "beginning": beginning}
+        | {"last": core.iso_time(last)}
+        for path, count, first, last, beginning in database.rows(sql, project or "")
+    ]
+    return {"count": len(found), "conversations": found}
+
+
+def render_conversations(answer: dict[str, Any]) -> Iterator[str]:
+    for row in answer["conversations"]:
+        line = (
+            f"{core.local_time(row['last'])}  {row['turns']:4}  {row['source']}  {row['beginning']}"
+        )
+        yield core.printable(core.one_line(line, 120))
+    if not answer["conversations"]:
+        yield "No conversations are kept of this project."
+    if left := answer["total"] - answer["count"]:
+        yield f"and {left} more (--limit)"
+
+
+def render_kept_conversations(answer: dict[str, Any]) -> Iterator[str]:
+    turns = f"{answer['turns']} turns of {answer['sessions']} sessions"
+    if "empty" in answer and not answer["sessions"]:
+        turns = f"nothing of {answer['empty']} sessions"
+    done = "Found" if "dry_run" in answer else "Kept"
+    yield f"{done} {turns}{core.not_stored(answer)} ({answer['seconds']} s)."
+    yield from core.left_out(answer)
+    yield from map(core.printable, answer["remarks"][: core.REFUSED_SHOWN])

@@ -1,0 +1,514 @@
+"""Write files: the day's note, lines of lasting facts, and summaries of old notes.
+
+A person's file is only appended to. Notes that are compacted are moved, not deleted, and a move
+that was begun is finished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any
+
+import numpy
+
+import sediment as core
+from sediment_ext import files as indexing
+from sediment_ext import walking
+
+REPEATED_COSINE = 0.9  # notes from which up `compact` says that they repeat one another
+
+
+def finish_compactions(database: core.Database) -> None:
+    """Finish the compactions that were begun; undo those that cannot be finished."""
+    for (key,) in database.rows(f"SELECT key FROM meta WHERE key GLOB '{core.COMPACTION_KEY}*'"):
+        # Or the plan waits until it is there again
+        if os.path.isdir(key.removeprefix(core.COMPACTION_KEY)):
+            _end_compaction(database, key)
+
+
+def _end_compaction(database: core.Database, key: str) -> str:
+    """Carry out a plan, in one process at a time; the reason if it had to be undone, or ""."""
+    with database.transaction() as connection:
+        plan = core.meta_value(connection, key)
+        reason = (
+            _carry_out(Path(key.removeprefix(core.COMPACTION_KEY)), core.parse_object(plan))
+            if plan
+            else ""
+        )
+        connection.execute("DELETE FROM meta WHERE key = ?", (key,))
+    return reason
+
+
+def _is_valid_plan(plan: dict[str, Any]) -> bool:
+    """Whether a plan moves notes into the archive of their folder and writes a summary there, and
+    does nothing else: a database may come from anybody."""
+    match plan:
+        case {"moves": dict(moves), "summary": str(summary), "text": str()}:
+            names = [*moves, *moves.values(), summary]
+        case _:
+            return False
+    return (
+        isinstance(plan.get("digests", {}), dict)
+        and all(isinstance(name, str) for name in names)
+        and all(name.endswith(".md") and ".." not in Path(name).parts for name in names)
+        and all(walking.DATE.search(Path(name).name) for name in moves)
+        and all(name.startswith(f"{core.ARCHIVE}/") for name in moves.values())
+        and not any(map(os.path.isabs, names))
+        and re.fullmatch(rf"{core.SUMMARY}[\w-]+\.md", summary) is not None
+    )
+
+
+def _carry_out(folder: Path, plan: dict[str, Any]) -> str:
+    """Move notes and write their summary; or undo all of it, and return why."""
+    if not _is_valid_plan(plan):
+        return "it was noted by no `compact` of this program"
+    digests = plan.get("digests", {})
+    moves = [(folder / old, folder / new, digests.get(old)) for old, new in plan["moves"].items()]
+    try:
+        for move in moves:
+            _archive(*move)
+        target = _summary_place(folder, plan)
+        if not target.exists():
+            with core.replacing(target, 0o600, new=True) as file:
+                file.write(plan["text"])
+    except (OSError, ValueError, core.InvalidInput) as error:  # ValueError: no file can be so named
+        for old, new, digest in moves:
+            with contextlib.suppress(OSError, ValueError):
+                if _has_digest(new, digest) and not old.exists():
+                    os.rename(new, old)
+        if isinstance(error, core.InvalidInput):
+            return str(error)
+        return f"{folder} cannot be written ({getattr(error, 'strerror', error)})"
+    return ""
+
+
+def _archive(old: Path, new: Path, digest: str | None) -> None:
+    """Move a note, InvalidInput if it is not as it was summarised. One that was moved before is
+    left alone: what has its old name now is another note."""
+    if not old.exists() or _has_digest(new, digest):
+        return
+    new.parent.mkdir(parents=True, exist_ok=True)
+    if _has_digest(old, digest) and not new.exists():
+        os.rename(old, new)
+        if _has_digest(new, digest):
+            return
+        os.rename(new, old)  # somebody wrote into it at that moment
+    raise core.InvalidInput(f"{old} has changed meanwhile")
+
+
+def _has_digest(path: Path, digest: str | None) -> bool:
+    """Whether a file is there and has this SHA-256, None being any: old plans have none."""
+    with contextlib.suppress(OSError):
+        return digest in (None, core.sha256(path.read_bytes()).hex())
+    return False
+
+
+def _summary_place(folder: Path, plan: dict[str, Any]) -> Path:
+    """Where a plan's summary is; where there is none, the first name that is free."""
+    digest = core.sha256(plan["text"].encode()).hex()
+    names = _numbered(folder / plan["summary"])
+    return next(path for path in names if not os.path.lexists(path) or _has_digest(path, digest))
+
+
+def _numbered(path: Path) -> Iterator[Path]:
+    """A path, and then the same with a number behind its stem."""
+    yield path
+    yield from (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
+
+
+class Entry(core.NamedTuple):
+    """A text to be appended to a file as an item of a list."""
+
+    text: str
+    path: Path
+    before: str = ""  # what stands in front of it, as the time of day
+    beginning: str = ""  # of the file, if it is new
+
+
+def own_place_to_write(projects: core.Projects, given: str | Path) -> Path:
+    """Like `place_to_write`, but never the database."""
+    projects.database.refuse_own(given)
+    return core.check_name(core.place_to_write(given, core.find_root(projects.top)))
+
+
+def day_note(projects: core.Projects, text: str, folder: str | Path | None) -> Entry:
+    """A text as an entry of today's note in a folder."""
+    now = datetime.now()
+    top = folder or (projects.root or core.absolute_path(".")) / core.NOTES_FOLDER
+    path = own_place_to_write(projects, own_place_to_write(projects, top) / f"{now:%Y-%m-%d}.md")
+    return Entry(text, path, f"{now:%H:%M} ", f"# {now:%Y-%m-%d}\n\n")
+
+
+def write_down(
+    projects: core.Projects, encoder: core.Encoder, entry: Entry, scope: str, allow_secrets: bool
+) -> dict[str, Any]:
+    """Append an entry to its file, and index that."""
+    scope, path = core.check_scope(scope), entry.path
+    text, redacted = core.cleaned(
+        core.check_text(entry.text, "content", core.CONTENT_MAX), allow_secrets
+    )
+    if path.is_dir():
+        raise core.InvalidInput(f"{path} is a folder: name a file in it, e.g. MEMORY.md")
+    line, is_new = append_lines(path, entry.beginning, as_bullet(text, entry.before))
+    source = f"{projects.shown(path)}:{line}"
+    try:
+        files = indexing.files_of_scope(projects, encoder, scope, allow_secrets)
+        files.source_for(path.parent if path.parent.name == core.NOTES_FOLDER else path, None)
+        files.sync(files.plan([path]))
+    except core.DatabaseError as error:
+        remedy = f"the text stands in {source}, which `index {path}` takes up later"
+        raise core.DatabaseError(f"{error}; {remedy}") from None
+    id = files.part_at(path, line)
+    message = f"{'Added to' if is_new else 'Stands already in'} {source}."
+    if redacted:
+        message += core.redaction_message(redacted)
+    if id is None:
+        rows = (row for row in [*files.skipped, *files.warnings] if row["path"] == str(path))
+        reason = ", ".join(row["reason"] for row in rows) or "has changed meanwhile"
+        message += f" Recall does not find it: the file {reason}."
+    answer = {"success": True, "id": id, "scope": scope, "source": source}
+    return answer | ({"redacted": redacted} if redacted else {}) | {"message": message}
+
+
+def append_lines(path: Path, beginning: str, lines: list[str]) -> tuple[int, bool]:
+    """Append lines to a text file, which is created with a beginning; the number of the first one,
+    and False when the file has them already. All of it is on disk at the end, or nothing was added.
+    InvalidInput where the file cannot be written, or would not be indexed with them."""
+    is_new = not os.path.lexists(path)
+    try:
+        made = not path.parent.exists()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if made:
+            core.make_private(path.parent, 0o700)
+        with core.locked_file(path) as file, _gone_if_empty(path, is_new):
+            before, size, newline = _text_before(file)
+            lines = _without_comments(lines, before)
+            if number := _line_number_of(lines, before):
+                return number, False
+            gap = "" if before.endswith("\n") else "\n"
+            added = (gap if before else beginning) + "\n".join(lines) + "\n"
+            data = added.replace("\n", newline).encode()
+            indexing.check_size(size + len(data))
+            _append(file, data, size)
+            return (before + added).count("\n") - len(lines) + 1, True
+    except indexing.Skipped as skipped:
+        raise core.InvalidInput(f"{path} {skipped}: left as it is; name another file") from None
+    except OSError as error:
+        raise core.InvalidInput(f"{path} cannot be written ({error.strerror})") from None
+
+
+def _text_before(file: IO[bytes]) -> tuple[str, int, str]:
+    """The text of a file, its size in bytes, and how most of its lines end."""
+    size = os.fstat(file.fileno()).st_size
+    indexing.check_size(size)
+    data = file.read()
+    text, is_utf8 = indexing.decode_text(data)
+    if not is_utf8:  # what is added is, and no program could read both
+        raise indexing.Skipped("is not all UTF-8")
+    return text, size, "\r\n" if 2 * data.count(b"\r\n") > data.count(b"\n") else "\n"
+
+
+def _without_comments(lines: list[str], before: str) -> list[str]:
+    """Lines to be appended to a text, in which no comment begins or ends: it would hide what stands
+    between there and its other end, before or after."""
+    text = "\n".join(lines)
+    text = core.CODE_OR_COMMENT.sub(
+        lambda found: "\\<!--" if found[0] == "<!--" else found[0], text
+    )
+    probe = f"\n{text}\n-->"
+    if core.visible(before + probe) != core.visible(before) + probe:  # or is no code there
+        text = re.sub(r"(?<!\\)<!--", r"\\<!--", text).replace("-->", r"--\>")
+    return text.split("\n")
+
+
+def _line_number_of(lines: list[str], text: str) -> int:
+    """The number of the line where an item of a list begins in what is visible of a text, or 0."""
+    shown = [line.rstrip() for _, line in core.unfenced_lines(core.visible(text))]
+    size = len(lines)
+    for start in range(len(shown)):
+        after = shown[start + size : start + size + 1]
+        if shown[start : start + size] == lines and not any(line[:1].isspace() for line in after):
+            return start + 1
+    return 0
+
+
+def _append(file: IO[bytes], data: bytes, size: int) -> None:
+    try:
+        while data:
+            data = data[os.write(file.fileno(), data) :]
+        core.write_through(file.fileno())
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.truncate(file.fileno(), size)
+        raise
+
+
+@contextlib.contextmanager
+def _gone_if_empty(path: Path, is_new: bool) -> Iterator[None]:
+    """Delete a file that was made for something that could not be written."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            if is_new and path.stat().st_size == 0:
+                path.unlink()
+        raise
+        # an editor has just put another file in its place: lock that
+
+
+def as_bullet(text: str, before: str = "") -> list[str]:
+    """A text as an item of a markdown list, over as many lines as it has."""
+    first, *others = text.strip().splitlines()
+    return [f"- {before}{first}", *(f"  {line}".rstrip() for line in others)]
+
+
+# Compacting
+
+
+class OldNote(core.NamedTuple):
+    """A daily note."""
+
+    path: Path
+    day: datetime
+    text: str  # without secrets
+    digest: str  # SHA-256 of the file
+
+
+def old_notes(folder: Path, before: int) -> tuple[list[OldNote], dict[Path, str]]:
+    """The notes of a folder whose names have a day earlier than a time in unix seconds, by day; and
+    why others of them cannot be read."""
+    notes, skipped = list[OldNote](), dict[Path, str]()
+    for path in walking.walk(folder, walking.Options()):
+        day = walking.date_of(path) if path.parent == folder else None
+        if day and day.timestamp() < before and not path.name.startswith(core.SUMMARY):
+            try:
+                _, text, data, _ = indexing.read_file(path)
+                text, _ = core.redact(text, core.redacts())
+                notes.append(OldNote(path, day, text.strip(), core.sha256(data).hex()))
+            except indexing.Skipped as reason:
+                skipped[path] = str(reason)
+    return sorted(notes, key=lambda note: (note.day, note.path)), skipped
+
+
+def run_filter(command: str, text: str, timeout: float) -> str:
+    """What a command line prints for a text, within `timeout` s; InvalidInput says what failed."""
+    if not isinstance(timeout, int | float) or not 0 < timeout <= core.DAY:
+        raise core.InvalidInput(
+            f"timeout must be a number of seconds to {core.DAY:,}, not {core.shown_value(timeout)}"
+        )
+    data = text.encode("utf-8", "backslashreplace")  # names of files are of any bytes
+    most = 4 * len(text)  # bytes of as many characters
+    options: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    options |= {"shell": True, "start_new_session": True, **core.no_window()}
+    process: Any = subprocess.Popen(command, **options)
+    end = time.monotonic() + timeout
+    core.ThreadCall(lambda: _write_pipe(process.stdin, data), daemon=True)
+    errors = core.ThreadCall(lambda: _end_of_pipe(process.stderr), daemon=True)
+    try:
+        output = core.ThreadCall(lambda: _beginning_of_pipe(process.stdout, most + 1), daemon=True)
+        printed = output.result(timeout)
+        if len(printed) > most:
+            raise _no_summary("no less than it was given")
+        code = process.wait(max(0.0, end - time.monotonic()))
+        message = errors.result(max(0.0, end - time.monotonic()))
+        if code:
+            words = " ".join(message.decode("utf-8", "replace").split())[-200:]
+            reason = f"failed with {code}" + (f" ({words})" if words else "")
+            raise core.InvalidInput(f"{command!r} {reason}: nothing was changed")
+    except (subprocess.TimeoutExpired, TimeoutError):
+        core.end_all(process)
+        raise core.InvalidInput(
+            f"{command!r} ran past {timeout:g} s: nothing was changed"
+        ) from None
+    except BaseException:
+        core.end_all(process)
+        raise
+    return printed.decode("utf-8", "replace").strip()
+
+
+def _write_pipe(pipe: IO[bytes], data: bytes) -> None:
+    with contextlib.suppress(OSError), pipe:  # nobody need read all of it
+        pipe.write(data)
+
+
+def _beginning_of_pipe(pipe: IO[bytes], most: int) -> bytes:
+    with pipe:
+        return pipe.read(most)
+
+
+def _end_of_pipe(pipe: IO[bytes]) -> bytes:
+    last = b""
+    with pipe:
+        while data := pipe.read(1000):
+            last = (last + data)[-1000:]
+    return last
+
+
+def check_summary(summary: str, characters: int) -> None:
+    """InvalidInput says why a text cannot stand for notes of so many characters: index would skip
+    it, say."""
+    unmarked = re.sub(r"\[(?:private|redacted: [\w ]+)\]", "", core.visible(summary))
+    reasons = {
+        "nothing": not summary,
+        "what is no text": "\ufffd" in summary or core.CONTROL.search(summary),
+        "no less than it was given": len(summary) >= characters,
+        "nothing that recall could find": not any(map(str.isalnum, unmarked)),
+    }
+    if reason := next((reason for reason, found in reasons.items() if found), ""):
+        raise _no_summary(reason)
+
+
+def _no_summary(printed: str) -> core.InvalidInput:
+    return core.InvalidInput(f"the command printed {printed}: nothing was changed")
+
+
+def check_not_ignored(path: Path) -> None:
+    """InvalidInput for a file that an index of its folder would leave out."""
+    if walking.matches_rules(
+        path, False, walking.ignored_in(path.parent) + walking.ignored_above(path.parent)
+    ):
+        reason = f"git ignores {path.name}, so that recall would not find it"
+        raise core.InvalidInput(f"{reason}: nothing was changed")
+
+
+_DAY_HEADING = core.LazyPattern(r"^#{1,6} \d{4}-\d\d-\d\d[ \t]*$", re.MULTILINE)
+
+
+def repeated(rows: list[tuple[str, str, Any]]) -> list[tuple[float, str, str]]:
+    """The pairs of rows (source, text, vector) that say the same, but for the day in a heading, as
+    (cosine, source, source). A number or a "not" hardly moves a vector: such pairs differ."""
+    texts = [_DAY_HEADING.sub("", text) for _, text, _ in rows]
+    matrix = core.stack_vectors(rows) if rows else numpy.empty((0, 1))
+    pairs = []
+    for start in range(0, len(rows), core.EXAMINE_BATCH):
+        cosines = matrix[start : start + core.EXAMINE_BATCH] @ matrix.T
+        for row, other in numpy.argwhere(cosines >= REPEATED_COSINE).tolist():
+            one = start + row
+            if one < other and not core.differences(texts[one], texts[other]):  # each pair once
+                pairs.append((float(cosines[row, other]), rows[one][0], rows[other][0]))
+    return sorted(pairs, reverse=True)
+
+
+class Compaction:
+    """The notes of a folder that are older than a time, which a summary is to replace.
+
+    With `begin`, compactions that were begun before are finished first.
+    """
+
+    def __init__(self, files: indexing.Files, path: str | Path, before: int, begin: bool) -> None:
+        self.files, self.projects = files, files.projects
+        self.folder = core.check_not_root(own_place_to_write(self.projects, path))
+        if not os.path.isdir(self.folder):
+            raise core.NotFound(f"{self.folder} is no folder: name that of the notes, e.g. memory/")
+        if begin:
+            finish_compactions(files.database)
+        self.notes, self.skipped = old_notes(self.folder, before)
+        self.characters = sum(len(note.text) for note in self.notes)
+
+    def _answer(self, **more: Any) -> dict[str, Any]:
+        shown = self.projects.shown
+        rows = [{"path": shown(note.path), "characters": len(note.text)} for note in self.notes]
+        skipped = [{"path": shown(path), "reason": why} for path, why in self.skipped.items()]
+        return {"notes": rows, "characters": self.characters, "skipped": skipped, **more}
+
+    def _input(self) -> str:
+        """The notes as one text, each under its file's name."""
+        return "".join(
+            f"<!-- {core.printable_name(core.beneath(note.path, self.folder))} -->\n{note.text}\n\n"
+            for note in self.notes
+        )
+
+    def preview(self, sent: bool) -> dict[str, Any]:
+        """What would be sent to a command, or else which notes say nearly the same."""
+        if sent:
+            return self._answer(input=self._input())
+        rows = [
+            (f"{self.projects.shown(path)}:{part.first}-{part.last}", part.content, vector)
+            for path in walking.walk(self.folder, walking.Options())
+            if walking.date_of(path)
+            for part, vector in self.files.vectors(path)
+        ]
+        repeats = [
+            {"similarity": core.similarity_text(cosine), "sources": sources}
+            for cosine, *sources in repeated(rows)
+        ]
+        return self._answer(repeats=repeats)
+
+    def run(
+        self, command: str, timeout: float, check: Callable[[str, str], None]
+    ) -> dict[str, Any]:
+        """Put what a command makes of the notes in their place, if `check(name, text)` lets it."""
+        if not self.notes:
+            return self._answer(message="No note is that old: nothing to do.")
+        own_place_to_write(self.projects, self.folder / core.ARCHIVE)
+        printed = run_filter(command, self._input(), timeout)
+        summary, _ = core.redact(indexing.plain_newlines(printed), core.redacts())
+        check_summary(summary, self.characters)
+        first, last = (f"{note.day:%Y-%m-%d}" for note in (self.notes[0], self.notes[-1]))
+        name = f"{core.SUMMARY}{first}-to-{last}.md"
+        text = f"# Summary of {first} to {last}\n\n{summary}\n"
+        check_not_ignored(self.folder / name)
+        check(name, text)
+        target = self._put_in_place(name, text)
+        if self.files.covers(self.folder):
+            indexing.index_paths(self.files, [self.folder], walking.Options())
+        saved = f"{self.characters:,} characters became {len(summary):,}"
+        where = f"{len(self.notes)} notes are in archive/ ({saved})"
+        return self._answer(
+            summary=summary,
+            path=str(target),
+            archive=str(self.folder / core.ARCHIVE),
+            message=f"Wrote {self.projects.shown(target)}; {where}.",
+        )
+
+    def _put_in_place(self, name: str, text: str) -> Path:
+        """Write a summary, and move the notes into the archive; where the summary is. The plan is
+        stored first, so that all of it is done, or nothing."""
+        folder, archive = self.folder, self.folder / core.ARCHIVE
+        own_place_to_write(self.projects, archive)  # which the command may have made a link
+        digests = {core.beneath(note.path, folder): note.digest for note in self.notes}
+        moves = {
+            old: core.beneath(core.free_name(_numbered(archive / old)), folder) for old in digests
+        }
+        plan = {"summary": name, "text": text, "moves": moves, "digests": digests}
+        key = f"{core.COMPACTION_KEY}{folder}"
+        with self.files.database.transaction() as connection:
+            changed = [old for old in digests if not _has_digest(folder / old, digests[old])]
+            if changed or core.meta_value(connection, key) is not None:
+                subject = f"{folder / changed[0]} has" if changed else f"the notes in {folder} have"
+                raise core.InvalidInput(f"{subject} changed meanwhile: nothing was changed")
+            core.set_meta(connection, key, json.dumps(plan))
+        reason = _end_compaction(self.files.database, key)
+        target = _summary_place(folder, plan)
+        if reason or not target.exists():  # or another process undid it
+            raise core.InvalidInput(f"{reason or f'{folder} has changed'}: nothing was changed")
+        return target
+
+
+def render_compacted(answer: dict[str, Any]) -> Iterator[str]:
+    """What would be sent, what was written, or what there is to compact."""
+    if "input" in answer:
+        yield core.printable(answer["input"].rstrip("\n"))
+        return
+    if "summary" in answer:
+        yield core.printable(answer["summary"])
+    yield from indexing.lines_of_files("skipped", answer["skipped"])
+    if "message" in answer:
+        yield from core.render_message(answer)
+        return
+    for row in answer["notes"]:
+        yield core.printable_name(f"old      {row['path']} ({row['characters']:,} characters)")
+    for row in answer["repeats"]:
+        yield core.printable_name(f"repeats  {row['similarity']}  {'  '.join(row['sources'])}")
+    saved = f"--with CMD would put a summary in the place of {answer['characters']:,} characters"
+    old = len(answer["notes"])
+    yield f"{old} old notes; {saved}." if old else "No note is that old."

@@ -1,0 +1,663 @@
+"""Mend a damaged database (`doctor --repair`).
+
+What is derived is made anew from the texts. Where pages are damaged, all that can still be read
+of them, and of the log beside them, goes into a new file; what is lost is named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import tempfile
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+import sediment as core
+
+MISREAD_CHARACTERS = 4  # by which an id on a damaged page differs from what it was, if it is known
+MISREAD_SHARE = 8  # one of so many characters may be none of UTF-8; a row with more is noise
+
+
+def mend_file_parts(connection: apsw.Connection) -> None:
+    """Let parts, files and sources agree. A part that is cut wrongly or has no file is deleted:
+    what stands in a file is read again from there."""
+    core.reunite_files(connection)
+    connection.execute(core.asset("sql/mend_files.sql"))
+    _read_again(connection, core.check_spans(connection))
+
+
+def _read_again(connection: apsw.Connection, items: Iterable[int]) -> None:
+    """Delete those of these items that are parts of files, and have the files read again."""
+    rows = [(item,) for item in items]
+    is_part = f"seq = ? AND file IS NOT NULL AND content_type <> '{core.CONVERSATION}'"
+    sql = f"UPDATE files SET digest = x'' WHERE id = (SELECT file FROM items WHERE {is_part})"
+    connection.executemany(sql, rows)
+    connection.executemany(f"DELETE FROM items WHERE {is_part}", rows)
+
+
+def mend_chunks(connection: apsw.Connection, encoder: core.Encoder) -> None:
+    """Cut the texts anew that `check_spans` finds, and put all chunks in order of their items."""
+    wrong = core.check_spans(connection)
+    for item in wrong:
+        connection.execute("DELETE FROM chunks WHERE item = ?", (item,))
+        content = connection.execute("SELECT content FROM items WHERE seq = ?", (item,)).get
+        chunks = core.split_text(content, encoder.fits)
+        connection.executemany(
+            'INSERT INTO chunks(item, position, start, "end", context) VALUES(?, ?, ?, ?, ?)',
+            [(item, position, *chunk) for position, chunk in enumerate(chunks)],
+        )
+    if wrong or core.fetch(connection, core.row_checks()["chunks out of the order of their items"]):
+        # Long-lived processes that cache chunks rely on ids in the order of their items.
+        sql = "SELECT c.*, v.vector FROM chunks c LEFT JOIN vectors v ON v.chunk = c.id"
+        connection.execute(f"CREATE TEMP TABLE again AS {sql}")
+        core.replace_chunks(connection, "again")
+        connection.execute("DROP TABLE again")
+
+
+# Reading a damaged file, by the description at https://www.sqlite.org/fileformat2.html.
+
+
+class Rescued(core.NamedTuple):
+    """What can be read of a damaged file."""
+
+    rows: dict[str, dict[int, list[Any]]]  # of each table, values by rowid
+    meta: dict[str, str]  # the tables `meta` and `projects`, whose rows look alike
+    named: dict[str, list[int]]  # ids that stand in an index, with their row numbers there
+    tokens: list[list[Any]]
+    missing: int  # pages that the file has lost
+    torn: list[str]  # ids of texts of which only a part can be read
+    changed: set[str]  # ids of texts that are not what was stored
+
+    def lost(self) -> list[str]:
+        """The ids that an index names and whose rows could not be read."""
+        found = {values[1] for values in self.rows["items"].values()}
+        lost = self.named.keys() - found - _FTS5_NAMES
+        return sorted(id for id in lost if not self.is_misread(id))
+
+    def is_misread(self, id: str) -> bool:
+        """Whether an id that a single index has is of a row that was read: all other indexes have
+        what its row has."""
+        rows = [self.rows["items"].get(number, [None, ""]) for number in self.named[id]]
+        return len(rows) == 1 and _is_alike(id, rows[0][1])
+
+
+# Tables by the kinds of value in their columns, by which a row on a page is told to be of them.
+_SHAPES = {
+    "items": ("n", "s", "s", "s", "sn", "i", "i", "in", "sn", "sn", "i", "in", "in", "in"),
+    "chunks": ("n", "i", "i", "i", "i", "s"),
+    "vectors": ("n", "b"),
+    "access_log": ("s", "i", "in", "i", "i"),
+    "graph_edges": ("s", "s", "s", "fi", "s", "i", "i", "i", "b"),
+    "history": ("n", "s", "s", "sn", "i", "s"),
+    "sources": ("n", "s", "s", "s"),
+    "files": ("n", "i", "s", "s", "i", "i", "i", "i", "b", "i"),
+    "reviews": ("s", "s", "fi", "i"),
+    "clock": ("i", "s", "s", "i", "i", "s", "s"),
+    "replica": ("s", "s", "in", "sn", "in", "sn", "sn", "in", "sn", "i", "s", "in", "sn"),
+}
+_KINDS = {type(None): "n", str: "s", int: "i", float: "f", bytes: "b"}
+_ADDED = {"items": 4, "graph_edges": 1}  # how many last columns the rows of older files lack
+_VECTOR_MIN = 256  # bytes; tables of the word index have such rows too, shorter ones
+_UNDECODED = core.LazyPattern("[\udc80-\udcff]")  # what "surrogateescape" leaves
+_SQLITE = b"SQLite format 3\0"  # the first bytes of a file
+_PAGE_SIZES = (8192, 4096, 1024, 2048, 16384, 32768, 512)
+_FTS5_NAMES = {"version", "secure-delete", "pgsz", "rank", "automerge"}  # of its settings
+_TABLE_LEAF, _INDEX_PAGES = 0x0D, {0x02: 4, 0x0A: 0}  # and the bytes before a cell's size
+
+
+def rescue(data: bytes) -> Rescued:
+    """All rows of ours that can be read in the pages of a file."""
+    size = int.from_bytes(data[16:18], "big")
+    if size == 1:  # as SQLite writes it
+        size = 65536
+    elif size not in _PAGE_SIZES:  # the first page is damaged: by which size is most found?
+        size = max(_PAGE_SIZES, key=lambda size: sum(1 for _ in _rows_of_pages(data, size)))
+    # SQLite wrote the number of pages if the two counters beside it agree.
+    is_sound = data.startswith(_SQLITE) and data[24:28] == data[92:96]
+    pages = int.from_bytes(data[28:32], "big") if is_sound else 0
+    missing = max(0, pages - len(data) // size)
+    found = Rescued({table: {} for table in _SHAPES}, {}, {}, [], missing, [], set())
+    for number, values in _rows_of_pages(data, size):
+        if number is not None:
+            if table := _table_of(values):
+                found.rows[table][number] = values
+            continue
+        if any(map(_count_undecoded, values)):
+            continue
+        if len(values) == len(_SHAPES["replica"]) and _table_of(values):
+            # It has no row numbers, as an index has none.
+            found.rows["replica"][len(found.rows["replica"])] = values
+            continue
+        kinds = list(map(type, values))
+        if kinds == [str, int]:
+            found.named.setdefault(values[0], []).append(values[1])
+        elif kinds == [str, str]:
+            found.meta[values[0]] = values[1]
+        elif kinds in ([str, bytes, int, str, int], [str, bytes, int, type(None), int]):
+            found.tokens.append(values)
+    _decode_items(found)
+    _look_at_texts(found)
+    return found
+
+
+def _count_undecoded(value: Any) -> int:
+    """How many bytes of a text are no UTF-8: `_value` leaves a surrogate for each."""
+    return len(_UNDECODED.findall(value)) if isinstance(value, str) else 0
+
+
+def _decode_items(found: Rescued) -> None:
+    """Put U+FFFD for what is not UTF-8 in rows of items. Where the id or the project is misread,
+    it is the one that an index or the other items have."""
+    items = found.rows["items"].values()
+    ids = found.named.keys() - {values[1] for values in items}
+    projects = {values[_PROJECT] for values in items}
+    for values in items:
+        if not any(map(_count_undecoded, values)):
+            continue
+        values[1] = _as_known(values[1], ids)
+        values[_PROJECT] = _as_known(values[_PROJECT], projects)
+        values[:] = [
+            _UNDECODED.sub("\ufffd", value) if isinstance(value, str) else value for value in values
+        ]
+
+
+def _as_known(id: str | None, known: Collection[str | None]) -> str | None:
+    """The only one of these ids that a misread one can be; else that itself."""
+    if not id or not _count_undecoded(id):
+        return id
+    whole = (other for other in known if other and not _count_undecoded(other))
+    alike = [other for other in whole if _is_alike(other, id)]
+    return alike[0] if len(alike) == 1 else id
+
+
+def _is_alike(id: str, other: str) -> bool:
+    """Whether two ids differ in a few characters only."""
+    wrong = sum(a != b for a, b in zip(id, other, strict=False))
+    return len(id) == len(other) and wrong <= MISREAD_CHARACTERS
+
+
+def _look_at_texts(found: Rescued) -> None:
+    """Keep what can be read of texts that were written in part, which a NUL shows, and note which
+    texts are not what was stored."""
+    items = found.rows["items"]
+    for number, values in list(items.items()):
+        if "\0" in values[_CONTENT]:
+            found.named.setdefault(values[1], []).append(number)
+            values[_CONTENT] = values[_CONTENT].replace("\0", "")
+            if values[_CONTENT].strip():
+                found.torn.append(values[1])
+            else:
+                del items[number]
+        elif (
+            _is_kept(values)
+            and len(values) > _TEXT_HASH
+            and values[_TEXT_HASH] != core.text_hash(values[_CONTENT])
+        ):
+            found.changed.add(values[1])
+
+
+def _table_of(values: list[Any]) -> str | None:
+    """The table whose rows look like this one."""
+    kinds = [_KINDS[type(value)] for value in values]
+    others = (value for place, value in enumerate(values) if place != _CONTENT)
+    if any("\0" in value for value in others if isinstance(value, str)):
+        return None
+    for table, shape in _SHAPES.items():
+        least = len(shape) - _ADDED.get(table, 0)
+        if least <= len(kinds) <= len(shape) and all(map(str.__contains__, shape, kinds)):
+            is_word = table == "vectors" and len(values[1]) < _VECTOR_MIN
+            return None if is_word or _is_noise(values, table) else table
+    return None
+
+
+def _is_noise(values: list[Any], table: str) -> bool:
+    """Whether more in a row is not UTF-8 than a few flipped bits leave. Rows that are not of items
+    can be done without: of them each counts."""
+    if table != "items":
+        return any(map(_count_undecoded, values))
+    texts = [value for value in values if isinstance(value, str)]
+    return any(_count_undecoded(text) - 1 > len(text) // MISREAD_SHARE for text in texts)
+
+
+def _rows_of_pages(data: bytes, size: int) -> Iterator[tuple[int | None, list[Any]]]:
+    """(row number, values) of each row of each table, and (None, values) of each index entry."""
+    for start in range(0, len(data), size):
+        page = data[start : start + size]
+        head = 100 if start == 0 else 0
+        if len(page) < size or (kind := page[head]) not in (_TABLE_LEAF, *_INDEX_PAGES):
+            continue
+        first = head + (12 if kind == 0x02 else 8)
+        count = int.from_bytes(page[head + 3 : head + 5], "big")
+        if first + 2 * count > size:
+            continue  # noise
+        for place in struct.unpack_from(f">{count}H", page, first):
+            with contextlib.suppress(IndexError, ValueError):  # what cannot be read is lost
+                yield _cell(data, page, kind, place)
+
+
+def _cell(data: bytes, page: bytes, kind: int, place: int) -> tuple[int | None, list[Any]]:
+    """One cell: its row number, if it is of a table, and its values."""
+    size = len(page)  # all of it is used: no extension of ours reserves any
+    rowid = None
+    length, place = _varint(page, place + _INDEX_PAGES.get(kind, 0))
+    if kind == _TABLE_LEAF:
+        rowid, place = _varint(page, place)
+    most = size - 35 if kind == _TABLE_LEAF else (size - 12) * 64 // 255 - 23
+    local = length
+    if length > most:
+        least = (size - 12) * 32 // 255 - 23
+        local = least + (length - least) % (size - 4)
+        local = least if local > most else local
+    payload = page[place : place + local]
+    after = int.from_bytes(page[place + local : place + local + 4], "big")
+    return rowid, _values(payload + _overflow(data, after, length - local, size))
+
+
+def _overflow(data: bytes, page: int, missing: int, size: int) -> bytes:
+    """The rest of a long row, from the chain of pages that holds it."""
+    parts: list[bytes] = []
+    while missing > 0:
+        start = (page - 1) * size
+        if page < 1 or start + size > len(data):
+            raise ValueError("the chain leads out of the file")
+        parts.append(data[start + 4 : start + min(size, 4 + missing)])
+        missing -= len(parts[-1])
+        page = int.from_bytes(data[start : start + 4], "big")
+    return b"".join(parts)
+
+
+def _varint(data: bytes, place: int) -> tuple[int, int]:
+    """A number of one to nine bytes, and where it ends."""
+    value = 0
+    for count in range(8):
+        value = value << 7 | data[place + count] & 0x7F
+        if data[place + count] < 0x80:
+            return value, place + count + 1
+    return value << 8 | data[place + 8], place + 9
+
+
+def _values(payload: bytes) -> list[Any]:
+    """The values of a record. Raises ValueError where it is not a whole one."""
+    end, place = _varint(payload, 0)
+    values, at = [], end
+    while place < end:
+        kind, place = _varint(payload, place)
+        length = (0, 1, 2, 3, 4, 6, 8, 8, 0, 0, 0, 0)[kind] if kind < 12 else (kind - 12) // 2
+        part = payload[at : at + length]
+        if len(part) < length:
+            raise ValueError("a record that ends too early")
+        values.append(_value(kind, part))
+        at += length
+    return values
+
+
+def _value(kind: int, part: bytes) -> Any:
+    """A value of a record, by its serial type."""
+    if kind >= 12:
+        return part.decode(errors="surrogateescape") if kind % 2 else part
+    if kind == 7:
+        return struct.unpack(">d", part)[0]
+    if kind in (8, 9):
+        return kind - 8
+    return int.from_bytes(part, "big", signed=True) if kind else None
+
+
+def rebuild(found: Rescued, connection: apsw.Connection, encoder: core.Encoder) -> None:
+    """Write what was rescued into a new file; vectors that are missing are queued."""
+    model = [row for row in found.meta.items() if row[0] in _MODEL_FACTS]
+    notes = [row for row in found.meta.items() if row[0].startswith(_META_KEPT)]
+    connection.executemany("INSERT OR IGNORE INTO meta VALUES(?, ?)", model + notes)
+    places = [row for row in found.meta.items() if row[0].startswith(core.PROJECT_KEY_KINDS)]
+    connection.executemany("INSERT OR IGNORE INTO projects VALUES(?, ?)", places)
+    connection.executemany("INSERT OR IGNORE INTO tokens VALUES(?, ?, ?, ?, ?)", found.tokens)
+    # Of a model that is noted in part no vector is kept; where nothing is noted, it is today's.
+    vectors = found.rows["vectors"] if len(model) in (0, len(_MODEL_FACTS)) else {}
+    parts: dict[int, list[tuple[int, core.Chunk, bytes]]] = {}
+    for number, (_, item, position, *chunk) in found.rows["chunks"].items():
+        _, vector = vectors.get(number, (None, b""))
+        parts.setdefault(item, []).append((position, core.Chunk(*chunk), vector))
+    sessions = _rescued_sessions(found, connection)
+    for number, values in sorted(found.rows["items"].items()):
+        if _is_kept(values):  # others `index` reads again
+            item = _rescued_item(values, sorted(parts.get(number, [])), encoder)
+            own = [] if item.id in found.changed else item.vectors  # else of another text
+            file = sessions.get(item.file or 0)
+            core.insert_item(connection, item._replace(file=file, vectors=own))
+    for table in ("access_log", "graph_edges", "history", "sources", "reviews"):
+        width = len(_SHAPES[table])
+        rows = (row + [b""] * (width - len(row)) for row in found.rows[table].values())
+        sql = f"INSERT OR IGNORE INTO {table} VALUES({', '.join('?' * width)})"
+        connection.executemany(sql, rows)  # older edges have no questions: b""
+    if found.rows["replica"]:
+        _rebuild_sync(found, connection)
+
+
+def _rebuild_sync(found: Rescued, connection: apsw.Connection) -> None:
+    """Keep what this machine knew of the states of memories, of those above all that were
+    forgotten, so that the next `sync --to` brings none of these back."""
+    clocks = sorted(found.rows["clock"].values())
+    t, machine, mark, *_ = clocks[-1] if clocks else (0, core.new_id()[:8], "")
+    connection.execute(
+        core.asset("schema/sync.sql"), {"machine": machine, "mark": mark, "place": ""}
+    )
+    # A page that is no longer in use may hold an earlier state: the later one is written last.
+    states = sorted(found.rows["replica"].values(), key=lambda row: (row[9] != 0, _stamps_of(row)))
+    sql = "INSERT OR REPLACE INTO replica VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    connection.executemany(sql, states)
+    gone = [(id, project, at) for id, project, *_, at, _, _, _ in states if at]
+    own = [(machine, mark.partition(":")[0], "", 1)]
+    core.sync_as(connection, [(t, machine, mark, 0, 0, "", "{}")], [], own, gone)
+
+
+def _stamps_of(row: list[Any]) -> int:
+    """The latest stamp in a row of `replica`."""
+    return max(row[2] or 0, row[4] or 0)
+
+
+# The places of these columns in a row of items.
+_CONTENT, _TYPE, _PROJECT, _ENDED_AT, _TEXT_HASH, _FILE = 2, 3, 4, 7, 10, 11
+_MODEL_FACTS = ("model_name", "model_digest", "dimension")
+# How those keys of `meta` begin whose values can be made from nothing else.
+_META_KEPT = (
+    core.HOOKS_OFF,
+    core.UNKEPT,
+    core.FORGOTTEN,
+    "copy:",
+    core.COMPACTION_KEY,
+    "model_probe",
+    "sent:",
+)
+
+
+def _rescued_sessions(found: Rescued, connection: apsw.Connection) -> dict[int, int | None]:
+    """Note the sessions of conversations again, to be read from their beginning, and those that
+    were forgotten, never to be read. Returns their new rows by the old ones."""
+    sessions = {  # one whose row is lost gets a name by which its turns can be forgotten
+        values[_FILE]: (f"rescued:{values[_FILE]}", values[_PROJECT] or "", 0)
+        for values in found.rows["items"].values()
+        if _is_part(values) and values[_TYPE] == core.CONVERSATION
+    }
+    for number, (_, _, path, project, size, *_) in found.rows["files"].items():
+        if not os.path.isabs(path):
+            sessions[number] = path, project, min(size, 0)
+    return {number: core.write_session(connection, *facts) for number, facts in sessions.items()}
+
+
+def _is_part(values: list[Any]) -> bool:
+    """Whether a row of items is a part of a file or a turn."""
+    return len(values) > _FILE and values[_FILE] is not None
+
+
+def _is_kept(values: list[Any]) -> bool:
+    """Whether a row of items is a memory or a turn, which stands nowhere else."""
+    return not _is_part(values) or values[_TYPE] == core.CONVERSATION
+
+
+def _counted_as(values: list[Any]) -> str:
+    """As what `count_items` counts a row of items."""
+    if _is_part(values):
+        return "turns" if values[_TYPE] == core.CONVERSATION else "file_parts"
+    return "items" if values[_ENDED_AT] is None else "hidden_versions"
+
+
+def _rescued_item(
+    values: list[Any], parts: list[tuple[int, core.Chunk, bytes]], encoder: core.Encoder
+) -> core.Item:
+    """An item as it was, with its chunks and vectors if all of them were found."""
+    _, id, content, kind, project, created, _, ended, by, successor, *_ = values
+    chunks, vectors = [part[1] for part in parts], [part[2] for part in parts]
+    if not core.spans_cover(content, [(part[0], part[1].start, part[1].end) for part in parts]):
+        chunks, vectors = core.split_text(content, encoder.fits), []
+    vectors = vectors if all(vectors) else []
+    facts = id, content, kind, project, created, chunks, vectors, ended, by, successor
+    return core.Item(*facts, *values[_FILE:])
+
+
+def refuse_another_programs(path: Path) -> None:
+    """DatabaseError for a sound database that has no table of ours: there is nothing to mend."""
+    with (
+        contextlib.suppress(apsw.Error),
+        contextlib.closing(core.open_connection(path)) as connection,
+    ):
+        tables = {name for (name,) in core.fetch(connection, "SELECT name FROM sqlite_schema")}
+        if tables and "items" not in tables and not core.check_pages(connection):
+            raise core.another_programs(path)
+
+
+def repair_database(database: core.Database, encoder: core.Encoder) -> dict[str, Any]:
+    """Mend the model and the file, each if it is broken."""
+    refuse_another_programs(database.path)
+    core.remove_abandoned_drafts(database.path)
+    healthy, remark = _mend_model(encoder)
+    if _has_sound_contents(database, encoder):
+        return {"healthy": healthy, "message": remark or "Nothing is broken."}
+    answer = _mend_file(database, encoder)
+    healthy = healthy and _has_sound_contents(database, encoder)
+    message = f"{answer['message']} What was there before is in {answer['kept']}. {remark}".rstrip()
+    return {"healthy": healthy, **answer, "message": message}
+
+
+def _mend_file(database: core.Database, encoder: core.Encoder) -> dict[str, Any]:
+    """Mend the contents; where the pages are not sound, or more than that is wrong (a column has
+    lost its name), page by page."""
+    if _has_sound_pages(database):
+        with contextlib.suppress(core.DamagedError):
+            return _mend_contents(database, encoder)
+    return _mend_pages(database, encoder)
+
+
+def _has_sound_contents(database: core.Database, encoder: core.Encoder) -> bool:
+    return all(check.status != "broken" for check in core.check_contents(database, encoder))
+
+
+def _has_sound_pages(database: core.Database) -> bool:
+    with contextlib.suppress(core.DatabaseError):
+        return core.fault_of_pages(database) is None
+    return False
+
+
+def _mend_model(encoder: core.Encoder) -> tuple[bool, str]:
+    """Unpack the bundled model again if it is broken: whether it is sound now, and a remark."""
+    try:
+        encoder.model.check(full=True)
+        return True, ""
+    except core.ModelError as error:
+        reason = f"Not mended: {error}."
+    if core.takes_bundled_model() and core.restore_program():
+        with contextlib.suppress(core.ModelError):
+            encoder.model.check(full=True)
+            return True, "Unpacked the model again."
+    return False, reason
+
+
+def _mend_contents(database: core.Database, encoder: core.Encoder) -> dict[str, Any]:
+    """Make a copy of the file, then make anew what is derived from its texts."""
+    kept = core.aside(database.path, "before-repair")
+    core.copy_database(database.reader(), kept)
+    with database.transaction() as connection, core.unsynced(connection):
+        _mend_unreadable(connection)
+        torn, lost = _cut_zeros(connection)
+        damaged = _take_as_stored(connection)
+        core.rebuild_derived(connection, encoder)
+        core.prefer_others(connection, damaged, lost)
+        core.note_copy(connection, kept)
+    changed = damaged - set(torn)
+    message = "Made anew what did not agree with the texts."
+    message += f" Of texts {_lost_phrase(lost)}." if lost else ""
+    message += _damaged_texts_message(torn, changed)
+    return {"kept": str(kept), "lost": lost, "message": message}
+
+
+def _mend_unreadable(connection: apsw.Connection) -> None:
+    """Put U+FFFD for what is not UTF-8: a text is not what was stored then."""
+    for table, column, data, _ in list(core.unreadable_texts(connection)):
+        sql = f"UPDATE {table} SET {column} = ? WHERE {column} = CAST(? AS TEXT)"
+        connection.execute(sql, (data.decode(errors="replace"), data))
+
+
+def _cut_zeros(connection: apsw.Connection) -> tuple[list[str], list[str]]:
+    """Keep what can be read of texts that were written in part. Returns their ids, and those of
+    erased texts, of which nothing was left."""
+    torn, lost = [], []
+    for id, seq, content in core.fetch(
+        connection, core.row_checks()["texts that were written in part"]
+    ):
+        if left := content.replace("\0", "").strip():
+            connection.execute("UPDATE items SET content = ? WHERE seq = ?", (left, seq))
+            torn.append(id)
+        else:
+            core.erase_item(connection, id, alone=True)
+            lost.append(id)
+    return torn, lost
+
+
+def _take_as_stored(connection: apsw.Connection) -> set[str]:
+    """Take texts that are not what was stored as they are now, without their vectors: their ids.
+    Parts of files are read again instead."""
+    found = core.check_texts(connection)
+    _read_again(connection, found.values())
+    taken: set[str] = set()
+    for id, seq in found.items():
+        if content := connection.execute("SELECT content FROM items WHERE seq = ?", (seq,)).get:
+            values = core.text_hash(content), seq
+            connection.execute("UPDATE items SET text_hash = ? WHERE seq = ?", values)
+            sql = "DELETE FROM vectors WHERE chunk IN (SELECT id FROM chunks WHERE item = ?)"
+            connection.execute(sql, (seq,))
+            taken.add(id)
+    return taken
+
+
+def _mend_pages(database: core.Database, encoder: core.Encoder) -> dict[str, Any]:
+    """Put what can be read of a damaged file into a new one, which takes its place."""
+    live = database.path
+    draft, kept = core.draft_of(core.aside(live, "rescued")), core.aside(live, "damaged")
+    with database.translate_errors(), _nobody_writes(database):
+        found = rescue(remains_of(live))
+        try:
+            with contextlib.closing(core.Database(draft)) as new, new.transaction() as connection:
+                rebuild(found, connection, encoder)
+                with core.unsynced(connection):
+                    core.rebuild_derived(connection, encoder)
+                core.prefer_others(connection, {*found.torn, *found.changed}, ())
+                core.note_copy(connection, kept)
+            core.exchange_file(database, draft, kept)
+        finally:
+            draft.unlink(missing_ok=True)
+    counts = dict(Counter(map(_counted_as, found.rows["items"].values())))
+    rescued, lost = counts.pop("items", 0), found.lost()
+    message = (
+        f"Rescued {core.counts_phrase({'items': rescued} | counts)} from the pages that can be read"
+    )
+    message += f"; {_lost_phrase(lost)}."
+    if found.missing:
+        message += f" The file is {found.missing} pages shorter than it was: what stood there alone"
+        message += " is lost, too, and cannot be counted."
+    message += _damaged_texts_message(found.torn, found.changed)
+    if not (rescued or counts or lost):
+        message = "Nothing of a memory can be read in it: the database is new and empty."
+    if "file_parts" in counts:
+        message += " What stands in files, some of these among it, comes back by `index`."
+    if found.rows["replica"]:
+        message += " It syncs nowhere now: `sync --to` the same place, and `sync --share` again."
+    return {"kept": str(kept), "rescued": rescued, "lost": lost, **counts, "message": message}
+
+
+@contextlib.contextmanager
+def _nobody_writes(database: core.Database) -> Iterator[None]:
+    """Lock a damaged file, as far as SQLite can still read it: servers that have it open do not
+    write to it until another file has its name."""
+    database.close()
+    with contextlib.closing(core.open_connection(database.path)) as connection:
+        connection.set_busy_handler(core.make_busy_handler())
+        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)  # its log is left as it is
+        with contextlib.suppress(apsw.Error):
+            connection.execute("BEGIN IMMEDIATE")
+        yield
+
+
+def _lost_phrase(ids: list[str]) -> str:
+    if not ids:
+        return "none is lost"
+    more = len(ids) - core.REFUSED_SHOWN
+    rest = f" and {more} more (--json names them all)" if more > 0 else ""
+    return f"{len(ids)} could not be: {', '.join(ids[: core.REFUSED_SHOWN])}{rest}"
+
+
+def _damaged_texts_message(torn: Collection[str], changed: Collection[str]) -> str:
+    """Which texts a person should look at."""
+    faults = (torn, "only a part can be read"), (changed, "the text is not what was stored")
+    return "".join(
+        f" Of {len(ids)} {fault}: look at {core.some_of(sorted(ids), core.REFUSED_SHOWN)}."
+        for ids, fault in faults
+        if ids
+    )
+
+
+def remains_of(path: Path) -> bytes:
+    """The bytes of a damaged file; DamagedError where nothing shows that it ever was a database of
+    ours: a picture or somebody's notes are not to be replaced."""
+    data = _merged(path)
+    mark = core.APPLICATION_ID.to_bytes(4, "big")
+    is_ours = data.startswith(_SQLITE) and data[68:72] == mark
+    if data and not is_ours and not rescue(data).rows["items"]:
+        reason = "is not a Sediment database, nor what is left of one: choose another with --db"
+        raise core.DamagedError(f"{path} {reason}, or move it away")
+    return data
+
+
+def _merged(path: Path) -> bytes:
+    """The bytes of a damaged file with those of its log, as far as SQLite can merge them."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        copy = Path(folder) / path.name
+        try:
+            data, log = _file_and_log(path)
+            # A first page of noise would keep SQLite from looking at the log.
+            first = _first_page(log) if log and not data.startswith(_SQLITE) else b""
+            copy.write_bytes(first + data[len(first) :])
+            if log:
+                Path(f"{copy}-wal").write_bytes(log)
+        except OSError as error:
+            reason = f"cannot be copied beside itself ({error.strerror}), and was left as it is"
+            raise core.DatabaseError(f"{path} {reason}: is there room?") from None
+        with (
+            contextlib.suppress(apsw.Error),
+            contextlib.closing(core.open_connection(copy)) as connection,
+        ):
+            with contextlib.suppress(apsw.Error):  # a first page of noise may stand in the log
+                connection.pragma("schema_version")  # a checkpoint needs a read before
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        merged = copy.read_bytes()
+    return data[: len(first)] + merged[len(first) :] if merged.startswith(first) else merged
+
+
+def _first_page(log: bytes) -> bytes:
+    """The first page of an empty database that may have this log."""
+    with contextlib.closing(apsw.Connection(":memory:")) as connection:
+        connection.pragma("page_size", int.from_bytes(log[8:12], "big"))
+        connection.execute("VACUUM")
+        page = bytearray(connection.serialize("main"))
+    page[18:20] = b"\2\2"  # the format of files with a log
+    return bytes(page)
+
+
+def _file_and_log(path: Path, tries: int = 3) -> tuple[bytes, bytes]:
+    """The bytes of a damaged file and of its log, if it has one. The log is read before the file,
+    since a server that ends writes it there and deletes it; pages that both then have are the same.
+    Not so where others wrote meanwhile (not every damage lets the file be locked): its pages may
+    be older than the file's, so both are read again."""
+    log = _log_of(path)
+    data = path.read_bytes()
+    if tries > 1 and _log_of(path) != log:
+        return _file_and_log(path, tries - 1)
+    return data, log
+
+
+def _log_of(path: Path) -> bytes:
+    with contextlib.suppress(FileNotFoundError):
+        return Path(f"{path}-wal").read_bytes()
+    return b""

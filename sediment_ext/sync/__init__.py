@@ -1,0 +1,1 @@
+"""One memory on many machines: through a folder, a git remote or a hub."""

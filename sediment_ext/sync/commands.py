@@ -1,0 +1,147 @@
+"""The commands `sync` and `hub`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+import sediment as core
+from sediment_ext.sync import places
+
+
+def render_synced(answer: dict[str, Any]) -> Iterator[str]:
+    """A line for each space; what a person has to decide; what went wrong; who has what."""
+    if "machine" in answer:
+        listed = ("spaces", "machines", "remarks")
+        yield from core.render_facts({key: answer[key] for key in answer if key not in listed})
+    width = max([0, *(len(row["space"][:12]) for row in answer["spaces"])])
+    for row in answer["spaces"]:
+        parts = [f"{key} {row[key]:,}" for key in ("sent", "received") if key in row]
+        counts = ("replaced", "pruned", "forgotten", "refused")
+        more = [f"{row[key]:,} {key}" for key in counts if row.get(key)]
+        parts += [f"({', '.join(more)})"] if more else []
+        there = f"{row['here']:,} here, {row['waiting']:,} not sent"
+        there = there if row["waiting"] else f"all of {row['here']:,} here are there"
+        if held := row.get("held_back"):
+            there += f"; held back, like a credential: {held:,}"
+        line = f"{row['space'][:12]:<{width}}  {', '.join([*parts, there])}"
+        yield core.printable_name(line.replace(", (", " ("))
+    if not answer["spaces"]:
+        yield "Nothing is shared yet: `sediment sync --share` shares this project."
+    for row in answer.get("look_at", ()):
+        text = core.one_line(row["content"], 60)
+        yield core.printable(f'Machines decided differently about {row["id"][:8]} "{text}":')
+        for version in row["versions"]:
+            who, text = version.get("author", "here"), core.one_line(version["content"], 60)
+            yield core.printable(f"    {version['id'][:8]}  {who:<14}  {text}")
+        yield "  All are kept; `store … --replace ID`, `replace` or `forget` settles it."
+    for row in answer.get("machines", ()):
+        seen = core.local_time(core.iso_time(row["seen"])) if row["seen"] else "never"
+        late = core.counts_phrase({"forgotten_texts": row["to_erase"]})
+        late = f", has {late} to erase" if late else ""
+        who = "".join(f"{name}, " for name in (row["person"], row["host"]) if name)
+        yield core.printable_name(f"{row['machine']}  {who}seen {seen}{late}")
+    yield from _remarks(answer)
+
+
+def render_sync_set(answer: dict[str, Any]) -> Iterator[str]:
+    yield from core.render_message(answer)
+    yield from _remarks(answer)
+
+
+def _remarks(answer: dict[str, Any]) -> Iterator[str]:
+    return (core.printable_name(f"note: {remark}") for remark in answer.get("remarks", ()))
+
+
+def start_sync(database: Path) -> None:
+    """Start a process that syncs for as long as this one lives. What it runs, such as ssh, asks for
+    no password: not at the terminal of the agent, nor in a window."""
+    env = core.environment(left_out="SSH_ASKPASS") | {"SSH_ASKPASS_REQUIRE": "never"}
+    words = "sync", "--watch", "--quiet", "--with-parent"
+    core.start_beside(database, *words, start_new_session=True, env=env)
+
+
+@click.command("sync")
+@click.option("--to", "place", metavar="PLACE", help="Where to: a folder, URL or git:REMOTE.")
+@click.option("--share", is_flag=False, flag_value="", metavar="[NAME]", help="Share this project.")
+@click.option("--share-global", is_flag=True, help="Share what is global.")
+@click.option("--unshare", is_flag=True, help="Share this project no more (or --share-global).")
+@click.option("--status", is_flag=True, help="What waits, and who has what.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; say what would be done.")
+@click.option("--again", is_flag=True, help="Send all of it again.")
+@click.option("--leave", is_flag=True, help="Sync nowhere any more.")
+@click.option("--erase", is_flag=True, help="With --leave: erase here what others stored.")
+@click.option("--watch", is_flag=True, help="Go on, whenever something changes, until Ctrl-C.")
+@click.option("--with-parent", is_flag=True, hidden=True)
+@click.option("--quiet", is_flag=True, help="Say nothing, and fail not, where nobody is reached.")
+@core.pass_shared
+def sync_command(
+    shared: core.Context, quiet: bool, again: bool, dry_run: bool, **asked: Any
+) -> None:
+    """Sync with other machines, or set up how."""
+    if asked.pop("with_parent"):
+        core.end_with_parent()
+    if asked.pop("watch"):
+        return _follow_sync(shared, quiet)
+    with shared.memory(resident=True) as memory:
+        try:
+            settings = _sync_settings(memory, **asked)
+            answer = settings or memory.sync(again=again, dry_run=dry_run)
+        except places.Unreachable as error:
+            if quiet and not isinstance(error, places.Refused):
+                return
+            raise
+        if not quiet:
+            shared.show(answer, render_sync_set if "message" in answer else render_synced)
+        core.finish_pending(memory, shared)
+
+
+def _follow_sync(shared: core.Context, quiet: bool) -> None:
+    """Print each sync that sent or received something, or whose remarks are new."""
+    stop = core.interrupted()
+    remarks: object = None
+    with shared.memory(resident=True) as memory, contextlib.suppress(KeyboardInterrupt):
+        for answer in memory.follow_sync(stop=stop):
+            moved = any(row.get("sent") or row.get("received") for row in answer["spaces"])
+            if not quiet and (moved or answer["remarks"] != remarks):
+                shared.show(answer, render_synced)
+            remarks = answer["remarks"]
+            with contextlib.suppress(core.ServiceError):  # the vectors are made another time
+                memory.embed_pending()
+            memory.database.close_thread()
+
+
+@click.command("hub")
+@click.argument("action", type=click.Choice(("init", "add", "remove")))
+@click.argument("person", required=False, default="")
+@click.argument("space", required=False, default="")
+@click.option("--at", "place", metavar="URL", default="", help="The hub (else where this syncs).")
+@click.option("--reads", is_flag=True, help="With add: lets the person read, not write.")
+@click.option("--recall", is_flag=True, help="With init: makes the indexes of `recall --hub`, too.")
+@core.pass_shared
+def hub_command(shared: core.Context, action: str, person: str, space: str, **options: Any) -> None:
+    """Look after a hub."""
+    if action != "init" and not space:
+        raise click.UsageError(f"hub {action} takes PERSON and SPACE")
+    with shared.memory() as memory:
+        shared.show(memory.hub(action, person, space, **options), core.render_message)
+
+
+def _sync_settings(
+    memory: core.Memory, place: str | None, share: str | None, share_global: bool, unshare: bool,
+    status: bool, leave: bool, erase: bool,
+) -> dict[str, Any] | None:  # fmt: skip
+    """Apply the options that say how to sync, and return the answer; None if there are none."""
+    answer = None if place is None else memory.sync_to(place)
+    if unshare:
+        return memory.unshare(everywhere=share_global)
+    if share is not None or share_global:
+        remarks = {"remarks": answer["remarks"]} if answer and "remarks" in answer else {}
+        return memory.share(share or None, everywhere=share_global) | remarks
+    if leave:
+        return memory.leave_sync(erase=erase)
+    return memory.sync_status() if status else answer
