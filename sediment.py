@@ -13458,7 +13458,7 @@ def _review(shared: Context) -> None:
             click.echo(line)
 
 
-def _graph(shared: Context, id: str, kind: str) -> None:
+def _graph(shared: Context, id: str, kind: str = "tree") -> None:
     shared.json = shared.json or kind == "json"
     with shared.memory() as memory:
         shared.show(memory.graph(id), GRAPHS.get(kind, render_tree))

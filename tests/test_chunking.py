@@ -48,7 +48,7 @@ def fits_model() -> Callable[[str], bool]:
 
 def embedded(text: str, chunk: Chunk) -> str:
     body = text[chunk.start : chunk.end]
-    return f"{chunk.context}\n{body}" if chunk.context else body
+    return sediment.matching_form(f"{chunk.context}\n{body}" if chunk.context else body)
 
 
 def check(text: str, fits: Callable[[str], bool]) -> list[Chunk]:

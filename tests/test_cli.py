@@ -137,7 +137,7 @@ def test_prune_hides_and_purges(here: Program) -> None:
     id = here.store(FRIDAYS, "--created-at", "2020-01-01")
     for wrong in ((), ("--purge", "--older-than", "1y")):
         assert here.run("prune", *wrong).returncode == 2
-    for age in ("90d", "5.3.2024"):
+    for age in ("90d", "2024-03-05"):
         assert "1 memory would be hidden" in here.ok("prune", "--older-than", age, "--dry-run")
     assert here.contents() == {FRIDAYS}
     assert id in here.ok("prune", "--older-than", "90d")
@@ -912,3 +912,8 @@ def test_only_the_newline_that_echo_adds_is_left_out(here: Program) -> None:
     for given, kept in (("a\n", "a"), ("b\r\n", "b"), ("c\n\n", "c\n"), ("d", "d")):
         id = json.loads(here.ok("--json", "store", "-", input=given))["id"]
         assert here.json("get", id)["content"] == kept
+
+
+def test_a_graph_is_printed_as_json_without_a_format(here: Program) -> None:
+    id = here.store(FRIDAYS)
+    assert here.json("graph", id)["id"] == id

@@ -882,7 +882,7 @@ def test_print_shows_it_and_writes_nothing(here: Program, home: Path, name: str)
     here.ok("init", "--client", name)
     for file in answer["files"]:
         assert Path(file["path"]).read_text() == file["added"]
-        assert f"{file['path']}: created" in said
+        assert f"{file['path']}: would be created" in said
         assert file["added"].rstrip() in said
     answer = here.json("init", "--print", "--remove", "--client", name)
     assert {file["done"] for file in answer["files"]} == {"deleted"}

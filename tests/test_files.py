@@ -721,7 +721,7 @@ def test_however_many_files_have_changed_nothing_is_shown_that_they_said(
     memory.index([notes])
     for path in notes.iterdir():
         if how == "edited":
-            path.write_text(path.read_text().replace("walrus", "otter"))
+            path.write_text(path.read_text().replace("walrus", f"otter {path.stem}"))
         elif how == "removed":
             path.unlink()
     if how == "moved":

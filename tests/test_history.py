@@ -22,9 +22,12 @@ def texts(answer: dict[str, Any]) -> list[str]:
 
 
 def tables(memory: Memory) -> dict[str, list[tuple[Any, ...]]]:
-    """What undo must bring back as it was; history itself only grows."""
-    names = ("items", "chunks", "vectors", "graph_nodes", "graph_edges", "access_log")
-    return {name: sorted(rows_of(memory, name), key=repr) for name in names}
+    """What undo must bring back as it was. History only grows, and an edge that is made again has
+    another time."""
+    names = ("items", "chunks", "vectors", "graph_nodes", "access_log")
+    found = {name: sorted(rows_of(memory, name), key=repr) for name in names}
+    edges = "from_id, to_id, edge_type, strength, rel_type, count, questions"
+    return found | {"graph_edges": sorted(rows_of(memory, "graph_edges", edges), key=repr)}
 
 
 def link_up(memory: Memory, *ids: str) -> None:

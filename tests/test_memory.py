@@ -358,7 +358,7 @@ def test_other_projects_are_found_but_marked_and_weigh_less(memory: Memory, othe
     text = "The quarterly report is due in March."
     foreign = other.store(text)["id"]
     assert first(memory, text)["cross_project"] is True
-    own = memory.store(text)["id"]
+    own = memory.store("The quarterly report is due in April.")["id"]
     mine, theirs = memory.recall("deadline of the figures", explain=True)["results"]
     assert [mine["id"], theirs["id"]] == [own, foreign]
     assert "cross_project" not in mine
