@@ -33,7 +33,6 @@ PACKAGES = (
     "idna",
     "numpy",
     "onnxruntime",
-    "pathspec",
     "platformdirs",
     "psycopg",
     "psycopg-binary",

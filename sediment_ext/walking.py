@@ -97,8 +97,8 @@ def has_no_link(path: Path) -> bool:
     return os.path.realpath(path) == str(path)
 
 
-# Patterns of a .gitignore. They are matched name by name: one regular expression for a whole path,
-# as pathspec makes it, takes hours for `*a*a*a*a*b` or `**/a/**/a/**/b`, and a checkout may come
+# Patterns of a .gitignore. They are matched name by name: one regular expression for a whole path
+# takes hours for `*a*a*a*a*b` or `**/a/**/a/**/b`, and a checkout may come
 # from anybody. Those of fnmatch never retry an earlier star.
 
 

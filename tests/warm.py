@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 # The program first, which says how the others start; numpy before onnxruntime, as it does.
-LIBRARIES = ("numpy", "onnxruntime", "tokenizers", "apsw", "pathspec", "platformdirs")
+LIBRARIES = ("numpy", "onnxruntime", "tokenizers", "apsw", "platformdirs")
 STANDARD = ("hashlib", "queue", "shutil", "subprocess", "tempfile", "uuid", "zipfile")
 READ_AT_START = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "OPENBLAS_", "OMP_")
 OPTIONS = {"capture_output", "text", "timeout", "cwd"}
