@@ -11962,10 +11962,10 @@ def render_tree(answer: dict[str, Any]) -> Iterator[str]:
     """The item, and under it each edge, as seen from it."""
     nodes = {node["id"]: node for node in answer["nodes"]}
     yield _beginning(nodes[answer["id"]], 60)
-    edges, later = answer["edges"], _later_versions(answer)
+    edges = answer["edges"]
     for number, edge in enumerate(edges, 1):
-        kind, far = _edge_seen_from(answer["id"], edge, later)
-        node = nodes[far]
+        kind, shown = _edge_text(answer["id"], edge)
+        node = nodes[shown]
         facts = [edge.get("label"), edge.get("count"), f"{edge.get('strength', 0):.2f}"]
         facts = _dim(f"({', '.join(str(fact) for fact in facts if fact not in (None, '0.00'))})")
         branch = "└──" if number == len(edges) else "├──"
@@ -11973,24 +11973,13 @@ def render_tree(answer: dict[str, Any]) -> Iterator[str]:
         yield f"{branch} {kind} {facts}  {printable(node['id'])}{hidden}  {_label(node, 48)}"
 
 
-def _later_versions(answer: dict[str, Any]) -> set[str]:
-    """The ids of a graph's item and of the versions that followed it."""
-    later = {edge["to"]: edge["from"] for edge in answer["edges"] if edge["type"] == SUPERSEDES}
-    found, id = set[str](), answer["id"]
-    while id and id not in found:
-        found.add(id)
-        id = later.get(id)
-    return found
-
-
-def _edge_seen_from(id: str, edge: dict[str, Any], later: set[str]) -> tuple[str, str]:
-    """The kind of an edge as an item with these later versions sees it, and its far end's id."""
-    near, far, kind = edge["from"], edge["to"], edge["type"]
-    if kind == SUPERSEDES and far in later:
-        near, far, kind = far, near, "superseded by"
-    elif far == id:
-        near, far, kind = far, near, f"{kind} from"
-    return kind if near == id else f"{printable(near[:8])} {kind}", far
+def _edge_text(id: str, edge: dict[str, Any]) -> tuple[str, str]:
+    """What an edge says in the tree of the item `id`, and the end that its line shows. Only
+    `supersedes` has a direction."""
+    if edge["to"] == id:
+        return "superseded by" if edge["type"] == SUPERSEDES else edge["type"], edge["from"]
+    subject = "" if edge["from"] == id else f"{printable(edge['from'][:8])} "
+    return subject + edge["type"], edge["to"]
 
 
 def render_dot(answer: dict[str, Any]) -> Iterator[str]:
@@ -12006,19 +11995,7 @@ def render_dot(answer: dict[str, Any]) -> Iterator[str]:
     yield "}"
 
 
-def render_mermaid(answer: dict[str, Any]) -> Iterator[str]:
-    """Mermaid source, as Markdown pages show it."""
-    yield "graph LR"
-    names = {node["id"]: f"n{number}" for number, node in enumerate(answer["nodes"])}
-    for node in answer["nodes"]:
-        text = _label(node, 40).replace('"', "#quot;")
-        yield f'  {names[node["id"]]}["{text}"]'
-    for edge in answer["edges"]:
-        arrow = "-->" if edge["type"] == SUPERSEDES else "---"
-        yield f"  {names[edge['from']]} {arrow}|{edge['type']}| {names[edge['to']]}"
-
-
-GRAPHS = {"tree": render_tree, "dot": render_dot, "mermaid": render_mermaid}
+GRAPHS = {"tree": render_tree, "dot": render_dot}
 
 
 def render_consolidated(answer: dict[str, Any], dry_run: bool = False) -> Iterator[str]:

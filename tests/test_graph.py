@@ -183,7 +183,7 @@ def test_a_tree_tells_who_superseded_whom_from_each_version(memory: Memory) -> N
     red = memory.store("The wall is red.", replace=blue)["id"]
     green = memory.store("The wall is green.", replace=red)["id"]
     for id, expected in {
-        blue: {("superseded by", "red"), (f"{red[:8]} superseded by", "green")},
+        blue: {("superseded by", "red"), (f"{green[:8]} supersedes", "red")},
         red: {("superseded by", "green"), ("supersedes", "blue")},
         green: {("supersedes", "red"), (f"{red[:8]} supersedes", "blue")},
     }.items():
@@ -192,7 +192,7 @@ def test_a_tree_tells_who_superseded_whom_from_each_version(memory: Memory) -> N
         assert {(line[4:].split(" (")[0], line.split()[-1].strip(".")) for line in told} == expected
 
 
-@pytest.mark.parametrize("kind", ["tree", "dot", "mermaid"])
+@pytest.mark.parametrize("kind", ["tree", "dot"])
 def test_pictures_name_everything_and_stay_on_their_lines(memory: Memory, kind: str) -> None:
     odd = memory.store('He said "no" \\ and\nleft \x1b[31m]red')["id"]
     other = memory.store("Something else.")["id"]
@@ -205,5 +205,3 @@ def test_pictures_name_everything_and_stay_on_their_lines(memory: Memory, kind: 
     if kind == "dot":
         assert r"\"no\" \\" in text
         assert text.count("{") == text.count("}") == 1
-    if kind == "mermaid":
-        assert "#quot;no#quot;" in text
