@@ -12446,7 +12446,6 @@ OPERATIONS = {operation.name: operation for operation in _TABLE}
 
 HANDSHAKE_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 STATELESS_VERSIONS = ["2026-07-28"]  # which need no handshake
-BATCH_VERSION = "2025-03-26"  # the one revision with JSON-RPC batches
 META_PREFIX = "io.modelcontextprotocol/"
 LIST_TTL = 3_600_000  # ms a client may keep the tool list: it changes with the program only
 
@@ -12835,7 +12834,6 @@ class Server:
         self._rate = RateLimit()
         self._calls: dict[str | int, Call] = {}
         self._permitted: Callable[[Call], Call] = lambda call: call
-        self._batches = False
 
     def restrict(self, permitted: Callable[[Call], Call]) -> None:
         """Serve another machine: only the listed tools, and each call as `permitted` returns it."""
@@ -12860,31 +12858,17 @@ class Server:
                     error_response(PARSE_ERROR, f"not a JSON message: {shown_value(str(error))}")
                 )
             else:
-                self._take(message)
+                self.handle(message, self._send)
 
     def _send(self, message: Any) -> None:
         if message:
             self._send_line(json.dumps(message, separators=(",", ":"), allow_nan=False))
 
-    def _take(self, message: Any) -> None:
-        if not isinstance(message, list):
-            self.handle(message, self._send)
-        elif self._batches and message:
-            batch = Batch(len(message), self._send)
-            for part in message:
-                self.handle(part, batch.add)
-        else:
-            text = "a batch has messages, and belongs to revision 2025-03-26 alone"
-            self._send(error_response(INVALID_REQUEST, text))
-
     def handle(self, message: Any, send: Callable[[Any], None]) -> None:
         """Answer a message through `send`, now or when its call has run; {} is no answer."""
         if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
-            return send(
-                error_response(
-                    INVALID_REQUEST, "not a JSON-RPC 2.0 message", id_of_request(message)
-                )
-            )
+            text = "not a JSON-RPC 2.0 message (send one at a time: there are no batches)"
+            return send(error_response(INVALID_REQUEST, text, id_of_request(message)))
         if "method" not in message and ("result" in message or "error" in message):
             return send({})  # a response, though this server sends no requests
         if "id" not in message and "method" in message:
@@ -12954,7 +12938,6 @@ class Server:
         version = params.get("protocolVersion")
         if version not in HANDSHAKE_VERSIONS:
             version = HANDSHAKE_VERSIONS[-1]
-        self._batches = version == BATCH_VERSION
         result = {"protocolVersion": version, "capabilities": _CAPABILITIES}
         return result | {"serverInfo": SERVER_INFO, "instructions": instructions()}
 
@@ -13005,25 +12988,6 @@ class Server:
 
 SERVER_INFO = {"name": "sediment", "title": "Sediment", "version": __version__}
 _CACHEABLE = {"ttlMs": LIST_TTL, "cacheScope": "public"}
-
-
-class Batch:
-    """The answers to one batch, sent as one array when the last is there."""
-
-    def __init__(self, size: int, send: Callable[[Any], None]) -> None:
-        self._missing, self._send = size, send
-        self._answers: list[Any] = []
-        self._lock = threading.Lock()
-
-    def add(self, answer: Any) -> None:
-        """Take one answer, {} for a message that has none."""
-        with self._lock:
-            self._missing -= 1
-            if answer:
-                self._answers.append(answer)
-            done = not self._missing and self._answers
-        if done:
-            self._send(self._answers)
 
 
 def id_of_request(message: Any) -> str | int | None:

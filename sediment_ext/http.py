@@ -436,7 +436,7 @@ class Gateway:
         return HttpAnswer(201 if "id" in answer and route.method == "POST" else 200, answer)
 
     def _mcp(self, request: dict[str, Any], visitor: Visitor) -> HttpAnswer:
-        """One message, or a list of them, and its answer."""
+        """One message, and its answer if it has one."""
         if request["REQUEST_METHOD"] != "POST":
             raise HttpError(405, "this server has no stream of its own: POST", Allow="POST")
         text = _body(request, core.LINE_MAX)
@@ -453,21 +453,10 @@ class Gateway:
             _check_mirrored(request, message)
         except core.ProtocolError as error:
             return HttpAnswer(400, core.refusal_response(error, core.id_of_request(message)))
-        parts = message if isinstance(message, list) and message else [message]
-        for _ in parts[1:]:
-            self._count(visitor.token)
-        answers = [answer for part in parts if (answer := self._message(part, visitor))]
-        if not answers:
-            return HttpAnswer(202, None)
-        if isinstance(message, list) and message:
-            return HttpAnswer(200, answers)
-        return HttpAnswer(_mcp_status(message, answers[0]), answers[0])
-
-    def _message(self, message: Any, visitor: Visitor) -> dict[str, Any]:
-        """The answer to one message of MCP; {} where there is none."""
         server = core.Server(self._worker, lambda _: None, visitor.memory)
         server.restrict(functools.partial(_permitted, visitor))
-        return visitor.answer(functools.partial(server.handle, message), server.cancel)
+        answer = visitor.answer(functools.partial(server.handle, message), server.cancel)
+        return HttpAnswer(_mcp_status(message, answer), answer) if answer else HttpAnswer(202, None)
 
     def _import(self, request: dict[str, Any], visitor: Visitor) -> HttpAnswer:
         """Import rows as they arrive; what was committed before a fault stays."""

@@ -1,7 +1,7 @@
 """A client that talks sense and nonsense, and what a server owes it all the same.
 
 Every message follows from the seed and its number. Valid requests of both eras stand between
-messages that are broken in one way each, and between cancellations, batches and strays; they are
+messages that are broken in one way each, and between cancellations, arrays and strays; they are
 sent in bursts, each of which ends with a call of which nothing is wrong. Calls are answered in
 their order, so when that one is answered, all before it must have been: every request once, a
 cancelled one at most once, and what needs no answer never.
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import apsw
 from storage import consistent, open_memory
-from wire import META, STATELESS, TIMEOUT, Wire, answer_of, small_env
+from wire import STATELESS, TIMEOUT, Wire, answer_of, small_env
 
 BURST = 40  # messages
 AHEAD = 2  # bursts that are sent before the first of them is settled
@@ -31,7 +31,6 @@ GROWTH = 1.2  # of the resident memory since then
 KEPT = 1_800  # bytes more that a server keeps of every chunk there ever was, a forgotten one's too
 LINE_MAX = 10 * 2**20
 VERSIONS = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"]
-BATCHED = "2025-03-26"
 PROJECT = "fuzz"
 UNKNOWN_ID = "00000000-0000-4000-8000-000000000000"
 
@@ -212,7 +211,7 @@ class Speaker:
         return self._one(_LINES)
 
     def _many(self) -> bytes:
-        """An array, which one revision allows: of requests, and of what else there is."""
+        """An array of messages, which is refused as a whole."""
         parts = [self._request() for _ in range(self._one([0, 1, 2, 4]))]
         for place, part in enumerate(parts):  # more than one with a number
             part["id"] = f"{self._number} in {place}"
@@ -318,7 +317,6 @@ class Books:
         self.kinds: Counter[str] = Counter()  # of answers
         self.pardoned: set[str] = set()  # cancelled before they were known to be answered
         self._speaker = speaker
-        self._batches = False
 
     def enter(self, number: int, data: bytes) -> Sent:
         """Note what a message is owed, as the protocol has it."""
@@ -339,11 +337,7 @@ class Books:
             message = json.loads(line.decode(), parse_constant=_refuse)
         except (ValueError, RecursionError):
             return [""]
-        if not isinstance(message, list):
-            return self._owed_to(message)
-        if not self._batches or not message:
-            return [""]
-        return [key for part in message for key in self._owed_to(part)]
+        return self._owed_to(message)
 
     def _owed_to(self, message: Json) -> list[str]:
         if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
@@ -353,8 +347,6 @@ class Books:
         if "id" not in message and "method" in message:
             self._cancel(message)
             return []
-        if message.get("method") == "initialize" and _key(message):
-            self._initialize(message.get("params", {}))
         return [_key(message)]
 
     def _cancel(self, message: dict[str, Any]) -> None:
@@ -363,13 +355,6 @@ class Books:
             key = _key({"id": params.get("requestId")})
             if key and self.due[key] > self.came[key]:
                 self.pardoned.add(key)
-
-    def _initialize(self, params: Json) -> None:
-        if not isinstance(params, dict):
-            return
-        meta = params.get("_meta")
-        if not isinstance(meta, dict) or f"{META}protocolVersion" not in meta:
-            self._batches = params.get("protocolVersion") == BATCHED
 
     def take(self, part: dict[str, Any]) -> None:
         """Note an answer, which must have been asked for, and a good one if the request was."""
@@ -525,9 +510,7 @@ class Fuzz:
         burst, expected = self._bursts[0]
         last = burst[-1].owed[0]
         while not self.books.came[last]:
-            answer = self.wire.receive()
-            for part in answer if isinstance(answer, list) else [answer]:
-                self.books.take(part)
+            self.books.take(self.wire.receive())
         self.books.settle(expected)
         self._bursts.popleft()
 

@@ -923,8 +923,8 @@ def test_the_handshake_needs_no_session(door: Door) -> None:
     assert (told.status, told.body) == (202, b"")
     ping = door.mcp({"jsonrpc": "2.0", "id": "p", "method": "ping"})
     assert ping.body == {"jsonrpc": "2.0", "id": "p", "result": {}}
-    batch = door.mcp([notice, {"jsonrpc": "2.0", "id": 2, "method": "ping"}])
-    assert batch.body == [{"jsonrpc": "2.0", "id": 2, "result": {}}]
+    batch = door.mcp([{"jsonrpc": "2.0", "id": 2, "method": "ping"}])
+    assert (batch.status, batch.body["error"]["code"]) == (400, -32600)
 
 
 @pytest.mark.parametrize(

@@ -807,46 +807,16 @@ def test_an_endless_line_is_dropped_as_it_comes(wire: Wire) -> None:
 # Batches
 
 
-def test_a_batch_is_answered_with_one_array_in_its_revision(wire: Wire) -> None:
-    wire.handshake("2025-03-26")
-    call, ping = wire.call_message("list"), wire.message("ping")
-    wire.send([call, {"jsonrpc": "2.0", "method": "notifications/x"}, ping, 5, [ping]])
-    answers = wire.receive()
-    assert len(answers) == 4
-    by_id = {answer.get("id"): answer for answer in answers}
-    assert by_id[ping["id"]]["result"] == {}
-    assert answer_of(by_id[call["id"]])["count"] == 0
-    assert error_code(by_id[None]) == INVALID_REQUEST
-
-
-def test_a_batch_with_nothing_to_answer(wire: Wire) -> None:
-    wire.handshake("2025-03-26")
-    wire.send([{"jsonrpc": "2.0", "method": "notifications/x"}] * 3)
-    assert still_answers(wire)
-    wire.send([])
-    assert error_code(wire.receive()) == INVALID_REQUEST
-
-
-def test_a_batch_leaves_out_what_was_cancelled(wire: Wire) -> None:
-    wire.handshake("2025-03-26")
-    slow, call, ping = wire.call_message("store", content=slow_text()), *two_lists(wire)
-    wire.send([slow, call, ping], cancellation(call))
-    assert sorted(answer["id"] for answer in wire.receive()) == [slow["id"], ping["id"]]
-
-
-def two_lists(wire: Wire) -> tuple[dict[str, Any], dict[str, Any]]:
-    return wire.call_message("list"), wire.call_message("list")
-
-
-@pytest.mark.parametrize("version", ["2024-11-05", "2025-06-18", "2025-11-25", None])
-def test_other_revisions_have_no_batches(wire: Wire, version: str | None) -> None:
+@pytest.mark.parametrize("version", [*HANDSHAKE_VERSIONS, None])
+def test_a_batch_is_refused_as_a_whole(wire: Wire, version: str | None) -> None:
     if version:
         wire.handshake(version)
-    wire.send([wire.message("ping")])
-    answer = wire.receive()
-    assert error_code(answer) == INVALID_REQUEST
-    assert "id" not in answer
-    assert still_answers(wire)
+    for batch in ([wire.message("ping")] * 2, [wire.call_message("store", content="x")], []):
+        wire.send(batch)
+        answer = wire.receive()
+        assert error_code(answer) == INVALID_REQUEST
+        assert "id" not in answer
+    assert wire.call("list")["count"] == 0
 
 
 # While a call runs

@@ -46,9 +46,8 @@ def parse(line: bytes) -> Any:
         raise AssertionError(f"{name} is not JSON")
 
     message = json.loads(line, parse_constant=refuse)
-    for part in message if isinstance(message, list) else [message]:
-        assert part["jsonrpc"] == "2.0"
-        assert ("result" in part) != ("error" in part)
+    assert message["jsonrpc"] == "2.0"
+    assert ("result" in message) != ("error" in message)
     return message
 
 
