@@ -232,44 +232,21 @@ def _wanted_files(
     return files, refused
 
 
-def _all_files(client: Client, root: Path | None, program: list[str]) -> dict[Path, Any]:
-    """The files of all parts of a client."""
-    return _wanted_files(itertools.product([client], _PARTS), root, program)[0]
-
-
-def _needed_elsewhere(
-    chosen: list[Client], root: Path | None, program: list[str]
-) -> dict[Path, str]:
-    """The files of other clients that are set up, each with a remark. A client counts as set up if
-    an entry of ours is in a file that no chosen client has."""
-    of_chosen = {path for client in chosen for path in _all_files(client, root, program)}
-    needed: dict[Path, str] = {}
-    for client in clients(core.CLIENTS):
-        files = _all_files(client, root, program)
-        own = ((path, wanted) for path, wanted in files.items() if path not in of_chosen)
-        if client.name != "any" and any(_has_ours(path, wanted) for path, wanted in own):
-            needed |= dict.fromkeys(files, f"has what {client.facts['title']} needs, too")
-    return needed
-
-
 def _changes(
     files: dict[Path, Any],
     refused: dict[Path, str],
-    needed: dict[Path, str],
     remove: bool,
     keep_going: bool,
 ) -> tuple[list[settings_files.FileChange], list[str]]:
     """The changes of files, and messages of errors; unless it is to `keep_going`, the first error
-    is raised. A file that is `needed` by other clients stays. A removal passes over one that is
-    refused and says nothing of sediment."""
+    is raised. A removal passes over a refused file that says nothing of sediment."""
     changes = []
     errors = [why for p, why in refused.items() if not remove or "sediment" in core.plain_text(p)]
     if errors and not keep_going:
         raise core.InvalidInput(errors[0])
     for path, wanted in files.items():
         try:
-            stays = path in needed and settings_files.FileChange(path, needed[path], None, "")
-            changes.append(stays or settings_files.changed(path, wanted, remove))
+            changes.append(settings_files.changed(path, wanted, remove))
         except core.InvalidInput as error:
             if not keep_going:
                 raise
@@ -298,8 +275,7 @@ def initialize(
     ]
     to_set_up = ((client, part) for client, part, why in steps if not why)
     files, refused = _wanted_files(to_set_up, root, program)
-    needed = _needed_elsewhere(chosen, root, program) if remove else {}
-    changes, errors = _changes(files, refused, needed, remove, keep_going=remove and write)
+    changes, errors = _changes(files, refused, remove, keep_going=remove and write)
     answer: dict[str, Any] = {"clients": [client.name for client in chosen]}
     answer["to_do"] = list(_to_do(chosen, root, program, remove, hooks))
     if not write:
@@ -459,7 +435,7 @@ def _check_entries(part: str, entries: list[tuple[str, Any, Any]]) -> tuple[str,
     missing = [event for event, found, _ in entries if not found]
     other = [event for event, found, value in entries if found not in (None, value)]
     fault = f", without {', '.join(missing)}" if missing else ""
-    fault += f", in other words than `init` has: {', '.join(other)}" if other else ""
+    fault += f", other than `init` writes it: {', '.join(other)}" if other else ""
     return "warning" if fault else "ok", fault
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import sediment as core
-from sediment_ext import clients
 
 COMMAND_MAX = 10_000  # characters of a hook's command that is read; two longest paths are 8,192
 
@@ -55,7 +54,7 @@ def changed(path: Path, wanted: Any, remove: bool) -> FileChange:
     try:
         text = _read_owned(path) if path.exists() else None
         new = add(text, wanted) if not remove else text and take_out(text, wanted)
-        remark = "" if remove or new is None else "; ".join(_in_other_words(path, new, wanted))
+        remark = "; ".join(_differing(new, wanted, remove)) if new else ""
     except (core.InvalidInput, RecursionError) as error:
         if remove and text and "sediment" not in text:
             return FileChange(path, NOTHING_TO_REMOVE, text, "")
@@ -64,8 +63,6 @@ def changed(path: Path, wanted: Any, remove: bool) -> FileChange:
         advice = "take out sediment" if remove else f"add {' and '.join(parts)}"
         advice = f"; {advice} by hand" if keys else ""
         raise core.InvalidInput(f"{path} {error}: left as it is{advice}") from None
-    if remove and (left := ", ".join(entries_not_removed(new, wanted))):
-        remark = f"has {left} in words of yours, which stays: take it out by hand"
     if new == text:
         contents = " and ".join(_KEY_TITLES[key] for key in keys) or "what is needed"
         done = remark or (NOTHING_TO_REMOVE if remove else f"has {contents} already")
@@ -101,7 +98,7 @@ def _to_toml(value: Any) -> str:
 
 # JSON, with comments where a client takes them. An entry is added behind the others of its object
 # or list. If that was empty, no line end is put behind the entry: by this a removal knows which
-# objects and lists were made for it, and in the same way whether the file was there, and empty.
+# objects and lists were made for it. A blank file counts as none.
 
 _COMMENT = core.LazyPattern(r'"(?:[^"\\\n]|\\.)*+"?|//[^\r\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
 _LAST_COMMA = core.LazyPattern(r'"(?:[^"\\\n]|\\.)*+"?|,(?=\s*[}\]])', re.DOTALL)
@@ -391,10 +388,8 @@ def _is_blank(text: str) -> bool:
 
 def _members_added(text: str | None, wanted: dict[str, Any]) -> str:
     """JSON with what is wanted, where it is not there yet or its program is gone."""
-    if text is None:
+    if text is None or _is_blank(text):
         return _to_json(wanted, "  ") + "\n"
-    if _is_blank(text):
-        return text + _to_json(wanted, "  ").replace("\n", _newline(text))
     for path, value in settings_to_add(wanted):
         before = JsonText(text)
         found = before.find(path, value)
@@ -410,8 +405,7 @@ def _members_added(text: str | None, wanted: dict[str, Any]) -> str:
 
 
 def _members_removed(text: str, wanted: dict[str, Any]) -> str | None:
-    """JSON without what `_members_added` put there; None if it made the file, and what it was if
-    it was blank."""
+    """JSON without what `_members_added` put there; None if it made the file."""
     new = text
     for path, value in reversed(list(settings_to_add(wanted))):
         before = JsonText(new)
@@ -421,15 +415,14 @@ def _members_removed(text: str, wanted: dict[str, Any]) -> str | None:
                 new = before.without(path, value)
     JsonText(new)
     rest = {key: part for key, part in wanted.items() if not isinstance(part, dict)}
-    made = (_to_json(rest, "  ") if rest else "{\n}").replace("\n", _newline(text))
-    blank = new.removesuffix(made)
-    if new != text and text.endswith("\n}") and _is_blank(blank):
-        return blank
-    return None if new != text and new == f"{made}\n" and text.endswith("\n}\n") else new
+    made = (_to_json(rest, "  ") if rest else "{\n}").replace("\n", _newline(text)) + "\n"
+    return None if new != text and new == made and text.endswith("\n}\n") else new
 
 
 def is_same(a: Any, b: Any) -> bool:
     """Whether two entries of clients' files are equal, but for which copy of the program runs."""
+    if isinstance(a, str) and isinstance(b, str):
+        return plugin_removed(a, b) is None
     first, second = (json.loads(_to_json(x), object_hook=_without_location) for x in (a, b))
     return first == second
 
@@ -463,7 +456,7 @@ def _appended(text: str | None, block: str) -> str:
     block = block.replace("\n", newline)
     if text and not text.endswith("\n"):
         return text + 2 * newline + block.removesuffix(newline)
-    return block if text is None else text + newline + block
+    return text + newline + block if text else block
 
 
 def _blocks(text: str, marks: tuple[str, str]) -> list[tuple[re.Match[str], re.Match[str]]]:
@@ -494,7 +487,7 @@ def _blocks_removed(text: str, marks: tuple[str, str]) -> str | None:
             gap_form = rf"(?:{newline}){{2}}\Z|{gap_form}"
         gap = re.compile(gap_form).search(text, max(0, begin.start() - 4), begin.start())
         new = new[: gap.start() if gap else begin.start()] + new[end.end() :]
-    return new if new or not text.startswith(marks[0]) else None
+    return new or None
 
 
 def _instructions_added(text: str | None, block: str) -> str:
@@ -639,27 +632,21 @@ def text_entries(text: str, wanted: Any) -> Iterator[tuple[str, Any, Any]]:
             yield str(keys[1]), entry and entry.value, value
 
 
-def _in_other_words(path: Path, text: str, wanted: Any) -> Iterator[str]:
-    """Remarks on a server or a plugin of our name that is not what `init` writes, and on programs
-    that are gone, in a file's new text."""
-    if isinstance(wanted, str) and path.suffix != ".js":
+def _differing(text: str, wanted: Any, remove: bool) -> Iterator[str]:
+    """A remark on each entry in an edited text that `init` neither replaces nor removes, since it
+    is not what `init` writes."""
+    if isinstance(wanted, str) and wanted.startswith(TEXT_BLOCK[0]):
         return  # instructions may be anybody's
-    for name, found, value in text_entries(text, wanted):
-        if missing := found != value and missing_program(found, word_of(name)):
-            yield f"its entry {name} names {missing}, which is not there: change it by hand"
-        if name == "sediment" and found not in (None, value):
-            ours = clients.is_ours(name, found, value)
-            whose = "already, in other words" if ours else "of another program"
-            kind = _SERVER if isinstance(wanted, dict) else "a plugin"
-            yield f"has {kind} {whose}: {core.shown_value(found)}"
+    with contextlib.suppress(core.InvalidInput):  # a removal finds something else there
+        for name, found, value in text_entries(text, wanted):
+            word = word_of(name)
+            if runs_ours(found, word) if remove else _needs_a_look(found, value, word):
+                shown = core.shown_value(found)
+                yield f"its entry {name} differs from what `init` writes: edit it by hand ({shown})"
 
 
-def entries_not_removed(text: str | None, wanted: Any) -> Iterator[str]:
-    """The entries of ours that a removal leaves in JSON, since somebody changed them."""
-    if not text or not isinstance(wanted, dict) or "mcp_servers" in wanted:
-        return
-    for keys, value in settings_to_add(wanted):
-        with contextlib.suppress(core.InvalidInput):  # something else is there
-            entry = JsonText(text).find(keys, value)
-            if entry and runs_ours(entry.value, word_of(str(keys[1]))):
-                yield f"the {'hook' if keys[0] == 'hooks' else 'server'} {keys[1]}"
+def _needs_a_look(found: Any, wanted: Any, word: str) -> bool:
+    """Whether an entry that is there differs from the one wanted, or its program is gone."""
+    if found is None or found == wanted:
+        return False
+    return not is_same(found, wanted) or bool(missing_program(found, word))

@@ -24,7 +24,6 @@ USES: dict[str, set[str]] = {
     "hooks": {"conversations", "transcripts"},
     "importers": {"conversations", "files", "transcripts"},
     "notes": {"files", "walking"},
-    "settings_files": {"clients"},
     "sync.commands": {"sync.places"},
     "sync.folder": {"sync.merge", "sync.places"},
     "sync.git": {"sync.folder", "sync.places"},

@@ -113,17 +113,15 @@ def test_a_client_is_set_up_from_nothing_once_and_taken_out(here: Program, name:
     assert files(here.folder) == {".sediment", ".sediment/config"}
 
 
-def test_what_another_client_needs_too_stays_when_one_is_taken_out(here: Program) -> None:
-    here.ok("init", "--client", "claude", "--client", "codex", "--client", "cursor")
+def test_a_file_that_clients_share_goes_with_the_first_and_comes_back_with_the_next(
+    here: Program,
+) -> None:
+    here.ok("init", "--client", "codex", "--client", "cursor")
     made = plain(here.folder)
-    said = here.ok("init", "--remove", "--client", "codex")
-    assert "AGENTS.md: has what Cursor needs, too" in said
-    left = set(made) - (WRITTEN["codex"] - {"AGENTS.md"})
-    assert set(plain(here.folder)) == left
-    assert "AGENTS.md: deleted" in here.ok("init", "--remove", "--client", "cursor")
-    assert set(plain(here.folder)) == WRITTEN["claude"]
-    here.ok("init", "--client", "any")
-    assert "needs, too" not in here.ok("init", "--remove", "--client", "claude")
+    assert "AGENTS.md: deleted" in here.ok("init", "--remove", "--client", "codex")
+    assert set(plain(here.folder)) == set(made) - WRITTEN["codex"]
+    here.ok("init", "--client", "cursor")
+    assert set(plain(here.folder)) == WRITTEN["cursor"]
 
 
 @pytest.mark.parametrize("name", CLIENTS)
@@ -298,8 +296,6 @@ def test_each_client_has_the_server(here: Program, pyz: Path) -> None:
 BOM = "\ufeff"
 OWN_HOOK = '{"hooks": [{"type": "command", "command": "beep"}]}'
 SETTINGS = {
-    "empty": "",
-    "empty lines": "\r\n\r\n",
     "nothing": "{}",
     "no line end, nothing": "{\n}",
     "line end, nothing": "{\n}\n",
@@ -338,7 +334,6 @@ def test_every_byte_of_the_settings_stays(here: Program, file: str, text: str) -
 
 
 TABLES = {
-    "empty": "",
     "settings": 'model = "o" # mine\n\n[features]\nhooks = true\n',
     "no line end": "[mcp_servers.other]\ncommand = 'x'",
     "windows": "a = 1\r\n[b]\r\nc = 2\r\n",
@@ -363,7 +358,7 @@ def test_every_byte_of_a_table_stays(here: Program, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "# Ours", "# Ours\n", "# Ours\n\nüber\n\n", "a\r\nb\r\n", "a\r\nb"]
+    "text", ["# Ours", "# Ours\n", "# Ours\n\nüber\n\n", "a\r\nb\r\n", "a\r\nb"]
 )
 @pytest.mark.parametrize("name", ["CLAUDE.md", "AGENTS.md", "GEMINI.md"])
 def test_every_byte_of_instructions_stays(here: Program, name: str, text: str) -> None:
@@ -372,6 +367,25 @@ def test_every_byte_of_instructions_stays(here: Program, name: str, text: str) -
     assert "[memory from sediment]" in (here.folder / name).read_text()
     here.ok("init", "--remove")
     assert (here.folder / name).read_bytes() == text.encode()
+
+
+@pytest.mark.parametrize(
+    "file", ["CLAUDE.md", ".mcp.json", ".claude/settings.json", ".codex/config.toml"]
+)
+@pytest.mark.parametrize("text", ["", "\r\n\r\n", BOM])
+def test_a_blank_file_of_settings_counts_as_none(here: Program, file: str, text: str) -> None:
+    path = here.folder / file
+    here.ok("init", "--client", "claude", "--client", "codex")
+    made = path.read_bytes()
+    here.ok("init", "--remove")
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(text.encode())
+    said = here.ok("init", "--client", "claude", "--client", "codex")
+    assert f"{path}: extended" in said
+    is_json = path.suffix == ".json"
+    assert path.read_bytes() == made or not is_json
+    here.ok("init", "--remove")
+    assert (path.read_bytes() if path.exists() else b"") == (b"" if is_json else text.encode())
 
 
 def test_what_people_wrote_behind_an_addition_stays(here: Program) -> None:
@@ -476,7 +490,7 @@ def test_what_somebody_changed_and_names_a_program_that_is_gone_is_told(
     table.write_text(table.read_text().replace("# /sediment ", "env = {A = '1'}\n# /sediment "))
     before = table.read_text()
     said = here.ok("init", "--client", "claude", "--client", "codex")
-    told = f"names {program}, which is not there: change it by hand"
+    told = "differs from what `init` writes: edit it by hand"
     server, settings = here.folder / ".mcp.json", here.folder / ".claude" / "settings.json"
     for path, entry in ((server, "sediment"), (settings, "Stop"), (table, "sediment")):
         (line,) = (line for line in said.splitlines() if line.startswith(f"{path}: "))
@@ -491,7 +505,7 @@ def test_a_comment_in_what_names_a_program_that_is_gone_stays(here: Program, hom
     name_another(here.folder, home / "gone" / "sediment.pyz")
     path = here.folder / ".gemini/settings.json"
     path.write_text(text := path.read_text().replace('"args"', '/* mine */ "args"', 1))
-    assert "its entry sediment names " in here.ok("init", "--client", "gemini")
+    assert "its entry sediment differs from " in here.ok("init", "--client", "gemini")
     server = text.partition('"hooks"')[0]
     assert path.read_text().startswith(server)
 
@@ -631,15 +645,15 @@ FOREIGN = '{"mcpServers": {"sediment": {"command": "/x/evil", "args": ["mcp"]}}}
 @pytest.mark.parametrize(
     ("name", "file", "text", "told"),
     [
-        ("claude", ".mcp.json", FOREIGN, "of another program: {'command': '/x/evil'"),
+        ("claude", ".mcp.json", FOREIGN, "edit it by hand ({'command': '/x/evil'"),
         ("claude", ".mcp.json", '{"mcpServers": {"sediment": {"url": "http://x"}}}', "'http://x'"),
-        ("cursor", ".cursor/mcp.json", FOREIGN, "of another program: {'command': '/x/evil'"),
-        ("gemini", ".gemini/settings.json", FOREIGN, "of another program: {'command': '/x/evil'"),
+        ("cursor", ".cursor/mcp.json", FOREIGN, "edit it by hand ({'command': '/x/evil'"),
+        ("gemini", ".gemini/settings.json", FOREIGN, "edit it by hand ({'command': '/x/evil'"),
         (
             "codex",
             ".codex/config.toml",
             'mcp_servers = {sediment = {command = "evil"}}\n',
-            "of another program: {'command': 'evil'}",
+            "edit it by hand ({'command': 'evil'})",
         ),
     ],
 )
@@ -707,15 +721,16 @@ def test_a_server_at_a_url_may_be_ours_and_gets_hooks(here: Program) -> None:
     assert set(plain(here.folder)) == WRITTEN["claude"]
 
 
-def test_a_server_and_a_plugin_in_other_words_are_shown(here: Program) -> None:
+def test_a_server_and_a_plugin_that_differ_are_shown(here: Program) -> None:
     entry = {"command": "sh", "args": ["-c", "beep; sediment serve"]}
     (here.folder / ".mcp.json").write_text(json.dumps({"mcpServers": {"sediment": entry}}))
     plugin = here.folder / ".opencode/plugins/sediment.js"
     plugin.parent.mkdir(parents=True)
     plugin.write_text("export const Mine = 1\n")
     said = here.ok("init", "--client", "claude", "--client", "opencode")
-    assert "has a server called sediment already, in other words: {'command': 'sh'" in said
-    assert "has a plugin of another program: 'export const Mine" in said
+    told = "its entry sediment differs from what `init` writes: edit it by hand"
+    assert f"{told} ({{'command': 'sh'" in said
+    assert f"{told} ('export const Mine" in said
 
 
 # When the program is gone, or has another name
@@ -831,7 +846,7 @@ def test_a_program_that_was_renamed_mends_and_takes_out_what_it_added(
             len(re.findall(rf"broken +{name} (?:server|hooks): .*{re.escape(advice)}", said)) == 2
         )
     said = by_copy(here, unpacked, second, "init", *ALL).stdout
-    assert "another program" not in said
+    assert "differs" not in said
     assert set(plain(here.folder)) == set(made)
     for data in plain(here.folder).values():
         assert f"{first}".encode() not in data
@@ -1025,20 +1040,16 @@ def test_what_is_added_to_a_table_can_be_taken_out(text: str) -> None:
         return
     added = sediment_ext.settings_files._table_added(text, wanted)
     assert tomllib.loads(added) == tomllib.loads(text) | wanted
-    assert sediment_ext.settings_files._table_removed(added, wanted) == text
+    assert (sediment_ext.settings_files._table_removed(added, wanted) or "") == text
 
 
 @given(st.text("a \n\r", max_size=12))
 def test_instructions_that_are_added_can_be_taken_out(text: str) -> None:
-    block = sediment_ext.settings_files.instructions_block(
-        "Recall first.\n", sediment_ext.settings_files.TEXT_BLOCK
-    )
+    marks = sediment_ext.settings_files.TEXT_BLOCK
+    block = sediment_ext.settings_files.instructions_block("Recall first.\n", marks)
     added = sediment_ext.settings_files._instructions_added(text, block)
     assert "Recall first." in added
-    assert (
-        sediment_ext.settings_files._blocks_removed(added, sediment_ext.settings_files.TEXT_BLOCK)
-        == text
-    )
+    assert (sediment_ext.settings_files._blocks_removed(added, marks) or "") == text
 
 
 # Plugins
@@ -1222,7 +1233,7 @@ def test_doctor_tells_hooks_that_are_missing_or_of_another_program(here: Program
     found = checks(here, "gemini")
     assert found["gemini hooks"].startswith("warning")
     assert "without AfterAgent" in found["gemini hooks"]
-    assert "in other words than `init` has: sediment" in found["gemini server"]
+    assert "other than `init` writes it: sediment" in found["gemini server"]
     path.write_text("{")
     assert "is not valid JSON" in checks(here, "gemini")["gemini hooks"]
 
