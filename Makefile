@@ -130,8 +130,8 @@ bench-peers: $(PYZ) $(BUILD)/dev/.ready $(PEERS:%=build/peers/%/.ready)
 bench-quality: $(PYZ) $(BUILD)/dev/.ready
 	$(RUN) $(BUILD)/dev/bin/python tests/bench_quality.py $(if $(DATA),"$(DATA)") $(if $(SEEDS),--seeds $(SEEDS)) $(if $(PARTS),--parts $(PARTS)) $(if $(LONGMEMEVAL),--longmemeval "$(LONGMEMEVAL)")
 
-# In tests/ the encoder learns from diaries, conversations and readings, the ranker from diaries,
-# conversations, rivals and beginnings; the results are committed. The ranker learns by what the
+# In tests/ the encoder learns from diaries, conversations and readings, the ranker from these and
+# other sets (docs/ranking.md says which); the results are committed. The ranker learns by what the
 # encoder sees, so it comes after it.
 encoder: $(BUILD)/train/.ready $(BUILD)/dev/.ready
 	$(BUILD)/train/bin/python models/train_encoder.py
@@ -141,7 +141,6 @@ encoder: $(BUILD)/train/.ready $(BUILD)/dev/.ready
 
 ranker: $(PYZ) $(BUILD)/dev/.ready
 	$(BUILD)/dev/bin/python models/train_ranker.py
-	$(BUILD)/dev/bin/python models/train_door.py
 
 soak: $(PYZ) $(BUILD)/dev/.ready
 	$(RUN) $(BUILD)/dev/bin/python tests/soak.py $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))

@@ -11,8 +11,9 @@ Promises (tests hold each of them)
 4. Nothing is lost. Only `forget` deletes. Replacing and merging keep the old text, hidden,
    behind the new one; `undo` restores it as it was. Every change is one transaction, on disk
    before it is answered.
-5. The newest version of a fact first, and nothing when nothing fits. Old facts keep their rank:
-   age counts only between memories that compete, and being shown counts nothing.
+5. The newest version of a fact beside the older ones, which name it, and nothing when nothing
+   fits. Old facts keep their rank: age counts only between memories that compete, and being
+   shown counts nothing.
 6. Cheap until it must not be: --version, --help, list, get, forget, stats and the MCP handshake
    import neither numpy nor onnxruntime.
 
@@ -68,17 +69,14 @@ little but pieces of words, so that all texts look alike to it.
 as much as the word, and no word is lost in the mean of many. `trust` grows with confirmations to
 TRUST_MAX. Being shown decides between equal scores only.
 
-Then the newest version comes first (section Versions, weights in models/ranker.json):
-    r = softmax(sharpness * relevance)                     the chance to be the answer, by itself
-    o[i, j] = w . x[i, j] + v . tanh(U x[i, j])            of what the texts and the question say
-    p[i, j] = exp(o[i, j]) / (1 + sum over newer k of exp(o[i, k]))             j replaced i
-        with o[i, j] - REPLACES_STAYS where somebody told that i replaced another: of j nobody did
-    held[j] = r[j] + sum over older i of held[i] * p[i, j]   and all that older ones hand on to j
-    chance[j] = held[j] * (1 - sum over k of p[j, k])         of which it keeps so much
-The first result has the greatest chance. Its similarity is how likely it answers the question,
-by a logistic model learned with the weights. What answers one question is alike, so those behind
-stand by their chance times their company (`company`), and have a like share of its similarity:
-    company[j] = exp(COMPANY * (cosine(j, first) - the greatest such cosine))
+Then each stands beside the newer one that may have made it obsolete (section Versions, weights in
+models/ranker.json), by logistic models of what the two have in common (x, a pair) and of how well
+either fits the question (y):
+    o[i, j] = a . x[i, j] + b . y[i, j]            0 of a pair with a figure that only i shares
+    p[i, j] = exp(o[i, j]) / (1 + sum over newer k of exp(o[i, k]))            j replaced i
+If sum over j of p[i, j] is at least BESIDE, the likeliest j stands beside i, and i names it; before
+i if that is at least PASSES and j is hardly less relevant (PASSING_LOSS), else behind it. The
+similarity of each is how likely it answers, by a third logistic model (`answer_features`).
 An answer is empty when its best has no more to do with the query than is so by chance:
     max(FLOOR, the query's greatest cosine to a cohort), less among few chunks (`chance_floor`)
 The cohort are memories of other people's lives, which come with the model. Where none names what
@@ -257,7 +255,7 @@ HOOK_DEADLINE = 5  # seconds, after which a hook ends in silence; `init` lets cl
 HOOK_SERVICE = 0.75  # seconds that a hook waits for an embedding service
 HOOK_INPUT = 2**24  # bytes of what a client sends to a hook
 
-# Ranking. Figures are the mean MRR of our five sets (tests/RANKING.md has them one by one, and the
+# Ranking. Figures are the mean MRR of our five sets (docs/ranking.md has them one by one, and the
 # steps that led here). Those of BM25 and its share were measured before MaxSim, at 70.6.
 WORDS_WEIGHT = 0.2  # 0.5 without MaxSim; beside it 0.3 costs diaries 0.4, 0.15 costs chats 0.7
 WORDS_POWER = 1.5  # 1 gives 0.4 less, 2 gives 0.4 less
@@ -270,34 +268,13 @@ COVERED = 1.4
 # 0.1 / 0.15 / 0.25, a note on the subject first 52.7 / 55.6 / 56.0 / 56.4 %; in English always 88.
 STRANGE_WEIGHT = 0.15
 BM25_K1 = 0.3  # 0.2 to 0.4 are within 0.2 of each other; FTS5's k1 = 1.2, b = 0.75 gives 1.1 less
-# A plain new version (section Versions), one of the learned features. Sequences of versions, of 50
-# and of 90, whose newest comes first; look-alikes, of 125, that keep their places.
-UNSHARED_MAX = 14.5  # nats that only one of two may say, a rare word has 5.3; 16.5 costs chat 1.6
-UNSHARED_CHANGED = 13.5  # more where a text tells of a change; 10 costs one sequence, 20 none
-UNSHARED_KEYED = 33.0  # more, times the query's share of what both say; 20: 6 of 90, 40: chat 1.4
-# What look-alikes differ in, at most: of 122 three differ in more, and of 155 true versions in the
-# diaries that the rule took for look-alikes all but seven. First right there with 20 / 28 / 40 / no
-# bound: 65.7 / 65.6 / 64.8 / 62.1 %. Longer ones are known by a word in the place of an asked one.
-UNSHARED_ALIKE = 28.0
-PLACE_WORDS = 2  # in that place, at most: so are 19 of 20 such pairs, and 2.4 % of true versions
-RIVAL_MAX = 0.05  # of the query's words in the older, otherwise filled; 0.3 costs 12 look-alikes
-RIVAL_TELLS = 2.0  # nats; a word with less, as "to" or "is", fills no place
-CHANGE_REACH = 3  # words between a word of change and what changed; 5 gives the same
-ALIGNED_WORDS = 80  # of a chunk; what identifies a fact stands early
-PLAIN_VERSION = 3.0  # log-odds of one at least: of 3,600 wrong pairs of the diaries 1 is one
-# Whoever says what a memory replaces would also say what replaces that memory: so much lower are
-# the log-odds that a later one does. With 0 / 1.4 / 2 / 3.5, once an agent has confirmed the
-# diaries' versions: changed facts first 65.1 / 67.2 / 67.4 / 67.6, mean log likelihood of the right
-# note -1.091 / -1.059 / -1.055 / -1.051. An agent that says less would need less.
-REPLACES_STAYS = 2.0
-VERSION_RELEVANCE = 0.55  # of the older one's; 0.5 costs one look-alike, 0.6 two sequences
-RULED = 10  # older ones that the rule looks at: those behind have little chance to give
-PAIR_REACH = 4.0  # standard deviations from what was learned, beyond which a pair feature is cut
-# The relevance of a memory that was never stored, as a rival of all others. Mean log loss of the
-# similarity with 0.2 / 0.25 / 0.3 / 0.35 / 0.4: stores of 1 to 3 0.274 / 0.273 / 0.279 / 0.288 /
-# 0.296, of 5 to 60 0.466 / 0.465 / 0.464 / 0.465 / 0.468, whole diaries 0.536 / 0.534 / 0.533 /
-# 0.531 / 0.532.
-NO_ANSWER = 0.34  # of a lone "alpha walrus is grey", "beta" is shown with 0.26; at 0.32 with 0.30
+RIVAL_TELLS = 2.0  # nats; a word with less, as "to" or "is", tells nothing of a text
+# What a chance that something is obsolete keeps where somebody told what it replaces: they would
+# also tell what replaces that.
+REPLACES_STAYS = 0.15
+# How likely a newer memory must have made another obsolete to stand beside it and be named, and to
+# stand before it; and how much less relevant it may be then. Figures in docs/ranking.md.
+BESIDE, PASSES, PASSING_LOSS = 0.05, 0.45, 0.2
 # Of relevance, lost by what was only said in a conversation: it comes first where it is clearly
 # better. Of 0 / 0.05 / 0.1 / 0.2, on the diaries: a turn before the right note where both say it
 # 42 / 27 / 19 / 8 %, the right one of either first 54.2 / 55.8 / 55.8 / 56.0 %, a right turn first
@@ -333,16 +310,11 @@ CROSS_PROJECT_FACTOR = 0.875  # as in the original: another project's hit must b
 # in 23.5 / 24.9 / 26.7 of 100, the others in 1.8 / 2.0 / 2.3; of the ten first 22.5 / 23.8 / 26.2,
 # and 2.0 / 2.3 / 2.8; in beginnings in English the others in 1.9 / 2.2 / 2.5.
 FLOOR, FLOOR_CHUNKS = 0.33, 1_000
-# Of the first result's similarity, what another one that fits less than one of all must have to be
-# shown. Beside a sure answer nearly all is none: of what was shown with less than 0.005, 9 of 1,163
-# were right, with 0.005 to 0.01 5 of 344 (some diaries, rivals, talks).
-LEAST_SHARE = 0.01
+LEAST_SIMILARITY = 0.03  # of one that is shown
+INHERITED = 8.0  # a newer memory answers what an older one does, less by e for 1/8 of relevance
+NOTHING = 0.3  # the relevance of what was never stored, beside which a lone memory stands
 # What was shown with more counts as recalled: a quarter of that was right, of the rest 5 %.
 COUNTED_SIMILARITY = 0.1
-# How fast a chance falls, behind the first, with each 1.0 of cosine from the nearest to the first.
-# Of 0 / 1 / 2 / 3 / 4, where several candidates are right, among the first five: 83.0 / 84.1 /
-# 84.5 / 85.2 / 84.8 % of them; other questions and the sets gain 0.3 on average, MRR stays.
-COMPANY = 3.0
 # What a similarity keeps where nothing names what is asked, and this another of its form. Asked of
 # WH-1190, a note on WH-1182 is wrong (of 117 such questions all 83 first ones), asked whether one
 # is "still on node18", a note on node20 is right (27 of 28): nobody can tell what one asks more.
@@ -363,14 +335,15 @@ TRUST_MAX = 0.01  # added for what people confirmed: less than lies between two 
 CLASSIC_BOOST, CLASSIC_GAMMA, CLASSIC_HALF_LIFE, CLASSIC_FLOOR = 0.12, 2.0, 30, 0.30
 CONFLICT_COSINE = 0.912  # nearer than this may say the same (0.85 on 1/(3-2c))
 CONFLICTS_QUEUED = 4  # of the nearest, for consolidation
-# Door: figures in tests/RANKING.md. How likely is learned, and from when on it is worth a question.
-DOOR_SHOWN = 3  # older memories that one store asks about; more are not read
+# Supersession at store: figures in docs/ranking.md.
+PROPOSALS_SHOWN = 3  # older memories that one store asks about; more are not read
 REVIEWED = 0.1  # how likely a memory must be obsolete to be worth a person's look
-DOOR_RIVALS, DOOR_ASKED = 48, 96  # memories compared, and asked for, since parts of files are not
+STORE_RIVALS, STORE_ASKED = 48, 96  # memories compared, and asked for, since parts of files are not
 SHARE_SHARPNESS, SHARE_NOTHING = 10.0, 0.3  # of a softmax of cosines; the cosine of no memory
-DOOR_DAYS = 30, 365  # between the two: a correction may come soon, and a diary is a year long
-DOOR_REACH = 3.0  # standard deviations from what was learned, beyond which a feature is cut
-DOOR_TEXT = 300  # characters of a proposed memory that an agent is shown
+UNSHARED = 5.0  # nats that only one of two says, from which on they are half as alike: a rare word
+FEWEST_DAYS = 30  # between two versions: a correction comes as soon as an unrelated note
+PROPOSED = 0.06  # how likely an older memory must be obsolete to be asked about
+PROPOSAL_TEXT = 300  # characters of a proposed memory that an agent is shown
 # By how much more cosine than its successor a replaced version is told beside that. Two values of
 # one thing differ by 0.2 at most, and by 0.4 or more where the later does not say what is asked.
 NEARER_VERSION = 0.25
@@ -5522,43 +5495,10 @@ def count_pending(database: Database) -> int:
 # ---------------------------------------------------------------------------------------------
 # Versions
 #
-# Which memory makes which other one obsolete, where nobody said so. No rule tells that of notes
-# as people write them, so a small network is learned (models/train_ranker.py). It says of each pair
-# of candidates how likely the newer one replaces the older one, and the chance to be the answer
-# flows from the older to the newer. It reorders an answer and hides nothing.
+# Which memory makes which other one obsolete, where nobody said so. A logistic model, learned from
+# notes of which that is known (models/train_ranker.py), tells it of each pair by what the two share
+# and how far they stand from others. `store` asks by it; a recall adds how well either answers.
 # ---------------------------------------------------------------------------------------------
-
-# Cue words, as Porter stems: of a change, of how things are now, of what is only planned, of the
-# past, of an event. Of other languages only words for "now" and "no longer".
-_NOW_ELSEWHERE = (
-    " больше более теперь уже тепер більше вже uz jiz nyni teraz juz nyt enaa jetzt stattdessen"
-    " ahora desormai mainten adesso agora numera artik"
-)
-CUES = {
-    "change": _word_class(
-        "abandon ad adjust adopt anymor ban becam becom cancel cap chang cut decreas deprec"
-        " disabl downgrad drop enabl expand extend forbidden gone hand increas instead left longer"
-        " lower migrat move now postpon quit rais rebook reduc refinanc remov renam renew replac"
-        " resched reschedul restructur retir revert rewritten rewrot simplifi sold split swap"
-        " switch transfer updat upgrad" + _NOW_ELSEWHERE
-    ),
-    "now": _word_class(
-        "again anymor becam becom chang end final first from goe gone instead is last left longer"
-        " more move new next no not now over replac sinc stop switch took until" + _NOW_ELSEWHERE
-    ),
-    "plan": _word_class(
-        "ask could consid discuss hope idea if mai mayb might offer perhap plan probabl propos"
-        " suggest talk think thought want wonder would"
-    ),
-    "past": _word_class("ago back earlier former had histori old rememb us use was were yesterdai"),
-    "event": _word_class(
-        "brought came got happen incid met morn said saw thi todai told visit went yesterdai"
-    ),
-}
-_CLASS_BITS = {name: 1 << place for place, name in enumerate((*CUES, "digit"))}
-_TURNS = _word_class("by for from instead to with")  # what leads to an old or a new value
-_SPEAKERS = _word_class("i our the they us we")
-
 
 ENGLISH = "english"
 
@@ -5600,19 +5540,13 @@ def _stem_key(stem: str) -> int:
     return int.from_bytes(data, "little", signed=True)
 
 
-def _stem_classes(stem: str) -> int:
-    """The bits of the classes of a stem: the kinds of cue that it is, and "digit"."""
-    cues = sum(_CLASS_BITS[name] for name, stems in CUES.items() if stem in stems)
-    return cues + _CLASS_BITS["digit"] * _has_digit(stem)
-
-
 class TextWords(NamedTuple):
     """A text as stems and as the encoder's tokens, both in its order."""
 
     stems: tuple[str, ...]
     keys: Any  # int64[stems], of `_stem_key`
     idf: Any  # float[stems]: in English, of the form that the word has here
-    classes: Any  # uint8[stems], of `_stem_classes`
+    figures: Any  # bool[stems]: which have digits
     beginning: Any  # int64[4]: the first four keys, 0 where there is none
     tokens: Any  # int32[tokens]: first token 0, which is of no word
     token_idf: Any  # float[tokens]: each token's share of its word's idf
@@ -5627,13 +5561,13 @@ def _text_words(
     found = stem(text)
     common = function_words([form for _, form in found])
     words = [look_up(word, word[1] in common) for word in found]
-    stems, keys, idf, classes, tokens = zip(*words, strict=True) if words else ((),) * 5
-    token_idf = [nats / len(ids) for _, _, nats, _, ids in words for _ in ids]
+    stems, keys, idf, tokens = zip(*words, strict=True) if words else ((),) * 4
+    token_idf = [nats / len(ids) for _, _, nats, ids in words for _ in ids]
     return TextWords(
         stems,
         numpy.array(keys, numpy.int64),
         numpy.array(idf, float),
-        numpy.array(classes, numpy.uint8),
+        numpy.array([*map(_has_digit, stems)], bool),
         numpy.array((*keys[:4], 0, 0, 0, 0)[:4], numpy.int64),
         numpy.array((0, *itertools.chain(*tokens)), numpy.int32),
         numpy.array((0, *token_idf), numpy.float32),
@@ -5646,13 +5580,13 @@ def _look_up(
     tokens: Callable[[str], list[int]],
     word: tuple[str, str],
     common: bool,
-) -> tuple[str, int, float, int, list[int]]:
-    """(stem, key, idf, classes, tokens) of a word given as (stem, form), and whether it is a
+) -> tuple[str, int, float, list[int]]:
+    """(stem, key, idf, tokens) of a word given as (stem, form), and whether it is a
     function word where it stands."""
     stem, form = word
     share = COMMON_SHARE if common else chunk_share(form)
     idf = idf_of(ENGLISH_CHUNKS * share, ENGLISH_CHUNKS)
-    return stem, _stem_key(stem), idf, _stem_classes(stem), tokens(form)
+    return stem, _stem_key(stem), idf, tokens(form)
 
 
 class Lexicon:
@@ -5718,493 +5652,146 @@ def lexicon_of(encoder: Encoder) -> Lexicon:
     return Lexicon(stemmer(), *vocabulary, own)
 
 
-class WordTable:
-    """The stems of some texts, and of one beside them (a query, or a new memory), a column each.
-    The idf of a stem is that of its commonest form in any of them."""
-
-    def __init__(self, texts: Sequence[TextWords], beside: TextWords) -> None:
-        every = (*texts, beside)
-        keys, idf, classes, starts = (
-            numpy.concatenate([getattr(text, field) for text in every])
-            for field in ("keys", "idf", "classes", "beginning")
-        )
-        row = numpy.repeat(numpy.arange(len(every)), [len(text.keys) for text in every])
-        self.keys, first, column = numpy.unique(keys, return_index=True, return_inverse=True)
-        has = numpy.zeros((len(every), len(first)))
-        has[row, column] = 1
-        self.has = has[:-1]  # float[text, stem]: 0 or 1
-        self.beside = has[-1] > 0  # bool[stem]
-        self.idf = numpy.full(len(first), numpy.inf)
-        numpy.minimum.at(self.idf, column, idf)
-        self._classes = classes[first]
-        self.counts = {name: self.has @ self.of(name) for name in _CLASS_BITS}  # float[text]
-        starts = starts.reshape(-1, 4)
-        self._starts, self._start = starts[:-1], starts[-1]
-
-    def of(self, name: str) -> Any:
-        """bool[stem]: which stems are of a class: a kind of CUES, or "digit"."""
-        return self._classes & _CLASS_BITS[name] > 0
-
-    def shared(self, columns: Any) -> Any:
-        """float[text, text]: the idf sum of those of some stems, bool[stem], that both texts have;
-        on the diagonal, of those that a text has."""
-        has = self.has[:, columns]
-        return (has * self.idf[columns]) @ has.T
-
-    @functools.cached_property
-    def plain(self) -> Any:
-        """bool[stem]: neither in the query, nor a word of change or a figure."""
-        return ~(self.beside | self.of("change") | self.of("digit"))
-
-    @functools.cached_property
-    def lacks_asked_figure(self) -> Any:
-        """bool[text, text]: whether the second lacks a figure of the query that the first has."""
-        figures = self.has[:, self.of("digit") & self.beside]
-        return figures @ (1 - figures.T) > 0
-
-    @functools.cached_property
-    def shared_plain(self) -> Any:
-        """float[text, text]: `shared` of the plain stems, which are most of them."""
-        return self.shared(self.plain)
-
-    def beginnings(self) -> Any:
-        """int[text, text]: how many of the first four words are the same in two texts."""
-        same, count = True, 0
-        for word in self._starts.T:
-            same = same & (word[:, None] == word)
-            count = count + same
-        return count
-
-    def beginnings_beside(self) -> Any:
-        """int[text]: how many of the first four words are the same in the text beside."""
-        return (self._starts == self._start).cumprod(1).sum(1)
-
-    @functools.cached_property
-    def changing(self) -> Any:
-        """bool[text]: which texts have a word of change, or begin with "new"."""
-        return (self.counts["change"] > 0) | (self._starts[:, 0] == _stem_key("new"))
-
-    def idf_of(self, stem: str) -> float:
-        """The idf of a stem of one of the texts."""
-        return float(self.idf[self.keys.searchsorted(_stem_key(stem))])
-
-
-class Rival(NamedTuple):
-    """A candidate as it is compared with the others."""
-
-    text: str  # of its best chunk, as are vector and cosine
-    vector: bytes  # of unit length
-    relevance: float
-    cosine: float
-    created_at: float | None  # None of a part of a file without a date: that is as it is now
-    replaces: bool = False  # whether somebody said that it replaces another
-
-
-Matrices = dict[str, Any]  # name -> float or bool[old, new], or what broadcasts to that
-PAIR_FEATURES = (  # noqa: SIM905 - one name a line would take twenty
-    "cosine centred_cosine old_lead new_lead old_rank new_rank old_nearness new_nearness old_share"
-    " new_share jaccard contained old_behind new_behind relevance_gain old_cosine new_cosine"
-    " cosine_gain coverage_gain old_place new_place days length_ratio beginning other_figures"
-    " new_change new_now new_plan old_plan new_past new_event old_event unshared follows strange"
-).split()
-
-
-def pair_features(
-    rivals: list[Rival], query: str, lexicon: Lexicon, around: Any = None, strange: float = 0.0
-) -> Matrices:
-    """Features of each pair, which tell whether the newer memory makes the older one obsolete.
-
-    `around`, float32[m, dimension], are the vectors nearest to the query: that two memories are
-    alike says little, unless they are more alike than others about the same subject. `strange` is
-    the share of the query's words that the vocabulary lacks.
-    """
-    texts = [lexicon.text_words(rival.text) for rival in rivals]
-    query_words = lexicon.text_words(query)
-    table = WordTable(texts, query_words)
-    vectors = stack_vectors([(rival.vector,) for rival in rivals])
-    found = _nearness(vectors, vectors if around is None or not len(around) else around)
-    found |= _wording(table) | _overlap(table) | _times(rivals) | _query_fit(rivals, table)
-    found |= {"lost_sign": _lost_signs(rivals, query), "unshared": _unshared(table)}
-    rules = _apply_rules(rivals, texts, query_words, table, found)
-    return found | {"follows": rules > 0, "strays": rules < 0, "strange": strange}
-
-
-def _nearness(vectors: Any, around: Any) -> Matrices:
-    """How alike the two are, by cosine, and compared with how near others are to either."""
-    cosines, others = vectors @ vectors.T, vectors @ around.T
-    others = numpy.where(others > SAME_COSINE, -1, others)  # without the text itself
-    mean = numpy.maximum(others, 0).sum(1) / numpy.maximum(1, (others >= 0).sum(1))
-    best = others.max(1)
-    nearer = _greater(others, cosines)  # than the pair's second is to its first
-    ranks, nearness = numpy.log1p(nearer), 1 / (1 + nearer)
-    total = numpy.exp(SHARE_SHARPNESS * others).sum(1) + math.exp(SHARE_SHARPNESS * SHARE_NOTHING)
-    share = SHARE_SHARPNESS * cosines.T - numpy.log(total)
-    return {
-        "cosine": _above_mean(cosines),
-        "centred_cosine": cosines - (mean[:, None] + mean) / 2,
-        "old_lead": cosines - best[:, None],
-        "new_lead": cosines - best,
-        "old_rank": ranks,
-        "new_rank": ranks.T,
-        "old_nearness": nearness,
-        "new_nearness": nearness.T,
-        "old_share": share.T,
-        "new_share": share,
-    }
-
-
-def _greater(rows: Any, values: Any) -> Any:
-    """int[n, k]: how many numbers of row i are greater than values[i, j]. All are from -1 to 1, so
-    that with an offset of 4 a row, one search in all rows end to end is enough."""
-    offset = 4.0 * numpy.arange(len(rows))[:, None]
-    ends = rows.shape[1] * numpy.arange(1, len(rows) + 1)[:, None]
-    flat = (numpy.sort(rows, 1) + offset).ravel()
-    return ends - flat.searchsorted(values + offset, "right")
-
-
-def _overlap(table: WordTable) -> Matrices:
-    """The idf of the words that both have, as a share of those that either has, or of those that
-    the shorter one has."""
-    both = table.shared_plain + table.shared(~table.plain)
-    each = both.diagonal()
-    either = each[:, None] + each - both
-    shorter = numpy.minimum(each[:, None], each)
-    return {
-        "jaccard": _above_mean(both / (either + 1e-6)),
-        "contained": _above_mean(both / (shorter + 1e-6)),
-    }
-
-
-def _above_mean(likeness: Any) -> Any:
-    """How much more alike two are than the mean of all pairs: all lines of a conversation are
-    somewhat alike, and none is a version of another for that."""
-    count = len(likeness)
-    return likeness - (likeness.sum() - likeness.trace()) / max(1, count * count - count)
-
-
-def _times(rivals: list[Rival]) -> Matrices:
-    """The logarithm of the days between the two: nan where one has no date, 0 where the second is
-    not later; and whether somebody said that the older one replaces another."""
-    created = numpy.array([rival.created_at for rival in rivals], float)  # None becomes nan
-    return {
-        "days": numpy.log1p(numpy.maximum(created - created[:, None], 0) / DAY),
-        "old_replaces": numpy.array([[rival.replaces] for rival in rivals]),
-    }
-
-
-def _query_fit(rivals: list[Rival], table: WordTable) -> Matrices:
-    """How well either fits the question, compared with the best candidate and with each other: by
-    relevance, by place in their order, by cosine, and by their share of the query's idf."""
-    relevance, cosine = numpy.array([(rival.relevance, rival.cosine) for rival in rivals]).T
-    behind, far = relevance - relevance.max(), cosine - cosine.max()
-    places = numpy.log1p((relevance > relevance[:, None]).sum(1))
-    query_idf = table.beside * table.idf
-    coverage = table.has @ query_idf / max(1e-6, query_idf.sum())
-    return {
-        "old_behind": behind[:, None],
-        "new_behind": behind,
-        "relevance_gain": relevance - relevance[:, None],
-        "old_cosine": far[:, None],
-        "new_cosine": far,
-        "cosine_gain": cosine - cosine[:, None],
-        "coverage_gain": coverage - coverage[:, None],
-        "old_place": places[:, None],
-        "new_place": places,
-    }
-
-
-def _wording(table: WordTable) -> Matrices:
-    """How the two are worded: lengths, a common beginning, other figures, and cue words."""
-    words = numpy.log(table.has.sum(1) + 3)
-    digits, figures = table.has[:, table.of("digit")], table.counts["digit"]
-    cues = {name: numpy.minimum(table.counts[name], 2) for name in CUES}
-    return {
-        "length_ratio": words - words[:, None],
-        "beginning": table.beginnings(),
-        "other_figures": (figures[:, None] > 0) & (figures - digits @ digits.T > 0),
-        "new_change": numpy.minimum(cues["change"], 1),
-        "new_now": numpy.minimum(cues["now"], 1),
-        "new_plan": cues["plan"],
-        "old_plan": cues["plan"][:, None],
-        "new_past": cues["past"],
-        "new_event": cues["event"],
-        "old_event": cues["event"][:, None],
-    }
-
-
-def _lost_signs(rivals: list[Rival], query: str) -> Any:
-    """bool[old, new]: whether the older one has a sign of the question that the newer one lacks, as
-    C++ where the newer one has C."""
-    if not (wanted := signs_of(query)):
-        return numpy.zeros((len(rivals),) * 2, bool)
-    has = [wanted & signs_of(rival.text) for rival in rivals]
-    return numpy.array([[bool(old - new) for new in has] for old in has])
-
-
-def _apply_rules(
-    rivals: list[Rival],
-    texts: list[TextWords],
-    query: TextWords,
-    table: WordTable,
-    pairs: Matrices,
-) -> Any:
-    """int[old, new] by rules, for the best RULED older ones, where the newer one says hardly
-    anything that the older one does not say: 1 where it still says what the query asks, as a plain
-    new version does, e.g. with another value; -1 where it does not, as a look-alike, e.g. with the
-    number of another room. Else 0."""
-    newer, unshared, limit = pairs["days"] > 0, pairs["unshared"], _unshared_limit(table)
-    asked = table.has[:, table.beside]
-    lost = asked @ (1 - asked.T) > 0  # the newer lacks a word of the query that the older one has
-    near = newer & (unshared <= UNSHARED_MAX + UNSHARED_CHANGED + UNSHARED_KEYED)
-    strays, changing = _less_relevant(rivals, texts, query, table, near), table.changing
-    found = numpy.where(strays, -1, near & (unshared < limit))
-    doubtful = near & ~strays & (lost | (unshared >= limit) & (unshared < limit + UNSHARED_CHANGED))
-    found[doubtful & lost & ~changing] = -1
-    for old, new in numpy.argwhere((doubtful & changing)[:RULED]).tolist():
-        changes = _tells_of_change(texts[new], texts[old])
-        if lost[old, new] and not _still_answers(texts[new], texts[old], query, table, changes):
-            found[old, new] = -1
-        elif changes and unshared[old, new] < limit[old, new] + UNSHARED_CHANGED:
-            found[old, new] = 1
-    found[RULED:] = 0
-    for old, new in numpy.argwhere((found < 0) & (unshared > UNSHARED_ALIKE)).tolist():
-        found[old, new] = -int(_replaces_query_word(texts[new], texts[old], query))
-    # A look-alike of the best one that lacks its asked figure is a new version of none.
-    found[:, table.lacks_asked_figure[0] & (found[0] < 0)] = -1
-    return found
-
-
-def _less_relevant(
-    rivals: list[Rival], texts: list[TextWords], query: TextWords, table: WordTable, near: Any
-) -> Any:
-    """bool[old, new]: of the `near` pairs, those whose newer one is far less relevant. It may be so
-    if it tells of a change of the same thing, as "we moved from A to B" does after "A is used"."""
-    relevance = numpy.array([rival.relevance for rival in rivals])
-    far = near & (relevance < VERSION_RELEVANCE * relevance[:, None])
-    changes = far & table.changing & (table.shared_plain >= RIVAL_TELLS)
-    for old, new in numpy.argwhere(changes[:RULED]).tolist():
-        far[old, new] = not _has_same_subject(texts[new], texts[old], query, table)
-    return far
-
-
-def _unshared(table: WordTable) -> Any:
-    """float[old, new]: the idf, in nats, of what only one of the two says (the greater of both),
-    without the query's words and words of change. Where the newer one lacks a figure of the query,
-    other figures do not count: a look-alike with other figures is a look-alike, too."""
-
-    def unshared(both: Any) -> Any:
-        each = both.diagonal()
-        return numpy.maximum(each[:, None], each) - both
-
-    plain, lacks = table.shared_plain, table.lacks_asked_figure
-    figures = table.of("digit") & ~table.beside & ~table.of("change")
-    found = unshared(plain + table.shared(figures))
-    return numpy.where(lacks, unshared(plain), found) if lacks.any() else found
-
-
-def _unshared_limit(table: WordTable) -> Any:
-    """float[old, new]: how many nats only one of two versions may say: more, where more of what
-    either says is what the query asks."""
-    asked = table.beside & ~table.of("change") & ~table.of("digit")
-    both = table.shared_plain + table.shared(asked)
-    either = both.diagonal()[:, None] + both.diagonal() - both
-    key = table.shared(table.beside) / numpy.where(either > 0, either, numpy.inf)
-    return UNSHARED_MAX + UNSHARED_KEYED * key
-
-
-def _has_same_subject(new: TextWords, old: TextWords, query: TextWords, table: WordTable) -> bool:
-    """Whether a text that tells of a change is about what the older text or the query names: it has
-    no other subject in front of what something was changed "from" or "to"."""
-    known = {*old.stems, *query.stems, *CUES["change"], *_SPEAKERS}
-    words = new.stems[:ALIGNED_WORDS]
-    cue = next((at for at, word in enumerate(words) if word in CUES["change"]), len(words))
-    cue = 0 if _begins_with_new(words) else cue
-    turn = next((at for at in range(cue, len(words)) if words[at] in _TURNS), cue)
-    return all(table.idf_of(word) <= RIVAL_TELLS for word in set(words[:turn]) - known)
-
-
-def _replaces_query_word(new: TextWords, old: TextWords, query: TextWords) -> bool:
-    """Whether the newer text has another word where the older one has a word of the query: "flight
-    to Oslo leaves" for "flight to Lisbon leaves". A place is known by the words around it."""
-    new_words, old_words = (("", *text.stems[:ALIGNED_WORDS], "") for text in (new, old))
-    lost = _informative_stems(old).intersection(query.stems).difference(new_words)
-    if not lost:
-        return False
-    others = _informative_stems(new).difference(old_words, query.stems)
-    places = _neighbours(old_words, lost)
-    befores = {before for before, _ in places}
-    return any(
-        (before, new_words[last]) in places and not others.isdisjoint(new_words[first + 1 : last])
-        for first, before in enumerate(new_words)
-        if before in befores
-        for last in range(first + 2, min(first + PLACE_WORDS + 2, len(new_words)))
-    )
-
-
 def _informative_stems(text: TextWords) -> set[str]:
     """The stems with more idf than "to" or "is"."""
     return {*itertools.compress(text.stems, text.idf > RIVAL_TELLS)}
 
 
-def _neighbours(words: Sequence[str], wanted: set[str]) -> set[tuple[str, str]]:
-    """The words before and after each run of at most PLACE_WORDS words that has a wanted one."""
+class WordTable:
+    """The stems of some texts, and of a question, a column each. The idf of a stem is that of its
+    commonest form in any of them."""
+
+    def __init__(self, texts: Sequence[TextWords], question: TextWords) -> None:
+        every = (*texts, question)
+        keys, idf, figures, starts = (
+            numpy.concatenate([getattr(text, field) for text in every])
+            for field in ("keys", "idf", "figures", "beginning")
+        )
+        row = numpy.repeat(numpy.arange(len(every)), [len(text.keys) for text in every])
+        keys, first, column = numpy.unique(keys, return_index=True, return_inverse=True)
+        has = numpy.zeros((len(every), len(keys)))
+        has[row, column] = 1
+        self.has, self.asked = has[:-1], has[-1]  # float[text, stem] and float[stem]: 0 or 1
+        self.idf = numpy.full(len(keys), numpy.inf)
+        numpy.minimum.at(self.idf, column, idf)
+        self.figures = figures[first]  # bool[stem]: which have digits
+        self.starts = starts.reshape(-1, 4)[:-1]
+
+    def lost(self, stems: Any) -> Any:
+        """float[old, new]: the idf of those of some stems, bool[stem], that the question and the
+        older have and the newer lacks, as a share of the question's."""
+        idf = self.asked * self.idf
+        return (self.has * idf * stems) @ (1 - self.has).T / max(idf.sum(), 1e-6)
+
+
+Matrices = dict[str, Any]  # name -> float[old, new], or what broadcasts to that
+
+
+class Notes(NamedTuple):
+    """Memories side by side, to tell which newer one makes which older one obsolete."""
+
+    table: WordTable  # of their texts
+    vectors: Any  # float32[n, dimension], of unit length
+    created: Any  # float[n], unix seconds; nan where that is not known
+    around: Any  # float32[m, dimension]: what else there is on the subject
+
+
+def pair_features(notes: Notes, newer: slice = slice(None)) -> Matrices:
+    """What tells of each memory, and of each of those that are `newer`, whether the second makes
+    the first obsolete. That two are alike says little, unless they are more alike than others on
+    the same subject."""
+    days = (notes.created[newer] - notes.created[:, None]) / DAY
+    days = numpy.log1p(numpy.where(days > FEWEST_DAYS, days, FEWEST_DAYS))  # nan, too
+    return _nearness(notes, newer) | _overlap(notes.table, newer) | {"days": days}
+
+
+def _nearness(notes: Notes, newer: slice) -> Matrices:
+    """How alike the two are, by cosine, and beside how near others are to either."""
+    cosines, others = notes.vectors @ notes.vectors[newer].T, notes.vectors @ notes.around.T
+    others = numpy.where(others > SAME_COSINE, -1, others)  # without the text itself
+    mean = numpy.maximum(others, 0).sum(1) / numpy.maximum(1, (others >= 0).sum(1))
+    about = numpy.exp(SHARE_SHARPNESS * others).sum(1) + math.exp(SHARE_SHARPNESS * SHARE_NOTHING)
     return {
-        (words[first], words[last])
-        for at, word in enumerate(words)
-        if word in wanted
-        for first in range(max(0, at - PLACE_WORDS), at)
-        for last in range(at + 1, min(first + PLACE_WORDS + 2, len(words)))
+        "cosine": cosines,
+        "centred": cosines - (mean[:, None] + mean[newer]) / 2,
+        "lead": cosines - others.max(1, initial=-1)[newer],
+        "share": SHARE_SHARPNESS * cosines - numpy.log(about)[:, None],
     }
 
 
-def _begins_with_new(words: Sequence[str]) -> bool:
-    """Whether a text begins like "New door code: 8080". Elsewhere "new" is no word of change."""
-    return words[:1] == ("new",)
+def _overlap(table: WordTable, newer: slice) -> Matrices:
+    """What words the two have in common, by their idf, and by how few others have them."""
+    has, held = table.has, table.has.sum(0)
+    each, shared = has @ table.idf, (has * table.idf) @ has[newer].T
+    rarity = table.idf + numpy.log((len(has) + 1) / (held + 0.5)) / 2
+    rarest = [(has * (rarity * one)).max(1, initial=0) for one in has[newer]]
+    same = table.starts[:, None] == table.starts[newer]
+    return {
+        "contained": shared / (each[:, None] + 1e-6),
+        "alike": 1 / (1 + (each[:, None] + each[newer] - 2 * shared) / UNSHARED),
+        "rarest": numpy.stack(rarest, 1),
+        "only_these": numpy.log1p((has * (table.idf * (held == 2))) @ has[newer].T),
+        "beginning": same.cumprod(2).sum(2),
+        "length": numpy.log(has.sum(1) + 3)[:, None],
+    }
 
 
-def _tells_of_change(new: TextWords, old: TextWords) -> bool:
-    """Whether the newer text has a word of change near a word, no figure, of the older one."""
-    words = new.stems[:ALIGNED_WORDS]
-    shared = set(new.stems).intersection(old.stems) - CUES["change"]
-    subjects = {stem for stem in shared if not _has_digit(stem)}
-    return any(
-        (word in CUES["change"] or (at == 0 and _begins_with_new(words)))
-        and not subjects.isdisjoint(words[max(0, at - CHANGE_REACH) : at + CHANGE_REACH + 1])
-        for at, word in enumerate(words)
+def log_odds(features: Matrices, model: str) -> Any:
+    """The logarithm of the odds that one of the learned logistic models gives: "pair", "asked" or
+    "answer"."""
+    weights = learned()[model]
+    return (
+        sum(weight * features[name] for name, weight in weights.items() if name != "bias")
+        + (weights["bias"])
     )
 
 
-def _still_answers(
-    new: TextWords, old: TextWords, query: TextWords, table: WordTable, changes: bool
-) -> bool:
-    """Whether a newer text that lacks words of the query, which the older one has, still says what
-    is asked. It may lack them if it tells of a change (`changes`), but not have others in their
-    place: what a server runs on is no new version of who owns it, nor staging of production."""
-    old_stems = frozenset(old.stems)
-    asked = old_stems.intersection(query.stems)
-    lost = asked.difference(new.stems)
-    if any(map(_has_digit, lost)) or not changes:
-        return False
-    squared = {stem: table.idf_of(stem) ** 2 for stem in asked}
-    limit = RIVAL_MAX * math.fsum(squared.values())
-    if math.fsum(map(squared.__getitem__, lost)) <= limit:  # too little to matter
-        return True
-    swapped: set[str] = set()
-    for removed, added in _swaps(old.stems[:ALIGNED_WORDS], new.stems[:ALIGNED_WORDS]):
-        others = (word for word in added if word not in old_stems and not _has_digit(word))
-        changing = _begins_with_new(added) or not CUES["change"].isdisjoint(added)
-        if not changing and any(table.idf_of(word) > RIVAL_TELLS for word in others):
-            swapped |= lost.intersection(removed)
-    return math.fsum(map(squared.__getitem__, swapped)) <= limit
+def asked_features(pairs: Matrices, table: WordTable, relevance: Any) -> Matrices:
+    """What a question tells, beside what the two notes are (`pairs`): how well either fits it
+    (`relevance`, float[n]), and what of its own words only the older has. Of two notes
+    that have all else in common, each is of another thing then."""
+    ahead = (relevance > relevance[:, None]).sum(1)
+    lost = table.lost(1.0)
+    return {
+        "pair": log_odds(pairs, "pair"),
+        "place": numpy.log1p(ahead),
+        "relevance": relevance,
+        "old_relevance": relevance[:, None],
+        "lost": lost,
+        "swapped": pairs["contained"] * lost,
+    }
 
 
-def _swaps(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[Sequence[str], Sequence[str]]]:
-    """Words of the older text and those in their place in the newer one. A single swap at the very
-    end does not count: it is the value of a fact, not its subject."""
-    from difflib import SequenceMatcher
-
-    steps = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
-    swaps = [step for step in steps if step[0] == "replace"]
-    if swaps != steps[-1:]:
-        for _, start, end, new_start, new_end in swaps:
-            yield old[start:end], new[new_start:new_end]
+def newer_chances(features: Matrices, may: Any) -> Any:
+    """float[old, new]: how likely each newer one that `may` (bool[old, new]) has taken the place of
+    each older one; with the rest of 1 none has. A multinomial logit."""
+    odds = numpy.where(may, numpy.exp(numpy.minimum(log_odds(features, "asked"), 30)), 0)
+    return odds / (1 + odds.sum(1, keepdims=True))
 
 
-def may_replace(features: Matrices) -> Any:
-    """bool[old, new]: whether the second is newer than the first, and no look-alike of it."""
-    return (features["days"] > 0) & ~features["lost_sign"] & ~features["strays"]
+def beside_newer(chances: Any, relevance: Any) -> tuple[list[int], dict[int, int]]:
+    """Memories, given by relevance (float[n]), in the order in which they are shown, and of each
+    the newer one that most likely made it obsolete. That stands directly before it where it is so
+    (PASSES) and nearly as relevant, else directly behind it, so that neither is buried."""
+    order: list[int] = []
+    newer: dict[int, int] = {}
+    obsolete = chances.sum(1)
 
+    def place(at: int, block: list[int], where: int) -> None:
+        block.insert(where, at)
+        if obsolete[at] < BESIDE:
+            return
+        best = newer[at] = int(chances[at].argmax())
+        if best not in order and best not in block:
+            passes = obsolete[at] >= PASSES and relevance[best] >= relevance[at] - PASSING_LOSS
+            place(best, block, block.index(at) + (not passes))
 
-class Ranker:
-    """What was learned for recall: models/ranker.json, key "recall".
-
-    `sharpness` turns relevance into chances to be the answer. `obsolete` is a small network: of
-    each pair feature, and "bias", its mean, spread, weight, and weight in each hidden unit; "out"
-    are the weights of these units. `similarity` are the weights of the model that says how likely
-    the first result is right.
-    """
-
-    def __init__(
-        self, sharpness: float, obsolete: dict[str, list[float]], similarity: dict[str, float]
-    ) -> None:
-        self.sharpness, self.obsolete, self.similarity = sharpness, obsolete, similarity
-
-    @functools.cached_property
-    def _weights(self) -> tuple[Any, Any, Any, Any]:
-        """The least and greatest value of each feature (beyond, it is clipped), the weights
-        float[1 + units, feature], of which the first row is the direct ones, and the biases: for
-        features as they are, not standardised."""
-        rows = numpy.array([self.obsolete[name] for name in PAIR_FEATURES])
-        mean, spread = rows[:, :1], rows[:, 1:2]
-        weights = rows[:, 2:].T / spread.T
-        bias = numpy.array(self.obsolete["bias"][2:])[:, None] - weights @ mean
-        return mean - PAIR_REACH * spread, mean + PAIR_REACH * spread, weights, bias
-
-    def obsolescence(self, features: Matrices) -> Any:
-        """float[old, new]: how likely this newer memory replaced the older one; what is left of 1
-        in a row, that none has. A multinomial logit over the newer ones and none."""
-        may = may_replace(features)
-        pairs = numpy.flatnonzero(may)
-        least = numpy.where(features["follows"].ravel()[pairs], PLAIN_VERSION, -numpy.inf)
-        log_odds = numpy.maximum(self._log_odds(features, pairs), least)
-        odds = numpy.zeros(may.shape)
-        odds.ravel()[pairs] = numpy.exp(numpy.minimum(log_odds, 30))
-        odds *= numpy.exp(-REPLACES_STAYS * features["old_replaces"])
-        return odds / (1 + odds.sum(1, keepdims=True))
-
-    def _log_odds(self, features: Matrices, pairs: Any) -> Any:
-        """float[pairs]: of pairs by their flat index, by direct weights and one hidden layer."""
-        values = numpy.empty((len(PAIR_FEATURES), *features["cosine"].shape))
-        for place, name in enumerate(PAIR_FEATURES):
-            values[place] = features[name]
-        least, most, weights, bias = self._weights
-        chosen = values.reshape(len(values), -1).take(pairs, 1).clip(least, most)
-        units = weights @ chosen + bias
-        return units[0] + self.obsolete["out"] @ numpy.tanh(units[1:])
-
-    def held(self, relevance: Any, obsolete: Any) -> Any:
-        """float[n]: each one's own chance, plus its parts of what the older ones hold. That is a
-        system of linear equations, with one solution, since nothing is newer than itself.
-
-        `relevance` is float[n]; `obsolete`, float[m, m], is of the first m."""
-        chances = numpy.exp(self.sharpness * (relevance - relevance.max()))
-        chances /= chances.sum()
-        head = len(obsolete)
-        chances[:head] = numpy.linalg.solve(numpy.eye(head) - obsolete.T, chances[:head])
-        return chances
-
-    def answers(self, relevance: Any, obsolete: Any) -> Any:
-        """float[n], of sum 1: each one's chance to be the answer: what it holds without the parts
-        that newer ones take from it."""
-        return self.kept(self.held(relevance, obsolete), obsolete)
-
-    @staticmethod
-    def kept(held: Any, obsolete: Any) -> Any:
-        """float[n]: what each one keeps of what it holds."""
-        chances = held.copy()
-        chances[: len(obsolete)] *= 1 - obsolete.sum(1)
-        return chances
-
-    def answered(self, relevance: Any) -> float:
-        """The chance that one of them is the answer, and not something that was never stored: in a
-        store of two, the nearer one may be far."""
-        chances = numpy.exp(self.sharpness * (relevance - NO_ANSWER))
-        return float(1 / (1 + 1 / chances.sum()))
-
-    def similarity_of_first(self, facts: dict[str, float]) -> float:
-        """How likely the first result answers the question: a logistic model."""
-        odds = sum(weight * facts[name] for name, weight in self.similarity.items())
-        return 1 / (1 + math.exp(-odds))
-
-
-def recall_ranker() -> Ranker:
-    """The ranker with the learned weights."""
-    return _read_ranker(setting("RANKER"))
-
-
-@functools.cache
-def _read_ranker(given: str) -> Ranker:
-    return Ranker(**_read_learned(given)["recall"])
+    for at in range(len(chances)):
+        if at not in order:
+            block: list[int] = []
+            place(at, block, 0)
+            order += block
+    return order, newer
 
 
 def learned() -> dict[str, Any]:
@@ -6740,6 +6327,8 @@ class Query(NamedTuple):
     asked: AskedTime | None
     around: Any = None  # float32[m, dimension]: the vectors of the nearest memories
     strange: float = 0.0  # the share of its words that the encoder's vocabulary lacks
+    near_cohort: float = 0.0  # its greatest cosine to memories that cannot answer it
+    chunks: int = 0  # among which was searched
 
 
 def parse_query(text: str, moment: int | None = None) -> Query:
@@ -6823,11 +6412,9 @@ class RankFacts(NamedTuple):
 
 
 class Hit(NamedTuple):
-    """An item in a ranking. `newer_than` is the older item that it more likely than not made
-    obsolete and has most of its chance from, or an earlier version of it that is nearer to the
-    question; `older_than` the newer one that more likely than not made it obsolete. `nearer` is an
-    earlier version that is to be read beside it; `others` what it names in place of what is asked.
-    """
+    """An item in a ranking. `newer_than` is an earlier version of it that is nearer to the
+    question, and `nearer` one that is to be read beside it; `newer` the item that may have made it
+    obsolete, and how likely; `others` what it names in place of what is asked."""
 
     item: int
     chunk: int
@@ -6837,10 +6424,11 @@ class Hit(NamedTuple):
     relevance: float
     parts: dict[str, float]  # of the score, by name
     newer_than: int | None = None
-    older_than: int | None = None
+    newer: tuple[int, float] | None = None
     nearer: int | None = None
     others: tuple[str, ...] = ()
     same: tuple[int, ...] = ()  # items that say the same
+    fit: float = 0.0  # the relevance that the indexes gave it, where `relevance` is its similarity
     span: tuple[int, int, int] = (0, 0, 0)  # the chunk's, which may get another number meanwhile
 
     @property
@@ -7224,6 +6812,7 @@ class Profile(NamedTuple):
     score: Callable[[Candidates, float, float], Scores]
     adjust: Callable[[list[Hit], dict[int, RankFacts], Query, Lexicon, float], list[Hit]]
     floor: Callable[[int, float, float], float]  # what `adjust` takes last: see `chance_floor`
+    least: Callable[[list[Hit], float], float]  # of the adjusted hits, the relevance of one to show
     reach: int = 0  # how many memories near the query it needs the vectors of
     links: bool = False  # whether it counts the graph edges of each item
 
@@ -7353,40 +6942,104 @@ def relevance(found: Candidates) -> Any:
 def default_adjust(
     hits: list[Hit], facts: dict[int, RankFacts], query: Query, lexicon: Lexicon, floor: float
 ) -> list[Hit]:
-    """The hits by relevance, then by their chance to be the answer, those behind the first by their
-    company too; with the similarity that follows from the chance, less for what names another."""
-    hits = named_otherwise(hits, facts, query.subject)
-    able, rest = contenders(by_relevance(hits, facts, query, lexicon), floor)
-    if not able:
+    """The hits by relevance, each beside the newer one that may have taken its place; each with its
+    own similarity, the chance that it answers. None is relevant where nothing reaches `floor`."""
+    hits = by_relevance(named_otherwise(hits, facts, query.subject), facts, query, lexicon)
+    fits = any(hit.relevance >= floor for hit in hits)
+    chances = chances_among(hits[:RANKED], facts, query, lexicon)
+    order, newer = beside_newer(chances, [hit.score for hit in hits])
+    order += range(len(order), len(hits))
+    found = {}
+    for at, similarity in zip(order, similarities(hits, order, chances, query), strict=True):
+        hit = hits[at]
+        name = {"name": NAMED_OTHERWISE} if hit.others else {}
+        relevance = similarity if hit.cosine else hit.relevance  # 0: it has no vector yet
+        found[at] = hit._replace(
+            score=similarity * name.get("name", 1.0),
+            relevance=relevance if fits else 0.0,
+            fit=hit.relevance,
+            parts=hit.parts | name,
+        )
+    for old, new in newer.items():  # what is named is shown with what names it
+        marked = hits[new].item, float(chances[old].sum())
+        found[old] = found[old]._replace(newer=marked)
+        found[new] = found[new]._replace(relevance=max(found[new].relevance, found[old].relevance))
+    return [found[at] for at in order]
+
+
+def chances_among(
+    hits: list[Hit], facts: dict[int, RankFacts], query: Query, lexicon: Lexicon
+) -> Any:
+    """float[old, new]: how likely each newer hit has made each older one obsolete."""
+    if not (compared := compared_notes(hits, facts, query, lexicon)):
+        return numpy.zeros((len(hits),) * 2)
+    notes, may = compared
+    relevance = numpy.array([hit.score for hit in hits])
+    features = asked_features(pair_features(notes), notes.table, relevance)
+    replaces = numpy.array([facts[hit.item].replaces for hit in hits])[:, None]
+    return newer_chances(features, may) * numpy.where(replaces, REPLACES_STAYS, 1.0)
+
+
+def compared_notes(
+    hits: list[Hit], facts: dict[int, RankFacts], query: Query, lexicon: Lexicon
+) -> tuple[Notes, Any] | None:
+    """The hits side by side, and which one may make which other one obsolete, bool[old, new];
+    nothing where none may. Memories of two projects are not versions of each other, nor are those
+    of which only the older has a figure or sign of the question; and what came after the time that
+    is asked about made nothing obsolete in it."""
+    if len(hits) < 2:
+        return None
+    items = [facts[hit.item] for hit in hits]
+    created = numpy.array(known_since(hits, facts), float)  # None becomes nan
+    may = created > created[:, None]
+    projects = numpy.array([item.project or "" for item in items])
+    may &= (projects[:, None] == projects) | (projects[:, None] == "") | (projects == "")
+    if query.asked:  # how things were then
+        may &= created < query.asked.end
+    if wanted := signs_of(query.text):  # C++ is not C
+        signs = [wanted & signs_of(item.text) for item in items]
+        may &= numpy.array([[old <= new for new in signs] for old in signs], bool)
+    texts = [lexicon.text_words(item.text) for item in items]
+    table = WordTable(texts, lexicon.text_words(query.text))
+    may &= table.lost(table.figures) == 0  # nor sprint 31 sprint 32
+    if not may.any() or not all(item.vector for item in items):
+        return None
+    vectors = stack_vectors([(item.vector,) for item in items])
+    around = query.around if query.around is not None and len(query.around) else vectors
+    return Notes(table, vectors, created, around), may
+
+
+def similarities(hits: list[Hit], order: list[int], chances: Any, query: Query) -> list[float]:
+    """How likely each of the hits, in this order, answers the question."""
+    if not hits:
         return []
-    ranker, head = recall_ranker(), able[:RANKED]
-    features = features_of(head, facts, query, lexicon)
-    obsolete = ranker.obsolescence(features) if features else numpy.zeros((len(head),) * 2)
-    relevance = numpy.array([hit.score for hit in able])
-    held = ranker.held(relevance, obsolete)
-    chances = ranker.kept(held, obsolete)
-    first = int(chances.argmax())
-    chance = float(chances[first]) * ranker.answered(relevance)
-    similarity = ranker.similarity_of_first(
-        similarity_facts([*able, *rest], first, chance, floor, query.strange)
-    )
-    parts = {"chance": chances, "company": company(able, facts, first)}
-    scores = similarity / chances[first] * chances * parts["company"]
-    if any(hit.others for hit in able):
-        parts["name"] = numpy.array([NAMED_OTHERWISE if hit.others else 1.0 for hit in able])
-        scores = scores * parts["name"]
-    hits = _explained(able, parts, scores, obsolete, held, floor)
-    order = numpy.argsort(-scores, kind="stable").tolist()
-    return [hits[index] for index in order] + [hit._replace(score=0.0) for hit in rest]
+    odds = log_odds(answer_features(hits, order, chances, query), "answer")
+    return (1 / (1 + numpy.exp(-odds)))[order].tolist()
 
 
-def contenders(hits: list[Hit], floor: float) -> tuple[list[Hit], list[Hit]]:
-    """The hits that may be the answer or make another obsolete, and those that have nothing to do
-    with the query; where all have nothing to do with it, all may."""
-    least = least_relevance(hits, floor)
-    if able := relevant(hits, least):
-        return able, [hit for hit in hits if hit.relevance < least]
-    return hits, []
+def answer_features(
+    hits: list[Hit], order: list[int], chances: Any, query: Query
+) -> dict[str, Any]:
+    """What tells of each hit, float[hits], whether it answers: how relevant it is, by itself and
+    beside the others, where it stands, and what is newer or older than it."""
+    relevance = numpy.array([hit.score for hit in hits])
+    best, second = numpy.sort(numpy.append(relevance, [NOTHING, NOTHING]))[:-3:-1]
+    size, place = len(chances), numpy.empty(len(hits))
+    place[order] = numpy.arange(len(hits))
+    inherited, obsolete = numpy.zeros((2, len(hits)))
+    near = numpy.exp(INHERITED * (relevance[:size, None] - best))
+    inherited[:size], obsolete[:size] = (chances * near).max(0, initial=0), chances.sum(1)
+    return {
+        "relevance": relevance,
+        "lead": relevance - numpy.where(relevance < best, best, second),
+        "behind": relevance - relevance.max(),
+        "above_cohort": numpy.array([hit.cosine for hit in hits]) - query.near_cohort,
+        "chunks": math.log(1 + query.chunks),
+        "strange": query.strange,
+        "obsolete": obsolete,
+        "inherited": inherited,
+        "place": numpy.log1p(place),
+    }
 
 
 def by_relevance(
@@ -7446,28 +7099,6 @@ def _timeliness(facts: RankFacts, asked: AskedTime) -> float:
     return -TIME_WEIGHT if is_later and not asked.is_named_in(facts.text) else 0.0
 
 
-def features_of(
-    hits: list[Hit], facts: dict[int, RankFacts], query: Query, lexicon: Lexicon
-) -> Matrices:
-    """The pair features of these hits; {} where all are of one time, or one has no vector. Memories
-    of two projects are not versions of each other, and what came after the time that is asked
-    about made nothing obsolete in it: 0 days are between them."""
-    items = [facts[hit.item] for hit in hits]
-    rivals = [
-        Rival(item.text, item.vector or b"", hit.score, hit.cosine, since, item.replaces)
-        for hit, item, since in zip(hits, items, known_since(hits, facts), strict=True)
-    ]
-    times = {rival.created_at for rival in rivals}
-    if len(times) < 2 or not all(rival.vector for rival in rivals):
-        return {}
-    features = pair_features(rivals, query.subject, lexicon, query.around, query.strange)
-    projects = numpy.array([item.project or "" for item in items])
-    apart = (projects[:, None] != projects) & (projects[:, None] != "") & (projects != "")
-    if query.asked:  # how things were then
-        apart |= numpy.array([rival.created_at or 0 for rival in rivals]) >= query.asked.end
-    return features | {"days": numpy.where(apart, 0, features["days"])}
-
-
 def known_since(hits: list[Hit], facts: dict[int, RankFacts]) -> list[float | None]:
     """When each was first known, in unix seconds. Of two memories of one second the one that was
     stored later is later; parts of files have no such order."""
@@ -7477,66 +7108,6 @@ def known_since(hits: list[Hit], facts: dict[int, RankFacts]) -> list[float | No
         for hit in hits
         for fact in (facts[hit.item],)
         for since in (fact.known_since,)
-    ]
-
-
-def similarity_facts(
-    hits: list[Hit], first: int, chance: float, floor: float, strange: float
-) -> dict[str, float]:
-    """The features of the similarity model: how likely hit number `first` answers the question,
-    which has that chance among the hits (0 to 1)."""
-    chance = min(max(chance, 1e-4), 1 - 1e-4)
-    cosines = [hit.cosine for hit in hits[:RANKED]]
-    return {
-        "bias": 1.0,
-        "chance": math.log(chance / (1 - chance)),
-        "relevance": hits[0].score,
-        "cosine": hits[first].cosine,
-        "contrast": max(cosines) - sum(cosines) / len(cosines),
-        "above_chance": max(hit.relevance for hit in hits) / floor,
-        "strange": strange,
-    }
-
-
-def company(hits: list[Hit], facts: dict[int, RankFacts], first: int) -> Any:
-    """float[hits]: what each keeps of its chance, 0 to 1: the first and the nearest to it, all.
-    What answers one question is alike (the cluster hypothesis, Jardine and van Rijsbergen 1971),
-    so who asks for several memories finds the others next to the first."""
-    vectors = [facts[hit.item].vector for hit in hits]
-    if len(hits) < 2 or not all(vectors):
-        return numpy.ones(len(hits))
-    matrix = stack_vectors([(vector,) for vector in vectors]).astype(float)
-    near = matrix @ matrix[first]
-    kept = numpy.exp(COMPANY * (near - numpy.delete(near, first).max()))
-    kept[first] = 1
-    return kept
-
-
-def _explained(
-    hits: list[Hit], parts: dict[str, Any], scores: Any, obsolete: Any, held: Any, floor: float
-) -> list[Hit]:
-    """The hits with their scores, the parts of these, and what more likely than not made them
-    obsolete, or was so itself and gave them more than half of their chance. Relevance 0 gets what
-    fits less than `floor` and has hardly any score, unless it is an older version of something."""
-    size = len(obsolete)  # of the best hits only
-    likely, given = obsolete > 0.5, held[:size, None] * obsolete
-    items = numpy.array([hit.item for hit in hits[:size]])
-    gained = (likely & (2 * given > parts["chance"][:size])).any(0)
-    newer_than = numpy.where(gained, items[given.argmax(0)], 0).tolist()
-    older_than = numpy.where(likely.any(1), items[obsolete.argmax(1)], 0).tolist()
-    rivals = itertools.zip_longest(hits, newer_than, older_than)
-    fits = numpy.array([hit.relevance >= floor for hit in hits])
-    hardly = (~fits & (scores < LEAST_SHARE * scores.max())).tolist()
-    rows = zip(scores.tolist(), parts_of_each(parts), rivals, hardly, strict=True)
-    return [
-        hit._replace(
-            score=score,
-            relevance=0.0 if no_answer and not older else hit.relevance,
-            parts=hit.parts | hit_parts,
-            newer_than=newer or hit.newer_than,
-            older_than=older or None,
-        )
-        for score, hit_parts, (hit, newer, older), no_answer in rows
     ]
 
 
@@ -7609,11 +7180,21 @@ def unadjusted(hits: list[Hit], *_: Any) -> list[Hit]:
     return hits
 
 
+def least_relevance(hits: list[Hit], floor: float) -> float:
+    """The relevance that each result must have: half of `floor`. At least one of all hits must have
+    `floor`, or nothing is shown."""
+    return floor / 2 if any(hit.relevance >= floor for hit in hits) else math.inf
+
+
 PROFILES = {
-    "default": Profile(default_score, default_adjust, chance_floor, NEIGHBOURS_AROUND),
-    "classic": Profile(classic_score, classic_adjust, lambda *_: CLASSIC_FLOOR, links=True),
-    "cosine": Profile(cosine_score, unadjusted, lambda *_: 0.0),
-    "bm25": Profile(bm25_score, unadjusted, lambda *_: 1.0),
+    "default": Profile(
+        default_score, default_adjust, chance_floor, lambda *_: LEAST_SIMILARITY, NEIGHBOURS_AROUND
+    ),
+    "classic": Profile(
+        classic_score, classic_adjust, lambda *_: CLASSIC_FLOOR, least_relevance, links=True
+    ),
+    "cosine": Profile(cosine_score, unadjusted, lambda *_: 0.0, least_relevance),
+    "bm25": Profile(bm25_score, unadjusted, lambda *_: 1.0, least_relevance),
 }
 
 
@@ -7634,18 +7215,10 @@ def own_first(hits: list[Hit], limit: int, least: float) -> list[Hit]:
     return kept[:limit]
 
 
-def chosen_hits(hits: list[Hit], limit: int, floor: float) -> tuple[list[Hit], float]:
-    """The first `limit` hits, and the least relevance of one to show. Those with less come last,
-    and so take no place of another."""
-    least = least_relevance(hits, floor)
-    relevant_first = sorted(hits, key=lambda hit: hit.relevance < least)
-    return own_first(relevant_first, limit, least), least
-
-
-def least_relevance(hits: list[Hit], floor: float) -> float:
-    """The relevance that each result must have: half of `floor`, or of FLOOR if that is less. At
-    least one of all hits must have `floor`, or nothing is shown."""
-    return min(floor, FLOOR) / 2 if any(hit.relevance >= floor for hit in hits) else math.inf
+def chosen_hits(hits: list[Hit], limit: int, least: float) -> list[Hit]:
+    """The first `limit` hits. Those with less than the `least` relevance come last, and so take no
+    place of another."""
+    return own_first(sorted(hits, key=lambda hit: hit.relevance < least), limit, least)
 
 
 def relevant(hits: list[Hit], least: float) -> list[Hit]:
@@ -7968,11 +7541,11 @@ def clean_queue(connection: apsw.Connection) -> None:
 
 
 # ---------------------------------------------------------------------------------------------
-# Door
+# Supersession at store
 #
 # Which older memories a new one makes obsolete. The agent that stores can judge that if it is asked
-# about the right ones: `store` names a few, by a model learned from diaries (models/train_door.py),
-# and ends none of them. What nobody answers, and what came by import, waits for `review`.
+# about the right ones: `store` names a few, by the model of section Versions, and ends none of
+# them. What nobody answers, and what came by import, waits for `review`.
 # ---------------------------------------------------------------------------------------------
 
 
@@ -7997,89 +7570,6 @@ def _newcomer(item: Item) -> Neighbour:
     start, end = item.chunks[0][:2]
     vector = item.vectors[0] if item.vectors else b""
     return Neighbour(1.0, item.id, item.content[start:end], vector, item.created_at)
-
-
-def door_features(new: Neighbour, rivals: Sequence[Neighbour], lexicon: Lexicon) -> dict[str, Any]:
-    """float[rivals] by the feature's name; the rivals are the memories nearest to the new one."""
-    texts = [rival.text for rival in rivals]
-    table = WordTable([*map(lexicon.text_words, texts)], lexicon.text_words(new.text))
-    found = _door_nearness(new, rivals) | _door_words(table) | _door_cues(table)
-    return found | {"maxsim": lexicon.maxsim(new.text, texts)}
-
-
-def _door_nearness(new: Neighbour, rivals: Sequence[Neighbour]) -> dict[str, Any]:
-    """How near a rival is to the new one, beside how near the others are to either."""
-    vectors = stack_vectors([(memory.vector,) for memory in (*rivals, new)]).astype(float)
-    every = vectors @ vectors.T
-    cosines, among = every[-1, :-1], every[:-1, :-1]  # to the new one, and of the rivals
-    others = ~numpy.eye(len(rivals), dtype=bool)
-    mean = (among * others).sum(1) / max(1, len(rivals) - 1)
-    best = numpy.where(others, among, -1).max(1)
-    nothing = math.exp(SHARE_SHARPNESS * SHARE_NOTHING)
-    to_new, to_others = numpy.exp(SHARE_SHARPNESS * cosines), numpy.exp(SHARE_SHARPNESS * among)
-    about = (to_others * others).sum(1)
-    days = (new.created_at - numpy.array([rival.created_at for rival in rivals])) / DAY
-    return {
-        "cosine": cosines,
-        "margin": cosines - (mean + cosines.mean()) / 2,
-        "lead": cosines - best,
-        "old_rank": numpy.log1p((others & (among > cosines[:, None])).sum(1)),
-        "new_rank": numpy.log1p((cosines[None] > cosines[:, None]).sum(1)),
-        "new_share": numpy.log(to_new / (to_new.sum() + nothing)),
-        "old_share": numpy.log(to_new / (to_new + about + nothing)),
-        "days": numpy.log1p(days.clip(*DOOR_DAYS)),
-    }
-
-
-def _door_words(table: WordTable) -> dict[str, Any]:
-    """What their words share, weighed by how rare they are in English and among the rivals."""
-    held = table.has.sum(0)
-    idf = table.idf + numpy.log((len(table.has) + 1) / (held + 0.5)) / 2
-    both = table.has * table.beside
-    shared, old, new = both @ idf, table.has @ idf, table.beside @ idf
-    return {
-        "jaccard": shared / (new + old - shared + 1),
-        "contained": shared / (old + 1),
-        "containing": shared / (new + 1),
-        "shared": numpy.log1p(shared),
-        "rarest": (both * idf).max(1, initial=0),
-        "only_these": numpy.log1p(both @ (idf * (held == 1))),
-        "beginning": table.beginnings_beside(),
-        "new_length": numpy.full(len(old), math.log(table.beside.sum() + 3)),
-        "old_length": numpy.log(table.has.sum(1) + 3),
-    }
-
-
-def _door_cues(table: WordTable) -> dict[str, Any]:
-    """What either says of a change or of a plan, and whether the old one has figures, but not all
-    of the new one's."""
-    change, figures = table.of("change"), table.beside & table.of("digit")
-    cues = {
-        "turns": (table.beside & (change | table.of("now"))).any(),
-        "changes": (table.beside & change).any(),
-        "plans": (table.beside & table.of("plan")).any(),
-        "planned": table.counts["plan"] > 0,
-        "numbers": (table.counts["digit"] > 0) & (table.has @ figures < figures.sum()),
-    }
-    return {name: numpy.zeros(len(table.has)) + value for name, value in cues.items()}
-
-
-# Features of which the model also has the squares and the products of two.
-DOOR_CROSSED = (
-    *("cosine", "days", "old_share", "new_share", "shared", "margin", "old_length", "new_length"),
-)
-
-
-def door_columns(features: dict[str, Any], scale: dict[str, list[float]]) -> dict[str, Any]:
-    """float[rivals] by name: the features, standardised by `scale` (mean and standard deviation),
-    and the products of DOOR_CROSSED."""
-    columns = {
-        name: ((features[name] - mean) / spread).clip(-DOOR_REACH, DOOR_REACH)
-        for name, (mean, spread) in scale.items()
-    }
-    for a, b in itertools.combinations_with_replacement(DOOR_CROSSED, 2):
-        columns[f"{a} * {b}"] = columns[a] * columns[b]
-    return columns
 
 
 def queue_obsolete(connection: apsw.Connection, new: str, old: list[tuple[str, float]]) -> None:
@@ -8133,11 +7623,12 @@ def keep_apart(connection: apsw.Connection, old: str, new: str) -> None:
 
 
 def obsolescence(new: Neighbour, rivals: Sequence[Neighbour], lexicon: Lexicon) -> list[float]:
-    """The probability of each rival that the new memory makes it obsolete, by a logistic model; 0
-    for later ones."""
-    door, features = learned()["door"], door_features(new, rivals, lexicon)
-    columns = door_columns(features, door["scale"])
-    odds = sum(weight * columns[name] for name, weight in door["weights"].items()) + door["bias"]
+    """The probability of each rival that the new memory makes it obsolete; 0 for later ones."""
+    texts = [lexicon.text_words(memory.text) for memory in (*rivals, new)]
+    vectors = stack_vectors([(memory.vector,) for memory in (*rivals, new)])
+    created = numpy.array([memory.created_at for memory in (*rivals, new)], float)
+    notes = Notes(WordTable(texts, lexicon.text_words("")), vectors, created, vectors)
+    odds = log_odds(pair_features(notes, slice(-1, None)), "pair")[:-1, 0]
     return [
         chance if rival.created_at <= new.created_at else 0.0
         for chance, rival in zip((1 / (1 + numpy.exp(-odds))).tolist(), rivals, strict=True)
@@ -8216,7 +7707,7 @@ _DERIVED = {  # what else such a row may have, which needs no import
     *("similarity", "raw_similarity", "position", "beginning", "parts", "source", "page"),
     *("pages", "next", "cross_project", "related_ids", "supersedes", "chunked", "content_type"),
     *("live", "why", "unrelated", "probability", "author", "ended_from", "nearer_version"),
-    *("named_instead", "also_in"),
+    *("named_instead", "also_in", "newer"),
 }
 _LISTS = ("items", "kept", "results", "versions", "nodes")  # where documents have their rows
 
@@ -9681,7 +9172,8 @@ class Search(View):
             adjust = request.profile.adjust
             hits = adjust(hits, found.facts, found.query, self.lexicon, found.floor)
         hits = [self._unless_unanswered(hit, found) for hit in hits]
-        hits, least = chosen_hits(hits, request.limit, found.floor)
+        least = request.profile.least(hits, found.floor)
+        hits = chosen_hits(hits, request.limit, least)
         # What comes up in a further round may have changed, too: then all hits are looked at.
         shown = hits if rounds == STALE_ROUNDS else found.hits
         if request.moment is None and self._follow_shown(shown, found) and rounds:
@@ -9719,8 +9211,10 @@ class Search(View):
             factor = CROSS_PROJECT_FACTOR if within.project else 1.0
             hits, facts = self._ranked(found, share, request.profile, size, factor)
             hits = [beside_nearer_version(hit, facts.get(hit.item), vector) for hit in hits]
-            query = query._replace(around=around, strange=words.strange)
             near_cohort = self.encoder.near_cohort(vector)
+            query = query._replace(
+                around=around, strange=words.strange, near_cohort=near_cohort, chunks=words.chunks
+            )
             strange = strange_beside(words, query, hits, facts, self.lexicon)
             floor = request.profile.floor(words.chunks, near_cohort, strange)
             if request.profile.reach and is_unheard_of(words, query, found, strange):
@@ -9937,43 +9431,23 @@ class Search(View):
             if row := results.get(hit.item):
                 parts = {name: round(value, 4) for name, value in hit.parts.items()}
                 row["parts"] = {name: value for name, value in parts.items() if value}
-                row |= self._why(hit)
         return results
 
     def results(self, hits: list[Hit]) -> dict[int, dict[str, Any]]:
         """What callers see of each hit, by row number."""
-        versions = (hit.nearer for hit in hits if hit.nearer)
+        newer = {hit.item: hit.newer for hit in hits if hit.newer}
+        others = *(hit.nearer for hit in hits if hit.nearer), *(item for item, _ in newer.values())
         same = itertools.chain(*(hit.same for hit in hits))
-        items = items_by_row(self.database, [*(hit.item for hit in hits), *versions, *same])
+        items = items_by_row(self.database, [*(hit.item for hit in hits), *others, *same])
         authors_of = authors_by_id(self.database, (row["id"] for row in items.values()))
         return {
-            hit.item: result_of(items[hit.item], hit, items.get(hit.nearer or 0))
+            hit.item: result_of(items[hit.item], hit, items)
             | authors_of.get(items[hit.item]["id"], {})
             | source_fields(items[hit.item], self.projects)
             | self._other_places(items, hit)
             for hit in hits
             if hit.item in items  # else forgotten a moment ago
         }
-
-    def _other_places(self, items: dict[int, dict[str, Any]], hit: Hit) -> dict[str, Any]:
-        """{also_in} of what says the same as a hit: the ids and sources, but not of its own file,
-        which may be indexed for several projects."""
-        own = source_fields(items[hit.item], self.projects)
-        rows = (items[item] for item in hit.same if item in items)
-        places = [{"id": row["id"]} | source_fields(row, self.projects) for row in rows]
-        places = [place for place in places if place.get("source", "") != own.get("source")]
-        return {"also_in": places[:OTHERS_TOLD]} if places else {}
-
-    def _why(self, hit: Hit) -> dict[str, str]:
-        """In a sentence, which other memory decided a hit's place."""
-        rivals = items_by_row(self.database, filter(None, (hit.newer_than, hit.older_than)))
-        if hit.older_than in rivals:
-            older = f"older than {rivals[hit.older_than]['id']}"
-            return {"why": f"{older}, which seems to have taken its place"}
-        if hit.newer_than in rivals:
-            newer = f"newer than {rivals[hit.newer_than]['id']}"
-            return {"why": f"{newer}, and seems to have taken its place"}
-        return {}
 
     def _around(self, results: list[dict[str, Any]], weak: set[int]) -> dict[str, Any]:
         """Name each result's neighbours and older versions. Returns what else to look at, none of
@@ -10102,11 +9576,10 @@ def _each_text_once(hits: list[Hit], facts: dict[int, RankFacts]) -> list[Hit]:
     ]
 
 
-def result_of(
-    row: dict[str, Any], hit: Hit, version: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    """What callers see of a hit; of a long text its best chunk. `version` is an earlier one that is
-    much nearer to the question: what is asked may stand in that alone."""
+def result_of(row: dict[str, Any], hit: Hit, items: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """What callers see of a hit; of a long text its best chunk. Of `items`, by row number, it names
+    the newer one that may have made it obsolete, and an earlier version that is much nearer to the
+    question: what is asked may stand in that alone."""
     content, (position, start, end) = row["content"], hit.span
     result = shared_facts(row) | {"similarity": similarity_text(hit.score)}
     if abs(hit.score - hit.cosine) > 0.001:
@@ -10120,10 +9593,17 @@ def result_of(
         result["cross_project"] = True
     if hit.others:
         result["named_instead"] = [*hit.others]
-    if version:
-        result["nearer_version"] = {"id": version["id"], "beginning": version["content"][:PREVIEW]}
-        result["nearer_version"] |= with_time("created", version["created_at"])
+    if hit.newer and (newer := items.get(hit.newer[0])):
+        result["newer"] = _named(newer) | {"probability": f"{hit.newer[1]:.2f}"}
+    if version := items.get(hit.nearer or 0):
+        result["nearer_version"] = _named(version)
     return result
+
+
+def _named(row: dict[str, Any]) -> dict[str, Any]:
+    """How a result names another item."""
+    beginning = row["content"][:PREVIEW]
+    return {"id": row["id"], "beginning": beginning, **with_time("created", row["created_at"])}
 
 
 def kept_hits(hits: list[Hit], least: float, min_score: float | None) -> list[Hit]:
@@ -10311,9 +9791,9 @@ class Storing(View):
         here, where = project or self.projects.current(), f"{IS_MEMORY} AND {IN_OWN_SCOPE}"
         with self.database.snapshot():
             if self.index:
-                found, _ = self.index.search(new.vector, here, DOOR_ASKED, NEAR_SCANNED)
+                found, _ = self.index.search(new.vector, here, STORE_ASKED, NEAR_SCANNED)
             else:
-                found = search_vectors(self.database, new.vector, where, here, DOOR_ASKED)
+                found = search_vectors(self.database, new.vector, where, here, STORE_ASKED)
             rows = self.database.rows(
                 f"SELECT c.id, {_RIVAL} FROM chunks c JOIN items i ON i.seq = c.item"
                 " JOIN vectors v ON v.chunk = c.id WHERE i.file IS NULL"
@@ -10325,20 +9805,19 @@ class Storing(View):
             Neighbour(cosine, *facts[chunk])
             for chunk, cosine in zip(found.chunk.tolist(), found.score.tolist(), strict=True)
             if chunk in facts and facts[chunk][0] != new.id
-        ][:DOOR_RIVALS]
+        ][:STORE_RIVALS]
 
     def outdated(self, new: Neighbour, rivals: list[Neighbour]) -> list[tuple[str, float]]:
         """The ids of what a memory probably makes obsolete, likeliest first, and how likely."""
         if not rivals:
             return []
         chances = obsolescence(new, rivals, self.lexicon)
-        likely = learned()["door"]["threshold"]
         found = [
             (rival.id, chance)
             for rival, chance in zip(rivals, chances, strict=True)
-            if chance and (chance >= likely or rival.cosine >= CONFLICT_COSINE)
+            if chance and (chance >= PROPOSED or rival.cosine >= CONFLICT_COSINE)
         ]
-        return sorted(found, key=lambda pair: -pair[1])[:DOOR_SHOWN]
+        return sorted(found, key=lambda pair: -pair[1])[:PROPOSALS_SHOWN]
 
     def _described(self, found: list[tuple[str, float]]) -> list[dict[str, Any]]:
         """What `store` tells of outdated items, but for those that were just forgotten."""
@@ -11173,17 +10652,18 @@ class Memory:
         (path:start-end of a file, client:session#turn), and where they apply raw_similarity (the
         cosine), unrelated, cross_project, related_ids, supersedes (the versions behind it),
         also_in (what says the same: [{id, source?}]), named_instead (its names that look like one
-        in the query, which no result has) and nearer_version (the one of these that is much nearer
-        to the query: {id, beginning, created, created_at}; what is asked may stand in that alone).
-        Beside them: graph_expanded, linked to the first ones, and suggested, often recalled with
-        them.
+        in the query, which no result has), newer (what may have made it obsolete, and stands beside
+        it: {id, beginning, created, created_at, probability}) and nearer_version (the one of these
+        that is much nearer to the query: {id, beginning, created, created_at}; what is asked may
+        stand in that alone). Beside them: graph_expanded, linked to the first ones, and suggested,
+        often recalled with them.
 
         What has nothing to do with the query is held back; with `min_score`, what has a lower
         similarity instead; with `anyway`, nothing. A time in the query counts. `as_of` asks what
         was live then (see `parse_moment`), `source` only files whose path begins so, and without
         `conversations` nothing is from those. `ranking` is a name in PROFILES; `vector_weight` and
         `text_weight`, shares of 1, weigh meaning and words; `candidates` is how many each index
-        proposes: for all four there are settings. `explain` adds the parts of each score, and why.
+        proposes: for all four there are settings. `explain` adds the parts of each score.
         `record=False` leaves the access log alone. An item's id as query returns its whole text,
         a page at a time: the next is "ID page 2".
         """
@@ -11846,6 +11326,10 @@ def render_recalled(answer: dict[str, Any], query: str = "") -> Iterator[str]:
             yield _remark(f"also in {', '.join(at.get('source', at['id']) for at in places)}")
         if "named_instead" in row:
             yield _remark(f"names {', '.join(row['named_instead'])} in place of what is asked")
+        if newer := row.get("newer"):
+            told = f"{local_time(newer['created'])}, {newer['id']}"
+            beginning = one_line(newer["beginning"], PREVIEW)
+            yield _remark(f"may be outdated by what was stored {told}: {beginning}")
         if version := row.get("nearer_version"):
             before = one_line(version["beginning"], PREVIEW)
             yield _remark(f"before it, {local_time(version['created'])}: {before}")
@@ -11854,8 +11338,6 @@ def render_recalled(answer: dict[str, Any], query: str = "") -> Iterator[str]:
         if "parts" in row:
             parts = ", ".join(f"{name} {value:.3g}" for name, value in row["parts"].items())
             yield _remark(f"score {row['similarity']}: {parts}")
-        if "why" in row:
-            yield _remark(row["why"])
     yield from _render_around(answer)
     yield from (printable_name(answer[name]) for name in ("message", "notice") if name in answer)
 
@@ -12536,7 +12018,7 @@ def _given_arguments(arguments: dict[str, Any], known: dict[str, Argument]) -> d
     return given
 
 
-_TEXT_LENGTHS = {"items": PREVIEW, "may_replace": DOOR_TEXT}  # at most, in characters
+_TEXT_LENGTHS = {"items": PREVIEW, "may_replace": PROPOSAL_TEXT}  # at most, in characters
 
 
 def declared(value: Any, schema: dict[str, Any]) -> Any:

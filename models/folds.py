@@ -15,6 +15,9 @@ ROOT = Path(__file__).resolve().parent.parent
 DIARIES, CONVERSATIONS = ROOT / "tests" / "diaries", ROOT / "tests" / "conversations"
 READINGS, RIVALS = ROOT / "tests" / "readings", ROOT / "tests" / "rivals"
 BEGINNINGS = ROOT / "tests" / "beginnings"
+THINGS, ASPECTS = ROOT / "tests" / "things", ROOT / "tests" / "aspects"
+SEQUENCES = ROOT / "tests" / "sequences"
+JUDGES = {"colleagues", "libraries", "workshops", "trades"}  # of those, which teach nothing
 PROGRAM = ROOT / "sediment.py", ROOT / "assets" / "function_words.json"  # which make the features
 COHORT = 256  # memories beside which a query's nearness is seen; 500 or 1,000 show no more
 FOLDS = 3  # of what the ranker learns from: each is judged by what was learned from the two others
@@ -27,10 +30,19 @@ def rows(path: Path) -> list[Row]:
 
 
 def folders() -> dict[str, Path]:
-    """What the ranker learns from: the diaries, in which facts change, the conversations, in which
-    nothing is obsolete, the rivals, of which some are versions and others only look so, and the
-    beginnings, which are small and of many languages."""
-    return named(DIARIES, CONVERSATIONS, RIVALS, BEGINNINGS)
+    """What something learns from: the diaries, in which facts change, the conversations, in which
+    nothing is obsolete, the rivals, of which some are versions and others only look so, the
+    beginnings, which are small and of many languages, half of the things and aspects, and the
+    sequences. Each third of them is left out together."""
+    found = named(DIARIES, CONVERSATIONS, RIVALS, BEGINNINGS, THINGS, ASPECTS, SEQUENCES)
+    return {name: path for name, path in found.items() if name not in JUDGES}
+
+
+def ranker_folders() -> dict[str, Path]:
+    """What the ranker learns from: small stores. The diaries and conversations, of which there are
+    many times more questions, judge it."""
+    places = RIVALS, BEGINNINGS, THINGS, ASPECTS, SEQUENCES
+    return {name: path for name, path in folders().items() if path.parent in places}
 
 
 def encoder_folders() -> dict[str, Path]:
@@ -93,7 +105,8 @@ def learned_from() -> str:
 def made_from(sources: Iterable[Path]) -> str:
     """A mark of these files, and of all that is there to learn from."""
     data = hashlib.sha256(learned_from().encode())
-    besides = (sorted(place.glob("*/*.jsonl")) for place in (RIVALS, BEGINNINGS))
+    places = RIVALS, BEGINNINGS, THINGS, ASPECTS, SEQUENCES
+    besides = (sorted(place.glob("*/*.jsonl")) for place in places)
     for source in (*itertools.chain(*besides), *sources):
         data.update(source.read_bytes())
     return data.hexdigest()[:16]

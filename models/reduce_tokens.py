@@ -2,7 +2,7 @@
 
 Recall compares texts word by word, too, by the vectors that the checkpoint gives its tokens before
 they have seen one another. Along 64 principal axes they tell as much as with all their 384 numbers
-(tests/RANKING.md). Nothing is learned from any text of ours, so every fold has the same axes; and
+(docs/ranking.md). Nothing is learned from any text of ours, so every fold has the same axes; and
 no two machines find them the same to the last digit, so they are kept, and `build_model.py` turns
 the tokens to them.
 

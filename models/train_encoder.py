@@ -47,7 +47,7 @@ SHARPNESS = 20  # of cosines, as sentence-transformers trains with
 NEAR = 0.3  # how much it counts that a vector stays where it was
 # How much of what was learned is kept: what lies between two models is often better than either on
 # what neither has seen (Wortsman et al. 2022). Of all / 0.6 / nothing, and of this:
-# see tests/RANKING.md, as of STEPS.
+# see docs/ranking.md, as of STEPS.
 KEPT = 0.7
 QUESTIONS, NOTES, HARD = 16, 40, 8  # of a step; and how many of the nearest notes of each question
 QUESTION_TOKENS = 40  # what is read of each while learning: all of nearly every one

@@ -1,15 +1,17 @@
-"""Learn `models/ranker.json` from diaries, conversations, rivals and beginnings: `make ranker`.
+"""Learn `models/ranker.json` from notes and questions in `tests/`: `make ranker`.
 
-Recall asks, of each pair of candidates, how likely the newer one made the older one obsolete, and
-lets the chance to be the answer flow from the older to the newer (section Versions of the module).
-The weights of that are learned here, by maximum likelihood of the right answers; then a logistic
-model of how likely the first result is right, on diaries that the first model has not seen. The
-features come from the program itself, so that what is learned and what is served cannot differ.
-Nothing is random but samples and the network's first weights, with fixed seeds: the same sources
-give the same file.
+Three small logistic models, of features that the program itself makes, so that what is learned and
+what is served cannot differ:
 
-    python models/train_ranker.py                                     write models/ranker.json
-    python models/train_ranker.py --fold 0 --output FILE              leave a third of them out
+    pair     whether a newer note makes an older one obsolete, whatever is asked: `store` asks by it
+    asked    whether it does so for a question: a multinomial logit over the newer notes and none
+    answer   how likely a result answers its question
+
+`docs/ranking.md` says who teaches, and who judges. Nothing is random: the same sources give the
+same file.
+
+    python models/train_ranker.py                              write models/ranker.json
+    python models/train_ranker.py --fold 0 --output FILE       leave a third of the folders out
 """
 
 from __future__ import annotations
@@ -17,13 +19,12 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import math
 import os
 import pickle
-import random
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+import unittest.mock
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,341 +36,283 @@ sys.path[:0] = [str(ROOT)]
 
 import build_model  # noqa: E402
 import folds  # noqa: E402
-from folds import CONVERSATIONS, FOLDS, Row, fold_of, folders, held_out, made_from  # noqa: E402
+from folds import FOLDS, Row, encoder_folders, fold_of, folders, held_out, made_from, ranker_folders  # noqa: E402
 
 import sediment  # noqa: E402
-from sediment import PAIR_REACH, RANKED, Encoder, Memory  # noqa: E402
+from sediment import RANKED, STORE_RIVALS, Encoder, Memory  # noqa: E402
 
 OUTPUT = ROOT / "models" / "ranker.json"
 CACHE = ROOT / "build" / "ranker"
-THIRDS = 3  # of those, for the similarity of what was ranked by weights that had not seen it
-STEPS, RATE, PULL = 400, 0.03, 0.005  # of Adam, and how strongly weights are pulled to 0
-BATCHES = 4  # of questions, one a step
-# Units of the network. Of 8 / 16 / 32, changed facts are first in 45.3 / 45.7 / 45.5 % and an
-# outdated note before them in 37.5 / 36.3 / 36.1, rivals are right in 64.2 / 64.4 / 63.9.
-HIDDEN = 16
-LASTING = {path.name for path in CONVERSATIONS.iterdir()}  # where nothing becomes obsolete
-# Times that their questions count, or the diaries outweigh them: with 56 diaries and 1 / 2, long
-# chats have an MRR of 56.1 / 57.6; with 72 and 2 / 3 / 4, conversations are first right in 63.8 /
-# 64.1 / 64.3 %, changed facts in 47.1 / 46.7 / 46.3.
-LASTING_COUNT = 3
-HANDED = 8  # times that a chance is handed on, at most, while it is learned: chains are shorter
-TAUGHT = 20  # older candidates of a question whose pairs are learned from: others have no chance
-# Notes of small stores, which all stores are at first: there little is near anything, and whatever
-# is newer looks like a version. Many questions have no answer in them.
-SAMPLES = (1, 1, 1, 1, 2, 2, 3, 5, 20, 60)
+PULL = 2.0  # of the weights of standardised features to 0
+OLDER = 8  # older hits of a question whose newer ones are learned from: others are hardly seen
+SHOWN = 10  # results of a question that its similarities are learned from
+# Sequences of versions that differ in a word count so many times at a recall: there is little else
+# to learn from what to make of such.
+SEQUENCES, SEQUENCES_COUNT = {path.name for path in folds.SEQUENCES.iterdir()}, 3
+CHANGING = ("current", "asof", "versions")  # types of questions of which `stale` notes are outdated
 
 
-class Question(NamedTuple):
-    """A question's candidates: m pairs of an older and a newer one among the first RANKED."""
+class Stored(NamedTuple):
+    """A note as it came to a store, and the older ones there that are nearest to it."""
 
     folder: str
-    type: str  # as the diaries name it
-    relevance: Any  # float[n]
-    right: Any  # bool[n]
-    stale: Any  # bool[n]
-    old: Any  # int[m]
-    new: Any
-    features: Any  # float32[m, k], standardised by nothing
+    features: dict[str, Any]  # float[rivals]
+    obsolete: Any  # bool[rivals]
+
+
+class Asked(NamedTuple):
+    """A question, and the hits as they stand by relevance."""
+
+    folder: str
     hits: list[sediment.Hit]
-    floor: float
-    strange: float
+    query: sediment.Query
+    features: dict[str, Any]  # float32[old, new] of the first RANKED; {} where none is newer
+    pairs: dict[str, Any]
+    may: Any  # bool[old, new]
+    right: Any  # bool[hits]
+    stale: Any  # bool[hits]
 
 
-# Stores and their questions
+# What the program sees
 
 
-def sampled(
-    name: str, memories: list[Row], questions: list[Row], size: int, draw: int
-) -> tuple[list[Row], list[Row]]:
-    """A few memories of a folder; its questions that they answer, and a quarter as many others."""
-    chance = random.Random(f"{name} {size} {draw}")
-    kept = chance.sample(memories, size)
-    there = {row["id"] for row in kept}
-    questions = [
-        row | {"expected": [id for id in row["expected"] if id in there]}
-        for row in questions
-        if row["type"] != "asof"
-    ]
-    answered = [row for row in questions if row["expected"]]
-    others = [row for row in questions if not row["expected"]]
-    return kept, answered + chance.sample(others, len(answered) // 4 + 1)
+def obsolete_pairs(notes: list[Row], questions: list[Row]) -> set[tuple[str, str]]:
+    """(old, new) of all notes of which the newer made the older obsolete."""
+    created = {row["id"]: row["created_at"] for row in notes}
+    return {
+        (old, new)
+        for question in questions
+        if question["type"] in CHANGING
+        for old in question["stale"]
+        for new in (*question["expected"], *question["stale"])
+        if created[new] > created[old]
+    }
 
 
-def stores(names: Iterable[str]) -> Iterator[tuple[str, list[Row], list[Row]]]:
-    """Each store, and samples of the large ones: which folder it is of, and its rows."""
-    for name in names:
-        found = folds.stores(folders()[name])
-        for memories, questions in found:
-            yield name, memories, questions
-        for draw, size in enumerate(SAMPLES) if len(found) == 1 else ():
-            yield name, *sampled(name, *found[0], size, draw)
+def stored(
+    folder: str, notes: list[Row], questions: list[Row], encoder: Encoder
+) -> Iterator[Stored]:
+    """A store's notes, one after the other."""
+    pairs = obsolete_pairs(notes, questions)
+    notes = sorted(notes, key=lambda row: row["created_at"])
+    vectors = sediment._stack_vectors([(encoder.embed(row["content"]),) for row in notes])
+    words = [lexicon(encoder).text_words(row["content"]) for row in notes]
+    created = numpy.array([row["created_at"] for row in notes], float)
+    unasked = lexicon(encoder).text_words("")
+    for at in range(1, len(notes)):
+        older = numpy.flatnonzero(created[:at] < created[at])
+        older = older[numpy.argsort(-vectors[older] @ vectors[at], kind="stable")][:STORE_RIVALS]
+        if not len(older):
+            continue
+        chosen = [*older.tolist(), at]
+        near = vectors[chosen]
+        table = sediment.WordTable([words[one] for one in chosen], unasked)
+        compared = sediment.Notes(table, near, created[chosen], near)
+        features = sediment.pair_features(compared, slice(-1, None))
+        obsolete = [(notes[one]["id"], notes[at]["id"]) in pairs for one in older.tolist()]
+        columns = {name: column[:-1, 0] for name, column in features.items()}
+        yield Stored(folder, columns, numpy.array(obsolete))
 
 
-# What the program sees of each question
-
-
-def collected(memory: Memory, question: Row) -> tuple[list[sediment.Hit], Any, Any, float, float]:
-    """The candidates in the order of their relevance, before age counts, their features, the ids of
-    those that may answer, what one of them must have to do with it, and how strange it is."""
+def asked(memory: Memory, folder: str, question: Row) -> Asked | None:
     seen: list[Any] = []
 
-    def collect(hits: list[Any], facts: Any, query: Any, lexicon: Any, floor: float) -> list[Any]:
-        hits = sediment.by_relevance(hits, facts, query, lexicon)
-        able, rest = sediment.contenders(hits, floor)
-        features = sediment.features_of(able[:RANKED], facts, query, lexicon)
-        seen.extend((able, rest, features, floor, query.strange))
+    def collect(hits: list[Any], facts: Any, query: Any, words: Any, _: float) -> list[Any]:
+        hits = sediment.by_relevance(hits, facts, query, words)
+        if hits:
+            seen.extend((hits, query, sediment.compared_notes(hits[:RANKED], facts, query, words)))
         return []
 
     profile = sediment.PROFILES["default"]._replace(adjust=collect)
     moment = question.get("as_of")
     memory.search.hits(sediment.Request(question["query"], RANKED, profile, moment))
-    able, rest, features, floor, strange = seen
-    known = sediment.items_by_row(memory.database, [hit.item for hit in able])
-    ids = [known[hit.item]["id"] for hit in able]
-    return [*able, *rest], features, ids, floor, strange
-
-
-def asked(memory: Memory, folder: str, question: Row) -> Question | None:
-    hits, features, ids, floor, strange = collected(memory, question)
-    if not hits:
+    if not seen:
         return None
+    hits, query, compared = seen
+    known = sediment.items_by_row(memory.database, [hit.item for hit in hits])
+    ids = [known[hit.item]["id"] for hit in hits]
     right = numpy.array([id in question["expected"] for id in ids])
     stale = numpy.array([id in question.get("stale", ()) for id in ids])
-    relevance = numpy.array([hit.score for hit in hits[: len(ids)]])
-    old = new = numpy.zeros(0, int)
-    columns = numpy.zeros((0, len(NAMES)), numpy.float32)
-    if features:
-        old, new = numpy.nonzero(sediment.may_replace(features))
-        full = [numpy.broadcast_to(features[name], features["cosine"].shape) for name in NAMES]
-        columns = numpy.stack([each[old, new] for each in full], 1).astype(numpy.float32)
-    facts = folder, question["type"], relevance, right, stale
-    return Question(*facts, old, new, columns, hits, floor, strange)
+    query = query._replace(around=None)
+    if compared is None:
+        return Asked(folder, hits, query, {}, {}, None, right, stale)
+    notes, may = compared
+    relevance = numpy.array([hit.score for hit in hits[:RANKED]])
+    with unittest.mock.patch.object(sediment, "log_odds", return_value=0.0):  # not learned yet
+        found = sediment.pair_features(notes)
+        features = shaped(sediment.asked_features(found, notes.table, relevance), may)
+    pairs = shaped(found, may)
+    return Asked(folder, hits, query, features, pairs, may, right, stale)
 
 
-NAMES = sediment.PAIR_FEATURES
+def shaped(features: dict[str, Any], may: Any) -> dict[str, Any]:
+    return {
+        name: numpy.broadcast_to(column, may.shape).astype(numpy.float32)
+        for name, column in features.items()
+    }
 
 
-def untaught_encoders() -> list[Encoder]:
-    """For each fold one that it has taught nothing: what an encoder has learned from looks to it
-    nearer than what it will meet."""
-    found = [Encoder(build_model.model_without(fold)) for fold in range(FOLDS)]
-    for encoder in found:  # samples have the texts of the whole again
-        encoder.embed = functools.cache(encoder.embed)
-    return found
+@functools.cache
+def lexicon(encoder: Encoder) -> sediment.Lexicon:
+    return sediment.lexicon_of(encoder)
 
 
-def questions_of(names: list[str]) -> list[Question]:
-    """All questions, as the program sees them; kept for the next run with the same sources."""
+@functools.cache
+def encoder_for(fold: int | None) -> Encoder:
+    """One that a fold has taught nothing, or that is shipped."""
+    encoder = Encoder(sediment.model_dir() if fold is None else build_model.model_without(fold))
+    encoder.embed = functools.cache(encoder.embed)
+    return encoder
+
+
+def untaught_encoder(name: str) -> Encoder:
+    """One that this folder has taught nothing: what an encoder has learned from looks to it nearer
+    than what it will meet."""
+    return encoder_for(fold_of(name) if name in encoder_folders() else None)
+
+
+def seen_by_program(names: list[str]) -> tuple[list[Stored], list[Asked]]:
+    """All notes and questions as the program sees them; kept for the next run of the same
+    sources."""
     sources = *folds.PROGRAM, Path(__file__), *sorted(build_model.LESSONS.iterdir())
-    kept = CACHE / f"questions-{made_from(sources)}.pickle"
+    kept = CACHE / f"seen-{made_from(sources)}.pickle"
     if kept.exists():
         return pickle.loads(kept.read_bytes())
-    encoders, found = untaught_encoders(), []
-    for name, memories, questions in stores(names):
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            Memory(Path(folder) / "memory.db", project="ranker") as memory,
-        ):
-            memory._encoder = encoders[fold_of(name)]
-            memory.import_rows(iter(memories))
-            found += [asked(memory, name, question) for question in questions]
-    found = [question for question in found if question]
+    notes, questions = [], []
+    for name in names:
+        encoder = untaught_encoder(name)
+        for rows, queries in folds.stores(folders()[name]):
+            notes += stored(name, rows, queries, encoder)
+            with (
+                tempfile.TemporaryDirectory() as place,
+                Memory(Path(place) / "memory.db", project="ranker") as memory,
+            ):
+                memory._encoder = encoder
+                memory.import_rows(iter(rows))
+                questions += [asked(memory, name, query) for query in queries]
+    found = notes, [question for question in questions if question]
     CACHE.mkdir(parents=True, exist_ok=True)
     kept.write_bytes(pickle.dumps(found))
     return found
 
 
-# Which memory made which other one obsolete
+# Learning
 
 
-class Batch(NamedTuple):
-    """Questions side by side: candidates and pairs as one list each."""
+def learned_logit(names: list[str], facts: Any, groups: Any, right: Any) -> Row:
+    """The weights of a multinomial logit by Newton's method: of each group of rows one is right, or
+    none is. Each row by itself is a group in a plain logistic model."""
+    mean, spread = facts.mean(0), facts.std(0) + 1e-9
+    rows = numpy.append((facts - mean) / spread, numpy.ones((len(facts), 1)), 1)
+    weights = numpy.array([0.0] * len(names) + [-3.0])
+    loss, slope, steep = steepness(weights, rows, groups, right)
+    for _ in range(100):
+        step = numpy.linalg.solve(steep, slope)
+        while (told := steepness(weights + step, rows, groups, right))[0] > loss:
+            step = step / 2
+        weights, gained = weights + step, loss - told[0]
+        loss, slope, steep = told
+        if gained < 1e-6:
+            break
+    plain = weights[:-1] / spread
+    found = dict(zip(names, plain.tolist(), strict=True))
+    return found | {"bias": float(weights[-1] - plain @ mean)}
 
-    relevance: Any  # how far behind the best one's of the question
-    right: Any
-    question: Any  # of each candidate
-    old: Any  # candidate of each pair
-    new: Any
-    features: Any
-    follows: Any  # bool, of each pair
-    count: int  # of questions
+
+def steepness(weights: Any, rows: Any, groups: Any, right: Any) -> tuple[float, Any, Any]:
+    """The negative log likelihood of what is right, a little pulled to weights of 0; and its slope
+    downwards and curvature, the latter as if it were known which of several right ones is meant."""
+    count, pull = groups.max() + 1, numpy.array([PULL] * (len(weights) - 1) + [0.0])
+    odds = numpy.exp(numpy.clip(rows @ weights, -30, 30))
+    every, true = (
+        1 + numpy.bincount(groups, odds, count),
+        numpy.bincount(groups, odds * right, count),
+    )
+    answered = numpy.bincount(groups, right, count) > 0
+    likely = odds / every[groups]
+    wanted = numpy.where(answered[groups], odds * right / (true[groups] + 1e-300), 0)
+    loss = numpy.log(every).sum() - numpy.log(true[answered]).sum() + (pull * weights**2).sum() / 2
+    slope = rows.T @ (wanted - likely) - pull * weights
+    steep = (rows * likely[:, None]).T @ rows + numpy.diag(pull)
+    if count < len(rows):
+        mixed = numpy.stack([numpy.bincount(groups, likely * one, count) for one in rows.T], 1)
+        steep -= mixed.T @ mixed
+    else:
+        steep -= (rows * (likely**2)[:, None]).T @ rows
+    return float(loss), slope, steep
 
 
-def batch(questions: list[Question]) -> Batch:
-    starts = numpy.cumsum([0, *(len(one.relevance) for one in questions)])
-    kept = [one.old < TAUGHT for one in questions]
-    pairs = [
-        (one.old[few] + at, one.new[few] + at, one.features[few])
-        for one, at, few in zip(questions, starts, kept, strict=False)
-    ]
-    old, new, features = map(numpy.concatenate, zip(*pairs, strict=True))
-    return Batch(
-        numpy.concatenate([one.relevance - one.relevance.max() for one in questions]),
-        numpy.concatenate([one.right for one in questions]).astype(float),
-        numpy.repeat(numpy.arange(len(questions)), numpy.diff(starts)),
-        old,
-        new,
-        features,
-        features[:, NAMES.index("follows")] > 0,
-        len(questions),
+def matrix(rows: list[dict[str, Any]]) -> Any:
+    return numpy.concatenate([numpy.stack([row[name] for name in rows[0]], 1) for row in rows])
+
+
+def learn_pair(notes: list[Stored]) -> Row:
+    facts = matrix([note.features for note in notes])
+    right = numpy.concatenate([note.obsolete for note in notes]).astype(float)
+    return learned_logit([*notes[0].features], facts, numpy.arange(len(facts)), right)
+
+
+def learn_asked(questions: list[Asked], pair: Row) -> Row:
+    """From the older notes of which is known whether they still answer."""
+    columns, groups, right = [], [], []
+    sequences = [question for question in questions if question.folder in SEQUENCES]
+    for question in [*questions, *sequences * (SEQUENCES_COUNT - 1)]:
+        if question.may is None or not question.right.any():
+            continue
+        features = question.features | {"pair": odds_of(question.pairs, pair)}
+        size = len(question.may)
+        true, stale = question.right[:size], question.stale[:size]
+        for old in numpy.flatnonzero((true | stale)[:OLDER]).tolist():
+            newer = question.may[old] & ~(true[old] & true)
+            if not newer.any():
+                continue
+            takes = true if (true & newer).any() else stale
+            right.append((takes & stale[old])[newer])
+            columns.append({name: column[old, newer] for name, column in features.items()})
+            groups.append(numpy.full(newer.sum(), len(groups)))
+    facts, group = matrix(columns), numpy.concatenate(groups)
+    return learned_logit([*columns[0]], facts, group, numpy.concatenate(right).astype(float))
+
+
+def odds_of(features: dict[str, Any], weights: Row) -> Any:
+    return sum(weights[name] * column for name, column in features.items()) + weights["bias"]
+
+
+def learn_answer(questions: list[Asked], models: Row) -> Row:
+    """From the first results, in the order in which the two other models put them."""
+    columns, right = [], []
+    for question in questions:
+        size = min(len(question.hits), RANKED)
+        chances = numpy.zeros((size, size))
+        if question.may is not None:
+            features = question.features | {"pair": odds_of(question.pairs, models["pair"])}
+            odds = numpy.exp(numpy.minimum(odds_of(features, models["asked"]), 30)) * question.may
+            chances = odds / (1 + odds.sum(1, keepdims=True))
+        order, _ = sediment.beside_newer(chances, [hit.score for hit in question.hits])
+        order += range(size, len(question.hits))
+        features = sediment.answer_features(question.hits, order, chances, question.query)
+        shown = order[:SHOWN]
+        full = {
+            name: numpy.broadcast_to(column, len(order))[shown] for name, column in features.items()
+        }
+        columns.append(full)
+        right.append(question.right[shown])
+    facts = matrix(columns)
+    return learned_logit(
+        [*columns[0]], facts, numpy.arange(len(facts)), numpy.concatenate(right).astype(float)
     )
 
 
-def summed(values: Any, groups: Any, count: int) -> Any:
-    return numpy.bincount(groups, values, count)
-
-
-class Weights(NamedTuple):
-    """What is learned: the logarithm of the sharpness; a weight for each column; the hidden units
-    of the network, and what each of them counts."""
-
-    sharpness: Any  # float[1]
-    plain: Any  # float[k + 1], the last of a column of ones
-    hidden: Any  # float[k + 1, HIDDEN]
-    out: Any  # float[HIDDEN]
-
-
-def slope(data: Batch, at: Weights) -> Weights:
-    """The derivatives, by each weight, of the mean log likelihood that the right ones answer."""
-    size, sharpness = len(data.relevance), math.exp(at.sharpness[0])
-    chance = numpy.exp(sharpness * data.relevance)  # which is behind the best one's, at most 0
-    chance /= summed(chance, data.question, data.count)[data.question]
-    units = numpy.tanh(data.features @ at.hidden.astype(numpy.float32))
-    free = data.features @ at.plain.astype(numpy.float32) + units @ at.out.astype(numpy.float32)
-    told = numpy.maximum(free, numpy.where(data.follows, sediment.PLAIN_VERSION, -numpy.inf))
-    odds = numpy.exp(numpy.minimum(told, 30))
-    rest = 1 / (1 + summed(odds, data.old, size))
-    taken = odds * rest[data.old]
-    # How likely a right one answers where the chance was this one's; and all that came to it.
-    leads, held = data.right, chance
-    for _ in range(HANDED):
-        leads = rest * data.right + summed(taken * leads[data.new], data.old, size)
-        held = chance + summed(taken * held[data.old], data.new, size)
-    total = summed(chance * leads, data.question, data.count)[data.question] + 1e-9
-    by_sharpness = (chance * (leads / total - 1) * data.relevance).sum() * sharpness / data.count
-    moved = (held / total)[data.old] * taken * (told == free) / data.count
-    by_odds = (moved * (leads[data.new] - leads[data.old])).astype(numpy.float32)
-    through = by_odds[:, None] * at.out.astype(numpy.float32) * (1 - units**2)
-    by_hidden = data.features.T @ through
-    return Weights(by_sharpness, by_odds @ data.features, by_hidden, by_odds @ units)
-
-
-def climbed(batches: list[Batch]) -> Weights:
-    """The weights of the greatest likelihood, a little pulled to 0, by Adam; the first ones are
-    random, with a fixed seed."""
-    columns = batches[0].features.shape[1]
-    chance = numpy.random.default_rng(0)
-    point = Weights(
-        numpy.array([math.log(15)]),
-        numpy.array([*[0.0] * (columns - 1), -5.0]),
-        chance.normal(0, 0.6 / columns**0.5, (columns, HIDDEN)),
-        chance.normal(0, 0.1, HIDDEN),
-    )
-    free = PULL * (numpy.arange(columns) < columns - 1)  # nothing pulls the bias
-    pull = Weights(0.0, free, free[:, None], PULL)
-    speed, size = ([numpy.zeros_like(each) for each in point] for _ in range(2))
-    for step in range(1, STEPS + 1):
-        steps = zip(pull, point, slope(batches[step % BATCHES], point), strict=True)
-        down = [held * at - up for held, at, up in steps]
-        speed = [0.9 * old + 0.1 * new for old, new in zip(speed, down, strict=True)]
-        size = [0.999 * old + 0.001 * new**2 for old, new in zip(size, down, strict=True)]
-        rate = RATE * (1 - step / STEPS) * (1 - 0.999**step) ** 0.5 / (1 - 0.9**step)
-        moves = zip(point, speed, size, strict=True)
-        point = Weights(*(at - rate * v / (numpy.sqrt(s) + 1e-8) for at, v, s in moves))
-    return point
-
-
-def times_counted(question: Question) -> int:
-    return LASTING_COUNT if question.folder in LASTING else 1
-
-
-def scaled(questions: list[Question]) -> tuple[Any, list[Batch]]:
-    """The mean and the spread of each pair feature, and batches of what is standardised by them,
-    with a column of ones."""
-    undecided = [one for one in questions if one.right.any() and len(one.relevance) > 1]
-    undecided = [one for one in undecided for _ in range(times_counted(one))]
-    batches = [batch(undecided[first::BATCHES]) for first in range(BATCHES)]
-    every = numpy.concatenate([one.features for one in batches])
-    scale = numpy.stack([every.mean(0, float), every.std(0, float) + 1e-9], 1)
-    found = []
-    for one in batches:
-        facts = ((one.features - scale[:, 0]) / scale[:, 1]).clip(-PAIR_REACH, PAIR_REACH)
-        facts = numpy.append(facts, numpy.ones((len(facts), 1)), 1)
-        found.append(one._replace(features=facts.astype(numpy.float32)))
-    return scale, found
-
-
-def learn_obsolete(questions: list[Question]) -> dict[str, Any]:
-    """The sharpness, and of each pair feature (and "bias") its mean, spread, weight and hidden
-    weights; "out" has what the hidden units count."""
-    scale, batches = scaled(questions)
-    found = climbed(batches)
-    scale = numpy.append(scale, [[0.0, 1.0]], 0)
-    table = numpy.column_stack([scale, found.plain, found.hidden]).tolist()
-    named = dict(zip((*NAMES, "bias"), table, strict=True))
-    return {
-        "sharpness": math.exp(found.sharpness[0]),
-        "obsolete": named | {"out": found.out.tolist()},
-    }
-
-
-# How likely the first result is right
-
-
-def matrices(question: Question) -> sediment.Matrices:
-    """The features of all pairs as the program has them; 0 where none may be replaced."""
-    found = {name: numpy.zeros((min(len(question.relevance), RANKED),) * 2) for name in NAMES}
-    for name, column in zip(NAMES, question.features.T, strict=True):
-        found[name][question.old, question.new] = column
-    none = numpy.zeros_like(found["days"], bool)
-    return found | dict.fromkeys(("lost_sign", "strays", "old_replaces"), none)
-
-
-def first_result(question: Question, ranker: sediment.Ranker) -> tuple[list[float], bool]:
-    """What tells of the first result, and whether it is right."""
-    obsolete = ranker.obsolescence(matrices(question))
-    chances = ranker.answers(question.relevance, obsolete)
-    first = int(chances.argmax())
-    chance = float(chances[first]) * ranker.answered(question.relevance)
-    told = question.hits, first, chance, question.floor, question.strange
-    facts = sediment.similarity_facts(*told)
-    return [facts[name] for name in SIMILARITY], bool(question.right[first])
-
-
-SIMILARITY = ("bias", "chance", "relevance", "cosine", "contrast", "above_chance", "strange")
-
-
-def learn_similarity(told: list[tuple[list[float], bool]]) -> dict[str, float]:
-    """A logistic model by Newton's method, a little pulled to 0."""
-    facts = numpy.array([row for row, _ in told])
-    right = numpy.array([one for _, one in told], float)
-    weights = numpy.zeros(len(SIMILARITY))
-    for _ in range(30):
-        likely = 1 / (1 + numpy.exp(-facts @ weights))
-        steep = facts.T * (likely * (1 - likely)) @ facts + 0.5 * numpy.eye(len(weights))
-        weights += numpy.linalg.solve(steep, facts.T @ (right - likely) - 0.5 * weights)
-    return dict(zip(SIMILARITY, map(float, weights), strict=True))
-
-
-def learn_recall(questions: list[Question], names: list[str]) -> Row:
-    """All weights of recall; the similarity by what the others give where they did not learn."""
-    told = []
-    for third in range(THIRDS):
-        held = set(names[third::THIRDS])
-        ranker = sediment.Ranker(
-            **learn_obsolete([one for one in questions if one.folder not in held]), similarity={}
-        )
-        told += [first_result(one, ranker) for one in questions if one.folder in held]
-    return learn_obsolete(questions) | {"similarity": learn_similarity(told)}
+def learn(notes: list[Stored], questions: list[Asked]) -> Row:
+    models: Row = {"pair": learn_pair(notes)}
+    models["asked"] = learn_asked(questions, models["pair"])
+    return models | {"answer": learn_answer(questions, models)}
 
 
 def rounded(value: Any) -> Any:
     """Numbers of four figures: more would not be the same on another machine."""
     if isinstance(value, dict):
         return {name: rounded(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [rounded(one) for one in value]
     return float(f"{value:.4g}")
 
 
@@ -378,13 +321,13 @@ def main() -> None:
     parser.add_argument("--fold", type=int, choices=range(FOLDS), help="what to leave out")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     given = parser.parse_args()
-    names, out = list(folders()), held_out(given.fold)
-    questions = [one for one in questions_of(names) if one.folder not in out]
-    names = [name for name in names if name not in out]
-    kept = json.loads(OUTPUT.read_text("utf-8")) if OUTPUT.exists() else {}
-    learned = kept | {"recall": learn_recall(questions, names)}
-    text = json.dumps(rounded(learned), indent=1) + "\n"
-    given.output.write_text(text, encoding="utf-8")
+    notes, questions = seen_by_program(list(ranker_folders()))
+    out = held_out(given.fold)
+    learned = learn(
+        [note for note in notes if note.folder not in out],
+        [question for question in questions if question.folder not in out],
+    )
+    given.output.write_text(json.dumps(rounded(learned), indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

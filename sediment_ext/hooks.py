@@ -35,11 +35,11 @@ CAUGHT_UP = 7 * 86_400  # seconds; sessions changed since are looked at when ano
 SHOWN_KEPT = 30 * 86_400  # seconds; sessions are not resumed for ever
 STANDING_MOST = 2_000  # memories of which the best are shown as a session starts, the latest
 STANDING_AGE = 90 * 86_400  # seconds before the latest at which age counts half
-# Memories are shown unasked where the log-odds that one of the first HOOK_SHOWN answers, and
-# PROMPT_RELEVANCE times the greatest relevance, are PROMPT_LEAST together. So 56 % of the questions
-# of 72 diaries get a right one, 21 % of those that no note answers get one, and 1.8 % of prompts of
-# coding talk; of 56 easier diaries 59, 20 and 1.7, with 10.2 61, 22 and 2.0, with 10.7 57, 19, 1.5.
-PROMPT_RELEVANCE, PROMPT_LEAST = 20.0, 10.4
+# How much one of the first results must have to do with a prompt to be shown unasked, where FLOOR
+# is enough to be an answer. Of questions to sixteen diaries, those that no note answers get one in
+# 20 / 22 / 25 % from 0.52 / 0.504 / 0.487 on, the others a right one in 46 / 49 / 52 %, prompts of
+# coding talk one in 1.4 / 1.8 / 2.4 %. The similarity, or both together, tells it no better.
+PROMPT_LEAST = 0.504
 PROMPT_EACH = 0.02  # similarity of each one; what is shown as 0.01 is not worth its tokens
 CAPTURE_TIME = 60  # seconds that one capture may take; the next one goes on
 CAPTURE_TRIES = 3  # processes that may end while they read a session, before it is given up
@@ -252,11 +252,7 @@ def _echoes(database: core.Database, prompt: str, said: list[core.Hit]) -> set[i
 
 def _is_sure(hits: list[core.Hit]) -> bool:
     """Whether the first results answer surely enough to be shown though nobody asked."""
-    if not hits:
-        return False
-    chance = min(max(sum(hit.score for hit in hits), 1e-4), 1 - 1e-4)
-    relevance = max(hit.relevance for hit in hits)
-    return math.log(chance / (1 - chance)) + PROMPT_RELEVANCE * relevance >= PROMPT_LEAST
+    return bool(hits) and max(hit.fit for hit in hits) >= PROMPT_LEAST
 
 
 def _shown_once(memory: core.Memory, event: Event, rows: list[dict[str, Any]], budget: int) -> str:
@@ -286,6 +282,8 @@ def _memory_line(row: dict[str, Any]) -> str:
     if ended := row.get("ended_at"):
         text = f"until {core.iso_time(ended)[:10]}: {text}"
     text = f"written by {core.one_line(row['author'], 40)}: {text}" if "author" in row else text
+    if newer := row.get("newer"):
+        text += f" (may be outdated: see {newer['id'][:8]}, {newer['created'][:10]})"
     if version := row.get("nearer_version"):
         text += f" (before it: {core.one_line(version['beginning'], core.PREVIEW)})"
     return f"- {day} {row['id'][:8]}: {_FRAME_MARK.sub('(', text)}".translate(_NO_TAGS)

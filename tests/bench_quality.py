@@ -4,11 +4,12 @@ Everything is asked through `Memory` with default settings. A set is a folder of
 a part is a folder with `memories.jsonl` ({"id", "content", "created_at"?} a line) and
 `queries.jsonl` ({"id", "query", "expected": [ids]} a line), and becomes a database of its own. A
 query is a hit at k when any expected id is among the first k results. tests/diaries, conversations,
-rivals, beginnings and things need no DATA: see their READMEs. The ranker learns from all but the
-last, so each is asked with weights that `models/train_ranker.py` made without it (kept under
-build/ranker).
+rivals, beginnings, things and aspects need no DATA: see their READMEs. What the ranker learns from
+is asked with weights that `models/train_ranker.py` made without it (kept under build/ranker); four
+sets of things and aspects teach nothing (`docs/ranking.md`). The last table has the figures by
+which a change is judged.
 
-PARTS are names of sets, `diaries`, `conversations`, `rivals`, `beginnings`, `things` (recall),
+PARTS are names of sets, `diaries`, `conversations`, `rivals`, `beginnings`, `things`, `aspects`,
 `names` (questions that name what no note names), `store` (what storing the diaries proposes),
 `prompts` (what the hook shows unasked), `talk` (what was said in conversations beside what was
 stored, for several TALK_LOSS) and `trials` (on the set that has a `temporal.jsonl`): ages,
@@ -17,7 +18,7 @@ versions, no answer, order, duplicates, and pairs that must stay two.
 history, from the file as it is published (`longmemeval_s_cleaned.json`). The memories are once
 whole sessions and once single turns.
 Calibration follows from all that was asked. Vectors are kept under build/quality; every answer goes
-to dist/bench-quality.jsonl; what was tried on the way to the ranking stands in tests/RANKING.md.
+to dist/bench-quality.jsonl; what was tried on the way to the ranking stands in docs/ranking.md.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ from bench_recall import (
     Row,
     answers,
     figures,
+    is_buried,
+    is_marked,
     is_outdated,
     is_right,
     joined,
@@ -64,6 +67,7 @@ DIARIES = sorted(path.parent for path in ROOT.glob("tests/diaries/*/queries.json
 RIVALS = sorted(path.parent for path in ROOT.glob("tests/rivals/*/queries.jsonl"))
 BEGINNINGS = sorted(path.parent for path in ROOT.glob("tests/beginnings/*/queries.jsonl"))
 THINGS = sorted(path.parent for path in ROOT.glob("tests/things/*/queries.jsonl"))
+ASPECTS = sorted(path.parent for path in ROOT.glob("tests/aspects/*/queries.jsonl"))
 CONVERSATIONS = sorted(path.parent for path in ROOT.glob("tests/conversations/*/queries.jsonl"))
 TRAINER = ROOT / "models" / "train_ranker.py"
 sys.path.append(str(TRAINER.parent))
@@ -175,12 +179,17 @@ def unseen_settings(name: str) -> dict[str, str]:
     if not TRAINER.exists():
         return {}
     from build_model import model_without  # pyright: ignore[reportMissingImports]
-    from folds import fold_of, folders  # pyright: ignore[reportMissingImports]
+    from folds import (  # pyright: ignore[reportMissingImports]
+        encoder_folders,
+        fold_of,
+        ranker_folders,
+    )
 
-    if name not in folders():  # what is shipped never saw it
-        return {}
-    fold = fold_of(name)
-    paths = {"RANKER": weights_without(fold), "EMBEDDING_MODEL": model_without(fold)}
+    paths = {}
+    if name in ranker_folders():
+        paths["RANKER"] = weights_without(fold_of(name))
+    if name in encoder_folders():
+        paths["EMBEDDING_MODEL"] = model_without(fold_of(name))
     return {f"SEDIMENT_{key}": str(path) for key, path in paths.items()}
 
 
@@ -221,7 +230,10 @@ def told_unseen(
                 continue
             with unseen(folder.name), stored(memories) as memory:
                 for way in ways:
-                    yield folder.name, way, answers(memory, name, asked, way, limit)
+                    told = answers(memory, name, asked, way, limit)
+                    for row in told:
+                        row["folder"] = folder.name
+                    yield folder.name, way, told
 
 
 def measure_diaries() -> None:
@@ -287,10 +299,14 @@ SMALL_STORES = {
         ]
         for title, english in (("English", True), ("fifteen other languages", False))
     },
-    "things": {"Small stores of a few named things, of which nothing was learned": THINGS},
+    "things": {f"Small stores of a few named things, {validated()}": THINGS},
+    "aspects": {f"Small stores in which another aspect changed, {validated()}": ASPECTS},
 }
 STORE_FIGURES: dict[str, Callable[[list[Row]], str | float]] = {
-    "first right, all facts": first("current", "constant"),
+    "first right, all facts": first("current", "constant", "literal", "period", "past"),
+    "a name or code / a period / how it was before, first": lambda answers: joined(
+        *(first(kind)(answers) for kind in ("literal", "period", "past"))
+    ),
     **{
         name: figure
         for name, figure in DIARY_FIGURES.items()
@@ -329,7 +345,7 @@ def of_other_names(notes: list[Row], queries: list[Row]) -> list[Row]:
 def measure_names() -> None:
     """What is answered to questions that name what no note names."""
     found: dict[str, list[Row]] = {way: [] for way in NOTE_WAYS}
-    every = [*DIARIES, *CONVERSATIONS, *RIVALS, *BEGINNINGS, *THINGS]
+    every = [*DIARIES, *CONVERSATIONS, *RIVALS, *BEGINNINGS, *THINGS, *ASPECTS]
     for _, way, told in told_unseen("names", every, NOTE_WAYS, SHOWN, of_other_names):
         found[way] += told
     count = len(found["default"])
@@ -622,12 +638,93 @@ def measure_calibration(names: list[str]) -> None:
         show(f"{place / BINS:.1f} to {(place + 1) / BINS:.1f}", *row)
 
 
+# All that a change is judged by
+
+
+def shown_calibration(answers: list[Row]) -> float:
+    """The calibration error of every shown result, each by itself."""
+    every = [
+        {"similarity": similarity, "answer": [id], "expected": row["expected"]}
+        for row in answers
+        for id, similarity in zip(row["answer"][:SHOWN], row["similarities"], strict=False)
+    ]
+    return calibration_error(every) if every else 0.0
+
+
+def doubted(answers: list[Row]) -> str:
+    """Of right first results, those under 0.3; of wrong ones, those over 0.6."""
+    right = [row["similarity"] < 0.3 for row in answers if is_right(row)]
+    asked = [row for row in answers if row["answer"] and row["expected"] and not is_right(row)]
+    return joined(share(right), share([row["similarity"] > 0.6 for row in asked]))
+
+
+def newest_marked(answers: list[Row]) -> float:
+    return share([is_marked(row) for row in of_type(answers, "current", "versions")])
+
+
+def buried(*types: str) -> Callable[[list[Row]], float]:
+    def figure(answers: list[Row]) -> float:
+        found = (is_buried(row) for row in of_type(answers, *types))
+        return share([one for one in found if one is not None])
+
+    return figure
+
+
+JUDGED: dict[str, Callable[[list[Row]], str | float]] = {
+    "constant, or another aspect, first": first("constant"),
+    "changed first / newest in the first three, marked": lambda answers: joined(
+        first("current")(answers), newest_marked(answers)
+    ),
+    "right note under a quarter of the first: constant / changed": lambda answers: joined(
+        buried("constant")(answers), buried("current")(answers)
+    ),
+    "a name or code / a period / how it was before, first": lambda answers: joined(
+        *(first(kind)(answers) for kind in ("literal", "period", "past"))
+    ),
+    "as of a date first / several notes in the first five": lambda answers: joined(
+        first("asof")(answers), among_five(answers)
+    ),
+    "look-alikes / mentions / versions first": lambda answers: joined(
+        *(first(kind)(answers) for kind in RIVAL_TYPES)
+    ),
+    "outdated before right": lambda answers: share(
+        [is_outdated(row) for row in of_type(answers, "current", "versions")]
+    ),
+    "empty: no answer there / wrongly": lambda answers: joined(
+        share([not row["answer"] for row in of_type(answers, "absent")]), wrongly_empty(answers)
+    ),
+    "calibration error of every result shown": lambda answers: f"{shown_calibration(answers):.3f}",
+    "right first under 0.3 / wrong first over 0.6": doubted,
+}
+
+
+def measure_judged() -> None:
+    """All figures of what was asked, by the sets that a change is judged by."""
+    from folds import JUDGES  # pyright: ignore[reportMissingImports]
+
+    told = [row for row in ANSWERS if row["way"] == "default" and "type" in row]
+    groups = {
+        "teach nothing": [row for row in told if row.get("folder") in JUDGES],
+        **{name: [row for row in told if row["set"] == name] for name in JUDGED_SETS},
+    }
+    groups = {name: rows for name, rows in groups.items() if rows}
+    if groups:
+        meaning = (
+            f"What a change is judged by, default, in per cent; all but the first {validated()}."
+        )
+        show = table(meaning, "figure", *groups)
+        for name, figure in JUDGED.items():
+            show(name, *(figure(rows) for rows in groups.values()))
+
+
+JUDGED_SETS = ("things", "aspects", "diaries", "rivals", "beginnings")
 MEASURES: dict[str, Callable[[], None]] = {
     "diaries": measure_diaries,
     "conversations": measure_conversations,
     "rivals": measure_rivals,
     "beginnings": lambda: measure_stores("beginnings"),
     "things": lambda: measure_stores("things"),
+    "aspects": lambda: measure_stores("aspects"),
     "names": measure_names,
     "store": measure_store,
     "prompts": measure_prompts,
@@ -662,6 +759,7 @@ def main() -> None:
         if name in chosen:
             measure()
     measure_calibration(["diaries", "conversations", "rivals", *SMALL_STORES, *sets])
+    measure_judged()
     if "trials" in chosen and given.data:
         run_trials(given.data, given.seeds)
     target = ROOT / "dist" / "bench-quality.jsonl"

@@ -86,8 +86,12 @@ def recalled(
     """What recall answers, best first: ids and similarities."""
     if way == "simple hybrid":
         return hybrid(memory, query, as_of)[:limit]
-    answer = memory.recall(query, limit=limit, ranking=way, record=False, as_of=as_of)
-    return [(row["id"], float(row["similarity"])) for row in answer["results"]]
+    found = results(memory, query, way, limit, as_of)
+    return [(row["id"], float(row["similarity"])) for row in found]
+
+
+def results(memory: Memory, query: str, way: str, limit: int, as_of: int | None) -> list[Row]:
+    return memory.recall(query, limit=limit, ranking=way, record=False, as_of=as_of)["results"]
 
 
 def hybrid(memory: Memory, query: str, as_of: int | None) -> list[tuple[str, float]]:
@@ -115,9 +119,17 @@ def answers(
     """What a ranking answers to every query; kept for the file too."""
     found = []
     for query in queries:
-        pairs = recalled(memory, query["query"], way, limit, query.get("as_of"))
-        first = min(1.0, max(0.0, pairs[0][1])) if pairs else None
-        told = {"set": name, "way": way, "similarity": first, "answer": [id for id, _ in pairs]}
+        text, as_of = query["query"], query.get("as_of")
+        if way == "simple hybrid":
+            rows = [
+                {"id": id, "similarity": one} for id, one in hybrid(memory, text, as_of)[:limit]
+            ]
+        else:
+            rows = results(memory, text, way, limit, as_of)
+        shown = [min(1.0, max(0.0, float(row["similarity"]))) for row in rows]
+        told = {"set": name, "way": way, "similarity": shown[0] if shown else None}
+        told |= {"answer": [row["id"] for row in rows], "similarities": shown}
+        told["newer"] = {row["id"]: row["newer"]["id"] for row in rows if "newer" in row}
         found.append(query | told)
     ANSWERS.extend(found)
     return found
@@ -144,6 +156,27 @@ def is_outdated(row: Row) -> bool:
     """Whether an outdated note stands before the first right one, or alone."""
     place = position(row["answer"], row["expected"])
     return any(id in row["stale"] for id in row["answer"][: place and place - 1])
+
+
+def is_marked(row: Row) -> bool:
+    """Whether the newest note on a changed fact is among the first three, and each outdated one
+    before it names it, or one that does."""
+    place = position(row["answer"][:3], row["expected"])
+    before = row["answer"][: place - 1] if place else []
+
+    def leads(id: str | None, steps: int = 3) -> bool:
+        return id in row["expected"] or bool(
+            id and steps and leads(row["newer"].get(id), steps - 1)
+        )
+
+    return place is not None and all(leads(id) for id in before if id in row["stale"])
+
+
+def is_buried(row: Row) -> bool | None:
+    """Whether the right note is shown with less than a quarter of the first one's similarity; None
+    where it is not shown."""
+    place = position(row["answer"], row["expected"])
+    return row["similarities"][place - 1] < row["similarities"][0] / 4 if place else None
 
 
 def figures(answers: list[Row]) -> list[float]:

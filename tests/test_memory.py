@@ -160,7 +160,7 @@ def test_near_texts_are_remarked_nearest_first_and_only_a_few(memory: Memory) ->
         memory.store(f"Please remember that the meeting of the team is at {number} o'clock.")
     text = "Please remember that the meeting of the team is at 7 o'clock."
     older = memory.store(text)["may_replace"]
-    assert len(older) == sediment.DOOR_SHOWN
+    assert len(older) == sediment.PROPOSALS_SHOWN
     scores = [row["probability"] for row in older]
     assert scores == sorted(scores, reverse=True)
     assert all(SCORE.fullmatch(score) for score in scores)

