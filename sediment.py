@@ -9449,6 +9449,15 @@ class Search(View):
             if hit.item in items  # else forgotten a moment ago
         }
 
+    def _other_places(self, items: dict[int, dict[str, Any]], hit: Hit) -> dict[str, Any]:
+        """{also_in} of what says the same as a hit: the ids and sources, but not of its own file,
+        which may be indexed for several projects."""
+        own = source_fields(items[hit.item], self.projects)
+        rows = (items[item] for item in hit.same if item in items)
+        places = [{"id": row["id"]} | source_fields(row, self.projects) for row in rows]
+        places = [place for place in places if place.get("source", "") != own.get("source")]
+        return {"also_in": places[:OTHERS_TOLD]} if places else {}
+
     def _around(self, results: list[dict[str, Any]], weak: set[int]) -> dict[str, Any]:
         """Name each result's neighbours and older versions. Returns what else to look at, none of
         it shown or `weak`."""
