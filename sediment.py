@@ -204,7 +204,7 @@ SERVED_MAX = 100  # results or items in one tool answer
 ANSWER_MAX = 10_000  # characters of one tool answer; clients cut or divert longer ones
 LINE_MAX = 10 * 2**20  # bytes of one message on the wire
 HTTP_GLANCE = 0.5  # s between two looks whether a client still waits for its answer
-DOCUMENT_MAX = 2**29  # bytes of a document or line to import: 500,000 memories, and 4 GB to read it
+DOCUMENT_MAX = 2**29  # bytes of a line to import or of another program's export
 PAGE_SIZE = 8_000  # JSON characters of one page of a long memory: leaves room for its frame
 RATE_LIMIT = 600  # tool calls a minute; SEDIMENT_RATE_LIMIT=0 lifts it
 PREVIEW = 100  # characters of a long memory shown in lists
@@ -7701,73 +7701,28 @@ def adopt_decisions(connection: apsw.Connection, row: dict[str, Any]) -> None:
             add_history(connection, "replace", front, old, {"beside": 1, "imported": 1})
 
 
-_PRINTED = {"id", "content", "created", "created_at", "scope"}  # each row that a command printed
+_PRINTED = {"id", "content", "created", "created_at", "scope"}  # in each row that a command prints
 _IMPORTED = _PRINTED | {"project", "ended", *_ENDED, "confirmed", "kept_apart", "beside"}
-_DERIVED = {  # what else such a row may have, which needs no import
-    *("similarity", "raw_similarity", "position", "beginning", "parts", "source", "page"),
-    *("pages", "next", "cross_project", "related_ids", "supersedes", "chunked", "content_type"),
-    *("live", "why", "unrelated", "probability", "author", "ended_from", "nearer_version"),
-    *("named_instead", "also_in", "newer"),
-}
-_LISTS = ("items", "kept", "results", "versions", "nodes")  # where documents have their rows
 
 
-def rows_in(lines: Iterable[str | dict[str, Any]]) -> Iterator[tuple[int, object]]:
-    """(line number, row) of JSON Lines, of indented JSON, and of documents that a command printed;
-    the row is None for what is not JSON."""
-    for number, line in _join_lines(lines):
-        value: object = line
-        if isinstance(line, str):
-            if not line.strip():
-                continue
-            try:
-                value = parse_json(line)
-            except (ValueError, RecursionError):
-                value = None
-        for document in value if isinstance(value, list) else [value]:
-            yield from ((number, row) for row in _rows_of_document(document))
-
-
-def _rows_of_document(value: Any) -> list[Any]:
-    """The rows of a document that a command printed; of anything else, itself."""
-    if not isinstance(value, dict):
-        return [value]
-    if "content" in value and not (value.keys() >= _PRINTED and "nodes" in value):
-        return [value]
-    lists = [value[name] for name in _LISTS if isinstance(value.get(name), list)]
-    if isinstance(pairs := value.get("pairs"), list):
-        lists.append(itertools.chain(*map(_rows_of_pair, pairs)))
-    return list(itertools.chain(*lists)) if lists else [value]
-
-
-def _rows_of_pair(pair: Any) -> list[Any]:
-    """The rows of a pair that a command printed; of anything else, itself, which is refused."""
-    sides = ("keep", "other", "old", "new") if isinstance(pair, dict) else ()
-    return [pair[side] for side in sides if side in pair] or [pair]
-
-
-def _join_lines(lines: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    """(number, line) with the lines of an indented JSON value as one: only its first and its last
-    line are not indented. Raises InvalidInput for a value that is too large."""
-    open_at, block, size = 0, [], 0
+def rows_in(lines: Iterable[Any]) -> Iterator[tuple[int, object]]:
+    """(line number, row) of JSON Lines; the row is None for what is not JSON. A list given instead
+    of a line has several rows, of one line of another program's file."""
     for number, line in enumerate(lines, 1):
-        if not block and isinstance(line, str) and line.isspace():
-            continue
-        size = size + len(line) if block else 0
-        if size > DOCUMENT_MAX:
-            raise too_large(f"the document from line {open_at} on")
-        text = line.rstrip() if isinstance(line, str) else ""
-        if block and text in ("}", "]"):
-            yield open_at, "\n".join([*block, text])
-            block = []
-        elif block and text and text[0].isspace():
-            block.append(text)
-        else:
-            yield from enumerate(block, open_at)  # it was not such a value
-            open_at, block = number, [text] if text in ("{", "[") else []
-            if not block:
-                yield number, line
-    yield from enumerate(block, open_at)
+        if isinstance(line, list):
+            yield from ((number, row) for row in line)
+        elif not isinstance(line, str):
+            yield number, line
+        elif line.strip():
+            yield number, _parsed(line)
+
+
+def _parsed(line: str) -> object:
+    """The JSON value of a line, None if it is no JSON."""
+    try:
+        return parse_json(line)
+    except (ValueError, RecursionError):
+        return None
 
 
 def too_large(what: str) -> InvalidInput:
@@ -7848,7 +7803,7 @@ class Importer:
         if isinstance(row, SedimentError):  # why there is no row
             raise row
         if not isinstance(row, dict):
-            raise InvalidInput("not a JSON object")
+            raise InvalidInput("not a JSON object in one line")
         content = check_text(row.get("content"), "content", CONTENT_MAX)
         content, kinds = cleaned(content, self.allow_secrets)
         for name in ("id", "project", "successor"):
@@ -7867,10 +7822,9 @@ class Importer:
             decided[name] = list(map(self._id_here, decided[name]))
         if kept_to_one_project():
             self._check_here({"successor": [successor] if successor else [], **decided})
-        printed = _DERIVED if row.keys() >= _PRINTED else set()
         return {
             "redacted": kinds,
-            "unknown": row.keys() - _IMPORTED - printed,
+            "unknown": row.keys() - _IMPORTED,
             "id": self._derived_id(content, project, created) if id is None else self._id_here(id),
             "content": content,
             "part": _part_of(row),
@@ -10991,8 +10945,7 @@ class Memory:
 
         A row keeps its id, created (or created_at), project and scope; without them it gets an id
         that follows from its text, the present time, and `scope` in the current project. Ids that
-        are there already are left as they are. Memories as commands print them with --json are
-        taken whole, too. Calls `progress(rows)` after each commit.
+        are there already are left as they are. Calls `progress(rows)` after each commit.
         """
         if not hasattr(lines, "__iter__") or isinstance(lines, str | bytes):
             raise InvalidInput(

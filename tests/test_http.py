@@ -705,20 +705,19 @@ def test_a_token_of_one_project_reaches_into_no_other_by_import(
     (shared,) = [row["id"] for row in whole.ok("GET", "/v1/memories?scope=global")["items"]]
     elsewhere = {"content": "Elsewhere.", "project": "other", "created_at": 1}
     everywhere = {"content": "Everywhere.", "scope": "global", "created_at": 1}
-    for document in ([elsewhere, everywhere], {"items": [elsewhere, everywhere]}):
-        one.ok("POST", "/v1/import", json.dumps(document).encode() + b"\n", **LINES)
+    for row in (elsewhere, everywhere):
+        one.ok("POST", "/v1/import", json.dumps(row).encode() + b"\n", **LINES)
     assert "Elsewhere." not in str(whole.ok("GET", "/v1/memories?project=other"))
     assert "Everywhere." not in str(whole.ok("GET", "/v1/memories?scope=global"))
     ended = {"content": "x", "created_at": 1, "ended_at": 2, "ended_by": "replace"}
     for id in (theirs, shared):
         row = ended | {"id": f"probe-{id}", "successor": id}
-        for document in (row, [row], {"items": [row]}):
-            told = one.ok("POST", "/v1/import", json.dumps(document).encode() + b"\n", **LINES)
-            if id == theirs:  # which is not told from an id that nobody has
-                assert told["refused"] == []
-            else:
-                assert (told["stored"], len(told["refused"])) == (0, 1)
-                assert "no successor" in told["refused"][0]["reason"]
+        told = one.ok("POST", "/v1/import", json.dumps(row).encode() + b"\n", **LINES)
+        if id == theirs:  # which is not told from an id that nobody has
+            assert told["refused"] == []
+        else:
+            assert (told["stored"], len(told["refused"])) == (0, 1)
+            assert "no successor" in told["refused"][0]["reason"]
         whole.ok("POST", "/v1/import", json.dumps(row | {"project": "demo"}).encode(), **LINES)
         probe = f"/v1/memories/probe-{id}"
         assert one.ask("POST", f"{probe}/undo", {}).status == 403
