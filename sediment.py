@@ -202,6 +202,7 @@ LIMIT_MAX = 1_000  # --limit above this is a mistake, not a wish
 PAGES_MAX = 1_000_000  # highest page number of a list; no database has so many rows
 SERVED_MAX = 100  # results or items in one tool answer
 ANSWER_MAX = 10_000  # characters of one tool answer; clients cut or divert longer ones
+ROW_TEXT = 40  # characters of each text in it, or rows lose their other fields
 LINE_MAX = 10 * 2**20  # bytes of one message on the wire
 HTTP_GLANCE = 0.5  # s between two looks whether a client still waits for its answer
 DOCUMENT_MAX = 2**29  # bytes of a line to import or of another program's export
@@ -427,7 +428,12 @@ LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 class SedimentError(Exception):
-    """Something the user or agent can put right; `str(error)` is one line that says how."""
+    """Something the user or agent can put right; `str(error)` is one line that says how. The
+    `advice` at its end names commands; agents, who have tools, read the `reason` alone."""
+
+    def __init__(self, reason: str, advice: str = "") -> None:
+        super().__init__(reason + advice)
+        self.reason = reason
 
 
 class InvalidInput(SedimentError):
@@ -8969,20 +8975,22 @@ def given_item(projects: Projects, id: object) -> dict[str, Any]:
     if len(found) > 1:
         raise Conflict(f"several ids begin with {shown_value(given)}: give more of it")
     if not found:
-        raise NotFound(_why_no_item(projects, given))
+        raise _no_item(projects, given)
     return found[0]
 
 
-def _why_no_item(projects: Projects, given: str) -> str:
+def _no_item(projects: Projects, given: str) -> NotFound:
+    """The error that says why there is no such memory here."""
     kept = find_session(projects.database, given)
     is_own = kept is not None and kept.project in ("", projects.current())
     if kept is None or kept.resume == FORGOTTEN_SIZE or (kept_to_one_project() and not is_own):
-        return f"no memory with the id {shown_value(given)} (not found): see `list`"
+        return NotFound(f"no memory with the id {shown_value(given)} (not found): see `list`")
     what = f"{shown_value(given)} is a conversation"
     if not is_own:
-        return f"{what} of another project: `{project_option(kept.project)}` reaches it"
+        advice = f": `{project_option(kept.project)}` reaches it"
+        return NotFound(f"{what} of another project", advice)
     turns = f"list --kind conversation{'' if kept.project else ' --scope global'}"
-    return f"{what}: `{turns}` shows its turns, `forget {given}` erases it"
+    return NotFound(what, f": `{turns}` shows its turns, `forget {given}` erases it")
 
 
 def visible_item(projects: Projects, id: str) -> dict[str, Any]:
@@ -9005,8 +9013,8 @@ def own_item(projects: Projects, id: object, action: str) -> dict[str, Any]:
             "replace": f"name {front} instead",
             "move": f"`move {front}` moves both",
         }
-        reason = f"{row['id']} is hidden behind {front}"
-        raise NotFound(f"{reason}: {remedies[action]}, `undo {row['id']}` brings it back")
+        reason = f"{row['id']} is hidden behind {front}: {remedies[action]}"
+        raise NotFound(reason, f", `undo {row['id']}` brings it back")
     if row["content_type"] == CONVERSATION:
         reason = f"{row['id']} was said in {source_of(row, projects)}"
         raise InvalidInput(f"{reason}: `forget {row['path']}` erases that conversation")
@@ -9019,22 +9027,22 @@ def item_to_replace(projects: Projects, id: object) -> dict[str, Any]:
     """A live memory that this project may replace by another, or another by it."""
     row = own_item(projects, id, "replace")
     if row["ended_at"] is not None:
-        raise InvalidInput(f"{row['id']} was pruned: `undo {row['id']}` it first")
+        raise InvalidInput(f"{row['id']} was pruned", f": `undo {row['id']}` it first")
     return row
 
 
 def check_own(projects: Projects, row: dict[str, Any], verb: str) -> None:
     """NotFound for another project's item, which cannot be read or changed from here."""
     if projects.is_foreign(row):
-        there = f"{verb} it there (`{project_option(row['project_id'])}`)"
-        raise NotFound(f"{row['id']} belongs to another project: {there}")
+        reason = f"{row['id']} belongs to another project: {verb} it there"
+        raise NotFound(reason, f" (`{project_option(row['project_id'])}`)")
 
 
 def check_reach(old: dict[str, Any], project: str | None, instead: str) -> None:
     """Conflict where a global memory would be hidden behind one of a single project."""
     if old["project_id"] is None and project is not None:
         reason = f"{old['id']} holds in every project, what is to replace it in one alone"
-        raise Conflict(f"{reason}: {instead}, or `move {old['id']} project` first")
+        raise Conflict(f"{reason}: {instead}", f", or `move {old['id']} project` first")
 
 
 def standing_for(database: Database, id: str) -> str | None:
@@ -9693,8 +9701,11 @@ class Storing(View):
                 return answer
         outdated = self._described(pairs)
         remark += f" ({self.encoder.trouble})" if self.encoder.trouble else ""
-        advice = f"sediment replace OLD {item.id}{self.projects.option()}" if outdated else ""
-        return _store_answer(item, next(reversed(ended), None), outdated, advice, remark)
+        answer = _store_answer(item, next(reversed(ended), None), outdated, remark)
+        if outdated:
+            command = f"sediment replace OLD {item.id}{self.projects.option()}"
+            answer["advice"] = f"`{command}` hides an older one behind it."
+        return answer
 
     def _confirm(self, twin: str, old: dict[str, Any] | None) -> dict[str, Any] | None:
         """Confirm the item that has this text already, and hide behind it the one that the text
@@ -9824,7 +9835,7 @@ class Storing(View):
 
 
 def _store_answer(
-    item: Item, old: str | None, outdated: list[dict[str, Any]], advice: str, remark: str
+    item: Item, old: str | None, outdated: list[dict[str, Any]], remark: str
 ) -> dict[str, Any]:
     scope = "project" if item.project_id else "global"
     message = f"Stored in {scope} scope{remark}"
@@ -9838,10 +9849,7 @@ def _store_answer(
         pending = answer["pending_chunks"] = len(item.chunks)
         message += f"; {pending} chunks are found by their words until their vectors are made"
     if outdated:
-        message += (
-            ". If it makes one of may_replace obsolete, store it again with that id as `--replace`,"
-            f" or run `{advice}`"
-        )
+        message += ". If it makes one of may_replace obsolete, store it again to replace that one"
     answer["message"] = message + "."
     return answer
 
@@ -11254,6 +11262,8 @@ def render_stored(answer: dict[str, Any]) -> Iterator[str]:
     for row in answer.get("may_replace", []):
         text = one_line(row["content"], 60)
         yield render_field("may replace", f"{row['probability']}  {row['id']}  {text}")
+    if "advice" in answer:
+        yield render_field("advice", answer["advice"])
 
 
 def render_pair(pair: dict[str, Any]) -> Iterator[str]:
@@ -11993,55 +12003,50 @@ def declared(value: Any, schema: dict[str, Any]) -> Any:
 
 
 def fit_answer(answer: dict[str, Any]) -> dict[str, Any]:
-    """An answer of at most ANSWER_MAX characters: first texts are cut, then fields, then rows."""
+    """An answer of at most ANSWER_MAX characters. Its texts are cut to one length; where little
+    would be left of them, rows first lose all but what names them."""
     key = next((key for key in ("results", "items", "may_replace") if answer.get(key)), None)
     if key is None or json_length(answer) <= ANSWER_MAX:
         return answer
     rows = answer[key]
     if len(rows) > NEIGHBOURS_SHOWN:  # a long page needs no more beside it
         answer = {name: value for name, value in answer.items() if name not in _AROUND}
-
-    def shortened(length: int, without: Sequence[str]) -> dict[str, Any]:
-        return answer | {key: [_shorten(row, length, without) for row in rows]}
-
-    def size(length: int, without: Sequence[str]) -> int:
-        return json_length(shortened(length, without))
-
-    for without, least in _DISPENSABLE:
-        if size(least, without) <= ANSWER_MAX:
-            lengths = range(least, CONTENT_MAX)
-            fitting = bisect_right(lengths, ANSWER_MAX, key=lambda length: size(length, without))
-            return shortened(lengths[fitting - 1], without)
-    return _cut_rows(shortened(0, _DISPENSABLE[-1][0]), key)
+    if fitting := _cut_texts(answer, key, ROW_TEXT):
+        return fitting
+    named = [{name: row[name] for name in _NAMING if name in row} for row in rows]
+    return _cut_texts(answer | {key: named}, key, 0) or _cut_rows(answer | {key: named}, key)
 
 
 _AROUND = ("graph_expanded", "suggested")
-
-# Fields that are dropped from rows, step by step, and the least length of their texts in each step.
-_FIRST = ("position", "beginning", "raw_similarity", "related_ids", "supersedes", "nearer_version")
-_DISPENSABLE = (
-    ((), 20),
-    (_FIRST, 20),
-    ((*_FIRST, "created"), 10),
-    ((*_FIRST, "created", "similarity", "scope"), 0),
-)
+_NAMING = ("id", "content", "author", "cross_project")
 
 
-def _shorten(row: dict[str, Any], length: int, without: Sequence[str] = ()) -> dict[str, Any]:
-    """A row without some fields, and with its text cut."""
-    short = {name: value for name, value in row.items() if name not in without}
-    if len(row["content"]) > length:
-        short["content"] = row["content"][:length] + "…"
-    return short
+def _cut_texts(answer: dict[str, Any], key: str, least: int) -> dict[str, Any] | None:
+    """The answer with as much of each row's text as fits, and None if that is less than `least`."""
+
+    def cut(length: int) -> dict[str, Any]:
+        return answer | {key: [_shorten(row, length) for row in answer[key]]}
+
+    lengths = range(least, CONTENT_MAX)
+    fitting = bisect_right(lengths, ANSWER_MAX, key=lambda length: json_length(cut(length)))
+    return cut(lengths[fitting - 1]) if fitting else None
+
+
+def _shorten(row: dict[str, Any], length: int) -> dict[str, Any]:
+    """A row with its text cut."""
+    text = row["content"]
+    return row | {"content": f"{text[:length]}…"} if len(text) > length else row
 
 
 def _cut_rows(answer: dict[str, Any], key: str) -> dict[str, Any]:
-    """Drop the last rows: ids alone can be too long, at 255 characters each."""
-    rows = answer[key]
-    while rows and json_length(answer) > ANSWER_MAX - 100:
+    """An answer whose texts are gone, and of whose rows only the first are left: ids alone can be
+    too long, at 255 characters each."""
+    rows = [_shorten(row, 0) for row in answer[key]]
+    while rows and json_length(answer | {key: rows}) > ANSWER_MAX - 100:
         rows = rows[: len(rows) * 9 // 10]
-        answer = answer | {key: rows, "message": f"Only the first {len(rows)} fit; ask for fewer."}
-    return answer | ({"count": len(rows)} if "count" in answer else {})
+    message = f"Only the first {len(rows)} fit; ask for fewer."
+    count = {"count": len(rows)} if "count" in answer else {}
+    return answer | {key: rows, "message": message} | count
 
 
 class RateLimit:
@@ -12180,21 +12185,6 @@ def log_fault() -> None:
     traceback.print_exc()
 
 
-# Advice in messages that names commands, and what agents, who have tools, read instead.
-_FOR_AGENTS = (
-    (LazyPattern(r"`--replace`"), "replace_id"),
-    (LazyPattern(r",(?: or run)? `(?:sediment replace|undo) [^`]+`(?: brings it back)?"), ""),
-    (LazyPattern(r" \(`--project [^`]+`\)"), ""),
-)
-
-
-def for_agents(message: str) -> str:
-    """A message as a tool's answer has it."""
-    for pattern, instead in _FOR_AGENTS:
-        message = pattern.sub(instead, message)
-    return message
-
-
 _FAILED = "Sediment failed here; its log (stderr) says where."
 
 
@@ -12205,12 +12195,10 @@ def run_tool(call: Call) -> tuple[dict[str, Any], Shown | None]:
         answer = call_tool(call.memory, call.name, call.arguments)
         if call.name == "recall" and answer["results"]:
             shown = shown_by(call.arguments["query"], answer)
-        if "message" in answer:
-            answer["message"] = for_agents(answer["message"])
         answer = fit_answer(declared(answer, tools()[call.name]["outputSchema"]))
         return _tool_result(to_json(answer)) | {"structuredContent": answer}, shown
     except SedimentError as error:
-        text = for_agents(str(error))
+        text = error.reason
     except Exception:  # a fault of ours must not take the client's session down
         log_fault()
         text = _FAILED

@@ -342,7 +342,9 @@ def test_replace(wire: Wire) -> None:
     assert [item["id"] for item in listed] == [new["id"]]
 
 
-def test_messages_speak_of_tools_and_not_of_commands(wire: Wire, start: Start) -> None:
+def test_messages_speak_of_tools_and_not_of_commands(
+    wire: Wire, start: Start, tmp_path: Path
+) -> None:
     old = wire.call("store", content="The gateway listens on port 8080.")["id"]
     said = wire.call("store", content="The gateway now listens on port 9090.", created_at=4e9)
     new = wire.call("store", content="The gateway listens on port 9191.", replace_id=old)["id"]
@@ -352,10 +354,10 @@ def test_messages_speak_of_tools_and_not_of_commands(wire: Wire, start: Start) -
         wire.refusal("forget", id=old),
         start(SEDIMENT_PROJECT="ours").refusal("forget", id=new),
     ]
-    assert "with that id as replace_id." in told[0]
+    assert "one of may_replace obsolete, store it again to replace that one." in told[0]
     assert told[1] == f"{old} is hidden behind {new}: name {new} instead"
     assert told[2] == f"{old} is hidden behind {new}: `forget {new}` deletes all versions"
-    assert "another project: change it there" in told[3]
+    assert told[3] == f"{new} belongs to another project: change it there"
     assert not [text for text in told if "--" in text or "`undo" in text or "sediment " in text]
 
 
@@ -416,6 +418,39 @@ def test_a_hundred_long_hits_are_shortened_and_none_is_dropped(start: Start) -> 
     assert all(len(item["content"]) > 5 for item in listed)
     few = here.call("recall", query="harbour lights", limit=3)["results"]
     assert all(len(row["content"]) > 200 for row in few)
+
+
+def answer_with(count: int, id_length: int) -> dict[str, Any]:
+    facts = {"similarity": "0.50", "created": "2026-01-02T03:04:05+00:00", "content": "x\n" * 2_000}
+    rows = [{"id": f"{n:0{id_length}}", **facts} for n in range(count)]
+    return {"count": count, "results": rows, "suggested": [{"id": "other"}]}
+
+
+@pytest.mark.parametrize(
+    ("count", "id_length", "fields"),
+    [
+        (5, 8, {"id", "content", "similarity", "created"}),
+        (40, 36, {"id", "content", "similarity", "created"}),
+        (100, 36, {"id", "content"}),
+        (100, 255, {"id", "content"}),
+    ],
+)
+def test_a_long_answer_gives_up_texts_then_fields_then_rows(
+    count: int, id_length: int, fields: set[str]
+) -> None:
+    answer = sediment.fit_answer(whole := answer_with(count, id_length) | {"held_back": 1})
+    rows = answer["results"]
+    assert sediment.json_length(answer) <= sediment.ANSWER_MAX
+    assert [row["id"] for row in rows] == [row["id"] for row in whole["results"]][: len(rows)]
+    assert {name for row in rows for name in row} == fields
+    assert all(row["content"].endswith("…") for row in rows)
+    assert ("suggested" in answer) is (count == 5)
+    if id_length < 255:
+        assert len(rows) == answer["count"] == count
+        assert sediment.json_length(answer) > sediment.ANSWER_MAX - 2 * count - 2
+    else:
+        assert 25 < len(rows) == answer["count"] < count
+        assert answer["message"] == f"Only the first {len(rows)} fit; ask for fewer."
 
 
 def test_similar_long_memories_are_shortened_in_the_answer_to_store(wire: Wire) -> None:

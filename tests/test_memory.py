@@ -193,7 +193,7 @@ def test_store_names_what_it_may_make_obsolete(memory: Memory, old: str, new: st
     answer = memory.store(new, created_at="2026-06-01")
     assert answer["may_replace"][0]["id"] == id
     assert answer["may_replace"][0]["created"].startswith("2026-02-01")
-    assert f"sediment replace OLD {answer['id']}" in answer["message"]
+    assert f"sediment replace OLD {answer['id']}" in answer["advice"]
     assert memory.list_items()["total"] == 5  # nothing is ended unasked
     memory.store(new, replace=id)
     assert memory.get(id)["successor"] == answer["id"]

@@ -130,8 +130,9 @@ def test_what_was_pruned_is_replaced_by_nothing_and_that_is_said(memory: Memory)
     id = memory.store(TEA)["id"]
     with memory.database.transaction() as connection:
         sediment.prune_item(connection, id)
-    with pytest.raises(InvalidInput, match="was pruned: `undo"):
+    with pytest.raises(InvalidInput, match="was pruned: `undo") as caught:
         memory.store(LATER, replace=id)
+    assert caught.value.reason == f"{id} was pruned"  # agents have no undo
     assert live(memory) == []
 
 
