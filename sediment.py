@@ -19,7 +19,7 @@ Promises (tests hold each of them)
 
 The file
 --------
-SQLite in WAL mode, `application_id` 0x5ED10001, `user_version` = steps in assets/schema.
+SQLite in WAL mode, `application_id` 0x5ED10001, `user_version` = the last of MIGRATIONS.
     items     one row a memory: id, content, project_id (NULL = global), created_at (unix
               seconds), text_hash, and ended_at/ended_by/successor once another item has
               taken its place ("replace", "repeat" of the same text, "merge", "undo")
@@ -3413,13 +3413,6 @@ def move_project(connection: apsw.Connection, old: str, new: str) -> None:
     connection.execute(asset("schema/move_project.sql"), {"old": old, "new": new})
 
 
-def reunite_files(connection: apsw.Connection) -> None:
-    """Move files and sources to the project that their parts are in by now, and switched-off
-    hooks to the present id of their project."""
-    for old, new in fetch(connection, asset("sql/moved_projects.sql")):
-        move_project(connection, old, new)
-
-
 # The text and the context of each chunk.
 _CHUNK_TEXTS = (
     'SELECT c.id, substr(i.content, c.start + 1, c."end" - c.start), c.context'
@@ -3437,41 +3430,11 @@ def fill_words(connection: apsw.Connection) -> None:
     )
 
 
-def _add_questions(connection: apsw.Connection) -> None:
-    """Add a column that the migration before did not make in its first form."""
-    columns = {name for (_, name, *_) in connection.execute("PRAGMA table_info(graph_edges)")}
-    if "questions" not in columns:
-        connection.execute("ALTER TABLE graph_edges ADD COLUMN questions BLOB NOT NULL DEFAULT x''")
-
-
-def _renew_sync(connection: apsw.Connection) -> None:
-    """Rebuild the tables and triggers of sync in their present form, and keep the rows."""
-    if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'replica'").get:
-        return
-    tables = ("clock", "replica", "spaces", "machines")
-    for name in tables:
-        connection.execute(f"CREATE TEMP TABLE kept_{name} AS SELECT * FROM main.{name}")
-    connection.execute(asset("schema/sync_leave.sql"))
-    connection.execute(asset("schema/sync.sql"), {"machine": "", "mark": "", "place": ""})
-    for name in tables:
-        connection.execute(f"DELETE FROM main.{name}")
-        connection.execute(f"INSERT INTO main.{name} SELECT * FROM kept_{name}")
-        connection.execute(f"DROP TABLE temp.kept_{name}")
-
-
-# Each runs assets/schema/NUMBER-NAME.sql, and then what SQL cannot do; `user_version` counts how
-# many have run.
-MIGRATIONS: dict[str, Callable[[apsw.Connection], None] | None] = {
-    **dict.fromkeys(("items", "same_text", "changes", "staged", "files")),
-    "pairs": reunite_files,
-    "signs": _add_questions,
-    "hooks": None,
-    "symbols": fill_words,
-    "tokens": None,
-    "sync": _renew_sync,
-    "moves": _renew_sync,
-    "counts": None,
-    "matching": fill_words,
+# The `user_version` of the tables in assets/schema.sql, and the migrations since, each under the
+# version that it brings a file to.
+FIRST_VERSION = 13
+MIGRATIONS: dict[int, Callable[[apsw.Connection], None]] = {
+    14: fill_words,  # full and half width are one, and so is a number with and without separators
 }
 
 
@@ -3780,9 +3743,6 @@ class Database:
             reason = f"cannot be read or written ({error}): {_CHECK_DISK}"
             if _no_room(file):
                 reason = "cannot be opened, the disk is full: free some space"
-            elif left := _left_of_another(file):
-                reason = f"is new, and beside it is what a file left that was removed ({left}): "
-                reason += _PUT_BACK
         else:
             return
         raise kind(f"{file} {reason}") from None
@@ -3809,13 +3769,6 @@ def _no_room(path: Path) -> bool:
     with contextlib.suppress(OSError):
         return free_bytes(path.parent) < LOG_INDEX_BYTES
     return False
-
-
-def _left_of_another(path: Path) -> str:
-    """The names of logs beside a file of one page at most, which cannot be its own; or ""."""
-    with contextlib.suppress(OSError):
-        return _log_names(path) if path.stat().st_size <= PAGE_BYTES else ""
-    return ""
 
 
 def _log_names(path: Path) -> str:
@@ -3942,22 +3895,6 @@ def _check_place(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         if path.is_symlink() and has_other_owner(path.stat()):
             raise DatabaseError(f"{path} is a link to somebody else's file: name that with --db")
-        if path.stat().st_size == 1:  # which SQLite takes for an empty file
-            raise DamagedError(f"{path} is not a Sediment database: choose another file with --db")
-        if _has_other_name(path):
-            reason = "has another name (a hard link), by which others would keep another log of it"
-            raise DatabaseError(f"{path} {reason}: delete that, or copy the file to a new name")
-
-
-def _has_other_name(path: Path) -> bool:
-    """Whether a file has a second name, a hard link. Its draft is one for a moment, or where its
-    process was killed, until it is removed here."""
-    for _ in range(20):
-        if path.stat().st_nlink < 2:
-            return False
-        remove_abandoned_drafts(real_path(path))
-        time.sleep(0.05)
-    return True
 
 
 def open_connection(path: Path) -> apsw.Connection:
@@ -4157,7 +4094,7 @@ def _is_same_machine(before: str, now: str) -> bool:
     return host == old_host and not os.path.exists(old_path)
 
 
-_FILE_MARK = LazyPattern(r"(?s)([^:]*):(?:(\d+):)?(.*)")  # earlier ones have no inode
+_FILE_MARK = LazyPattern(r"(?s)([^:]*):(\d+):(.*)")
 
 
 def stop_syncing(connection: apsw.Connection) -> None:
@@ -4213,21 +4150,27 @@ def another_programs(path: Path) -> DatabaseError:
     return DatabaseError(f"{path} is another program's database: choose another file")
 
 
-def _check_compatible(connection: apsw.Connection, path: Path) -> None:
-    """Refuse another program's database, one of a later Sediment, and triggers that are not ours,
-    which would run with each change."""
+def version_fault(connection: apsw.Connection, path: Path) -> DatabaseError | None:
+    """Why this program cannot use a file of that `user_version`; 0 is that of an empty file."""
     version = connection.pragma("user_version")
+    if version > max(MIGRATIONS):
+        return DatabaseError(f"{path} was made by a newer Sediment: update this program")
+    if version and version < FIRST_VERSION:
+        remedy = "`export` it with the program that made it, and `import` that into a new file"
+        return DatabaseError(f"{path} was made before the first release of Sediment: {remedy}")
+    return None
+
+
+def _check_compatible(connection: apsw.Connection, path: Path) -> None:
+    """Refuse another program's database, one of another version, and triggers that are not ours,
+    which would run with each change."""
     tables = connection.execute("SELECT count(*) FROM sqlite_schema").get
     if tables and connection.pragma("application_id") != APPLICATION_ID:
         raise another_programs(path)
-    if version > len(MIGRATIONS):
-        raise DatabaseError(f"{path} was made by a newer Sediment: update this program")
+    if fault := version_fault(connection, path):
+        raise fault
     for name, sql in connection.execute(_RULES):
-        rule = _squeezed(sql)
-        if any(rule in _own_rules(file) for file in ("3-changes", "sync")):
-            continue
-        # Or one of the first version of sync, which a migration replaces.
-        if sha256(rule.encode()).hex() not in asset("schema/old_rules.txt").split():
+        if not any(_squeezed(sql) in _own_rules(file) for file in ("schema", "schema/sync")):
             reason = f"has {shown_value(name)} in it, which would change what is stored"
             raise DamagedError(f"{path} {reason}: `doctor --repair` leaves it out")
 
@@ -4241,26 +4184,25 @@ def _squeezed(sql: str) -> str:
 
 @functools.cache
 def _own_rules(file: str) -> str:
-    """The SQL of a file of assets/schema that has this program's triggers."""
-    return _squeezed(asset(f"schema/{file}.sql"))
+    """The SQL of an asset that has this program's triggers."""
+    return _squeezed(asset(f"{file}.sql"))
 
 
-def wrong_in_schema(connection: apsw.Connection) -> list[str]:
-    """The tables, indexes and triggers that a file of its version lacks, or has too early."""
+def missing_in_schema(connection: apsw.Connection) -> list[str]:
+    """The tables, indexes and triggers that a file of its version lacks."""
     sql, version = "SELECT name FROM sqlite_schema", connection.pragma("user_version")
-    with contextlib.closing(apsw.Connection(":memory:")) as whole:
-        _upgrade(whole, max(0, version))
-        wanted = set(whole.execute(sql))
-        _upgrade(whole)
-        later = set(whole.execute(sql)) - wanted
     here = set(connection.execute(sql))
-    return sorted(name for (name,) in (wanted - here) | (later & here))
+    if not version and not here:
+        return []  # nothing was written to it yet
+    with contextlib.closing(apsw.Connection(":memory:")) as sound:
+        _upgrade(sound, version)
+        return sorted(name for (name,) in set(sound.execute(sql)) - here)
 
 
 def _migrate(connection: apsw.Connection, path: Path) -> None:
-    """Run the migrations that the file has not seen, all in one transaction; before that is
-    committed, an older file is copied."""
-    if connection.pragma("user_version") >= len(MIGRATIONS):
+    """Bring a file to the newest version, in one transaction; before that is committed, an older
+    file is copied."""
+    if connection.pragma("user_version") >= max(MIGRATIONS):
         return
     if connection.readonly("main"):
         raise DatabaseError(f"{path} is of an older version and cannot be written: copy it first")
@@ -4270,23 +4212,25 @@ def _migrate(connection: apsw.Connection, path: Path) -> None:
         if not version:  # an empty file may have been made by something else
             make_private(path)
         _upgrade(connection)
-        if 0 < version < len(MIGRATIONS):
+        if 0 < version < max(MIGRATIONS):
             with contextlib.closing(open_connection(path)) as source:  # it sees nothing of that yet
                 copy_database(source, copy := aside(path, f"version-{version}"))
             note_copy(connection, copy)
 
 
-def _upgrade(connection: apsw.Connection, until: int = len(MIGRATIONS)) -> None:
-    """Run the migrations that the file has not seen, up to the one with number `until`."""
-    connection.create_scalar_function("hash_of", lambda *texts: text_hash(str(texts[0])), 1)
+def _upgrade(connection: apsw.Connection, until: int | None = None) -> None:
+    """Make the tables of an empty file, and run the migrations that a file has not seen, up to the
+    one to version `until`."""
     version = connection.pragma("user_version")
-    for number, (name, step) in list(enumerate(MIGRATIONS.items(), 1))[version:until]:
-        connection.execute(asset(f"schema/{number}-{name}.sql"))
-        if step:
-            step(connection)
-    connection.create_scalar_function("hash_of", None)
-    connection.pragma("application_id", APPLICATION_ID)
-    connection.pragma("user_version", max(version, until))
+    if not version:
+        connection.execute(asset("schema.sql"))
+        connection.pragma("application_id", APPLICATION_ID)
+        version = FIRST_VERSION
+    for number, migrate in MIGRATIONS.items():
+        if version < number <= (until or number):
+            migrate(connection)
+            version = number
+    connection.pragma("user_version", version)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -8548,9 +8492,8 @@ def fault_of_pages(database: Database) -> Check | None:
         if any(_unreadable_in(own, "sqlite_schema", "sql")):
             return Check("schema", "broken", "what describes the tables is not UTF-8")
         _check_compatible(own, database.path)
-        if wrong := wrong_in_schema(own):
-            detail = f"not as version {own.pragma('user_version')} has them: {', '.join(wrong)}"
-            return Check("schema", "broken", detail)
+        if missing := missing_in_schema(own):
+            return Check("schema", "broken", f"missing: {', '.join(missing)}")
     return None
 
 
@@ -8669,7 +8612,7 @@ def _describe_file(database: Database) -> str:
         return f"{_without_home(str(path))}, not there yet"
     with database.translate_errors(), contextlib.closing(open_read_only(path)) as own:
         _check_compatible(own, path)
-        schema = f"schema {own.pragma('user_version')} of {len(MIGRATIONS)}"
+        schema = f"schema {own.pragma('user_version')} of {max(MIGRATIONS)}"
     return f"{_without_home(str(path))}, {database.size():,} bytes, {schema}"
 
 
@@ -8873,7 +8816,7 @@ def database_stats(
         "database": str(database.path),
         "exists": database.path.exists(),
         **({} if values else {"bytes": database.size()}),
-        "schema": len(MIGRATIONS),
+        "schema": max(MIGRATIONS),
         **_database_counts(database, own, *values),
         "chunks": database.value(chunks.format("chunks c"), *values),
         "pending_chunks": database.value(pending, *values),

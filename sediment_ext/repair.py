@@ -26,7 +26,6 @@ MISREAD_SHARE = 8  # one of so many characters may be none of UTF-8; a row with 
 def mend_file_parts(connection: apsw.Connection) -> None:
     """Let parts, files and sources agree. A part that is cut wrongly or has no file is deleted:
     what stands in a file is read again from there."""
-    core.reunite_files(connection)
     connection.execute(core.asset("sql/mend_files.sql"))
     _read_again(connection, core.check_spans(connection))
 
@@ -101,7 +100,6 @@ _SHAPES = {
     "replica": ("s", "s", "in", "sn", "in", "sn", "sn", "in", "sn", "i", "s", "in", "sn"),
 }
 _KINDS = {type(None): "n", str: "s", int: "i", float: "f", bytes: "b"}
-_ADDED = {"items": 4, "graph_edges": 1}  # how many last columns the rows of older files lack
 _VECTOR_MIN = 256  # bytes; tables of the word index have such rows too, shorter ones
 _UNDECODED = core.LazyPattern("[\udc80-\udcff]")  # what "surrogateescape" leaves
 _SQLITE = b"SQLite format 3\0"  # the first bytes of a file
@@ -193,11 +191,7 @@ def _look_at_texts(found: Rescued) -> None:
                 found.torn.append(values[1])
             else:
                 del items[number]
-        elif (
-            _is_kept(values)
-            and len(values) > _TEXT_HASH
-            and values[_TEXT_HASH] != core.text_hash(values[_CONTENT])
-        ):
+        elif _is_kept(values) and values[_TEXT_HASH] != core.text_hash(values[_CONTENT]):
             found.changed.add(values[1])
 
 
@@ -208,8 +202,7 @@ def _table_of(values: list[Any]) -> str | None:
     if any("\0" in value for value in others if isinstance(value, str)):
         return None
     for table, shape in _SHAPES.items():
-        least = len(shape) - _ADDED.get(table, 0)
-        if least <= len(kinds) <= len(shape) and all(map(str.__contains__, shape, kinds)):
+        if len(kinds) == len(shape) and all(map(str.__contains__, shape, kinds)):
             is_word = table == "vectors" and len(values[1]) < _VECTOR_MIN
             return None if is_word or _is_noise(values, table) else table
     return None
@@ -329,10 +322,9 @@ def rebuild(found: Rescued, connection: apsw.Connection, encoder: core.Encoder) 
             file = sessions.get(item.file or 0)
             core.insert_item(connection, item._replace(file=file, vectors=own))
     for table in ("access_log", "graph_edges", "history", "sources", "reviews"):
-        width = len(_SHAPES[table])
-        rows = (row + [b""] * (width - len(row)) for row in found.rows[table].values())
-        sql = f"INSERT OR IGNORE INTO {table} VALUES({', '.join('?' * width)})"
-        connection.executemany(sql, rows)  # older edges have no questions: b""
+        marks = ", ".join("?" * len(_SHAPES[table]))
+        sql = f"INSERT OR IGNORE INTO {table} VALUES({marks})"
+        connection.executemany(sql, found.rows[table].values())
     if found.rows["replica"]:
         _rebuild_sync(found, connection)
 
@@ -390,7 +382,7 @@ def _rescued_sessions(found: Rescued, connection: apsw.Connection) -> dict[int, 
 
 def _is_part(values: list[Any]) -> bool:
     """Whether a row of items is a part of a file or a turn."""
-    return len(values) > _FILE and values[_FILE] is not None
+    return values[_FILE] is not None
 
 
 def _is_kept(values: list[Any]) -> bool:
@@ -418,20 +410,23 @@ def _rescued_item(
     return core.Item(*facts, *values[_FILE:])
 
 
-def refuse_another_programs(path: Path) -> None:
-    """DatabaseError for a sound database that has no table of ours: there is nothing to mend."""
+def refuse_others(path: Path) -> None:
+    """DatabaseError for a sound database that is not to be mended: it has no table of ours, or is
+    of an older or newer Sediment, whose rows this one would not know."""
     with (
         contextlib.suppress(apsw.Error),
         contextlib.closing(core.open_connection(path)) as connection,
     ):
         tables = {name for (name,) in core.fetch(connection, "SELECT name FROM sqlite_schema")}
-        if tables and "items" not in tables and not core.check_pages(connection):
-            raise core.another_programs(path)
+        is_ours = not tables or "items" in tables
+        fault = core.version_fault(connection, path) if is_ours else core.another_programs(path)
+        if fault and not core.check_pages(connection):
+            raise fault
 
 
 def repair_database(database: core.Database, encoder: core.Encoder) -> dict[str, Any]:
     """Mend the model and the file, each if it is broken."""
-    refuse_another_programs(database.path)
+    refuse_others(database.path)
     core.remove_abandoned_drafts(database.path)
     healthy, remark = _mend_model(encoder)
     if _has_sound_contents(database, encoder):

@@ -7,6 +7,7 @@ what was there is there and is found, and the change was made wholly or not at a
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -112,8 +113,7 @@ CHANGES: dict[str, Change] = {
     "prune": prune,
     "restore": restore,
     "index": index,
-    "migrate from 1": migrate,
-    "migrate from 2": migrate,
+    "migrate": migrate,
     "first store": store,
 }
 
@@ -272,8 +272,8 @@ def cases(folder: Path) -> Iterator[Case]:
         path = folder / f"{name}.db"
         if name != "first store":
             copied(base, path)
-        if name.startswith("migrate"):
-            make_older(path, int(name[-1]))
+        if name == "migrate":
+            make_older(path)
         before, points, seconds = state(path), Points(), time.monotonic()
         with memory_of(copied(path, folder / "after.db")) as memory, points:
             CHANGES[name](memory, ids)
@@ -322,26 +322,11 @@ def fill(path: Path) -> dict[str, str]:
     return ids
 
 
-def make_older(path: Path, version: int) -> None:
-    """Take back the later migrations, as if an earlier Sediment had made the file."""
-    connection = apsw.Connection(str(path))
-    connection.execute("PRAGMA foreign_keys = off")
-    index = "items_live ON items(project_id, created_at) WHERE ended_at IS NULL"
-    connection.execute(f"DROP INDEX items_live; CREATE INDEX {index}")
-    connection.execute("ALTER TABLE graph_edges DROP COLUMN questions; DROP TABLE reviews")
-    connection.execute("DROP TABLE shown; DROP TABLE captures; DROP TABLE tokens")
-    for index in ("history_item", "history_other", "consolidation_queue_b", "files_away"):
-        connection.execute(f"DROP INDEX {index}")
-    if version < 5:
-        connection.execute("DROP TRIGGER item_changed; DROP TRIGGER item_erased")
-        connection.execute("DROP TABLE changes; DROP TABLE staged; DROP INDEX items_file")
-        for column in ("file", "first_line", "last_line"):
-            connection.execute(f"ALTER TABLE items DROP COLUMN {column}")
-        connection.execute("DROP TABLE embeddings; DROP TABLE files; DROP TABLE sources")
-    if version == 1:
-        connection.execute("DROP INDEX items_text; ALTER TABLE items DROP COLUMN text_hash")
-    connection.pragma("user_version", version)
-    connection.close()
+def make_older(path: Path) -> None:
+    """Make the file one of the first version, whose word index is to be renewed."""
+    with contextlib.closing(apsw.Connection(str(path))) as connection:
+        connection.execute("INSERT INTO words(words) VALUES('delete-all')")
+        connection.pragma("user_version", sediment.FIRST_VERSION)
 
 
 # Killing

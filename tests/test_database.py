@@ -86,7 +86,7 @@ def test_the_file_says_what_it_is(path: Path) -> None:
     put(Database(path), "key")
     connection = apsw.Connection(str(path))
     assert connection.pragma("application_id") == APPLICATION_ID
-    assert connection.pragma("user_version") == len(MIGRATIONS)
+    assert connection.pragma("user_version") == max(MIGRATIONS)
     assert connection.pragma("journal_mode") == "wal"
     assert path.read_bytes()[68:72] == APPLICATION_ID.to_bytes(4, "big")
 
@@ -198,9 +198,18 @@ def somebody_elses(path: Path) -> str:
 def newer(path: Path) -> str:
     database = Database(path)
     put(database, "key")
-    database.reader().pragma("user_version", len(MIGRATIONS) + 1)
+    database.reader().pragma("user_version", max(MIGRATIONS) + 1)
     database.close()
     return "made by a newer Sediment"
+
+
+def older(path: Path) -> str:
+    """A file of the last version before the first release."""
+    database = Database(path)
+    put(database, "key")
+    database.reader().pragma("user_version", sediment.FIRST_VERSION - 1)
+    database.close()
+    return "made before the first release of Sediment: `export` it with the program that made it"
 
 
 def cut_short(path: Path) -> str:
@@ -223,7 +232,7 @@ def under_a_file(path: Path) -> str:
     return "cannot"
 
 
-UNUSABLE = [not_a_database, a_folder, somebody_elses, newer]
+UNUSABLE = [not_a_database, a_folder, somebody_elses, newer, older]
 UNUSABLE += [cut_short, cut_in_a_page, under_a_file]
 
 
@@ -343,17 +352,6 @@ def test_a_folder_that_may_not_be_entered_is_explained(guarded: Path) -> None:
     assert said == ["cannot open FILE: Permission denied"] * 2
 
 
-def test_a_log_that_a_removed_file_left_is_told(path: Path) -> None:
-    with open_memory(path) as memory:
-        memory.store("one thing")
-        path.unlink()
-        path.with_name(f"{path.name}-wal").unlink()
-        script = "import sys; sediment.Memory(sys.argv[1], project='demo').store('another')"
-        _, errors = child(script, path).communicate()
-        assert f"left that was removed ({path.name}-wal and {path.name}-shm): " in errors
-        assert "put that file back; or, if it is gone for good, end the processes" in errors
-
-
 @pytest.mark.parametrize("emptied", [False, True])
 @pytest.mark.parametrize("linked", [False, True])
 def test_the_log_of_a_file_that_was_moved_away_is_kept(
@@ -405,14 +403,6 @@ def test_a_file_is_begun_anew_when_the_log_of_a_removed_one_is_deleted(path: Pat
 def test_a_device_is_no_database() -> None:
     with Memory("/dev/null") as memory, pytest.raises(DatabaseError, match="is no plain file"):
         memory.list_items()
-
-
-def test_a_file_of_one_byte_is_no_database(tmp_path: Path) -> None:
-    path = tmp_path / "one.txt"
-    path.write_bytes(b"x")
-    with Memory(path) as memory, pytest.raises(DatabaseError, match="is not a Sediment database"):
-        memory.store("This would take its place.")
-    assert path.read_bytes() == b"x"
 
 
 def test_a_folder_where_nothing_can_be_created_is_explained(guarded: Path) -> None:
@@ -782,55 +772,90 @@ def test_an_erased_text_is_found_wherever_a_read_of_the_file_ends(
 
 
 def test_a_file_of_the_first_version_opens_with_all_it_holds(tmp_path: Path) -> None:
-    """It is a real one; a copy of it as it was lies beside it."""
-    path, packed = tmp_path / "memory.db", Path(__file__).with_name("first_schema.db.gz")
-    path.write_bytes(before := gzip.decompress(packed.read_bytes()))
+    """It is a real one, which syncs; a copy of it as it was lies beside it."""
+    path, packed = tmp_path / "memory.db", Path(__file__).with_name("schema_13.db.gz")
+    path.write_bytes(gzip.decompress(packed.read_bytes()))
+    before = table_rows(path, 13)
     with open_memory(path, "lighthouse") as memory:
+        assert memory.list_items()["total"] == 4
+    after = table_rows(path, max(MIGRATIONS))
+    assert {name for name in before if after[name] != before[name]} == {"meta"}
+    (copy,) = tmp_path.glob("memory.db.version-13-*")
+    assert table_rows(copy, 13) == before
+    with open_memory(path, "lighthouse") as memory:
+        for query, text in (("14:30", "会議は１４：３０から。"), ("12500", "lens costs 12 500")):
+            (other,) = memory.recall(query, ranking="bm25")["results"]
+            assert text in other["content"]
+        (shown,) = memory.recall("bulb of the lamp", limit=1)["results"]
+        assert [old["content"] for old in memory.history(shown["id"])["versions"]] == BULBS
         (found, *_) = memory.recall("how often is the tower coated with paint?")["results"]
         assert found["content"] == "The lighthouse is painted every third spring."
-        assert memory.list_items()["total"] == 3
         consistent(memory)
-    (copy,) = tmp_path.glob("memory.db.version-1-*")
-    with contextlib.closing(apsw.Connection(str(copy))) as kept:
-        assert kept.pragma("user_version") == 1
-        assert kept.execute("SELECT count(*) FROM items").get == 3
-    assert len(before) == copy.stat().st_size
-    with open_memory(path, "lighthouse") as memory:
         assert memory.forget(found["id"])["copies"] == [str(copy)]
 
 
-def test_a_file_from_before_there_were_reviews(tmp_path: Path) -> None:
+BULBS = ["The lamp has a bulb of 500 watts.", "The lamp has a bulb of 800 watts."]
+
+
+def table_rows(path: Path, version: int) -> dict[str, list[Any]]:
+    """All rows of a file of this version, by table."""
+    with contextlib.closing(apsw.Connection(str(path))) as connection:
+        assert connection.pragma("user_version") == version
+        sql = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'words%'"
+        names = [name for (name,) in connection.execute(sql)]
+        return {name: list(connection.execute(f"SELECT * FROM {name}")) for name in names}
+
+
+def test_a_later_migration_runs_once_and_keeps_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is made up: it adds a column and a table, and fills both."""
     path = tmp_path / "memory.db"
     with open_memory(path) as memory:
-        kept = memory.store("The tower is painted every third spring.")["id"]
-    with contextlib.closing(apsw.Connection(str(path))) as old:
-        old.execute("DROP TABLE reviews; DROP TABLE shown; DROP TABLE captures; DROP TABLE tokens")
-        old.execute("DROP INDEX files_away")
-        old.execute("ALTER TABLE graph_edges DROP COLUMN questions; PRAGMA user_version = 6")
+        id = memory.store("The tower is painted every third spring.")["id"]
+    newest = max(MIGRATIONS)
+
+    def migrate(connection: apsw.Connection) -> None:
+        connection.execute("ALTER TABLE items ADD COLUMN letters INTEGER")
+        connection.execute("UPDATE items SET letters = length(content)")
+        connection.execute("CREATE TABLE runs(id TEXT) STRICT; INSERT INTO runs VALUES('once')")
+
+    monkeypatch.setitem(MIGRATIONS, newest + 1, migrate)
+    for _ in range(2):
+        with open_memory(path) as memory:
+            assert memory.get(id)["content"] == "The tower is painted every third spring."
+            assert memory.database.rows("SELECT letters FROM items") == [(40,)]
+            assert memory.database.rows("SELECT id FROM runs") == [("once",)]
+            assert memory.stats()["schema"] == newest + 1
+            consistent(memory)
+    (copy,) = tmp_path.glob(f"memory.db.version-{newest}-*")
+    assert "letters" not in str(table_rows(copy, newest))
+    with open_memory(tmp_path / "new.db") as memory:  # it runs for a new file, too
+        memory.store("Another text.")
+        assert memory.database.rows("SELECT id FROM runs") == [("once",)]
+        assert memory.doctor()["healthy"]
+        with memory.database.transaction() as connection:
+            connection.execute("DROP TABLE runs")
+        assert "missing: runs" in str(memory.doctor()["checks"])
+
+
+def test_a_migration_that_fails_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "memory.db"
     with open_memory(path) as memory:
-        memory.recall("tower")
-        memory.forget(kept)
-        assert memory.review()["pairs"] == []
-        consistent(memory)
+        memory.store("The tower is painted every third spring.")
+    before, newest = table_rows(path, max(MIGRATIONS)), max(MIGRATIONS)
 
+    def migrate(connection: apsw.Connection) -> None:
+        connection.execute("DELETE FROM items")
+        raise apsw.FullError("database or disk is full")
 
-def test_signs_in_a_file_of_the_first_version_are_words_from_then_on(tmp_path: Path) -> None:
-    path, packed = tmp_path / "memory.db", Path(__file__).with_name("first_schema.db.gz")
-    path.write_bytes(gzip.decompress(packed.read_bytes()))
-    text = "On Friday 🍕 and C++ with 東京 in ⓩ."
-    with contextlib.closing(apsw.Connection(str(path))) as old:  # as the first version wrote it
-        old.execute(
-            "INSERT INTO items VALUES(90, 'x', ?, 'text', NULL, 1, 1, NULL, NULL, NULL)", (text,)
-        )
-        old.execute("INSERT INTO chunks VALUES(90, 90, 0, 0, ?, '')", (len(text),))
-        words = text.replace("東京", " 東  京 ")
-        old.execute("INSERT INTO words(rowid, text, context) VALUES(90, ?, '')", (words,))
-        old.execute("INSERT INTO pending VALUES(90)")
-    with open_memory(path, "lighthouse") as memory:
-        for query in ("🍕", "C++", "Friday", "東京", "ⓩ"):
-            (found, *_) = memory.recall(query, ranking="bm25")["results"]
-            assert found["content"] == text
-        consistent(memory)
+    monkeypatch.setitem(MIGRATIONS, newest + 1, migrate)
+    with open_memory(path) as memory, pytest.raises(DatabaseError, match="the disk is full"):
+        memory.list_items()
+    assert table_rows(path, newest) == before
+    assert not list(tmp_path.glob("memory.db.version-*"))
 
 
 # Any sequence of changes
@@ -913,42 +938,3 @@ def test_what_is_written_is_private_whatever_the_umask(tmp_path: Path, umask: in
     assert set(modes.values()) == {0o600}, modes
     assert len(modes) == 4
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
-
-
-def test_a_second_name_of_the_file_is_refused(tmp_path: Path) -> None:
-    """By each name SQLite would keep another log, and lose what the other one has."""
-    path = tmp_path / "memory.db"
-    with open_memory(path) as memory:
-        memory.store("Kept by one name.")
-    os.link(path, tmp_path / "snapshot.db")
-    for name in ("memory.db", "snapshot.db"):
-        with (
-            open_memory(tmp_path / name) as memory,
-            pytest.raises(DatabaseError, match="hard link"),
-        ):
-            memory.store("x")
-    (tmp_path / "snapshot.db").unlink()
-    os.link(path, sediment.draft_of(path).with_suffix(".tmp"))
-    left = path.with_name(f"{path.name}.99999999.tmp")
-    sediment.draft_of(path).with_suffix(".tmp").rename(left)
-    with open_memory(path) as memory:
-        memory.store("What a killed process left is no other name.")
-    assert not left.exists()
-
-
-def test_the_word_index_of_before_is_filled_anew(tmp_path: Path) -> None:
-    """A file of version 13, whose words were not brought to the form for matching."""
-    path = tmp_path / "memory.db"
-    with open_memory(path) as memory:
-        memory.store("会議は１４：３０から。")
-        with memory.database.transaction() as connection:
-            connection.execute("INSERT INTO words(words) VALUES('delete-all')")
-            connection.execute(
-                "INSERT INTO words(rowid, text, context) VALUES(1, '１４：３０', '')"
-            )
-            connection.pragma("user_version", 13)
-    with open_memory(path) as memory:
-        with memory.database.transaction() as connection:
-            assert connection.pragma("user_version") == len(MIGRATIONS)
-        assert memory.recall("14:30", ranking="bm25")["count"] == 1
-        consistent(memory)

@@ -522,16 +522,6 @@ def test_what_is_off_stays_off_after_the_first_commit(
         assert sediment_ext.hooks.read_waiting(memory) == 0
         assert memory.stats()["turns"] == 0
         assert sediment_ext.hooks.hooks_off(memory) == {"capture", "start"}
-        with memory.database.transaction() as connection:
-            connection.execute(
-                "UPDATE meta SET key = 'hooks_off:' || (SELECT substr(location, 7) FROM projects"
-                " WHERE location GLOB 'moved:*') WHERE key GLOB 'hooks_off:*'"
-            )
-        assert sediment_ext.hooks.hooks_off(memory) == set()
-        (told,) = (row["detail"] for row in memory.doctor()["checks"] if row["status"] == "broken")
-        assert "but for what their hooks leave undone" in told
-        assert memory.repair()["healthy"]
-        assert sediment_ext.hooks.hooks_off(memory) == {"capture", "start"}
 
 
 # By the server

@@ -2001,43 +2001,6 @@ def test_machines_that_are_killed_lose_nothing_and_agree(tmp_path: Path, kind: s
     assert figures["memories"] > sync_storm.MACHINES
 
 
-def test_a_file_that_synced_before_memories_could_be_moved_goes_on(place: Place) -> None:
-    a, b = place.machine("a"), place.machine("b")
-    id = a.store("Of before.")["id"]
-    gone = a.store("Forgotten before.")["id"]
-    settle(a, b)
-    a.forget(gone)
-    a.sync()
-    before = {name: a.database.rows(f"SELECT * FROM {name}") for name in SYNC_TABLES}
-    with a.database.transaction() as connection:
-        make_as_before(connection)
-    a.database.close()
-    again = open_memory(a.database.path)
-    assert {name: again.database.rows(f"SELECT * FROM {name}") for name in SYNC_TABLES} == before
-    share_all(again, b)
-    again.move(id, "global")
-    settle(again, b)
-    assert everything(again) == everything(b) == [(id, None, "Of before.", None)]
-    again.close()
-
-
-SYNC_TABLES = ("clock", "replica", "spaces", "machines")
-
-
-def make_as_before(connection: Any) -> None:
-    """What sync has in a file, as the first files that synced have it."""
-    script = (Path(__file__).parent / "sync_before.sql").read_text()
-    for name in SYNC_TABLES:
-        connection.execute(f"CREATE TEMP TABLE kept_{name} AS SELECT * FROM main.{name}")
-    connection.execute(sediment.asset("schema/sync_leave.sql"))
-    connection.execute(script, {"machine": "", "mark": "", "place": ""})
-    for name in SYNC_TABLES:
-        connection.execute(f"DELETE FROM main.{name}")
-        connection.execute(f"INSERT INTO main.{name} SELECT * FROM kept_{name}")
-        connection.execute(f"DROP TABLE temp.kept_{name}")
-    connection.pragma("user_version", 10)
-
-
 def test_two_syncs_of_one_file_do_not_meet(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     a = place.machine("a")
     a.store("A fact.")

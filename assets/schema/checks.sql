@@ -77,7 +77,3 @@ SELECT item FROM staged EXCEPT SELECT seq FROM items;
 
 -- hidden versions with nothing in their place
 SELECT id FROM items WHERE (ended_at IS NULL) != (successor IS NULL) AND ended_by IS NOT 'prune';
-
--- projects that have another id, but for what their hooks leave undone
-SELECT key FROM meta JOIN projects ON key = replace(location, 'moved:', 'hooks_off:')
-    WHERE location GLOB 'moved:*';

@@ -1,1 +1,0 @@
--- A file that syncs gets today's tables and triggers for that; nothing else changes.

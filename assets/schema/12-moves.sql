@@ -1,1 +1,0 @@
--- A file that syncs gets today's triggers: a move back loses no confirmations of others.

@@ -1,2 +1,0 @@
--- Full and half width are one, and a number with its thousands apart is one word, in the word index
--- too; they come into it by `fill_words`.

@@ -1,1 +1,0 @@
--- More symbols are words, such as letters in circles; they come into the word index by `fill_words`.
