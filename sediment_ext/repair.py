@@ -19,9 +19,6 @@ import apsw
 
 import sediment as core
 
-MISREAD_CHARACTERS = 4  # by which an id on a damaged page differs from what it was, if it is known
-MISREAD_SHARE = 8  # one of so many characters may be none of UTF-8; a row with more is noise
-
 
 def mend_file_parts(connection: apsw.Connection) -> None:
     """Let parts, files and sources agree. A part that is cut wrongly or has no file is deleted:
@@ -75,14 +72,7 @@ class Rescued(core.NamedTuple):
     def lost(self) -> list[str]:
         """The ids that an index names and whose rows could not be read."""
         found = {values[1] for values in self.rows["items"].values()}
-        lost = self.named.keys() - found - _FTS5_NAMES
-        return sorted(id for id in lost if not self.is_misread(id))
-
-    def is_misread(self, id: str) -> bool:
-        """Whether an id that a single index has is of a row that was read: all other indexes have
-        what its row has."""
-        rows = [self.rows["items"].get(number, [None, ""]) for number in self.named[id]]
-        return len(rows) == 1 and _is_alike(id, rows[0][1])
+        return sorted(self.named.keys() - found - _FTS5_NAMES)
 
 
 # Tables by the kinds of value in their columns, by which a row on a page is told to be of them.
@@ -125,7 +115,7 @@ def rescue(data: bytes) -> Rescued:
             if table := _table_of(values):
                 found.rows[table][number] = values
             continue
-        if any(map(_count_undecoded, values)):
+        if any(map(_is_undecoded, values)):
             continue
         if len(values) == len(_SHAPES["replica"]) and _table_of(values):
             # It has no row numbers, as an index has none.
@@ -143,40 +133,18 @@ def rescue(data: bytes) -> Rescued:
     return found
 
 
-def _count_undecoded(value: Any) -> int:
-    """How many bytes of a text are no UTF-8: `_value` leaves a surrogate for each."""
-    return len(_UNDECODED.findall(value)) if isinstance(value, str) else 0
+def _is_undecoded(value: Any) -> bool:
+    """Whether a text is not all UTF-8: `_value` leaves a surrogate for each such byte."""
+    return isinstance(value, str) and _UNDECODED.search(value) is not None
 
 
 def _decode_items(found: Rescued) -> None:
-    """Put U+FFFD for what is not UTF-8 in rows of items. Where the id or the project is misread,
-    it is the one that an index or the other items have."""
-    items = found.rows["items"].values()
-    ids = found.named.keys() - {values[1] for values in items}
-    projects = {values[_PROJECT] for values in items}
-    for values in items:
-        if not any(map(_count_undecoded, values)):
-            continue
-        values[1] = _as_known(values[1], ids)
-        values[_PROJECT] = _as_known(values[_PROJECT], projects)
+    """Put U+FFFD for what is not UTF-8 in rows of items. Also an id gets it: which one it was is
+    not guessed."""
+    for values in found.rows["items"].values():
         values[:] = [
             _UNDECODED.sub("\ufffd", value) if isinstance(value, str) else value for value in values
         ]
-
-
-def _as_known(id: str | None, known: Collection[str | None]) -> str | None:
-    """The only one of these ids that a misread one can be; else that itself."""
-    if not id or not _count_undecoded(id):
-        return id
-    whole = (other for other in known if other and not _count_undecoded(other))
-    alike = [other for other in whole if _is_alike(other, id)]
-    return alike[0] if len(alike) == 1 else id
-
-
-def _is_alike(id: str, other: str) -> bool:
-    """Whether two ids differ in a few characters only."""
-    wrong = sum(a != b for a, b in zip(id, other, strict=False))
-    return len(id) == len(other) and wrong <= MISREAD_CHARACTERS
 
 
 def _look_at_texts(found: Rescued) -> None:
@@ -204,17 +172,10 @@ def _table_of(values: list[Any]) -> str | None:
     for table, shape in _SHAPES.items():
         if len(kinds) == len(shape) and all(map(str.__contains__, shape, kinds)):
             is_word = table == "vectors" and len(values[1]) < _VECTOR_MIN
-            return None if is_word or _is_noise(values, table) else table
+            # Rows that are not of items can be done without.
+            is_unreadable = table != "items" and any(map(_is_undecoded, values))
+            return None if is_word or is_unreadable else table
     return None
-
-
-def _is_noise(values: list[Any], table: str) -> bool:
-    """Whether more in a row is not UTF-8 than a few flipped bits leave. Rows that are not of items
-    can be done without: of them each counts."""
-    if table != "items":
-        return any(map(_count_undecoded, values))
-    texts = [value for value in values if isinstance(value, str)]
-    return any(_count_undecoded(text) - 1 > len(text) // MISREAD_SHARE for text in texts)
 
 
 def _rows_of_pages(data: bytes, size: int) -> Iterator[tuple[int | None, list[Any]]]:
@@ -640,16 +601,12 @@ def _first_page(log: bytes) -> bytes:
     return bytes(page)
 
 
-def _file_and_log(path: Path, tries: int = 3) -> tuple[bytes, bytes]:
+def _file_and_log(path: Path) -> tuple[bytes, bytes]:
     """The bytes of a damaged file and of its log, if it has one. The log is read before the file,
     since a server that ends writes it there and deletes it; pages that both then have are the same.
-    Not so where others wrote meanwhile (not every damage lets the file be locked): its pages may
-    be older than the file's, so both are read again."""
+    """
     log = _log_of(path)
-    data = path.read_bytes()
-    if tries > 1 and _log_of(path) != log:
-        return _file_and_log(path, tries - 1)
-    return data, log
+    return path.read_bytes(), log
 
 
 def _log_of(path: Path) -> bytes:
