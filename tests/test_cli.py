@@ -204,7 +204,7 @@ def test_scopes(here: Program, tmp_path: Path) -> None:
 def test_the_advice_to_replace_can_be_pasted(here: Program, project: str) -> None:
     options = ["--project", project] if project else []
     old = here.store("The gateway listens on port 8080.", "--created-at", "yesterday", *options)
-    advice = here.json("store", "The gateway now listens on port 9090.", *options)["message"]
+    advice = here.json("store", "The gateway now listens on port 9090.", *options)["advice"]
     _, *words = shlex.split(advice.split("`")[-2].replace("OLD", old))
     assert ("--project" in words) is bool(project)
     here.ok(*words)
