@@ -16,8 +16,8 @@ COMMANDS = (
     "store", "recall", "search", "expand", "index", "watch", "note", "compact", "status", "list",
     "get", "forget", "history", "undo", "replace", "move",
     "review", "graph", "consolidate", "prune", "doctor", "backup",
-    "restore", "reindex", "stats", "import", "export", "init", "hook", "serve", "browse",
-    "token", "sync", "hub", "completion",
+    "restore", "reindex", "stats", "import", "export", "init", "hook", "browse", "token",
+    "sync", "hub", "serve", "completion",
 )  # fmt: skip
 
 

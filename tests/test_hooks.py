@@ -407,7 +407,7 @@ def test_a_hook_answers_though_its_client_leaves_stdin_open(
 
 
 SLOW = """
-import sys, threading, sediment
+import sys, threading, sediment, sediment_ext.hooks
 sediment.HOOK_DEADLINE = 1
 sediment_ext.hooks.answer_hook = lambda *_: threading.Event().wait()
 sys.argv = ["sediment", *sys.argv[1:]]
