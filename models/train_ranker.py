@@ -95,7 +95,7 @@ def stored(
     """A store's notes, one after the other."""
     pairs = obsolete_pairs(notes, questions)
     notes = sorted(notes, key=lambda row: row["created_at"])
-    vectors = sediment._stack_vectors([(encoder.embed(row["content"]),) for row in notes])
+    vectors = sediment.stack_vectors([(encoder.embed(row["content"]),) for row in notes])
     words = [lexicon(encoder).text_words(row["content"]) for row in notes]
     created = numpy.array([row["created_at"] for row in notes], float)
     unasked = lexicon(encoder).text_words("")

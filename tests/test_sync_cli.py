@@ -213,7 +213,7 @@ def test_an_interrupt_that_python_swallows_ends_a_watch(tmp_path: Path, words: l
     with open_memory(tmp_path / "m.db") as memory:
         memory.sync_to(str(tmp_path / "shared"))
     code = (
-        "import os, sediment\n"
+        "import os, sediment, sediment_ext.files\n"
         "class Tidied:\n"
         "    def __del__(self):\n"
         f"        os.kill(os.getpid(), {signal.SIGTERM})\n"
