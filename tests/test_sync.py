@@ -2079,7 +2079,7 @@ def test_a_mistake_in_the_clock_is_caught(
     where, old, new = CLOCKS[mistake]
     if where == "receive":
         source = inspect.getsource(sediment_ext.sync.merge.receive)
-        scope = dict(vars(sediment))
+        scope = dict(vars(sediment_ext.sync.merge))
         exec("from __future__ import annotations\n" + source.replace(old, new), scope)
         monkeypatch.setattr(sync_machines, "receive", scope["receive"])
     else:
