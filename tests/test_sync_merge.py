@@ -294,7 +294,7 @@ def mistaken(old: str, new: str) -> SimpleNamespace:
     source = source.replace(old, new)
     if new.startswith("circle and ["):
         source = source.replace('["end"])] = None', '["end"])]')
-    scope = dict(vars(sediment))
+    scope = dict(vars(sediment_ext.sync.merge))
     exec("from __future__ import annotations\n" + source, scope)
     return SimpleNamespace(join=scope["join"], view=scope["view"])
 
