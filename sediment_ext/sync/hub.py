@@ -13,12 +13,17 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
 import sediment as core
 from sediment_ext.sync import merge, places
+
+if TYPE_CHECKING:
+    import psycopg
+else:
+    psycopg = core.psycopg  # loaded when a hub is asked: not every system has its library
 
 
 class Hub:
@@ -61,14 +66,12 @@ class Hub:
         """Raise errors of the hub and its connection as errors of ours."""
         try:
             yield
-        except (core.psycopg.errors.InvalidSchemaName, core.psycopg.errors.UndefinedTable):
+        except (psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedTable):
             raise core.NotFound(f"there is no hub at {self.name}: `hub init` makes one") from None
-        except core.psycopg.Error as error:
+        except psycopg.Error as error:
             kind = places.Unreachable if self._connection.closed else core.SedimentError
             kind = (
-                core.Forbidden
-                if isinstance(error, core.psycopg.errors.InsufficientPrivilege)
-                else kind
+                core.Forbidden if isinstance(error, psycopg.errors.InsufficientPrivilege) else kind
             )
             raise kind(str(error).partition("\n")[0]) from None
 
@@ -285,7 +288,7 @@ def hub_options(url: str) -> dict[str, Any]:
 
     try:
         options: dict[str, Any] = conninfo_to_dict(url)
-    except core.psycopg.ProgrammingError as error:
+    except psycopg.ProgrammingError as error:
         shown, why = core.redact(url)[0], str(error).strip()
         raise core.InvalidInput(f"{shown} is no address of a database: {why}") from None
     if any("password" in name or "secret" in name for name in options):
@@ -320,7 +323,7 @@ def _ended_after(connection: Any, seconds: float) -> Iterator[None]:
     import socket
 
     def end() -> None:
-        with contextlib.suppress(OSError, core.psycopg.Error):  # it is closed already
+        with contextlib.suppress(OSError, psycopg.Error):  # it is closed already
             fd = connection.pgconn.socket
             with socket.fromfd(fd, socket.AF_INET, socket.SOCK_STREAM) as same:
                 same.shutdown(socket.SHUT_RDWR)
@@ -338,8 +341,8 @@ def _connect_hub(url: str) -> Any:
     """A connection; Unreachable where no server answers, SedimentError where one refuses."""
     options = hub_options(url)
     try:
-        return core.psycopg.connect(**options)
-    except core.psycopg.OperationalError as error:
+        return psycopg.connect(**options)
+    except psycopg.OperationalError as error:
         reason = str(error).partition("\n")[0].rpartition("failed: ")[2]
         if places.UNTRUSTED.search(str(error)):
             remedy = "PGSSLROOTCERT=FILE or ~/.postgresql/root.crt"
