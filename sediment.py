@@ -2185,7 +2185,7 @@ def split_text(text: str, fits: Callable[[str], bool]) -> list[Chunk]:
     """One chunk of a short text; else chunks of at most CHUNK_MAX characters with a context. Each
     satisfies `fits`, its context included, but for a single character that does not: it must not
     be lost. Everything but white space is in some chunk, and only neighbours in prose overlap."""
-    if len(text) <= CHUNK_THRESHOLD and fits(text):
+    if len(text) <= CHUNK_THRESHOLD and fits(matching_form(text)):
         start, end = _trim(text, 0, len(text))
         return [Chunk(start, end, "")] if start < end else []
     return list(_chunks_of(text, detect_type(text), fits))
