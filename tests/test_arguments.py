@@ -56,7 +56,9 @@ LATER = {"json", "rows", "conversations"}  # modes that no argument of `graph` a
 
 def parameters(command: str) -> dict[str, click.Parameter]:
     """The parameters of a command by name, without the general ones."""
-    found = cli.commands[command].get_params(click.Context(cli.commands[command]))
+    found = cli.commands[command].get_params(
+        click.Context(cli.commands[command], **cli.context_settings)
+    )
     own = {str(each.name): each for each in found if each.expose_value}
     return {name: each for name, each in own.items() if name != "help"}
 

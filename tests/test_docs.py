@@ -72,8 +72,8 @@ def test_the_readme_leads_to_all_pages() -> None:
 
 def options() -> set[str]:
     """The options of all commands, hidden ones too."""
-    commands = [(command, click.Context(command)) for command in cli.commands.values()]
-    params = [*cli.params, *(one for command, ctx in commands for one in command.get_params(ctx))]
+    contexts = [click.Context(command, **cli.context_settings) for command in cli.commands.values()]
+    params = [*cli.params, *(one for ctx in contexts for one in ctx.command.get_params(ctx))]
     found = {word for param in params for word in (*param.opts, *param.secondary_opts)}
     return found | {"--help", "--version"}
 
