@@ -3414,7 +3414,7 @@ def move_project(connection: apsw.Connection, old: str, new: str) -> None:
 
 
 # The text and the context of each chunk.
-_CHUNK_TEXTS = (
+CHUNK_TEXTS = (
     'SELECT c.id, substr(i.content, c.start + 1, c."end" - c.start), c.context'
     " FROM chunks c JOIN items i ON i.seq = c.item"
 )
@@ -3423,7 +3423,7 @@ _CHUNK_TEXTS = (
 def fill_words(connection: apsw.Connection) -> None:
     """Rebuild the word index from the texts."""
     connection.execute("INSERT INTO words(words) VALUES('delete-all')")
-    rows = fetch(connection, _CHUNK_TEXTS)
+    rows = fetch(connection, CHUNK_TEXTS)
     connection.executemany(
         "INSERT INTO words(rowid, text, context) VALUES(?, ?, ?)",
         ((chunk, spaced(text), spaced(context)) for chunk, text, context in rows),
@@ -3665,7 +3665,7 @@ class Database:
         stale = getattr(local, "identity", ()) != now
         if not stale and now and local.connection.readonly("main"):
             # Perhaps it may be written by now; and an immutable one sees no change by itself.
-            stale = _is_writable(self.path) or local.stamps != _stamps(self.path)
+            stale = is_writable(self.path) or local.stamps != _stamps(self.path)
         if stale or (create and now is None):
             self.close_thread()
             with self.translate_errors():
@@ -3697,10 +3697,10 @@ class Database:
             connection.set_busy_handler(make_busy_handler())
             # Until it is known to be ours, nothing may change in it: close no log into it either.
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-            _check_compatible(connection, self.path)
+            check_compatible(connection, self.path)
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
             _configure(connection)
-            self.has_distance = _load_distance(connection)
+            self.has_distance = load_distance(connection)
             _migrate(connection, self.path)
             connection.execute(_POSTINGS)
         except BaseException:
@@ -3777,7 +3777,7 @@ def _log_names(path: Path) -> str:
     return " and ".join(log.name for log in logs if log.exists())
 
 
-def _check_log(path: Path) -> None:
+def check_log(path: Path) -> None:
     """Raises DatabaseError for the log of a file that was moved away: SQLite would delete it for a
     new one, and with it what was stored last."""
     with contextlib.suppress(OSError):  # there is no log
@@ -3868,7 +3868,7 @@ def _create_private(path: Path) -> None:
         os.close(descriptor)
 
 
-def _is_writable(path: Path) -> bool:
+def is_writable(path: Path) -> bool:
     return os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
 
 
@@ -3891,7 +3891,7 @@ def _check_place(path: Path) -> None:
         raise DatabaseError(f"{path} is no plain file: --db takes one, e.g. memory.db")
     if not is_unicode(path):
         raise DatabaseError(f"{path} has a name that is not UTF-8: choose another")
-    _check_log(path)
+    check_log(path)
     with contextlib.suppress(FileNotFoundError):
         if path.is_symlink() and has_other_owner(path.stat()):
             raise DatabaseError(f"{path} is a link to somebody else's file: name that with --db")
@@ -3899,8 +3899,8 @@ def _check_place(path: Path) -> None:
 
 def open_connection(path: Path) -> apsw.Connection:
     """Open for writing; for reading alone where the file or its disk allow no more."""
-    _check_log(path)
-    if not _is_writable(path) or (_no_room(path) and _is_closed(path)):
+    check_log(path)
+    if not is_writable(path) or (_no_room(path) and _is_closed(path)):
         return open_read_only(path)
     return apsw.Connection(str(path))
 
@@ -3970,7 +3970,7 @@ def _use_wal(connection: apsw.Connection) -> None:
 _POSTINGS = "CREATE VIRTUAL TABLE temp.postings USING fts5vocab(main, words, instance)"
 
 
-def _load_distance(connection: apsw.Connection) -> bool:
+def load_distance(connection: apsw.Connection) -> bool:
     """Load sqlite-vec's distance functions; False where it has no build for this system. It is
     loaded by path, since its package imports numpy."""
     from importlib.util import find_spec
@@ -4161,7 +4161,7 @@ def version_fault(connection: apsw.Connection, path: Path) -> DatabaseError | No
     return None
 
 
-def _check_compatible(connection: apsw.Connection, path: Path) -> None:
+def check_compatible(connection: apsw.Connection, path: Path) -> None:
     """Refuse another program's database, one of another version, and triggers that are not ours,
     which would run with each change."""
     tables = connection.execute("SELECT count(*) FROM sqlite_schema").get
@@ -5253,13 +5253,13 @@ def erase_item(connection: apsw.Connection, id: str, *, alone: bool = False) -> 
     for seq, doomed_id, content in doomed:
         _erase_words(connection, seq, content)
         connection.execute("DELETE FROM items WHERE seq = ?", (seq,))
-        for table, column in _MENTIONS:
+        for table, column in MENTIONS:
             connection.execute(f"DELETE FROM {table} WHERE {column} = ?", (doomed_id,))
     return len(doomed)
 
 
 # Where an item's id stands outside its own row.
-_MENTIONS = (
+MENTIONS = (
     ("graph_nodes", "id"),
     ("graph_edges", "from_id"),
     ("graph_edges", "to_id"),
@@ -8133,7 +8133,7 @@ def check_words(connection: apsw.Connection) -> list[int]:
     for stem, chunk, column, place in connection.execute("SELECT * FROM temp.postings"):
         balance[chunk] += hash((stem, column, place))
     tokenizer = connection.fts5_tokenizer("porter", ["unicode61", "remove_diacritics", "2"])
-    for chunk, *texts in connection.execute(_CHUNK_TEXTS):
+    for chunk, *texts in connection.execute(CHUNK_TEXTS):
         for column, text in zip(("text", "context"), texts, strict=True):
             stems = tokenizer(spaced(text).encode(), apsw.FTS5_TOKENIZE_DOCUMENT, None)
             for place, (_, _, stem) in enumerate(stems):
@@ -8185,7 +8185,7 @@ def rebuild_derived(connection: apsw.Connection, encoder: Encoder) -> None:
     """Make anew what is derived and does not agree with the texts, within a transaction of the
     caller. Chunks without a vector are queued."""
     extension("repair").mend_file_parts(connection)
-    for table, column in _MENTIONS:
+    for table, column in MENTIONS:
         connection.execute(f"DELETE FROM {table} WHERE {column} NOT IN (SELECT id FROM items)")
     connection.execute(asset("sql/mend_items.sql"))
     extension("repair").mend_chunks(connection, encoder)
@@ -8281,7 +8281,7 @@ def _draft_of_copy(database: Database, source: Path, draft: Path) -> str:
     """Write a copy with today's schema, and pages of the size that this database has. Returns
     remarks on where it syncs, and on what stays forgotten."""
     with database.translate_errors(source), contextlib.closing(open_connection(source)) as given:
-        _check_compatible(given, source)
+        check_compatible(given, source)
         if not given.pragma("user_version"):
             raise DatabaseError(f"{source} holds nothing: choose another file")
         if found := check_pages(given) or unreadable_phrase(given):
@@ -8452,7 +8452,7 @@ def _check_file(database: Database) -> Iterator[Check]:
     for place, allowed in ((path, 0o600), (path.parent, 0o755)):
         if mode := mode_beyond(place, allowed):
             yield Check("permissions", "warning", f"{place} is open to others ({mode:o})")
-    if os.access(path, os.R_OK) and not _is_writable(path):  # else another check tells
+    if os.access(path, os.R_OK) and not is_writable(path):  # else another check tells
         detail = f"{path} or its folder cannot be written: nothing can be stored"
         yield Check("permissions", "warning", detail)
     if drafts := ", ".join(draft.name for draft in abandoned_drafts(path)):
@@ -8466,7 +8466,7 @@ def _check_file(database: Database) -> Iterator[Check]:
 
 def check_contents(database: Database, encoder: Encoder) -> Iterator[Check]:
     """Whether the pages are sound, and the tables agree with the texts."""
-    _check_log(database.path)
+    check_log(database.path)
     if not database.path.exists():
         return
     try:
@@ -8491,7 +8491,7 @@ def fault_of_pages(database: Database) -> Check | None:
             return Check("pages", "broken", found)
         if any(_unreadable_in(own, "sqlite_schema", "sql")):
             return Check("schema", "broken", "what describes the tables is not UTF-8")
-        _check_compatible(own, database.path)
+        check_compatible(own, database.path)
         if missing := missing_in_schema(own):
             return Check("schema", "broken", f"missing: {', '.join(missing)}")
     return None
@@ -8601,7 +8601,7 @@ def _describe_model() -> str:
 def _describe_sqlite() -> str:
     versions = f"{apsw.sqlite_lib_version()}, apsw {apsw.apsw_version()}"
     with contextlib.closing(apsw.Connection(":memory:")) as connection:
-        if _load_distance(connection):
+        if load_distance(connection):
             return f"{versions}, sqlite-vec {connection.execute('SELECT vec_version()').get}"
     return f"{versions}, without sqlite-vec"
 
@@ -8611,7 +8611,7 @@ def _describe_file(database: Database) -> str:
     if not path.exists():
         return f"{_without_home(str(path))}, not there yet"
     with database.translate_errors(), contextlib.closing(open_read_only(path)) as own:
-        _check_compatible(own, path)
+        check_compatible(own, path)
         schema = f"schema {own.pragma('user_version')} of {max(MIGRATIONS)}"
     return f"{_without_home(str(path))}, {database.size():,} bytes, {schema}"
 

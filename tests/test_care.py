@@ -1182,7 +1182,7 @@ def test_a_file_that_cannot_be_written_is_warned_of(
     memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory.store("a fact")
-    monkeypatch.setattr(sediment, "_is_writable", lambda _: False)
+    monkeypatch.setattr(sediment, "is_writable", lambda _: False)
     warned = [row["detail"] for row in memory.doctor()["checks"] if row["status"] == "warning"]
     assert any("cannot be written: nothing can be stored" in one for one in warned)
 
@@ -1283,7 +1283,7 @@ def test_each_batch_of_a_reindexing_begins_where_the_last_ended(
 
 def test_forgetting_looks_an_id_up_in_an_index(memory: Memory) -> None:
     memory.store("A fact.")
-    for table, column in sediment._MENTIONS:
+    for table, column in sediment.MENTIONS:
         plan = memory.database.rows(
             f"EXPLAIN QUERY PLAN DELETE FROM {table} WHERE {column} = ?", "x"
         )

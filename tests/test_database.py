@@ -555,14 +555,14 @@ for number in range(3):
 def test_a_file_that_comes_while_an_empty_one_is_read_is_used(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = sediment._check_compatible
+    real = sediment.check_compatible
 
     def meanwhile(*opened: Any) -> None:
         if not path.exists():
             put(Database(path), "theirs")
         real(*opened)
 
-    monkeypatch.setattr(sediment, "_check_compatible", meanwhile)
+    monkeypatch.setattr(sediment, "check_compatible", meanwhile)
     database = Database(path)
     database.rows("SELECT 1")
     put(database, "ours")

@@ -845,7 +845,7 @@ def test_recall_is_the_same_without_the_extension(
     queries = ["a glacier", "remark 4", "music", "the people of the valley", "money owed"]
     assert memory.database.has_distance
     expected = [memory.recall(query, limit=8) for query in queries]
-    monkeypatch.setattr(sediment, "_load_distance", lambda _: False)
+    monkeypatch.setattr(sediment, "load_distance", lambda _: False)
     with open_memory(path) as plain:
         got = [plain.recall(query, limit=8) for query in queries]
         assert not plain.database.has_distance
