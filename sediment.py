@@ -11535,7 +11535,7 @@ SHARE = Kind({"type": "number"}, _Checked(check_share), "N", {"minimum": 0, "max
 SECONDS = Kind({"type": "number"}, click.FloatRange(0.1, 86_400), "S")
 FILE = Kind({"type": "string"}, click.Path(dir_okay=False))
 FILE_OR_FOLDER = Kind({"type": "string"}, click.Path(allow_dash=True))
-LIMIT = whole(1, LIMIT_MAX)
+LIMIT = whole(1, LIMIT_MAX, "N")
 SCOPE = choice(*SCOPES, any_case=True)
 ANY_SCOPE = choice(*SCOPES, "all", any_case=True)
 
@@ -11557,7 +11557,6 @@ class Argument(NamedTuple):
 
     name: str  # in the method
     kind: Kind
-    help: str = ""  # of the command's option
     flags: str = ""  # of the command's option, where they do not follow from the name
     default: Any = None  # of the command, whose help shows it
     wire: str = ""  # the name in the tool; "" where the tool does not take it
@@ -11566,6 +11565,11 @@ class Argument(NamedTuple):
     @property
     def is_required(self) -> bool:
         return self.place != "" and not self.place.startswith("[")
+
+    @property
+    def option(self) -> str:
+        """The long name of the command's option."""
+        return self.flags.split("/")[0] or f"--{self.name.replace('_', '-')}"
 
 
 class Operation(NamedTuple):
@@ -11677,91 +11681,80 @@ def _prune(memory: Memory, purge: bool = False, **options: Any) -> dict[str, Any
 
 
 _THE_ID = Argument("id", ID, place="ID")
-HOW_MANY = Argument("limit", LIMIT, "How many at most.", default=20, wire="limit")
+HOW_MANY = Argument("limit", LIMIT, default=20, wire="limit")
 _BACKUP = Argument("path", FILE, place="FILE")
 _PATHS = Argument("paths", PATHS, place="[PATH]...")
-_ALLOW_SECRETS = Argument("allow_secrets", FLAG, "Keep what looks like a credential, this time.")
+_ALLOW_SECRETS = Argument("allow_secrets", FLAG)
 
 _TABLE = (
     Operation("store", Memory.store, render_stored).takes(
         Argument("content", CONTENT, wire="content", place="CONTENT..."),
-        Argument("scope", SCOPE, "project (default), or global: for every project.", wire="scope"),
-        Argument("replace", ID, "The item that this one supersedes.", wire="replace_id"),
-        Argument("created_at", TIME, "Back-date it: 2026-03, yesterday.", wire="created_at"),
-        Argument("into", string("FILE"), "Put it into a markdown file, and index that."),
+        Argument("scope", SCOPE, wire="scope"),
+        Argument("replace", ID, wire="replace_id"),
+        Argument("created_at", TIME, wire="created_at"),
+        Argument("into", string("FILE")),
         _ALLOW_SECRETS,
     ),
     Operation("recall", _recall, render_recalled).takes(
         Argument("query", QUERY, wire="query", place="QUERY..."),
-        Argument("limit", LIMIT, "How many at most.", default=5, wire="limit"),
-        Argument("min_score", SHARE, "Hold back what scores less, 0 to 1."),
-        Argument("anyway", FLAG, "Hold nothing back, however unrelated."),
-        Argument("as_of", TIME, "What was live then, and not undone since."),
-        Argument("explain", FLAG, "Print what each score is made of."),
-        Argument("ranking", choice(*RANKINGS), "How to rank (else SEDIMENT_RANKING, default)."),
-        Argument("source", PREFIX, "Only from files whose path begins so: memory/.", wire="source"),
-        Argument("vector_weight", SHARE, "Weigh meaning, 0 to 1 (else by query)."),
-        Argument("text_weight", SHARE, "Weigh words, 0 to 1 (else by query)."),
-        Argument("candidates", whole(1, LIMIT_MAX, "N"), "How many each index proposes."),
-        Argument("hub", FLAG, "Ask the hub instead, for what is in no file here."),
-        Argument(
-            "conversations",
-            FLAG,
-            "Also what was said in sessions.",
-            "--conversations/--no-conversations",
-            default=True,
-        ),
+        Argument("limit", LIMIT, default=5, wire="limit"),
+        Argument("min_score", SHARE),
+        Argument("anyway", FLAG),
+        Argument("as_of", TIME),
+        Argument("explain", FLAG),
+        Argument("ranking", choice(*RANKINGS)._replace(metavar="NAME")),
+        Argument("source", PREFIX, wire="source"),
+        Argument("vector_weight", SHARE),
+        Argument("text_weight", SHARE),
+        Argument("candidates", whole(1, LIMIT_MAX, "N")),
+        Argument("hub", FLAG),
+        Argument("conversations", FLAG, "--conversations/--no-conversations", default=True),
     ),
     Operation("expand", _expand, render_expanded).takes(
         _THE_ID,
-        Argument("lines", whole(0, 10_000, "N"), "So many lines around."),
-        Argument("section", FLAG, "The whole section (as without --lines)."),
+        Argument("lines", whole(0, 10_000, "N")),
+        Argument("section", FLAG),
     ),
     Operation("index", Memory.index, late("files", "render_indexed")).takes(
         _PATHS,
-        Argument("globs", PATTERNS, "Not only *.md; repeatable.", "--glob"),
-        Argument("exclude", PATTERNS, "As in .gitignore; repeatable."),
-        Argument("include_archive", FLAG, "Notes that `compact` has put away, too."),
-        Argument("remove", FLAG, "Take the paths out of the index; the files stay."),
-        Argument("scope", SCOPE, "global: for every project. Without paths: both."),
+        Argument("globs", PATTERNS, "--glob"),
+        Argument("exclude", PATTERNS),
+        Argument("include_archive", FLAG),
+        Argument("remove", FLAG),
+        Argument("scope", SCOPE),
         _ALLOW_SECRETS,
     ),
     Operation("watch", Memory.watch, late("files", "render_changes")).takes(
         _PATHS,
-        Argument(
-            "debounce_ms",
-            whole(50, 60_000),
-            "Quiet time before changes are taken up.",
-            default=WATCH_DEBOUNCE,
-        ),
+        Argument("debounce_ms", whole(50, 60_000, "MS"), default=WATCH_DEBOUNCE),
     ),
     Operation("note", Memory.note, render_stored).takes(
         Argument("text", CONTENT, place="TEXT..."),
-        Argument("folder", string("DIR"), "Where the notes are (else memory/ in the project)."),
+        Argument("folder", string("DIR")),
         _ALLOW_SECRETS,
     ),
     Operation("compact", Memory.compact, late("notes", "render_compacted")).takes(
         Argument("path", string(), default=NOTES_FOLDER, place="[PATH]"),
-        Argument("older_than", AGE, "30d, 12w, 1y.", default="30d"),
-        Argument("command", string("CMD"), "What summarises the notes it is piped.", "--with"),
-        Argument("timeout", SECONDS, "Seconds that it may take.", default=COMPACT_TIMEOUT),
-        Argument("dry_run", FLAG, "Print what would be sent."),
+        Argument("older_than", AGE, default="30d"),
+        Argument("command", string("CMD"), "--with"),
+        Argument("timeout", SECONDS, default=COMPACT_TIMEOUT),
+        Argument("dry_run", FLAG),
     ),
     Operation("status", Memory.status, render_status).takes(
-        Argument("deep", FLAG, "Encode and search in earnest."),
-        Argument("index", FLAG, "Bring the index up to date first."),
+        Argument("deep", FLAG),
+        Argument("index", FLAG),
     ),
     Operation("list", list_memories, render_listed).takes(
         HOW_MANY,
-        Argument("scope", ANY_SCOPE, "all: both.", default="project", wire="scope"),
-        Argument("page", whole(1, PAGES_MAX, "N"), "Which of the pages of that many."),
-        Argument("oldest", FLAG, "The oldest first."),
-        Argument("since", TIME, "Created since: 2026-03, yesterday."),
-        Argument("until", TIME, "Created until then, the whole day or month."),
-        Argument("kind", choice(*ITEM_KINDS), "memory (default), or what stands in such a thing."),
-        Argument("replaced", FLAG, "What is hidden: replaced, merged or pruned."),
-        Argument("never_recalled", FLAG, "What no recall has shown yet."),
-        Argument("conversations", FLAG, "The sessions that are kept, instead."),
+        Argument("scope", ANY_SCOPE, default="project", wire="scope"),
+        Argument("page", whole(1, PAGES_MAX, "N")),
+        Argument("oldest", FLAG),
+        Argument("since", TIME),
+        Argument("until", TIME),
+        Argument("kind", choice(*ITEM_KINDS)),
+        Argument("replaced", FLAG),
+        Argument("never_recalled", FLAG),
+        Argument("conversations", FLAG),
     ),
     Operation("get", Memory.get, render_item).takes(_THE_ID),
     Operation("forget", _forget, render_forgotten).takes(
@@ -11779,54 +11772,40 @@ _TABLE = (
     Operation("review", Memory.review, render_message),
     Operation("graph", Memory.graph, render_tree).takes(
         _THE_ID,
-        Argument(
-            "kind",
-            choice(*GRAPHS, "json"),
-            "A tree for the terminal, or a picture's source.",
-            "--format",
-            "tree",
-        ),
+        Argument("kind", choice(*GRAPHS, "json"), "--format", "tree"),
     ),
     Operation("consolidate", Memory.consolidate, render_consolidated).takes(
-        Argument("dry_run", FLAG, "Change nothing; print what would be done, and why."),
+        Argument("dry_run", FLAG),
     ),
     Operation("prune", _prune, render_pruned).takes(
-        Argument("older_than", AGE, "An age (90d, 12w, 1y) or a date."),
+        Argument("older_than", AGE),
         Argument("scope", SCOPE, default="project"),
-        Argument("confirmed", FLAG, "What people confirmed or corrected, too."),
-        Argument(
-            "all_machines", FLAG, "What other machines share, too: it is hidden there as well."
-        ),
-        Argument("dry_run", FLAG, "Change nothing; print what would be done."),
-        Argument("purge", FLAG, "Erase for good what was pruned before."),
+        Argument("confirmed", FLAG),
+        Argument("all_machines", FLAG),
+        Argument("dry_run", FLAG),
+        Argument("purge", FLAG),
     ),
     Operation("doctor", Memory.doctor, render_checked).takes(
-        Argument("repair", FLAG, "Mend what is broken; a copy is made first."),
+        Argument("repair", FLAG),
     ),
     Operation("backup", Memory.backup, render_message).takes(_BACKUP),
     Operation("restore", Memory.restore, render_message).takes(_BACKUP),
     Operation("reindex", Memory.reindex, render_message),
     Operation("stats", Memory.stats, render_facts).takes(
-        Argument("verify", FLAG, "Check every byte of the model's files."),
+        Argument("verify", FLAG),
     ),
     Operation("import", Memory.import_rows, render_imported).takes(
         Argument("file", FILE_OR_FOLDER, place="[FILE]"),
-        Argument(
-            "origin",
-            string("CLIENTS"),
-            f"Sessions on this machine, of {', '.join(CLIENTS[:-1])} (with commas), instead of a"
-            " FILE; or sediment, with the original's program as FILE.",
-            "--from",
-        ),
-        Argument("since", TIME, "Only what was said since a time."),
-        Argument("here", FLAG, "Only sessions in this project."),
-        Argument("dry_run", FLAG, "Only count what was said."),
-        Argument("scope", SCOPE, "For rows that name none (default: project)."),
+        Argument("origin", string("CLIENTS"), "--from"),
+        Argument("since", TIME),
+        Argument("here", FLAG),
+        Argument("dry_run", FLAG),
+        Argument("scope", SCOPE),
         _ALLOW_SECRETS,
     ),
     Operation("export", Memory.export_rows, render_exported).takes(
         Argument("file", FILE, place="[FILE]"),
-        Argument("force", FLAG, "Overwrite FILE if it is there."),
+        Argument("force", FLAG),
     ),
 )
 OPERATIONS = {operation.name: operation for operation in _TABLE}
@@ -12562,21 +12541,45 @@ class _Command(click.Command):
             error.ctx = error.ctx or ctx  # whose help the message names
             raise
 
+    def _own_options(self, ctx: click.Context) -> list[click.Option]:
+        """The options without the general ones, with their help."""
+        page = help_pages()[str(self.name)]
+        params = [each for each in self.get_params(ctx) if each.expose_value]
+        options = [each for each in params if isinstance(each, click.Option)]
+        for option in options:
+            option.help = page.options.get(option.opts[-1])
+        return options
+
     def get_short_help_str(self, limit: int = 45) -> str:
-        self.help = help_pages()[str(self.name)]
+        self.help = help_pages()[str(self.name)].text
         return super().get_short_help_str(limit)
 
-    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        self.help = help_pages()[str(self.name)]
-        super().format_help_text(ctx, formatter)
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        self._own_options(ctx)
+        return super().shell_complete(ctx, incomplete)
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        page = help_pages()[str(self.name)]
+        self.help, self.epilog = page.text, page.end
+        super().format_help(ctx, formatter)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        records = [option.get_help_record(ctx) for option in self._own_options(ctx)]
+        if shown := [record for record in records if record]:
+            with formatter.section("Options"):
+                formatter.write_dl(shown, col_max=24)
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(_GENERAL_HELP)
 
 
 _GENERAL: dict[str, dict[str, Any]] = {
-    "--db": {"metavar": "FILE", "help": "The database file."},
-    "--project": {"metavar": "ID", "help": "A project's id or folder."},
+    "--db": {"metavar": "FILE", "help": "Use this database."},
+    "--project": {"metavar": "ID", "help": "Use this project: an ID or a folder."},
     "--json": {"is_flag": True, "help": "Print one JSON document."},
-    "-v --verbose": {"is_flag": True, "help": "Say on stderr what is done beside the answer."},
+    "-v --verbose": {"is_flag": True, "help": "Report details on standard error."},
 }
+_GENERAL_HELP = "Every command also takes --db FILE, --project ID, --json and --verbose."
 
 
 def _note_general(context: click.Context, option: click.Parameter, value: Any) -> None:
@@ -12614,15 +12617,32 @@ def _as_typed(ctx: click.Context, mode: str) -> str:
     return param.opts[-1] if is_option else (param.metavar or name.upper()).strip("[].")
 
 
+class HelpPage(NamedTuple):
+    """The help of a command."""
+
+    group: str  # the heading above the command in the list of commands
+    text: str
+    options: dict[str, str]  # by their long names
+    end: str  # examples and related commands
+
+
+_OPTION_HELP = re.compile(r"^- `(--[\w-]+)`: (.*\n(?:  .*\n)*)", re.MULTILINE)
+
+
 @functools.cache
-def help_pages() -> dict[str, str]:
-    """The help of each command. A paragraph with indented lines is printed as it stands."""
-    _, *parts = re.split(r"^# (\w+)\n+", asset("help.md"), flags=re.MULTILINE)
-    pages = dict(zip(parts[::2], parts[1::2], strict=True))
-    return {
-        name: "\n\n".join(f"\b\n{part}" if "\n  " in part else part for part in page.split("\n\n"))
-        for name, page in pages.items()
-    }
+def help_pages() -> dict[str, HelpPage]:
+    """The help of each command, in the order of assets/help.md."""
+    pages = {}
+    for part in re.split(r"^# ", asset("help.md"), flags=re.MULTILINE)[1:]:
+        group, *rest = re.split(r"^## (\w+)\n", part, flags=re.MULTILINE)
+        for name, page in zip(rest[::2], rest[1::2], strict=True):
+            text, examples, end = _OPTION_HELP.sub("", page).partition("Examples:\n")
+            options = {
+                option: " ".join(about.split()) for option, about in _OPTION_HELP.findall(page)
+            }
+            end = f"\b\n{examples}{end.rstrip()}"  # keeps the lines of examples
+            pages[name] = HelpPage(group.strip(), text.strip(), options, end)
+    return pages
 
 
 # What other programs call a command, for people who type it from habit.
@@ -12665,6 +12685,20 @@ class _Group(click.Group):
             ctx.fail(f"No such command '{args[0]}'. Did you mean '{command}'?")
         return super().resolve_command(ctx, args)
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        pages = help_pages()
+        width = max(map(len, pages))
+        for group, names in itertools.groupby(pages, lambda name: pages[name].group):
+            with formatter.section(group):
+                limit = formatter.width - width - 4
+                formatter.write_dl(
+                    [
+                        (f"{name:{width}}", self.commands[name].get_short_help_str(limit))
+                        for name in names
+                    ]
+                )
+        click.Command.format_options(self, ctx, formatter)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return self._invoke(ctx)
@@ -12689,27 +12723,24 @@ class _Group(click.Group):
     cls=_Group,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="`sediment COMMAND --help` shows a command's options and examples.",
 )
-@click.option("-V", "--version", is_flag=True, help="Show the version and exit.")
-@click.option(
-    "--db", metavar="FILE", help="The database file (else SEDIMENT_DB, else the default place)."
-)
+@click.option("-V", "--version", is_flag=True, help="Print the version and exit.")
+@click.option("--db", metavar="FILE", help="Use this database (else SEDIMENT_DB).")
 @click.option(
     "--project",
     metavar="ID",
-    help="A project's id or folder (else SEDIMENT_PROJECT, else from here).",
+    help="Use this project: an ID or a folder (else SEDIMENT_PROJECT, else the current folder).",
 )
 @click.option("--json", is_flag=True, help="Print one JSON document.")
-@click.option("-v", "--verbose", is_flag=True, help="Say more, on stderr.")
+@click.option("-v", "--verbose", is_flag=True, help="Report details on standard error.")
 @click.pass_context
 def cli(context: click.Context, version: bool, **options: Any) -> None:
-    """Semantic memory for AI agents: one file, offline.
+    """Long-term memory for AI agents, in one file that runs offline.
 
     \b
-    Examples:
-      sediment store "We deploy on Fridays, after the canary is green."
-      sediment recall "when can I release?"
-      sediment serve                         # the MCP server, on stdio
+    sediment store "We deploy on Fridays, after the canary is green."
+    sediment recall "when can I release?"
     """
     context.obj = shared = Context(**options)
     if version and context.invoked_subcommand:
@@ -12852,10 +12883,8 @@ def _parameter(argument: Argument) -> click.Parameter:
         return click.Argument(
             [name], nargs=count, required=argument.is_required, metavar=place, **common
         )
-    flag = f"--{name.replace('_', '-')}"
     return click.Option(
-        [name, *(argument.flags or f"{_SHORT.get(name, '')} {flag}").split()],
-        help=argument.help,
+        [name, *(argument.flags or f"{_SHORT.get(name, '')} {argument.option}").split()],
         metavar=kind.metavar,
         is_flag=is_flag or None,  # with False, click would make the option's value optional
         multiple=kind is PATTERNS,
@@ -12926,8 +12955,9 @@ def _parameters(operation: Operation) -> list[click.Parameter]:
     parameters = [*map(_parameter, operation.arguments)]
     if operation.name == "doctor":  # clients are no part of a memory, so only the shell has this
         kind = click.Choice((*CLIENTS, "all"))
-        text = "Check what `init` set up, of all clients here or of one."
-        option = click.Option(["--client"], type=kind, is_flag=False, flag_value="all", help=text)
+        option = click.Option(
+            ["--client"], type=kind, is_flag=False, flag_value="all", metavar="[NAME]"
+        )
         parameters.insert(1, option)
     return parameters
 
@@ -12991,13 +13021,9 @@ def by_deadline(database: Path, row: dict[str, Any], why: str) -> Iterator[None]
 
 
 @cli.command("serve")
-@click.option(
-    "--watch", "watched", multiple=True, metavar="PATH", help="Index, and follow changes."
-)
-@click.option(
-    "--http", "address", metavar="[HOST:]PORT", help="On HTTP instead of stdio, for this machine."
-)
-@click.option("--sync", "syncs", is_flag=True, help="Sync meanwhile, in a process of its own.")
+@click.option("--watch", "watched", multiple=True, metavar="PATH")
+@click.option("--http", "address", metavar="[HOST:]PORT")
+@click.option("--sync", "syncs", is_flag=True)
 @pass_shared
 def serve_command(
     shared: Context, watched: tuple[str, ...] = (), address: str | None = None, syncs: bool = False

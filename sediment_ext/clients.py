@@ -515,15 +515,13 @@ def ask(command: list[str], requests: list[tuple[str, dict[str, Any]]]) -> dict[
 
 
 @click.command("init")
-@click.option("--local", "here", is_flag=True, help="This project (default).")
-@click.option("--global", "everywhere", is_flag=True, help="This user, in every project.")
-@click.option(
-    "--client", "names", multiple=True, type=click.Choice(core.CLIENTS), help="Repeatable."
-)
-@click.option("--hooks/--no-hooks", default=True, help="Let memory work by itself (default).")
-@click.option("--new-project", is_flag=True, help="Give this clone a project of its own.")
-@click.option("--remove", is_flag=True, help="Take out again what `init` added.")
-@click.option("--print", "only_print", is_flag=True, help="Change nothing; print what is added.")
+@click.option("--local", "here", is_flag=True)
+@click.option("--global", "everywhere", is_flag=True)
+@click.option("--client", "names", multiple=True, type=click.Choice(core.CLIENTS), metavar="NAME")
+@click.option("--hooks/--no-hooks", default=True)
+@click.option("--new-project", is_flag=True)
+@click.option("--remove", is_flag=True)
+@click.option("--print", "only_print", is_flag=True)
 @core.pass_shared
 def init_command(
     shared: core.Context,

@@ -580,9 +580,9 @@ def log_hook(database: Path, row: dict[str, Any]) -> None:
 
 
 @click.command(core.HOOK)
-@click.option("--off", is_flag=True, help="Leave it undone in this project from now on.")
-@click.option("--on", is_flag=True, help="Do it again in this project.")
-@click.option("--client", metavar="NAME", default="", help="The client that runs this hook.")
+@click.option("--off", is_flag=True)
+@click.option("--on", is_flag=True)
+@click.option("--client", metavar="NAME", default="")
 @click.option("--capture", "reads", is_flag=True, hidden=True)
 @click.argument("hooks", nargs=-1, type=click.Choice((START, PROMPT, CAPTURE)))
 @core.pass_shared

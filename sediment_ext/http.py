@@ -756,8 +756,10 @@ _ASKED_WITH = [  # any route takes these, too
 def _described(route: Route) -> dict[str, Any]:
     """One route, as OpenAPI describes it."""
     parameters, body, needed = [], {}, []
+    page = core.help_pages().get(route.operation.name)
+    about = page.options if page else {}
     for name, argument in route.arguments.items():
-        schema = _schema(argument, route.in_query)
+        schema = _schema(argument, route.in_query, about.get(argument.option, ""))
         if name == route.named and "{" in route.path:
             parameters.append({"name": "id", "in": "path", "schema": schema, "required": True})
         elif route.in_query:
@@ -775,9 +777,9 @@ def _described(route: Route) -> dict[str, Any]:
     return described | {"responses": dict.fromkeys(statuses, _ANSWERED) | _FAILURES}
 
 
-def _schema(argument: core.Argument, in_query: bool) -> dict[str, Any]:
+def _schema(argument: core.Argument, in_query: bool, about: str) -> dict[str, Any]:
     """The JSON schema of an argument: in a body null stands for none, and a number for a time."""
-    kind, about = argument.kind, {"description": argument.help} if argument.help else {}
+    kind, about = argument.kind, {"description": about} if about else {}
     schema = kind.schema | kind.limits | about
     if in_query or argument.is_required:
         return schema
@@ -966,7 +968,7 @@ def url_of(server: Any) -> str:
 
 
 @click.command("browse")
-@click.option("--no-open", is_flag=True, help="Only print the address.")
+@click.option("--no-open", is_flag=True)
 @core.pass_shared
 def browse_command(shared: core.Context, no_open: bool) -> None:
     """Look after the memory in a browser."""
@@ -987,7 +989,7 @@ def browse_command(shared: core.Context, no_open: bool) -> None:
 @click.command("token")
 @click.argument("action", type=click.Choice(("add", "list", "revoke")), default="list")
 @click.argument("name", required=False)
-@click.option("--reads", is_flag=True, help="It may only read.")
+@click.option("--reads", is_flag=True)
 @core.pass_shared
 def token_command(shared: core.Context, action: str, name: str | None, reads: bool) -> None:
     """Manage the tokens of clients that come over the network."""

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(ROOT))
 
-from sediment import cli  # noqa: E402
+from sediment import cli, help_pages  # noqa: E402
 
 PAGES = (ROOT / "README.md", *sorted(DOCS.glob("*.md")))
 WIDTH = 78  # columns of help, as in a terminal of 80
@@ -52,22 +52,27 @@ _MASKS = (
 def commands() -> str:
     """The page of all commands."""
     with click.Context(cli, info_name="sediment", **cli.context_settings) as context:
-        names = cli.list_commands(context)
-        found = {name: cli.get_command(context, name) for name in names}
-        sections = [_section("sediment", cli, None)]
-        sections += [_section(name, each, context) for name, each in found.items() if each]
-    links = ", ".join(f"[{name}](#{name})" for name in found)
+        sections = [_section(name, cli.commands[name], context) for name in help_pages()]
     return "\n".join(
         [
             "# Commands",
             "",
             "The same text as `sediment COMMAND --help`. `make docs` writes this page.",
             "",
-            links,
+            *_contents(),
             "",
+            _section("sediment", cli, None),
             *sections,
         ]
     )
+
+
+def _contents() -> list[str]:
+    """A line of links for each group of commands."""
+    groups: dict[str, list[str]] = {}
+    for name, page in help_pages().items():
+        groups.setdefault(page.group, []).append(f"[{name}](#{name})")
+    return [f"- {group}: {', '.join(links)}" for group, links in groups.items()]
 
 
 def _section(name: str, command: click.Command, parent: click.Context | None) -> str:

@@ -908,7 +908,7 @@ def test_get_in_a_pipe_gives_the_bytes_that_are_stored(
 
 
 def test_only_the_newline_that_echo_adds_is_left_out(here: Program) -> None:
-    assert "all but one newline at its end" in " ".join(here.ok("store", "--help").split())
+    assert "one newline at its end is dropped" in " ".join(here.ok("store", "--help").split())
     for given, kept in (("a\n", "a"), ("b\r\n", "b"), ("c\n\n", "c\n"), ("d", "d")):
         id = json.loads(here.ok("--json", "store", "-", input=given))["id"]
         assert here.json("get", id)["content"] == kept

@@ -1,24 +1,28 @@
 """What the program says about itself is there, and true."""
 
+import itertools
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from conftest import Run
 from program import Program
 
-from sediment import COMMAND_ALIASES, cli
+from sediment import CLIENTS, COMMAND_ALIASES, RANKINGS, cli, help_pages
 
 COMMANDS = (
-    "store", "recall", "search", "expand", "index", "watch", "note", "compact", "status", "list",
-    "get", "forget", "history", "undo", "replace", "move",
-    "review", "graph", "consolidate", "prune", "doctor", "backup",
-    "restore", "reindex", "stats", "import", "export", "init", "hook", "browse", "token",
-    "sync", "hub", "serve", "completion",
+    "init", "store", "recall", "list", "get", "replace", "forget", "index", "browse", "doctor",
+    "note", "expand", "watch", "compact", "status",
+    "history", "undo", "review", "move", "graph", "consolidate", "prune",
+    "serve", "hook", "sync", "hub", "token",
+    "import", "export", "backup", "restore", "reindex", "stats", "completion",
 )  # fmt: skip
+GENERAL = "Every command also takes --db FILE, --project ID, --json and --verbose."
+SCREEN = 32  # lines of the longest help, in a terminal of 80 columns
 
 
 @pytest.fixture
@@ -31,25 +35,52 @@ def test_the_version(here: Program) -> None:
     assert here.ok("-V") == here.ok("--version")
 
 
-def test_help_names_every_command(here: Program) -> None:
+def test_help_names_every_command_and_the_first_ten_first(here: Program) -> None:
     said = here.ok("--help")
     assert here.ok("-h") == said
-    listed = re.findall(r"^  (\w+) {2,}\S", said.split("Commands:")[1], re.MULTILINE)
-    assert tuple(listed) == COMMANDS
+    groups = dict(re.findall(r"^(\w[\w ]+):\n((?:  .*\n)+)", said, re.MULTILINE))
+    options = groups.pop("Options")
+    listed = [re.findall(r"^  (\w+) {2,}\S.*\.$", rows, re.MULTILINE) for rows in groups.values()]
+    assert tuple(itertools.chain(*listed)) == COMMANDS
+    assert len(listed[0]) == 10
+    assert "..." not in "".join(groups.values()), "a first sentence is too long"
     for option in ("--db", "--project", "--json", "--version", "SEDIMENT_DB", "SEDIMENT_PROJECT"):
-        assert option in said
+        assert option in options
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself(here: Program, command: str) -> None:
-    usage, text = here.ok(command, "--help").split("\n\n", 1)
+    said = here.ok(command, "--help")
+    assert len(said.splitlines()) <= SCREEN
+    usage, text, *_ = said.split("\n\n")
     assert usage.startswith("Usage: ")
-    sentence = text.split("\n\n")[0]
-    assert re.fullmatch(r"[A-Z][^\0]{20,}[.;:]", sentence.strip()), sentence
-    options = text.split("Options:")[1]
-    described = re.findall(r"^  (-\S.*?)(?: {2,}|\n +)\S", options, re.MULTILINE)
-    assert len(described) == len(re.findall(r"^  -", options, re.MULTILINE)), "one has no text"
-    assert {"--db FILE", "--project ID", "--json", "-v, --verbose"} <= set(described)
+    assert re.fullmatch(r"  [A-Z][^\0]{20,}\.", text)
+    assert GENERAL in said
+    assert 1 <= len(re.findall(rf"^ +.*\b{command}\b", said.split("  Examples:\n")[1], re.M)) <= 2
+    own = re.search(r"^Options:\n((?:  .*\n)+)", said, re.MULTILINE)
+    rows = re.split(r"^  (?=-)", own[1], flags=re.MULTILINE)[1:] if own else []
+    for row in rows:
+        assert re.fullmatch(r"-\S.*?(?: {2,}|\n +)[A-Z][^\0]*[.\]]\n", row), row
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_leads_to_commands_and_options_that_are_there(command: str) -> None:
+    page = help_pages()[command]
+    _, _, related = page.end.partition("See also: ")
+    assert set(related.split(", ") if related else ()) <= set(COMMANDS) - {command}
+    with click.Context(cli.commands[command], info_name=command) as context:
+        params = [each for each in context.command.get_params(context) if each.expose_value]
+    shown = [each for each in params if isinstance(each, click.Option) and not each.hidden]
+    assert page.options.keys() == {each.opts[-1] for each in shown}
+
+
+def test_help_names_every_client_and_every_ranking() -> None:
+    pages = help_pages()
+    for name in CLIENTS:
+        assert name in pages["init"].options["--client"]
+        assert name in pages["import"].options["--from"] or name == "any"
+    for name in RANKINGS:
+        assert name in pages["recall"].options["--ranking"]
 
 
 def test_wrong_usage_says_where_help_is(here: Program) -> None:

@@ -66,18 +66,18 @@ def start_sync(database: Path) -> None:
 
 
 @click.command("sync")
-@click.option("--to", "place", metavar="PLACE", help="Where to: a folder, URL or git:REMOTE.")
-@click.option("--share", is_flag=False, flag_value="", metavar="[NAME]", help="Share this project.")
-@click.option("--share-global", is_flag=True, help="Share what is global.")
-@click.option("--unshare", is_flag=True, help="Share this project no more (or --share-global).")
-@click.option("--status", is_flag=True, help="What waits, and who has what.")
-@click.option("--dry-run", is_flag=True, help="Change nothing; say what would be done.")
-@click.option("--again", is_flag=True, help="Send all of it again.")
-@click.option("--leave", is_flag=True, help="Sync nowhere any more.")
-@click.option("--erase", is_flag=True, help="With --leave: erase here what others stored.")
-@click.option("--watch", is_flag=True, help="Go on, whenever something changes, until Ctrl-C.")
+@click.option("--to", "place", metavar="PLACE")
+@click.option("--share", is_flag=False, flag_value="", metavar="[NAME]")
+@click.option("--share-global", is_flag=True)
+@click.option("--unshare", is_flag=True)
+@click.option("--status", is_flag=True)
+@click.option("--dry-run", is_flag=True)
+@click.option("--again", is_flag=True)
+@click.option("--leave", is_flag=True)
+@click.option("--erase", is_flag=True)
+@click.option("--watch", is_flag=True)
 @click.option("--with-parent", is_flag=True, hidden=True)
-@click.option("--quiet", is_flag=True, help="Say nothing, and fail not, where nobody is reached.")
+@click.option("--quiet", is_flag=True)
 @core.pass_shared
 def sync_command(
     shared: core.Context, quiet: bool, again: bool, dry_run: bool, **asked: Any
@@ -119,9 +119,9 @@ def _follow_sync(shared: core.Context, quiet: bool) -> None:
 @click.argument("action", type=click.Choice(("init", "add", "remove")))
 @click.argument("person", required=False, default="")
 @click.argument("space", required=False, default="")
-@click.option("--at", "place", metavar="URL", default="", help="The hub (else where this syncs).")
-@click.option("--reads", is_flag=True, help="With add: lets the person read, not write.")
-@click.option("--recall", is_flag=True, help="With init: makes the indexes of `recall --hub`, too.")
+@click.option("--at", "place", metavar="URL", default="")
+@click.option("--reads", is_flag=True)
+@click.option("--recall", is_flag=True)
 @core.pass_shared
 def hub_command(shared: core.Context, action: str, person: str, space: str, **options: Any) -> None:
     """Look after a hub."""
