@@ -226,11 +226,9 @@ SCANNED = (3_000, 750, 750, 750)  # own, of other projects, of conversations, re
 EXACT_ROWS = 20_000  # with no more, all cosines are exact: of 10,000 1.3 ms, by their bits 2.4
 NEAR_SCANNED = (300, 0)  # the same to find what says nearly the same: it stands among the first
 SCAN_BLOCK = 32_768  # rows whose bits are compared at once: what stays in a core's cache
-# 230 MB of vectors. Of more a long-lived process keeps the bits and four bits a number, 240 bytes
-# each: FARTHER times as many rows are taken by the bits, and of these one in FINER by the numbers,
-# whose vectors are read from the file. Of 200 queries to a million, 99 % get the ten of an exact
-# search (by the bits alone 96 %, with 4,200 rows to read instead of 550).
-KEPT_VECTORS, FARTHER, FINER = 150_000, 4, 10
+# 230 MB of vectors. Of more a long-lived process keeps the bits alone, 48 bytes each, and reads the
+# vectors that get an exact cosine from the file.
+KEPT_VECTORS = 150_000
 SEARCHED_CHARACTERS = 24  # characters of an erased text that are looked for in the file
 SEARCHED_PARTS = 60  # 0.1 s each among 100,000 memories; with more the file is written anew
 ERASED_KEPT = 2_000  # erased rows (4 MB); above that, and a third of all, the index is read anew
@@ -976,6 +974,96 @@ def start_beside(database: Path, *words: str, **options: Any) -> None:
     with contextlib.suppress(OSError):
         command = [*this_program(), "--db", str(database), *words]
         subprocess.Popen(command, **pipes, **no_window(), **options)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; anything else counts as an empty one."""
+    return parse_object(plain_text(path))
+
+
+def parse_object(text: str | bytes) -> dict[str, Any]:
+    """A JSON object from a text that may be anything; whatever is none counts as an empty one."""
+    try:
+        value = json.loads(text.decode("utf-8", "replace") if isinstance(text, bytes) else text)
+    except (ValueError, TypeError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def place_new_file(draft: Path, target: Path) -> None:
+    """Give a finished file a name that is free. Raises FileExistsError where it is not. Where a
+    disk knows no links the name is held by an empty file for a moment."""
+    try:
+        os.link(draft, target)  # unlike renaming, this replaces no file
+    except FileExistsError:
+        raise
+    except OSError:
+        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        try:
+            replace_file(draft, target)
+        except OSError:
+            os.unlink(target)
+            raise
+
+
+def link_or_copy(path: Path, other: Path) -> None:
+    """Give a file a second name that is free; where a disk knows no links, make a copy of it."""
+    try:
+        os.link(path, other)
+    except OSError:
+        descriptor = os.open(other, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        with open(path, "rb") as file, open(descriptor, "wb") as copy:
+            shutil.copyfileobj(file, copy)
+
+
+def make_private(path: Path, mode: int = 0o600) -> None:
+    """Set permissions, whatever the umask; not every disk has any."""
+    with contextlib.suppress(OSError):
+        os.chmod(path, mode)
+
+
+def plain_text(path: Path) -> str:
+    """The text of a plain file of at most PLAIN_MAX bytes; "" of anything else: a checkout may
+    have a pipe or a device in its place, which would be read for ever."""
+    with contextlib.suppress(OSError, ValueError):
+        if os.path.isfile(path) and path.stat().st_size <= PLAIN_MAX:
+            return path.read_text("utf-8", "surrogateescape")
+    return ""
+
+
+def draft_of(path: Path) -> Path:
+    """The name that a file has until it is whole. It names this thread, and this process, by which
+    `abandoned_drafts` finds the drafts of killed ones."""
+    thread = threading.current_thread()
+    suffix = "" if thread is threading.main_thread() else f".{thread.ident}"
+    return path.with_name(f"{path.name}{suffix}.{os.getpid()}.tmp")
+
+
+@contextlib.contextmanager
+def replacing(path: Path, mode: int | None = None, new: bool = False) -> Iterator[io.TextIOWrapper]:
+    """A file to write that takes the path's place in one step, once it is whole: no reader, and no
+    crash, meets half of it. With a mode the file has those permissions, and no wider ones before.
+    A `new` one replaces nothing, as in `place_new_file`."""
+    draft = draft_of(path)
+    flags = os.O_CREAT | os.O_WRONLY | os.O_EXCL  # a checkout may have a link of that name
+    try:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        descriptor = os.open(draft, flags, 0o666 if mode is None else 0o600)
+        with open(descriptor, "w", encoding="utf-8", newline="") as file:
+            yield file
+        if mode is not None:
+            make_private(draft, mode)
+        (place_new_file if new else replace_file)(draft, path)
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+
+
+def write_atomically(path: Path, text: str, mode: int | None = None) -> None:
+    """Write a text file as `replacing` does."""
+    with replacing(path, mode) as file:
+        file.write(text)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -3269,96 +3357,6 @@ class Encoder:
         except Exception as error:
             reason = one_line(str(error), PREVIEW)
             raise ModelError(f"the model file {path} cannot be used: {reason}") from None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; anything else counts as an empty one."""
-    return parse_object(plain_text(path))
-
-
-def parse_object(text: str | bytes) -> dict[str, Any]:
-    """A JSON object from a text that may be anything; whatever is none counts as an empty one."""
-    try:
-        value = json.loads(text.decode("utf-8", "replace") if isinstance(text, bytes) else text)
-    except (ValueError, TypeError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def place_new_file(draft: Path, target: Path) -> None:
-    """Give a finished file a name that is free. Raises FileExistsError where it is not. Where a
-    disk knows no links the name is held by an empty file for a moment."""
-    try:
-        os.link(draft, target)  # unlike renaming, this replaces no file
-    except FileExistsError:
-        raise
-    except OSError:
-        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        try:
-            replace_file(draft, target)
-        except OSError:
-            os.unlink(target)
-            raise
-
-
-def link_or_copy(path: Path, other: Path) -> None:
-    """Give a file a second name that is free; where a disk knows no links, make a copy of it."""
-    try:
-        os.link(path, other)
-    except OSError:
-        descriptor = os.open(other, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        with open(path, "rb") as file, open(descriptor, "wb") as copy:
-            shutil.copyfileobj(file, copy)
-
-
-def make_private(path: Path, mode: int = 0o600) -> None:
-    """Set permissions, whatever the umask; not every disk has any."""
-    with contextlib.suppress(OSError):
-        os.chmod(path, mode)
-
-
-def plain_text(path: Path) -> str:
-    """The text of a plain file of at most PLAIN_MAX bytes; "" of anything else: a checkout may
-    have a pipe or a device in its place, which would be read for ever."""
-    with contextlib.suppress(OSError, ValueError):
-        if os.path.isfile(path) and path.stat().st_size <= PLAIN_MAX:
-            return path.read_text("utf-8", "surrogateescape")
-    return ""
-
-
-def draft_of(path: Path) -> Path:
-    """The name that a file has until it is whole. It names this thread, and this process, by which
-    `abandoned_drafts` finds the drafts of killed ones."""
-    thread = threading.current_thread()
-    suffix = "" if thread is threading.main_thread() else f".{thread.ident}"
-    return path.with_name(f"{path.name}{suffix}.{os.getpid()}.tmp")
-
-
-@contextlib.contextmanager
-def replacing(path: Path, mode: int | None = None, new: bool = False) -> Iterator[io.TextIOWrapper]:
-    """A file to write that takes the path's place in one step, once it is whole: no reader, and no
-    crash, meets half of it. With a mode the file has those permissions, and no wider ones before.
-    A `new` one replaces nothing, as in `place_new_file`."""
-    draft = draft_of(path)
-    flags = os.O_CREAT | os.O_WRONLY | os.O_EXCL  # a checkout may have a link of that name
-    try:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        descriptor = os.open(draft, flags, 0o666 if mode is None else 0o600)
-        with open(descriptor, "w", encoding="utf-8", newline="") as file:
-            yield file
-        if mode is not None:
-            make_private(draft, mode)
-        (place_new_file if new else replace_file)(draft, path)
-    finally:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-
-
-def write_atomically(path: Path, text: str, mode: int | None = None) -> None:
-    """Write a text file as `replacing` does."""
-    with replacing(path, mode) as file:
-        file.write(text)
 
 
 _NO_VECTORS = "vectors of the database are damaged: run `doctor --repair`"
@@ -5891,10 +5889,9 @@ def search_vectors(
         "FROM items i CROSS JOIN chunks c ON c.item = i.seq CROSS JOIN vectors v ON v.chunk = c.id"
         f" WHERE {where}"
     )
-    database.reader()
+    connection = database.reader()
     if not database.has_distance:
-        rows = database.rows(f"SELECT i.seq, c.id, v.vector {source}", value)
-        return _search_vectors_by_numpy(rows, vector).where(slice(limit))
+        connection.create_scalar_function("vec_distance_cosine", _cosine_distance, 2)
     sql = (
         f"SELECT i.seq, c.id, min(vec_distance_cosine(v.vector, ?)) AS distance, count(*) {source}"
         " GROUP BY i.seq HAVING distance NOTNULL ORDER BY distance LIMIT ?"  # NaN is NULL
@@ -5903,22 +5900,11 @@ def search_vectors(
     return found._replace(score=1 - found.score)
 
 
-def _search_vectors_by_numpy(rows: list[tuple[int, int, bytes]], vector: bytes) -> ChunkMatches:
-    """`search_vectors` where sqlite-vec has no build: one matrix product over all rows of (item,
-    chunk, vector)."""
-    if not rows:
-        return chunk_matches([])
-    items, chunks = (numpy.array(column, int) for column in [*zip(*rows, strict=True)][:2])
-    cosines = stack_vectors(rows) @ numpy.frombuffer(vector, "<f4")
-    order = numpy.argsort(-cosines, kind="stable")
-    order = order[cosines[order] != 0]  # 0: its vector is damaged
-    _, first, counts = numpy.unique(items[order], return_index=True, return_counts=True)
-    by_rank = first.argsort()
-    best = order[first[by_rank]]
-    kinds = numpy.full(len(best), OWN)
-    return ChunkMatches(
-        items[best], chunks[best], cosines[best].astype(float), counts[by_rank], kinds
-    )
+def _cosine_distance(vector: bytes, query: bytes) -> float | None:
+    """What sqlite-vec's function of this name returns, where that has no build; None for a damaged
+    vector. Raises DamagedError where the two differ in length."""
+    one, other = stack_vectors([(vector,), (query,)])
+    return 1 - float(one @ other) if one.any() else None
 
 
 def _vectors_of(database: Database, chunks: list[int]) -> list[tuple[int, bytes]]:
@@ -5939,10 +5925,9 @@ class VectorIndex:
 
     Each vector is kept as its signs, a bit each. The number of bits that differ from the query's,
     weighted by the size of the query's numbers, is a coarse distance: exact cosines are taken of
-    the SCANNED nearest rows only. Where there are too many vectors to be kept (KEPT_VECTORS), the
-    same numbers in 4 bits each choose which of these rows are read from the file. The file stays
-    the only truth: before each search the index takes over what was added, ended or forgotten
-    since the last one. To be used in a snapshot.
+    the SCANNED nearest rows only; where there are too many vectors to be kept (KEPT_VECTORS), these
+    are read from the file. The file stays the only truth: before each search the index takes over
+    what was added, ended or forgotten since the last one. To be used in a snapshot.
     """
 
     def __init__(self, database: Database) -> None:
@@ -5974,7 +5959,9 @@ class VectorIndex:
             self._refresh()
             if len(query) != self.dimension:  # no vector is there yet, or it is another model's
                 return chunk_matches([]), query[None][:0]
-            exact = self._count <= EXACT_ROWS  # then of all rows the cosine, else a distance
+            exact = (
+                self._keeps_vectors and self._count <= EXACT_ROWS
+            )  # then of all rows the cosine, else a distance
             measured = self._vectors[: self._count] @ query if exact else self._distances(query)
 
             def best(rows: Any, limit: int) -> tuple[Any, Any]:
@@ -5986,7 +5973,7 @@ class VectorIndex:
                 rows = self._rows_of_kind(project, kind) if count else numpy.empty(0, numpy.int64)
                 wanted = limit if kind else max(limit, reach)
                 if not exact and len(rows):
-                    rows = self._near_rows(rows, measured[rows], query, count, wanted)
+                    rows = _nearest_rows(rows, measured[rows], max(count, wanted))
                 rows, cosines = best(rows, wanted)
                 around = around if kind else self._vectors_of_rows(rows[:reach])
                 found.append((rows[:limit], cosines[:limit]))
@@ -6072,17 +6059,6 @@ class VectorIndex:
                 part += doubled
         return total
 
-    def _near_rows(self, rows: Any, distances: Any, query: Any, count: int, wanted: int) -> Any:
-        """The rows that get an exact cosine: about `count`, of which `wanted` will be taken; where
-        the vectors are in the file, fewer, chosen by their 4-bit numbers."""
-        if not len(self._halves):
-            return _nearest_rows(rows, distances, count)
-        rows = _nearest_rows(rows, distances, FARTHER * count)
-        halves, even, odd = self._halves[rows], query[::2], query[1::2]
-        approximate = (halves & 15).astype("f4") @ even
-        approximate += (halves[:, : len(odd)] >> 4).astype("f4") @ odd
-        return numpy.sort(_highest(rows, approximate, max(count // FINER, 2 * wanted)))
-
     def _best(self, rows: Any, cosines: Any, limit: int) -> tuple[Any, Any]:
         """The best row of each of the `limit` best items, best first, and their cosines. The rows
         given of one item are adjacent and in ascending order."""
@@ -6109,7 +6085,7 @@ class VectorIndex:
 
     def _vectors_of_rows(self, rows: Any) -> Any:
         """float32[rows, dimension]: from memory, or where these are too many from the file."""
-        if not len(self._halves):
+        if self._keeps_vectors:
             return self._vectors[rows]
         chunks = self._chunks[rows].tolist()
         vectors = dict(_vectors_of(self.database, chunks))
@@ -6147,8 +6123,8 @@ class VectorIndex:
             if end > len(self._chunks):
                 self._grow(end)
             chunks, items, scopes, ended, vectors = zip(*rows, strict=True)
-            if end > KEPT_VECTORS and not len(self._halves):
-                self._halve(start)
+            if end > KEPT_VECTORS:
+                self._keeps_vectors, self._vectors = False, self._vectors[:0].copy()
             nothing = bytes(4 * self.dimension)
             # Before the rows count, since it raises where a vector is damaged.
             self._set(start, stack_vectors([(vector or nothing,) for vector in vectors]))
@@ -6164,18 +6140,9 @@ class VectorIndex:
         if matrix.shape[1] != self.dimension:
             raise DamagedError(_NO_VECTORS)
         end = start + len(matrix)
-        if len(self._halves):
-            self._halves[start:end] = _halved(matrix)
-        else:
+        if self._keeps_vectors:
             self._vectors[start:end] = matrix
         self._codes[:, start:end] = _bits(matrix > 0).T
-
-    def _halve(self, count: int) -> None:
-        """From now on keep no vectors, but their numbers in 4 bits; convert the first `count`."""
-        halves = _halved(self._vectors[:count])
-        self._halves = numpy.empty((len(self._chunks), halves.shape[1]), numpy.uint8)
-        self._halves[:count] = halves
-        self._vectors = self._vectors[:0].copy()
 
     def _scope_number(self, scope: str) -> int:
         return self._scope_numbers.setdefault(scope, len(self._scope_numbers))
@@ -6196,8 +6163,8 @@ class VectorIndex:
     def _grow(self, count: int) -> None:
         """Make room for `count` rows and a quarter more; unused pages take no memory."""
         size = count + count // 4 + 64
-        kept = "_halves" if len(self._halves) else "_vectors"
-        for name in ("_chunks", "_items", "_scopes", "_ended", kept):
+        kept = ["_vectors"] * self._keeps_vectors
+        for name in ("_chunks", "_items", "_scopes", "_ended", *kept):
             old = getattr(self, name)
             new = numpy.empty((size, *old.shape[1:]), old.dtype)
             new[: self._count] = old[: self._count]
@@ -6213,25 +6180,14 @@ class VectorIndex:
         self._scope_numbers = {"": 0}
         self._chunks, self._items = numpy.empty(0, numpy.int64), numpy.empty(0, numpy.int64)
         self._scopes, self._ended = numpy.empty(0, numpy.int32), numpy.empty(0, numpy.int8)
-        self._vectors = numpy.empty((0, self.dimension), numpy.float32)
+        self._vectors, self._keeps_vectors = numpy.empty((0, self.dimension), numpy.float32), True
         self._codes = numpy.empty((-(-self.dimension // 64), 0), numpy.uint64)
-        self._halves = numpy.empty((0, -(-self.dimension // 2)), numpy.uint8)
 
 
 def _bits(matrix: Any) -> Any:
     """bool[n, m] as uint64[n, m / 64, rounded up]."""
     packed = numpy.packbits(matrix.astype(bool), axis=1)
     return numpy.pad(packed, ((0, 0), (0, -packed.shape[1] % 8))).view(numpy.uint64)
-
-
-def _halved(matrix: Any) -> Any:
-    """float32[n, m] as uint8[n, m / 2, rounded up]: the numbers of unit vectors in 4 bits each, for
-    about three standard deviations of random ones to either side."""
-    scaled = matrix * numpy.float32(2.5 * math.sqrt(matrix.shape[1])) + numpy.float32(8.5)
-    codes = scaled.clip(0, 15.5).astype(numpy.uint8)
-    halves = codes[:, ::2].copy()
-    halves[:, : codes.shape[1] // 2] |= codes[:, 1::2] << 4
-    return halves
 
 
 def _first_of_each(numbers: Any) -> Any:
@@ -9051,6 +9007,38 @@ class Found(NamedTuple):
     listed: bool = False  # whether the hits are all of the time asked, and in its order
 
 
+class Sources:
+    """What a search asks of indexed files. These answers are for a database without any; the
+    extension `files` has those for the others."""
+
+    def __init__(self, projects: Projects, encoder: Encoder) -> None:
+        self.projects, self.database, self.encoder = projects, projects.database, encoder
+
+    def take_in_new(self) -> str:
+        """Index the new files of indexed folders. Returns a notice where these are too many."""
+        return ""
+
+    def catch_up(self, files: set[int]) -> bool:
+        """Index those files again that have changed, and return whether there were any."""
+        return False
+
+    def stale(self, files: set[int]) -> set[int]:
+        """Return those files that are not as their records have them."""
+        return set()
+
+    def blank(self) -> set[int]:
+        """Within a snapshot, the files that were away or had no text at the last look."""
+        return set()
+
+    def in_other_checkouts(self, files: set[int]) -> set[int]:
+        """Return those files that stand in another checkout of the project's repository."""
+        return set()
+
+    def notice(self) -> str:
+        """Within a snapshot, a notice where all that this project has indexed is gone."""
+        return ""
+
+
 class View:
     """The database as seen from a project, with what finds and compares its memories."""
 
@@ -9067,10 +9055,19 @@ class Search(View):
 
     _not_searched = ""  # a notice of new files
 
+    @functools.cached_property
+    def sources(self) -> Sources:
+        """The indexed files, if this database has any."""
+        with self.database.snapshot():
+            has_sources = self.database.state().has_sources
+        kind = extension("files").IndexedSources if has_sources else Sources
+        return kind(self.projects, self.encoder)
+
     def hits(self, request: Request, rounds: int = STALE_ROUNDS) -> tuple[list[Hit], float]:
         """The best hits, and the least relevance of one to show."""
         if request.moment is None and rounds == STALE_ROUNDS:
-            self._take_in_new()
+            with contextlib.suppress(DatabaseError, NotFound):
+                self._not_searched = self.sources.take_in_new()
         found = self._found(request)
         hits = self._answerable(found, request.moment)
         if not found.listed:
@@ -9093,10 +9090,7 @@ class Search(View):
             if query.asked and query.asked.alone:
                 hits = self._listed(query.asked, within)
                 if hits or query.asked.events:
-                    facts, blank = (
-                        self._facts(hits, False),
-                        extension("files").blank_files(self.database),
-                    )
+                    facts, blank = self._facts(hits, False), self.sources.blank()
                     return Found(hits, facts, query, 0.0, blank, listed=True)
             comparable = same_model(self.database, self.encoder.model)
             comparable = comparable and self.database.state().dimension > 0
@@ -9124,7 +9118,7 @@ class Search(View):
             floor = request.profile.floor(words.chunks, near_cohort, strange)
             if request.profile.reach and is_unheard_of(words, query, found, strange):
                 floor = math.inf
-            return Found(hits, facts, query, floor, extension("files").blank_files(self.database))
+            return Found(hits, facts, query, floor, self.sources.blank())
 
     def _weigh(self, text: str, within: Within) -> WeightedQuery:
         return weigh_query(within, text, self.lexicon)
@@ -9166,7 +9160,7 @@ class Search(View):
         hits = [hit for hit in found.hits if hit.item in facts]
         if moment is None:
             foreign = {file for hit in hits if hit.foreign and (file := facts[hit.item].file)}
-            stale = extension("files").stale_files(self.database, foreign)
+            stale = self.sources.stale(foreign)
             hits = [hit for hit in hits if facts[hit.item].file not in stale]
         return self._own_checkout_first(_each_text_once(hits, facts), facts)
 
@@ -9264,10 +9258,7 @@ class Search(View):
         """The hits; those in files of the repository's other checkouts have the factor of other
         projects, so that they come first only if they are clearly better."""
         own = {file for hit in hits if not hit.foreign and (file := facts[hit.item].file)}
-        elsewhere, factor = (
-            extension("files").files_of_other_checkouts(self.projects, own),
-            CROSS_PROJECT_FACTOR,
-        )
+        elsewhere, factor = self.sources.in_other_checkouts(own), CROSS_PROJECT_FACTOR
         if not elsewhere:
             return hits
         return [
@@ -9283,18 +9274,8 @@ class Search(View):
         with contextlib.suppress(DatabaseError, NotFound):  # it cannot be written, or is just gone
             facts = [found.facts[hit.item] for hit in hits if hit.item in found.facts]
             shown = {file for fact in facts if (file := fact.file)}
-            return extension("files").sync_files(self.projects, self.encoder, shown | found.blank)
+            return self.sources.catch_up(shown | found.blank)
         return False
-
-    def _take_in_new(self) -> None:
-        """Index what is new in indexed folders; note what is too much for that."""
-        with self.database.snapshot():
-            has_sources = self.database.state().has_sources
-        if has_sources:
-            with contextlib.suppress(DatabaseError, NotFound):
-                self._not_searched = extension("files").take_in_new_files(
-                    self.projects, self.encoder
-                )
 
     def answer(
         self, request: Request, min_score: float | None, anyway: bool, explain: bool
@@ -9317,11 +9298,7 @@ class Search(View):
     def _notice(self) -> dict[str, str]:
         """Why an answer is not as good as it could be."""
         notice = remark_on_vectors(self.database, self.encoder)
-        notice = (
-            notice
-            or extension("files").gone_sources(self.projects, self.encoder)
-            or self._not_searched
-        )
+        notice = notice or self.sources.notice() or self._not_searched
         return {"notice": notice} if notice else {}
 
     def _explained(

@@ -948,63 +948,55 @@ def _rows_of_files(
     return [(id, Path(path), project, _file_record(row)) for id, path, project, *row in rows]
 
 
-def stale_files(database: core.Database, ids: set[int]) -> set[int]:
-    """Those files that are not as their records have them any more."""
-    return {id for id, path, _, record in _rows_of_files(database, ids) if is_stale(path, record)}
+class IndexedSources(core.Sources):
+    """What a search asks of the indexed files."""
 
+    def take_in_new(self) -> str:
+        left = []
+        for project in dict.fromkeys((self.projects.current(), None)):
+            files = Files(self.projects, self.encoder, project)
+            for source in files.sources():
+                if count := files.take_in_new(source):
+                    left.append(f"{count} in {self.projects.shown(source.path)}")
+        return f"New files, not searched: {', '.join(left)} (`index` reads them)." if left else ""
 
-def files_of_other_checkouts(projects: core.Projects, ids: set[int]) -> set[int]:
-    """Those files that stand in another checkout of the project's repository."""
-    folders = {id: path.parent for id, path, *_ in _rows_of_files(projects.database, ids)}
-    if not folders:
-        return set()
-    top = projects.top
-    outside = {folder for folder in folders.values() if not core.is_in(folder, top)}
-    others = set(filter(projects.is_other_checkout, outside))
-    return {id for id, folder in folders.items() if folder in others}
+    def catch_up(self, files: set[int]) -> bool:
+        """Those of this project and the global ones."""
+        changed = False
+        for _, path, project, record in _rows_of_files(self.database, files):
+            if project in ("", self.projects.current()) and is_dirty(path, record):
+                indexed = Files(self.projects, self.encoder, project or None)
+                changed |= indexed.catch_up(path, record)
+        return changed
 
+    def stale(self, files: set[int]) -> set[int]:
+        rows = _rows_of_files(self.database, files)
+        return {id for id, path, _, record in rows if is_stale(path, record)}
 
-def blank_files(database: core.Database) -> set[int]:
-    """Within a snapshot, the files that were away or had no text when a recall looked."""
-    sql = (  # no conversation, which has no digest
-        f"SELECT id FROM files f WHERE size = {MISSING_SIZE} OR digest <> x''"
-        " AND NOT EXISTS (SELECT 1 FROM items WHERE file = f.id)"
-    )
-    return {id for (id,) in database.cached_rows(sql)} if database.state().has_sources else set()
+    def blank(self) -> set[int]:
+        sql = (  # no conversation, which has no digest
+            f"SELECT id FROM files f WHERE size = {MISSING_SIZE} OR digest <> x''"
+            " AND NOT EXISTS (SELECT 1 FROM items WHERE file = f.id)"
+        )
+        return {id for (id,) in self.database.cached_rows(sql)}
 
+    def in_other_checkouts(self, files: set[int]) -> set[int]:
+        folders = {id: path.parent for id, path, *_ in _rows_of_files(self.database, files)}
+        if not folders:
+            return set()
+        top = self.projects.top
+        outside = {folder for folder in folders.values() if not core.is_in(folder, top)}
+        others = set(filter(self.projects.is_other_checkout, outside))
+        return {id for id, folder in folders.items() if folder in others}
 
-def sync_files(projects: core.Projects, encoder: core.Encoder, ids: set[int]) -> bool:
-    """Index those files again that have changed since, of this project and the global ones;
-    whether there were any."""
-    changed = False
-    for _, path, project, record in _rows_of_files(projects.database, ids):
-        if project in ("", projects.current()) and is_dirty(path, record):
-            changed |= Files(projects, encoder, project or None).catch_up(path, record)
-    return changed
-
-
-def take_in_new_files(projects: core.Projects, encoder: core.Encoder) -> str:
-    """Index the new files of the folders that are indexed here; a notice where these are many."""
-    left = []
-    for project in dict.fromkeys((projects.current(), None)):
-        files = Files(projects, encoder, project)
-        for source in files.sources():
-            if count := files.take_in_new(source):
-                left.append(f"{count} in {projects.shown(source.path)}")
-    return f"New files, not searched: {', '.join(left)} (`index` reads them)." if left else ""
-
-
-def gone_sources(projects: core.Projects, encoder: core.Encoder) -> str:
-    """Within a snapshot, a notice where all that this project has indexed is gone: its folder has
-    moved. One of several may be another checkout's."""
-    if not projects.database.state().has_sources:
-        return ""
-    sources = Files(projects, encoder, projects.current()).sources()
-    if not sources or any(os.path.lexists(source.path) for source in sources):
-        return ""
-    gone = ", ".join(projects.shown(source.path) for source in sources)
-    remedy = "`index` names the new place, `index --remove` forgets it"
-    return f"Gone, and not searched: {gone} ({remedy})."
+    def notice(self) -> str:
+        """Another checkout may have one of several, so that is no reason for it."""
+        sources = Files(self.projects, self.encoder, self.projects.current()).sources()
+        if not sources or any(os.path.lexists(source.path) for source in sources):
+            return ""
+        gone = ", ".join(self.projects.shown(source.path) for source in sources)
+        remedy = "`index` names the new place, `index --remove` forgets it"
+        return f"Gone, and not searched: {gone} ({remedy})."
 
 
 def within_source(projects: core.Projects, prefix: str) -> str:

@@ -239,18 +239,6 @@ def test_vectors_that_are_too_many_take_no_memory(
     agree(memory)
 
 
-@pytest.mark.parametrize("dimension", [3, 384])
-def test_numbers_in_four_bits_tell_what_is_near(dimension: int) -> None:
-    drawn = numpy.random.default_rng(1).standard_normal((500, dimension)).astype("f4")
-    drawn /= numpy.linalg.norm(drawn, axis=1, keepdims=True)
-    halves = sediment._halved(drawn)
-    assert halves.shape == (500, -(-dimension // 2))
-    read = numpy.stack([halves & 15, halves >> 4], axis=2).reshape(500, -1)[:, :dimension]
-    step = 1 / (2.5 * dimension**0.5)
-    told = (read - 8.0) * step
-    assert abs(told - drawn.clip(told.min(), told.max())).max() <= step / 2 + 1e-6
-
-
 def test_signs_are_packed_in_order() -> None:
     vectors = numpy.eye(384, dtype=numpy.float32) - 0.5
     assert sediment._bits(vectors > 0).shape == (384, 6)

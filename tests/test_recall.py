@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from storage import open_memory, shared_encoder
+from storage import child, finish, open_memory, shared_encoder
 
 import sediment
 from sediment import Memory, words_share
+from sediment_ext.transcripts import Conversation, Turn
 
 scores = st.floats(0, 1000)
 
@@ -455,3 +456,24 @@ def test_a_number_or_a_width_is_the_same_however_it_is_written(
         memory.store(f"The ticket {5000 + number} of {number}:15 was about the login page.")
     memory.store(text)
     assert best(memory, query) == text  # as it was stored
+
+
+def test_only_a_recall_among_indexed_files_loads_what_reads_them(
+    path: Path, tmp_path: Path
+) -> None:
+    """What was said in conversations stands in no file on a disk."""
+    script = """
+memory = Memory(sys.argv[1], project="demo")
+answer = memory.recall("what is at pier 9?")
+said(answer["count"], "sediment_ext.files" in sys.modules)
+"""
+    turn = Turn("1-heron", 1_700_000_000, "The boat at pier 9?", "A heron boat is at pier 9.")
+    with open_memory(path) as memory:
+        memory.store("The heron is at pier 9.")
+        memory.add_conversations(
+            [Conversation("claude", "s1", str(memory.projects.folder), [turn], 0)]
+        )
+        assert finish(child(script, path)) == "2 False\n"
+        (tmp_path / "notes.md").write_text("The ferry leaves pier 9 at noon.\n")
+        memory.index([tmp_path / "notes.md"])
+    assert finish(child(script, path)) == "3 True\n"

@@ -9,4 +9,4 @@ SELECT
     (SELECT value FROM meta WHERE key = 'model_digest'),
     (SELECT value FROM meta WHERE key = 'model_probe'),
     EXISTS(SELECT 1 FROM pending),
-    EXISTS(SELECT 1 FROM sources);
+    EXISTS(SELECT 1 FROM sources WHERE path <> 'conversations:');
