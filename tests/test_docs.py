@@ -4,7 +4,9 @@ writes what is taken from the program."""
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
 import urllib.request
 from functools import cache
@@ -186,6 +188,17 @@ def test_every_field_is_told(memory: Memory) -> None:
     assert wanted - names_of(page("json")) == set()
 
 
+def test_the_messages_that_troubleshooting_quotes_are_those_of_the_program() -> None:
+    texts = " ".join([sources(), (ROOT / "build_zipapp.py").read_text("utf-8")])
+    texts = re.sub(r'"\s+f?"', "", texts)  # of a message in several lines
+    rows = re.findall(r"^(?:\*\*(.*?)\*\*|\| (`.*?) \|)", page("troubleshooting"), re.MULTILINE)
+    quoted = [text for row in rows for text in re.findall(r"`([^`-]*?[a-z] [^`-]*)`", "".join(row))]
+    parts = [part.strip() for text in quoted for part in re.split(r"…|\d[\d.]*|[;:]|cpython|\w+[.]pyz", text)]
+    wanted = [part for part in parts if " " in part]
+    assert len(wanted) > 8
+    assert [part for part in wanted if part not in texts] == []
+
+
 # Sessions
 
 
@@ -199,6 +212,22 @@ def test_what_a_page_shows_is_printed(
     session = Session(tmp_path, [sys.executable, str(pyz)], {"SEDIMENT_CACHE": str(unpacked)})
     text = path.read_text("utf-8")
     assert renewed(text, session) == text, RENEW
+
+
+def test_the_demo_is_short_and_its_answers_are_right(pyz: Path, unpacked: Path) -> None:
+    env = os.environ | {"SEDIMENT_PYZ": str(pyz), "SEDIMENT_CACHE": str(unpacked)}
+    done = subprocess.run(
+        [ROOT / "tests" / "demo.sh"], env=env | {"PYTHON": sys.executable}, stdout=subprocess.PIPE,
+        text=True, check=True,
+    )  # fmt: skip
+    assert len(done.stdout.splitlines()) <= 40
+    answers = re.findall(r'recall "(.*?)".*\n.*\n +(.*)', done.stdout)
+    assert answers == [
+        ("is it safe to ship today?", "We deploy on Fridays, but only after the canary is green."),
+        ("how long does a session last?", "The session timeout is 2 hours."),
+        ("how long does a session last?", "The session timeout is 30 minutes."),
+        ("can several agents share one memory?", "### Can several agents use it at once?"),
+    ]
 
 
 def test_the_picture_shows_its_session() -> None:
