@@ -2,8 +2,8 @@
 
 - `docs/commands.md` is the program's own help.
 - A block ```console holds a session. Each of its commands is run, all of a page in one empty folder
-  and with one empty memory, and the output below a command is renewed where more than ids, dates,
-  times and scores has changed.
+  and with one empty memory, and the output below a command is renewed where more has changed than
+  ids, dates, times, or scores by less than SCORES_DIFFER.
 - `docs/terminal.svg`, the picture in the README, shows the session of the page PICTURE.
 
 `tests/test_docs.py` fails where this would write anything.
@@ -36,10 +36,12 @@ _COMMAND = re.compile(r"^\$ ((?:\\\n|.)*\n)((?:(?!\$ ).*\n)*)", re.MULTILINE)
 _ID = re.compile(
     r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\b[0-9a-f]{32}\b|\b[0-9a-f]{8}\b"
 )
+_SCORE = re.compile(r"^\d\.\d\d(?=  )", re.MULTILINE)
+SCORES_DIFFER = 0.1  # less is no reason to renew a page, and differs from machine to machine
 _MASKS = (
     (_ID, "ID"),
     (re.compile(r"\b\d{4}-\d\d-\d\d(?:T[\d:.]+(?:Z|[+-]\d\d:\d\d))?"), "DATE"),
-    (re.compile(r"\b\d\.\d\d(?=  )"), "SCORE"),
+    (_SCORE, "SCORE"),
     (re.compile(r"^\d+ unrelated held back.*\n|; \d+ unrelated ones? held back", re.MULTILINE), ""),
     (re.compile(r"(?<=- )\d\d:\d\d(?= )"), "TIME"),
     (re.compile(r"\(\d+\.\d+ s(?:, \d+ a second)?\)"), "TIME"),
@@ -125,15 +127,21 @@ class Session:
         command, shown = part.groups()
         printed = re.sub(" +$", "", self.run(command), flags=re.MULTILINE)
         self._ids.update(zip(_ID.findall(shown), _ID.findall(printed), strict=False))
-        if masked(shown) == masked(printed):
+        if says_the_same(shown, printed):
             return part[0]
         there = {here: there for there, here in self._ids.items()}
         printed = _ID.sub(lambda found: there.get(found[0], found[0]), printed)
         return f"$ {command}{printed}"
 
 
-def masked(text: str) -> str:
-    """A text without what differs from run to run."""
+def says_the_same(shown: str, printed: str) -> bool:
+    """Whether two outputs differ only in ids, dates, times, and a little in scores."""
+    scores = ([float(score) for score in _SCORE.findall(text)] for text in (shown, printed))
+    differ = (abs(one - other) for one, other in zip(*scores, strict=False))
+    return _masked(shown) == _masked(printed) and max(differ, default=0) < SCORES_DIFFER
+
+
+def _masked(text: str) -> str:
     for pattern, instead in _MASKS:
         text = pattern.sub(instead, text)
     return text
