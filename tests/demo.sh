@@ -29,6 +29,6 @@ run 'sediment index docs/faq.md'
 run 'sediment recall "can several agents share one memory?" --limit 1'
 
 say "Use it: type these three lines."
-printf '%s\n' "ln -s $pyz ~/.local/bin/sediment" \
+printf '%s\n' "mkdir -p ~/.local/bin && ln -s $pyz ~/.local/bin/sediment" \
     'cd YOUR-PROJECT && sediment init          # connects your agents to it' \
     'sediment doctor --client                  # checks that they can use it'
