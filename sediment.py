@@ -12527,7 +12527,7 @@ class _Command(click.Command):
             option.help = page.options.get(option.opts[-1])
         return options
 
-    def get_short_help_str(self, limit: int = 45) -> str:
+    def get_short_help_str(self, limit: int = 80) -> str:  # a whole sentence in completions
         self.help = help_pages()[str(self.name)].text
         return super().get_short_help_str(limit)
 
