@@ -1854,20 +1854,22 @@ def marked_forms() -> dict[str, list[tuple[str, int, str, LazyPattern]]]:
 # a letter, by which re skips what has none of them.
 _NAMES = {
     r"passw(?:or[dt]|d)|passphrase|seed phrase|recovery phrase|passcode|pwd|kennwort"
-    r"|mot[ _-]de[ _-]passe|contrase(?:ñ|n\u0303?)a|parola d['’]ordine|senha|wachtwoord": (
-        "password", 1, 1
-    ),
+    r"|mot[ _-]de[ _-]passe|contrase(?:ñ|n\u0303?)a": ("password", 1, 1),
     # of languages whose ordinary words are not known
-    "lösenord|hasło|пароль|密码|密碼|口令|パスワード|비밀번호": ("password", 1, 3),
-    "pass|pw": ("password", 1, 4),
+    "parola(?: d['’]ordine)?|senha|palavra-passe|wachtwoord|lösenord(?:et)?|passord(?:et)?"
+    "|adgangskoden?|salasana|hasło|heslo|jelszó|şifre(?:si)?|пароль|סיסמה|كلمة (?:السر|المرور)"
+    "|पासवर्ड|รหัสผ่าน|mật khẩu|kata sandi|密码|密碼|口令|パスワード|비밀번호": ("password", 1, 3),
+    "pass|pw|psk|mdp|requirepass|masterauth|κωδικός|c(?<!palabra c)lave(?: de api)?": (
+        "password", 1, 4
+    ),
     "secret|credentials?": ("secret", 4, 5),
     "token|auth": ("token", 5, 5),
-    "key|schlüssel|clé(?: d['’])?(?: ?api)?|clave(?: de api)?": ("key", 5, 6),
+    "key|schlüssel|clé(?: d['’])?(?: ?api)?": ("key", 5, 6),
 }  # fmt: skip
 _NAME = LazyPattern(
     rf"({'|'.join(_NAMES)})"
     r"(?:[_-]?(?:prod(?:uction)?|dev|staging|test|live|old|new|\d{1,2})|(?<=key)_base)?"
-    r"(?:(?!\w)|(?<=[码碼令ド호]))"
+    r"(?:(?!\w)|(?<=[码碼令ド호น]))"
 )
 # Words before "key" that make it secret, and words before "key" or "token" that make it public.
 _SECRET_KEY = LazyPattern(
@@ -1880,26 +1882,30 @@ _PUBLIC_KEY = LazyPattern(
     r"|change|request|continuation|cursor|csrf|xsrf|build|commit|content|state)[ _-]?$"
     r"|(?:hash|sum|sha1) of (?:the |an? )?$"
 )
-# What closes a name, and its type: password", **password**, password: str =
-_CLOSE = LazyPattern(r"""(?:\\?["'`]\]?|\*\*)?(?:[ \t]?:[ \t]?[\w&.\[\]<>|]{1,30}(?= = ))?""")
+# What closes a name, its type, its number, a line of dots: password", password: str =, password #1:
+_CLOSE = LazyPattern(
+    r"""(?:\\?["'`]\]?|\*\*)?(?:[ \t]?:[ \t]?[\w&.\[\]<>|]{1,30}(?= = ))?"""
+    r"(?: ?#\d{1,2}(?= ?[:=]))?(?: ?[.…][ .…]{0,60}+(?=[:=]))?"
+)
 _SIGN = (  # `value` as in {name: PASSWORD, value: x}
     r"""(?:["']? ?[,:{]?\s{0,20}\\?["']?(?:value|default)\\?["']?)?"""
-    r"[ \t]*(?:[:=]>|:?={1,3}|!=|:-?(?![:?])| (?:\||-|–|—|→|->|<-)(?= ))(?:\*\*)?"
+    r"[ \t]*(?:[:=]>|[:?+]?={1,3}|!=|%3[Dd]|:-?(?![:?])| (?:\||-|–|—|→|->|<-)(?= ))(?:\*\*)?"
 )
 _BLOCK = (  # of YAML, to the first line of the value
     r"[|>][-+\d]{0,2}[ \t]{0,9}(?:#[^\n]{0,99})?(?:[ \t]{0,40}\r?\n){1,3}(?P<indent>[ \t]{1,40})"
 )
-_ANY = r"(?: (?![iI]s\b|[wW]as\b)[\w@%'’/-]{1,40}+(?:\.[\w@'’/-]{1,40})?+)"  # a word
+_ANY = r"(?: (?![iI]s\b|[wW]as\b|- )[\w@%'’/-]{1,40}+(?:\.[\w@'’/-]{1,40}){0,4}+)"  # a word
 _FOR = (
     r"(?: (?i:for|of|on|in|to|für|vo[nm]|zu[mr]?|de[rsl]?|d[ui]|pour|para|per|dell[ao]|do|till"
-    rf"|för|от|для|к|d['’]\w{{1,40}}){_ANY}{{0,6}}+| \([\w .-]{{1,40}}\))"
+    rf"|för|от|для|к|d['’]\w{{1,40}}){_ANY}{{0,6}}+(?::\d{{2,5}}(?=:))?| \([\w .,-]{{1,40}}\))"
 )
 _IS = (
-    r" (?:(?i:is|was)(?: (?:now|still|currently|always|just))?(?: (?:changed|set|reset)\w* to)?"
-    r"|(?:changed|set|reset) to):?"
+    r" (?:(?i:is|was|has been(?= \w+ to))(?: (?:now|still|currently|always|just))?"
+    r"(?: (?:changed|set|reset)\w* to)?|(?:changed|set|reset) to):?"
 )
 _IST = (
-    r" (?i:is|was|ist|war|lautet|hei(?:ß|ss)t|est|était|es|era|è|é|wurde (?:\w+ ){0,3}auf"
+    r" (?i:is|was|(?:will|should|must) be|ist|war|lautet|hei(?:ß|ss)t|est|était|es|era|è|é|wurde"
+    r" (?:\w+ ){0,3}auf|är|er|je|jest|este|είναι"
     r"|(?:a été|ha sido|fue|è stat[ao]) \w+ (?:en|à|a|in|por|par))"
     r"(?: (?i:jetzt|nun|noch|immer|wieder|maintenant|désormais|toujours|ahora|ora|adesso))*+:?"
 )
@@ -1928,12 +1934,14 @@ _FORMS = [
         (4, 5, rf"{_SIGN}[ \t]{{0,9}}\r?\n\s{{0,9}}", ""),
         # ## Password⏎⏎ x
         (5, 5, r" ?#{0,6}(?:\r?\n){1,2}(?=\S{6,200}+\s*?(?:\n|$))", r"(?:^|\n)#{1,6} [\w /-]*$"),
+        # Password⏎x
+        (4, 4, r"[ \t]?\r?\n(?=\S{6,200}+\s*?(?:\n|$))", r"(?:^|\n)[ \t]*$"),
         # <password>x</password>
         (2, 3, r">(?=[^<>\s]{1,200}</)", ""),
         # password for the server: x, the password (prod) is now x
         (2, 3, rf"(?:{_FOR} ?[:=]|{_FOR}?{_IS}) ", ""),
-        # the token that CI uses is x, das Passwort für den Server lautet x
-        (3, 4, rf"{_ANY}{{0,8}}?{_IST} ", ""),
+        # the token that CI uses is x, das Passwort für den Server lautet x, пароль для базы - x
+        (3, 4, rf"(?:{_ANY}{{0,8}}?{_IST}|{_FOR} [–—-]|(?<=hasło)(?: do{_ANY}{{1,4}}?)? to) ", ""),
         # パスワードは x
         (3, 4, r""" ?(?:：|[是为為はが는은](?= ?["'「]?[!-~]{6}))\s{0,9}""", ""),
         # --password x
@@ -1944,10 +1952,11 @@ _FORMS = [
         (4, 4, r"""[,(](?= ?["']) ?| \(?|[ \t]{1,9}""", ""),
     )
 ]  # fmt: skip
-# Several words that end their clause, behind a colon or an equals sign.
+# Several words that end their clause, behind a colon, an equals sign or "is".
+_SAID = LazyPattern(r"(?:[:=]|\b(?:is|ist|est|es)) $")
 _PHRASE = LazyPattern(
-    r"""(?<=[:=] )([^\s"'`<>,;:|=()\0-]{2,30}(?: (?!-)[^\s"'`<>,;:|=()\0]{1,30}){1,23}?)"""
-    r"(?=[.,;]? *(?:\n|$)|[,;] )"
+    r"""([^\s"'`<>,;:|=()\0-]{2,30}(?: (?!-)[^\s"'`<>,;:|=()\0]{1,30}){1,23}?)"""
+    r"(?<!\.)(?=[.,;]? *(?:\r?\n|$)|[,;] )"
 )
 # Anything in quotes, or to the next space; unless that is an assignment itself.
 _VALUE = LazyPattern(
@@ -1955,7 +1964,8 @@ _VALUE = LazyPattern(
     (?! [bfru]{0,2}[\\"'`]{0,4}[\w.-]{0,20}(?i:passw|secret|token|key|pwd)\w{0,9}[=:]
       | [|>][-+\d]{0,2}(?:\s|$) )
     (?: [$@]?[bfruBFRU]{0,2} (?P<quote> \\? (?:["']{3}|["'`]) )
-          (?P<quoted> (?: [^\\"'`\n\0]{1,60} | (?!(?P=quote)) (?: \\. | [^\n\0] ) ){1,40}+ )
+          (?P<quoted> (?: [^\\"'`\n\0]{1,60} | (?<=\w)''(?=\w)
+            | (?!(?P=quote)) (?: \\. | [^\n\0] ) ){1,40}+ )
           (?P=quote)
       | (?: ["'`](?![\s+.,)|]) )?
         (?P<bare> (?: [^\s"'`,;&<\\\0]{1,60} | \\(?![nrt]) | <(?![/A-Za-z])
@@ -1963,7 +1973,9 @@ _VALUE = LazyPattern(
     """,
     re.VERBOSE,
 )
-_INNER = LazyPattern(r"[/?](?=[\w.-]{0,20}(?i:passw\w{0,9}|secret|token|key|pwd)[=:])")  # x/token=y
+_INNER = LazyPattern(  # x/token=y, x%26user%3Dy
+    r"[/?](?=[\w.-]{0,20}(?i:passw\w{0,9}|secret|token|key|pwd)[=:])|%26(?=[\w.-]{1,30}%3[Dd])"
+)
 _REST = LazyPattern(r"[^\s\"'`\0]*")  # of a value that is longer than `_VALUE` reads
 _ENDS = LazyPattern(r"[.!]?(?:\s*$|\s*\n|[\"'`<;&])|\s+[-\\]")
 # What manuals write in place of a secret.
@@ -2002,7 +2014,9 @@ _ORDINARY = LazyPattern(
     r"|oubli\w+|olvid\w+|richiest\w|dimentic\w+|sbagliat\w|vac[ií][ao]|vuot[ao]|vide"
     r"|(?-i:[A-Za-z]?[a-z]{1,18}(?:s|ed|ing|ive|[ai]ble))"
 )
-_WORDS = LazyPattern(r"[^\W\d]+(?:[ _'’-][^\W\d]+)*$")
+_ROW = LazyPattern(r"[^\n]+")
+_LETTERS = r"(?:[^\W\d]|[\u0300-\u0eff])++"  # and marks on them
+_WORDS = LazyPattern(rf"{_LETTERS}(?:[ _'’-]{_LETTERS})*$")
 _RUNS = LazyPattern(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
 _PRIVATE_TAG = LazyPattern(
     r"(?i)(?<!\*)<\s{0,9}(?:private(?:\s[^<>]*)?/?|(/)\s{0,9}private\s{0,9})>"
@@ -2062,12 +2076,13 @@ def _redacted(
     text: str, secrets: bool, lines: bool, known: dict[str, str]
 ) -> tuple[str, list[str]]:
     """`redact` in one pass."""
-    lowered = text.replace("İ", "i").lower()  # as long as the text: no other letter grows
-    spans = list(_private(text, lowered))
+    spans = list(_private(text))
     if secrets:
-        rest, lowered = _without_marks(text), _without_marks(lowered)
-        found = [*_credentials(rest, lowered), *_assigned(rest, lowered)]
-        values = ((text[start:stop], kind) for start, stop, kind in found)
+        rest = _folded(_without_marks(text))
+        lowered = rest.replace("İ", "i").lower()  # as long as the text: no other letter grows
+        finders = (_credentials, _assigned, _in_tables)
+        found = [span for find in finders for span in find(rest, lowered)]
+        values = ((rest[start:stop], kind) for start, stop, kind in found)
         known |= {value: kind for value, kind in values if _may_repeat(value)}
         spans += [*found, *_repeated(rest, known)]
     kept, kinds, end = [], [], 0
@@ -2086,10 +2101,20 @@ def _without_marks(text: str) -> str:
     return _MARKS_LEFT.sub(lambda mark: "\0" * len(mark[0]), text)
 
 
-def _private(text: str, lowered: str) -> Iterator[tuple[int, int, str]]:
+def _folded(text: str) -> str:
+    """The text, as long as before, with an ordinary character for each variant of one, such as a
+    narrow space or a full-width letter."""
+    if text.isascii():
+        return text
+    variants = (character for character in set(text) if not character.isascii())
+    plain = ((ord(odd), unicodedata.normalize("NFKC", odd)) for odd in variants)
+    return text.translate({odd: one for odd, one in plain if len(one) == 1})
+
+
+def _private(text: str) -> Iterator[tuple[int, int, str]]:
     """(start, end, kind) of what is between <private> and </private>, or the end of the text."""
     depth = start = 0
-    for tag in _PRIVATE_TAG.finditer(text) if "private" in lowered else ():
+    for tag in _PRIVATE_TAG.finditer(text) if "private" in text.lower() else ():
         if not tag[1]:
             start = start if depth else tag.start()
             depth += 1
@@ -2136,9 +2161,11 @@ def _given(
     link = form.between.match(text, _CLOSE.match(text, name.end()).end())
     if not link or not form.before.search(text[max(name.start() - 40, 0) : name.start()]):
         return None
-    phrase = _PHRASE.match(text, link.end()) if elsewhere < 4 else None
-    if phrase and _strength(phrase[1]) >= 4:
-        return phrase.span(1)
+    in_block = "indent" in link.groupdict()
+    if elsewhere < 4 and (in_block or _SAID.search(link[0])):
+        phrase = _PHRASE.match(text, link.end())
+        if phrase and _strength(phrase[1]) >= (form.closed if in_block else 4):
+            return phrase.start(1), _end_of(text, *phrase.span(1), link)
     given = _VALUE.match(text, link.end())
     if not given:
         return None
@@ -2148,9 +2175,7 @@ def _given(
     value, is_closed = text[start:stop], given["quoted"] or _ENDS.match(text, stop)
     is_setting = "=" in link[0] and text[name.start() : name.end()].isupper()
     needed = max(elsewhere, form.closed if is_closed else form.loose)
-    if _strength(value[:80]) < (in_setting if is_setting else needed) or not _is_literal(value):
-        return None
-    if given["bare"] and _CODE.match(value[:200]):
+    if not _is_value(value, in_setting if is_setting else needed, bool(given["quoted"])):
         return None
     return start, _end_of(text, start, stop, link)
 
@@ -2177,6 +2202,46 @@ def _kind_of(name: re.Match[str], text: str) -> tuple[str, int, int] | None:
     if name[1] in ("key", "token") and _PUBLIC_KEY.search(before):
         return None
     return kind, setting, 5 if is_secret_key else least
+
+
+def _in_tables(text: str, lowered: str) -> Iterator[tuple[int, int, str]]:
+    """(start, end, kind) of the secrets in columns of Markdown or CSV under a name for secrets."""
+    head: list[tuple[str, int, int] | None] = []  # of the table, the rule for each column
+    sign = ""  # between its columns
+    for line in _ROW.finditer(text):
+        cells = _cells(line, sign) if head else []
+        if not cells or len(cells) != len(head):
+            head, sign = _head_of_table(line, text, lowered)
+            continue
+        for (start, stop), rule in zip(cells, head, strict=True):
+            if rule and _is_value(text[start:stop], max(rule[2], 4)):
+                yield start, stop, rule[0]
+
+
+def _head_of_table(
+    line: re.Match[str], text: str, lowered: str
+) -> tuple[list[tuple[str, int, int] | None], str]:
+    """The rule for each column that the line names, and the sign between them; or [] and ""."""
+    sign = next((sign for sign in "|\t;," if sign in line[0]), "")
+    if not sign or not _NAME.search(lowered, *line.span()):
+        return [], ""
+    head = []
+    for start, stop in _cells(line, sign):
+        name = _NAME.search(lowered, start, stop)
+        is_name = name and name.end() == stop and name.start() - start < 20
+        head.append(_kind_of(name, text) if is_name else None)
+    return (head, sign) if any(head) else ([], "")
+
+
+def _cells(line: re.Match[str], sign: str) -> list[tuple[int, int]]:
+    """(start, end) of the values between the signs, without blanks and quotes around them."""
+    spans = []
+    sign = re.escape(sign)
+    for cell in re.finditer(rf'(?:^|{sign})((?:"(?:[^"]|""){{0,99}}+"|[^{sign}])*+)', line[0]):
+        value = cell[1].strip(" \t\r\"'`*")
+        start = line.start() + cell.start(1) + cell[1].find(value)
+        spans.append((start, start + len(value)))
+    return spans
 
 
 def _may_repeat(value: str) -> bool:
@@ -2221,14 +2286,16 @@ def _strength_of_words(value: str, is_mixed: bool) -> int:
     """`_strength` of several words: 0 of a plain sentence, 4 of words that nobody would say so."""
     words = value.lower().split()
     if _is_ordinary(value) or not languages_of().keys().isdisjoint(words):
-        is_disguised = re.search(r"[A-Za-z]\d[A-Za-z]{2}", value) and len(value) <= 40  # s3cret
+        disguised = r"[A-Za-z](?:\d[A-Za-z]{2}|\d\d+[A-Za-z])|\d[!?#$]"  # s3cret, hunter86x, 86!
+        is_disguised = re.search(disguised, value) and len(value) <= 40
         return 2 if is_disguised else 0
     if is_mixed or re.search(r"\d{4}|\d[!?#$]", value):
         return 4
-    is_plain = any(map(_ORDINARY.fullmatch, words)) and not re.search(r"\d", value)
+    ordinary = filter(_ORDINARY.fullmatch, words)
+    is_plain = set(ordinary) - {"correct"} and not re.search(r"\d", value)  # horse battery staple
     if len(words) >= PASSPHRASE and value.replace(" ", "").isalnum() and not is_plain:
         return 4
-    return 1 + value.islower()
+    return 2 if value.islower() or re.search(r"\d", value) else 1
 
 
 def _is_ordinary(value: str) -> bool:
@@ -2243,6 +2310,12 @@ def _mixed(part: str) -> bool:
     if part.isalpha():
         return 4 <= len(part) < (2.7 if len(part) < 20 else 3.4) * len(_RUNS.findall(part))
     return not part.isdigit()
+
+
+def _is_value(value: str, needed: int, is_quoted: bool = False) -> bool:
+    """Whether it is a secret where that needs this strength."""
+    is_code = not is_quoted and _CODE.match(value[:200])
+    return _strength(value[:80]) >= needed and _is_literal(value) and not is_code
 
 
 def _is_literal(value: str) -> bool:

@@ -1097,6 +1097,100 @@ The password that Ann set is ‹Gr8Wall77›
 PIN and passphrase: ‹orbit velvet canyon lantern›
 seed phrase: ‹orbit velvet canyon lantern dust mango river stone flag cabin tuna wolf›
 SSH key passphrase = ‹orbit velvet canyon lantern›
+mot de passe«nbsp»: ‹Soleil88xyz!›
+Password:«narrow»‹Skua29xyz!›
+The password«nbsp»is ‹Skua29xyz!›
+The password is«thin»‹Skua29xyz!›
+ｐａｓｓｗｏｒｄ：‹hunter38x!›
+Ｐａｓｓｗｏｒｄ«wide»＝«wide»‹ｈｕｎｔｅｒ３８ｘ›
+password：«wide»‹hunter38x!›
+contraseña«narrow»:«nbsp»‹Soleil88xyz!›
+API key: ‹«32»›
+password: "‹two words 86!›"
+password is '‹Horse! Battery 87›'
+psk="‹hunter45 xyz›"
+psk=‹hunter45xyz›
+My ssh key passphrase is "‹Tasmanian Devil 5›"
+password = «three»‹two words 86!›«three»
+password = '''‹Horse! Battery 87›'''
+password: '‹it''s hunter86x!›'
+the passphrase is ‹correct horse battery staple›
+The passphrase is ‹velvet lemon harbour quartz›.
+root's password has been reset to ‹Quetzal_78›
+the password has been changed to ‹Quetzal_78› today
+the password will be ‹Quetzal_78›
+the password should be ‹Quetzal_78›
+The new password must be ‹hunter93x!›
+‹Quetzal_94› is the password for staging
+‹Quetzal_94› is the root password on db1.
+Password for user bob at db.example.com: ‹hunter93x!›
+Password for user bob on db.example.com:5432: ‹hunter93x!›
+Password (case-sensitive, 8 chars): ‹hunter93x!›
+password #1: ‹hunter93x!›
+Password #2 = ‹hunter93x!›
+Password........: ‹hunter93x!›
+Password ....... : ‹hunter93x!›
+Password…: ‹hunter93x!›
+password?=‹hunter27x›
+PASSWORD+=‹hunter27x›
+DB_PASSWORD ?= ‹hunter27x›
+password%3D‹hunter27x›
+x?next=%2F%3Fpassword%3D‹hunter27x›%26a%3D1
+requirepass ‹hunter27x›
+masterauth ‹hunter27x›
+Twilio AC«md5» auth token ‹«md5»›
+TWILIO_SID=AC«md5» token ‹«md5»›
+SENTRY_DSN=https://‹«md5»›@o12345.ingest.sentry.io/123
+https://‹«md5»›@sentry.example.org/42
+mapbox: ‹sk.eyJ«43».«24»›
+https://maps.example.org/js?key=‹«32»›
+https://api.example.org/v1/x?a=1&key=‹«32»›&b=2
+https://x.blob.core.windows.net/c?sv=2024&sig=‹«43»%3D›
+https://x.blob.core.windows.net/c?sv=2024&sig=‹abc%2Fdef1234567%2Bghi890jkl%2Bmno123pqr456stu%3D›
+WIFI:T:WPA;S:Home;P:‹hunter45x!›;;
+WIFI:S:Home;T:WPA;P:‹hunter45x›;H:true;;
+smbclient //srv/share -U bob%‹hunter45x›
+zip -P ‹hunter45x› a.zip b
+7z a -p‹hunter45x› a.7z b
+htpasswd -b f alice ‹hunter45x›
+htpasswd -bc /etc/f alice ‹hunter45x›
+net user bob ‹hunter45x› /add
+echo '‹hunter45x›' | sudo -S apt update
+db.example.com:5432:shop:bob:‹hunter45x›
+*:*:*:postgres:‹hunter45x›
+mdp: ‹hunter45x›
+mdp : ‹hunter45x›
+parola: ‹hunter45x›
+heslo: ‹hunter45x›
+jelszó: ‹hunter45x›
+salasana: ‹hunter45x›
+adgangskode: ‹hunter45x›
+passord: ‹hunter45x›
+şifre: ‹hunter45x›
+Şifre: ‹hunter45x›
+κωδικός: ‹hunter45x›
+סיסמה: ‹hunter45x›
+mật khẩu: ‹hunter45x›
+kata sandi: ‹hunter45x›
+पासवर्ड: ‹hunter45x›
+كلمة السر: ‹hunter45x›
+كلمة المرور: ‹hunter45x›
+รหัสผ่าน: ‹hunter45x›
+lösenordet till servern är ‹hunter45x›
+hasło do bazy to ‹hunter45x›
+пароль для базы - ‹hunter45x›
+A palavra-passe é ‹hunter45x›
+palavra-passe: ‹hunter45x›
+clave: ‹hunter45x›
+La clave del router es ‹hunter45x›
+PIN: ‹4831›
+PIN: ‹483100›, valid from May
+The PIN is ‹4831›
+SIM PIN = ‹4831›
+Zugangsdaten: admin / ‹Reiher!12›
+identifiants : admin / ‹Reiher!12›
+Zugangsdaten: admin:‹Reiher!12›
+credenziali: admin / ‹Reiher!12›
 """.strip("\n").split("\n")
 
 # Talk about secrets, and what stands near a word for one without being one.
@@ -1376,6 +1470,191 @@ La clé du succès est la patience
 La contraseña es demasiado corta
 La password deve essere cambiata
 A senha expirou ontem
+the password is required
+Password policy: at least 12 characters
+the password has been reset
+the password has been reset to the default
+the password has been changed by root on 2024-05-31
+senha: obrigatória
+parola d'ordine: semplicità
+parola d'ordine: pazienza
+"password: required", said the form
+password: "Choose a long one"
+password: "at least 8 characters"
+password is 'case sensitive'
+password is "weak" by the scanner
+passphrase is "optional"
+The psk is stored in /etc/wpa
+psk: see the router label
+psk=$PSK
+password: ''
+password: 'don''t know'
+the passphrase is correct
+the passphrase is known to Ann
+the passphrase is printed under the router
+the password is wrong again
+the password is correct now
+The passphrase is four random words
+the password will be reset tomorrow
+the password will be at least 12 characters long
+the password should be long
+the password should be rotated every 90 days
+the password should be 12 characters
+the password must be strong
+the password will be sent by mail
+OPS-1182 is the password ticket
+bcrypt is the password hash
+Login is the password page
+hunter2 is the password everybody knows from the joke
+V2 is the password form for the site
+Password for user bob:
+Password for user bob at db.example.com: required
+Password for user bob at db.example.com: see vault
+Password (8 chars): required
+Password (case-sensitive, 8 chars): optional
+Password (at least 8 characters, 1 digit)
+password #1: expired
+password #1 was leaked
+Password........: required
+Password ........ 12
+password?
+password?=$(PW)
+PASSWORD+=$X
+password += char
+requirepass is set
+# requirepass foobared
+The requirepass directive sets a password
+masterauth <password>
+Twilio account AC«md5» was closed
+Twilio auth token is rotated
+AC«md5» is the account
+https://example.org/«md5»
+https://user@sentry.example.org/42
+ssh://«sha1»@host is nonsense
+https://public@sentry.example.org/1
+mapbox sk. tokens are secret
+sk.eyJ is the prefix
+https://example.org/list?key=name&page=2
+https://example.org/x?key=user_settings_page
+https://shop.example.org/i?key=products/2024/05/31/img.jpg
+https://x.example.org/c?sig=valid&x=1
+WIFI:T:nopass;S:Guest;;
+WIFI: T and S are fields
+smbclient -U bob //srv/share
+smbclient -U bob%$PW //srv/share
+zip -r a.zip folder -P "$PW"
+zip -r backup2024.zip docs
+7z a -p"$PW" a.7z b
+7z a -mx9 a.7z b
+7z x a.7z -oout2
+htpasswd -c /etc/f alice
+htpasswd -b f alice "$PW"
+net user bob /active:yes
+net user bob * /add
+net user
+echo "$PW" | sudo -S apt update
+echo 'deb http://x y main' | sudo tee /etc/apt/x
+localhost:5432:up
+db.example.com:5432:shop:bob
+00:1A:2B:3C:4D:5E
+2024-05-31:18:00:00:12
+test_a.py:12:3:E501:line
+host:port:database:user:password
+mdp : oublié
+mdp: voir le coffre
+parola: dimenticata
+parola: vedi sotto
+parola chiave: ricerca2024
+heslo: povinné
+jelszó: kötelező
+salasana: pakollinen
+salasana: vaaditaan
+adgangskode: påkrævet
+passord: påkrevd
+passord: se hvelvet
+şifre: zorunlu
+şifre: gerekli
+κωδικός: υποχρεωτικός
+κωδικός: 403
+סיסמה: חובה
+mật khẩu: bắt buộc
+kata sandi: wajib
+पासवर्ड: आवश्यक
+كلمة السر: مطلوبة
+รหัสผ่าน: จำเป็น
+lösenordet till servern är bytt
+lösenordet är för kort
+hasło do bazy to tajemnica
+hasło do bazy to problem
+пароль для базы - обязателен
+пароль для базы - в сейфе
+A palavra-passe é obrigatória
+palavra-passe: obrigatória
+clave: obligatoria
+La clave del éxito es la paciencia
+La clave es escuchar
+clave: 2024
+clave primaria: id_cliente2
+palabra clave: seguridad2024
+PIN: required
+PIN: 4 digits
+PIN: see card
+The PIN is 4 digits long
+The PIN is on page 4831
+pin 13 is high
+pin: 13
+GPIO pin: 4
+Pin: D13
+GPIO pin is 2013
+PIN: ****
+pin code for the lockbox is in 1Password
+spin: 4831
+The pinout: 1234
+Zugangsdaten: im Tresor
+Zugangsdaten: siehe Wiki / Seite 12
+Zugangsdaten: per Mail / Telefon
+identifiants : voir le coffre
+identifiants : email / mot de passe
+Zugangsdaten für Web / Mail2 liegen im Tresor
+""".strip("\n").split("\n")
+
+# The same on several lines: tables, blocks of YAML, a name on a line of its own.
+GIVEN_BELOW = """
+password: |↵  ‹two words 86!›↵port: 1
+password: |↵    ‹correct horse battery staple›↵  port: 1
+passphrase: >-↵  ‹velvet lemon harbour quartz›
+| user | password |↵| --- | --- |↵| bob | ‹Bandicoot!2› |
+| user | password |↵|---|---|↵| bob | ‹hunter38x!› |↵| ann | ‹Quokka_77› |
+| Password | Host |↵| :-- | --- |↵| ‹hunter38x!› | db1 |
+user,password↵admin,‹Bandicoot!2›
+name,password,role↵bob,‹Bandicoot!2›,admin↵ann,‹hunter38x!›,user
+user;password↵admin;‹Bandicoot!2›
+Password↵‹hunter96x!›
+Username↵bob↵Password↵‹hunter96x!›
+""".strip("\n").split("\n")
+TALK_BELOW = """
+| field | password |↵| --- | --- |↵| required | yes |
+| field | password |↵| --- | --- |↵| bob | no |↵| ann | yes |
+| user | password |↵| --- | --- |↵| bob | expired |↵| ann | see vault |
+| role | password policy |↵| --- | --- |↵| admin | 16 characters |
+| system | password length |↵| --- | --- |↵| web | 12+ |
+| user | password | last login |↵| --- | --- | --- |↵| bob | rotated | 2024-05-31 |
+| user | password changed |↵| --- | --- |↵| bob | 2024-05-31 |
+| token | meaning |↵| --- | --- |↵| EOS | end of text |
+user,password↵admin,required
+user,password,role↵admin,yes,owner
+name,type↵password,string
+Enter user, password↵then press OK
+Type the name, password, and code2FA↵Then log in, wait, go2
+Ask for user,password↵Done.
+password: |↵  Use a long one.↵  At least 12.
+password: |↵  see the vault
+passphrase: >-↵  required for the backup
+Password↵required
+Password↵Enter your password
+Username↵Password↵Remember me
+Password↵Confirm password
+Password↵-----------
 """.strip("\n").split("\n")
 
 DRAWS: dict[str, Callable[[], str]] = {
@@ -1393,6 +1672,11 @@ DRAWS: dict[str, Callable[[], str]] = {
     "43": lambda: alnum(43),
     "xs": lambda: "x" * 40,
     "dashes": lambda: DASHES,
+    "three": lambda: '"' * 3,
+    "nbsp": lambda: "\u00a0",
+    "narrow": lambda: "\u202f",
+    "thin": lambda: "\u2009",
+    "wide": lambda: "\u3000",
     "aws-id": lambda: "AKIA" + "IOSFODNN7" + "EXAMPLE",
     "aws-secret": lambda: "wJalrXUtnFEMI/K7MDENG/" + "bPxRfiCYEXAMPLEKEY",
 }
@@ -1442,8 +1726,8 @@ def test_the_corpus_is_as_wide_as_it_should_be() -> None:
     assert len({kind for kind, _, _ in cases()}) >= 45
     assert len(list(cases())) >= 850
     assert len(set(HARMLESS)) >= 600
-    assert len(set(GIVEN)) >= 75
-    assert len(set(TALK)) >= 200
+    assert len({*GIVEN, *GIVEN_BELOW}) >= 170
+    assert len({*TALK, *TALK_BELOW}) >= 350
 
 
 @pytest.mark.parametrize("around", ["{}", "Noted: {} That is all.", "{}\nand more\n", "- `{}`"])
@@ -1456,9 +1740,19 @@ def test_what_only_looks_like_a_secret_is_left_alone(around: str) -> None:
 def test_what_a_name_for_a_secret_is_given_goes(text: str) -> None:
     text = drawn(text)
     for around in ("{}", "Noted: {}", "{}\nand more\n", "- {}"):
-        left, kinds = redact(around.format(re.sub("[‹›]", "", text)))
-        expected = around.format(re.sub("‹.*›", "…", text))
-        assert (re.sub(r"\[redacted: [a-z ]+\]", "…", left), len(kinds)) == (expected, 1)
+        loses_what_is_marked(around.format(text))
+
+
+@pytest.mark.parametrize("text", GIVEN_BELOW)
+def test_what_a_name_for_a_secret_is_given_below_it_goes(text: str) -> None:
+    loses_what_is_marked(drawn(text))
+    loses_what_is_marked(f"The old box:\n\n{drawn(text)}\n\nand more\n".replace("\n", "\r\n"))
+
+
+def loses_what_is_marked(text: str) -> None:
+    left, kinds = redact(re.sub("[‹›]", "", text))
+    expected, count = re.subn("‹.*?›", "…", text)
+    assert (re.sub(r"\[redacted: [a-z ]+\]", "…", left), len(kinds)) == (expected, count)
 
 
 @pytest.mark.parametrize("text", TALK)
@@ -1466,6 +1760,12 @@ def test_talk_about_secrets_stays_as_it_is(text: str) -> None:
     text = drawn(text)
     for around in ("{}", "Noted: {} That is all.", "{}\nand more\n", "- `{}`"):
         assert redact(around.format(text)) == (around.format(text), [])
+
+
+@pytest.mark.parametrize("text", TALK_BELOW)
+def test_talk_about_secrets_on_several_lines_stays_as_it_is(text: str) -> None:
+    for around in ("{}", "The old box:\n\n{}\n\nand more\n"):
+        assert redact(around.format(drawn(text))) == (around.format(drawn(text)), [])
 
 
 def test_a_secret_goes_that_another_had_hidden() -> None:
@@ -1750,6 +2050,18 @@ ENDLESS = {
     "phrases": "password: ab cd ef ",
     "words behind a name": "password a b c d e f g h ",
     "marks": "[redacted: key] ",
+    "colons": "::::::",
+    "assignments": "a=",
+    "names and blanks": "password" + " " * 500,
+    "names and dots": "password...... ",
+    "heads of tables": "password,",
+    "rows of a table": "user,password\n",
+    "quotes in a table": 'password,""',
+    "names before words": "password for a.b.c.d.e.f ",
+    "quotes in quotes": "password: 'a''b",
+    "commands with passwords": "zip 7z htpasswd -b a net user a echo a ",
+    "codes on walls": "WIFI:S:",
+    "full width": "\uff50\uff57\uff1a",
 }
 
 
