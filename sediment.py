@@ -5893,9 +5893,11 @@ def tell_memories(count: int) -> str:
 
 def in_scope(scope: str, project: str | None, what: str = IS_MEMORY) -> tuple[str, tuple[Any, ...]]:
     """The SQL condition of the memories (or of what the condition `what` selects) of a project, of
-    the global ones or of both, and its parameters."""
+    the global ones, of both, or of all projects ("everywhere"), and its parameters."""
     if scope == "global":
         return f"{what} AND i.project_id IS NULL", ()
+    if scope == "everywhere" and crosses_projects():
+        return what, ()
     return f"{what} AND {'i.project_id = ?' if scope == 'project' else IN_OWN_SCOPE}", (project,)
 
 
@@ -7753,6 +7755,14 @@ class Importer:
                 self._store(new, workers.map(self._item, (row for _, row in new)))
                 if progress:
                     progress(len(batch))
+        return self._answer()
+
+    def foresee(self, lines: Iterable[str | dict[str, Any]]) -> dict[str, Any]:
+        """What `run` would answer; nothing is stored."""
+        self.counts["stored"] = sum(1 for _ in self._new_rows(rows_in(lines)))
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
         names = ("hidden", "forgotten", "moved", "renamed")
         hidden, forgotten, moved, renamed = (self.counts.pop(name, 0) for name in names)
         refused = [{"line": line, "reason": reason} for line, reason in sorted(self.refused)]
@@ -7764,7 +7774,9 @@ class Importer:
         answer = {"success": not refused, **self.counts, "refused": refused}
         return answer | {name: value for name, value in remarks.items() if value}
 
-    def _new_rows(self, batch: list[tuple[int, object]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    def _new_rows(
+        self, batch: Iterable[tuple[int, object]]
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
         """(line number, checked row) of the rows that can be stored and are not there yet."""
         for number, value in batch:
             try:
@@ -10194,23 +10206,31 @@ def move_item(projects: Projects, id: str, scope: str) -> dict[str, Any]:
     own_item(projects, id, "move")  # before a project is made for it
     project = None if scope == "global" else projects.current(create=True)
     with projects.database.transaction(create=False) as connection:
-        row = own_item(projects, id, "move")
         if scope == "project" and project is None:
             raise InvalidInput(f"there is no project here ({projects.nowhere()})")
-        if row["project_id"] == project:
-            raise Conflict(f"{row['id']} is nowhere else: {scope} scope has it already")
-        if twin := same_text(connection, row["content"], project):
-            raise Conflict(f"{twin} says the same in {scope} scope: `forget` one of the two")
-        if projects_of_versions(projects.database, row["id"]) - {None, projects.current()}:
-            reason = f"{row['id']} has taken the place of another project's memory"
-            raise Conflict(f"{reason}: store it anew in {scope} scope")
-        sql = _LINEAGE.format("i.id, i.project_id")
-        for moved, before in fetch(connection, sql, row["id"]):
-            if before != project:
-                place_item(connection, moved, project)
-                add_history(connection, "move", moved, detail={"from": before})
-    message = f"{row['id']} is in {scope} scope now."
-    return {"success": True, "id": row["id"], "scope": scope, "message": message}
+        id = move_versions(connection, projects, id, project)
+    return {"success": True, "id": id, "scope": scope, "message": f"{id} is in {scope} scope now."}
+
+
+def move_versions(
+    connection: apsw.Connection, projects: Projects, id: str, project: str | None
+) -> str:
+    """Move a memory that this project may change, with all its versions, to a project or, with
+    None, to every one; returns its whole id."""
+    row = own_item(projects, id, "move")
+    scope = "project" if project else "global"
+    if row["project_id"] == project:
+        raise Conflict(f"{row['id']} is nowhere else: {scope} scope has it already")
+    if twin := same_text(connection, row["content"], project):
+        raise Conflict(f"{twin} says the same in {scope} scope: `forget` one of the two")
+    if projects_of_versions(projects.database, row["id"]) - {None, projects.current()}:
+        reason = f"{row['id']} has taken the place of another project's memory"
+        raise Conflict(f"{reason}: store it anew in {scope} scope")
+    for moved, before in fetch(connection, _LINEAGE.format("i.id, i.project_id"), row["id"]):
+        if before != project:
+            place_item(connection, moved, project)
+            add_history(connection, "move", moved, detail={"from": before})
+    return row["id"]
 
 
 def forget_items(projects: Projects, ids: Sequence[str]) -> dict[str, Any]:
@@ -10340,18 +10360,23 @@ class Wanted(NamedTuple):
     never_recalled: bool = False
 
 
-def listed_items(
-    projects: Projects, wanted: Wanted, limit: int, page: int, oldest: bool
-) -> dict[str, Any]:
-    """A page of the newest or the oldest items: what `Memory.list_items` returns."""
+def rows_wanted(projects: Projects, wanted: Wanted) -> tuple[str, tuple[Any, ...]]:
+    """The FROM and WHERE of the rows `i` that a list has, and their parameters."""
     kind = f"{'NOT' if wanted.replaced else ''} ({_LIVE}) AND {ITEM_KINDS[wanted.kind]}"
     where, scope = in_scope(wanted.scope, projects.current(), kind)
     where += " AND i.created_at BETWEEN ? AND ?"
     if wanted.never_recalled:
         where += " AND i.id NOT IN (SELECT item_id FROM access_log WHERE access_count > 0)"
-    values = (*scope, *wanted.span)
     # For two scopes the look-up of every row by an index takes five times as long as a scan.
-    where = f"FROM items i {'NOT INDEXED' if wanted.scope == 'all' else ''} WHERE {where}"
+    by_scan = wanted.scope in ("all", "everywhere")
+    return f"FROM items i {'NOT INDEXED' if by_scan else ''} WHERE {where}", (*scope, *wanted.span)
+
+
+def listed_items(
+    projects: Projects, wanted: Wanted, limit: int, page: int, oldest: bool
+) -> dict[str, Any]:
+    """A page of the newest or the oldest items: what `Memory.list_items` returns."""
+    where, values = rows_wanted(projects, wanted)
     total = projects.database.value(f"SELECT count(*) {where}", *values)
     order = "ORDER BY i.created_at, i.seq" if oldest else "ORDER BY i.created_at DESC, i.seq DESC"
     rows = projects.database.rows(
@@ -10392,30 +10417,34 @@ def _nothing_listed(projects: Projects, wanted: Wanted, total: int) -> str:
 _HAPPENED = {"stored": "i.created_at", "recalled": "a.last_accessed_at", "hidden": "i.ended_at"}
 
 
-def activity_of(projects: Projects) -> dict[str, Any]:
+def activity_of(projects: Projects, scope: str = "all") -> dict[str, Any]:
     """What happened to memories, week by week: what `Memory.activity` returns."""
     weeks: dict[str, dict[str, int]] = {}
     for name, moment in _HAPPENED.items():
+        where, values = in_scope(scope, projects.current(), f"{moment} > 0 AND i.file IS NULL")
         sql = (  # by the Monday of each week
             f"SELECT date({moment}, 'unixepoch', '-6 days', 'weekday 1'), count(*)"
             " FROM items i NOT INDEXED LEFT JOIN access_log a ON a.item_id = i.id"
-            f" WHERE i.file IS NULL AND {IN_OWN_SCOPE} AND {moment} > 0 GROUP BY 1"
+            f" WHERE {where} GROUP BY 1"
         )
-        for week, count in projects.database.rows(sql, projects.current()):
+        for week, count in projects.database.rows(sql, *values):
             weeks.setdefault(week, dict.fromkeys(_HAPPENED, 0))[name] = count
+    counts = [{"week": week, **counts} for week, counts in sorted(weeks.items())]
+    return {"weeks": counts, "projects": known_projects(projects)}
+
+
+def known_projects(projects: Projects) -> list[dict[str, Any]]:
+    """The projects that have memories and may be seen: {project, name, memories}."""
     sql = (
         "SELECT i.project_id, count(*), (SELECT location FROM projects p WHERE p.project_id ="
         f" i.project_id ORDER BY location LIMIT 1) FROM items i NOT INDEXED WHERE {IS_MEMORY}"
         " AND i.project_id IS NOT NULL AND (?1 OR i.project_id = ?2) GROUP BY 1 ORDER BY 2 DESC"
     )
     known = projects.database.rows(sql, crosses_projects(), projects.current())
-    return {
-        "weeks": [{"week": week, **counts} for week, counts in sorted(weeks.items())],
-        "projects": [
-            {"project": id, "name": name, "memories": count}
-            for (id, count, _), name in zip(known, _project_names(known), strict=True)
-        ],
-    }
+    return [
+        {"project": id, "name": name, "memories": count}
+        for (id, count, _), name in zip(known, _project_names(known), strict=True)
+    ]
 
 
 def _project_names(known: list[list[Any]]) -> list[str]:
@@ -10936,8 +10965,9 @@ class Memory:
         progress: Progress | None = None,
         *,
         allow_secrets: bool = False,
+        dry_run: bool = False,
     ) -> dict[str, Any]:
-        """Store JSON Lines, or such rows as dicts.
+        """Store JSON Lines, or such rows as dicts; `dry_run` only counts what would be stored.
 
         Returns {success, stored, existing, refused: [{line, reason}], hidden_versions?,
         redacted?, unknown_fields?}; `stored` counts rows, `hidden_versions` those of them that
@@ -10954,7 +10984,8 @@ class Memory:
             )
         is_global = check_scope(scope or "project") == "global"
         project = None if is_global else self.projects.current(create=True)
-        return Importer(self.database, self.encoder, project, allow_secrets).run(lines, progress)
+        importer = Importer(self.database, self.encoder, project, allow_secrets)
+        return importer.foresee(lines) if dry_run else importer.run(lines, progress)
 
     def export_rows(self) -> Iterator[dict[str, Any]]:
         """Every item of the file as `import_rows` takes it, replaced ones included."""
@@ -11015,7 +11046,7 @@ class Memory:
         return extension("http").add_token(self.database, name, reads, project)
 
     def tokens(self) -> dict[str, Any]:
-        """{count, tokens: [{name, reads, project?, created}]}."""
+        """{count, tokens: [{name, reads, project?, created, used?}]}: `used` is the last time."""
         return extension("http").list_tokens(self.database)
 
     def revoke_token(self, name: str) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from typing import Any
 import click
 
 import sediment as core
+from sediment_ext import page_api
 
 HTTP_THREADS = 8  # requests that are read and answered at once; the encoder has its own threads
 HTTP_CONNECTIONS = 256  # open ones; a client holds a few
@@ -34,6 +35,8 @@ HTTP_PATIENCE = 120  # s that a request waits for its turn; clients give up afte
 HTTP_HEADERS_MAX = 32_768  # bytes; those of a browser are 2,000
 HTTP_REVIEW = 1.0  # s to compare imported rows before pairs are answered; other requests wait
 HTTP_STREAMS = 2  # imports and exports at once: the other threads stay free
+TOKEN_USED = "token_used:"  # begins a key of `meta`, before a token's name: when it last was
+TOKEN_USE = 300  # s between two notes of when a token was used
 IMPORT_MAX = 2**28  # bytes of one import over HTTP: 250,000 memories
 
 
@@ -47,7 +50,8 @@ class Token(core.NamedTuple):
 
 # All tokens. A folder that has another id since its first commit is the same project.
 _TOKENS = (
-    "SELECT hash, name, reads, coalesce(p.project_id, t.project_id), created_at FROM tokens t"
+    "SELECT hash, name, reads, coalesce(p.project_id, t.project_id), created_at,"
+    " (SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'token_used:' || name) FROM tokens t"
     " LEFT JOIN projects p ON p.location = 'moved:' || t.project_id ORDER BY name"
 )
 
@@ -72,11 +76,12 @@ def add_token(
 
 
 def list_tokens(database: core.Database) -> dict[str, Any]:
-    """{count, tokens: [{name, reads, project?, created}]}, by name."""
+    """{count, tokens: [{name, reads, project?, created, used?}]}, by name."""
     rows = [
         {"name": name, "reads": bool(reads), "created": core.iso_time(created_at)}
         | ({"project": project} if project else {})
-        for _, name, reads, project, created_at in database.rows(_TOKENS)
+        | ({"used": core.iso_time(used_at)} if used_at else {})
+        for _, name, reads, project, created_at, used_at in database.rows(_TOKENS)
     ]
     return {"count": len(rows), "tokens": rows}
 
@@ -87,16 +92,25 @@ def revoke_token(database: core.Database, name: str) -> dict[str, Any]:
         sql = "DELETE FROM tokens WHERE name = ? RETURNING 1"
         if not core.fetch(connection, sql, core.check_id(name)):
             raise core.NotFound(f"there is no token {core.shown_value(name)}: see `token list`")
+        connection.execute("DELETE FROM meta WHERE key = ?", (f"{TOKEN_USED}{name}",))
     return {"success": True, "message": f"Token {name} is revoked."}
 
 
 def token_of(database: core.Database, secret: str) -> Token | None:
     """The token that has this secret, or None. All are compared, each in constant time."""
-    given, found = core.sha256(secret.encode("utf-8", "replace")), None
-    for digest, name, reads, project, _ in database.rows(_TOKENS):
+    given, found, used = core.sha256(secret.encode("utf-8", "replace")), None, None
+    for digest, name, reads, project, _, used_at in database.rows(_TOKENS):
         if hmac.compare_digest(given, digest):
-            found = Token(name, bool(reads), project)
+            found, used = Token(name, bool(reads), project), used_at
+    if found and time.time() - (used or 0) > TOKEN_USE:
+        _note_use(database, found.name)
     return found
+
+
+def _note_use(database: core.Database, name: str) -> None:
+    """Note that a token is used now; where the file cannot be written, it is read all the same."""
+    with contextlib.suppress(core.DatabaseError), database.transaction(wait=500) as connection:
+        core.set_meta(connection, f"{TOKEN_USED}{name}", str(int(time.time())))
 
 
 def render_tokens(answer: dict[str, Any]) -> Iterator[str]:
@@ -104,8 +118,9 @@ def render_tokens(answer: dict[str, Any]) -> Iterator[str]:
     for row in answer["tokens"]:
         rights = "reads" if row["reads"] else "reads and writes"
         where = f" the project {row['project']}" if "project" in row else ""
+        used = f"last used {core.local_time(row['used'])}" if "used" in row else "never used"
         yield core.printable(
-            f"{row['name']}  {rights}{where}, since {core.local_time(row['created'])}"
+            f"{row['name']}  {rights}{where}, since {core.local_time(row['created'])}, {used}"
         )
     if not answer["tokens"]:
         yield "No tokens: `sediment token add NAME` makes one."
@@ -134,6 +149,7 @@ class Route(core.NamedTuple):
     operation: core.Operation
     without: Sequence[str] = ()  # arguments left out: about this machine, or too expensive
     named: str = "id"  # the argument that {id} in the path is
+    is_care: bool = False  # whether it needs all rights, in all projects
 
     @property
     def in_query(self) -> bool:
@@ -143,7 +159,7 @@ class Route(core.NamedTuple):
     @property
     def changes(self) -> bool:
         """Whether it needs more than the right to read."""
-        return self.method != "GET" and self.operation.name != "recall"
+        return self.method != "GET" and self.operation.name not in ("recall", "search")
 
     @property
     def arguments(self) -> dict[str, core.Argument]:
@@ -181,8 +197,79 @@ ROUTES = (
     ),
     Route("GET", "/v1/stats", core.OPERATIONS["stats"], ("verify",)),
 )
+
+
+def _page_route(
+    method: str,
+    path: str,
+    run: Callable[..., Any],
+    *arguments: core.Argument,
+    named: str = "id",
+    is_care: bool = False,
+) -> Route:
+    operation = core.Operation(path.split("/")[0], run, core.render_facts).takes(*arguments)
+    return Route(method, f"/v1/page/{path}".rstrip("/"), operation, (), named, is_care)
+
+
+def _argument(name: str, kind: core.Kind, is_required: bool = False) -> core.Argument:
+    return core.Argument(name, kind, place=name if is_required else "")
+
+
+_FLAG = core.Kind({"type": "boolean"})
+_IDS = _argument("ids", core.PATHS, True)
+_EVERYWHERE = _argument("everywhere", _FLAG)
+_FILTERS = (
+    *(_argument(name, core.string()) for name in ("scope", "kind")),
+    *(_argument(name, core.TIME) for name in ("since", "until")),
+    *(_argument(name, _FLAG) for name in ("replaced", "never_recalled", "oldest")),
+)
+_PAGED = tuple(_argument(name, core.whole(1, core.PAGES_MAX)) for name in ("limit", "page"))
+# What the page asks; no promise to others, so that openapi.json does not describe it.
+_PAGE_ROUTES = (
+    _page_route("GET", "", page_api.overview),
+    _page_route("GET", "memories", page_api.list_memories, *_FILTERS, *_PAGED),
+    _page_route("GET", "ids", page_api.list_ids, *_FILTERS),
+    _page_route(
+        "POST",
+        "search",
+        page_api.search,
+        *(_argument("query", core.QUERY, True), _PAGED[0], _EVERYWHERE),
+    ),
+    _page_route("GET", "memories/{id}", page_api.read, _argument("id", core.ID, True)),
+    _page_route("GET", "graph", page_api.whole_graph, _EVERYWHERE),
+    _page_route("GET", "pairs", page_api.pairs, _EVERYWHERE),
+    _page_route("GET", "figures", page_api.figures, _EVERYWHERE),
+    _page_route("POST", "confirm", page_api.confirm_many, _IDS, _argument("undo", _FLAG)),
+    _page_route("POST", "move", page_api.move_many, _IDS, _argument("to", core.string())),
+    _page_route("POST", "forget", page_api.forget_many, _IDS),
+    _page_route("POST", "export", page_api.export_many, _IDS),
+    _page_route(
+        "POST",
+        "reopen",
+        page_api.reopen_pair,
+        *(_argument(name, core.ID, True) for name in ("old", "new")),
+    ),
+    _page_route("GET", "care", page_api.care, is_care=True),
+    _page_route(
+        "POST",
+        "tokens",
+        core.Memory.add_token,
+        _argument("name", core.string(), True),
+        _argument("reads", _FLAG),
+        _argument("project", core.string()),
+        is_care=True,
+    ),
+    _page_route(
+        "DELETE",
+        "tokens/{id}",
+        core.Memory.revoke_token,
+        _argument("name", core.string(), True),
+        named="name",
+        is_care=True,
+    ),
+)
 # The names of arguments that are ids of items, in methods and in tools.
-_ID_NAMES = frozenset(
+_ID_NAMES = frozenset({"ids"}).union(
     id_name
     for each in core.OPERATIONS.values()
     for argument in each.arguments
@@ -254,6 +341,18 @@ class Visitor(core.NamedTuple):
             raise
         return answers[0]
 
+    @property
+    def may_care(self) -> bool:
+        """Whether the token has all rights, in all projects."""
+        return not self.token.reads and self.token.project is None
+
+    def check_care(self) -> None:
+        """Raises Forbidden unless the token has all rights."""
+        if not self.may_care:
+            raise core.Forbidden(
+                f"the token {self.token.name} has not all rights, which this needs"
+            )
+
     def check(self, changes: bool, arguments: dict[str, Any]) -> None:
         """Raises Forbidden unless the token allows this."""
         if changes and self.token.reads:
@@ -262,9 +361,12 @@ class Visitor(core.NamedTuple):
             return
         if changes and core.check_scope(arguments.get("scope") or "project") == "global":
             raise core.Forbidden(f"the token {self.token.name} cannot change global memories")
+        if arguments.get("to", self.token.project) != self.token.project:
+            raise core.Forbidden(f"the token {self.token.name} is for one project alone")
         for name in _ID_NAMES & arguments.keys():
-            if arguments[name]:
-                self._check_item(changes, arguments[name])
+            given = arguments[name]
+            for id in given if isinstance(given, list) else [given] if given else []:
+                self._check_item(changes, id)
 
     def _check_item(self, changes: bool, id: str) -> None:
         """Raises Forbidden where an item, or a version of it, is not in the token's project."""
@@ -325,6 +427,10 @@ class Gateway:
             "/v1/session": ("POST", self._session),
             "/v1/import": ("POST", self._import),
             "/v1/export": ("GET", self._export),
+            "/v1/page/import": ("POST", self._foresee_import),
+            "/v1/page/backup": ("GET", self._back_up),
+            "/v1/page/doctor": ("GET", self._look_after),
+            "/v1/page/sync": ("GET", self._look_after),
             "/mcp": (method, self._mcp),  # which says itself why it takes no other than POST
         }
         if path in special:
@@ -335,7 +441,13 @@ class Gateway:
             return answer(request, visitor)
         route, values = _find_route(method, request)
         given = _query_arguments(request) if route.in_query else _body_arguments(request)
-        return self._run(route, typed(route, given | values), visitor)
+        if route.is_care:
+            visitor.check_care()
+        answer = self._run(route, typed(route, given | values), visitor)
+        if route.path == "/v1/page":
+            rights = {"changes": not visitor.token.reads, "cares": visitor.may_care}
+            answer = answer._replace(body=answer.body | rights)
+        return answer
 
     # Who asks
 
@@ -468,6 +580,33 @@ class Gateway:
         self._worker.start_chores()
         return HttpAnswer(200, answer)
 
+    def _foresee_import(self, request: dict[str, Any], visitor: Visitor) -> HttpAnswer:
+        """What an import of these rows would do."""
+        visitor.check_care()
+        _check_type(request, _LINES, _JSON)
+        with self._stream(visitor):
+            lines = map(visitor.unless_gone, core.text_lines(request["wsgi.input"]))
+            return HttpAnswer(200, visitor.memory.import_rows(lines, dry_run=True))
+
+    def _look_after(self, request: dict[str, Any], visitor: Visitor) -> HttpAnswer:
+        """What `doctor` or `sync --status` says. Both take long, and nobody else waits for it."""
+        visitor.check_care()
+        is_sync = request["PATH_INFO"].rstrip("/").endswith("sync")
+        answer = visitor.memory.sync_status() if is_sync else visitor.memory.doctor()
+        return HttpAnswer(200, answer)
+
+    def _back_up(self, request: dict[str, Any], visitor: Visitor) -> HttpAnswer:
+        """A copy of the database, to be kept elsewhere."""
+        visitor.check_care()
+
+        def pieces() -> Iterator[bytes]:
+            with self._stream(visitor):
+                yield from page_api.back_up(visitor.memory)
+
+        copy = pieces()
+        first = next(copy)  # now, so that a refusal still has a status of its own
+        return HttpAnswer(200, itertools.chain([first], copy), "application/vnd.sqlite3")
+
     def _export(self, request: dict[str, Any], visitor: Visitor) -> HttpAnswer:
         """All rows that the visitor may see, as JSON Lines."""
         only = visitor.token.project
@@ -534,7 +673,7 @@ def _find_route(method: str, request: dict[str, Any]) -> tuple[Route, dict[str, 
     """The route of a request and the argument in its path, in which %2F stands for a slash;
     HttpError where there is none."""
     path, allowed = _target(request)[1].rstrip("/"), []
-    for route in ROUTES:
+    for route in (*ROUTES, *_PAGE_ROUTES):
         if found := re.fullmatch(route.path.replace("{id}", "([^/]+)"), path):
             if route.method == method:
                 values = [_utf8(path, urllib.parse.unquote(id, "latin-1")) for id in found.groups()]
@@ -549,7 +688,13 @@ def _wrong_method(method: str, *allowed: str) -> HttpError:
     return HttpError(405, f"{method} is nothing for this path", Allow=", ".join(allowed))
 
 
-_TYPES: dict[str, Any] = {"string": str, "integer": int, "number": (int, float), "boolean": bool}
+_TYPES: dict[str, Any] = {
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "array": list,
+}
 
 
 def typed(route: Route, given: dict[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ USES: dict[str, set[str]] = {
     "conversations": {"transcripts"},
     "files": {"notes", "walking"},
     "hooks": {"conversations", "transcripts"},
+    "http": {"page_api"},
     "importers": {"conversations", "files", "transcripts"},
     "notes": {"files", "walking"},
     "sync.commands": {"sync.places"},
