@@ -442,8 +442,8 @@ def test_an_edit_is_a_new_version_and_undo_takes_it_back(tab: Tab, memory: Memor
     tab.press("e")
     tab.page.fill("#edit", "The gate opens at seven for the milk van.")
     tab.press("Control+Enter")
-    expect(tab.page.locator("del")).to_have_text("six")
-    expect(tab.page.locator("ins")).to_have_text("seven")
+    expect(tab.page.locator("#versions del")).to_have_text("six", timeout=60_000)
+    expect(tab.page.locator("#versions ins")).to_have_text("seven")
     tab.is_told("Saved as a new version.")
     new = memory.history(id)["versions"][-1]
     assert (new["content"], new["live"]) == ("The gate opens at seven for the milk van.", True)
