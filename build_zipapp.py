@@ -110,7 +110,8 @@ def say(message):
 
 def fail(message):
     say(message)
-    sys.exit(1)
+    # Clients take another code of a hook than 0 for a refusal.
+    sys.exit(0 if sys.argv[1:2] == ["hook"] else 1)
 
 
 def this_python():

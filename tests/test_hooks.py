@@ -352,10 +352,12 @@ def test_a_file_that_another_process_holds_is_read(
 )
 def test_no_call_of_a_hook_ends_with_an_error(here: Program, words: list[str]) -> None:
     """Codex and Gemini CLI take 2 for a refusal, and ask the model for ever or never."""
-    done = here.run("hook", *words, input="{}")
-    assert (done.returncode, done.stdout) == (0, "")
-    assert one_line(done.stderr)
+    for command in (["hook", *words], ["--bogus", "hook", *words]):
+        done = here.run(*command, input="{}")
+        assert (done.returncode, done.stdout) == (0, "")
+        assert one_line(done.stderr)
     assert here.run("recall", "--bogus").returncode == 2
+    assert here.run("store", "--bogus", "hook").returncode == 2
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="/dev/full")

@@ -422,6 +422,8 @@ def test_a_damaged_model_in_the_cache_is_unpacked_again(run_pyz: Run, tmp_path: 
 def test_wrong_python(place: Place) -> None:
     other = rebuilt(place.pyz, place.tmp / "other.pyz", r"'3\.\d+', ", "'3.99', ")
     assert_one_line(place.run(pyz=other), r"run it with python3\.99, or rebuild .* make PYTHON=/")
+    code, out, err = place.run("hook", pyz=other)
+    assert (code, out, err.count("\n")) == (0, "", 1), "another code would block a client"
 
 
 def test_wrong_platform(place: Place) -> None:

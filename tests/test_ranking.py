@@ -409,6 +409,10 @@ def test_what_is_held_back_takes_no_place(memory: Memory) -> None:
         ("who is on 10.0.4.18:80?", {"10.0.4.18": "0000"}),
         ("is A2 full, is B0?", {"A2": "a0", "B0": "b0"}),
         ("/v1/quotes", {"v1": "v0"}),
+        (
+            "is invoice no. 4713 or Sprint 12.1 paid in 2024, after 30 days?",
+            {"invoice 4713": "invoice 0", "Sprint 12.1": "sprint 0"},
+        ),
         ("tolerance of 120x60, 2to3, 5 kg, 3.14, 2026-03-05, 1.2.3 and 1.2.3.4.5", {}),
         ("who asked?", {}),
         ("a" + "1" * 1000, {}),
@@ -419,6 +423,7 @@ def test_names_of_letters_and_figures_have_a_form(query: str, names: dict[str, s
 
 
 WAREHOUSE = {
+    "Invoice 4712": "Invoice 4712 was not paid.",
     "E_STOCK_409": "The API returns E_STOCK_409 when two pickers reserve one bin; retry then.",
     "E_STOCK_404": "E_STOCK_404 means the article is unknown: sync the catalogue first.",
     "WH-1182": "Ticket WH-1182: the conveyor stops when the light barrier is dusty.",
@@ -438,6 +443,7 @@ def warehouse(memory: Memory) -> Memory:
     [
         ("what does E_STOCK_410 mean?", "what does E_STOCK_404 mean?", "E_STOCK_404"),
         ("ticket WH1190", "ticket WH1182", "WH-1182"),
+        ("was invoice 4713 paid?", "was invoice 4712 paid?", "Invoice 4712"),
         ("which printer is on 10.0.4.18?", "which printer is on 10.0.4.17?", "10.0.4.17"),
     ],
 )
@@ -484,6 +490,7 @@ def test_a_newer_version_that_is_named_otherwise_is_not_less_likely(memory: Memo
         ("Osprey deprecates /v1/quotes on 30 September, and v2 comes.", "osprey drop v1 quotes?"),
         ("node18-alpine is the base image of all services.", "where do we use node18?"),
         ("Ticket wh 1190: the lift is slow, as in WH-1182.", "ticket WH-1190"),
+        ("4713 is the invoice for the lift, after invoice 4712.", "invoice no. 4713"),
     ],
 )
 def test_a_name_may_be_written_otherwise(memory: Memory, text: str, query: str) -> None:
