@@ -1854,7 +1854,7 @@ def marked_forms() -> dict[str, list[tuple[str, int, str, LazyPattern]]]:
 # must look like one (`_strength`), in a setting (NAME=) and elsewhere. Each alternative begins with
 # a letter, by which re skips what has none of them.
 _NAMES = {
-    r"passw(?:or[dt]|d)|passphrase|seed phrase|recovery phrase|passcode|pwd|kennwort"
+    r"passw(?:or[dt]s?|d)|passphrase|seed phrase|recovery phrase|passcode|pwd|kennwort"
     r"|mot[ _-]de[ _-]passe|contrase(?:ñ|n\u0303?)a": ("password", 1, 1),
     # of languages whose ordinary words are not known
     "parola(?: d['’]ordine)?|senha|palavra-passe|wachtwoord|lösenord(?:et)?|passord(?:et)?"
@@ -1886,11 +1886,12 @@ _PUBLIC_KEY = LazyPattern(
 # What closes a name, its type, its number, a line of dots: password", password: str =, password #1:
 _CLOSE = LazyPattern(
     r"""(?:\\?["'`]\]?|\*\*)?(?:[ \t]?:[ \t]?[\w&.\[\]<>|]{1,30}(?= = ))?"""
-    r"(?: ?#\d{1,2}(?= ?[:=]))?(?: ?[.…][ .…]{0,60}+(?=[:=]))?"
+    r"(?: ?(?:#|[Nn]o\. ?)\d{1,2}(?= ?[:=]))?(?: ?[.…_-][ .…_-]{0,60}+(?=[:=]))?"
 )
 _SIGN = (  # `value` as in {name: PASSWORD, value: x}
     r"""(?:["']? ?[,:{]?\s{0,20}\\?["']?(?:value|default)\\?["']?)?"""
-    r"[ \t]*(?:[:=]>|[:?+]?={1,3}|!=|%3[Dd]|:-?(?![:?])| (?:\||-|–|—|→|->|<-)(?= ))(?:\*\*)?"
+    r"[ \t]*(?:[:=]>|[:?+]?={1,3}|!=|%3[DdAa](?:%20)?|:-?(?![:?])"
+    r"| (?:\||-|–|—|→|->|<-)(?= ))(?:\*\*)?"
 )
 _BLOCK = (  # of YAML, to the first line of the value
     r"[|>][-+\d]{0,2}[ \t]{0,9}(?:#[^\n]{0,99})?(?:[ \t]{0,40}\r?\n){1,3}(?P<indent>[ \t]{1,40})"
@@ -1898,11 +1899,12 @@ _BLOCK = (  # of YAML, to the first line of the value
 _ANY = r"(?: (?![iI]s\b|[wW]as\b|- )[\w@%'’/-]{1,40}+(?:\.[\w@'’/-]{1,40}){0,4}+)"  # a word
 _FOR = (
     r"(?: (?i:for|of|on|in|to|für|vo[nm]|zu[mr]?|de[rsl]?|d[ui]|pour|para|per|dell[ao]|do|till"
-    rf"|för|от|для|к|d['’]\w{{1,40}}){_ANY}{{0,6}}+(?::\d{{2,5}}(?=:))?| \([\w .,-]{{1,40}}\))"
+    rf"|för|от|для|к|d['’]\w{{1,40}}){_ANY}{{0,9}}+(?::\d{{2,5}}(?=:))?"
+    r"| [(\[][\w .,-]{1,40}[)\]])"
 )
 _IS = (
-    r" (?:(?i:is|was|has been(?= \w+ to))(?: (?:now|still|currently|always|just))?"
-    r"(?: (?:changed|set|reset)\w* to)?|(?:changed|set|reset) to):?"
+    r" (?:(?i:is|was|ha(?:s|ve)(?: now)? been(?= \w+ to))(?: (?:now|still|currently|always|just))?"
+    r"(?: (?:changed|set|reset|updated|rotated)\w* to)?|(?:changed|set|reset) to):?"
 )
 _IST = (
     r" (?i:is|was|(?:will|should|must) be|ist|war|lautet|hei(?:ß|ss)t|est|était|es|era|è|é|wurde"
@@ -1927,10 +1929,10 @@ _FORMS = [
         # password: |, and the value on lines of its own
         (2, 4, rf"{_SIGN} ?{_BLOCK}", ""),
         # password: x, PASSWORD=x, password → x, | password | x |
-        (2, 3, rf"(?! = [^\"'`]){_SIGN}[ \t]{{0,9}}(?:\*\* ?)?(?=\S)", ""),
+        (2, 3, rf"(?! [:?+]?= [^\"'`]){_SIGN}[ \t]{{0,9}}(?:\*\* ?)?(?=\S)", ""),
         # password = x, on a line of its own; in a program a plain word is a variable
         (2, 3, " = ", r"(?:^|\n)[\w.-]*$"),
-        (3, 3, " = ", ""),
+        (3, 3, r" [:?+]?= ", ""),
         # password:⏎ x
         (4, 5, rf"{_SIGN}[ \t]{{0,9}}\r?\n\s{{0,9}}", ""),
         # ## Password⏎⏎ x
@@ -2024,6 +2026,7 @@ _PRIVATE_TAG = LazyPattern(
 )
 # Where a credential may begin: not within a word, but after \n or %3D.
 _WORD_START = LazyPattern(r"(?<![^\W_])|(?=\W)|(?<=\\[nrt])|(?<=%[0-9A-Fa-f][0-9A-Fa-f])")
+_QUOTES = str.maketrans("“”„«»‘’‚", '"""""\'\'\'')
 _INVISIBLE = LazyPattern("[\u200b\u2060\ufeff\u00ad]")
 _MARKS_LEFT = LazyPattern(r"\[(?:private|redacted: [a-z ]{3,30})\]")  # in the place of a secret
 UNCLOSED = "all after an unclosed <private>"  # a kind of what was taken out, beside "private"
@@ -2104,12 +2107,13 @@ def _without_marks(text: str) -> str:
 
 def _folded(text: str) -> str:
     """The text, as long as before, with an ordinary character for each variant of one, such as a
-    narrow space or a full-width letter."""
+    narrow space, a full-width letter or a curly quote."""
     if text.isascii():
         return text
-    variants = (character for character in set(text) if not character.isascii())
-    plain = ((ord(odd), unicodedata.normalize("NFKC", odd)) for odd in variants)
-    return text.translate({odd: one for odd, one in plain if len(one) == 1})
+    odd_ones = (one for one in set(text) if not one.isascii())
+    plain = {ord(odd): unicodedata.normalize("NFKC", odd) for odd in odd_ones}
+    variants = {odd: one for odd, one in plain.items() if len(one) == 1 and ord(one) != odd}
+    return text.translate(variants | _QUOTES)
 
 
 def _private(text: str) -> Iterator[tuple[int, int, str]]:
