@@ -7754,6 +7754,7 @@ class Importer:
         self.redacted: Counter[str] = Counter()  # by kind
         self.unknown: Counter[str] = Counter()  # fields that were not kept
         self._nameless: Counter[tuple[Any, ...]] = Counter()  # rows without an id, by what they say
+        self._behind: Counter[str] = Counter()  # hidden rows by their successors
         # All rows without a time get the same: that a line came later makes it no newer.
         self._moment = int(time.time())
         self._batch: dict[str, str] = {}  # texts by id, of the batch that is being read
@@ -7788,9 +7789,18 @@ class Importer:
         remarks |= {"forgotten": forgotten, "unknown_fields": dict(self.unknown)}
         notices = [f"{moved} rows of elsewhere came into this project"] if moved else []
         notices += [f"{renamed} rows got new ids: the token is for one project"] if renamed else []
+        notices += self._on_lost_successors()
         remarks["notice"] = "; ".join(notices)
         answer = {"success": not refused, **self.counts, "refused": refused}
         return answer | {name: value for name, value in remarks.items() if value}
+
+    def _on_lost_successors(self) -> Iterator[str]:
+        """A notice of rows that were stored hidden behind memories that did not come."""
+        here = "SELECT i.id FROM json_each(?) j JOIN items i ON i.id = j.value"
+        found = {id for (id,) in self.database.rows(here, json.dumps([*self._behind]))}
+        if lost := sum(count for id, count in self._behind.items() if id not in found):
+            rows = "1 row is" if lost == 1 else f"{lost} rows are"
+            yield f"{rows} hidden behind memories that are not here: `undo ID` brings one back"
 
     def _new_rows(
         self, batch: Iterable[tuple[int, object]]
@@ -7920,6 +7930,7 @@ class Importer:
                     hidden, moved = item.ended_at is not None, row["is_elsewheres"]
                     renamed = row["given_id"] not in (None, item.id)
                     new.update(stored=1, hidden=hidden, moved=moved, renamed=renamed)
+                    self._behind.update([item.successor] if item.successor else [])
                 else:  # another process stored it a moment ago
                     late.append((number, row))
         self.counts.update(new)

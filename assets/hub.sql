@@ -88,7 +88,8 @@ BEGIN
     END IF;
     IF EXISTS(SELECT FROM jsonb_array_elements(rows) r WHERE
             '' IN (r->'put'->>1, r->'end'->>1) OR r->'ok' ? '' OR r->>'id' = r->'end'->>4
-            OR r->'end'->>2 NOT IN ('', 'replace', 'repeat', 'merge', 'undo', 'prune')
+            OR r->'end'->>2 NOT IN ('', 'replace', 'beside', 'repeat', 'merge', 'undo',
+                'prune')
             OR (r->'end'->>4 = '' AND r->'end'->>2 NOT IN ('', 'prune'))) THEN
         RAISE data_exception USING MESSAGE = 'a machine without a name, or an end that cannot be';
     END IF;

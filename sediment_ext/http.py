@@ -781,7 +781,8 @@ def _query_arguments(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _body_arguments(request: dict[str, Any]) -> dict[str, Any]:
-    """The arguments in a body: a JSON object, {} where it is empty."""
+    """The arguments in a body: a JSON object in which each name stands once, {} where it is
+    empty."""
     if misplaced := ", ".join(_query_arguments(request)):
         raise core.InvalidInput(
             f"arguments go in the body here, not in the query: {core.shown_value(misplaced)}"
@@ -789,12 +790,19 @@ def _body_arguments(request: dict[str, Any]) -> dict[str, Any]:
     if not int(request.get("CONTENT_LENGTH") or 0):
         return {}
     try:
-        value = core.parse_json(_body(request, core.LINE_MAX).decode())
+        text = _body(request, core.LINE_MAX).decode()
+        value = json.loads(text, object_pairs_hook=_once, parse_constant=core.no_constant)
     except (ValueError, RecursionError) as error:
         raise core.InvalidInput(f"the body is not JSON ({core.shown_value(str(error))})") from None
     if not isinstance(value, dict):
         raise core.InvalidInput("the body must be a JSON object")
     return value
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        raise core.InvalidInput("an argument stands in the body twice")
+    return found
 
 
 def _permitted(visitor: Visitor, call: core.Call) -> core.Call:

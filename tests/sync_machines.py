@@ -131,6 +131,7 @@ def shows_its_view(machine: Machine) -> None:
     assert items.keys() == shown.keys()
     for id, end in shown.items():
         by, at, successor = end or (None, None, None)
+        by = "replace" if by == "beside" else by
         at = None if at is None else max(at, states[id]["put"][3])
         assert items[id][1:] == (by, at, successor or None), (id, states[id], items)
 

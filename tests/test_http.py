@@ -292,6 +292,13 @@ def test_an_argument_in_a_query_is_used_or_refused(
     assert "where it should not" not in str(door.ok("GET", "/v1/memories?scope=all&limit=100"))
 
 
+def test_an_argument_that_stands_in_a_body_twice_is_refused(door: Door) -> None:
+    body = b'{"content": "Tea is at four.", "content": "Tea is at five."}'
+    told = door.ask("POST", "/v1/memories", body)
+    assert (told.status, told.body["error"]) == (400, "an argument stands in the body twice")
+    assert "Tea is at" not in str(door.ok("GET", "/v1/memories?scope=all&limit=100"))
+
+
 def test_a_slash_at_the_end_of_a_path_is_no_other_path(door: Door) -> None:
     ping = {"jsonrpc": "2.0", "id": "p", "method": "ping"}
     assert door.ask("POST", "/mcp/", ping).body == door.mcp(ping).body

@@ -1789,19 +1789,17 @@ def test_a_place_whose_files_were_damaged_gets_all_again(place: Place, damage: s
     assert texts(b) == ["The port is 5433."]
 
 
-def test_what_goes_to_nobody_hides_nothing_of_others(place: Place) -> None:
+def test_what_ended_behind_a_memory_that_goes_to_nobody_ends_for_others(place: Place) -> None:
     a, b = place.machine("a"), place.machine("b")
     one, two = a.store("The port is 5433.")["id"], a.store("The gateway is newton.")["id"]
     settle(a, b)
     a.store("Mine alone.", scope="global", replace=one)
     secret = "The gateway's password is hunter2!X9qLm."
     a.store(secret, replace=two, allow_secrets=True)
-    assert a.sync()["spaces"][0]["waiting"] > 0
+    assert (told := a.sync()["spaces"][0])["waiting"] == told["held_back"] == 1  # the secret
     b.sync()
-    assert texts(b) == ["The gateway is newton.", "The port is 5433."]
-    a.share(everywhere=True)
-    settle(a, b)
-    assert texts(b) == ["The gateway is newton."]
+    assert texts(b) == []
+    assert {b.get(id)["ended_by"] for id in (one, two)} == {"prune"}
 
 
 def test_what_is_not_shared_comes_back_when_others_forget_what_it_stood_behind(

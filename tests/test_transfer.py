@@ -320,11 +320,28 @@ def test_nothing_that_is_imported_is_hidden_behind_itself(memory: Memory) -> Non
 
 def test_a_version_without_its_successor_can_still_be_forgotten(memory: Memory) -> None:
     row = {"id": "old", "content": "x", "ended_at": 5, "successor": "never came"}
-    assert memory.import_rows(lines([row])) == done(1) | {"hidden_versions": 1}
+    told = memory.import_rows(lines([row]))
+    notice = "1 row is hidden behind memories that are not here: `undo ID` brings one back"
+    assert told == done(1) | {"hidden_versions": 1, "notice": notice}
     assert memory.list_items()["total"] == 0
     assert memory.get("old")["successor"] == "never came"
     assert memory.forget("old")["ids"] == ["old"]
     assert exported(memory) == []
+
+
+def test_only_rows_whose_successors_did_not_come_are_said_to_be_hidden(memory: Memory) -> None:
+    ended = {"ended_at": 1_790_000_000, "ended_by": "replace"}
+    rows: list[dict[str, Any]] = [
+        {"id": "a", "content": "An otter.", "successor": "b", **ended},
+        {"id": "c", "content": "A lynx.", "successor": "refused", **ended},
+        {"id": "d", "content": "A puma.", "successor": "refused", **ended},
+        {"id": "b", "content": "A seal."},
+        {"id": "refused", "content": ""},
+    ]
+    told = memory.import_rows(lines(rows))
+    assert told["notice"].startswith("2 rows are hidden behind memories that are not here")
+    memory.undo("c")
+    assert sorted(row["id"] for row in memory.list_items()["items"]) == ["b", "c"]
 
 
 # Interruptions

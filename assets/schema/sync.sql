@@ -2,7 +2,8 @@
 -- this, and nothing costs anything. A row of `replica` is a memory's state as the machines agree on
 -- it; what follows from the states of several, twins and circles, stands in `items` alone. What was
 -- moved has a state in each project that it has been in: it is where its latest text is, and the
--- others say that it has ended there.
+-- others say that it has ended there. That something ended `beside` its successor means: replaced
+-- by what was live already, and so stays when this is undone.
 
 CREATE TABLE clock(
     t INTEGER NOT NULL,        -- hybrid: milliseconds << 16, and a count within them
@@ -38,7 +39,7 @@ INSERT INTO clock SELECT CAST(unixepoch('subsec') * 1000 AS INTEGER) << 16, :mac
     :place, '{}';
 INSERT INTO replica
     SELECT id, coalesce(project_id, ''), min(stored_at * 1000 << 16, t), machine,
-        min(at * 1000 << 16, t), iif(at IS NULL, NULL, machine), iif(at IS NULL, NULL, ended_by),
+        min(at * 1000 << 16, t), iif(at IS NULL, NULL, machine), iif(at IS NULL, NULL, iif(stood_beside, 'beside', ended_by)),
         iif(at IS NULL, NULL, ended_at), iif(at IS NULL, NULL, successor), 0,
         iif(confirmed, json_object(machine, confirmed), '{}'), row_number() OVER (ORDER BY seq),
         NULL
@@ -48,6 +49,9 @@ INSERT INTO replica
             (SELECT max(at) FROM history WHERE item_id = i.id AND action = 'undo'),
             coalesce((SELECT max(at) FROM history WHERE other_id = i.id AND action = ended_by),
                 ended_at)) AS at,
+        (SELECT detail ->> 'beside' FROM history h WHERE h.other_id = i.id
+            AND h.item_id = i.successor AND h.action = i.ended_by ORDER BY h.id DESC LIMIT 1)
+            AS stood_beside,
         (SELECT count(*) FROM history WHERE item_id = i.id AND action = 'confirm') AS confirmed
         FROM items i WHERE file IS NULL), clock;
 UPDATE clock SET number = (SELECT count(*) FROM replica);
@@ -84,6 +88,11 @@ CREATE TRIGGER replica_end AFTER UPDATE OF ended_at, ended_by, successor ON item
         AND project = coalesce(new.project_id, '') AND id IN
         (SELECT id FROM items WHERE successor = new.id AND ended_by = 'repeat');
     END;
+CREATE TRIGGER replica_beside AFTER INSERT ON history
+    WHEN new.detail ->> 'beside' AND NOT (SELECT applying FROM clock) BEGIN
+    UPDATE replica SET ended_by = 'beside' WHERE id = new.other_id AND successor = new.item_id
+        AND ended_by = new.action;
+    END;
 -- What stands before an item by the rule of circles alone stays when that item goes.
 CREATE TRIGGER replica_gone AFTER DELETE ON items
     WHEN old.file IS NULL AND NOT (SELECT applying FROM clock) BEGIN
@@ -114,6 +123,7 @@ CREATE TRIGGER replica_move AFTER INSERT ON history
     UPDATE replica SET (end_t, end_w, number) = (SELECT t, machine, number FROM clock),
         ended_by = 'prune', ended_at = new.at, successor = ''
         WHERE id = new.item_id AND project = coalesce(new.detail ->> 'from', '');
+    UPDATE replica SET number = (SELECT number FROM clock) WHERE successor = new.item_id;
     END;
 CREATE TRIGGER replica_ok AFTER INSERT ON history
     WHEN new.action = 'confirm' AND NOT (SELECT applying FROM clock) BEGIN

@@ -142,7 +142,7 @@ class Folder:
         states, whole = [], not rest
         for number, line in enumerate(lines, 1):
             try:
-                states.append(merge.state_of(core.parse_json(line)))
+                states.append(merge.state_of(_row_in(line)))
             except (core.SedimentError, ValueError, RecursionError) as error:
                 why = error if isinstance(error, core.SedimentError) else "it is no JSON"
                 self.remarks.append(f"{machine}/{name}, line {number} was not read: {why}")
@@ -158,8 +158,9 @@ class Folder:
             rows[state["id"], space] = _line_of(state, space)
         texts = {}
         for name, new in by_file.items():
-            lines = self._text(self.me.name, name).split("\n")
-            rows = {_key_of(row): f"{line}\n" for line in lines if (row := core.parse_object(line))}
+            lines = [line for line in self._text(self.me.name, name).split("\n") if line]
+            rows = {_key_of(row): f"{line}\n" for line in lines if (row := _sound_row(line))}
+            self.is_incomplete |= len(rows) < len(lines)
             # The project may have been shared as another space before: it is forgotten there, too.
             rows |= {key: _line_of(gone[key[0]], key[1]) for key in rows if key[0] in gone}
             texts[name] = "".join((rows | new).values())
@@ -284,7 +285,28 @@ def reason_of(error: OSError | core.SedimentError) -> str:
 
 
 def _line_of(state: merge.State, space: str) -> str:
-    return core.to_json(merge.record_of(state, space)) + "\n"
+    row = merge.record_of(state, space)
+    return core.to_json(row | {"sum": _checksum(row)}) + "\n"
+
+
+def _checksum(row: dict[str, Any]) -> str:
+    return core.short_hash(core.to_json(row))[:16]
+
+
+def _row_in(line: str) -> Any:
+    """The record in a line; InvalidInput where it is not as it was written."""
+    row = core.parse_json(line)
+    if isinstance(row, dict) and "sum" in row and row.pop("sum") != _checksum(row):
+        raise core.InvalidInput("it is damaged, and does not fit its checksum")
+    return row
+
+
+def _sound_row(line: str) -> dict[str, Any]:
+    """The record in a line; empty where it is damaged."""
+    with contextlib.suppress(core.InvalidInput, ValueError, RecursionError):
+        row = _row_in(line)
+        return row if isinstance(row, dict) else {}
+    return {}
 
 
 def _file_of(id: str) -> str:

@@ -20,7 +20,9 @@ import sediment as core
 from sediment_ext.sync import places
 
 State = dict[str, Any]  # id, gone, ok, put: (t, machine, text, created),
-# end: (t, machine, by, at, successor), of which by is "" where it was brought back
+# end: (t, machine, by, at, successor), of which by is "" where it was brought back, and BESIDE
+# where it was replaced by what was live already
+BESIDE = "beside"
 Ended = tuple[str, int, str]  # why, when (unix seconds), and behind which item
 
 
@@ -183,6 +185,11 @@ def _text_and_time(state: State) -> tuple[str, int] | None:
     return state["put"] and state["put"][2:]
 
 
+def _reason(by: str) -> str:
+    """Why an item ended, as items say it."""
+    return "replace" if by == BESIDE else by
+
+
 def _item_from(encoder: core.Encoder, project: str, state: State) -> core.Item:
     """A memory that came, ready to be written; when it was stored follows from its stamp."""
     t, _, text, created = state["put"]
@@ -193,7 +200,8 @@ def _item_from(encoder: core.Encoder, project: str, state: State) -> core.Item:
     )
     by, at, successor = (state["end"] or (None,) * 5)[2:]
     if by:
-        item = item._replace(ended_at=max(at, created), ended_by=by, successor=successor or None)
+        by, at = _reason(by), max(at, created)
+        item = item._replace(ended_at=at, ended_by=by, successor=successor or None)
     return item._replace(stored_at=min(int(time.time()), (t >> 16) // 1000))
 
 
@@ -298,11 +306,13 @@ def _unlike_view(
     near = states_of(connection, core.asset("schema/sync_near.sql"), json.dumps([*ids]))
     shown, found = view(near), []
     sql = (
-        "SELECT id, coalesce(ended_by, ''), ended_at, coalesce(successor, '') FROM items"
+        f"SELECT id, coalesce(iif({core.STOOD_BESIDE}, '{BESIDE}', ended_by), ''), ended_at,"
+        " coalesce(successor, '') FROM items i"
         " WHERE file IS NULL AND id IN (SELECT value FROM json_each(?))"
     )
     for id, *now in core.fetch(connection, sql, json.dumps([*shown])):
         by, at, successor = shown[id] or ("", None, "")
+        by = by if successor in near else _reason(by)  # history names no item that is not here
         if now != [by, at if at is None else max(at, near[id]["put"][3]), successor]:
             found.append((near[id], now[0], shown[id]))
     return found
@@ -323,12 +333,12 @@ def _change_ends(connection: apsw.Connection, ids: Iterable[str]) -> None:
             continue
         by, at, successor = end
         if connection.execute("SELECT 1 FROM items WHERE id = ?", (successor,)).get:
-            core.end_item(connection, id, successor, by, at)
+            core.end_item(connection, id, successor, _reason(by), at, beside=by == BESIDE)
             if state["end"] is None:  # a twin: somebody else says so, too
                 core.count_validation(connection, successor)
         else:
             sql = "UPDATE items SET ended_at = max(created_at, ?), ended_by = ?, successor = ?"
-            connection.execute(f"{sql} WHERE id = ?", (at, by, successor or None, id))
+            connection.execute(f"{sql} WHERE id = ?", (at, _reason(by), successor or None, id))
 
 
 def _forget_successors(connection: apsw.Connection, ids: list[str]) -> int:
@@ -449,7 +459,7 @@ def _kinds_in_name(name: str) -> list[str]:
 
 def _check_end(id: str, by: str, _: int, successor: str) -> None:
     """InvalidInput of an end that no memory has: assets/hub.sql takes none, either."""
-    if by not in ("", *core.WHY_ENDED):
+    if by not in ("", BESIDE, *core.WHY_ENDED):
         raise core.InvalidInput(f"nothing ends for the reason {core.shown_value(by)}")
     if successor == id:
         raise core.InvalidInput("it would be hidden behind itself")

@@ -132,6 +132,8 @@ class Sync:
                     self._mend_clock()
                 self._receive(exchange)
                 self._send_new(exchange)
+                if self.place.is_incomplete and not exchange.dry_run:  # seen when it was written
+                    self._send_lost()
                 if self.place.is_behind:  # the hub is to know of all that was sent as read
                     self.place.is_behind = False
                     self._receive(exchange)
@@ -372,20 +374,22 @@ class Sync:
                 merge.show_own(self.database, found)
             damaged = merge.put_damaged_back(found)
             self.damaged.extend(damaged)
-            left = self._without_successor(found) | damaged
-            states = [
-                one for id, one in found.items() if id not in left and not merge.held_back(one)
-            ]
-            yield states, len(found) - len(states) - len(damaged)
+            held = {id for id, state in found.items() if merge.held_back(state)}
+            self._hide_successors(found)
+            states = [state for id, state in found.items() if id not in held | damaged]
+            yield states, len(held - damaged)
             last = max((state["number"], id) for id, state in found.items())
 
-    def _without_successor(self, found: dict[str, merge.State]) -> set[str]:
-        """Those that ended behind an item that is not sent: others would see neither."""
+    def _hide_successors(self, found: dict[str, merge.State]) -> None:
+        """Let those end without a successor that ended behind an item that is not sent. This is
+        dated a little earlier: here, and once that is sent, the end with the successor holds."""
         behind = {id: state["end"][4] for id, state in found.items() if state["end"]}
         successors = json.dumps([*behind.values()])
         known = merge.states_of(self.database.reader(), f"{merge.AMONG} here", successors)
         stay = {id for id, state in known.items() if not state["shared"] or merge.held_back(state)}
-        return {id for id, successor in behind.items() if successor in stay}
+        for id in (id for id, successor in behind.items() if successor in stay):
+            t, machine, _, at, _ = found[id]["end"]
+            found[id]["end"] = (t - 1, machine, core.PRUNED, at, "")
 
     def _send(self, space: str, states: list[merge.State]) -> bool:
         """Send states; False where one may not write to the space."""
@@ -669,6 +673,10 @@ _PLACES_TO_SYNC = "name a folder, git:REMOTE or postgresql://USER@HOST/DATABASE"
 
 
 def send_again(connection: apsw.Connection, project: str | None = None) -> None:
-    """Have all sent again that is shared, or that of a project; who has it already ignores it."""
-    sql = "UPDATE replica SET number = (SELECT number FROM clock) WHERE number IS NULL"
-    connection.execute(f"{sql} AND project = coalesce(?, project)", (project,))
+    """Have all sent again that is shared, or that of a project and what ended behind it; who has it
+    already ignores it."""
+    sql = (
+        "UPDATE replica SET number = (SELECT number FROM clock) WHERE number IS NULL AND (project ="
+        " coalesce(?1, project) OR successor IN (SELECT id FROM replica WHERE project = ?1))"
+    )
+    connection.execute(sql, (project,))

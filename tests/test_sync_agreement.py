@@ -1,0 +1,184 @@
+"""Machines that sync agree for good: on what `undo` does, on damaged files, and on what ended
+behind a memory that is not shared."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from storage import consistent, open_memory
+
+import sediment
+import sediment_ext.sync.commands
+from sediment import Memory
+
+
+class Team:
+    """Machines that share the project "demo" as "team", through a folder or through git."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.folder, self.there, self.all = folder, folder / "place", list[Memory]()
+        self.name = f"git:{self.there}" if kind == "git" else str(self.there)
+        if kind == "git":
+            subprocess.run(["git", "init", "--bare", "-q", str(self.there)], check=True)
+
+    def alone(self, name: str) -> Memory:
+        (self.folder / name).mkdir()
+        self.all.append(memory := open_memory(self.folder / name / "memory.db"))
+        return memory
+
+    def join(self, memory: Memory) -> Memory:
+        memory.sync_to(self.name)
+        memory.share("team")
+        return memory
+
+    def machine(self, name: str) -> Memory:
+        return self.join(self.alone(name))
+
+
+def made(folder: Path, kind: str) -> Iterator[Team]:
+    yield (team := Team(folder, kind))
+    for memory in team.all:
+        consistent(memory)
+        memory.close()
+
+
+@pytest.fixture(params=["folder", "git"])
+def team(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Team]:
+    yield from made(tmp_path, request.param)
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[Team]:
+    """A team with a folder, whose files a test can change."""
+    yield from made(tmp_path, "folder")
+
+
+def texts(memory: Memory) -> list[str]:
+    return sorted(item["content"] for item in memory.list_items(limit=1_000)["items"])
+
+
+def settle(*memories: Memory) -> None:
+    for _ in range(3):
+        for memory in memories:
+            memory.sync()
+
+
+OFFICE, KETTLE = "The office is in Zurich.", "The kitchen has a green kettle."
+
+
+@pytest.mark.parametrize("known", ["nothing", "both", "replacement"])
+def test_what_stood_beside_another_stays_wherever_the_replacement_is_undone(
+    team: Team, known: str
+) -> None:
+    a, b = team.machine("a") if known != "replacement" else team.alone("a"), team.machine("b")
+    old, front = a.store(OFFICE)["id"], a.store(KETTLE)["id"]
+    if known == "both":
+        settle(a, b)
+    a.replace(old, front)
+    settle(team.join(a) if known == "replacement" else a, b)
+    assert texts(a) == texts(b) == [KETTLE]
+    beside = {row["id"]: row.get("beside") for row in sediment.export_rows(b.database)}
+    assert beside == {old: [front], front: [old]}
+    assert "hidden" not in b.undo(old)
+    settle(b, a)
+    assert texts(a) == texts(b) == [KETTLE, OFFICE]
+
+
+def test_what_was_stored_as_a_replacement_is_hidden_wherever_that_is_undone(team: Team) -> None:
+    a, b = team.machine("a"), team.machine("b")
+    old = a.store(OFFICE)["id"]
+    front = a.store("The office is in Basel.", replace=old)["id"]
+    settle(a, b)
+    assert b.undo(old)["hidden"] == front
+    settle(b, a)
+    assert texts(a) == texts(b) == [OFFICE]
+    a.undo(front)
+    a.undo(old)
+    a.undo(front)
+    a.replace(a.store(KETTLE)["id"], front)
+    settle(a, b)
+    assert texts(a) == texts(b) == ["The office is in Basel."]
+
+
+@pytest.mark.parametrize("digit", "09")
+def test_an_altered_line_is_taken_by_nobody_and_its_machine_mends_it(
+    shared: Team, digit: str
+) -> None:
+    a, b = shared.machine("a"), shared.machine("b")
+    a.store("The gateway is on port 7001.")
+    settle(a, b)
+    (file,) = (shared.there / a.sync_status()["machine"]).glob("*.jsonl")
+    sound = file.read_text()
+    file.write_text(sound.replace("7001", f"700{digit}"))
+    for memory in (b, shared.machine("c")):
+        told = memory.sync()
+        assert told["spaces"][0]["received"] == 0
+        assert "line 1 was not read: it is damaged" in told["remarks"][0]
+    told = a.sync()
+    assert (told["spaces"][0]["received"], file.read_text()) == (0, sound)
+    settle(*shared.all)
+    assert {text for memory in shared.all for text in texts(memory)} == {
+        "The gateway is on port 7001."
+    }
+    assert all(memory.sync()["remarks"] == [] for memory in shared.all)
+
+
+def test_a_line_whose_end_was_altered_is_not_taken(shared: Team) -> None:
+    a, b = shared.machine("a"), shared.machine("b")
+    old = a.store("The gateway is on port 7001.")["id"]
+    front = a.store("The gateway is on port 7002.", replace=old)["id"]
+    a.sync()
+    folder = shared.there / a.sync_status()["machine"]
+    for file in folder.glob("*.jsonl"):
+        file.write_text(file.read_text().replace(f'"{front}"],', f'"{old[::-1]}"],'))
+    settle(a, b)
+    for memory in (a, b):
+        assert memory.get(old)["successor"] == front
+
+
+def test_a_damaged_line_that_its_machine_sees_as_it_writes_is_sent_again(shared: Team) -> None:
+    a = shared.machine("a")
+    ids = [f"id{number}" for number in range(60)]  # two in some file
+    a.import_rows([{"id": id, "content": f"The port is {id}."} for id in ids])
+    a.sync()
+    files = (shared.there / a.sync_status()["machine"]).glob("*.jsonl")
+    file = max(files, key=lambda file: file.stat().st_size)
+    status, lines = file.stat(), file.read_text().splitlines(keepends=True)
+    file.write_text("".join([lines[0].replace("port", "pert"), *lines[1:]]))
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))  # as a disk damages it
+    a.forget(json.loads(lines[1])["id"])
+    assert any("is sent again" in remark for remark in a.sync()["remarks"])
+    a.sync()
+    b = shared.machine("b")
+    settle(b)
+    assert texts(a) == texts(b)
+
+
+def test_what_ended_behind_a_memory_that_is_not_shared_ends_for_all(team: Team) -> None:
+    a, b = team.machine("a"), team.machine("b")
+    old = a.store(OFFICE)["id"]
+    settle(a, b)
+    front = a.store(KETTLE, scope="global")["id"]
+    a.replace(old, front)
+    told = a.sync()
+    assert "held_back" not in {key for key, value in told["spaces"][0].items() if value}
+    assert "like a credential" not in "".join(sediment_ext.sync.commands.render_synced(told))
+    assert told["spaces"][0]["waiting"] == 0
+    settle(a, b)
+    assert texts(b) == []
+    assert (b.get(old)["ended_by"], a.get(old)["successor"]) == ("prune", front)
+    a.sync(again=True)
+    assert a.get(old)["successor"] == front
+    for memory in (b, a):
+        memory.share(everywhere=True)
+    settle(a, b)
+    assert b.get(old)["successor"] == front
+    assert "hidden" not in b.undo(old)
+    settle(b, a)
+    assert texts(a) == texts(b) == [OFFICE]
+    assert not any("ended_at" in memory.get(front) for memory in (a, b))
