@@ -10198,7 +10198,7 @@ def _redone(
     connection: apsw.Connection, old: str, successor: str | None, front: str
 ) -> tuple[str, int | None]:
     """Why and when `front`, which an undo brought back, ends once that is undone: as it had before;
-    where nobody noted that, replaced at the time of what comes back (`old`)."""
+    where nobody noted that here, replaced or repeated at the time of what comes back (`old`)."""
     sql = (
         "SELECT detail -> 'was' FROM history WHERE other_id = ? AND item_id = ?"
         " AND action = 'undo' ORDER BY id DESC LIMIT 1"
@@ -10206,9 +10206,12 @@ def _redone(
     if noted := connection.execute(sql, (old, successor)).get:
         by, at = json.loads(noted)
         return by, at
-    sql = "SELECT id, created_at FROM items WHERE id IN (?, ?)"
-    created = dict(fetch(connection, sql, old, front))
-    return "replace", ended_when(created[front], created[old])
+    sql = "SELECT text_hash, created_at FROM items WHERE id = ?"
+    (text, created), (front_text, front_created) = (
+        fetch(connection, sql, id)[0] for id in (old, front)
+    )
+    by = "repeat" if text == front_text else "replace"
+    return by, ended_when(front_created, created)
 
 
 def _to_bring_back(projects: Projects, id: str) -> str:

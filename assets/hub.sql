@@ -27,6 +27,8 @@ CREATE TABLE IF NOT EXISTS sediment.item(
     PRIMARY KEY(space, id));
 -- What somebody decided should stand in its place, or itself, where others decided differently.
 ALTER TABLE sediment.item ADD COLUMN IF NOT EXISTS rivals jsonb NOT NULL DEFAULT '[]';
+-- Of the text as it was written: what somebody or a disk changed since is taken by no machine.
+ALTER TABLE sediment.item ADD COLUMN IF NOT EXISTS digest bytea;
 CREATE INDEX IF NOT EXISTS item_version ON sediment.item(space, version, id);
 
 ALTER TABLE sediment.space ENABLE ROW LEVEL SECURITY;
@@ -102,7 +104,7 @@ BEGIN
     UPDATE sediment.space SET version = version + 1 WHERE id = in_space
         RETURNING version INTO new_version;
     INSERT INTO sediment.item AS old(space, id, version, gone, put_t, put_w, content, created, end_t,
-        end_w, ended_by, ended_at, successor, ok, author, ender, model, e, rivals)
+        end_w, ended_by, ended_at, successor, ok, author, ender, model, e, rivals, digest)
     SELECT in_space, id, new_version, is_gone,
         CASE WHEN is_gone THEN NULL WHEN puts THEN (put->>0)::bigint ELSE put_t END,
         CASE WHEN is_gone THEN NULL WHEN puts THEN put->>1 ELSE put_w END,
@@ -118,19 +120,22 @@ BEGIN
         CASE WHEN is_gone THEN session_user WHEN ends THEN session_user ELSE ender END,
         CASE WHEN is_gone THEN NULL WHEN puts THEN new_model ELSE model END,
         CASE WHEN is_gone THEN NULL WHEN puts THEN new_e ELSE e END,
-        CASE WHEN is_gone THEN '[]' ELSE both_rivals END
+        CASE WHEN is_gone THEN '[]' ELSE both_rivals END,
+        CASE WHEN is_gone THEN NULL WHEN puts THEN sha256(convert_to(put->>2, 'UTF8'))
+            ELSE digest END
     FROM (
         SELECT r->>'id' AS id, r->'put' AS put, r->'end' AS ending,
             r->>'model' AS new_model, decode(r->>'e', 'base64') AS new_e,
             i.gone, i.put_t, i.put_w, i.content, i.created, i.end_t, i.end_w, i.ended_by,
-            i.ended_at, i.successor, i.author, i.ender, i.model, i.e, i.ok, i.rivals,
+            i.ended_at, i.successor, i.author, i.ender, i.model, i.e, i.ok, i.rivals, i.digest,
             sediment.together(coalesce(i.rivals, '[]'), coalesce(r->'rivals', '[]') || CASE
                 WHEN i.successor <> r->'end'->>4 THEN jsonb_build_array(
                     coalesce(nullif(i.successor, ''), i.id),
                     coalesce(nullif(r->'end'->>4, ''), i.id)) ELSE '[]' END) AS both_rivals,
             i.id IS NULL AS fresh,
             coalesce(i.gone, false) OR coalesce((r->>'gone')::boolean, false) AS is_gone,
-            r ? 'put' AND (i.put_t IS NULL OR ((r->'put'->>0)::bigint, r->'put'->>1,
+            r ? 'put' AND (i.put_t IS NULL OR i.digest <> sha256(convert_to(i.content, 'UTF8'))
+                OR ((r->'put'->>0)::bigint, r->'put'->>1,
                 r->'put'->>2, (r->'put'->>3)::bigint)
                 > (i.put_t, i.put_w, i.content, i.created)) AS puts,
             r ? 'end' AND (i.end_t IS NULL OR ((r->'end'->>0)::bigint, r->'end'->>1,
@@ -147,7 +152,8 @@ BEGIN
         created = excluded.created, end_t = excluded.end_t, end_w = excluded.end_w,
         ended_by = excluded.ended_by, ended_at = excluded.ended_at,
         successor = excluded.successor, ok = excluded.ok, author = excluded.author,
-        ender = excluded.ender, model = excluded.model, e = excluded.e, rivals = excluded.rivals;
+        ender = excluded.ender, model = excluded.model, e = excluded.e, rivals = excluded.rivals,
+        digest = excluded.digest;
     PERFORM pg_notify('sediment', '');
     RETURN new_version;
 END $$;
@@ -182,6 +188,7 @@ CREATE OR REPLACE VIEW sediment.hello WITH (security_invoker = true) AS
         extract(epoch FROM clock_timestamp())::float8 AS now FROM sediment.meta;
 CREATE OR REPLACE VIEW sediment.record WITH (security_invoker = true) AS
     SELECT space, version, id, jsonb_build_object('v', 1, 'in', space, 'id', id, 'gone', gone,
+        'altered', digest <> sha256(convert_to(content, 'UTF8')),
         'ok', ok, 'rivals', rivals, 'put', CASE WHEN put_t IS NOT NULL THEN
             jsonb_build_array(put_t, put_w, content, created) END,
         'end', CASE WHEN end_t IS NOT NULL THEN

@@ -155,6 +155,33 @@ def test_replacing_undoing_and_forgetting_reach_all(team: Team) -> None:
     assert sorted(rows) == sorted((id, None, None, None, None) for id in (old, new))
 
 
+def test_what_stood_beside_another_stays_wherever_the_replacement_is_undone(team: Team) -> None:
+    alice, bob = team.machine("alice"), team.machine("bob")
+    old = alice.store("Deploys happen on Fridays.")["id"]
+    front = alice.store("The kitchen has a green kettle.")["id"]
+    alice.replace(old, front)
+    settle(alice, bob)
+    assert "hidden" not in bob.undo(old)
+    settle(bob, alice)
+    both = ["Deploys happen on Fridays.", "The kitchen has a green kettle."]
+    assert texts(alice) == texts(bob) == both
+
+
+@pytest.mark.parametrize("digit", "09")
+def test_a_text_that_was_altered_in_the_hub_is_taken_by_nobody(team: Team, digit: str) -> None:
+    alice = team.machine("alice")
+    alice.store("The gateway is on port 7001.")
+    alice.sync()
+    team.server.ask(f"UPDATE sediment.item SET content = replace(content, '7001', '700{digit}')")
+    bob = team.machine("bob")
+    (remark,) = bob.sync()["remarks"]
+    assert "its text was altered there: `sync --again`" in remark
+    assert texts(bob) == []
+    alice.sync(again=True)
+    bob.sync()
+    assert texts(alice) == texts(bob) == ["The gateway is on port 7001."]
+
+
 @pytest.mark.parametrize("later", ["first", "last"])
 def test_all_are_told_of_what_several_replaced_whoever_comes_later(team: Team, later: str) -> None:
     alice, bob, carol = (team.machine(name) for name in ("alice", "bob", "carol"))

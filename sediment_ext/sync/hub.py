@@ -139,6 +139,8 @@ class Hub:
         model, found, unread = self.model(), [], None
         for version, _, record, author, made_by, data in rows:
             try:
+                if record.get("altered"):
+                    raise core.InvalidInput(_ALTERED)
                 space, state = merge.state_of(record)
                 packed = data if state["put"] and made_by == model else None
                 found.append((space, state | self._beside(state["id"], author, packed)))
@@ -258,6 +260,9 @@ class Hub:
     def leave(self) -> None:
         """As of a folder."""
         self.ask("SELECT sediment.leave(%s)", self.me.name)
+
+
+_ALTERED = "its text was altered there: `sync --again` where it is sound sends it again"
 
 
 def _parts(texts: Iterable[str], most: int) -> Iterator[list[str]]:
