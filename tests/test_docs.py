@@ -3,12 +3,14 @@ writes what is taken from the program."""
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -188,9 +190,18 @@ def test_every_field_is_told(memory: Memory) -> None:
     assert wanted - names_of(page("json")) == set()
 
 
+def strings(source: str) -> Iterator[str]:
+    """The texts in a program, without its docstrings and comments."""
+    nodes = [*ast.walk(ast.parse(source))]
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
+        if isinstance(node, ast.Constant) and id(node) not in docstrings:
+            yield str(node.value)
+
+
 def test_the_messages_that_troubleshooting_quotes_are_those_of_the_program() -> None:
-    texts = " ".join([sources(), (ROOT / "build_zipapp.py").read_text("utf-8")])
-    texts = re.sub(r'"\s+f?"', "", texts)  # of a message in several lines
+    files = [ROOT / "sediment.py", ROOT / "build_zipapp.py", *(ROOT / "sediment_ext").rglob("*.py")]
+    texts = "\n".join(text for file in files for text in strings(file.read_text("utf-8")))
     rows = re.findall(r"^(?:\*\*(.*?)\*\*|\| (`.*?) \|)", page("troubleshooting"), re.MULTILINE)
     quoted = [text for row in rows for text in re.findall(r"`([^`-]*?[a-z] [^`-]*)`", "".join(row))]
     varying = r"…|\d[\d.]*|[;:]|cpython|\w+[.]pyz"
