@@ -2017,6 +2017,7 @@ _ORDINARY = LazyPattern(
     r"|oubli\w+|olvid\w+|richiest\w|dimentic\w+|sbagliat\w|vac[ií][ao]|vuot[ao]|vide"
     r"|(?-i:[A-Za-z]?[a-z]{1,18}(?:s|ed|ing|ive|[ai]ble))"
 )
+_WORDS_BEFORE = LazyPattern(r"(?:\w{1,20}[ _-]){0,2}[a-z]{0,20}")  # a name that heads a column
 _ROW = LazyPattern(r"[^\n]+")
 _LETTERS = r"(?:[^\W\d]|[\u0300-\u0eff])++"  # and marks on them
 _WORDS = LazyPattern(rf"{_LETTERS}(?:[ _'’-]{_LETTERS})*$")
@@ -2233,7 +2234,7 @@ def _head_of_table(
     head = []
     for start, stop in _cells(line, sign):
         name = _NAME.search(lowered, start, stop)
-        is_name = name and name.end() == stop and name.start() - start < 20
+        is_name = name and name.end() == stop and _WORDS_BEFORE.fullmatch(text, start, name.start())
         head.append(_kind_of(name, text) if is_name else None)
     return (head, sign) if any(head) else ([], "")
 

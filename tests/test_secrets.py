@@ -1790,6 +1790,8 @@ key,value↵theme,dark2024
 | key | action |↵|---|---|↵| Ctrl+K | cut |↵| F12 | tools |
 user,pass,fail↵suite1,120,3
 | suite | pass | fail |↵| --- | --- | --- |↵| a1b2c3 | 120 | 3 |
+'s3v4': SigV4Auth,↵'s3v4a': CrtS3SigV4AsymAuth,
+("GET", "/v1/token", 400),↵("GET", "/v1/recall2?scope=moon", 400),
 """.strip("\n").split("\n")
 
 DRAWS: dict[str, Callable[[], str]] = {
@@ -2196,7 +2198,7 @@ ENDLESS = {
     "quotes in quotes": "password: 'a''b",
     "commands with passwords": "zip 7z htpasswd -b a net user a echo a ",
     "codes on walls": "WIFI:S:",
-    "full width": "\uff50\uff57\uff1a",
+    "full width": "\uff50\uff41\uff53\uff53\uff57\uff4f\uff52\uff44\uff1a",
 }
 
 
