@@ -114,7 +114,7 @@ import time
 import unicodedata
 import weakref
 import zlib
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import Counter, deque, namedtuple
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
@@ -204,7 +204,6 @@ SERVED_MAX = 100  # results or items in one tool answer
 ANSWER_MAX = 10_000  # characters of one tool answer; clients cut or divert longer ones
 ROW_TEXT = 40  # characters of each text in it, or rows lose their other fields
 LINE_MAX = 10 * 2**20  # bytes of one message on the wire
-HTTP_GLANCE = 0.5  # s between two looks whether a client still waits for its answer
 DOCUMENT_MAX = 2**29  # bytes of a line to import or of another program's export
 PAGE_SIZE = 8_000  # JSON characters of one page of a long memory: leaves room for its frame
 RATE_LIMIT = 600  # tool calls a minute; SEDIMENT_RATE_LIMIT=0 lifts it
@@ -251,8 +250,6 @@ CONVERSATION = "conversation"  # the content type of a turn, as a column of `ite
 CONVERSATIONS = "conversations:"  # the path of the source whose files they are; none on a disk
 CLIENTS = ("claude", "codex", "gemini", "opencode", "cursor", "any")  # that `init` knows
 HOOK_DEADLINE = 5  # seconds, after which a hook ends in silence; `init` lets clients wait for 8
-HOOK_SERVICE = 0.75  # seconds that a hook waits for an embedding service
-HOOK_INPUT = 2**24  # bytes of what a client sends to a hook
 
 # Ranking. Figures are the mean MRR of our five sets (docs/ranking.md has them one by one, and the
 # steps that led here). Those of BM25 and its share were measured before MaxSim, at 70.6.
@@ -375,7 +372,6 @@ CHUNK_OVERLAP = 100  # a thought that is cut in two stays findable
 CODE_MIN, YAML_MIN = 100, 50  # characters after which a definition or key opens a new chunk
 CONTEXT_MAX = 120  # a longer context would take the window from what it describes
 SIGNATURE_MAX = 60
-ABOUT_MAX = 240  # what a file's name and front matter say of it; a description has about 160
 
 PAGE_BYTES = 8_192  # holds five vectors; of 4,096, which hold two, a quarter would stay empty
 SEARCHED_BYTES = 1 << 20  # of the file that are read at once, to look for what was erased
@@ -391,12 +387,11 @@ ENCODER_THREADS = 2  # 1.8 times one thread at 128 tokens; more gain little on t
 # 1.4 ms right behind others, and after 0.3 s, as agents ask, 3.2 / 3.7 / 4.9 / 6.7, in a VM.
 ENCODER_SPIN = 20
 TEXTS_AT_ONCE = 8  # by one thread each: on two cores 1.2 times two threads for one text
-PENDING_BATCH, SERVICE_BATCH = 8, 64  # texts at once: a second's work, and what services take
-SERVICE_WAIT, SERVICE_PATIENCE = 10.0, 180.0  # s that a query may wait for a service, and a job
+PENDING_BATCH = 8  # texts at once: a second's work
+SERVICE_WAIT = 10.0  # s that a query may wait for a service
 # Vectors of one text: of one service 0.9999 and more, of two quantisations of a model about 0.98.
 PROBE, PROBE_COSINE = "Is anybody there?", 0.99
 EXCERPT = 200  # characters of a file's part that recall shows to people; `expand` shows the rest
-NEW_FILES, NEW_SIZE = 20, 50_000  # new files and their bytes that a recall indexes: half a second
 STALE_ROUNDS = 3  # times that a recall looks again because a file had changed
 PROGRESS_SECONDS = 10  # between lines of progress in a log, where no bar is drawn
 WATCH_DEBOUNCE = 1_500  # ms without a change before changes are taken up; as memsearch does
@@ -413,8 +408,8 @@ RANKINGS = ("default", "classic", "cosine", "bm25")
 APPLICATION_ID = 0x5ED10001
 MODEL = "all-MiniLM-L6-v2"
 
-
-HOOK, SERVE = "hook", "serve"  # commands; the first is also a tool that is in no list
+NOTES_FOLDER = "memory"  # the folder of a project's notes
+HOOK = "hook"  # a command, and a tool that is in no list
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -554,6 +549,10 @@ def late(module: str, name: str) -> Callable[..., Any]:
         return getattr(extension(module), name)(*given, **options)
 
     return call
+
+
+name_machine = late("sync.machines", "name_machine")
+stop_syncing = late("sync.machines", "stop_syncing")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -708,35 +707,6 @@ def no_window() -> dict[str, Any]:
     return {"creationflags": subprocess.CREATE_NO_WINDOW}
 
 
-def end_all(process: subprocess.Popen[Any]) -> None:
-    """End a program that leads a session (start_new_session), and all that it has started."""
-    with contextlib.suppress(OSError):
-        if sys.platform == "win32":
-            command = ["taskkill", "/F", "/T", "/PID", str(process.pid)]
-            subprocess.run(command, capture_output=True, **no_window())
-        else:
-            os.killpg(process.pid, signal.SIGKILL)
-    process.kill()
-    process.wait()
-
-
-def limit_time(seconds: int) -> None:
-    """End this process after a time, whatever it does."""
-    timer = threading.Timer(seconds, os._exit, [0])
-    timer.daemon = True
-    timer.start()
-    if sys.platform != "win32":  # works even while the timer's thread cannot run
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(seconds + 5)
-
-
-def lower_priority() -> None:
-    """Let all other processes go first; not on Windows."""
-    if sys.platform != "win32":
-        with contextlib.suppress(OSError):
-            os.nice(19)
-
-
 def handle_signals(handler: Any) -> None:
     """Set a handler for the signals that end a program, as far as the system has them."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK"):
@@ -855,18 +825,6 @@ def mode_beyond(path: Path, allowed: int) -> int:
     return mode if mode & ~allowed and sys.platform != "win32" else 0
 
 
-def change_time(facts: os.stat_result) -> int:
-    """When a file's contents or metadata last changed, in ns; on Windows when it was made."""
-    if sys.platform == "win32":
-        return getattr(facts, "st_birthtime_ns", facts.st_ctime_ns)
-    return facts.st_ctime_ns
-
-
-def open_plain(path: str, flags: int) -> int:
-    """Open a file that was plain a moment ago; do not follow a link nor wait for a pipe."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-
-
 def library_advice(remedy: str) -> str:
     """What to do about a library that cannot be loaded; `remedy` is how to install it again."""
     if sys.platform == "win32":
@@ -904,27 +862,6 @@ def shell_line(words: Sequence[str], *, powershell: bool = False) -> str:
     return subprocess.list2cmdline(words)
 
 
-def shell_words(line: str) -> list[str]:
-    """The words of a command line that `shell_line` made; [] if a quote in it is not closed."""
-    windows = sys.platform == "win32"
-    try:
-        words = shlex.split(line.removeprefix("& "), posix=not windows)
-    except ValueError:
-        return []
-    return [word.strip("\"'") for word in words] if windows else words
-
-
-END_WELL = "; exit 0"  # behind a command line whose failure must not count, but in cmd.exe
-
-
-def hook_handler(words: Sequence[str]) -> dict[str, Any]:
-    """A hook for a client that takes argument lists and command lines: the latter, whose failure
-    does not count, but on Windows, where such clients may have no shell."""
-    if sys.platform == "win32":
-        return {"command": words[0], "args": [*words[1:]]}
-    return {"command": shell_line(words) + END_WELL}
-
-
 def drop_output() -> None:
     """Drop what stdout could not take, such as on a full disk, instead of trying again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -948,18 +885,6 @@ def ignore_false_alarms() -> None:
     warnings.filterwarnings("ignore", alarms, RuntimeWarning)
 
 
-@contextlib.contextmanager
-def locked_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file to read and to append to, locked against others who open it by this function."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
-        with open(descriptor, "r+b", buffering=0) as file:
-            lock_file(file)
-            if os.path.exists(path) and os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                yield file
-                return
-
-
 def this_program() -> list[str]:
     """How to start this very program, in absolute paths."""
     program = Path(sys.argv[0]).resolve()
@@ -967,14 +892,6 @@ def this_program() -> list[str]:
     if program.suffix == ".py" or (program.suffix != ".exe" and zipfile.is_zipfile(program)):
         return [sys.executable, str(program)]
     return [str(program)]
-
-
-def start_beside(database: Path, *words: str, **options: Any) -> None:
-    """Start this program on a database as a process that holds none of this one's pipes."""
-    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-    with contextlib.suppress(OSError):
-        command = [*this_program(), "--db", str(database), *words]
-        subprocess.Popen(command, **pipes, **no_window(), **options)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -1786,9 +1703,6 @@ def check_not_root(path: Path) -> Path:
     return path
 
 
-ARCHIVE, NOTES_FOLDER, SUMMARY = "archive", "memory", "summary-"
-
-
 def folder_entries(folder: Path) -> list[os.DirEntry[str]]:
     """What is in a folder, sorted by name; nothing where it cannot be read."""
     try:
@@ -2355,10 +2269,10 @@ def split_text(text: str, fits: Callable[[str], bool]) -> list[Chunk]:
     if len(text) <= CHUNK_THRESHOLD and fits(matching_form(text)):
         start, end = _trim(text, 0, len(text))
         return [Chunk(start, end, "")] if start < end else []
-    return list(_chunks_of(text, detect_type(text), fits))
+    return list(chunks_of(text, detect_type(text), fits))
 
 
-def _chunks_of(
+def chunks_of(
     text: str, kind: str, fits: Callable[[str], bool], about: str = ""
 ) -> Iterator[Chunk]:
     """Chunks of a text of some kind, `about` before the context of each."""
@@ -2368,87 +2282,6 @@ def _chunks_of(
         pieces = _pieces(text, section, prose)
         fitting = [chunk for piece in pieces for chunk in _fitting(text, piece, fits, prose)]
         yield from _overlapping(text, fitting, fits) if prose else fitting
-
-
-class Part(NamedTuple):
-    """A chunk of a file: its text, its context, its first and last line, counted from 1, and the
-    date in a heading above it, in unix seconds."""
-
-    content: str
-    context: str
-    first: int
-    last: int
-    day: int | None = None
-
-
-def split_file(text: str, kind: str, fits: Callable[[str], bool], name: str = "") -> list[Part]:
-    """The parts of a file, cut at every heading of markdown, however short the file is. Its name
-    and what its front matter says of it are context of all."""
-    shown = visible(text) if kind == "markdown" else text
-    newlines = [at for at, character in enumerate(shown) if character == "\n"]
-    headings = list(_dates_of_headings(shown)) if kind == "markdown" else []
-    parts = []
-    about = _about(text, name) if kind == "markdown" else name
-    for start, end, context in _chunks_of(shown, kind, fits, about):
-        lines = bisect_left(newlines, start) + 1, bisect_left(newlines, end - 1) + 1
-        above = bisect_left(headings, end, key=lambda heading: heading[0])
-        day = headings[above - 1][1] if above else None
-        parts.append(Part(_BLANK_LINES.sub("\n\n", shown[start:end]), context, *lines, day))
-    return parts
-
-
-_ABOUT_KEYS = ("title", "alias(?:es)?", "tags?", "description")
-
-
-def _about(text: str, name: str) -> str:
-    """The name of a markdown file, and its title, other names, tags and description."""
-    found = FRONT_MATTER.match(text)
-    front = found[0] if found else ""
-    values = (value for key in _ABOUT_KEYS for value in _front_values(front, key))
-    return _clip(", ".join(dict.fromkeys(filter(None, [name, *values]))), ABOUT_MAX)
-
-
-def _front_values(front: str, key: str) -> Iterator[str]:
-    """The text or the list that a key of a front matter has, in YAML or TOML."""
-    found = re.search(rf"(?mi)^{key}[ \t]*[:=](.*(?:\n(?:[ \t]|- ).*)*)", front)
-    for value in re.split(r"[\[\],\n]", found[1]) if found else ():
-        plain = value.strip(" \t\r\"'-|>#")
-        yield "" if plain == "null" else plain
-
-
-def _dates_of_headings(text: str) -> Iterator[tuple[int, int | None]]:
-    """Where each heading begins, and its date, or that of the nearest one it stands under."""
-    path: list[tuple[int, int | None]] = []
-    for heading in headings_in(text):
-        while path and path[-1][0] >= heading.level:
-            path.pop()
-        day = _date_in_title(heading.title) or (path[-1][1] if path else None)
-        path.append((heading.level, day))
-        yield heading.start, day
-
-
-def _date_in_title(title: str) -> int | None:
-    """The day, in unix seconds, that a title begins or ends with, as in daily notes, records of
-    decisions and changelogs."""
-    for found in filter(None, (_DAY_FIRST.search(title), _DAY_LAST.search(title))):
-        with contextlib.suppress(InvalidInput):  # the 40th of May
-            return parse_period(found[1].lower())[0]
-    return None
-
-
-def visible(text: str) -> str:
-    """Markdown without front matter and comments; every line keeps its number."""
-    front = FRONT_MATTER.match(text)
-    start = position = front.end() if front else 0
-    parts = ["\n" * text.count("\n", 0, start)]
-    last_close = text.rfind("-->")  # a comment that is never closed is none
-    while found := CODE_OR_COMMENT.search(text, position):
-        position = found.end()
-        if found[0] == "<!--" and position <= last_close:
-            end = text.index("-->", position) + 3
-            parts += [text[start : found.start()], "\n" * text.count("\n", position, end)]
-            start = position = end
-    return "".join([*parts, text[start:]])
 
 
 # It has a key: without one, two lines of "---" are rules with text between them. What has a space
@@ -2464,21 +2297,6 @@ _TOML_FRONT = (
     r"\+\+\+[ \t\r]*\n(?:[ \t]*(?:#.*|\r?)\n)*(?:[\w\"'.-]+[ \t]*=|\[).*\n(?:.*\n)*?\+\+\+"
 )
 FRONT_MATTER = LazyPattern(rf"\s*(?:{_YAML_FRONT}|{_TOML_FRONT})[ \t\r]*(?:\n|\Z)")
-# A block or span of code, in which comments are text, or the beginning of a comment.
-CODE_OR_COMMENT = LazyPattern(
-    r"^[ \t]*(?P<fence>`{3,}+(?=[^`\n]*$)|~{3,}+).*\n(?:.*\n)*?"
-    r"(?:[ \t]*(?P=fence)[`~]*[ \t]*$|.*\Z)"
-    r"|(?<!`)(?P<ticks>`++).{0,500}?(?<!`)(?P=ticks)(?!`)|(?<!\\)<!--",
-    re.MULTILINE,
-)
-_BLANK_LINES = LazyPattern(r"\n(?:[ \t]*\n){2,}")
-_SOME_MONTH = f"(?:{_any_of(_MONTHS)})"
-_FULL_DAY = (
-    rf"(?<![^\W_])(\d{{4}}-\d\d-\d\d|{_SOME_MONTH} {_ANY_NTH},? \d{{4}}"
-    rf"|{_ANY_NTH} (?:of )?{_SOME_MONTH},? \d{{4}})(?![^\W_])"
-)
-_DAY_FIRST = LazyPattern(rf"^[\W_]*{_FULL_DAY}", re.IGNORECASE)
-_DAY_LAST = LazyPattern(rf"{_FULL_DAY}[\W_]*(?:\[\w+\]\W*)?$", re.IGNORECASE)  # [YANKED]
 
 
 # What kind of text it is.
@@ -2635,10 +2453,10 @@ def _heading_title(line: str) -> str:
 
 
 def _heading_path(path: list[Heading]) -> str:
-    return _clip_path(" > ".join(_clip(heading.title) for heading in path if heading.title))
+    return _clip_path(" > ".join(clip(heading.title) for heading in path if heading.title))
 
 
-def _clip(label: str, size: int = SIGNATURE_MAX) -> str:
+def clip(label: str, size: int = SIGNATURE_MAX) -> str:
     return label if len(label) <= size else label[:size].rstrip() + "..."
 
 
@@ -2719,7 +2537,7 @@ def _signature(line: str, indent: int) -> str:
     line = line[: 2 * CONTEXT_MAX]
     if not (_DEFINITION.match(line) or (indent == 0 and _TOP_DEFINITION.match(line))):
         return ""
-    return _clip(line.strip().rstrip("{[(:= "))
+    return clip(line.strip().rstrip("{[(:= "))
 
 
 # JSON and YAML: members packed together, those too large opened and packed in their turn.
@@ -4143,71 +3961,6 @@ def is_synced(database: Database) -> bool:
     return bool(database.value("SELECT 1 FROM sqlite_schema WHERE name = 'replica'"))
 
 
-def name_machine(connection: apsw.Connection, path: Path) -> None:
-    """Give the copy of a file that syncs a machine name of its own; a file that was only moved
-    keeps its name."""
-    name, mark = fetch(connection, "SELECT machine, mark FROM clock")[0]
-    if mark == (here := file_mark(path)):
-        return
-    name = name if not mark or _is_same_machine(mark, here) else new_id()[:8]
-    connection.execute("UPDATE clock SET machine = ?, mark = ?", (name, here))
-    sql = "INSERT OR REPLACE INTO machines VALUES(?, ?, '', 1)"
-    connection.execute(sql, (name, here.partition(":")[0]))
-
-
-def file_mark(path: Path) -> str:
-    """The file and its computer, as HOST:INODE:PATH."""
-    file = os.path.realpath(path)
-    return f"{platform.node()}:{os.stat(file).st_ino}:{file}"
-
-
-def _is_same_machine(before: str, now: str) -> bool:
-    """Whether two marks are of one file, and not of a file and its copy. It may have been exchanged
-    or moved, or its computer renamed (a container has a new name each time)."""
-    old_host, old_inode, old_path = _FILE_MARK.fullmatch(before).groups()
-    host, inode, path = _FILE_MARK.fullmatch(now).groups()
-    if path == old_path:
-        return host == old_host or inode == old_inode
-    return host == old_host and not os.path.exists(old_path)
-
-
-_FILE_MARK = LazyPattern(r"(?s)([^:]*):(\d+):(.*)")
-
-
-def stop_syncing(connection: apsw.Connection) -> None:
-    """Let the file sync with no place, though what was forgotten stays known."""
-    connection.execute("UPDATE clock SET place = '', cursor = '{}'; DELETE FROM spaces")
-
-
-@contextlib.contextmanager
-def unsynced(connection: apsw.Connection) -> Iterator[None]:
-    """Changes within are nobody's decision, and other machines are not told of them."""
-    synced = connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'replica'").get
-    sql = "UPDATE clock SET applying = ?"
-    connection.execute(sql, (1,)) if synced else None
-    yield
-    connection.execute(sql, (0,)) if synced else None
-
-
-def prefer_others(connection: apsw.Connection, damaged: Iterable[str], lost: Iterable[str]) -> None:
-    """Let the next `sync` put sound texts of other machines in the place of damaged and lost ones:
-    a damaged text counts as a little older than the sound one."""
-    if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'replica'").get:
-        return
-    sql = "UPDATE replica SET put_t = put_t - 1 WHERE id = ?"
-    connection.executemany(sql, [(id,) for id in damaged])
-    connection.executemany("DELETE FROM replica WHERE id = ?", [(id,) for id in lost])
-    read_anew(connection)
-
-
-def read_anew(connection: apsw.Connection) -> None:
-    """Have all that is there read again; how large this machine left its own files stays known."""
-    machine, cursor = fetch(connection, "SELECT machine, cursor FROM clock")[0]
-    own = {key: tag for key, tag in json.loads(cursor).items() if key.startswith(f"{machine}/")}
-    sizes = {key: tag.partition(":")[0] + ":" for key, tag in own.items() if isinstance(tag, str)}
-    connection.execute("UPDATE clock SET cursor = ?", (to_json(sizes),))
-
-
 def new_generation(connection: apsw.Connection) -> None:
     """Make processes that cache rows read all of them again."""
     set_meta(connection, "generation", new_id())
@@ -4478,22 +4231,6 @@ def _git(folder: str, *words: str) -> subprocess.CompletedProcess[str]:
     options |= no_window()
     # It runs in that folder, since PATH may have "." in it.
     return subprocess.run(["git", *words], cwd=folder, env=env, timeout=GIT_TIMEOUT, **options)
-
-
-def git_path_setting(own: Path, shared: Path, name: str) -> str:
-    """A path that git's configuration has for a checkout, whoever set it; "" where it has none."""
-    words = ["git", "--git-dir", str(own), "config", "--type=path", "--get", name]
-    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
-    options |= {"errors": "surrogateescape", "timeout": GIT_TIMEOUT} | no_window()
-    if shared in _SILENT_GIT:
-        return ""
-    try:  # not in the checkout: PATH may have "." in it
-        return subprocess.run(words, cwd=home() or own.anchor, **options).stdout.removesuffix("\n")
-    except subprocess.TimeoutExpired:
-        _SILENT_GIT.add(shared)
-    except OSError:  # there is no git
-        pass
-    return ""
 
 
 def _folder_exists(folder: Path | None) -> bool:

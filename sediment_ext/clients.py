@@ -22,7 +22,7 @@ from typing import Any
 import click
 
 import sediment as core
-from sediment_ext import hooks, settings_files
+from sediment_ext import hooks, settings_files, systems
 from sediment_ext import transcripts as sessions
 
 CLIENT_TIMEOUT = 10.0  # s that `doctor --client` waits for a program's answer
@@ -61,7 +61,7 @@ def _with_program(template: Any, program: list[str]) -> Any:
             words = [*program, *filled.pop("args")]
             is_hook = template.get("type") == "command"
             filled |= (
-                core.hook_handler(words) if is_hook else {"command": words[0], "args": words[1:]}
+                systems.hook_handler(words) if is_hook else {"command": words[0], "args": words[1:]}
             )
         return filled
     if isinstance(template, list):
@@ -71,7 +71,7 @@ def _with_program(template: Any, program: list[str]) -> Any:
         return template
     if line := _HOOK_LINE.fullmatch(template):
         return (
-            core.shell_line([*program, *line[1].split()], powershell=line[2] == core.END_WELL)
+            core.shell_line([*program, *line[1].split()], powershell=line[2] == systems.END_WELL)
             + line[2]
         )
     return template.removeprefix("plugin:sediment:")
@@ -79,7 +79,7 @@ def _with_program(template: Any, program: list[str]) -> Any:
 
 # The exit code of a hook must not count: clients take some for a refusal, and Python ends with 2
 # where the program is gone. cmd.exe, which Codex uses on Windows, needs the second form.
-_HOOK_LINE = core.LazyPattern(rf"sediment (hook --client \w+)({core.END_WELL}| \|\| exit 0)")
+_HOOK_LINE = core.LazyPattern(rf"sediment (hook --client \w+)({systems.END_WELL}| \|\| exit 0)")
 _PARTS = ("server", "hooks", "instructions")
 
 
@@ -211,7 +211,7 @@ def _runs_another(server: Any) -> bool:
     is_started = isinstance(server, dict) and bool(
         settings_files.command_of(server, "command", "args")
     )
-    return is_started and not settings_files.runs_ours(server, core.SERVE)
+    return is_started and not settings_files.runs_ours(server, settings_files.SERVE)
 
 
 def _wanted_files(
@@ -311,7 +311,7 @@ def _client_to_do(
     """The line of a client for what is "to_do" once it is set up, or to "undo" after a removal."""
     added = False
     try:
-        added = not root and settings_files.runs_ours(client.added(), core.SERVE)
+        added = not root and settings_files.runs_ours(client.added(), settings_files.SERVE)
     except core.InvalidInput as error:
         yield f"{client.facts['title']}: {error}"
     text = client.facts.get(fact, {}).get("project" if root else "global")
@@ -447,9 +447,9 @@ def _check_added(client: Client) -> Iterator[core.Check]:
     except core.InvalidInput as error:
         yield core.Check(name, "warning", str(error))
         return
-    if missing := settings_files.missing_program(found, core.SERVE):
+    if missing := settings_files.missing_program(found, settings_files.SERVE):
         yield core.Check(name, "broken", f"{how}, names {missing}, which is not there")
-    elif settings_files.runs_ours(found, core.SERVE):
+    elif settings_files.runs_ours(found, settings_files.SERVE):
         yield core.Check(name, "ok", how)
     elif found is not None:
         yield core.Check(name, "broken", f"{how} is another program: {core.shown_value(found)}")

@@ -25,13 +25,14 @@ import apsw
 import click
 
 import sediment as core
-from sediment_ext import notes, walking
+from sediment_ext import markdown, notes, systems, walking
 
 FILE_MAX = 5_000_000  # bytes of an indexed file; the longest changelogs have 2 million
 FILE_GLOBS = ("*.[Mm][Dd]", "*.[Mm][Dd][Xx]", "*.markdown")
 CACHED_VECTORS = 20_000  # 30 MB of vectors of texts that left their files, for when they come back
 VECTORS_KEPT_EVERY = 64  # vectors of one file, after which an interruption loses none of them
 RACY = 2 * 10**9  # ns; a file that was read this soon after its time may have changed within it
+NEW_FILES, NEW_SIZE = 20, 50_000  # new files and bytes that a recall indexes: half a second
 FILE_TRIES = 5  # readings of a file that changes while it is read
 MISSING_SIZE = -1  # the noted size of a file that was not there when a recall looked
 
@@ -80,7 +81,7 @@ def stat_file(path: Path) -> FileStat:
     if not stat.S_ISREG(facts.st_mode):
         raise Skipped("is no plain file")
     check_size(facts.st_size)
-    return FileStat(facts.st_size, facts.st_mtime_ns, core.change_time(facts))
+    return FileStat(facts.st_size, facts.st_mtime_ns, systems.change_time(facts))
 
 
 def check_size(size: int) -> None:
@@ -101,7 +102,7 @@ def read_file(path: Path) -> Contents:
     """The contents of an indexed file; Skipped says why it is not to be read."""
     seen = stat_file(path)
     try:
-        with open(path, "rb", opener=core.open_plain) as file:
+        with open(path, "rb", opener=systems.open_plain) as file:
             data = file.read(FILE_MAX + 1)
     except OSError as error:
         raise Skipped(f"cannot be read ({error.strerror})") from None
@@ -138,7 +139,7 @@ class ParsedFile(core.NamedTuple):
     seen: FileStat
     digest: bytes
     kind: str
-    parts: dict[str, core.Part]  # by id
+    parts: dict[str, markdown.Part]  # by id
     vectors: dict[str, bytes]  # of the new parts, by id
     embedded: int  # how many vectors had to be made
 
@@ -361,7 +362,7 @@ class Files:
         found = self._walk(source, lambda path: path in toward or str(path) not in known)
         records = self.records(source)
         new = [path for path in found if str(path) not in records]
-        if len(new) > core.NEW_FILES or sum(map(_size_of, new)) > core.NEW_SIZE:
+        if len(new) > NEW_FILES or sum(map(_size_of, new)) > NEW_SIZE:
             return len(new)
         for path in new:
             self.sync_file(path, source, None)
@@ -648,7 +649,7 @@ class Files:
         new = {id: part for id, part in parts.items() if id not in stored}
         return ParsedFile(path, seen, digest, kind, parts, *self._embed(new))
 
-    def _parts(self, path: Path, text: str) -> tuple[str, dict[str, core.Part]]:
+    def _parts(self, path: Path, text: str) -> tuple[str, dict[str, markdown.Part]]:
         """The kind of a file, and its parts by id."""
         text, left_out = core.redact(text, not self.secrets, lines=True)
         if core.UNCLOSED in left_out:
@@ -658,9 +659,11 @@ class Files:
         )
         kind = "markdown" if is_markdown else core.detect_type(text)
         self.encoder.begin_loading()
-        return kind, self._with_ids(path, core.split_file(text, kind, self.encoder.fits, path.stem))
+        return kind, self._with_ids(
+            path, markdown.split_file(text, kind, self.encoder.fits, path.stem)
+        )
 
-    def vectors(self, path: Path) -> list[tuple[core.Part, bytes]]:
+    def vectors(self, path: Path) -> list[tuple[markdown.Part, bytes]]:
         """The parts of a file as it is now with their vectors; nothing is stored."""
         with contextlib.suppress(Skipped):
             _, parts = self._parts(path, read_file(path).text)
@@ -673,10 +676,10 @@ class Files:
         tops = [source.path for source in self.sources()]
         return any(core.is_in(path, top) or core.is_in(top, path) for top in tops)
 
-    def _with_ids(self, path: Path, parts: list[core.Part]) -> dict[str, core.Part]:
+    def _with_ids(self, path: Path, parts: list[markdown.Part]) -> dict[str, markdown.Part]:
         """Parts by hash(project:path:first:last:model and text); by a hash of that where the id is
         taken: a long line may have equal parts, and a memory any id."""
-        by_id: dict[str, core.Part] = {}
+        by_id: dict[str, markdown.Part] = {}
         for part in parts:
             lines = f"{part.first}:{part.last}:{self._cache_key(part).hex()}"
             id = core.short_hash(f"{self.project}:{path}:{lines}")
@@ -687,12 +690,12 @@ class Files:
             by_id = {core.short_hash(id) if id in taken else id: part for id, part in by_id.items()}
         return by_id
 
-    def _cache_key(self, part: core.Part) -> bytes:
+    def _cache_key(self, part: markdown.Part) -> bytes:
         """The key of a vector in the cache: SHA-256 of the model and of the text that it reads."""
         text = f"{self.encoder.model.digest}\n{_text_to_embed(part)}"
         return core.sha256(text.encode())
 
-    def _embed(self, parts: dict[str, core.Part]) -> tuple[dict[str, bytes], int]:
+    def _embed(self, parts: dict[str, markdown.Part]) -> tuple[dict[str, bytes], int]:
         """Vectors of parts, by id: those that the database has of the same text, else new ones; and
         how many were made."""
         if not self.usable:
@@ -717,7 +720,7 @@ class Files:
         found = ((id, vectors[_text_to_embed(part)]) for id, part in parts.items())
         return {id: vector for id, vector in found if vector}, made
 
-    def _stored_vector(self, part: core.Part) -> bytes | None:
+    def _stored_vector(self, part: markdown.Part) -> bytes | None:
         sql = (
             "SELECT v.vector FROM items i JOIN chunks c ON c.item = i.seq AND c.position = 0"
             " JOIN vectors v ON v.chunk = c.id WHERE i.text_hash = ? AND i.ended_at IS NULL"
@@ -800,7 +803,7 @@ class Files:
         )
         for id, seq in rows:
             for content, context, vector in core.fetch(connection, sql, seq):
-                key = self._cache_key(core.Part(content, context, 0, 0))
+                key = self._cache_key(markdown.Part(content, context, 0, 0))
                 self._cache_vectors(connection, [(key, vector)])
             core.erase_item(connection, id)
 
@@ -1086,7 +1089,7 @@ def _size_of(path: Path) -> int:
     return 0
 
 
-def _text_to_embed(part: core.Part) -> str:
+def _text_to_embed(part: markdown.Part) -> str:
     """What the encoder reads of a part."""
     return core.embedding_text(part.content, core.Chunk(0, len(part.content), part.context))
 
@@ -1120,7 +1123,7 @@ def _options(stored: str) -> walking.Options:
 
 def section_at(text: str, first: int, last: int) -> tuple[int, int]:
     """The lines of the section that some lines of markdown stand in, its subsections included."""
-    shown = core.visible(text)
+    shown = markdown.visible(text)
     lines = shown.split("\n")
     starts = list(accumulate((len(line) + 1 for line in lines), initial=0))
     headings = [(bisect_right(starts, item.start), item.level) for item in core.headings_in(shown)]

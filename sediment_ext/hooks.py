@@ -21,8 +21,10 @@ from typing import Any
 import click
 
 import sediment as core
-from sediment_ext import conversations, transcripts
+from sediment_ext import conversations, systems, transcripts
 
+HOOK_SERVICE = 0.75  # s that a hook waits for an embedding service
+HOOK_INPUT = 2**24  # bytes of what a client sends to a hook
 HOOK_TEXT = 2_000  # characters of a prompt that are searched with
 HOOK_PROMPT_MIN = 12  # characters; "yes" and "continue" ask for nothing
 HOOK_SHOWN = 3  # memories at a prompt
@@ -370,14 +372,14 @@ def ask_for_capture(memory: core.Memory, event: Event) -> None:
     if memory.database.value("SELECT EXISTS(SELECT 1 FROM captures)"):
         path, env = memory.database.path, core.environment(left_out="SEDIMENT_PROJECT")
         options = {"cwd": path.parent, "env": env, "start_new_session": True}  # outlives the hook
-        core.start_beside(path, "hook", "--capture", **options)
+        systems.start_beside(path, "hook", "--capture", **options)
 
 
 def capture(memory: core.Memory) -> int:
     """Keep the new turns of the waiting sessions; returns how many. Only one process at a time
     does so for a database, with the lowest priority, for at most CAPTURE_TIME seconds."""
-    core.limit_time(CAPTURE_TIME)
-    core.lower_priority()
+    systems.limit_time(CAPTURE_TIME)
+    systems.lower_priority()
     return read_waiting(memory)
 
 
@@ -535,7 +537,7 @@ def read_hook_input(stream: Any) -> dict[str, Any]:
     """The JSON object on stdin, as soon as it is complete: some clients leave stdin open, or write
     more behind it."""
     data, at, depth, in_string = bytearray(), 0, 0, False
-    while len(data) < core.HOOK_INPUT and (part := stream.read1(2**16)):
+    while len(data) < HOOK_INPUT and (part := stream.read1(2**16)):
         data += part
         for mark in _JSON_MARK.finditer(data, at):
             at = mark.end()
@@ -570,7 +572,7 @@ def log_hook(database: Path, row: dict[str, Any]) -> None:
     """Add a run to the log; when that grows too long, only its last lines stay."""
     path = hook_log(database)
     line = json.dumps({"at": core.iso_time(int(time.time())), **row}) + "\n"
-    with contextlib.suppress(OSError), core.locked_file(path) as file:
+    with contextlib.suppress(OSError), systems.locked_file(path) as file:
         file.write(line.encode())
         if os.fstat(file.fileno()).st_size > HOOK_LOG_BYTES:
             file.seek(0)
@@ -605,7 +607,7 @@ def _answer_stdin(shared: core.Context, client: str) -> None:
     """Print the answer to a hook, or nothing. The time to answer begins when the input is there."""
     with contextlib.suppress(Exception):
         memory, row = shared.memory(), hook_row(client)
-        memory.encoder.wait = core.HOOK_SERVICE
+        memory.encoder.wait = HOOK_SERVICE
         with core.by_deadline(memory.database.path, row, "no JSON object came on stdin"):
             given = read_hook_input(sys.stdin.buffer)
         with core.by_deadline(memory.database.path, row, "the machine was too busy"):

@@ -28,6 +28,7 @@ import click
 import sediment as core
 from sediment_ext import page_api
 
+HTTP_GLANCE = 0.5  # s between two looks whether a client still waits for its answer
 HTTP_THREADS = 8  # requests that are read and answered at once; the encoder has its own threads
 HTTP_CONNECTIONS = 256  # open ones; a client holds a few
 HTTP_SILENCE = 30  # s in which a connection must send a whole head, or more of a body
@@ -316,7 +317,7 @@ class Visitor(core.NamedTuple):
         """Wait until something is ready, which is asked with the seconds that it may take.
         HttpError after HTTP_PATIENCE seconds, or when the client has gone."""
         end = time.monotonic() + HTTP_PATIENCE
-        while not ready(min(core.HTTP_GLANCE, HTTP_PATIENCE)):
+        while not ready(min(HTTP_GLANCE, HTTP_PATIENCE)):
             self.unless_gone("")
             if time.monotonic() > end:
                 raise HttpError(503, "too much is asked at once: retry later", Retry_After="10")

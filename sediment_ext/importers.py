@@ -22,7 +22,7 @@ from typing import IO, Any
 import click
 
 import sediment as core
-from sediment_ext import conversations, files, transcripts
+from sediment_ext import conversations, files, markdown, transcripts
 
 CONSOLIDATE_TIME = 10  # s at the end of an import; what is left waits for the next one
 
@@ -159,7 +159,7 @@ def _note_rows(name: str, text: str) -> Iterator[dict[str, Any]]:
     front = core.FRONT_MATTER.match(text)
     title = front and re.search(r"^title:[ \t]*(.+)$", front[0], re.MULTILINE)
     name = title[1].strip("\"' ") if title else name
-    shown, rest = core.visible(text), []
+    shown, rest = markdown.visible(text), []
     for (_, line), (_, plain) in zip(
         core.lines_with_start(shown), core.unfenced_lines(shown), strict=True
     ):

@@ -22,8 +22,9 @@ import numpy
 
 import sediment as core
 from sediment_ext import files as indexing
-from sediment_ext import walking
+from sediment_ext import markdown, systems, walking
 
+SUMMARY = "summary-"  # begins the name of a summary
 REPEATED_COSINE = 0.9  # notes from which up `compact` says that they repeat one another
 
 
@@ -61,9 +62,9 @@ def _is_valid_plan(plan: dict[str, Any]) -> bool:
         and all(isinstance(name, str) for name in names)
         and all(name.endswith(".md") and ".." not in Path(name).parts for name in names)
         and all(walking.DATE.search(Path(name).name) for name in moves)
-        and all(name.startswith(f"{core.ARCHIVE}/") for name in moves.values())
+        and all(name.startswith(f"{walking.ARCHIVE}/") for name in moves.values())
         and not any(map(os.path.isabs, names))
-        and re.fullmatch(rf"{core.SUMMARY}[\w-]+\.md", summary) is not None
+        and re.fullmatch(rf"{SUMMARY}[\w-]+\.md", summary) is not None
     )
 
 
@@ -189,7 +190,7 @@ def append_lines(path: Path, beginning: str, lines: list[str]) -> tuple[int, boo
         path.parent.mkdir(parents=True, exist_ok=True)
         if made:
             core.make_private(path.parent, 0o700)
-        with core.locked_file(path) as file, _gone_if_empty(path, is_new):
+        with systems.locked_file(path) as file, _gone_if_empty(path, is_new):
             before, size, newline = _text_before(file)
             lines = _without_comments(lines, before)
             if number := _line_number_of(lines, before):
@@ -221,18 +222,18 @@ def _without_comments(lines: list[str], before: str) -> list[str]:
     """Lines to be appended to a text, in which no comment begins or ends: it would hide what stands
     between there and its other end, before or after."""
     text = "\n".join(lines)
-    text = core.CODE_OR_COMMENT.sub(
+    text = markdown.CODE_OR_COMMENT.sub(
         lambda found: "\\<!--" if found[0] == "<!--" else found[0], text
     )
     probe = f"\n{text}\n-->"
-    if core.visible(before + probe) != core.visible(before) + probe:  # or is no code there
+    if markdown.visible(before + probe) != markdown.visible(before) + probe:  # or is no code there
         text = re.sub(r"(?<!\\)<!--", r"\\<!--", text).replace("-->", r"--\>")
     return text.split("\n")
 
 
 def _line_number_of(lines: list[str], text: str) -> int:
     """The number of the line where an item of a list begins in what is visible of a text, or 0."""
-    shown = [line.rstrip() for _, line in core.unfenced_lines(core.visible(text))]
+    shown = [line.rstrip() for _, line in core.unfenced_lines(markdown.visible(text))]
     size = len(lines)
     for start in range(len(shown)):
         after = shown[start + size : start + size + 1]
@@ -289,7 +290,7 @@ def old_notes(folder: Path, before: int) -> tuple[list[OldNote], dict[Path, str]
     notes, skipped = list[OldNote](), dict[Path, str]()
     for path in walking.walk(folder, walking.Options()):
         day = walking.date_of(path) if path.parent == folder else None
-        if day and day.timestamp() < before and not path.name.startswith(core.SUMMARY):
+        if day and day.timestamp() < before and not path.name.startswith(SUMMARY):
             try:
                 _, text, data, _ = indexing.read_file(path)
                 text, _ = core.redact(text, core.redacts())
@@ -325,12 +326,12 @@ def run_filter(command: str, text: str, timeout: float) -> str:
             reason = f"failed with {code}" + (f" ({words})" if words else "")
             raise core.InvalidInput(f"{command!r} {reason}: nothing was changed")
     except (subprocess.TimeoutExpired, TimeoutError):
-        core.end_all(process)
+        systems.end_all(process)
         raise core.InvalidInput(
             f"{command!r} ran past {timeout:g} s: nothing was changed"
         ) from None
     except BaseException:
-        core.end_all(process)
+        systems.end_all(process)
         raise
     return printed.decode("utf-8", "replace").strip()
 
@@ -356,7 +357,7 @@ def _end_of_pipe(pipe: IO[bytes]) -> bytes:
 def check_summary(summary: str, characters: int) -> None:
     """InvalidInput says why a text cannot stand for notes of so many characters: index would skip
     it, say."""
-    unmarked = re.sub(r"\[(?:private|redacted: [\w ]+)\]", "", core.visible(summary))
+    unmarked = re.sub(r"\[(?:private|redacted: [\w ]+)\]", "", markdown.visible(summary))
     reasons = {
         "nothing": not summary,
         "what is no text": "\ufffd" in summary or core.CONTROL.search(summary),
@@ -449,12 +450,12 @@ class Compaction:
         """Put what a command makes of the notes in their place, if `check(name, text)` lets it."""
         if not self.notes:
             return self._answer(message="No note is that old: nothing to do.")
-        own_place_to_write(self.projects, self.folder / core.ARCHIVE)
+        own_place_to_write(self.projects, self.folder / walking.ARCHIVE)
         printed = run_filter(command, self._input(), timeout)
         summary, _ = core.redact(indexing.plain_newlines(printed), core.redacts())
         check_summary(summary, self.characters)
         first, last = (f"{note.day:%Y-%m-%d}" for note in (self.notes[0], self.notes[-1]))
-        name = f"{core.SUMMARY}{first}-to-{last}.md"
+        name = f"{SUMMARY}{first}-to-{last}.md"
         text = f"# Summary of {first} to {last}\n\n{summary}\n"
         check_not_ignored(self.folder / name)
         check(name, text)
@@ -466,14 +467,14 @@ class Compaction:
         return self._answer(
             summary=summary,
             path=str(target),
-            archive=str(self.folder / core.ARCHIVE),
+            archive=str(self.folder / walking.ARCHIVE),
             message=f"Wrote {self.projects.shown(target)}; {where}.",
         )
 
     def _put_in_place(self, name: str, text: str) -> Path:
         """Write a summary, and move the notes into the archive; where the summary is. The plan is
         stored first, so that all of it is done, or nothing."""
-        folder, archive = self.folder, self.folder / core.ARCHIVE
+        folder, archive = self.folder, self.folder / walking.ARCHIVE
         own_place_to_write(self.projects, archive)  # which the command may have made a link
         digests = {core.beneath(note.path, folder): note.digest for note in self.notes}
         moves = {

@@ -18,6 +18,7 @@ from typing import Any
 import apsw
 
 import sediment as core
+from sediment_ext.sync import machines
 
 
 def mend_file_parts(connection: apsw.Connection) -> None:
@@ -435,12 +436,12 @@ def _mend_contents(database: core.Database, encoder: core.Encoder) -> dict[str, 
     """Make a copy of the file, then make anew what is derived from its texts."""
     kept = core.aside(database.path, "before-repair")
     core.copy_database(database.reader(), kept)
-    with database.transaction() as connection, core.unsynced(connection):
+    with database.transaction() as connection, machines.unsynced(connection):
         _mend_unreadable(connection)
         torn, lost = _cut_zeros(connection)
         damaged = _take_as_stored(connection)
         core.rebuild_derived(connection, encoder)
-        core.prefer_others(connection, damaged, lost)
+        machines.prefer_others(connection, damaged, lost)
         core.note_copy(connection, kept)
     changed = damaged - set(torn)
     message = "Made anew what did not agree with the texts."
@@ -497,9 +498,9 @@ def _mend_pages(database: core.Database, encoder: core.Encoder) -> dict[str, Any
         try:
             with contextlib.closing(core.Database(draft)) as new, new.transaction() as connection:
                 rebuild(found, connection, encoder)
-                with core.unsynced(connection):
+                with machines.unsynced(connection):
                     core.rebuild_derived(connection, encoder)
-                core.prefer_others(connection, {*found.torn, *found.changed}, ())
+                machines.prefer_others(connection, {*found.torn, *found.changed}, ())
                 core.note_copy(connection, kept)
             core.exchange_file(database, draft, kept)
         finally:

@@ -21,6 +21,7 @@ import numpy
 
 import sediment as core
 
+SERVICE_BATCH, SERVICE_PATIENCE = 64, 180.0  # texts at once; s that a job may wait
 SERVICE_TIMEOUT = 60.0  # s of one request; a service may have to load its model
 SERVICE_PAUSE, SERVICE_REST = 0.5, 30.0  # s to the second try (doubled each time); after the last
 SERVICE_ANSWER = 2**26  # bytes; 64 vectors of 4,096 numbers take 6 MB
@@ -184,7 +185,7 @@ def _usage(answer: dict[str, Any]) -> dict[str, float]:
 class ServiceEncoder(core.Encoder):
     """Vectors of a service, and tokens of the bundled model."""
 
-    batch = core.SERVICE_BATCH
+    batch = SERVICE_BATCH
     _rests_until = 0.0  # by the monotonic clock: before that it is not asked again
 
     @functools.cached_property
@@ -201,7 +202,7 @@ class ServiceEncoder(core.Encoder):
 
     def embed_all(self, texts: Iterable[str], patient: bool = False) -> list[bytes]:
         """The vectors of texts, many by one request. Raises ServiceError."""
-        todo, wait = list(texts), core.SERVICE_PATIENCE if patient else self.wait
+        todo, wait = list(texts), SERVICE_PATIENCE if patient else self.wait
         vectors: list[bytes] = []
         for at in range(0, len(todo), self.batch):
             vectors += self._ask(todo[at : at + self.batch], False, time.monotonic() + wait)

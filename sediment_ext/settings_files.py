@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import sediment as core
+from sediment_ext import systems
 
+SERVE = "serve"  # the command of our server
 COMMAND_MAX = 10_000  # characters of a hook's command that is read; two longest paths are 8,192
 
 _BYTE_ORDER_MARK = "\ufeff"
@@ -318,7 +320,7 @@ def _running_ours(value: Any, word: str) -> Iterator[dict[str, Any]]:
 
 def _is_own_command(command: str, word: str) -> bool:
     """Whether a hook's command is ours, or that of a server of our name."""
-    if word == core.SERVE:
+    if word == SERVE:
         return _SERVE_WORD.search(command) is not None
     name = _OUR_NAME.search(command)
     by_hand = name and _HOOK_WORD.search(command, name.end())
@@ -346,7 +348,7 @@ def _command_words(entry: dict[str, Any]) -> list[str]:
     """The words of an object's command, which is for the shell where it has no arguments."""
     words = _words_of(entry, "command", "args")
     if words == [entry.get("command")]:
-        return core.shell_words(words[0]) if len(words[0]) <= COMMAND_MAX else []
+        return systems.shell_words(words[0]) if len(words[0]) <= COMMAND_MAX else []
     return words
 
 
@@ -369,7 +371,7 @@ def _is_left_behind(found: Any, wanted: Any, word: str) -> bool:
 
 def word_of(name: str) -> str:
     """What an entry of this name runs: a server has our name, a hook that of its event."""
-    return core.SERVE if name == "sediment" else core.HOOK
+    return SERVE if name == "sediment" else core.HOOK
 
 
 def settings_to_add(wanted: dict[str, Any]) -> Iterator[tuple[JsonPath, Any]]:
@@ -513,7 +515,7 @@ def _table_added(text: str | None, wanted: dict[str, Any]) -> str:
     """TOML with the server at its end, if it has none of that name, or ours and that is gone."""
     old, entry = _table(text or ""), wanted["mcp_servers"]["sediment"]
     if text is not None and "sediment" in old["mcp_servers"]:
-        if _is_left_behind(old["mcp_servers"]["sediment"], entry, core.SERVE):
+        if _is_left_behind(old["mcp_servers"]["sediment"], entry, SERVE):
             with contextlib.suppress(core.InvalidInput):  # somebody changed it
                 rest = _table_removed(text, wanted)
                 return text if rest == text else _table_added(rest, wanted)

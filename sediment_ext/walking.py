@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import re
+import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import pairwise
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import sediment as core
 from sediment_ext import files
+
+ARCHIVE = "archive"  # the folder of archived notes
 
 
 class Options(core.NamedTuple):
@@ -70,7 +73,7 @@ def walk(
             is_folder = os.path.isdir(path) if is_link else entry.is_dir(follow_symlinks=False)
             if entry.name.startswith(".") or matches_rules(path, is_folder, excluded):
                 continue
-            if is_folder and has_notes and entry.name == core.ARCHIVE and not options.archive:
+            if is_folder and has_notes and entry.name == ARCHIVE and not options.archive:
                 continue
             fits = is_chosen or matches_rules(path, is_folder, chosen)
             if not (is_folder or fits) or matches_rules(path, is_folder, rules):
@@ -205,8 +208,19 @@ def _ignored_besides(root: Path) -> tuple[_Rule, ...]:
     if (folders := core.git_folders(root)) is None:
         return ()
     default = f"{core.variable('XDG_CONFIG_HOME') or '~/.config'}/git/ignore"
-    users = os.path.expanduser(core.git_path_setting(*folders, "core.excludesFile") or default)
+    users = os.path.expanduser(_git_path(folders[0], "core.excludesFile") or default)
     return _rules_in(folders[1] / "info/exclude", root) + _rules_in(root / users, root)
+
+
+def _git_path(own: Path, name: str) -> str:
+    """A path that git's configuration has for a checkout, whoever set it; "" where it has none."""
+    words = ["git", "--git-dir", str(own), "config", "--type=path", "--get", name]
+    folder = core.home() or own.anchor  # not in the checkout: PATH may have "." in it
+    options = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": core.GIT_TIMEOUT}
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # there is no git, or it is slow
+        done = subprocess.run(words, cwd=folder, **options, **core.no_window())
+        return os.fsdecode(done.stdout).removesuffix("\n")
+    return ""
 
 
 def folders_above(top: Path) -> list[Path]:

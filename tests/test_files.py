@@ -36,10 +36,9 @@ from sediment import (
     Memory,
     NotFound,
     render_status,
-    split_file,
-    visible,
 )
 from sediment_ext.files import section_at
+from sediment_ext.markdown import split_file, visible
 from sediment_ext.walking import Options, walk
 
 PREFERENCES = """# Personal preferences
@@ -2356,7 +2355,7 @@ def test_folders_that_have_not_changed_are_not_looked_into(
 def test_many_new_files_are_named_and_not_searched(
     memory: Memory, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sediment, "NEW_FILES", 2)
+    monkeypatch.setattr(sediment_ext.files, "NEW_FILES", 2)
     memory.index(["docs"])
     for number in range(3):
         (folder / "docs" / f"{number}.md").write_text(f"Heron {number} fishes at dawn.\n")
@@ -2367,7 +2366,7 @@ def test_many_new_files_are_named_and_not_searched(
     answer = memory.recall("Which heron fishes?")
     assert "notice" not in answer
     assert len(answer["results"]) == 3
-    (folder / "docs" / "long.md").write_text("The otter swims. " * sediment.NEW_SIZE)
+    (folder / "docs" / "long.md").write_text("The otter swims. " * sediment_ext.files.NEW_SIZE)
     assert "1 in docs" in memory.recall("otter")["notice"]
 
 

@@ -26,6 +26,7 @@ from wire import TIMEOUT, Wire, small_env
 import sediment
 import sediment_ext.clients
 import sediment_ext.hooks
+import sediment_ext.systems
 import sediment_ext.transcripts
 from sediment import Memory
 from sediment_ext.clients import check_clients
@@ -52,7 +53,7 @@ def repository(folder: Path) -> Path:
 @pytest.fixture
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
     """A repository's memory in this process, where nobody is started to read sessions."""
-    monkeypatch.setattr(sediment, "start_beside", lambda *_, **__: None)
+    monkeypatch.setattr(sediment_ext.systems, "start_beside", lambda *_, **__: None)
     folder = repository(tmp_path / "p")
     with Memory(tmp_path / "memory.db", folder=folder) as memory:
         memory._encoder = shared_encoder()
@@ -519,7 +520,7 @@ def test_what_is_off_stays_off_after_the_first_commit(
         monkeypatch.setenv("HOME", str(tmp_path))
         path = transcript(tmp_path, "heron", folder)
         given = event("Stop", session_id="heron", transcript_path=str(path), cwd=str(folder))
-        monkeypatch.setattr(sediment, "start_beside", lambda *_, **__: None)
+        monkeypatch.setattr(sediment_ext.systems, "start_beside", lambda *_, **__: None)
         run_hook(memory, given)
         assert sediment_ext.hooks.read_waiting(memory) == 0
         assert memory.stats()["turns"] == 0

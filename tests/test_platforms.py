@@ -28,6 +28,7 @@ from storage import open_memory
 import build_zipapp
 import sediment
 import sediment_ext.files
+import sediment_ext.systems
 from sediment import DatabaseError, NotFound
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -292,25 +293,25 @@ def test_the_time_of_a_change_is_that_of_the_making_on_windows(
     facts: Any = SimpleNamespace(st_mtime_ns=1, st_ctime_ns=2)
     for system in ("linux", "darwin", "win32"):
         monkeypatch.setattr(sys, "platform", system)
-        assert sediment.change_time(facts) == 2
+        assert sediment_ext.systems.change_time(facts) == 2
     facts.st_birthtime_ns = 3
-    assert sediment.change_time(facts) == 3
+    assert sediment_ext.systems.change_time(facts) == 3
     monkeypatch.setattr(sys, "platform", "darwin")  # where that is told, too
-    assert sediment.change_time(facts) == 2
+    assert sediment_ext.systems.change_time(facts) == 2
 
 
 def test_a_file_is_opened_where_there_are_no_links_or_pipes(
     tmp_path: Path, windows: Windows
 ) -> None:
     (tmp_path / "file").write_text("text")
-    with open(tmp_path / "file", opener=sediment.open_plain) as file:
+    with open(tmp_path / "file", opener=sediment_ext.systems.open_plain) as file:
         assert file.read() == "text"
 
 
 def test_a_link_is_not_opened_where_there_are_links(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(__file__)
     with pytest.raises(OSError, match="symbolic"):
-        sediment.open_plain(str(tmp_path / "link"), os.O_RDONLY)
+        sediment_ext.systems.open_plain(str(tmp_path / "link"), os.O_RDONLY)
 
 
 # Processes and signals
@@ -378,7 +379,7 @@ def test_signals_that_the_system_has_are_handled(monkeypatch: pytest.MonkeyPatch
 def test_a_time_limit_needs_no_alarm(windows: Windows, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
     monkeypatch.setattr(os, "_exit", lambda _: ended.set())
-    sediment.limit_time(0)
+    sediment_ext.systems.limit_time(0)
     assert ended.wait(10)
 
 
@@ -387,13 +388,13 @@ def test_a_time_limit_comes_by_an_alarm_too(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(signal, "alarm", alarms.append)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(threading.Timer, "start", lambda _: None)
-    sediment.limit_time(60)
+    sediment_ext.systems.limit_time(60)
     assert alarms == [65]
 
 
 def test_windows_has_no_word_for_a_low_priority(windows: Windows) -> None:
     assert not hasattr(os, "nice")
-    sediment.lower_priority()  # which would raise AttributeError
+    sediment_ext.systems.lower_priority()  # which would raise AttributeError
 
 
 def test_the_lowest_priority_may_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,7 +402,7 @@ def test_the_lowest_priority_may_be_refused(monkeypatch: pytest.MonkeyPatch) -> 
         raise PermissionError
 
     monkeypatch.setattr(os, "nice", refuses)
-    sediment.lower_priority()
+    sediment_ext.systems.lower_priority()
 
 
 def test_a_program_opens_no_window_on_windows(
@@ -431,7 +432,7 @@ def test_what_a_program_has_started_ends_with_it(monkeypatch: pytest.MonkeyPatch
     killed: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "killpg", lambda *asked: killed.append(asked))
     process: Any = Process()
-    sediment.end_all(process)
+    sediment_ext.systems.end_all(process)
     assert killed == [(4711, signal.SIGKILL)]
     assert process.done == ["kill", "wait"]
 
@@ -442,7 +443,7 @@ def test_what_a_program_has_started_ends_with_it_on_windows(
     killed: list[list[str]] = []
     monkeypatch.setattr(subprocess, "run", lambda command, **_: killed.append(command))
     process: Any = Process()
-    sediment.end_all(process)
+    sediment_ext.systems.end_all(process)
     assert killed == [["taskkill", "/F", "/T", "/PID", "4711"]]
     assert process.done == ["kill", "wait"]
 

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 import sediment as core
+from sediment_ext import systems
 from sediment_ext.sync import places
 
 
@@ -62,7 +63,7 @@ def start_sync(database: Path) -> None:
     no password: not at the terminal of the agent, nor in a window."""
     env = core.environment(left_out="SSH_ASKPASS") | {"SSH_ASKPASS_REQUIRE": "never"}
     words = "sync", "--watch", "--quiet", "--with-parent"
-    core.start_beside(database, *words, start_new_session=True, env=env)
+    systems.start_beside(database, *words, start_new_session=True, env=env)
 
 
 @click.command("sync")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import sediment as core
+from sediment_ext import systems
 from sediment_ext.sync import merge, places
 
 
@@ -55,7 +56,7 @@ class Folder:
     def _text(self, machine: str, name: str) -> str:
         """The text of a file, which anybody may have replaced with a pipe, a link or a device."""
         try:
-            with open(self.top / machine / name, "rb", opener=core.open_plain) as file:
+            with open(self.top / machine / name, "rb", opener=systems.open_plain) as file:
                 data = (
                     file.read(places.SYNC_FILE_MAX + 1) or b""
                 )  # None of a pipe in which nothing is

@@ -17,7 +17,7 @@ from typing import Any
 import apsw
 
 import sediment as core
-from sediment_ext.sync import places
+from sediment_ext.sync import machines, places
 
 State = dict[str, Any]  # id, gone, ok, put: (t, machine, text, created),
 # end: (t, machine, by, at, successor), of which by is "" where it was brought back, and BESIDE
@@ -294,7 +294,7 @@ def _update_items(
 def show_own(database: core.Database, ids: Iterable[str]) -> None:
     """Hide and bring back items by the view after own changes, too, as other machines will."""
     if _unlike_view(database.reader(), ids := [*ids]):
-        with database.transaction() as connection, core.unsynced(connection):
+        with database.transaction() as connection, machines.unsynced(connection):
             _change_ends(connection, ids)
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import apsw
 
 import sediment as core
-from sediment_ext.sync import folder, hub_search, merge, places
+from sediment_ext.sync import folder, hub_search, machines, merge, places
 from sediment_ext.sync import git as git_place
 from sediment_ext.sync import hub as hub_place
 
@@ -38,9 +38,9 @@ def open_place(
     """The place where a file syncs, for this machine."""
     import getpass
 
-    if database.value("SELECT mark FROM clock") != core.file_mark(database.path):
+    if database.value("SELECT mark FROM clock") != machines.file_mark(database.path):
         with database.transaction() as connection:
-            core.name_machine(connection, database.path)
+            machines.name_machine(connection, database.path)
     try:
         person = getpass.getuser()
     except (ImportError, OSError, KeyError):  # neither a variable nor a list of users has it
@@ -227,7 +227,7 @@ class Sync:
         self.damaged.clear()
         if not dry_run:
             with self.database.transaction() as connection:
-                core.read_anew(connection)
+                machines.read_anew(connection)
 
     def _send_lost(self) -> None:
         """Have all sent again to a place that was restored from a backup, or lost something."""
@@ -502,7 +502,7 @@ class Sync:
             connection.execute("INSERT OR IGNORE INTO spaces VALUES(?, ?)", (name, project))
             if connection.changes():  # under another name it was not sent yet
                 send_again(connection, project)
-            core.read_anew(connection)
+            machines.read_anew(connection)
         sql = "SELECT * FROM states WHERE project = ? AND here"
         states = merge.states_of(self.database.reader(), sql, project)
         held = sum(map(bool, map(merge.held_back, states.values())))
@@ -555,7 +555,7 @@ class Sync:
             " AND put_w NOT IN (SELECT name FROM machines WHERE mine)"
         )
         behind = f"SELECT id FROM items WHERE successor IN ({others}) AND id NOT IN ({others})"
-        with self.database.transaction() as connection, core.unsynced(connection):
+        with self.database.transaction() as connection, machines.unsynced(connection):
             waiting = connection.execute(_UNSENT).get
             for (id,) in core.fetch(connection, behind) if erase else []:
                 _, other = core.restore_item(connection, id)
@@ -565,7 +565,7 @@ class Sync:
             for id in ids:
                 core.erase_item(connection, id, alone=True)
                 connection.execute("DELETE FROM replica WHERE id = ?", (id,))
-            core.stop_syncing(connection)
+            machines.stop_syncing(connection)
         self.database.wipe(texts)
         message, count = "This memory syncs nowhere any more", len(ids)
         memories = f"{core.tell_memories(count)} {'is' if count == 1 else 'are'}"
@@ -637,7 +637,7 @@ def _begin_to_sync(projects: core.Projects, encoder: core.Encoder, place: str) -
             connection.execute(core.asset("schema/sync.sql"), me)
         elif _is_of_another(place, before):  # a hub takes each machine for one person's
             connection.execute("UPDATE clock SET machine = ?, mark = ''", (core.new_id()[:8],))
-        core.name_machine(connection, database.path)
+        machines.name_machine(connection, database.path)
         connection.execute("UPDATE clock SET place = ?, cursor = '{}'", (place,))
         send_again(connection)
     return not_told

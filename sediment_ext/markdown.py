@@ -1,0 +1,107 @@
+"""The parts of a markdown file, as it is indexed: where they stand, and what dates them."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+
+import sediment as core
+
+_ABOUT_MAX = 240  # characters of what a file's name and front matter say; a description has 160
+# A block or span of code, in which comments are text, or the beginning of a comment.
+CODE_OR_COMMENT = core.LazyPattern(
+    r"^[ \t]*(?P<fence>`{3,}+(?=[^`\n]*$)|~{3,}+).*\n(?:.*\n)*?"
+    r"(?:[ \t]*(?P=fence)[`~]*[ \t]*$|.*\Z)"
+    r"|(?<!`)(?P<ticks>`++).{0,500}?(?<!`)(?P=ticks)(?!`)|(?<!\\)<!--",
+    re.MULTILINE,
+)
+_BLANK_LINES = core.LazyPattern(r"\n(?:[ \t]*\n){2,}")
+_MONTH = "(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
+_NTH = r"\d\d?(?:st|nd|rd|th)?"
+_FULL_DAY = (
+    rf"(?<![^\W_])(\d{{4}}-\d\d-\d\d|{_MONTH} {_NTH},? \d{{4}}"
+    rf"|{_NTH} (?:of )?{_MONTH},? \d{{4}})(?![^\W_])"
+)
+_DAY_FIRST = core.LazyPattern(rf"^[\W_]*{_FULL_DAY}", re.IGNORECASE)
+_DAY_LAST = core.LazyPattern(rf"{_FULL_DAY}[\W_]*(?:\[\w+\]\W*)?$", re.IGNORECASE)  # [YANKED]
+_ABOUT_KEYS = ("title", "alias(?:es)?", "tags?", "description")
+
+
+class Part(core.NamedTuple):
+    """A chunk of a file: its text, its context, its first and last line, counted from 1, and the
+    date in a heading above it, in unix seconds."""
+
+    content: str
+    context: str
+    first: int
+    last: int
+    day: int | None = None
+
+
+def split_file(text: str, kind: str, fits: Callable[[str], bool], name: str = "") -> list[Part]:
+    """The parts of a file, cut at every heading of markdown, however short the file is. Its name
+    and what its front matter says of it are context of all."""
+    shown = visible(text) if kind == "markdown" else text
+    newlines = [at for at, character in enumerate(shown) if character == "\n"]
+    headings = list(_dates_of_headings(shown)) if kind == "markdown" else []
+    parts = []
+    about = _about(text, name) if kind == "markdown" else name
+    for start, end, context in core.chunks_of(shown, kind, fits, about):
+        lines = bisect_left(newlines, start) + 1, bisect_left(newlines, end - 1) + 1
+        above = bisect_left(headings, end, key=lambda heading: heading[0])
+        day = headings[above - 1][1] if above else None
+        parts.append(Part(_BLANK_LINES.sub("\n\n", shown[start:end]), context, *lines, day))
+    return parts
+
+
+def _about(text: str, name: str) -> str:
+    """The name of a markdown file, and its title, other names, tags and description."""
+    found = core.FRONT_MATTER.match(text)
+    front = found[0] if found else ""
+    values = (value for key in _ABOUT_KEYS for value in _front_values(front, key))
+    return core.clip(", ".join(dict.fromkeys(filter(None, [name, *values]))), _ABOUT_MAX)
+
+
+def _front_values(front: str, key: str) -> Iterator[str]:
+    """The text or the list that a key of a front matter has, in YAML or TOML."""
+    found = re.search(rf"(?mi)^{key}[ \t]*[:=](.*(?:\n(?:[ \t]|- ).*)*)", front)
+    for value in re.split(r"[\[\],\n]", found[1]) if found else ():
+        plain = value.strip(" \t\r\"'-|>#")
+        yield "" if plain == "null" else plain
+
+
+def _dates_of_headings(text: str) -> Iterator[tuple[int, int | None]]:
+    """Where each heading begins, and its date, or that of the nearest one it stands under."""
+    path: list[tuple[int, int | None]] = []
+    for heading in core.headings_in(text):
+        while path and path[-1][0] >= heading.level:
+            path.pop()
+        day = _date_in_title(heading.title) or (path[-1][1] if path else None)
+        path.append((heading.level, day))
+        yield heading.start, day
+
+
+def _date_in_title(title: str) -> int | None:
+    """The day, in unix seconds, that a title begins or ends with, as in daily notes, records of
+    decisions and changelogs."""
+    for found in filter(None, (_DAY_FIRST.search(title), _DAY_LAST.search(title))):
+        with contextlib.suppress(core.InvalidInput):  # the 40th of May
+            return core.parse_period(found[1].lower())[0]
+    return None
+
+
+def visible(text: str) -> str:
+    """Markdown without front matter and comments; every line keeps its number."""
+    front = core.FRONT_MATTER.match(text)
+    start = position = front.end() if front else 0
+    parts = ["\n" * text.count("\n", 0, start)]
+    last_close = text.rfind("-->")  # a comment that is never closed is none
+    while found := CODE_OR_COMMENT.search(text, position):
+        position = found.end()
+        if found[0] == "<!--" and position <= last_close:
+            end = text.index("-->", position) + 3
+            parts += [text[start : found.start()], "\n" * text.count("\n", position, end)]
+            start = position = end
+    return "".join([*parts, text[start:]])

@@ -1,0 +1,98 @@
+"""Systems, for the extensions: what differs between Linux, macOS and Windows."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import sediment as core
+
+
+def end_all(process: subprocess.Popen[Any]) -> None:
+    """End a program that leads a session (start_new_session), and all that it has started."""
+    with contextlib.suppress(OSError):
+        if sys.platform == "win32":
+            command = ["taskkill", "/F", "/T", "/PID", str(process.pid)]
+            subprocess.run(command, capture_output=True, **core.no_window())
+        else:
+            os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.wait()
+
+
+def limit_time(seconds: int) -> None:
+    """End this process after a time, whatever it does."""
+    timer = threading.Timer(seconds, os._exit, [0])
+    timer.daemon = True
+    timer.start()
+    if sys.platform != "win32":  # works even while the timer's thread cannot run
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(seconds + 5)
+
+
+def lower_priority() -> None:
+    """Let all other processes go first; not on Windows."""
+    if sys.platform != "win32":
+        with contextlib.suppress(OSError):
+            os.nice(19)
+
+
+def change_time(facts: os.stat_result) -> int:
+    """When a file's contents or metadata last changed, in ns; on Windows when it was made."""
+    if sys.platform == "win32":
+        return getattr(facts, "st_birthtime_ns", facts.st_ctime_ns)
+    return facts.st_ctime_ns
+
+
+def open_plain(path: str, flags: int) -> int:
+    """Open a file that was plain a moment ago; do not follow a link nor wait for a pipe."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+
+
+def shell_words(line: str) -> list[str]:
+    """The words of a line that `core.shell_line` made; [] if a quote in it is not closed."""
+    windows = sys.platform == "win32"
+    try:
+        words = shlex.split(line.removeprefix("& "), posix=not windows)
+    except ValueError:
+        return []
+    return [word.strip("\"'") for word in words] if windows else words
+
+
+END_WELL = "; exit 0"  # behind a command line whose failure must not count, but in cmd.exe
+
+
+def hook_handler(words: Sequence[str]) -> dict[str, Any]:
+    """A hook for a client that takes argument lists and command lines: the latter, whose failure
+    does not count, but on Windows, where such clients may have no shell."""
+    if sys.platform == "win32":
+        return {"command": words[0], "args": [*words[1:]]}
+    return {"command": core.shell_line(words) + END_WELL}
+
+
+@contextlib.contextmanager
+def locked_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file to read and to append to, locked against others who open it by this function."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        with open(descriptor, "r+b", buffering=0) as file:
+            core.lock_file(file)
+            if os.path.exists(path) and os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                yield file
+                return
+
+
+def start_beside(database: Path, *words: str, **options: Any) -> None:
+    """Start this program on a database as a process that holds none of this one's pipes."""
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    with contextlib.suppress(OSError):
+        command = [*core.this_program(), "--db", str(database), *words]
+        subprocess.Popen(command, **pipes, **core.no_window(), **options)
