@@ -2,86 +2,66 @@
 
 Promises (tests hold each of them)
 ----------------------------------
-1. One file of program (this one), one file of data: a single SQLite database. What lies beside it
-   (the log of hooks, a lock) holds no memory, but for what `sync` through git has fetched.
-2. Offline. No network socket is ever opened but by what somebody sets up: `sync`, `serve --http`,
-   and a service that SEDIMENT_EMBEDDING_MODEL names; the encoder's library sends no telemetry.
-3. The text is the truth. Chunks, vectors and the word index are derived from it; of an indexed
-   file, its parts, too, and recall answers from the file as it is now.
-4. Nothing is lost. Only `forget` deletes. Replacing and merging keep the old text, hidden,
-   behind the new one; `undo` restores it as it was. Every change is one transaction, on disk
-   before it is answered.
-5. The newest version of a fact beside the older ones, which name it, and nothing when nothing
-   fits. Old facts keep their rank: age counts only between memories that compete, and being
-   shown counts nothing.
-6. Cheap until it must not be: --version, --help, list, get, forget, stats and the MCP handshake
-   import neither numpy nor onnxruntime.
+1. One program, one file of data: a single SQLite database. What lies beside it (the log of hooks,
+   a lock) holds no memory.
+2. Offline. No network connection is opened unless somebody configures one: `sync`, `serve --http`,
+   or an embedding service in SEDIMENT_EMBEDDING_MODEL.
+3. The text is the truth. Chunks, vectors and the word index are derived from it. Of an indexed
+   file, recall answers from the file as it is now.
+4. Nothing is lost. Only `forget` deletes. Replacing and merging hide the old text behind the new
+   one; `undo` restores it. Every change is one transaction, on disk before it is answered.
+5. The newest version of a fact stands beside the older ones, and nothing is shown when nothing
+   fits. Old facts keep their rank: age counts only between versions.
+6. --version, --help, list, get, forget, stats and the MCP handshake import neither numpy nor
+   onnxruntime.
 
 The file
 --------
 SQLite in WAL mode, `application_id` 0x5ED10001, `user_version` = the last of MIGRATIONS.
-    items     one row a memory: id, content, project_id (NULL = global), created_at (unix
-              seconds), text_hash, and ended_at/ended_by/successor once another item has
-              taken its place ("replace", "repeat" of the same text, "merge", "undo")
-    chunks    spans [start, end) of code points into an item's content, and their context;
-              numbered in the order of their items
+    items     one row a memory: id, content, project_id (NULL = global), created_at (unix seconds),
+              text_hash; ended_at, ended_by and successor once another item has taken its place
+    chunks    spans [start, end) of code points into an item's content, and their context
     vectors   chunk -> float32[dimension], little-endian, unit length
     pending   chunks whose vector is still to be made
-    words     FTS5 (porter stems, unicode61), rowid = chunk, contentless: text stands once, and is
-              indexed in NFKC; a number with its thousands apart is a word, too;
-              a symbol is a word, and what is written as one (C++, 1.2.3) is looked up as a phrase
+    words     FTS5 (porter stems, unicode61), rowid = chunk, contentless, in NFKC
     graph_nodes, graph_edges (related, supersedes, co_accessed, cluster_sibling), access_log,
-    consolidation_queue, reviews (pairs of which the newer may make the older obsolete),
-    history (what each end of an item added elsewhere), projects, meta,
-    changes (which items ended, came back, moved or went, for processes that keep rows in memory)
-    sources, files: what was asked to be indexed, and what was read; a part of a file is an item
-              with file, first_line and last_line, whose id is the hash of where it stands, what it
-              says and the model; a conversation is a file of the source "conversations:", that is
-              on no disk, and a turn of it a part with the content type "conversation"
-    shown, captures: what hooks have shown in which session, and sessions that wait to be read
-    replica, clock, spaces, machines (made by `sync --to`): the states that machines agree on
-    embeddings  SHA-256 of model and text -> vector, of texts that left their files
+    consolidation_queue, reviews (pairs of which the newer may make the older obsolete), history,
+    projects, meta, changes (which items ended, came back, moved or went, for processes that cache)
+    sources, files   what was asked to be indexed, and what was read. A part of a file is an item
+              with file, first_line and last_line; a conversation is a file of the source
+              "conversations:", and a turn is a part of it
+    shown, captures   what hooks have shown in which session, and sessions still to be read
+    replica, clock, spaces, machines   made by `sync --to`: the states that machines agree on
+    embeddings   SHA-256 of model and text -> vector, of texts that left their files
 
-Ranking
--------
-Candidates are the items whose best chunk is nearest to the query by cosine, united with those
-whose chunk has the best BM25, found separately inside the own scope (project and global), in other
-projects, and among what was said in conversations (which loses TALK_LOSS). A version that was
-replaced is none, unless it held in the past that is asked about, but speaks for what stands in its
-place. With c the best chunk's cosine, m that
-of the mean of all chunks, b its BM25, or what is more of those of an item's earlier versions:
+Ranking (docs/ranking.md has the measurements)
+----------------------------------------------
+Candidates are the items whose best chunk is nearest to the query by cosine and those with the best
+BM25, found separately in the project and globally, in other projects, and in conversations. A
+replaced version is none, unless it was valid in the past that is asked about. With the best chunk's
+cosine c, the cosine m of the mean of all chunks, and BM25 b:
     relevance = (c + WHOLE_WEIGHT * (m - c) - LENGTH_DISCOUNT * ln chunks
                  + share * (b / max b) ** WORDS_POWER + MAXSIM_WEIGHT * s)
                 * (1 or CROSS_PROJECT_FACTOR) + trust
     share = WORDS_WEIGHT * min(gap, COVERED * coverage) + STRANGE_WEIGHT * strange
     s = sum over the query's tokens q of tells(q) * (greatest cosine of q to a token of the chunk)
         / sum of tells(q) - (MAXSIM_CHANCE + MAXSIM_BY_LENGTH * ln(tokens + 3))
-Everything turns on what the query's words tell: a word's information is Robertson and Sparck
-Jones' idf, smoothed by its rarity in English. The query's vector is the mean of the encoder's
-token states weighted by it (a memory's is the plain mean), and b counts it squared, with
-k1 = BM25_K1 and no length norm, since chunks have a bounded length already. How much the words
-count beside meaning is decided for each query: `gap` is how far the best b stands above the
-tenth best chunk's, relative to it (words that fit everything tell nothing apart), `coverage` is
-what part of all that the query tells the best one has (one word of nine proves nothing), and
-`strange` the share of its words that the encoder's vocabulary lacks: of other languages it has
-little but pieces of words, so that all texts look alike to it.
-`s` compares word by word, by what the encoder's tokens mean by themselves: a synonym counts nearly
-as much as the word, and no word is lost in the mean of many. `trust` grows with confirmations to
-TRUST_MAX. Being shown decides between equal scores only.
+tells(q) is Robertson and Sparck Jones' idf, smoothed by the word's rarity in English. It weights
+the query's vector, too, and squared the BM25, which has k1 = BM25_K1 and no length norm. `gap` is
+how far the best b stands above the tenth best, `coverage` the part of the query's information that
+the best one has, `strange` the share of words that the encoder's vocabulary lacks, and `trust`
+grows with confirmations to TRUST_MAX.
 
-Then each stands beside the newer one that may have made it obsolete (section Versions, weights in
-models/ranker.json), by logistic models of what the two have in common (x, a pair) and of how well
-either fits the question (y):
+Logistic models (models/ranker.json) then judge each pair by what both share (x) and how well
+either fits (y):
     o[i, j] = a . x[i, j] + b . y[i, j]            0 of a pair with a figure that only i shares
     p[i, j] = exp(o[i, j]) / (1 + sum over newer k of exp(o[i, k]))            j replaced i
-If sum over j of p[i, j] is at least BESIDE, the likeliest j stands beside i: before i if that is at
-least PASSES and j is hardly less relevant (PASSING_LOSS), else behind it. From NAMED on i names j.
-The similarity of each is how likely it answers, by a third logistic model (`answer_features`).
-An answer is empty when its best has no more to do with the query than is so by chance:
+If the sum of p[i, j] over j is at least BESIDE, the likeliest j stands beside i: before it from
+PASSES on, unless j is less relevant by PASSING_LOSS. From NAMED on, i names j. A third model gives
+each result's similarity, the probability that it answers. An answer is empty if its best cosine is
+below the floor:
     max(FLOOR, the query's greatest cosine to a cohort), less among few chunks (`chance_floor`)
-The cohort are memories of other people's lives, which come with the model. Where none names what
-is asked (WH-1190), one that names another of its form (WH-1182) keeps NAMED_OTHERWISE of its score.
-`classic` is the original's ranking; `cosine` and `bm25` are one index alone.
+The cohort are memories of other people's lives, which come with the model.
 
 Use from Python
 ---------------
@@ -192,53 +172,46 @@ __all__ = ["Encoder", "Memory", "SedimentError", "__version__"]
 # ---------------------------------------------------------------------------------------------
 # Constants
 #
-# Every number that limits or ranks something stands here, once, with what set it.
+# Every number that limits or ranks something stands here once, with what set it in a few words.
 # ---------------------------------------------------------------------------------------------
 
 CONTENT_MAX = 1_000_000  # bytes of one memory; a book chapter is 50,000
 QUERY_MAX = 10_000  # bytes of one query; the encoder reads about 1,000 of them
 ID_MAX = 255  # characters of an id given by import
-LIMIT_MAX = 1_000  # --limit above this is a mistake, not a wish
+LIMIT_MAX = 1_000  # results or items that one call may ask for
 PAGES_MAX = 1_000_000  # highest page number of a list; no database has so many rows
 SERVED_MAX = 100  # results or items in one tool answer
 ANSWER_MAX = 10_000  # characters of one tool answer; clients cut or divert longer ones
 ROW_TEXT = 40  # characters of each text in it, or rows lose their other fields
 LINE_MAX = 10 * 2**20  # bytes of one message on the wire
 DOCUMENT_MAX = 2**29  # bytes of a line to import or of another program's export
-PAGE_SIZE = 8_000  # JSON characters of one page of a long memory: leaves room for its frame
+PAGE_SIZE = 8_000  # JSON characters of one page of a long memory
 RATE_LIMIT = 600  # tool calls a minute; SEDIMENT_RATE_LIMIT=0 lifts it
 PREVIEW = 100  # characters of a long memory shown in lists
 PLAIN_MAX = 2**20  # bytes of a small file: a configuration, .gitignore, or one of git's
 REFS_MAX = 2**26  # bytes of a repository's packed-refs: 500,000 branches and tags
 GIT_TIMEOUT = 20  # s; a million commits without a commit-graph take 8
 
-INLINE_CHUNKS = 32  # encoded before the answer (about 1 s); a longer text is answered first
+INLINE_CHUNKS = 32  # encoded before a store answers (about 1 s); the rest later
 WAITING_CHUNKS = 4  # chunks without a vector that a recall encodes: the best by words
 FREE_MIN = 2**24  # bytes of disk; with fewer the next copy or checkpoint may not fit
-REINDEX_BATCH = 16  # items a transaction; after an interruption a second's work is done twice
+REINDEX_BATCH = 16  # items a transaction: a second's work
 CHUNKER = 1  # version of the way texts are cut: `reindex` skips what this one has cut
-DATED = 60  # seconds that a row must be older than its storing, to count as dated by somebody
-IMPORT_BATCH = 128  # rows a transaction: 0.6 ms of commit against seconds of encoding
-# The rows nearest by their bits, whose exact cosines are then taken. Of 500 queries to 100,000
-# vectors with noise, 99.6 % get the ten of an exact search with 2,000 rows, all with 3,000.
+DATED = 60  # s between a row's date and its storing, from which on somebody has dated it
+IMPORT_BATCH = 128  # rows a transaction
+# Rows nearest by their bits whose exact cosines are taken: 99.6 % of the true first ten are found.
 SCANNED = (3_000, 750, 750, 750)  # own, of other projects, of conversations, replaced
-EXACT_ROWS = 20_000  # with no more, all cosines are exact: of 10,000 1.3 ms, by their bits 2.4
-NEAR_SCANNED = (300, 0)  # the same to find what says nearly the same: it stands among the first
-SCAN_BLOCK = 32_768  # rows whose bits are compared at once: what stays in a core's cache
-# 230 MB of vectors. Of more a long-lived process keeps the bits alone, 48 bytes each, and reads the
-# vectors that get an exact cosine from the file.
-KEPT_VECTORS = 150_000
+EXACT_ROWS = 20_000  # with no more rows, all cosines are exact
+NEAR_SCANNED = (300, 0)  # the same to find what says nearly the same
+SCAN_BLOCK = 32_768  # rows whose bits are compared at once: a core's cache
+KEPT_VECTORS = 150_000  # 230 MB; with more rows a long-lived process keeps the bits alone
 SEARCHED_CHARACTERS = 24  # characters of an erased text that are looked for in the file
 SEARCHED_PARTS = 60  # 0.1 s each among 100,000 memories; with more the file is written anew
-ERASED_KEPT = 2_000  # erased rows (4 MB); above that, and a third of all, the index is read anew
-CANDIDATES = 30  # per index and scope, or as many as are asked for; 200 give the same tables
-# Chunks and words whose stems a process keeps, and chunks ready to compare: a few MB each.
-LEXICON_TEXTS, LEXICON_WORDS = 5_000, 20_000
-# Answers of the word index that a process keeps until texts change: 8 MB, were each a word that
-# COUNTED_ROWS have. Among 1,000 memories a recall looks its words up in 0.3 ms instead of 1.3.
-KEPT_ANSWERS = 1_000
-# Chunks in which a query's words are looked up; a word that more than COUNTED_ROWS have is not
-# counted in each. 10,000 take 6 ms; 25,000, as usual among 100,000, 50. 6,000 cost functions 0.3.
+ERASED_KEPT = 2_000  # erased rows; above that, and a third of all, the index is read anew
+CANDIDATES = 30  # per index and scope, or as many as are asked for
+LEXICON_TEXTS, LEXICON_WORDS = 5_000, 20_000  # chunks and stems that a process keeps
+KEPT_ANSWERS = 1_000  # answers of the word index that a process keeps until texts change: 8 MB
+# Chunks in which a query's words are looked up; rarer words are counted in each of them.
 SCORED_ROWS, COUNTED_ROWS = 10_000, 1_000
 FOUND_ROWS = 2_000  # rows of a word that are read; how many have it is estimated from them
 COMPOUND_MAX = 16  # parts that are looked up as one phrase; 5,000 take 15 s
@@ -249,90 +222,50 @@ PREFIX_MIN = 4  # characters of the beginning of an id that is to change, as git
 CONVERSATION = "conversation"  # the content type of a turn, as a column of `items` has it
 CONVERSATIONS = "conversations:"  # the path of the source whose files they are; none on a disk
 CLIENTS = ("claude", "codex", "gemini", "opencode", "cursor", "any")  # that `init` knows
-HOOK_DEADLINE = 5  # seconds, after which a hook ends in silence; `init` lets clients wait for 8
+HOOK_DEADLINE = 5  # s, after which a hook ends in silence; `init` lets clients wait for 8
 
-# Ranking. Figures are the mean MRR of our five sets (docs/ranking.md has them one by one, and the
-# steps that led here). Those of BM25 and its share were measured before MaxSim, at 70.6.
-WORDS_WEIGHT = 0.2  # 0.5 without MaxSim; beside it 0.3 costs diaries 0.4, 0.15 costs chats 0.7
-WORDS_POWER = 1.5  # 1 gives 0.4 less, 2 gives 0.4 less
-GAP_DEPTH = 10  # the tenth best chunk; 7 gives 0.3 less, 15 gives 0.2 less
-# The words count at most this times the part of the query that the best item has. Of 1 / 1.4 / no
-# bound: a note on the subject of a diary's question first 76 / 75 / 69 %, constant facts 76 / 75 /
-# 72 %, conversations 70 / 71 / 70; MRR of long chats 53.6 / 54.5 / 55.2, of the sets 71.2 to 71.5.
-COVERED = 1.4
-# In fifteen languages that the model was not made for, words find what it cannot tell apart. Of 0 /
-# 0.1 / 0.15 / 0.25, a note on the subject first 52.7 / 55.6 / 56.0 / 56.4 %; in English always 88.
-STRANGE_WEIGHT = 0.15
-BM25_K1 = 0.3  # 0.2 to 0.4 are within 0.2 of each other; FTS5's k1 = 1.2, b = 0.75 gives 1.1 less
+# Ranking. docs/ranking.md has the measurements that set these.
+WORDS_WEIGHT = 0.2  # of BM25 beside the cosine
+WORDS_POWER = 1.5  # of a chunk's share of the best BM25
+GAP_DEPTH = 10  # the chunk that the best BM25 is compared with
+COVERED = 1.4  # times the part of the query that the best item has, which bounds the words' weight
+STRANGE_WEIGHT = 0.15  # of words that the encoder's vocabulary lacks
+BM25_K1 = 0.3
 RIVAL_TELLS = 2.0  # nats; a word with less, as "to" or "is", tells nothing of a text
-# What a chance that something is obsolete keeps where somebody told what it replaces: they would
-# also tell what replaces that.
-REPLACES_STAYS = 0.15
+REPLACES_STAYS = 0.15  # of the chance to be obsolete, where somebody told what a memory replaces
 # How likely a newer memory must have made another obsolete to stand beside it, to be named by it,
-# and to stand before it; and how much less relevant it may be then. Of what is named 29 % is right,
-# of what is between BESIDE and NAMED 5 %. Figures in docs/ranking.md.
+# and to stand before it; and how much less relevant it may be then.
 BESIDE, NAMED, PASSES, PASSING_LOSS = 0.05, 0.2, 0.45, 0.2
-# Of relevance, lost by what was only said in a conversation: it comes first where it is clearly
-# better. Of 0 / 0.05 / 0.1 / 0.2, on the diaries: a turn before the right note where both say it
-# 42 / 27 / 19 / 8 %, the right one of either first 54.2 / 55.8 / 55.8 / 56.0 %, a right turn first
-# where nothing stored says it 77 / 71 / 66 / 46 % (`make bench-quality PARTS=talk`).
-TALK_LOSS = 0.05
-# Memories near the query beside which likeness is measured. Of the candidates / 200 / 1,000:
-# diaries, first right 55.0 / 56.7 / 56.6; long chats, MRR 52.6 / 53.5 / 53.6.
-NEIGHBOURS_AROUND = 200
+TALK_LOSS = 0.05  # of relevance, lost by what was only said in a conversation
+NEIGHBOURS_AROUND = 200  # memories near the query beside which likeness is measured
 SAME_COSINE = 0.99999  # from here on two vectors are of the same text, up to rounding
-RANKED = 30  # candidates compared with one another; 20 lose one changed fact of 100, 40 gain none
-# How near an item's mean vector is counts beside its best chunk. Of 0 / 0.1 / 0.2: abstracts 50.8
-# / 51.9 / 52.6, assistant 50.3 / 50.9 / 51.3, documentation 90.3 / 89.6 / 88.7, others the same.
-WHOLE_WEIGHT = 0.15
-# The best of many chunks is near by chance; a manual of 227 parts stood before the one sentence
-# that answers. 0.01 gains 0.2 over our sets; 0.02 no more, and documentation loses 0.8 of its 89.
-LENGTH_DISCOUNT = 0.01
-# How well a text fits a query word by word (MaxSim), less what a text of so many tokens fits any: a
-# line through the wrong candidates of all sets, by ln(tokens + 3). Of 0.3 / 0.4 / 0.5, MRR: the
-# eight of tests/documents gain 0.9 / 1.1 / 1.3, the five sets 0.3 / 0.4 / 0.4, conversations
-# 1.2 / 1.1 / 0.7, what diaries say on the subject asked 1.9 / 1.9 / 1.9.
+RANKED = 30  # candidates compared with one another
+WHOLE_WEIGHT = 0.15  # of the mean of an item's vectors beside its best chunk's
+LENGTH_DISCOUNT = 0.01  # the best of many chunks is near by chance
+# Of the word-by-word fit, and the line that a text of so many tokens fits anything by.
 MAXSIM_WEIGHT, MAXSIM_CHANCE, MAXSIM_BY_LENGTH = 0.4, 0.2, 0.081
-# Of chunks, that hold a function word of a language other than English. Without / 0.7 / 0.4, in
-# fifteen languages the right note first 42.7 / 44.1 / 44.7 %.
-COMMON_SHARE = 0.4
+COMMON_SHARE = 0.4  # of chunks, that hold a function word of a language other than English
 FEWEST_COMMON = 2  # of a language's function words, to tell it by: a name may have one
 FEW_HITS = 3  # of which one in another language lowers the floor
 ENGLISH_CHUNKS = 100  # chunks for which a word's rarity in English counts, beside those stored
 TELLING_MIN = 0.1  # a word with less of the rarest one's information is not worth its scan
 CROSS_PROJECT_FACTOR = 0.875  # as in the original: another project's hit must be clearly better
-# The cosine from which something has to do with a query, among FLOOR_CHUNKS chunks or more: the
-# best of fewer is less near by chance, and where the query is nearer to the cohort that counts
-# (`chance_floor`). Of 0.315 / 0.33 / 0.345, questions that no note of a diary answers get nothing
-# in 23.5 / 24.9 / 26.7 of 100, the others in 1.8 / 2.0 / 2.3; of the ten first 22.5 / 23.8 / 26.2,
-# and 2.0 / 2.3 / 2.8; in beginnings in English the others in 1.9 / 2.2 / 2.5.
+# The cosine from which something has to do with a query, among FLOOR_CHUNKS chunks or more.
 FLOOR, FLOOR_CHUNKS = 0.33, 1_000
 LEAST_SIMILARITY = 0.03  # of one that is shown
 INHERITED = 8.0  # a newer memory answers what an older one does, less by e for 1/8 of relevance
 NOTHING = 0.3  # the relevance of what was never stored, beside which a lone memory stands
-# What was shown with more counts as recalled: a quarter of that was right, of the rest 5 %.
-COUNTED_SIMILARITY = 0.1
-# What a similarity keeps where nothing names what is asked, and this another of its form. Asked of
-# WH-1190, a note on WH-1182 is wrong (of 117 such questions all 83 first ones), asked whether one
-# is "still on node18", a note on node20 is right (27 of 28): nobody can tell what one asks more.
-NAMED_OTHERWISE = 0.5
-# Of relevance, what a memory gains that is of the time in which something happened, and loses that
-# is later than the time asked and does not name it. With 0.6 / 0.3 / 0.2, of 58 questions what
-# happened at a client in a month 46 / 46 / 41 are right. Without the loss, of 74 questions for the
-# figures of a month or year 54 instead of 56.
-TIME_WEIGHT = 0.3
+COUNTED_SIMILARITY = 0.1  # what was shown with more counts as recalled
+NAMED_OTHERWISE = 0.5  # of a similarity, where a text names another of the form that is asked for
+TIME_WEIGHT = 0.3  # of relevance, won by an event in the time asked, lost by what is later
 KNOWN_MIN = 0.2  # of the query's information, in words that a vector tells or a memory has
 COVERAGE_ENOUGH = 0.6  # of the query's information: foreign questions find up to 0.43 by chance
-# Of FLOOR, where all of the query is found. With 0.5 / 0.7 / 0.8 / 1, nothing is answered to 31 /
-# 30 / 30 / 27 of 100 questions that no note answers, and wrongly to 2.3 / 2.0 / 1.9 / 1.7; the sets
-# lose at most 0.8 / 0.5 / 0.2 / 0.2 of their R@5.
-COVERAGE_HELP = 0.8
+COVERAGE_HELP = 0.8  # of FLOOR, where all of the query is found
 TRUST_MAX = 0.01  # added for what people confirmed: less than lies between two good answers
 # The original's, for the classic ranking: of BM25, of age in days, and of the least similarity.
 CLASSIC_BOOST, CLASSIC_GAMMA, CLASSIC_HALF_LIFE, CLASSIC_FLOOR = 0.12, 2.0, 30, 0.30
 CONFLICT_COSINE = 0.912  # nearer than this may say the same (0.85 on 1/(3-2c))
 CONFLICTS_QUEUED = 4  # of the nearest, for consolidation
-# Supersession at store: figures in docs/ranking.md.
 PROPOSALS_SHOWN = 3  # older memories that one store asks about; more are not read
 REVIEWED = 0.1  # how likely a memory must be obsolete to be worth a person's look
 STORE_RIVALS, STORE_ASKED = 48, 96  # memories compared, and asked for, since parts of files are not
@@ -341,9 +274,7 @@ UNSHARED = 5.0  # nats that only one of two says, from which on they are half as
 FEWEST_DAYS = 30  # between two versions: a correction comes as soon as an unrelated note
 PROPOSED = 0.06  # how likely an older memory must be obsolete to be asked about
 PROPOSAL_TEXT = 300  # characters of a proposed memory that an agent is shown
-# By how much more cosine than its successor a replaced version is told beside that. Two values of
-# one thing differ by 0.2 at most, and by 0.4 or more where the later does not say what is asked.
-NEARER_VERSION = 0.25
+NEARER_VERSION = 0.25  # of cosine, by which a replaced version must be nearer to be told
 RIVAL_COSINE = 0.5  # a later item this near may be another version; a wrong guess costs nothing
 MERGE_COSINE = 0.95  # as in the original; proposes only, see `differences`
 COMPARED_WORDS = 5_000  # these take 0.07 s; longer memories must be equal to be merged
@@ -373,20 +304,18 @@ CODE_MIN, YAML_MIN = 100, 50  # characters after which a definition or key opens
 CONTEXT_MAX = 120  # a longer context would take the window from what it describes
 SIGNATURE_MAX = 60
 
-PAGE_BYTES = 8_192  # holds five vectors; of 4,096, which hold two, a quarter would stay empty
+PAGE_BYTES = 8_192  # holds five vectors
 SEARCHED_BYTES = 1 << 20  # of the file that are read at once, to look for what was erased
 LOG_INDEX_BYTES = 32_768  # that SQLite asks of the disk for the index of a write-ahead log
 BUSY_TIMEOUT = 30_000  # ms a writer waits for another before it gives up
-BUSY_PAUSE = 16.0  # ms at most between two tries: of 8 writers none waited over 0.5 s
+BUSY_PAUSE = 16.0  # ms at most between two tries
 PRELOAD_DELAY = 2.0  # s between tools/list and loading the encoder in the background
 SHOWN_DELAY, SHOWN_MAX = 0.2, 100  # s of quiet, or answers, before a server notes what it showed
 GIVE_BACK_EVERY = 500  # calls; 4 ms, and 161 MB instead of 177 after 100,000 messages
 PARENT_POLL = 2.0  # s between looks at whether the client still lives
-ENCODER_THREADS = 2  # 1.8 times one thread at 128 tokens; more gain little on texts this short
-# us that idle threads spin. Of 0 / 20 / 200 / as long as it takes, 12 tokens take 1.9 / 1.4 / 1.5 /
-# 1.4 ms right behind others, and after 0.3 s, as agents ask, 3.2 / 3.7 / 4.9 / 6.7, in a VM.
-ENCODER_SPIN = 20
-TEXTS_AT_ONCE = 8  # by one thread each: on two cores 1.2 times two threads for one text
+ENCODER_THREADS = 2  # more gain little on texts this short
+ENCODER_SPIN = 20  # us that idle threads spin: the least sum of latency and wasted time
+TEXTS_AT_ONCE = 8  # by one thread each
 PENDING_BATCH = 8  # texts at once: a second's work
 SERVICE_WAIT = 10.0  # s that a query may wait for a service
 # Vectors of one text: of one service 0.9999 and more, of two quantisations of a model about 0.98.
