@@ -189,7 +189,6 @@ PAGE_SIZE = 8_000  # JSON characters of one page of a long memory
 RATE_LIMIT = 600  # tool calls a minute; SEDIMENT_RATE_LIMIT=0 lifts it
 PREVIEW = 100  # characters of a long memory shown in lists
 PLAIN_MAX = 2**20  # bytes of a small file: a configuration, .gitignore, or one of git's
-REFS_MAX = 2**26  # bytes of a repository's packed-refs: 500,000 branches and tags
 GIT_TIMEOUT = 20  # s; a million commits without a commit-graph take 8
 
 INLINE_CHUNKS = 32  # encoded before a store answers (about 1 s); the rest later
@@ -311,7 +310,6 @@ BUSY_TIMEOUT = 30_000  # ms a writer waits for another before it gives up
 BUSY_PAUSE = 16.0  # ms at most between two tries
 PRELOAD_DELAY = 2.0  # s between tools/list and loading the encoder in the background
 SHOWN_DELAY, SHOWN_MAX = 0.2, 100  # s of quiet, or answers, before a server notes what it showed
-GIVE_BACK_EVERY = 500  # calls; 4 ms, and 161 MB instead of 177 after 100,000 messages
 PARENT_POLL = 2.0  # s between looks at whether the client still lives
 ENCODER_THREADS = 2  # more gain little on texts this short
 ENCODER_SPIN = 20  # us that idle threads spin: the least sum of latency and wasted time
@@ -656,15 +654,6 @@ def interrupted() -> threading.Event:
     return event
 
 
-def give_back_memory() -> None:
-    """Return freed memory to the system; glibc would keep it for later."""
-    if sys.platform == "linux":
-        import ctypes
-
-        with contextlib.suppress(AttributeError, OSError):  # another C library
-            ctypes.CDLL(None).malloc_trim(0)
-
-
 # Files
 
 
@@ -728,19 +717,6 @@ def write_through(file: int) -> None:
             fcntl.fcntl(file, fcntl.F_FULLFSYNC)
             return
     os.fsync(file)
-
-
-def symlink_or_copy(target: Path, path: Path) -> None:
-    """Make `path` a link to a file or folder. On Windows, where not every user may make one, it
-    becomes a junction to a folder or a copy of a file."""
-    if sys.platform != "win32":
-        path.symlink_to(target)
-    elif target.is_dir():
-        import _winapi
-
-        _winapi.CreateJunction(str(target.absolute()), str(path))
-    else:
-        shutil.copyfile(target, path)
 
 
 def has_other_owner(facts: os.stat_result) -> bool:
@@ -3996,13 +3972,12 @@ def _upgrade(connection: apsw.Connection, until: int | None = None) -> None:
 # Projects
 #
 # Which project a folder belongs to. A git repository's project id is the first commit of its main
-# branch, so that clones and worktrees share one memory. Where that commit is amended in a known git
-# folder, the project keeps its id, and the new commit is recorded as an alias of it, unless it is
-# another project already. Any other folder gets a UUID in .sediment/config when it first stores
-# something. That file may come from anybody. So its id must be a UUID, and counts only while no
-# other folder that still has it is recorded for it (but one of the same repository): a folder that
-# moves keeps its memories, and a copy of it is a project of its own. The home folder and / are no
-# project: what is stored there is global.
+# branch, so that clones and worktrees share one memory; where that commit is amended, the git folder
+# keeps its id. Any other folder gets a UUID in .sediment/config when it first stores something. That
+# file may come from anybody. So its id must be a UUID, and counts only while no other folder that
+# still has it is recorded for it (but one of the same repository): a folder that moves keeps its
+# memories, and a copy of it is a project of its own. The home folder and / are no project: what is
+# stored there is global.
 #
 # The table `projects` has a record for each place: its key (column `location`), and a project id.
 # ---------------------------------------------------------------------------------------------
@@ -4013,8 +3988,8 @@ UUID_FORM = LazyPattern(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _UNFILLED = LazyPattern(r"\$\{|(?<!\w)\$\w|%\w+%")
 # How these keys begin: a git folder; one without a commit; a folder whose config has no id; one
 # whose config got its id from this database; one whose config had it before; an id that became
-# another one; a root commit that took the place of the one which is the project's id.
-PROJECT_KEY_KINDS = ("git:", "unborn:", "folder:", "given:", "named:", "moved:", "root:")
+# another one.
+PROJECT_KEY_KINDS = ("git:", "unborn:", "folder:", "given:", "named:", "moved:")
 _KEY_FOLDER = LazyPattern(r"(?:git|unborn|folder|given|named):(.+?)(?:[/\\]\.git)?(?::\d+)*")
 # The branches that a repository is known by: the first that is there, else what is checked out,
 # which may have nothing in common with the others, as the branch of a site often has not.
@@ -4072,23 +4047,23 @@ def git_folders(root: Path) -> tuple[Path, Path] | None:
     return None
 
 
-def git_id(root: Path, since: str = "") -> str | None:
+def git_id(root: Path) -> str | None:
     """The id of the main branch's root commit; "" before the first commit.
 
     None without git or the whole history, and where git does not answer in time: it is not asked
-    again then. With `since`, a commit's id, None also where that commit has the same root.
+    again then.
     """
     folders = git_folders(root)
     if folders is None or os.path.exists(folders[1] / "shallow") or folders[1] in _SILENT_GIT:
         return None
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            make_isolated_git_dir(Path(folder), *folders)
-            if _git(folder, "rev-parse", "--verify", "--quiet", "HEAD").returncode == 1:
-                return ""
-            # Along first parents: a history merged in, however old, must not rename the project.
-            besides = ["--ignore-missing", f"^{since}"] if since else []  # it may be pruned
-            done = _git(folder, "rev-list", "--first-parent", "--max-parents=0", *besides, "HEAD")
+        lines = _git(folders[0], "for-each-ref", "--format=%(refname) %(objectname)", *_MAIN)
+        heads = dict(line.split() for line in lines.stdout.splitlines())
+        head = next((heads[ref] for ref in _MAIN if ref in heads), "HEAD")
+        if _git(folders[0], "rev-parse", "--verify", "--quiet", head).returncode == 1:
+            return ""
+        # Along first parents: a history merged in, however old, must not rename the project.
+        done = _git(folders[0], "rev-list", "--first-parent", "--max-parents=0", head)
     except subprocess.TimeoutExpired:
         _SILENT_GIT.add(folders[1])
         return None
@@ -4097,68 +4072,15 @@ def git_id(root: Path, since: str = "") -> str | None:
     return done.stdout.strip() if _GIT_ID.fullmatch(done.stdout.strip()) else None
 
 
-def make_isolated_git_dir(folder: Path, own: Path, shared: Path) -> None:
-    """Make a git folder with links to a checkout's commits, without its hooks and configuration:
-    these may start programs and use the network, and a checkout may come from anybody."""
-    is_sha256 = re.search(r"(?i)objectformat\s*=\s*sha256", plain_text(shared / "config"))
-    extensions = ["objectFormat = sha256"] * bool(is_sha256)
-    extensions += ["refStorage = reftable"] * os.path.isdir(shared / "reftable")
-    lines = ["[core]", "repositoryFormatVersion = 1", "bare = true", "[extensions]", *extensions]
-    (folder / "config").write_text("\n".join(lines))
-    (folder / "HEAD").write_text(_head(own, shared))
-    (folder / "refs").mkdir()
-    for name in ("objects", "refs/replace", "packed-refs", "reftable", "info"):
-        if os.path.isdir(shared / name) or os.path.isfile(shared / name):
-            symlink_or_copy(shared / name, folder / name)
-    _refuse_pipes(folder / "refs/replace", folder / "reftable", folder / "info")
-    _refuse_object_pipes(folder / "objects")
-
-
-def _refuse_pipes(*folders: Path) -> None:
-    """OSError where a folder has e.g. a pipe in it: git would wait for that for ever."""
-    for entry in itertools.chain(*map(folder_entries, folders)):
-        if os.path.exists(entry) and not (os.path.isfile(entry) or os.path.isdir(entry)):
-            raise OSError(f"{entry.path} is no plain file")
-
-
-def _refuse_object_pipes(objects: Path, depth: int = 5) -> None:
-    """The same for git's object folders, and for the alternates that they name."""
-    _refuse_pipes(objects / "info/commit-graphs", *map(Path, folder_entries(objects)))
-    for line in filter(None, plain_text(objects / "info/alternates").splitlines()):
-        if depth == 0:
-            raise OSError(f"{objects} borrows from too many")
-        _refuse_object_pipes(objects / line, depth - 1)
-
-
-def _head(own: Path, shared: Path) -> str:
-    """The main branch's commit, or "ref: NAME" of a branch that has no commit yet."""
-    packed = _packed_refs(shared)
-    found = (ref for ref in _MAIN if plain_text(shared / ref) or f" {ref}\n".encode() in packed)
-    head = f"ref: {main}" if (main := next(found, "")) else plain_text(own / "HEAD")
-    for _ in range(5):  # a ref may name another one; git follows as many
-        target = plain_text(shared / head[4:].strip()) if head.startswith("ref:") else ""
-        head = target or head
-    line = re.search(rb"(?m)^(\w+) %b$" % re.escape(os.fsencode(head[4:].strip())), packed)
-    return line[1].decode() if line else head
-
-
-def _packed_refs(shared: Path) -> bytes:
-    path = shared / "packed-refs"
-    if not path.is_file():
-        return b""
-    if path.stat().st_size > REFS_MAX:
-        raise OSError("packed-refs would take too long")
-    return path.read_bytes()
-
-
-def _git(folder: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run git on a folder that `_borrow` made, without the user's variables and configuration."""
+def _git(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run git on a git folder, which may come from anybody: it fetches nothing, whatever the
+    folder's configuration asks for, and these commands start no other program."""
     # In a git hook, GIT_DIR and others name the hook's repository, whatever the folder.
-    env = environment(left_out="GIT_") | {"GIT_DIR": folder, "GIT_CONFIG_GLOBAL": os.devnull}
-    env |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_ALLOW_PROTOCOL": "none"}  # no remote is ever asked
+    env = environment(left_out="GIT_") | {"GIT_DIR": str(folder), "GIT_CONFIG_GLOBAL": os.devnull}
+    env |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"}
     options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
     options |= no_window()
-    # It runs in that folder, since PATH may have "." in it.
+    # Not in the checkout, since PATH may have "." in it.
     return subprocess.run(["git", *words], cwd=folder, env=env, timeout=GIT_TIMEOUT, **options)
 
 
@@ -4379,13 +4301,8 @@ class Projects:
         if (folders := git_folders(root)) is None:
             return None
         if project := self._recorded(key := _git_key(folders[1])):
-            if create:
-                self._record_root(root, *folders, project)
             return project
         project = self._moved_here("git", _made_at(folders[1])) or git_id(root)
-        if project and create and not self._has_record(project):
-            self._record_roots()
-        project = self._recorded(f"root:{project}") or project
         if project and create:
             self._write_record(key, project)
         return project
@@ -4401,11 +4318,7 @@ class Projects:
                 f"{root or 'this'} shares its project with no clone: nothing to part"
             )
         project = new_id()
-        with self.database.transaction() as connection:
-            # Its root commit is not to be taken for one of the new project's.
-            set_meta(connection, f"tip:{_path_text(folders[1])}", _head(*folders).strip())
-            row = (_git_key(folders[1]), project)
-            connection.execute("INSERT OR REPLACE INTO projects VALUES(?, ?)", row)
+        self._write_record(_git_key(folders[1]), project)
         return project
 
     def other_clones(self) -> list[str]:
@@ -4416,35 +4329,6 @@ class Projects:
         own = _git_key(folders[1]) if folders else ""
         found = (_KEY_FOLDER.fullmatch(key) for key in keys if key != own)
         return [match[1] for match in found if match and os.path.isdir(match[1])]
-
-    def _record_roots(self) -> None:
-        """Record the root commits of all known repositories: a new one may be a clone of one."""
-        sql = "SELECT location, project_id FROM projects WHERE location GLOB 'git:*'"
-        for key, project in self.database.rows(sql):
-            found = _KEY_FOLDER.fullmatch(key)
-            root = Path(found[1] if found else "")
-            if (folders := git_folders(root)) and _git_key(folders[1]) == key:
-                self._record_root(root, *folders, project)
-
-    def _record_root(self, root: Path, own: Path, shared: Path, project: str) -> None:
-        """Record the root commit of a known repository, if it was amended and is no other project's
-        id: new clones have only this one."""
-        key, tip = f"tip:{_path_text(shared)}", ""
-        with contextlib.suppress(OSError):
-            tip = _head(own, shared).strip()
-        since = self.database.value("SELECT value FROM meta WHERE key = ?", key)
-        if tip == since or not _GIT_ID.fullmatch(tip):
-            return
-        with self.database.transaction() as connection:  # before git is asked, which may be slow
-            set_meta(connection, key, tip)
-        new = git_id(root, since or "")
-        if new and new != project and not self._has_record(new) and not self._has_items(new):
-            self._write_record(f"root:{new}", project)
-
-    def _has_record(self, id: str) -> bool:
-        """Whether there is a record of a project, or of a root commit."""
-        sql = "SELECT EXISTS(SELECT 1 FROM projects WHERE project_id = ? OR location = ?)"
-        return bool(self.database.value(sql, id, f"root:{id}"))
 
     def _recorded_for(self, root: Path) -> str | None:
         """The id by a folder's own record, maybe from before it was a repository."""
@@ -11776,7 +11660,6 @@ class Worker:
         self.memory = memory
         self._calls: deque[Call] = deque()
         self._shown: list[Shown] = []  # answers whose accesses are still to be recorded
-        self._ran = 0
         self._ready = threading.Condition()
         self._closing = False
         self._idle = threading.Event()
@@ -11828,9 +11711,6 @@ class Worker:
                     continue
                 self._idle.clear()
                 self._run(call)
-                self._ran += 1
-                if self._ran % GIVE_BACK_EVERY == 0:
-                    give_back_memory()
             except Exception:  # the calls behind this one still need answers
                 log_fault()
             self._idle.set()

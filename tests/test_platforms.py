@@ -132,25 +132,6 @@ def test_no_home_folder_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         sediment.default_database()
 
 
-def test_a_path_leads_to_another_by_a_link(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    sediment.symlink_or_copy(tmp_path / "folder", tmp_path / "link")
-    assert (tmp_path / "link").readlink() == tmp_path / "folder"
-
-
-def test_a_path_leads_to_another_on_windows_without_a_link(
-    tmp_path: Path, windows: Windows
-) -> None:
-    folder, file = tmp_path / "folder", tmp_path / "file"
-    folder.mkdir()
-    file.write_text("packed")
-    sediment.symlink_or_copy(folder, tmp_path / "a")
-    assert windows.junctions == [(str(folder), str(tmp_path / "a"))]
-    sediment.symlink_or_copy(file, tmp_path / "b")
-    assert (tmp_path / "b").read_text() == "packed"
-    assert not (tmp_path / "b").is_symlink()
-
-
 # Locks
 
 
@@ -446,23 +427,6 @@ def test_what_a_program_has_started_ends_with_it_on_windows(
     sediment_ext.systems.end_all(process)
     assert killed == [["taskkill", "/F", "/T", "/PID", "4711"]]
     assert process.done == ["kill", "wait"]
-
-
-def test_memory_is_given_back_by_glibc_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded: list[object] = []
-
-    def library(name: object) -> Any:
-        loaded.append(name)
-        raise OSError("another C library")
-
-    monkeypatch.setattr("ctypes.CDLL", library)
-    for system in ("darwin", "win32"):
-        monkeypatch.setattr(sys, "platform", system)
-        sediment.give_back_memory()
-    assert loaded == []
-    monkeypatch.setattr(sys, "platform", "linux")
-    sediment.give_back_memory()
-    assert loaded == [None]
 
 
 @pytest.mark.parametrize(

@@ -211,36 +211,16 @@ def drop_what_was(folder: Path) -> None:
 
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_a_repository_whose_first_commit_is_amended_stays_one_project(
-    here: Program, tmp_path: Path, is_packed: bool
+    here: Program, is_packed: bool
 ) -> None:
     root = repository(here.folder)
-    git(tmp_path, "clone", "-q", str(here.folder), "before")
     here.store("said before")
     assert amend(here.folder, "better") != root
     if is_packed:
         drop_what_was(here.folder)
     here.store("said after")
-    git(tmp_path, "clone", "-q", str(here.folder), "after")
-    amend(here.folder, "better still")
-    here.store("said at last")
-    shutil.move(here.folder, tmp_path / "gone")
-    shutil.rmtree(tmp_path / "gone")
-    for place in ("before", "after"):
-        assert here.at(tmp_path / place).project() == root
-        assert len(here.at(tmp_path / place).contents()) == 3
-
-
-def test_a_clone_of_what_was_amended_may_be_the_first_to_store(
-    here: Program, tmp_path: Path
-) -> None:
-    root = repository(here.folder)
-    here.store("said before")
-    amend(here.folder, "better")
-    git(tmp_path, "clone", "-q", str(here.folder), "clone")
-    clone = here.at(tmp_path / "clone")
-    clone.store("said in the clone")
-    assert clone.project() == root
-    assert here.contents() == clone.contents() == {"said before", "said in the clone"}
+    assert here.project() == root
+    assert here.contents() == {"said before", "said after"}
 
 
 def test_a_repository_that_was_amended_may_be_moved(here: Program, tmp_path: Path) -> None:
@@ -251,9 +231,6 @@ def test_a_repository_that_was_amended_may_be_moved(here: Program, tmp_path: Pat
     assert there.contents() == {"goes along"}
     there.store("said there")
     assert there.project() == root
-    git(tmp_path, "clone", "-q", str(there.folder), "clone")
-    there.store("said later")
-    assert len(here.at(tmp_path / "clone").contents()) == 3
     repository(here.folder, day=2)
     assert here.contents() == set()
 
@@ -271,21 +248,6 @@ def test_no_history_makes_a_project_another_one(here: Program, tmp_path: Path) -
     assert (here.project(), there.project()) == (root, other)
     git(tmp_path, "clone", "-q", str(there.folder), "clone")
     assert here.at(tmp_path / "clone").contents() == {"of the other"}
-
-
-def test_git_is_asked_again_only_behind_another_commit(here: Program, tmp_path: Path) -> None:
-    repository(here.folder)
-    with contextlib.closing(Memory(tmp_path / "a.db", folder=here.folder)) as memory:
-        asked: list[str] = []
-        told = sediment.git_id
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sediment, "git_id", lambda *of: (asked.append(""), told(*of))[1])
-            for message in ("", "", "goes on", ""):
-                if message:
-                    commit(here.folder, message)
-                memory.store(f"said {len(asked)}, {message}")
-                memory.stats()
-    assert len(asked) == 3, "once for the project, and for each of two commits"
 
 
 def test_a_submodule_is_its_own_project(here: Program, tmp_path: Path) -> None:
@@ -475,51 +437,6 @@ def test_variables_for_git_lead_nowhere(here: Program, snare: Snare) -> None:
     env = {"GIT_DIR": str(snare.folder / ".git"), "GIT_SSH_COMMAND": str(snare.evil)}
     here.at(snare.folder).store("kept", env=env)
     assert not snare.mark.exists()
-
-
-@pytest.mark.parametrize(
-    "name",
-    [".git", ".git/HEAD", ".git/commondir", ".git/config", ".git/packed-refs", "config"]
-    + [f".git/{name}" for name in ("refs/heads/main", "refs/replace/x", "objects/pack/x.idx")]
-    + [f".git/{name}" for name in ("objects/info/alternates", "info/grafts")]
-    + [f".git/objects/info/{name}" for name in ("commit-graphs/x", "commit-graph")],
-)
-@pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_a_checkout_does_not_keep_one_waiting(here: Program, name: str, kind: str) -> None:
-    repository(here.folder)
-    path = here.folder / (".sediment/config" if name == "config" else name)
-    path.parent.mkdir(exist_ok=True)
-    if path.is_dir():
-        shutil.rmtree(path)
-    path.unlink(missing_ok=True)
-    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
-    assert here.run("store", "a fact", timeout=60).returncode == 0
-    sediment.git_id(here.folder)
-    assert not sediment._SILENT_GIT  # git answered, if it was asked
-
-
-def test_a_commit_that_is_a_pipe_keeps_nobody_waiting(tmp_path: Path) -> None:
-    repository(tmp_path)
-    head = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=tmp_path, text=True).strip()
-    commit = tmp_path / ".git" / "objects" / head[:2] / head[2:]
-    commit.unlink()
-    os.mkfifo(commit)
-    assert sediment.git_id(tmp_path) is None
-    assert not sediment._SILENT_GIT
-
-
-def test_what_is_borrowed_from_elsewhere_keeps_nobody_waiting(tmp_path: Path) -> None:
-    repository(tmp_path / "one")
-    repository(tmp_path / "other")
-    info = "objects/info"
-    (tmp_path / "one" / ".git" / info / "alternates").write_text(f"{tmp_path}/other/.git/objects")
-    os.mkfifo(tmp_path / "other" / ".git" / info / "commit-graph")
-    assert sediment.git_id(tmp_path / "one") is None
-    repository(tmp_path / "large")
-    with open(tmp_path / "large" / ".git" / "packed-refs", "wb") as file:
-        file.truncate(8 * 2**30)
-    assert sediment.git_id(tmp_path / "large") is None
-    assert not sediment._SILENT_GIT
 
 
 def test_git_that_does_not_answer_is_asked_once(
