@@ -299,10 +299,7 @@ CHUNK_THRESHOLD = 1_000  # characters; below, one vector says it all
 CHUNK_MAX = 800  # about 200 tokens of English: with its context it fills most of the window
 CHUNK_MIN = 200  # a piece of prose shorter than this says too little to be found by meaning
 CHUNK_OVERLAP = 100  # a thought that is cut in two stays findable
-CODE_MIN, YAML_MIN = 100, 50  # characters after which a definition or key opens a new chunk
 CONTEXT_MAX = 120  # a longer context would take the window from what it describes
-SIGNATURE_MAX = 60
-
 PAGE_BYTES = 8_192  # holds five vectors
 SEARCHED_BYTES = 1 << 20  # of the file that are read at once, to look for what was erased
 LOG_INDEX_BYTES = 32_768  # that SQLite asks of the disk for the index of a write-ahead log
@@ -478,6 +475,9 @@ def late(module: str, name: str) -> Callable[..., Any]:
     return call
 
 
+code_sections = late("structure", "code_sections")
+json_sections = late("structure", "json_sections")
+yaml_sections = late("structure", "yaml_sections")
 name_machine = late("sync.machines", "name_machine")
 stop_syncing = late("sync.machines", "stop_syncing")
 
@@ -2358,222 +2358,24 @@ def _heading_title(line: str) -> str:
 
 
 def _heading_path(path: list[Heading]) -> str:
-    return _clip_path(" > ".join(clip(heading.title) for heading in path if heading.title))
+    return clip_path(" > ".join(clip(heading.title) for heading in path if heading.title))
 
 
-def clip(label: str, size: int = SIGNATURE_MAX) -> str:
+def clip(label: str, size: int = 60) -> str:
+    """A name in a context, cut to so many characters."""
     return label if len(label) <= size else label[:size].rstrip() + "..."
 
 
-def _clip_path(path: str) -> str:
+def clip_path(path: str) -> str:
     """The end of a long path: its last names say most about the chunk."""
     return path if len(path) <= CONTEXT_MAX else "..." + path[3 - CONTEXT_MAX :]
 
 
-# Code: sections begin at definitions, and at top-level lines after a body.
-
-# A name with more small words behind it is prose ("type of the item") in a comment or docstring.
-_DEFINITION = LazyPattern(
-    r"[ \t]*(?:(?:pub(?:\([^)\n]*\))?|public|private|protected|internal|static|abstract|final"
-    r"|async|export|default|unsafe|extern|inline|virtual|override|open|data|sealed) +)*"
-    r"(?:fn|def|class|func|fun|function|impl|struct|enum|trait|mod|module|namespace|interface"
-    r"|type|protocol|extension|macro_rules!)[ \t*<]+(?=[\w$(<'&])"
-    r"(?!\w+,? +(?!extends|implements|for|where|struct|interface|func)[a-z])"
-    r"|[ \t]*(?:public|private|protected) +\w[^;=\n]*\("
-)
-# Only in the first column do these begin something; in a body they are just statements.
-_TOP_DEFINITION = LazyPattern(
-    r"(?:const|let|var|static|export|module\.exports|void|int|char|double|float|bool|#define)\b"
-    r"|(?!(?:if|elif|else|for|while|with|return|assert|raise|throw|await|new|using|case)\b)"
-    r"(?:[A-Za-z_][\w:<>]*[ \t*&]+)+[\w:~]+\([^;]*$"
-)
-_TOP_STATEMENT = LazyPattern(r"[A-Za-z_]")
-# Lines that belong to the definition below them: decorators, attributes, comments, templates.
-_LEAD = LazyPattern(r"[ \t]*(?:@|#\[|#(?=[\s#:]|$)|//|/\*|\*(?=[\s/*]|$)|--[ \-]|template *<)")
-_DECORATOR = LazyPattern(r"[ \t]*(?:@|#\[)")
-
-
-def _code_sections(text: str) -> list[Chunk]:
-    sections: list[Chunk] = []
-    start, depth, context = 0, 0, ""
-    for at, new_depth, path in _definitions(text):
-        # The end of a class ends its last method too, however short that is.
-        if at - start > CODE_MIN or new_depth < depth:
-            sections.append(Chunk(start, at, context))
-            start, depth, context = at, new_depth, path
-        elif path:  # the open chunk is small: this definition describes it better
-            depth, context = new_depth, path
-    return [*sections, Chunk(start, len(text), context)]
-
-
-def _definitions(text: str) -> Iterator[tuple[int, int, str]]:
-    """Where definitions and top-level blocks begin, how deep, and "parent > definition"."""
-    parents: list[tuple[int, str]] = []
-    after_body = blank = False
-    for head, line in _headed_lines(text):
-        indent = len(line) - len(line.lstrip(" \t"))
-        if signature := _signature(line, indent):
-            while parents and parents[-1][0] >= indent:
-                parents.pop()
-            parents.append((indent, signature))
-            yield head, len(parents), _clip_path(" > ".join(name for _, name in parents))
-        elif after_body and blank and _TOP_STATEMENT.match(line):
-            yield head, 1, ""
-        blank = not line.strip()
-        after_body = after_body if blank else indent > 0 or line[0] in "})]"
-
-
-def _headed_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Each line that is no comment or decorator, and where those right above it begin."""
-    head: int | None = None
-    brackets = 0  # open in a decorator: its arguments may go over several lines
-    for start, line in lines_with_start(text):
-        if _LEAD.match(line) or (brackets > 0 and not _DEFINITION.match(line)):
-            head = start if head is None else head
-            if brackets or _DECORATOR.match(line):
-                brackets += sum(map(line.count, "([")) - sum(map(line.count, ")]"))
-        else:
-            yield start if head is None else head, line
-            head, brackets = None, 0
-
-
-def _signature(line: str, indent: int) -> str:
-    """The first line of a definition without its brackets, "" for any other line."""
-    line = line[: 2 * CONTEXT_MAX]
-    if not (_DEFINITION.match(line) or (indent == 0 and _TOP_DEFINITION.match(line))):
-        return ""
-    return clip(line.strip().rstrip("{[(:= "))
-
-
-# JSON and YAML: members packed together, those too large opened and packed in their turn.
-
-_JSON_TOKEN = LazyPattern(r'"([^"\\]*(?:\\.[^"\\]*)*)"(\s*:)?|[\[\]{},]')
-_YAML_MEMBER = LazyPattern(r"""( *)(?:(-)(?:\s|$)|([\w.$/<*][^:]*|"[^"]*"|'[^']*'):(?:\s|$))""")
-_YAML_LEAD = LazyPattern(r" *#|---")
-_YAML_BLOCK = LazyPattern(r"[:-] +[|>][-+\d]*\s*$")
-
-
-class _Member:
-    """A value in a JSON or YAML text; it begins where the one before it ends."""
-
-    __slots__ = ("end", "key", "members", "start")
-
-    def __init__(self, start: int, key: str | None = None):
-        self.start = self.end = start
-        self.key = key  # None for an element of an array
-        self.members: list[_Member] = []
-
-
-def _json_tree(text: str) -> _Member:
-    """The members of valid JSON; the json module does not tell where a value stands."""
-    root = _Member(0)
-    path = [root]
-    for token in _JSON_TOKEN.finditer(text):
-        mark = token[0]
-        if mark in "]}":
-            _close(path, token.start())
-        elif mark in "[{,":
-            if mark == ",":
-                _close(path, token.end())
-            member = _Member(token.end())
-            path[-1].members.append(member)
-            path.append(member)
-        elif token[2]:
-            path[-1].key = token[1][:CONTEXT_MAX]
-    _close(path, len(text))
-    return root
-
-
-def _yaml_tree(text: str) -> _Member:
-    """The members of YAML as far as indentation tells them; values in flow style stay whole."""
-    root = _Member(0)
-    path, depths = [root], [-1]
-    for start, depth, key in _yaml_members(text):
-        while depths[-1] >= depth:
-            depths.pop()
-            _close(path, start)
-        member = _Member(start, key)
-        path[-1].members.append(member)
-        path.append(member)
-        depths.append(depth)
-    while path:
-        _close(path, len(text))
-    return root
-
-
-def _yaml_members(text: str) -> Iterator[tuple[int, int, str | None]]:
-    """Keys and list items: offset (of a comment right above, if any), depth, key."""
-    head: int | None = None
-    block: int | None = None  # indentation of the key whose literal text goes on
-    for start, line in lines_with_start(text):
-        indent = len(line) - len(line.lstrip(" "))
-        if block is not None and (indent > block or not line.strip()):
-            continue
-        block = None
-        if _YAML_LEAD.match(line):
-            head = start if head is None else head
-            continue
-        if member := _YAML_MEMBER.match(line):
-            # An item may stand right below its key: half a step deeper than the key.
-            depth = 2 * indent + bool(member[2])
-            key = None if member[2] else member[3].strip("\"'")[:CONTEXT_MAX]
-            yield start if head is None else head, depth, key
-            if _YAML_BLOCK.search(line):
-                block = len(line) - len(line.lstrip(" -"))
-        head = None
-
-
-def _close(path: list[_Member], end: int) -> None:
-    """The innermost open member ends here."""
-    member = path.pop()
-    member.end = end
-    if end - member.start <= CHUNK_MAX:
-        member.members.clear()  # it stays whole
-
-
-def _member_sections(root: _Member, enough: int) -> list[Chunk]:
-    """Members packed up to CHUNK_MAX; at the top, a key closes a pack of more than `enough`.
-    What opens a container goes with its first member and what closes it with its last."""
-    sections: list[Chunk] = []
-    todo = [(root, root.start, root.end, "")]
-    while todo:
-        parent, start, end, path = todo.pop()
-        first = 0  # the member that the open pack begins with
-        for index, member in enumerate(parent.members):
-            member_end = end if index + 1 == len(parent.members) else member.end
-            full = member_end - start > CHUNK_MAX or (
-                parent is root and member.key is not None and member.start - start > enough
-            )
-            if index > first and (full or member.members):
-                context = _pack_path(path, parent, first, index)
-                sections.append(Chunk(start, member.start, context))
-                start, first = member.start, index
-            if member.members:
-                todo.append((member, start, member_end, _key_path(path, parent, index)))
-                start, first = member_end, index + 1
-        if start < end:
-            context = _pack_path(path, parent, first, len(parent.members))
-            sections.append(Chunk(start, end, context))
-    return sorted(sections)
-
-
-def _pack_path(path: str, parent: _Member, first: int, last: int) -> str:
-    """The key path of the members [first, last): of their parent where they are many."""
-    return _key_path(path, parent, first) if last - first == 1 else path
-
-
-def _key_path(path: str, parent: _Member, index: int) -> str:
-    key = parent.members[index].key
-    if key is None:
-        return _clip_path(f"{path}[{index}]")
-    return _clip_path(f"{path}.{key}" if path else key)
-
-
 _SECTIONS: dict[str, Callable[[str], list[Chunk]]] = {
-    "json": lambda text: _member_sections(_json_tree(text), CHUNK_MAX),
-    "yaml": lambda text: _member_sections(_yaml_tree(text), YAML_MIN),
+    "json": json_sections,
+    "yaml": yaml_sections,
     "markdown": markdown_sections,
-    "code": _code_sections,
+    "code": code_sections,
     "text": lambda text: [Chunk(0, len(text), "")],
 }
 
@@ -3971,15 +3773,10 @@ def _upgrade(connection: apsw.Connection, until: int | None = None) -> None:
 # ---------------------------------------------------------------------------------------------
 # Projects
 #
-# Which project a folder belongs to. A git repository's project id is the first commit of its main
-# branch, so that clones and worktrees share one memory; where that commit is amended, the git folder
-# keeps its id. Any other folder gets a UUID in .sediment/config when it first stores something. That
-# file may come from anybody. So its id must be a UUID, and counts only while no other folder that
-# still has it is recorded for it (but one of the same repository): a folder that moves keeps its
-# memories, and a copy of it is a project of its own. The home folder and / are no project: what is
-# stored there is global.
-#
-# The table `projects` has a record for each place: its key (column `location`), and a project id.
+# Which project a folder belongs to. A git repository is known by the first commit of its main
+# branch, so that clones and worktrees share one memory. Any other folder gets a UUID when something
+# is stored there first, in .sediment/config, which counts only while no other folder that has the
+# same is recorded for it. `projects` maps the key of each place (`location`) to a project id.
 # ---------------------------------------------------------------------------------------------
 
 _GIT_ID = LazyPattern(r"[0-9a-f]{40,64}")
