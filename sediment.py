@@ -113,7 +113,6 @@ if TYPE_CHECKING:
     import subprocess
     import tempfile
     import uuid
-    import zipfile
     from typing import NamedTuple
 
     import apsw
@@ -135,8 +134,8 @@ else:
             return getattr(module, member)
 
     _USED_LATER = (
-        *("base64", "hashlib", "hmac", "platform", "random", "shutil", "subprocess", "tempfile"),
-        *("uuid", "zipfile", "apsw", "numpy", "psycopg"),
+        *("hashlib", "platform", "random", "shutil", "subprocess", "tempfile"),
+        *("uuid", "apsw", "numpy", "psycopg"),
     )
     globals().update({title: _Module(title) for title in _USED_LATER})
 
@@ -491,7 +490,6 @@ stop_syncing = late("sync.machines", "stop_syncing")
 # ---------------------------------------------------------------------------------------------
 
 _SYNCHRONIZE, _WAIT_TIMEOUT = 0x100000, 0x102  # as Windows calls them
-_LOCKED_BYTE = 2**31 - 2  # beyond the end of any file here, since nobody else can read it
 
 
 def home() -> Path | None:
@@ -657,39 +655,6 @@ def interrupted() -> threading.Event:
 # Files
 
 
-def lock_file(file: IO[bytes], wait: bool = True) -> bool:
-    """Lock a file until it is closed; if another process has it, wait or return False."""
-    if sys.platform == "win32":
-        return _lock_byte(file.fileno(), wait)
-    import fcntl
-
-    with contextlib.suppress(BlockingIOError, PermissionError):
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        return True
-    return False
-
-
-def _lock_byte(file: int, wait: bool) -> bool:
-    """The same on Windows, which locks at the file's position, and waits for ten seconds only."""
-    import msvcrt
-
-    api: Any = msvcrt
-    position = os.lseek(file, 0, os.SEEK_CUR)
-    try:
-        while True:
-            os.lseek(file, _LOCKED_BYTE, os.SEEK_SET)
-            try:
-                api.locking(file, api.LK_LOCK if wait else api.LK_NBLCK, 1)
-                return True
-            except OSError as error:
-                if error.errno not in (errno.EACCES, errno.EDEADLK):
-                    raise
-            if not wait:
-                return False
-    finally:
-        os.lseek(file, position, os.SEEK_SET)
-
-
 def replace_file(draft: Path, path: Path) -> None:
     """Put `draft` in the place of `path` in one step. On Windows that fails while any process,
     such as a virus scanner, reads `path`; so it is tried again for a second."""
@@ -788,15 +753,6 @@ def ignore_false_alarms() -> None:
 
     alarms = "(divide by zero|overflow|invalid value) encountered in matmul"
     warnings.filterwarnings("ignore", alarms, RuntimeWarning)
-
-
-def this_program() -> list[str]:
-    """How to start this very program, in absolute paths."""
-    program = Path(sys.argv[0]).resolve()
-    # A .pyz may have been renamed to `sediment`; the .exe that pip makes is a zip file, too.
-    if program.suffix == ".py" or (program.suffix != ".exe" and zipfile.is_zipfile(program)):
-        return [sys.executable, str(program)]
-    return [str(program)]
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -1599,33 +1555,6 @@ def whole_path(given: str | Path) -> Path:
     if not str(given):
         raise InvalidInput("a path is empty: name a file or folder")
     return real_path(absolute_path(given))
-
-
-def check_not_root(path: Path) -> Path:
-    """The path itself; InvalidInput for the root of a disk."""
-    if path == Path(path.anchor):
-        raise InvalidInput(f"all of {path} is too much: name a folder in it")
-    return path
-
-
-def folder_entries(folder: Path) -> list[os.DirEntry[str]]:
-    """What is in a folder, sorted by name; nothing where it cannot be read."""
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(entries, key=lambda entry: entry.name)
-    except OSError:  # it has just gone, or may not be read
-        return []
-
-
-def why_closed(folder: str | Path) -> str:
-    """Why a folder cannot be listed; "" where it can, or is not there."""
-    try:
-        os.scandir(folder).close()
-    except PermissionError as error:
-        return f"cannot be read ({error.strerror})"
-    except OSError:
-        return ""
-    return ""
 
 
 @functools.cache

@@ -49,8 +49,8 @@ def program_command(database: Path) -> list[str]:
     """The command by which a client starts this program. It names the database if that is not the
     default, and no version: some clients ask the user again when a hook's command has changed."""
     if core.home() and database == core.default_database():
-        return core.this_program()
-    return [*core.this_program(), "--db", str(core.real_path(database))]
+        return systems.this_program()
+    return [*systems.this_program(), "--db", str(core.real_path(database))]
 
 
 def _with_program(template: Any, program: list[str]) -> Any:

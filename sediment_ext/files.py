@@ -202,7 +202,7 @@ class Files:
 
     def existing_path(self, given: str | Path) -> Path:
         """The same, but NotFound where nothing is there or in the index."""
-        path = core.check_name(core.check_not_root(self.indexed_path(given)))
+        path = core.check_name(walking.check_not_root(self.indexed_path(given)))
         if not self.is_there(path):
             raise core.NotFound(f"there is no file or folder {path}")
         return path
@@ -441,7 +441,7 @@ class Files:
         if gone:  # when the plan was made: others may have indexed newer files meanwhile
             there = set(map(str, self.find(source, tops)))
             for folder in sorted({Path(name).parent for name in gone}):
-                if why := core.why_closed(folder):
+                if why := systems.why_closed(folder):
                     self._skip(folder, f"{why}: once it can be, `index` again", True)
             self.forget({name: record for name, record in gone.items() if name not in there})
 
@@ -1080,7 +1080,7 @@ def _has_other_entries(folder: str, seen: int) -> bool:
 
 
 def _has_left(name: str) -> bool:
-    return not os.path.lexists(name) and not core.why_closed(Path(name).parent)
+    return not os.path.lexists(name) and not systems.why_closed(Path(name).parent)
 
 
 def _size_of(path: Path) -> int:

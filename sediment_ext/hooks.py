@@ -389,7 +389,7 @@ def read_waiting(memory: core.Memory) -> int:
     while memory.database.value("SELECT EXISTS(SELECT 1 FROM captures)"):
         lock = memory.database.path.with_name(f"{memory.database.path.name}.capture")
         with open(lock, "ab") as file:
-            if not core.lock_file(file, wait=False):
+            if not systems.lock_file(file, wait=False):
                 return new  # the process that holds it looks once more before it ends
             while rows := memory.database.rows(_WAITING):
                 new += _capture_waiting(memory, *rows[0])

@@ -407,7 +407,7 @@ class Compaction:
 
     def __init__(self, files: indexing.Files, path: str | Path, before: int, begin: bool) -> None:
         self.files, self.projects = files, files.projects
-        self.folder = core.check_not_root(own_place_to_write(self.projects, path))
+        self.folder = walking.check_not_root(own_place_to_write(self.projects, path))
         if not os.path.isdir(self.folder):
             raise core.NotFound(f"{self.folder} is no folder: name that of the notes, e.g. memory/")
         if begin:

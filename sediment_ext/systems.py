@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shlex
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import sediment as core
 
+if TYPE_CHECKING:
+    from subprocess import Popen
 
-def end_all(process: subprocess.Popen[Any]) -> None:
+_LOCKED_BYTE = 2**31 - 2  # beyond the end of any file here, since nobody else can read it
+
+
+def end_all(process: Popen[Any]) -> None:
     """End a program that leads a session (start_new_session), and all that it has started."""
+    import subprocess
+
     with contextlib.suppress(OSError):
         if sys.platform == "win32":
             command = ["taskkill", "/F", "/T", "/PID", str(process.pid)]
@@ -84,7 +91,7 @@ def locked_file(path: Path) -> Iterator[IO[bytes]]:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         with open(descriptor, "r+b", buffering=0) as file:
-            core.lock_file(file)
+            lock_file(file)
             if os.path.exists(path) and os.path.samestat(os.fstat(descriptor), os.stat(path)):
                 yield file
                 return
@@ -92,7 +99,73 @@ def locked_file(path: Path) -> Iterator[IO[bytes]]:
 
 def start_beside(database: Path, *words: str, **options: Any) -> None:
     """Start this program on a database as a process that holds none of this one's pipes."""
+    import subprocess
+
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     with contextlib.suppress(OSError):
-        command = [*core.this_program(), "--db", str(database), *words]
+        command = [*this_program(), "--db", str(database), *words]
         subprocess.Popen(command, **pipes, **core.no_window(), **options)
+
+
+def lock_file(file: IO[bytes], wait: bool = True) -> bool:
+    """Lock a file until it is closed; if another process has it, wait or return False."""
+    if sys.platform == "win32":
+        return _lock_byte(file.fileno(), wait)
+    import fcntl
+
+    with contextlib.suppress(BlockingIOError, PermissionError):
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        return True
+    return False
+
+
+def _lock_byte(file: int, wait: bool) -> bool:
+    """The same on Windows, which locks at the file's position, and waits for ten seconds only."""
+    import msvcrt
+
+    api: Any = msvcrt
+    position = os.lseek(file, 0, os.SEEK_CUR)
+    try:
+        while True:
+            os.lseek(file, _LOCKED_BYTE, os.SEEK_SET)
+            try:
+                api.locking(file, api.LK_LOCK if wait else api.LK_NBLCK, 1)
+                return True
+            except OSError as error:
+                if error.errno not in (errno.EACCES, errno.EDEADLK):
+                    raise
+            if not wait:
+                return False
+    finally:
+        os.lseek(file, position, os.SEEK_SET)
+
+
+def this_program() -> list[str]:
+    """How to start this very program, in absolute paths."""
+    import zipfile
+
+    program = Path(sys.argv[0]).resolve()
+    # A .pyz may have been renamed to `sediment`; the .exe that pip makes is a zip file, too.
+    if program.suffix == ".py" or (program.suffix != ".exe" and zipfile.is_zipfile(program)):
+        return [sys.executable, str(program)]
+    return [str(program)]
+
+
+def folder_entries(folder: Path) -> list[os.DirEntry[str]]:
+    """What is in a folder, sorted by name; nothing where it cannot be read."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError:  # it has just gone, or may not be read
+        return []
+
+
+def why_closed(folder: str | Path) -> str:
+    """Why a folder cannot be listed; "" where it can, or is not there."""
+    try:
+        os.scandir(folder).close()
+    except PermissionError as error:
+        return f"cannot be read ({error.strerror})"
+    except OSError:
+        return ""
+    return ""

@@ -30,6 +30,7 @@ from typing import Any
 import apsw
 
 import sediment as core
+from sediment_ext import systems
 
 TRANSCRIPT_LINE = 2**25  # bytes: a prompt with several pictures; longer lines are output of tools
 TRANSCRIPT_HEAD = 100  # lines that tell a session's folder, or that it is one
@@ -41,7 +42,7 @@ def closed_folders(top: Path) -> Iterator[tuple[Path, str]]:
     for _ in os.walk(top, onerror=failed.append):
         pass
     folders = (Path(error.filename) for error in failed)
-    return ((folder, why) for folder in folders if (why := core.why_closed(folder)))
+    return ((folder, why) for folder in folders if (why := systems.why_closed(folder)))
 
 
 # Marks around what recall adds to a prompt, the first at the beginning of a line.

@@ -6,14 +6,13 @@ import contextlib
 import functools
 import os
 import re
-import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
 import sediment as core
-from sediment_ext import files
+from sediment_ext import files, systems
 
 ARCHIVE = "archive"  # the folder of archived notes
 
@@ -60,8 +59,8 @@ def walk(
         folder, rules, is_chosen = todo.pop()
         if not enter(folder):
             continue
-        entries = core.folder_entries(folder)
-        if not entries and (why := core.why_closed(folder)):
+        entries = systems.folder_entries(folder)
+        if not entries and (why := systems.why_closed(folder)):
             skip(folder, why)
         rules = ignored_in(folder) + rules  # the nearest decides
         has_notes = folder.name == core.NOTES_FOLDER or any(
@@ -214,6 +213,8 @@ def _ignored_besides(root: Path) -> tuple[_Rule, ...]:
 
 def _git_path(own: Path, name: str) -> str:
     """A path that git's configuration has for a checkout, whoever set it; "" where it has none."""
+    import subprocess
+
     words = ["git", "--git-dir", str(own), "config", "--type=path", "--get", name]
     folder = core.home() or own.anchor  # not in the checkout: PATH may have "." in it
     options = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": core.GIT_TIMEOUT}
@@ -246,3 +247,10 @@ def toward(paths: Iterable[Path]) -> Callable[[Path], bool]:
     wanted = set(paths)
     above = {folder for path in wanted for folder in path.parents}
     return lambda path: path in above or not wanted.isdisjoint([path, *path.parents])
+
+
+def check_not_root(path: Path) -> Path:
+    """The path itself; core.InvalidInput for the root of a disk."""
+    if path == Path(path.anchor):
+        raise core.InvalidInput(f"all of {path} is too much: name a folder in it")
+    return path

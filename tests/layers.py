@@ -27,6 +27,7 @@ USES: dict[str, set[str]] = {
     "notes": {"files", "markdown", "systems", "walking"},
     "repair": {"sync.machines"},
     "settings_files": {"systems"},
+    "transcripts": {"systems"},
     "sync.commands": {"sync.places", "systems"},
     "sync.folder": {"sync.merge", "sync.places", "systems"},
     "sync.git": {"sync.folder", "sync.places"},
@@ -42,7 +43,7 @@ USES: dict[str, set[str]] = {
         "sync.merge",
         "sync.places",
     },
-    "walking": {"files"},
+    "walking": {"files", "systems"},
     "watching": {"files", "walking"},
 }
 BANNER = re.compile(r"^# -{93}\n# (.+)\n", re.MULTILINE)

@@ -29,6 +29,7 @@ from storage import TIMEOUT, consistent, open_memory, shared_encoder, values
 import sediment
 import sediment_ext.files
 import sediment_ext.notes
+import sediment_ext.systems
 import sediment_ext.walking
 from sediment import (
     DatabaseError,
@@ -439,8 +440,10 @@ def test_many_files_that_are_named_are_looked_for_once(
         (folder / name).write_text(f"Line {name}.\n")
     memory.index([folder])
     listed: list[Path] = []
-    entries = sediment.folder_entries
-    monkeypatch.setattr(sediment, "folder_entries", lambda top: listed.append(top) or entries(top))
+    entries = sediment_ext.systems.folder_entries
+    monkeypatch.setattr(
+        sediment_ext.systems, "folder_entries", lambda top: listed.append(top) or entries(top)
+    )
     answer = memory.index(names)
     assert (answer["files"], answer["chunks"], answer["changes"]) == (50, 50, [])
     assert len(listed) < 10
@@ -2323,9 +2326,9 @@ def test_folders_that_have_not_changed_are_not_looked_into(
     memory: Memory, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed: list[str] = []
-    entries = sediment.folder_entries
+    entries = sediment_ext.systems.folder_entries
     monkeypatch.setattr(
-        sediment, "folder_entries", lambda top: listed.append(top.name) or entries(top)
+        sediment_ext.systems, "folder_entries", lambda top: listed.append(top.name) or entries(top)
     )
     for name in ("docs/a/b", "docs/c", "notes"):
         (folder / name).mkdir(parents=True)

@@ -139,10 +139,10 @@ def test_a_lock_is_one_process_s(tmp_path: Path) -> None:
     for system in ("linux", "darwin"):
         path = tmp_path / system
         with open(path, "ab") as file, open(path, "ab") as other:
-            assert sediment.lock_file(file)
-            assert not sediment.lock_file(other, wait=False)
+            assert sediment_ext.systems.lock_file(file)
+            assert not sediment_ext.systems.lock_file(other, wait=False)
         with open(path, "ab") as other:
-            assert sediment.lock_file(other, wait=False)
+            assert sediment_ext.systems.lock_file(other, wait=False)
 
 
 def test_a_lock_on_windows_keeps_nobody_from_reading(tmp_path: Path, windows: Windows) -> None:
@@ -150,11 +150,11 @@ def test_a_lock_on_windows_keeps_nobody_from_reading(tmp_path: Path, windows: Wi
     path.write_bytes(b"one line\n")
     with open(path, "r+b", buffering=0) as file:
         file.seek(4)
-        assert sediment.lock_file(file)
+        assert sediment_ext.systems.lock_file(file)
         assert file.read() == b"line\n"
         assert windows.locks == [(1, 2**31 - 2, 1)]
         windows.held = 1
-        assert not sediment.lock_file(file, wait=False)
+        assert not sediment_ext.systems.lock_file(file, wait=False)
         assert windows.locks[1:] == [(2, 2**31 - 2, 1)]
 
 
@@ -163,7 +163,7 @@ def test_a_lock_on_windows_is_waited_for_longer_than_windows_does(
 ) -> None:
     windows.held = 3
     with open(tmp_path / "file", "ab") as file:
-        assert sediment.lock_file(file)
+        assert sediment_ext.systems.lock_file(file)
     assert len(windows.locks) == 4
 
 
@@ -175,7 +175,7 @@ def test_what_is_wrong_with_a_file_that_is_locked_on_windows_is_told(
 
     monkeypatch.setattr(sys.modules["msvcrt"], "locking", locking)
     with open(tmp_path / "file", "ab") as file, pytest.raises(OSError, match="disk is gone"):
-        sediment.lock_file(file)
+        sediment_ext.systems.lock_file(file)
 
 
 # Files

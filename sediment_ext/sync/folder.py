@@ -40,13 +40,13 @@ class Folder:
     # Files as such
 
     def _machines(self) -> list[str]:
-        entries = core.folder_entries(self.top)
+        entries = systems.folder_entries(self.top)
         return [entry.name for entry in entries if entry.name.isprintable() and entry.is_dir()]
 
     def _files(self, machine: str) -> dict[str, str]:
         """The files of a machine, each with a tag that changes with it: SIZE:TIME or SIZE:BLOB."""
         found = {}
-        for entry in core.folder_entries(self.top / machine):
+        for entry in systems.folder_entries(self.top / machine):
             with contextlib.suppress(OSError):
                 if entry.name.endswith(".jsonl") and entry.name.isprintable():
                     status = entry.stat()
@@ -245,7 +245,9 @@ class Folder:
         """Tell the others how far this machine has read; a patch of the cursor."""
         patch = self._erase_in_left(cursor)
         own = (
-            entry.name for entry in core.folder_entries(self.top / self.me.name) if entry.is_file()
+            entry.name
+            for entry in systems.folder_entries(self.top / self.me.name)
+            if entry.is_file()
         )
         facts = {"v": places.RECORD_VERSION, "host": self.me.host, "person": self.me.person}
         facts |= {"t": t, "read": self._read, "seen": int(time.time())}
