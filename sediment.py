@@ -1570,14 +1570,10 @@ def languages_of() -> dict[str, list[str]]:
 # ---------------------------------------------------------------------------------------------
 # Secrets
 #
-# A memory is kept for years and shown to whoever asks, so what looks like a credential is
-# replaced before it is stored, logged or embedded. A known form is redacted in doubt: one that
-# was harmless costs a look-up, one that is kept costs a new key.
-#
-# Any other secret is known by its name: any words and a word for a secret (`_NAMES`), something
-# that gives it a value, or nothing (`_FORMS`), and the value. The value goes if it looks as much
-# like a secret as its name and its form demand (`_strength`), and is not written in place of one
-# (`_is_literal`). All that is judged by the sentences in tests/test_secrets.py.
+# A memory is kept for years and shown to whoever asks, so what looks like a credential is replaced
+# before it is stored, logged or embedded. Some have a known form (assets/credentials.txt). Others
+# are known by a name and by how much their value looks like a secret (assets/secrets.txt,
+# `_strength`). tests/test_secrets.py judges all of that.
 # ---------------------------------------------------------------------------------------------
 
 
@@ -1598,68 +1594,8 @@ def marked_forms() -> dict[str, list[tuple[str, int, str, LazyPattern]]]:
     return marked
 
 
-# The last words of names for secrets, in lower case; the kind of secret; and how much its value
-# must look like one (`_strength`), in a setting (NAME=) and elsewhere. Each alternative begins with
-# a letter, by which re skips what has none of them.
-_NAMES = {
-    r"passw(?:or[dt]s?|d)|passphrase|seed phrase|recovery phrase|passcode|pwd|kennwort"
-    r"|mot[ _-]de[ _-]passe|contrase(?:ñ|n\u0303?)a": ("password", 1, 1),
-    # of languages whose ordinary words are not known
-    "parola(?: d['’]ordine)?|senha|palavra-passe|wachtwoord|lösenord(?:et)?|passord(?:et)?"
-    "|adgangskoden?|salasana|hasło|heslo|jelszó|şifre(?:si)?|пароль|סיסמה|كلمة (?:السر|المرور)"
-    "|पासवर्ड|รหัสผ่าน|mật khẩu|kata sandi|密码|密碼|口令|パスワード|비밀번호": ("password", 1, 3),
-    "pass|pw|psk|mdp|requirepass|masterauth|κωδικός|c(?<!palabra c)lave(?: de api)?": (
-        "password", 1, 4
-    ),
-    "secret|credentials?": ("secret", 4, 5),
-    "token|auth": ("token", 5, 5),
-    "key|schlüssel|clé(?: d['’])?(?: ?api)?": ("key", 5, 6),
-}  # fmt: skip
-_NAME = LazyPattern(
-    rf"({'|'.join(_NAMES)})"
-    r"(?:[_-]?(?:prod(?:uction)?|dev|staging|test|live|old|new|\d{1,2})|(?<=key)_base)?"
-    r"(?:(?!\w)|(?<=[码碼令ド호น]))"
-)
-# Words before "key" that make it secret, and words before "key" or "token" that make it public.
-_SECRET_KEY = LazyPattern(
-    r"(?:access|account|admin|api|app|auth|client|deploy|encryption|license|master|private|secret"
-    r"|service|session|shared|signing|storage|webhook)[ _.-]?$"
-)
-_PUBLIC_KEY = LazyPattern(
-    r"(?:cache|primary|sort|foreign|pub|public|partition|row|hash|index|idempotency|lookup|object"
-    r"|bucket|host|registry|group|routing|natural|unique|search|site|page|next|publishable|lock"
-    r"|change|request|continuation|cursor|csrf|xsrf|build|commit|content|state)[ _-]?$"
-    r"|(?:hash|sum|sha1) of (?:the |an? )?$"
-)
-# What closes a name, its type, its number, a line of dots: password", password: str =, password #1:
-_CLOSE = LazyPattern(
-    r"""(?:\\?["'`]\]?|\*\*)?(?:[ \t]?:[ \t]?[\w&.\[\]<>|]{1,30}(?= = ))?"""
-    r"(?: ?(?:#|[Nn]o\. ?)\d{1,2}(?= ?[:=]))?(?: ?[.…_-][ .…_-]{0,60}+(?=[:=]))?"
-)
-_SIGN = (  # `value` as in {name: PASSWORD, value: x}
-    r"""(?:["']? ?[,:{]?\s{0,20}\\?["']?(?:value|default)\\?["']?)?"""
-    r"[ \t]*(?:[:=]>|[:?+]?={1,3}|!=|%3[DdAa](?:%20)?|:-?(?![:?])"
-    r"| (?:\||-|–|—|→|->|<-)(?= ))(?:\*\*)?"
-)
-_BLOCK = (  # of YAML, to the first line of the value
-    r"[|>][-+\d]{0,2}[ \t]{0,9}(?:#[^\n]{0,99})?(?:[ \t]{0,40}\r?\n){1,3}(?P<indent>[ \t]{1,40})"
-)
-_ANY = r"(?: (?![iI]s\b|[wW]as\b|- )[\w@%'’/-]{1,40}+(?:\.[\w@'’/-]{1,40}){0,4}+)"  # a word
-_FOR = (
-    r"(?: (?i:for|of|on|in|to|für|vo[nm]|zu[mr]?|de[rsl]?|d[ui]|pour|para|per|dell[ao]|do|till"
-    rf"|för|от|для|к|d['’]\w{{1,40}}){_ANY}{{0,9}}+(?::\d{{2,5}}(?=:))?"
-    r"| [(\[][\w .,-]{1,40}[)\]])"
-)
-_IS = (
-    r" (?:(?i:is|was|ha(?:s|ve)(?: now)? been(?= \w+ to))(?: (?:now|still|currently|always|just))?"
-    r"(?: (?:changed|set|reset|updated|rotated)\w* to)?|(?:changed|set|reset) to):?"
-)
-_IST = (
-    r" (?i:is|was|(?:will|should|must) be|ist|war|lautet|hei(?:ß|ss)t|est|était|es|era|è|é|wurde"
-    r" (?:\w+ ){0,3}auf|är|er|je|jest|este|είναι"
-    r"|(?:a été|ha sido|fue|è stat[ao]) \w+ (?:en|à|a|in|por|par))"
-    r"(?: (?i:jetzt|nun|noch|immer|wieder|maintenant|désormais|toujours|ahora|ora|adesso))*+:?"
-)
+# Several words that end their clause, behind a colon, an equals sign or "is".
+_SAID = LazyPattern(r"(?:[:=]|\b(?:is|ist|est|es)) $")
 
 
 class _Form(NamedTuple):
@@ -1671,100 +1607,46 @@ class _Form(NamedTuple):
     before: LazyPattern  # what must stand before the name
 
 
-_FORMS = [
-    _Form(closed, loose, LazyPattern(between), LazyPattern(before))
-    for closed, loose, between, before in (
-        # password: |, and the value on lines of its own
-        (2, 4, rf"{_SIGN} ?{_BLOCK}", ""),
-        # password: x, PASSWORD=x, password → x, | password | x |
-        (2, 3, rf"(?! [:?+]?= [^\"'`]){_SIGN}[ \t]{{0,9}}(?:\*\* ?)?(?=\S)", ""),
-        # password = x, on a line of its own; in a program a plain word is a variable
-        (2, 3, " = ", r"(?:^|\n)[\w.-]*$"),
-        (3, 3, r" [:?+]?= ", ""),
-        # password:⏎ x
-        (4, 5, rf"{_SIGN}[ \t]{{0,9}}\r?\n\s{{0,9}}", ""),
-        # ## Password⏎⏎ x
-        (5, 5, r" ?#{0,6}(?:\r?\n){1,2}(?=\S{6,200}+\s*?(?:\n|$))", r"(?:^|\n)#{1,6} [\w /-]*$"),
-        # Password⏎x
-        (4, 4, r"[ \t]?\r?\n(?=\S{6,200}+\s*?(?:\n|$))", r"(?:^|\n)[ \t]*$"),
-        # <password>x</password>
-        (2, 3, r">(?=[^<>\s]{1,200}</)", ""),
-        # password for the server: x, the password (prod) is now x
-        (2, 3, rf"(?:{_FOR} ?[:=]|{_FOR}?{_IS}) ", ""),
-        # the token that CI uses is x, das Passwort für den Server lautet x, пароль для базы - x
-        (3, 4, rf"(?:{_ANY}{{0,8}}?{_IST}|{_FOR} [–—-]|(?<=hasło)(?: do{_ANY}{{1,4}}?)? to) ", ""),
-        # パスワードは x
-        (3, 4, r""" ?(?:：|[是为為はが는은](?= ?["'「]?[!-~]{6}))\s{0,9}""", ""),
-        # --password x
-        (2, 3, r"[ \t]{1,9}(?!-)", r"(?:^|\s)--?[\w-]*$"),
-        # changed the password to x
-        (4, 4, " (?:to|from|auf|en|à) ", r"\b(?i:set|chang|reset|rotat|updat)\w* (?:\w+ ){0,3}$"),
-        # password("x", login with password x
-        (4, 4, r"""[,(](?= ?["']) ?| \(?|[ \t]{1,9}""", ""),
-    )
-]  # fmt: skip
-# Several words that end their clause, behind a colon, an equals sign or "is".
-_SAID = LazyPattern(r"(?:[:=]|\b(?:is|ist|est|es)) $")
-_PHRASE = LazyPattern(
-    r"""([^\s"'`<>,;:|=()\0-]{2,30}(?: (?!-)[^\s"'`<>,;:|=()\0]{1,30}){1,23}?)"""
-    r"(?<!\.)(?=[.,;]? *(?:\r?\n|$)|[,;] )"
-)
-# Anything in quotes, or to the next space; unless that is an assignment itself.
-_VALUE = LazyPattern(
-    r"""
-    (?! [bfru]{0,2}[\\"'`]{0,4}[\w.-]{0,20}(?i:passw|secret|token|key|pwd)\w{0,9}[=:]
-      | [|>][-+\d]{0,2}(?:\s|$) )
-    (?: [$@]?[bfruBFRU]{0,2} (?P<quote> \\? (?:["']{3}|["'`]) )
-          (?P<quoted> (?: [^\\"'`\n\0]{1,60} | (?<=\w)''(?=\w)
-            | (?!(?P=quote)) (?: \\. | [^\n\0] ) ){1,40}+ )
-          (?P=quote)
-      | (?: ["'`](?![\s+.,)|]) )?
-        (?P<bare> (?: [^\s"'`,;&<\\\0]{1,60} | \\(?![nrt]) | <(?![/A-Za-z])
-          | [,;&] (?! [ ]?[\w.-]{1,30}[ ]?[=:] | [#\w]{2,6}; | \s | $ ) ){1,10}+ ) )
-    """,
-    re.VERBOSE,
-)
+class _Rules(NamedTuple):
+    """What assets/secrets.txt says of secrets that are known by a name."""
+
+    names: dict[str, tuple[str, int, int]]  # a name's end -> kind, strength in a setting, elsewhere
+    forms: list[_Form]
+    patterns: dict[str, LazyPattern]  # by the head of their block
+
+
+@functools.cache
+def _rules() -> _Rules:
+    names: dict[str, tuple[str, int, int]] = {}
+    forms: list[_Form] = []
+    sources: dict[str, str] = {}
+    blocks = r"^([\w ]+):\n((?: {4}.*\n)+)"
+    for head, lines in re.findall(blocks, asset("secrets.txt"), re.MULTILINE):
+        source = lines.replace("\n    ", "")[4:-1]
+        source = re.sub(r"\{([A-Z]+)\}", lambda part: sources[part[1]], source)
+        kind, *facts = head.split()
+        if kind == "name":
+            names[source] = facts[0], int(facts[1]), int(facts[2])
+        elif kind == "form":
+            closed, loose = map(int, facts)
+            forms.append(_Form(closed, loose, LazyPattern(source), LazyPattern("")))
+        elif kind == "behind":
+            forms[-1] = forms[-1]._replace(before=LazyPattern(source))
+        else:
+            sources[head] = source
+    sources["name"] = f"({'|'.join(names)}){sources['ending']}"
+    return _Rules(names, forms, {head: LazyPattern(source) for head, source in sources.items()})
+
+
+def _pattern(head: str) -> LazyPattern:
+    return _rules().patterns[head]
+
+
 _INNER = LazyPattern(  # x/token=y, x%26user%3Dy
     r"[/?](?=[\w.-]{0,20}(?i:passw\w{0,9}|secret|token|key|pwd)[=:])|%26(?=[\w.-]{1,30}%3[Dd])"
 )
-_REST = LazyPattern(r"[^\s\"'`\0]*")  # of a value that is longer than `_VALUE` reads
+_REST = LazyPattern(r"[^\s\"'`\0]*")  # of a value that is longer than the pattern "value" reads
 _ENDS = LazyPattern(r"[.!]?(?:\s*$|\s*\n|[\"'`<;&])|\s+[-\\]")
-# What manuals write in place of a secret.
-_EXAMPLE = LazyPattern(
-    r"(?i)example|placeholder|change.?(?:me|this|it)|replace.?(?:me|this|with)|your[\W_]|dummy"
-    r"|(?-i:x{5}|X{5})|[*•#.]{3}|…|_{4}|redacted|\btodo\b|\binsert\b"
-    r"|(?:my|some|test|fake|the)[\W_]?(?:secret|passw|token|(?:api[\W_]?)?key)"
-)
-# What refers to a secret or is none: a variable, a template, a path, an address, a cipher.
-_REFERENCE = LazyPattern(
-    r"\$[A-Z_]+$|\$[a-z_]+$|\$[A-Za-z_]\w*(?:->|::|\[|\.\w|:\w)|'?`|\W*(?:%[sdr]\W*)+$|%\w+%$"
-    r"|(?:&lt;|[{<(\[]{1,3}%?)[\w\s.:/|*+=!(-]*[})>\]]*$|[$#@]\{|[$%]\(|&lt;|\[[0^Aa]|\\f"
-    r"|.*(?:\$\{[A-Z_]{2}|[$#]?\{(?:\d|[a-z_][\w.]*)?\}|\w://)|function\b|\w+=>"
-    r"|[!@*&:]+[A-Za-z_.]+\d{0,2}$|arn:|ssh-|0x(?:\w{1,8}|\w{40})$|[\s+,.)&].*[\s+,.(&]$|[0-9A-F]{40}$"
-    r"|[~.]{0,2}/[A-Z]?[a-z_.-]{2,}\d{0,2}/[\w./-]*$|~?\.{0,2}/[a-z_.-]+$|[Nn]/[Aa]$|SHA\d+:"
-    r"|[\w.-]+:\d{2,5}$|\d{4}-\d\d-\d\d|[\w/]+\.\w+::|[A-Z]{2,9}-\d{1,6}$|v?\d+(?:\.\d+)+$|\d{1,3}(?:[-–]\d{1,4}|\+)$|[a-z-]+-[\da-z]{8,10}-[\da-z]{5}$"
-    r"|(?i:(?:sha|md|base|utf|oauth|argon|pbkdf|aes|rsa|[hr]s)[-_]?\d{1,4}[a-z-]{0,8}|v\d+|\d{1,3}-[^\W\d_]+)$"
-)
-# What programs write in place of a secret: a call, a subscript, an attribute, a variable.
-_CODE = LazyPattern(
-    r"[&*!@]*[A-Za-z_][\w.:>-]*(?:[(\[][\w\s.,:()\[\]=*&$+/>-]*|<[\w\s,<>&:]*)$"
-    r"|[&*!]*[A-Za-z_]\w*(?:(?:\??\.|->|::)[A-Za-z_]+\d{0,2})+$"
-    r"|[a-z]\w*(?:\.[a-z]\w*)*\.(?:[A-Z][a-z\d]*+)++(?:\{.*)?$|[a-z]+(?:_[a-z]+)+\d?$"
-    r"|\w*(?:Auth|Credential|Key|Password|Secret|Token)(?:s|Types?)?$"
-    r"|(?i:pass(?:wd|word)?|pwd?|secret|token|key|credentials?)\d{0,2}$"
-)
-# Words that describe a secret, its type or its place, beside those of `function_words.json`.
-_ORDINARY = LazyPattern(
-    r"(?i)always|never|cannot|none|null?|nil|true|false|empty|blank|unset|default|optional|reset"
-    r"|mandatory|(?:in)?(?:correct|valid)|weak|wrong|strong|secure|str|string|text|(?:var)?char"
-    r"|bytes|bytearray|int|integer|number|bool|boolean|object|password|passw?d?|passphrase|secret"
-    r"|token|key|hidden|sample|option|command|plain|plaintext|prompt|input|value|field|login|user"
-    r"|username|name|e?mail|hash|length|policy|rotation|manager|due|done|gone|lost|known|kept|set"
-    r"|sent|new|old|long|short|public|bad|good|easy|hard|see|ask|check|vault|siehe|voir|см"
-    r"|falsch|richtig|(?:un)?gültig|erforderlich|nötig|leer|geheim|obligat\w+|requi[sr]\w*"
-    r"|oubli\w+|olvid\w+|richiest\w|dimentic\w+|sbagliat\w|vac[ií][ao]|vuot[ao]|vide"
-    r"|(?-i:[A-Za-z]?[a-z]{1,18}(?:s|ed|ing|ive|[ai]ble))"
-)
 _WORDS_BEFORE = LazyPattern(r"(?:\w{1,20}[ _-]){0,2}[a-z]{0,20}")  # a name that heads a column
 _ROW = LazyPattern(r"[^\n]+")
 _LETTERS = r"(?:[^\W\d]|[\u0300-\u0eff])++"  # and marks on them
@@ -1892,7 +1774,7 @@ def _credentials(text: str, lowered: str) -> Iterator[tuple[int, int, str]]:
             if match.re.groups:
                 is_secret = _is_literal(value)
             else:
-                is_secret = _WORD_START.match(text, start) and not _EXAMPLE.search(value[:100])
+                is_secret = _WORD_START.match(text, start) and not _is_example(value)
             if is_secret:
                 yield start, end, kind
 
@@ -1900,9 +1782,9 @@ def _credentials(text: str, lowered: str) -> Iterator[tuple[int, int, str]]:
 def _assigned(text: str, lowered: str) -> Iterator[tuple[int, int, str]]:
     """(start, end, kind) of the values that are given to names for secrets."""
     end = 0  # of the last secret: names within it are none
-    for name in _NAME.finditer(lowered):
+    for name in _pattern("name").finditer(lowered):
         if name.start() >= end and (row := _kind_of(name, text)):
-            found = (_given(text, name, form, *row[1:]) for form in _FORMS)
+            found = (_given(text, name, form, *row[1:]) for form in _rules().forms)
             if span := next(filter(None, found), None):
                 end = span[1]
                 yield *span, row[0]
@@ -1912,15 +1794,15 @@ def _given(
     text: str, name: re.Match[str], form: _Form, in_setting: int, elsewhere: int
 ) -> tuple[int, int] | None:
     """(start, end) of the secret that the name is given in this form."""
-    link = form.between.match(text, _CLOSE.match(text, name.end()).end())
+    link = form.between.match(text, _pattern("close").match(text, name.end()).end())
     if not link or not form.before.search(text[max(name.start() - 40, 0) : name.start()]):
         return None
     in_block = "indent" in link.groupdict()
     if elsewhere < 4 and (in_block or _SAID.search(link[0])):
-        phrase = _PHRASE.match(text, link.end())
+        phrase = _pattern("phrase").match(text, link.end())
         if phrase and _strength(phrase[1]) >= (form.closed if in_block else 4):
             return phrase.start(1), _end_of(text, *phrase.span(1), link)
-    given = _VALUE.match(text, link.end())
+    given = _pattern("value").match(text, link.end())
     if not given:
         return None
     start, stop = given.span("quoted" if given["quoted"] else "bare")
@@ -1935,7 +1817,7 @@ def _given(
 
 
 def _end_of(text: str, start: int, stop: int, link: re.Match[str]) -> int:
-    """Where a secret ends that is longer than `_VALUE` reads, or indented under its name."""
+    """Where a secret ends that is longer than its pattern reads, or indented under its name."""
     if stop - start >= 500:
         stop = _REST.match(text, stop).end()
     if indent := link.groupdict().get("indent"):
@@ -1944,16 +1826,17 @@ def _end_of(text: str, start: int, stop: int, link: re.Match[str]) -> int:
 
 
 def _kind_of(name: re.Match[str], text: str) -> tuple[str, int, int] | None:
-    """The row of `_NAMES` for a name; None if it is the end of another word, or a public key."""
+    """The rule for a name; None if it is the end of another word, or a public key."""
     begin, word = name.start(), text[name.start() : name.end()]
     before = name.string[max(begin - 40, 0) : begin]
-    kind, setting, least = next(_NAMES[all] for all in _NAMES if re.fullmatch(all, name[1]))
-    is_secret_key = kind == "key" and _SECRET_KEY.search(before)
+    rows = _rules().names.items()
+    kind, setting, least = next(row for end, row in rows if re.fullmatch(end, name[1]))
+    is_secret_key = kind == "key" and _pattern("secret key").search(before)
     is_camel_case = word[0].isupper() and text[begin - 1].islower()
     is_within_word = before[-1:].isalpha() and word.isascii() and not is_camel_case
     if is_within_word and len(name[1]) < 5 and not is_secret_key:
         return None
-    if name[1] in ("key", "token") and _PUBLIC_KEY.search(before):
+    if name[1] in ("key", "token") and _pattern("public key").search(before):
         return None
     return kind, setting, 5 if is_secret_key else least
 
@@ -1977,11 +1860,11 @@ def _head_of_table(
 ) -> tuple[list[tuple[str, int, int] | None], str]:
     """The rule for each column that the line names, and the sign between them; or [] and ""."""
     sign = next((sign for sign in "|\t;," if sign in line[0]), "")
-    if not sign or not _NAME.search(lowered, *line.span()):
+    if not sign or not _pattern("name").search(lowered, *line.span()):
         return [], ""
     head = []
     for start, stop in _cells(line, sign):
-        name = _NAME.search(lowered, start, stop)
+        name = _pattern("name").search(lowered, start, stop)
         is_name = name and name.end() == stop and _WORDS_BEFORE.fullmatch(text, start, name.start())
         head.append(_kind_of(name, text) if is_name else None)
     return (head, sign) if any(head) else ([], "")
@@ -2045,7 +1928,7 @@ def _strength_of_words(value: str, is_mixed: bool) -> int:
         return 2 if is_disguised else 0
     if is_mixed or re.search(r"\d{4}|\d[!?#$]", value):
         return 4
-    ordinary = filter(_ORDINARY.fullmatch, words)
+    ordinary = filter(_pattern("ordinary").fullmatch, words)
     is_plain = set(ordinary) - {"correct"} and not re.search(r"\d", value)  # horse battery staple
     if len(words) >= PASSPHRASE and value.replace(" ", "").isalnum() and not is_plain:
         return 4
@@ -2055,8 +1938,16 @@ def _strength_of_words(value: str, is_mixed: bool) -> int:
 def _is_ordinary(value: str) -> bool:
     """Whether a third of its words describe a secret or its type, or tell nothing."""
     words = [word for word in re.split(r"[\W_]*[ _'’-][\W_]*", value.lower()) if not word.isdigit()]
-    plain = [word for word in words if _ORDINARY.fullmatch(word) or word in languages_of()]
-    return 3 * len(plain) >= len(words)
+    return 3 * sum(map(_is_plain_word, words)) >= len(words)
+
+
+def _is_plain_word(word: str) -> bool:
+    """Whether a word describes a secret or its type, or is a function word."""
+    return bool(_pattern("ordinary").fullmatch(word)) or word.lower() in languages_of()
+
+
+def _is_example(value: str) -> bool:
+    return _pattern("example").search(value[:100]) is not None
 
 
 def _mixed(part: str) -> bool:
@@ -2068,15 +1959,15 @@ def _mixed(part: str) -> bool:
 
 def _is_value(value: str, needed: int, is_quoted: bool = False) -> bool:
     """Whether it is a secret where that needs this strength."""
-    is_code = not is_quoted and _CODE.match(value[:200])
+    is_code = not is_quoted and _pattern("code").match(value[:200])
     return _strength(value[:80]) >= needed and _is_literal(value) and not is_code
 
 
 def _is_literal(value: str) -> bool:
     """Whether it is a value itself, not something that stands for one."""
     word = value.strip("<>[](){}\"'`.!?")
-    is_none = _EXAMPLE.search(value[:100]) or _REFERENCE.match(value) or _ORDINARY.fullmatch(word)
-    return not (is_none or word.lower() in languages_of()) and len(set(value)) > 1
+    is_none = _is_example(value) or _pattern("reference").match(value) or _is_plain_word(word)
+    return not is_none and len(set(value)) > 1
 
 
 # ---------------------------------------------------------------------------------------------

@@ -1851,7 +1851,8 @@ def test_every_form_in_the_file_of_credentials_is_looked_for() -> None:
 def test_secrets_are_found_in_a_checkout_with_the_line_ends_of_windows(tmp_path: Path) -> None:
     top = Path(__file__).resolve().parents[1]
     (tmp_path / "assets").mkdir()
-    for name in ("sediment.py", "assets/credentials.txt"):
+    files = ("credentials.txt", "function_words.json", "secrets.txt")
+    for name in ("sediment.py", *(f"assets/{file}" for file in files)):
         (tmp_path / name).write_bytes((top / name).read_bytes().replace(b"\n", b"\r\n"))
     script = "import sediment, sys; print(sediment.redact(sys.argv[1])[0])"
     command = [sys.executable, "-c", script, "ghp_" + alnum()]
