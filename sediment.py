@@ -121,8 +121,8 @@ if TYPE_CHECKING:
 else:
 
     class _Module:
-        """Stands for a module until that is used, and then makes way for it: many commands need
-        none of these, and numpy alone takes longer to load than they do."""
+        """Stands for a module until it is used; numpy alone takes longer to load than most
+        commands."""
 
         def __init__(self, title: str) -> None:
             self._title = title
@@ -140,8 +140,7 @@ else:
     globals().update({title: _Module(title) for title in _USED_LATER})
 
     class _Tuples(type):
-        """Makes the classes of `NamedTuple` as typing's own does, but for a look at each annotation
-        that takes 9 ms of every start."""
+        """Makes NamedTuple classes without typing's checks, which take 9 ms of every start."""
 
         def __new__(cls, title: str, bases: tuple[type, ...], members: dict[str, Any]) -> type:
             if not bases:
@@ -345,8 +344,8 @@ LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 class SedimentError(Exception):
-    """Something the user or agent can put right; `str(error)` is one line that says how. The
-    `advice` at its end names commands; agents, who have tools, read the `reason` alone."""
+    """Something the user or agent can put right; `str(error)` says how in one line. Its end, the
+    `advice`, names commands; agents read the `reason` alone."""
 
     def __init__(self, reason: str, advice: str = "") -> None:
         super().__init__(reason + advice)
@@ -500,11 +499,8 @@ def home() -> Path | None:
 
 
 def default_database() -> Path:
-    """Where the database is unless somebody says otherwise.
-
-    On Linux it depends on HOME alone, not on XDG_DATA_HOME: some clients start servers without
-    that, and would use another database than the shell.
-    """
+    """Where the database is by default. On Linux that depends on HOME alone: some clients start
+    servers without XDG_DATA_HOME."""
     folder = home()
     if folder is None:
         raise DatabaseError("there is no home folder to keep the database in: use --db")
@@ -525,7 +521,7 @@ def cache_dir() -> Path:
 
 
 def remedy(program: Path | None = None) -> str:
-    """What to do when a file of the program in this folder (by default our own) is missing or
+    """What to do if a file of the program in this folder (by default ours) is missing or
     damaged."""
     program = program or Path(__file__).resolve().parent
     if cache_dir().resolve() in program.resolve().parents:  # the .pyz unpacks itself again
@@ -537,14 +533,13 @@ _Read = TypeVar("_Read", bound=Callable[..., Any])
 
 
 def restore_program() -> bool:
-    """Write again what is missing or damaged of the program's files; whether that could be done.
-    Only a .pyz can, and puts a function of its own in the place of this one."""
+    """Write missing or damaged files of the program again; returns whether that worked. A .pyz
+    replaces this function by one that can."""
     return False
 
 
 def restoring(read: _Read) -> _Read:
-    """A function that reads files of the program. Where it fails, the program is restored, and the
-    function called once more: something may have emptied the cache."""
+    """Decorate a reader of program files: if it fails, restore the program and try once more."""
 
     @functools.wraps(read)
     def reading(*args: Any) -> Any:
@@ -640,8 +635,8 @@ def handle_signals(handler: Any) -> None:
 
 
 def interrupted() -> threading.Event:
-    """Raise KeyboardInterrupt at the signals that end a program. Returns what is set by then, too:
-    Python only prints an error that is raised while it tidies up, as it does at each import."""
+    """Raise KeyboardInterrupt at the signals that end a program. The event is set by then, too:
+    Python swallows an error that is raised while it tidies up."""
     event = threading.Event()
 
     def interrupt(*_: object) -> None:
@@ -656,8 +651,8 @@ def interrupted() -> threading.Event:
 
 
 def replace_file(draft: Path, path: Path) -> None:
-    """Put `draft` in the place of `path` in one step. On Windows that fails while any process,
-    such as a virus scanner, reads `path`; so it is tried again for a second."""
+    """Put `draft` in the place of `path` in one step. On Windows that fails while any process reads
+    `path`, so it is tried again for a second."""
     for pause in (0.01, 0.03, 0.1, 0.3, 0.6) if sys.platform == "win32" else ():
         with contextlib.suppress(PermissionError):
             return os.replace(draft, path)
@@ -706,8 +701,8 @@ def library_advice(remedy: str) -> str:
 
 
 def instant(seconds: float) -> datetime:
-    """Unix seconds as a time in UTC; ValueError where no date has it. Not by `fromtimestamp`, which
-    on Windows takes nothing before 1970 or after 3000."""
+    """Unix seconds as a UTC time, also where Windows has none; raises ValueError outside all
+    dates."""
     try:
         return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
     except OverflowError:
@@ -723,8 +718,7 @@ def to_local(moment: datetime) -> datetime:
 
 
 def shell_line(words: Sequence[str], *, powershell: bool = False) -> str:
-    """Words quoted and joined into a command line for the shell: on Windows for cmd.exe or for
-    PowerShell."""
+    """Words quoted and joined for the shell; on Windows for cmd.exe or PowerShell."""
     if sys.platform != "win32":
         return shlex.join(words)
     if powershell:
@@ -770,8 +764,8 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
 
 
 def place_new_file(draft: Path, target: Path) -> None:
-    """Give a finished file a name that is free. Raises FileExistsError where it is not. Where a
-    disk knows no links the name is held by an empty file for a moment."""
+    """Give a finished file a name that is free, or raise FileExistsError. Where a disk knows no
+    links, an empty file holds the name for a moment."""
     try:
         os.link(draft, target)  # unlike renaming, this replaces no file
     except FileExistsError:
@@ -811,8 +805,8 @@ def plain_text(path: Path) -> str:
 
 
 def draft_of(path: Path) -> Path:
-    """The name that a file has until it is whole. It names this thread, and this process, by which
-    `abandoned_drafts` finds the drafts of killed ones."""
+    """The name of a file until it is whole. It has this thread's and process's id, by which
+    `abandoned_drafts` finds the drafts of killed processes."""
     thread = threading.current_thread()
     suffix = "" if thread is threading.main_thread() else f".{thread.ident}"
     return path.with_name(f"{path.name}{suffix}.{os.getpid()}.tmp")
@@ -986,8 +980,8 @@ def check_ranking(name: str | None) -> str:
 
 
 def check_weights(vector: float | None, text: float | None) -> tuple[float, float] | None:
-    """The weights of vectors and words, which sum to 1, as asked for or as configured; None leaves
-    them to the query. If only one is given, the other is the rest of 1."""
+    """The weights of vectors and words, which sum to 1, as given or configured; if only one is, the
+    other is the rest. None leaves them to the query."""
     meaning, words = _weight(vector, "vector_weight"), _weight(text, "text_weight")
     if meaning is None and words is None:
         return None
@@ -1029,8 +1023,8 @@ def shown_value(value: object) -> str:
 
 
 def parse_moment(value: object, now: float | None = None, *, end: bool = False) -> int:
-    """Unix seconds from unix seconds, or from a time as `parse_period` reads it. An hour, a day or
-    a month stands for its beginning; with `end`, for its last second."""
+    """Unix seconds from a number or from a time as `parse_period` reads it. A day or month stands
+    for its beginning; with `end`, for its last second."""
     if isinstance(value, str):
         first, after = parse_period(value, now, about=False)
         return after - 1 if end else first
@@ -1042,11 +1036,8 @@ def parse_moment(value: object, now: float | None = None, *, end: bool = False) 
 
 
 def parse_period(text: str, now: float | None = None, *, about: bool = True) -> tuple[int, int]:
-    """The period that some words or an ISO 8601 time mean: [start, end) in unix seconds.
-
-    Without a zone it is local time. An instant is a second long; "2 weeks ago" is all of that
-    week, or without `about` that day. InvalidInput if no time is meant.
-    """
+    """The period [start, end), in unix seconds, that words or an ISO 8601 time mean in local time.
+    "2 weeks ago" is all of that week, or without `about` that day. Raises InvalidInput."""
     words = " ".join(text.lower().split())
     local_now = datetime.fromtimestamp(time.time() if now is None else now)
     with contextlib.suppress(ValueError, OverflowError, OSError):
@@ -1301,8 +1292,7 @@ def _asked_period(match: re.Match[str], now: float | None) -> tuple[int, int]:
 
 
 def _is_definite(match: re.Match[str]) -> bool:
-    """Whether a time in a question says of itself which one it is. A weekday, or a month or day
-    without its year, may be the next one, or no time at all."""
+    """Whether a time says which one it is. A weekday, or a month without a year, may lie ahead."""
     since = (match["edge"] or "").lower() == "since"
     return since or _DEFINITE_TIME.fullmatch(match["last"] or match["time"]) is not None
 
@@ -1325,8 +1315,8 @@ def _at_or_beside(match: re.Match[str], now: float | None) -> tuple[int, int]:
 
 
 def parse_age(value: object) -> int:
-    """Unix seconds from an age ("90d", "12w", "1y"), or from a time as `parse_moment` takes it; a
-    number in a string is neither, since it has no unit."""
+    """Unix seconds from an age ("90d", "12w", "1y") or a time; a bare number in a string has no
+    unit and is refused."""
     match = _AGE.fullmatch(value.strip()) if isinstance(value, str) else None
     if not match:
         try:
@@ -1363,8 +1353,7 @@ def similarity_text(score: float) -> str:
 
 
 def matching_form(text: str) -> str:
-    """A text as it is compared with a question: in NFKC, so that full and half width are one; a
-    symbol stays what it is, since it is a word."""
+    """A text as it is matched: in NFKC, so that full and half width are one. Symbols stay."""
     return text if text.isascii() else _NO_SYMBOLS.sub(_to_nfkc, text)
 
 
@@ -1373,8 +1362,8 @@ def _to_nfkc(run: re.Match[str]) -> str:
 
 
 def spaced(text: str) -> str:
-    """The text for the word index: each sign and letter of an unspaced script is a word, and a
-    number with its thousands apart is one word more behind all."""
+    """The text for the word index: each sign and letter of an unspaced script is a word, and
+    numbers with separate thousands are added as one word each."""
     text = matching_form(text)
     numbers = "".join(f" {_digits(number)}" for number in _GROUPED.finditer(text))
     text = _signed(text) + numbers
@@ -1404,12 +1393,10 @@ def _sign_for(symbol: re.Match[str]) -> str:
 
 
 def query_phrases(query: str) -> Iterator[tuple[str, int, int]]:
-    """The query's terms as the word index has them: (phrase for FTS5, unquoted, start, end), the
-    latter two of characters of the query.
+    """The query's terms as the word index has them: (phrase for FTS5, unquoted, start, end).
 
-    Neighbouring letters of an unspaced script are looked up in pairs (the index splits at marks),
-    what is written as one word also as a whole, and a number without the signs in it.
-    """
+    Letters of an unspaced script are looked up in pairs, what is written as one word also as a
+    whole, and a number without the signs in it."""
     for number in _GROUPED.finditer(query):
         yield _digits(number), number.start(), number.end()
     query = _signed(_GROUPED.sub(lambda number: " " * len(number[0]), query))
@@ -1433,12 +1420,11 @@ def _lowered(words: str) -> str:
 
 
 def normalized(text: str) -> str:
-    """The text in the form in which it is compared with those that are stored.
+    """The form in which texts count as the same.
 
-    Case counts, since it does in a path or a password, but for the first word's capital. Closing
-    punctuation, kinds of quotes and dashes, and spaces do not count. Line ends and indentation do
-    where a line is indented, as in code.
-    """
+    Case counts, since it does in paths and passwords, except for the first word's capital. Closing
+    punctuation, kinds of quotes and dashes, and spaces do not count; line ends and indentation
+    count where a line is indented, as in code."""
     text = _tidied(text)
     if not _LAID_OUT.search(text):
         text = " ".join(text.split())
@@ -1579,9 +1565,8 @@ def languages_of() -> dict[str, list[str]]:
 
 @functools.cache
 def marked_forms() -> dict[str, list[tuple[str, int, str, LazyPattern]]]:
-    """The marks in assets/credentials.txt, each as (mark, number of its form, kind, form), by the
-    rarest character of a mark, or by "" if all of it is common: of a text without that character,
-    no mark is looked for."""
+    """The forms in assets/credentials.txt as (mark, number of its form, kind, form), by the rarest
+    character of a mark: a text without that character is not searched for the mark."""
     marked: dict[str, list[tuple[str, int, str, LazyPattern]]] = {}
     blocks = r"^([\w ]+): ((?:\S.*\n)+)((?: {4}.*\n)+)"
     found = re.findall(blocks, asset("credentials.txt"), re.MULTILINE)
@@ -1666,9 +1651,8 @@ UNCLOSED = "all after an unclosed <private>"  # a kind of what was taken out, be
 def redact(
     text: str, secrets: bool = True, lines: bool = False, known: dict[str, str] | None = None
 ) -> tuple[str, list[str]]:
-    """The text without its secrets, and the kinds of what was taken out; without `secrets`, only
-    what is private goes. With `lines` it keeps as many lines as it had. `known` are secrets and
-    their kinds that go, too, wherever they stand; those of the text that may come again join."""
+    """The text without its secrets, and their kinds; without `secrets` only private parts go.
+    `lines` keeps the number of lines. `known` secrets go too, and those of this text join them."""
     all_kinds: list[str] = []
     known = {} if known is None else known
     scan = functools.partial(_redacted, secrets=secrets, lines=lines, known=known)
@@ -1988,9 +1972,8 @@ class Chunk(NamedTuple):
 
 
 def split_text(text: str, fits: Callable[[str], bool]) -> list[Chunk]:
-    """One chunk of a short text; else chunks of at most CHUNK_MAX characters with a context. Each
-    satisfies `fits`, its context included, but for a single character that does not: it must not
-    be lost. Everything but white space is in some chunk, and only neighbours in prose overlap."""
+    """One chunk of a short text, else chunks of at most CHUNK_MAX characters with a context. Each
+    satisfies `fits`, except a single character that does not. Only neighbours in prose overlap."""
     if len(text) <= CHUNK_THRESHOLD and fits(matching_form(text)):
         start, end = _trim(text, 0, len(text))
         return [Chunk(start, end, "")] if start < end else []
@@ -2068,7 +2051,7 @@ def _is_json(text: str) -> bool:
 
 def _is_yaml(text: str) -> bool:
     """Whether it has keys at the top, and in the first column only what YAML allows, each key once.
-    That keeps out code, letters and transcripts ("Ann: ...", many times)."""
+    That keeps out code, letters and transcripts."""
     pairs = sum(1 for line in text.split("\n", 10)[:10] if _YAML_PAIR.match(line))
     if pairs < (1 if text.startswith("---") else 2):
         return False
@@ -2085,8 +2068,8 @@ def _is_yaml(text: str) -> bool:
 
 
 def _is_markdown(text: str) -> bool:
-    """Whether it has headings outside code fences, and no more lines of a program than of "## ":
-    "# " begins a comment in half the languages, "## " hardly ever."""
+    """Whether it has headings outside code fences, and no more program lines than "## ": in half
+    the languages "# " begins a comment."""
     if not _HEADING_LINE.search(text) or not next(headings_in(text), None):
         return False
     lines = [line for _, line in unfenced_lines(text)]
@@ -2260,8 +2243,8 @@ def _fitting(text: str, chunk: Chunk, fits: Callable[[str], bool], prose: bool) 
 
 
 def _overlapping(text: str, chunks: list[Chunk], fits: Callable[[str], bool]) -> Iterator[Chunk]:
-    """The chunks of a section of prose, each begun with the last words of the one before. It is
-    done last, when it is known what fits, so that no chunk has repeated words only."""
+    """The chunks of a section of prose, each begun with the last words of the one before. Last,
+    when it is known what fits, so that no chunk only repeats."""
     yield from chunks[:1]
     for before, chunk in pairwise(chunks):
         target = before.end - CHUNK_OVERLAP
@@ -2899,9 +2882,9 @@ class Database:
     def transaction(
         self, wait: int = BUSY_TIMEOUT, create: bool = True
     ) -> Iterator[apsw.Connection]:
-        """One write, whole or not at all, on disk when the block ends. Raises DatabaseError when
-        the file cannot be written, or not within `wait` ms. Without `create`, a file that is not
-        there is not made: the block sees an empty database, and what it writes is dropped."""
+        """One write, whole or not at all, on disk when the block ends. Raises DatabaseError if
+        the file cannot be written within `wait` ms. Without `create`, a missing file stays
+        missing: the block sees an empty database, and what it writes is dropped."""
         with self.translate_errors():
             connection = self._begin(wait, create)
             with _committing(connection):
@@ -2909,16 +2892,15 @@ class Database:
                 yield connection
 
     def _name_copy(self, connection: apsw.Connection) -> None:
-        """Before a write, give the copy of a file that syncs a machine name of its own. Another
-        inode tells that it may be a copy."""
+        """Before a write, give the copy of a file that syncs a machine name of its own."""
         if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'clock'").get:
             mark = connection.execute("SELECT mark FROM clock").get
             if f":{os.stat(self.path).st_ino}:" not in mark:
                 name_machine(connection, self.path)
 
     def _begin(self, wait: int, create: bool) -> apsw.Connection:
-        """A connection in a write transaction. Where the file was exchanged while it waited for
-        that, it begins anew: nobody would read what is written into the old one."""
+        """A connection in a write transaction; it begins again if the file was exchanged while it
+        waited."""
         while True:
             connection = self.writer() if create else self.reader()
             connection.set_busy_handler(make_busy_handler(wait))
@@ -2975,8 +2957,8 @@ class Database:
             raise NotFound(f"there is no database at {self.path} yet")
 
     def version(self) -> tuple[Any, ...]:
-        """Within a snapshot, a value that changes with every write of anybody. Threads have
-        different ones: it is the file's identity, this connection's number, and its own count."""
+        """Within a snapshot, a value that changes with every write of anybody: the file's identity,
+        this connection's number and its own count."""
         local = self._local
         return local.identity, local.serial, self.reader().data_version()
 
@@ -3021,9 +3003,9 @@ class Database:
         connection.set_busy_handler(make_busy_handler())
 
     def wipe(self, texts: Iterable[str]) -> None:
-        """Leave nothing of erased texts in the file's pages. SQLite zeroes what it deletes, but not
-        what stayed in a page when it moved rows to another before: then the file is written anew,
-        unless there is no room for that, or somebody else locks it for long."""
+        """Leave nothing of erased texts in the file. SQLite zeroes what it deletes, but not
+        copies that it left when it moved rows: then the file is written anew, if there is room
+        for that."""
         self.checkpoint()
         parts = [part for text in texts for part in _telling_parts(text)]
         if len(parts) > SEARCHED_PARTS or self._holds(parts):
@@ -3033,8 +3015,7 @@ class Database:
 
     def _holds(self, parts: list[str]) -> bool:
         """Whether the file's bytes have one of these parts that no row has. They are read through
-        SQLite: to open and close the file beside it would drop all locks of this process (POSIX),
-        and the next program that ends would take the log for nobody's."""
+        SQLite: closing the file beside it would drop all locks of this process (POSIX)."""
         sql = "SELECT value FROM json_each(?) WHERE NOT EXISTS(SELECT 1 FROM items"
         rows = self.rows(f"{sql} WHERE instr(content, value))", json.dumps(parts))
         sought = [part.encode() for (part,) in rows]
@@ -3048,8 +3029,7 @@ class Database:
         return False
 
     def refuse_own(self, given: str | Path) -> None:
-        """Raises InvalidInput for a name, by any link, of the file or of what SQLite keeps beside
-        it: to write there would destroy it."""
+        """Raises InvalidInput for any name of the file, or of what SQLite keeps beside it."""
         file, path = os.path.realpath(self.path), absolute_path(given)
         for own in (f"{file}{suffix}" for suffix in ("", "-wal", "-shm", "-journal")):
             same = os.path.realpath(path) == own
@@ -3059,8 +3039,8 @@ class Database:
                 raise InvalidInput(f"{given} is the database or a part of it: choose another name")
 
     def close(self) -> None:
-        """Close every thread's connection; one that a thread is using closes with that thread. If
-        the disk fails now, no answered change is lost."""
+        """Close every thread's connection; one that is in use closes with its thread. A disk
+        that fails now loses no answered change."""
         with self._lock:
             for connection in self._all:
                 with contextlib.suppress(apsw.IOError, apsw.ThreadingViolationError):
@@ -3186,8 +3166,7 @@ _FULL = f"cannot grow, the disk is full: free some space{_NOT_MADE}"
 
 
 def _no_room(path: Path) -> bool:
-    """Whether the disk has too little room for a log's index, without which not even a reader can
-    open the file."""
+    """Whether the disk has too little room for a log's index, which even a reader needs."""
     with contextlib.suppress(OSError):
         return free_bytes(path.parent) < LOG_INDEX_BYTES
     return False
@@ -3200,8 +3179,7 @@ def _log_names(path: Path) -> str:
 
 
 def check_log(path: Path) -> None:
-    """Raises DatabaseError for the log of a file that was moved away: SQLite would delete it for a
-    new one, and with it what was stored last."""
+    """Raises DatabaseError for the log of a file that was moved away: SQLite would delete it."""
     with contextlib.suppress(OSError):  # there is no log
         # The log first: whoever makes the file just now has a log only when something is in it.
         logged = os.stat(f"{real_path(path)}-wal").st_size
@@ -3211,8 +3189,7 @@ def check_log(path: Path) -> None:
 
 
 def stemmer() -> Callable[[str], list[tuple[str, str]]]:
-    """A function from a text to its words in their order, as (the word index's stem, the word in
-    lower case)."""
+    """A function from a text to its words in order, as (the word index's stem, lower-case word)."""
     connection = apsw.Connection(":memory:")
     tokenizer = connection.fts5_tokenizer("porter", ["unicode61", "remove_diacritics", "2"])
     lock = threading.Lock()
@@ -3263,8 +3240,7 @@ _serials = itertools.count()  # of connections
 
 
 def create_private(path: Path) -> None:
-    """Create an empty file that only this user can read, if there is none, and its folders
-    likewise. Raises DatabaseError."""
+    """Create an empty file and its folders, private to this user. Raises DatabaseError."""
     try:
         _create_private(path)
     except FileExistsError:
@@ -3305,8 +3281,8 @@ def _stamps(path: Path) -> list[Any]:
 
 
 def _check_place(path: Path) -> None:
-    """Raises DatabaseError for a path at which no database can be, or only somebody else's: who
-    sets up a link to a stranger's file may mean harm."""
+    """Raises DatabaseError for a path where no database can be, or for a link to somebody else's
+    file, which may mean harm."""
     if path.is_dir():
         raise DatabaseError(f"{path} is a folder: --db takes a file, e.g. memory.db")
     if os.path.exists(path) and not path.is_file():
@@ -3359,8 +3335,7 @@ def _telling_parts(text: str) -> Iterator[str]:
 
 
 def make_busy_handler(wait: int = BUSY_TIMEOUT) -> Callable[[int], bool]:
-    """A busy handler: it pauses for a random time, and tells whether to try for the lock again;
-    not after `wait` ms."""
+    """A busy handler that pauses for a random time and gives up after `wait` ms."""
     deadline = 0.0
 
     def again(tries: int) -> bool:
@@ -3393,8 +3368,8 @@ _POSTINGS = "CREATE VIRTUAL TABLE temp.postings USING fts5vocab(main, words, ins
 
 
 def load_distance(connection: apsw.Connection) -> bool:
-    """Load sqlite-vec's distance functions; False where it has no build for this system. It is
-    loaded by path, since its package imports numpy."""
+    """Load sqlite-vec's distance functions, by path since its package imports numpy; False where it
+    has no build for this system."""
     from importlib.util import find_spec
 
     spec = find_spec("sqlite_vec")
@@ -3414,8 +3389,7 @@ def copy_database(
     source: apsw.Connection, target: Path, fault: Callable[[apsw.Connection], str] | None = None
 ) -> None:
     """Copy what was committed into one file, whole or not at all, while others go on writing.
-    Raises DatabaseError when there is something at `target`, or no room for it, or the copy has
-    such a `fault`."""
+    Raises DatabaseError if `target` exists, there is no room, or the copy has a `fault`."""
     if os.path.lexists(target):
         raise DatabaseError(f"{target} is there already: choose another name")
     draft = draft_of(target)
@@ -3476,8 +3450,7 @@ def note_copy(connection: apsw.Connection, copy: Path) -> None:
 
 
 def copies(database: Database) -> list[str]:
-    """The noted copies of this file that are still there, and drafts of them that a killed process
-    left."""
+    """The noted copies of this file that still exist, and drafts of them that were abandoned."""
     rows = database.rows("SELECT substr(key, 6) FROM meta WHERE key GLOB 'copy:*'")
     paths = (path for (copy,) in rows for path in (copy, *map(str, abandoned_drafts(Path(copy)))))
     return list(dict.fromkeys(filter(os.path.lexists, paths)))
@@ -3519,8 +3492,7 @@ def version_fault(connection: apsw.Connection, path: Path) -> DatabaseError | No
 
 
 def check_compatible(connection: apsw.Connection, path: Path) -> None:
-    """Refuse another program's database, one of another version, and triggers that are not ours,
-    which would run with each change."""
+    """Refuse another program's database, another version, and triggers that are not ours."""
     tables = connection.execute("SELECT count(*) FROM sqlite_schema").get
     if tables and connection.pragma("application_id") != APPLICATION_ID:
         raise another_programs(path)
@@ -3557,8 +3529,7 @@ def missing_in_schema(connection: apsw.Connection) -> list[str]:
 
 
 def _migrate(connection: apsw.Connection, path: Path) -> None:
-    """Bring a file to the newest version, in one transaction; before that is committed, an older
-    file is copied."""
+    """Bring a file to the newest version in one transaction, after a copy of an older file."""
     if connection.pragma("user_version") >= max(MIGRATIONS):
         return
     if connection.readonly("main"):
@@ -3576,8 +3547,7 @@ def _migrate(connection: apsw.Connection, path: Path) -> None:
 
 
 def _upgrade(connection: apsw.Connection, until: int | None = None) -> None:
-    """Make the tables of an empty file, and run the migrations that a file has not seen, up to the
-    one to version `until`."""
+    """Make the tables of an empty file, or run the migrations up to the one to version `until`."""
     version = connection.pragma("user_version")
     if not version:
         connection.execute(asset("schema.sql"))
@@ -3647,8 +3617,7 @@ def _path_text(path: Path) -> str:
 
 
 def config_id(root: Path) -> str | None:
-    """The project id in a folder's .sediment/config. Only a UUID counts: a commit's id follows from
-    the repository itself, and an id that a person made up is given with --project."""
+    """The project id in a folder's .sediment/config; only a UUID counts."""
     id = _read_json(root / ".sediment" / "config").get("project_id")
     return id if isinstance(id, str) and UUID_FORM.fullmatch(id) else None
 
@@ -3665,11 +3634,8 @@ def git_folders(root: Path) -> tuple[Path, Path] | None:
 
 
 def git_id(root: Path) -> str | None:
-    """The id of the main branch's root commit; "" before the first commit.
-
-    None without git or the whole history, and where git does not answer in time: it is not asked
-    again then.
-    """
+    """The id of the main branch's root commit; "" before the first commit. None without git or the
+    whole history, and where git did not answer in time."""
     folders = git_folders(root)
     if folders is None or os.path.exists(folders[1] / "shallow") or folders[1] in _SILENT_GIT:
         return None
@@ -3691,7 +3657,7 @@ def git_id(root: Path) -> str | None:
 
 def _git(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run git on a git folder, which may come from anybody: it fetches nothing, whatever the
-    folder's configuration asks for, and these commands start no other program."""
+    configuration says, and these commands start no other program."""
     # In a git hook, GIT_DIR and others name the hook's repository, whatever the folder.
     env = environment(left_out="GIT_") | {"GIT_DIR": str(folder), "GIT_CONFIG_GLOBAL": os.devnull}
     env |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"}
@@ -3709,9 +3675,8 @@ def _folder_exists(folder: Path | None) -> bool:
 
 
 def _made_at(repository: Path) -> str:
-    """INODE:TIME of a git folder, which tells it from a later one at the same path. That one may
-    have the same inode, so the time is of a file that git writes when it makes a repository and
-    seldom or never again."""
+    """INODE:TIME of a git folder, which tells it from a later one at the same path. The time is
+    of a file that git writes when it makes a repository."""
     for name in ("description", "config"):
         with contextlib.suppress(OSError):
             return f"{repository.stat().st_ino}:{(repository / name).stat().st_mtime_ns}"
@@ -3724,8 +3689,8 @@ def _git_key(repository: Path) -> str:
 
 
 def _folder_key(root: Path) -> str:
-    """The key of a folder without an id in its config: its path; of a repository also the time of a
-    file that git writes once, since another repository may come to the same path."""
+    """The key of a folder without an id in its config: its path, and of a repository also when it
+    was made."""
     if folders := git_folders(root):
         with contextlib.suppress(OSError):
             made = (folders[1] / "description").stat().st_mtime_ns
@@ -3734,8 +3699,7 @@ def _folder_key(root: Path) -> str:
 
 
 def check_project(given: object) -> str:
-    """The id of a project as given; InvalidInput for what `--project` would take for a folder: no
-    command could name such a project."""
+    """The id of a project as given; InvalidInput for what --project would take for a folder."""
     id = check_id(given)
     if id[0] in "/.~" or id[-1] in ("/", os.sep):
         advice = "give its id, which `stats` tells there"
@@ -3799,8 +3763,8 @@ class Projects:
         return row["project_id"] not in (None, self.current())
 
     def option(self) -> str:
-        """What a command needs to reach a project that was named, wherever it is typed: " --project
-        ID"; else nothing. Which one the working folder has is not asked, as git may be slow."""
+        """ " --project ID" if the project was named, for commands to copy; else nothing, since to
+        find the working folder's project may take git time."""
         is_named = self.given is not None or self._named is not None
         project = self.current() if is_named else None
         return f" {project_option(project)}" if project else ""
@@ -3812,17 +3776,14 @@ class Projects:
         return "the home folder and / are none"
 
     def doubt(self) -> str:
-        """A remark where the given id has no memories yet and is the name of a folder here, which
-        was perhaps meant; else ""."""
+        """A remark if the given id is new here and also the name of a folder; else ""."""
         if self.given is None or not os.path.isdir(self.given) or self._has_items(self.given):
             return ""
         return f" (a new project; the folder is ./{self.given}, with a slash)"
 
     def current(self, create: bool = False) -> str | None:
-        """The project id; None when there is none (yet).
-
-        With `create` a folder gets an id. Only that writes: .sediment/config, or a record.
-        """
+        """The project id; None when there is none (yet). With `create` a folder gets one: only that
+        writes, .sediment/config or a record."""
         if self.given is not None:
             if create:
                 refuse_credential("project", self.given)
@@ -3834,8 +3795,8 @@ class Projects:
         return self._last
 
     def _id_of_root(self, root: Path, create: bool, in_folder: bool = True) -> str | None:
-        """The id of a folder. With `create` a new folder gets one: a record and, with `in_folder`,
-        a config with it."""
+        """The id of a folder. With `create` a new one gets a record and, with `in_folder`, a
+        config."""
         git_project = self._git_project(root, create)
         known = self._known(root, git_project)
         if git_project and known and self._has_given(root, known):
@@ -3851,8 +3812,8 @@ class Projects:
         return known
 
     def _known(self, root: Path, git_project: str | None) -> str | None:
-        """The id of a folder by its config or its record. A record under whose id something is
-        stored goes before what another database has written into the config since."""
+        """The id of a folder by its config or its record. A record with memories goes before what
+        another database has written into the config since."""
         configured, recorded = self._configured(root, git_project), self._recorded_for(root)
         if recorded and configured not in self._ids_of(root) and self._has_items(recorded):
             return recorded
@@ -3862,8 +3823,8 @@ class Projects:
         return self._recorded(f"given:{place}") or self._recorded(f"named:{place}")
 
     def _keep_in_folder(self, root: Path, project: str) -> None:
-        """Write the id into a folder's config where that has none: it was emptied, or the id has
-        stood in a record alone, since a conversation in the folder came first."""
+        """Write the id into a folder's config if that has none: it was emptied, or a
+        conversation came before the first memory."""
         key = _folder_key(root)
         is_ours = self._recorded(key) in (project, None)
         if config_id(root) is None and is_ours and self._write_config(root, project):
@@ -3873,8 +3834,8 @@ class Projects:
                 connection.execute("INSERT OR REPLACE INTO projects VALUES(?, ?)", row)
 
     def of_folder(self, folder: str) -> str | None:
-        """The project of a folder that somebody worked in, and that may be gone by now; it gets a
-        record if it is new. Nothing is written into the folder."""
+        """The project of a folder that somebody worked in, and that may be gone; a new one gets a
+        record. Nothing is written into the folder."""
         path = Path(folder)
         projects = Projects(self.database, None, path)
         root = projects.root if os.path.isdir(path) else path
@@ -3913,8 +3874,8 @@ class Projects:
         return {id for (id,) in self.database.rows(sql, _folder_key(root), *keys)}
 
     def _git_project(self, root: Path, create: bool) -> str | None:
-        """The repository's id by its record; without one, as git tells it. "" before the first
-        commit, None outside git."""
+        """The repository's id by its record, else as git tells it; "" before the first commit, None
+        outside git."""
         if (folders := git_folders(root)) is None:
             return None
         if project := self._recorded(key := _git_key(folders[1])):
@@ -3925,9 +3886,8 @@ class Projects:
         return project
 
     def start_anew(self) -> str:
-        """Give this clone of a repository an id of its own, and return it; else it shares one with
-        all that have its root commit, as clones of a template have. InvalidInput where it has one
-        of its own already."""
+        """Give this clone an id of its own, since it shares one with all clones of its root commit.
+        Raises InvalidInput if there is nothing to part."""
         root = self.root
         folders = git_folders(root) if root else None
         if not folders or not _GIT_ID.fullmatch(self.current() or ""):
@@ -3956,8 +3916,8 @@ class Projects:
         return id or None
 
     def _moved_here(self, kind: str, made: str) -> str | None:
-        """The id of a repository, known by when it was made, that is gone from its recorded path:
-        it was moved."""
+        """The id of a repository, known by when it was made, that is gone from its recorded
+        path."""
         sql = "SELECT location, project_id FROM projects WHERE location LIKE ? || ':%:' || ?"
         for key, id in self.database.rows(sql, kind, made):
             if not os.path.exists(key[len(kind) + 1 : -len(made) - 1]):
@@ -3973,8 +3933,8 @@ class Projects:
             connection.execute("INSERT OR REPLACE INTO projects VALUES(?, ?)", (key, project))
 
     def _has_given(self, root: Path, project: str) -> bool:
-        """Whether this database made up the id for this very folder. A checkout's config may name
-        any id, and must not take what others have stored under it."""
+        """Whether this database made up the id for this folder: a checkout's config may name any
+        id."""
         return project in (self._recorded(f"given:{_path_text(root)}"), self._recorded_for(root))
 
     def _has_items(self, project: str) -> bool:
@@ -3982,8 +3942,8 @@ class Projects:
         return bool(self.database.value(sql, project))
 
     def _moved(self, root: Path, old: str, new: str, create: bool) -> str:
-        """The id of a folder that had an id from here and is a repository with a commit now: what
-        is stored is moved to the repository's id. Without `create` it is only read where it is."""
+        """The id of a folder that had one from here and is now a repository with a commit: its
+        memories move to the repository's id. Without `create` it is only read."""
         if not create:
             return new if self._has_items(new) else old
         with self.database.transaction() as connection:
@@ -3994,8 +3954,7 @@ class Projects:
         return new
 
     def _invent(self, root: Path, git_project: str | None, in_folder: bool) -> str:
-        """A new UUID, in the folder's config; in a record alone where that cannot or must not be
-        written, as in a repository without a commit."""
+        """A new UUID, in the folder's config, or in a record if that must not be written."""
         with self.database.transaction() as connection:  # one process at a time
             if known := self._configured(root, git_project) or self._recorded_for(root):
                 return known  # another process was quicker
@@ -4018,9 +3977,8 @@ class Projects:
 
 
 def place_to_write(given: str | Path, root: Path | None) -> Path:
-    """The path of a file to write, with links followed. Those in the project at `root` may not lead
-    out of it, and none may lead into a .git, where a setting may start programs: a checkout, which
-    may come from anybody, must not decide what else is written. InvalidInput says what is wrong."""
+    """The path of a file to write, with links followed. A checkout may come from anybody, so no
+    link may lead out of the project at `root` or into a .git. Raises InvalidInput."""
     path, named = whole_path(given), Path(os.path.abspath(absolute_path(given)))
     above = map(whole_path, named.parents)
     if root and not is_in(path, root) and any(is_in(folder, root) for folder in above):
@@ -4084,8 +4042,8 @@ def link(
 
 
 class Shown(NamedTuple):
-    """What one answer showed: a hash of its question, the ids of its results, and those of them
-    that are linked for it, since they fit the question and are no other project's."""
+    """What one answer showed: a hash of its question, the ids of its results, and those that fit
+    the question and are of this project, which are linked."""
 
     question: bytes
     ids: list[str]
@@ -4140,8 +4098,7 @@ def count_validation(connection: apsw.Connection, id: str) -> None:
 
 
 def links_of(database: Database, ids: Iterable[str], project: str | None) -> list[Link]:
-    """The strong and the often counted edges between these items and live ones that this project
-    may read, best first."""
+    """The strong or often counted edges from these items to live ones in reach, best first."""
     half = (
         "SELECT e.{0} AS id, e.{1} AS other, edge_type, rel_type, strength, count"
         " FROM json_each(?1) j JOIN graph_edges e ON e.{0} = j.value JOIN items i ON i.id = e.{1}"
@@ -4157,11 +4114,8 @@ def links_of(database: Database, ids: Iterable[str], project: str | None) -> lis
 
 
 def carry_edges(connection: apsw.Connection, old: str, new: str) -> list[list[Any]]:
-    """Copy an item's edges to the one that replaces it.
-
-    Returns what that added, for `take_back_edges`: [from, to, kind, count, whether it is new,
-    hashes of questions].
-    """
+    """Copy an item's edges to the one that replaces it. Returns what that added, for
+    `take_back_edges`: [from, to, kind, count, whether it is new, hashes of questions]."""
     added = []
     sql = (
         "SELECT from_id, to_id, edge_type, strength, rel_type, last_at, created_at,"
@@ -4242,8 +4196,7 @@ def add_history(
 
 
 def link_clusters(connection: apsw.Connection, a: str, b: str) -> int:
-    """Link two related items, and each that is related to both of them, as siblings; returns how
-    many edges are new."""
+    """Link two related items and their common neighbours as siblings; returns the new edges."""
     sql = (
         "SELECT to_id FROM graph_edges WHERE from_id = ?1 AND edge_type = 'related'"
         " UNION SELECT from_id FROM graph_edges WHERE to_id = ?1 AND edge_type = 'related'"
@@ -4307,12 +4260,8 @@ def insert_item(connection: apsw.Connection, item: Item) -> bool:
 
 
 def insert_items(connection: apsw.Connection, items: Iterable[Item]) -> list[str]:
-    """Write items and their rows in other tables, but for those whose id is taken; returns the ids
-    of what was written.
-
-    Words come last, and together: FTS5 flushes what it has in memory before each statement that
-    can be rolled back alone, as the one that writes an item.
-    """
+    """Write items whose id is free and their rows in other tables; returns their ids. Words come
+    last: FTS5 flushes its memory before each statement that can be rolled back alone."""
     written, words = list[tuple[str, str, int]](), list[tuple[int, str, str]]()
     for item in items:
         if (seq := _insert_row(connection, item)) is not None:
@@ -4376,11 +4325,9 @@ def end_item(
 ) -> None:
     """Hide an item behind its successor, at the time `at` (None: now); nothing of it is lost.
 
-    Its own edges and counts stay as they are, for `restore_item`. A successor that says the same
-    (`by` is "merge" or "repeat") gets a copy of them, and history records what that added.
-    `beside`: the successor was live before, so that it stays when this is undone. `was`: why and
-    when the successor had ended before, for a redo.
-    """
+    A successor that says the same (`by` is "merge" or "repeat") gets a copy of its edges and
+    counts, which history records. `beside`: the successor was live before, and stays if this is
+    undone. `was`: why and when the successor had ended before, for a redo."""
     now = int(time.time())
     connection.execute(
         "UPDATE items SET ended_at = max(created_at, ?), ended_by = ?, successor = ? WHERE id = ?",
@@ -4400,8 +4347,7 @@ def end_item(
 
 
 def ended_when(old: int, new: int) -> int | None:
-    """When an item created at `old` ended by one created at `new`: then, if that is later; else now
-    (None)."""
+    """When an item created at `old` ended, by one created at `new`; None means now."""
     return new if new > old else None
 
 
@@ -4413,8 +4359,8 @@ STOOD_BESIDE = (
 
 
 def restore_item(connection: apsw.Connection, old: str) -> tuple[str, str | None]:
-    """Undo `end_item`: the item is live again, and its successor keeps what is its own. Returns why
-    it had ended, and the successor's id if that is still there."""
+    """Undo `end_item`. Returns why the item had ended, and the id of its successor if that is still
+    there."""
     sql = (
         "SELECT s.id, i.ended_by, h.id, h.detail FROM items i"
         " LEFT JOIN items s ON s.id = i.successor"
@@ -4438,8 +4384,8 @@ def restore_item(connection: apsw.Connection, old: str) -> tuple[str, str | None
 def _take_back_merge(
     connection: apsw.Connection, successor: str, event: int, added: list[list[Any]]
 ) -> None:
-    """Take back the edges that a merge has added, but for what other merges still bring: all are
-    taken back, the last first, and those carried again."""
+    """Take back the edges that a merge added. Other merges may have brought the same ones, so all
+    are taken back, the last first, and those of the others carried again."""
     if not added:
         return
     sql = (
@@ -4487,7 +4433,7 @@ def texts_of(
 
 def erase_item(connection: apsw.Connection, id: str, *, alone: bool = False) -> int:
     """Remove an item, and unless `alone` the versions hidden behind it, from every table; returns
-    how many items that were."""
+    how many that were."""
     sql = (
         "WITH RECURSIVE lineage(id) AS (SELECT ?1 UNION"
         " SELECT items.id FROM items JOIN lineage ON items.successor = lineage.id AND NOT ?2)"
@@ -4568,8 +4514,7 @@ def with_time(name: str, seconds: int) -> dict[str, Any]:
 
 
 def stored_among(database: Database, ids: Iterable[str]) -> set[str]:
-    """Those of these ids that stored memories have, and not parts of files or conversations: an
-    import may give its rows the ids of such parts, which then take others."""
+    """The ids that stored memories have: an import may take ids of parts of files."""
     sql = "SELECT id FROM items WHERE file IS NULL AND id IN (SELECT value FROM json_each(?))"
     return {id for (id,) in database.rows(sql, json.dumps(list(ids)))}
 
@@ -4601,8 +4546,7 @@ def source_fields(row: dict[str, Any], projects: Projects) -> dict[str, str]:
 
 
 def items_as_returned(projects: Projects, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What is returned of each item that is asked for or listed: its facts, its source, and its
-    author where another machine stored it."""
+    """What list and get return of each item: facts, source, and the author elsewhere."""
     by_id = authors_by_id(projects.database, (row["id"] for row in rows))
     return [_listed(row) | source_fields(row, projects) | by_id.get(row["id"], {}) for row in rows]
 
@@ -4626,8 +4570,7 @@ def same_model(database: Database, model: Model) -> bool:
 
 
 def _is_model(model: Model, digest: str | None, probe: str | None) -> bool:
-    """Whether a file's vectors are of this model, by the model's digest that the file has and, of a
-    service, its vector of PROBE (hex)."""
+    """Whether a file's vectors are of this model, by its digest and a service's vector of PROBE."""
     if not (digest and probe and model.probe):
         return digest in (None, model.digest)
     before, now = (stack_vectors([(vector,)])[0] for vector in (bytes.fromhex(probe), model.probe))
@@ -4653,8 +4596,8 @@ def prepare_item(
     project: str | None,
     created: int,
 ) -> Item:
-    """Everything that takes time, before the transaction: chunks and, of a shorter text, their
-    vectors; without a database the vectors are made later."""
+    """Everything that takes time, before the transaction: chunks and, of a shorter text, vectors.
+    Without a database the vectors are made later."""
     encoder.begin_loading()
     chunks = split_text(content, encoder.fits)
     vectors: list[bytes] = []
