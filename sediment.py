@@ -1277,7 +1277,7 @@ def asked_time(query: str, now: float | None = None) -> AskedTime | None:
     events = bool(_EVENTS.search(query))
     for match in _ASKED_TIME.finditer(query):
         with contextlib.suppress(InvalidInput):  # the 40th of May
-            start, end = _asked_period(match, now)
+            start, end = (_from_to if match["last"] else _at_or_beside)(match, now)
             rest = f"{query[: match.start()]} {query[match.end() :]}".lower()
             words = set(re.findall(r"[\w']+", _EVENTS.sub(" ", rest)))
             if start <= (time.time() if now is None else now) and (
@@ -1285,10 +1285,6 @@ def asked_time(query: str, now: float | None = None) -> AskedTime | None:
             ):
                 return AskedTime(start, end, events, match.span(), _ASKING.issuperset(words))
     return None
-
-
-def _asked_period(match: re.Match[str], now: float | None) -> tuple[int, int]:
-    return _from_to(match, now) if match["last"] else _at_or_beside(match, now)
 
 
 def _is_definite(match: re.Match[str]) -> bool:
@@ -1354,11 +1350,11 @@ def similarity_text(score: float) -> str:
 
 def matching_form(text: str) -> str:
     """A text as it is matched: in NFKC, so that full and half width are one. Symbols stay."""
-    return text if text.isascii() else _NO_SYMBOLS.sub(_to_nfkc, text)
-
-
-def _to_nfkc(run: re.Match[str]) -> str:
-    return unicodedata.normalize("NFKC", run[0])
+    return (
+        text
+        if text.isascii()
+        else _NO_SYMBOLS.sub(lambda run: unicodedata.normalize("NFKC", run[0]), text)
+    )
 
 
 def spaced(text: str) -> str:
@@ -2198,8 +2194,6 @@ _CODE_BREAKS = (_PARAGRAPH, _LINE, LazyPattern(_SENTENCE), _BLANK, _CLAUSE)
 # The overlap may be half as long again, or half, for a good place to begin.
 _TAIL_MIN = CHUNK_OVERLAP // 2
 _TAIL_MAX = CHUNK_OVERLAP + CHUNK_OVERLAP // 2
-# A cluster of more code points than this is no character that anyone reads.
-_CLUSTER_MAX = 32
 
 
 def _pieces(text: str, section: Chunk, prose: bool) -> Iterator[Chunk]:
@@ -2266,20 +2260,7 @@ def _best_cut(text: str, low: int, high: int, target: int, prose: bool) -> int:
         cuts = [found.end() for found in kind.finditer(text, low, high)]
         if cuts:
             return min(cuts, key=lambda cut: abs(cut - target))
-    for cut in range(target, max(target - _CLUSTER_MAX, 0), -1):
-        if not _one_character(text[cut - 1], text[cut]):
-            return cut
     return target
-
-
-def _one_character(left: str, right: str) -> bool:
-    """Whether two code points belong to one visible character."""
-    return (
-        unicodedata.category(right).startswith("M")
-        or "\u200d" in (left, right)  # joins pictures to one
-        or "\U0001f3fb" <= right <= "\U0001f3ff"  # skin tones
-        or (left, right) == ("\r", "\n")
-    )
 
 
 def _trim(text: str, start: int, end: int) -> tuple[int, int]:
@@ -3150,10 +3131,6 @@ class Database:
         raise kind(f"{file} {reason}") from None
 
 
-_PUT_BACK = (
-    "put that file back; or, if it is gone for good, end the processes that have it open, servers"
-    " too, and delete what it left"
-)
 DAMAGED = "is damaged: run `doctor --repair`, or `restore` a backup"
 _DAMAGED_COPY = "is damaged: try --db {} doctor --repair, or another backup"
 _OTHER_TABLES = LazyPattern(
@@ -3172,20 +3149,16 @@ def _no_room(path: Path) -> bool:
     return False
 
 
-def _log_names(path: Path) -> str:
-    """The names of what SQLite keeps beside a file, for a message."""
-    logs = (Path(f"{real_path(path)}{suffix}") for suffix in ("-wal", "-shm"))
-    return " and ".join(log.name for log in logs if log.exists())
-
-
 def check_log(path: Path) -> None:
     """Raises DatabaseError for the log of a file that was moved away: SQLite would delete it."""
     with contextlib.suppress(OSError):  # there is no log
         # The log first: whoever makes the file just now has a log only when something is in it.
         logged = os.stat(f"{real_path(path)}-wal").st_size
         if logged and not (path.exists() and path.stat().st_size):
-            reason = "was moved away or removed, and the log it left has what was stored last"
-            raise DatabaseError(f"{path} {reason} ({_log_names(path)}): {_PUT_BACK}")
+            log = f"{real_path(path).name}-wal"
+            reason = f"{path} was moved away or removed, but {log} has what was stored last"
+            remedy = "put the file back, or end all servers and delete what it left"
+            raise DatabaseError(f"{reason}: {remedy}")
 
 
 def stemmer() -> Callable[[str], list[tuple[str, str]]]:
@@ -4067,29 +4040,15 @@ def _hardly_answers(similarity: str) -> bool:
 
 def count_access(connection: apsw.Connection, shown: Shown) -> None:
     """Count that items were shown, and that the best of them answered a question together."""
-    now, ids = int(time.time()), shown.ids
     pairs = combinations(shown.fitting[:CO_ACCESS_FIRST], 2)
-    connection.executemany(
-        "INSERT OR IGNORE INTO graph_nodes"
-        " SELECT id, coalesce(project_id, ''), created_at FROM items WHERE id = ?",
-        [(id,) for id in ids],
-    )
-    connection.executemany(
-        "INSERT INTO access_log(item_id, access_count, last_accessed_at, created_at)"
-        " SELECT id, 1, ?2, created_at FROM items WHERE id = ?1"
-        " ON CONFLICT(item_id) DO UPDATE"
-        " SET access_count = access_count + 1, last_accessed_at = excluded.last_accessed_at",
-        [(id, now) for id in ids],
-    )
-    connection.executemany(
-        "INSERT INTO graph_edges(from_id, to_id, edge_type, count, last_at, created_at, questions)"
-        " SELECT a.id, b.id, 'co_accessed', 1, ?3, ?3, ?4 FROM items a, items b"
-        " WHERE a.id = ?1 AND b.id = ?2 ON CONFLICT(from_id, to_id, edge_type) DO UPDATE"
-        " SET count = count + 1, last_at = excluded.last_at,"
-        " questions = CAST(questions || ?4 AS BLOB)"
-        " WHERE NOT instr(questions, ?4) AND length(questions) < ?5",
-        [(*sorted(pair), now, shown.question, QUESTIONS_KEPT * _HASH) for pair in pairs],
-    )
+    facts = {
+        "ids": json.dumps(shown.ids),
+        "pairs": json.dumps([sorted(pair) for pair in pairs]),
+        "question": shown.question,
+        "most": QUESTIONS_KEPT * _HASH,
+        "now": int(time.time()),
+    }
+    connection.execute(asset("sql/count_shown.sql"), facts)
 
 
 def count_validation(connection: apsw.Connection, id: str) -> None:
@@ -4099,18 +4058,10 @@ def count_validation(connection: apsw.Connection, id: str) -> None:
 
 def links_of(database: Database, ids: Iterable[str], project: str | None) -> list[Link]:
     """The strong or often counted edges from these items to live ones in reach, best first."""
-    half = (
-        "SELECT e.{0} AS id, e.{1} AS other, edge_type, rel_type, strength, count"
-        " FROM json_each(?1) j JOIN graph_edges e ON e.{0} = j.value JOIN items i ON i.id = e.{1}"
-        " WHERE i.ended_at IS NULL AND (strength >= ?2 OR count >= ?3)"
-        " AND (?4 OR i.project_id IS NULL OR i.project_id IS ?5)"
-    )
-    halves = half.format("from_id", "to_id"), half.format("to_id", "from_id")
     # With a bound limit SQLite would plan this anew each time.
-    order = f"ORDER BY count DESC, strength DESC, other LIMIT {LINKS_MAX}"
+    sql = f"{asset('sql/links.sql')} LIMIT {LINKS_MAX}"
     values = json.dumps(list(ids)), LINK_STRENGTH_MIN, SUGGEST_COUNT, crosses_projects(), project
-    rows = database.rows(f"{' UNION ALL '.join(halves)} {order}", *values)
-    return [Link(*row) for row in rows]
+    return [Link(*row) for row in database.rows(sql, *values)]
 
 
 def carry_edges(connection: apsw.Connection, old: str, new: str) -> list[list[Any]]:
@@ -4269,7 +4220,7 @@ def insert_items(connection: apsw.Connection, items: Iterable[Item]) -> list[str
             written.append((item.id, item.project_id or "", item.created_at))
     connection.executemany("INSERT OR IGNORE INTO graph_nodes VALUES(?, ?, ?)", written)
     ids = [id for id, *_ in written]
-    connection.execute(_EDGES_OF_ENDS, {"ids": json.dumps(ids)})
+    connection.execute(asset("sql/edges_of_ends.sql"), {"ids": json.dumps(ids)})
     connection.executemany("INSERT INTO words(rowid, text, context) VALUES(?, ?, ?)", words)
     return ids
 
@@ -4301,16 +4252,6 @@ def _insert_chunks(
         else:
             connection.execute("INSERT INTO pending VALUES(?)", (id,))
         yield id, spaced(item.content[chunk.start : chunk.end]), spaced(chunk.context)
-
-
-# The "supersedes" edges from and to these items: imports bring versions in any order. One statement
-# for both columns takes five times as long.
-_EDGES_OF_ENDS = "\n".join(
-    "INSERT OR IGNORE INTO graph_edges(from_id, to_id, edge_type, strength, last_at, created_at)"
-    " SELECT i.successor, i.id, 'supersedes', 1.0, i.ended_at, i.ended_at FROM json_each(:ids) j"
-    f" CROSS JOIN items i ON i.{key} = j.value JOIN items s ON s.id = i.successor;"
-    for key in ("id", "successor")
-)
 
 
 def end_item(

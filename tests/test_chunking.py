@@ -220,13 +220,6 @@ def test_no_small_rest_is_left_over():
         assert min(map(len, bodies("x" * length))) >= sediment.CHUNK_MIN
 
 
-@pytest.mark.parametrize("cluster", ["e\u0301", "👨\u200d👩\u200d👧", "👍🏽", "❤\ufe0f"])
-def test_no_cut_within_a_character(cluster: str):
-    for chunk in bodies("a" + cluster * 1500, strict):
-        assert chunk.removeprefix("a").startswith(cluster[0])
-        assert chunk.endswith(cluster[-1])
-
-
 # Markdown.
 
 MARKDOWN = f"""---

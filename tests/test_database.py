@@ -361,7 +361,7 @@ def test_the_log_of_a_file_that_was_moved_away_is_kept(
     path.parent.mkdir()
     if linked:
         name.symlink_to(path)
-    told = f"{name} was moved away or removed, .*{path.name}-wal and .*: put that file back; or,"
+    told = f"{name} was moved away or removed, but {path.name}-wal .*: put the file back"
     with open_memory(name) as memory:
         id = memory.store("The cicada sings at dusk.")["id"]
         path.rename(gone := path.with_name("gone.db"))
