@@ -202,8 +202,6 @@ EXACT_ROWS = 20_000  # with no more rows, all cosines are exact
 NEAR_SCANNED = (300, 0)  # the same to find what says nearly the same
 SCAN_BLOCK = 32_768  # rows whose bits are compared at once: a core's cache
 KEPT_VECTORS = 150_000  # 230 MB; with more rows a long-lived process keeps the bits alone
-SEARCHED_CHARACTERS = 24  # characters of an erased text that are looked for in the file
-SEARCHED_PARTS = 60  # 0.1 s each among 100,000 memories; with more the file is written anew
 ERASED_KEPT = 2_000  # erased rows; above that, and a third of all, the index is read anew
 CANDIDATES = 30  # per index and scope, or as many as are asked for
 LEXICON_TEXTS, LEXICON_WORDS = 5_000, 20_000  # chunks and stems that a process keeps
@@ -299,13 +297,11 @@ CHUNK_MIN = 200  # a piece of prose shorter than this says too little to be foun
 CHUNK_OVERLAP = 100  # a thought that is cut in two stays findable
 CONTEXT_MAX = 120  # a longer context would take the window from what it describes
 PAGE_BYTES = 8_192  # holds five vectors
-SEARCHED_BYTES = 1 << 20  # of the file that are read at once, to look for what was erased
 LOG_INDEX_BYTES = 32_768  # that SQLite asks of the disk for the index of a write-ahead log
 BUSY_TIMEOUT = 30_000  # ms a writer waits for another before it gives up
 BUSY_PAUSE = 16.0  # ms at most between two tries
 PRELOAD_DELAY = 2.0  # s between tools/list and loading the encoder in the background
 SHOWN_DELAY, SHOWN_MAX = 0.2, 100  # s of quiet, or answers, before a server notes what it showed
-PARENT_POLL = 2.0  # s between looks at whether the client still lives
 ENCODER_THREADS = 2  # more gain little on texts this short
 ENCODER_SPIN = 20  # us that idle threads spin: the least sum of latency and wasted time
 TEXTS_AT_ONCE = 8  # by one thread each
@@ -478,6 +474,9 @@ json_sections = late("structure", "json_sections")
 yaml_sections = late("structure", "yaml_sections")
 name_machine = late("sync.machines", "name_machine")
 stop_syncing = late("sync.machines", "stop_syncing")
+end_with_parent = late("systems", "end_with_parent")
+process_exists = late("systems", "process_exists")
+wipe = late("erasing", "wipe")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -487,8 +486,6 @@ stop_syncing = late("sync.machines", "stop_syncing")
 # system this is. Windows has no signals between processes, no owner or mode of a file, links only
 # for some users, and a file that one process holds open no other can replace.
 # ---------------------------------------------------------------------------------------------
-
-_SYNCHRONIZE, _WAIT_TIMEOUT = 0x100000, 0x102  # as Windows calls them
 
 
 def home() -> Path | None:
@@ -571,53 +568,6 @@ def asset(name: str) -> str:
 
 
 # Processes
-
-
-def process_exists(pid: int) -> bool:
-    """Whether a process may still be there."""
-    try:
-        if sys.platform == "win32":
-            return not _has_ended(pid, 0)
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):
-        pass
-    return True
-
-
-def _has_ended(pid: int, milliseconds: int) -> bool:
-    """Whether a process of Windows ends within this time; OSError if that cannot be known."""
-    import _winapi
-
-    api: Any = _winapi
-    try:
-        process = api.OpenProcess(_SYNCHRONIZE, False, pid)
-    except PermissionError:
-        raise
-    except OSError:
-        return True
-    try:
-        return api.WaitForSingleObject(process, milliseconds) != _WAIT_TIMEOUT
-    finally:
-        api.CloseHandle(process)
-
-
-def end_with_parent() -> None:
-    """End when the client is gone, even if another process still holds our stdin open."""
-    parent = os.getppid()
-    threading.Thread(target=lambda: _outlived(parent) and os._exit(0), daemon=True).start()
-
-
-def _outlived(parent: int) -> bool:
-    """Wait until the process that started this one has ended; False if that cannot be known."""
-    if sys.platform == "win32":  # whose getppid does not change then
-        with contextlib.suppress(OSError):
-            return _has_ended(parent, 0xFFFFFFFF)
-        return False
-    while os.getppid() == parent:
-        time.sleep(PARENT_POLL)
-    return True
 
 
 def no_window() -> dict[str, Any]:
@@ -2983,32 +2933,6 @@ class Database:
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         connection.set_busy_handler(make_busy_handler())
 
-    def wipe(self, texts: Iterable[str]) -> None:
-        """Leave nothing of erased texts in the file. SQLite zeroes what it deletes, but not
-        copies that it left when it moved rows: then the file is written anew, if there is room
-        for that."""
-        self.checkpoint()
-        parts = [part for text in texts for part in _telling_parts(text)]
-        if len(parts) > SEARCHED_PARTS or self._holds(parts):
-            with contextlib.suppress(DatabaseError), self.translate_errors():
-                self.writer().execute("VACUUM")
-            self.checkpoint()
-
-    def _holds(self, parts: list[str]) -> bool:
-        """Whether the file's bytes have one of these parts that no row has. They are read through
-        SQLite: closing the file beside it would drop all locks of this process (POSIX)."""
-        sql = "SELECT value FROM json_each(?) WHERE NOT EXISTS(SELECT 1 FROM items"
-        rows = self.rows(f"{sql} WHERE instr(content, value))", json.dumps(parts))
-        sought = [part.encode() for (part,) in rows]
-        size, before, longest = self.size(), b"", max(map(len, sought), default=0)
-        for start in range(0, size if sought else 0, SEARCHED_BYTES):
-            length = min(SEARCHED_BYTES, size - start)
-            data = before + self.reader().read("main", 0, start, length)[1]
-            if any(part in data for part in sought):
-                return True
-            before = data[-longest:]
-        return False
-
     def refuse_own(self, given: str | Path) -> None:
         """Raises InvalidInput for any name of the file, or of what SQLite keeps beside it."""
         file, path = os.path.realpath(self.path), absolute_path(given)
@@ -3298,13 +3222,6 @@ def _configure(connection: apsw.Connection) -> None:
     connection.pragma("foreign_keys", "on")
     connection.pragma("secure_delete", "on")
     connection.pragma("temp_store", "memory")
-
-
-def _telling_parts(text: str) -> Iterator[str]:
-    """Its beginning, middle and end, which tell a text from others, if they are long enough."""
-    for start in {0, len(text) // 2, max(0, len(text) - SEARCHED_CHARACTERS)}:
-        if len(part := text[start : start + SEARCHED_CHARACTERS]) >= SEARCHED_CHARACTERS // 2:
-            yield part
 
 
 def make_busy_handler(wait: int = BUSY_TIMEOUT) -> Callable[[int], bool]:
@@ -7895,7 +7812,7 @@ def purge_items(database: Database, project: str | None, dry_run: bool) -> dict[
             texts = texts_of(connection, [row["id"] for row in rows])
             for row in rows:
                 erase_item(connection, row["id"])
-        database.wipe(texts)
+        wipe(database, texts)
     count = f"{len(rows)}{_and_versions(len(texts) - len(rows))}"
     if dry_run:
         message = f"Pruned memories that would be erased: {count}."
@@ -9338,7 +9255,7 @@ def forget_items(projects: Projects, ids: Sequence[str]) -> dict[str, Any]:
             forget_session(connection, name)
     older = _and_versions(erased - len(doomed))
     doomed += [name for name in sessions if name not in ambiguous]
-    projects.database.wipe(texts)
+    wipe(projects.database, texts)
     both = " (a conversation and a memory)"
     names = ", ".join(f"{id}{both * (id in ambiguous)}" for id in doomed)
     answer = {"success": True, "ids": doomed} | left_in_copies(projects.database)

@@ -9,6 +9,7 @@ import shlex
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ import sediment as core
 if TYPE_CHECKING:
     from subprocess import Popen
 
+_SYNCHRONIZE, _WAIT_TIMEOUT = 0x100000, 0x102  # as Windows calls them
+_PARENT_POLL = 2.0  # s between looks at whether the client still lives
 _LOCKED_BYTE = 2**31 - 2  # beyond the end of any file here, since nobody else can read it
 
 
@@ -169,3 +172,50 @@ def why_closed(folder: str | Path) -> str:
     except OSError:
         return ""
     return ""
+
+
+def process_exists(pid: int) -> bool:
+    """Whether a process may still be there."""
+    try:
+        if sys.platform == "win32":
+            return not _has_ended(pid, 0)
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        pass
+    return True
+
+
+def _has_ended(pid: int, milliseconds: int) -> bool:
+    """Whether a process of Windows ends within this time; OSError if that cannot be known."""
+    import _winapi
+
+    api: Any = _winapi
+    try:
+        process = api.OpenProcess(_SYNCHRONIZE, False, pid)
+    except PermissionError:
+        raise
+    except OSError:
+        return True
+    try:
+        return api.WaitForSingleObject(process, milliseconds) != _WAIT_TIMEOUT
+    finally:
+        api.CloseHandle(process)
+
+
+def end_with_parent() -> None:
+    """End when the client is gone, even if another process still holds our stdin open."""
+    parent = os.getppid()
+    threading.Thread(target=lambda: _outlived(parent) and os._exit(0), daemon=True).start()
+
+
+def _outlived(parent: int) -> bool:
+    """Wait until the process that started this one has ended; False if that cannot be known."""
+    if sys.platform == "win32":  # whose getppid does not change then
+        with contextlib.suppress(OSError):
+            return _has_ended(parent, 0xFFFFFFFF)
+        return False
+    while os.getppid() == parent:
+        time.sleep(_PARENT_POLL)
+    return True

@@ -34,6 +34,7 @@ from storage import (
 
 import sediment
 from sediment import APPLICATION_ID, MIGRATIONS, Database, DatabaseError, Memory, NotFound
+from sediment_ext import erasing
 
 
 @pytest.fixture
@@ -763,9 +764,9 @@ def test_an_erased_text_is_found_wherever_a_read_of_the_file_ends(
             found.start() for found in re.finditer(erased.encode(), database.path.read_bytes())
         ]
         for read in range(len(erased) + 1):
-            monkeypatch.setattr(sediment, "SEARCHED_BYTES", place + read)
-            assert database._holds([erased]), read
-            assert not database._holds([erased[::-1]])
+            monkeypatch.setattr(erasing, "SEARCHED_BYTES", place + read)
+            assert erasing.holds(database, [erased]), read
+            assert not erasing.holds(database, [erased[::-1]])
 
 
 # Made by earlier versions

@@ -300,16 +300,18 @@ def test_a_link_is_not_opened_where_there_are_links(tmp_path: Path) -> None:
 
 def test_whether_a_process_is_there() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
-    assert sediment.process_exists(process.pid)  # as long as nobody has asked how it ended
+    assert sediment_ext.systems.process_exists(
+        process.pid
+    )  # as long as nobody has asked how it ended
     process.wait()
-    assert not sediment.process_exists(process.pid)
-    assert sediment.process_exists(os.getpid())
-    assert sediment.process_exists(2**70)  # no process that could be asked
+    assert not sediment_ext.systems.process_exists(process.pid)
+    assert sediment_ext.systems.process_exists(os.getpid())
+    assert sediment_ext.systems.process_exists(2**70)  # no process that could be asked
 
 
 def test_whether_a_process_is_there_on_windows(windows: Windows) -> None:
     windows.refused = {13}
-    found = {pid: sediment.process_exists(pid) for pid in (RUNS, ENDED, NOBODY, 13)}
+    found = {pid: sediment_ext.systems.process_exists(pid) for pid in (RUNS, ENDED, NOBODY, 13)}
     assert found == {RUNS: True, ENDED: False, NOBODY: False, 13: True}
     assert windows.closed == [RUNS, ENDED]
 
@@ -323,7 +325,7 @@ def ends_with_parent(monkeypatch: pytest.MonkeyPatch) -> bool:
     ended = []
     monkeypatch.setattr(os, "_exit", ended.append)
     before = set(threading.enumerate())
-    sediment.end_with_parent()
+    sediment_ext.systems.end_with_parent()
     for thread in set(threading.enumerate()) - before:
         thread.join(10)
     return ended == [0]

@@ -85,7 +85,7 @@ def sync_command(
 ) -> None:
     """Sync with other machines, or set up how."""
     if asked.pop("with_parent"):
-        core.end_with_parent()
+        systems.end_with_parent()
     if asked.pop("watch"):
         return _follow_sync(shared, quiet)
     with shared.memory(resident=True) as memory:

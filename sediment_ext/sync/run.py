@@ -116,7 +116,7 @@ class Sync:
             exchange = Exchange(lease, spaces, counts, {}, dry_run, [], {}, {})
             with contextlib.nullcontext() if dry_run else lease.renewed():
                 facts = self._both_ways(exchange)
-        self.database.wipe(exchange.erased)
+        core.wipe(self.database, exchange.erased)
         rows = [row | counts[row["space"]] for row in self._space_rows(spaces)]
         if dry_run and self.place.is_incomplete:
             self._foresee_lost(rows)
@@ -566,7 +566,7 @@ class Sync:
                 core.erase_item(connection, id, alone=True)
                 connection.execute("DELETE FROM replica WHERE id = ?", (id,))
             machines.stop_syncing(connection)
-        self.database.wipe(texts)
+        core.wipe(self.database, texts)
         message, count = "This memory syncs nowhere any more", len(ids)
         memories = f"{core.tell_memories(count)} {'is' if count == 1 else 'are'}"
         message += f"; of others {memories} erased here" if erase else ""
