@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import sediment as core
 from sediment_ext import files, systems
@@ -217,9 +218,10 @@ def _git_path(own: Path, name: str) -> str:
 
     words = ["git", "--git-dir", str(own), "config", "--type=path", "--get", name]
     folder = core.home() or own.anchor  # not in the checkout: PATH may have "." in it
-    options = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": core.GIT_TIMEOUT}
+    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True}
+    options |= {"timeout": core.GIT_TIMEOUT} | core.no_window()
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # there is no git, or it is slow
-        done = subprocess.run(words, cwd=folder, **options, **core.no_window())
+        done = subprocess.run(words, cwd=folder, **options)
         return os.fsdecode(done.stdout).removesuffix("\n")
     return ""
 
