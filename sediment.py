@@ -618,17 +618,6 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def write_through(file: int) -> None:
-    """Wait until a file is on the disk itself; on macOS fsync ends when the disk's cache has it."""
-    if sys.platform == "darwin":
-        import fcntl
-
-        with contextlib.suppress(OSError):  # not every disk takes this
-            fcntl.fcntl(file, fcntl.F_FULLFSYNC)
-            return
-    os.fsync(file)
-
-
 def has_other_owner(facts: os.stat_result) -> bool:
     """Whether a file belongs to another user; False on Windows."""
     return sys.platform != "win32" and facts.st_uid != os.getuid()
@@ -1904,7 +1893,8 @@ def _is_literal(value: str) -> bool:
 # Chunking
 #
 # The encoder reads 256 tokens; a longer text is cut where its own structure has joints, and
-# each chunk is embedded with the heading, signature or key path that it stands under.
+# each chunk is embedded with the heading, signature or key path that it stands under. The
+# extension `structure` knows the joints of code, JSON and YAML.
 # ---------------------------------------------------------------------------------------------
 
 
@@ -3218,7 +3208,7 @@ def _configure(connection: apsw.Connection) -> None:
         connection.pragma("page_size", PAGE_BYTES)  # of a new file
         _use_wal(connection)
     connection.pragma("synchronous", "full")  # an answered change survives a power cut
-    connection.pragma("fullfsync", True)  # which asks for more on macOS, as in `write_through`
+    connection.pragma("fullfsync", True)  # which asks for more on macOS
     connection.pragma("foreign_keys", "on")
     connection.pragma("secure_delete", "on")
     connection.pragma("temp_store", "memory")
@@ -3985,27 +3975,16 @@ def carry_edges(connection: apsw.Connection, old: str, new: str) -> list[list[An
     """Copy an item's edges to the one that replaces it. Returns what that added, for
     `take_back_edges`: [from, to, kind, count, whether it is new, hashes of questions]."""
     added = []
-    sql = (
-        "SELECT from_id, to_id, edge_type, strength, rel_type, last_at, created_at,"
-        " count, questions FROM graph_edges"
-        " WHERE (from_id = ?1 OR to_id = ?1) AND ?2 NOT IN (from_id, to_id)"
-        " AND edge_type <> 'supersedes'"
-    )
-    for start, end, kind, *facts, count, questions in fetch(connection, sql, old, new):
+    edges = fetch(connection, asset("sql/edges_to_carry.sql"), old, new)
+    for start, end, kind, *facts, count, questions in edges:
         ends = [new if id == old else id for id in (start, end)]
         key = (*(sorted(ends) if kind == CO_ACCESSED else ends), kind)
         counted = connection.execute(f"SELECT questions FROM graph_edges WHERE {_EDGE}", key).get
         if counted is not None:  # a question that both edges have counts once
             questions = _unknown_questions(questions, counted)
             count = len(questions) // _HASH
-        connection.execute(
-            "INSERT INTO graph_edges(from_id, to_id, edge_type, strength, rel_type, last_at,"
-            " created_at, count, questions) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)"
-            " ON CONFLICT(from_id, to_id, edge_type) DO UPDATE"
-            " SET count = count + excluded.count,"
-            " questions = CAST(questions || excluded.questions AS BLOB)",
-            (*key, *facts, count, questions),
-        )
+        edge = (*key, *facts, count, questions)
+        connection.execute(asset("sql/carry_edge.sql"), edge)
         added.append([*key, count, counted is None, questions.hex()])
     return added
 

@@ -246,7 +246,7 @@ def _append(file: IO[bytes], data: bytes, size: int) -> None:
     try:
         while data:
             data = data[os.write(file.fileno(), data) :]
-        core.write_through(file.fileno())
+        systems.write_through(file.fileno())
     except OSError:
         with contextlib.suppress(OSError):
             os.truncate(file.fileno(), size)

@@ -219,3 +219,14 @@ def _outlived(parent: int) -> bool:
     while os.getppid() == parent:
         time.sleep(_PARENT_POLL)
     return True
+
+
+def write_through(file: int) -> None:
+    """Wait until a file is on the disk itself; on macOS fsync ends when the disk's cache has it."""
+    if sys.platform == "darwin":
+        import fcntl
+
+        with contextlib.suppress(OSError):  # not every disk takes this
+            fcntl.fcntl(file, fcntl.F_FULLFSYNC)
+            return
+    os.fsync(file)

@@ -225,12 +225,12 @@ def test_what_is_written_reaches_the_disk_itself_on_macos(
     takes_it = SimpleNamespace(F_FULLFSYNC=51, fcntl=lambda *words: asked.append(words))
     monkeypatch.setitem(sys.modules, "fcntl", takes_it)
     monkeypatch.setattr(os, "fsync", lambda file: asked.append((file,)))
-    sediment.write_through(7)
+    sediment_ext.systems.write_through(7)
     assert asked == [(7, 51)]
     takes_it.fcntl = lambda *_: refuse()
-    sediment.write_through(7)
+    sediment_ext.systems.write_through(7)
     monkeypatch.setattr(sys, "platform", "linux")
-    sediment.write_through(8)
+    sediment_ext.systems.write_through(8)
     assert asked[1:] == [(7,), (8,)]
 
 
