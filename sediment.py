@@ -9168,10 +9168,16 @@ def _to_bring_back(projects: Projects, id: str) -> str:
     check_own(projects, row, "change")
     if row["ended_at"] is not None:
         return row["id"]
-    sql = (  # last what was imported, which has only the times at which it ended
-        "SELECT i.id FROM items i WHERE i.successor = ?1 AND i.ended_by IS NOT 'undo' ORDER BY"
-        " (SELECT max(id) FROM history WHERE other_id = i.id AND item_id = ?1"
-        " AND detail ->> 'imported' IS NULL) DESC, i.ended_at DESC, i.seq DESC LIMIT 1"
+    order = (  # last what was imported, which has only the times at which it ended
+        "(SELECT max(id) FROM history WHERE other_id = i.id AND item_id = ?1"
+        " AND detail ->> 'imported' IS NULL) DESC, i.ended_at DESC, i.seq DESC"
+    )
+    if is_synced(projects.database):  # as on all machines, wherever it was decided
+        stamp = "(SELECT max(end_t) FROM replica r WHERE r.id = i.id AND r.successor = ?1)"
+        order = f"{stamp} DESC, i.ended_at DESC, i.id"
+    sql = (
+        "SELECT i.id FROM items i WHERE i.successor = ?1 AND i.ended_by IS NOT 'undo'"
+        f" ORDER BY {order} LIMIT 1"
     )
     if hidden := projects.database.value(sql, row["id"]):
         return hidden

@@ -105,6 +105,22 @@ def test_what_was_stored_as_a_replacement_is_hidden_wherever_that_is_undone(team
     assert texts(a) == texts(b) == ["The office is in Basel."]
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+def test_what_was_hidden_last_comes_back_first_on_each_machine(
+    shared: Team, backwards: bool
+) -> None:
+    a, b = shared.machine("a"), shared.machine("b")
+    stored = (a.store(f"Bus {number} stops at the market.")["id"] for number in range(5))
+    hidden = sorted(stored, reverse=backwards)
+    front = a.store("There are no buses.")["id"]
+    for id in hidden:
+        a.replace(id, front)
+    settle(a, b)
+    assert b.undo(front)["restored"] == hidden[-1]
+    settle(b, a)
+    assert a.undo(front)["restored"] == hidden[-2]
+
+
 @pytest.mark.parametrize("digit", "09")
 def test_an_altered_line_is_taken_by_nobody_and_its_machine_mends_it(
     shared: Team, digit: str
