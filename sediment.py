@@ -1705,8 +1705,8 @@ def _assigned(text: str, lowered: str) -> Iterator[tuple[int, int, str]]:
         if name.start() >= end and (row := _kind_of(name, text)):
             found = (_given(text, name, form, *row[1:]) for form in _rules().forms)
             if span := next(filter(None, found), None):
-                end = span[1]
-                yield *span, row[0]
+                for start, end in (span, *_further(text, name, *span)):
+                    yield start, end, row[0]
 
 
 def _given(
@@ -1721,18 +1721,41 @@ def _given(
         phrase = _pattern("phrase").match(text, link.end())
         if phrase and _strength(phrase[1]) >= (form.closed if in_block else 4):
             return phrase.start(1), _end_of(text, *phrase.span(1), link)
-    given = _pattern("value").match(text, link.end())
+    if not (given := _literal_at(text, link.end())):
+        return None
+    start, stop, is_quoted = given
+    is_closed = is_quoted or _ENDS.match(text, stop)
+    is_setting = "=" in link[0] and text[name.start() : name.end()].isupper()
+    needed = max(elsewhere, form.closed if is_closed else form.loose)
+    if not _is_value(text[start:stop], in_setting if is_setting else needed, is_quoted):
+        return None
+    return start, _end_of(text, start, stop, link)
+
+
+def _literal_at(text: str, place: int) -> tuple[int, int, bool] | None:
+    """(start, end) of the word or quoted text at a place, and whether it is quoted."""
+    given = _pattern("value").match(text, place)
     if not given:
         return None
     start, stop = given.span("quoted" if given["quoted"] else "bare")
     if given["bare"]:
         stop = start + len(_INNER.split(given["bare"])[0].rstrip(".,:;?)]}>*_|\\&。"))
-    value, is_closed = text[start:stop], given["quoted"] or _ENDS.match(text, stop)
-    is_setting = "=" in link[0] and text[name.start() : name.end()].isupper()
-    needed = max(elsewhere, form.closed if is_closed else form.loose)
-    if not _is_value(value, in_setting if is_setting else needed, bool(given["quoted"])):
-        return None
-    return start, _end_of(text, start, stop, link)
+    return start, stop, bool(given["quoted"])
+
+
+def _further(text: str, name: re.Match[str], start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """(start, end) of the secrets that follow one in its sentence: the new one, or a choice."""
+    heads = ["further"]
+    if _pattern("changed from").search(text[max(start - 60, 0) : start]):
+        heads.append("changed")
+    if name[1] == "passwords":
+        heads.append("passwords")
+    while link := next(filter(None, (_pattern(head).match(text, stop) for head in heads)), None):
+        given = _literal_at(text, link.end())
+        if not given or not _is_value(text[slice(*given[:2])], 2 if given[2] else 4, given[2]):
+            return
+        start, stop, _ = given
+        yield start, stop
 
 
 def _end_of(text: str, start: int, stop: int, link: re.Match[str]) -> int:

@@ -1244,6 +1244,35 @@ Password: ‘‹hunter86x!›’
 https://‹«md5»›@o1.ingest.us.sentry.io/1
 password: “‹two words 86!›”
 Passwort: „‹Sommer 86!›“
+I changed the password from ‹OldRoot88!› to ‹NewRoot99!›
+Changed the WiFi password from ‹BlueHorse42!› to ‹RedHorse43!›
+The password was changed from ‹OldRoot88› to ‹NewRoot99x›
+replaced the password ‹OldRoot88› with ‹NewRoot99x›
+password was ‹OldRoot88›, now it is ‹NewRoot99!›
+The password was ‹OldRoot88› but is now ‹NewRoot99!›
+old password: ‹OldRoot88›, new: ‹NewRoot99x›
+rotate password: ‹old=OldRoot88› new=‹NewRoot99x›
+password '‹OldRoot88›' was replaced by '‹NewRoot99x›'
+the password is ‹OldRoot88› or ‹NewRoot99x›
+the password is either ‹OldRoot88› or ‹NewRoot99x›
+Das Passwort wurde von ‹OldRoot88› auf ‹NewRoot99x› geändert
+Passwort von ‹OldRoot88› auf ‹NewRoot99x› geändert
+Das Passwort war ‹OldRoot88›, jetzt ‹NewRoot99x›
+le mot de passe est passé de ‹OldRoot88› à ‹NewRoot99x›
+la contraseña cambió de ‹OldRoot88› a ‹NewRoot99x›
+Password rotated: ‹OldRoot88› -> ‹NewRoot99x›
+passwords: ‹alice=AlicePw12›, bob=‹BobPw1234›, eve=‹EvePw5555›
+passwords: alice: ‹AlicePw12›, bob: ‹BobPw1234›
+passwords: ‹AlicePw12› and ‹BobPw1234›
+client-key-data: ‹«48»›
+https://‹«sha1»›@github.com/x/y.git
+set the env var OPENAI_API_KEY to ‹abcd1234efgh5678›
+The password was ‹OldRoot88›, now it is gone
+password: ‹OldRoot88›, now go to build2024x
+password: ‹OldRoot88› or ask Bob
+password: ‹OldRoot88›, user: admin2024
+login with password ‹OldRoot88› to server12
+changed the password from ‹OldRoot88› to something else
 """.strip("\n").split("\n")
 
 # Talk about secrets, and what stands near a word for one without being one.
@@ -1734,6 +1763,14 @@ Login: email / password
 Login: SSO / OAuth2
 Zugangsdaten: bei Anna / Raum 12
 The alarm code is 4831
+changed the password policy from 8 to 12 characters
+changed the password rotation from 30 to 90 days
+The password was changed from weak to strong
+copied the password from vault2 to server12
+Password changed: 2024-05-31 -> 2024-06-30
+set the env var API_KEY to the new one
+https://0123456789abcdef0123456789abcdef01234567.example.org/a@b
+client-certificate-data: a public one
 """.strip("\n").split("\n")
 
 # The same on several lines: tables, blocks of YAML, a name on a line of its own.
