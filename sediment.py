@@ -9212,20 +9212,23 @@ def _to_bring_back(projects: Projects, id: str) -> str:
 
 def move_item(projects: Projects, id: str, scope: str) -> dict[str, Any]:
     """Give a memory another scope: what `Memory.move` returns."""
-    own_item(projects, id, "move")  # before a project is made for it
+    before = own_item(projects, id, "move")["id"]  # before a project is made for it
     project = None if scope == "global" else projects.current(create=True)
     with projects.database.transaction(create=False) as connection:
         if scope == "project" and project is None:
             raise InvalidInput(f"there is no project here ({projects.nowhere()})")
         id = move_versions(connection, projects, id, project)
-    return {"success": True, "id": id, "scope": scope, "message": f"{id} is in {scope} scope now."}
+    message = f"{id} is in {scope} scope now."
+    message += f" {before} is hidden where it was shared." if id != before else ""
+    return {"success": True, "id": id, "scope": scope, "message": message}
 
 
 def move_versions(
     connection: apsw.Connection, projects: Projects, id: str, project: str | None
 ) -> str:
     """Move a memory that this project may change, with all its versions, to a project or, with
-    None, to every one; returns its whole id."""
+    None, to every one; returns its whole id. One that other machines know gets a new id, and is
+    pruned where it was: machines find a memory by its id in one project."""
     row = own_item(projects, id, "move")
     scope = "project" if project else "global"
     if row["project_id"] == project:
@@ -9235,11 +9238,42 @@ def move_versions(
     if projects_of_versions(projects.database, row["id"]) - {None, projects.current()}:
         reason = f"{row['id']} has taken the place of another project's memory"
         raise Conflict(f"{reason}: store it anew in {scope} scope")
-    for moved, before in fetch(connection, _LINEAGE.format("i.id, i.project_id"), row["id"]):
-        if before != project:
-            place_item(connection, moved, project)
-            add_history(connection, "move", moved, detail={"from": before})
+    versions = fetch(connection, _LINEAGE.format("i.id, i.project_id"), row["id"])
+    moved = [(id, before) for id, before in versions if before != project]
+    if _known_to_others(projects.database, [id for id, _ in moved]):
+        if row["ended_at"] is not None:
+            raise Conflict(f"{row['id']} was pruned: `undo {row['id']}` first")
+        prune_item(connection, row["id"])
+        return _copy_item(connection, row, project)
+    for id, before in moved:
+        place_item(connection, id, project)
+        add_history(connection, "move", id, detail={"from": before})
     return row["id"]
+
+
+def _known_to_others(database: Database, ids: list[str]) -> bool:
+    """Whether other machines have, or will have, one of these memories."""
+    if not is_synced(database):
+        return False
+    sql = (
+        "SELECT EXISTS(SELECT 1 FROM replica WHERE id IN (SELECT value FROM json_each(?))"
+        " AND (number IS NULL OR project IN (SELECT project FROM spaces)))"
+    )
+    return bool(database.value(sql, json.dumps(ids)))
+
+
+def _copy_item(connection: apsw.Connection, row: dict[str, Any], project: str | None) -> str:
+    """Write a memory anew in another project, with its chunks and vectors; returns its id."""
+    sql = (
+        'SELECT c.start, c."end", c.context, v.vector FROM items i JOIN chunks c ON c.item = i.seq'
+        " LEFT JOIN vectors v ON v.chunk = c.id WHERE i.id = ? ORDER BY c.position"
+    )
+    rows = fetch(connection, sql, row["id"])
+    chunks, vectors = [Chunk(*chunk) for *chunk, _ in rows], [vector for *_, vector in rows]
+    facts = new_id(), row["content"], row["content_type"], project, row["created_at"]
+    item = Item(*facts, chunks, vectors if all(vectors) else [])
+    insert_item(connection, item)
+    return item.id
 
 
 def forget_items(projects: Projects, ids: Sequence[str]) -> dict[str, Any]:
@@ -9932,7 +9966,8 @@ class Memory:
 
     def move(self, id: str, scope: str) -> dict[str, Any]:
         """Let a memory hold in every project ("global"), or in this one alone: {success, id, scope,
-        message}. Its id, links and counts stay; what it replaced moves with it."""
+        message}. Its id, links and counts stay; what it replaced moves with it. A memory that is
+        shared gets a new id, and is hidden, as by `prune`, where it was."""
         return move_item(self.projects, id, check_scope(scope))
 
     def undo(self, id: str) -> dict[str, Any]:
@@ -10145,10 +10180,10 @@ class Memory:
 
     # Other machines
 
-    def sync(self, *, again: bool = False, dry_run: bool = False) -> dict[str, Any]:
+    def sync(self, *, again: bool = False) -> dict[str, Any]:
         """Receive what other machines have stored, and send what is new here: {place, spaces:
         [{space, sent, received, here, …}], look_at, remarks}; `again` sends all of it."""
-        return extension("sync.run").Sync(self.projects, self.encoder).run(dry_run, again)
+        return extension("sync.run").Sync(self.projects, self.encoder).run(again)
 
     def follow_sync(self, *, stop: threading.Event | None = None) -> Iterator[dict[str, Any]]:
         """Sync now, and then whenever something has changed, until `stop` is set; yields what
@@ -10177,7 +10212,7 @@ class Memory:
 
     def hub(
         self,
-        deed: str,
+        action: str,
         person: str = "",
         space: str = "",
         *,
@@ -10190,7 +10225,7 @@ class Memory:
         me = extension("sync.places").Machine("", "", "")
         place = place or extension("sync.run").Sync(self.projects, self.encoder).place.name
         hub = extension("sync.hub").Hub(place, me, self.database, self.encoder)
-        return extension("sync.hub").run_hub(hub, deed, person, space, reads, recall)
+        return extension("sync.hub").run_hub(hub, action, person, space, reads, recall)
 
     def recall_hub(
         self,
@@ -10710,7 +10745,7 @@ COMPANIONS: dict[str, dict[str, str]] = {
         "status": "",
         "leave": "erase",
         "watch": "quiet with_parent",
-        "": "dry_run again quiet",
+        "": "again quiet",
     },
     "hub": {
         "action=init": "place recall",

@@ -75,24 +75,24 @@ BEGIN
         RAISE insufficient_privilege USING MESSAGE = 'you may not write to ' || in_space;
     END IF;
     IF EXISTS(SELECT FROM jsonb_array_elements(rows) r WHERE greatest(
-            (r->'put'->>0)::bigint, (r->'end'->>0)::bigint) > far) THEN
+            (r->'text'->>0)::bigint, (r->'ending'->>0)::bigint) > far) THEN
         RAISE data_exception USING
             MESSAGE = 'the clock of this machine is more than a day ahead of the hub''s: set it';
     END IF;
-    IF EXISTS(SELECT FROM jsonb_array_elements(rows) r, jsonb_each_text(r->'ok') one
+    IF EXISTS(SELECT FROM jsonb_array_elements(rows) r, jsonb_each_text(r->'confirmations') one
             WHERE coalesce(one.value, '') !~ '^[0-9]{1,10}$' OR one.value::bigint > 2147483648) THEN
         RAISE data_exception USING MESSAGE = 'confirmations are whole numbers';
     END IF;
-    IF EXISTS(SELECT FROM jsonb_array_elements(rows) r, (VALUES ('put', 4), ('end', 5)) part(name, size)
+    IF EXISTS(SELECT FROM jsonb_array_elements(rows) r, (VALUES ('text', 4), ('ending', 5)) part(name, size)
             WHERE r ? name AND (jsonb_typeof(r->name) <> 'array' OR r->name @> '[null]'
                 OR jsonb_array_length(r->name) <> size)) THEN
         RAISE data_exception USING MESSAGE = 'a text or an end has another form';
     END IF;
     IF EXISTS(SELECT FROM jsonb_array_elements(rows) r WHERE
-            '' IN (r->'put'->>1, r->'end'->>1) OR r->'ok' ? '' OR r->>'id' = r->'end'->>4
-            OR r->'end'->>2 NOT IN ('', 'replace', 'beside', 'repeat', 'merge', 'undo',
+            '' IN (r->'text'->>1, r->'ending'->>1) OR r->'confirmations' ? '' OR r->>'id' = r->'ending'->>4
+            OR r->'ending'->>2 NOT IN ('', 'replace', 'beside', 'repeat', 'merge', 'undo',
                 'prune')
-            OR (r->'end'->>4 = '' AND r->'end'->>2 NOT IN ('', 'prune'))) THEN
+            OR (r->'ending'->>4 = '' AND r->'ending'->>2 NOT IN ('', 'prune'))) THEN
         RAISE data_exception USING MESSAGE = 'a machine without a name, or an end that cannot be';
     END IF;
     IF EXISTS(SELECT FROM jsonb_array_elements(rows) r WHERE r ? 'rivals'
@@ -124,25 +124,25 @@ BEGIN
         CASE WHEN is_gone THEN NULL WHEN puts THEN sha256(convert_to(put->>2, 'UTF8'))
             ELSE digest END
     FROM (
-        SELECT r->>'id' AS id, r->'put' AS put, r->'end' AS ending,
+        SELECT r->>'id' AS id, r->'text' AS put, r->'ending' AS ending,
             r->>'model' AS new_model, decode(r->>'e', 'base64') AS new_e,
             i.gone, i.put_t, i.put_w, i.content, i.created, i.end_t, i.end_w, i.ended_by,
             i.ended_at, i.successor, i.author, i.ender, i.model, i.e, i.ok, i.rivals, i.digest,
             sediment.together(coalesce(i.rivals, '[]'), coalesce(r->'rivals', '[]') || CASE
-                WHEN i.successor <> r->'end'->>4 THEN jsonb_build_array(
+                WHEN i.successor <> r->'ending'->>4 THEN jsonb_build_array(
                     coalesce(nullif(i.successor, ''), i.id),
-                    coalesce(nullif(r->'end'->>4, ''), i.id)) ELSE '[]' END) AS both_rivals,
+                    coalesce(nullif(r->'ending'->>4, ''), i.id)) ELSE '[]' END) AS both_rivals,
             i.id IS NULL AS fresh,
             coalesce(i.gone, false) OR coalesce((r->>'gone')::boolean, false) AS is_gone,
-            r ? 'put' AND (i.put_t IS NULL OR i.digest <> sha256(convert_to(i.content, 'UTF8'))
-                OR ((r->'put'->>0)::bigint, r->'put'->>1,
-                r->'put'->>2, (r->'put'->>3)::bigint)
+            r ? 'text' AND (i.put_t IS NULL OR i.digest <> sha256(convert_to(i.content, 'UTF8'))
+                OR ((r->'text'->>0)::bigint, r->'text'->>1,
+                r->'text'->>2, (r->'text'->>3)::bigint)
                 > (i.put_t, i.put_w, i.content, i.created)) AS puts,
-            r ? 'end' AND (i.end_t IS NULL OR ((r->'end'->>0)::bigint, r->'end'->>1,
-                r->'end'->>2, (r->'end'->>3)::bigint, r->'end'->>4)
+            r ? 'ending' AND (i.end_t IS NULL OR ((r->'ending'->>0)::bigint, r->'ending'->>1,
+                r->'ending'->>2, (r->'ending'->>3)::bigint, r->'ending'->>4)
                 > (i.end_t, i.end_w, i.ended_by, i.ended_at, i.successor)) AS ends,
-            CASE WHEN i.id IS NULL THEN coalesce(r->'ok', '{}') WHEN NOT r ? 'ok' THEN i.ok
-                ELSE sediment.most(i.ok, r->'ok') END AS counts
+            CASE WHEN i.id IS NULL THEN coalesce(r->'confirmations', '{}') WHEN NOT r ? 'confirmations' THEN i.ok
+                ELSE sediment.most(i.ok, r->'confirmations') END AS counts
         FROM jsonb_array_elements(rows) r
         LEFT JOIN sediment.item i ON i.space = in_space AND i.id = r->>'id') came
     WHERE fresh OR (NOT gone AND (is_gone OR puts OR ends OR counts <> ok
@@ -189,9 +189,9 @@ CREATE OR REPLACE VIEW sediment.hello WITH (security_invoker = true) AS
 CREATE OR REPLACE VIEW sediment.record WITH (security_invoker = true) AS
     SELECT space, version, id, jsonb_build_object('v', 1, 'in', space, 'id', id, 'gone', gone,
         'altered', digest <> sha256(convert_to(content, 'UTF8')),
-        'ok', ok, 'rivals', rivals, 'put', CASE WHEN put_t IS NOT NULL THEN
+        'confirmations', ok, 'rivals', rivals, 'text', CASE WHEN put_t IS NOT NULL THEN
             jsonb_build_array(put_t, put_w, content, created) END,
-        'end', CASE WHEN end_t IS NOT NULL THEN
+        'ending', CASE WHEN end_t IS NOT NULL THEN
             jsonb_build_array(end_t, end_w, ended_by, ended_at, successor) END) AS record,
         coalesce(author, ender)::text AS author, model, e FROM sediment.item;
 CREATE OR REPLACE VIEW sediment.progress WITH (security_invoker = true) AS

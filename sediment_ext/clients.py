@@ -46,8 +46,8 @@ def render_initialized(answer: dict[str, Any]) -> Iterator[str]:
 
 
 def program_command(database: Path) -> list[str]:
-    """The command by which a client starts this program. It names the database if that is not the
-    default, and no version: some clients ask the user again when a hook's command has changed."""
+    """The command by which a client starts this program. It names no version: clients ask again
+    about a changed hook."""
     if core.home() and database == core.default_database():
         return systems.this_program()
     return [*systems.this_program(), "--db", str(core.real_path(database))]
@@ -99,8 +99,7 @@ class Client(core.NamedTuple):
         return bool(command) and (shutil.which(command) is not None or self.home().is_dir())
 
     def has_setting(self, fact: str, root: Path | None) -> bool:
-        """Whether its settings, global or in a project, show that our "plugin" is enabled, or that
-        hooks are "off"."""
+        """Whether its settings show that our "plugin" is enabled, or that hooks are "off"."""
         if fact not in self.facts:
             return False
         file, keys, value = self.facts[fact].values()
@@ -111,16 +110,16 @@ class Client(core.NamedTuple):
         return False
 
     def added(self) -> Any:
-        """The server of our name in every project that its own command added, None if there is
-        none; InvalidInput if its settings cannot be read."""
+        """The server that the client's own command added for every project, or None. Raises
+        InvalidInput."""
         if "added" not in self.facts:
             return None
         places, keys = self.facts["added"].values()
         return settings_files.setting_at(core.expand_home(sessions.client_folder(places)), keys)
 
     def files(self, part: str, root: Path | None, program: list[str]) -> Iterator[tuple[Path, Any]]:
-        """The files where its "server", "hooks" or "instructions" are set up, in a project or
-        globally, and what is wanted in each: a value for JSON and TOML, a text for the rest."""
+        """The files for its "server", "hooks" or "instructions", and what each needs: a value, or a
+        text."""
         for file in self.facts["files"]:
             name = file.get("project" if root else "global")
             if not name or part not in file:
@@ -193,8 +192,7 @@ def _advice_for(missing: str, client: Client, root: Path | None) -> str:
 
 
 def _foreign_server(client: Client, root: Path | None, program: list[str]) -> str:
-    """The file in which a client has a server of our name that runs another program, without the
-    tools that hooks and instructions call; "" if there is none. A server at a URL may be ours."""
+    """The file in which a client starts another program as `sediment`; "" if there is none."""
     found: list[tuple[str, Any]] = []
     with contextlib.suppress(core.InvalidInput):  # which is told where the file is to be changed
         for path, wanted in client.files("server", root, program):
@@ -217,8 +215,8 @@ def _runs_another(server: Any) -> bool:
 def _wanted_files(
     steps: Iterable[tuple[Client, str]], root: Path | None, program: list[str]
 ) -> tuple[dict[Path, Any], dict[Path, str]]:
-    """The files in which parts of clients are set up, links followed, with what is wanted in each;
-    and those that may not be written to, with the reason."""
+    """What each file needs, links followed; and the files that may not be written, with the
+    reason."""
     files: dict[Path, Any] = {}
     refused: dict[Path, str] = {}
     for client, part in steps:
@@ -238,8 +236,7 @@ def _changes(
     remove: bool,
     keep_going: bool,
 ) -> tuple[list[settings_files.FileChange], list[str]]:
-    """The changes of files, and messages of errors; unless it is to `keep_going`, the first error
-    is raised. A removal passes over a refused file that says nothing of sediment."""
+    """The changes of files, and errors. The first error is raised unless it is to `keep_going`."""
     changes = []
     errors = [why for p, why in refused.items() if not remove or "sediment" in core.plain_text(p)]
     if errors and not keep_going:
@@ -263,8 +260,8 @@ def initialize(
     remove: bool = False,
     write: bool = True,
 ) -> dict[str, Any]:
-    """Set up the clients of these names, else those that are installed, in a project or
-    `everywhere` for this user; or `remove` that. All files are read before one is written."""
+    """Set up clients (default: those installed) in a project or `everywhere`, or `remove` that. All
+    files are read before one is written."""
     root = None if everywhere else _project_folder(memory)
     program = program_command(memory.database.path)
     chosen = clients(names or (core.CLIENTS if remove else ())) or clients(["any"])
@@ -301,7 +298,9 @@ def _project_folder(memory: core.Memory) -> Path:
     root, given = memory.projects.root, memory.projects.given
     if root is None:
         why = f"{core.shown_value(given)} is an id" if given else memory.projects.nowhere()
-        raise core.InvalidInput(f"no project folder here ({why}): use --global, or cd to one")
+        raise core.InvalidInput(
+            f"there is no project folder here ({why}): use --global, or change to one"
+        )
     return root
 
 
@@ -338,7 +337,7 @@ def _to_do(
     )
     if names and not remove:
         words = [*program, "import", "--from", names, *(["--here"] if root else [])]
-        yield f"To find what was said before, too: {core.shell_line(words)}"
+        yield f"To import earlier conversations: {core.shell_line(words)}"
 
 
 # What doctor looks at
@@ -356,9 +355,6 @@ def check_clients(memory: core.Memory, names: Sequence[str]) -> dict[str, Any]:
         checks.append(
             core.Check("hooks", "warning", f"off, by SEDIMENT_HOOKS=0 or `hook --off`: {off}")
         )
-    if unread := ", ".join(hooks.often_tried(memory.database)):
-        detail = f"not kept, their readers did not come to an end: {unread}"
-        checks.append(core.Check("conversations", "warning", detail))
     runs = hooks.hook_runs(memory.database.path)
     runs = [run for run in runs if not names or run.get("client") in names]
     checks.append(_check_runs(runs))
@@ -489,8 +485,7 @@ def _codex_trust(root: Path | None) -> tuple[str, str]:
 
 
 def ask(command: list[str], requests: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
-    """The result of the last of some JSON-RPC requests (method, params), sent to a program one a
-    line; {} if it does not reply within CLIENT_TIMEOUT."""
+    """The result of the last of some JSON-RPC requests to a program; {} after CLIENT_TIMEOUT."""
     lines = [
         json.dumps({"jsonrpc": "2.0", "id": id, "method": method, "params": params}) + "\n"
         for id, (method, params) in enumerate(requests, 1)

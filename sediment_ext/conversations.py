@@ -19,8 +19,8 @@ from sediment_ext import transcripts
 def redact_together(
     texts: Sequence[str], secrets: bool, known: dict[str, str]
 ) -> tuple[list[str], list[str]]:
-    """Several texts without the secrets that one of them gives away, which join the `known`; and
-    the kinds of all."""
+    """Texts without the credentials that any of them gives away (these join `known`), and the
+    kinds."""
     done = [core.redact(text, secrets, known=known) for text in texts]
     if known:  # what came later may stand in an earlier one
         again = [core.redact(text, secrets, known=known) for text, _ in done]
@@ -43,8 +43,8 @@ _LONGEST_CREDENTIAL = 20_000  # characters; of a private key the lines are known
 
 
 def _redacted_starts(texts: Sequence[str], known: dict[str, str]) -> tuple[list[str], list[str]]:
-    """As much of texts as a turn may hold, without credentials, nor what may be left of one that
-    was cut; and their kinds. Twice as much is read, since a text of many credentials shrinks."""
+    """The beginnings of texts without credentials, or parts of them that a cut left; and the
+    kinds."""
     most = 2 * core.CONTENT_MAX
     kept, kinds = redact_together([text[:most] for text in texts], core.redacts(), known)
     whole = zip(texts, kept, strict=True)
@@ -53,9 +53,8 @@ def _redacted_starts(texts: Sequence[str], known: dict[str, str]) -> tuple[list[
 
 
 def turn_text(turn: transcripts.Turn, known: dict[str, str]) -> tuple[str, list[str]]:
-    """A turn as the text of a memory, without credentials, and the kinds of these; they join the
-    `known` as `redact` does it. Where it is too long, the ends of prompt and answer are cut; at
-    least half of the space is left to each."""
+    """A turn as the text of a memory, without credentials, and their kinds. If it is too long,
+    prompt and answer are cut at their ends; each keeps at least half of the space."""
     (prompt, answer), kinds = _redacted_starts(turn[2:], known)
     answer = answer[: max(core.HALF_TURN, 2 * core.HALF_TURN - len(prompt))]
     text = f"{core.PROMPT_LABEL}{prompt[: 2 * core.HALF_TURN - len(answer)]}"
@@ -74,38 +73,50 @@ def keep_conversations(
     progress: core.Progress,
 ) -> dict[str, Any]:
     """What `Memory.add_conversations` does; without an encoder they are only counted."""
-    counts = dict.fromkeys(("sessions", "turns", "existing", "forgotten", "empty"), 0)
-    remarks, left_out, redacted = list[str](), Counter[tuple[str, str]](), Counter[str]()
+    counts, redacted, remarks = Counter[str](), Counter[str](), list[str]()
+    left_out = Counter[tuple[str, str]]()
     for given in conversations:
-        turns = _not_forgotten(projects.database, given)
-        new = given._replace(folder=transcripts.folder_of(projects, given), turns=turns)
-        counts["forgotten"] += len(given.turns) - len(turns)
-        stored = core.find_session(projects.database, session_name(new.client, new.session))
-        if stored and stored.resume == core.FORGOTTEN_SIZE:
-            counts["forgotten"] += len(turns)
-            counts["sessions"] += bool(given.turns)
-        elif _is_homeless(stored, new):
-            left_out[_HOMELESS, new.client] += 1
-        elif not new.session and not new.remark:
-            left_out[_NO_CONVERSATIONS, new.client] += 1
-        elif not new.session:  # of a folder that nobody may look into
-            remarks.append(new.remark)
-        else:
-            added = len(turns)
-            if encoder:
+        new, stored = _without_forgotten(projects, given)
+        remarks += [new.remark] if new.remark else []
+        if reason := _why_left_out(stored, new):
+            left_out[reason, new.client] += 1
+        elif new.session:
+            added, kinds = len(new.turns), list[str]()
+            if encoder and not _is_forgotten(stored):
                 added, kinds = _keep_conversation(projects, encoder, new)
-                redacted.update(kinds)
-            counts["sessions"] += bool(given.turns)
-            counts["empty"] += not given.turns
-            counts["turns"] += added
-            counts["existing"] += len(turns) - added
-            remarks += [new.remark] if new.remark else []
+            redacted.update(kinds)
+            counts.update(sessions=bool(given.turns), empty=not given.turns, turns=added)
+            counts.update(existing=len(new.turns) - added)
+            counts.update(forgotten=len(given.turns) - len(new.turns))
         progress(len(given.turns))
-    rare = ("forgotten", "empty")
-    counts = {name: count for name, count in counts.items() if count or name not in rare}
+    shown = {name: counts[name] for name in ("sessions", "turns", "existing")}
+    shown |= {name: counts[name] for name in ("forgotten", "empty") if counts[name]}
     first = (text.format(count, client) for (text, client), count in left_out.items())
-    answer = {"success": True, **counts, "remarks": list(dict.fromkeys([*first, *remarks]))}
+    answer = {"success": True, **shown, "remarks": list(dict.fromkeys([*first, *remarks]))}
     return answer | ({"redacted": dict(redacted)} if redacted else {})
+
+
+def _without_forgotten(
+    projects: core.Projects, given: transcripts.Conversation
+) -> tuple[transcripts.Conversation, core.Session | None]:
+    """A session with its folder and without the turns that were forgotten, and what is stored."""
+    stored = core.find_session(projects.database, session_name(given.client, given.session))
+    turns = [] if _is_forgotten(stored) else _not_forgotten(projects.database, given)
+    folder = transcripts.folder_of(projects, given)
+    return given._replace(folder=folder, turns=turns), stored
+
+
+def _is_forgotten(stored: core.Session | None) -> bool:
+    return stored is not None and stored.resume == core.FORGOTTEN_SIZE
+
+
+def _why_left_out(stored: core.Session | None, new: transcripts.Conversation) -> str:
+    """The remark on a session that is not kept: it has no id, or no project (as a global one, all
+    projects would see it). "" if it may be kept."""
+    if not new.session:  # a remark says so of a folder that cannot be read
+        return "" if new.remark else _NO_CONVERSATIONS
+    is_homeless = new.turns and new.coded and not new.folder and not (stored and stored.project)
+    return _HOMELESS if is_homeless else ""
 
 
 # Remarks on what is left out: of so many {0}, of a client {1}.
@@ -116,16 +127,11 @@ _HOMELESS = (
 _NO_CONVERSATIONS = "{0} entries of the export of {1} are no conversations"
 
 
-def _is_homeless(stored: core.Session | None, new: transcripts.Conversation) -> bool:
-    """Whether the project of a session is not known: as global, all projects would see it."""
-    return bool(new.turns and new.coded) and not (new.folder or (stored and stored.project))
-
-
 def _keep_conversation(
     projects: core.Projects, encoder: core.Encoder, given: transcripts.Conversation
 ) -> tuple[int, list[str]]:
-    """Store the turns of a session that are new or have grown; how many those are, and the kinds
-    of credentials that were left out of them."""
+    """Store the new and grown turns of a session. Returns their count and the kinds of credentials
+    left out."""
     database, name = projects.database, session_name(given.client, given.session)
     new, left_out = 0, list[str]()
     stored = core.find_session(database, name)
@@ -174,8 +180,8 @@ _SAME_TURN = (
 def _id_to_keep(
     database: core.Database, name: str, key: str, text: str, known: dict[str, str]
 ) -> str | None:
-    """The id of the stored turn of which this one is a longer version, else a new one: what was
-    stored stays when its file is written anew. None where all of the text is stored."""
+    """The id of the stored turn that this one continues, else a new one; None if all of it is
+    stored."""
     id = _free_id(database, turn_id(name, key))
     while stored := core.find_item(database, id):
         if _continues(stored["content"], text, known):
@@ -195,9 +201,8 @@ def _free_id(database: core.Database, id: str) -> str:
 
 
 def _continues(before: str, now: str, known: dict[str, str]) -> bool:
-    """Whether a turn's text is a stored one with more of its answer, or without a credential that
-    is known as one since, as those that the rest of the answer gives away. The longer the answer
-    is, the shorter a prompt that was too long."""
+    """Whether a text is a stored turn with more of its answer, or with fewer credentials. A longer
+    answer may have cut the prompt shorter."""
     if now.startswith(before):
         return True
     if "[redacted: " in now and now.startswith(core.redact(before, known=known)[0]):
@@ -209,7 +214,7 @@ def _continues(before: str, now: str, known: dict[str, str]) -> bool:
 
 
 def unkept_part(database: core.Database, name: str) -> tuple[int, bool]:
-    """How much of a session is never stored, as `session_progress` has it, and whether that still
+    """How much of a session is never stored (see `session_progress`), and whether that still
     grows."""
     noted = database.value("SELECT value FROM meta WHERE key = ?", f"{core.UNKEPT}{name}") or "0"
     return int(noted.removesuffix(core.STILL)), noted.endswith(core.STILL)
@@ -245,8 +250,8 @@ def write_turn(
 def _not_forgotten(
     database: core.Database, given: transcripts.Conversation
 ) -> list[transcripts.Turn]:
-    """The turns of a session that were not forgotten in this or another one of the client's. A turn
-    whose key is its place stays: others have the same."""
+    """The turns that were not forgotten in this or another session of the client. Turns known only
+    by their place stay."""
     sql = f"SELECT key, value FROM meta WHERE key GLOB '{core.FORGOTTEN}*'"
     rows = [row for row in database.rows(sql) if row[1].startswith(f"{given.client}:")]
     keys, names = {key for key, _ in rows}, {name for _, name in rows}
@@ -281,7 +286,7 @@ def render_conversations(answer: dict[str, Any]) -> Iterator[str]:
         )
         yield core.printable(core.one_line(line, 120))
     if not answer["conversations"]:
-        yield "No conversations are kept of this project."
+        yield "This project has no conversations."
     if left := answer["total"] - answer["count"]:
         yield f"and {left} more (--limit)"
 

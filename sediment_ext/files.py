@@ -40,8 +40,8 @@ MISSING_SIZE = -1  # the noted size of a file that was not there when a recall l
 def map_ahead(
     workers: ThreadPoolExecutor, count: int, work: Callable[[Any], Any], items: Iterable[Any]
 ) -> Iterator[tuple[Any, Future[Any]]]:
-    """Each item with the future of `work(item)`, in order; the `count` items that follow it are
-    worked on meanwhile."""
+    """Each item with the future of `work(item)`, in order, while `count` items ahead are worked
+    on."""
     begun: deque[tuple[Any, Future[Any]]] = deque()
     for item in items:
         begun.append((item, workers.submit(work, item)))
@@ -73,13 +73,13 @@ class FileStat(core.NamedTuple):
 def stat_file(path: Path) -> FileStat:
     """The size and times of an indexed file; Skipped says why it is not to be read."""
     if not walking.has_no_link(path):
-        raise Skipped(f"is behind a link now: name {os.path.realpath(path)} if that is meant")
+        raise Skipped(f"is behind a link now: index {os.path.realpath(path)} if that is meant")
     try:
         facts = path.lstat()
     except OSError as error:
         raise Skipped(f"cannot be read ({error.strerror})") from None
     if not stat.S_ISREG(facts.st_mode):
-        raise Skipped("is no plain file")
+        raise Skipped("is not a regular file")
     check_size(facts.st_size)
     return FileStat(facts.st_size, facts.st_mtime_ns, systems.change_time(facts))
 
@@ -174,7 +174,6 @@ class Files:
         self._folders: dict[
             Source, dict[str, int]
         ] = {}  # those that were walked; see `take_in_new`
-        self._digests: dict[str, bytes] = {}  # by path, of files that came, and that went
         self._is_stopped = False  # whether what is being read now is not wanted any more
         self.skipped: list[dict[str, str]] = []
         self.warnings: list[dict[str, str]] = []
@@ -193,8 +192,8 @@ class Files:
         ]
 
     def indexed_path(self, given: str | Path) -> Path:
-        """The path that something given is indexed by: without links, but a source that has become
-        a link since is not followed."""
+        """The path without links by which something is indexed. A source that became a link is not
+        followed."""
         named = Path(os.path.abspath(core.absolute_path(given))) if str(given) else None
         return (
             named if named in [source.path for source in self.sources()] else core.whole_path(given)
@@ -222,8 +221,8 @@ class Files:
     def _by_source(
         self, paths: Iterable[Path], options: walking.Options | None
     ) -> dict[Source, list[Path]]:
-        """Paths by the source that each belongs to. Each source is walked once: thousands of files
-        may be named."""
+        """Paths by their source. Each source is walked once, since thousands of files may be
+        named."""
         wanted = sorted(set(paths), key=lambda path: len(path.parts))  # a folder before its files
         covered: dict[Source, set[Path]] = {}
         found: dict[Source, list[Path]] = {}
@@ -240,8 +239,7 @@ class Files:
         return found
 
     def _covered(self, source: Source, paths: list[Path]) -> set[Path]:
-        """Those paths that indexing a source covers: a folder also where files of it are in the
-        index, though git may ignore all of it by now."""
+        """The paths that indexing a source reaches, or whose files are in its index already."""
         inside = [path for path in paths if core.is_in(path, source.path)]
         walked = walking.walk(source.path, source.options, walking.toward(inside))
         reached = {path for file in walked for path in (file, *file.parents)}
@@ -312,7 +310,7 @@ class Files:
     def find(self, source: Source, tops: list[Path]) -> list[Path]:
         """The existing files of a source at or below paths, but not those of a source within."""
         if not os.path.lexists(source.path):
-            self._skip(source.path, "is gone: if for good, `index --remove` it", warning=True)
+            self._skip(source.path, "is gone: `index --remove` forgets it", warning=True)
             return []
         if not os.path.isdir(source.path) or not walking.has_no_link(source.path):
             return [source.path]
@@ -352,8 +350,8 @@ class Files:
                 core.set_meta(connection, self._folders_key(source), core.to_json(seen))
 
     def take_in_new(self, source: Source) -> int:
-        """Index the new files of a source, or return how many there are if these are too many; then
-        forget those that are gone. Only folders that have changed are looked into."""
+        """Index the new files in changed folders of a source, and forget those gone. Returns the
+        number of new files instead if they are too many."""
         known = self._folders_seen(source)
         changed = {Path(name) for name, seen in known.items() if _has_other_entries(name, seen)}
         if not os.path.isdir(source.path) or (known and not changed):
@@ -384,12 +382,9 @@ class Files:
     def sync(
         self, plan: Plan, progress: core.Progress = lambda _: None, stop: core.Stop = lambda: False
     ) -> None:
-        """Bring the index of (source, paths within it, files there are) up to date.
-
-        Calls `progress(files done)`. Files are read and encoded while others are written: half of
-        the time for a short one is the disk's. Files that are gone are removed last, so that one
-        that has only moved to another folder is not encoded again.
-        """
+        """Bring the index up to date with a plan. Calls `progress(files done)`. Files are read and
+        encoded while others are written. Gone files are removed last, so that a moved one is not
+        encoded again."""
         from concurrent.futures import ThreadPoolExecutor
 
         with (
@@ -413,7 +408,6 @@ class Files:
             self._remove_gone(source, tops, set(map(str, paths)))
             if source.path in tops and source in self._folders:
                 self._remember_folders(source, self._folders[source])
-        self._merge_renames()
         self._trim_cache()
 
     def _files_to_read(
@@ -442,44 +436,18 @@ class Files:
             there = set(map(str, self.find(source, tops)))
             for folder in sorted({Path(name).parent for name in gone}):
                 if why := systems.why_closed(folder):
-                    self._skip(folder, f"{why}: once it can be, `index` again", True)
+                    self._skip(folder, f"{why}: then run `index` again", True)
             self.forget({name: record for name, record in gone.items() if name not in there})
 
-    def _merge_renames(self) -> None:
-        """Report a file that went and one that came with the same bytes as one that was renamed."""
-        gone = [row for row in self.changes if row["action"] == "removed"]
-        added = (row for row in self.changes if row["action"] == "added")
-        came = {self._digests[row["path"]]: row for row in added}
-        for row in gone:
-            if new := came.pop(self._digests[row["path"]], None):
-                new |= {"action": "renamed", "from": row["path"], "removed": row["removed"]}
-                self.changes.remove(row)
-
     def catch_up(self, path: Path, record: FileRecord) -> bool:
-        """Index a file again, before an answer is made of it, if it has changed; whether it had.
-        One that is gone is looked for under another name; if it has none, its row stays."""
-        source = self.source_of_file(path)
-        changed = self.sync_file(path, source, record, away=True)
-        if changed and not os.path.lexists(path):
-            for other in self._same_text(source, record):
-                self.forget({str(path): record})
-                self.sync_file(other, source, None)
-        return changed
-
-    def _same_text(self, source: Source, record: FileRecord) -> Iterator[Path]:
-        """The files of a source that are not in the index, and have the bytes of a record."""
-        records = self.records()
-        for path in self.find(source, [source.path]):
-            with contextlib.suppress(Skipped):
-                is_like = str(path) not in records and stat_file(path).size == record.seen.size
-                if is_like and core.sha256(read_file(path).data) == record.digest:
-                    yield path
+        """Index a file again, before an answer is made of it, if it has changed; whether it had."""
+        return self.sync_file(path, self.source_of_file(path), record, away=True)
 
     def sync_file(
         self, path: Path, source: Source, record: FileRecord | None, away: bool = False
     ) -> bool:
-        """Index one file of a source, unless it is as its record has it; whether it was not. With
-        `away`, a file that cannot be read keeps a row, by which it is looked for again."""
+        """Index one file if it has changed; returns whether it had. With `away`, the row of an
+        unreadable file stays."""
         is_new = self._is_new(path, record)
         return is_new and self._store(self._read(path, record), path, source, record, away)
 
@@ -491,7 +459,7 @@ class Files:
             if self._is_same(digest, record):
                 return ParsedFile(path, seen, digest, "", {}, {}, 0)
             if not is_utf8:
-                self._skip(path, "is not all UTF-8: what is not was replaced", warning=True)
+                self._skip(path, "is not all UTF-8: other bytes were replaced", warning=True)
             return self._parse(path, seen, digest, text)
         except Skipped as skipped:
             return skipped
@@ -507,8 +475,8 @@ class Files:
         record: FileRecord | None,
         away: bool = False,
     ) -> bool:
-        """Write what was read of a file into the database, or read it again where it has changed
-        since; whether the index changed."""
+        """Write a file that was read, or read it again if it has changed since; whether the index
+        changed."""
         try:
             for _ in range(FILE_TRIES):
                 if isinstance(read, Skipped):
@@ -519,7 +487,7 @@ class Files:
                 if self._write(read, source):
                     return True
                 read = self._read(path, record)
-            raise Skipped("changes all the time: try again")
+            raise Skipped("keeps changing: try again")
         except Skipped as skipped:
             if os.path.lexists(path):  # else it has gone since it was found
                 self._skip(path, str(skipped))
@@ -604,8 +572,8 @@ class Files:
         }
 
     def _touch(self, path: Path, seen: FileStat, digest: bytes) -> None:
-        """Record that a file was read again and has the same bytes. Its time, which may be another,
-        becomes that of its parts without a day of their own."""
+        """Record that a file was read again with the same bytes, and date its parts by its new
+        time."""
         names = str(path), self.project, digest
         with self.database.transaction() as connection:
             connection.execute(
@@ -620,8 +588,8 @@ class Files:
             )
 
     def forget(self, gone: dict[str, FileRecord], away: bool = False) -> bool:
-        """Take files out of the index that are gone or cannot be read, unless they have other
-        records by now; whether any was removed. If they are only `away`, their rows stay."""
+        """Remove files from the index unless they have newer records; whether any was removed. If
+        they are only `away`, their rows stay."""
         before = len(self.changes)
         sql = "SELECT read_at FROM files WHERE path = ? AND project_id = ?"
         for path, record in gone.items():
@@ -629,13 +597,10 @@ class Files:
                 same = connection.execute(sql, (path, self.project)).get == record.read_at
                 erased = self._erase_file(connection, path, away) if same else None
             if erased is not None:  # another process may have been quicker
-                self._report_change(path, "removed", 0, erased, record.digest)
+                self._report_change(path, "removed", 0, erased)
         return len(self.changes) > before
 
-    def _report_change(
-        self, path: Path | str, action: str, embedded: int, removed: int, digest: bytes
-    ) -> None:
-        self._digests[str(path)] = digest
+    def _report_change(self, path: Path | str, action: str, embedded: int, removed: int) -> None:
         row = {"path": str(path), "action": action, "embedded": embedded, "removed": removed}
         self.changes.append(row)
 
@@ -677,8 +642,7 @@ class Files:
         return any(core.is_in(path, top) or core.is_in(top, path) for top in tops)
 
     def _with_ids(self, path: Path, parts: list[markdown.Part]) -> dict[str, markdown.Part]:
-        """Parts by hash(project:path:first:last:model and text); by a hash of that where the id is
-        taken: a long line may have equal parts, and a memory any id."""
+        """Parts by hash(project:path:first:last:model and text). A taken id is hashed again."""
         by_id: dict[str, markdown.Part] = {}
         for part in parts:
             lines = f"{part.first}:{part.last}:{self._cache_key(part).hex()}"
@@ -696,8 +660,7 @@ class Files:
         return core.sha256(text.encode())
 
     def _embed(self, parts: dict[str, markdown.Part]) -> tuple[dict[str, bytes], int]:
-        """Vectors of parts, by id: those that the database has of the same text, else new ones; and
-        how many were made."""
+        """The vectors of parts by id, and how many had to be made."""
         if not self.usable:
             return {}, 0
         by_text = {_text_to_embed(part): part for part in parts.values()}
@@ -756,7 +719,7 @@ class Files:
         if not parsed.parts:
             self._skip(parsed.path, "has nothing to index", warning=True)
         action = "added" if is_new else "changed"
-        self._report_change(parsed.path, action, parsed.embedded, len(gone), parsed.digest)
+        self._report_change(parsed.path, action, parsed.embedded, len(gone))
         return True
 
     def _upsert_file(
@@ -782,8 +745,8 @@ class Files:
         return item._replace(file=file, first_line=part.first, last_line=part.last)
 
     def _erase_file(self, connection: apsw.Connection, path: str, away: bool = False) -> int | None:
-        """Erase a file's parts and its row, or mark the row as of a file that is away; how many
-        parts it had, None if it had no row."""
+        """Erase a file's parts, and its row unless the file is `away`. Returns the number of parts,
+        None without a row."""
         this = "WHERE path = ? AND project_id = ?"
         sql = f"SELECT id, seq FROM items WHERE file = (SELECT id FROM files {this})"
         rows = core.fetch(connection, sql, path, self.project)
@@ -795,8 +758,8 @@ class Files:
         return len(rows) if connection.changes() else None
 
     def _erase_parts(self, connection: apsw.Connection, rows: Iterable[tuple[str, int]]) -> None:
-        """Erase parts, by id and row number; their vectors go into the cache, since undone edits
-        and other branches bring the texts back."""
+        """Erase parts. Their vectors are cached, since undone edits and branches bring texts
+        back."""
         sql = (
             "SELECT i.content, c.context, v.vector FROM items i JOIN chunks c ON c.item = i.seq"
             " JOIN vectors v ON v.chunk = c.id WHERE i.seq = ?"
@@ -919,20 +882,26 @@ def _outside(projects: core.Projects, paths: list[Path]) -> str:
     if root is None and projects.current() is None:
         return f"no project here ({projects.nowhere()}): recalled in every project"
     far = [str(path) for path in paths if root and not core.is_in(path, core.real_path(root))]
-    return f"outside {root}, but recalled there: {', '.join(far)}" if far else ""
+    return (
+        f"indexed for project {root} although it lies outside it: {', '.join(far)}" if far else ""
+    )
 
 
 def unindex_paths(files: Files, paths: Iterable[str | Path]) -> dict[str, Any]:
     """Take files and folders out of the index."""
     unwanted, messages = list(map(files.indexed_path, paths)), []
     if not unwanted:
-        raise core.InvalidInput("name what to take out of the index: `status` shows what is in it")
+        raise core.InvalidInput(
+            "name files or folders to remove from the index: `status` lists them"
+        )
     for path in unwanted:
         if not files.remove(path):
-            raise core.NotFound(f"{path} is not in the index: `status` shows what is")
+            raise core.NotFound(f"{path} is not indexed: `status` lists what is")
         messages.append(f"{path} is no longer in the index.")
         if above := [source.path for source in files.sources() if source.path in path.parents]:
-            messages.append(f"{above[0]} still is: give that --exclude, or it comes back.")
+            messages.append(
+                f"{above[0]} is still indexed: `index {above[0]} --exclude …` keeps it out."
+            )
     return {"success": True, "paths": list(map(str, unwanted)), "message": " ".join(messages)}
 
 
@@ -993,7 +962,7 @@ class IndexedSources(core.Sources):
         return {id for id, folder in folders.items() if folder in others}
 
     def notice(self) -> str:
-        """Another checkout may have one of several, so that is no reason for it."""
+        """A notice if everything that this project indexed is gone: its folder has moved."""
         sources = Files(self.projects, self.encoder, self.projects.current()).sources()
         if not sources or any(os.path.lexists(source.path) for source in sources):
             return ""
@@ -1003,8 +972,7 @@ class IndexedSources(core.Sources):
 
 
 def within_source(projects: core.Projects, prefix: str) -> str:
-    """The SQL condition of parts of files whose path begins so; NotFound where none does that the
-    client may know of."""
+    """The SQL condition for parts of files whose path begins so. Raises NotFound."""
     core.check_text(prefix, "source", core.QUERY_MAX)
     whole = str(core.whole_path(prefix)).rstrip(os.sep) + os.sep * prefix.endswith(("/", os.sep))
     wanted = prefix, os.path.join(projects.top, prefix.removeprefix("./")), whole
@@ -1046,13 +1014,13 @@ def _turns_around(database: core.Database, row: dict[str, Any], count: int) -> s
 def section_of(
     projects: core.Projects, encoder: core.Encoder, row: dict[str, Any], lines: int | None = None
 ) -> tuple[str, int, int]:
-    """The text around a part, of its file as it is now, and the first and last of its lines: the
-    section that it is in, or so many `lines` before and after it."""
+    """The text around a part in its file as it is now, with its first and last line: its section,
+    or `lines` before and after."""
     files, path = Files(projects, encoder, row["project_id"]), Path(row["path"])
     if record := files.records(files.source_of_file(path)).get(str(path)):
         files.catch_up(path, record)
     if core.find_item(files.database, row["id"]) is None:
-        raise core.NotFound(f"{projects.shown(path)} has changed there: recall again")
+        raise core.NotFound(f"{projects.shown(path)} has changed: recall again")
     text, _ = core.redact(read_file(path).text, not files.secrets, lines=True)
     first, last = row["first_line"], row["last_line"]
     count = text.count("\n") + (not text.endswith("\n"))
@@ -1065,8 +1033,8 @@ def section_of(
 
 
 def _entries_changed_at(folder: str | Path) -> int:
-    """When anything last came into a folder or left it, in ns; -1 where that may be right now, or
-    the folder is gone."""
+    """When the entries of a folder changed, in ns; -1 if that may be right now, or the folder is
+    gone."""
     try:
         changed = os.stat(folder).st_mtime_ns
     except OSError:
@@ -1157,11 +1125,10 @@ def lines_of_files(kind: str, rows: list[dict[str, str]]) -> Iterator[str]:
 
 
 def render_changes(answer: dict[str, Any]) -> Iterator[str]:
-    """A line for each file that came, changed, went or has another name."""
+    """A line for each file that came, changed or went."""
     for row in answer["changes"]:
         counts = f"{row['embedded']} embedded, {row['removed']} removed"
-        before = f"{row['from']} -> " if "from" in row else ""
-        yield core.printable_name(f"{row['action']:<8} {before}{row['path']} ({counts})")
+        yield core.printable_name(f"{row['action']:<8} {row['path']} ({counts})")
     for row in answer["skipped"]:
         yield core.printable_name(f"skipped  {row['path']} {row['reason']}")
 
@@ -1181,7 +1148,7 @@ def run_index(
             with files_bar() as (total, progress):
                 answer = memory.index(paths, scope=scope, total=total, progress=progress, **options)
         except KeyboardInterrupt:
-            click.echo("interrupted: the same command goes on", err=True)
+            click.echo("Interrupted. Run the same command to continue.", err=True)
             raise
         for line in render_changes(answer) if shared.verbose else ():
             click.echo(line, err=True)

@@ -44,7 +44,6 @@ STANDING_AGE = 90 * 86_400  # seconds before the latest at which age counts half
 PROMPT_LEAST = 0.504
 PROMPT_EACH = 0.02  # similarity of each one; what is shown as 0.01 is not worth its tokens
 CAPTURE_TIME = 60  # seconds that one capture may take; the next one goes on
-CAPTURE_TRIES = 3  # processes that may end while they read a session, before it is given up
 START, PROMPT, CAPTURE = "start", "prompt", "capture"
 # The events of clients, in lower case, and what is done at them.
 _HOOK_EVENTS = {
@@ -77,8 +76,8 @@ class Event(core.NamedTuple):
 
 
 def read_event(given: object, client: str = "") -> Event:
-    """A hook's input. `client` is used if the input names none. InvalidInput for an event that no
-    hook answers."""
+    """A hook's input; `client` counts if the input names none. InvalidInput for an unknown
+    event."""
     fields = given if isinstance(given, dict) else {}
 
     def field(*names: str) -> str:
@@ -88,7 +87,7 @@ def read_event(given: object, client: str = "") -> Event:
     name = field("hook_event_name")
     kind = _HOOK_EVENTS.get(name.lower())
     if kind is None:
-        raise core.InvalidInput(f"no event that is answered: {core.shown_value(name)}")
+        raise core.InvalidInput(f"unknown hook event: {core.shown_value(name)}")
     roots = fields.get("workspace_roots")
     roots = roots if isinstance(roots, list) else []
     folder = field("cwd") or next((root for root in roots if isinstance(root, str)), "")
@@ -115,8 +114,8 @@ def answer_hook(memory: core.Memory, event: Event) -> dict[str, Any]:
 
 
 def _blocks_of(memory: core.Memory, event: Event) -> list[str]:
-    """The blocks that answer an event. Gemini CLI gets the one for the start behind the first
-    prompt: when it resumes a session, it drops each message that begins with such a block."""
+    """The blocks that answer an event. Gemini CLI drops a resumed session's messages that begin
+    with a start block, so it gets that block with the first prompt."""
     if event.client != "gemini":
         return [event.kind] * (event.kind != CAPTURE)
     if event.kind != PROMPT:
@@ -146,8 +145,7 @@ def _forget_shown(memory: core.Memory, event: Event) -> None:
 
 
 def _note_shown(memory: core.Memory, event: Event, ids: Iterable[str]) -> None:
-    """Note that a session was shown these. If another process holds the file, do not: it is better
-    to say something twice than nothing."""
+    """Note what a session was shown, unless another process holds the file."""
     with (
         contextlib.suppress(core.DatabaseError),
         memory.database.transaction(HOOK_WAIT) as connection,
@@ -163,9 +161,9 @@ def _at_start(memory: core.Memory, event: Event) -> str:
 
 
 def standing(memory: core.Memory) -> list[dict[str, Any]]:
-    """The memories that hold in this project, the best first: preferences and decisions before
-    other facts; what was confirmed, used or stored lately before the rest. The order depends on
-    the database alone, not on the clock: a model caches a text that stays the same."""
+    """The memories of this project, the best first: preferences and decisions, then by
+    confirmations, use and age. The order does not depend on the clock: models cache unchanged
+    text."""
     apart = core.taken_apart("r.old_id", "r.new_id")
     sql = (
         f"SELECT {core.ITEM_COLUMNS}, coalesce(a.validation_count, 0), coalesce(a.access_count, 0)"
@@ -221,8 +219,8 @@ def _is_command(prompt: str) -> bool:
 
 
 def answers_to_prompt(memory: core.Memory, prompt: str) -> list[dict[str, Any]]:
-    """At most HOOK_SHOWN memories that answer a prompt surely enough: of those that were stored,
-    else of those from conversations, but for echoes."""
+    """At most HOOK_SHOWN memories that surely answer a prompt; turns only if no stored memory
+    does."""
     search = memory.search
     hits, _ = search.hits(
         core.Request(
@@ -243,8 +241,7 @@ def answers_to_prompt(memory: core.Memory, prompt: str) -> list[dict[str, Any]]:
 
 
 def _echoes(database: core.Database, prompt: str, said: list[core.Hit]) -> set[int]:
-    """The row numbers of the turns with this very prompt, unless that is a question: what was done
-    when the same was wanted before answers nothing."""
+    """The row numbers of turns with this same prompt, unless that is a question."""
     if any(mark in prompt for mark in "?？؟"):
         return set()
     rows = core.items_by_row(database, (hit.item for hit in said))
@@ -258,8 +255,8 @@ def _is_sure(hits: list[core.Hit]) -> bool:
 
 
 def _shown_once(memory: core.Memory, event: Event, rows: list[dict[str, Any]], budget: int) -> str:
-    """The memories that the session has not been shown, as a block that is marked as data, of at
-    most `budget` characters; "" where none is left."""
+    """The memories that the session has not seen, as a marked block of at most `budget`
+    characters."""
     sql = "SELECT item_id FROM shown WHERE session = ? AND session <> ''"
     seen = {id for (id,) in memory.database.rows(sql, event.session)}
     room = budget - len(_FRAME) - len(transcripts.MEMORY_END) - 2
@@ -277,9 +274,8 @@ def _shown_once(memory: core.Memory, event: Event, rows: list[dict[str, Any]], b
 
 
 def _memory_line(row: dict[str, Any]) -> str:
-    """A memory on one line, with its author if that is somebody else, its last day if it was
-    replaced, and what it replaced if that is nearer to the prompt. What could end the block, or be
-    taken for a tag, is escaped."""
+    """A memory on one line: author, last day if it was replaced, nearer version. Whatever could end
+    the block is escaped."""
     day, text = core.iso_time(row["created_at"])[:10], core.one_line(row["content"], HOOK_LINE)
     if ended := row.get("ended_at"):
         text = f"until {core.iso_time(ended)[:10]}: {text}"
@@ -322,16 +318,15 @@ def switch_hooks(memory: core.Memory, kinds: Iterable[str], on: bool) -> dict[st
         off = set((core.meta_value(connection, key) or "").split())
         off = off.difference(kinds) if on else off.union(kinds)
         core.set_meta(connection, key, " ".join(sorted(off)))
-    message = f"Off here: {', '.join(sorted(off)) or 'nothing'}."
+    message = f"Hooks off in this project: {', '.join(sorted(off)) or 'nothing'}."
     if more := hooks_off(memory) - off:
-        message += f" And by the environment: {', '.join(sorted(more))}."
+        message += f" Off by the environment: {', '.join(sorted(more))}."
     return {"success": True, "off": sorted(off), "message": message}
 
 
 def _note_uncaptured(database: core.Database, event: Event, path: Path, off: bool) -> None:
-    """Note how much a session said while capture was off: that is not kept later, either. When a
-    prompt or a start finds capture on again, the turn before it counts as well: the hook at its
-    end may not have run."""
+    """Note how much a session said while capture was off: that is never stored. The turn before
+    capture came back on counts too, since the hook at its end may not have run."""
     name = conversations.session_name(event.client, event.session)
     unkept, grows = noted = conversations.unkept_part(database, name)
     if off or (grows and event.kind != CAPTURE):
@@ -363,8 +358,6 @@ def ask_for_capture(memory: core.Memory, event: Event) -> None:
                 " SET path = excluded.path, number = number + 1",
                 rows,
             )
-            sql = "UPDATE meta SET value = min(value + 0, ?) WHERE key = ?"
-            connection.execute(sql, (CAPTURE_TRIES - 1, f"{_TRIES}{name}"))  # one try more
             if event.folder:
                 core.set_meta(
                     connection, f"{_HOOK_FOLDER}{name}", transcripts.storable_text(event.folder)
@@ -376,8 +369,8 @@ def ask_for_capture(memory: core.Memory, event: Event) -> None:
 
 
 def capture(memory: core.Memory) -> int:
-    """Keep the new turns of the waiting sessions; returns how many. Only one process at a time
-    does so for a database, with the lowest priority, for at most CAPTURE_TIME seconds."""
+    """Keep the new turns of waiting sessions, in one process, at low priority, for CAPTURE_TIME
+    seconds. Returns their count."""
     systems.limit_time(CAPTURE_TIME)
     systems.lower_priority()
     return read_waiting(memory)
@@ -391,55 +384,34 @@ def read_waiting(memory: core.Memory) -> int:
         with open(lock, "ab") as file:
             if not systems.lock_file(file, wait=False):
                 return new  # the process that holds it looks once more before it ends
-            while rows := memory.database.rows(_WAITING):
+            waiting = "SELECT * FROM captures ORDER BY number = 0 LIMIT 1"
+            while rows := memory.database.rows(waiting):
                 new += _capture_waiting(memory, *rows[0])
             with contextlib.suppress(core.ServiceError):
                 memory.embed_pending()
     return new
 
 
-# Keys in meta, before the name of a session that waits.
-_HOOK_FOLDER = "stood:"  # the folder that its hook was told
-_TRIES = "tried:"  # how many readers have begun it and did not finish
+_HOOK_FOLDER = "stood:"  # in meta, before the name of a session: the folder that its hook was told
 _ALL_KEPT = "*"  # waits in place of a session: all kept ones, since any may end without a hook
-# The next to read: the least tried, so that a session which kills its readers holds up no other.
-_WAITING = (
-    "SELECT c.*, coalesce(value + 0, 0) FROM captures c LEFT JOIN meta"
-    f" ON key = '{_TRIES}' || client || ':' || session ORDER BY 5, number = 0 LIMIT 1"
-)
 
 
-def _capture_waiting(
-    memory: core.Memory, client: str, session: str, path: str, number: int, tried: int
-) -> int:
-    """Keep the new turns of a waiting session; returns how many. It is given up after
-    CAPTURE_TRIES readers did not finish. In place of _ALL_KEPT the client's kept sessions wait."""
-    name, new, others = conversations.session_name(client, session), 0, []
-    given_up = tried >= CAPTURE_TRIES  # until it has more to say, for one more try
-    if given_up:
-        _log_unkept(memory, client, session, f"given up: {tried} readers did not come to its end")
-    else:
-        with memory.database.transaction() as connection:  # before: this process may be killed
-            core.set_meta(connection, f"{_TRIES}{name}", str(tried + 1))
-        if session == _ALL_KEPT:
-            others = list(_recent_kept_sessions(memory.database, client))
-        else:
-            new = _capture_session(memory, client, Path(path), session, number > 0)
+def _capture_waiting(memory: core.Memory, client: str, session: str, path: str, number: int) -> int:
+    """Keep the new turns of a waiting session; returns how many. The session is taken off the list
+    first, so that one which kills its reader holds up no other; its next hook adds it again."""
     with memory.database.transaction() as connection:
-        sql = "INSERT OR IGNORE INTO captures VALUES(?, ?, ?, 0)"
-        connection.executemany(sql, others)
-        if not given_up:
-            connection.execute("DELETE FROM meta WHERE key = ?", (f"{_TRIES}{name}",))
-        sql = "DELETE FROM captures WHERE client = ? AND session = ? AND number = ?"
-        connection.execute(sql, (client, session, number))
-        if connection.changes():  # else a hook has asked for it again
-            connection.execute("DELETE FROM meta WHERE key = ?", (f"{_HOOK_FOLDER}{name}",))
-    return new
+        sql = "DELETE FROM captures WHERE client = ? AND session = ?"
+        connection.execute(sql, (client, session))
+    if session != _ALL_KEPT:
+        return _capture_session(memory, client, Path(path), session, number > 0)
+    with memory.database.transaction() as connection:
+        kept = list(_recent_kept_sessions(memory.database, client))
+        connection.executemany("INSERT OR IGNORE INTO captures VALUES(?, ?, ?, 0)", kept)
+    return 0
 
 
 def _recent_kept_sessions(database: core.Database, client: str) -> Iterator[tuple[str, str, str]]:
-    """A client's sessions that have changed lately, were kept before and may still be kept, as
-    (client, session, path)."""
+    """(client, session, path) of a client's kept sessions that have changed lately."""
     for file, session in transcripts.sessions_of(client, int(time.time()) - CAUGHT_UP):
         name = conversations.session_name(client, session)
         is_text = not transcripts.NOT_STORABLE.search(str(file))  # else the table could not take it
@@ -454,12 +426,14 @@ def _recent_kept_sessions(database: core.Database, client: str) -> Iterator[tupl
 def _capture_session(
     memory: core.Memory, client: str, path: Path, session: str, has_turns: bool
 ) -> int:
-    """Keep the turns of a session since it was last read; returns how many are new. Why one that
-    should have turns cannot be read is logged."""
+    """Keep the turns of a session since it was last read; returns how many are new. Logs
+    failures."""
     name = conversations.session_name(client, session)
     kept = core.find_session(memory.database, name)
     start = max(kept.resume, 0) if kept else 0
-    folder = memory.database.value("SELECT value FROM meta WHERE key = ?", f"{_HOOK_FOLDER}{name}")
+    with memory.database.transaction() as connection:
+        sql = "DELETE FROM meta WHERE key = ? RETURNING value"
+        folder = connection.execute(sql, (f"{_HOOK_FOLDER}{name}",)).get
     try:
         unkept, _ = conversations.unkept_part(memory.database, name)
         found = transcripts.read_conversation(client, path, start, session, unkept)
@@ -485,20 +459,13 @@ def _log_unkept(memory: core.Memory, client: str, session: str, why: str) -> Non
     log_hook(memory.database.path, row)
 
 
-def often_tried(database: core.Database) -> list[str]:
-    """The names of the sessions that more than one reader began and did not finish."""
-    sql = f"SELECT substr(key, {len(_TRIES) + 1}) FROM meta WHERE key GLOB '{_TRIES}*'"
-    return [name for (name,) in database.rows(f"{sql} AND value > 1")]
-
-
 # The log
 
 
 def run_hook(
     memory: core.Memory, given: object, row: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Answer a hook without ever failing, and log the run. `row` begins the row of the log, and is
-    filled meanwhile; its client is used if the input names none."""
+    """Answer a hook without ever failing, and log the run in `row`."""
     started = time.monotonic()
     row = hook_row() if row is None else row
     answer: dict[str, Any] = {}
@@ -534,8 +501,7 @@ _JSON_MARK = core.LazyPattern(rb'\\.|["{}]', re.DOTALL)
 
 
 def read_hook_input(stream: Any) -> dict[str, Any]:
-    """The JSON object on stdin, as soon as it is complete: some clients leave stdin open, or write
-    more behind it."""
+    """The JSON object on stdin as soon as it is complete: some clients leave stdin open."""
     data, at, depth, in_string = bytearray(), 0, 0, False
     while len(data) < HOOK_INPUT and (part := stream.read1(2**16)):
         data += part

@@ -45,8 +45,8 @@ _RELATED = core.LazyPattern(r"\s*[-*] ([^\[\]]+?) ?\[\[([^\[\]]+)\]\](.*)")
 
 
 def open_archive(path: Path) -> tuple[str, Iterator[Any]]:
-    """What another program exported, as ("conversations", iterator) or ("rows", iterator) for an
-    import; InvalidInput when it is no known export."""
+    """An export as ("conversations", iterator) or ("rows", iterator). InvalidInput if it is
+    unknown."""
     head = next(_exported(path, 2**16), b"").removeprefix(core.UTF8_MARK)
     if _CHATS.match(head):
         return "conversations", map(_exported_conversation, _exported_chats(path))
@@ -65,8 +65,8 @@ def _files_without_links(folder: Path, pattern: str) -> list[Path]:
 
 
 def _exported(path: Path, size: int) -> Iterator[bytes]:
-    """The first `size` bytes of each file with conversations, in a folder or a ZIP archive, or of
-    the file itself."""
+    """The first `size` bytes of each file with conversations in a folder, a ZIP archive, or of a
+    file."""
     try:
         if os.path.isdir(path):
             for part in _files_without_links(path, "conversations*.json"):
@@ -97,7 +97,7 @@ def _exported_chats(path: Path) -> Iterator[Any]:
             try:
                 chat, place = json.JSONDecoder().raw_decode(text, place)
             except (ValueError, RecursionError):
-                reason = f"is cut or damaged behind {place:,} characters; what came before is kept"
+                reason = f"is damaged after {place:,} characters; everything before was imported"
                 raise core.InvalidInput(f"{path} {reason}") from None
             yield chat
             place = _GAP.match(text, place).end()
@@ -129,8 +129,7 @@ def _exported_conversation(chat: Any) -> transcripts.Conversation:
 
 
 def _graph_rows(line: bytes) -> Any:
-    """Rows of a line of the MCP reference memory server's file, each a sentence; of any other line
-    its text, so that the import refuses it by its number."""
+    """A line of the MCP memory server's file as rows; any other line as text, to be refused."""
     fact = core.parse_object(line.removeprefix(core.UTF8_MARK))
     relation = [fact.get(key) for key in ("from", "relationType", "to")]
     if fact.get("type") == "relation" and all(part and isinstance(part, str) for part in relation):
@@ -143,8 +142,7 @@ def _graph_rows(line: bytes) -> Any:
 
 
 def _rows_of_note(path: Path) -> list[Any]:
-    """Rows of a note of basic-memory's; of one that is not all text an error, with which the import
-    refuses it."""
+    """Rows of a note of basic-memory; an error, to be refused, if it is not text."""
     try:
         note = files.read_file(core.real_path(path))
         if not note.is_utf8:
@@ -223,7 +221,7 @@ def run_import(
                     wanted = turns_since(rows, since, memory if chosen["here"] else None)
                     answer = memory.add_conversations(wanted, add, dry_run=bool(chosen["dry_run"]))
         except KeyboardInterrupt:
-            reason = "interrupted: what was committed is kept; run it again to go on"
+            reason = "Interrupted. Run the same command to continue."
             raise core.SedimentError(reason) from None
         answer["seconds"] = round(time.monotonic() - start, 1)
         answer |= {"dry_run": True} if chosen["dry_run"] else {}
@@ -252,7 +250,7 @@ def _to_import(
     names = list(dict.fromkeys((origin or "").replace(",", " ").split()))
     exports = (["chatgpt"], ["claude.ai"])  # whose files are known by their contents, too
     if (file is None) == (names in ([], ["sediment"], *exports)):
-        raise click.UsageError("give a FILE, or --from with the names of clients")
+        raise click.UsageError("give a FILE, or --from CLIENT")
     if file is None:
         try:
             _ = [transcripts.transcript_format(name) for name in names]
@@ -267,15 +265,18 @@ def _to_import(
     if path.is_file():  # a pipe can be read only once
         with contextlib.suppress(core.InvalidInput):
             return *open_archive(path), None
-        if client := transcripts.client_of(path):
-            where = f"`import --from {client}` takes what was said in those on this machine"
-            raise core.InvalidInput(
-                f"{file} is a session of {client}'s and has no memories: {where}"
-            )
-    if path.suffix.lower() in (".md", ".markdown"):
-        raise core.InvalidInput(f"{file} is markdown: `index {file}` lets recall find what it says")
+        _refuse_without_rows(path)
     lines: IO[bytes] = click.File("rb").convert(file, None, click.get_current_context())
     return "rows", core.text_lines(lines), _count_lines(lines)
+
+
+def _refuse_without_rows(path: Path) -> None:
+    """InvalidInput of a file whose contents another command takes."""
+    if client := transcripts.client_of(path):
+        remedy = f"`import --from {client}` imports the conversations on this machine"
+        raise core.InvalidInput(f"{path} is a session of {client}, not memories: {remedy}")
+    if path.suffix.lower() in (".md", ".markdown"):
+        raise core.InvalidInput(f"{path} is markdown: `index {path}` makes it searchable")
 
 
 def turns_since(
@@ -301,8 +302,8 @@ def _count_lines(file: IO[bytes]) -> int | None:
 
 
 def _finish_consolidation(memory: core.Memory, shared: core.Context) -> dict[str, int]:
-    """Merge what an import brought twice; interrupting that loses nothing. Returns {to_review}: how
-    many pairs may contradict each other, once all are compared."""
+    """Merge what an import brought twice. Returns {to_review}: the number of pairs that may
+    conflict."""
     if not core.consolidates() or not memory.has_chores():
         return {}
     sys.stdout.flush()

@@ -50,21 +50,21 @@ def _end_compaction(database: core.Database, key: str) -> str:
 
 
 def _is_valid_plan(plan: dict[str, Any]) -> bool:
-    """Whether a plan moves notes into the archive of their folder and writes a summary there, and
-    does nothing else: a database may come from anybody."""
+    """Whether a plan only moves notes into their archive and writes a summary. A database may come
+    from anybody."""
     match plan:
-        case {"moves": dict(moves), "summary": str(summary), "text": str()}:
-            names = [*moves, *moves.values(), summary]
+        case {"moves": dict(moves), "digests": dict(digests), "summary": str(name), "text": str()}:
+            names = [*moves, *moves.values(), name]
         case _:
             return False
     return (
-        isinstance(plan.get("digests", {}), dict)
-        and all(isinstance(name, str) for name in names)
+        all(isinstance(text, str) for text in [*names, *digests.values()])
+        and moves.keys() == digests.keys()
         and all(name.endswith(".md") and ".." not in Path(name).parts for name in names)
         and all(walking.DATE.search(Path(name).name) for name in moves)
         and all(name.startswith(f"{walking.ARCHIVE}/") for name in moves.values())
         and not any(map(os.path.isabs, names))
-        and re.fullmatch(rf"{SUMMARY}[\w-]+\.md", summary) is not None
+        and re.fullmatch(rf"{SUMMARY}[\w-]+\.md", name) is not None
     )
 
 
@@ -72,8 +72,8 @@ def _carry_out(folder: Path, plan: dict[str, Any]) -> str:
     """Move notes and write their summary; or undo all of it, and return why."""
     if not _is_valid_plan(plan):
         return "it was noted by no `compact` of this program"
-    digests = plan.get("digests", {})
-    moves = [(folder / old, folder / new, digests.get(old)) for old, new in plan["moves"].items()]
+    digests = plan["digests"]
+    moves = [(folder / old, folder / new, digests[old]) for old, new in plan["moves"].items()]
     try:
         for move in moves:
             _archive(*move)
@@ -92,9 +92,9 @@ def _carry_out(folder: Path, plan: dict[str, Any]) -> str:
     return ""
 
 
-def _archive(old: Path, new: Path, digest: str | None) -> None:
-    """Move a note, InvalidInput if it is not as it was summarised. One that was moved before is
-    left alone: what has its old name now is another note."""
+def _archive(old: Path, new: Path, digest: str) -> None:
+    """Move a note unless it was moved before. InvalidInput if it has changed since it was
+    summarised."""
     if not old.exists() or _has_digest(new, digest):
         return
     new.parent.mkdir(parents=True, exist_ok=True)
@@ -106,10 +106,10 @@ def _archive(old: Path, new: Path, digest: str | None) -> None:
     raise core.InvalidInput(f"{old} has changed meanwhile")
 
 
-def _has_digest(path: Path, digest: str | None) -> bool:
-    """Whether a file is there and has this SHA-256, None being any: old plans have none."""
+def _has_digest(path: Path, digest: str) -> bool:
+    """Whether a file is there and has this SHA-256."""
     with contextlib.suppress(OSError):
-        return digest in (None, core.sha256(path.read_bytes()).hex())
+        return digest == core.sha256(path.read_bytes()).hex()
     return False
 
 
@@ -169,21 +169,20 @@ def write_down(
         remedy = f"the text stands in {source}, which `index {path}` takes up later"
         raise core.DatabaseError(f"{error}; {remedy}") from None
     id = files.part_at(path, line)
-    message = f"{'Added to' if is_new else 'Stands already in'} {source}."
+    message = f"{'Added to' if is_new else 'Already in'} {source}."
     if redacted:
         message += core.redaction_message(redacted)
     if id is None:
         rows = (row for row in [*files.skipped, *files.warnings] if row["path"] == str(path))
         reason = ", ".join(row["reason"] for row in rows) or "has changed meanwhile"
-        message += f" Recall does not find it: the file {reason}."
+        message += f" Recall cannot find it: the file {reason}."
     answer = {"success": True, "id": id, "scope": scope, "source": source}
     return answer | ({"redacted": redacted} if redacted else {}) | {"message": message}
 
 
 def append_lines(path: Path, beginning: str, lines: list[str]) -> tuple[int, bool]:
-    """Append lines to a text file, which is created with a beginning; the number of the first one,
-    and False when the file has them already. All of it is on disk at the end, or nothing was added.
-    InvalidInput where the file cannot be written, or would not be indexed with them."""
+    """Append lines to a file, all or nothing. Returns the number of the first line, and False if
+    they stand there already. InvalidInput if the file cannot be written or would not be indexed."""
     is_new = not os.path.lexists(path)
     try:
         made = not path.parent.exists()
@@ -202,7 +201,9 @@ def append_lines(path: Path, beginning: str, lines: list[str]) -> tuple[int, boo
             _append(file, data, size)
             return (before + added).count("\n") - len(lines) + 1, True
     except indexing.Skipped as skipped:
-        raise core.InvalidInput(f"{path} {skipped}: left as it is; name another file") from None
+        raise core.InvalidInput(
+            f"{path} {skipped}: nothing was written; name another file"
+        ) from None
     except OSError as error:
         raise core.InvalidInput(f"{path} cannot be written ({error.strerror})") from None
 
@@ -219,8 +220,7 @@ def _text_before(file: IO[bytes]) -> tuple[str, int, str]:
 
 
 def _without_comments(lines: list[str], before: str) -> list[str]:
-    """Lines to be appended to a text, in which no comment begins or ends: it would hide what stands
-    between there and its other end, before or after."""
+    """Lines in which no comment begins or ends: it would hide what stands before or after them."""
     text = "\n".join(lines)
     text = markdown.CODE_OR_COMMENT.sub(
         lambda found: "\\<!--" if found[0] == "<!--" else found[0], text
@@ -285,8 +285,7 @@ class OldNote(core.NamedTuple):
 
 
 def old_notes(folder: Path, before: int) -> tuple[list[OldNote], dict[Path, str]]:
-    """The notes of a folder whose names have a day earlier than a time in unix seconds, by day; and
-    why others of them cannot be read."""
+    """The notes of a folder dated before a time, by day; and why others cannot be read."""
     notes, skipped = list[OldNote](), dict[Path, str]()
     for path in walking.walk(folder, walking.Options()):
         day = walking.date_of(path) if path.parent == folder else None
@@ -318,7 +317,7 @@ def run_filter(command: str, text: str, timeout: float) -> str:
         output = core.ThreadCall(lambda: _beginning_of_pipe(process.stdout, most + 1), daemon=True)
         printed = output.result(timeout)
         if len(printed) > most:
-            raise _no_summary("no less than it was given")
+            raise _no_summary("no fewer characters than the notes have")
         code = process.wait(max(0.0, end - time.monotonic()))
         message = errors.result(max(0.0, end - time.monotonic()))
         if code:
@@ -355,13 +354,12 @@ def _end_of_pipe(pipe: IO[bytes]) -> bytes:
 
 
 def check_summary(summary: str, characters: int) -> None:
-    """InvalidInput says why a text cannot stand for notes of so many characters: index would skip
-    it, say."""
+    """InvalidInput if a text cannot stand for notes of so many characters."""
     unmarked = re.sub(r"\[(?:private|redacted: [\w ]+)\]", "", markdown.visible(summary))
     reasons = {
         "nothing": not summary,
-        "what is no text": "\ufffd" in summary or core.CONTROL.search(summary),
-        "no less than it was given": len(summary) >= characters,
+        "something that is not text": "\ufffd" in summary or core.CONTROL.search(summary),
+        "no fewer characters than the notes have": len(summary) >= characters,
         "nothing that recall could find": not any(map(str.isalnum, unmarked)),
     }
     if reason := next((reason for reason, found in reasons.items() if found), ""):
@@ -377,7 +375,7 @@ def check_not_ignored(path: Path) -> None:
     if walking.matches_rules(
         path, False, walking.ignored_in(path.parent) + walking.ignored_above(path.parent)
     ):
-        reason = f"git ignores {path.name}, so that recall would not find it"
+        reason = f"git ignores {path.name}, so recall would not find it"
         raise core.InvalidInput(f"{reason}: nothing was changed")
 
 
@@ -385,8 +383,8 @@ _DAY_HEADING = core.LazyPattern(r"^#{1,6} \d{4}-\d\d-\d\d[ \t]*$", re.MULTILINE)
 
 
 def repeated(rows: list[tuple[str, str, Any]]) -> list[tuple[float, str, str]]:
-    """The pairs of rows (source, text, vector) that say the same, but for the day in a heading, as
-    (cosine, source, source). A number or a "not" hardly moves a vector: such pairs differ."""
+    """Pairs of rows (source, text, vector) that say the same, as (cosine, source, source). Pairs
+    that differ in a number or a "not" do not count."""
     texts = [_DAY_HEADING.sub("", text) for _, text, _ in rows]
     matrix = core.stack_vectors(rows) if rows else numpy.empty((0, 1))
     pairs = []
@@ -400,16 +398,16 @@ def repeated(rows: list[tuple[str, str, Any]]) -> list[tuple[float, str, str]]:
 
 
 class Compaction:
-    """The notes of a folder that are older than a time, which a summary is to replace.
-
-    With `begin`, compactions that were begun before are finished first.
-    """
+    """The notes of a folder older than a time, which a summary is to replace. `begin` first
+    finishes compactions that were interrupted."""
 
     def __init__(self, files: indexing.Files, path: str | Path, before: int, begin: bool) -> None:
         self.files, self.projects = files, files.projects
         self.folder = walking.check_not_root(own_place_to_write(self.projects, path))
         if not os.path.isdir(self.folder):
-            raise core.NotFound(f"{self.folder} is no folder: name that of the notes, e.g. memory/")
+            raise core.NotFound(
+                f"{self.folder} is not a folder: name the folder of the notes, such as memory/"
+            )
         if begin:
             finish_compactions(files.database)
         self.notes, self.skipped = old_notes(self.folder, before)
@@ -449,7 +447,7 @@ class Compaction:
     ) -> dict[str, Any]:
         """Put what a command makes of the notes in their place, if `check(name, text)` lets it."""
         if not self.notes:
-            return self._answer(message="No note is that old: nothing to do.")
+            return self._answer(message="No note is that old.")
         own_place_to_write(self.projects, self.folder / walking.ARCHIVE)
         printed = run_filter(command, self._input(), timeout)
         summary, _ = core.redact(indexing.plain_newlines(printed), core.redacts())
@@ -472,8 +470,8 @@ class Compaction:
         )
 
     def _put_in_place(self, name: str, text: str) -> Path:
-        """Write a summary, and move the notes into the archive; where the summary is. The plan is
-        stored first, so that all of it is done, or nothing."""
+        """Write the summary and archive the notes; returns its path. The plan is stored first, so
+        that all of it is done or nothing."""
         folder, archive = self.folder, self.folder / walking.ARCHIVE
         own_place_to_write(self.projects, archive)  # which the command may have made a link
         digests = {core.beneath(note.path, folder): note.digest for note in self.notes}

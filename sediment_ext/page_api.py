@@ -154,8 +154,7 @@ def move_many(memory: core.Memory, ids: Sequence[str], to: str = "") -> dict[str
     def move(connection: Any, projects: core.Projects, id: str) -> None:
         row = core.own_item(projects, id, "move")
         if row["project_id"] != target:
-            core.move_versions(connection, projects, id, target)
-            before[row["id"]] = row["project_id"] or ""
+            before[core.move_versions(connection, projects, id, target)] = row["project_id"] or ""
 
     return _each(memory, ids, move) | {"count": len(before), "moved": before}
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -22,8 +21,7 @@ from sediment_ext.sync import machines
 
 
 def mend_file_parts(connection: apsw.Connection) -> None:
-    """Let parts, files and sources agree. A part that is cut wrongly or has no file is deleted:
-    what stands in a file is read again from there."""
+    """Let parts, files and sources agree. Broken parts are deleted, and their files read again."""
     connection.execute(core.asset("sql/mend_files.sql"))
     _read_again(connection, core.check_spans(connection))
 
@@ -140,8 +138,7 @@ def _is_undecoded(value: Any) -> bool:
 
 
 def _decode_items(found: Rescued) -> None:
-    """Put U+FFFD for what is not UTF-8 in rows of items. Also an id gets it: which one it was is
-    not guessed."""
+    """Put U+FFFD for bytes of items that are not UTF-8, also in ids."""
     for values in found.rows["items"].values():
         values[:] = [
             _UNDECODED.sub("\ufffd", value) if isinstance(value, str) else value for value in values
@@ -149,8 +146,7 @@ def _decode_items(found: Rescued) -> None:
 
 
 def _look_at_texts(found: Rescued) -> None:
-    """Keep what can be read of texts that were written in part, which a NUL shows, and note which
-    texts are not what was stored."""
+    """Keep the readable rest of torn texts, which have NULs, and note changed ones."""
     items = found.rows["items"]
     for number, values in list(items.items()):
         if "\0" in values[_CONTENT]:
@@ -292,8 +288,8 @@ def rebuild(found: Rescued, connection: apsw.Connection, encoder: core.Encoder) 
 
 
 def _rebuild_sync(found: Rescued, connection: apsw.Connection) -> None:
-    """Keep what this machine knew of the states of memories, of those above all that were
-    forgotten, so that the next `sync --to` brings none of these back."""
+    """Keep the states of memories, above all of forgotten ones, so that the next `sync --to` brings
+    none back."""
     clocks = sorted(found.rows["clock"].values())
     t, machine, mark, *_ = clocks[-1] if clocks else (0, core.new_id()[:8], "")
     connection.execute(
@@ -329,8 +325,8 @@ _META_KEPT = (
 
 
 def _rescued_sessions(found: Rescued, connection: apsw.Connection) -> dict[int, int | None]:
-    """Note the sessions of conversations again, to be read from their beginning, and those that
-    were forgotten, never to be read. Returns their new rows by the old ones."""
+    """Note sessions again, to be read from the beginning; forgotten ones are not. Returns new rows
+    by old."""
     sessions = {  # one whose row is lost gets a name by which its turns can be forgotten
         values[_FILE]: (f"rescued:{values[_FILE]}", values[_PROJECT] or "", 0)
         for values in found.rows["items"].values()
@@ -373,8 +369,7 @@ def _rescued_item(
 
 
 def refuse_others(path: Path) -> None:
-    """DatabaseError for a sound database that is not to be mended: it has no table of ours, or is
-    of an older or newer Sediment, whose rows this one would not know."""
+    """DatabaseError for a sound database of another program or version."""
     with (
         contextlib.suppress(apsw.Error),
         contextlib.closing(core.open_connection(path)) as connection,
@@ -395,13 +390,12 @@ def repair_database(database: core.Database, encoder: core.Encoder) -> dict[str,
         return {"healthy": healthy, "message": remark or "Nothing is broken."}
     answer = _mend_file(database, encoder)
     healthy = healthy and _has_sound_contents(database, encoder)
-    message = f"{answer['message']} What was there before is in {answer['kept']}. {remark}".rstrip()
+    message = f"{answer['message']} The file from before is {answer['kept']}. {remark}".rstrip()
     return {"healthy": healthy, **answer, "message": message}
 
 
 def _mend_file(database: core.Database, encoder: core.Encoder) -> dict[str, Any]:
-    """Mend the contents; where the pages are not sound, or more than that is wrong (a column has
-    lost its name), page by page."""
+    """Mend the contents, or rebuild page by page if the pages or the schema are damaged."""
     if _has_sound_pages(database):
         with contextlib.suppress(core.DamagedError):
             return _mend_contents(database, encoder)
@@ -424,11 +418,11 @@ def _mend_model(encoder: core.Encoder) -> tuple[bool, str]:
         encoder.model.check(full=True)
         return True, ""
     except core.ModelError as error:
-        reason = f"Not mended: {error}."
+        reason = f"Not repaired: {error}."
     if core.takes_bundled_model() and core.restore_program():
         with contextlib.suppress(core.ModelError):
             encoder.model.check(full=True)
-            return True, "Unpacked the model again."
+            return True, "Restored the model."
     return False, reason
 
 
@@ -444,7 +438,7 @@ def _mend_contents(database: core.Database, encoder: core.Encoder) -> dict[str, 
         machines.prefer_others(connection, damaged, lost)
         core.note_copy(connection, kept)
     changed = damaged - set(torn)
-    message = "Made anew what did not agree with the texts."
+    message = "Rebuilt everything that did not match the texts."
     message += f" Of texts {_lost_phrase(lost)}." if lost else ""
     message += _damaged_texts_message(torn, changed)
     return {"kept": str(kept), "lost": lost, "message": message}
@@ -458,8 +452,7 @@ def _mend_unreadable(connection: apsw.Connection) -> None:
 
 
 def _cut_zeros(connection: apsw.Connection) -> tuple[list[str], list[str]]:
-    """Keep what can be read of texts that were written in part. Returns their ids, and those of
-    erased texts, of which nothing was left."""
+    """Keep the readable rest of torn texts. Returns their ids, and those of erased texts."""
     torn, lost = [], []
     for id, seq, content in core.fetch(
         connection, core.row_checks()["texts that were written in part"]
@@ -474,8 +467,8 @@ def _cut_zeros(connection: apsw.Connection) -> tuple[list[str], list[str]]:
 
 
 def _take_as_stored(connection: apsw.Connection) -> set[str]:
-    """Take texts that are not what was stored as they are now, without their vectors: their ids.
-    Parts of files are read again instead."""
+    """Accept changed texts as they are, without vectors, and return their ids. Files are read
+    again."""
     found = core.check_texts(connection)
     _read_again(connection, found.values())
     taken: set[str] = set()
@@ -512,22 +505,21 @@ def _mend_pages(database: core.Database, encoder: core.Encoder) -> dict[str, Any
     )
     message += f"; {_lost_phrase(lost)}."
     if found.missing:
-        message += f" The file is {found.missing} pages shorter than it was: what stood there alone"
-        message += " is lost, too, and cannot be counted."
+        message += f" The file is {found.missing} pages shorter than it was, and what stood"
+        message += " there is lost, too."
     message += _damaged_texts_message(found.torn, found.changed)
     if not (rescued or counts or lost):
-        message = "Nothing of a memory can be read in it: the database is new and empty."
+        message = "No memory could be read: the database is new and empty."
     if "file_parts" in counts:
-        message += " What stands in files, some of these among it, comes back by `index`."
+        message += " Run `index` to read parts of files again."
     if found.rows["replica"]:
-        message += " It syncs nowhere now: `sync --to` the same place, and `sync --share` again."
+        message += " It no longer syncs: run `sync --to` and `sync --share` again."
     return {"kept": str(kept), "rescued": rescued, "lost": lost, **counts, "message": message}
 
 
 @contextlib.contextmanager
 def _nobody_writes(database: core.Database) -> Iterator[None]:
-    """Lock a damaged file, as far as SQLite can still read it: servers that have it open do not
-    write to it until another file has its name."""
+    """Lock a damaged file, as far as SQLite can read it, until a new one has its name."""
     database.close()
     with contextlib.closing(core.open_connection(database.path)) as connection:
         connection.set_busy_handler(core.make_busy_handler())
@@ -539,7 +531,7 @@ def _nobody_writes(database: core.Database) -> Iterator[None]:
 
 def _lost_phrase(ids: list[str]) -> str:
     if not ids:
-        return "none is lost"
+        return "nothing is lost"
     more = len(ids) - core.REFUSED_SHOWN
     rest = f" and {more} more (--json names them all)" if more > 0 else ""
     return f"{len(ids)} could not be: {', '.join(ids[: core.REFUSED_SHOWN])}{rest}"
@@ -556,61 +548,34 @@ def _damaged_texts_message(torn: Collection[str], changed: Collection[str]) -> s
 
 
 def remains_of(path: Path) -> bytes:
-    """The bytes of a damaged file; DamagedError where nothing shows that it ever was a database of
-    ours: a picture or somebody's notes are not to be replaced."""
+    """The bytes of a damaged file. DamagedError if nothing shows that it was ever ours."""
     data = _merged(path)
     mark = core.APPLICATION_ID.to_bytes(4, "big")
     is_ours = data.startswith(_SQLITE) and data[68:72] == mark
     if data and not is_ours and not rescue(data).rows["items"]:
-        reason = "is not a Sediment database, nor what is left of one: choose another with --db"
+        reason = "is not a Sediment database, damaged or not: choose another with --db"
         raise core.DamagedError(f"{path} {reason}, or move it away")
     return data
 
 
 def _merged(path: Path) -> bytes:
-    """The bytes of a damaged file with those of its log, as far as SQLite can merge them."""
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        copy = Path(folder) / path.name
-        try:
-            data, log = _file_and_log(path)
-            # A first page of noise would keep SQLite from looking at the log.
-            first = _first_page(log) if log and not data.startswith(_SQLITE) else b""
-            copy.write_bytes(first + data[len(first) :])
-            if log:
-                Path(f"{copy}-wal").write_bytes(log)
-        except OSError as error:
-            reason = f"cannot be copied beside itself ({error.strerror}), and was left as it is"
-            raise core.DatabaseError(f"{path} {reason}: is there room?") from None
-        with (
-            contextlib.suppress(apsw.Error),
-            contextlib.closing(core.open_connection(copy)) as connection,
-        ):
-            with contextlib.suppress(apsw.Error):  # a first page of noise may stand in the log
-                connection.pragma("schema_version")  # a checkpoint needs a read before
-            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-        merged = copy.read_bytes()
-    return data[: len(first)] + merged[len(first) :] if merged.startswith(first) else merged
-
-
-def _first_page(log: bytes) -> bytes:
-    """The first page of an empty database that may have this log."""
-    with contextlib.closing(apsw.Connection(":memory:")) as connection:
-        connection.pragma("page_size", int.from_bytes(log[8:12], "big"))
-        connection.execute("VACUUM")
-        page = bytearray(connection.serialize("main"))
-    page[18:20] = b"\2\2"  # the format of files with a log
-    return bytes(page)
-
-
-def _file_and_log(path: Path) -> tuple[bytes, bytes]:
-    """The bytes of a damaged file and of its log, if it has one. The log is read before the file,
-    since a server that ends writes it there and deletes it; pages that both then have are the same.
-    """
-    log = _log_of(path)
-    return path.read_bytes(), log
-
-
-def _log_of(path: Path) -> bytes:
-    with contextlib.suppress(FileNotFoundError):
-        return Path(f"{path}-wal").read_bytes()
-    return b""
+    """The bytes of a damaged file with the pages that were committed to its log. The log is read
+    first: a server that ends writes it into the file and deletes it."""
+    log = b""
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            log = Path(f"{path}-wal").read_bytes()
+        data = bytearray(path.read_bytes())
+    except OSError as error:
+        raise core.DatabaseError(f"{path} cannot be read ({error.strerror})") from None
+    size, waiting = int.from_bytes(log[8:12], "big"), list[tuple[int, bytes]]()
+    for at in range(32, len(log) - size - 23, size + 24):
+        number, is_commit, salts = struct.unpack_from(">II8s", log, at)
+        if salts != log[16:24]:  # what follows is of an earlier log
+            break
+        waiting.append(((number - 1) * size, log[at + 24 : at + 24 + size]))
+        for start, page in waiting if is_commit else ():
+            data.extend(bytes(max(0, start - len(data))))
+            data[start : start + size] = page
+        waiting = [] if is_commit else waiting
+    return bytes(data)

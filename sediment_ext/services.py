@@ -33,9 +33,8 @@ _LOOPBACK = core.LazyPattern(r"localhost|127(?:\.\d{1,3}){3}|\[::1\]")
 
 
 class ServiceModel(core.Model):
-    """A model at an address, with the tokenizer of the bundled one. Its weights may change behind
-    its name, even while this process runs: the vector of PROBE shows that, and is asked for with
-    all texts that are stored."""
+    """A model at an address, with the bundled tokenizer. The vector of PROBE, asked for with all
+    stored texts, shows whether its weights have changed."""
 
     def __init__(self, name: str, sent: Counter[str]) -> None:
         super().__init__(core.model_dir())
@@ -114,8 +113,8 @@ class ServiceModel(core.Model):
         return headers | ({header: before + key} if key else {})
 
     def _post(self, data: bytes, timeout: float) -> bytes:
-        """The body of the reply. No redirection is followed, which would take the texts and the
-        key to where nobody sent them; a request to this machine goes through no proxy."""
+        """The body of the reply. Redirects are not followed: they would take texts and key
+        elsewhere. Requests to this machine use no proxy."""
         from http.client import HTTPException
         from urllib import error, request
 
@@ -127,7 +126,7 @@ class ServiceModel(core.Model):
             with request.build_opener(no_redirect, proxies).open(post, timeout=timeout) as response:
                 body = response.read(SERVICE_ANSWER)
                 if response.length:  # bytes that are missing; the library raises nothing of them
-                    raise HTTPException("it broke off, or answers without end")
+                    raise HTTPException("the answer broke off, or does not end")
                 return body
         except error.HTTPError as found:
             raise self._refusal(found) from None
@@ -164,7 +163,7 @@ class ServiceModel(core.Model):
                 matrix = numpy.array(numbers, "<f4")
                 lengths = numpy.linalg.norm(matrix, axis=1, keepdims=True)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-            raise self._error("its answer is not that of an embeddings API") from None
+            raise self._error("the answer is not from an embeddings API") from None
         usable, dimension = (lengths > 0) & (lengths < math.inf), self.dimension or matrix.shape[1]
         if (*matrix.shape, usable.sum()) != (count, dimension, count):
             given = f"{usable.sum()} usable vectors of {matrix.shape[1]} numbers"
@@ -215,9 +214,8 @@ class ServiceEncoder(core.Encoder):
         return None, core.stack_vectors([(vector,)])[0], None
 
     def _ask(self, texts: list[str], query: bool, deadline: float) -> list[bytes]:
-        """Vectors, before the monotonic clock reaches the deadline. Where a service refuses texts
-        as too long, it is sent half as many at once, and of a single one the first half, since a
-        model reads no more than its window."""
+        """Vectors before a deadline. If a service refuses texts as too long, it gets half as many,
+        and of a single text the first half."""
         if time.monotonic() < self._rests_until:
             raise core.ServiceError(self.trouble)
         try:

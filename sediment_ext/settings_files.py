@@ -138,15 +138,17 @@ class Container(core.NamedTuple):
 
 
 class JsonText:
-    """JSON to be edited: as it is (`text`), with comments blanked (`bare`), and with commas before
-    a closing bracket blanked, too (`plain`). InvalidInput if it cannot be parsed."""
+    """JSON to edit: as it is (`text`), with comments blanked (`bare`), and also without trailing
+    commas (`plain`). Raises InvalidInput."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.bare = _blanked(_COMMENT, text.replace(_BYTE_ORDER_MARK, " ", 1))
         self.plain = _blanked(_LAST_COMMA, self.bare)
         try:
-            json.loads(self.plain, object_pairs_hook=_once, parse_constant=core.no_constant)
+            json.loads(
+                self.plain, object_pairs_hook=reject_duplicate_keys, parse_constant=core.no_constant
+            )
         except (ValueError, RecursionError) as error:
             raise core.InvalidInput(f"is not valid JSON ({error})") from None
 
@@ -210,8 +212,7 @@ class JsonText:
         return text[:last] + "," + text[last:stop] + piece + text[stop:]
 
     def with_changed(self, entry: JsonEntry, value: Any) -> str:
-        """The text with another value of an entry, laid out as before; as it is if the old value
-        has a comment."""
+        """The text with another value of an entry, unless the old value has a comment."""
         text, (_, _, start, at, end) = self.text, entry
         if text[at:end] != self.bare[at:end]:
             return text
@@ -236,15 +237,11 @@ class JsonText:
         (_, close, entries, gone), text = containers[-1], self.text
         if gone is None:
             return text
-        number, start, end = entries.index(gone), gone.start, gone.end
-        next_start = entries[number + 1].start if number + 1 < len(entries) else close
-        comma = self.bare.find(",", end, next_start)
-        tail = text[end:] if comma < 0 else text[end:comma] + text[comma + 1 :]
-        head = text[:start].rstrip(" \t")
-        if head.endswith("\n") and tail.lstrip(" \t")[0] in "\r\n}]":
-            head = head[:-1].removesuffix("\r")
-        else:
-            head = text[:start].removesuffix(" ")
+        number = entries.index(gone)
+        behind = entries[number + 1].start if number + 1 < len(entries) else close
+        comma = self.bare.find(",", gone.end, behind)
+        tail = text[gone.end :] if comma < 0 else text[gone.end : comma] + text[comma + 1 :]
+        head = _without_line_start(text[: gone.start], tail)
         if comma < 0 and number:  # the last: the comma before it was put there with it
             comma = self.bare.find(",", entries[number - 1].end)
             head = head[:comma] + head[comma + 1 :]
@@ -258,6 +255,14 @@ class JsonText:
         return not others and not was_empty and self.text[start:close] == self.bare[start:close]
 
 
+def _without_line_start(head: str, tail: str) -> str:
+    """A text before an entry, without the line that began with that and has nothing else."""
+    line_start = head.rstrip(" \t")
+    if line_start.endswith("\n") and tail.lstrip(" \t")[0] in "\r\n}]":
+        return line_start[:-1].removesuffix("\r")
+    return head.removesuffix(" ")
+
+
 def _blanked(pattern: core.LazyPattern, text: str) -> str:
     """JSON with spaces for what a pattern matches outside of strings: no character moves."""
 
@@ -268,7 +273,7 @@ def _blanked(pattern: core.LazyPattern, text: str) -> str:
     return pattern.sub(blank, text)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """The object of these pairs; InvalidInput if a name stands there twice."""
     for name, count in Counter(name for name, _ in pairs).items():
         if count > 1:
@@ -328,8 +333,7 @@ def _is_own_command(command: str, word: str) -> bool:
 
 
 def _our_commands(value: Any, word: str) -> Iterator[tuple[list[str], list[str]]]:
-    """(words that start this program, its options and arguments) of each command of ours in a
-    server's or hook's value, or a plugin's text."""
+    """(program, arguments) of each command of ours in a server, a hook or a plugin's text."""
     if isinstance(value, str):
         line = _PLUGIN_COMMAND.search(value)
         commands = (
@@ -353,8 +357,8 @@ def _command_words(entry: dict[str, Any]) -> list[str]:
 
 
 def missing_program(value: Any, word: str) -> str:
-    """The first absolute path by which an entry starts this program and that is not there; "" if
-    there is none. Other hosts are not asked, which a checkout might name."""
+    """The first absolute path of our program in an entry that does not exist; "" if there is none.
+    Network paths are not tried."""
     for program, _ in _our_commands(value, word):
         for path in program:
             here = os.path.isabs(path) and path[:2] not in ("//", "\\\\")
@@ -568,8 +572,7 @@ def _read_owned(path: Path) -> str:
 
 
 def setting_at(path: Path, keys: Sequence[str]) -> Any:
-    """The value under keys in a file of settings, None if it has none; InvalidInput if the file
-    cannot be parsed."""
+    """The value under keys in a settings file, or None. Raises InvalidInput."""
     if not os.path.isfile(path):  # nor a pipe, which would be read for ever
         return None
     try:
@@ -586,8 +589,7 @@ def setting_at(path: Path, keys: Sequence[str]) -> Any:
 
 
 def _write_for_owner(path: Path, text: str | None, root: Path | None) -> None:
-    """Write a file, whose permissions stay; or delete it, and folders left empty by that, in its
-    project or in the home folder."""
+    """Write a file and keep its permissions; or delete it, and folders that become empty."""
     try:
         if text is None:
             path.unlink()
@@ -612,8 +614,8 @@ def _remove_empty(folder: Path, top: Path) -> None:
 
 
 def file_entries(path: Path, wanted: Any) -> Iterator[tuple[str, Any, Any]]:
-    """(name, value there or None, value wanted) of each entry that is wanted in a file; nothing if
-    that is missing or empty. InvalidInput if it cannot be parsed."""
+    """(name, value there or None, value wanted) of each entry wanted in a file. Raises
+    InvalidInput."""
     if not path.is_file():  # nor a pipe, which would be read for ever
         return
     text = _read_owned(path)
@@ -635,8 +637,7 @@ def text_entries(text: str, wanted: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _differing(text: str, wanted: Any, remove: bool) -> Iterator[str]:
-    """A remark on each entry in an edited text that `init` neither replaces nor removes, since it
-    is not what `init` writes."""
+    """A remark on each entry that `init` leaves alone because it differs from its own."""
     if isinstance(wanted, str) and wanted.startswith(TEXT_BLOCK[0]):
         return  # instructions may be anybody's
     with contextlib.suppress(core.InvalidInput):  # a removal finds something else there

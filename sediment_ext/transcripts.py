@@ -110,13 +110,13 @@ def transcript_format(client: str) -> Format:
 def read_conversation(
     client: str, path: Path, start: int = 0, session: str = "", unkept: int = 0
 ) -> Conversation:
-    """The turns of a session's file from a byte on, and after `unkept`, a byte or time of
-    `session_progress`; NotFound when the file is gone, InvalidInput when it cannot be read."""
+    """The turns of a session's file after byte `start` and after `unkept` (see `session_progress`).
+    Raises NotFound or InvalidInput."""
     form = transcript_format(client)
     by_bytes = "lines" in form  # else the file is read whole each time
     try:
         if not os.path.isfile(path):
-            raise core.NotFound(f"{path} is gone: there is no session to read")
+            raise core.NotFound(f"{path} no longer exists")
         start = max(start if _begins_line(path, start) else 0, unkept) if by_bytes else 0
         session = session or _session_in(form, path)
         folder = storable_text(_folder_in(form, path, session)) or None
@@ -130,13 +130,13 @@ def read_conversation(
         turns, place = [turn for turn in turns if turn.at > unkept], 0
     resume = place if turns else start
     understood = understood or start > 0 or _is_empty_session(form, path, session)
-    remark = "" if understood else f"{path} is of a version that this program does not know"
+    remark = "" if understood else f"{path} has an unknown format: update this program"
     return Conversation(client, session, folder, turns, resume, remark, _coded_in(form, path))
 
 
 def turns_in(entries: _Entries, form: Format, moment: int) -> tuple[list[Turn], int, bool]:
-    """The turns of entries, the place of the last one, and whether any entry was understood. A turn
-    without a time is of `moment`, in unix seconds."""
+    """The turns of entries, the place of the last one, and whether any entry was understood. Turns
+    without a time get `moment`."""
     found: list[tuple[Turn, list[str]]] = []  # each with the parts of its answer
     last, understood = 0, False
     for place, entry in entries:
@@ -237,8 +237,7 @@ def typed_text(text: str) -> str:
 
 
 def _unframed(text: str) -> str:
-    """A prompt without what its client put around it. Found without a pattern for both marks, which
-    would look for the last one from each of the first."""
+    """A prompt without what its client put around it."""
     if framed := _CODEX_FRAME.match(text):
         return text[framed.end() :].strip()
     begin, end = _CURSOR_FRAME
@@ -273,8 +272,8 @@ def unix_seconds(value: Any) -> int:
 
 
 def session_progress(client: str, path: Path, ago: float = 0.0) -> int:
-    """How far a session has come: the bytes of its file, 0 if there is none yet; or, where the file
-    is not appended to, the time `ago` seconds before now."""
+    """How far a session has come: the size of its file, or for other formats the time `ago` seconds
+    before now."""
     if "lines" not in transcript_format(client):
         return int(time.time() - ago)
     with contextlib.suppress(OSError):
@@ -326,8 +325,8 @@ def _begins_line(path: Path, start: int) -> bool:
 
 
 def _messages_of_log(path: Path) -> Iterator[dict[str, Any]]:
-    """The messages of a file that is a log of changes, each as it was written last. None is left
-    out because it was removed later: a summary removes messages, too."""
+    """The messages of a log of changes, each in its last version. Removed ones stay: a summary
+    removes them too."""
     messages: dict[object, dict[str, Any]] = {}
     for _, line in transcript_lines(path):
         entry = core.parse_object(line)
@@ -412,8 +411,7 @@ def session_place(client: str) -> Path:
 
 
 def sessions_of(client: str, since: int = 0) -> Iterator[tuple[Path, str]]:
-    """(file, id) of a client's sessions on this machine that changed since a time in unix seconds,
-    newest last; without those of subagents."""
+    """(file, id) of a client's sessions changed since a time, newest last, without subagents'."""
     form, place = transcript_format(client), session_place(client)
     if "sql" in form:
         rows = _client_rows(place, form["sql"]["sessions"], since)
@@ -430,8 +428,8 @@ def sessions_of(client: str, since: int = 0) -> Iterator[tuple[Path, str]]:
 
 
 def session_file(client: str, path: str) -> tuple[str, Path | None]:
-    """The client whose session a file is, by its place, and the file; ("", None) where no client
-    has sessions: no other file is read because somebody names it."""
+    """The client whose session a file is, and the file; ("", None) for files outside clients'
+    folders."""
     formats = transcripts()["formats"]
     if "sql" in formats.get(client, ()):
         return client, session_place(client)

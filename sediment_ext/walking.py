@@ -42,19 +42,18 @@ def _is_note(name: str) -> bool:
     return name.endswith(".md") and bool(DATE.search(name))
 
 
+Skip = Callable[[Path, str], object]  # is told of what is passed by: a path, and why
+
+
 def walk(
     top: Path,
     options: Options,
     enter: Callable[[Path], bool] = lambda _: True,
-    skip: Callable[[Path, str], object] = lambda *_: None,
+    skip: Skip = lambda *_: None,
 ) -> Iterator[Path]:
     """The files to index in a folder, in order, without links, hidden files, what git ignores, and
-    what `compact` has moved into an archive. Lists only folders that `enter` accepts; calls
-    `skip(path, reason)` for links that lead elsewhere and for folders that cannot be read."""
-    chosen, excluded = (
-        rules_in_force(top, (*files.FILE_GLOBS, *options.globs)),
-        rules_in_force(top, options.exclude),
-    )
+    what `compact` has moved into an archive. Only folders that `enter` accepts are listed."""
+    chosen = rules_in_force(top, (*files.FILE_GLOBS, *options.globs))
     todo = [(top, ignored_above(top), False)] if has_no_link(top) else []
     while todo:
         folder, rules, is_chosen = todo.pop()
@@ -64,21 +63,13 @@ def walk(
         if not entries and (why := systems.why_closed(folder)):
             skip(folder, why)
         rules = ignored_in(folder) + rules  # the nearest decides
-        has_notes = folder.name == core.NOTES_FOLDER or any(
-            _is_note(entry.name) for entry in entries
-        )
         folders = []
-        for entry in entries:
-            path, is_link = folder / entry.name, entry.is_symlink()
-            is_folder = os.path.isdir(path) if is_link else entry.is_dir(follow_symlinks=False)
-            if entry.name.startswith(".") or matches_rules(path, is_folder, excluded):
-                continue
-            if is_folder and has_notes and entry.name == ARCHIVE and not options.archive:
-                continue
+        for entry in _wanted_entries(folder, entries, top, options):
+            path, is_folder = folder / entry.name, _is_folder(entry)
             fits = is_chosen or matches_rules(path, is_folder, chosen)
             if not (is_folder or fits) or matches_rules(path, is_folder, rules):
                 continue
-            if is_link:
+            if entry.is_symlink():
                 name_link(path, top, skip)
             elif is_folder:
                 folders.append((path, rules, fits))
@@ -87,7 +78,25 @@ def walk(
         todo += reversed(folders)
 
 
-def name_link(path: Path, top: Path, skip: Callable[[Path, str], object]) -> None:
+def _wanted_entries(
+    folder: Path, entries: list[os.DirEntry[str]], top: Path, options: Options
+) -> Iterator[os.DirEntry[str]]:
+    """The entries of a folder that are not hidden, excluded, or the archive of notes."""
+    excluded = rules_in_force(top, options.exclude)
+    has_notes = folder.name == core.NOTES_FOLDER or any(_is_note(entry.name) for entry in entries)
+    for entry in entries:
+        is_folder = _is_folder(entry)
+        is_archive = is_folder and has_notes and entry.name == ARCHIVE
+        is_hidden = entry.name.startswith(".") or (is_archive and not options.archive)
+        if not is_hidden and not matches_rules(folder / entry.name, is_folder, excluded):
+            yield entry
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    return os.path.isdir(entry) if entry.is_symlink() else entry.is_dir(follow_symlinks=False)
+
+
+def name_link(path: Path, top: Path, skip: Skip) -> None:
     """Tell of a link that is passed by, unless it leads to what is indexed anyway, or nowhere."""
     target = core.real_path(path)
     if os.path.exists(target) and not core.is_in(target, top):
@@ -95,8 +104,7 @@ def name_link(path: Path, top: Path, skip: Callable[[Path, str], object]) -> Non
 
 
 def has_no_link(path: Path) -> bool:
-    """Whether a path has still no link in it, as when it was indexed: a checkout may have put one
-    in the place of the file or of a folder above it."""
+    """Whether a path still has no link in it: a checkout may have put one there."""
     return os.path.realpath(path) == str(path)
 
 
@@ -192,8 +200,7 @@ def ignored_in(folder: Path) -> tuple[_Rule, ...]:
 
 
 def ignored_above(top: Path) -> tuple[_Rule, ...]:
-    """The rules above a folder: of the .gitignore files up to its repository's top, and those that
-    the repository and its user have beside these."""
+    """The ignore rules above a folder, up to its repository, and those of the user."""
     folders = [top, *folders_above(top)]
     rules = _ignored_besides(folders[-1])
     for inner, folder in reversed([*pairwise(folders)]):

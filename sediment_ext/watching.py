@@ -20,8 +20,8 @@ from sediment_ext import files, walking
 
 
 def changed_tops(tops: list[Path], debounce: int, stop: threading.Event) -> Iterator[None]:
-    """Yields whenever something in these files and folders, or a .gitignore above them, may have
-    changed, `debounce` ms after the last change. A folder that goes is waited for."""
+    """Yields when these files or folders, or a .gitignore above, may have changed, `debounce` ms
+    later."""
     while not stop.is_set():
         folders = [top for top in tops if os.path.isdir(top)]
         rules = {above / ".gitignore" for top in folders for above in walking.folders_above(top)}
@@ -41,8 +41,8 @@ def until_done(
     stop: threading.Event,
     failed: Callable[[core.SedimentError], object],
 ) -> dict[str, Any]:
-    """What `work` returns. What it raises is given to `failed`, again only where it is another
-    error, and then it is tried again until `stop` is set: {}."""
+    """What `work` returns. It is tried again after errors, until `stop` is set; `failed` gets each
+    new error."""
     before = ""
     while not stop.is_set():
         try:

@@ -5,6 +5,8 @@ storm   many processes at one file, of which one after the other is killed (test
 kills   changes that are killed at every statement and write that they take (tests/kills.py)
 hooks   prompts to one server, which must leave nothing behind, and sessions that grow while their
         readers and the server are killed: each turn is kept once (tests/sessions.py, Linux only)
+sync    machines that sync and are killed (tests/sync_storm.py)
+agree   machines whose places lose files, whose files are damaged (tests/sync_machines.py)
 
 Without --minutes each is done once; with it, each is repeated with the next seed for its share of
 the time. Prints figures, and ends with 1 and what to look at when something is wrong.
@@ -30,10 +32,11 @@ import fuzz_wire  # noqa: E402
 import kills  # noqa: E402
 import sessions  # noqa: E402
 import storm  # noqa: E402
+import sync_machines  # noqa: E402
 import sync_storm  # noqa: E402
 
-# Messages, stores, processes killed, prompts, seconds of each place.
-PARTS = {"fuzz": 100_000, "storm": 2_000, "kills": 500, "hooks": 1_000, "sync": 300}
+# Messages, stores, processes killed, prompts, seconds of each place, lives of machines.
+PARTS = {"fuzz": 100_000, "storm": 2_000, "kills": 500, "hooks": 1_000, "sync": 300, "agree": 10}
 MEMORIES, SESSIONS, TURNS = 10_000, 20, 12  # of the hooks
 HANG = 1.0  # s that a server may be silent while somebody waits
 PAUSE = 1.0  # s between two kills in a storm
@@ -69,6 +72,21 @@ def sync(folder: Path, count: int, seed: int, until: float) -> dict[str, Any]:
     return figures
 
 
+def agree(folder: Path, count: int, seed: int, until: float) -> dict[str, Any]:
+    """Machines that live apart, that sync through a folder with mishaps, and with damaged files."""
+    folder.mkdir()
+    done = 0
+    while done < count and time.monotonic() < until:
+        place = folder / str(done)
+        sync_machines.live_apart(place, seed + done)
+        sync_machines.through_a_folder(place / "folder", seed + done, 10)
+        damage = sync_machines.DAMAGE
+        sync_machines.through_a_folder(place / "damaged", seed + done, 4, (), damage)
+        shutil.rmtree(place)
+        done += 1
+    return {"lives": done}
+
+
 def cache(folder: Path) -> str:
     """One for all, so that the program is unpacked once."""
     return str(folder.parent / "cache")
@@ -87,7 +105,7 @@ def main() -> int:
     work = Path(tempfile.mkdtemp(prefix="sediment-soak-"))
     parts: dict[str, Part] = {
         **{"fuzz": fuzz, "storm": rage, "kills": kill},
-        **{"hooks": hook, "sync": sync},
+        **{"hooks": hook, "sync": sync, "agree": agree},
     }
     try:
         for name in chosen:

@@ -56,7 +56,13 @@ class Machine:
         """What must be the same on all machines."""
         states = self.states().values()
         return [
-            (one["id"], one["gone"], one["put"], one["end"], sorted(one["ok"].items()))
+            (
+                one["id"],
+                one["gone"],
+                one["text"],
+                one["ending"],
+                sorted(one["confirmations"].items()),
+            )
             for one in states
         ]
 
@@ -127,12 +133,12 @@ def shows_its_view(machine: Machine) -> None:
     """Items are what follows from the states."""
     items = machine.items()
     states = machine.states()
-    shown = sediment_ext.sync.merge.view(states)
+    shown = sediment_ext.sync.merge.visibility(states)
     assert items.keys() == shown.keys()
     for id, end in shown.items():
         by, at, successor = end or (None, None, None)
         by = "replace" if by == "beside" else by
-        at = None if at is None else max(at, states[id]["put"][3])
+        at = None if at is None else max(at, states[id]["text"][3])
         assert items[id][1:] == (by, at, successor or None), (id, states[id], items)
 
 
@@ -155,6 +161,15 @@ def live_together(folder: Path, seed: int, steps: int, count: int = 4) -> list[M
         else:
             machine.do(deed, x, y)
     return machines
+
+
+def live_apart(folder: Path, seed: int) -> None:
+    """Machines live together, and agree in the end."""
+    folder.mkdir()
+    machines = live_together(folder, seed, 50)
+    agree(machines, random.Random(seed))
+    for machine in machines:
+        machine.memory.close()
 
 
 class Place:
@@ -200,6 +215,7 @@ class Place:
 
 
 MISHAPS = ("lose", "cut", "keep", "put back", "share", "come back")
+DAMAGE = ("rot", "rot", "lose", "keep", "put back")
 
 
 def through_a_folder(

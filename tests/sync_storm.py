@@ -199,9 +199,10 @@ def facts(memory: Memory) -> list[tuple[Any, ...]]:
     states = sediment_ext.sync.merge.states_of(
         memory.database.reader(), "SELECT * FROM states ORDER BY id"
     )
-    names = ("id", "gone", "put", "end")
+    names = ("id", "gone", "text", "ending")
     return [
-        (*(state[name] for name in names), sorted(state["ok"].items())) for state in states.values()
+        (*(state[name] for name in names), sorted(state["confirmations"].items()))
+        for state in states.values()
     ]
 
 
@@ -219,8 +220,8 @@ def check_hub(server: Any, storm: Storm) -> None:
     """The hub has what the machines have."""
     rows = [sediment_ext.sync.merge.state_of(record)[1] for (record,) in server.ask(
         "SELECT record FROM sediment.record ORDER BY id")]  # fmt: skip
-    names = ("id", "gone", "put", "end")
-    found = [(*(row[name] for name in names), sorted(row["ok"].items())) for row in rows]
+    names = ("id", "gone", "text", "ending")
+    found = [(*(row[name] for name in names), sorted(row["confirmations"].items())) for row in rows]
     assert found == storm.facts[0]
 
 

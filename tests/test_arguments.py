@@ -45,8 +45,7 @@ ARGUMENTS = {
     "serve": "watched address syncs",
     "browse": "no_open",
     "token": "action name reads",
-    "sync": "place share share_global unshare status dry_run again leave erase watch with_parent"
-    " quiet",
+    "sync": "place share share_global unshare status again leave erase watch with_parent quiet",
     "hub": "action person space place reads recall",
     "completion": "shell",
 }

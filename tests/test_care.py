@@ -382,11 +382,6 @@ def test_a_copy_that_cannot_be_written_is_named_as_it_was_given(
     monkeypatch.setattr(sediment, "_create_private", refuse)
     with pytest.raises(DatabaseError, match=r"copy\.db cannot be written .Read-only file system.$"):
         memory.backup(tmp_path / "copy.db")
-    memory.close()
-    overwrite(path, leaf_pages(path, "vectors")[0])
-    monkeypatch.setattr(Path, "write_bytes", refuse)
-    with pytest.raises(DatabaseError, match="cannot be copied beside itself"):
-        memory.repair()
 
 
 def test_a_file_is_not_restored_from_itself(memory: Memory, path: Path) -> None:
@@ -619,7 +614,7 @@ def test_a_repair_tells_that_it_syncs_no_more(memory: Memory, tmp_path: Path) ->
     overwrite(memory.database.path, leaf_pages(memory.database.path, "vectors")[-1])
     answer = memory.repair()
     assert answer["healthy"]
-    assert "It syncs nowhere now" in answer["message"]
+    assert "It no longer syncs" in answer["message"]
     with pytest.raises(NotFound):
         memory.sync()
 
@@ -711,7 +706,7 @@ def test_pairs_whose_vectors_are_none_wait_for_a_repair(memory: Memory, sql: str
 
 def test_a_cut_list_of_what_is_lost_says_how_much_is_not_named() -> None:
     ids = [f"id{number}" for number in range(23)]
-    assert sediment_ext.repair._lost_phrase([]) == "none is lost"
+    assert sediment_ext.repair._lost_phrase([]) == "nothing is lost"
     assert sediment_ext.repair._lost_phrase(ids[:2]) == "2 could not be: id0, id1"
     assert sediment_ext.repair._lost_phrase(ids).endswith(
         "id18, id19 and 3 more (--json names them all)"
@@ -1005,7 +1000,6 @@ def test_what_a_machine_erases_that_syncs_is_in_no_page_either(
         else:
             memory.forget(id)
             memory.sync()
-            other.sync(dry_run=True)
             assert SECRET.encode() in other.database.path.read_bytes()
             other.sync()
         assert SECRET.encode() not in other.database.path.read_bytes()
@@ -1021,7 +1015,7 @@ def test_a_damaged_header_counts_no_pages(memory: Memory, path: Path) -> None:
     with pytest.raises(DatabaseError, match=r"`doctor --repair` if it was one"):
         memory.list_items()
     told = memory.repair()["message"]
-    assert "none is lost" in told
+    assert "nothing is lost" in told
     assert "shorter" not in told
     assert "The crane is called Gundula." in contents(memory)
 

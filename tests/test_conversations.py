@@ -418,7 +418,7 @@ def test_of_a_file_that_is_another_one_all_is_read(start: int, tmp_path: Path) -
 
 def test_a_file_that_is_gone_is_not_found(tmp_path: Path) -> None:
     for client in ("claude", "codex", "gemini", "opencode", "cursor"):
-        with pytest.raises(NotFound, match="is gone"):
+        with pytest.raises(NotFound, match="no longer exists"):
             read_conversation(client, tmp_path / "gone.jsonl")
     with pytest.raises(InvalidInput, match="a client is one of claude, codex"):
         read_conversation("emacs", CLAUDE)
@@ -437,7 +437,7 @@ def test_of_what_is_not_understood_a_remark_says_so(
     path.write_bytes(data)
     found = read_conversation(client, path, session="one")
     assert found.turns == []
-    assert found.remark == f"{path} is of a version that this program does not know"
+    assert found.remark == f"{path} has an unknown format: update this program"
 
 
 def test_of_messages_that_are_called_otherwise_a_remark_says_so(tmp_path: Path) -> None:
@@ -468,7 +468,7 @@ def test_what_opencode_has_in_its_place_is_remarked_unless_it_is_its_own(left: P
     assert (session.turns, session.remark) == ([], "")
     path.write_bytes(b"garbage" * 1000)
     (session,) = sediment_ext.transcripts.all_sessions(["opencode"])
-    assert session.remark == f"{path} is of a version that this program does not know"
+    assert session.remark == f"{path} has an unknown format: update this program"
 
 
 def test_one_bad_line_costs_no_other(tmp_path: Path) -> None:
@@ -773,7 +773,7 @@ def test_an_export_that_is_cut_gives_what_came_before(tmp_path: Path) -> None:
     path.write_text(json.dumps([CLAUDE_AI, 7, {"mapping": [], "id": {}}, loop, CLAUDE_AI])[:-9])
     found = sediment_ext.importers.open_archive(path)[1]
     assert [len(next(found).turns) for _ in range(4)] == [1, 0, 0, 1]
-    with pytest.raises(InvalidInput, match="is cut or damaged behind"):
+    with pytest.raises(InvalidInput, match="is damaged after"):
         next(found)
 
 

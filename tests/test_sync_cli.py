@@ -44,11 +44,11 @@ def test_two_machines_and_a_folder_in_four_lines(
     place = str(tmp_path / "shared")
     for program in two:
         assert f"place            {place}" in program.ok("sync", "--to", place)
-        assert "from the next `sync` on." in program.ok("sync", "--share")
+        assert "with the next `sync`." in program.ok("sync", "--share")
     space = a.project()
     assert space
     assert b.project() == space
-    line = "{}  sent {}, received {}, all of 1 here are there\n"
+    line = "{}  sent {}, received {}, 1 memory here, all sent\n"
     assert a.ok("sync") == line.format(space[:12], 1, 0)
     assert b.ok("sync").splitlines()[0] + "\n" == line.format(space[:12], 0, 1)
     assert b.contents() == {"The staging database is on port 5433."}
@@ -62,10 +62,10 @@ def test_two_machines_and_a_folder_in_four_lines(
     assert "a place must not be empty" in a.error("sync", "--to", "")
     for place in ("ftp://ada:secret@host/x", "http://localhost", "s3://bucket"):
         told = a.error("sync", "--to", place)
-        assert "is no place to sync: name a folder, git:REMOTE or postgresql://" in told
+        assert "is not a place to sync: name a folder, git:REMOTE or postgresql://" in told
         assert "secret" not in told
     assert "goes to" in a.ok("sync", "--unshare")
-    assert "syncs nowhere any more" in a.ok("sync", "--leave")
+    assert "no longer syncs" in a.ok("sync", "--leave")
     assert "sync --to PLACE" in a.error("sync")
 
 
@@ -82,11 +82,11 @@ def test_later_versions_of_two_are_shown_to_be_settled(
     b.store("Staging is on port 7000.", "--replace", old)
     b.run("sync")
     first, head, *versions, last = a.run("sync").stdout.splitlines()
-    assert first == "team  sent 2, received 2 (1 replaced), all of 3 here are there"
+    assert first == "team  sent 2, received 2 (1 replaced), 3 memories here, all sent"
     assert head == f'Machines decided differently about {old[:8]} "Staging is on port 5433.":'
     assert len(versions) == 2
     assert all(any(port in line for line in versions) for port in ("6543", "7000"))
-    assert "settles it" in last
+    assert "To settle it" in last
 
 
 def test_who_shares_as_he_goes_to_another_place_is_told_of_the_one_that_is_away(
@@ -98,15 +98,15 @@ def test_who_shares_as_he_goes_to_another_place_is_told_of_the_one_that_is_away(
     a.ok("sync")
     (tmp_path / "shared").rename(tmp_path / "away")
     told, remark = a.ok("sync", "--to", str(tmp_path / "new"), "--share", "team").splitlines()
-    assert told == "team gets 1 memory from the next `sync` on."
-    assert remark.startswith(f"note: {tmp_path / 'shared'} was not told (")
+    assert told == "team will get 1 memory with the next `sync`."
+    assert remark.startswith(f"note: {tmp_path / 'shared'} could not be told (")
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        "--watch --dry-run", "--leave --dry-run", "--share x --dry-run", "--unshare --dry-run",
-        "--to P --dry-run", "--status --leave", "--to P --leave", "--watch --again",
+        "--watch --again", "--leave --again", "--share x --again", "--unshare --again",
+        "--to P --again", "--status --leave", "--to P --leave",
     ],
 )  # fmt: skip
 def test_what_would_be_left_out_without_a_word_is_refused(
@@ -126,7 +126,7 @@ def test_a_place_that_is_away_fails_unless_it_is_to_be_quiet(
     a.ok("sync", "--share", "team")
     a.store("A fact.")
     (tmp_path / "shared").rmdir()
-    assert "is not there: is it mounted" in a.error("sync")
+    assert "is not there (is it mounted" in a.error("sync")
     assert "1 change waits here" in a.error("sync")
     assert a.ok("sync", "--quiet") == ""
     assert "is not there" in a.ok("sync", "--status")
@@ -147,7 +147,7 @@ def test_a_team_with_a_hub_in_six_lines(two: tuple[Program, Program]) -> None:
     server = Server()
     try:
         at = ("--at", server.url())
-        assert "is a hub now" in a.ok("hub", "init", *at)
+        assert "The hub is ready" in a.ok("hub", "init", *at)
         for person in ("alice", "bob"):
             told = a.ok("hub", "add", person, "gateway", *at)
             assert f"sync --to {server.url(person)} && sediment sync --share gateway" in told
@@ -155,8 +155,8 @@ def test_a_team_with_a_hub_in_six_lines(two: tuple[Program, Program]) -> None:
             assert f"person           {person}" in program.ok("sync", "--to", server.url(person))
             program.ok("sync", "--share", "gateway")
         a.store("The gateway listens on port 18789.")
-        assert a.ok("sync") == "gateway  sent 1, received 0, all of 1 here are there\n"
-        assert b.ok("sync") == "gateway  sent 0, received 1, all of 1 here are there\n"
+        assert a.ok("sync") == "gateway  sent 1, received 0, 1 memory here, all sent\n"
+        assert b.ok("sync") == "gateway  sent 0, received 1, 1 memory here, all sent\n"
         assert "  alice, " in b.ok("recall", "gateway port").splitlines()[0]
         assert "bob is out of gateway" in a.ok("hub", "remove", "bob", "gateway", *at)
         assert "is not open to you" in b.run("sync").stdout

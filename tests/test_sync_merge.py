@@ -32,7 +32,9 @@ STEPS = st.lists(
 CLOCKS = st.lists(st.sampled_from(SKEWS), min_size=MACHINES, max_size=MACHINES)
 SHUFFLE = st.randoms(use_true_random=False)
 
-MERGE = SimpleNamespace(join=sediment_ext.sync.merge.join, view=sediment_ext.sync.merge.view)
+MERGE = SimpleNamespace(
+    join=sediment_ext.sync.merge.join, visibility=sediment_ext.sync.merge.visibility
+)
 
 
 class Machine:
@@ -50,36 +52,43 @@ class Machine:
         return self.clock
 
     def emit(self, id: str, **facts: Any) -> None:
-        state = {"id": id, "gone": False, "put": None, "end": None, "ok": {}, **facts}
+        state = {
+            "id": id,
+            "gone": False,
+            "text": None,
+            "ending": None,
+            "confirmations": {},
+            **facts,
+        }
         self.take(state)
         self.log.append(state)
 
     def take(self, state: dict[str, Any]) -> None:
-        for value in filter(None, (state["put"], state["end"])):
+        for value in filter(None, (state["text"], state["ending"])):
             self.clock = max(self.clock, value[0])
         mine = self.states.get(state["id"])
         self.states[state["id"]] = self.merge.join(mine or state, state)
 
     def known(self) -> list[str]:
-        return sorted(id for id, state in self.states.items() if state["put"])
+        return sorted(id for id, state in self.states.items() if state["text"])
 
     def store(self, now: int, text: str, replaced: str | None = None) -> None:
         id = f"{self.name}{len(self.log)}"
-        self.emit(id, put=(self.stamp(now), self.name, text, now + self.skew + 10**6))
+        self.emit(id, text=(self.stamp(now), self.name, text, now + self.skew + 10**6))
         if replaced:
             self.hide(now, replaced, id, "replace")
 
     def hide(self, now: int, old: str, new: str, by: str = "merge") -> None:
-        self.emit(old, end=(self.stamp(now), self.name, by, now, new))
+        self.emit(old, ending=(self.stamp(now), self.name, by, now, new))
 
     def undo(self, now: int, id: str) -> None:
-        end = self.states[id]["end"]
-        self.emit(id, end=(self.stamp(now), self.name, "", 0, ""))
+        end = self.states[id]["ending"]
+        self.emit(id, ending=(self.stamp(now), self.name, "", 0, ""))
         if end and end[4] in self.known():
             self.hide(now, end[4], id, "undo")
 
     def forget(self, id: str) -> None:
-        shown = self.merge.view(self.states)
+        shown = self.merge.visibility(self.states)
         doomed, more = {id}, {id}
         while more:
             more = {one for one, end in shown.items() if end and end[2] in doomed} - doomed
@@ -90,7 +99,9 @@ class Machine:
     def do(self, now: int, deed: str, x: int, y: int) -> None:
         known, live = self.known(), []
         if deed in ("replace", "confirm"):
-            live = sorted(id for id, end in self.merge.view(self.states).items() if end is None)
+            live = sorted(
+                id for id, end in self.merge.visibility(self.states).items() if end is None
+            )
         if deed == "store":
             self.store(now, f"text {x % 50}")
         elif deed == "same":
@@ -105,7 +116,10 @@ class Machine:
             self.hide(now, known[x % len(known)], known[y % len(known)])
         elif deed == "confirm" and live:
             id = live[x % len(live)]
-            self.emit(id, ok={self.name: self.states[id]["ok"].get(self.name, 0) + 1})
+            self.emit(
+                id,
+                confirmations={self.name: self.states[id]["confirmations"].get(self.name, 0) + 1},
+            )
 
     def pull(self, other: Machine, most: int) -> None:
         begin = self.read.get(other.name, 0)
@@ -141,12 +155,12 @@ def same_in_any_order(merge: Any, steps: list[Step], skews: list[int], shuffle: 
     machines = lived(merge, steps, skews)
     log = [state for machine in machines for state in machine.log]
     wanted = gathered(merge, log)
-    shown = merge.view(wanted)
+    shown = merge.visibility(wanted)
     for _ in range(3):
         bag = log + shuffle.choices(log, k=len(log) // 2)
         shuffle.shuffle(bag)
         assert gathered(merge, bag) == wanted
-        assert merge.view(gathered(merge, bag)) == shown
+        assert merge.visibility(gathered(merge, bag)) == shown
     for machine in machines:
         for state in log:
             machine.take(state)
@@ -173,28 +187,34 @@ def nothing_is_lost(merge: Any, steps: list[Step], skews: list[int]) -> None:
     states = gathered(merge, log)
     gone = {state["id"] for state in log if state["gone"]}
     for id in gone:
-        assert states[id] == {"id": id, "gone": True, "put": None, "end": None, "ok": {}}
-    assert all(states[one["id"]]["put"] for one in log if one["put"] and one["id"] not in gone)
+        assert states[id] == {
+            "id": id,
+            "gone": True,
+            "text": None,
+            "ending": None,
+            "confirmations": {},
+        }
+    assert all(states[one["id"]]["text"] for one in log if one["text"] and one["id"] not in gone)
     counts: dict[tuple[str, str], int] = {}
     for one in log:
-        for name, count in one["ok"].items():
+        for name, count in one["confirmations"].items():
             counts[one["id"], name] = max(count, counts.get((one["id"], name), 0))
     for (id, name), count in counts.items():
-        assert id in gone or states[id]["ok"][name] == count
-    shown = merge.view(states)
+        assert id in gone or states[id]["confirmations"][name] == count
+    shown = merge.visibility(states)
     texts: dict[str, list[str]] = {}
     for id, end in shown.items():
         at, steps_taken = id, 0
         while (end := shown.get(at)) and end[2]:
             at, steps_taken = end[2], steps_taken + 1
             assert steps_taken <= len(shown), "behind one another"
-        if shown[id] is None and states[id]["end"] is None:
-            texts.setdefault(states[id]["put"][2], []).append(id)
+        if shown[id] is None and states[id]["ending"] is None:
+            texts.setdefault(states[id]["text"][2], []).append(id)
     assert all(len(ids) == 1 for ids in texts.values()), "one text is shown twice"
     for id, end in shown.items():
-        if end and end[0] == "repeat" and states[id]["end"] is None:
-            older = states[end[2]]["put"][3], end[2]
-            assert older < (states[id]["put"][3], id), "the elder stands before the younger"
+        if end and end[0] == "repeat" and states[id]["ending"] is None:
+            older = states[end[2]]["text"][3], end[2]
+            assert older < (states[id]["text"][3], id), "the elder stands before the younger"
 
 
 def the_last_word_counts(merge: Any, steps: list[Step], skews: list[int]) -> None:
@@ -208,10 +228,10 @@ def the_last_word_counts(merge: Any, steps: list[Step], skews: list[int]) -> Non
     for id in a.known()[:1]:
         b.hide(5, id, "elsewhere", "replace")
         a.take(b.log[-1])
-        assert a.states[id]["end"][4] == "elsewhere"
+        assert a.states[id]["ending"][4] == "elsewhere"
         a.undo(6, id)
         b.take(next(state for state in reversed(a.log) if state["id"] == id))
-        assert b.states[id]["end"][2] == ""
+        assert b.states[id]["ending"][2] == ""
 
 
 @pytest.fixture(autouse=True)
@@ -261,23 +281,24 @@ MISTAKES = {
         "return b or a"),
     "the first to come holds": ("return max(filter(None, (a, b)), default=None)",
         "return a or b"),
-    "a later text undoes a forgetting": ('"put": None, "end": None, "ok": {}}',
-        '"put": _later(a["put"], b["put"]), "end": None, "ok": {}}'),
-    "a forgotten one keeps its end": ('"put": None, "end": None, "ok": {}}',
-        '"put": None, "end": _later(a["end"], b["end"]), "ok": {}}'),
-    "a forgotten one keeps its counts": ('"put": None, "end": None, "ok": {}}',
-        '"put": None, "end": None, "ok": {**a["ok"], **b["ok"]}}'),
+    "a later text undoes a forgetting": ('"text": None, "ending": None, "confirmations": {}}',
+        '"text": _later(a["text"], b["text"]), "ending": None, "confirmations": {}}'),
+    "a forgotten one keeps its end": ('"text": None, "ending": None, "confirmations": {}}',
+        '"text": None, "ending": _later(a["ending"], b["ending"]), "confirmations": {}}'),
+    "a forgotten one keeps its counts": ('"text": None, "ending": None, "confirmations": {}}',
+        '"text": None, "ending": None,'
+        ' "confirmations": {**a["confirmations"], **b["confirmations"]}}'),
     "only the last to come forgets": ('if a["gone"] or b["gone"]:', 'if b["gone"]:'),
     "both must forget": ('if a["gone"] or b["gone"]:', 'if a["gone"] and b["gone"]:'),
-    "counts add up": ('max(a["ok"].get(name, 0), b["ok"].get(name, 0))',
-        'a["ok"].get(name, 0) + b["ok"].get(name, 0)'),
+    "counts add up": ('max(a["confirmations"].get(name, 0), b["confirmations"].get(name, 0))',
+        'a["confirmations"].get(name, 0) + b["confirmations"].get(name, 0)'),
     "circles hide all": ("shown[min(circle", "circle and [min(circle"),
     "twins are both shown": ("if id != elder and id not in ended:", "if False:"),
     "the first to come is the elder": (
-        'elder = min(ids, key=lambda id: (there[id]["put"][3], id))', "elder = ids[0]"),
+        'elder = min(ids, key=lambda id: (there[id]["text"][3], id))', "elder = ids[0]"),
     "the younger is the elder": (
-        'elder = min(ids, key=lambda id: (there[id]["put"][3], id))',
-        'elder = max(ids, key=lambda id: (there[id]["put"][3], id))'),
+        'elder = min(ids, key=lambda id: (there[id]["text"][3], id))',
+        'elder = max(ids, key=lambda id: (there[id]["text"][3], id))'),
 }  # fmt: skip
 
 
@@ -286,17 +307,17 @@ def mistaken(old: str, new: str) -> SimpleNamespace:
     names = (
         sediment_ext.sync.merge.join,
         sediment_ext.sync.merge._later,
-        sediment_ext.sync.merge.view,
+        sediment_ext.sync.merge.visibility,
         sediment_ext.sync.merge._circles,
     )
     source = "\n\n".join(map(inspect.getsource, names))
     assert old in source
     source = source.replace(old, new)
     if new.startswith("circle and ["):
-        source = source.replace('["end"])] = None', '["end"])]')
+        source = source.replace('["ending"])] = None', '["ending"])]')
     scope = dict(vars(sediment_ext.sync.merge))
     exec("from __future__ import annotations\n" + source, scope)
-    return SimpleNamespace(join=scope["join"], view=scope["view"])
+    return SimpleNamespace(join=scope["join"], visibility=scope["visibility"])
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

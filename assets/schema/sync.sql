@@ -1,9 +1,8 @@
 -- What sync has to know of each memory. Made by the first `sync --to`: before it there is none of
 -- this, and nothing costs anything. A row of `replica` is a memory's state as the machines agree on
--- it; what follows from the states of several, twins and circles, stands in `items` alone. What was
--- moved has a state in each project that it has been in: it is where its latest text is, and the
--- others say that it has ended there. That something ended `beside` its successor means: replaced
--- by what was live already, and so stays when this is undone.
+-- it; what follows from the states of several, twins and circles, stands in `items` alone. That
+-- something ended `beside` its successor means: replaced by what was live already, and so stays when
+-- this is undone.
 
 CREATE TABLE clock(
     t INTEGER NOT NULL,        -- hybrid: milliseconds << 16, and a count within them
@@ -105,23 +104,12 @@ CREATE TRIGGER replica_gone AFTER DELETE ON items
         ended_by = '', ended_at = 0, successor = '' WHERE successor = old.id AND (id, project) IN
         (SELECT id, coalesce(project_id, '') FROM items WHERE ended_at IS NULL);
     END;
+-- What others know gets a new id instead.
 CREATE TRIGGER replica_move AFTER INSERT ON history
     WHEN new.action = 'move' AND NOT (SELECT applying FROM clock) BEGIN
-    UPDATE clock SET number = number + 1,
-        t = max(t + 1, CAST(unixepoch('subsec') * 1000 AS INTEGER) << 16);
-    INSERT INTO replica SELECT r.id, coalesce(i.project_id, ''), t, put_w, end_t, end_w, r.ended_by,
-        r.ended_at, r.successor, 0, ok, c.number, author
-        FROM replica r JOIN items i ON i.id = r.id, clock c
-        WHERE r.id = new.item_id AND r.project = coalesce(new.detail ->> 'from', '')
-        ON CONFLICT DO UPDATE SET put_t = excluded.put_t, put_w = excluded.put_w,
-        (end_t, end_w, number) = (SELECT t, machine, number FROM clock),
-        ended_by = coalesce(excluded.ended_by, ''), ended_at = coalesce(excluded.ended_at, 0),
-        successor = coalesce(excluded.successor, ''),
-        ok = (SELECT json_group_object(key, n) FROM (SELECT key, max(value) AS n FROM
-            (SELECT key, value FROM json_each(replica.ok)
-            UNION ALL SELECT key, value FROM json_each(excluded.ok)) GROUP BY key));
-    UPDATE replica SET (end_t, end_w, number) = (SELECT t, machine, number FROM clock),
-        ended_by = 'prune', ended_at = new.at, successor = ''
+    UPDATE clock SET number = number + 1;
+    UPDATE OR REPLACE replica SET number = (SELECT number FROM clock), project = coalesce(
+        (SELECT project_id FROM items WHERE id = new.item_id), '')
         WHERE id = new.item_id AND project = coalesce(new.detail ->> 'from', '');
     UPDATE replica SET number = (SELECT number FROM clock) WHERE successor = new.item_id;
     END;

@@ -21,32 +21,41 @@ def render_synced(answer: dict[str, Any]) -> Iterator[str]:
         yield from core.render_facts({key: answer[key] for key in answer if key not in listed})
     width = max([0, *(len(row["space"][:12]) for row in answer["spaces"])])
     for row in answer["spaces"]:
-        parts = [f"{key} {row[key]:,}" for key in ("sent", "received") if key in row]
-        counts = ("replaced", "pruned", "forgotten", "refused")
-        more = [f"{row[key]:,} {key}" for key in counts if row.get(key)]
-        parts += [f"({', '.join(more)})"] if more else []
-        there = f"{row['here']:,} here, {row['waiting']:,} not sent"
-        there = there if row["waiting"] else f"all of {row['here']:,} here are there"
-        if held := row.get("held_back"):
-            there += f"; held back, like a credential: {held:,}"
-        line = f"{row['space'][:12]:<{width}}  {', '.join([*parts, there])}"
-        yield core.printable_name(line.replace(", (", " ("))
+        yield core.printable_name(f"{row['space'][:12]:<{width}}  {_counts_of_space(row)}")
     if not answer["spaces"]:
-        yield "Nothing is shared yet: `sediment sync --share` shares this project."
+        yield "Nothing is shared yet. `sediment sync --share` shares this project."
     for row in answer.get("look_at", ()):
-        text = core.one_line(row["content"], 60)
-        yield core.printable(f'Machines decided differently about {row["id"][:8]} "{text}":')
-        for version in row["versions"]:
-            who, text = version.get("author", "here"), core.one_line(version["content"], 60)
-            yield core.printable(f"    {version['id'][:8]}  {who:<14}  {text}")
-        yield "  All are kept; `store … --replace ID`, `replace` or `forget` settles it."
-    for row in answer.get("machines", ()):
-        seen = core.local_time(core.iso_time(row["seen"])) if row["seen"] else "never"
-        late = core.counts_phrase({"forgotten_texts": row["to_erase"]})
-        late = f", has {late} to erase" if late else ""
-        who = "".join(f"{name}, " for name in (row["person"], row["host"]) if name)
-        yield core.printable_name(f"{row['machine']}  {who}seen {seen}{late}")
+        yield from _lines_to_decide(row)
+    yield from map(_machine_line, answer.get("machines", ()))
     yield from _remarks(answer)
+
+
+def _counts_of_space(row: dict[str, Any]) -> str:
+    parts = [f"{key} {row[key]:,}" for key in ("sent", "received") if key in row]
+    counts = ("replaced", "pruned", "forgotten", "refused")
+    more = [f"{row[key]:,} {key}" for key in counts if row.get(key)]
+    done = ", ".join(parts) + (f" ({', '.join(more)})" if more else "")
+    waiting = f"{row['waiting']:,} not sent yet" if row["waiting"] else "all sent"
+    held = f"; {row['held_back']:,} not sent: like a credential" if row.get("held_back") else ""
+    return f"{done}{', ' if done else ''}{core.tell_memories(row['here'])} here, {waiting}{held}"
+
+
+def _lines_to_decide(row: dict[str, Any]) -> Iterator[str]:
+    """What machines put in the place of one memory, and how to settle it."""
+    text = core.one_line(row["content"], 60)
+    yield core.printable(f'Machines decided differently about {row["id"][:8]} "{text}":')
+    for version in row["versions"]:
+        who, text = version.get("author", "here"), core.one_line(version["content"], 60)
+        yield core.printable(f"    {version['id'][:8]}  {who:<14}  {text}")
+    yield "  All are kept. To settle it: `store … --replace ID`, `replace` or `forget`."
+
+
+def _machine_line(row: dict[str, Any]) -> str:
+    seen = core.local_time(core.iso_time(row["seen"])) if row["seen"] else "never"
+    texts = core.counts_phrase({"forgotten_texts": row["to_erase"]})
+    late = f", has {texts} to erase" if texts else ""
+    who = "".join(f"{name}, " for name in (row["person"], row["host"]) if name)
+    return core.printable_name(f"{row['machine']}  {who}seen {seen}{late}")
 
 
 def render_sync_set(answer: dict[str, Any]) -> Iterator[str]:
@@ -59,8 +68,7 @@ def _remarks(answer: dict[str, Any]) -> Iterator[str]:
 
 
 def start_sync(database: Path) -> None:
-    """Start a process that syncs for as long as this one lives. What it runs, such as ssh, asks for
-    no password: not at the terminal of the agent, nor in a window."""
+    """Start a process that syncs as long as this one lives. It must not ask for passwords."""
     env = core.environment(left_out="SSH_ASKPASS") | {"SSH_ASKPASS_REQUIRE": "never"}
     words = "sync", "--watch", "--quiet", "--with-parent"
     systems.start_beside(database, *words, start_new_session=True, env=env)
@@ -72,7 +80,6 @@ def start_sync(database: Path) -> None:
 @click.option("--share-global", is_flag=True)
 @click.option("--unshare", is_flag=True)
 @click.option("--status", is_flag=True)
-@click.option("--dry-run", is_flag=True)
 @click.option("--again", is_flag=True)
 @click.option("--leave", is_flag=True)
 @click.option("--erase", is_flag=True)
@@ -80,9 +87,7 @@ def start_sync(database: Path) -> None:
 @click.option("--with-parent", is_flag=True, hidden=True)
 @click.option("--quiet", is_flag=True)
 @core.pass_shared
-def sync_command(
-    shared: core.Context, quiet: bool, again: bool, dry_run: bool, **asked: Any
-) -> None:
+def sync_command(shared: core.Context, quiet: bool, again: bool, **asked: Any) -> None:
     """Sync with other machines, or set up how."""
     if asked.pop("with_parent"):
         systems.end_with_parent()
@@ -91,7 +96,7 @@ def sync_command(
     with shared.memory(resident=True) as memory:
         try:
             settings = _sync_settings(memory, **asked)
-            answer = settings or memory.sync(again=again, dry_run=dry_run)
+            answer = settings or memory.sync(again=again)
         except places.Unreachable as error:
             if quiet and not isinstance(error, places.Refused):
                 return
@@ -125,7 +130,7 @@ def _follow_sync(shared: core.Context, quiet: bool) -> None:
 @click.option("--recall", is_flag=True)
 @core.pass_shared
 def hub_command(shared: core.Context, action: str, person: str, space: str, **options: Any) -> None:
-    """Look after a hub."""
+    """Set up a hub, or let people in and out."""
     if action != "init" and not space:
         raise click.UsageError(f"hub {action} takes PERSON and SPACE")
     with shared.memory() as memory:

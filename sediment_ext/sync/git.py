@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import subprocess
 import time
@@ -15,9 +16,9 @@ from sediment_ext.sync import folder, places
 
 
 class Git(folder.Folder):
-    """The same files in a git remote: each machine has one commit without a parent, under
-    refs/sediment/, so that what is forgotten stays in no history. A bare repository beside the
-    database keeps what was fetched."""
+    """The same files in a git remote. Each machine has one commit without a parent under
+    refs/sediment/, so that no history keeps what is forgotten. A bare repository beside the
+    database caches it."""
 
     interval = 60
 
@@ -46,7 +47,7 @@ class Git(folder.Folder):
             return self._git(command, "--quiet", *words)
         except core.InvalidInput as error:
             if "stale info" in str(error):
-                raise places.Outrun(
+                raise places.PushConflict(
                     f"another `sync` of this memory writes to {self._url}"
                 ) from None
             if not _GIT_BUSY.search(str(error)) or tries == 1:
@@ -67,7 +68,6 @@ class Git(folder.Folder):
         if not self._is_whole():
             self.remove()
             self._make()
-        self._unlock()
         self._trees.clear()
         self._exchange("fetch", "--prune", "--", self._url, "+refs/sediment/*:refs/sediment/*")
         listed = self._git("for-each-ref", "--format=%(refname:lstrip=2) %(objectname)", _REFS)
@@ -87,40 +87,31 @@ class Git(folder.Folder):
         core.make_private(self._repository, 0o700)
 
     def _is_whole(self) -> bool:
-        """Whether git finds here all that it had fetched, which a disk or a tool may have damaged:
-        what it fetched once it fetches no more, and beside damage it may take nothing new."""
+        """Whether the repository has all that was fetched, and no lock of a run that was killed."""
         commits = "--format=%(if:equals=commit)%(objecttype)%(then)%(objectname)%(end)"
         try:
             found = self._git("for-each-ref", commits, _REFS).split()
-            return not any(" BAD\t" in self._git("ls-tree", "-l", commit) for commit in found)
-        except core.InvalidInput:
+            is_damaged = any(" BAD\t" in self._git("ls-tree", "-l", commit) for commit in found)
+            locks = [lock.stat().st_mtime for lock in self._repository.rglob("*.lock")]
+        except (core.InvalidInput, OSError):
             return False
-
-    def _unlock(self) -> None:
-        """Delete lock files that git left in a run that was killed: it locks nothing for long."""
-        for lock in self._repository.rglob("*.lock"):
-            with contextlib.suppress(OSError):
-                if (
-                    abs(time.time() - lock.stat().st_mtime) > core.LEASE / 2
-                ):  # its run's lease is over
-                    lock.unlink()
+        is_left = any(abs(time.time() - made) > core.LEASE / 2 for made in locks)
+        return not is_damaged and not is_left
 
     def _check_own(self) -> None:
-        """A folder that came with a checkout may tell git to run something, or to write elsewhere;
-        InvalidInput where this one says more than git itself has written there."""
+        """InvalidInput unless git itself wrote the config: one from a checkout may run programs."""
         config = core.plain_text(self._repository / "config").split("\n")
         elsewhere = os.path.islink(self._repository)
         elsewhere = elsewhere or os.path.exists(self._repository / "commondir")
         if elsewhere or not any(config) or not all(map(_GIT_CONFIG.fullmatch, config)):
-            why = "was not made by sync: move it away, and it is made again"
+            why = "was not made by sync: move it away, and run `sync` again"
             raise core.InvalidInput(f"{self._repository} {why}")
 
     def _machines(self) -> list[str]:
         return [*self._commits]
 
     def _tree(self, machine: str) -> dict[str, str]:
-        """All files of a machine that are not too large, by name, each as SIZE:BLOB; without those
-        that are lost here, of which git says BAD."""
+        """The files of a machine by name, as SIZE:BLOB, without those too large or lost here."""
         if machine not in self._trees:
             commit = self._commits.get(machine)
             try:
@@ -151,9 +142,11 @@ class Git(folder.Folder):
     def _has_left(self, machine: str) -> bool:
         return "machine.json" not in self._tree(machine)
 
-    def _write(self, texts: dict[str, str], machine: str = "") -> None:
-        self._forgot |= bool(machine)
-        machine = machine or self.me.name
+    def _how_to_delete(self, machine: str) -> str:
+        return f"run `git push {shlex.quote(self._url)} --delete {_REFS}/{machine}`"
+
+    def _write(self, texts: dict[str, str]) -> None:
+        machine = self.me.name
         ref, before = f"{_REFS}/{machine}", self._commits.get(machine, "")
         now = int(time.time())
         draft = f"refs/draft/{machine}"  # where no fetch beside this one looks
@@ -215,8 +208,9 @@ _GIT_CONFIG = core.LazyPattern(
 
 
 def check_git(place: str) -> None:
-    """InvalidInput of a place in git that is no address and no whole path: the working folder may
-    be anybody's, and what begins with - is an option to git."""
+    """InvalidInput for a place that is no address and no absolute path, or an option to git."""
     url = place.removeprefix("git:")
     if url.startswith("-") or not (":" in url.partition("/")[0] or os.path.isabs(url)):
-        raise core.InvalidInput(f"{place} names no repository: git: and an address or a whole path")
+        raise core.InvalidInput(
+            f"{place} names no repository: write git: and an address or an absolute path"
+        )

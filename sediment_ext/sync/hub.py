@@ -6,10 +6,8 @@ import base64
 import contextlib
 import itertools
 import json
-import random
 import re
 import shlex
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -27,12 +25,12 @@ else:
 
 
 class Hub:
-    """A PostgreSQL database, set up by assets/hub.sql: it joins states itself, shows people only
-    their spaces, and numbers what it takes. The cursor is a version and an id by space; and by
-    MACHINE/SPACE, as VERSION:, up to where this machine has told the hub that it has read."""
+    """A PostgreSQL database with assets/hub.sql, which joins states, shows people only their spaces
+    and numbers changes. The cursor has (version, id) by space, and by MACHINE/SPACE the version
+    that the hub was told."""
 
     page, interval = 1_000, 60
-    is_incomplete = is_behind = False
+    is_incomplete = needs_second_pull = False
 
     def __init__(
         self, url: str, me: places.Machine, database: core.Database, encoder: core.Encoder
@@ -47,17 +45,12 @@ class Hub:
         """The space of what is global, of whoever one is there."""
         return f"@{self.begin()['person']}"
 
-    def ask(self, sql: str, *values: Any, patient: bool = False) -> list[Any]:
-        """The rows that a statement gives; what the hub refuses, it says in its own words. It is
-        given up after HUB_ANSWER seconds unless one is `patient`."""
+    def ask(self, sql: str, *values: Any) -> list[Any]:
+        """The rows that a statement gives; what the hub refuses, it says in its own words."""
         if self._connection is None or self._connection.closed:
             self._connection = _connect_hub(self.name)
-        limit = (
-            contextlib.nullcontext()
-            if patient
-            else _ended_after(self._connection, places.HUB_ANSWER)
-        )
-        with self._translated(), limit:
+            self._connection.execute(f"SET statement_timeout = '{places.HUB_ANSWER}s'")
+        with self._translated():
             cursor = self._connection.execute(sql, values or None)
             return cursor.fetchall() if cursor.description else []
 
@@ -70,9 +63,8 @@ class Hub:
             raise core.NotFound(f"there is no hub at {self.name}: `hub init` makes one") from None
         except psycopg.Error as error:
             kind = places.Unreachable if self._connection.closed else core.SedimentError
-            kind = (
-                core.Forbidden if isinstance(error, psycopg.errors.InsufficientPrivilege) else kind
-            )
+            if isinstance(error, psycopg.errors.InsufficientPrivilege):
+                kind = core.Forbidden
             raise kind(str(error).partition("\n")[0]) from None
 
     def begin(self) -> dict[str, Any]:
@@ -105,12 +97,12 @@ class Hub:
                 last = list(rows[-1][:2])
                 states, unread = self.states(rows)
                 waits = unread if waits is None else waits
-                yield self._without_forged(states), {space: last} if waits is None else {}
+                yield states, {space: last} if waits is None else {}
             self._reached[space] = last[0] if waits is None else waits - 1
 
     def _restored(self, cursor: dict[str, Any]) -> set[str]:
-        """The spaces where an older copy was restored: they end before what was read of them; or,
-        where others have gone on since, the hub knows less of how far this machine has read."""
+        """The spaces that were restored from an older copy: the hub knows less than this machine
+        has read."""
         sql = (
             "SELECT id, version, coalesce((SELECT pulled FROM sediment.machine"
             " WHERE space = id AND name = %s), 0) FROM sediment.space"
@@ -134,43 +126,32 @@ class Hub:
     def states(
         self, rows: list[tuple[Any, ...]]
     ) -> tuple[list[tuple[str, merge.State]], int | None]:
-        """The (space, state) of each row, with vectors if these are of this model; and the first
-        version of which a record is to be read another time."""
+        """The (space, state) of rows, with usable vectors; and the first version to be read again
+        later."""
         model, found, unread = self.model(), [], None
         for version, _, record, author, made_by, data in rows:
             try:
                 if record.get("altered"):
                     raise core.InvalidInput(_ALTERED)
                 space, state = merge.state_of(record)
-                packed = data if state["put"] and made_by == model else None
+                packed = data if state["text"] and made_by == model else None
                 found.append((space, state | self._beside(state["id"], author, packed)))
             except (core.SedimentError, ValueError) as error:
                 if (
-                    isinstance(error, places.NotYet) and unread is None
+                    isinstance(error, places.FutureRecord) and unread is None
                 ):  # the cursor must not pass it
                     unread = version
-                self.remarks.append(f"{record['id']}, of {author}, was not taken: {error}")
+                self.remarks.append(f"{record['id']}, of {author}, was refused: {error}")
         return found, unread
-
-    def _without_forged(
-        self, found: list[tuple[str, merge.State]]
-    ) -> list[tuple[str, merge.State]]:
-        """The states, without vectors unless one in VECTORS_TRIED is as it would be made here: by a
-        wrong one recall finds what nobody asked."""
-        packed = [state for _, state in found if "vectors" in state]
-        for state in random.sample(packed, -(-len(packed) // places.VECTORS_TRIED)):
-            if not self._fits_text(state):
-                why = f"the vectors of {state['id']}, of {state['author']}, do not fit its text"
-                self.remarks.append(f"{why}: they and others with it are made here")
-                return [(space, state | {"vectors": []}) for space, state in found]
-        return found
 
     def _beside(self, id: str, author: str, packed: bytes | None) -> dict[str, Any]:
         """What comes with a state: an author, and vectors; without them where they are none."""
         try:
             return {"author": author} | ({"vectors": self.unpacked(packed)} if packed else {})
         except ValueError:
-            self.remarks.append(f"the vectors of {id}, of {author}, are none: they are made here")
+            self.remarks.append(
+                f"the vectors of {id}, of {author}, cannot be used: they are computed here"
+            )
             return {"author": author}
 
     def model(self) -> str:
@@ -187,7 +168,8 @@ class Hub:
         sql = core.asset("hub_recall.sql")
         for name, value in facts.items():
             sql = sql.replace(name, value)
-        self.ask(sql, patient=True)  # of 200,000 vectors it takes ten minutes
+        self.ask("SET statement_timeout = 0")  # for 200,000 vectors it takes ten minutes
+        self.ask(sql)
 
     def unpacked(self, data: bytes) -> list[bytes]:
         """Vectors as the file has them, of the 16 bits that a hub has; ValueError of others."""
@@ -197,14 +179,6 @@ class Hub:
             raise ValueError("its vectors are none")
         rows = rows / numpy.linalg.norm(rows, axis=1, keepdims=True)
         return [row.tobytes() for row in rows]
-
-    def _fits_text(self, state: merge.State) -> bool:
-        chunks = core.split_text(text := state["put"][2], self._encoder.fits)
-        made = self._encoder.embed(core.embedding_text(text, chunks[0]))
-        return (
-            core.cosine_of(core.vector_from(made), core.vector_from(state["vectors"][0]))
-            > places.SAME_VECTOR
-        )
 
     def push(self, space: str, states: list[merge.State]) -> dict[str, Any]:
         """Have states joined with what is there; `finish` moves the cursor."""
@@ -221,9 +195,9 @@ class Hub:
         if version == self._reached.get(space, 0) + 1:  # nobody else has pushed since the pull
             self._reached[space] = version
         else:
-            self.is_behind = True
+            self.needs_second_pull = True
 
-    def on_left(self, cursor: dict[str, Any]) -> list[str]:
+    def on_left(self) -> list[str]:
         """Nothing: the hub erases what is forgotten itself."""
         return []
 
@@ -287,18 +261,18 @@ _FORGOTTEN_UNSENT = (
 
 
 def hub_options(url: str) -> dict[str, Any]:
-    """How to connect: a host elsewhere must show a certificate for its name. InvalidInput for what
-    is no address, and for one with a password."""
+    """How to connect. A host elsewhere must show a certificate for its name. Raises
+    InvalidInput."""
     from psycopg.conninfo import conninfo_to_dict
 
     try:
         options: dict[str, Any] = conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:
         shown, why = core.redact(url)[0], str(error).strip()
-        raise core.InvalidInput(f"{shown} is no address of a database: {why}") from None
+        raise core.InvalidInput(f"{shown} is not the address of a database: {why}") from None
     if any("password" in name or "secret" in name for name in options):
         raise core.InvalidInput(
-            "no password in an address: ~/.pgpass, PGPASSWORD or a service has it"
+            "keep the password out of the address: use ~/.pgpass, PGPASSWORD or a service file"
         )
     options |= {"connect_timeout": 10, "autocommit": True, **_LIVENESS}
     service = options.get("service") or core.variable("PGSERVICE")  # whose file may name any host
@@ -321,29 +295,8 @@ _LIVENESS = {
 }
 
 
-@contextlib.contextmanager
-def _ended_after(connection: Any, seconds: float) -> Iterator[None]:
-    """End a connection where the block takes longer: psycopg waits for an answer for ever, and a
-    run that waits keeps all others back."""
-    import socket
-
-    def end() -> None:
-        with contextlib.suppress(OSError, psycopg.Error):  # it is closed already
-            fd = connection.pgconn.socket
-            with socket.fromfd(fd, socket.AF_INET, socket.SOCK_STREAM) as same:
-                same.shutdown(socket.SHUT_RDWR)
-
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
 def _connect_hub(url: str) -> Any:
-    """A connection; Unreachable where no server answers, SedimentError where one refuses."""
+    """A connection; Unreachable if no server answers, SedimentError if it refuses."""
     options = hub_options(url)
     try:
         return psycopg.connect(**options)
@@ -398,10 +351,10 @@ def _sql_name(name: str) -> str:
 
 
 def run_hub(
-    hub: Hub, deed: str, person: str, space: str, reads: bool, recall: bool = False
+    hub: Hub, action: str, person: str, space: str, reads: bool, recall: bool = False
 ) -> dict[str, Any]:
     """Look after a hub: `init` makes one, `add` lets a person into a space, `remove` ends that."""
-    if deed == "init":
+    if action == "init":
         if hub.ask("SHOW server_encoding") != [("UTF8",)]:
             raise core.InvalidInput(
                 "the database must be in UTF8: CREATE DATABASE … ENCODING 'UTF8'"
@@ -409,13 +362,13 @@ def run_hub(
         hub.ask(core.asset("hub.sql"))
         if recall:
             hub.prepare_recall()
-        message = "It is a hub now: `hub add PERSON SPACE` lets people in."
-    elif deed == "add":
+        message = "The hub is ready. `hub add PERSON SPACE` lets people in."
+    elif action == "add":
         message = _let_in(hub, person, space, reads)
     else:
         if hub.ask("SELECT sediment.remove(%s, %s)", person, space) == [(False,)]:
-            raise core.NotFound(f"{person} is no member of {space}")
-        message = f"{person} is out of {space}; what came stays with them until they erase it."
+            raise core.NotFound(f"{person} is not a member of {space}")
+        message = f"{person} can no longer use {space}, but keeps what was received."
     return {"success": True, "message": message}
 
 

@@ -29,9 +29,8 @@ class HubCandidates(core.Search):
 
 
 class HubSearch:
-    """A search at a hub, of memories that no file here need have. PostgreSQL proposes candidates,
-    and what is linked to them; in a file of their own, which goes again, they are searched as the
-    memories of any file."""
+    """A search at a hub. PostgreSQL proposes candidates and what is linked to them; a temporary
+    database then searches them as any file does."""
 
     def __init__(self, hub: hub_place.Hub, view: core.View, spaces: dict[str, str]) -> None:
         self.hub, self.view = hub, view
@@ -85,8 +84,7 @@ class HubSearch:
     def _states(
         self, words: core.WeightedQuery, vector: bytes, asked: core.AskedTime | None
     ) -> list[tuple[str, merge.State]]:
-        """The (space, state) of each candidate, of what it is hidden behind, and of what is hidden
-        behind it."""
+        """The (space, state) of each candidate and of its versions."""
         keys = self._of_words(words.terms)
         if vector:
             halves = json.dumps(numpy.frombuffer(vector, "<f4").astype("<f2").tolist())
@@ -95,8 +93,8 @@ class HubSearch:
                 keys += self.hub.ask(_HUB_OF_TIME, asked.start, asked.end - 1, halves)
         spaces, ids = zip(*set(keys), strict=True) if keys else ((), ())
         states, _ = self.hub.states(self.hub.ask(_HUB_CANDIDATES, [*spaces], [*ids]))
-        written = ((space, state) for space, state in states if state["put"])
-        return sorted(written, key=lambda pair: (pair[1]["put"][0], pair[1]["id"]))
+        written = ((space, state) for space, state in states if state["text"])
+        return sorted(written, key=lambda pair: (pair[1]["text"][0], pair[1]["id"]))
 
     def _of_words(self, terms: list[core.Term]) -> list[Any]:
         """The space and id of each memory with the most of these words, the rare ones first."""
@@ -114,8 +112,7 @@ class HubSearch:
         return self.hub.ask(sql, *phrases, *phrases)
 
     def _write(self, database: core.Database, found: list[tuple[str, merge.State]]) -> None:
-        """Write what was found as a sync would: in the projects that spaces are shared as; where
-        none is of this project, nothing is of another one."""
+        """Write candidates as a sync would, in the projects that their spaces are shared as."""
         with database.transaction() as connection:
             me = {"machine": "hub", "mark": "", "place": ""}
             connection.execute(core.asset("schema/sync.sql"), me)
@@ -140,7 +137,7 @@ _HUB_OF_TIME = (
     "SELECT space, id FROM sediment.item JOIN sediment.chunk USING (space, id)"
     f" WHERE created BETWEEN %s AND %s ORDER BY v <=> %s::halfvec LIMIT {2 * core.CANDIDATES}"
 )
-# What was pruned is left out: what is moved to another space was so where it had been.
+# What was pruned is left out: what is moved to another space is so where it had been.
 _HUB_CANDIDATES = (
     'WITH RECURSIVE near(space, id) AS (SELECT space COLLATE "C", id COLLATE "C"'
     " FROM unnest(%s::text[], %s::text[]) given(space, id) UNION"

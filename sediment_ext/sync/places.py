@@ -5,13 +5,11 @@ from __future__ import annotations
 import sediment as core
 
 RECORD_VERSION = 1  # of what sync sends
-VECTORS_TRIED = 100  # one in so many vectors of a hub is computed again, as a check
-SAME_VECTOR = 0.999  # its cosine at least; 16 bits cost 0.0000002
 CLOCK_OFF = 3_600  # s between two clocks that are worth a remark
 RIVALS = 20  # later versions of one memory that are named to other machines, in assets/hub.sql, too
 SYNC_POLL = 1.0  # s between looks at whether something has changed here
 SYNC_FILE_MAX = 1 << 28  # bytes of a file of a machine, which has 1/256 of its memories
-HUB_ANSWER = 600  # s that one answer of a hub may take, as a run of git may; indexes take longer
+HUB_ANSWER = 600  # s that one answer of a hub may take; indexes take longer
 HUB_SILENCE = 60  # s after which a connection is over on which nothing is delivered
 HUB_PUSH = 1 << 25  # bytes that a hub is sent at once; of 256 MB PostgreSQL makes no array
 GIT_TRIES = 8  # to fetch or push: git of two killed runs was still at work, here and at the place
@@ -24,7 +22,7 @@ SYNC_ROUND = 1_000  # that are taken at once, or every other batch would be a sm
 # What is sent
 
 
-class NotYet(core.SedimentError):
+class FutureRecord(core.SedimentError):
     """A record is of a later program, or of a clock far ahead: it is to be read another time."""
 
 
@@ -36,7 +34,7 @@ class Refused(Unreachable):
     """The place is there, but takes nothing or lets nobody in; that does not pass by itself."""
 
 
-class Outrun(Unreachable):
+class PushConflict(Unreachable):
     """Another run has written to the place, in this machine's name, since this one looked."""
 
 

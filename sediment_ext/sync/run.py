@@ -57,12 +57,11 @@ _HUB = core.LazyPattern("postgres(ql)?://")
 
 
 def take_lease(lease: core.Lease, wait: float = core.LEASE + 1) -> None:
-    """Take the lease of sync, or keep it, within so many seconds: that of a process that was killed
-    has run out by then. DatabaseError where another one has it still."""
+    """Take or renew the lease of sync within so many seconds. Raises DatabaseError."""
     end = time.monotonic() + wait
     while not lease.take():
         if time.monotonic() > end:
-            raise core.DatabaseError("another process is syncing this memory: wait for it")
+            raise core.DatabaseError("another process is syncing this memory: try again later")
         time.sleep(places.SYNC_POLL)
 
 
@@ -73,7 +72,6 @@ class Exchange(core.NamedTuple):
     spaces: dict[str, str]  # those that are shared, each with its project here
     counts: dict[str, Counter[str]]  # by space, of what was received and sent
     rivals: dict[str, set[str]]  # by id, the items that machines put in one's place, apart
-    dry_run: bool
     erased: list[str]  # texts that others forgot
     pruned: dict[str, set[str]]  # by space, the ids that were live here and others pruned
     look_at: dict[str, list[str]]  # the rivals that are live
@@ -91,7 +89,7 @@ class Sync:
         """The name of the place where this file syncs now."""
         place = core.is_synced(self.database) and self.database.value("SELECT place FROM clock")
         if not place:
-            raise core.NotFound("this memory syncs nowhere yet: `sync --to PLACE` says where")
+            raise core.NotFound("this memory does not sync yet: `sync --to PLACE` sets where")
         return place
 
     def _cursor(self) -> dict[str, Any]:
@@ -101,101 +99,70 @@ class Sync:
     def _spaces(self) -> dict[str, str]:
         return dict(self.database.rows("SELECT space, project FROM spaces ORDER BY space"))
 
-    def run(self, dry_run: bool = False, again: bool = False) -> dict[str, Any]:
+    def run(self, again: bool = False) -> dict[str, Any]:
         """Receive what is new there, send what is new here, or all of it again."""
-        if again and not dry_run:
+        if again:
             with self.database.transaction() as connection:
+                _date_now(connection)
                 send_again(connection)
         with core.Lease(self.database, "syncing") as lease:
-            if not dry_run:
-                take_lease(lease)
+            take_lease(lease)
             if (where := self._where()) != self.place.name:  # another one by now
                 self.place = open_place(self.database, self.encoder, where)
             spaces = self._spaces()
             counts = {space: Counter(sent=0, received=0) for space in spaces}
-            exchange = Exchange(lease, spaces, counts, {}, dry_run, [], {}, {})
-            with contextlib.nullcontext() if dry_run else lease.renewed():
+            exchange = Exchange(lease, spaces, counts, {}, [], {}, {})
+            with lease.renewed():
                 facts = self._both_ways(exchange)
         core.wipe(self.database, exchange.erased)
         rows = [row | counts[row["space"]] for row in self._space_rows(spaces)]
-        if dry_run and self.place.is_incomplete:
-            self._foresee_lost(rows)
         look_at = list(filter(None, itertools.starmap(self._rivals_row, exchange.look_at.items())))
         return facts | {"spaces": rows, "look_at": look_at, "remarks": self.place.remarks}
 
     def _both_ways(self, exchange: Exchange, tries: int = places.GIT_TRIES) -> dict[str, Any]:
         """Receive and send; once more where another run of this machine has sent meanwhile."""
+        _refuse_future(self.database)
         try:
             with self._reach() as facts:
-                if not exchange.dry_run:
-                    self._note_machines()
-                    self._mend_clock()
+                self._note_machines()
                 self._receive(exchange)
                 self._send_new(exchange)
-                if self.place.is_incomplete and not exchange.dry_run:  # seen when it was written
+                if self.place.is_incomplete:  # seen when it was written
                     self._send_lost()
-                if self.place.is_behind:  # the hub is to know of all that was sent as read
-                    self.place.is_behind = False
+                if self.place.needs_second_pull:  # the hub is to know of all that was sent as read
+                    self.place.needs_second_pull = False
                     self._receive(exchange)
-                if not exchange.dry_run:
-                    t = self.database.value("SELECT t FROM clock")
-                    self._note_cursor(self.place.finish(t, self._cursor()))
-                self._on_damaged(exchange.dry_run)
+                t = self.database.value("SELECT t FROM clock")
+                self._note_cursor(self.place.finish(t, self._cursor()))
+                self._on_damaged()
                 return facts
-        except places.Outrun:
+        except places.PushConflict:
             if tries == 1:
                 raise
         return self._both_ways(exchange, tries - 1)
 
     def _receive(self, exchange: Exchange) -> None:
-        """Take what came; what was refused twice, since another space may have said meanwhile that
-        it was moved from there."""
-        refused = []
         for space, states in self._arrivals(exchange):
-            if space in exchange.spaces and self._apply(exchange, space, states):
-                refused.append((space, states))
-        for space, _ in refused:
-            exchange.counts[space].pop("refused", None)
-        for space, states in refused:
-            self._apply(exchange, space, states)
-        if not exchange.dry_run:
-            exchange.look_at.update(merge.queue_rivals(self.database, exchange.rivals))
-            for space, ids in exchange.pruned.items():  # but for what was moved
-                exchange.counts[space]["pruned"] = len(
-                    self._with(f"ended_by = '{core.PRUNED}'", ids)
-                )
-        if refused and not exchange.dry_run:
-            ids = [state["id"] for _, states in refused for state in states]
-            with self.database.transaction() as connection:  # `status` names them: they come once
-                kept = [id for id, _ in self._refused(connection, ids)]
-                core.set_meta(connection, _REFUSED, core.to_json(kept))
+            if space in exchange.spaces:
+                self._apply(exchange, space, states)
+        exchange.look_at.update(merge.queue_rivals(self.database, exchange.rivals))
+        for space, ids in exchange.pruned.items():  # but for what was brought back
+            pruned = self._with(f"ended_by = '{core.PRUNED}'", ids)
+            exchange.counts[space]["pruned"] = len(pruned)
 
-    def _refused(self, connection: apsw.Connection, ids: Iterable[str] = ()) -> list[Any]:
-        """Of these ids and those noted before, those that are still in a project that is not shared
-        and were in none that is, each with its project."""
-        known = json.loads(core.meta_value(connection, _REFUSED) or "[]")
-        sql = (
-            f"{merge.AMONG} here AND NOT shared AND NOT EXISTS"
-            " (SELECT 1 FROM replica r JOIN spaces USING(project) WHERE r.id = states.id)"
-        )
-        found = merge.states_of(connection, sql, core.to_json([*known, *ids]))
-        return [(id, state["in"] or "global") for id, state in found.items()]
-
-    def _apply(self, exchange: Exchange, space: str, states: list[merge.State]) -> int:
-        """Join the states that came of a space; returns how many were refused."""
-        if not exchange.dry_run:
-            take_lease(exchange.lease, 0)
-            gone = [state["id"] for state in states if state["gone"]]
-            exchange.erased.extend(core.texts_of(self.database.reader(), gone))
-            ended = [one["id"] for one in states if one["end"] and one["end"][2] == core.PRUNED]
-            live = self._with("ended_at IS NULL", ended)
-            exchange.pruned.setdefault(space, set()).update(live)
-        project, dry_run = exchange.spaces[space], exchange.dry_run
-        counts, rivals = merge.receive(self.database, self.encoder, project, states, dry_run)
+    def _apply(self, exchange: Exchange, space: str, states: list[merge.State]) -> None:
+        """Join the states that came of a space."""
+        take_lease(exchange.lease, 0)
+        gone = [state["id"] for state in states if state["gone"]]
+        exchange.erased.extend(core.texts_of(self.database.reader(), gone))
+        ended = [one["id"] for one in states if one["ending"] and one["ending"][2] == core.PRUNED]
+        live = self._with("ended_at IS NULL", ended)
+        exchange.pruned.setdefault(space, set()).update(live)
+        project = exchange.spaces[space]
+        counts, rivals = merge.receive(self.database, self.encoder, project, states)
         exchange.counts[space].update(counts)
         for id, ids in rivals.items():
             exchange.rivals.setdefault(id, set()).update(ids)
-        return counts["refused"]
 
     def _with(self, condition: str, ids: Iterable[str]) -> list[str]:
         """Those of these memories that fulfil a condition."""
@@ -203,84 +170,35 @@ class Sync:
         return [id for (id,) in self.database.rows(sql, core.to_json([*ids]))]
 
     def _send_new(self, exchange: Exchange) -> None:
-        dry_run = exchange.dry_run
         for space, project in exchange.spaces.items():
             counts = exchange.counts[space]
             counts.pop("held_back", None)
-            for states, held in self._departures(project, dry_run):
+            for states, held in self._departures(project):
                 for state in states:  # of its ends the latest alone goes on from here
                     state["rivals"] = merge.rivals_of(sorted(exchange.rivals.get(state["id"], ())))
-                if not dry_run:
-                    take_lease(exchange.lease, 0)
-                if states and not dry_run and not self._send(space, states):
+                take_lease(exchange.lease, 0)
+                if states and not self._send(space, states):
                     break
                 counts.update(sent=len(states), held_back=held)
 
-    def _on_damaged(self, dry_run: bool) -> None:
-        """Name the texts that were not sent, since they are damaged here, and have the next run
-        read all that is there: another machine, or an earlier run, may have sent a sound text."""
+    def _on_damaged(self) -> None:
+        """Name damaged texts that were not sent, and have the next run look for sound copies."""
         if not self.damaged:
             return
         names = core.some_of(sorted(set(self.damaged)), core.REFUSED_SHOWN)
         remark = f"not sent, because the text is damaged here: {names}; run `sync` again to get"
         self.place.remarks.append(f"{remark} it from {self.place.name}, or `doctor --repair`")
         self.damaged.clear()
-        if not dry_run:
-            with self.database.transaction() as connection:
-                machines.read_anew(connection)
+        with self.database.transaction() as connection:
+            machines.read_anew(connection)
 
     def _send_lost(self) -> None:
         """Have all sent again to a place that was restored from a backup, or lost something."""
         with self.database.transaction() as connection:
             send_again(connection)
         self.place.is_incomplete = False
-        remark = f"{self.place.name} {_HAS_LOST}: it is sent again"
+        remark = f"{self.place.name} {_HAS_LOST}: everything is sent again"
         self.place.remarks += [remark] if remark not in self.place.remarks else []
-
-    def _foresee_lost(self, spaces: list[dict[str, Any]]) -> None:
-        """Say that such a place is to get all again with the next run."""
-        self.place.remarks.append(f"{self.place.name} {_HAS_LOST}: the next `sync` sends it again")
-        for row in spaces:
-            row["waiting"] = row["here"]
-
-    def _mend_clock(self) -> None:
-        """Put stamps that a wrong clock has set more than a day ahead, which nobody takes, behind
-        all others that were seen here, in their order, from now on. Where other machines are as far
-        ahead, nothing is done: it is this clock that is behind."""
-        now = int(time.time() * 1000) << 16
-        limit = now + (core.DAY * 1000 << 16)
-        if self.database.value("SELECT t FROM clock") <= limit or self._is_behind(limit):
-            return
-        sql = (
-            "SELECT put_t, end_t, gone, id, project FROM replica"
-            " WHERE max(coalesce(put_t, 0), coalesce(end_t, 0), gone) > ?"
-        )
-        seen = (
-            "SELECT max(t) FROM (SELECT put_t AS t FROM replica UNION ALL SELECT end_t FROM replica"
-            " UNION ALL SELECT gone FROM replica) WHERE t <= ?"
-        )
-        with self.database.transaction() as connection:
-            rows = core.fetch(connection, sql, limit)
-            now = max(now, connection.execute(seen, (limit,)).get or 0)
-            ahead = sorted({t for row in rows for t in row[:3] if t and t > limit})
-            new = {stamp: now + place for place, stamp in enumerate(ahead, 1)}
-            connection.executemany(
-                "UPDATE replica SET put_t = ?, end_t = ?, gone = ?,"
-                " number = (SELECT number FROM clock) WHERE id = ? AND project = ?",
-                [(*(new.get(t, t) for t in row[:3]), *row[3:]) for row in rows],
-            )
-            connection.execute("UPDATE clock SET t = ?", (now + len(ahead),))
-        self.place.remarks.append("this clock was more than a day ahead: that counts as of now")
-
-    def _is_behind(self, limit: int) -> bool:
-        """Whether other machines were there, or have stamped something, later than this."""
-        sql = (
-            "WITH own AS (SELECT name FROM machines WHERE mine) SELECT 1 FROM replica"
-            " WHERE put_t > ?1 AND put_w NOT IN own OR end_t > ?1 AND end_w NOT IN own LIMIT 1"
-        )
-        others = (row for row in self._machines() if row["machine"] != self.place.me.name)
-        seen = max((row["seen"] or 0 for row in others), default=0)
-        return (seen * 1000) << 16 > limit or bool(self.database.value(sql, limit))
 
     def search(self, view: core.View) -> hub_search.HubSearch:
         """A search in all spaces at the hub: that of this project, and what is global, go first."""
@@ -291,8 +209,7 @@ class Sync:
         return hub_search.HubSearch(self.place, view, self._spaces())
 
     def follow(self, stop: threading.Event | None = None) -> Iterator[dict[str, Any]]:
-        """Run whenever something has changed here or there, until `stop` is set; yields what `run`
-        returns."""
+        """Sync whenever something has changed, until `stop` is set; yields what `run` returns."""
         due = 0.0
         changed = "SELECT 1 FROM replica JOIN spaces USING(project) WHERE number > ? LIMIT 1"
         number = -1
@@ -316,7 +233,7 @@ class Sync:
         """Reach the place. What goes wrong with it is raised in one line, with how much waits."""
         try:
             yield {"place": self.place.name, **self.place.begin()}
-        except places.Outrun:
+        except places.PushConflict:
             raise
         except (OSError, places.Unreachable) as error:
             why = folder.reason_of(error)
@@ -344,24 +261,21 @@ class Sync:
                 for space, found in itertools.groupby(came, key=lambda pair: pair[0]):
                     for batch in core.batches((state for _, state in found), places.SYNC_BATCH):
                         yield space, batch
-                if not exchange.dry_run:
-                    if self.place.is_incomplete:  # first: who is killed in between sees it no more
-                        self._send_lost()
-                    self._note_cursor(patch, exchange.spaces)
+                if self.place.is_incomplete:  # first: who is killed in between sees it no more
+                    self._send_lost()
+                self._note_cursor(patch, exchange.spaces)
                 came, patch = [], {}
 
     def _note_cursor(self, patch: dict[str, Any], spaces: dict[str, str] | None = None) -> None:
-        """Note how far the place was read and written; where only `spaces` were read, not if more
-        are shared by now: what is there of them is to be read yet."""
+        """Note how far the place was read; not if more than `spaces` are shared by now."""
         if patch:
             with self.database.transaction() as connection:
                 now = core.fetch(connection, "SELECT space FROM spaces")
                 if spaces is None or all(space in spaces for (space,) in now):
                     connection.execute(_NOTE_CURSOR, (core.to_json(patch),))
 
-    def _departures(self, project: str, dry_run: bool) -> Iterator[tuple[list[merge.State], int]]:
-        """Pages of what changed here, which is then shown as others will see it; and how many of
-        each page are held back. A damaged text waits."""
+    def _departures(self, project: str) -> Iterator[tuple[list[merge.State], int]]:
+        """Pages of changes to send, and how many of each are held back. Damaged texts wait."""
         sql = (
             "SELECT * FROM states WHERE project = ? AND number IS NOT NULL"
             " AND (number, id) > (?, ?) ORDER BY number, id LIMIT ?"
@@ -370,8 +284,7 @@ class Sync:
         while found := merge.states_of(
             self.database.reader(), sql, project, *last, self.place.page
         ):
-            if not dry_run:
-                merge.show_own(self.database, found)
+            merge.show_own(self.database, found)
             damaged = merge.put_damaged_back(found)
             self.damaged.extend(damaged)
             held = {id for id, state in found.items() if merge.held_back(state)}
@@ -383,13 +296,13 @@ class Sync:
     def _hide_successors(self, found: dict[str, merge.State]) -> None:
         """Let those end without a successor that ended behind an item that is not sent. This is
         dated a little earlier: here, and once that is sent, the end with the successor holds."""
-        behind = {id: state["end"][4] for id, state in found.items() if state["end"]}
+        behind = {id: state["ending"][4] for id, state in found.items() if state["ending"]}
         successors = json.dumps([*behind.values()])
         known = merge.states_of(self.database.reader(), f"{merge.AMONG} here", successors)
         stay = {id for id, state in known.items() if not state["shared"] or merge.held_back(state)}
         for id in (id for id, successor in behind.items() if successor in stay):
-            t, machine, _, at, _ = found[id]["end"]
-            found[id]["end"] = (t - 1, machine, core.PRUNED, at, "")
+            t, machine, _, at, _ = found[id]["ending"]
+            found[id]["ending"] = (t - 1, machine, core.PRUNED, at, "")
 
     def _send(self, space: str, states: list[merge.State]) -> bool:
         """Send states; False where one may not write to the space."""
@@ -398,7 +311,7 @@ class Sync:
         except core.Forbidden as error:
             if self._own_waits(states[0]["in"]):
                 who = f"whoever looks after the hub lets you (`hub add PERSON {space}`)"
-                self.place.remarks.append(f"{error}: what is new waits here until {who}")
+                self.place.remarks.append(f"{error}: changes wait here until {who}")
             return False
         with self.database.transaction() as connection:
             connection.executemany(
@@ -409,15 +322,13 @@ class Sync:
         return True
 
     def _own_waits(self, project: str) -> bool:
-        """Whether anything waits that was done here; what others did waits no more: who may not
-        write has nothing to bring of it, though all is to be sent again. What was moved here, and
-        so has ended elsewhere, is another's text still."""
+        """Whether own changes wait. Changes by others are not kept for a space that is read-only
+        here."""
         sql = (
             "WITH own AS (SELECT name FROM machines WHERE mine) UPDATE replica SET number = NULL"
             " WHERE project = ? AND number IS NOT NULL AND gone <= 0"
             " AND coalesce(put_w NOT IN own, true) AND coalesce(end_w NOT IN own, true)"
-            " AND NOT EXISTS (SELECT 1 FROM json_each(ok) WHERE key IN own) AND NOT EXISTS"
-            " (SELECT 1 FROM replica o WHERE o.id = replica.id AND o.end_w IN own)"
+            " AND NOT EXISTS (SELECT 1 FROM json_each(ok) WHERE key IN own)"
         )
         with self.database.transaction() as connection:
             connection.execute(sql, (project,))
@@ -426,9 +337,7 @@ class Sync:
     def _space_rows(self, spaces: dict[str, str]) -> list[dict[str, Any]]:
         """Of each space, how many memories are here, and how many changes wait to be sent."""
         sql = (
-            "SELECT count(*) FILTER (WHERE NOT gone AND (end_t IS NULL OR NOT EXISTS"
-            " (SELECT 1 FROM replica o WHERE o.id = r.id AND o.put_t > r.put_t))), count(number)"
-            " FROM replica r WHERE project = ?"
+            "SELECT count(*) FILTER (WHERE NOT gone), count(number) FROM replica WHERE project = ?"
         )
         rows = ((space, *self.database.rows(sql, project)[0]) for space, project in spaces.items())
         return [{"space": space, "here": here, "waiting": waiting} for space, here, waiting in rows]
@@ -464,51 +373,48 @@ class Sync:
         status["spaces"] = self._space_rows(self._spaces())
         try:
             with self._reach() as facts:
-                cursor = self._cursor()
-                if self.place.has_lost(cursor):
-                    self._foresee_lost(status["spaces"])
-                remarks = [*self.place.remarks, *self._on_refused(), *self.place.on_left(cursor)]
-                status |= facts | ({"remarks": remarks} if remarks else {})
-                return status | {"machines": self._machines()}
+                status |= facts | {"machines": self._machines()}
+                remarks = [*self.place.remarks, *self.place.on_left()]
+                if self.place.has_lost(self._cursor()):
+                    remarks.append(
+                        f"{self.place.name} {_HAS_LOST}: the next `sync` sends everything again"
+                    )
+                    status["spaces"] = [row | {"waiting": row["here"]} for row in status["spaces"]]
+                return status | ({"remarks": remarks} if remarks else {})
         except core.SedimentError as error:
-            return status | {"remarks": [str(error), *self._on_refused()]}
-
-    def _on_refused(self) -> Iterator[str]:
-        """A remark on what was refused, if anything was."""
-        found = [f"{id} ({project})" for id, project in self._refused(self.database.reader())]
-        if found:
-            why = f"others changed or forgot {len(found)} that stay in projects that are not shared"
-            yield f"{why}: {core.some_of(found, 5)}"
+            return status | {"remarks": [str(error)]}
 
     def share(self, space: str | None, everywhere: bool) -> dict[str, Any]:
         """Let a project, or what is global, go to the place and come from it."""
         project = "" if everywhere else self.projects.current(create=True)
         if project is None:
-            raise core.InvalidInput("there is no project here: go to one, or use --share-global")
+            why = "there is no project here: change to its folder, or use --share-global"
+            raise core.InvalidInput(why)
         name = core.check_id(space or project or self.place.global_space)
         core.refuse_credential("space", name)
         if project and name.startswith("@"):
-            raise core.InvalidInput(
-                f"{name} is for what is global: `sync --share-global` shares that"
-            )
+            why = f"{name} is for global memories: `sync --share-global` shares them"
+            raise core.InvalidInput(why)
+        self._note_space(name, project)
+        sql = "SELECT * FROM states WHERE project = ? AND here"
+        states = merge.states_of(self.database.reader(), sql, project)
+        held = sum(map(bool, map(merge.held_back, states.values())))
+        message = f"{name} will get {core.tell_memories(len(states) - held)} with the next `sync`"
+        message += f"; {held} held back, because the text looks like a credential" if held else ""
+        return {"success": True, "space": name, "held_back": held, "message": f"{message}."}
+
+    def _note_space(self, name: str, project: str) -> None:
         with self.database.transaction() as connection:
             sql = "SELECT space, project FROM spaces WHERE space = ? OR project = ?"
-            for taken in core.fetch(connection, sql, name, project):
-                if taken != (name, project):
-                    what = f"project {taken[1]}" if taken[1] else "what is global"
-                    raise core.InvalidInput(
-                        f"{what} is shared as {taken[0]}: `sync --unshare` first"
-                    )
+            for space, shared in core.fetch(connection, sql, name, project):
+                if (space, shared) != (name, project):
+                    what = f"project {shared} is" if shared else "global memories are"
+                    why = f"{what} shared as {space}: `sync --unshare` first"
+                    raise core.InvalidInput(why)
             connection.execute("INSERT OR IGNORE INTO spaces VALUES(?, ?)", (name, project))
             if connection.changes():  # under another name it was not sent yet
                 send_again(connection, project)
             machines.read_anew(connection)
-        sql = "SELECT * FROM states WHERE project = ? AND here"
-        states = merge.states_of(self.database.reader(), sql, project)
-        held = sum(map(bool, map(merge.held_back, states.values())))
-        message = f"{name} gets {core.tell_memories(len(states) - held)} from the next `sync` on"
-        message += f"; held back, like a credential: {held}" if held else ""
-        return {"success": True, "space": name, "held_back": held, "message": f"{message}."}
 
     def unshare(self, everywhere: bool) -> dict[str, Any]:
         """Let a project, or what is global, go nowhere any more."""
@@ -517,21 +423,20 @@ class Sync:
             sql = "DELETE FROM spaces WHERE project = ? RETURNING space"
             space = connection.execute(sql, (project,)).get
         if space is None:
-            raise core.NotFound("this is not shared: `sync --status` shows what is")
-        message = f"Nothing goes to {space} any more, or comes from it; what is there stays."
+            raise core.NotFound("this project is not shared: `sync --status` shows what is")
+        message = f"{space} is no longer shared. What was sent and received stays."
         return {"success": True, "space": space, "message": message}
 
     def go_from_place(self) -> str:
-        """Let nobody there wait for this machine any more, and keep nothing that git fetched there.
-        Returns what to do if the place could not be told."""
+        """Leave a place. Returns what to do if it could not be told."""
         told, name = "", self.place.name
         try:
             self.place.begin()
             self.place.leave()
         except (OSError, core.SedimentError) as error:
             why = folder.reason_of(error)
-            told = f"{name} was not told ({why}): others there go on waiting for this"
-            told += f" machine until `sync --to {shlex.quote(name)}` and then `sync --leave` say so"
+            told = f"{name} could not be told ({why}): machines there keep waiting for this"
+            told += f" one. Later, run `sync --to {shlex.quote(name)}` and `sync --leave`"
         self.drop_fetched()
         return told if self._cursor() else ""  # it never synced there
 
@@ -541,8 +446,8 @@ class Sync:
             self.place.remove()
 
     def leave(self, erase: bool) -> dict[str, Any]:
-        """Sync nowhere any more; `erase` what other machines have stored. What is forgotten, before
-        or later, is noted on, and sent if this memory comes back."""
+        """Stop syncing; `erase` what others stored. Forgotten memories stay known, and are sent if
+        this memory comes back."""
         with core.Lease(self.database, "syncing") as lease:
             take_lease(lease)  # what still runs there would say that this machine is there
             with lease.renewed():
@@ -567,15 +472,14 @@ class Sync:
                 connection.execute("DELETE FROM replica WHERE id = ?", (id,))
             machines.stop_syncing(connection)
         core.wipe(self.database, texts)
-        message, count = "This memory syncs nowhere any more", len(ids)
+        message, count = "This memory no longer syncs", len(ids)
         memories = f"{core.tell_memories(count)} {'is' if count == 1 else 'are'}"
-        message += f"; of others {memories} erased here" if erase else ""
+        message += f"; {memories} from others erased here" if erase else ""
         message += f"; {_waiting_phrase(waiting)} until it syncs there again" if waiting else ""
         message += f". {not_told}" if not_told else ""
         return {"success": True, "erased": count, "message": f"{message}."}
 
 
-_REFUSED = "sync_refused"  # in meta: ids of what others changed or forgot and is kept here
 _NOTE_CURSOR = "UPDATE clock SET cursor = json_patch(cursor, ?)"  # keys with null are deleted
 # How many changes were not sent yet.
 _UNSENT = "SELECT count(*) FROM replica JOIN spaces USING(project) WHERE number IS NOT NULL"
@@ -585,7 +489,7 @@ def _waiting_phrase(count: int) -> str:
     return f"{count} {'change waits' if count == 1 else 'changes wait'}"
 
 
-_HAS_LOST = "has not all that it had"
+_HAS_LOST = "has lost files"
 _LASTING_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC)
 
 
@@ -596,8 +500,7 @@ def _machine_name(name: Any) -> str:
 
 
 def sync_to(projects: core.Projects, encoder: core.Encoder, place: str) -> dict[str, Any]:
-    """Begin to sync at a place, or at another one than before, which then gets everything, and
-    leave that: what `Memory.sync_to` returns."""
+    """Begin to sync at a place, and leave the one before: what `Memory.sync_to` returns."""
     database = projects.database
     if not place:
         raise core.InvalidInput("a place must not be empty: name a folder, a URL or git:REMOTE")
@@ -609,7 +512,9 @@ def sync_to(projects: core.Projects, encoder: core.Encoder, place: str) -> dict[
         if url and (folder := core.absolute_path(url)).is_dir():
             place = f"git:{folder}"
         if core.redact(url)[1] or re.match(r"[\w+.-]+://[^/@]*:[^/]*@", url):
-            raise core.InvalidInput("no password in an address: `git credential approve` keeps it")
+            raise core.InvalidInput(
+                "keep the password out of the address: `git credential approve` stores it"
+            )
         git_place.check_git(place)
     else:
         place = _folder_to_sync(database, place)
@@ -656,7 +561,7 @@ def _is_of_another(place: str, before: str) -> bool:
 def _folder_to_sync(database: core.Database, place: str) -> str:
     """The path of a folder to sync through, made if it is not there."""
     if unknown := re.match(r"[\w+.-]{2,}://", place):  # the rest may have a password
-        raise core.InvalidInput(f"{unknown[0]} is no place to sync: {_PLACES_TO_SYNC}")
+        raise core.InvalidInput(f"{unknown[0]} is not a place to sync: {_PLACES_TO_SYNC}")
     folder = core.absolute_path(place)
     if core.is_in(core.real_path(database.path), core.real_path(folder)):
         raise core.InvalidInput(
@@ -665,7 +570,7 @@ def _folder_to_sync(database: core.Database, place: str) -> str:
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise core.InvalidInput(f"{place} cannot be made ({error.strerror})") from None
+        raise core.InvalidInput(f"{place} cannot be created ({error.strerror})") from None
     return str(folder)
 
 
@@ -680,3 +585,27 @@ def send_again(connection: apsw.Connection, project: str | None = None) -> None:
         " coalesce(?1, project) OR successor IN (SELECT id FROM replica WHERE project = ?1))"
     )
     connection.execute(sql, (project,))
+
+
+def _refuse_future(database: core.Database) -> None:
+    """SedimentError where memories here have stamps more than a day ahead, which nobody takes."""
+    now = time.time()
+    if (at := (database.value("SELECT t FROM clock") >> 16) // 1000) > now + core.DAY:
+        then, today = (core.local_time(core.iso_time(int(clock)), 16) for clock in (at, now))
+        raise core.SedimentError(
+            f"the last change here is of {then}, and by this computer's clock it is {today}: set"
+            " the clock; if it is right now, `sync --again` dates what is ahead of it as of today"
+        )
+
+
+def _date_now(connection: apsw.Connection) -> None:
+    """Take stamps that a wrong clock has set more than a day ahead back to now, in their order."""
+    now = int(time.time() * 1000) << 16
+    ahead = connection.execute("SELECT t FROM clock").get - now
+    if ahead > core.DAY * 1000 << 16:
+        sql = (
+            "UPDATE replica SET put_t = put_t - iif(put_t > ?1, ?2, 0),"
+            " end_t = end_t - iif(end_t > ?1, ?2, 0), gone = gone - iif(gone > ?1, ?2, 0)"
+        )
+        connection.execute(sql, (now + (core.DAY * 1000 << 16), ahead))
+        connection.execute("UPDATE clock SET t = ?", (now,))
