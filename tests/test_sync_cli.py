@@ -64,7 +64,7 @@ def test_two_machines_and_a_folder_in_four_lines(
         told = a.error("sync", "--to", place)
         assert "is not a place to sync: name a folder, git:REMOTE or postgresql://" in told
         assert "secret" not in told
-    assert "goes to" in a.ok("sync", "--unshare")
+    assert "no longer shared" in a.ok("sync", "--unshare")
     assert "no longer syncs" in a.ok("sync", "--leave")
     assert "sync --to PLACE" in a.error("sync")
 
@@ -158,7 +158,7 @@ def test_a_team_with_a_hub_in_six_lines(two: tuple[Program, Program]) -> None:
         assert a.ok("sync") == "gateway  sent 1, received 0, 1 memory here, all sent\n"
         assert b.ok("sync") == "gateway  sent 0, received 1, 1 memory here, all sent\n"
         assert "  alice, " in b.ok("recall", "gateway port").splitlines()[0]
-        assert "bob is out of gateway" in a.ok("hub", "remove", "bob", "gateway", *at)
+        assert "bob can no longer use gateway" in a.ok("hub", "remove", "bob", "gateway", *at)
         assert "is not open to you" in b.run("sync").stdout
     finally:
         server.close()
