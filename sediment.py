@@ -4677,8 +4677,9 @@ class WordTable:
     def lost(self, stems: Any) -> Any:
         """float[old, new]: the idf of those of some stems, bool[stem], that the question and the
         older have and the newer lacks, as a share of the question's."""
-        idf = self.asked * self.idf
-        return (self.has * idf * stems) @ (1 - self.has).T / max(idf.sum(), 1e-6)
+        chosen = numpy.flatnonzero(self.asked * stems)
+        has, idf = self.has[:, chosen], self.idf[chosen]
+        return (has * idf) @ (1 - has).T / max((self.asked * self.idf).sum(), 1e-6)
 
 
 Matrices = dict[str, Any]  # name -> float[old, new], or what broadcasts to that
@@ -4721,12 +4722,16 @@ def _overlap(table: WordTable, newer: slice) -> Matrices:
     has, held = table.has, table.has.sum(0)
     each, shared = has @ table.idf, (has * table.idf) @ has[newer].T
     rarity = table.idf + numpy.log((len(has) + 1) / (held + 0.5)) / 2
-    rarest = [(has * (rarity * one)).max(1, initial=0) for one in has[newer]]
+    # The rarest stem of both is the first in this order; one that all have stands for none.
+    order = numpy.flatnonzero(held > 1)
+    order = order[numpy.argsort(-rarity[order])]
+    has_rare = numpy.append(has[:, order] > 0, numpy.ones((len(has), 1), bool), 1)
+    rarest = numpy.append(rarity[order], 0)[(has_rare[:, None] & has_rare[newer]).argmax(2)]
     same = table.starts[:, None] == table.starts[newer]
     return {
         "contained": shared / (each[:, None] + 1e-6),
         "alike": 1 / (1 + (each[:, None] + each[newer] - 2 * shared) / UNSHARED),
-        "rarest": numpy.stack(rarest, 1),
+        "rarest": rarest,
         "only_these": numpy.log1p((has * (table.idf * (held == 2))) @ has[newer].T),
         "beginning": same.cumprod(2).sum(2),
         "length": numpy.log(has.sum(1) + 3)[:, None],
@@ -5444,11 +5449,18 @@ def _is_known(term: Term, shares: dict[str, float]) -> bool:
 def _frequencies(within: Within, phrases: list[str]) -> list[int]:
     """How many chunks that may answer have each of these phrases; of a very common one that is
     estimated from the first FOUND_ROWS that have it."""
-    within.database.cached_answers(_first_chunks_with, [(phrase, FOUND_ROWS) for phrase in phrases])
-    return [_frequency(within, phrase) for phrase in phrases]
+    keys = [(phrase, FOUND_ROWS) for phrase in phrases]
+    found = [*within.database.cached_answers(_first_chunks_with, keys), numpy.empty(0, int)]
+    is_wanted = within.is_wanted(within.places(numpy.concatenate(found))[1])
+    phrase = numpy.repeat(numpy.arange(len(found)), [*map(len, found)])
+    counts = numpy.bincount(phrase[is_wanted], minlength=len(found)).tolist()
+    return [
+        count if len(chunks) < FOUND_ROWS else _estimated_frequency(within, phrase)
+        for phrase, chunks, count in zip(phrases, found, counts, strict=False)
+    ]
 
 
-def _frequency(within: Within, phrase: str) -> int:
+def _estimated_frequency(within: Within, phrase: str) -> int:
     limit = FOUND_ROWS
     while True:
         (chunks,) = within.database.cached_answers(_first_chunks_with, [(phrase, limit)])
@@ -8168,42 +8180,45 @@ class Search(View):
         return [hit._replace(span=found.facts[hit.item].span) for hit in hits], least
 
     def _found(self, request: Request) -> Found:
-        """The candidates of both indexes, the best by both, and what is known of these."""
+        """What a request finds, and what is known of it."""
         query = parse_query(request.text, request.moment)
         within = self._within(request, query.asked)
         with self.database.snapshot():
-            if query.asked and query.asked.alone:
-                hits = self._listed(query.asked, within)
-                if hits or query.asked.events:
-                    facts, blank = self._facts(hits, False), self.sources.blank()
-                    return Found(hits, facts, query, 0.0, blank, listed=True)
-            comparable = same_model(self.database, self.encoder.model)
-            comparable = comparable and self.database.state().dimension > 0
-            if comparable:
-                self.encoder.begin_loading()
-            words = self._weigh(query.text, within)
-            matched = search_words(words, within)
-            vector = self._query_vector(query.text, words) if comparable else None
-            comparable, vector = vector is not None, vector or b""
-            reach = request.profile.reach
-            found, share, around = candidates(words, matched, vector, within, reach)
-            found = self._completed(found, comparable, vector)
-            size = max(request.limit, RANKED)
-            if vector and query.asked and query.asked.events:
-                found = self._of_time(query.asked, vector, within, found, words)
-                size = len(found.item)  # what is of that time may fit badly by all else
-            factor = CROSS_PROJECT_FACTOR if within.project else 1.0
-            hits, facts = self._ranked(found, share, request.profile, size, factor)
-            hits = [beside_nearer_version(hit, facts.get(hit.item), vector) for hit in hits]
-            near_cohort = self.encoder.near_cohort(vector)
-            query = query._replace(
-                around=around, strange=words.strange, near_cohort=near_cohort, chunks=words.chunks
-            )
-            strange = strange_beside(words, query, hits, facts, self.lexicon)
-            floor = request.profile.floor(words.chunks, near_cohort, strange)
-            if request.profile.reach and is_unheard_of(words, query, found, strange):
-                floor = math.inf
-            return Found(hits, facts, query, floor, self.sources.blank())
+            hits = self._listed(query.asked, within)
+            if hits or (query.asked and query.asked.alone and query.asked.events):
+                facts = self._facts(hits, False)
+                return Found(hits, facts, query, 0.0, self.sources.blank(), listed=True)
+            return self._searched(request, query, within)
+
+    def _searched(self, request: Request, query: Query, within: Within) -> Found:
+        """The candidates of both indexes, the best by both, and what is known of these."""
+        comparable = same_model(self.database, self.encoder.model)
+        comparable = comparable and self.database.state().dimension > 0
+        if comparable:
+            self.encoder.begin_loading()
+        words = self._weigh(query.text, within)
+        matched = search_words(words, within)
+        vector = self._query_vector(query.text, words) if comparable else None
+        comparable, vector = vector is not None, vector or b""
+        reach = request.profile.reach
+        found, share, around = candidates(words, matched, vector, within, reach)
+        found = self._completed(found, comparable, vector)
+        size = max(request.limit, RANKED)
+        if vector and query.asked and query.asked.events:
+            found = self._of_time(query.asked, vector, within, found, words)
+            size = len(found.item)  # what is of that time may fit badly by all else
+        factor = CROSS_PROJECT_FACTOR if within.project else 1.0
+        hits, facts = self._ranked(found, share, request.profile, size, factor)
+        hits = [beside_nearer_version(hit, facts.get(hit.item), vector) for hit in hits]
+        near_cohort = self.encoder.near_cohort(vector)
+        query = query._replace(
+            around=around, strange=words.strange, near_cohort=near_cohort, chunks=words.chunks
+        )
+        strange = strange_beside(words, query, hits, facts, self.lexicon)
+        floor = request.profile.floor(words.chunks, near_cohort, strange)
+        if request.profile.reach and is_unheard_of(words, query, found, strange):
+            floor = math.inf
+        return Found(hits, facts, query, floor, self.sources.blank())
 
     def _weigh(self, text: str, within: Within) -> WeightedQuery:
         return weigh_query(within, text, self.lexicon)
@@ -8286,8 +8301,11 @@ class Search(View):
             whole=numpy.where(new & numpy.isnan(found.cosine), made, found.whole),
         )
 
-    def _listed(self, asked: AskedTime, within: Within) -> list[Hit]:
-        """What is of a time, here or global, the newest first; else of other projects."""
+    def _listed(self, asked: AskedTime | None, within: Within) -> list[Hit]:
+        """What is of a time that alone is asked for, here or global, the newest first; else of
+        other projects."""
+        if not asked or not asked.alone:
+            return []
         sql = (
             "SELECT i.seq, min(c.id) FROM items i JOIN chunks c ON c.item = i.seq"
             f" WHERE {within.live} AND {_of_period(asked)} AND {{}} GROUP BY i.seq"
@@ -8548,6 +8566,8 @@ def _each_text_once(hits: list[Hit], facts: dict[int, RankFacts]) -> list[Hit]:
     kept = ((max(group, key=precedence), group) for group in groups.values())
     return [
         best._replace(score=group[0].score, same=tuple(hit.item for hit in group if hit != best))
+        if len(group) > 1
+        else best
         for best, group in kept
     ]
 
