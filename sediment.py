@@ -40,7 +40,7 @@ Candidates are the items whose best chunk is nearest to the query by cosine and 
 BM25, found separately in the project and globally, in other projects, and in conversations. A
 replaced version is none, unless it was valid in the past that is asked about. With the best chunk's
 cosine c, the cosine m of the mean of all chunks, and BM25 b:
-    relevance = (c + WHOLE_WEIGHT * (m - c) - LENGTH_DISCOUNT * ln chunks
+    relevance = (c + MEAN_WEIGHT * (m - c) - LENGTH_DISCOUNT * ln chunks
                  + share * (b / max b) ** WORDS_POWER + MAXSIM_WEIGHT * s)
                 * (1 or CROSS_PROJECT_FACTOR) + trust
     share = WORDS_WEIGHT * min(gap, COVERED * coverage) + STRANGE_WEIGHT * strange
@@ -226,16 +226,15 @@ GAP_DEPTH = 10  # the chunk that the best BM25 is compared with
 COVERED = 1.4  # times the part of the query that the best item has, which bounds the words' weight
 STRANGE_WEIGHT = 0.15  # of words that the encoder's vocabulary lacks
 BM25_K1 = 0.3
-RIVAL_TELLS = 2.0  # nats; a word with less, as "to" or "is", tells nothing of a text
+INFORMATIVE_IDF = 2.0  # nats; a word with less, as "to" or "is", tells nothing of a text
 REPLACES_STAYS = 0.15  # of the chance to be obsolete, where somebody told what a memory replaces
 # How likely a newer memory must have made another obsolete to stand beside it, to be named by it,
 # and to stand before it; and how much less relevant it may be then.
 BESIDE, NAMED, PASSES, PASSING_LOSS = 0.05, 0.2, 0.45, 0.2
 TALK_LOSS = 0.05  # of relevance, lost by what was only said in a conversation
-NEIGHBOURS_AROUND = 200  # memories near the query beside which likeness is measured
 SAME_COSINE = 0.99999  # from here on two vectors are of the same text, up to rounding
 RANKED = 30  # candidates compared with one another
-WHOLE_WEIGHT = 0.15  # of the mean of an item's vectors beside its best chunk's
+MEAN_WEIGHT = 0.15  # of the mean of an item's vectors beside its best chunk's
 LENGTH_DISCOUNT = 0.01  # the best of many chunks is near by chance
 # Of the word-by-word fit, and the line that a text of so many tokens fits anything by.
 MAXSIM_WEIGHT, MAXSIM_CHANCE, MAXSIM_BY_LENGTH = 0.4, 0.2, 0.081
@@ -248,6 +247,7 @@ CROSS_PROJECT_FACTOR = 0.875  # as in the original: another project's hit must b
 # The cosine from which something has to do with a query, among FLOOR_CHUNKS chunks or more.
 FLOOR, FLOOR_CHUNKS = 0.33, 1_000
 LEAST_SIMILARITY = 0.03  # of one that is shown
+MARGIN = 0.05  # of relevance, by which a result must be ahead of another to be clearly better
 INHERITED = 8.0  # a newer memory answers what an older one does, less by e for 1/8 of relevance
 NOTHING = 0.3  # the relevance of what was never stored, beside which a lone memory stands
 COUNTED_SIMILARITY = 0.1  # what was shown with more counts as recalled
@@ -263,14 +263,13 @@ CONFLICT_COSINE = 0.912  # nearer than this may say the same (0.85 on 1/(3-2c))
 CONFLICTS_QUEUED = 4  # of the nearest, for consolidation
 PROPOSALS_SHOWN = 3  # older memories that one store asks about; more are not read
 REVIEWED = 0.1  # how likely a memory must be obsolete to be worth a person's look
-STORE_RIVALS, STORE_ASKED = 48, 96  # memories compared, and asked for, since parts of files are not
-SHARE_SHARPNESS, SHARE_NOTHING = 10.0, 0.3  # of a softmax of cosines; the cosine of no memory
+STORE_NEIGHBOURS, STORE_ASKED = 48, 96  # memories compared, of so many items of any kind
 UNSHARED = 5.0  # nats that only one of two says, from which on they are half as alike: a rare word
 FEWEST_DAYS = 30  # between two versions: a correction comes as soon as an unrelated note
 PROPOSED = 0.06  # how likely an older memory must be obsolete to be asked about
 PROPOSAL_TEXT = 300  # characters of a proposed memory that an agent is shown
 NEARER_VERSION = 0.25  # of cosine, by which a replaced version must be nearer to be told
-RIVAL_COSINE = 0.5  # a later item this near may be another version; a wrong guess costs nothing
+CONTESTING_COSINE = 0.5  # a later item this near may be another version
 MERGE_COSINE = 0.95  # as in the original; proposes only, see `differences`
 COMPARED_WORDS = 5_000  # these take 0.07 s; longer memories must be equal to be merged
 CORE_MIN = 3  # words that stay when a remark is cut off: "Status (confirmed)" is one whole
@@ -4489,6 +4488,97 @@ def count_pending(database: Database) -> int:
     return database.value("SELECT count(*) FROM pending")
 
 
+IN_OWN_SCOPE = "(i.project_id IS NULL OR i.project_id = ?)"
+_FOREIGN = "(i.project_id IS NOT NULL AND i.project_id IS NOT ?)"
+_IS_TURN = f"(i.content_type = '{CONVERSATION}')"
+_LIVE = "i.ended_at IS NULL"
+_REPLACED = f"(i.successor IS NOT NULL AND i.ended_by <> 'undo' AND NOT {_IS_TURN})"
+_HAS_REPLACED = "EXISTS(SELECT 1 FROM items o WHERE o.successor = i.id AND o.ended_by = 'replace')"
+IS_MEMORY = f"{_LIVE} AND i.file IS NULL"  # what was stored, not what stands in a file
+_MEMORY_GLOBAL = f"{IS_MEMORY} AND i.project_id IS NULL"
+# Whether the date of a part of a file is from a heading or the file's name, and not its mtime.
+HAS_DAY = "(f.dated OR i.created_at <> f.changed_at / 1000000000)"
+_KNOWN_DAY = (
+    "(i.file IS NULL OR EXISTS(SELECT 1 FROM files f WHERE f.id = i.file"
+    f" AND {HAS_DAY}) AND NOT {_IS_TURN})"
+)
+ITEM_KINDS = {
+    "memory": "i.file IS NULL",
+    "file": f"i.file IS NOT NULL AND NOT {_IS_TURN}",
+    "conversation": _IS_TURN,
+}
+_COUNTED = {  # the rows of the table items, each counted once
+    "items": IS_MEMORY,
+    "hidden_versions": f"NOT ({_LIVE}) AND {ITEM_KINDS['memory']}",
+    "file_parts": ITEM_KINDS["file"],
+    "turns": ITEM_KINDS["conversation"],
+}
+
+
+def count_items(connection: apsw.Connection, where: str = "true", *values: Any) -> dict[str, int]:
+    """The number of items of each kind of _COUNTED, as all commands count them."""
+    counts = ", ".join(f"count(*) FILTER (WHERE {kind})" for kind in _COUNTED.values())
+    rows = fetch(connection, f"SELECT {counts} FROM items i WHERE {where}", *values)
+    return dict(zip(_COUNTED, rows[0], strict=True))
+
+
+def counts_phrase(counts: dict[str, int]) -> str:
+    """Counts by name as a phrase, "2 items, 1 turn"; zeros are left out, but for items."""
+    return ", ".join(
+        f"{count:,} {name.replace('_', ' ')[: -1 if count == 1 else None]}"
+        for name, count in counts.items()
+        if count or name == "items"
+    )
+
+
+def tell_memories(count: int) -> str:
+    """So many memories."""
+    return "1 memory" if count == 1 else f"{count} memories"
+
+
+def in_scope(scope: str, project: str | None, what: str = IS_MEMORY) -> tuple[str, tuple[Any, ...]]:
+    """The SQL condition of the memories (or of what the condition `what` selects) of a project, of
+    the global ones, of both, or of all projects ("everywhere"), and its parameters."""
+    if scope == "global":
+        return f"{what} AND i.project_id IS NULL", ()
+    if scope == "everywhere" and crosses_projects():
+        return what, ()
+    return f"{what} AND {'i.project_id = ?' if scope == 'project' else IN_OWN_SCOPE}", (project,)
+
+
+def live_at(moment: int | None) -> str:
+    """The SQL condition of the items that were live at a time, or that are now."""
+    if moment is None:
+        return _LIVE
+    # What undo ended counts as never live, with what had been merged into it: else two versions
+    # would be live on the same days.
+    undone = (
+        "WITH RECURSIVE ahead(id, ended_by) AS (SELECT i.successor, i.ended_by UNION"
+        " SELECT s.successor, s.ended_by FROM items s JOIN ahead USING (id)"
+        " WHERE ahead.ended_by IN ('merge', 'repeat')) SELECT 1 FROM ahead WHERE ended_by = 'undo'"
+    )
+    then = f"i.ended_at > {moment:d} AND NOT EXISTS({undone})"
+    return f"(i.created_at <= {moment:d} AND (i.ended_at IS NULL OR {then}))"
+
+
+def _of_period(asked: AskedTime) -> str:
+    """The SQL condition of the memories and dated parts of files that are of the time asked."""
+    return f"i.created_at BETWEEN {asked.start:d} AND {asked.end - 1:d} AND {_KNOWN_DAY}"
+
+
+def replaced_at(moment: int | None) -> str:
+    """The SQL condition of the versions that were replaced by a time, or by now."""
+    if moment is None:
+        return _REPLACED
+    return f"({_REPLACED} AND i.created_at <= {moment:d} AND i.ended_at <= {moment:d})"
+
+
+def replaced_since(start: int, end: int) -> str:
+    """The SQL condition of the versions that held in the period [start, end), and that people
+    replaced since; what is hidden as a repeat has a successor that says the same."""
+    return f"(i.ended_by = 'replace' AND i.created_at < {end:d} AND i.ended_at > {start:d})"
+
+
 # ---------------------------------------------------------------------------------------------
 # Versions
 #
@@ -4517,9 +4607,9 @@ def function_words(words: Collection[str]) -> set[str]:
     return {word for word in words if language in languages_of().get(word, ())}
 
 
-def idf_of(held: float, chunks: int) -> float:
-    """The idf, in nats, of a word that `held` of the chunks have (Robertson and Sparck Jones)."""
-    return math.log(1 + (chunks - held + 0.5) / (held + 0.5))
+def idf_of(frequency: float, chunks: int) -> float:
+    """The idf, in nats, of a word that so many of the chunks have (Robertson and Sparck Jones)."""
+    return math.log(1 + (chunks - frequency + 0.5) / (frequency + 0.5))
 
 
 @functools.lru_cache(maxsize=LEXICON_WORDS)
@@ -4651,7 +4741,7 @@ def lexicon_of(encoder: Encoder) -> Lexicon:
 
 def _informative_stems(text: TextWords) -> set[str]:
     """The stems with more idf than "to" or "is"."""
-    return {*itertools.compress(text.stems, text.idf > RIVAL_TELLS)}
+    return {*itertools.compress(text.stems, text.idf > INFORMATIVE_IDF)}
 
 
 class WordTable:
@@ -4691,39 +4781,26 @@ class Notes(NamedTuple):
     table: WordTable  # of their texts
     vectors: Any  # float32[n, dimension], of unit length
     created: Any  # float[n], unix seconds; nan where that is not known
-    around: Any  # float32[m, dimension]: what else there is on the subject
 
 
 def pair_features(notes: Notes, newer: slice = slice(None)) -> Matrices:
     """What tells of each memory, and of each of those that are `newer`, whether the second makes
-    the first obsolete. That two are alike says little, unless they are more alike than others on
-    the same subject."""
+    the first obsolete. That two are alike says little, unless no other is more like the newer."""
     days = (notes.created[newer] - notes.created[:, None]) / DAY
     days = numpy.log1p(numpy.where(days > FEWEST_DAYS, days, FEWEST_DAYS))  # nan, too
-    return _nearness(notes, newer) | _overlap(notes.table, newer) | {"days": days}
-
-
-def _nearness(notes: Notes, newer: slice) -> Matrices:
-    """How alike the two are, by cosine, and beside how near others are to either."""
-    cosines, others = notes.vectors @ notes.vectors[newer].T, notes.vectors @ notes.around.T
-    others = numpy.where(others > SAME_COSINE, -1, others)  # without the text itself
-    mean = numpy.maximum(others, 0).sum(1) / numpy.maximum(1, (others >= 0).sum(1))
-    about = numpy.exp(SHARE_SHARPNESS * others).sum(1) + math.exp(SHARE_SHARPNESS * SHARE_NOTHING)
-    return {
-        "cosine": cosines,
-        "centred": cosines - (mean[:, None] + mean[newer]) / 2,
-        "lead": cosines - others.max(1, initial=-1)[newer],
-        "share": SHARE_SHARPNESS * cosines - numpy.log(about)[:, None],
-    }
+    cosines = notes.vectors @ notes.vectors[newer].T
+    others = numpy.where(cosines > SAME_COSINE, -1, cosines)  # without the text itself
+    nearness = {"cosine": cosines, "lead": cosines - others.max(0, initial=-1)}
+    return nearness | _overlap(notes.table, newer) | {"days": days}
 
 
 def _overlap(table: WordTable, newer: slice) -> Matrices:
     """What words the two have in common, by their idf, and by how few others have them."""
-    has, held = table.has, table.has.sum(0)
+    has, frequency = table.has, table.has.sum(0)
     each, shared = has @ table.idf, (has * table.idf) @ has[newer].T
-    rarity = table.idf + numpy.log((len(has) + 1) / (held + 0.5)) / 2
+    rarity = table.idf + numpy.log((len(has) + 1) / (frequency + 0.5)) / 2
     # The rarest stem of both is the first in this order; one that all have stands for none.
-    order = numpy.flatnonzero(held > 1)
+    order = numpy.flatnonzero(frequency > 1)
     order = order[numpy.argsort(-rarity[order])]
     has_rare = numpy.append(has[:, order] > 0, numpy.ones((len(has), 1), bool), 1)
     rarest = numpy.append(rarity[order], 0)[(has_rare[:, None] & has_rare[newer]).argmax(2)]
@@ -4732,7 +4809,7 @@ def _overlap(table: WordTable, newer: slice) -> Matrices:
         "contained": shared / (each[:, None] + 1e-6),
         "alike": 1 / (1 + (each[:, None] + each[newer] - 2 * shared) / UNSHARED),
         "rarest": rarest,
-        "only_these": numpy.log1p((has * (table.idf * (held == 2))) @ has[newer].T),
+        "only_these": numpy.log1p((has * (table.idf * (frequency == 2))) @ has[newer].T),
         "beginning": same.cumprod(2).sum(2),
         "length": numpy.log(has.sum(1) + 3)[:, None],
     }
@@ -4827,95 +4904,6 @@ def _read_learned(given: str) -> dict[str, Any]:
 # the project or of none (those of other projects are never found); an own version that was
 # replaced, which counts for the item in its place; and what is not to be found.
 OWN, FOREIGN, TALK, REPLACED, HIDDEN = range(5)
-IN_OWN_SCOPE = "(i.project_id IS NULL OR i.project_id = ?)"
-_FOREIGN = "(i.project_id IS NOT NULL AND i.project_id IS NOT ?)"
-_IS_TURN = f"(i.content_type = '{CONVERSATION}')"
-_LIVE = "i.ended_at IS NULL"
-_REPLACED = f"(i.successor IS NOT NULL AND i.ended_by <> 'undo' AND NOT {_IS_TURN})"
-_HAS_REPLACED = "EXISTS(SELECT 1 FROM items o WHERE o.successor = i.id AND o.ended_by = 'replace')"
-IS_MEMORY = f"{_LIVE} AND i.file IS NULL"  # what was stored, not what stands in a file
-_MEMORY_GLOBAL = f"{IS_MEMORY} AND i.project_id IS NULL"
-# Whether the date of a part of a file is from a heading or the file's name, and not its mtime.
-HAS_DAY = "(f.dated OR i.created_at <> f.changed_at / 1000000000)"
-_KNOWN_DAY = (
-    "(i.file IS NULL OR EXISTS(SELECT 1 FROM files f WHERE f.id = i.file"
-    f" AND {HAS_DAY}) AND NOT {_IS_TURN})"
-)
-ITEM_KINDS = {
-    "memory": "i.file IS NULL",
-    "file": f"i.file IS NOT NULL AND NOT {_IS_TURN}",
-    "conversation": _IS_TURN,
-}
-_COUNTED = {  # the rows of the table items, each counted once
-    "items": IS_MEMORY,
-    "hidden_versions": f"NOT ({_LIVE}) AND {ITEM_KINDS['memory']}",
-    "file_parts": ITEM_KINDS["file"],
-    "turns": ITEM_KINDS["conversation"],
-}
-
-
-def count_items(connection: apsw.Connection, where: str = "true", *values: Any) -> dict[str, int]:
-    """The number of items of each kind of _COUNTED, as all commands count them."""
-    counts = ", ".join(f"count(*) FILTER (WHERE {kind})" for kind in _COUNTED.values())
-    rows = fetch(connection, f"SELECT {counts} FROM items i WHERE {where}", *values)
-    return dict(zip(_COUNTED, rows[0], strict=True))
-
-
-def counts_phrase(counts: dict[str, int]) -> str:
-    """Counts by name as a phrase, "2 items, 1 turn"; zeros are left out, but for items."""
-    return ", ".join(
-        f"{count:,} {name.replace('_', ' ')[: -1 if count == 1 else None]}"
-        for name, count in counts.items()
-        if count or name == "items"
-    )
-
-
-def tell_memories(count: int) -> str:
-    """So many memories."""
-    return "1 memory" if count == 1 else f"{count} memories"
-
-
-def in_scope(scope: str, project: str | None, what: str = IS_MEMORY) -> tuple[str, tuple[Any, ...]]:
-    """The SQL condition of the memories (or of what the condition `what` selects) of a project, of
-    the global ones, of both, or of all projects ("everywhere"), and its parameters."""
-    if scope == "global":
-        return f"{what} AND i.project_id IS NULL", ()
-    if scope == "everywhere" and crosses_projects():
-        return what, ()
-    return f"{what} AND {'i.project_id = ?' if scope == 'project' else IN_OWN_SCOPE}", (project,)
-
-
-def live_at(moment: int | None) -> str:
-    """The SQL condition of the items that were live at a time, or that are now."""
-    if moment is None:
-        return _LIVE
-    # What undo ended counts as never live, with what had been merged into it: else two versions
-    # would be live on the same days.
-    undone = (
-        "WITH RECURSIVE ahead(id, ended_by) AS (SELECT i.successor, i.ended_by UNION"
-        " SELECT s.successor, s.ended_by FROM items s JOIN ahead USING (id)"
-        " WHERE ahead.ended_by IN ('merge', 'repeat')) SELECT 1 FROM ahead WHERE ended_by = 'undo'"
-    )
-    then = f"i.ended_at > {moment:d} AND NOT EXISTS({undone})"
-    return f"(i.created_at <= {moment:d} AND (i.ended_at IS NULL OR {then}))"
-
-
-def _of_period(asked: AskedTime) -> str:
-    """The SQL condition of the memories and dated parts of files that are of the time asked."""
-    return f"i.created_at BETWEEN {asked.start:d} AND {asked.end - 1:d} AND {_KNOWN_DAY}"
-
-
-def replaced_at(moment: int | None) -> str:
-    """The SQL condition of the versions that were replaced by a time, or by now."""
-    if moment is None:
-        return _REPLACED
-    return f"({_REPLACED} AND i.created_at <= {moment:d} AND i.ended_at <= {moment:d})"
-
-
-def replaced_since(start: int, end: int) -> str:
-    """The SQL condition of the versions that held in the period [start, end), and that people
-    replaced since; what is hidden as a repeat has a successor that says the same."""
-    return f"(i.ended_by = 'replace' AND i.created_at < {end:d} AND i.ended_at > {start:d})"
 
 
 class ChunkMatches(NamedTuple):
@@ -5007,17 +4995,16 @@ class VectorIndex:
         project: str | None,
         limit: int = CANDIDATES,
         scanned: Sequence[int] = SCANNED,
-        reach: int = 0,
-        besides: Any = (),
-    ) -> tuple[ChunkMatches, Any]:
-        """The items `besides`, of any kind, and the best `limit` of each kind by the cosine of
-        their best chunk; and the vectors, float32[m, dimension], of the best `reach` own items.
-        Where there are many rows, `scanned` says how many of each kind get an exact cosine."""
+        also_score: Any = (),
+    ) -> ChunkMatches:
+        """The items `also_score`, of any kind, and the best `limit` of each kind by the cosine of
+        their best chunk. Where there are many rows, `scanned` says how many of each kind get an
+        exact cosine."""
         query = numpy.frombuffer(vector, "<f4")
         with self._lock:
             self._refresh()
             if len(query) != self.dimension:  # no vector is there yet, or it is another model's
-                return chunk_matches([]), query[None][:0]
+                return chunk_matches([])
             exact = (
                 self._keeps_vectors and self._count <= EXACT_ROWS
             )  # then of all rows the cosine, else a distance
@@ -5027,18 +5014,15 @@ class VectorIndex:
                 cosines = measured[rows] if exact else self._vectors_of_rows(rows) @ query
                 return self._best(rows, cosines, limit)
 
-            found, around = [best(self._rows_with(besides), len(besides))], self._vectors[:0]
+            found = [best(self._rows_with(also_score), len(also_score))]
             for kind, count in enumerate(scanned):
                 rows = self._rows_of_kind(project, kind) if count else numpy.empty(0, numpy.int64)
-                wanted = limit if kind else max(limit, reach)
                 if not exact and len(rows):
-                    rows = _nearest_rows(rows, measured[rows], max(count, wanted))
-                rows, cosines = best(rows, wanted)
-                around = around if kind else self._vectors_of_rows(rows[:reach])
-                found.append((rows[:limit], cosines[:limit]))
+                    rows = _nearest_rows(rows, measured[rows], max(count, limit))
+                found.append(best(rows, limit))
             kinds = numpy.repeat((OWN, *range(len(scanned))), [len(rows) for rows, _ in found])
             rows, cosines = map(numpy.concatenate, zip(*found, strict=True))
-            return self._chunk_matches(rows, cosines, kinds), around
+            return self._chunk_matches(rows, cosines, kinds)
 
     def places(self, chunks: Any, project: str | None) -> tuple[Any, Any]:
         """int[chunks] and int[chunks]: the item of each chunk, and the kind of the item."""
@@ -5059,7 +5043,7 @@ class VectorIndex:
             rows = (self._rows_of_kind(project, kind) for kind in kinds)
             return sum(int(each.searchsorted(before)) for each in rows)
 
-    def wholes(self, vector: bytes, items: list[int]) -> dict[int, float]:
+    def mean_cosines(self, vector: bytes, items: list[int]) -> dict[int, float]:
         """The cosine of the mean of each item's vectors, by item."""
         with self._lock:
             self._refresh()  # another thread may have done so for another file or model
@@ -5267,7 +5251,7 @@ def _highest(rows: Any, values: Any, count: int) -> Any:
     """The `count` rows with the highest values, in any order."""
     if len(rows) <= count:
         return rows
-    return rows[numpy.argpartition(values, -count)[-count:]]
+    return rows[numpy.argpartition(values, -count)[len(rows) - count :]]
 
 
 class Term(NamedTuple):
@@ -5290,10 +5274,8 @@ class Query(NamedTuple):
     text: str
     subject: str  # the text without the time, where it asks what happened then
     asked: AskedTime | None
-    around: Any = None  # float32[m, dimension]: the vectors of the nearest memories
     strange: float = 0.0  # the share of its words that the encoder's vocabulary lacks
     near_cohort: float = 0.0  # its greatest cosine to memories that cannot answer it
-    chunks: int = 0  # among which was searched
 
 
 def parse_query(text: str, moment: int | None = None) -> Query:
@@ -5333,7 +5315,7 @@ class Candidates(NamedTuple):
     bm25: Any  # of the best chunk by words
     relative: Any  # that as a share of the best item's
     coverage: Any  # that as a share of what a chunk with all words has, at most 1
-    whole: Any  # the cosine of the mean of all chunks
+    mean_cosine: Any  # of the mean of all chunks
     version: Any  # the item that it replaced and by which it is nearest, or 0
 
     def where(self, chosen: Any) -> Candidates:
@@ -5402,12 +5384,6 @@ class Hit(NamedTuple):
         return self.kind == FOREIGN
 
 
-# A word that is longer than a chunk: a chunk has at most its first CHUNK_MAX characters.
-_ENDLESS = LazyPattern(
-    rf"\b([A-Za-z0-9]{{{CHUNK_MAX}}})[A-Za-z0-9]{{{CHUNK_THRESHOLD - CHUNK_MAX + 1},}}"
-)
-
-
 def weigh_query(within: Within, query: str, lexicon: Lexicon) -> WeightedQuery:
     """The words of a query, weighted by their frequency in what may answer it. To be used in a
     snapshot."""
@@ -5419,7 +5395,6 @@ def weighed(
 ) -> WeightedQuery:
     """The words of a query, weighted by how many of `total` chunks have each, here and in
     ENGLISH_CHUNKS chunks of English; `counts` tells the former of phrases."""
-    query = _ENDLESS.sub(lambda word: word[1].ljust(len(word[0])), query)
     positions: dict[str, list[int]] = {}  # of a phrase's characters in the query
     for phrase, start, end in query_phrases(query):
         positions.setdefault(phrase, []).extend(range(start, end))
@@ -5428,8 +5403,8 @@ def weighed(
     shares = lexicon.shares(positions)
     phrases = sorted(positions, key=shares.__getitem__)[:QUERY_TERMS]
     for phrase, frequency in zip(phrases, counts(phrases), strict=True):
-        held = frequency + ENGLISH_CHUNKS * shares[phrase]
-        idf = idf_of(held, total + ENGLISH_CHUNKS)
+        with_english = frequency + ENGLISH_CHUNKS * shares[phrase]
+        idf = idf_of(with_english, total + ENGLISH_CHUNKS)
         for position in positions[phrase]:
             weights[position] = max(weights[position], idf)
         stems = lexicon.text_words(phrase).stems
@@ -5499,7 +5474,7 @@ class Within(NamedTuple):
     project: str | None
     live: str = _LIVE  # the SQL condition of what is live
     replaced: str = _REPLACED  # and that of what was replaced
-    held: str = "false"  # and of what was replaced and is a candidate all the same
+    valid_then: str = "false"  # and of what was replaced, but held in the time that is asked
     index: VectorIndex | None = None  # only where these conditions are the defaults
     limit: int = CANDIDATES  # items of each kind from each index
     kinds: Sequence[int] = (OWN, FOREIGN, TALK, REPLACED)
@@ -5618,53 +5593,45 @@ def _numbers(text: str | None) -> Any:
 
 
 def candidates(
-    words: WeightedQuery, matched: WordMatches, vector: bytes | None, within: Within, reach: int = 0
-) -> tuple[Candidates, float, Any]:
-    """What either index finds of each kind; `words_share` of this query; and the vectors,
-    float32[m, dimension], of the `reach` nearest own memories, or None."""
-    (by_words, tenth), near, around = matched, chunk_matches([]), None
-    if vector:
-        near, around = _search_vectors_of_kinds(vector, by_words.item, within, reach)
+    words: WeightedQuery, matched: WordMatches, vector: bytes | None, within: Within
+) -> tuple[Candidates, float]:
+    """What either index finds of each kind, and `words_share` of this query."""
+    by_words, tenth = matched
+    near = _search_kinds(vector, by_words.item, within) if vector else chunk_matches([])
     best = float(by_words.score.max(initial=0.0))
     found = as_candidates(by_words, near, best, words.ideal)
     if vector:
-        found = _with_wholes(vector, found, within)
+        found = _with_mean_cosines(vector, found, within)
     found = _by_successors(found, within)
-    share = words_share(best, tenth, words.ideal, words.strange)
-    return found, share, around
+    return found, words_share(best, tenth, words.ideal, words.strange)
 
 
-def _search_vectors_of_kinds(
-    vector: bytes, besides: Any, within: Within, reach: int
-) -> tuple[ChunkMatches, Any]:
-    """The nearest items of each kind, and the items `besides`, which the words found; and the
-    vectors of the `reach` nearest own ones, or None."""
+def _search_kinds(vector: bytes, also_score: Any, within: Within) -> ChunkMatches:
+    """The nearest items of each kind, and the items `also_score`, which the words found."""
     limit, kinds = within.limit, within.kinds
     if within.index:
         scanned = [rows if kind in kinds else 0 for kind, rows in enumerate(SCANNED)]
-        return within.index.search(vector, within.project, limit, scanned, reach, besides)
+        return within.index.search(vector, within.project, limit, scanned, also_score)
     wheres, chosen = within.wheres(), "i.seq IN (SELECT value FROM json_each(?))"
-    items = json.dumps(besides.tolist())
-    found, around = [search_vectors(within.database, vector, chosen, items, len(besides))], None
+    items = json.dumps(also_score.tolist())
+    found = [search_vectors(within.database, vector, chosen, items, len(also_score))]
     for kind in kinds:
-        wanted = limit if kind else max(limit, reach)
-        near = search_vectors(within.database, vector, wheres[kind], within.project, wanted)
-        if kind == OWN and reach and len(near.item):
-            around = stack_vectors(_vectors_of(within.database, near.chunk[:reach].tolist()))
-        near = near.where(slice(limit))
+        near = search_vectors(within.database, vector, wheres[kind], within.project, limit)
         found.append(near._replace(kind=numpy.full(len(near.item), kind)))
-    return ChunkMatches(*map(numpy.concatenate, zip(*found, strict=True))), around
+    return ChunkMatches(*map(numpy.concatenate, zip(*found, strict=True)))
 
 
-def _with_wholes(vector: bytes, found: Candidates, within: Within) -> Candidates:
+def _with_mean_cosines(vector: bytes, found: Candidates, within: Within) -> Candidates:
     """The candidates, those of several chunks with the cosine of the mean of these."""
     long = found.item[found.chunks > 1].tolist()
     if not long:
         return found
     index = within.index
-    wholes = index.wholes(vector, long) if index else wholes_of(within.database, vector, long)
-    pairs = zip(found.item.tolist(), found.whole.tolist(), strict=True)
-    return found._replace(whole=numpy.array([wholes.get(item, whole) for item, whole in pairs]))
+    find = index.mean_cosines if index else functools.partial(_mean_cosines, within.database)
+    known = find(vector, long)
+    pairs = zip(found.item.tolist(), found.mean_cosine.tolist(), strict=True)
+    means = numpy.array([known.get(item, cosine) for item, cosine in pairs])
+    return found._replace(mean_cosine=means)
 
 
 def _by_successors(found: Candidates, within: Within) -> Candidates:
@@ -5680,13 +5647,13 @@ def _by_successors(found: Candidates, within: Within) -> Candidates:
     old = old.where(numpy.array([item in heads for item in old.item.tolist()], bool))
     places = [heads[item] for item in old.item.tolist()]
     item, chunk, chunks = numpy.array(places, int).reshape(-1, 3).T
-    held = item == old.item
+    valid_then = item == old.item
     old = old._replace(
         item=item,
-        chunk=numpy.where(held, old.chunk, chunk),
+        chunk=numpy.where(valid_then, old.chunk, chunk),
         chunks=chunks,
         kind=numpy.full(len(item), OWN),
-        version=numpy.where(held, 0, old.item),
+        version=numpy.where(valid_then, 0, old.item),
     )
     return _best_of_each(Candidates(*map(numpy.append, found, old)))
 
@@ -5697,7 +5664,7 @@ def _best_of_each(found: Candidates) -> Candidates:
     found = found.where(numpy.argsort(found.item, kind="stable"))
     first = _first_of_each(found.item)
     nearest = numpy.lexsort((-cosines_to_candidates(found), found.item))[first]
-    names = ("cosine", "bm25", "relative", "coverage", "whole")
+    names = ("cosine", "bm25", "relative", "coverage", "mean_cosine")
     best = {name: numpy.fmax.reduceat(getattr(found, name), first) for name in names}
     return found.where(first)._replace(**best, version=found.version[nearest])
 
@@ -5706,7 +5673,7 @@ def _successors(within: Within, items: list[int]) -> dict[int, tuple[int, int, i
     """For each of these replaced items, the first own item in its chain of successors, itself
     included, that is live or held in the time that is asked: (its row number, its first chunk, how
     many chunks it has)."""
-    stands = f"({within.live} OR {within.held})"
+    stands = f"({within.live} OR {within.valid_then})"
     sql = (
         "WITH RECURSIVE ahead(old, id) AS (SELECT i.seq, i.id FROM json_each(?) j"
         " JOIN items i ON i.seq = j.value UNION SELECT a.old, i.successor FROM ahead a"
@@ -5718,7 +5685,7 @@ def _successors(within: Within, items: list[int]) -> dict[int, tuple[int, int, i
     return {old: (item, chunk, chunks) for old, item, chunk, chunks in rows}
 
 
-def wholes_of(database: Database, vector: bytes, items: list[int]) -> dict[int, float]:
+def _mean_cosines(database: Database, vector: bytes, items: list[int]) -> dict[int, float]:
     """The cosine of the mean of each item's vectors, by item."""
     sql = (
         "SELECT c.item, v.vector FROM chunks c JOIN vectors v ON v.chunk = c.id"
@@ -5763,7 +5730,7 @@ def as_candidates(words: ChunkMatches, near: ChunkMatches, best: float, ideal: f
         bm25=bm25,
         relative=relative,
         coverage=numpy.minimum(1.0, bm25 / (ideal or math.inf)),
-        whole=cosine,
+        mean_cosine=cosine,
         version=numpy.zeros_like(item),
     )
 
@@ -5783,9 +5750,8 @@ class Profile(NamedTuple):
 
     score: Callable[[Candidates, float, float], Scores]
     adjust: Callable[[list[Hit], dict[int, RankFacts], Query, Lexicon, float], list[Hit]]
-    floor: Callable[[int, float, float], float]  # what `adjust` takes last: see `chance_floor`
+    floor: Callable[[int, float, float, bool], float]  # for `adjust`: see `chance_floor`
     least: Callable[[list[Hit], float], float]  # of the adjusted hits, the relevance of one to show
-    reach: int = 0  # how many memories near the query it needs the vectors of
     links: bool = False  # whether it counts the graph edges of each item
 
 
@@ -5840,7 +5806,7 @@ def default_score(found: Candidates, share: float, factor: float) -> Scores:
     """The cosine, the words by their share for this query, and small terms: see the header."""
     cosine = cosines_to_candidates(found)
     added = {
-        "whole": WHOLE_WEIGHT * (found.whole - cosine),
+        "mean": MEAN_WEIGHT * (found.mean_cosine - cosine),
         "words": share * found.relative**WORDS_POWER,
         "length": -LENGTH_DISCOUNT * numpy.log(found.chunks),
         "conversation": numpy.where(found.kind == TALK, -TALK_LOSS, 0.0),
@@ -5860,12 +5826,16 @@ def _project_factor(found: Candidates, factor: float) -> Any:
     return numpy.where(found.kind == FOREIGN, factor, 1.0)
 
 
-def chance_floor(chunks: int, near_cohort: float, strange: float) -> float:
+def chance_floor(
+    chunks: int, near_cohort: float, strange: float, unheard_of: bool = False
+) -> float:
     """The relevance that the best of so many chunks has by chance; `near_cohort` is the question's
     greatest cosine to memories that cannot answer it (cohort normalisation, Auckenthaler et al.
     2000). The greatest of n values of the normal distribution grows as the square root of ln n.
     Where more than half of the question's words are `strange` less is enough, half of it where all
-    are: nobody can tell then that nothing fits."""
+    are: nobody can tell then that nothing fits. Nothing fits what is `unheard_of`."""
+    if unheard_of:
+        return math.inf
     by_chance = math.sqrt(math.log(1 + max(1, chunks)) / math.log(FLOOR_CHUNKS))
     return max(FLOOR, near_cohort) * min(1.0, by_chance) * (1 - max(0.0, strange - 0.5))
 
@@ -5920,24 +5890,24 @@ def default_adjust(
     hits = by_relevance(named_otherwise(hits, facts, query.subject), facts, query, lexicon)
     fits = any(hit.relevance >= floor for hit in hits)
     chances = chances_among(hits[:RANKED], facts, query, lexicon)
-    order, newer = beside_newer(chances, [hit.score for hit in hits])
-    order += range(len(order), len(hits))
-    found = {}
-    for at, similarity in zip(order, similarities(hits, order, chances, query), strict=True):
-        hit = hits[at]
+    found = []
+    for hit, similarity in zip(hits, similarities(hits, chances, query), strict=True):
         name = {"name": NAMED_OTHERWISE} if hit.others else {}
         relevance = similarity if hit.cosine else hit.relevance  # 0: it has no vector yet
-        found[at] = hit._replace(
-            score=similarity * name.get("name", 1.0),
-            relevance=relevance if fits else 0.0,
-            fit=hit.relevance,
-            parts=hit.parts | name,
+        found.append(
+            hit._replace(
+                score=similarity * name.get("name", 1.0),
+                relevance=relevance if fits else 0.0,
+                fit=hit.relevance,
+                parts=hit.parts | name,
+            )
         )
+    order, newer = beside_newer(chances, [hit.score for hit in hits])
     for old, new in newer.items():  # what is named is shown with what names it
         marked = hits[new].item, float(chances[old].sum())
         found[old] = found[old]._replace(newer=marked)
         found[new] = found[new]._replace(relevance=max(found[new].relevance, found[old].relevance))
-    return [found[at] for at in order]
+    return [found[at] for at in (*order, *range(len(order), len(hits)))]
 
 
 def chances_among(
@@ -5978,40 +5948,34 @@ def compared_notes(
     if not may.any() or not all(item.vector for item in items):
         return None
     vectors = stack_vectors([(item.vector,) for item in items])
-    around = query.around if query.around is not None and len(query.around) else vectors
-    return Notes(table, vectors, created, around), may
+    return Notes(table, vectors, created), may
 
 
-def similarities(hits: list[Hit], order: list[int], chances: Any, query: Query) -> list[float]:
-    """How likely each of the hits, in this order, answers the question."""
+def similarities(hits: list[Hit], chances: Any, query: Query) -> list[float]:
+    """How likely each of the hits answers the question."""
     if not hits:
         return []
-    odds = log_odds(answer_features(hits, order, chances, query), "answer")
-    return (1 / (1 + numpy.exp(-odds)))[order].tolist()
+    odds = log_odds(answer_features(hits, chances, query), "answer")
+    return (1 / (1 + numpy.exp(-odds))).tolist()
 
 
-def answer_features(
-    hits: list[Hit], order: list[int], chances: Any, query: Query
-) -> dict[str, Any]:
-    """What tells of each hit, float[hits], whether it answers: how relevant it is, by itself and
-    beside the others, where it stands, and what is newer or older than it."""
-    relevance = numpy.array([hit.score for hit in hits])
+def answer_features(hits: list[Hit], chances: Any, query: Query) -> dict[str, Any]:
+    """What tells of each hit, float[hits], whether it answers: how relevant it is beside the others
+    and beside what cannot answer, and what is newer or older than it. Hits that are about equally
+    relevant take nothing from one another, however many they are."""
+    relevance, size = numpy.array([hit.score for hit in hits]), len(chances)
     best, second = numpy.sort(numpy.append(relevance, [NOTHING, NOTHING]))[:-3:-1]
-    size, place = len(chances), numpy.empty(len(hits))
-    place[order] = numpy.arange(len(hits))
+    better = numpy.clip((relevance - relevance[:, None]) / MARGIN - 1, 0, 1).sum(1)
     inherited, obsolete = numpy.zeros((2, len(hits)))
     near = numpy.exp(INHERITED * (relevance[:size, None] - best))
     inherited[:size], obsolete[:size] = (chances * near).max(0, initial=0), chances.sum(1)
     return {
-        "relevance": relevance,
         "lead": relevance - numpy.where(relevance < best, best, second),
-        "behind": relevance - relevance.max(),
         "above_cohort": numpy.array([hit.cosine for hit in hits]) - query.near_cohort,
-        "chunks": math.log(1 + query.chunks),
         "strange": query.strange,
         "obsolete": obsolete,
         "inherited": inherited,
-        "place": numpy.log1p(place),
+        "better": better / (1 + better),
     }
 
 
@@ -6169,9 +6133,7 @@ def least_relevance(hits: list[Hit], floor: float) -> float:
 
 
 PROFILES = {
-    "default": Profile(
-        default_score, default_adjust, chance_floor, lambda *_: LEAST_SIMILARITY, NEIGHBOURS_AROUND
-    ),
+    "default": Profile(default_score, default_adjust, chance_floor, lambda *_: LEAST_SIMILARITY),
     "classic": Profile(
         classic_score, classic_adjust, lambda *_: CLASSIC_FLOOR, least_relevance, links=True
     ),
@@ -6541,7 +6503,7 @@ class Neighbour(NamedTuple):
     created_at: int
 
 
-_RIVAL = (
+_NEIGHBOUR = (
     'i.id, substr(i.content, c.start + 1, c."end" - c.start), v.vector,'
     " min(i.created_at, i.stored_at)"
 )
@@ -6604,16 +6566,16 @@ def keep_apart(connection: apsw.Connection, old: str, new: str) -> None:
     )
 
 
-def obsolescence(new: Neighbour, rivals: Sequence[Neighbour], lexicon: Lexicon) -> list[float]:
-    """The probability of each rival that the new memory makes it obsolete; 0 for later ones."""
-    texts = [lexicon.text_words(memory.text) for memory in (*rivals, new)]
-    vectors = stack_vectors([(memory.vector,) for memory in (*rivals, new)])
-    created = numpy.array([memory.created_at for memory in (*rivals, new)], float)
-    notes = Notes(WordTable(texts, lexicon.text_words("")), vectors, created, vectors)
+def obsolescence(new: Neighbour, neighbours: Sequence[Neighbour], lexicon: Lexicon) -> list[float]:
+    """The probability of each neighbour that the new memory makes it obsolete; 0 for later ones."""
+    texts = [lexicon.text_words(memory.text) for memory in (*neighbours, new)]
+    vectors = stack_vectors([(memory.vector,) for memory in (*neighbours, new)])
+    created = numpy.array([memory.created_at for memory in (*neighbours, new)], float)
+    notes = Notes(WordTable(texts, lexicon.text_words("")), vectors, created)
     odds = log_odds(pair_features(notes, slice(-1, None)), "pair")[:-1, 0]
     return [
-        chance if rival.created_at <= new.created_at else 0.0
-        for chance, rival in zip((1 / (1 + numpy.exp(-odds))).tolist(), rivals, strict=True)
+        chance if neighbour.created_at <= new.created_at else 0.0
+        for chance, neighbour in zip((1 / (1 + numpy.exp(-odds))).tolist(), neighbours, strict=True)
     ]
 
 
@@ -7934,11 +7896,10 @@ def probe(database: Database, encoder: Encoder, found: int) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------------------------------------
-# Search
+# Naming a memory
 #
-# What a recall does, from the question to the answer: look for candidates in one snapshot, rank
-# them, look whether the files that they stand in have changed, and make the results. And how people
-# and agents name one memory: by its id, or by how that begins.
+# People and agents name a memory by its id or by how that begins. What a command may do with it
+# depends on where it stands: in another project, in a file, in a conversation, behind a newer one.
 # ---------------------------------------------------------------------------------------------
 
 
@@ -8005,12 +7966,12 @@ def own_item(projects: Projects, id: object, action: str) -> dict[str, Any]:
     check_own(projects, row, "change")
     if row["ended_at"] is not None and (front := standing_for(projects.database, row["id"])):
         remedies = {
-            "forget": f"`forget {front}` deletes all versions",
+            "forget": f"`forget {front}` deletes both",
             "replace": f"name {front} instead",
             "move": f"`move {front}` moves both",
         }
-        reason = f"{row['id']} is hidden behind {front}: {remedies[action]}"
-        raise NotFound(reason, f", `undo {row['id']}` brings it back")
+        reason = f"{row['id']} was replaced by {front}: {remedies[action]}"
+        raise NotFound(reason, f", `undo {row['id']}` restores it")
     if row["content_type"] == CONVERSATION:
         reason = f"{row['id']} was said in {source_of(row, projects)}"
         raise InvalidInput(f"{reason}: `forget {row['path']}` erases that conversation")
@@ -8066,6 +8027,14 @@ def items_by_row(database: Database, seqs: Iterable[int]) -> dict[int, dict[str,
     return {seq: rows[seq] for seq in wanted if seq in rows}
 
 
+# ---------------------------------------------------------------------------------------------
+# Search
+#
+# What a recall does, from the question to the answer: look for candidates in one snapshot, rank
+# them, look whether the files that they stand in have changed, and make the results.
+# ---------------------------------------------------------------------------------------------
+
+
 def pending_chunks(
     database: Database, limit: int, among: list[int] | None = None
 ) -> list[tuple[int, str]]:
@@ -8098,7 +8067,7 @@ class Found(NamedTuple):
 
     hits: list[Hit]
     facts: dict[int, RankFacts]  # of each hit, by row number
-    query: Query  # with the vectors around it
+    query: Query
     floor: float  # the relevance that one of the hits must have
     blank: set[int]  # files that were away or had no text
     listed: bool = False  # whether the hits are all of the time asked, and in its order
@@ -8200,8 +8169,7 @@ class Search(View):
         matched = search_words(words, within)
         vector = self._query_vector(query.text, words) if comparable else None
         comparable, vector = vector is not None, vector or b""
-        reach = request.profile.reach
-        found, share, around = candidates(words, matched, vector, within, reach)
+        found, share = candidates(words, matched, vector, within)
         found = self._completed(found, comparable, vector)
         size = max(request.limit, RANKED)
         if vector and query.asked and query.asked.events:
@@ -8211,13 +8179,10 @@ class Search(View):
         hits, facts = self._ranked(found, share, request.profile, size, factor)
         hits = [beside_nearer_version(hit, facts.get(hit.item), vector) for hit in hits]
         near_cohort = self.encoder.near_cohort(vector)
-        query = query._replace(
-            around=around, strange=words.strange, near_cohort=near_cohort, chunks=words.chunks
-        )
+        query = query._replace(strange=words.strange, near_cohort=near_cohort)
         strange = strange_beside(words, query, hits, facts, self.lexicon)
-        floor = request.profile.floor(words.chunks, near_cohort, strange)
-        if request.profile.reach and is_unheard_of(words, query, found, strange):
-            floor = math.inf
+        unheard_of = is_unheard_of(words, query, found, strange)
+        floor = request.profile.floor(words.chunks, near_cohort, strange, unheard_of)
         return Found(hits, facts, query, floor, self.sources.blank())
 
     def _weigh(self, text: str, within: Within) -> WeightedQuery:
@@ -8242,7 +8207,7 @@ class Search(View):
         if request.moment is not None or request.source is not None:
             return within
         if asked and asked.asks_how_things_were:
-            within = within._replace(held=replaced_since(asked.start, asked.end))
+            within = within._replace(valid_then=replaced_since(asked.start, asked.end))
         return within._replace(index=self.index)
 
     def _completed(self, found: Candidates, comparable: bool, vector: bytes) -> Candidates:
@@ -8298,7 +8263,7 @@ class Search(View):
         new, cosine = numpy.isfinite(made), numpy.maximum(made, cosines_to_candidates(found))
         return found._replace(
             cosine=numpy.where(new, cosine, found.cosine),
-            whole=numpy.where(new & numpy.isnan(found.cosine), made, found.whole),
+            mean_cosine=numpy.where(new & numpy.isnan(found.cosine), made, found.mean_cosine),
         )
 
     def _listed(self, asked: AskedTime | None, within: Within) -> list[Hit]:
@@ -8392,10 +8357,10 @@ class Search(View):
             answer = {"count": len(results), "results": results} | self._notice()
             if request.moment is None:
                 answer |= self._around(results, weak)
-        if held := len(hits) - len(kept):
-            answer["held_back"] = held
+        if hidden := len(hits) - len(kept):
+            answer["held_back"] = hidden
         if not kept:
-            answer["message"] = nothing_found(held, min_score)
+            answer["message"] = nothing_found(hidden, min_score)
         return answer
 
     def _notice(self) -> dict[str, str]:
@@ -8506,10 +8471,10 @@ class Search(View):
             row, number = named_item(self.projects, asked[1]), int(asked[2])
         if row is None or not may_read(self.projects, row):
             return None
-        whole = row["path"] is None or self.projects.is_foreign(row)  # whose file is not looked at
+        is_complete = row["path"] is None or self.projects.is_foreign(row)  # that file is not read
         content = (
             row["content"]
-            if whole
+            if is_complete
             else extension("files").section_of(self.projects, self.encoder, row)[0]
         )
         pages = paginate(content)
@@ -8609,12 +8574,13 @@ def kept_hits(hits: list[Hit], least: float, min_score: float | None) -> list[Hi
     return relevant(hits, least)
 
 
-def nothing_found(held: int, min_score: float | None) -> str:
-    if not held:
-        return "No items found for this query."
-    if min_score is not None:
-        return f"No items found that score {min_score:g} or more; {held} held back."
-    return f"No items found that have to do with this query; {held} unrelated ones held back."
+def nothing_found(hidden: int, min_score: float | None) -> str:
+    """What is said of an empty answer, of which so many weak matches are hidden."""
+    if not hidden:
+        return "Nothing found."
+    matches = "1 weak match" if hidden == 1 else f"{hidden} weak matches"
+    reason = "Nothing found" if min_score is None else f"Nothing scores {min_score:g} or more"
+    return f"{reason}. ({matches} hidden.)"
 
 
 def paginate(text: str) -> list[tuple[int, int]]:
@@ -8718,9 +8684,9 @@ class Storing(View):
             ended[old["id"]] = "replace"
         last = self.database.value("SELECT coalesce(max(seq), 0) FROM items")
         new = _newcomer(item)
-        rivals = [rival for rival in self.rivals(new, item.project_id) if rival.id not in ended]
-        near = [(rival.id, rival.cosine) for rival in rivals if rival.cosine >= CONFLICT_COSINE]
-        pairs = self.outdated(new, rivals)
+        neighbours = [one for one in self.neighbours(new, item.project_id) if one.id not in ended]
+        near = [(one.id, one.cosine) for one in neighbours if one.cosine >= CONFLICT_COSINE]
+        pairs = self.outdated(new, neighbours)
         while (twin := self._write(item, ended, near[:CONFLICTS_QUEUED], pairs, last)) is not None:
             if answer := self._confirm(twin, old):
                 return answer
@@ -8768,8 +8734,8 @@ class Storing(View):
             f"{IS_MEMORY} AND {IN_OWN_SCOPE} AND i.created_at BETWEEN {order[0]:d} AND {until:d}"
         )
         near = search_vectors(self.database, vector, where, self.projects.current(), 10)
-        rivals = items_by_row(self.database, near.item[near.score >= RIVAL_COSINE].tolist())
-        return any([rival["created_at"], rival["seq"]] > order for rival in rivals.values())
+        others = items_by_row(self.database, near.item[near.score >= CONTESTING_COSINE].tolist())
+        return any([other["created_at"], other["seq"]] > order for other in others.values())
 
     def _destination(self, scope: str | None, old: dict[str, Any] | None) -> tuple[str | None, str]:
         """The project to store in (None = global), and a remark when it is not as asked."""
@@ -8783,18 +8749,18 @@ class Storing(View):
         nowhere = f" (no project here: {self.projects.nowhere()})"
         return project, self.projects.doubt() if project else nowhere
 
-    def rivals(self, new: Neighbour, project: str | None) -> list[Neighbour]:
+    def neighbours(self, new: Neighbour, project: str | None) -> list[Neighbour]:
         """The memories nearest to a new one, of its project and global ones."""
         if not new.vector:
             return []
         here, where = project or self.projects.current(), f"{IS_MEMORY} AND {IN_OWN_SCOPE}"
         with self.database.snapshot():
             if self.index:
-                found, _ = self.index.search(new.vector, here, STORE_ASKED, NEAR_SCANNED)
+                found = self.index.search(new.vector, here, STORE_ASKED, NEAR_SCANNED)
             else:
                 found = search_vectors(self.database, new.vector, where, here, STORE_ASKED)
             rows = self.database.rows(
-                f"SELECT c.id, {_RIVAL} FROM chunks c JOIN items i ON i.seq = c.item"
+                f"SELECT c.id, {_NEIGHBOUR} FROM chunks c JOIN items i ON i.seq = c.item"
                 " JOIN vectors v ON v.chunk = c.id WHERE i.file IS NULL"
                 " AND c.id IN (SELECT value FROM json_each(?))",
                 json.dumps(found.chunk.tolist()),
@@ -8804,17 +8770,17 @@ class Storing(View):
             Neighbour(cosine, *facts[chunk])
             for chunk, cosine in zip(found.chunk.tolist(), found.score.tolist(), strict=True)
             if chunk in facts and facts[chunk][0] != new.id
-        ][:STORE_RIVALS]
+        ][:STORE_NEIGHBOURS]
 
-    def outdated(self, new: Neighbour, rivals: list[Neighbour]) -> list[tuple[str, float]]:
+    def outdated(self, new: Neighbour, neighbours: list[Neighbour]) -> list[tuple[str, float]]:
         """The ids of what a memory probably makes obsolete, likeliest first, and how likely."""
-        if not rivals:
+        if not neighbours:
             return []
-        chances = obsolescence(new, rivals, self.lexicon)
+        chances = obsolescence(new, neighbours, self.lexicon)
         found = [
-            (rival.id, chance)
-            for rival, chance in zip(rivals, chances, strict=True)
-            if chance and (chance >= PROPOSED or rival.cosine >= CONFLICT_COSINE)
+            (neighbour.id, chance)
+            for neighbour, chance in zip(neighbours, chances, strict=True)
+            if chance and (chance >= PROPOSED or neighbour.cosine >= CONFLICT_COSINE)
         ]
         return sorted(found, key=lambda pair: -pair[1])[:PROPOSALS_SHOWN]
 
@@ -8970,7 +8936,7 @@ class Consolidator:
     ) -> list[tuple[str, list[tuple[str, float]]]]:
         """What each of the items after one row, up to another, probably makes obsolete."""
         sql = (
-            f"SELECT i.project_id, 1.0, {_RIVAL} FROM items i JOIN chunks c ON c.item = i.seq"
+            f"SELECT i.project_id, 1.0, {_NEIGHBOUR} FROM items i JOIN chunks c ON c.item = i.seq"
             " AND c.position = 0 JOIN vectors v ON v.chunk = c.id"
             f" WHERE {IS_MEMORY} AND i.seq > ? AND i.seq <= ?"
             f" AND i.created_at < i.stored_at - {DATED} ORDER BY i.seq"
@@ -8981,8 +8947,8 @@ class Consolidator:
             new = Neighbour(*facts)
             if stop() or new.created_at <= first:
                 continue
-            near = self._storing.rivals(new, project)
-            older = [rival for rival in near if rival.created_at < new.created_at]
+            near = self._storing.neighbours(new, project)
+            older = [neighbour for neighbour in near if neighbour.created_at < new.created_at]
             found.append((new.id, self._storing.outdated(new, older)))
         return found
 
@@ -9700,28 +9666,16 @@ class Memory:
         candidates: int | None = None,
         conversations: bool = True,
     ) -> dict[str, Any]:
-        """The memories that answer a query, best first: {count, results, message?, held_back?}.
+        """Find the memories that answer a query, best first: {count, results, message?,
+        held_back?}. docs/json.md has the fields of a result; its content is the best chunk where
+        the memory is long, its similarity how likely it answers.
 
-        A result has what every list of memories has, its content being what answers: a short memory
-        whole, of a long one the best chunk, with its position and the memory's beginning; and
-        similarity (how likely it answers, "0.00" to "1.00"; of another ranking its score), source
-        (path:start-end of a file, client:session#turn), and where they apply raw_similarity (the
-        cosine), unrelated, cross_project, related_ids, supersedes (the versions behind it),
-        also_in (what says the same: [{id, source?}]), named_instead (its names that look like one
-        in the query, which no result has), newer (what may have made it obsolete, and stands beside
-        it: {id, beginning, created, created_at, probability}) and nearer_version (the one of these
-        that is much nearer to the query: {id, beginning, created, created_at}; what is asked may
-        stand in that alone). Beside them: graph_expanded, linked to the first ones, and suggested,
-        often recalled with them.
-
-        What has nothing to do with the query is held back; with `min_score`, what has a lower
-        similarity instead; with `anyway`, nothing. A time in the query counts. `as_of` asks what
-        was live then (see `parse_moment`), `source` only files whose path begins so, and without
-        `conversations` nothing is from those. `ranking` is a name in PROFILES; `vector_weight` and
-        `text_weight`, shares of 1, weigh meaning and words; `candidates` is how many each index
-        proposes: for all four there are settings. `explain` adds the parts of each score.
-        `record=False` leaves the access log alone. An item's id as query returns its whole text,
-        a page at a time: the next is "ID page 2".
+        Weak matches are hidden, unless `min_score` sets a least similarity, or `anyway`. `as_of`
+        asks what was live then (see `parse_moment`), `source` only files whose path begins so.
+        `ranking` is a name in PROFILES; `vector_weight` and `text_weight` are shares of 1, and
+        `candidates` is how many each index proposes. `explain` adds the parts of each score;
+        `record=False` leaves the access log alone. An item's id as query returns its whole text, a
+        page at a time: the next is "ID page 2".
         """
         check_text(query, "query", QUERY_MAX)
         limit = check_limit(limit)

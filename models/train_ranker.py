@@ -39,7 +39,7 @@ import folds  # noqa: E402
 from folds import FOLDS, Row, encoder_folders, fold_of, folders, held_out, made_from, ranker_folders  # noqa: E402
 
 import sediment  # noqa: E402
-from sediment import RANKED, STORE_RIVALS, Encoder, Memory  # noqa: E402
+from sediment import RANKED, STORE_NEIGHBOURS, Encoder, Memory  # noqa: E402
 
 OUTPUT = ROOT / "models" / "ranker.json"
 CACHE = ROOT / "build" / "ranker"
@@ -101,13 +101,15 @@ def stored(
     unasked = lexicon(encoder).text_words("")
     for at in range(1, len(notes)):
         older = numpy.flatnonzero(created[:at] < created[at])
-        older = older[numpy.argsort(-vectors[older] @ vectors[at], kind="stable")][:STORE_RIVALS]
+        older = older[numpy.argsort(-vectors[older] @ vectors[at], kind="stable")][
+            :STORE_NEIGHBOURS
+        ]
         if not len(older):
             continue
         chosen = [*older.tolist(), at]
         near = vectors[chosen]
         table = sediment.WordTable([words[one] for one in chosen], unasked)
-        compared = sediment.Notes(table, near, created[chosen], near)
+        compared = sediment.Notes(table, near, created[chosen])
         features = sediment.pair_features(compared, slice(-1, None))
         obsolete = [(notes[one]["id"], notes[at]["id"]) in pairs for one in older.tolist()]
         columns = {name: column[:-1, 0] for name, column in features.items()}
@@ -133,7 +135,6 @@ def asked(memory: Memory, folder: str, question: Row) -> Asked | None:
     ids = [known[hit.item]["id"] for hit in hits]
     right = numpy.array([id in question["expected"] for id in ids])
     stale = numpy.array([id in question.get("stale", ()) for id in ids])
-    query = query._replace(around=None)
     if compared is None:
         return Asked(folder, hits, query, {}, {}, None, right, stale)
     notes, may = compared
@@ -290,7 +291,7 @@ def learn_answer(questions: list[Asked], models: Row) -> Row:
             chances = odds / (1 + odds.sum(1, keepdims=True))
         order, _ = sediment.beside_newer(chances, [hit.score for hit in question.hits])
         order += range(size, len(question.hits))
-        features = sediment.answer_features(question.hits, order, chances, question.query)
+        features = sediment.answer_features(question.hits, chances, question.query)
         shown = order[:SHOWN]
         full = {
             name: numpy.broadcast_to(column, len(order))[shown] for name, column in features.items()

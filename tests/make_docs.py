@@ -42,7 +42,7 @@ _MASKS = (
     (_ID, "ID"),
     (re.compile(r"\b\d{4}-\d\d-\d\d(?:T[\d:.]+(?:Z|[+-]\d\d:\d\d))?"), "DATE"),
     (_SCORE, "SCORE"),
-    (re.compile(r"^\d+ unrelated held back.*\n|; \d+ unrelated ones? held back", re.MULTILINE), ""),
+    (re.compile(r"^\d+ unrelated held back.*\n| \(\d+ weak match(?:es)? hidden\.\)", re.M), ""),
     (re.compile(r"(?<=- )\d\d:\d\d(?= )"), "TIME"),
     (re.compile(r"\(\d+\.\d+ s(?:, \d+ a second)?\)"), "TIME"),
 )

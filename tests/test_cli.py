@@ -331,7 +331,7 @@ def test_progress_without_a_terminal(
     ("words", "empty"),
     [
         (["list"], {"count": 0, "total": 0, "items": [], "message": "No items stored yet."}),
-        (["recall", "x"], {"count": 0, "results": [], "message": "No items found for this query."}),
+        (["recall", "x"], {"count": 0, "results": [], "message": "Nothing found."}),
         (["export"], {"count": 0, "items": []}),
         (["stats"], None),
         (["completion", "fish"], None),

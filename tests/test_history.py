@@ -166,7 +166,7 @@ def test_what_is_hidden_is_replaced_by_naming_what_stands_for_it(memory: Memory)
     """By `replace`, on either side of it, and by `store --replace`."""
     old, new, other = (memory.store(f"Version {number} of the plan.")["id"] for number in range(3))
     memory.replace(old, new)
-    advice = f"{old} is hidden behind {new}: name {new} instead, `undo {old}` brings it back"
+    advice = f"{old} was replaced by {new}: name {new} instead, `undo {old}` restores it"
     for change in (
         lambda: memory.replace(other, old),
         lambda: memory.replace(old, other),
@@ -742,9 +742,9 @@ def test_what_cannot_replace_says_why(memory: Memory, path: Path) -> None:
     with open_memory(path, project="other") as other, pytest.raises(NotFound, match="project"):
         other.replace(old, new)
     memory.replace(old, new)
-    with pytest.raises(NotFound, match="hidden behind"):
+    with pytest.raises(NotFound, match="was replaced by"):
         memory.replace(old, new)
-    with pytest.raises(NotFound, match="hidden behind"):
+    with pytest.raises(NotFound, match="was replaced by"):
         memory.replace(new, old)
 
 

@@ -42,8 +42,8 @@ def agree(memory: Memory, limit: int = 10) -> None:
     for query in QUERIES:
         vector = memory.encoder.embed(query)
         with memory.database.snapshot():
-            hits, _ = memory._index.search(vector, "demo", limit)
-            again, _ = memory._index.search(vector, "demo", 0, besides=hits.item)
+            hits = memory._index.search(vector, "demo", limit)
+            again = memory._index.search(vector, "demo", 0, also_score=hits.item)
         assert {*zip(again.item, again.chunk, strict=True)} == {
             *zip(hits.item, hits.chunk, strict=True)
         }
@@ -215,7 +215,7 @@ def test_bits_find_nearly_all_of_many(
     for query in QUERIES:
         vector = memory.encoder.embed(query)
         with memory.database.snapshot():
-            found, _ = index.search(vector, "demo", 3)
+            found = index.search(vector, "demo", 3)
         found = found.where(found.kind == sediment.OWN)
         live = f"{sediment._LIVE} AND {sediment.IN_OWN_SCOPE}"
         expected = sediment.search_vectors(memory.database, vector, live, "demo", 3)

@@ -313,7 +313,7 @@ def test_store_recall_list_forget(wire: Wire) -> None:
 def test_empty_answers_are_structured_and_say_so(wire: Wire) -> None:
     recalled = wire.call("recall", query="anything")
     assert recalled == {"count": 0, "results": [], "message": recalled["message"]}
-    assert "No items found" in recalled["message"]
+    assert "Nothing found" in recalled["message"]
     listed = wire.call("list")
     assert (listed["count"], listed["items"]) == (0, [])
     assert "No items stored yet" in listed["message"]
@@ -355,8 +355,8 @@ def test_messages_speak_of_tools_and_not_of_commands(
         start(SEDIMENT_PROJECT="ours").refusal("forget", id=new),
     ]
     assert "one of may_replace obsolete, store it again to replace that one." in told[0]
-    assert told[1] == f"{old} is hidden behind {new}: name {new} instead"
-    assert told[2] == f"{old} is hidden behind {new}: `forget {new}` deletes all versions"
+    assert told[1] == f"{old} was replaced by {new}: name {new} instead"
+    assert told[2] == f"{old} was replaced by {new}: `forget {new}` deletes both"
     assert told[3] == f"{new} belongs to another project: change it there"
     assert not [text for text in told if "--" in text or "`undo" in text or "sediment " in text]
 
@@ -568,7 +568,7 @@ def test_an_unknown_argument_is_ignored_and_named(wire: Wire) -> None:
     assert told[0].startswith("Stored")
     assert "Ignored unknown arguments: 'sessionId, toolCallId, xxx" in told[0]
     assert "Ignored unknown arguments: 'scope'." in told[1]
-    assert told[2].startswith("No items found")
+    assert told[2].startswith("Nothing found")
     assert told[2].endswith("arguments: 'scope'.")
     assert "'query'" in told[3]
     assert told[4].endswith(" Ignored unknown arguments: 'tags'.")

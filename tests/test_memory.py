@@ -222,7 +222,7 @@ def test_recall_answers_with_what_is_documented(memory: Memory) -> None:
 
 def test_an_empty_memory_says_so(memory: Memory, path: Path) -> None:
     answer = memory.recall("anything")
-    assert answer == {"count": 0, "results": [], "message": "No items found for this query."}
+    assert answer == {"count": 0, "results": [], "message": "Nothing found."}
     assert not path.exists()
 
 

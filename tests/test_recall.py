@@ -142,13 +142,13 @@ def test_words_alone_rank_by_bm25_and_vectors_alone_by_cosine(memory: Memory) ->
     for text in ("alpha beta", "alpha gamma", "delta epsilon"):
         memory.store(text)
     words = sediment.weigh_query(here(memory), "alpha beta", memory._lexicon)
-    found, *_ = proposed(memory, words, None)
+    found, _ = proposed(memory, words, None)
     assert found.item[found.bm25.argmax()] == 1
     assert set(found.item) == {1, 2}
     assert all(map(math.isnan, found.cosine))
     none = sediment.weigh_query(here(memory), "", memory._lexicon)
     vector = memory.encoder.embed("alpha beta")
-    found, share, _ = proposed(memory, none, vector)
+    found, share = proposed(memory, none, vector)
     assert set(found.item) == {1, 2, 3}
     assert share == 0
     ranked = sediment.rank(found, share, sediment.PROFILES["default"], 3)
@@ -168,7 +168,7 @@ def test_a_manual_of_many_parts_does_not_crowd_out_a_sentence(memory: Memory) ->
     memory.store(sentence)
     vector = memory.encoder.embed("when can I release?")
     none = sediment.weigh_query(here(memory), "", memory._lexicon)
-    one, *_ = proposed(memory, none, vector)
+    one, _ = proposed(memory, none, vector)
     both = one._make(column.repeat(2) for column in one)
     both.chunks[1] = 227
     ranked = sediment.rank(both, 0.0, sediment.PROFILES["default"], 2)
@@ -322,16 +322,6 @@ def test_words_are_looked_up_once_until_texts_change(
         other.forget(green)
         assert len(memory.recall("zebra")["results"]) == 1
     assert asked == ["zebra"] * 3
-
-
-@pytest.mark.parametrize("size", [1_000, 1_001, 3_000])
-def test_one_word_without_end_is_found_by_itself(memory: Memory, size: int) -> None:
-    """The index has a long one in the pieces to which it was cut, and no model knows any."""
-    memory.store("The tea is in the hall.")
-    text = "".join(f"{number:x}z" for number in range(size))[:size]
-    id = memory.store(text)["id"]
-    for query in (text, f"what is {text}?"):
-        assert memory.recall(query)["results"][0]["id"] == id
 
 
 def test_what_surely_is_no_answer_is_not_shown_and_what_hardly_is_one_not_counted(

@@ -277,7 +277,7 @@ def chances_of(found: list[Any]) -> tuple[Any, Any]:
     words = [*map(LEXICON.text_words, (*texts, question))]
     table = sediment.WordTable(words[:-1], words[-1])
     since = numpy.array(created, float)
-    compared = sediment.Notes(table, vectors, since, vectors)
+    compared = sediment.Notes(table, vectors, since)
     pairs = sediment.pair_features(compared)
     features = sediment.asked_features(pairs, table, numpy.array(relevance))
     return sediment.newer_chances(features, since > since[:, None]), since

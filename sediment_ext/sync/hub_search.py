@@ -14,6 +14,8 @@ import sediment as core
 from sediment_ext.sync import hub as hub_place
 from sediment_ext.sync import merge
 
+NEAREST = 200  # chunks that the hub proposes by their vectors
+
 
 class HubCandidates(core.Search):
     """A search among what a hub proposes, with the hub's counts of words."""
@@ -64,7 +66,7 @@ class HubSearch:
     def _begin(self) -> int:
         """About how many memories the hub has; NotFound where it has no indexes for recall."""
         self.hub.begin()
-        ((ready, *_),) = self.hub.ask(_HUB_READY, str(2 * core.NEIGHBOURS_AROUND))
+        ((ready, *_),) = self.hub.ask(_HUB_READY, str(2 * NEAREST))
         if ready is None:
             raise core.NotFound(
                 "this hub has no indexes for recall: `hub init --recall` makes them"
@@ -129,10 +131,7 @@ _HUB_READY = (
     "SELECT to_regclass('sediment.item_terms')::text, set_config('hnsw.ef_search', %s, false),"
     " set_config('hnsw.iterative_scan', 'relaxed_order', false)"
 )
-_HUB_NEAR = (
-    "SELECT space, id FROM sediment.chunk ORDER BY v <=> %s::halfvec"
-    f" LIMIT {core.NEIGHBOURS_AROUND}"
-)
+_HUB_NEAR = f"SELECT space, id FROM sediment.chunk ORDER BY v <=> %s::halfvec LIMIT {NEAREST}"
 _HUB_OF_TIME = (
     "SELECT space, id FROM sediment.item JOIN sediment.chunk USING (space, id)"
     f" WHERE created BETWEEN %s AND %s ORDER BY v <=> %s::halfvec LIMIT {2 * core.CANDIDATES}"
