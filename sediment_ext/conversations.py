@@ -139,8 +139,10 @@ def _keep_conversation(
     project = (stored and stored.project) or here or ""
     if stored and stored.project != project:
         _move_session(database, stored, project)
+    known: dict[str, str] = {}  # a secret that one turn gives away goes from all of them
+    for text in (text for turn in given.turns for text in turn[2:]):
+        core.redact(text[: 2 * core.CONTENT_MAX], core.redacts(), known=known)
     for turn in given.turns:
-        known: dict[str, str] = {}
         text, kinds = turn_text(turn, known)
         if (id := _id_to_keep(database, name, turn.key, text, known)) is None:
             continue

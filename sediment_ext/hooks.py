@@ -44,6 +44,7 @@ STANDING_AGE = 90 * 86_400  # seconds before the latest at which age counts half
 PROMPT_LEAST = 0.504
 PROMPT_EACH = 0.02  # similarity of each one; what is shown as 0.01 is not worth its tokens
 CAPTURE_TIME = 60  # seconds that one capture may take; the next one goes on
+READ_AGAIN = 2**22  # bytes of a session that is read whole: a turn may give away an earlier secret
 START, PROMPT, CAPTURE = "start", "prompt", "capture"
 # The events of clients, in lower case, and what is done at them.
 _HOOK_EVENTS = {
@@ -430,7 +431,8 @@ def _capture_session(
     failures."""
     name = conversations.session_name(client, session)
     kept = core.find_session(memory.database, name)
-    start = max(kept.resume, 0) if kept else 0
+    is_large = path.is_file() and path.stat().st_size > READ_AGAIN
+    start = max(kept.resume, 0) if kept and is_large else 0
     with memory.database.transaction() as connection:
         sql = "DELETE FROM meta WHERE key = ? RETURNING value"
         folder = connection.execute(sql, (f"{_HOOK_FOLDER}{name}",)).get

@@ -822,6 +822,25 @@ def switched_off(memory: Memory, variable: str) -> Iterator[None]:
         sediment_ext.hooks.switch_hooks(memory, ["capture"], on=True)
 
 
+def test_a_password_of_an_earlier_turn_is_left_out_of_what_a_hook_keeps_later(
+    memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    said = ["The db password is Geheim123!", "Mind the heron.", "Now try Geheim123! on staging."]
+    path = transcript(tmp_path, "heron", tmp_path / "p", len(said))
+    lines = path.read_text()
+    for number, text in enumerate(said):
+        lines = lines.replace(f"Where is the heron boat number {number}?", text)
+    whole = lines.splitlines(keepends=True)
+    for count in (len(whole) - 2, len(whole)):
+        path.write_text("".join(whole[:count]))
+        run_hook(memory, event("Stop", session_id="heron", transcript_path=str(path)))
+        sediment_ext.hooks.read_waiting(memory)
+    kept = [text for (text,) in memory.database.rows("SELECT content FROM items")]
+    assert len(kept) == 3
+    assert not any("Geheim" in text for text in kept)
+
+
 @pytest.mark.parametrize("variable", ["", "SEDIMENT_CONVERSATIONS", "SEDIMENT_HOOKS"])
 def test_what_was_said_while_capture_was_off_is_not_kept_later(
     memory: Memory, capturing: Callable[..., Any], tmp_path: Path, variable: str

@@ -293,6 +293,19 @@ def test_a_secret_of_one_half_of_a_turn_is_left_out_of_the_other(
     assert not memory.database.value("SELECT count(*) FROM items WHERE instr(content, 'Tr0ub')")
 
 
+def test_a_secret_of_one_turn_is_left_out_of_all_turns_of_its_session(memory: Memory) -> None:
+    before = ("I try Tr0ub4dor&3x on the heron box.", "It works.")
+    told = ("The db password is Tr0ub4dor&3x, please connect.", "Connected.")
+    after = ("Now try Tr0ub4dor&3x on staging, too.", "Tr0ub4dor&3x works there.")
+    unseen = "SELECT count(*) FROM items WHERE instr(content, 'Tr0ub')"
+    memory.add_conversations([said(before)])
+    assert memory.database.value(unseen) == 1
+    assert memory.add_conversations([said(before, told, after)])["turns"] == 3
+    assert memory.database.value(unseen) == 0
+    assert memory.add_conversations([said(before, told, after)])["turns"] == 0
+    assert memory.stats()["turns"] == 3
+
+
 @pytest.mark.parametrize("answer", ["", "I try Tr0ub4dor&3x."])
 def test_a_secret_that_the_rest_of_an_answer_gives_away_is_left_out_of_what_was_kept(
     memory: Memory, answer: str
