@@ -2778,11 +2778,24 @@ def fill_words(connection: apsw.Connection) -> None:
     )
 
 
+def renew_sync_rules(connection: apsw.Connection) -> None:
+    """Put this program's triggers and views for sync in the place of older ones."""
+    if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'replica'").get:
+        return
+    with contextlib.closing(apsw.Connection(":memory:")) as sound:
+        sound.execute(asset("schema.sql"))
+        sound.execute(asset("schema/sync.sql"), {"machine": "", "mark": "", "place": ""})
+        for kind, name, sql in sound.execute(_RULES):
+            connection.execute(f"DROP {kind} IF EXISTS {name}")
+            connection.execute(sql)
+
+
 # The `user_version` of the tables in assets/schema.sql, and the migrations since, each under the
 # version that it brings a file to.
 FIRST_VERSION = 13
 MIGRATIONS: dict[int, Callable[[apsw.Connection], None]] = {
     14: fill_words,  # full and half width are one, and so is a number with and without separators
+    15: renew_sync_rules,  # the states of sync tell what ended beside a live successor
 }
 
 
@@ -3400,13 +3413,16 @@ def check_compatible(connection: apsw.Connection, path: Path) -> None:
         raise another_programs(path)
     if fault := version_fault(connection, path):
         raise fault
-    for name, sql in connection.execute(_RULES):
-        if not any(_squeezed(sql) in _own_rules(file) for file in ("schema", "schema/sync")):
+    rules = _own_rules("schema"), _own_rules("schema/sync")
+    is_older = connection.pragma("user_version") < max(MIGRATIONS)  # which replaces them by ours
+    for kind, name, sql in connection.execute(_RULES):
+        own = f"CREATE {kind.upper()} {name} " if is_older else _squeezed(sql)
+        if not any(own in rule for rule in rules):
             reason = f"has {shown_value(name)} in it, which would change what is stored"
             raise DamagedError(f"{path} {reason}: `doctor --repair` leaves it out")
 
 
-_RULES = "SELECT name, sql FROM sqlite_schema WHERE type IN ('trigger', 'view')"
+_RULES = "SELECT type, name, sql FROM sqlite_schema WHERE type IN ('trigger', 'view')"
 
 
 def _squeezed(sql: str) -> str:
