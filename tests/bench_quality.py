@@ -10,6 +10,7 @@ sets of things and aspects teach nothing (`docs/ranking.md`). The last table has
 which a change is judged.
 
 PARTS are names of sets, `diaries`, `conversations`, `rivals`, `beginnings`, `things`, `aspects`,
+`judges` (those of things and aspects that taught nothing, which takes a minute or two),
 `names` (questions that name what no note names), `store` (what storing the diaries proposes),
 `prompts` (what the hook shows unasked), `talk` (what was said in conversations beside what was
 stored, for several TALK_LOSS) and `trials` (on the set that has a `temporal.jsonl`): ages,
@@ -291,6 +292,13 @@ def measure_stores(name: str) -> None:
             show(figure_name, *(figure(answered) for answered in found.values()))
 
 
+def judges() -> set[str]:
+    """The small stores' folders from which nothing is learned."""
+    from folds import JUDGES  # pyright: ignore[reportMissingImports]
+
+    return set(JUDGES)
+
+
 ENGLISH = {"first-days", "new-projects", "small-teams"}
 SMALL_STORES = {
     "beginnings": {
@@ -301,6 +309,11 @@ SMALL_STORES = {
     },
     "things": {f"Small stores of a few named things, {validated()}": THINGS},
     "aspects": {f"Small stores in which another aspect changed, {validated()}": ASPECTS},
+    "judges": {
+        "Small stores that taught nothing": [
+            folder for folder in (*THINGS, *ASPECTS) if folder.name in judges()
+        ]
+    },
 }
 STORE_FIGURES: dict[str, Callable[[list[Row]], str | float]] = {
     "first right, all facts": first("current", "constant", "literal", "period", "past"),
@@ -700,11 +713,9 @@ JUDGED: dict[str, Callable[[list[Row]], str | float]] = {
 
 def measure_judged() -> None:
     """All figures of what was asked, by the sets that a change is judged by."""
-    from folds import JUDGES  # pyright: ignore[reportMissingImports]
-
     told = [row for row in ANSWERS if row["way"] == "default" and "type" in row]
     groups = {
-        "teach nothing": [row for row in told if row.get("folder") in JUDGES],
+        "teach nothing": [row for row in told if row.get("folder") in judges()],
         **{name: [row for row in told if row["set"] == name] for name in JUDGED_SETS},
     }
     groups = {name: rows for name, rows in groups.items() if rows}
@@ -725,6 +736,7 @@ MEASURES: dict[str, Callable[[], None]] = {
     "beginnings": lambda: measure_stores("beginnings"),
     "things": lambda: measure_stores("things"),
     "aspects": lambda: measure_stores("aspects"),
+    "judges": lambda: measure_stores("judges"),
     "names": measure_names,
     "store": measure_store,
     "prompts": measure_prompts,
@@ -752,7 +764,7 @@ def main() -> None:
     known = [*sets, *MEASURES, *(["trials"] if given.data else [])]
     if wrong := set(given.parts) - set(known):
         sys.exit(f"error: no part {', '.join(sorted(wrong))}: there are {', '.join(known)}")
-    chosen = given.parts or known
+    chosen = given.parts or [name for name in known if name != "judges"]
     if wanted := {name: folders for name, folders in sets.items() if name in chosen}:
         measure_sets(wanted)
     for name, measure in MEASURES.items():
