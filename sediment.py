@@ -87,7 +87,6 @@ import os
 import re
 import shlex
 import signal
-import struct
 import sys
 import threading
 import time
@@ -107,11 +106,9 @@ import click
 
 if TYPE_CHECKING:
     import hashlib
-    import platform
     import random
     import shutil
     import subprocess
-    import tempfile
     import uuid
     from typing import NamedTuple
 
@@ -476,6 +473,19 @@ stop_syncing = late("sync.machines", "stop_syncing")
 end_with_parent = late("systems", "end_with_parent")
 process_exists = late("systems", "process_exists")
 wipe = late("erasing", "wipe")
+
+# What extensions are asked when something happens here: the functions as (module, name).
+LISTENERS = {
+    # (database, copy): change a copy that is to be restored; returns a remark.
+    "on_restore": (("sync.kept", "keep_sync"), ("conversations", "keep_forgotten")),
+    # (database, ids): what to say of memories that are forgotten.
+    "on_forget": (("sync.kept", "remark_on_forgotten"),),
+}
+
+
+def asked(event: str, *facts: Any) -> str:
+    """What the listeners of an event have to say."""
+    return "".join(late(*listener)(*facts) for listener in LISTENERS[event])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -1281,9 +1291,9 @@ def local_time(iso: str, length: int = 10) -> str:
     return moment.isoformat(" ")[:length]
 
 
-def similarity_text(score: float) -> str:
-    """A score as the original's clients read it: a string from "0.00" to "1.00"."""
-    return f"{min(1.0, max(0.0, score)):.2f}"
+def shown_score(score: float) -> float:
+    """A score as answers have it: from 0 to 1, with two digits."""
+    return round(min(1.0, max(0.0, float(score))), 2)
 
 
 def matching_form(text: str) -> str:
@@ -1399,6 +1409,19 @@ def one_line(text: str, width: int) -> str:
     """The beginning of a text on one line, cut with an ellipsis."""
     flat = " ".join(text[: width * 4].split())
     return flat if len(flat) <= width and len(text) <= width * 4 else flat[: width - 1] + "…"
+
+
+def number_of(count: int, noun: str) -> str:
+    """A count and what is counted: "1 file", "2 memories"."""
+    endings = {"y": f"{noun[:-1]}ies", "h": f"{noun}es"}
+    plural = endings.get(noun[-1], f"{noun}s")
+    return f"{count:,} {noun if count == 1 else plural}"
+
+
+def short_id(id: str) -> str:
+    """An id as people read it: of a UUID or hash the first eight characters, which commands take,
+    too."""
+    return id[:8] if re.fullmatch("[0-9a-f-]{32,}", id) else id
 
 
 def printable(text: str) -> str:
@@ -3495,7 +3518,7 @@ _UNFILLED = LazyPattern(r"\$\{|(?<!\w)\$\w|%\w+%")
 # whose config got its id from this database; one whose config had it before; an id that became
 # another one.
 PROJECT_KEY_KINDS = ("git:", "unborn:", "folder:", "given:", "named:", "moved:")
-_KEY_FOLDER = LazyPattern(r"(?:git|unborn|folder|given|named):(.+?)(?:[/\\]\.git)?(?::\d+)*")
+KEY_FOLDER = LazyPattern(r"(?:git|unborn|folder|given|named):(.+?)(?:[/\\]\.git)?(?::\d+)*")
 # The branches that a repository is known by: the first that is there, else what is checked out,
 # which may have nothing in common with the others, as the branch of a site often has not.
 _MAIN = (
@@ -3668,7 +3691,7 @@ class Projects:
             yield os.path.abspath(self.folder or ".")
         yield str(self.top)
         for (location,) in self.database.rows("SELECT location FROM projects"):
-            if found := _KEY_FOLDER.fullmatch(location):
+            if found := KEY_FOLDER.fullmatch(location):
                 yield found[1]
 
     def shown(self, path: str | Path) -> str:
@@ -3822,7 +3845,7 @@ class Projects:
         keys = [key for (key,) in self.database.rows(sql, self.current())]
         folders = git_folders(self.root) if self.root else None
         own = _git_key(folders[1]) if folders else ""
-        found = (_KEY_FOLDER.fullmatch(key) for key in keys if key != own)
+        found = (KEY_FOLDER.fullmatch(key) for key in keys if key != own)
         return [match[1] for match in found if match and os.path.isdir(match[1])]
 
     def _recorded_for(self, root: Path) -> str | None:
@@ -3970,17 +3993,10 @@ class Shown(NamedTuple):
 
 def shown_by(query: str, answer: dict[str, Any]) -> Shown:
     """What of an answer is counted as shown; results that hardly answer are not."""
-    rows = [row for row in answer["results"] if not _hardly_answers(row["similarity"])]
+    rows = [row for row in answer["results"] if row["similarity"] >= COUNTED_SIMILARITY]
     fitting = [row["id"] for row in rows if not row.keys() & {"unrelated", "cross_project"}]
     words = " ".join(re.findall(r"\w+", query.lower())) or query
     return Shown(sha256(words.encode())[:_HASH], [row["id"] for row in rows], fitting)
-
-
-def _hardly_answers(similarity: str) -> bool:
-    """Whether a result's similarity is low; "graph" stands for none."""
-    with contextlib.suppress(ValueError):
-        return float(similarity) < COUNTED_SIMILARITY
-    return False
 
 
 def count_access(connection: apsw.Connection, shown: Shown) -> None:
@@ -4379,7 +4395,7 @@ def shared_facts(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def _listed(row: dict[str, Any]) -> dict[str, Any]:
+def listed_facts(row: dict[str, Any]) -> dict[str, Any]:
     """What `list` returns of an item."""
     return shared_facts(row) | ({"chunked": True} if row["chunks"] > 1 else {})
 
@@ -4423,7 +4439,9 @@ def source_fields(row: dict[str, Any], projects: Projects) -> dict[str, str]:
 def items_as_returned(projects: Projects, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What list and get return of each item: facts, source, and the author elsewhere."""
     by_id = authors_by_id(projects.database, (row["id"] for row in rows))
-    return [_listed(row) | source_fields(row, projects) | by_id.get(row["id"], {}) for row in rows]
+    return [
+        listed_facts(row) | source_fields(row, projects) | by_id.get(row["id"], {}) for row in rows
+    ]
 
 
 def claim_model(connection: apsw.Connection, model: Model) -> bool:
@@ -6620,9 +6638,8 @@ def export_rows(database: Database) -> Iterator[dict[str, Any]]:
 
 
 def _decisions(database: Database) -> dict[str, dict[str, Any]]:
-    """What people decided about items, by id: how often they confirmed one, the ids that they took
-    apart from it or kept beside it, and those that were live beside it before one replaced the
-    other."""
+    """What people decided about items, by id: how often they confirmed one, and the ids that they
+    took apart from it or kept beside it."""
     sql = "SELECT item_id, validation_count FROM access_log WHERE validation_count > 0"
     counts = database.rows(sql)
     found: dict[str, dict[str, Any]] = {id: {"confirmed": count} for id, count in counts}
@@ -6637,10 +6654,6 @@ def _decisions(database: Database) -> dict[str, dict[str, Any]]:
     )
     for id, other in pairs:
         found.setdefault(id, {}).setdefault("kept_apart", []).append(other)
-    sql = "SELECT i.id, s.id FROM items i JOIN items s ON s.id = i.successor"
-    for pair in database.rows(f"{sql} WHERE {STOOD_BESIDE} ORDER BY i.seq"):
-        for id, other in (pair, pair[::-1]):
-            found.setdefault(id, {}).setdefault("beside", []).append(other)
     return found
 
 
@@ -6652,17 +6665,12 @@ def adopt_decisions(connection: apsw.Connection, row: dict[str, Any]) -> None:
         is_here = connection.execute("SELECT 1 FROM items WHERE id = ?", (other,)).get
         if is_here and not connection.execute(taken_apart(), (row["id"], other)).get:
             keep_apart(connection, other, row["id"])  # nothing came back here by an undo
-    sql = (
-        "SELECT s.id, i.id FROM items i JOIN items s ON s.id = i.successor"
-        " WHERE i.ended_by = 'replace' AND (?1, ?2) IN ((i.id, s.id), (s.id, i.id))"
-    )
-    for other in row["beside"]:
-        for front, old in fetch(connection, sql, row["id"], other):
-            add_history(connection, "replace", front, old, {"beside": 1, "imported": 1})
 
 
-_PRINTED = {"id", "content", "created", "created_at", "scope"}  # in each row that a command prints
-_IMPORTED = _PRINTED | {"project", "ended", *_ENDED, "confirmed", "kept_apart", "beside"}
+_IMPORTED = {
+    *("id", "content", "created", "created_at", "scope", "project"),
+    *("ended", *_ENDED, "confirmed", "kept_apart"),
+}
 
 
 def rows_in(lines: Iterable[Any]) -> Iterator[tuple[int, object]]:
@@ -6674,15 +6682,10 @@ def rows_in(lines: Iterable[Any]) -> Iterator[tuple[int, object]]:
         elif not isinstance(line, str):
             yield number, line
         elif line.strip():
-            yield number, _parsed(line)
-
-
-def _parsed(line: str) -> object:
-    """The JSON value of a line, None if it is no JSON."""
-    try:
-        return parse_json(line)
-    except (ValueError, RecursionError):
-        return None
+            try:
+                yield number, parse_json(line)
+            except (ValueError, RecursionError):
+                yield number, None
 
 
 def too_large(what: str) -> InvalidInput:
@@ -6743,15 +6746,14 @@ class Importer:
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
-        names = ("hidden", "forgotten", "moved", "renamed")
-        hidden, forgotten, moved, renamed = (self.counts.pop(name, 0) for name in names)
         refused = [{"line": line, "reason": reason} for line, reason in sorted(self.refused)]
-        remarks: dict[str, Any] = {"hidden_versions": hidden, "redacted": dict(self.redacted)}
-        remarks |= {"forgotten": forgotten, "unknown_fields": dict(self.unknown)}
-        notices = [f"{moved} rows of elsewhere came into this project"] if moved else []
-        notices += [f"{renamed} rows got new ids: the token is for one project"] if renamed else []
-        notices += self._on_lost_successors()
-        remarks["notice"] = "; ".join(notices)
+        remarks = {
+            "hidden_versions": self.counts.pop("hidden", 0),
+            "redacted": dict(self.redacted),
+            "forgotten": self.counts.pop("forgotten", 0),
+            "unknown_fields": dict(self.unknown),
+            "notice": "; ".join(self._on_lost_successors()),
+        }
         answer = {"success": not refused, **self.counts, "refused": refused}
         return answer | {name: value for name, value in remarks.items() if value}
 
@@ -6760,8 +6762,9 @@ class Importer:
         here = "SELECT i.id FROM json_each(?) j JOIN items i ON i.id = j.value"
         found = {id for (id,) in self.database.rows(here, json.dumps([*self._behind]))}
         if lost := sum(count for id, count in self._behind.items() if id not in found):
-            rows = "1 row is" if lost == 1 else f"{lost} rows are"
-            yield f"{rows} hidden behind memories that are not here: `undo ID` brings one back"
+            verb = "is" if lost == 1 else "are"
+            told = f"{number_of(lost, 'row')} {verb} hidden behind memories that are not here"
+            yield f"{told}: `undo ID` restores one"
 
     def _new_rows(
         self, batch: Iterable[tuple[int, object]]
@@ -6770,13 +6773,14 @@ class Importer:
         for number, value in batch:
             try:
                 row = self._checked(value)
+                if not self._is_new(row):
+                    continue
             except SedimentError as error:
                 self.refused.append((number, str(error)))
                 continue
-            if self._is_new(number, row):
-                self.redacted.update(row["redacted"])
-                self.unknown.update(row["unknown"])
-                yield number, row
+            self.redacted.update(row["redacted"])
+            self.unknown.update(row["unknown"])
+            yield number, row
 
     def _checked(self, row: object) -> dict[str, Any]:
         """A row as it is stored. Raises a SedimentError that says what is wrong with it."""
@@ -6784,6 +6788,8 @@ class Importer:
             raise row
         if not isinstance(row, dict):
             raise InvalidInput("not a JSON object in one line")
+        if row.keys() & {"position", "pages"} or row.keys() >= {"source", "created_at"}:
+            raise InvalidInput("this is a part of something longer: import what `export` writes")
         content = check_text(row.get("content"), "content", CONTENT_MAX)
         content, kinds = cleaned(content, self.allow_secrets)
         for name in ("id", "project", "successor"):
@@ -6791,57 +6797,27 @@ class Importer:
         created, ended = _time_of(row, "created"), _time_of(row, "ended")
         by, successor = row.get("ended_by"), row.get("successor")
         by = by if by is None else check_scope(by, WHY_ENDED, "ended_by")
-        named, id = self._project_of(row), row.get("id")
-        project = self.project if kept_to_one_project() else named
+        project, id = self._project_of(row), row.get("id")
         if (ended is None or by == PRUNED) != (successor is None):
             raise InvalidInput("ended_at and successor go together: give both or neither")
-        if successor is not None:
-            successor = self._id_here(successor)
-        decided = _decided(row)
-        for name in ("kept_apart", "beside"):
-            decided[name] = list(map(self._id_here, decided[name]))
-        if kept_to_one_project():
-            self._check_here({"successor": [successor] if successor else [], **decided})
         return {
             "redacted": kinds,
             "unknown": row.keys() - _IMPORTED,
-            "id": self._derived_id(content, project, created) if id is None else self._id_here(id),
+            "id": self._derived_id(content, project, created) if id is None else check_id(id),
             "content": content,
-            "part": _part_of(row),
             "project": project,
-            "is_elsewheres": named != project,
-            "given_id": id,
             "created_at": self._moment if created is None else created,
             "ended_at": ended,
             "ended_by": by if ended is not None else None,
-            "successor": successor,
-            **decided,
+            "successor": None if successor is None else check_id(successor),
+            **_decided(row),
         }
 
     def _project_of(self, row: dict[str, Any]) -> str | None:
         """The project that a row names, or is to be in where it names none."""
         if row.get("scope") is not None and check_scope(row["scope"]) == "global":
             return None
-        if row.get("project") is None:
-            return self.project
-        return check_project(row["project"])
-
-    def _id_here(self, given: object) -> str:
-        """The id of a row in this file. Where one project alone is seen, an id that is not there
-        becomes another, whether other projects have it or not: nothing tells which."""
-        id = check_id(given)
-        sql = "SELECT 1 FROM items WHERE id = ? AND ifnull(project_id, ?2) IS ?2"
-        if not kept_to_one_project() or self.database.value(sql, id, self.project):
-            return id
-        return str(uuid.uuid5(uuid.NAMESPACE_OID, to_json(["sediment", self.project, id])))
-
-    def _check_here(self, named: dict[str, Any]) -> None:
-        """NotFound for global ids, whose history the row would become a part of."""
-        sql = "SELECT 1 FROM items WHERE id = ? AND project_id IS NOT ?"
-        for name in ("successor", "kept_apart", "beside"):
-            for id in named[name]:
-                if self.database.rows(sql, id, self.project):
-                    raise NotFound(f"there is no {name} {id} in this project")
+        return self.project if row.get("project") is None else check_project(row["project"])
 
     def _derived_id(self, content: str, project: str | None, created: int | None) -> str:
         """The id of a row without one: the same for the n-th row of a project with this text and
@@ -6851,53 +6827,50 @@ class Importer:
         name = to_json(["sediment", self._nameless[facts], *facts])
         return str(uuid.uuid5(uuid.NAMESPACE_OID, name))
 
-    def _is_new(self, number: int, row: dict[str, Any]) -> bool:
-        """Whether a row is to be stored; else it is counted as existing, forgotten or refused."""
-        stored = self._batch.get(row["id"])
-        if stored is None:
-            stored = self._text_of(row["id"])
+    def _is_new(self, row: dict[str, Any]) -> bool:
+        """Whether a row is to be stored; else it is counted. Raises Conflict where its id is that
+        of another memory."""
+        id = row["id"]
+        sql = "SELECT content FROM items WHERE id = ?"
+        stored = self._batch.get(id) or self.database.value(sql, id)
         forgotten = "SELECT 1 FROM replica WHERE id = ? AND gone"
-        if stored is None and self._synced and self.database.value(forgotten, row["id"]):
+        if stored is None and self._synced and self.database.value(forgotten, id):
             self.counts["forgotten"] += 1
             return False
-        if stored is None and not row["part"]:
-            self._batch[row["id"]] = row["content"]
+        if stored is None:
+            self._batch[id] = row["content"]
             return True
-        if stored and (row["part"] or stored == row["content"]):
-            self.counts["existing"] += 1
-        else:
-            taken = f"the id {row['id']} is taken by another memory: forget that, or change this id"
-            self.refused.append((number, row["part"] or taken))
+        if stored != row["content"]:
+            raise Conflict(f"another memory has the id {id}: forget it, or change this id")
+        self.counts["existing"] += 1
         return False
-
-    def _text_of(self, id: str) -> str | None:
-        """The text of the item with this id; "" if it is of a project that must not be seen."""
-        sql = "SELECT iif(?1 OR ifnull(project_id, ?2) IS ?2, content, '') FROM items WHERE id = ?3"
-        return self.database.value(sql, not kept_to_one_project(), self.project, id)
 
     def _store(self, rows: list[tuple[int, dict[str, Any]]], made: Iterable[Item]) -> None:
         """Write the items made of the rows of a batch, in one transaction."""
         items = list(made)
-        late, new = [], Counter(stored=0)
+        new, refused, late = Counter(stored=0), [], []
         with self.database.transaction() as connection:
             vectors = any(item.vectors for item in items)
             usable = vectors and claim_model(connection, self.encoder.model)
             for (number, row), item in zip(rows, items, strict=True):
                 chain = item.successor, item.id
                 if item.successor and connection.execute(_COMES_BACK, chain).get:
-                    self.refused.append((number, f"{item.id} would be hidden behind itself"))
+                    reason = f"{item.id} would be hidden behind itself"
+                    refused.append((number, reason))
                 elif insert_item(connection, item if usable else item._replace(vectors=[])):
                     adopt_decisions(connection, row)
-                    hidden, moved = item.ended_at is not None, row["is_elsewheres"]
-                    renamed = row["given_id"] not in (None, item.id)
-                    new.update(stored=1, hidden=hidden, moved=moved, renamed=renamed)
+                    new.update(stored=1, hidden=item.ended_at is not None)
                     self._behind.update([item.successor] if item.successor else [])
                 else:  # another process stored it a moment ago
                     late.append((number, row))
         self.counts.update(new)
+        self.refused += refused
         self._batch.clear()
         for number, row in late:
-            self._is_new(number, row)
+            try:
+                self._is_new(row)
+            except Conflict as error:
+                self.refused.append((number, str(error)))
 
     def _item(self, row: dict[str, Any]) -> Item:
         facts = row["id"], row["content"], row["project"], row["created_at"]
@@ -6916,28 +6889,13 @@ def _time_of(row: dict[str, Any], name: str) -> int | None:
 
 
 def _decided(row: dict[str, Any]) -> dict[str, Any]:
-    """The checked fields of `_decisions`: confirmed, kept_apart and beside."""
-    confirmed = row.get("confirmed") or 0
+    """The checked fields of `_decisions`: confirmed and kept_apart."""
+    confirmed, ids = row.get("confirmed") or 0, row.get("kept_apart") or []
     if type(confirmed) is not int or not 0 <= confirmed < 2**31:
         raise InvalidInput(f"confirmed must be a whole number, not {shown_value(confirmed)}")
-    decided: dict[str, Any] = {"confirmed": confirmed}
-    for name in ("kept_apart", "beside"):
-        ids = row.get(name) or []
-        if not isinstance(ids, list):
-            raise InvalidInput(f"{name} must be a list of ids, not {shown_value(ids)}")
-        decided[name] = list(map(check_id, ids))
-    return decided
-
-
-def _part_of(row: dict[str, Any]) -> str:
-    """Why a row that `recall` printed is not the whole of a memory; "" when it is."""
-    if row.keys() >= _PRINTED and re.search(r"#\d+\Z", str(row.get("source"))):
-        return "this is of a conversation: `import --from` its client keeps that"
-    if row.keys() >= _PRINTED and "source" in row:
-        return "this stands in a file: `index` that, and it is found here"
-    if row.keys() >= _PRINTED and row.keys() & {"position", "pages"}:
-        return "this is a part of a long memory: `get` and `export` give all of it"
-    return ""
+    if not isinstance(ids, list):
+        raise InvalidInput(f"kept_apart must be a list of ids, not {shown_value(ids)}")
+    return {"confirmed": confirmed, "kept_apart": list(map(check_id, ids))}
 
 
 def batches(rows: Iterable[Any], size: int) -> Iterator[list[Any]]:
@@ -6986,7 +6944,6 @@ def no_constant(name: str) -> None:
 # The sources of conversations, whose files are on no disk.
 CONVERSATION_SOURCES = f"SELECT id FROM sources WHERE path = '{CONVERSATIONS}'"
 RECORD_COLUMNS = "size, changed_at, touched_at, read_at, digest"
-COMPACTION_KEY = "compacting:"  # the key of a plan, before the folder of the notes
 FORGOTTEN_SIZE = -2  # the size in the row of a session that was forgotten
 
 
@@ -6999,7 +6956,6 @@ class Session(NamedTuple):
 
 
 PROMPT_LABEL, ANSWER_LABEL = "User: ", "\n\nAssistant: "
-HALF_TURN = CONTENT_MAX // 2 - 20  # for _PROMPT and _ANSWER
 
 
 def prompt_of(content: str) -> str:
@@ -7022,28 +6978,6 @@ def is_session(projects: Projects, id: object) -> bool:
     is_name = isinstance(id, str) and ":" in id and id.isprintable()
     kept = find_session(projects.database, str(id)) if is_name else None
     return kept is not None and kept.project in ("", projects.current())
-
-
-def write_session(connection: apsw.Connection, name: str, project: str, resume: int) -> int | None:
-    """Store how far a session was read; the id of its file, None if it was forgotten."""
-    now = time.time_ns()
-    source = connection.execute(
-        "INSERT INTO sources(path, project_id, options) VALUES(?, ?, '{}')"
-        " ON CONFLICT DO UPDATE SET options = '{}' RETURNING id",
-        (CONVERSATIONS, project),
-    ).get
-    return connection.execute(
-        f"INSERT INTO files({RECORD_COLUMNS}, path, project_id, source, dated)"
-        " VALUES(?1, ?2, ?2, ?2, x'', ?3, ?4, ?5, 1) ON CONFLICT(path, project_id) DO UPDATE"
-        " SET source = ?5, size = ?1, changed_at = ?2, read_at = ?2"
-        f" WHERE size <> {FORGOTTEN_SIZE} RETURNING id",
-        (resume, now, name, project, source),
-    ).get
-
-
-# The key in meta, before a session's name, of how much of it is never to be stored, as keeping was
-# off when it was said; and the end of its value, until a hook finds that keeping is on again.
-UNKEPT, STILL = "unheard:", " still"
 
 
 # The key in meta, before a turn's id, of the session in which it was forgotten: a fork has it, too.
@@ -7079,27 +7013,9 @@ class Check(NamedTuple):
     detail: str = ""
 
 
-def row_checks() -> dict[str, str]:
-    """The query for each kind of row that must not be there."""
-    return dict(re.findall(r"^-- (.+)\n(SELECT[^;]+);", asset("schema/checks.sql"), re.MULTILINE))
-
-
-def check_rows(connection: apsw.Connection) -> Iterator[Check]:
-    """Whether the tables agree with one another."""
-    for kind, sql in row_checks().items():
-        if found := [str(row[0]) for row in connection.execute(sql)]:
-            yield Check("tables", "broken", f"{len(found)} {kind}: {some_of(found)}")
-
-
 def some_of(names: list[str], most: int = 3) -> str:
     """The first names, and a mark where there are more."""
     return ", ".join(names[:most]) + ", …" * (len(names) > most)
-
-
-def check_texts(connection: apsw.Connection) -> dict[str, int]:
-    """{id: seq} of the items whose text is not what was stored, as far as hashes tell."""
-    items = connection.execute("SELECT id, seq, content, text_hash FROM items")
-    return {id: seq for id, seq, content, stored in items if text_hash(content) != stored}
 
 
 def unreadable_texts(connection: apsw.Connection) -> Iterator[tuple[str, str, bytes, str]]:
@@ -7116,10 +7032,10 @@ def unreadable_texts(connection: apsw.Connection) -> Iterator[tuple[str, str, by
             deque(connection.execute(f"SELECT {', '.join(columns)} FROM {table}"), maxlen=0)
         except UnicodeDecodeError:
             for column in columns:
-                yield from _unreadable_in(connection, table, column)
+                yield from unreadable_in(connection, table, column)
 
 
-def _unreadable_in(
+def unreadable_in(
     connection: apsw.Connection, table: str, column: str
 ) -> Iterator[tuple[str, str, bytes, str]]:
     name = "CAST(id AS BLOB)" if table == "items" else f"CAST('{table}' AS BLOB)"
@@ -7132,75 +7048,24 @@ def _unreadable_in(
 def unreadable_phrase(connection: apsw.Connection) -> str:
     """How many texts are not UTF-8, and where; "" where all can be read."""
     places = [place for *_, place in unreadable_texts(connection)]
-    return f"{len(places)} texts that are not UTF-8: {some_of(places)}" if places else ""
-
-
-def check_spans(connection: apsw.Connection) -> list[int]:
-    """The seqs of the items whose chunks are out of order, or leave out some of the text."""
-    spans: dict[int, list[tuple[int, int, int]]] = {}
-    sql = 'SELECT item, position, start, "end" FROM chunks ORDER BY item, position'
-    for item, *span in connection.execute(sql):
-        spans.setdefault(item, []).append(tuple(span))
-    items = connection.execute("SELECT seq, content FROM items")
-    return [item for item, content in items if not spans_cover(content, spans.get(item, []))]
-
-
-def spans_cover(content: str, spans: list[tuple[int, int, int]]) -> bool:
-    """Whether spans (position, start, end) follow each other and leave out nothing but blanks."""
-    covered = 0
-    for number, (position, start, end) in enumerate(spans):
-        if position != number or not start < end <= len(content) or content[covered:start].strip():
-            return False
-        covered = max(covered, end)
-    return bool(spans) and not content[covered:].strip()
-
-
-def check_words(connection: apsw.Connection) -> list[int]:
-    """The chunks of which the word index holds other words than their texts have.
-
-    Of each chunk, hashes of its postings are added and those of its text's words subtracted.
-    """
-    balance: Counter[int] = Counter()
-    for stem, chunk, column, place in connection.execute("SELECT * FROM temp.postings"):
-        balance[chunk] += hash((stem, column, place))
-    tokenizer = connection.fts5_tokenizer("porter", ["unicode61", "remove_diacritics", "2"])
-    for chunk, *texts in connection.execute(CHUNK_TEXTS):
-        for column, text in zip(("text", "context"), texts, strict=True):
-            stems = tokenizer(spaced(text).encode(), apsw.FTS5_TOKENIZE_DOCUMENT, None)
-            for place, (_, _, stem) in enumerate(stems):
-                balance[chunk] -= hash((stem, column, place))
-    return [chunk for chunk, left in balance.items() if left]
-
-
-def check_vectors(connection: apsw.Connection, dimension: int) -> list[int]:
-    """The chunks whose vector is not one of this length, or not of length 1."""
-    wrong: list[int] = []
-    rows = connection.execute("SELECT chunk, vector FROM vectors")
-    for batch in batches(rows, EXAMINE_BATCH):
-        sound = [row for row in batch if len(row[1]) == 4 * dimension]
-        wrong += {row[0] for row in batch} - {row[0] for row in sound}
-        if sound:
-            lengths = numpy.linalg.norm(stack_vectors(sound), axis=1)  # 0 where a vector is noise
-            far = abs(lengths - 1) >= 0.001
-            wrong += [row[0] for row, bad in zip(sound, far, strict=True) if bad]
-    return wrong
+    return f"{number_of(len(places), 'text')} not in UTF-8: {some_of(places)}" if places else ""
 
 
 def check_pages(connection: apsw.Connection) -> str:
     """What SQLite finds wrong with the file, and in which tables; "" when it is sound."""
-    found = _complaints(connection, "PRAGMA integrity_check(20)")
+    found = complaints(connection, "PRAGMA integrity_check(20)")
     if found == ["ok"]:
         return ""
     with contextlib.suppress(Exception):  # where not even the list of tables can be read
         sql = "SELECT name FROM sqlite_schema WHERE type = 'table' AND rootpage"
         names = [row[0] for row in connection.execute(sql)]
         sql = "PRAGMA integrity_check('{}')"
-        hit = [name for name in names if _complaints(connection, sql.format(name)) != ["ok"]]
+        hit = [name for name in names if complaints(connection, sql.format(name)) != ["ok"]]
         found += [f"hit: {', '.join(hit)}"] if hit else []
     return "; ".join(found)
 
 
-def _complaints(connection: apsw.Connection, sql: str) -> list[str]:
+def complaints(connection: apsw.Connection, sql: str) -> list[str]:
     """The lines of an integrity check, with the error that ended it, each once."""
     found: list[str] = []
     try:
@@ -7212,32 +7077,11 @@ def _complaints(connection: apsw.Connection, sql: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def rebuild_derived(connection: apsw.Connection, encoder: Encoder) -> None:
-    """Make anew what is derived and does not agree with the texts, within a transaction of the
-    caller. Chunks without a vector are queued."""
-    extension("repair").mend_file_parts(connection)
-    for table, column in MENTIONS:
-        connection.execute(f"DELETE FROM {table} WHERE {column} NOT IN (SELECT id FROM items)")
-    connection.execute(asset("sql/mend_items.sql"))
-    extension("repair").mend_chunks(connection, encoder)
-    wrong = [(chunk,) for chunk in check_vectors(connection, _dimension(connection, encoder))]
-    connection.executemany("DELETE FROM vectors WHERE chunk = ?", wrong)
-    connection.execute("""
-        DELETE FROM vectors WHERE chunk NOT IN (SELECT id FROM chunks);
-        DELETE FROM pending;
-        INSERT INTO pending SELECT id FROM chunks WHERE id NOT IN (SELECT chunk FROM vectors);
-    """)
-    fill_words(connection)
-    new_generation(connection)
-
-
-def _dimension(connection: apsw.Connection, encoder: Encoder) -> int:
+def vector_dimension(connection: apsw.Connection, encoder: Encoder) -> int:
     """How many numbers each of the file's vectors has, or is to have."""
     noted = meta_value(connection, "dimension") or str(encoder.model.dimension)
     if not noted.isdecimal():
-        raise DamagedError(
-            f"the file says that its vectors are {shown_value(noted)} long: `reindex`"
-        )
+        raise DamagedError(f"{shown_value(noted)} is not a length of vectors: run `reindex`")
     return int(noted)
 
 
@@ -7259,11 +7103,11 @@ def backup_database(database: Database, path: str | Path) -> dict[str, Any]:
     """Copy the database into one file, and read that back."""
     target = check_name(absolute_path(path))
     if target.name == "-" or target.is_dir():
-        raise InvalidInput(f"{target} is no name of a file: give another")
+        raise InvalidInput(f"{target} is not a file name: give another")
     database.must_exist()
     database.refuse_own(target)
     if not target.parent.is_dir():
-        raise DatabaseError(f"{target} cannot be written: there is no folder {target.parent}")
+        raise DatabaseError(f"cannot write {target}: there is no folder {target.parent}")
     with contextlib.suppress(DatabaseError):  # a file that cannot be written is copied too
         if not os.path.lexists(target):  # noted before, since the process may be killed on the way
             _note_copy(database, target)
@@ -7271,7 +7115,7 @@ def backup_database(database: Database, path: str | Path) -> dict[str, Any]:
         copy_database(database.reader(), target, unreadable_phrase)
     with contextlib.closing(open_connection(target)) as copy:  # which stays as it is
         counts = count_items(copy)
-    message = f"Copied {counts_phrase(counts)} to {target}, and read the copy back."
+    message = f"Copied {counts_phrase(counts)} to {target} and verified the copy."
     facts = {"path": str(target), "bytes": target.stat().st_size, **counts}
     return {"success": True, **facts, "message": message}
 
@@ -7281,7 +7125,7 @@ def _note_copy(database: Database, copy: Path) -> None:
         note_copy(connection, copy)
 
 
-def _database_counts(database: Database, where: str = "true", *values: Any) -> dict[str, int]:
+def database_counts(database: Database, where: str = "true", *values: Any) -> dict[str, int]:
     with database.translate_errors():
         return count_items(database.reader(), where, *values)
 
@@ -7299,12 +7143,12 @@ def restore_database(database: Database, path: str | Path) -> dict[str, Any]:
         kept = _take_contents(database, draft)
     finally:
         draft.unlink(missing_ok=True)
-    counts = _database_counts(database)
+    counts = database_counts(database)
     message = f"Restored {counts_phrase(counts)} from {source}."
     answer = {"success": True, "path": str(source), **counts}
     if kept:
         answer["kept"] = str(kept)
-        message += f" What was there before is in {kept}."
+        message += f" The previous database is in {kept}."
     return answer | {"message": message + remarks}
 
 
@@ -7314,7 +7158,7 @@ def _draft_of_copy(database: Database, source: Path, draft: Path) -> str:
     with database.translate_errors(source), contextlib.closing(open_connection(source)) as given:
         check_compatible(given, source)
         if not given.pragma("user_version"):
-            raise DatabaseError(f"{source} holds nothing: choose another file")
+            raise DatabaseError(f"{source} is empty: choose another file")
         if found := check_pages(given) or unreadable_phrase(given):
             raise DatabaseError(f"{source} {_DAMAGED_COPY.format(source)} ({found})")
         copy_database(given, draft)
@@ -7328,7 +7172,7 @@ def _draft_of_copy(database: Database, source: Path, draft: Path) -> str:
         copy.pragma("foreign_keys", True)
         _keep_tokens(database, copy)
         _keep_copies(database, copy, source)
-        remarks = _keep_sync(database, copy) + _keep_forgotten(database, copy)
+        remarks = asked("on_restore", database, copy)
         if remarks or copy.pragma("page_size") != size:  # no page keeps what was forgotten
             copy.execute(f"PRAGMA page_size = {size}; VACUUM")
     return remarks
@@ -7349,71 +7193,6 @@ def _keep_tokens(database: Database, copy: apsw.Connection) -> None:
     with contextlib.suppress(DamagedError):
         rows = database.rows("SELECT * FROM tokens")
         copy.executemany("INSERT INTO tokens VALUES(?, ?, ?, ?, ?)", rows)
-
-
-def _keep_sync(database: Database, copy: apsw.Connection) -> str:
-    """Let a copy sync as this database does, or not at all, so that somebody else's copy does not
-    sync with their machines; and bring back nothing that was forgotten here. Returns a remark."""
-    here: dict[str, list[Any]] = {}
-    with contextlib.suppress(DamagedError):
-        if is_synced(database):
-            here = {name: database.rows(f"SELECT * FROM {name}") for name in ("spaces", "machines")}
-            sql = "SELECT id, project, gone FROM replica WHERE gone"
-            here |= {"gone": database.rows(sql), "clock": database.rows("SELECT * FROM clock")}
-    if not copy.execute("SELECT 1 FROM sqlite_schema WHERE name = 'replica'").get:
-        if "clock" not in here:
-            return ""
-        me = {"machine": here["clock"][0][1], "mark": "", "place": ""}
-        copy.execute(asset("schema/sync.sql"), me)
-    elif "clock" not in here:
-        place = copy.execute("SELECT place FROM clock").get
-        stop_syncing(copy)
-        remedy = "`sync --to` and `sync --share` have this file do so"
-        return f" The copy syncs with {place}: {remedy}." if place else ""
-    with copy:
-        forgotten = sync_as(copy, **here)
-    return f" Forgotten since, and not brought back: {forgotten}." if forgotten else ""
-
-
-def _keep_forgotten(database: Database, copy: apsw.Connection) -> str:
-    """Let no conversation come back that was never to be kept again. Returns a remark."""
-    names, notes = list[Any](), list[Any]()
-    with contextlib.suppress(DamagedError):
-        for prefix in (UNKEPT, FORGOTTEN):
-            notes += database.rows(f"SELECT key, value FROM meta WHERE key GLOB '{prefix}*'")
-        sql = f"SELECT path, project_id FROM files WHERE size = {FORGOTTEN_SIZE}"
-        names = database.rows(f"{sql} AND source IN ({CONVERSATION_SOURCES})")
-    forgotten = 0
-    with copy:
-        for name, project in names:
-            forgotten += forget_session(copy, name) > 0
-            write_session(copy, name, project, FORGOTTEN_SIZE)  # also one that the copy has not
-        copy.executemany("INSERT OR REPLACE INTO meta VALUES(?, ?)", notes)
-    remark = f" Conversations forgotten since, and not brought back: {forgotten}."
-    return remark if forgotten else ""
-
-
-def sync_as(
-    copy: apsw.Connection, clock: list[Any], spaces: list[Any], machines: list[Any], gone: list[Any]
-) -> int:
-    """Have a copy sync as these rows say, and send all again. Returns how many of its memories
-    were erased, since they were forgotten later."""
-    t, machine, mark, number, _, place, _ = clock[0]
-    copy.execute(
-        "UPDATE clock SET t = max(t, ?), number = max(number, ?) + 1, machine = ?, mark = ?,"
-        " place = ?, cursor = '{}', applying = 1",
-        (t, number, machine, mark, place),
-    )
-    copy.execute("UPDATE replica SET number = (SELECT number FROM clock)")
-    copy.execute("DELETE FROM spaces; DELETE FROM machines")
-    copy.executemany("INSERT INTO spaces VALUES(?, ?)", spaces)
-    copy.executemany("INSERT INTO machines VALUES(?, ?, ?, ?)", machines)
-    forgotten = sum(erase_item(copy, id, alone=True) for id, *_ in gone)
-    columns = "replica(id, project, gone, number)"
-    sql = f"INSERT OR REPLACE INTO {columns} SELECT ?, ?, ?, number FROM clock"
-    copy.executemany(sql, gone)
-    copy.execute("UPDATE clock SET applying = 0")
-    return forgotten
 
 
 def _take_contents(database: Database, new: Path) -> Path | None:
@@ -7459,367 +7238,6 @@ def exchange_file(database: Database, new: Path, kept: Path) -> None:
 
 # Checks of everything, and repair
 
-# The libraries that a report of a fault names.
-REPORTED = ("click", "numpy", "onnxruntime", "tokenizers", "waitress", "watchfiles")
-
-
-def run_checks(database: Database, encoder: Encoder) -> dict[str, Any]:
-    """What the checks of the file, its contents and the program find: {healthy, checks}."""
-    checks = [*_check_file(database), *check_contents(database, encoder)]
-    checks += _check_program(database, encoder)
-    healthy = all(check.status != "broken" for check in checks)
-    return {"healthy": healthy, "checks": [check._asdict() for check in checks]}
-
-
-def _check_file(database: Database) -> Iterator[Check]:
-    path = database.path
-    if not path.exists():
-        yield Check("file", "ok", f"{path} is not there yet: the first store makes it")
-        return
-    if path.is_dir():
-        yield Check("file", "broken", f"{path} is a folder: name a file in it")
-        return
-    yield Check("file", "ok", f"{path}, {database.size():,} bytes")
-    for place, allowed in ((path, 0o600), (path.parent, 0o755)):
-        if mode := mode_beyond(place, allowed):
-            yield Check("permissions", "warning", f"{place} is open to others ({mode:o})")
-    if os.access(path, os.R_OK) and not is_writable(path):  # else another check tells
-        detail = f"{path} or its folder cannot be written: nothing can be stored"
-        yield Check("permissions", "warning", detail)
-    if drafts := ", ".join(draft.name for draft in abandoned_drafts(path)):
-        remedy = "the next `restore` or `doctor --repair` removes them"
-        detail = f"left by processes that were killed: {drafts}; {remedy}"
-        yield Check("drafts", "warning", detail)
-    free = free_bytes(path.parent)
-    if free < max(FREE_MIN, database.size()):
-        yield Check("space", "warning", f"{free:,} bytes are free: a copy needs as many again")
-
-
-def check_contents(database: Database, encoder: Encoder) -> Iterator[Check]:
-    """Whether the pages are sound, and the tables agree with the texts."""
-    check_log(database.path)
-    if not database.path.exists():
-        return
-    try:
-        if fault := fault_of_pages(database):
-            yield fault
-            return
-        yield Check("pages", "ok", "SQLite finds the file sound")
-        with database.snapshot():
-            yield from _check_tables(database.reader(), encoder)
-            if waiting := count_pending(database):
-                yield Check("queue", "ok", f"{waiting:,} chunks wait for their vectors")
-    except DatabaseError as error:
-        name = "pages" if isinstance(error, DamagedError) else "access"
-        yield Check(name, "broken", str(error))
-
-
-def fault_of_pages(database: Database) -> Check | None:
-    """What is wrong with the pages or the schema; DatabaseError for a file that is not ours."""
-    # By a new connection: in one that knew the index before, FTS5 takes others' writes for damage.
-    with database.translate_errors(), contextlib.closing(open_connection(database.path)) as own:
-        if found := check_pages(own):
-            return Check("pages", "broken", found)
-        if any(_unreadable_in(own, "sqlite_schema", "sql")):
-            return Check("schema", "broken", "what describes the tables is not UTF-8")
-        check_compatible(own, database.path)
-        if missing := missing_in_schema(own):
-            return Check("schema", "broken", f"missing: {', '.join(missing)}")
-    return None
-
-
-def _check_tables(connection: apsw.Connection, encoder: Encoder) -> Iterator[Check]:
-    if found := unreadable_phrase(connection):
-        yield Check("texts", "broken", found)
-        return  # the other checks read them
-    wrong = list(check_rows(connection))
-    if changed := check_texts(connection):
-        detail = f"{len(changed)} texts that are not what was stored: {some_of([*changed])}"
-        wrong.append(Check("texts", "broken", detail))
-    vectors = check_vectors(connection, _dimension(connection, encoder))
-    for name, found, kind in (
-        ("chunks", check_spans(connection), "texts that their chunks do not cover"),
-        ("words", check_words(connection), "chunks whose words are not their text's"),
-        ("vectors", vectors, "vectors that are none"),
-    ):
-        if found:
-            wrong.append(Check(name, "broken", f"{len(found)} {kind}"))
-    yield from wrong
-    if not wrong:
-        counts = count_items(connection)
-        for name in ("chunks", "vectors"):
-            counts[name] = connection.execute(f"SELECT count(*) FROM {name}").get
-        yield Check("tables", "ok", f"{counts_phrase(counts)} agree with the texts")
-
-
-def _check_program(database: Database, encoder: Encoder) -> Iterator[Check]:
-    try:
-        encoder.model.check(full=True)
-        if encoder.model.destination:
-            yield _check_service(encoder)
-        else:
-            encoder.embed(PROBE)
-            yield Check("model", "ok", f"{encoder.model.name}, every byte as it should be")
-        with contextlib.suppress(DatabaseError):
-            if not same_model(database, encoder.model):
-                remedy = "found by words alone: `reindex` makes them anew"
-                yield Check("model", "warning", f"the vectors are of another model, {remedy}")
-    except ModelError as error:
-        yield Check("model", "broken", str(error))
-    python = ".".join(map(str, sys.version_info[:3]))
-    versions = f"Sediment {__version__}, Python {python}, SQLite {_describe_sqlite()}"
-    yield Check("program", "ok", versions)
-
-
-def _check_service(encoder: Encoder) -> Check:
-    """Whether a service gives a vector; and a reminder that texts are sent to it."""
-    where = f"texts are sent to {encoder.model.destination}"
-    try:
-        encoder.embed(PROBE)
-    except ServiceError as error:
-        return Check("model", "warning", f"{where}; {error}")
-    dimension = encoder.model.dimension
-    return Check("model", "ok", f"{where}; {encoder.model.name} gives {dimension} numbers for each")
-
-
-def describe_program(database: Database) -> dict[str, str]:
-    """What a report of a fault needs, whatever is broken; changes nothing. Settings are named
-    without their values, which may be keys, and paths without the home folder."""
-    import locale
-
-    python = f"{platform.python_implementation()} {platform.python_version()}"
-    return {
-        "sediment": __version__,
-        "model": _or_fault(_describe_model),
-        "database": _or_fault(lambda: _describe_file(database)),
-        "sqlite": _describe_sqlite(),
-        "libraries": ", ".join(map(_describe_library, REPORTED)),
-        "python": f"{python}, {_without_home(sys.executable)}",
-        "program": _without_home(str(Path(__file__).resolve())),
-        "system": f"{platform.platform()}, {os.cpu_count()} processors, {locale.getencoding()}",
-        "set": ", ".join(settings_in_use()) or "nothing",
-    }
-
-
-def _describe_library(name: str) -> str:
-    from importlib import metadata
-
-    try:
-        return f"{name} {metadata.version(name)}"
-    except metadata.PackageNotFoundError:
-        return f"{name} is missing"
-
-
-def _or_fault(describe: Callable[[], str]) -> str:
-    """A description, or why there is none."""
-    try:
-        return describe()
-    except SedimentError as error:
-        return _without_home(str(error))
-
-
-def _without_home(text: str) -> str:
-    here = home()
-    return text.replace(str(here), "~") if here and len(here.parts) > 1 else text
-
-
-def _describe_model() -> str:
-    model = open_encoder(resident=False).model
-    where = f"are sent to {model.destination}" if model.destination else "stay here"
-    return f"{model.name}: texts {where}, {model.digest}"
-
-
-def _describe_sqlite() -> str:
-    versions = f"{apsw.sqlite_lib_version()}, apsw {apsw.apsw_version()}"
-    with contextlib.closing(apsw.Connection(":memory:")) as connection:
-        if load_distance(connection):
-            return f"{versions}, sqlite-vec {connection.execute('SELECT vec_version()').get}"
-    return f"{versions}, without sqlite-vec"
-
-
-def _describe_file(database: Database) -> str:
-    path = database.path
-    if not path.exists():
-        return f"{_without_home(str(path))}, not there yet"
-    with database.translate_errors(), contextlib.closing(open_read_only(path)) as own:
-        check_compatible(own, path)
-        schema = f"schema {own.pragma('user_version')} of {max(MIGRATIONS)}"
-    return f"{_without_home(str(path))}, {database.size():,} bytes, {schema}"
-
-
-# Making all chunks and vectors anew
-
-_UNSTAGED = (
-    f"SELECT seq, content, file IS NOT NULL AND content_type <> '{CONVERSATION}' FROM items"
-    " WHERE seq > ? AND seq <= ?"
-    " AND NOT EXISTS(SELECT 1 FROM staged WHERE item = seq) ORDER BY seq"
-)
-_STAGE = (  # unless the item was forgotten meanwhile
-    "INSERT OR IGNORE INTO staged SELECT ?1, ?2, ?3, ?4, ?5, ?6"
-    " WHERE EXISTS(SELECT 1 FROM items WHERE seq = ?1)"
-)
-_STAGE_LATE = (  # what was stored meanwhile, without its vectors if they are of another model
-    'INSERT INTO staged SELECT c.item, c.position, c.start, c."end", c.context,'
-    " coalesce(v.vector, x'') FROM chunks c LEFT JOIN vectors v ON v.chunk = c.id AND ?"
-    " WHERE c.item NOT IN (SELECT item FROM staged)"
-)
-
-
-def reindex_database(
-    database: Database, encoder: Encoder, progress: Progress, stop: Stop
-) -> dict[str, Any]:
-    """Stage new chunks and vectors of all items that are there now, then replace the old ones.
-    What is stored meanwhile keeps its own vectors or is left pending, so that this comes to an end.
-    Raises DatabaseError where another process does the same for another model."""
-    database.must_exist()
-    goal = f"{encoder.model.digest} {CHUNKER}"
-    with database.transaction() as connection:
-        if meta_value(connection, "reindex") != goal:
-            connection.execute("DELETE FROM staged")
-            set_meta(connection, "reindex", goal)
-    last, end = 0, database.value("SELECT coalesce(max(seq), 0) FROM items")
-    progress(database.value("SELECT count(DISTINCT item) FROM staged"))
-    while batch := database.rows(f"{_UNSTAGED} LIMIT {REINDEX_BATCH}", last, end):
-        if stop():
-            return {"success": False, "message": "Interrupted: reindex goes on from here."}
-        rows = _staged_rows(database, encoder, batch)
-        with database.transaction() as connection:
-            _check_goal(connection, goal)
-            connection.executemany(_STAGE, rows)
-        progress(len(batch))
-        last = batch[-1][0]
-    _switch(database, goal, encoder.model)
-    chunks, counts = database.value("SELECT count(*) FROM chunks"), _database_counts(database)
-    made = f"{chunks:,} chunk{'s' * (chunks != 1)} of {counts_phrase(counts)}"
-    message = f"Made {made} anew, with {encoder.model.name}."
-    return {"success": True, **counts, "chunks": chunks, "message": message}
-
-
-def _staged_rows(
-    database: Database, encoder: Encoder, items: list[tuple[int, str, bool]]
-) -> list[tuple[Any, ...]]:
-    rows, texts = [], []
-    for item, content, is_part in items:
-        if not is_part:
-            chunks = split_text(content, encoder.fits)
-        else:  # it cannot be cut without the rest of its file: `index` looks again
-            sql = 'SELECT start, "end", context FROM chunks WHERE item = ? ORDER BY position'
-            chunks = [Chunk(*row) for row in database.rows(sql, item)]
-        rows += [(item, position, *chunk) for position, chunk in enumerate(chunks)]
-        texts += [embedding_text(content, chunk) for chunk in chunks]
-    vectors = encoder.embed_all(texts, patient=True)
-    return [(*row, vector) for row, vector in zip(rows, vectors, strict=True)]
-
-
-def _check_goal(connection: apsw.Connection, goal: str) -> None:
-    """DatabaseError when what is staged is by now for another model or chunker."""
-    if meta_value(connection, "reindex") != goal:
-        raise DatabaseError("another process made all vectors anew meanwhile: see `status`")
-
-
-def _switch(database: Database, goal: str, model: Model) -> None:
-    """Replace all chunks and vectors by those staged, and add what was stored meanwhile."""
-    with database.transaction() as connection:
-        _check_goal(connection, goal)
-        connection.execute(_STAGE_LATE, (claim_model(connection, model),))
-        replace_chunks(connection, "staged")
-        connection.execute("""
-            INSERT INTO pending SELECT id FROM chunks WHERE id NOT IN (SELECT chunk FROM vectors);
-            DELETE FROM staged;
-            DELETE FROM embeddings;
-            UPDATE files SET digest = x'';
-            DELETE FROM meta WHERE key IN
-                ('model_name', 'model_digest', 'model_probe', 'dimension', 'reindex');
-        """)
-        fill_words(connection)
-        new_generation(connection)
-        claim_model(connection, model)
-
-
-# Hiding and erasing what is old
-
-
-def prune_items(
-    database: Database,
-    before: int,
-    scope: tuple[str, tuple[str | None, ...]],
-    confirmed: bool,
-    all_machines: bool,
-    dry_run: bool,
-) -> dict[str, Any]:
-    """Hide what is older than a time (unix seconds) in a scope, and was not shown since."""
-    doomed, kept = _prunable(database, before, scope, confirmed, all_machines)
-    if not dry_run and doomed:
-        with database.transaction() as connection:
-            doomed, kept = _prunable(database, before, scope, confirmed, all_machines)  # by now
-            for row in doomed:
-                prune_item(connection, row["id"])
-    answer = {"count": len(doomed), "items": doomed, "kept": kept}
-    return answer | ({"dry_run": True} if dry_run else {})
-
-
-_SHARED = "shared"  # why something is not pruned: nobody here knows who recalled it elsewhere
-
-
-def _prunable(
-    database: Database,
-    before: int,
-    scope: tuple[str, tuple[str | None, ...]],
-    confirmed: bool,
-    all_machines: bool,
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """What is older than a time: what is to be hidden, and what stays, with the reasons."""
-    where, values = scope
-    spaces = "SELECT project FROM spaces" if is_synced(database) and not all_machines else "NULL"
-    sql = (
-        f"SELECT {ITEM_COLUMNS}, a.last_accessed_at, a.validation_count,"
-        " EXISTS(SELECT 1 FROM items o WHERE o.successor = i.id),"
-        f" coalesce(coalesce(i.project_id, '') IN ({spaces}), false)"
-        " FROM items i LEFT JOIN access_log a ON a.item_id = i.id"
-        f" WHERE {where} AND i.created_at < {before:d} ORDER BY i.created_at, i.seq"
-    )
-    doomed, kept = [], []
-    for *columns, shown, validations, newer, in_space in database.rows(sql, *values):
-        reasons = [f"recalled {iso_time(shown)[:10]}"] if (shown or 0) >= before else []
-        reasons += ["confirmed"] if validations and not confirmed else []
-        reasons += ["in another's place"] if newer and not confirmed else []
-        reasons += [_SHARED] if in_space else []
-        row = _listed(item_from(tuple(columns)))
-        kept.append(row | {"why": ", ".join(reasons)}) if reasons else doomed.append(row)
-    return doomed, kept
-
-
-def purge_items(database: Database, project: str | None, dry_run: bool) -> dict[str, Any]:
-    """Erase what `prune` has hidden in a project (None = global), or only list it."""
-    sql = (
-        f"SELECT {ITEM_COLUMNS} FROM items i WHERE ended_by = '{PRUNED}' AND ended_at IS NOT NULL"
-        f" AND project_id IS ?{_ENDED_HERE if is_synced(database) else ''}"
-        " ORDER BY created_at, seq"
-    )
-    rows = list(map(item_from, database.rows(sql, project)))
-    texts = texts_of(database.reader(), [row["id"] for row in rows])
-    if rows and not dry_run:
-        with database.transaction() as connection:
-            rows = list(map(item_from, fetch(connection, sql, project)))  # some may be live again
-            texts = texts_of(connection, [row["id"] for row in rows])
-            for row in rows:
-                erase_item(connection, row["id"])
-        wipe(database, texts)
-    count = f"{len(rows)}{_and_versions(len(texts) - len(rows))}"
-    if dry_run:
-        message = f"Pruned memories that would be erased: {count}."
-        items = list(map(_listed, rows))
-        return {"count": len(rows), "items": items, "dry_run": True, "message": message}
-    message = f"Pruned memories erased: {count}."
-    return {"count": len(rows), **left_in_copies(database), "message": message}
-
-
-# What others have pruned is theirs to erase, unless they moved it to where none here sees it.
-_ENDED_HERE = (
-    " AND NOT EXISTS(SELECT 1 FROM replica r WHERE r.id = i.id AND r.project ="
-    " coalesce(i.project_id, '') AND r.end_w NOT IN (SELECT name FROM machines WHERE mine))"
-)
-
 
 def left_in_copies(database: Database) -> dict[str, list[str]]:
     """Remove what killed processes left beside the file. Returns {copies?}: where erased texts may
@@ -7829,86 +7247,46 @@ def left_in_copies(database: Database) -> dict[str, list[str]]:
     return {"copies": kept} if kept else {}
 
 
-def _and_versions(count: int) -> str:
-    return f", and {count} hidden version(s)" if count else ""
+def and_versions(count: int) -> str:
+    return f" and {number_of(count, 'older version')}" if count else ""
 
 
-def database_stats(
-    database: Database, encoder: Encoder, project: str | None, verify: bool
-) -> dict[str, Any]:
+def database_stats(projects: Projects, encoder: Encoder, verify: bool) -> dict[str, Any]:
     """What there is: the file, its counts, the project, the model."""
-    model, count = encoder.model, "SELECT count(*) FROM items i WHERE"
+    database, project, model = projects.database, projects.current(), encoder.model
     if verify:
         model.check(full=True)
-    own, values = (IN_OWN_SCOPE, (project,)) if kept_to_one_project() else ("true", ())
+    alone, count = kept_to_one_project(), "SELECT count(*) FROM items i WHERE"
+    own, values = (IN_OWN_SCOPE, (project,)) if alone else ("true", ())
     chunks = f"SELECT count(*) FROM {{}} JOIN items i ON i.seq = c.item WHERE {own}"
     pending = chunks.format("pending p JOIN chunks c ON c.id = p.chunk")
+    clones = [] if alone else projects.other_clones()
+    shared = f"{', '.join(clones)} (`init --new-project` separates this clone)"
     return {
         "database": str(database.path),
         "exists": database.path.exists(),
-        **({} if values else {"bytes": database.size()}),
+        **({} if alone else {"bytes": database.size()}),
         "schema": max(MIGRATIONS),
-        **_database_counts(database, own, *values),
+        **database_counts(database, own, *values),
         "chunks": database.value(chunks.format("chunks c"), *values),
         "pending_chunks": database.value(pending, *values),
         "project": project,
         "project_items": database.value(f"{count} {IS_MEMORY} AND i.project_id = ?", project),
         "global_items": database.value(f"{count} {_MEMORY_GLOBAL}"),
-        **_model_facts(database, encoder),
+        **model_facts(database, encoder),
         **({"verified": True} if verify else {}),
+        **({"shared_with": shared} if clones else {}),
     }
 
 
-def _model_facts(database: Database, encoder: Encoder) -> dict[str, Any]:
+def model_facts(database: Database, encoder: Encoder) -> dict[str, Any]:
     """{model, dimension, same_model?}: the last, whether the file's vectors are of it, is not known
     of a service that was not asked yet."""
     model = encoder.model
-    dimension = model.dimension or _dimension(database.reader(), encoder)
+    dimension = model.dimension or vector_dimension(database.reader(), encoder)
     is_known = not model.destination or model.probe
     same = {"same_model": same_model(database, model)} if is_known else {}
     return {"model": model.name, "dimension": dimension, **same}
-
-
-def recall_status(projects: Projects, encoder: Encoder) -> dict[str, Any]:
-    """How recall stands: the database, the model, what weighs how much, and each source."""
-    extension("notes").finish_compactions(projects.database)
-    database, here, model = projects.database, projects.current(), encoder.model
-    vector_weight, text_weight = check_weights(None, None) or ("automatic", "automatic")
-    memories = f"SELECT count(*) FROM items i WHERE {IS_MEMORY} AND {IN_OWN_SCOPE}"
-    indexes = {"project": extension("files").Files(projects, encoder, here)} if here else {}
-    indexes["global"] = extension("files").Files(projects, encoder, None)
-    sources = [
-        files.facts(source, scope) for scope, files in indexes.items() for source in files.sources()
-    ]
-    return {
-        "database": str(database.path),
-        "bytes": database.size(),
-        "project": here,
-        "memories": database.value(memories, here),
-        **_model_facts(database, encoder),
-        **({"texts_go_to": model.destination} if model.destination else {}),
-        **sent_before(database.reader(), model),
-        "vector_weight": vector_weight,
-        "text_weight": text_weight,
-        "candidates": check_candidates(None),
-        "cached_vectors": database.value("SELECT count(*) FROM embeddings"),
-        "pending_chunks": count_pending(database),
-        "sources": sources,
-        "dirty": sum(len(row[kind]) for row in sources for kind in ("new", "changed", "missing")),
-    }
-
-
-def probe(database: Database, encoder: Encoder, found: int) -> dict[str, Any]:
-    """What a real embedding, and a real search with so many results, show: {embedding, search,
-    sqlite_vec}."""
-    vector = encoder.embed(PROBE)
-    numbers = struct.unpack(f"<{len(vector) // 4}f", vector)
-    database.reader()
-    return {
-        "embedding": f"{len(numbers)} numbers of length {math.hypot(*numbers):.3f}",
-        "search": f"{found} results",
-        "sqlite_vec": "works" if database.has_distance else "is not there: numpy does it",
-    }
 
 
 # ---------------------------------------------------------------------------------------------
@@ -7981,13 +7359,14 @@ def own_item(projects: Projects, id: object, action: str) -> dict[str, Any]:
         raise Conflict(f"{action} by {PREFIX_MIN} characters of the id or more: {row['id']}")
     check_own(projects, row, "change")
     if row["ended_at"] is not None and (front := standing_for(projects.database, row["id"])):
+        front = short_id(front)
         remedies = {
             "forget": f"`forget {front}` deletes both",
             "replace": f"name {front} instead",
             "move": f"`move {front}` moves both",
         }
-        reason = f"{row['id']} was replaced by {front}: {remedies[action]}"
-        raise NotFound(reason, f", `undo {row['id']}` restores it")
+        reason = f"{short_id(row['id'])} was replaced by {front}: {remedies[action]}"
+        raise NotFound(reason, f", `undo {short_id(row['id'])}` restores it")
     if row["content_type"] == CONVERSATION:
         reason = f"{row['id']} was said in {source_of(row, projects)}"
         raise InvalidInput(f"{reason}: `forget {row['path']}` erases that conversation")
@@ -8014,8 +7393,9 @@ def check_own(projects: Projects, row: dict[str, Any], verb: str) -> None:
 def check_reach(old: dict[str, Any], project: str | None, instead: str) -> None:
     """Conflict where a global memory would be hidden behind one of a single project."""
     if old["project_id"] is None and project is not None:
-        reason = f"{old['id']} holds in every project, what is to replace it in one alone"
-        raise Conflict(f"{reason}: {instead}", f", or `move {old['id']} project` first")
+        id = short_id(old["id"])
+        reason = f"{id} is global, but the memory that is to replace it is in one project"
+        raise Conflict(f"{reason}: {instead}", f", or `move {id} project` first")
 
 
 def standing_for(database: Database, id: str) -> str | None:
@@ -8376,7 +7756,7 @@ class Search(View):
         if hidden := len(hits) - len(kept):
             answer["held_back"] = hidden
         if not kept:
-            answer["message"] = nothing_found(hidden, min_score)
+            answer["message"] = "Nothing found."
         return answer
 
     def _notice(self) -> dict[str, str]:
@@ -8469,7 +7849,7 @@ class Search(View):
             if edge.kind == CO_ACCESSED:
                 row["reason"] = f"answered {edge.count} questions together with {edge.id}"
             else:
-                row |= {"similarity": "graph", "graph_expanded": True, "rel_type": edge.label}
+                row |= {"graph_expanded": True, "rel_type": edge.label}
             row["beginning"] = item["content"][:PREVIEW]
             if self.projects.is_foreign(item):
                 row["cross_project"] = True
@@ -8498,7 +7878,7 @@ class Search(View):
             raise InvalidInput(f"{row['id']} has pages 1 to {len(pages)}, not {number}")
         start, end = pages[number - 1]
         result = items_as_returned(self.projects, [row])[0]
-        result |= {"content": content[start:end], "similarity": "1.00"}
+        result |= {"content": content[start:end], "similarity": 1.0}
         if self.projects.is_foreign(row):
             result["cross_project"] = True
         if len(pages) > 1:
@@ -8558,9 +7938,9 @@ def result_of(row: dict[str, Any], hit: Hit, items: dict[int, dict[str, Any]]) -
     the newer one that may have made it obsolete, and an earlier version that is much nearer to the
     question: what is asked may stand in that alone."""
     content, (position, start, end) = row["content"], hit.span
-    result = shared_facts(row) | {"similarity": similarity_text(hit.score)}
+    result = shared_facts(row) | {"similarity": shown_score(hit.score)}
     if abs(hit.score - hit.cosine) > 0.001:
-        result["raw_similarity"] = similarity_text(hit.cosine)
+        result["raw_similarity"] = shown_score(hit.cosine)
     if row["chunks"] > 1:
         result["content"] = content[start:end]
         result["beginning"] = content[:PREVIEW]
@@ -8571,7 +7951,7 @@ def result_of(row: dict[str, Any], hit: Hit, items: dict[int, dict[str, Any]]) -
     if hit.others:
         result["named_instead"] = [*hit.others]
     if hit.newer and (newer := items.get(hit.newer[0])):
-        result["newer"] = _named(newer) | {"probability": f"{hit.newer[1]:.2f}"}
+        result["newer"] = _named(newer) | {"probability": shown_score(hit.newer[1])}
     if version := items.get(hit.nearer or 0):
         result["nearer_version"] = _named(version)
     return result
@@ -8588,15 +7968,6 @@ def kept_hits(hits: list[Hit], least: float, min_score: float | None) -> list[Hi
     if min_score is not None:
         return [hit for hit in hits if hit.score >= min_score]
     return relevant(hits, least)
-
-
-def nothing_found(hidden: int, min_score: float | None) -> str:
-    """What is said of an empty answer, of which so many weak matches are hidden."""
-    if not hidden:
-        return "Nothing found."
-    matches = "1 weak match" if hidden == 1 else f"{hidden} weak matches"
-    reason = "Nothing found" if min_score is None else f"Nothing scores {min_score:g} or more"
-    return f"{reason}. ({matches} hidden.)"
 
 
 def paginate(text: str) -> list[tuple[int, int]]:
@@ -8692,7 +8063,7 @@ class Storing(View):
         if twin and not contested and (answer := self._confirm(twin, old)):
             return answer
         if created > time.time():
-            remark += f", dated {local_time(iso_time(created))}, which is still to come"
+            remark += f", dated {local_time(iso_time(created))}, which is in the future"
         item = prepare_item(self.database, self.encoder, new_id(), content, project, created)
         # Other versions may have come after the same text: the one stored now is the newest.
         ended = {twin: "repeat"} if twin else {}
@@ -8710,8 +8081,8 @@ class Storing(View):
         remark += f" ({self.encoder.trouble})" if self.encoder.trouble else ""
         answer = _store_answer(item, next(reversed(ended), None), outdated, remark)
         if outdated:
-            command = f"sediment replace OLD {item.id}{self.projects.option()}"
-            answer["advice"] = f"`{command}` hides an older one behind it."
+            command = f"sediment replace OLD {short_id(item.id)}{self.projects.option()}"
+            answer["advice"] = f"Does this replace one of these? `{command}`"
         return answer
 
     def _confirm(self, twin: str, old: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -8730,10 +8101,10 @@ class Storing(View):
                 end_item(connection, gone["id"], twin, "replace", at, beside=True)
         scope = "project" if project else "global"
         answer = {"success": True, "id": twin, "scope": scope, "already_stored": True}
-        message = "This text was stored already: counted as confirmed"
+        message = "This text was stored before; it counts as confirmed"
         if old:
             answer["replaced_id"] = old["id"]
-            message += f", replaced {old['id']}"
+            message += f" and replaced {short_id(old['id'])}"
         return answer | {"message": message + "."}
 
     def _is_contested(self, id: str, until: int) -> bool:
@@ -8803,7 +8174,9 @@ class Storing(View):
     def _described(self, found: list[tuple[str, float]]) -> list[dict[str, Any]]:
         """What `store` tells of outdated items, but for those that were just forgotten."""
         rows = ((find_item(self.database, id), chance) for id, chance in found)
-        return [shared_facts(row) | {"probability": f"{chance:.2f}"} for row, chance in rows if row]
+        return [
+            shared_facts(row) | {"probability": shown_score(chance)} for row, chance in rows if row
+        ]
 
     def _write(
         self,
@@ -8849,14 +8222,13 @@ def _store_answer(
     answer: dict[str, Any] = {"success": True, "id": item.id, "scope": scope}
     if old:
         answer["replaced_id"] = old
-        message += f", replaced {old}"
-    if outdated:
-        answer["may_replace"] = outdated
+        message += f"; it replaced {short_id(old)}"
     if not item.vectors:
         pending = answer["pending_chunks"] = len(item.chunks)
-        message += f"; {pending} chunks are found by their words until their vectors are made"
+        message += f"; found by words alone until {number_of(pending, 'vector')} are ready"
     if outdated:
-        message += ". If it makes one of may_replace obsolete, store it again to replace that one"
+        answer["may_replace"] = outdated
+        message += "; it may replace an older memory"
     answer["message"] = message + "."
     return answer
 
@@ -8907,7 +8279,7 @@ class Consolidator:
     def run(self, dry_run: bool, progress: Progress, stop: Stop) -> dict[str, Any]:
         """What `Memory.consolidate` does and returns."""
         if not same_model(self.database, self.encoder.model):
-            raise ModelError("the vectors here are of another model: nothing was compared")
+            raise ModelError("the vectors come from another model: run `reindex` first")
         if dry_run:
             return self._consolidated(self._proposed(stop))
         done: list[tuple[str, Pair]] = []
@@ -9006,7 +8378,7 @@ class Consolidator:
                 "action": status,
                 "keep": self._facts_of(pair.keep),
                 "other": self._facts_of(pair.other),
-                "similarity": similarity_text(pair.similarity),
+                "similarity": shown_score(pair.similarity),
                 "reasons": pair.reasons,
             }
             for status, pair in done
@@ -9043,14 +8415,26 @@ def replace_item(projects: Projects, old: str, new: str) -> dict[str, Any]:
     with projects.database.transaction(create=False) as connection:
         gone, stays = (item_to_replace(projects, id) for id in (old, new))
         if gone["id"] == stays["id"]:
-            raise Conflict(f"{gone['id']} cannot replace itself: name another memory")
-        check_reach(gone, stays["project_id"], f"`move {stays['id']} global`")
+            raise Conflict(f"{short_id(gone['id'])} cannot replace itself: name another memory")
+        check_reach(gone, stays["project_id"], f"`move {short_id(stays['id'])} global`")
         at = ended_when(gone["created_at"], stays["created_at"])
         end_item(connection, gone["id"], stays["id"], "replace", at, beside=True)
         count_validation(connection, stays["id"])
-    message = f"{gone['id']} is hidden behind {stays['id']}; `undo {gone['id']}` brings it back."
+    old, new = short_id(gone["id"]), short_id(stays["id"])
+    message = f"{new} replaced {old}; `undo {old}` restores it."
     ids = {"id": stays["id"], "replaced_id": gone["id"]}
     return {"success": True, **ids, "message": message}
+
+
+def keep_both_items(projects: Projects, old: str, new: str) -> dict[str, Any]:
+    """Settle that both memories hold: what `Memory.keep_both` returns."""
+    with projects.database.transaction() as connection:
+        ids = [own_item(projects, id, "replace")["id"] for id in (old, new)]
+        if ids[0] == ids[1]:
+            raise InvalidInput(f"{short_id(ids[0])} is given twice: name two memories")
+        keep_apart(connection, *ids)
+    names = " and ".join(map(short_id, ids))
+    return {"success": True, "message": f"{names} both stay."}
 
 
 def pairs_to_review(projects: Projects) -> dict[str, Any]:
@@ -9064,7 +8448,7 @@ def pairs_to_review(projects: Projects) -> dict[str, Any]:
             elsewhere.update(foreign)
         elif len(rows) == 2:  # else one was forgotten a moment ago
             old, new = map(shared_facts, rows)
-            pairs.append({"old": old, "new": new, why: f"{share:.2f}"})
+            pairs.append({"old": old, "new": new, why: shown_score(share)})
     answer: dict[str, Any] = {"count": len(pairs), "pairs": pairs}
     if elsewhere and crosses_projects():
         answer["other_projects"] = dict(elsewhere)
@@ -9097,7 +8481,7 @@ def undo_item(projects: Projects, id: str) -> dict[str, Any]:
     meant = _to_bring_back(projects, id)
     with projects.database.transaction() as connection:
         if _is_live(connection, meant):  # another process was quicker
-            raise NotFound(f"{meant} is live already: nothing to undo")
+            raise NotFound(f"{short_id(meant)} is live already: nothing to undo")
         old = _to_bring_back(projects, id)
         row, steps = given_item(projects, old), _steps_back(connection, old)
         front = steps[0][1]
@@ -9106,15 +8490,15 @@ def undo_item(projects: Projects, id: str) -> dict[str, Any]:
         twin = same_text(connection, row["content"], row["project_id"])
         swaps = [ahead for back, ahead in steps if _take_back(connection, back, ahead)]
     answer: dict[str, Any] = {"success": True, "restored": old}
-    message = f"{old} is live again"
+    message = f"Restored {short_id(old)}"
     if swaps:
         answer["hidden"] = swaps[0]
-        hidden = f"{swaps[0]} and {len(swaps) - 1} more are" if swaps[1:] else f"{swaps[0]} is"
-        message += f", and {hidden} hidden behind it"
+        hidden = f"{short_id(swaps[0])} and {len(swaps) - 1} more are"
+        message += f"; {hidden if swaps[1:] else f'{short_id(swaps[0])} is'} hidden behind it"
     else:
         message += _what_stays(projects.database, row, front)
     if twin not in (None, front):
-        message += f"; {twin} says the same: `forget` one of the two"
+        message += f"; {short_id(twin)} says the same: `forget` one of the two"
     return answer | {"message": message + "."}
 
 
@@ -9124,8 +8508,9 @@ def _what_stays(database: Database, row: dict[str, Any], front: str | None) -> s
     stays = database.value("SELECT coalesce(successor, id) FROM items WHERE id = ?", successor)
     if stays is None or stays == front == successor:  # it was pruned, or merged with that
         return ""
-    place = "" if stays == successor else f" hidden behind {stays}"
-    return f", and {successor} stays{place}: `replace {row['id']} {stays}` takes this back"
+    old, kept, front = map(short_id, (row["id"], successor, stays))
+    place = "" if stays == successor else f" hidden behind {front}"
+    return f"; {kept} stays{place}. `replace {old} {front}` undoes this"
 
 
 def _steps_back(connection: apsw.Connection, old: str) -> list[tuple[str, str | None]]:
@@ -9208,8 +8593,9 @@ def _to_bring_back(projects: Projects, id: str) -> str:
         return hidden
     sql = "SELECT id FROM items WHERE successor = ? AND ended_by = 'undo' ORDER BY ended_at DESC"
     if front := projects.database.value(sql, row["id"]):
-        raise NotFound(f"{row['id']} is live since an undo: `undo {front}` takes that back")
-    raise NotFound(f"{row['id']} has neither replaced nor been merged with anything")
+        undo = f"`undo {short_id(front)}` undoes that"
+        raise NotFound(f"{short_id(row['id'])} was restored by an undo: {undo}")
+    raise NotFound(f"{short_id(row['id'])} has replaced nothing and was merged with nothing")
 
 
 def move_item(projects: Projects, id: str, scope: str) -> dict[str, Any]:
@@ -9220,8 +8606,8 @@ def move_item(projects: Projects, id: str, scope: str) -> dict[str, Any]:
         if scope == "project" and project is None:
             raise InvalidInput(f"there is no project here ({projects.nowhere()})")
         id = move_versions(connection, projects, id, project)
-    message = f"{id} is in {scope} scope now."
-    message += f" {before} is hidden where it was shared." if id != before else ""
+    message = f"Moved {short_id(id)} to {scope} scope."
+    message += f" {short_id(before)} is hidden where it was shared." if id != before else ""
     return {"success": True, "id": id, "scope": scope, "message": message}
 
 
@@ -9232,19 +8618,19 @@ def move_versions(
     None, to every one; returns its whole id. One that other machines know gets a new id, and is
     pruned where it was: machines find a memory by its id in one project."""
     row = own_item(projects, id, "move")
-    scope = "project" if project else "global"
+    scope, told = "project" if project else "global", short_id(row["id"])
     if row["project_id"] == project:
-        raise Conflict(f"{row['id']} is nowhere else: {scope} scope has it already")
+        raise Conflict(f"{told} is in {scope} scope already")
     if twin := same_text(connection, row["content"], project):
-        raise Conflict(f"{twin} says the same in {scope} scope: `forget` one of the two")
+        raise Conflict(f"{short_id(twin)} says the same in {scope} scope: `forget` one of the two")
     if projects_of_versions(projects.database, row["id"]) - {None, projects.current()}:
-        reason = f"{row['id']} has taken the place of another project's memory"
-        raise Conflict(f"{reason}: store it anew in {scope} scope")
-    versions = fetch(connection, _LINEAGE.format("i.id, i.project_id"), row["id"])
+        reason = f"{told} replaced another project's memory"
+        raise Conflict(f"{reason}: store it again in {scope} scope")
+    versions = fetch(connection, LINEAGE.format("i.id, i.project_id"), row["id"])
     moved = [(id, before) for id, before in versions if before != project]
     if _known_to_others(projects.database, [id for id, _ in moved]):
         if row["ended_at"] is not None:
-            raise Conflict(f"{row['id']} was pruned: `undo {row['id']}` first")
+            raise Conflict(f"{told} was pruned: `undo {told}` first")
         prune_item(connection, row["id"])
         return _copy_item(connection, row, project)
     for id, before in moved:
@@ -9281,15 +8667,10 @@ def _copy_item(connection: apsw.Connection, row: dict[str, Any], project: str | 
 def forget_items(projects: Projects, ids: Sequence[str]) -> dict[str, Any]:
     """Erase items, or whole sessions: what `Memory.forget` returns."""
     sessions = list(dict.fromkeys(id for id in ids if is_session(projects, id)))
-    ambiguous = [name for name in sessions if is_own_memory(projects, name)]
-    for name in sessions:
-        for row in items_beginning(projects, name):
-            if row["id"] != name:
-                reason = f"{name} is a conversation, and the memory {row['id']} begins so"
-                raise InvalidInput(f"{reason}: forget that first, by its whole id")
-    items = (id for id in ids if id not in sessions or id in ambiguous)
+    # A memory that was imported may have the name of a session as its id: both go.
+    items = (id for id in ids if id not in sessions or is_own_memory(projects, id))
     doomed = list(dict.fromkeys(own_item(projects, id, "forget")["id"] for id in items))
-    remark = _remark_on_sync(projects.database, doomed)
+    remark = asked("on_forget", projects.database, doomed)
     with projects.database.transaction() as connection:
         for id in doomed:
             own_item(projects, id, "forget")  # another process may have been quicker
@@ -9297,13 +8678,11 @@ def forget_items(projects: Projects, ids: Sequence[str]) -> dict[str, Any]:
         erased = sum(erase_item(connection, id) for id in doomed)
         for name in sessions:
             forget_session(connection, name)
-    older = _and_versions(erased - len(doomed))
-    doomed += [name for name in sessions if name not in ambiguous]
+    older = and_versions(erased - len(doomed))
+    doomed += [name for name in sessions if name not in doomed]
     wipe(projects.database, texts)
-    both = " (a conversation and a memory)"
-    names = ", ".join(f"{id}{both * (id in ambiguous)}" for id in doomed)
     answer = {"success": True, "ids": doomed} | left_in_copies(projects.database)
-    return answer | {"message": f"Deleted {names}{older}.{remark}"}
+    return answer | {"message": f"Deleted {', '.join(map(short_id, doomed))}{older}.{remark}"}
 
 
 def is_own_memory(projects: Projects, id: str) -> bool:
@@ -9312,26 +8691,8 @@ def is_own_memory(projects: Projects, id: str) -> bool:
     return row is not None and not projects.is_foreign(row)
 
 
-def _remark_on_sync(database: Database, ids: list[str]) -> str:
-    """What happens on other machines to memories that are forgotten here."""
-    if not is_synced(database):
-        return ""
-    sql = (
-        "SELECT number IS NULL, project IN (SELECT project FROM spaces) FROM replica"
-        " WHERE id IN (SELECT value FROM json_each(?))"
-    )
-    rows = database.rows(sql, json.dumps(ids))
-    if any(shared for _, shared in rows):
-        return " Where it was sent it goes with the next `sync`; `sync --status` says where."
-    if any(sent for sent, _ in rows):
-        if not database.value("SELECT place FROM clock"):
-            return " It stays where it was sent until this memory syncs there again."
-        return " It stays where it was sent until the project is shared again: `sync --share NAME`."
-    return ""
-
-
 # An item and all that it replaced, was merged with, or was replaced by, oldest first.
-_LINEAGE = (
+LINEAGE = (
     "WITH RECURSIVE lineage(id) AS (SELECT ?1 UNION"
     " SELECT n.id FROM items n JOIN lineage l ON n.successor = l.id UNION"
     " SELECT n.successor FROM items n JOIN lineage l ON n.id = l.id"
@@ -9342,13 +8703,13 @@ _LINEAGE = (
 
 def projects_of_versions(database: Database, id: str) -> set[str | None]:
     """The projects of an item and of all its versions; None is global."""
-    return {project for (project,) in database.rows(_LINEAGE.format("i.project_id"), id)}
+    return {project for (project,) in database.rows(LINEAGE.format("i.project_id"), id)}
 
 
 def history_of(projects: Projects, id: str) -> dict[str, Any]:
     """What happened to an item: what `Memory.history` returns."""
     row = visible_item(projects, id)
-    rows = [*map(item_from, projects.database.rows(_LINEAGE.format(ITEM_COLUMNS), row["id"]))]
+    rows = [*map(item_from, projects.database.rows(LINEAGE.format(ITEM_COLUMNS), row["id"]))]
     pairs = zip(rows, items_as_returned(projects, rows), strict=True)
     versions = [facts | {"live": version["ended_at"] is None} for version, facts in pairs]
     ids = json.dumps([version["id"] for version in versions])
@@ -9362,37 +8723,6 @@ def history_of(projects: Projects, id: str) -> dict[str, Any]:
         for at, action, item, key, other in projects.database.rows(sql, ids)
     ]
     return {"id": row["id"], "versions": versions, "events": events}
-
-
-def graph_of(projects: Projects, id: str) -> dict[str, Any]:
-    """An item's neighbourhood: what `Memory.graph` returns."""
-    row = visible_item(projects, id)
-    lineage = [id for (id,) in projects.database.rows(_LINEAGE.format("i.id"), row["id"])]
-    edges = projects.database.rows(
-        "SELECT from_id, to_id, edge_type, rel_type, strength, count FROM graph_edges"
-        " WHERE from_id = ?1 OR to_id = ?1 OR edge_type = 'supersedes' AND from_id IN"
-        " (SELECT value FROM json_each(?2)) ORDER BY edge_type, strength DESC, count DESC",
-        row["id"],
-        json.dumps(lineage),
-    )
-    ids = dict.fromkeys([row["id"], *lineage, *(end for edge in edges for end in edge[:2])])
-    found = {id: find_item(projects.database, id) for id in ids}
-    nodes = {id: item for id, item in found.items() if item and may_read(projects, item)}
-    return {
-        **shared_facts(row),
-        "nodes": [_node(projects, item) for item in nodes.values()],
-        "edges": [_edge(edge) for edge in edges if nodes.keys() >= set(edge[:2])],
-    }
-
-
-def _node(projects: Projects, row: dict[str, Any]) -> dict[str, Any]:
-    node = shared_facts(row) | source_fields(row, projects) | {"live": row["ended_at"] is None}
-    return node | ({"cross_project": True} if projects.is_foreign(row) else {})
-
-
-def _edge(row: tuple[Any, ...]) -> dict[str, Any]:
-    names = ("from", "to", "type", "label", "strength", "count")
-    return {name: value for name, value in zip(names, row, strict=True) if value}
 
 
 class Wanted(NamedTuple):
@@ -9443,63 +8773,21 @@ def listed_items(
 def _nothing_listed(projects: Projects, wanted: Wanted, total: int) -> str:
     """Why a list is empty, and where there is more."""
     if total or wanted != Wanted(wanted.scope):
-        return "No such items."
-    others = projects.database.value(f"SELECT count(*) FROM items i WHERE {_MEMORY_GLOBAL}")
-    hint = f" here; {others} global (scope all shows them)" if others else ""
-    hidden = listed_items(projects, wanted._replace(replaced=True), 1, 1, False)["total"]
-    if hidden:
-        return f"No items are live{hint}; {hidden} are hidden (`list --replaced` shows them)."
-    sql = f"SELECT count(*) FROM items i WHERE {IS_MEMORY} AND i.project_id"
-    own = projects.database.value(f"{sql} = ?", projects.current())
-    if own and not hint:
-        hint = f" for all projects; {own} for this one (scope all shows them)"
-    if crosses_projects() and not hint:
-        count = projects.database.value(f"{sql} IS NOT NULL")
-        hint = f" here; {count} in other projects, where recall looks, too" if count else ""
-    return f"No items stored yet{hint}."
-
-
-_HAPPENED = {"stored": "i.created_at", "recalled": "a.last_accessed_at", "hidden": "i.ended_at"}
-
-
-def activity_of(projects: Projects, scope: str = "all") -> dict[str, Any]:
-    """What happened to memories, week by week: what `Memory.activity` returns."""
-    weeks: dict[str, dict[str, int]] = {}
-    for name, moment in _HAPPENED.items():
-        where, values = in_scope(scope, projects.current(), f"{moment} > 0 AND i.file IS NULL")
-        sql = (  # by the Monday of each week
-            f"SELECT date({moment}, 'unixepoch', '-6 days', 'weekday 1'), count(*)"
-            " FROM items i NOT INDEXED LEFT JOIN access_log a ON a.item_id = i.id"
-            f" WHERE {where} GROUP BY 1"
-        )
-        for week, count in projects.database.rows(sql, *values):
-            weeks.setdefault(week, dict.fromkeys(_HAPPENED, 0))[name] = count
-    counts = [{"week": week, **counts} for week, counts in sorted(weeks.items())]
-    return {"weeks": counts, "projects": known_projects(projects)}
-
-
-def known_projects(projects: Projects) -> list[dict[str, Any]]:
-    """The projects that have memories and may be seen: {project, name, memories}."""
+        return "No such memories."
+    here = projects.current()
     sql = (
-        "SELECT i.project_id, count(*), (SELECT location FROM projects p WHERE p.project_id ="
-        f" i.project_id ORDER BY location LIMIT 1) FROM items i NOT INDEXED WHERE {IS_MEMORY}"
-        " AND i.project_id IS NOT NULL AND (?1 OR i.project_id = ?2) GROUP BY 1 ORDER BY 2 DESC"
+        "SELECT coalesce(sum(project_id IS NULL), 0), coalesce(sum(project_id = ?), 0), count(*)"
+        f" FROM items i WHERE {IS_MEMORY}"
     )
-    known = projects.database.rows(sql, crosses_projects(), projects.current())
-    return [
-        {"project": id, "name": name, "memories": count}
-        for (id, count, _), name in zip(known, _project_names(known), strict=True)
-    ]
-
-
-def _project_names(known: list[list[Any]]) -> list[str]:
-    """Names of projects, given as (id, count, place): each its folder's, behind as many of those
-    above it as tell it from the others."""
-    found = ((_KEY_FOLDER.fullmatch(place or ""), id) for id, _, place in known)
-    paths = [re.split(r"[/\\]", key[1] if key else id) for key, id in found]
-    ends = [["/".join(path[-count:]) for count in range(1, len(path) + 1)] for path in paths]
-    uses = Counter(itertools.chain(*ends))
-    return [next((end for end in each if uses[end] == 1), each[0]) for each in ends]
+    common, own, everywhere = projects.database.rows(sql, here)[0]
+    hidden = listed_items(projects, wanted._replace(replaced=True), 1, 1, False)["total"]
+    hints = [f"{hidden} hidden: `list --replaced`"] if hidden else []
+    if common + own:
+        name = "global" if common else "in this project"
+        hints.append(f"{common or own} {name}: `list --scope all`")
+    elif everywhere and crosses_projects():
+        hints.append(f"{everywhere} in other projects, which recall searches too")
+    return "; ".join([f"No memories {'here' if hints else 'yet'}", *hints]) + "."
 
 
 # ---------------------------------------------------------------------------------------------
@@ -9510,7 +8798,221 @@ def _project_names(known: list[list[Any]]) -> list[str]:
 # ---------------------------------------------------------------------------------------------
 
 
-class Memory:
+class ServedMemory:
+    """The methods of `Memory` that extensions serve, each in a line."""
+
+    database: Database
+    projects: Projects
+    encoder: Encoder
+    search: Search
+
+    # Conversations, files and notes
+
+    def add_conversations(
+        self,
+        conversations: Iterable[Any],
+        progress: Progress = lambda _: None,
+        *,
+        dry_run: bool = False,
+    ) -> dict[str, Any]:
+        """Keep what was said in sessions of agents' clients, a memory for each turn: {success,
+        sessions, turns, existing, forgotten?, empty?, remarks, redacted?}. A turn that was
+        forgotten is not kept again. Calls `progress` with the turns of each session."""
+        return extension("conversations").keep(self, conversations, progress, dry_run)
+
+    def list_conversations(self, *, limit: int = 20) -> dict[str, Any]:
+        """The sessions kept of this project and of none, the latest first: {count, total,
+        conversations: [{source, turns, created, last, beginning}]}. `forget` takes a source."""
+        return extension("conversations").sessions_kept(self.projects, check_limit(limit))
+
+    def index(
+        self,
+        paths: str | Path | Iterable[str | Path] = (),
+        *,
+        globs: str | Iterable[str] = (),
+        exclude: str | Iterable[str] = (),
+        include_archive: bool = False,
+        allow_secrets: bool = False,
+        scope: str | None = None,
+        total: Callable[[int], object] = lambda _: None,
+        progress: Progress = lambda _: None,
+        stop: Stop = lambda: False,
+    ) -> dict[str, Any]:
+        """Let recall find what stands in files and folders, as they are now: {files, chunks,
+        embedded, reused, removed, changes, skipped, warnings, seconds, notice?}. Without paths,
+        all that were given before are brought up to date, or those of one `scope`.
+
+        `globs` adds files that are not markdown; patterns are those of .gitignore, and remembered.
+        Calls `total(files)`, then `progress(files done)`, for each scope. Raises NotFound for a
+        path that neither exists nor is indexed.
+        """
+        options = extension("walking").options(globs, exclude, include_archive)
+        reports = total, progress, stop
+        return extension("files").index(self, paths, options, scope, allow_secrets, *reports)
+
+    def unindex(self, *paths: str | Path, scope: str = "project") -> dict[str, Any]:
+        """Take files and folders out of the index; they stay where they are: {success, paths,
+        message}."""
+        return extension("files").unindex(self, paths, scope)
+
+    def watch(
+        self,
+        paths: str | Path | Iterable[str | Path] = (),
+        *,
+        debounce_ms: int = WATCH_DEBOUNCE,
+        stop: threading.Event | None = None,
+        failed: Callable[[SedimentError], object] = raise_error,
+        **options: Any,
+    ) -> Iterator[dict[str, Any]]:
+        """Index files and folders, then again `debounce_ms` after each change, until `stop` is set;
+        yields what `index` returns. Errors after the first time are given to `failed`, and the
+        work is tried again."""
+        return extension("watching").watch(self, paths, debounce_ms, stop, failed, options)
+
+    def expand(self, id: str, *, lines: int | None = None) -> dict[str, Any]:
+        """The section that a part of a file stands in, or `lines` before and after it: {id,
+        content, source?, created}; of a turn, also the turns around it; else the whole text. Read
+        from the file as it is now. Raises NotFound when the part is gone."""
+        row = visible_item(self.projects, id)
+        return extension("files").expand_item(self.projects, self.encoder, row, lines)
+
+    def note(
+        self, text: str, *, folder: str | Path | None = None, allow_secrets: bool = False
+    ) -> dict[str, Any]:
+        """Add a line to today's note, memory/YYYY-MM-DD.md in the project's folder (or another):
+        {success, id, source, message}."""
+        return extension("notes").add_note(self, text, folder, allow_secrets)
+
+    def compact(
+        self,
+        path: str | Path,
+        *,
+        older_than: object = "30d",
+        command: str | None = None,
+        timeout: float = COMPACT_TIMEOUT,
+        dry_run: bool = False,
+    ) -> dict[str, Any]:
+        """Let a command summarise the old daily notes of a folder: {notes, characters, skipped,
+        summary, path, archive}. It reads the notes from a pipe; once recall finds its summary, the
+        notes move to archive/. `dry_run` returns what would be sent as `input`; without a command,
+        `repeats` and the possible saving. Raises InvalidInput when the command fails."""
+        chosen = parse_age(older_than), command, timeout, dry_run
+        return extension("notes").compact(self, path, *chosen)
+
+    # Looking after it
+
+    def activity(self) -> dict[str, Any]:
+        """What happened to memories: {weeks: [{week, stored, recalled, hidden}], projects:
+        [{project, name, memories}]}. A recall counts in the week of a memory's last one."""
+        return extension("activity").activity_of(self.projects)
+
+    def status(self, *, deep: bool = False, index: bool = False) -> dict[str, Any]:
+        """What recall works with: the database, the model, the weights, and each source with its
+        changed and missing files. `index` updates the index first; `deep` tries a search."""
+        return extension("doctor").status_of(self, deep, index)
+
+    def doctor(self) -> dict[str, Any]:
+        """Check everything: {healthy, checks: [{name, status, detail}]}, a status being ok, warning
+        or broken."""
+        return extension("doctor").run_checks(self.database, self.encoder)
+
+    def describe(self) -> dict[str, str]:
+        """What a report of a fault needs: versions, model, file, system; nothing secret."""
+        return extension("doctor").describe_program(self.database)
+
+    def repair(self) -> dict[str, Any]:
+        """Mend what `doctor` finds broken, after a copy of the file: {healthy, message, kept?,
+        lost?, rescued?}. Derived tables are made again from the texts. Where pages are damaged,
+        all that can be read goes into a new file, and `lost` has the other ids."""
+        return extension("repair").repair_database(self.database, self.encoder)
+
+    # Who may ask over the network
+
+    def add_token(
+        self, name: str, *, reads: bool = False, project: str | None = None
+    ) -> dict[str, Any]:
+        """A token for somebody: {success, name, token, message}. With `reads` it changes nothing;
+        with a `project` it sees only that one and global memories, which it cannot change."""
+        project = None if project is None else check_project(project)
+        return extension("http").add_token(self.database, name, reads, project)
+
+    def tokens(self) -> dict[str, Any]:
+        """{count, tokens: [{name, reads, project?, created, used?}]}: `used` is the last time."""
+        return extension("http").list_tokens(self.database)
+
+    def revoke_token(self, name: str) -> dict[str, Any]:
+        """End a token at once: {success, message}."""
+        return extension("http").revoke_token(self.database, name)
+
+    def token_of(self, secret: str) -> Any | None:
+        """The token with this secret; None where it is none."""
+        return extension("http").token_of(self.database, secret)
+
+    # Other machines
+
+    def sync(self, *, again: bool = False) -> dict[str, Any]:
+        """Receive what other machines have stored, and send what is new here: {place, spaces:
+        [{space, sent, received, here, …}], look_at, remarks}; `again` sends all of it."""
+        return self._sync().run(again)
+
+    def follow_sync(self, *, stop: threading.Event | None = None) -> Iterator[dict[str, Any]]:
+        """Sync now, and then whenever something has changed, until `stop` is set; yields what
+        `sync` returns."""
+        return self._sync().follow(stop)
+
+    def sync_to(self, place: str) -> dict[str, Any]:
+        """Say where this file syncs: nothing is shared by that. Returns what `sync_status` does."""
+        return extension("sync.run").sync_to(self.projects, self.encoder, place)
+
+    def share(self, space: str | None = None, *, everywhere: bool = False) -> dict[str, Any]:
+        """Share the project, or what is global, under a name that is its id if none is given."""
+        return self._sync().share(space, everywhere)
+
+    def unshare(self, *, everywhere: bool = False) -> dict[str, Any]:
+        """Stop sharing the project, or what is global; what is there stays."""
+        return self._sync().unshare(everywhere)
+
+    def sync_status(self) -> dict[str, Any]:
+        """Where this file syncs, what waits, and what other machines still have to erase."""
+        return self._sync().status()
+
+    def leave_sync(self, *, erase: bool = False) -> dict[str, Any]:
+        """Stop syncing; `erase` deletes what came from others."""
+        return self._sync().leave(erase)
+
+    def hub(
+        self,
+        deed: str,
+        person: str = "",
+        space: str = "",
+        *,
+        place: str = "",
+        reads: bool = False,
+        recall: bool = False,
+    ) -> dict[str, Any]:
+        """Look after a hub: `init` it, with indexes for `recall_hub` if `recall`; `add` a person to
+        a space, `remove` one from it."""
+        chosen = deed, person, space, place, reads, recall
+        return extension("sync.run").run_hub(self, *chosen)
+
+    def recall_hub(
+        self,
+        query: str,
+        *,
+        limit: int = 5,
+        min_score: float | None = None,
+        anyway: bool = False,
+        explain: bool = False,
+    ) -> dict[str, Any]:
+        """What `recall` answers, from all spaces at the hub that are open to this person: a result
+        has its `space` and `author`, too."""
+        return self._sync().recall(self.search, query, limit, min_score, anyway, explain)
+
+    def _sync(self) -> Any:
+        return extension("sync.run").Sync(self.projects, self.encoder)
+
+
+class Memory(ServedMemory):
     """A person's memory, seen from one project.
 
     path     the database file; SEDIMENT_DB, then the default place, when not given
@@ -9610,7 +9112,7 @@ class Memory:
             with self.database.snapshot():
                 self._index.refresh()
 
-    # Storing
+    # Storing and recalling
 
     def store(
         self,
@@ -9622,27 +9124,19 @@ class Memory:
         allow_secrets: bool = False,
         into: str | Path | None = None,
     ) -> dict[str, Any]:
-        """Keep a text; returns {success, id, scope, message, and what there is to remark}.
+        """Keep a text: {success, id, scope, message, replaced_id?, may_replace?, redacted?,
+        already_stored?, pending_chunks?}.
 
-        `into` names a markdown file that gets the text as a line and is indexed, instead of the
-        database alone; `source` then tells the line.
-
-        What looks like a credential is left out before anything is written, and so is what
-        stands between <private> and </private>; `redacted` names it. `allow_secrets` (or
-        SEDIMENT_REDACT=0) keeps credentials.
-
-        `replace` names the id of the item that this one supersedes: it stays in the file,
-        hidden, and passes its scope on unless another is asked for. A text of more than
-        INLINE_CHUNKS chunks is answered before it has vectors: see `embed_pending`.
+        What looks like a credential is left out (`redacted` names its kind) unless `allow_secrets`,
+        and so is what stands between <private> and </private>. `replace` is the id of the memory
+        that this one replaces; its scope is the default then. A text of more than INLINE_CHUNKS
+        chunks is answered before it has vectors: see `embed_pending`. `into` names a markdown file
+        that gets the text as a line, and is indexed; `source` then tells the line.
         """
         if into is not None:
             if replace is not None or created_at is not None:
                 raise InvalidInput("a text in a file has no id and no time: edit the file instead")
-            entry = extension("notes").Entry(
-                content, extension("notes").own_place_to_write(self.projects, into)
-            )
-            chosen = self.projects, self.encoder, entry, scope or "project"
-            return extension("notes").write_down(*chosen, allow_secrets)
+            return extension("notes").store_into(self, content, into, scope, allow_secrets)
         check_text(content, "content", CONTENT_MAX)
         content, redacted = cleaned(content, allow_secrets)
         answer = self.storing.store(content, scope, replace, created_at)
@@ -9654,16 +9148,14 @@ class Memory:
     def embed_pending(self, progress: Progress = lambda _: None, stop: Stop = lambda: False) -> int:
         """Make the vectors that long texts still miss; returns how many were made.
 
-        One thread at a time does this for a file; where another is at it, 0 at once. Calls
-        `progress(chunks made)`; ends early, with nothing lost, when `stop()` is true.
+        One process at a time does this for a file; the others return 0. Ends early, with nothing
+        lost, when `stop()` is true.
         """
         return embed_pending(self.database, self.encoder, progress, stop)
 
     def pending(self) -> int:
         """How many chunks have no vector yet; they are found by their words."""
         return count_pending(self.database)
-
-    # Recalling
 
     def recall(
         self,
@@ -9682,16 +9174,22 @@ class Memory:
         candidates: int | None = None,
         conversations: bool = True,
     ) -> dict[str, Any]:
-        """Find the memories that answer a query, best first: {count, results, message?,
-        held_back?}. docs/json.md has the fields of a result; its content is the best chunk where
-        the memory is long, its similarity how likely it answers.
+        """The memories that answer a query, best first: {count, results, message?, held_back?,
+        graph_expanded?, suggested?, notice?}; docs/json.md names the fields of a result.
 
-        Weak matches are hidden, unless `min_score` sets a least similarity, or `anyway`. `as_of`
-        asks what was live then (see `parse_moment`), `source` only files whose path begins so.
-        `ranking` is a name in PROFILES; `vector_weight` and `text_weight` are shares of 1, and
-        `candidates` is how many each index proposes. `explain` adds the parts of each score;
-        `record=False` leaves the access log alone. An item's id as query returns its whole text, a
-        page at a time: the next is "ID page 2".
+        min_score      hold back what has a lower similarity, from 0 to 1
+        anyway         hold nothing back
+        as_of          a time: what was live then (see `parse_moment`)
+        source         only files whose path begins so
+        ranking        a name in PROFILES
+        vector_weight, text_weight  the weights of meaning and of words, from 0 to 1
+        candidates     how many each index proposes
+        explain        add the parts of each score
+        record         whether what is shown counts as recalled
+        conversations  whether to search what was said in sessions, too
+
+        A query that is an id returns the whole text of that memory, a page at a time: the next is
+        "ID page 2".
         """
         check_text(query, "query", QUERY_MAX)
         limit = check_limit(limit)
@@ -9709,30 +9207,6 @@ class Memory:
             self.record_access(shown_by(query, answer))
         return answer
 
-    def add_conversations(
-        self,
-        conversations: Iterable[Any],
-        progress: Progress = lambda _: None,
-        *,
-        dry_run: bool = False,
-    ) -> dict[str, Any]:
-        """Keep what was said in sessions of agents' clients, a turn as a memory of its own kind:
-        {success, sessions, turns, existing, forgotten?, empty?, remarks, redacted?}. Credentials
-        are left out as by `store`, and `redacted` counts them by kind.
-
-        What is kept already stays, what has grown is kept as it is now, and what was forgotten is
-        not kept again. `progress` is called with the turns of each session; `dry_run` counts.
-        """
-        encoder = None if dry_run else self.encoder
-        return extension("conversations").keep_conversations(
-            self.projects, encoder, conversations, progress
-        )
-
-    def list_conversations(self) -> dict[str, Any]:
-        """The sessions that are kept of this project and of none: {count, conversations: [{source,
-        turns, created, last, beginning}]}, the latest first. `forget` takes a source, too."""
-        return extension("conversations").sessions_kept(self.database, self.projects.current())
-
     def record_access(self, *answers: Shown) -> None:
         """Note what each answer showed, unless the file cannot be written now."""
         note_sent(self.database, self._encoder)
@@ -9742,169 +9216,7 @@ class Memory:
             for shown in answers:
                 count_access(connection, shown)
 
-    # Files
-
-    def index(
-        self,
-        paths: str | Path | Iterable[str | Path] = (),
-        *,
-        globs: str | Iterable[str] = (),
-        exclude: str | Iterable[str] = (),
-        include_archive: bool = False,
-        allow_secrets: bool = False,
-        scope: str | None = None,
-        total: Callable[[int], object] = lambda _: None,
-        progress: Progress = lambda _: None,
-        stop: Stop = lambda: False,
-    ) -> dict[str, Any]:
-        """Let recall find what stands in files and folders, as they are now: {files, chunks,
-        embedded, reused, removed, changes, skipped, warnings, seconds, notice?}. Without paths, in
-        all that were given before, for this project and for every one, or in one `scope`.
-
-        Markdown is indexed, and what else `globs` name; patterns are those of .gitignore. How a
-        path was indexed is remembered until it is told otherwise. chunks = embedded + reused.
-        Calls `total(files to look at)`, then `progress(files done)`, for each scope. Raises
-        NotFound for a path that neither is there nor was.
-        """
-        added, left_out = (
-            tuple(map(str, extension("files").as_list(given))) for given in (globs, exclude)
-        )
-        options, wanted = (
-            extension("walking").Options(added, left_out, include_archive),
-            extension("files").as_list(paths),
-        )
-
-        def index_one(scope: str) -> dict[str, Any]:
-            files = extension("files").files_of_scope(
-                self.projects, self.encoder, scope, allow_secrets
-            )
-            return extension("files").index_paths(files, wanted, options, total, progress, stop)
-
-        return extension("files").sum_indexed(
-            list(map(index_one, self._scopes_to_index(scope, not wanted)))
-        )
-
-    def _scopes_to_index(self, scope: str | None, is_all: bool) -> list[str]:
-        """The scope that is named; else the project, or for all those that have an index."""
-        if scope is not None or not is_all:
-            return [scope or "project"]
-        if not (found := extension("files").indexed_scopes(self.projects, self.encoder)):
-            raise InvalidInput(extension("files").NOTHING_INDEXED)
-        return found
-
-    def unindex(self, *paths: str | Path, scope: str = "project") -> dict[str, Any]:
-        """Take files and folders out of the index; they stay where they are: {success, paths,
-        message}."""
-        return extension("files").unindex_paths(
-            extension("files").files_of_scope(self.projects, self.encoder, scope, create=False),
-            paths,
-        )
-
-    def watch(
-        self,
-        paths: str | Path | Iterable[str | Path] = (),
-        *,
-        debounce_ms: int = WATCH_DEBOUNCE,
-        stop: threading.Event | None = None,
-        failed: Callable[[SedimentError], object] = raise_error,
-        **options: Any,
-    ) -> Iterator[dict[str, Any]]:
-        """Index files and folders, then again whenever they change, until `stop` is set; yields
-        what `index` returns, first at once, and a file that is skipped only while that is news.
-        Changes are taken up `debounce_ms` after the last.
-
-        An error after the first time, as when another process locks the database for long, is
-        given to `failed`, if that is there, and it is tried again until it succeeds."""
-        stop = stop or threading.Event()
-        files = functools.partial(extension("files").files_of_scope, self.projects, self.encoder)
-        wanted = extension("files").as_list(paths)
-        yield (answer := self.index(wanted, **options))
-        tops = {
-            scope: list(map(whole_path, wanted)) or [one.path for one in files(scope).sources()]
-            for scope in self._scopes_to_index(options.get("scope"), not wanted)
-        }
-
-        def index_again() -> dict[str, Any]:
-            answers = (
-                extension("files").index_what_is_there(files(scope), tops[scope]) for scope in tops
-            )
-            found = list(filter(None, answers))
-            return extension("files").sum_indexed(found) if found else {}
-
-        for _ in extension("watching").changed_tops(
-            [*itertools.chain(*tops.values())], debounce_ms, stop
-        ):
-            new = extension("watching").until_done(index_again, stop, failed)
-            if new and (new["changes"] or new["skipped"] != answer["skipped"]):
-                told = answer["skipped"]
-                yield new | {"skipped": [row for row in new["skipped"] if row not in told]}
-            answer = new or answer
-
-    def expand(self, id: str, *, lines: int | None = None) -> dict[str, Any]:
-        """The section that a recalled part of a file stands in, or so many lines before and after
-        it: {id, content, source?, created}. Of a stored memory, its whole text; of a turn of a
-        conversation, also those before and after it.
-
-        Read from the file as it is now, but for secrets. Raises NotFound when the part is gone.
-        """
-        return extension("files").expand_item(
-            self.projects, self.encoder, visible_item(self.projects, id), lines
-        )
-
-    # Notes
-
-    def note(
-        self, text: str, *, folder: str | Path | None = None, allow_secrets: bool = False
-    ) -> dict[str, Any]:
-        """Add a line to today's note, memory/YYYY-MM-DD.md in the project's folder (or another):
-        {success, id, source, message}."""
-        entry = extension("notes").day_note(self.projects, text, folder)
-        return extension("notes").write_down(
-            self.projects, self.encoder, entry, "project", allow_secrets
-        )
-
-    def compact(
-        self,
-        path: str | Path,
-        *,
-        older_than: object = "30d",
-        command: str | None = None,
-        timeout: float = COMPACT_TIMEOUT,
-        dry_run: bool = False,
-    ) -> dict[str, Any]:
-        """Let a command summarise the daily notes of a folder that are older:
-        {notes, characters, skipped, summary, path, archive}.
-
-        The notes are piped to the command. If it succeeds and prints something that recall finds,
-        that becomes a file and the notes move to archive/: all of it, or nothing. `dry_run` returns
-        what would be sent as `input`. Without a command: what is old, what repeats itself
-        (`repeats`), and what would be saved. Raises InvalidInput when the command fails.
-        """
-        files = extension("files").Files(self.projects, self.encoder, self.projects.current())
-        compaction = extension("notes").Compaction(
-            files, path, parse_age(older_than), begin=not dry_run
-        )
-        if dry_run or command is None:
-            return compaction.preview(dry_run)
-        return compaction.run(command, timeout, functools.partial(check_found, self.encoder))
-
-    def status(self, *, deep: bool = False, index: bool = False) -> dict[str, Any]:
-        """What recall works with: the database, the model, the weights, the cache, and each source
-        with its files, and which of them have changed or are missing.
-
-        `index` brings the index up to date first; `deep` tries the encoder and a search.
-        """
-        for scope in (
-            extension("files").indexed_scopes(self.projects, self.encoder) if index else ()
-        ):
-            self.index(scope=scope)
-        answer = recall_status(self.projects, self.encoder)
-        if deep:
-            found = self.recall(PROBE, anyway=True, record=False)["count"]
-            answer["deep"] = probe(self.database, self.encoder, found)
-        return answer
-
-    # Consolidating, and taking back
+    # Versions
 
     def consolidate(
         self,
@@ -9913,13 +9225,10 @@ class Memory:
         progress: Progress = lambda _: None,
         stop: Stop = lambda: False,
     ) -> dict[str, Any]:
-        """Merge memories that say the same, and link those that are only alike.
-
-        Returns {merged, linked, pairs: [{action, keep, other, similarity, reasons}]}; `other`
-        is what is (or would be, in a dry run) hidden behind `keep`, or linked to it, and the
-        reasons are what spoke against a merge. One process at a time does this for a file;
-        it ends early, with nothing lost, when `stop()` is true. Calls `progress(pairs done)`.
-        """
+        """Merge memories that say the same, and link those that are only alike: {merged, linked,
+        pairs: [{action, keep, other, similarity, reasons}]}. `other` is hidden behind `keep`, or
+        linked to it for these reasons. One process at a time does this for a file; it ends early,
+        with nothing lost, when `stop()` is true. Calls `progress(pairs done)`."""
         return Consolidator(self.storing).run(dry_run, progress, stop)
 
     def has_chores(self) -> bool:
@@ -9927,68 +9236,43 @@ class Memory:
         return has_chores(self.database)
 
     def replace(self, old: str, new: str) -> dict[str, Any]:
-        """Hide a memory behind another one that makes it obsolete: {success, id, replaced_id}.
-
-        Both are live; `undo` of either brings the old one back, beside the other.
-        """
+        """Hide a memory behind one that makes it obsolete: {success, id, replaced_id, message}.
+        `undo` of either restores the old one beside the new one."""
         return replace_item(self.projects, old, new)
 
     def review(self, *, within: float = math.inf) -> dict[str, Any]:
-        """What is left to decide: {count, pairs: [{old, new, probability?, alike?}], message?,
-        other_projects?: how many pairs each has}.
-
-        Each `old` memory may be obsolete because of `new`: `replace` ends it, `keep_both` settles
-        that it is not. First what may contradict, as stores, imports or other machines left it,
-        likeliest first (probability); then what is nearly the same (alike, a cosine). What was
-        imported is examined before, for at most `within` seconds.
-        """
+        """Pairs to decide about: {count, pairs: [{old, new, probability?, alike?}], message?,
+        other_projects?}. The old memory may be obsolete: `replace` hides it, `keep_both` keeps it.
+        Imported memories are examined first, for at most `within` seconds."""
         Consolidator(self.storing).examine(within)
         return pairs_to_review(self.projects)
 
     def keep_both(self, old: str, new: str) -> dict[str, Any]:
         """Settle that a memory is not obsolete because of another: {success, message}."""
-        with self.database.transaction() as connection:
-            ids = [own_item(self.projects, id, "replace")["id"] for id in (old, new)]
-            if ids[0] == ids[1]:
-                raise InvalidInput(f"{ids[0]} is both of them: name two memories")
-            keep_apart(connection, *ids)
-        return {"success": True, "message": f"{ids[0]} and {ids[1]} both stay."}
+        return keep_both_items(self.projects, old, new)
 
     def move(self, id: str, scope: str) -> dict[str, Any]:
-        """Let a memory hold in every project ("global"), or in this one alone: {success, id, scope,
-        message}. Its id, links and counts stay; what it replaced moves with it. A memory that is
-        shared gets a new id, and is hidden, as by `prune`, where it was."""
+        """Change a memory's scope to "global" or "project": {success, id, scope, message}. Its id,
+        links and counts stay; the memories that it replaced move with it. A memory that is shared
+        gets a new id, and is hidden, as by `prune`, where it was."""
         return move_item(self.projects, id, check_scope(scope))
 
     def undo(self, id: str) -> dict[str, Any]:
-        """Take back the last replacement or merge of an item: {success, restored, hidden?}.
-
-        `id` names the item that was hidden, or the one that took its place. What was replaced
-        stands in its old place, with its text, id, edges and vectors, and its replacement is
-        hidden; what was merged is beside the other again. To redo it, undo what was hidden. A
-        replacement that stood beside it, or has replaced others, too, stays, and so does what is
-        hidden behind that; `message` says what redoes this.
-        """
+        """Undo a memory's last replacement or merge: {success, restored, hidden?, message}. `id`
+        names the hidden memory or the one in its place. The old one is restored as it was; a text
+        that was stored to replace it is hidden, and `undo` of that redoes the replacement."""
         return undo_item(self.projects, id)
 
     def history(self, id: str) -> dict[str, Any]:
-        """What happened to an item: {id, versions, events}, both oldest first.
-
-        versions  its lineage: what it replaced or was merged with, and what took its place
-        events    [{at, action, id, other?, beside?}]; `id` is what stayed, `other` what was
-                  hidden, `beside` what an undo left live
-        """
+        """What happened to a memory: {id, versions, events}, both oldest first. The versions are
+        what it replaced or was merged with, and what took its place; an event is {at, action, id,
+        other?, beside?}, `other` being what was hidden and `beside` what an undo left live."""
         return history_of(self.projects, id)
 
     def graph(self, id: str) -> dict[str, Any]:
-        """One item's facts and its neighbourhood: {…, nodes, edges}.
-
-        nodes  [{…, live, cross_project?}], this item first, with its lineage; of other projects
-               where recall shows those
-        edges  [{from, to, type, label?, strength?, count?}] between it, its lineage and
-               neighbours
-        """
-        return graph_of(self.projects, id)
+        """A memory's neighbourhood: {…, nodes: [{…, live, cross_project?}], edges: [{from, to,
+        type, label?, strength?, count?}]}."""
+        return extension("graphs").graph_of(self.projects, id)
 
     # In and out
 
@@ -10001,36 +9285,26 @@ class Memory:
         allow_secrets: bool = False,
         dry_run: bool = False,
     ) -> dict[str, Any]:
-        """Store JSON Lines, or such rows as dicts; `dry_run` only counts what would be stored.
-
-        Returns {success, stored, existing, refused: [{line, reason}], hidden_versions?,
-        redacted?, unknown_fields?}; `stored` counts rows, `hidden_versions` those of them that
-        are such. Credentials are left out as `store` does, and `redacted` counts them by
-        kind, as `unknown_fields` does what a row has that no memory has.
+        """Store JSON Lines, or such rows as dicts: {success, stored, existing, refused: [{line,
+        reason}], hidden_versions?, redacted?, unknown_fields?}; `dry_run` only counts.
 
         A row keeps its id, created (or created_at), project and scope; without them it gets an id
-        that follows from its text, the present time, and `scope` in the current project. Ids that
-        are there already are left as they are. Calls `progress(rows)` after each commit.
+        made from its text, the present time, and `scope` in the current project. Ids that exist
+        are left as they are. Calls `progress(rows)` after each commit.
         """
         if not hasattr(lines, "__iter__") or isinstance(lines, str | bytes):
-            raise InvalidInput(
-                f"rows to import are a list of lines or dicts, not {shown_value(lines)}"
-            )
+            reason = "rows to import are a list of lines or dicts"
+            raise InvalidInput(f"{reason}, not {shown_value(lines)}")
         is_global = check_scope(scope or "project") == "global"
         project = None if is_global else self.projects.current(create=True)
         importer = Importer(self.database, self.encoder, project, allow_secrets)
         return importer.foresee(lines) if dry_run else importer.run(lines, progress)
 
     def export_rows(self) -> Iterator[dict[str, Any]]:
-        """Every item of the file as `import_rows` takes it, replaced ones included."""
+        """Every memory of the file as `import_rows` takes it, replaced ones included."""
         return export_rows(self.database)
 
     # Looking after them
-
-    def activity(self) -> dict[str, Any]:
-        """What happened to memories: {weeks: [{week, stored, recalled, hidden}], projects:
-        [{project, name, memories}]}. A recall counts in the week of a memory's last one."""
-        return activity_of(self.projects)
 
     def list_items(
         self,
@@ -10045,11 +9319,11 @@ class Memory:
         replaced: bool = False,
         never_recalled: bool = False,
     ) -> dict[str, Any]:
-        """The newest items first, or the `oldest`: {count, total, items, message?}.
+        """The newest memories first, or the `oldest`: {count, total, items, message?}.
 
-        scope: "project" (this one's), "global", or "all" (both); kind: "memory", "file" (parts of
-        indexed files) or "conversation" (turns). A day or month in `until` is meant to its end.
-        `replaced` is what is hidden; `never_recalled`, what no recall has shown.
+        scope: "project", "global" or "all" (both); kind: "memory", "file" (parts of indexed files)
+        or "conversation" (turns). A day or month in `until` includes its last second. `replaced`
+        lists hidden ones; `never_recalled`, those that no recall has shown.
         """
         chosen = check_scope(scope, (*SCOPES, "all")), check_scope(kind, ITEM_KINDS, "kind")
         span = parse_moment(since), parse_moment(until, end=True)
@@ -10058,87 +9332,37 @@ class Memory:
         return listed_items(self.projects, wanted, check_limit(limit), page, oldest)
 
     def get(self, id: str) -> dict[str, Any]:
-        """One item's whole text and facts, by its id or a beginning of it that no other has."""
+        """One memory's whole text and facts, by its id or a unique prefix of it."""
         row = visible_item(self.projects, id)
         facts = items_as_returned(self.projects, [row])[0] | {"content_type": row["content_type"]}
         return facts | ({"cross_project": True} if self.projects.is_foreign(row) else {})
 
     def forget(self, *ids: str) -> dict[str, Any]:
-        """Erase items, with the versions they replaced; all of those named, or none."""
+        """Delete memories, with the versions they replaced: {success, ids, copies?, message}. If
+        any id is not found, nothing is deleted."""
         if not ids:
             raise InvalidInput("name what to forget, by its id: `list` shows them")
         return forget_items(self.projects, ids)
 
-    # Who may ask over the network
-
-    def add_token(
-        self, name: str, *, reads: bool = False, project: str | None = None
-    ) -> dict[str, Any]:
-        """A token for somebody: {success, name, token, message}; with `reads` it changes nothing,
-        with a `project` it sees that one and global memories alone, which it cannot change."""
-        project = None if project is None else check_project(project)
-        return extension("http").add_token(self.database, name, reads, project)
-
-    def tokens(self) -> dict[str, Any]:
-        """{count, tokens: [{name, reads, project?, created, used?}]}: `used` is the last time."""
-        return extension("http").list_tokens(self.database)
-
-    def revoke_token(self, name: str) -> dict[str, Any]:
-        """End a token at once: {success, message}."""
-        return extension("http").revoke_token(self.database, name)
-
-    def token_of(self, secret: str) -> Any | None:
-        """The token with this secret; None where it is none."""
-        return extension("http").token_of(self.database, secret)
-
     # Care
 
     def backup(self, path: str | Path) -> dict[str, Any]:
-        """Copy the database into one file, checked; others may go on writing meanwhile.
-
-        Raises DatabaseError when there is something at `path`, or no room for it.
-        """
+        """Copy the database into one file, checked; others may go on writing meanwhile. Raises
+        DatabaseError when there is something at `path`, or no room for it."""
         return backup_database(self.database, path)
 
     def restore(self, path: str | Path) -> dict[str, Any]:
-        """Make the database what a copy of it is; what it was is copied aside first.
-
-        It is written through SQLite, so that servers that have it open go on with the new one.
-        Raises DatabaseError when the copy is damaged, or not one of ours.
-        """
+        """Make the database what a copy of it is; what it was is copied aside first. Servers that
+        have it open go on with the new one. Raises DatabaseError for a damaged or foreign copy."""
         return restore_database(self.database, path)
-
-    def doctor(self) -> dict[str, Any]:
-        """Look at everything: {healthy, checks}; each check has name, status and detail.
-
-        A status is ok, warning or broken; one that is broken is what `repair` is for.
-        """
-        return run_checks(self.database, self.encoder)
-
-    def describe(self) -> dict[str, str]:
-        """What a report of a fault needs: versions, model, file, system; nothing secret."""
-        return describe_program(self.database)
-
-    def repair(self) -> dict[str, Any]:
-        """Mend what `doctor` finds broken, after a copy of the file: {healthy, message, kept?,
-        lost?, rescued?}.
-
-        What is derived is made anew from the texts. Where the pages themselves are damaged, all
-        that can still be read goes into a new file; `lost` has the ids of what cannot. The model
-        comes from the .pyz again; without one the message says what to do.
-        """
-        return extension("repair").repair_database(self.database, self.encoder)
 
     def reindex(
         self, progress: Progress = lambda _: None, stop: Stop = lambda: False
     ) -> dict[str, Any]:
-        """Make all chunks and vectors anew, with today's chunker and this encoder's model.
-
-        Recall uses the old ones until all new ones are there and take their place in one
-        transaction. Interrupted, it goes on where it was. Calls `progress(items done)`.
-        """
+        """Make all chunks and vectors again, with this encoder's model. Recall uses the old ones
+        until the new ones are complete; interrupted, it resumes. Calls `progress(items done)`."""
         with self.encoder.parallel_encoding():
-            return reindex_database(self.database, self.encoder, progress, stop)
+            return extension("upkeep").reindex(self.database, self.encoder, progress, stop)
 
     def prune(
         self,
@@ -10149,120 +9373,21 @@ class Memory:
         all_machines: bool = False,
         dry_run: bool = False,
     ) -> dict[str, Any]:
-        """Hide memories that are older and were not shown since: {count, items, kept, dry_run?}.
-
-        `older_than` is an age ("90d", "12w", "1y") or a time. What people confirmed, or put in
-        another's place, stays unless `confirmed`. A memory that other machines share stays unless
-        `all_machines`, which hides it on each. `kept` has what is as old and stays, and `why`.
-        `undo` brings each back until `purge`.
-        """
-        where = in_scope(check_scope(scope), self.projects.current())
-        before = parse_age(older_than)
-        return prune_items(self.database, before, where, confirmed, all_machines, dry_run)
+        """Hide memories older than an age ("90d", "12w", "1y") or time and not shown since: {count,
+        items, kept, dry_run?}. `kept` has the old ones that stay, and `why`: people confirmed them
+        (unless `confirmed`), or other machines share them (unless `all_machines`)."""
+        wanted = check_scope(scope), parse_age(older_than)
+        return extension("upkeep").prune(self.projects, *wanted, confirmed, all_machines, dry_run)
 
     def purge(self, *, scope: str = "project", dry_run: bool = False) -> dict[str, Any]:
         """Erase what `prune` has hidden, for good: {count, message}; or name it as `items`."""
-        is_global = check_scope(scope) == "global"
-        project = None if is_global else self.projects.current()
-        if project is None and not is_global:
-            return {"count": 0, "message": "Erased nothing: there is no project here."}
-        return purge_items(self.database, project, dry_run)
-
-    # Other machines
-
-    def sync(self, *, again: bool = False) -> dict[str, Any]:
-        """Receive what other machines have stored, and send what is new here: {place, spaces:
-        [{space, sent, received, here, …}], look_at, remarks}; `again` sends all of it."""
-        return extension("sync.run").Sync(self.projects, self.encoder).run(again)
-
-    def follow_sync(self, *, stop: threading.Event | None = None) -> Iterator[dict[str, Any]]:
-        """Sync now, and then whenever something has changed, until `stop` is set; yields what
-        `sync` returns."""
-        return extension("sync.run").Sync(self.projects, self.encoder).follow(stop)
-
-    def sync_to(self, place: str) -> dict[str, Any]:
-        """Say where this file syncs: nothing is shared by that. Returns what `sync_status` does."""
-        return extension("sync.run").sync_to(self.projects, self.encoder, place)
-
-    def share(self, space: str | None = None, *, everywhere: bool = False) -> dict[str, Any]:
-        """Share the project, or what is global, under a name that is its id if none is given."""
-        return extension("sync.run").Sync(self.projects, self.encoder).share(space, everywhere)
-
-    def unshare(self, *, everywhere: bool = False) -> dict[str, Any]:
-        """Share the project, or what is global, no more; what is there stays."""
-        return extension("sync.run").Sync(self.projects, self.encoder).unshare(everywhere)
-
-    def sync_status(self) -> dict[str, Any]:
-        """Where this file syncs, what waits, and what other machines still have to erase."""
-        return extension("sync.run").Sync(self.projects, self.encoder).status()
-
-    def leave_sync(self, *, erase: bool = False) -> dict[str, Any]:
-        """Sync nowhere any more; `erase` what came from others."""
-        return extension("sync.run").Sync(self.projects, self.encoder).leave(erase)
-
-    def hub(
-        self,
-        action: str,
-        person: str = "",
-        space: str = "",
-        *,
-        place: str = "",
-        reads: bool = False,
-        recall: bool = False,
-    ) -> dict[str, Any]:
-        """Look after a hub: `init` it, with indexes for `recall_hub` if `recall`; `add` a person to
-        a space, `remove` one from it."""
-        me = extension("sync.places").Machine("", "", "")
-        place = place or extension("sync.run").Sync(self.projects, self.encoder).place.name
-        hub = extension("sync.hub").Hub(place, me, self.database, self.encoder)
-        return extension("sync.hub").run_hub(hub, action, person, space, reads, recall)
-
-    def recall_hub(
-        self,
-        query: str,
-        *,
-        limit: int = 5,
-        min_score: float | None = None,
-        anyway: bool = False,
-        explain: bool = False,
-    ) -> dict[str, Any]:
-        """What `recall` answers, of all spaces at the hub that are open to this person, whatever
-        this file has of them: a result has its `space` and `author`, too."""
-        check_text(query, "query", QUERY_MAX)
-        if min_score is not None:
-            min_score = check_share(min_score, "min_score")
-        profile, limit = PROFILES["default"], check_limit(limit)
-        request = Request(query, limit, profile, depth=max(limit, CANDIDATES))
-        search = extension("sync.run").Sync(self.projects, self.encoder).search(self.search)
-        return search.answer(request, min_score, anyway, explain)
+        return extension("upkeep").purge(self.projects, check_scope(scope), dry_run)
 
     def stats(self, *, verify: bool = False) -> dict[str, Any]:
-        """What there is: the file, its counts, the project, the model. `verify` reads it all."""
-        answer = database_stats(self.database, self.encoder, self.projects.current(), verify)
-        if kept_to_one_project() or not (clones := self.projects.other_clones()):
-            return answer
-        return answer | {"shared_with": f"{', '.join(clones)} (`init --new-project` parts a clone)"}
+        """The file, its counts, the project and the model. `verify` reads the whole model."""
+        return database_stats(self.projects, self.encoder, verify)
 
-
-def check_found(encoder: Encoder, name: str, text: str) -> None:
-    """InvalidInput unless recall finds each part of a file with this text by how the part begins.
-    This is tried in a database of its own, so that recall shows nobody what is then refused."""
-    with (
-        tempfile.TemporaryDirectory() as place,
-        Memory(Path(place) / "memory.db", project="summary") as trial,
-    ):
-        trial._encoder = encoder
-        path = Path(place) / name
-        path.write_text(text, "utf-8", newline="")
-        skipped = trial.index([path])["skipped"]
-        parts = texts_of_files(trial.database)
-        reason = f"it {skipped[0]['reason']}" if skipped else ""
-        for beginning in (" ".join(part.split()[:20])[:EXCERPT] for part in parts):
-            if not trial.recall(beginning, record=False)["results"]:
-                reason = f"nothing is found for {shown_value(beginning)}"
-    if reason or not parts:
-        reason = reason or "there is nothing to index"
-        raise InvalidInput(f"recall would not find this summary ({reason}): nothing was changed")
+    # Other machines
 
 
 # ---------------------------------------------------------------------------------------------
@@ -10273,17 +9398,18 @@ def check_found(encoder: Encoder, name: str, text: str) -> None:
 # ---------------------------------------------------------------------------------------------
 
 
-def _dim(text: str) -> str:
+def dim(text: str) -> str:
     return click.style(text, dim=True)
 
 
 def render_field(name: str, value: object) -> str:
-    return f"{_dim(f'{name:<17}')}{printable_name(str(value))}"
+    return f"{dim(f'{name:<17}')}{printable_name(str(value))}"
 
 
-def _beginning(row: dict[str, Any], width: int = PREVIEW) -> str:
+def memory_line(row: dict[str, Any], width: int = PREVIEW) -> str:
     """A memory on a line: its id, and how it begins."""
-    return printable(f"{row['id']}  {one_line(row['content'], width)}")
+    text = row["beginning"] if "beginning" in row else row["content"]
+    return printable(f"{short_id(row['id'])}  {one_line(text, width)}")
 
 
 def _indented(text: str) -> Iterator[str]:
@@ -10305,21 +9431,24 @@ def render_forgotten(answer: dict[str, Any]) -> Iterator[str]:
     """What was erased, and where it may still stand."""
     yield from render_message(answer)
     if kept := answer.get("copies"):
-        yield f"Copies of the file may still have it: {', '.join(map(printable_name, kept))}."
+        yield f"These copies may still contain it: {', '.join(map(printable_name, kept))}."
+
+
+_FOR_PROGRAMS = ("same_model", "exists", "schema")
 
 
 def render_facts(answer: dict[str, Any]) -> Iterator[str]:
     for name, value in answer.items():
-        yield render_field(name.replace("_", " "), "-" if value is None else value)
+        if name not in _FOR_PROGRAMS:
+            yield render_field(name.replace("_", " "), "-" if value is None else value)
 
 
 def render_stored(answer: dict[str, Any]) -> Iterator[str]:
     if answer["id"]:
-        yield render_field("id", answer["id"])
+        yield render_field("id", short_id(answer["id"]))
     yield render_field("message", answer["message"])
     for row in answer.get("may_replace", []):
-        text = one_line(row["content"], 60)
-        yield render_field("may replace", f"{row['probability']}  {row['id']}  {text}")
+        yield render_field("may replace", f"{row['probability']:.2f}  {memory_line(row, 60)}")
     if "advice" in answer:
         yield render_field("advice", answer["advice"])
 
@@ -10329,7 +9458,7 @@ def render_pair(pair: dict[str, Any]) -> Iterator[str]:
     for name in ("old", "new"):
         row = pair[name]
         text = f"{local_time(row['created'])}  {one_line(row['content'], 300)}"
-        yield render_field(name, f"{row['id'][:8]}  {text}")
+        yield render_field(name, f"{short_id(row['id'])}  {text}")
 
 
 def render_recalled(answer: dict[str, Any], query: str = "") -> Iterator[str]:
@@ -10337,54 +9466,51 @@ def render_recalled(answer: dict[str, Any], query: str = "") -> Iterator[str]:
     for row in answer["results"]:
         marks = " (other project)" if row.get("cross_project") else ""
         marks += printable_name(f"  {row['author']}") if "author" in row else ""
-        similarity = click.style(row["similarity"], fg="green", bold=True)
+        similarity = click.style(f"{row['similarity']:.2f}", fg="green", bold=True)
         place = printable_name(row.get("source") or local_time(row["created"]))
-        yield f"{similarity}  {_dim(printable(row['id']))}  {_dim(place)}{marks}"
+        yield f"{similarity}  {dim(printable(short_id(row['id'])))}  {dim(place)}{marks}"
         if "page" in row:
             yield printable(row["content"])
-            yield _dim(f"page {row['page']} of {row['pages']}")
-        elif "source" in row and row["similarity"] != "graph":
-            yield from _indented(excerpt(row["content"], query))
         else:
-            yield from _indented(row["content"])
-            if position := row.get("position"):
-                part = f"part {position['chunk']} of {position['chunks']}"
-                yield _remark(f"{part}: `get {row['id']}` shows all")
-        if "successor" in row:
-            yield _remark(f"replaced by {row['successor']}")
-        if places := row.get("also_in"):
-            yield _remark(f"also in {', '.join(at.get('source', at['id']) for at in places)}")
-        if "named_instead" in row:
-            yield _remark(f"names {', '.join(row['named_instead'])} in place of what is asked")
-        if newer := row.get("newer"):
-            told = f"{local_time(newer['created'])}, {newer['id']}"
-            beginning = one_line(newer["beginning"], PREVIEW)
-            yield _remark(f"may be outdated by what was stored {told}: {beginning}")
-        if version := row.get("nearer_version"):
-            before = one_line(version["beginning"], PREVIEW)
-            yield _remark(f"before it, {local_time(version['created'])}: {before}")
-        if "supersedes" in row:
-            yield _remark(f"{len(row['supersedes'])} older: `history {row['id']}`")
-        if "parts" in row:
-            parts = ", ".join(f"{name} {value:.3g}" for name, value in row["parts"].items())
-            yield _remark(f"score {row['similarity']}: {parts}")
-    yield from _render_around(answer)
-    yield from (printable_name(answer[name]) for name in ("message", "notice") if name in answer)
-
-
-def _remark(text: str) -> str:
-    return f"      {_dim(printable(text))}"
-
-
-def _render_around(answer: dict[str, Any]) -> Iterator[str]:
-    """What stands beside the results in the graph, and what was held back."""
+            yield from _indented(
+                excerpt(row["content"], query) if "source" in row else row["content"]
+            )
+        yield from (f"      {dim(printable(remark))}" for remark in _remarks(row))
     rows = [(f"linked ({row['rel_type']})", row) for row in answer.get("graph_expanded", [])]
     rows += [(row["reason"], row) for row in answer.get("suggested", [])]
     for reason, row in rows:
-        text = f"see also {row['id']}  {one_line(row['beginning'], 60)}  [{reason}]"
-        yield _dim(printable(text))
-    if answer["results"] and "held_back" in answer:
-        yield _dim(f"{answer['held_back']} unrelated held back (--anyway shows them)")
+        yield dim(f"see also {memory_line(row, 60)}  [{printable(reason)}]")
+    told = [answer["message"]] if "message" in answer else []
+    if held := answer.get("held_back"):
+        them = "it" if held == 1 else "them"
+        told.append(f"({number_of(held, 'weak match')} hidden; `--anyway` shows {them}.)")
+    yield from [dim(printable_name(" ".join(told)))] if told else []
+    yield from [printable_name(answer["notice"])] if "notice" in answer else []
+
+
+def _remarks(row: dict[str, Any]) -> Iterator[str]:
+    """What to know of a result, beside its text."""
+    id = short_id(row["id"])
+    if "page" in row:
+        yield f"page {row['page']} of {row['pages']}"
+    elif "source" not in row and (position := row.get("position")):
+        yield f"part {position['chunk']} of {position['chunks']}: `get {id}` shows all"
+    if "successor" in row:
+        yield f"replaced by {short_id(row['successor'])}"
+    if places := row.get("also_in"):
+        yield f"also in {', '.join(at.get('source', short_id(at['id'])) for at in places)}"
+    if "named_instead" in row:
+        yield f"names {', '.join(row['named_instead'])} instead of what you asked for"
+    if newer := row.get("newer"):
+        yield f"may be outdated: {local_time(newer['created'])}, {memory_line(newer)}"
+    if version := row.get("nearer_version"):
+        before = one_line(version["beginning"], PREVIEW)
+        yield f"before it, {local_time(version['created'])}: {before}"
+    if "supersedes" in row:
+        yield f"{number_of(len(row['supersedes']), 'older version')}: `history {id}`"
+    if "parts" in row:
+        parts = ", ".join(f"{name} {value:.3g}" for name, value in row["parts"].items())
+        yield f"score {row['similarity']:.2f}: {parts}"
 
 
 def excerpt(text: str, query: str) -> str:
@@ -10408,31 +9534,12 @@ def render_item(answer: dict[str, Any]) -> Iterator[str]:
 
 def render_expanded(answer: dict[str, Any]) -> Iterator[str]:
     if "source" in answer:
-        yield _dim(printable_name(answer["source"]))
+        yield dim(printable_name(answer["source"]))
     yield from render_item(answer)
 
 
-def render_status(answer: dict[str, Any]) -> Iterator[str]:
-    """The facts, then a line for each source, and for each file that has changed or is missing."""
-    facts = {name: value for name, value in answer.items() if name not in ("sources", "deep")}
-    yield from render_facts(facts | answer.get("deep", {}))
-    for row in answer["sources"]:
-        counts = f"{row['files']} files, {row['chunks']} chunks, {row['scope']}"
-        yield printable_name(f"{'source':<16}{row['path']} ({counts})")
-        if row["gone"]:
-            command = f"index --remove {shlex.quote(row['path'])} --scope {row['scope']}"
-            yield printable_name(f"{'gone':<16}if for good: sediment {command}")
-        for kind in ("new", "changed", "missing"):
-            lines = [printable_name(f"{kind:<16}{name}") for name in row[kind]]
-            yield from first_lines(lines, f"{kind:<16}and {{}} more")
-    if not answer["sources"]:
-        yield "Nothing is indexed yet: sediment index MEMORY.md memory/"
-    elif answer["dirty"]:
-        yield "`index` or `status --index` brings the index up to date."
-
-
 def render_listed(answer: dict[str, Any]) -> Iterator[str]:
-    """A line for each item, or for each conversation."""
+    """A line for each memory, or for each conversation."""
     if "conversations" in answer:
         yield from extension("conversations").render_conversations(answer)
     elif not answer["items"]:
@@ -10440,101 +9547,44 @@ def render_listed(answer: dict[str, Any]) -> Iterator[str]:
     else:
         page = f", page {answer['page']}" if "page" in answer else ""
         order = "oldest" if "oldest" in answer else "newest"
-        yield _dim(f"{answer['count']} of {answer['total']}{page}, {order} first")
-        width = max(len(item["id"]) for item in answer["items"])
+        yield dim(f"{answer['count']} of {answer['total']}{page}, {order} first")
+        width = max(len(short_id(item["id"])) for item in answer["items"])
         room = max(80, shutil.get_terminal_size().columns - width - 23)  # as COLUMNS has it
         for item in answer["items"]:
             text = printable(one_line(item["content"], room))
-            day = _dim(local_time(item["created"]))
+            day = dim(local_time(item["created"]))
             who = printable_name(f"  {item['author']}") if "author" in item else ""
-            yield f"{item['id']:<{width}}  {day}  {item['scope']:<7}  {text}{who}"
+            yield f"{short_id(item['id']):<{width}}  {day}  {item['scope']:<7}  {text}{who}"
 
 
 def render_history(answer: dict[str, Any]) -> Iterator[str]:
     for version in answer["versions"]:
-        by = f" by {version['successor']}" if "successor" in version else ""
-        mark = "live" if version["live"] else version.get("ended_by", "hidden") + by
+        by = f"{_PAST.get(version.get('ended_by'), 'hidden behind')} "
+        by = by + short_id(version["successor"]) if "successor" in version else "pruned"
+        mark = "live" if version["live"] else by
         mark += f", from {version['ended_from']}" if "ended_from" in version else ""
         mark += f"  {version['author']}" if "author" in version else ""
-        when = _dim(local_time(version["created"], 16))
-        yield f"{when}  {printable(version['id'])}  {_dim(printable(mark))}"
+        when = dim(local_time(version["created"], 16))
+        yield f"{when}  {printable(short_id(version['id']))}  {dim(printable(mark))}"
         yield from _indented(version["content"])
     for event in answer["events"]:
-        other = f"  (hidden: {event['other']})" if "other" in event else ""
-        other = f"  (beside: {event['beside']})" if "beside" in event else other
+        other = f"  (hidden: {short_id(event['other'])})" if "other" in event else ""
+        other = f"  (beside: {short_id(event['beside'])})" if "beside" in event else other
         when = local_time(event["at"], 16)
-        yield _dim(printable(f"{when}  {event['action']:<8} {event['id']}{other}"))
+        yield dim(printable(f"{when}  {event['action']:<8} {short_id(event['id'])}{other}"))
 
 
-def _label(node: dict[str, Any], width: int) -> str:
-    return printable(one_line(node["content"], width))
-
-
-def render_tree(answer: dict[str, Any]) -> Iterator[str]:
-    """The item, and under it each edge, as seen from it."""
-    nodes = {node["id"]: node for node in answer["nodes"]}
-    yield _beginning(nodes[answer["id"]], 60)
-    edges = answer["edges"]
-    for number, edge in enumerate(edges, 1):
-        kind, shown = _edge_text(answer["id"], edge)
-        node = nodes[shown]
-        facts = [edge.get("label"), edge.get("count"), f"{edge.get('strength', 0):.2f}"]
-        facts = _dim(f"({', '.join(str(fact) for fact in facts if fact not in (None, '0.00'))})")
-        branch = "└──" if number == len(edges) else "├──"
-        hidden = "" if node["live"] else _dim(" hidden")
-        yield f"{branch} {kind} {facts}  {printable(node['id'])}{hidden}  {_label(node, 48)}"
-
-
-def _edge_text(id: str, edge: dict[str, Any]) -> tuple[str, str]:
-    """What an edge says in the tree of the item `id`, and the end that its line shows. Only
-    `supersedes` has a direction."""
-    if edge["to"] == id:
-        return "superseded by" if edge["type"] == SUPERSEDES else edge["type"], edge["from"]
-    subject = "" if edge["from"] == id else f"{printable(edge['from'][:8])} "
-    return subject + edge["type"], edge["to"]
-
-
-def render_dot(answer: dict[str, Any]) -> Iterator[str]:
-    """Graphviz source, whose strings are quoted as JSON's are: there are no control characters."""
-    yield "digraph memory {\n  node [shape=box];"
-    for node in answer["nodes"]:
-        style = "" if node["live"] else ", style=dashed"
-        yield f"  {to_json(node['id'])} [label={to_json(_label(node, 40))}{style}];"
-    for edge in answer["edges"]:
-        one_way = "" if edge["type"] == SUPERSEDES else ", dir=none"
-        ends = f"{to_json(edge['from'])} -> {to_json(edge['to'])}"
-        yield f"  {ends} [label={to_json(edge['type'])}{one_way}];"
-    yield "}"
-
-
-GRAPHS = {"tree": render_tree, "dot": render_dot}
+_PAST = {"replace": "replaced by", "repeat": "repeated by", "merge": "merged into"}
+_PAST["undo"] = "undone by"
 
 
 def render_consolidated(answer: dict[str, Any], dry_run: bool = False) -> Iterator[str]:
     would = "would be " if dry_run else ""
     yield f"{answer['merged']} {would}merged, {answer['linked']} {would}linked."
     for pair in answer["pairs"]:
-        reasons = printable("; ".join(pair["reasons"]))
-        yield f"{pair['action']}  {_dim(pair['similarity'])}  {reasons}"
-        yield from (f"      {_beginning(pair[role], 70)}" for role in ("keep", "other"))
-
-
-def render_pruned(answer: dict[str, Any]) -> Iterator[str]:
-    """What was hidden or erased, or would be; and what stays though it is as old."""
-    yield from map(_beginning, answer.get("items", ()))
-    if "kept" not in answer:
-        yield from render_forgotten(answer)
-        return
-    count, kept = answer["count"], answer["kept"]
-    done = "would be hidden" if answer.get("dry_run") else "hidden"
-    done += "; `undo ID` brings one back" if count and done == "hidden" else ""
-    yield f"{tell_memories(count)} {done}." if count or kept else "Nothing is that old."
-    yield from ["As old, and kept:"] if kept else []
-    lines = [f"{_beginning(row)}  ({row['why']})" for row in kept]
-    yield from first_lines(lines, "and {} more: see --json")
-    if shared := sum(_SHARED in row["why"].split(", ") for row in kept):
-        remedy = "`--all-machines` hides them everywhere"
-        yield f"Other machines share {shared} of these and may still recall them: {remedy}."
+        similarity = dim(f"{pair['similarity']:.2f}")
+        yield f"{pair['action']}  {similarity}  {printable('; '.join(pair['reasons']))}"
+        yield from (f"      {memory_line(pair[role], 70)}" for role in ("keep", "other"))
 
 
 def render_checked(answer: dict[str, Any]) -> Iterator[str]:
@@ -10547,7 +9597,7 @@ def render_checked(answer: dict[str, Any]) -> Iterator[str]:
         yield printable_name(f"{line}, {run['error']}" if run.get("error") else line)
     can_repair = all(check["name"] != "access" for check in answer["checks"])
     if not answer["healthy"] and can_repair and "runs" not in answer:
-        yield "Something is broken: `doctor --repair` mends it after a copy, or says how."
+        yield "Something is broken: run `doctor --repair`. It makes a copy first."
 
 
 def render_imported(answer: dict[str, Any]) -> Iterator[str]:
@@ -10558,8 +9608,8 @@ def render_imported(answer: dict[str, Any]) -> Iterator[str]:
     yield f"Stored {counts}{not_stored(answer)} ({answer['seconds']} s, {rate:.0f} a second)."
     yield from left_out(answer)
     if unknown := answer.get("unknown_fields"):
-        names = ", ".join(f"{printable(name)} ({count})" for name, count in unknown.items())
-        yield f"Not kept, for no memory has such a field: {names}."
+        names = (f"{printable(name)} ({number_of(n, 'row')})" for name, n in unknown.items())
+        yield f"Ignored unknown fields: {', '.join(names)}."
     refused = [f"line {row['line']}: {printable(row['reason'])}" for row in answer["refused"]]
     yield from first_lines(refused, "and {} more lines refused (--json names them all)")
 
@@ -10571,13 +9621,8 @@ def left_out(answer: dict[str, Any]) -> Iterator[str]:
 
 
 def not_stored(answer: dict[str, Any]) -> str:
-    text = f", {answer['existing']} were there already" if answer["existing"] else ""
-    return f"{text}, {answer['forgotten']} were forgotten" if "forgotten" in answer else text
-
-
-def render_exported(answer: dict[str, Any]) -> Iterator[str]:
-    counts = {name: answer[name] for name in ("items", "hidden_versions")}
-    yield printable_name(f"Exported {counts_phrase(counts)} to {answer['file']}.")
+    text = f", {answer['existing']} stored before" if answer["existing"] else ""
+    return f"{text}, {answer['forgotten']} forgotten before" if "forgotten" in answer else text
 
 
 # ---------------------------------------------------------------------------------------------
@@ -10668,12 +9713,12 @@ def value_of(text: str, kind: Kind) -> Any:
 
 
 class Argument(NamedTuple):
-    """One argument of an operation; where it is not given, the method's own default holds."""
+    """One argument of an operation. Where it is not given, the method's own default holds."""
 
     name: str  # in the method
     kind: Kind
     flags: str = ""  # of the command's option, where they do not follow from the name
-    default: Any = None  # of the command, whose help shows it
+    default: Any = None  # that help and schemas show; `...`: the method's
     wire: str = ""  # the name in the tool; "" where the tool does not take it
     place: str = ""  # a positional argument as the command's usage shows it; "" for an option
 
@@ -10693,10 +9738,14 @@ class Operation(NamedTuple):
     name: str
     run: Callable[..., Any]  # takes the memory, and the arguments by name
     render: Callable[..., Iterable[str]]
+    method: Callable[..., Any] | None = None  # which `run` calls, if it is not one itself
     arguments: Sequence[Argument] = ()
 
     def takes(self, *arguments: Argument) -> Operation:
-        return self._replace(arguments=arguments)
+        known = getattr(self.method or self.run, "__kwdefaults__", None) or {}
+        found = (known[each.name] if each.default is ... else each.default for each in arguments)
+        pairs = zip(arguments, found, strict=True)
+        return self._replace(arguments=[each._replace(default=value) for each, value in pairs])
 
 
 # Which arguments go together: beside each that makes a command do something else, those that count
@@ -10776,16 +9825,8 @@ def _expand(memory: Memory, id: str, section: bool = False, **options: Any) -> d
     return memory.expand(id, **options)
 
 
-def list_memories(
-    memory: Memory, conversations: bool = False, limit: int = 20, **options: Any
-) -> dict[str, Any]:
-    if not conversations:
-        return memory.list_items(limit=limit, **options)
-    if others := ", ".join(sorted(options)):  # over HTTP
-        raise InvalidInput(f"the sessions are listed without {others}")
-    answer = memory.list_conversations()
-    shown = answer["conversations"][: check_limit(limit)]
-    return {"count": len(shown), "total": answer["count"], "conversations": shown}
+def _list(memory: Memory, conversations: bool = False, **options: Any) -> dict[str, Any]:
+    return (memory.list_conversations if conversations else memory.list_items)(**options)
 
 
 def _forget(memory: Memory, ids: str | tuple[str, ...]) -> dict[str, Any]:
@@ -10797,7 +9838,7 @@ def _prune(memory: Memory, purge: bool = False, **options: Any) -> dict[str, Any
 
 
 _THE_ID = Argument("id", ID, place="ID")
-HOW_MANY = Argument("limit", LIMIT, default=20, wire="limit")
+HOW_MANY = Argument("limit", LIMIT, default=..., wire="limit")
 _BACKUP = Argument("path", FILE, place="FILE")
 _PATHS = Argument("paths", PATHS, place="[PATH]...")
 _ALLOW_SECRETS = Argument("allow_secrets", FLAG)
@@ -10811,9 +9852,9 @@ _TABLE = (
         Argument("into", string("FILE")),
         _ALLOW_SECRETS,
     ),
-    Operation("recall", _recall, render_recalled).takes(
+    Operation("recall", _recall, render_recalled, Memory.recall).takes(
         Argument("query", QUERY, wire="query", place="QUERY..."),
-        Argument("limit", LIMIT, default=5, wire="limit"),
+        HOW_MANY,
         Argument("min_score", SHARE),
         Argument("anyway", FLAG),
         Argument("as_of", TIME),
@@ -10824,7 +9865,7 @@ _TABLE = (
         Argument("text_weight", SHARE),
         Argument("candidates", whole(1, LIMIT_MAX, "N")),
         Argument("hub", FLAG),
-        Argument("conversations", FLAG, "--conversations/--no-conversations", default=True),
+        Argument("conversations", FLAG, "--conversations/--no-conversations", default=...),
     ),
     Operation("expand", _expand, render_expanded).takes(
         _THE_ID,
@@ -10842,7 +9883,7 @@ _TABLE = (
     ),
     Operation("watch", Memory.watch, late("files", "render_changes")).takes(
         _PATHS,
-        Argument("debounce_ms", whole(50, 60_000, "MS"), default=WATCH_DEBOUNCE),
+        Argument("debounce_ms", whole(50, 60_000, "MS"), default=...),
     ),
     Operation("note", Memory.note, render_stored).takes(
         Argument("text", CONTENT, place="TEXT..."),
@@ -10851,18 +9892,18 @@ _TABLE = (
     ),
     Operation("compact", Memory.compact, late("notes", "render_compacted")).takes(
         Argument("path", string(), default=NOTES_FOLDER, place="[PATH]"),
-        Argument("older_than", AGE, default="30d"),
+        Argument("older_than", AGE, default=...),
         Argument("command", string("CMD"), "--with"),
-        Argument("timeout", SECONDS, default=COMPACT_TIMEOUT),
+        Argument("timeout", SECONDS, default=...),
         Argument("dry_run", FLAG),
     ),
-    Operation("status", Memory.status, render_status).takes(
+    Operation("status", Memory.status, late("doctor", "render_status")).takes(
         Argument("deep", FLAG),
         Argument("index", FLAG),
     ),
-    Operation("list", list_memories, render_listed).takes(
+    Operation("list", _list, render_listed, Memory.list_items).takes(
         HOW_MANY,
-        Argument("scope", ANY_SCOPE, default="project", wire="scope"),
+        Argument("scope", ANY_SCOPE, default=..., wire="scope"),
         Argument("page", whole(1, PAGES_MAX, "N")),
         Argument("oldest", FLAG),
         Argument("since", TIME),
@@ -10886,16 +9927,16 @@ _TABLE = (
         _THE_ID, Argument("scope", SCOPE, place="SCOPE")
     ),
     Operation("review", Memory.review, render_message),
-    Operation("graph", Memory.graph, render_tree).takes(
+    Operation("graph", Memory.graph, late("graphs", "render_tree")).takes(
         _THE_ID,
-        Argument("kind", choice(*GRAPHS, "json"), "--format", "tree"),
+        Argument("kind", choice("tree", "dot", "json"), "--format", "tree"),
     ),
     Operation("consolidate", Memory.consolidate, render_consolidated).takes(
         Argument("dry_run", FLAG),
     ),
-    Operation("prune", _prune, render_pruned).takes(
+    Operation("prune", _prune, late("upkeep", "render_pruned"), Memory.prune).takes(
         Argument("older_than", AGE),
-        Argument("scope", SCOPE, default="project"),
+        Argument("scope", SCOPE, default=...),
         Argument("confirmed", FLAG),
         Argument("all_machines", FLAG),
         Argument("dry_run", FLAG),
@@ -10919,7 +9960,7 @@ _TABLE = (
         Argument("scope", SCOPE),
         _ALLOW_SECRETS,
     ),
-    Operation("export", Memory.export_rows, render_exported).takes(
+    Operation("export", Memory.export_rows, render_message).takes(
         Argument("file", FILE, place="[FILE]"),
         Argument("force", FLAG),
     ),
@@ -10959,13 +10000,19 @@ def instructions() -> str:
 
 
 def _with_types(tool: dict[str, Any], name: str) -> dict[str, Any]:
-    """A tool with a JSON schema of its input in place of mere descriptions of each argument."""
-    arguments = tool_arguments(name)
-    properties = {  # "type" and "description" come first
-        word: {"type": "", "description": "", **arguments[word].kind.schema, **described}
-        for word, described in tool["inputSchema"].items()
-    }
+    """A tool with a JSON schema of its input in place of mere descriptions of each argument, and
+    with the rows that are described once wherever they stand."""
+    arguments, properties = tool_arguments(name), {}
+    for word, about in tool["inputSchema"].items():
+        kind, default = arguments[word].kind, arguments[word].default
+        facts = kind.limits | {"default": default, "served": SERVED_MAX}
+        properties[word] = {"type": "", "description": about.format(**facts), **kind.schema}
+        properties[word] |= {} if default is None else {"default": default}
     required = [word for word in properties if arguments[word].is_required]
+    rows = tool["outputSchema"]["properties"]
+    for part in rows.values():
+        if named := part.get("items", {}).get("$ref"):
+            part["items"] = rows[named]["items"]
     schema = {"type": "object", "properties": properties, "required": required}
     return tool | {"inputSchema": schema}
 
@@ -11003,9 +10050,8 @@ def call_tool(memory: Memory, name: str, arguments: dict[str, Any]) -> dict[str,
     for word in schema["required"]:
         if word not in given:
             raise InvalidInput(f"{name} takes {', '.join(schema['properties'])}; {word} is missing")
-    if "limit" in known:
-        limit = given.get("limit", schema["properties"]["limit"]["default"])
-        given["limit"] = min(check_limit(limit), SERVED_MAX)
+    if "limit" in given:
+        given["limit"] = min(check_limit(given["limit"]), SERVED_MAX)
     values = {known[word].name: value for word, value in given.items()}
     answer = OPERATIONS[name].run(memory, **values)
     for key, length in _TEXT_LENGTHS.items():
@@ -11052,7 +10098,11 @@ def fit_answer(answer: dict[str, Any]) -> dict[str, Any]:
     if fitting := _cut_texts(answer, key, ROW_TEXT):
         return fitting
     named = [{name: row[name] for name in _NAMING if name in row} for row in rows]
-    return _cut_texts(answer | {key: named}, key, 0) or _cut_rows(answer | {key: named}, key)
+    while not (fitting := _cut_texts(answer | {key: named}, key, 0)):  # ids can be long, too
+        named = named[: len(named) * 9 // 10]
+        count = {"count": len(named)} if "count" in answer else {}
+        answer |= {"message": f"Only the first {len(named)} fit; ask for fewer."} | count
+    return fitting
 
 
 _AROUND = ("graph_expanded", "suggested")
@@ -11074,17 +10124,6 @@ def _shorten(row: dict[str, Any], length: int) -> dict[str, Any]:
     """A row with its text cut."""
     text = row["content"]
     return row | {"content": f"{text[:length]}…"} if len(text) > length else row
-
-
-def _cut_rows(answer: dict[str, Any], key: str) -> dict[str, Any]:
-    """An answer whose texts are gone, and of whose rows only the first are left: ids alone can be
-    too long, at 255 characters each."""
-    rows = [_shorten(row, 0) for row in answer[key]]
-    while rows and json_length(answer | {key: rows}) > ANSWER_MAX - 100:
-        rows = rows[: len(rows) * 9 // 10]
-    message = f"Only the first {len(rows)} fit; ask for fewer."
-    count = {"count": len(rows)} if "count" in answer else {}
-    return answer | {key: rows, "message": message} | count
 
 
 class RateLimit:
@@ -11653,45 +10692,32 @@ class _Command(click.Command):
             error.ctx = error.ctx or ctx  # whose help the message names
             raise
 
-    def _own_options(self, ctx: click.Context) -> list[click.Option]:
-        """The options without the general ones, with their help."""
-        page = help_pages()[str(self.name)]
-        params = [each for each in self.get_params(ctx) if each.expose_value]
-        options = [each for each in params if isinstance(each, click.Option)]
-        for option in options:
-            option.help = page.options.get(option.opts[-1])
-        return options
-
-    def get_short_help_str(self, limit: int = 80) -> str:  # a whole sentence in completions
-        self.help = help_pages()[str(self.name)].text
+    def get_short_help_str(self, limit: int = 80) -> str:
+        extension("help_pages").describe(self)
         return super().get_short_help_str(limit)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
-        self._own_options(ctx)
+        extension("help_pages").own_options(self, ctx)
         return super().shell_complete(ctx, incomplete)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        page = help_pages()[str(self.name)]
-        self.help, self.epilog = page.text, page.end
+        extension("help_pages").describe(self)
         super().format_help(ctx, formatter)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        records = [option.get_help_record(ctx) for option in self._own_options(ctx)]
-        if shown := [record for record in records if record]:
-            with formatter.section("Options"):
-                formatter.write_dl(shown, col_max=24)
-        formatter.write_paragraph()
-        with formatter.indentation():
-            formatter.write_text(_GENERAL_HELP)
+        extension("help_pages").write_options(self, ctx, formatter)
 
 
 _GENERAL: dict[str, dict[str, Any]] = {
-    "--db": {"metavar": "FILE", "help": "Use this database."},
-    "--project": {"metavar": "ID", "help": "Use this project: an ID or a folder."},
+    "--db": {"metavar": "FILE", "help": "Use this database (else SEDIMENT_DB)."},
+    "--project": {
+        "metavar": "ID",
+        "help": "Use this project: an ID or a folder (else"
+        " SEDIMENT_PROJECT, else the current folder).",
+    },
     "--json": {"is_flag": True, "help": "Print one JSON document."},
     "-v --verbose": {"is_flag": True, "help": "Report details on standard error."},
 }
-_GENERAL_HELP = "Every command also takes --db FILE, --project ID, --json and --verbose."
 
 
 def _note_general(context: click.Context, option: click.Parameter, value: Any) -> None:
@@ -11729,48 +10755,18 @@ def _as_typed(ctx: click.Context, mode: str) -> str:
     return param.opts[-1] if is_option else (param.metavar or name.upper()).strip("[].")
 
 
-class HelpPage(NamedTuple):
-    """The help of a command."""
-
-    group: str  # the heading above the command in the list of commands
-    text: str
-    options: dict[str, str]  # by their long names
-    end: str  # examples and related commands
-
-
-_OPTION_HELP = re.compile(r"^- `(--[\w-]+)`: (.*\n(?:  .*\n)*)", re.MULTILINE)
-
-
-@functools.cache
-def help_pages() -> dict[str, HelpPage]:
-    """The help of each command, in the order of assets/help.md."""
-    pages = {}
-    for part in re.split(r"^# ", asset("help.md"), flags=re.MULTILINE)[1:]:
-        group, *rest = re.split(r"^## (\w+)\n", part, flags=re.MULTILINE)
-        for name, page in zip(rest[::2], rest[1::2], strict=True):
-            text, examples, end = _OPTION_HELP.sub("", page).partition("Examples:\n")
-            options = {
-                option: " ".join(about.split()) for option, about in _OPTION_HELP.findall(page)
-            }
-            end = f"\b\n{examples}{end.rstrip()}"  # keeps the lines of examples
-            pages[name] = HelpPage(group.strip(), text.strip(), options, end)
-    return pages
-
-
 # What other programs call a command, for people who type it from habit.
-COMMAND_ALIASES: dict[str, str] = dict.fromkeys(
-    ("add", "insert", "put", "remember", "save", "write"), "store"
-)
-COMMAND_ALIASES |= dict.fromkeys(("del", "delete", "erase", "remove", "rm"), "forget")
-COMMAND_ALIASES |= dict.fromkeys(("ask", "find", "query", "retrieve"), "recall")
-COMMAND_ALIASES |= {"cat": "get", "read": "get", "show": "get", "view": "get", "ls": "list"}
-COMMAND_ALIASES |= {"log": "history", "revert": "undo", "supersede": "replace", "update": "replace"}
-COMMAND_ALIASES |= {
-    "check": "doctor",
-    "info": "stats",
-    "mcp": "serve",
-    "setup": "init",
-    "ui": "browse",
+_OTHER_NAMES = {
+    "store": "add insert put remember save write",
+    "forget": "del delete erase remove rm",
+    "recall": "ask find query retrieve",
+    "get": "cat read show view",
+    "replace": "supersede update",
+    **{"list": "ls", "history": "log", "undo": "revert", "doctor": "check", "stats": "info"},
+    **{"serve": "mcp", "init": "setup", "browse": "ui"},
+}
+COMMAND_ALIASES = {
+    alias: command for command, names in _OTHER_NAMES.items() for alias in names.split()
 }
 
 
@@ -11798,17 +10794,7 @@ class _Group(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        pages = help_pages()
-        width = max(map(len, pages))
-        for group, names in itertools.groupby(pages, lambda name: pages[name].group):
-            with formatter.section(group):
-                limit = formatter.width - width - 4
-                formatter.write_dl(
-                    [
-                        (f"{name:{width}}", self.commands[name].get_short_help_str(limit))
-                        for name in names
-                    ]
-                )
+        extension("help_pages").write_commands(self.commands, formatter)
         click.Command.format_options(self, ctx, formatter)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -11828,16 +10814,11 @@ class _Group(click.Group):
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="`sediment COMMAND --help` shows a command's options and examples.",
+    params=[
+        click.Option(["-V", "--version"], is_flag=True, help="Print the version and exit."),
+        *(click.Option(flags.split(), **kind) for flags, kind in _GENERAL.items()),
+    ],
 )
-@click.option("-V", "--version", is_flag=True, help="Print the version and exit.")
-@click.option("--db", metavar="FILE", help="Use this database (else SEDIMENT_DB).")
-@click.option(
-    "--project",
-    metavar="ID",
-    help="Use this project: an ID or a folder (else SEDIMENT_PROJECT, else the current folder).",
-)
-@click.option("--json", is_flag=True, help="Print one JSON document.")
-@click.option("-v", "--verbose", is_flag=True, help="Report details on standard error.")
 @click.pass_context
 def cli(context: click.Context, version: bool, **options: Any) -> None:
     """Long-term memory for AI agents, in one file that runs offline.
@@ -11899,22 +10880,6 @@ def _get(shared: Context, id: str) -> None:
         click.echo(printable(f"(replaced by {item['successor']})"), err=True)
 
 
-def _review(shared: Context) -> None:
-    with shared.memory(resident=True) as memory:
-        answer = memory.review()
-        if shared.json or not answer["count"]:
-            shared.show(answer, OPERATIONS["review"].render)
-            return
-        for line in _reviewed(memory, answer["pairs"]):
-            click.echo(line)
-
-
-def _graph(shared: Context, id: str, kind: str = "tree") -> None:
-    shared.json = shared.json or kind == "json"
-    with shared.memory() as memory:
-        shared.show(memory.graph(id), GRAPHS.get(kind, render_tree))
-
-
 def _consolidate(shared: Context, dry_run: bool = False) -> None:
     with shared.memory(resident=True) as memory:
         with progress_bar("comparing", None) as add:
@@ -11953,23 +10918,6 @@ def _reindex(shared: Context) -> None:
         except KeyboardInterrupt:
             raise SedimentError("interrupted: run it again to go on from here") from None
         shared.show(answer, render_message)
-
-
-def _export(shared: Context, file: str | None = None, force: bool = False) -> None:
-    with shared.memory() as memory:
-        rows = memory.export_rows()
-        if file is not None and file != "-":
-            memory.database.refuse_own(file)
-            if Path(file).is_file() and not force:
-                raise InvalidInput(f"{file} is there already: --force overwrites it")
-            answer = export_to(file, rows)
-            shared.show(answer, render_exported, err=not Path(file).is_file())  # it may be stdout
-        elif shared.json:
-            items = list(rows)
-            shared.show({"count": len(items), "items": items}, render_exported)
-        else:
-            for row in rows:
-                click.echo(json.dumps(row, ensure_ascii=False))
 
 
 # The commands of the table
@@ -12020,14 +10968,14 @@ _OWN_RUNS = {
     "index": late("files", "run_index"),
     "watch": late("watching", "run_watch"),
     "get": _get,
-    "review": _review,
-    "graph": _graph,
+    "review": late("reviewing", "run_review"),
+    "graph": late("graphs", "run_graph"),
     "consolidate": _consolidate,
     "prune": _prune_or_purge,
     "doctor": _doctor,
     "reindex": _reindex,
     "import": late("importers", "run_import"),
-    "export": _export,
+    "export": late("exporting", "run_export"),
 }
 
 
@@ -12107,23 +11055,6 @@ for _name, _module in EXTENSIONS.items():
 pass_shared = click.make_pass_decorator(Context)
 
 
-@contextlib.contextmanager
-def by_deadline(database: Path, row: dict[str, Any], why: str) -> Iterator[None]:
-    """Log a row and end the process in silence if the block takes longer than HOOK_DEADLINE."""
-
-    def give_up() -> None:
-        extension("hooks").log_hook(
-            database, row | {"ms": 1000 * HOOK_DEADLINE, "printed": 0, "error": why}
-        )
-        os._exit(0)
-
-    timer = threading.Timer(HOOK_DEADLINE, give_up)
-    timer.daemon = True
-    timer.start()
-    yield
-    timer.cancel()
-
-
 @cli.command("serve")
 @click.option("--watch", "watched", multiple=True, metavar="PATH")
 @click.option("--http", "address", metavar="[HOST:]PORT")
@@ -12182,33 +11113,6 @@ def read_stdin(limit: int) -> str:
     return text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text
 
 
-def export_to(file: str, rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Write items to a private file in one step: {success, file, count, items, hidden_versions}.
-
-    A link is followed, and a file that is there keeps its mode; a pipe or device is written to.
-    """
-    counts = {"items": 0, "hidden_versions": 0}
-
-    def lines() -> Iterator[str]:
-        for row in rows:
-            counts["hidden_versions" if "ended" in row else "items"] += 1
-            yield json.dumps(row, ensure_ascii=False) + "\n"
-
-    path = Path(file)
-    try:
-        if path.exists() and not path.is_file():
-            with open(os.open(path, os.O_WRONLY), "w", encoding="utf-8") as device:
-                device.writelines(lines())
-        else:
-            target = place_to_write(path, None)
-            mode = target.stat().st_mode & 0o7777 if target.exists() else 0o600
-            with replacing(target, mode) as draft:
-                draft.writelines(lines())
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be written ({error.strerror})") from None
-    return {"success": True, "file": file, "count": sum(counts.values()), **counts}
-
-
 @contextlib.contextmanager
 def progress_bar(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """Yields a function that adds to a count, shown on stderr: on a terminal by a bar with a rate,
@@ -12264,48 +11168,6 @@ def put_off(shared: Context, until: str) -> Iterator[None]:
     except (DatabaseError, ServiceError) as error:
         reason = printable(str(error).removesuffix(_NOT_MADE))
         click.echo(f"All is stored; {until} ({reason})", err=True)
-
-
-def _reviewed(memory: Memory, pairs: list[dict[str, Any]]) -> Iterator[str]:
-    """Ask about one pair after another, and apply each answer; yields lines to print."""
-    counts: Counter[str] = Counter()
-    ended: set[str] = set()
-    for number, pair in enumerate(pairs, 1):
-        ids = pair["old"]["id"], pair["new"]["id"]
-        if not ended.isdisjoint(ids):
-            if not sys.stdin.isatty():
-                sys.stdin.readline(LINE_MAX)  # the line for this pair, written before
-            continue
-        yield from render_pair(pair)
-        key = _asked_key(f"{number} of {len(pairs)}: r replace, k keep both, s skip, q quit? ")
-        if key == "q":
-            break
-        try:
-            if key == "r":
-                memory.replace(*ids)
-                ended.add(ids[0])
-            elif key == "k":
-                memory.keep_both(*ids)
-        except (InvalidInput, NotFound) as error:  # the latter if another process was quicker
-            yield str(error)
-            key = "s"
-        counts[key] += 1
-    summary = f"{counts['r']} replaced, {counts['k']} kept, {counts['s']} skipped"
-    yield f"{summary}; `undo ID` takes a replacement back."
-
-
-def _asked_key(question: str) -> str:
-    """One of r, k, s and q: a key on a terminal, else a line of a pipe, or q at its end."""
-    while True:
-        click.echo(question, nl=False, err=True)
-        try:
-            key = click.getchar() if sys.stdin.isatty() else sys.stdin.readline(LINE_MAX) or "q"
-        except EOFError:  # Ctrl-D
-            key = "q"
-        key = key.strip().lower()[:1]
-        click.echo(key, err=True)
-        if key in ("r", "k", "s", "q"):
-            return key
 
 
 def main() -> int:

@@ -6,6 +6,8 @@ is kept as it is now, and what was forgotten is never kept again.
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -14,6 +16,28 @@ import apsw
 
 import sediment as core
 from sediment_ext import transcripts
+
+HALF_TURN = core.CONTENT_MAX // 2 - 20  # of a prompt or an answer that is long
+# The key in meta, before a session's name, of how much of it is never to be stored, as keeping was
+# off when it was said; and the end of its value, until a hook finds that keeping is on again.
+UNKEPT, STILL = "unheard:", " still"
+
+
+def write_session(connection: apsw.Connection, name: str, project: str, resume: int) -> int | None:
+    """Store how far a session was read; the id of its file, None if it was forgotten."""
+    now = time.time_ns()
+    source = connection.execute(
+        "INSERT INTO sources(path, project_id, options) VALUES(?, ?, '{}')"
+        " ON CONFLICT DO UPDATE SET options = '{}' RETURNING id",
+        (core.CONVERSATIONS, project),
+    ).get
+    return connection.execute(
+        f"INSERT INTO files({core.RECORD_COLUMNS}, path, project_id, source, dated)"
+        " VALUES(?1, ?2, ?2, ?2, x'', ?3, ?4, ?5, 1) ON CONFLICT(path, project_id) DO UPDATE"
+        " SET source = ?5, size = ?1, changed_at = ?2, read_at = ?2"
+        f" WHERE size <> {core.FORGOTTEN_SIZE} RETURNING id",
+        (resume, now, name, project, source),
+    ).get
 
 
 def redact_together(
@@ -56,14 +80,22 @@ def turn_text(turn: transcripts.Turn, known: dict[str, str]) -> tuple[str, list[
     """A turn as the text of a memory, without credentials, and their kinds. If it is too long,
     prompt and answer are cut at their ends; each keeps at least half of the space."""
     (prompt, answer), kinds = _redacted_starts(turn[2:], known)
-    answer = answer[: max(core.HALF_TURN, 2 * core.HALF_TURN - len(prompt))]
-    text = f"{core.PROMPT_LABEL}{prompt[: 2 * core.HALF_TURN - len(answer)]}"
+    answer = answer[: max(HALF_TURN, 2 * HALF_TURN - len(prompt))]
+    text = f"{core.PROMPT_LABEL}{prompt[: 2 * HALF_TURN - len(answer)]}"
     return f"{text}{core.ANSWER_LABEL}{answer}" if answer else text, kinds
 
 
 def turn_id(name: str, key: str) -> str:
     """The id of a turn: the same wherever and whenever it is read."""
     return core.short_hash(f"{name}#{key}")
+
+
+def keep(
+    memory: core.Memory, conversations: Iterable[Any], progress: core.Progress, dry_run: bool
+) -> dict[str, Any]:
+    """What `Memory.add_conversations` does."""
+    encoder = None if dry_run else memory.encoder
+    return keep_conversations(memory.projects, encoder, conversations, progress)
 
 
 def keep_conversations(
@@ -149,7 +181,7 @@ def _keep_conversation(
         at_once = None if encoder.model.destination else database  # a service makes many
         item = core.prepare_item(at_once, encoder, id, text, project or None, turn.at)
         with database.transaction() as connection:
-            file = core.write_session(connection, name, project, stored.resume if stored else 0)
+            file = write_session(connection, name, project, stored.resume if stored else 0)
             if file is None:
                 break
             if item.vectors and not core.claim_model(connection, encoder.model):
@@ -158,7 +190,7 @@ def _keep_conversation(
                 new += 1
                 left_out += kinds
     with database.transaction() as connection:
-        core.write_session(connection, name, project, given.resume)
+        write_session(connection, name, project, given.resume)
     return new, left_out
 
 
@@ -209,17 +241,17 @@ def _continues(before: str, now: str, known: dict[str, str]) -> bool:
         return True
     if "[redacted: " in now and now.startswith(core.redact(before, known=known)[0]):
         return True
-    is_cut = len(now) >= 2 * core.HALF_TURN and now[: core.HALF_TURN] == before[: core.HALF_TURN]
-    prompt, _, answer = now[core.HALF_TURN :].partition(core.ANSWER_LABEL)
-    asked, _, answered = before[core.HALF_TURN :].partition(core.ANSWER_LABEL)
+    is_cut = len(now) >= 2 * HALF_TURN and now[:HALF_TURN] == before[:HALF_TURN]
+    prompt, _, answer = now[HALF_TURN:].partition(core.ANSWER_LABEL)
+    asked, _, answered = before[HALF_TURN:].partition(core.ANSWER_LABEL)
     return is_cut and answer != "" and asked.startswith(prompt) and answer.startswith(answered)
 
 
 def unkept_part(database: core.Database, name: str) -> tuple[int, bool]:
     """How much of a session is never stored (see `session_progress`), and whether that still
     grows."""
-    noted = database.value("SELECT value FROM meta WHERE key = ?", f"{core.UNKEPT}{name}") or "0"
-    return int(noted.removesuffix(core.STILL)), noted.endswith(core.STILL)
+    noted = database.value("SELECT value FROM meta WHERE key = ?", f"{UNKEPT}{name}") or "0"
+    return int(noted.removesuffix(STILL)), noted.endswith(STILL)
 
 
 def note_unkept(
@@ -227,7 +259,7 @@ def note_unkept(
 ) -> None:
     """Store what `unkept_part` returns."""
     with database.transaction(wait) as connection:
-        core.set_meta(connection, f"{core.UNKEPT}{name}", f"{part}{core.STILL * still}")
+        core.set_meta(connection, f"{UNKEPT}{name}", f"{part}{STILL * still}")
 
 
 def write_turn(
@@ -264,7 +296,7 @@ def _not_forgotten(
     return [turn for turn in given.turns if turn.key.isdecimal() or not is_forgotten(turn.key)]
 
 
-def sessions_kept(database: core.Database, project: str | None) -> dict[str, Any]:
+def sessions_kept(projects: core.Projects, limit: int) -> dict[str, Any]:
     """What `Memory.list_conversations` returns: the sessions of a project, and those of none."""
     sql = (
         "SELECT f.path, count(*), min(i.created_at), max(i.created_at), (SELECT substr(content, 7,"
@@ -273,12 +305,14 @@ def sessions_kept(database: core.Database, project: str | None) -> dict[str, Any
         f" WHERE f.source IN ({core.CONVERSATION_SOURCES})"
         " AND f.project_id IN ('', ?) GROUP BY f.id ORDER BY 4 DESC, f.id DESC"
     )
+    rows = projects.database.rows(sql, projects.current() or "")
     found = [
         {"source": path, "turns": count, **core.with_time("created", first), "beginning": beginning}
         | {"last": core.iso_time(last)}
-        for path, count, first, last, beginning in database.rows(sql, project or "")
+        for path, count, first, last, beginning in rows
     ]
-    return {"count": len(found), "conversations": found}
+    shown = found[:limit]
+    return {"count": len(shown), "total": len(found), "conversations": shown}
 
 
 def render_conversations(answer: dict[str, Any]) -> Iterator[str]:
@@ -301,3 +335,23 @@ def render_kept_conversations(answer: dict[str, Any]) -> Iterator[str]:
     yield f"{done} {turns}{core.not_stored(answer)} ({answer['seconds']} s)."
     yield from core.left_out(answer)
     yield from map(core.printable, answer["remarks"][: core.REFUSED_SHOWN])
+
+
+def keep_forgotten(database: core.Database, copy: apsw.Connection) -> str:
+    """Let no conversation come back that was never to be kept again. Returns a remark."""
+    names, notes = list[Any](), list[Any]()
+    with contextlib.suppress(core.DamagedError):
+        for prefix in (UNKEPT, core.FORGOTTEN):
+            notes += database.rows(f"SELECT key, value FROM meta WHERE key GLOB '{prefix}*'")
+        sql = f"SELECT path, project_id FROM files WHERE size = {core.FORGOTTEN_SIZE}"
+        names = database.rows(f"{sql} AND source IN ({core.CONVERSATION_SOURCES})")
+    forgotten = 0
+    with copy:
+        for name, project in names:
+            forgotten += core.forget_session(copy, name) > 0
+            write_session(
+                copy, name, project, core.FORGOTTEN_SIZE
+            )  # also one that the copy has not
+        copy.executemany("INSERT OR REPLACE INTO meta VALUES(?, ?)", notes)
+    remark = f" Conversations forgotten since, and not brought back: {forgotten}."
+    return remark if forgotten else ""

@@ -824,6 +824,33 @@ def as_list(given: str | Path | Iterable[str | Path]) -> list[str | Path]:
 NOTHING_INDEXED = "name a file or folder to index, e.g. MEMORY.md memory/"
 
 
+def index(
+    memory: core.Memory,
+    paths: str | Path | Iterable[str | Path],
+    options: walking.Options,
+    scope: str | None,
+    allow_secrets: bool,
+    total: Callable[[int], object],
+    progress: core.Progress,
+    stop: core.Stop,
+) -> dict[str, Any]:
+    """What `Memory.index` does."""
+    wanted, answers = as_list(paths), []
+    for one in scopes_to_index(memory, scope, not wanted):
+        files = files_of_scope(memory.projects, memory.encoder, one, allow_secrets)
+        answers.append(index_paths(files, wanted, options, total, progress, stop))
+    return sum_indexed(answers)
+
+
+def scopes_to_index(memory: core.Memory, scope: str | None, is_all: bool) -> list[str]:
+    """The scope that is named; else the project, or for all those that have an index."""
+    if scope is not None or not is_all:
+        return [scope or "project"]
+    if not (found := indexed_scopes(memory.projects, memory.encoder)):
+        raise core.InvalidInput(NOTHING_INDEXED)
+    return found
+
+
 def index_paths(
     files: Files,
     paths: Iterable[str | Path],
@@ -885,6 +912,12 @@ def _outside(projects: core.Projects, paths: list[Path]) -> str:
     return (
         f"indexed for project {root} although it lies outside it: {', '.join(far)}" if far else ""
     )
+
+
+def unindex(memory: core.Memory, paths: Iterable[str | Path], scope: str) -> dict[str, Any]:
+    """What `Memory.unindex` does."""
+    files = files_of_scope(memory.projects, memory.encoder, scope, create=False)
+    return unindex_paths(files, paths)
 
 
 def unindex_paths(files: Files, paths: Iterable[str | Path]) -> dict[str, Any]:

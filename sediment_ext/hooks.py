@@ -13,6 +13,7 @@ import math
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -536,6 +537,21 @@ def hook_runs(database: Path) -> list[dict[str, Any]]:
     return [run for line in lines[-HOOK_LOG:] if (run := core.parse_object(line))]
 
 
+@contextlib.contextmanager
+def by_deadline(database: Path, row: dict[str, Any], why: str) -> Iterator[None]:
+    """Log a row and end the process in silence if the block takes longer than HOOK_DEADLINE."""
+
+    def give_up() -> None:
+        log_hook(database, row | {"ms": 1000 * core.HOOK_DEADLINE, "printed": 0, "error": why})
+        os._exit(0)
+
+    timer = threading.Timer(core.HOOK_DEADLINE, give_up)
+    timer.daemon = True
+    timer.start()
+    yield
+    timer.cancel()
+
+
 def log_hook(database: Path, row: dict[str, Any]) -> None:
     """Add a run to the log; when that grows too long, only its last lines stay."""
     path = hook_log(database)
@@ -576,9 +592,9 @@ def _answer_stdin(shared: core.Context, client: str) -> None:
     with contextlib.suppress(Exception):
         memory, row = shared.memory(), hook_row(client)
         memory.encoder.wait = HOOK_SERVICE
-        with core.by_deadline(memory.database.path, row, "no JSON object came on stdin"):
+        with by_deadline(memory.database.path, row, "no JSON object came on stdin"):
             given = read_hook_input(sys.stdin.buffer)
-        with core.by_deadline(memory.database.path, row, "the machine was too busy"):
+        with by_deadline(memory.database.path, row, "the machine was too busy"):
             answer = run_hook(memory, given, row)
         try:
             if answer:

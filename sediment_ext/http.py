@@ -174,7 +174,7 @@ _REVIEW = core.Operation(
     "review", functools.partial(core.Memory.review, within=HTTP_REVIEW), core.render_pair
 )
 _SESSIONS = core.Operation(
-    "conversations", functools.partial(core.list_memories, conversations=True), core.render_listed
+    "conversations", core.Memory.list_conversations, core.render_listed
 ).takes(core.HOW_MANY)
 _NOT_IN_RECALL = ("ranking", "vector_weight", "text_weight", "candidates", "hub")
 ROUTES = (
@@ -574,9 +574,11 @@ class Gateway:
     def _import(self, request: dict[str, Any], visitor: Visitor) -> HttpAnswer:
         """Import rows as they arrive; what was committed before a fault stays."""
         visitor.check(True, {})
+        if visitor.token.project:
+            raise core.Forbidden(f"the token {visitor.token.name} is for one project: no imports")
         _check_type(request, _LINES, _JSON)
         lines = map(visitor.unless_gone, core.text_lines(request["wsgi.input"]))
-        with self._stream(visitor), core.keep_to_one_project(visitor.token.project is not None):
+        with self._stream(visitor):
             answer = visitor.memory.import_rows(lines)
         self._worker.start_chores()
         return HttpAnswer(200, answer)
@@ -910,7 +912,7 @@ _ASKED_WITH = [  # any route takes these, too
 def _described(route: Route) -> dict[str, Any]:
     """One route, as OpenAPI describes it."""
     parameters, body, needed = [], {}, []
-    page = core.help_pages().get(route.operation.name)
+    page = core.extension("help_pages").help_pages().get(route.operation.name)
     about = page.options if page else {}
     for name, argument in route.arguments.items():
         schema = _schema(argument, route.in_query, about.get(argument.option, ""))
@@ -935,6 +937,7 @@ def _schema(argument: core.Argument, in_query: bool, about: str) -> dict[str, An
     """The JSON schema of an argument: in a body null stands for none, and a number for a time."""
     kind, about = argument.kind, {"description": about} if about else {}
     schema = kind.schema | kind.limits | about
+    schema |= {} if argument.default is None else {"default": argument.default}
     if in_query or argument.is_required:
         return schema
     types = [schema["type"], *(["number"] if kind is core.TIME else []), "null"]

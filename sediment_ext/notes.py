@@ -7,11 +7,13 @@ that was begun is finished.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import os
 import re
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -27,12 +29,14 @@ from sediment_ext import markdown, systems, walking
 SUMMARY = "summary-"  # begins the name of a summary
 REPEATED_COSINE = 0.9  # notes from which up `compact` says that they repeat one another
 
+COMPACTION_KEY = "compacting:"  # the key of a plan, before the folder of the notes
+
 
 def finish_compactions(database: core.Database) -> None:
     """Finish the compactions that were begun; undo those that cannot be finished."""
-    for (key,) in database.rows(f"SELECT key FROM meta WHERE key GLOB '{core.COMPACTION_KEY}*'"):
+    for (key,) in database.rows(f"SELECT key FROM meta WHERE key GLOB '{COMPACTION_KEY}*'"):
         # Or the plan waits until it is there again
-        if os.path.isdir(key.removeprefix(core.COMPACTION_KEY)):
+        if os.path.isdir(key.removeprefix(COMPACTION_KEY)):
             _end_compaction(database, key)
 
 
@@ -41,7 +45,7 @@ def _end_compaction(database: core.Database, key: str) -> str:
     with database.transaction() as connection:
         plan = core.meta_value(connection, key)
         reason = (
-            _carry_out(Path(key.removeprefix(core.COMPACTION_KEY)), core.parse_object(plan))
+            _carry_out(Path(key.removeprefix(COMPACTION_KEY)), core.parse_object(plan))
             if plan
             else ""
         )
@@ -147,6 +151,23 @@ def day_note(projects: core.Projects, text: str, folder: str | Path | None) -> E
     top = folder or (projects.root or core.absolute_path(".")) / core.NOTES_FOLDER
     path = own_place_to_write(projects, own_place_to_write(projects, top) / f"{now:%Y-%m-%d}.md")
     return Entry(text, path, f"{now:%H:%M} ", f"# {now:%Y-%m-%d}\n\n")
+
+
+def store_into(
+    memory: core.Memory, content: str, into: str | Path, scope: str | None, allow_secrets: bool
+) -> dict[str, Any]:
+    """What `Memory.store` does with a text for a file."""
+    entry = Entry(content, own_place_to_write(memory.projects, into))
+    chosen = scope or "project", allow_secrets
+    return write_down(memory.projects, memory.encoder, entry, *chosen)
+
+
+def add_note(
+    memory: core.Memory, text: str, folder: str | Path | None, allow_secrets: bool
+) -> dict[str, Any]:
+    """What `Memory.note` does."""
+    entry = day_note(memory.projects, text, folder)
+    return write_down(memory.projects, memory.encoder, entry, "project", allow_secrets)
 
 
 def write_down(
@@ -437,7 +458,7 @@ class Compaction:
             for part, vector in self.files.vectors(path)
         ]
         repeats = [
-            {"similarity": core.similarity_text(cosine), "sources": sources}
+            {"similarity": core.shown_score(cosine), "sources": sources}
             for cosine, *sources in repeated(rows)
         ]
         return self._answer(repeats=repeats)
@@ -479,7 +500,7 @@ class Compaction:
             old: core.beneath(core.free_name(_numbered(archive / old)), folder) for old in digests
         }
         plan = {"summary": name, "text": text, "moves": moves, "digests": digests}
-        key = f"{core.COMPACTION_KEY}{folder}"
+        key = f"{COMPACTION_KEY}{folder}"
         with self.files.database.transaction() as connection:
             changed = [old for old in digests if not _has_digest(folder / old, digests[old])]
             if changed or core.meta_value(connection, key) is not None:
@@ -507,7 +528,47 @@ def render_compacted(answer: dict[str, Any]) -> Iterator[str]:
     for row in answer["notes"]:
         yield core.printable_name(f"old      {row['path']} ({row['characters']:,} characters)")
     for row in answer["repeats"]:
-        yield core.printable_name(f"repeats  {row['similarity']}  {'  '.join(row['sources'])}")
+        yield core.printable_name(f"repeats  {row['similarity']:.2f}  {'  '.join(row['sources'])}")
     saved = f"--with CMD would put a summary in the place of {answer['characters']:,} characters"
     old = len(answer["notes"])
     yield f"{old} old notes; {saved}." if old else "No note is that old."
+
+
+def compact(
+    memory: core.Memory,
+    path: str | Path,
+    before: int,
+    command: str | None,
+    timeout: float,
+    dry_run: bool,
+) -> dict[str, Any]:
+    """What `Memory.compact` does with the notes from before a time."""
+    projects, encoder = memory.projects, memory.encoder
+    files = indexing.Files(projects, encoder, projects.current())
+    compaction = Compaction(files, path, before, begin=not dry_run)
+    if dry_run or command is None:
+        return compaction.preview(dry_run)
+    return compaction.run(command, timeout, functools.partial(check_found, encoder))
+
+
+def check_found(encoder: core.Encoder, name: str, text: str) -> None:
+    """InvalidInput unless recall finds each part of a file with this text by how the part begins.
+    This is tried in a database of its own, so that recall shows nobody what is then refused."""
+    with (
+        tempfile.TemporaryDirectory() as place,
+        core.Memory(Path(place) / "memory.db", project="summary") as trial,
+    ):
+        trial._encoder = encoder
+        path = Path(place) / name
+        path.write_text(text, "utf-8", newline="")
+        skipped = trial.index([path])["skipped"]
+        parts = core.texts_of_files(trial.database)
+        reason = f"it {skipped[0]['reason']}" if skipped else ""
+        for beginning in (" ".join(part.split()[:20])[: core.EXCERPT] for part in parts):
+            if not trial.recall(beginning, record=False)["results"]:
+                reason = f"nothing is found for {core.shown_value(beginning)}"
+    if reason or not parts:
+        reason = reason or "there is nothing to index"
+        raise core.InvalidInput(
+            f"recall would not find this summary ({reason}): nothing was changed"
+        )

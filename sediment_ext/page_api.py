@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import sediment as core
+from sediment_ext import activity
 
 BULK_MAX = 1000  # memories that one step changes; 500 take 0.2 s
 GRAPH_NODES = 300  # of the whole graph; a browser lays so many out in 0.1 s
@@ -25,7 +26,7 @@ def overview(memory: core.Memory) -> dict[str, Any]:
     """{projects: [{project, name, memories}], here?, global, to_settle}: `here` is the project of
     the folder, and to_settle the number of pairs."""
     projects, here = memory.projects, memory.projects.current()
-    known = core.known_projects(projects)
+    known = activity.known_projects(projects)
     if here and here not in {row["project"] for row in known}:
         name = projects.root.name if projects.root else here
         known.append({"project": here, "name": name, "memories": 0})
@@ -321,7 +322,7 @@ def figures(memory: core.Memory, *, everywhere: bool = False) -> dict[str, Any]:
         "never_recalled": core.Wanted(scope, never_recalled=True),
     }
     counts = {name: _count(projects, one) for name, one in wanted.items()}
-    return core.activity_of(projects, scope) | {"counts": counts, "most": most}
+    return activity.activity_of(projects, scope) | {"counts": counts, "most": most}
 
 
 def care(memory: core.Memory) -> dict[str, Any]:

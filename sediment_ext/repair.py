@@ -17,13 +17,15 @@ from typing import Any
 import apsw
 
 import sediment as core
+from sediment_ext import conversations, doctor, notes
+from sediment_ext.sync import kept as sync_kept
 from sediment_ext.sync import machines
 
 
 def mend_file_parts(connection: apsw.Connection) -> None:
     """Let parts, files and sources agree. Broken parts are deleted, and their files read again."""
     connection.execute(core.asset("sql/mend_files.sql"))
-    _read_again(connection, core.check_spans(connection))
+    _read_again(connection, doctor.check_spans(connection))
 
 
 def _read_again(connection: apsw.Connection, items: Iterable[int]) -> None:
@@ -37,7 +39,7 @@ def _read_again(connection: apsw.Connection, items: Iterable[int]) -> None:
 
 def mend_chunks(connection: apsw.Connection, encoder: core.Encoder) -> None:
     """Cut the texts anew that `check_spans` finds, and put all chunks in order of their items."""
-    wrong = core.check_spans(connection)
+    wrong = doctor.check_spans(connection)
     for item in wrong:
         connection.execute("DELETE FROM chunks WHERE item = ?", (item,))
         content = connection.execute("SELECT content FROM items WHERE seq = ?", (item,)).get
@@ -46,7 +48,9 @@ def mend_chunks(connection: apsw.Connection, encoder: core.Encoder) -> None:
             'INSERT INTO chunks(item, position, start, "end", context) VALUES(?, ?, ?, ?, ?)',
             [(item, position, *chunk) for position, chunk in enumerate(chunks)],
         )
-    if wrong or core.fetch(connection, core.row_checks()["chunks out of the order of their items"]):
+    if wrong or core.fetch(
+        connection, doctor.row_checks()["chunks out of the order of their items"]
+    ):
         # Long-lived processes that cache chunks rely on ids in the order of their items.
         sql = "SELECT c.*, v.vector FROM chunks c LEFT JOIN vectors v ON v.chunk = c.id"
         connection.execute(f"CREATE TEMP TABLE again AS {sql}")
@@ -301,7 +305,7 @@ def _rebuild_sync(found: Rescued, connection: apsw.Connection) -> None:
     connection.executemany(sql, states)
     gone = [(id, project, at) for id, project, *_, at, _, _, _ in states if at]
     own = [(machine, mark.partition(":")[0], "", 1)]
-    core.sync_as(connection, [(t, machine, mark, 0, 0, "", "{}")], [], own, gone)
+    sync_kept.sync_as(connection, [(t, machine, mark, 0, 0, "", "{}")], [], own, gone)
 
 
 def _stamps_of(row: list[Any]) -> int:
@@ -315,10 +319,10 @@ _MODEL_FACTS = ("model_name", "model_digest", "dimension")
 # How those keys of `meta` begin whose values can be made from nothing else.
 _META_KEPT = (
     core.HOOKS_OFF,
-    core.UNKEPT,
+    conversations.UNKEPT,
     core.FORGOTTEN,
     "copy:",
-    core.COMPACTION_KEY,
+    notes.COMPACTION_KEY,
     "model_probe",
     "sent:",
 )
@@ -335,7 +339,10 @@ def _rescued_sessions(found: Rescued, connection: apsw.Connection) -> dict[int, 
     for number, (_, _, path, project, size, *_) in found.rows["files"].items():
         if not os.path.isabs(path):
             sessions[number] = path, project, min(size, 0)
-    return {number: core.write_session(connection, *facts) for number, facts in sessions.items()}
+    return {
+        number: conversations.write_session(connection, *facts)
+        for number, facts in sessions.items()
+    }
 
 
 def _is_part(values: list[Any]) -> bool:
@@ -361,7 +368,7 @@ def _rescued_item(
     """An item as it was, with its chunks and vectors if all of them were found."""
     _, id, content, kind, project, created, _, ended, by, successor, *_ = values
     chunks, vectors = [part[1] for part in parts], [part[2] for part in parts]
-    if not core.spans_cover(content, [(part[0], part[1].start, part[1].end) for part in parts]):
+    if not doctor.spans_cover(content, [(part[0], part[1].start, part[1].end) for part in parts]):
         chunks, vectors = core.split_text(content, encoder.fits), []
     vectors = vectors if all(vectors) else []
     facts = id, content, kind, project, created, chunks, vectors, ended, by, successor
@@ -403,12 +410,12 @@ def _mend_file(database: core.Database, encoder: core.Encoder) -> dict[str, Any]
 
 
 def _has_sound_contents(database: core.Database, encoder: core.Encoder) -> bool:
-    return all(check.status != "broken" for check in core.check_contents(database, encoder))
+    return all(check.status != "broken" for check in doctor.check_contents(database, encoder))
 
 
 def _has_sound_pages(database: core.Database) -> bool:
     with contextlib.suppress(core.DatabaseError):
-        return core.fault_of_pages(database) is None
+        return doctor.fault_of_pages(database) is None
     return False
 
 
@@ -434,7 +441,7 @@ def _mend_contents(database: core.Database, encoder: core.Encoder) -> dict[str, 
         _mend_unreadable(connection)
         torn, lost = _cut_zeros(connection)
         damaged = _take_as_stored(connection)
-        core.rebuild_derived(connection, encoder)
+        rebuild_derived(connection, encoder)
         machines.prefer_others(connection, damaged, lost)
         core.note_copy(connection, kept)
     changed = damaged - set(torn)
@@ -455,7 +462,7 @@ def _cut_zeros(connection: apsw.Connection) -> tuple[list[str], list[str]]:
     """Keep the readable rest of torn texts. Returns their ids, and those of erased texts."""
     torn, lost = [], []
     for id, seq, content in core.fetch(
-        connection, core.row_checks()["texts that were written in part"]
+        connection, doctor.row_checks()["texts that were written in part"]
     ):
         if left := content.replace("\0", "").strip():
             connection.execute("UPDATE items SET content = ? WHERE seq = ?", (left, seq))
@@ -469,7 +476,7 @@ def _cut_zeros(connection: apsw.Connection) -> tuple[list[str], list[str]]:
 def _take_as_stored(connection: apsw.Connection) -> set[str]:
     """Accept changed texts as they are, without vectors, and return their ids. Files are read
     again."""
-    found = core.check_texts(connection)
+    found = doctor.check_texts(connection)
     _read_again(connection, found.values())
     taken: set[str] = set()
     for id, seq in found.items():
@@ -492,7 +499,7 @@ def _mend_pages(database: core.Database, encoder: core.Encoder) -> dict[str, Any
             with contextlib.closing(core.Database(draft)) as new, new.transaction() as connection:
                 rebuild(found, connection, encoder)
                 with machines.unsynced(connection):
-                    core.rebuild_derived(connection, encoder)
+                    rebuild_derived(connection, encoder)
                 machines.prefer_others(connection, {*found.torn, *found.changed}, ())
                 core.note_copy(connection, kept)
             core.exchange_file(database, draft, kept)
@@ -579,3 +586,23 @@ def _merged(path: Path) -> bytes:
             data[start : start + size] = page
         waiting = [] if is_commit else waiting
     return bytes(data)
+
+
+def rebuild_derived(connection: apsw.Connection, encoder: core.Encoder) -> None:
+    """Make anew what is derived and does not agree with the texts, within a transaction of the
+    caller. Chunks without a vector are queued."""
+    mend_file_parts(connection)
+    for table, column in core.MENTIONS:
+        connection.execute(f"DELETE FROM {table} WHERE {column} NOT IN (SELECT id FROM items)")
+    connection.execute(core.asset("sql/mend_items.sql"))
+    mend_chunks(connection, encoder)
+    dimension = core.vector_dimension(connection, encoder)
+    wrong = [(chunk,) for chunk in doctor.check_vectors(connection, dimension)]
+    connection.executemany("DELETE FROM vectors WHERE chunk = ?", wrong)
+    connection.execute("""
+        DELETE FROM vectors WHERE chunk NOT IN (SELECT id FROM chunks);
+        DELETE FROM pending;
+        INSERT INTO pending SELECT id FROM chunks WHERE id NOT IN (SELECT chunk FROM vectors);
+    """)
+    core.fill_words(connection)
+    core.new_generation(connection)

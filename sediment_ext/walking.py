@@ -26,6 +26,12 @@ class Options(core.NamedTuple):
     archive: bool = False
 
 
+def options(globs: str | Iterable[str], exclude: str | Iterable[str], archive: bool) -> Options:
+    """How to index, of patterns of which one may be given by itself."""
+    added, left_out = (tuple(map(str, files.as_list(given))) for given in (globs, exclude))
+    return Options(added, left_out, archive)
+
+
 DATE = core.LazyPattern(r"(\d{4})-(\d\d)-(\d\d)")
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import os
 import re
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,37 @@ import sediment as core
 from sediment_ext import files, walking
 
 # Watching
+
+
+def watch(
+    memory: core.Memory,
+    paths: str | Path | Iterable[str | Path],
+    debounce: int,
+    stop: threading.Event | None,
+    failed: Callable[[core.SedimentError], object],
+    options: dict[str, Any],
+) -> Iterator[dict[str, Any]]:
+    """What `Memory.watch` does. A file that is skipped is told of only while that is news."""
+    stop = stop or threading.Event()
+    chosen = functools.partial(files.files_of_scope, memory.projects, memory.encoder)
+    wanted = files.as_list(paths)
+    yield (answer := memory.index(wanted, **options))
+    tops = {
+        scope: list(map(core.whole_path, wanted)) or [one.path for one in chosen(scope).sources()]
+        for scope in files.scopes_to_index(memory, options.get("scope"), not wanted)
+    }
+
+    def index_again() -> dict[str, Any]:
+        answers = (files.index_what_is_there(chosen(scope), tops[scope]) for scope in tops)
+        found = list(filter(None, answers))
+        return files.sum_indexed(found) if found else {}
+
+    for _ in changed_tops([*itertools.chain(*tops.values())], debounce, stop):
+        new = until_done(index_again, stop, failed)
+        if new and (new["changes"] or new["skipped"] != answer["skipped"]):
+            told = answer["skipped"]
+            yield new | {"skipped": [row for row in new["skipped"] if row not in told]}
+        answer = new or answer
 
 
 def changed_tops(tops: list[Path], debounce: int, stop: threading.Event) -> Iterator[None]:

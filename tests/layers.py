@@ -20,12 +20,14 @@ MODULE, EXTENSIONS = ROOT / "sediment.py", ROOT / "sediment_ext"
 USES: dict[str, set[str]] = {
     "clients": {"hooks", "settings_files", "systems", "transcripts"},
     "conversations": {"transcripts"},
+    "doctor": {"files", "notes"},
     "files": {"markdown", "notes", "systems", "walking"},
     "hooks": {"conversations", "systems", "transcripts"},
     "http": {"page_api"},
     "importers": {"conversations", "files", "markdown", "transcripts"},
     "notes": {"files", "markdown", "systems", "walking"},
-    "repair": {"sync.machines"},
+    "page_api": {"activity"},
+    "repair": {"conversations", "doctor", "notes", "sync.kept", "sync.machines"},
     "settings_files": {"systems"},
     "transcripts": {"systems"},
     "sync.commands": {"sync.places", "systems"},
@@ -43,6 +45,7 @@ USES: dict[str, set[str]] = {
         "sync.merge",
         "sync.places",
     },
+    "upkeep": {"sync.kept"},
     "walking": {"files", "systems"},
     "watching": {"files", "walking"},
 }

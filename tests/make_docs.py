@@ -25,7 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(ROOT))
 
-from sediment import cli, help_pages  # noqa: E402
+from sediment import cli  # noqa: E402
+from sediment_ext.help_pages import help_pages  # noqa: E402
 
 PAGES = (ROOT / "README.md", *sorted(DOCS.glob("*.md")))
 WIDTH = 78  # columns of help, as in a terminal of 80
@@ -42,7 +43,7 @@ _MASKS = (
     (_ID, "ID"),
     (re.compile(r"\b\d{4}-\d\d-\d\d(?:T[\d:.]+(?:Z|[+-]\d\d:\d\d))?"), "DATE"),
     (_SCORE, "SCORE"),
-    (re.compile(r"^\d+ unrelated held back.*\n| \(\d+ weak match(?:es)? hidden\.\)", re.M), ""),
+    (re.compile(r"^\(\d+ weak match.*\n| \(\d+ weak match.*?\)", re.MULTILINE), ""),
     (re.compile(r"(?<=- )\d\d:\d\d(?= )"), "TIME"),
     (re.compile(r"\(\d+\.\d+ s(?:, \d+ a second)?\)"), "TIME"),
 )

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import sediment
-from sediment import Encoder, Memory, Shown, check_contents, sha256
+from sediment import Encoder, Memory, Shown, sha256
+from sediment_ext.doctor import check_contents
 
 CACHE = tempfile.TemporaryDirectory()  # notes about checked models, for this process's children
 TIMEOUT = 120  # s; nothing here takes long, but a loaded machine may stall

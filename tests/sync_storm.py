@@ -212,7 +212,7 @@ def items(memory: Memory) -> list[tuple[Any, ...]]:
 
 
 def check(memory: Memory) -> list[str]:
-    checks = sediment.check_rows(memory.database.reader())
+    checks = sediment.extension("doctor").check_rows(memory.database.reader())
     return [f"{one.name}: {one.detail}" for one in checks if one.status != "ok"]
 
 

@@ -28,6 +28,7 @@ from storage import TIMEOUT, child, consistent, finish, hear, open_memory, rows_
 import sediment
 import sediment_ext.conversations
 import sediment_ext.repair
+import sediment_ext.upkeep
 from sediment import (
     DatabaseError,
     Encoder,
@@ -95,7 +96,7 @@ def test_a_copy_counts_items_as_stats_does(
         assert {name: answer[name] for name in counted} == counted
 
 
-ALL = "24 items, 2 hidden versions, 1 file part"
+ALL = "24 memories, 2 hidden versions, 1 file part"
 
 
 @pytest.mark.parametrize(
@@ -103,10 +104,10 @@ ALL = "24 items, 2 hidden versions, 1 file part"
     [
         ("backup copy.db", f"Copied {ALL} to "),
         ("restore kept.db", f"Restored {ALL} from "),
-        ("reindex", f"Made 27 chunks of {ALL} anew"),
+        ("reindex", f"Reindexed 27 chunks of {ALL} with "),
         ("doctor", f"{ALL}, 27 chunks, 27 vectors agree"),
-        ("export rows.jsonl", "Exported 24 items, 2 hidden versions to "),
-        ("--db other.db import kept.jsonl", "Stored 24 items, 2 hidden versions ("),
+        ("export rows.jsonl", "Exported 24 memories, 2 hidden versions to "),
+        ("--db other.db import kept.jsonl", "Stored 24 memories, 2 hidden versions ("),
         ("list", "20 of 24, newest first"),
         ("stats", "\nhidden versions  2\n"),
     ],
@@ -160,7 +161,7 @@ def test_a_backup_takes_nobodys_place(memory: Memory, tmp_path: Path) -> None:
         with pytest.raises(DatabaseError, match="there already"):
             memory.backup(target)
     assert (tmp_path / "file").read_text() == "mine"
-    with pytest.raises(DatabaseError, match="cannot be"):
+    with pytest.raises(DatabaseError, match="cannot write"):
         memory.backup("/proc/nothing/copy.db")
     with pytest.raises(DatabaseError, match="no folder"):
         memory.backup(tmp_path / "new" / "deep" / "copy.db")
@@ -259,7 +260,7 @@ def test_only_a_sound_copy_of_ours_is_restored(memory: Memory, tmp_path: Path) -
     os.truncate(tmp_path / "torn.db", 20_000)
     for name, message in (
         ("other.db", "another program's database: choose another file$"),
-        ("empty.db", "holds nothing"),
+        ("empty.db", "is empty"),
         ("text.db", "not a Sediment database: choose another file$"),
         ("torn.db", "damaged: try --db .*torn.db doctor --repair, or another backup"),
         ("none.db", "no file"),
@@ -643,7 +644,7 @@ def test_what_was_said_and_what_people_decided_is_rescued(
     overwrite(memory.database.path, leaf_pages(memory.database.path, table)[-1])
     answer = memory.repair()
     assert (answer["healthy"], answer["turns"], answer["lost"]) == (True, 1, [])
-    assert "24 items, 1 turn from the pages" in answer["message"]
+    assert "24 memories, 1 turn from the pages" in answer["message"]
     assert memory.list_conversations() == kept
     assert memory.recall("where is heron?")["results"][0]["source"] == "claude:heron#1"
     assert memory.add_conversations(map(said, ("heron", "otter")))["turns"] == 0
@@ -676,7 +677,7 @@ def test_vectors_of_noise_are_told_as_such_and_nothing_else(memory: Memory, path
             vector = struct.pack("<384f", *numbers, *[1.0] * (384 - len(numbers)))
             connection.execute("UPDATE vectors SET vector = ? WHERE chunk = ?", (vector, chunk))
     (found,) = [check for check in memory.doctor()["checks"] if check["status"] == "broken"]
-    assert found["detail"] == "3 vectors that are none"
+    assert found["detail"] == "3 invalid vectors"
     assert memory.repair()["healthy"]
 
 
@@ -762,7 +763,7 @@ def test_a_text_that_is_not_what_was_stored_is_named_and_counts_from_then_on(
     memory.close()
     path.write_bytes(path.read_bytes().replace(b"Its port is 5433", now))
     found = [check for check in memory.doctor()["checks"] if check["name"] == "texts"]
-    assert [check["detail"] for check in found] == [f"1 texts that are not what was stored: {id}"]
+    assert [check["detail"] for check in found] == [f"1 changed text: {id}"]
     if table:
         overwrite(path, leaf_pages(path, table)[0])
     answer = memory.repair()
@@ -787,7 +788,7 @@ def test_a_text_that_is_not_utf8_any_more_is_named_and_mended(memory: Memory, pa
     memory.embed_pending()
     memory.close()
     spoil(path, b"mast height")
-    detail = f"1 texts that are not UTF-8: {id}"
+    detail = f"1 text not in UTF-8: {id}"
     assert {"name": "texts", "status": "broken", "detail": detail} in memory.doctor()["checks"]
     assert broken(memory) == {"texts"}
     answer = memory.repair()
@@ -807,7 +808,7 @@ def test_what_cannot_be_read_is_neither_backed_up_nor_restored(
     memory.backup(tmp_path / "copy.db")
     before = contents(memory)
     spoil(tmp_path / "copy.db", b"mast height")
-    found = rf"\(1 texts that are not UTF-8: {id}\)"
+    found = rf"\(1 text not in UTF-8: {id}\)"
     with pytest.raises(DatabaseError, match=rf"copy\.db is damaged: .*or another backup {found}"):
         memory.restore(tmp_path / "copy.db")
     assert contents(memory) == before
@@ -872,7 +873,7 @@ def test_a_note_of_the_file_that_is_not_utf8_any_more_is_mended(memory: Memory, 
     memory.close()
     spoil(path, b"zeppelin")
     found = [check["detail"] for check in memory.doctor()["checks"] if check["name"] == "texts"]
-    assert found == ["1 texts that are not UTF-8: history"]
+    assert found == ["1 text not in UTF-8: history"]
     assert memory.repair()["healthy"]
     assert contents(memory) == before
     assert rows_of(memory, "history", "detail") == [('{"why": "a ze\ufffdpelin"}',)]
@@ -1523,7 +1524,7 @@ def test_pruning_tells_what_stays_and_why(memory: Memory, monkeypatch: pytest.Mo
         assert {row["id"]: row["why"] for row in answer["kept"]} == {
             recalled: f"recalled {today}",
             confirmed: "confirmed",
-            newer: "confirmed, in another's place",
+            newer: "confirmed, replaced another",
             both: f"recalled {today}, confirmed",
         }
     assert {row["id"] for row in memory.prune("1y", confirmed=True)["kept"]} == {recalled, both}
@@ -1643,7 +1644,7 @@ def test_a_copy_with_a_trigger_of_others_is_not_restored(memory: Memory, tmp_pat
 
 @pytest.mark.parametrize("name", ["-", ""])
 def test_a_backup_needs_the_name_of_a_file(memory: Memory, name: str) -> None:
-    with pytest.raises(InvalidInput, match="no name of a file"):
+    with pytest.raises(InvalidInput, match="is not a file name"):
         memory.backup(name)
 
 
@@ -1655,7 +1656,7 @@ def test_what_is_erased_for_good_is_named_where_it_still_stands(
     memory.prune("0d")
     answer = memory.purge()
     assert answer["copies"] == [str(tmp_path / "copy.db")]
-    assert "copy.db" in [*sediment.render_pruned(answer)][-1]
+    assert "copy.db" in [*sediment_ext.upkeep.render_pruned(answer)][-1]
 
 
 def test_a_disk_that_fails_for_a_moment_keeps_no_lock(

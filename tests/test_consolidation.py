@@ -296,7 +296,7 @@ def test_import_consolidates_and_one_shot_commands_do_not(here: Program) -> None
     here.run("import", "-", input='{"content": "something else"}\n')
     (item,) = (i for i in json.loads(here.ok("list", "--json"))["items"] if "port" in i["content"])
     assert "merge" in here.ok("history", item["id"])
-    assert "live again" in here.ok("undo", item["id"])
+    assert "Restored " in here.ok("undo", item["id"])
     assert json.loads(here.ok("list", "--json"))["total"] == 3
 
 

@@ -36,8 +36,8 @@ from sediment import (
     InvalidInput,
     Memory,
     NotFound,
-    render_status,
 )
+from sediment_ext.doctor import render_status
 from sediment_ext.files import section_at
 from sediment_ext.markdown import split_file, visible
 from sediment_ext.walking import Options, walk

@@ -9,6 +9,7 @@ import pytest
 from storage import open_memory, rows_of, shown
 
 import sediment
+import sediment_ext.graphs
 from sediment import Memory
 
 FACTS = {
@@ -107,7 +108,7 @@ def test_only_answers_to_different_questions_link(memory: Memory, ids: dict[str,
     assert counts == [1, 1, 2]
 
 
-SHOWN = (("a", "0.98"), ("b", "0.00"), ("c", "graph"))
+SHOWN = (("a", 0.98), ("b", 0.0), ("c", 0.5))
 
 
 def test_what_surely_does_not_answer_is_not_counted_as_recalled() -> None:
@@ -187,9 +188,12 @@ def test_a_tree_tells_who_superseded_whom_from_each_version(memory: Memory) -> N
         red: {("superseded by", "green"), ("supersedes", "blue")},
         green: {("supersedes", "red"), (f"{red[:8]} supersedes", "blue")},
     }.items():
-        lines = list(sediment.render_tree(memory.graph(id)))[1:]
+        lines = list(sediment_ext.graphs.render_tree(memory.graph(id)))[1:]
         told = (re.sub(r"\x1b.*?m", "", line) for line in lines)
-        assert {(line[4:].split(" (")[0], line.split()[-1].strip(".")) for line in told} == expected
+        assert {
+            (line[4:].split(" (")[0], line.removesuffix(" (hidden)").split()[-1].strip("."))
+            for line in told
+        } == expected
 
 
 @pytest.mark.parametrize("kind", ["tree", "dot"])
@@ -197,7 +201,7 @@ def test_pictures_name_everything_and_stay_on_their_lines(memory: Memory, kind: 
     odd = memory.store('He said "no" \\ and\nleft \x1b[31m]red')["id"]
     other = memory.store("Something else.")["id"]
     relate(memory, odd, other)
-    lines = list(sediment.GRAPHS[kind](memory.graph(odd)))
+    lines = list(sediment_ext.graphs.GRAPHS[kind](memory.graph(odd)))
     text = "\n".join(lines)
     assert "\x1b" not in text.replace("\x1b[2m", "").replace("\x1b[0m", "")
     assert "Something else." in text

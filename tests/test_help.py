@@ -12,7 +12,8 @@ import pytest
 from conftest import Run
 from program import Program
 
-from sediment import CLIENTS, COMMAND_ALIASES, RANKINGS, cli, help_pages
+from sediment import CLIENTS, COMMAND_ALIASES, RANKINGS, cli
+from sediment_ext.help_pages import help_pages
 
 COMMANDS = (
     "init", "store", "recall", "list", "get", "replace", "forget", "index", "browse", "doctor",

@@ -101,7 +101,7 @@ def test_all_versions_behind_a_result_are_named(memory: Memory) -> None:
         ids.append(memory.store(text, replace=ids[-1])["id"])
     (row,) = memory.recall("when is tea?")["results"]
     assert row["supersedes"] == ids[3::-1]
-    assert any("4 older: `history" in line for line in render_recalled({"results": [row]}))
+    assert any("4 older versions: `history" in line for line in render_recalled({"results": [row]}))
     assert len(memory.history(ids[-1])["versions"]) == 5
     memory.undo(ids[-1])  # what was taken back is no older version
     assert memory.recall("when is tea?")["results"][0]["supersedes"] == ids[2::-1]
@@ -150,7 +150,7 @@ def test_undo_of_what_an_undo_brought_back_names_what_takes_that_back(memory: Me
     tea = memory.store(TEA)["id"]
     later = memory.store(LATER, replace=tea)["id"]
     memory.undo(tea)
-    with pytest.raises(NotFound, match=f"live since an undo: `undo {later}`"):
+    with pytest.raises(NotFound, match=f"restored by an undo: `undo {later[:8]}`"):
         memory.undo(tea)
     assert memory.undo(later)["hidden"] == tea
 
@@ -159,14 +159,16 @@ def test_undo_tells_of_the_same_text_that_was_stored_meanwhile(memory: Memory) -
     tea = memory.store(TEA)["id"]
     memory.store(LATER, replace=tea)
     again = memory.store(TEA)["id"]
-    assert f"{again} says the same" in memory.undo(tea)["message"]
+    assert f"{again[:8]} says the same" in memory.undo(tea)["message"]
 
 
 def test_what_is_hidden_is_replaced_by_naming_what_stands_for_it(memory: Memory) -> None:
     """By `replace`, on either side of it, and by `store --replace`."""
     old, new, other = (memory.store(f"Version {number} of the plan.")["id"] for number in range(3))
     memory.replace(old, new)
-    advice = f"{old} was replaced by {new}: name {new} instead, `undo {old}` restores it"
+    advice = (
+        f"{old[:8]} was replaced by {new[:8]}: name {new[:8]} instead, `undo {old[:8]}` restores it"
+    )
     for change in (
         lambda: memory.replace(other, old),
         lambda: memory.replace(old, other),
@@ -196,7 +198,7 @@ def test_undo_of_an_early_version_leaves_one_live(memory: Memory, early: int) ->
     undone = memory.undo(ids[early])
     assert undone["hidden"] == ids[3]
     more = f" and {2 - early} more are" if early < 2 else " is"
-    assert undone["message"].endswith(f", and {ids[3]}{more} hidden behind it.")
+    assert undone["message"].endswith(f"; {ids[3][:8]}{more} hidden behind it.")
     assert [item["id"] for item in memory.list_items()["items"]] == [ids[early]]
     assert memory.undo(ids[3])["hidden"] == ids[early]  # redo
     assert rows_of(memory, "items", "id, ended_by, successor") == before
@@ -222,7 +224,7 @@ def test_what_was_imported_hidden_can_come_back(
 
 def test_there_is_nothing_to_undo(memory: Memory) -> None:
     id = memory.store(TEA)["id"]
-    with pytest.raises(NotFound, match="neither replaced nor"):
+    with pytest.raises(NotFound, match="has replaced nothing"):
         memory.undo(id)
     with pytest.raises(NotFound):
         memory.undo("unknown")
@@ -528,7 +530,7 @@ def test_undo_over_what_was_pruned_leaves_one_version_live(memory: Memory) -> No
     later = memory.store(LATER, replace=tea, created_at="2024-02-01")["id"]
     memory.prune("1y", confirmed=True)
     assert memory.list_items()["total"] == 0
-    assert "erased: 1, and 1 hidden version(s)" in memory.purge(dry_run=True)["message"]
+    assert "Would erase 1 memory and 1 older version." in memory.purge(dry_run=True)["message"]
     memory.undo(tea)
     assert [row["id"] for row in memory.list_items()["items"]] == [tea]
     memory.undo(later)
@@ -552,11 +554,11 @@ def test_undo_hides_nothing_of_another_project(memory: Memory) -> None:
 
 def test_no_project_takes_a_global_memory_from_the_others(memory: Memory) -> None:
     tea, later = memory.store(TEA, scope="global")["id"], memory.store(LATER)["id"]
-    told = f"{tea} holds in every project.*: `move {later} global`, or `move {tea} project` first"
+    told = f"{tea[:8]} is global.*: `move {later[:8]} global`, or `move {tea[:8]} project` first"
     with pytest.raises(InvalidInput, match=told):
         memory.replace(tea, later)
     for text in (LATER, "Tea is served at six."):
-        with pytest.raises(InvalidInput, match=f"leave the scope out, or `move {tea} project`"):
+        with pytest.raises(InvalidInput, match=f"leave the scope out, or `move {tea[:8]} project`"):
             memory.store(text, replace=tea, scope="project")
     assert memory.list_items(scope="all")["total"] == 2
     memory.move(later, "global")
@@ -618,7 +620,7 @@ def test_history_tells_of_what_an_undo_left_beside_and_of_what_it_took_back(memo
         *_, undone = memory.history(id)["events"]
         assert (undone["beside"], undone.get("other")) == (new, None)
     shown = "\n".join(render_history(memory.history(old)))
-    assert f"(beside: {new})" in shown
+    assert f"(beside: {new[:8]})" in shown
     assert shown.count("hidden") == 1
     third = memory.store(COFFEE, replace=old)["id"]
     memory.undo(third)
@@ -635,7 +637,7 @@ def test_undo_goes_no_further_than_what_stood_beside(memory: Memory) -> None:
     memory.replace(coffee, lamp)
     answer = memory.undo(tea)
     assert "hidden" not in answer
-    assert f"{tea} is live again, and {later} stays hidden behind {coffee}" in answer["message"]
+    assert f"Restored {tea[:8]}; {later[:8]} stays hidden behind {coffee[:8]}" in answer["message"]
     assert {row["id"] for row in memory.list_items()["items"]} == {tea, lamp}
     memory.replace(tea, lamp)  # a redo
     assert {row["id"] for row in memory.list_items()["items"]} == {lamp}
@@ -651,7 +653,7 @@ def test_undo_leaves_what_has_replaced_another_too(memory: Memory) -> None:
     memory.replace(coffee, both)
     answer = memory.undo(tea)
     assert answer["message"] == (
-        f"{tea} is live again, and {both} stays: `replace {tea} {both}` takes this back."
+        f"Restored {tea[:8]}; {both[:8]} stays. `replace {tea[:8]} {both[:8]}` undoes this."
     )
     assert {row["id"] for row in memory.list_items()["items"]} == {tea, both}
     memory.replace(tea, both)  # a redo
@@ -672,7 +674,10 @@ def test_undo_of_an_early_version_hides_nothing_that_another_stands_behind(
     assert memory.consolidate()["merged"] == merged
     memory.replace(coffee, both)
     answer = memory.undo(tea)
-    assert f"{later} stays hidden behind {both}: `replace {tea} {both}`" in answer["message"]
+    assert (
+        f"{later[:8]} stays hidden behind {both[:8]}. `replace {tea[:8]} {both[:8]}`"
+        in answer["message"]
+    )
     assert {row["id"] for row in memory.list_items()["items"]} == {tea, both}
     consistent(memory)
 
@@ -751,12 +756,12 @@ def test_what_cannot_replace_says_why(memory: Memory, path: Path) -> None:
 def test_every_way_to_end_is_told(memory: Memory) -> None:
     old = memory.store(TEA, created_at=1_000)["id"]
     later = memory.store(LATER, replace=old)["id"]
-    assert marks(memory, old) == [f"replace by {later}", "live"]
+    assert marks(memory, old) == [f"replaced by {later[:8]}", "live"]
     memory.undo(old)
-    assert marks(memory, old) == ["live", f"undo by {old}"]
+    assert marks(memory, old) == ["live", f"undone by {old[:8]}"]
     lamp = memory.store("An old lamp.", created_at=1_000)["id"]
     memory.prune("1y")
-    assert marks(memory, lamp) == ["prune"]
+    assert marks(memory, lamp) == ["pruned"]
     memory.undo(lamp)
     assert marks(memory, lamp) == ["live"]
     memory.import_rows(
@@ -767,9 +772,9 @@ def test_every_way_to_end_is_told(memory: Memory) -> None:
             {"id": "merged", "content": "Four.", **ended("merge", "said")},
         ]
     )
-    assert marks(memory, "here") == ["hidden by gone"]
-    assert marks(memory, "pruned") == ["prune"]
-    assert marks(memory, "merged") == ["live", "merge by said"]
+    assert marks(memory, "here") == ["hidden behind gone"]
+    assert marks(memory, "pruned") == ["pruned"]
+    assert marks(memory, "merged") == ["live", "merged into said"]
 
 
 def ended(by: str, successor: str) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def test_a_day_or_month_is_meant_to_its_end(memory: Memory, ids: list[str]) -> N
     assert listed(memory, since="2026-02") == ids[:0:-1]
     assert listed(memory, until="2026-02") == ids[1::-1]
     assert listed(memory, since="2026-02-05", until="2026-02-05") == [ids[1]]
-    assert memory.list_items(since="2026-03-06")["message"] == "No such items."
+    assert memory.list_items(since="2026-03-06")["message"] == "No such memories."
 
 
 def test_what_is_hidden_is_listed_alone(memory: Memory, ids: list[str]) -> None:
@@ -55,7 +55,7 @@ def test_what_is_hidden_is_listed_alone(memory: Memory, ids: list[str]) -> None:
 def test_a_list_of_nothing_live_tells_what_is_hidden(memory: Memory, ids: list[str]) -> None:
     memory.prune(older_than="0d")
     told = memory.list_items()["message"]
-    assert told == f"No items are live; {len(ids)} are hidden (`list --replaced` shows them)."
+    assert told == f"No memories here; {len(ids)} hidden: `list --replaced`."
 
 
 def test_what_no_recall_has_shown_is_listed_alone(memory: Memory, ids: list[str]) -> None:
@@ -92,8 +92,8 @@ def test_a_shell_takes_the_same(memory: Memory, path: Path, ids: list[str]) -> N
     assert said("--oldest", "-l", "1", "--page", "2").splitlines()[0] == (
         "1 of 3, page 2, oldest first"
     )
-    assert ids[1] in said("--since", "2026-02", "--until", "2026-02")
-    assert ids[2] in said("--never-recalled", "--kind", "memory")
+    assert ids[1][:8] in said("--since", "2026-02", "--until", "2026-02")
+    assert ids[2][:8] in said("--never-recalled", "--kind", "memory")
     assert "no effect with --conversations" in said("--conversations", "--oldest")
     turn = Turn("k", 1, "Is the boat lit?", "Yes.")
     memory.add_conversations(Conversation("claude", f"s{n}", None, [turn], 0) for n in range(3))
@@ -137,21 +137,21 @@ def test_what_a_memory_replaced_moves_with_it(memory: Memory) -> None:
 def test_a_memory_that_replaced_another_projects_one_does_not_move(memory: Memory) -> None:
     old = memory.store("Tea is at four.")["id"]
     new = memory.store("Tea is at five.", replace=old, scope="global")["id"]
-    with pytest.raises(InvalidInput, match="store it anew"):
+    with pytest.raises(InvalidInput, match="store it again"):
         memory.of_project("other").move(new, "project")
     memory.move(new, "project")
 
 
 def test_a_memory_moves_only_where_it_is_not(memory: Memory, ids: list[str]) -> None:
-    with pytest.raises(InvalidInput, match="project scope has it already"):
+    with pytest.raises(InvalidInput, match="is in project scope already"):
         memory.move(ids[0], "project")
     twin = memory.store(TEXTS[0], scope="global")["id"]
-    with pytest.raises(InvalidInput, match=f"{twin} says the same in global scope"):
+    with pytest.raises(InvalidInput, match=f"{twin[:8]} says the same in global scope"):
         memory.move(ids[0], "global")
     with pytest.raises(NotFound, match="another project"):
         memory.of_project("another").move(ids[0], "global")
     new = memory.store("The kettle is in the attic", replace=ids[0])["id"]
-    with pytest.raises(NotFound, match=f"`move {new}`"):
+    with pytest.raises(NotFound, match=f"`move {new[:8]}`"):
         memory.move(ids[0], "global")
 
 
@@ -193,13 +193,13 @@ def test_who_has_nothing_here_is_told_of_what_is_elsewhere(
     memory: Memory, ids: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = Memory(memory.database.path, project="another")
-    assert "3 in other projects, where recall looks, too" in other.list_items()["message"]
+    assert "3 in other projects, which recall searches too" in other.list_items()["message"]
     monkeypatch.setenv("SEDIMENT_CROSS_PROJECT", "0")
-    assert other.list_items()["message"] == "No items stored yet."
+    assert other.list_items()["message"] == "No memories yet."
 
 
 def test_where_nothing_is_global_the_projects_own_is_named(memory: Memory) -> None:
     memory.store("The ferry sails at six.")
     told = memory.list_items(scope="global")["message"]
-    assert "1 for this one (scope all shows them)" in told
+    assert "1 in this project: `list --scope all`" in told
     assert "other projects" not in told

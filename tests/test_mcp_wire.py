@@ -300,7 +300,7 @@ def test_store_recall_list_forget(wire: Wire) -> None:
     (result,) = wire.call("recall", query="when can I release?")["results"]
     assert result["id"] == stored["id"]
     assert result["content"] == "We deploy on Fridays, after the canary is green."
-    assert re.fullmatch(r"[01]\.\d\d", result["similarity"])
+    assert 0 < result["similarity"] <= 1
     assert "cross_project" not in result
     listed = wire.call("list")
     assert [item["id"] for item in listed["items"]] == [stored["id"]]
@@ -316,7 +316,7 @@ def test_empty_answers_are_structured_and_say_so(wire: Wire) -> None:
     assert "Nothing found" in recalled["message"]
     listed = wire.call("list")
     assert (listed["count"], listed["items"]) == (0, [])
-    assert "No items stored yet" in listed["message"]
+    assert "No memories yet" in listed["message"]
 
 
 def test_text_comes_back_as_it_was(wire: Wire) -> None:
@@ -354,9 +354,9 @@ def test_messages_speak_of_tools_and_not_of_commands(
         wire.refusal("forget", id=old),
         start(SEDIMENT_PROJECT="ours").refusal("forget", id=new),
     ]
-    assert "one of may_replace obsolete, store it again to replace that one." in told[0]
-    assert told[1] == f"{old} was replaced by {new}: name {new} instead"
-    assert told[2] == f"{old} was replaced by {new}: `forget {new}` deletes both"
+    assert "; it may replace an older memory." in told[0]
+    assert told[1] == f"{old[:8]} was replaced by {new[:8]}: name {new[:8]} instead"
+    assert told[2] == f"{old[:8]} was replaced by {new[:8]}: `forget {new[:8]}` deletes both"
     assert told[3] == f"{new} belongs to another project: change it there"
     assert not [text for text in told if "--" in text or "`undo" in text or "sediment " in text]
 
@@ -422,7 +422,7 @@ def test_a_hundred_long_memories_are_shortened_and_none_is_dropped(start: Start)
 
 
 def answer_with(count: int, id_length: int) -> dict[str, Any]:
-    facts = {"similarity": "0.50", "created": "2026-01-02T03:04:05+00:00", "content": "x\n" * 2_000}
+    facts = {"similarity": 0.5, "created": "2026-01-02T03:04:05+00:00", "content": "x\n" * 2_000}
     rows = [{"id": f"{n:0{id_length}}", **facts} for n in range(count)]
     return {"count": count, "results": rows, "suggested": [{"id": "other"}]}
 
@@ -478,7 +478,7 @@ def test_limits_above_100_are_capped_and_up_to_1000_accepted(start: Start) -> No
         assert 0 < wire.call("recall", query="buoy", limit=limit)["count"] <= 100
         assert wire.call("list", limit=limit)["count"] == 100
     assert wire.call("list", limit=7)["count"] == 7
-    assert wire.call("list")["count"] == 10
+    assert wire.call("list")["count"] == 20
     assert 0 < wire.call("recall", query="buoy")["count"] <= 5
     assert wire.call("list", limit=2.0)["count"] == 2  # some clients write whole numbers so
 

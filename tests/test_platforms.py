@@ -631,7 +631,7 @@ def test_nothing_that_windows_lacks_is_reached(tmp_path: Path) -> None:
     assert "sent 1, received 0" in done["synced"]
     assert (folder / "memory" / "archive" / "2020-01-02.md").exists()
     assert '"command"' in done["init"]
-    assert "Restored 1 item" in done["restore"]
+    assert "Restored 1 memory" in done["restore"]
     assert "ok      model" in done["doctor"]
     assert [json.loads(line)["id"] for line in served.splitlines()] == [1, 2]
     assert "March" in served
@@ -745,7 +745,7 @@ def test_a_report_has_versions_system_model_and_file_but_nothing_secret(
     assert facts["model"].startswith("all-MiniLM-L6-v2: texts stay here, ")
     assert "sqlite-vec v" in facts["sqlite"]
     assert "onnxruntime 1." in facts["libraries"]
-    assert " processors, " in facts["system"]
+    assert " CPUs, " in facts["system"]
     assert "SEDIMENT_MAGIC" in facts["set"]
     told = "\n".join(facts.values())
     assert "sesame" not in told

@@ -127,7 +127,7 @@ def test_a_clone_of_a_template_can_have_a_project_of_its_own(here: Program, tmp_
     second.store("said in the second")
     assert "shared with" not in second.ok("stats")
     told = first.ok("stats")
-    assert f"{'shared with':<17}{second.folder} (`init --new-project` parts a clone)" in told
+    assert f"{'shared with':<17}{second.folder} (`init --new-project` separates this clone)" in told
     project = second.json("init", "--new-project", "--client", "claude")["project"]
     assert is_uuid(project)
     assert second.project() == project

@@ -90,7 +90,7 @@ def test_classic_is_at_most_one(memory: Memory) -> None:
     for _ in range(3):
         answer = memory.recall("Tea is served at four.", ranking="classic", explain=True)
     (row,) = answer["results"]
-    assert row["similarity"] == "1.00"
+    assert row["similarity"] == 1
     assert row["parts"]["access"] > 1
     assert row["parts"]["boost"] == pytest.approx(0.12)
 
@@ -383,7 +383,7 @@ def test_a_time_alone_lists_what_is_of_that_time(memory: Memory, now: int) -> No
     assert contents(memory.recall("the last 2 days")) == texts[:3]
     assert contents(memory.recall("since Monday", limit=2)) == texts[:2]
     assert contents(memory.recall("today", as_of=now - DAY)) == texts[1:2]
-    assert {row["similarity"] for row in memory.recall("March")["results"]} == {"1.00"}
+    assert {row["similarity"] for row in memory.recall("March")["results"]} == {1.0}
 
 
 # What has nothing to do with a question
@@ -546,7 +546,6 @@ def test_questions_on_other_subjects_get_nothing(memory: Memory) -> None:
     answer = memory.recall("Who painted the ceiling of the chapel?")
     assert answer["results"] == []
     assert answer["held_back"] == 5
-    assert "5 weak matches" in answer["message"]
     assert len(memory.recall("Who painted the ceiling?", anyway=True)["results"]) == 5
 
 

@@ -36,6 +36,7 @@ import sediment_ext.sync.git
 import sediment_ext.sync.merge
 import sediment_ext.sync.places
 import sediment_ext.sync.run
+import sediment_ext.upkeep
 from sediment import DatabaseError, InvalidInput, Memory, NotFound, SedimentError
 from sediment_ext.sync.places import Unreachable
 
@@ -2233,7 +2234,7 @@ def test_a_prune_leaves_what_others_share_unless_told_and_both_sides_hear_of_it(
     answer = a.prune("1y")
     assert [row["id"] for row in a.prune("1y", scope="global")["items"]] == [own]
     assert (answer["count"], answer["kept"][0]["why"]) == (0, "shared")
-    assert "Other machines share 1 of these" in "\n".join(sediment.render_pruned(answer))
+    assert "Other machines share 1 of these" in "\n".join(sediment_ext.upkeep.render_pruned(answer))
     settle(a, b)
     assert texts(b) == texts(a) == ["The gateway is newton."]
     assert [row["id"] for row in a.prune("1y", all_machines=True)["items"]] == [id]

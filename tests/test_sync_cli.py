@@ -57,7 +57,7 @@ def test_two_machines_and_a_folder_in_four_lines(
     assert b.json("sync", "--status")["spaces"][0]["waiting"] == 0
     b.ok("export", "all.jsonl")
     b.ok("forget", b.json("list")["items"][0]["id"])
-    assert b.ok("import", "all.jsonl").startswith("Stored 0 items, 1 were forgotten (")
+    assert b.ok("import", "all.jsonl").startswith("Stored 0 memories, 1 forgotten before (")
     assert "sync --unshare" in a.error("sync", "--share", "other")
     assert "a place must not be empty" in a.error("sync", "--to", "")
     for place in ("ftp://ada:secret@host/x", "http://localhost", "s3://bucket"):

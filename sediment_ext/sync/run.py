@@ -208,6 +208,23 @@ class Sync:
             )
         return hub_search.HubSearch(self.place, view, self._spaces())
 
+    def recall(
+        self,
+        view: core.View,
+        query: str,
+        limit: int,
+        min_score: float | None,
+        anyway: bool,
+        explain: bool,
+    ) -> dict[str, Any]:
+        """What `Memory.recall_hub` returns."""
+        core.check_text(query, "query", core.QUERY_MAX)
+        if min_score is not None:
+            min_score = core.check_share(min_score, "min_score")
+        profile, limit = core.PROFILES["default"], core.check_limit(limit)
+        request = core.Request(query, limit, profile, depth=max(limit, core.CANDIDATES))
+        return self.search(view).answer(request, min_score, anyway, explain)
+
     def follow(self, stop: threading.Event | None = None) -> Iterator[dict[str, Any]]:
         """Sync whenever something has changed, until `stop` is set; yields what `run` returns."""
         due = 0.0
@@ -473,7 +490,7 @@ class Sync:
             machines.stop_syncing(connection)
         core.wipe(self.database, texts)
         message, count = "This memory no longer syncs", len(ids)
-        memories = f"{core.tell_memories(count)} {'is' if count == 1 else 'are'}"
+        memories = f"{core.number_of(count, 'memory')} {'is' if count == 1 else 'are'}"
         message += f"; {memories} from others erased here" if erase else ""
         message += f"; {_waiting_phrase(waiting)} until it syncs there again" if waiting else ""
         message += f". {not_told}" if not_told else ""
@@ -497,6 +514,22 @@ def _machine_name(name: Any) -> str:
     """A name from another machine, which recall shows to agents; "" of what is no short name."""
     is_name = isinstance(name, str) and name.isprintable() and len(name) <= places.MACHINE_NAME_MAX
     return name if is_name else ""
+
+
+def run_hub(
+    memory: core.Memory,
+    deed: str,
+    person: str,
+    space: str,
+    place: str,
+    reads: bool,
+    recall: bool,
+) -> dict[str, Any]:
+    """What `Memory.hub` does, at a place or at the one where this file syncs."""
+    place = place or Sync(memory.projects, memory.encoder).place.name
+    me = places.Machine("", "", "")
+    hub = hub_place.Hub(place, me, memory.database, memory.encoder)
+    return hub_place.run_hub(hub, deed, person, space, reads, recall)
 
 
 def sync_to(projects: core.Projects, encoder: core.Encoder, place: str) -> dict[str, Any]:
