@@ -4557,9 +4557,9 @@ def count_items(connection: apsw.Connection, where: str = "true", *values: Any) 
 
 
 def counts_phrase(counts: dict[str, int]) -> str:
-    """Counts by name as a phrase, "2 items, 1 turn"; zeros are left out, but for items."""
+    """Counts by name as a phrase, "2 memories, 1 turn"; zeros are left out, but for memories."""
     return ", ".join(
-        f"{count:,} {name.replace('_', ' ')[: -1 if count == 1 else None]}"
+        number_of(count, "memory" if name == "items" else name.replace("_", " ").removesuffix("s"))
         for name, count in counts.items()
         if count or name == "items"
     )
