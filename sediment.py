@@ -4972,7 +4972,8 @@ def search_vectors(
     )
     connection = database.reader()
     if not database.has_distance:
-        connection.create_scalar_function("vec_distance_cosine", _cosine_distance, 2)
+        distance = cast(Any, _cosine_distance)
+        connection.create_scalar_function("vec_distance_cosine", distance, 2)
     sql = (
         f"SELECT i.seq, c.id, min(vec_distance_cosine(v.vector, ?)) AS distance, count(*) {source}"
         " GROUP BY i.seq HAVING distance NOTNULL ORDER BY distance LIMIT ?"  # NaN is NULL
