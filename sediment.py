@@ -9175,22 +9175,15 @@ class Memory(ServedMemory):
         candidates: int | None = None,
         conversations: bool = True,
     ) -> dict[str, Any]:
-        """The memories that answer a query, best first: {count, results, message?, held_back?,
-        graph_expanded?, suggested?, notice?}; docs/json.md names the fields of a result.
+        """Find the memories that answer a query, best first: {count, results, message?,
+        held_back?}. docs/json.md has the fields of a result.
 
-        min_score      hold back what has a lower similarity, from 0 to 1
-        anyway         hold nothing back
-        as_of          a time: what was live then (see `parse_moment`)
-        source         only files whose path begins so
-        ranking        a name in PROFILES
-        vector_weight, text_weight  the weights of meaning and of words, from 0 to 1
-        candidates     how many each index proposes
-        explain        add the parts of each score
-        record         whether what is shown counts as recalled
-        conversations  whether to search what was said in sessions, too
-
-        A query that is an id returns the whole text of that memory, a page at a time: the next is
-        "ID page 2".
+        Weak matches are hidden, unless `min_score` sets a least similarity, or `anyway`. `as_of`
+        asks what was live then (see `parse_moment`), `source` only files whose path begins so.
+        `ranking` is a name in PROFILES; `vector_weight` and `text_weight` are shares of 1, and
+        `candidates` is how many each index proposes. `explain` adds the parts of each score;
+        `record=False` leaves the access log alone. An item's id as query returns its whole text, a
+        page at a time: the next is "ID page 2".
         """
         check_text(query, "query", QUERY_MAX)
         limit = check_limit(limit)
