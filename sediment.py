@@ -1742,7 +1742,8 @@ def _given(
     if elsewhere < 4 and (in_block or _SAID.search(link[0])):
         phrase = _pattern("phrase").match(text, link.end())
         if phrase and _strength(phrase[1]) >= (form.closed if in_block else 4):
-            return phrase.start(1), _end_of(text, *phrase.span(1), link)
+            start, stop = phrase.span(1)
+            return start, _end_of(text, start, stop, link)
     if not (given := _literal_at(text, link.end())):
         return None
     start, stop, is_quoted = given
