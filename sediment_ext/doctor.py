@@ -341,7 +341,8 @@ _HIDDEN_FACTS = ("same_model", "cached_vectors", "candidates", "dirty", "sources
 
 
 def render_status(answer: dict[str, Any]) -> Iterator[str]:
-    """The facts, then a line for each source, and for each file that has changed or is missing."""
+    """The facts, then a line for each source, and for each file that has changed, is missing or
+    was skipped."""
     facts = {name: value for name, value in answer.items() if name not in _HIDDEN_FACTS}
     yield from core.render_facts(facts | answer.get("deep", {}))
     if not answer.get("same_model", True):
@@ -355,6 +356,9 @@ def render_status(answer: dict[str, Any]) -> Iterator[str]:
         for kind in ("new", "changed", "missing"):
             lines = [core.printable_name(f"{kind:<16}{name}") for name in row[kind]]
             yield from core.first_lines(lines, f"{kind:<16}and {{}} more")
+        files = (f"{'skipped':<16}{file['path']} {file['reason']}" for file in row["skipped"])
+        lines = list(map(core.printable_name, files))
+        yield from core.first_lines(lines, f"{'skipped':<16}and {{}} more")
     if not answer["sources"]:
         yield "Nothing is indexed yet: sediment index MEMORY.md memory/"
     elif answer["dirty"]:

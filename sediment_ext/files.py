@@ -110,6 +110,17 @@ def read_file(path: Path) -> Contents:
     return Contents(seen, text, data, is_utf8)
 
 
+def _is_skipped(path: Path) -> bool:
+    """Whether `read_file` refuses a file, by its beginning."""
+    try:
+        stat_file(path)
+        with open(path, "rb", opener=systems.open_plain) as file:
+            decode_text(file.read(8192))
+    except (OSError, Skipped):
+        return True
+    return False
+
+
 def decode_text(data: bytes) -> tuple[str, bool]:
     """The text of a file's bytes, with plain newlines, and whether all of it is UTF-8."""
     if reason := core.why_not_utf8(data) or ("is not text" if b"\0" in data[:8192] else ""):
@@ -325,7 +336,8 @@ class Files:
         def look(folder: Path) -> bool:
             if folder in inner or not enter(folder):
                 return False
-            seen[str(folder)] = _entries_changed_at(folder)
+            is_closed = systems.why_closed(folder)  # opening it changes no time of it
+            seen[str(folder)] = -1 if is_closed else _entries_changed_at(folder)
             return True
 
         walked = walking.walk(source.path, source.options, look, self._skip)
@@ -359,7 +371,7 @@ class Files:
         toward = {path for folder in changed for path in (folder, *folder.parents)}
         found = self._walk(source, lambda path: path in toward or str(path) not in known)
         records = self.records(source)
-        new = [path for path in found if str(path) not in records]
+        new = [path for path in found if str(path) not in records and not _is_skipped(path)]
         if len(new) > NEW_FILES or sum(map(_size_of, new)) > NEW_SIZE:
             return len(new)
         for path in new:
@@ -504,7 +516,8 @@ class Files:
         try:
             data = read_file(path).data
             return not record or record.digest != core.sha256(data)
-        except Skipped:  # as before, if there is no record
+        except Skipped as skipped:  # as before, if there is no record
+            self._skip(path, str(skipped))
             return record is not None
 
     def _skip(self, path: Path, reason: str, warning: bool = False) -> None:
@@ -540,7 +553,7 @@ class Files:
 
     def facts(self, source: Source, scope: str) -> dict[str, Any]:
         """What `status` tells of a source."""
-        records, shown = self.records(source), self.projects.shown
+        records, shown, told = self.records(source), self.projects.shown, len(self.skipped)
         found = list(map(str, self.find(source, [source.path])))
         changed = [path for path in found if self.differs(Path(path), records.get(path))]
         return {
@@ -551,6 +564,7 @@ class Files:
             "new": sorted(map(shown, (path for path in changed if path not in records))),
             "changed": sorted(map(shown, records.keys() & set(changed))),
             "missing": sorted(map(shown, records.keys() - set(found))),
+            "skipped": [row | {"path": shown(Path(row["path"]))} for row in self.skipped[told:]],
             "gone": not os.path.lexists(source.path),
         }
 

@@ -925,6 +925,29 @@ def test_bad_files_are_told_and_stop_nothing(memory: Memory, folder: Path) -> No
         memory.index(["nowhere.md"])
 
 
+def test_status_names_what_is_skipped_and_why(memory: Memory, folder: Path) -> None:
+    (folder / "docs" / "binary.md").write_bytes(b"\0\1\2" * 100)
+    memory.index(["docs"])
+    (told,) = memory.status()["sources"]
+    assert told["skipped"] == [{"path": "docs/binary.md", "reason": "is not text"}]
+    assert f"{'skipped':<16}docs/binary.md is not text" in list(render_status(memory.status()))
+    assert memory.status()["dirty"] == 0
+
+
+def test_files_that_are_skipped_are_not_announced_and_stop_no_other(
+    memory: Memory, folder: Path
+) -> None:
+    memory.index(["docs"])
+    (folder / "docs" / "binary.md").write_bytes(b"\0" * 2 * sediment_ext.files.NEW_SIZE)
+    (folder / "docs" / "utf16.md").write_bytes(("x" * sediment_ext.files.NEW_SIZE).encode("utf-16"))
+    with open(folder / "docs" / "huge.md", "wb") as file:
+        file.truncate(sediment_ext.files.FILE_MAX + 1)
+    (folder / "docs" / "new.md").write_text("The heron fishes at dawn.\n")
+    answer = memory.recall("When does the heron fish?")
+    assert answer["results"][0]["source"] == "docs/new.md:1-1"
+    assert "notice" not in answer
+
+
 def test_a_file_that_becomes_unreadable_leaves_the_index(memory: Memory, folder: Path) -> None:
     memory.index([folder])
     (folder / "MEMORY.md").write_bytes(b"\0" * 100)

@@ -180,6 +180,18 @@ def test_a_folder_that_may_not_be_read_is_told(here: Program) -> None:
     assert f"skipped: {shut} cannot be read (Permission denied)" in done.stdout
 
 
+def test_a_folder_that_could_not_be_read_is_followed_once_it_can(here: Program) -> None:
+    notes = here.folder / "memory"
+    os.utime(notes, (1_700_000_000, 1_700_000_000))
+    notes.chmod(0)
+    here.run("index", ".", preexec_fn=heed_permissions)
+    status = here.json("status", preexec_fn=heed_permissions)
+    notes.chmod(0o755)
+    (told,) = status["sources"]
+    assert told["skipped"] == [{"path": "memory", "reason": "cannot be read (Permission denied)"}]
+    assert first(here, "which guide did I read?").startswith("memory/")
+
+
 @pytest.mark.skipif(os.name != "posix", reason="permissions and links")
 @pytest.mark.parametrize("how", ["shut", "a link to itself"])
 def test_a_folder_elsewhere_that_cannot_be_entered_costs_no_answer(here: Program, how: str) -> None:
