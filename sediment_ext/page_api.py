@@ -18,6 +18,7 @@ from sediment_ext import activity
 
 BULK_MAX = 1000  # memories that one step changes; 500 take 0.2 s
 GRAPH_NODES = 300  # of the whole graph; a browser lays so many out in 0.1 s
+QUEUED_BY_SYNC = 0.5  # the probability that `queue_pairs_of` notes; no model gives just that
 MOST_RECALLED = 10  # in the figures
 BACKUP_PIECE = 2**20  # bytes
 
@@ -44,8 +45,9 @@ def _count(projects: core.Projects, wanted: core.Wanted) -> int:
 
 
 def _told_words(text: str) -> list[str]:
-    """The words of a text that tell something: no function words of its language, no short ones."""
-    words = list(dict.fromkeys(re.findall(r"[^\W_]{3,}", text.lower())))
+    """The words of a text that tell something: no function words of its language, no short ones
+    but numbers."""
+    words = list(dict.fromkeys(re.findall(r"[^\W_]{3,}|\d+", text.lower())))
     language = core.language_of(words)
     return [word for word in words if language not in core.languages_of().get(word, ())]
 
@@ -225,7 +227,7 @@ def whole_graph(memory: core.Memory, *, everywhere: bool = False) -> dict[str, A
     shown = {node["id"] for node in nodes}
     told = [_told_words(node["content"]) for node in nodes]
     held = Counter(word for words in told for word in words)
-    themes = ([word for word in words if held[word] > 1] for words in told)
+    themes = ([word for word in words if held[word] > 1 and word.isalpha()] for words in told)
     return {
         "nodes": [node | {"theme": theme} for node, theme in zip(nodes, themes, strict=True)],
         "edges": [
@@ -259,16 +261,16 @@ def _labelled(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def pairs(memory: core.Memory, *, everywhere: bool = False) -> dict[str, Any]:
-    """{pairs: [{old, new, probability?, alike?, from_sync?}]}: what is left to decide, with the
-    authors of what came from other machines."""
+    """{pairs: [{old, new, probability?, alike?, rivals?}]}: what is left to decide, with the
+    authors of what came from other machines; rivals were put in one's place on two of them."""
     found = []
     for ids, why, share in _open_pairs(memory.projects, everywhere):
         rows = [row for id in ids if (row := core.find_item(memory.database, id))]
         if len(rows) == 2:
             old, new = core.items_as_returned(memory.projects, rows)
-            is_from_sync = old.get("author") != new.get("author")
+            are_rivals = why == "probability" and share == QUEUED_BY_SYNC
             told = {"old": old, "new": new, why: share}
-            found.append(told | ({"from_sync": True} if is_from_sync else {}))
+            found.append(told | ({"rivals": True} if are_rivals else {}))
     return {"pairs": found}
 
 

@@ -472,7 +472,7 @@ def test_a_time_may_be_given_as_answers_tell_it(door: Door) -> None:
     assert "an integer" in door.ask("GET", "/v1/memories?limit=x").body["error"]
     told = door.ask("POST", "/v1/review/keep", {"old": id, "new": id})
     assert told.status == 400
-    assert "both" in told.body["error"]
+    assert "twice" in told.body["error"]
 
 
 def test_a_token_that_is_missing_wrong_or_revoked(guarded: tuple[Door, dict[str, str]]) -> None:
@@ -685,6 +685,39 @@ def test_what_a_token_of_one_project_may_do_it_may_with_arguments_that_are_null(
     assert "isError" not in told["result"]
     one.store("One is none, too.", scope=None, replace_id=None, created_at=None)
     one.store("In the project alone.", scope="PROJECT")
+
+
+def test_what_the_page_asks_is_told_to_no_token_that_may_not_know_it(
+    guarded: tuple[Door, dict[str, str]],
+) -> None:
+    door, tokens = guarded
+    whole, one, reads = (
+        Door(door.host, door.port, **bearer(tokens[name])) for name in ("all", "one", "reader")
+    )
+    (theirs,) = [row["id"] for row in whole.ok("GET", "/v1/memories?project=other")["items"]]
+    (shared,) = [row["id"] for row in whole.ok("GET", "/v1/memories?scope=global")["items"]]
+    assert theirs in whole.ok("GET", "/v1/page/ids?scope=everywhere")["ids"]
+    assert theirs not in one.ok("GET", "/v1/page/ids?scope=everywhere")["ids"]
+    for path in ("memories?scope=everywhere", "graph?everywhere=true", "pairs?everywhere=true"):
+        assert "port 81" not in str(one.ok("GET", f"/v1/page/{path}"))
+    body = {"query": "which port does the other one listen at", "everywhere": True}
+    assert "port 81" in str(whole.ok("POST", "/v1/page/search", body))
+    assert "port 81" not in str(one.ok("POST", "/v1/page/search", body))
+    assert "other" not in {row["project"] for row in one.ok("GET", "/v1/page")["projects"]}
+    assert one.ask("GET", f"/v1/page/memories/{theirs}").status == 404
+    for step in ("confirm", "move", "forget", "export"):
+        assert one.ask("POST", f"/v1/page/{step}", {"ids": [theirs]}).status in (403, 404), step
+        assert one.ask("POST", f"/v1/page/{step}", {"ids": [shared]}).status == 403, step
+        assert reads.ask("POST", f"/v1/page/{step}", {"ids": [shared]}).status == 403, step
+    for path in ("care", "doctor", "sync", "backup"):
+        assert one.ask("GET", f"/v1/page/{path}").status == 403, path
+        assert reads.ask("GET", f"/v1/page/{path}").status == 403, path
+    for door in (one, reads):
+        assert door.ask("POST", "/v1/page/tokens", {"name": "x"}).status == 403
+        assert door.ask("DELETE", "/v1/page/tokens/one").status == 403
+        assert door.ask("POST", "/v1/page/import", b"{}", **LINES).status == 403
+    assert whole.ask("POST", "/v1/page/move", {"ids": [], "to": "x"}).status == 400
+    assert whole.ask("POST", "/v1/page/move", {"ids": [5], "to": "x"}).status == 400
 
 
 def test_a_token_of_one_project_counts_no_other(guarded: tuple[Door, dict[str, str]]) -> None:
