@@ -648,6 +648,13 @@ def library_advice(remedy: str) -> str:
 # Times and texts
 
 
+def present() -> int:
+    """Unix seconds now, for what is stored. Raises InvalidInput before 1970."""
+    if (now := int(time.time())) < 0:
+        raise InvalidInput("the clock of this computer is before 1970: set it, then store again")
+    return now
+
+
 def instant(seconds: float) -> datetime:
     """Unix seconds as a UTC time, also where Windows has none; raises ValueError outside all
     dates."""
@@ -3920,13 +3927,15 @@ class Projects:
 
 def place_to_write(given: str | Path, root: Path | None) -> Path:
     """The path of a file to write, with links followed. A checkout may come from anybody, so no
-    link may lead out of the project at `root` or into a .git. Raises InvalidInput."""
+    link may lead out of the project at `root`, and nothing into a .git. Raises InvalidInput."""
     path, named = whole_path(given), Path(os.path.abspath(absolute_path(given)))
     above = map(whole_path, named.parents)
     if root and not is_in(path, root) and any(is_in(folder, root) for folder in above):
         raise InvalidInput(f"{given} is a link out of the project: left as it is")
-    if path != named and ".git" in map(str.lower, path.parts):
-        raise InvalidInput(f"{given} is a link into .git: left as it is")
+    if ".git" in map(str.lower, path.parts):
+        raise InvalidInput(
+            f"{given} is {'a link into' if path != named else 'in'} .git: left as it is"
+        )
     if path.is_symlink():
         raise InvalidInput(f"{given} is a link that leads in a circle: left as it is")
     if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
@@ -4178,7 +4187,7 @@ def insert_items(connection: apsw.Connection, items: Iterable[Item]) -> list[str
 
 def _insert_row(connection: apsw.Connection, item: Item) -> int | None:
     """Write an item's own row and return its `seq`; None when its id is taken."""
-    stored_at = int(time.time()) if item.stored_at is None else item.stored_at
+    stored_at = present() if item.stored_at is None else item.stored_at
     row = item._asdict() | {"stored_at": stored_at, "text_hash": text_hash(item.content)}
     del row["chunks"], row["vectors"]
     return connection.execute(
@@ -6703,6 +6712,27 @@ _COMES_BACK = (
 )
 
 
+@contextlib.contextmanager
+def counted(progress: Progress | None, noun: str) -> Iterator[Progress]:
+    """A `progress` of an import; an error of the database then says how much is done already."""
+    done = 0
+
+    def count(number: int) -> None:
+        nonlocal done
+        done += number
+        if progress:
+            progress(number)
+
+    try:
+        yield count
+    except DatabaseError as error:
+        if not done:
+            raise
+        kept = f"what came before it stays ({number_of(done, noun)})"
+        reason = str(error).removesuffix(_NOT_MADE)
+        raise type(error)(f"{reason}; {kept}: import again for the rest") from None
+
+
 class Importer:
     """Reads JSON Lines into items; each batch is committed before the next is read.
 
@@ -6722,7 +6752,7 @@ class Importer:
         self._nameless: Counter[tuple[Any, ...]] = Counter()  # rows without an id, by what they say
         self._behind: Counter[str] = Counter()  # hidden rows by their successors
         # All rows without a time get the same: that a line came later makes it no newer.
-        self._moment = int(time.time())
+        self._moment = present()
         self._batch: dict[str, str] = {}  # texts by id, of the batch that is being read
         self._synced = is_synced(database)
 
@@ -8053,7 +8083,7 @@ class Storing(View):
         self, content: str, scope: str | None, replace: str | None, created_at: object
     ) -> dict[str, Any]:
         """Store a text without secrets: what `Memory.store` returns."""
-        created = int(time.time()) if created_at is None else parse_moment(created_at)
+        created = present() if created_at is None else parse_moment(created_at)
         old = item_to_replace(self.projects, replace) if replace is not None else None
         wanted = check_scope(scope) if scope is not None else None
         project, remark = self._destination(wanted, old)
@@ -9293,7 +9323,8 @@ class Memory(ServedMemory):
         is_global = check_scope(scope or "project") == "global"
         project = None if is_global else self.projects.current(create=True)
         importer = Importer(self.database, self.encoder, project, allow_secrets)
-        return importer.foresee(lines) if dry_run else importer.run(lines, progress)
+        with counted(progress, "row") as count:
+            return importer.foresee(lines) if dry_run else importer.run(lines, count)
 
     def export_rows(self) -> Iterator[dict[str, Any]]:
         """Every memory of the file as `import_rows` takes it, replaced ones included."""

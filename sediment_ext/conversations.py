@@ -95,7 +95,8 @@ def keep(
 ) -> dict[str, Any]:
     """What `Memory.add_conversations` does."""
     encoder = None if dry_run else memory.encoder
-    return keep_conversations(memory.projects, encoder, conversations, progress)
+    with core.counted(progress, "turn") as count:
+        return keep_conversations(memory.projects, encoder, conversations, count)
 
 
 def keep_conversations(

@@ -139,6 +139,9 @@ class Entry(core.NamedTuple):
     beginning: str = ""  # of the file, if it is new
 
 
+NOTES = (".md", ".markdown", ".txt", "")  # suffixes of files that a text is stored into
+
+
 def own_place_to_write(projects: core.Projects, given: str | Path) -> Path:
     """Like `place_to_write`, but never the database."""
     projects.database.refuse_own(given)
@@ -158,6 +161,8 @@ def store_into(
 ) -> dict[str, Any]:
     """What `Memory.store` does with a text for a file."""
     entry = Entry(content, own_place_to_write(memory.projects, into))
+    if entry.path.suffix.lower() not in NOTES or entry.path.name.startswith("."):
+        raise core.InvalidInput(f"{into} is no note: name a file like MEMORY.md")
     chosen = scope or "project", allow_secrets
     return write_down(memory.projects, memory.encoder, entry, *chosen)
 

@@ -1612,6 +1612,15 @@ def test_a_link_that_leads_out_of_the_project_is_not_written_through(
     assert (all_files(outside), all_files(notes.parent)) == before
 
 
+@pytest.mark.parametrize("name", [".git/config", ".git/x.md", "run.py", "Data.JSON", ".bashrc"])
+def test_nothing_is_stored_into_what_is_no_note(memory: Memory, folder: Path, name: str) -> None:
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("[core]\n")
+    with pytest.raises(InvalidInput, match=r"is no note|is in \.git"):
+        memory.store("The heron fishes at dawn.", into=name)
+    assert (folder / name).read_text() == "[core]\n"
+
+
 @pytest.mark.usefixtures("noon")
 @pytest.mark.parametrize("name", WRITES)
 def test_a_link_into_git_is_not_written_through(memory: Memory, notes: Path, name: str) -> None:

@@ -142,6 +142,21 @@ def test_created_at_is_kept(memory: Memory) -> None:
     assert first(memory, "bridge")["created"] == "1999-12-31T23:00:00+00:00"
 
 
+@pytest.mark.parametrize("created", [None, "2024-05-31"])
+def test_nothing_is_stored_by_a_clock_before_1970(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch, created: str | None
+) -> None:
+    memory.store("Lunch is at noon.")
+    monkeypatch.setattr(sediment.time, "time", lambda: -86_400.0)
+    for write in (
+        lambda: memory.store("Tea is at five.", created_at=created),
+        lambda: memory.import_rows([{"content": "Tea is at five."}]),
+    ):
+        with pytest.raises(InvalidInput, match="clock of this computer is before 1970"):
+            write()
+    assert [row["content"] for row in memory.export_rows()] == ["Lunch is at noon."]
+
+
 def test_a_near_text_is_remarked_and_queued(memory: Memory) -> None:
     text = "We deploy on Fridays, after the canary is green."
     one = memory.store(text)["id"]
