@@ -8520,7 +8520,7 @@ def undo_item(projects: Projects, id: str) -> dict[str, Any]:
         for item in (row, *([given_item(projects, front)] if front else [])):
             check_own(projects, item, "change")
         twin = same_text(connection, row["content"], row["project_id"])
-        swaps = [ahead for back, ahead in steps if _take_back(connection, back, ahead)]
+        swaps = [ahead for back, ahead in steps if _take_back(connection, back, ahead) and ahead]
     answer: dict[str, Any] = {"success": True, "restored": old}
     message = f"Restored {short_id(old)}"
     if swaps:

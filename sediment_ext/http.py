@@ -935,8 +935,8 @@ def _described(route: Route) -> dict[str, Any]:
 
 def _schema(argument: core.Argument, in_query: bool, about: str) -> dict[str, Any]:
     """The JSON schema of an argument: in a body null stands for none, and a number for a time."""
-    kind, about = argument.kind, {"description": about} if about else {}
-    schema = kind.schema | kind.limits | about
+    kind = argument.kind
+    schema: dict[str, Any] = kind.schema | kind.limits | ({"description": about} if about else {})
     schema |= {} if argument.default is None else {"default": argument.default}
     if in_query or argument.is_required:
         return schema
