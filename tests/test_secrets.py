@@ -1273,6 +1273,13 @@ password: ‹OldRoot88› or ask Bob
 password: ‹OldRoot88›, user: admin2024
 login with password ‹OldRoot88› to server12
 changed the password from ‹OldRoot88› to something else
+The DB password is now ‹NewRoot99x› instead of ‹OldRoot88›
+The password is ‹NewRoot99x› (was ‹OldRoot88›)
+The password is ‹NewRoot99x›, previously ‹OldRoot88›
+new password: ‹NewRoot99x›, old: ‹OldRoot88›
+altes Passwort: ‹OldRoot88›, neues: ‹NewRoot99x›
+The old password was ‹OldRoot88›. The new one is ‹NewRoot99x›
+The password is ‹hunter22x›. Now build2024 is out
 """.strip("\n").split("\n")
 
 # Talk about secrets, and what stands near a word for one without being one.
