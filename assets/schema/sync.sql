@@ -111,7 +111,6 @@ CREATE TRIGGER replica_move AFTER INSERT ON history
     UPDATE OR REPLACE replica SET number = (SELECT number FROM clock), project = coalesce(
         (SELECT project_id FROM items WHERE id = new.item_id), '')
         WHERE id = new.item_id AND project = coalesce(new.detail ->> 'from', '');
-    UPDATE replica SET number = (SELECT number FROM clock) WHERE successor = new.item_id;
     END;
 CREATE TRIGGER replica_ok AFTER INSERT ON history
     WHEN new.action = 'confirm' AND NOT (SELECT applying FROM clock) BEGIN

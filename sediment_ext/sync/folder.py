@@ -241,7 +241,7 @@ def _checksum(row: dict[str, Any]) -> str:
 def _row_in(line: str) -> Any:
     """The record in a line; InvalidInput where it is not as it was written."""
     row = core.parse_json(line)
-    if isinstance(row, dict) and "sum" in row and row.pop("sum") != _checksum(row):
+    if isinstance(row, dict) and row.pop("sum", None) != _checksum(row):
         raise core.InvalidInput("it is damaged, and does not fit its checksum")
     return row
 

@@ -135,6 +135,7 @@ class Sync:
                 t = self.database.value("SELECT t FROM clock")
                 self._note_cursor(self.place.finish(t, self._cursor()))
                 self._on_damaged()
+                self.place.remarks += self._on_unshared()
                 return facts
         except places.PushConflict:
             if tries == 1:
@@ -305,21 +306,31 @@ class Sync:
             damaged = merge.put_damaged_back(found)
             self.damaged.extend(damaged)
             held = {id for id, state in found.items() if merge.held_back(state)}
-            self._hide_successors(found)
-            states = [state for id, state in found.items() if id not in held | damaged]
+            left = held | damaged | self._without_successor(found)
+            states = [state for id, state in found.items() if id not in left]
             yield states, len(held - damaged)
             last = max((state["number"], id) for id, state in found.items())
 
-    def _hide_successors(self, found: dict[str, merge.State]) -> None:
-        """Let those end without a successor that ended behind an item that is not sent. This is
-        dated a little earlier: here, and once that is sent, the end with the successor holds."""
+    def _without_successor(self, found: dict[str, merge.State]) -> set[str]:
+        """Those that ended behind an item that is not sent: others would see neither."""
         behind = {id: state["ending"][4] for id, state in found.items() if state["ending"]}
         successors = json.dumps([*behind.values()])
         known = merge.states_of(self.database.reader(), f"{merge.AMONG} here", successors)
         stay = {id for id, state in known.items() if not state["shared"] or merge.held_back(state)}
-        for id in (id for id, successor in behind.items() if successor in stay):
-            t, machine, _, at, _ = found[id]["ending"]
-            found[id]["ending"] = (t - 1, machine, core.PRUNED, at, "")
+        return {id for id, successor in behind.items() if successor in stay}
+
+    def _on_unshared(self) -> list[str]:
+        """A remark on replacements that wait because the newer memory is not shared."""
+        if not (rows := self.database.rows(_BEHIND_UNSHARED)):
+            return []
+        what = " and ".join(f"project {name}" if name else "global memories" for name, _ in rows)
+        if (count := sum(number for _, number in rows)) == 1:
+            why = "1 replacement is not sent, because the newer memory is not shared: others keep"
+            return [f"{why} the older one. Share {what} to send it"]
+        why = (
+            f"{count} replacements are not sent, because the newer memories are not shared: others"
+        )
+        return [f"{why} keep the older ones. Share {what} to send them"]
 
     def _send(self, space: str, states: list[merge.State]) -> bool:
         """Send states; False where one may not write to the space."""
@@ -391,7 +402,7 @@ class Sync:
         try:
             with self._reach() as facts:
                 status |= facts | {"machines": self._machines()}
-                remarks = [*self.place.remarks, *self.place.on_left()]
+                remarks = [*self.place.remarks, *self._on_unshared(), *self.place.on_left()]
                 if self.place.has_lost(self._cursor()):
                     remarks.append(
                         f"{self.place.name} {_HAS_LOST}: the next `sync` sends everything again"
@@ -500,6 +511,12 @@ class Sync:
 _NOTE_CURSOR = "UPDATE clock SET cursor = json_patch(cursor, ?)"  # keys with null are deleted
 # How many changes were not sent yet.
 _UNSENT = "SELECT count(*) FROM replica JOIN spaces USING(project) WHERE number IS NOT NULL"
+
+# How many of them ended behind memories that are not shared, by the project of these.
+_BEHIND_UNSHARED = (
+    "SELECT s.project, count(*) FROM replica r JOIN spaces USING(project) JOIN states s"
+    " ON s.id = r.successor WHERE r.number IS NOT NULL AND s.here AND NOT s.shared GROUP BY 1"
+)
 
 
 def _waiting_phrase(count: int) -> str:
@@ -611,13 +628,9 @@ _PLACES_TO_SYNC = "name a folder, git:REMOTE or postgresql://USER@HOST/DATABASE"
 
 
 def send_again(connection: apsw.Connection, project: str | None = None) -> None:
-    """Have all sent again that is shared, or that of a project and what ended behind it; who has it
-    already ignores it."""
-    sql = (
-        "UPDATE replica SET number = (SELECT number FROM clock) WHERE number IS NULL AND (project ="
-        " coalesce(?1, project) OR successor IN (SELECT id FROM replica WHERE project = ?1))"
-    )
-    connection.execute(sql, (project,))
+    """Have all sent again that is shared, or that of a project; who has it already ignores it."""
+    sql = "UPDATE replica SET number = (SELECT number FROM clock) WHERE number IS NULL"
+    connection.execute(f"{sql} AND project = coalesce(?, project)", (project,))
 
 
 def _refuse_future(database: core.Database) -> None:
