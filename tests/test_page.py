@@ -516,7 +516,7 @@ def test_an_edit_is_lost_only_by_who_leaves_it(tab: Tab, memory: Memory, place: 
     expect(field).to_be_focused()
     tab.press("Control+Enter")
     tab.is_told("Saved as a new version.")
-    expect(tab.page.locator("ins")).to_have_text("three")
+    expect(tab.page.locator("#versions ins")).to_have_text("three")
     tab.page.go_back()
     tab.sees("A memory that was replaced")
     expect(field).to_have_count(0)
