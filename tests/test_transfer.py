@@ -594,7 +594,7 @@ def test_a_row_that_is_laid_out_in_several_lines_is_refused_line_by_line(memory:
 @pytest.mark.parametrize("name", ["created", "created_at"])
 def test_either_name_of_a_time_takes_either_form(memory: Memory, name: str, given: object) -> None:
     row: dict[str, Any] = {"id": "a", "content": "x", name: given}
-    ended = {name.replace("created", "ended"): given, "successor": "b"}
+    ended = {name.replace("created", "ended"): given, "successor": "a"}
     assert memory.import_rows([row, row | ended | {"id": "c"}]) == done(2) | {"hidden_versions": 1}
     assert {row["created_at"] for row in exported(memory)} == {1580601600}
     assert exported(memory)[1]["ended"] == "2020-02-02T00:00:00+00:00"
