@@ -118,9 +118,10 @@ def keep_conversations(
             if encoder and not _is_forgotten(stored):
                 added, kinds = _keep_conversation(projects, encoder, new)
             redacted.update(kinds)
-            counts.update(sessions=bool(given.turns), empty=not given.turns, turns=added)
-            counts.update(existing=len(new.turns) - added)
-            counts.update(forgotten=len(given.turns) - len(new.turns))
+            counts["sessions" if given.turns else "empty"] += 1
+            counts["turns"] += added
+            counts["existing"] += len(new.turns) - added
+            counts["forgotten"] += len(given.turns) - len(new.turns)
         progress(len(given.turns))
     shown = {name: counts[name] for name in ("sessions", "turns", "existing")}
     shown |= {name: counts[name] for name in ("forgotten", "empty") if counts[name]}
@@ -329,9 +330,10 @@ def render_conversations(answer: dict[str, Any]) -> Iterator[str]:
 
 
 def render_kept_conversations(answer: dict[str, Any]) -> Iterator[str]:
-    turns = f"{answer['turns']} turns of {answer['sessions']} sessions"
-    if "empty" in answer and not answer["sessions"]:
-        turns = f"nothing of {answer['empty']} sessions"
+    told, sessions = core.number_of(answer["turns"], "turn"), answer["sessions"]
+    if "empty" in answer and not sessions:
+        told, sessions = "nothing", answer["empty"]
+    turns = f"{told} of {core.number_of(sessions, 'session')}"
     done = "Found" if "dry_run" in answer else "Kept"
     yield f"{done} {turns}{core.not_stored(answer)} ({answer['seconds']} s)."
     yield from core.left_out(answer)

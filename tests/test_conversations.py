@@ -1007,7 +1007,7 @@ def test_sessions_are_imported_once(here: Program) -> None:
     )
     again = here.json("import", "--from", "claude, codex")
     assert (again["turns"], again["existing"]) == (0, 6)
-    assert here.ok("import", "--from", "gemini").startswith("Kept 0 turns of 1 sessions, 1 were")
+    assert here.ok("import", "--from", "gemini").startswith("Kept 0 turns of 1 session, 1 stored")
 
 
 def test_of_credentials_in_sessions_an_import_says_that_they_are_left_out(
@@ -1113,7 +1113,7 @@ def test_a_session_that_is_named_as_a_file_is_not_taken_for_memories(
         if client == "cursor":
             line = {"role": "user", "message": {"content": "Where is the heron?"}}
             path.write_text(json.dumps(line) + "\n")
-        assert f"`import --from {client}` takes" in here.error("import", str(path))
+        assert f"`import --from {client}` imports" in here.error("import", str(path))
     assert here.json("list")["total"] == 0
     rows = ({"content": f"Heron {n}.", "type": "user", "role": "user"} for n in range(3))
     (here.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -151,7 +151,7 @@ def test_wrong_input_is_told_in_a_line(here: Program) -> None:
     assert "name a file or folder" in here.error("index")
     assert "name a file or folder" in here.error("watch")
     assert "is not indexed" in here.error("index", "--remove", "MEMORY.md")
-    assert "no folder" in here.error("compact", "nowhere")
+    assert "is not a folder" in here.error("compact", "nowhere")
     assert "is a folder" in here.error("store", "--into", "memory", "A fact.")
     assert "no memory with the id" in here.error("expand", "0" * 32)
     assert "0 to 1" in here.error("recall", "gateway", "--vector-weight", "7", code=2)
