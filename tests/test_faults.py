@@ -256,7 +256,9 @@ def test_damage_in_any_page_is_told(
         )
         told.add(shell(good, command))
     assert f"{good} {damaged}" in told
-    assert all(text == "" or text == f"{good} {damaged}" or ids[0][:8] in text for text in told), told
+    assert all(text == "" or text == f"{good} {damaged}" or ids[0][:8] in text for text in told), (
+        told
+    )
 
 
 def test_a_text_that_is_no_longer_text_is_told(

@@ -967,7 +967,10 @@ def test_a_session_of_an_unknown_kind_says_so(here: Program, tmp_path: Path) -> 
     path = transcript(tmp_path, "heron", here.folder, turns=0)
     path.write_text('{"kind": "of another time"}\n' * 5)
     hook(here, event("Stop", session_id="heron", transcript_path=str(path)))
-    until(lambda: [row for row in log(tmp_path) if "unknown format" in row.get("error", "")], "the reason")
+    until(
+        lambda: [row for row in log(tmp_path) if "unknown format" in row.get("error", "")],
+        "the reason",
+    )
 
 
 @pytest.mark.parametrize("client", ["claude", "codex", "gemini"])
