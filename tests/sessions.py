@@ -25,7 +25,7 @@ from storage import consistent, open_memory
 from wire import TIMEOUT, Wire, server_command, small_env
 
 REAL = 300  # memories that the encoder reads; the others are made from theirs
-STEADY = 100  # prompts after which a server has loaded what it keeps
+STEADY = 400  # prompts after which a server has loaded what it keeps and its caches are nearly full
 GROWTH = 1.05  # of the resident memory since then
 Row = dict[str, Any]
 
