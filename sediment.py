@@ -8257,7 +8257,8 @@ def _store_answer(
         message += f"; it replaced {short_id(old)}"
     if not item.vectors:
         pending = answer["pending_chunks"] = len(item.chunks)
-        message += f"; found by words alone until {number_of(pending, 'vector')} are ready"
+        are = "is" if pending == 1 else "are"
+        message += f"; found by words alone until {number_of(pending, 'vector')} {are} ready"
     if outdated:
         answer["may_replace"] = outdated
         message += "; it may replace an older memory"

@@ -337,9 +337,15 @@ BROKEN: dict[str, tuple[Answer, str]] = {
     "too many": (gives(lambda rows: rows * 2), "not 2 of 384"),
     "no number": (gives(lambda rows: [[float("nan"), *row[1:]] for row in rows]), "0 usable"),
     "infinity": (gives(lambda rows: [[1e300, *row[1:]] for row in rows]), "0 usable"),
-    "more digits than a float has": (gives(lambda rows: [[10**400] for _ in rows]), "is not that"),
+    "more digits than a float has": (
+        gives(lambda rows: [[10**400] for _ in rows]),
+        "is not from an embeddings API",
+    ),
     "nothing but zeros": (gives(lambda rows: [[0.0] * 384 for _ in rows]), "0 usable"),
-    "other lengths": (gives(lambda rows: [row[at:] for at, row in enumerate(rows)]), "is not that"),
+    "other lengths": (
+        gives(lambda rows: [row[at:] for at, row in enumerate(rows)]),
+        "is not from an embeddings API",
+    ),
     "words": (gives(lambda rows: [["a", "b"] for _ in rows]), "is not from an embeddings API"),
     "nulls": (gives(lambda rows: [None for _ in rows]), "is not from an embeddings API"),
     "empty vectors": (gives(lambda rows: [[] for _ in rows]), "usable vectors of 0 numbers"),
@@ -423,7 +429,7 @@ def test_an_unreachable_service_leaves_the_words(
     with opened(path) as memory:
         told = memory.store(TEXTS[2])
         assert told["success"]
-        assert "until their vectors are made" in told["message"]
+        assert "found by words alone until 1 vector is ready" in told["message"]
         answer = memory.recall("is Mara vegetarian?")
         assert first(answer) == TEXTS[2]
         assert "Found by words" in answer["notice"]

@@ -95,7 +95,7 @@ def test_a_text_whose_twin_is_merged_while_it_is_prepared_is_stored(
     """It is to become the newest, since another version came after its twin."""
     for hour, text in enumerate((TEA, LATER, f"Note: {TEA}")):
         memory.store(text, created_at=3_600 * hour)
-    in_between(monkeypatch, sediment.Storing, "rivals", other.consolidate)
+    in_between(monkeypatch, sediment.Storing, "neighbours", other.consolidate)
     memory.store(TEA)
     assert live(memory)[0] == TEA
 
