@@ -577,6 +577,10 @@ def test_a_memory_is_confirmed_moved_and_forgotten(tab: Tab, memory: Memory) -> 
     tab.press("u")
     tab.is_told("Undone.")
     assert memory.get(id)["project"] == "demo"
+    moved = tab.page.locator("main li").filter(has_text="Moved")
+    expect(moved).to_have_count(
+        2
+    )  # the view is that of after the undo: it would take the question away
     tab.press("x")
     expect(tab.page.locator("#sure-no")).to_be_focused()
     tab.press("Enter")
