@@ -363,7 +363,9 @@ def main() -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Model)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     base = f"http://127.0.0.1:{server.server_address[1]}"
-    with tempfile.TemporaryDirectory(dir=Path.home(), prefix=".agents-") as scratch:
+    with tempfile.TemporaryDirectory(
+        dir=Path.home(), prefix=".agents-", ignore_cleanup_errors=True
+    ) as scratch:
 
         def lab(name: str, fault: str = "") -> Lab:
             return Lab(name, clients, base, Path(scratch) / f"{name}{fault}")
