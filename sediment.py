@@ -5050,9 +5050,8 @@ class VectorIndex:
             self._refresh()
             if len(query) != self.dimension:  # no vector is there yet, or it is another model's
                 return chunk_matches([])
-            exact = (
-                self._keeps_vectors and self._count <= EXACT_ROWS
-            )  # then of all rows the cosine, else a distance
+            # Of few rows all cosines are taken, of more a coarse distance first.
+            exact = self._keeps_vectors and self._count <= EXACT_ROWS
             measured = self._vectors[: self._count] @ query if exact else self._distances(query)
 
             def best(rows: Any, limit: int) -> tuple[Any, Any]:

@@ -352,9 +352,8 @@ def keep_forgotten(database: core.Database, copy: apsw.Connection) -> str:
     with copy:
         for name, project in names:
             forgotten += core.forget_session(copy, name) > 0
-            write_session(
-                copy, name, project, core.FORGOTTEN_SIZE
-            )  # also one that the copy has not
+            # Also a session that the copy lacks.
+            write_session(copy, name, project, core.FORGOTTEN_SIZE)
         copy.executemany("INSERT OR REPLACE INTO meta VALUES(?, ?)", notes)
     remark = f" Conversations forgotten since, and not brought back: {forgotten}."
     return remark if forgotten else ""

@@ -103,6 +103,17 @@ class Machine:
             pass
 
 
+def texts(memory: Memory) -> list[str]:
+    return sorted(item["content"] for item in memory.list_items(limit=1_000)["items"])
+
+
+def settle(*memories: Memory, rounds: int = 2) -> None:
+    """Sync so often that each machine has what the others sent."""
+    for _ in range(rounds):
+        for memory in memories:
+            memory.sync()
+
+
 def agree(machines: list[Machine], shuffle: random.Random) -> None:
     """Let each have what all have, in any order, some of it twice, until nothing changes."""
     for _ in range(6):

@@ -26,7 +26,7 @@ import sync_machines
 import sync_storm
 from click.testing import CliRunner
 from storage import consistent, open_memory
-from sync_machines import DAMAGE, Machine, live_apart, through_a_folder
+from sync_machines import DAMAGE, Machine, live_apart, settle, texts, through_a_folder
 
 import sediment
 import sediment_ext.hooks
@@ -83,16 +83,6 @@ def place(tmp_path: Path) -> Any:
     for memory in place.all:
         consistent(memory)
         memory.close()
-
-
-def texts(memory: Memory) -> list[str]:
-    return sorted(item["content"] for item in memory.list_items(limit=1_000)["items"])
-
-
-def settle(*memories: Memory) -> None:
-    for _ in range(2):
-        for memory in memories:
-            memory.sync()
 
 
 def test_what_is_stored_on_one_machine_is_recalled_on_the_other(place: Place) -> None:

@@ -3,6 +3,7 @@ they do not: what was replaced by a memory that is not shared stays live for oth
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -11,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import sync_machines
 from storage import consistent, open_memory
+from sync_machines import texts
 
 import sediment_ext.sync.commands
 from sediment import Memory
@@ -58,15 +61,7 @@ def shared(tmp_path: Path) -> Iterator[Team]:
     yield from made(tmp_path, "folder")
 
 
-def texts(memory: Memory) -> list[str]:
-    return sorted(item["content"] for item in memory.list_items(limit=1_000)["items"])
-
-
-def settle(*memories: Memory) -> None:
-    for _ in range(3):
-        for memory in memories:
-            memory.sync()
-
+settle = functools.partial(sync_machines.settle, rounds=3)
 
 OFFICE, KETTLE = "The office is in Zurich.", "The kitchen has a green kettle."
 
