@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from storage import consistent, open_memory
+from sync_machines import Place
 from warm import Warm
 from wire import PYZ
 
@@ -119,6 +120,16 @@ def memory(path: Path) -> Iterator[Memory]:
         yield memory
         if path.exists():
             consistent(memory)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """A folder through which machines sync; the tables of each must agree when the test ends."""
+    place = Place(tmp_path)
+    yield place
+    for memory in place.all:
+        consistent(memory)
+        memory.close()
 
 
 @pytest.fixture

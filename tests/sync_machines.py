@@ -1,21 +1,25 @@
-"""Machines with files of their own, that exchange states by hand: for tests of sync."""
+"""What tests of sync share: machines with files of their own, and places that they sync through."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shutil
-from collections.abc import Iterable
+import subprocess
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from storage import consistent, open_memory
 
 import sediment
+import sediment_ext.sync.folder
 import sediment_ext.sync.merge
 from sediment import InvalidInput, Memory, NotFound
 from sediment_ext.sync.merge import receive, states_of
 
+DIARIES = Path(__file__).parent / "diaries"
 PROJECT = "demo"
 TEXTS = [f"The {thing} is on port {port}." for thing in ("gateway", "queue") for port in range(4)]
 DEEDS = ("store", "same", "replace", "forget", "undo", "hide", "prune", "pull", "pull", "pull")
@@ -103,6 +107,55 @@ class Machine:
             pass
 
 
+class Place:
+    """A folder, and machines that sync through it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.shared = folder, folder / "shared"
+        self.shared.mkdir(parents=True)
+        self.all: list[Memory] = []
+
+    def machine(self, name: str, share: str = "team") -> Memory:
+        (self.folder / name).mkdir(exist_ok=True)
+        memory = open_memory(self.folder / name / "memory.db")
+        memory.sync_to(str(self.shared))
+        if share:
+            memory.share(share)
+        self.all.append(memory)
+        return memory
+
+    def text(self) -> str:
+        files = sorted(self.shared.rglob("*"))
+        return "\n".join(path.read_text("utf-8") for path in files if path.is_file())
+
+    def files_of(self, memory: Memory) -> Path:
+        return self.shared / memory.sync_status()["machine"]
+
+
+def line_of(row: Any) -> str:
+    """A line of a file in the folder, with its checksum; JSON with half a character has none."""
+    with contextlib.suppress(UnicodeEncodeError, TypeError):
+        row = row | {"sum": sediment_ext.sync.folder._checksum(row)}
+    return json.dumps(row) + "\n"
+
+
+def git_place(folder: Path) -> Path:
+    remote = folder / "remote.git"
+    subprocess.run(["git", "init", "--bare", "-q", str(remote)], check=True)
+    return remote
+
+
+@contextlib.contextmanager
+def sharing_by_git(tmp_path: Path, remote: Path) -> Iterator[Memory]:
+    """A memory that has sent a fact."""
+    with open_memory(tmp_path / "memory.db") as memory:
+        memory.sync_to(f"git:{remote}")
+        memory.share("team")
+        memory.store("A fact.")
+        memory.sync()
+        yield memory
+
+
 def texts(memory: Memory) -> list[str]:
     return sorted(item["content"] for item in memory.list_items(limit=1_000)["items"])
 
@@ -183,7 +236,7 @@ def live_apart(folder: Path, seed: int) -> None:
         machine.memory.close()
 
 
-class Place:
+class HarshPlace:
     """A folder through which machines sync, and what befalls it."""
 
     def __init__(self, folder: Path, chance: random.Random) -> None:
@@ -239,7 +292,7 @@ def through_a_folder(
     """Machines do things and sync through a folder, to which things happen; after each round all
     have what all have, and in the end a new one has it, too."""
     chance = random.Random(seed)
-    place = Place(folder, chance)
+    place = HarshPlace(folder, chance)
     machines = [Machine(folder, name * 8, chance.choice((0, 0, 5, -900))) for name in "abc"]
     for machine in machines:
         place.join(machine)

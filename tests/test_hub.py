@@ -22,7 +22,7 @@ import numpy
 import pytest
 from hub_server import Server, binaries
 from storage import consistent, open_memory
-from test_sync import DIARIES, settle, texts
+from sync_machines import DIARIES, settle, texts
 from test_sync_merge import SKEWS, gathered, lived
 
 import sediment

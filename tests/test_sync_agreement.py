@@ -4,8 +4,10 @@ they do not: what was replaced by a memory that is not shared stays live for oth
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import os
+import random
 import re
 import subprocess
 from collections.abc import Iterator
@@ -13,10 +15,13 @@ from pathlib import Path
 
 import pytest
 import sync_machines
+import sync_storm
 from storage import consistent, open_memory
-from sync_machines import texts
+from sync_machines import DAMAGE, DIARIES, Machine, Place, live_apart, texts, through_a_folder
 
+import sediment
 import sediment_ext.sync.commands
+import sediment_ext.sync.merge
 from sediment import Memory
 
 
@@ -198,3 +203,128 @@ def test_who_replaces_by_what_is_not_shared_is_told_until_it_is(team: Team) -> N
     settle(b, a)
     assert texts(a) == texts(b) == [OFFICE]
     assert not any("ended_at" in memory.get(front) for memory in (a, b))
+
+
+# Lives of machines; longer ones are in `make soak`.
+
+
+@pytest.mark.parametrize("kind", ["folder", "git", "hub"])
+def test_machines_that_are_killed_lose_nothing_and_agree(tmp_path: Path, kind: str) -> None:
+    figures = sync_storm.run(tmp_path / "storm", kind, 3, seed=7)  # longer ones are in `make soak`
+    assert figures["kills"] >= sync_storm.KILLS
+    assert figures["memories"] > sync_storm.MACHINES
+
+
+def test_machines_that_live_apart_agree_when_they_meet(tmp_path: Path) -> None:
+    for seed in range(3):  # more of them, and of those below, are in `make soak`
+        live_apart(tmp_path / str(seed), seed)
+
+
+def test_machines_that_sync_through_a_folder_show_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repeatable(monkeypatch, 1)
+    through_a_folder(tmp_path, 1, 6)
+
+
+def test_machines_agree_though_their_files_are_damaged_and_repaired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repeatable(monkeypatch, 1)
+    through_a_folder(tmp_path, 1, 4, (), DAMAGE)
+
+
+def repeatable(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Let machines make the same ids in each run, and open their files quickly."""
+    ids = random.Random(seed)
+    monkeypatch.setattr(sediment, "new_id", lambda: f"{ids.getrandbits(128):032x}")
+    monkeypatch.setattr(sync_machines, "open_memory", quick_memory)
+
+
+def quick_memory(path: Path, project: str) -> Memory:
+    memory = open_memory(path, project)
+    memory._encoder = sync_storm.Quick()
+    return memory
+
+
+def the_last_word_counts(folder: Path) -> None:
+    """Who has seen a decision and decides otherwise wins, however wrong the clocks are."""
+    ahead, behind = Machine(folder, "ahead", 100_000), Machine(folder, "behind", -900)
+    id = ahead.memory.store("The port is 5433.")["id"]
+    behind.take(ahead.sent())
+    for _ in range(3):  # several times within one tick
+        ahead.memory.store("The port is 6543.", replace=id)
+        behind.take(ahead.sent())
+        behind.memory.undo(id)
+        ahead.take(behind.sent())
+        assert id in {*ahead.live()} & {*behind.live()}
+    assert ahead.facts() == behind.facts()
+
+
+def test_the_last_word_counts_however_wrong_the_clocks_are(tmp_path: Path) -> None:
+    the_last_word_counts(tmp_path)
+
+
+CLOCKS = {
+    "the clock follows the wall alone": ("schema/sync.sql", "max(t + 1, CAST(", "max(0, CAST("),
+    "the clock follows nobody": ("merge", "t = max(t, ?)", "t = max(t, 0 * ?)"),
+}
+
+
+@pytest.mark.parametrize("mistake", CLOCKS)
+def test_a_mistake_in_the_clock_is_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: str
+) -> None:
+    where, old, new = CLOCKS[mistake]
+    if where == "merge":
+        source = inspect.getsource(sediment_ext.sync.merge)
+        scope = dict(vars(sediment_ext.sync.merge))
+        exec(source.replace(old, new), scope)
+        monkeypatch.setattr(sync_machines, "receive", scope["receive"])
+    else:
+        source = asset = sediment.asset(where)
+        read = sediment.asset
+        change = lambda name: asset.replace(old, new) if name == where else read(name)  # noqa: E731
+        monkeypatch.setattr(sediment, "asset", change)
+    assert old in source
+    with pytest.raises(AssertionError):
+        the_last_word_counts(tmp_path)
+
+
+def test_memories_that_lived_apart_for_a_year_become_one(place: Place) -> None:
+    """Two diaries with common notes: some by a copy, with their ids, some written down twice."""
+    notes = {
+        name: [json.loads(line) for line in (DIARIES / name / "memories.jsonl").open()]
+        for name in ("band", "game")
+    }
+    a, b = (open_memory(place.folder / f"{name}.db") for name in ("a", "b"))
+    common, again = notes["band"][:40], notes["band"][40:70]
+    a.import_rows(notes["band"])
+    b.import_rows([*common, *({**note, "id": f"again-{note['id']}"} for note in again)])
+    b.import_rows({**note, "id": f"game-{note['id']}"} for note in notes["game"])
+    old = common[0]["id"]
+    before = a.history(a.store("Replaced on the one.", replace=old)["id"])
+    kept = a.store("Only here for a while.")["id"]
+    moment = common[20]["created_at"]
+    for memory in (a, b):
+        memory.sync_to(str(place.shared))
+        memory.share("diary")
+        place.all.append(memory)
+    settle(a, b)
+    settle(a, b)
+    assert texts(a) == texts(b)
+    assert len(set(texts(a))) == len(texts(a)), "something is shown twice"
+    expected = {note["content"] for name in notes for note in notes[name]} - {common[0]["content"]}
+    assert set(texts(b)) == expected | {"Replaced on the one.", "Only here for a while."}
+    assert [one["id"] for one in b.history(old)["versions"]] == [
+        one["id"] for one in before["versions"]
+    ]
+    assert b.get(kept)["content"] == "Only here for a while."
+    as_of = [
+        [row["id"] for row in memory.recall(common[0]["content"], as_of=moment)["results"]]
+        for memory in (a, b)
+    ]
+    assert as_of[0][:1] == as_of[1][:1] == [old]
+    b.undo(old)
+    settle(b, a)
+    assert common[0]["content"] in texts(a)
