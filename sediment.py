@@ -997,7 +997,7 @@ def parse_period(text: str, now: float | None = None, *, about: bool = True) -> 
     local_now = datetime.fromtimestamp(time.time() if now is None else now)
     with contextlib.suppress(ValueError, OverflowError, OSError):
         for form, read in TIMES:
-            if match := form.fullmatch(words):
+            if match := re.fullmatch(form, words):
                 start, end = read(local_now, match.groupdict() | {"about": about})
                 break
         else:
@@ -1021,15 +1021,15 @@ def _word_class(words: str) -> frozenset[str]:
 
 Span = tuple[datetime, datetime]  # [start, end) in local time; an instant if both are equal
 
-_NUMBERS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6}
-_NUMBERS |= {"seven": 7, "eight": 8, "nine": 9, "ten": 10, "eleven": 11, "twelve": 12}
+_NUMBERS = ["", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 _WEEKDAYS = ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
 _MONTHS = ["january", "february", "march", "april", "may", "june"]
 _MONTHS += ["july", "august", "september", "october", "november", "december"]
+_SECONDS, _MONTHS_IN = {"minute": 60, "hour": 3_600}, {"month": 1, "year": 12}
 
 
 def _iso_span(text: str) -> Span:
-    """A week, a day, an hour or an instant in ISO 8601, or unix seconds."""
+    """A day or an instant in ISO 8601, or unix seconds."""
     if not (text.isdecimal() and len(text) == 8):  # which is a day: 20260305
         with contextlib.suppress(ValueError):
             moment = instant(float(text))
@@ -1037,36 +1037,57 @@ def _iso_span(text: str) -> Span:
     day, _, clock = text.upper().replace(" ", "T").partition("T")
     date.fromisoformat(day)  # where a zone follows at once, Python takes it for the hour
     moment = datetime.fromisoformat(text.upper())
-    if clock and not re.fullmatch(r"\d\d(Z|[+-].*)?", clock):
-        return moment, moment
-    return _whole_unit("hour" if clock else "week" if day[-3:-2] == "W" else "day", moment)
+    return (moment, moment) if clock else _whole("day", moment)
 
 
-def _whole_unit(unit: str, moment: datetime) -> Span:
-    """The hour, day, week, month or year in which a moment is."""
-    start = moment.replace(minute=0, second=0, microsecond=0)
-    if unit != "hour":
-        start = start.replace(hour=0)
+def _whole(unit: str, moment: datetime, back: int = 0) -> Span:
+    """The day, week, month or year in which a moment is, or the one so many before."""
+    start = _earlier(moment.replace(hour=0, minute=0, second=0, microsecond=0), unit, back)
     if unit == "week":
-        start = _shifted(start, "day", -start.weekday())
-    if unit in ("month", "year"):
+        start -= timedelta(start.weekday())
+    if unit in _MONTHS_IN:
         start = start.replace(day=1, month=1 if unit == "year" else start.month)
-    return start, _shifted(start, unit, 1)
+    return start, _earlier(start, unit, -1)
 
 
-def _shifted(moment: datetime, unit: str, count: float) -> datetime:
-    """A moment so many units later; the 31st becomes the last day of a shorter month."""
-    if unit not in ("month", "year"):
-        step = timedelta(**{f"{unit}s": count})
-        if unit in ("minute", "hour"):  # of elapsed time, also over a change of summer time
-            later = moment.timestamp() + step.total_seconds()
-            return datetime.fromtimestamp(later, moment.tzinfo)
-        return moment + step
+def _earlier(moment: datetime, unit: str, count: int) -> datetime:
+    """A moment so many units before; the 31st becomes the last day of a shorter month."""
+    if unit in _SECONDS:  # of elapsed time, also over a change of summer time
+        return datetime.fromtimestamp(moment.timestamp() - count * _SECONDS[unit])
+    if unit not in _MONTHS_IN:
+        return moment - timedelta(**{f"{unit}s": count})
     from calendar import monthrange
 
-    months = 12 * moment.year + moment.month - 1 + int(count * (12 if unit == "year" else 1))
+    months = 12 * moment.year + moment.month - 1 - count * _MONTHS_IN[unit]
     year, month = months // 12, months % 12 + 1
     return moment.replace(year=year, month=month, day=min(moment.day, monthrange(year, month)[1]))
+
+
+def _ago(now: datetime, groups: dict[str, Any]) -> Span:
+    unit, count = groups["unit"], _number(groups["count"])
+    if groups["about"] and unit not in _SECONDS:
+        return _whole(unit, now, count)
+    moment = _earlier(now, unit, count)
+    return (moment, moment) if unit in _SECONDS else _whole("day", moment)
+
+
+def _rolling(now: datetime, groups: dict[str, Any]) -> Span:
+    """So much time until now, with the second that it is."""
+    count = _number(groups["count"] or groups["last"] or "one")
+    return _earlier(now, groups["unit"], count), now + timedelta(seconds=1)
+
+
+def _number(count: str) -> int:
+    if count.isdecimal():
+        return int(count)
+    return _NUMBERS.index(count) if count in _NUMBERS else 1
+
+
+def _latest(unit: str, names: list[str], now: datetime, groups: dict[str, Any]) -> Span:
+    """The latest weekday or month of a name that has begun; the last one is over."""
+    number = now.isoweekday() if unit == "day" else now.month
+    back = (number - _number_in(names, groups["name"])) % len(names)
+    return _whole(unit, now, back or len(names) * (groups["step"] == "last"))
 
 
 def _number_in(names: list[str], name: str) -> int:
@@ -1074,63 +1095,17 @@ def _number_in(names: list[str], name: str) -> int:
     return next(number for number, full in enumerate(names, 1) if full.startswith(name[:3]))
 
 
-def _day(now: datetime, groups: dict[str, Any]) -> Span:
-    return _whole_unit("day", _shifted(now, "day", -int(groups["day"] == "yesterday")))
-
-
-def _ago(now: datetime, groups: dict[str, Any]) -> Span:
-    unit = groups["unit"]
-    moment = _shifted(now, unit, -_number(groups["count"]))
-    if unit in ("minute", "hour"):
-        return moment, moment
-    return _whole_unit(unit if groups["about"] else "day", moment)
-
-
-def _rolling(now: datetime, groups: dict[str, Any]) -> Span:
-    """So much time until now, with the second that it is."""
-    count = _number(groups["count"] or groups["last"])
-    return _shifted(now, groups["unit"], -count), now + timedelta(seconds=1)
-
-
-def _number(count: str | None) -> int:
-    return int(count) if count and count.isdecimal() else _NUMBERS[count or "one"]
-
-
-def _calendar(now: datetime, groups: dict[str, Any]) -> Span:
-    unit = groups["unit"]
-    return _whole_unit(unit, _shifted(now, unit, -int(groups["step"] == "last")))
-
-
-def _weekday(now: datetime, groups: dict[str, Any]) -> Span:
-    """The latest one that has begun; the last is over."""
-    back = (now.isoweekday() - _number_in(_WEEKDAYS, groups["weekday"])) % 7
-    back = back or 7 * (groups["step"] == "last")
-    return _whole_unit("day", _shifted(now, "day", -back))
-
-
-def _month(now: datetime, groups: dict[str, Any]) -> Span:
-    """Of the year that is named; else chosen as a weekday is."""
-    month = _number_in(_MONTHS, groups["month"])
-    if groups["year"]:
-        return _whole_unit("month", datetime(int(groups["year"]), month, 1))
-    back = (now.month - month) % 12 or 12 * (groups["step"] == "last")
-    return _whole_unit("month", _shifted(now.replace(day=1), "month", -back))
-
-
 def _date(now: datetime, groups: dict[str, Any]) -> Span:
     """A day of a month: without a year, the latest that has begun."""
-    from calendar import isleap
-
     month, day = _number_in(_MONTHS, groups["month"]), int(groups["day"])
     year = int(groups["year"] or now.year - ((month, day) > (now.month, now.day)))
-    while (month, day) == (2, 29) and not groups["year"] and not isleap(year):
-        year -= 1
-    return _whole_unit("day", datetime(year, month, day))
+    return _whole("day", datetime(year, month, day))
 
 
-def _year(_: datetime, groups: dict[str, Any]) -> Span:
-    start = datetime(int(groups["year"]), int(groups["month"] or 1), 1)
-    return _whole_unit("month" if groups["month"] else "year", start)
+def _month(_: datetime, groups: dict[str, Any]) -> Span:
+    name = groups["month"]
+    month = int(name) if name.isdecimal() else _number_in(_MONTHS, name)
+    return _whole("month", datetime(int(groups["year"]), month, 1))
 
 
 def _any_of(names: list[str]) -> str:
@@ -1138,28 +1113,29 @@ def _any_of(names: list[str]) -> str:
     return "|".join(f"{name[:3]}(?:{name[3:]})?" for name in names)
 
 
-_ANY_COUNT = rf"(?:\d+|{'|'.join(_NUMBERS)})"
-_ANY_UNIT = "(?:minute|hour|day|week|month|year)s?"
+_ANY_COUNT, _ANY_UNIT = rf"(?:\d+|an?{'|'.join(_NUMBERS)})", "(?:minute|hour|day|week|month|year)"
+_COUNT, _UNIT = f"(?P<count>{_ANY_COUNT})", f"(?P<unit>{_ANY_UNIT})s?"
 _ANY_NTH = r"\d\d?(?:st|nd|rd|th)?"
-_COUNT = f"(?P<count>{_ANY_COUNT})"
-_UNIT = "(?P<unit>minute|hour|day|week|month|year)s?"
+_NTH, _YEAR = r"(?P<day>\d\d?)(?:st|nd|rd|th)?", r",? (?P<year>[12]\d{3})"
+_NAMED_MONTH = f"(?P<month>{_any_of(_MONTHS)})"
 _STEP = "(?:(?P<step>last|this) )"
-_MONTH = f"(?P<month>{_any_of(_MONTHS)})"
-_NTH = r"(?P<day>\d\d?)(?:st|nd|rd|th)?"
-_YEAR = r"(?:,? (?P<year>[12]\d{3}))"
 
 # The forms of times in lower case, and what makes a period of the current time and a form's groups.
-TIMES: tuple[tuple[LazyPattern, Callable[[datetime, dict[str, Any]], Span]], ...] = (
-    (LazyPattern("now"), lambda now, _: (now, now)),
-    (LazyPattern("(?P<day>today|yesterday)"), _day),
-    (LazyPattern(f"{_COUNT} {_UNIT} ago"), _ago),
-    (LazyPattern(f"(?:the )?(?:past(?: {_COUNT})?|last (?P<last>{_ANY_COUNT})) {_UNIT}"), _rolling),
-    (LazyPattern(f"{_STEP}(?P<unit>hour|day|week|month|year)"), _calendar),
-    (LazyPattern(f"{_STEP}?(?P<weekday>{_any_of(_WEEKDAYS)})"), _weekday),
-    (LazyPattern(f"{_STEP}?{_MONTH}{_YEAR}?"), _month),
-    (LazyPattern(f"{_MONTH} {_NTH}{_YEAR}?"), _date),
-    (LazyPattern(f"{_NTH}(?: of)? {_MONTH}{_YEAR}?"), _date),
-    (LazyPattern(r"(?P<year>\d{4})(?:-(?P<month>\d\d))?"), _year),
+TIMES: tuple[tuple[str, Callable[[datetime, dict[str, Any]], Span]], ...] = (
+    ("now", lambda now, _: (now, now)),
+    ("today", lambda now, _: _whole("day", now)),
+    ("yesterday", lambda now, _: _whole("day", now, 1)),
+    (f"{_COUNT} {_UNIT} ago", _ago),
+    (f"(?:the )?(?:past(?: {_COUNT})?|last (?P<last>{_ANY_COUNT})) {_UNIT}", _rolling),
+    ("this (?P<unit>day|week|month|year)", lambda now, groups: _whole(groups["unit"], now)),
+    ("last (?P<unit>day|week|month|year)", lambda now, groups: _whole(groups["unit"], now, 1)),
+    (f"{_STEP}?(?P<name>{_any_of(_WEEKDAYS)})", functools.partial(_latest, "day", _WEEKDAYS)),
+    (f"{_STEP}?(?P<name>{_any_of(_MONTHS)})", functools.partial(_latest, "month", _MONTHS)),
+    (f"{_NAMED_MONTH} {_NTH}(?:{_YEAR})?", _date),
+    (f"{_NTH}(?: of)? {_NAMED_MONTH}(?:{_YEAR})?", _date),
+    (f"{_NAMED_MONTH}{_YEAR}", _month),
+    (r"(?P<year>\d{4})-(?P<month>\d\d)", _month),
+    (r"(?P<year>\d{4})", lambda _, groups: _whole("year", datetime(int(groups["year"]), 1, 1))),
 )
 
 # A time in a question, which is no part of a name or a path. A weekday, or a month or day without
@@ -1168,7 +1144,7 @@ TIMES: tuple[tuple[LazyPattern, Callable[[datetime, dict[str, Any]], Span]], ...
 _WHOLE_MONTH, _WEEKDAY = f"(?:{'|'.join(_MONTHS)})", f"(?:{'|'.join(_WEEKDAYS)})"
 _DAY_OF_MONTH = rf"(?:{_WHOLE_MONTH} {_ANY_NTH}|{_ANY_NTH} (?:of )?{_WHOLE_MONTH})"
 _DEFINITE = (
-    rf"today|yesterday|{_ANY_COUNT} {_ANY_UNIT} ago|(?:last|past) {_ANY_COUNT} {_ANY_UNIT}"
+    rf"today|yesterday|{_ANY_COUNT} {_ANY_UNIT}s? ago|(?:last|past) {_ANY_COUNT} {_ANY_UNIT}s?"
     rf"|(?:last|past|this) (?:hour|day|week|month|year)|(?:last|this) (?:{_WEEKDAY}|{_WHOLE_MONTH})"
     rf"|{_DAY_OF_MONTH},? 20\d\d|{_WHOLE_MONTH} 20\d\d|20\d\d-\d\d(?:-\d\d)?"
 )
@@ -1184,7 +1160,6 @@ _ASKED_TIME = LazyPattern(
     re.IGNORECASE,
 )
 _DEFINITE_TIME = LazyPattern(rf"{_DEFINITE}|20\d\d|now", re.IGNORECASE)
-_LEADS_MONTH = LazyPattern(rf"(?:{_ANY_NTH} (?:of )?)?{_WHOLE_MONTH}\b", re.IGNORECASE)
 _EVENTS = LazyPattern(
     r"\b(?:happen\w*|not(?:e|ed|es)|wrote|written|logged|recorded|stored|memories|learn\w*|decid\w*"
     r"|discuss\w*|went|news?|chang\w+|(?:was|were) there"
@@ -1229,15 +1204,14 @@ class AskedTime(NamedTuple):
 
 def asked_time(query: str, now: float | None = None) -> AskedTime | None:
     """The past time that a question is about, if it names one: "what happened in March?"."""
+    now = time.time() if now is None else now
     events = bool(_EVENTS.search(query))
     for match in _ASKED_TIME.finditer(query):
         with contextlib.suppress(InvalidInput):  # the 40th of May
-            start, end = (_from_to if match["last"] else _at_or_beside)(match, now)
+            start, end = _asked_span(match, now)
             rest = f"{query[: match.start()]} {query[match.end() :]}".lower()
             words = set(re.findall(r"[\w']+", _EVENTS.sub(" ", rest)))
-            if start <= (time.time() if now is None else now) and (
-                _is_definite(match) or events or not words
-            ):
+            if start <= now and (events or not words or _is_definite(match)):
                 return AskedTime(start, end, events, match.span(), _ASKING.issuperset(words))
     return None
 
@@ -1248,38 +1222,33 @@ def _is_definite(match: re.Match[str]) -> bool:
     return since or _DEFINITE_TIME.fullmatch(match["last"] or match["time"]) is not None
 
 
-def _from_to(match: re.Match[str], now: float | None) -> tuple[int, int]:
-    """Both times are within; a first one without its year is the latest before the last."""
-    first, (last_start, end) = match["time"].lower(), parse_period(match["last"].lower(), now)
-    start, _ = parse_period(first, end - 1 if _LEADS_MONTH.match(first) else now)
-    return min(start, last_start), end
-
-
-def _at_or_beside(match: re.Match[str], now: float | None) -> tuple[int, int]:
-    """A time, or all that is since, after, before or until it."""
-    start, end = parse_period(match["time"].lower(), now)
-    after_now = int(time.time() if now is None else now) + 1
-    edge = (match["edge"] or "").lower()
+def _asked_span(match: re.Match[str], now: float) -> tuple[int, int]:
+    """[start, end) of one time, of all since, after, before or until it, or of two and what is
+    between: there, a first one that does not say which it is, is the latest before the last."""
+    edge, first, last = ((match[name] or "").lower() for name in ("edge", "time", "last"))
+    if last:
+        last_start, end = parse_period(last, now)
+        start, _ = parse_period(first, now if _DEFINITE_TIME.fullmatch(first) else end - 1)
+        return min(start, last_start), end
+    start, end = parse_period(first, now)
     if edge in ("since", "after"):
-        return (start if edge == "since" else end), max(end, after_now)
+        return (start if edge == "since" else end), max(end, int(now) + 1)
     return (0, start) if edge else (start, end)
 
 
 def parse_age(value: object) -> int:
     """Unix seconds from an age ("90d", "12w", "1y") or a time; a bare number in a string has no
     unit and is refused."""
-    match = _AGE.fullmatch(value.strip()) if isinstance(value, str) else None
-    if not match:
-        try:
-            if isinstance(value, str) and re.fullmatch(r"\s*\d+(\.\d*)?\s*", value):
-                raise InvalidInput(
-                    f"a date, and {shown_value(value)} has no unit: {value.strip()}d?"
-                )
-            return parse_moment(value)
-        except InvalidInput as error:
-            raise InvalidInput(f"an age is 30d, 12w or 1y; or {error}") from None
-    days = {"h": 1 / 24, "d": 1, "w": 7, "y": 365}[match[2].lower()]
-    return int(max(0.0, time.time() - float(match[1]) * days * DAY))  # nothing is older
+    text = value.strip() if isinstance(value, str) else ""
+    if match := _AGE.fullmatch(text):
+        days = {"h": 1 / 24, "d": 1, "w": 7, "y": 365}[match[2].lower()]
+        return int(max(0.0, time.time() - float(match[1]) * days * DAY))  # nothing is older
+    try:
+        if _AGE.fullmatch(f"{text}d"):
+            raise InvalidInput(f"a date, and {shown_value(value)} has no unit: {text}d?")
+        return parse_moment(value)
+    except InvalidInput as error:
+        raise InvalidInput(f"an age is 30d, 12w or 1y; or {error}") from None
 
 
 _AGE = LazyPattern(r"(\d+(?:\.\d+)?)\s*([hdwy])", re.IGNORECASE)
@@ -4035,45 +4004,16 @@ def links_of(database: Database, ids: Iterable[str], project: str | None) -> lis
     return [Link(*row) for row in database.rows(sql, *values)]
 
 
-def carry_edges(connection: apsw.Connection, old: str, new: str) -> list[list[Any]]:
-    """Copy an item's edges to the one that replaces it. Returns what that added, for
-    `take_back_edges`: [from, to, kind, count, whether it is new, hashes of questions]."""
-    added = []
-    edges = fetch(connection, asset("sql/edges_to_carry.sql"), old, new)
-    for start, end, kind, *facts, count, questions in edges:
-        ends = [new if id == old else id for id in (start, end)]
-        key = (*(sorted(ends) if kind == CO_ACCESSED else ends), kind)
-        counted = connection.execute(f"SELECT questions FROM graph_edges WHERE {_EDGE}", key).get
-        if counted is not None:  # a question that both edges have counts once
-            questions = _unknown_questions(questions, counted)
-            count = len(questions) // _HASH
-        edge = (*key, *facts, count, questions)
-        connection.execute(asset("sql/carry_edge.sql"), edge)
-        added.append([*key, count, counted is None, questions.hex()])
-    return added
-
-
-def _hashes(questions: bytes) -> list[bytes]:
-    """The hashes in the column `questions`, where they stand end to end."""
-    return [questions[at : at + _HASH] for at in range(0, len(questions), _HASH)]
-
-
-def _unknown_questions(questions: bytes, known: bytes) -> bytes:
-    """Those hashes in `questions` that `known` lacks."""
-    others = set(_hashes(known))
-    return b"".join(hash for hash in _hashes(questions) if hash not in others)
+def carry_edges(connection: apsw.Connection, old: str, new: str) -> list[Any]:
+    """Copy an item's edges to the one that replaces it and has none of the kind to that neighbour.
+    Returns what that added, for `take_back_edges`: (from, to, kind, count)."""
+    return fetch(connection, asset("sql/carry_edges.sql"), old, new)
 
 
 def take_back_edges(connection: apsw.Connection, added: list[list[Any]]) -> None:
-    """Undo `carry_edges`; what was counted since then stays."""
-    for start, end, kind, count, is_new, *questions in added:  # which earlier merges did not note
-        key = start, end, kind
-        counted = connection.execute(f"SELECT questions FROM graph_edges WHERE {_EDGE}", key).get
-        left = _unknown_questions(counted or b"", bytes.fromhex("".join(questions)))
-        sql = f"UPDATE graph_edges SET count = count - ?, questions = ? WHERE {_EDGE}"
-        connection.execute(sql, (count, left, *key))
-        if is_new:
-            connection.execute(f"DELETE FROM graph_edges WHERE {_EDGE} AND count <= 0", key)
+    """Undo `carry_edges`; an edge with which something was counted since then stays."""
+    edges = [edge[:4] for edge in added if edge[4:5] != [False]]  # as merges once noted no new one
+    connection.executemany(f"DELETE FROM graph_edges WHERE {_EDGE} AND count = ?", edges)
 
 
 def carry_counts(connection: apsw.Connection, old: str, new: str) -> list[int]:
@@ -4263,44 +4203,23 @@ def restore_item(connection: apsw.Connection, old: str) -> tuple[str, str | None
     """Undo `end_item`. Returns why the item had ended, and the id of its successor if that is still
     there."""
     sql = (
-        "SELECT s.id, i.ended_by, h.id, h.detail FROM items i"
+        "SELECT s.id, i.ended_by, h.detail FROM items i"
         " LEFT JOIN items s ON s.id = i.successor"
         " LEFT JOIN history h ON h.other_id = i.id AND h.item_id = s.id AND h.action = i.ended_by"
         " WHERE i.id = ? ORDER BY h.id DESC LIMIT 1"
     )
-    successor, reason, event, detail = fetch(connection, sql, old)[0]
+    successor, reason, detail = fetch(connection, sql, old)[0]
     connection.execute(
         "UPDATE items SET ended_at = NULL, ended_by = NULL, successor = NULL WHERE id = ?", (old,)
     )
     edge = successor, old, SUPERSEDES
     connection.execute(f"DELETE FROM graph_edges WHERE {_EDGE}", edge)
-    if event is not None:  # an imported item brings no event
+    if detail:  # an imported item brings no event
         added = json.loads(detail)
-        _take_back_merge(connection, successor, event, added.get("edges", []))
-        counts = added.get("counts", [0, 0])
-        add_counts(connection, successor, -counts[0], -counts[1])
+        take_back_edges(connection, added.get("edges", []))
+        accesses, validations = added.get("counts", [0, 0])
+        add_counts(connection, successor, -accesses, -validations)
     return reason or "", successor
-
-
-def _take_back_merge(
-    connection: apsw.Connection, successor: str, event: int, added: list[list[Any]]
-) -> None:
-    """Take back the edges that a merge added. Other merges may have brought the same ones, so all
-    are taken back, the last first, and those of the others carried again."""
-    if not added:
-        return
-    sql = (
-        "SELECT max(h.id), h.other_id, h.detail ->> 'edges' FROM history h JOIN items i"
-        " ON i.id = h.other_id AND i.successor = h.item_id AND i.ended_by = h.action"
-        " WHERE h.item_id = ? AND h.action IN ('merge', 'repeat') GROUP BY h.other_id ORDER BY 1"
-    )
-    others = fetch(connection, sql, successor)
-    edges = {event: added} | {at: json.loads(edges or "[]") for at, _, edges in others}
-    for at in sorted(edges, reverse=True):
-        take_back_edges(connection, edges[at])
-    update = "UPDATE history SET detail = json_set(detail, '$.edges', json(?)) WHERE id = ?"
-    for at, other, _ in others:
-        connection.execute(update, (to_json(carry_edges(connection, other, successor)), at))
 
 
 def place_item(connection: apsw.Connection, id: str, project: str | None) -> None:
