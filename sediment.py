@@ -57,9 +57,10 @@ either fits (y):
     o[i, j] = a . x[i, j] + b . y[i, j]            0 of a pair with a figure that only i shares
     p[i, j] = exp(o[i, j]) / (1 + sum over newer k of exp(o[i, k]))            j replaced i
 If the sum of p[i, j] over j is at least BESIDE, the likeliest j stands beside i: before it from
-PASSES on, unless j is less relevant by PASSING_LOSS. From NAMED on, i names j. A third model gives
-each result's similarity, the probability that it answers. An answer is empty if its best cosine is
-below the floor:
+PASSES on, unless j is less relevant by PASSING_LOSS. From NAMED on, i names j. A question that asks
+how it was before (`asks_before`) prefers the older of two in the same way. A third model gives each
+result's similarity, the probability that it answers. An answer is empty if its best cosine is below
+the floor:
     max(FLOOR, the query's greatest cosine to a cohort), less among few chunks (`chance_floor`)
 The cohort are memories of other people's lives, which come with the model.
 
@@ -1165,6 +1166,14 @@ _EVENTS = LazyPattern(
     r"|discuss\w*|went|news?|chang\w+|(?:was|were) there"
     r"|(?:did|have) (?:i|we|you|they) (?:do|done|have|had|say|said|talk\w*|meet|met|see|seen))\b",
     re.IGNORECASE,
+)
+# How it was before a change: "which host did we use before Ireland?", "the original deadline", and
+# not "what must I do before a release?".
+_ASKS_BEFORE = LazyPattern(
+    r"(?!until (?:when|what))(?!.*\b(?:is|are|am|do|does|has|have|can|may|must|will|needs?)\b)"
+    r".*\b(?:before|until|prior to|original(?:ly)?|previous(?:ly)?|former(?:ly)?|initially|at first"
+    r"|back then|used to|earlier)\b",
+    re.IGNORECASE | re.DOTALL,
 )
 # A question of these words alone, beside those for events and times, has no subject but its time.
 _ASKING = _word_class(
@@ -4811,11 +4820,13 @@ def newer_chances(features: Matrices, may: Any) -> Any:
     return odds / (1 + odds.sum(1, keepdims=True))
 
 
-def beside_newer(chances: Any, relevance: Any) -> tuple[list[int], dict[int, int]]:
+def beside_newer(
+    chances: Any, relevance: Any, loss: float = PASSING_LOSS
+) -> tuple[list[int], dict[int, int]]:
     """Memories, given by relevance (float[n]), in the order in which they are shown, and for each
     the newer one that has likely made it obsolete (NAMED). The likeliest newer one stands directly
-    before it where that is likely enough (PASSES) and it is nearly as relevant, else directly
-    behind it, so that neither is buried."""
+    before it where that is likely enough (PASSES) and it is less relevant by at most `loss`, else
+    directly behind it, so that neither is buried."""
     order: list[int] = []
     newer: dict[int, int] = {}
     obsolete = chances.sum(1)
@@ -4828,7 +4839,7 @@ def beside_newer(chances: Any, relevance: Any) -> tuple[list[int], dict[int, int
         if obsolete[at] >= NAMED:
             newer[at] = best
         if best not in order and best not in block:
-            passes = obsolete[at] >= PASSES and relevance[best] >= relevance[at] - PASSING_LOSS
+            passes = obsolete[at] >= PASSES and relevance[best] >= relevance[at] - loss
             place(best, block, block.index(at) + (not passes))
 
     for at in range(len(chances)):
@@ -5239,6 +5250,11 @@ class Query(NamedTuple):
     asked: AskedTime | None
     strange: float = 0.0  # the share of its words that the encoder's vocabulary lacks
     near_cohort: float = 0.0  # its greatest cosine to memories that cannot answer it
+
+    @property
+    def asks_before(self) -> bool:
+        """Whether it asks how something was before it changed."""
+        return bool(_ASKS_BEFORE.match(self.text))
 
 
 def parse_query(text: str, moment: int | None = None) -> Query:
@@ -5853,8 +5869,10 @@ def default_adjust(
     hits = by_relevance(named_otherwise(hits, facts, query.subject), facts, query, lexicon)
     fits = any(hit.relevance >= floor for hit in hits)
     chances = chances_among(hits[:RANKED], facts, query, lexicon)
+    # Asked how it was before, a newer note is the obsolete one, though the question may name it.
+    wanted, loss = (chances.T, math.inf) if query.asks_before else (chances, PASSING_LOSS)
     found = []
-    for hit, similarity in zip(hits, similarities(hits, chances, query), strict=True):
+    for hit, similarity in zip(hits, similarities(hits, wanted, query), strict=True):
         name = {"name": NAMED_OTHERWISE} if hit.others else {}
         relevance = similarity if hit.cosine else hit.relevance  # 0: it has no vector yet
         found.append(
@@ -5865,11 +5883,12 @@ def default_adjust(
                 parts=hit.parts | name,
             )
         )
-    order, newer = beside_newer(chances, [hit.score for hit in hits])
-    for old, new in newer.items():  # what is named is shown with what names it
-        marked = hits[new].item, float(chances[old].sum())
-        found[old] = found[old]._replace(newer=marked)
-        found[new] = found[new]._replace(relevance=max(found[new].relevance, found[old].relevance))
+    order, preferred = beside_newer(wanted, [hit.score for hit in hits], loss)
+    for at, better in preferred.items():  # what is named is shown with what names it
+        old, new = (better, at) if query.asks_before else (at, better)
+        found[old] = found[old]._replace(newer=(hits[new].item, float(chances[old].sum())))
+        shown = max(found[at].relevance, found[better].relevance)
+        found[better] = found[better]._replace(relevance=shown)
     return [found[at] for at in (*order, *range(len(order), len(hits)))]
 
 

@@ -225,6 +225,27 @@ def test_a_newer_note_passes_an_older_one_only_where_it_answers(
     assert float(first["similarity"]) > 0.5
 
 
+@pytest.mark.parametrize(
+    "question",
+    [
+        "who led the billing team before Casimir?",
+        "who did lead the billing team originally",
+        "who used to lead the billing team?",
+    ],
+)
+def test_asked_how_it_was_before_the_older_note_comes_first_and_still_names_the_newer_one(
+    memory: Memory, question: str
+) -> None:
+    texts = ["Marit Solberg leads the billing team.", "Casimir Dooley leads the billing team now."]
+    filled(memory, [texts], 30 * DAY)
+    old, new = memory.recall(question)["results"]
+    assert [old["content"], new["content"]] == texts
+    assert old["newer"]["id"] == new["id"]
+    assert old["similarity"] > 0.4
+    first, *_ = memory.recall("who leads the billing team?")["results"]
+    assert first["content"] == texts[1]
+
+
 TOPICS = (
     "the pump",
     "a tyre",
