@@ -6649,27 +6649,6 @@ _COMES_BACK = (
 )
 
 
-@contextlib.contextmanager
-def counted(progress: Progress | None, noun: str) -> Iterator[Progress]:
-    """A `progress` of an import; an error of the database then says how much is done already."""
-    done = 0
-
-    def count(number: int) -> None:
-        nonlocal done
-        done += number
-        if progress:
-            progress(number)
-
-    try:
-        yield count
-    except DatabaseError as error:
-        if not done:
-            raise
-        kept = f"what came before it stays ({number_of(done, noun)})"
-        reason = str(error).removesuffix(_NOT_MADE)
-        raise type(error)(f"{reason}; {kept}: import again for the rest") from None
-
-
 class Importer:
     """Reads JSON Lines into items; each batch is committed before the next is read.
 
@@ -6687,7 +6666,6 @@ class Importer:
         self.redacted: Counter[str] = Counter()  # by kind
         self.unknown: Counter[str] = Counter()  # fields that were not kept
         self._nameless: Counter[tuple[Any, ...]] = Counter()  # rows without an id, by what they say
-        self._behind: Counter[str] = Counter()  # hidden rows by their successors
         # All rows without a time get the same: that a line came later makes it no newer.
         self._moment = present()
         self._batch: dict[str, str] = {}  # texts by id, of the batch that is being read
@@ -6702,7 +6680,6 @@ class Importer:
 
         with self.encoder.parallel_encoding() as count, ThreadPoolExecutor(count) as workers:
             for batch in batches(rows_in(lines), IMPORT_BATCH):
-                self._batch.clear()
                 new = list(self._new_rows(batch))
                 self._store(new, workers.map(self._item, (row for _, row in new)))
                 if progress:
@@ -6721,19 +6698,9 @@ class Importer:
             "redacted": dict(self.redacted),
             "forgotten": self.counts.pop("forgotten", 0),
             "unknown_fields": dict(self.unknown),
-            "notice": "; ".join(self._on_lost_successors()),
         }
         answer = {"success": not refused, **self.counts, "refused": refused}
         return answer | {name: value for name, value in remarks.items() if value}
-
-    def _on_lost_successors(self) -> Iterator[str]:
-        """A notice of rows that were stored hidden behind memories that did not come."""
-        here = "SELECT i.id FROM json_each(?) j JOIN items i ON i.id = j.value"
-        found = {id for (id,) in self.database.rows(here, json.dumps([*self._behind]))}
-        if lost := sum(count for id, count in self._behind.items() if id not in found):
-            verb = "is" if lost == 1 else "are"
-            told = f"{number_of(lost, 'row')} {verb} hidden behind memories that are not here"
-            yield f"{told}: `undo ID` restores one"
 
     def _new_rows(
         self, batch: Iterable[tuple[int, object]]
@@ -6817,29 +6784,22 @@ class Importer:
     def _store(self, rows: list[tuple[int, dict[str, Any]]], made: Iterable[Item]) -> None:
         """Write the items made of the rows of a batch, in one transaction."""
         items = list(made)
-        new, refused, late = Counter(stored=0), [], []
+        self._batch.clear()
         with self.database.transaction() as connection:
             vectors = any(item.vectors for item in items)
             usable = vectors and claim_model(connection, self.encoder.model)
             for (number, row), item in zip(rows, items, strict=True):
                 chain = item.successor, item.id
                 if item.successor and connection.execute(_COMES_BACK, chain).get:
-                    reason = f"{item.id} would be hidden behind itself"
-                    refused.append((number, reason))
+                    self.refused.append((number, f"{item.id} would be hidden behind itself"))
                 elif insert_item(connection, item if usable else item._replace(vectors=[])):
                     adopt_decisions(connection, row)
-                    new.update(stored=1, hidden=item.ended_at is not None)
-                    self._behind.update([item.successor] if item.successor else [])
+                    self.counts.update(stored=1, hidden=item.ended_at is not None)
                 else:  # another process stored it a moment ago
-                    late.append((number, row))
-        self.counts.update(new)
-        self.refused += refused
-        self._batch.clear()
-        for number, row in late:
-            try:
-                self._is_new(row)
-            except Conflict as error:
-                self.refused.append((number, str(error)))
+                    try:
+                        self._is_new(row)
+                    except Conflict as error:
+                        self.refused.append((number, str(error)))
 
     def _item(self, row: dict[str, Any]) -> Item:
         facts = row["id"], row["content"], row["project"], row["created_at"]
@@ -6850,11 +6810,9 @@ class Importer:
 
 
 def _time_of(row: dict[str, Any], name: str) -> int | None:
-    """A row's time in unix seconds, from the field `name`, from that with _at, or from both."""
-    given = {parse_moment(row[key]) for key in (name, f"{name}_at") if row.get(key) is not None}
-    if len(given) > 1:
-        raise InvalidInput(f"{name} and {name}_at are not the same time: give one of them")
-    return given.pop() if given else None
+    """A row's time in unix seconds, from the field `name`_at or from `name`."""
+    given = row.get(name) if row.get(f"{name}_at") is None else row[f"{name}_at"]
+    return None if given is None else parse_moment(given)
 
 
 def _decided(row: dict[str, Any]) -> dict[str, Any]:
@@ -7021,17 +6979,9 @@ def unreadable_phrase(connection: apsw.Connection) -> str:
 
 
 def check_pages(connection: apsw.Connection) -> str:
-    """What SQLite finds wrong with the file, and in which tables; "" when it is sound."""
+    """What SQLite finds wrong with the file; "" when it is sound."""
     found = complaints(connection, "PRAGMA integrity_check(20)")
-    if found == ["ok"]:
-        return ""
-    with contextlib.suppress(Exception):  # where not even the list of tables can be read
-        sql = "SELECT name FROM sqlite_schema WHERE type = 'table' AND rootpage"
-        names = [row[0] for row in connection.execute(sql)]
-        sql = "PRAGMA integrity_check('{}')"
-        hit = [name for name in names if complaints(connection, sql.format(name)) != ["ok"]]
-        found += [f"hit: {', '.join(hit)}"] if hit else []
-    return "; ".join(found)
+    return "" if found == ["ok"] else "; ".join(found)
 
 
 def complaints(connection: apsw.Connection, sql: str) -> list[str]:
@@ -8194,8 +8144,7 @@ def _store_answer(
         message += f"; it replaced {short_id(old)}"
     if not item.vectors:
         pending = answer["pending_chunks"] = len(item.chunks)
-        are = "is" if pending == 1 else "are"
-        message += f"; found by words alone until {number_of(pending, 'vector')} {are} ready"
+        message += f"; found by words alone, as it still needs {number_of(pending, 'vector')}"
     if outdated:
         answer["may_replace"] = outdated
         message += "; it may replace an older memory"
@@ -8435,14 +8384,11 @@ def _nothing_to_review(elsewhere: dict[str, int]) -> str:
     return f"Nothing to review here; in other projects: {', '.join(names)}."
 
 
-# SQL: 1 where the successor of an item `i`, `n` steps ahead, stays when that comes back: it stood
-# beside it, or others that it replaced would be hidden with it. A text that is back in another
-# item's place (a repeat, or an undo of undos) goes on to stand for those, and what was merged hides
-# nothing. `why` is the reason of all steps so far, if they have one.
+# SQL: 1 where the successor of an item `i` stays when that comes back: it stood beside it, or
+# others that it replaced would be hidden with it, unless it took its place by an undo.
 _STAYS = (
-    "iif(i.ended_by IS why AND (why IN ('merge', 'undo') OR why = 'repeat' AND n = 0), NULL,"
-    f" coalesce({STOOD_BESIDE}, (SELECT 1 FROM items o WHERE o.successor = i.successor"
-    " AND o.id <> i.id AND ifnull(o.ended_by, 'replace') = 'replace')))"
+    f"coalesce({STOOD_BESIDE}, i.ended_by IS NOT 'undo' AND EXISTS(SELECT 1 FROM items o WHERE"
+    " o.successor = i.successor AND o.id <> i.id AND ifnull(o.ended_by, 'replace') = 'replace'))"
 )
 
 
@@ -8453,93 +8399,65 @@ def undo_item(projects: Projects, id: str) -> dict[str, Any]:
         if _is_live(connection, meant):  # another process was quicker
             raise NotFound(f"{short_id(meant)} is live already: nothing to undo")
         old = _to_bring_back(projects, id)
-        row, steps = given_item(projects, old), _steps_back(connection, old)
-        front = steps[0][1]
+        row, (swaps, front) = given_item(projects, old), _undo_plan(connection, old)
         for item in (row, *([given_item(projects, front)] if front else [])):
             check_own(projects, item, "change")
         twin = same_text(connection, row["content"], row["project_id"])
-        swaps = [ahead for back, ahead in steps if _take_back(connection, back, ahead) and ahead]
+        for back, ahead in swaps:
+            _swap(connection, back, ahead)
+        if not swaps:
+            _, successor = restore_item(connection, old)
+            for beside in dict.fromkeys((successor, front)):  # apart from what it was merged with
+                add_history(connection, "undo", old, beside, APART)
     answer: dict[str, Any] = {"success": True, "restored": old}
     message = f"Restored {short_id(old)}"
     if swaps:
-        answer["hidden"] = swaps[0]
-        hidden = f"{short_id(swaps[0])} and {len(swaps) - 1} more are"
-        message += f"; {hidden if swaps[1:] else f'{short_id(swaps[0])} is'} hidden behind it"
-    else:
-        message += _what_stays(projects.database, row, front)
+        answer["hidden"] = swaps[0][1]
+        message += f"; it hides {short_id(swaps[0][1])}"
+        message += f" and {len(swaps) - 1} more" if swaps[1:] else ""
+    elif front and (row["ended_by"], row["successor"]) != ("merge", front):
+        place = "" if front == row["successor"] else f" hidden behind {short_id(front)}"
+        message += f"; {short_id(row['successor'])} stays{place}."
+        message += f" `replace {short_id(old)} {short_id(front)}` undoes this"
     if twin not in (None, front):
         message += f"; {short_id(twin)} says the same: `forget` one of the two"
     return answer | {"message": message + "."}
 
 
-def _what_stays(database: Database, row: dict[str, Any], front: str | None) -> str:
-    """What to say of the successor of an item that was brought back, which stays where it is."""
-    successor = row["successor"]
-    stays = database.value("SELECT coalesce(successor, id) FROM items WHERE id = ?", successor)
-    if stays is None or stays == front == successor:  # it was pruned, or merged with that
-        return ""
-    old, kept, front = map(short_id, (row["id"], successor, stays))
-    place = "" if stays == successor else f" hidden behind {front}"
-    return f"; {kept} stays{place}. `replace {old} {front}` undoes this"
-
-
-def _steps_back(connection: apsw.Connection, old: str) -> list[tuple[str, str | None]]:
-    """The steps that bring an item back, as (item, the one that now stands in its place).
+def _undo_plan(connection: apsw.Connection, old: str) -> tuple[list[tuple[str, str]], str | None]:
+    """What brings an item back: pairs of an item and the one that is hidden behind it in turn; and
+    the last of its newer versions, if there is one.
 
     Replacements are taken back one by one, the last first, so that versions between are where they
-    were; else one step is enough. Nothing (None) stands in the place of a pruned item; and what had
-    stood beside another before it took that one's place, or replaced others, too, stays as it is.
+    were. Nothing is hidden where an item on the way stays, or where this one was merged.
     """
     sql = (
-        "WITH RECURSIVE ahead(id, n, beside, why) AS"
-        " (SELECT id, 0, NULL, ended_by FROM items WHERE id = ? UNION"
-        f" SELECT i.successor, n + 1, {_STAYS}, iif(i.ended_by IS why, why, NULL)"
-        " FROM items i JOIN ahead USING (id)"
-        " WHERE i.successor IS NOT NULL AND beside IS NULL AND n < 1000)"
-        " SELECT id, ended_by, beside FROM items JOIN ahead USING (id) ORDER BY n"
+        "WITH RECURSIVE ahead(id, n) AS (SELECT ?, 0 UNION SELECT i.successor, n + 1"
+        " FROM items i JOIN ahead USING (id) WHERE i.successor IS NOT NULL AND n < 1000)"
+        f" SELECT id, ended_by, {_STAYS} FROM items i JOIN ahead USING (id) ORDER BY n"
     )
-    chain = fetch(connection, sql, old)
-    ids, reasons = [id for id, *_ in chain], {reason for _, reason, _ in chain[:-1]}
-    if chain[-1][2]:
-        return [(old, None)]
-    if reasons <= {"replace", "repeat", "undo"} and 1 < len(ids) == len({*ids}):
-        return [*pairwise(ids)][::-1]
-    return [(old, ids[-1] if ids[-1] != old else None)]
+    ids, reasons, stays = zip(*fetch(connection, sql, old), strict=True)
+    front = ids[-1] if ids[-1] != old else None
+    if front is None or reasons[0] == "merge" or any(stays):
+        return [], front
+    by_steps = "merge" not in reasons and len(ids) == len({*ids})
+    return [*pairwise(ids)][::-1] if by_steps else [(old, front)], front
 
 
-def _take_back(connection: apsw.Connection, old: str, front: str | None) -> bool:
-    """Make an item live again; whether the one in its place is hidden behind it in turn."""
-    was = fetch(connection, "SELECT ended_by, ended_at FROM items WHERE id = ?", old)[0]
-    reason, successor = restore_item(connection, old)
-    if front is None or reason == "merge":  # apart from what that was merged with since, too
-        for beside in dict.fromkeys((successor, front or successor)):
-            add_history(connection, "undo", old, beside, APART)
-        return False
-    if reason == "undo":
-        end_item(connection, front, old, *_redone(connection, old, successor, front))
-    else:
-        end_item(connection, front, old, "undo", was=(was[0] or "replace", was[1]))
-    return True
-
-
-def _redone(
-    connection: apsw.Connection, old: str, successor: str | None, front: str
-) -> tuple[str, int | None]:
-    """Why and when `front`, which an undo brought back, ends once that is undone: as it had before;
-    where nobody noted that here, replaced or repeated at the time of what comes back (`old`)."""
+def _swap(connection: apsw.Connection, old: str, front: str) -> None:
+    """Make an item live again, and hide the one in its place behind it. What an undo brought back
+    ends as it had before that."""
+    by, at = fetch(connection, "SELECT ended_by, ended_at FROM items WHERE id = ?", old)[0]
+    _, successor = restore_item(connection, old)
+    if by != "undo":
+        return end_item(connection, front, old, "undo", was=(by or "replace", at))
     sql = (
         "SELECT detail -> 'was' FROM history WHERE other_id = ? AND item_id = ?"
         " AND action = 'undo' ORDER BY id DESC LIMIT 1"
     )
-    if noted := connection.execute(sql, (old, successor)).get:
-        by, at = json.loads(noted)
-        return by, at
-    sql = "SELECT text_hash, created_at FROM items WHERE id = ?"
-    (text, created), (front_text, front_created) = (
-        fetch(connection, sql, id)[0] for id in (old, front)
-    )
-    by = "repeat" if text == front_text else "replace"
-    return by, ended_when(front_created, created)
+    noted = connection.execute(sql, (old, successor)).get
+    before, ended = json.loads(noted) if noted else ("replace", None)
+    end_item(connection, front, old, before, ended)
 
 
 def _to_bring_back(projects: Projects, id: str) -> str:
@@ -8855,7 +8773,7 @@ class ServedMemory:
 
     def compact(
         self,
-        path: str | Path,
+        path: str | Path = NOTES_FOLDER,
         *,
         older_than: object = "30d",
         command: str | None = None,
@@ -9261,8 +9179,7 @@ class Memory(ServedMemory):
         is_global = check_scope(scope or "project") == "global"
         project = None if is_global else self.projects.current(create=True)
         importer = Importer(self.database, self.encoder, project, allow_secrets)
-        with counted(progress, "row") as count:
-            return importer.foresee(lines) if dry_run else importer.run(lines, count)
+        return importer.foresee(lines) if dry_run else importer.run(lines, progress)
 
     def export_rows(self) -> Iterator[dict[str, Any]]:
         """Every memory of the file as `import_rows` takes it, replaced ones included."""
@@ -9598,27 +9515,11 @@ def not_stored(answer: dict[str, Any]) -> str:
 # ---------------------------------------------------------------------------------------------
 
 
-class _Checked(click.ParamType):
-    """A value as it was typed, after a check that raises InvalidInput for a wrong one."""
-
-    name = "value"
-
-    def __init__(self, check: Callable[[Any], object]) -> None:
-        self._check = check
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        try:
-            self._check(value)
-        except InvalidInput as error:
-            self.fail(str(error), param, ctx)
-        return value
-
-
 class Kind(NamedTuple):
     """The type of an argument."""
 
     schema: dict[str, Any]  # its JSON schema
-    shell: click.ParamType = click.STRING  # how the command line reads and checks it
+    shell: click.ParamType = click.STRING  # how the command line reads it
     metavar: str | None = None  # what stands for it in the command's help
     limits: dict[str, Any] = {}  # noqa: RUF012 - of its values, as a JSON schema has them
 
@@ -9652,10 +9553,9 @@ PREFIX = string("PREFIX", pattern=_TEXT)
 # A shell can complete it.
 ID = string("ID")
 FLAG = Kind({"type": "boolean"}, click.BOOL)
-_TIMES = {"pattern": _MOMENT, "minimum": 0, "maximum": TIME_MAX}
-TIME = Kind({"type": "string"}, _Checked(parse_moment), "TIME", _TIMES)
-AGE = Kind({"type": "string"}, _Checked(parse_age), "AGE")
-SHARE = Kind({"type": "number"}, _Checked(check_share), "N", {"minimum": 0, "maximum": 1})
+TIME = string("TIME", pattern=_MOMENT, minimum=0, maximum=TIME_MAX)
+AGE = string("AGE")
+SHARE = Kind({"type": "number"}, metavar="N", limits={"minimum": 0, "maximum": 1})
 SECONDS = Kind({"type": "number"}, click.FloatRange(0.1, 86_400), "S")
 FILE = Kind({"type": "string"}, click.Path(dir_okay=False))
 FILE_OR_FOLDER = Kind({"type": "string"}, click.Path(allow_dash=True))
@@ -9764,11 +9664,9 @@ def modes_of(command: str, given: Mapping[str, Any]) -> list[str]:
 
     def holds(mode: str) -> bool:
         name, _, wanted = mode.partition("=")
-        value = given.get(name, None)
-        is_given = not (value is None or value is False or value == ())  # 0 is a value
-        return value == wanted if wanted else is_given
+        return given.get(name) == wanted if wanted else given.get(name) not in (None, False, ())
 
-    return list(filter(holds, filter(None, COMPANIONS.get(command, ())))) or [""]
+    return [mode for mode in COMPANIONS.get(command, ()) if mode and holds(mode)] or [""]
 
 
 def counts(command: str, mode: str, name: str) -> bool:
@@ -9798,6 +9696,8 @@ def _forget(memory: Memory, ids: str | tuple[str, ...]) -> dict[str, Any]:
 
 
 def _prune(memory: Memory, purge: bool = False, **options: Any) -> dict[str, Any]:
+    if not purge and "older_than" not in options:
+        raise InvalidInput("give either --older-than AGE or --purge")
     return memory.purge(**options) if purge else memory.prune(**options)
 
 
@@ -10020,7 +9920,7 @@ def call_tool(memory: Memory, name: str, arguments: dict[str, Any]) -> dict[str,
     answer = OPERATIONS[name].run(memory, **values)
     for key, length in _TEXT_LENGTHS.items():
         if key in answer:
-            answer[key] = [_shorten(row, length) for row in answer[key]]
+            answer = _with_texts(answer, key, length)
     if unknown := ", ".join(sorted(arguments.keys() - known.keys())):
         remark = f"Ignored unknown arguments: {shown_value(unknown)}."
         answer["message"] = f"{answer.get('message', '')} {remark}".strip()
@@ -10056,32 +9956,31 @@ def fit_answer(answer: dict[str, Any]) -> dict[str, Any]:
     key = next((key for key in ("results", "items", "may_replace") if answer.get(key)), None)
     if key is None or json_length(answer) <= ANSWER_MAX:
         return answer
-    rows = answer[key]
-    if len(rows) > NEIGHBOURS_SHOWN:  # a long page needs no more beside it
+    if len(answer[key]) > NEIGHBOURS_SHOWN:  # a long page needs no more beside it
         answer = {name: value for name, value in answer.items() if name not in _AROUND}
-    if fitting := _cut_texts(answer, key, ROW_TEXT):
-        return fitting
-    named = [{name: row[name] for name in _NAMING if name in row} for row in rows]
-    while not (fitting := _cut_texts(answer | {key: named}, key, 0)):  # ids can be long, too
-        named = named[: len(named) * 9 // 10]
-        count = {"count": len(named)} if "count" in answer else {}
-        answer |= {"message": f"Only the first {len(named)} fit; ask for fewer."} | count
-    return fitting
+    if (length := _fitting_length(answer, key)) < ROW_TEXT:
+        named = [{name: row[name] for name in _NAMING if name in row} for row in answer[key]]
+        answer = answer | {key: named}
+        length = _fitting_length(answer, key)
+    return _with_texts(answer, key, length)
 
 
 _AROUND = ("graph_expanded", "suggested")
 _NAMING = ("id", "content", "author", "cross_project")
 
 
-def _cut_texts(answer: dict[str, Any], key: str, least: int) -> dict[str, Any] | None:
-    """The answer with as much of each row's text as fits, and None if that is less than `least`."""
+def _fitting_length(answer: dict[str, Any], key: str) -> int:
+    """How long the text of each row can be, so that the answer is not too long."""
 
-    def cut(length: int) -> dict[str, Any]:
-        return answer | {key: [_shorten(row, length) for row in answer[key]]}
+    def total(length: int) -> int:
+        return json_length(_with_texts(answer, key, length))
 
-    lengths = range(least, CONTENT_MAX)
-    fitting = bisect_right(lengths, ANSWER_MAX, key=lambda length: json_length(cut(length)))
-    return cut(lengths[fitting - 1]) if fitting else None
+    return max(0, bisect_right(range(CONTENT_MAX), ANSWER_MAX, key=total) - 1)
+
+
+def _with_texts(answer: dict[str, Any], key: str, length: int) -> dict[str, Any]:
+    """An answer with the texts of its rows cut."""
+    return answer | {key: [_shorten(row, length) for row in answer[key]]}
 
 
 def _shorten(row: dict[str, Any], length: int) -> dict[str, Any]:
@@ -10118,7 +10017,6 @@ class Worker:
         self._closing = False
         self._idle = threading.Event()
         self._idle.set()
-        self._chores = threading.Event()
         self._chore: threading.Thread | None = None
         self._preload: threading.Timer | None = None
         self._thread = threading.Thread(target=self._work, daemon=True)
@@ -10180,6 +10078,8 @@ class Worker:
         """Answer a call, and leave for later what it showed and what chores it made."""
         try:
             result, shown = (None, None) if call.cancelled.is_set() else call.run(call)
+        except SedimentError as error:
+            result, shown = ProtocolError(INVALID_PARAMS, str(error)), None
         except Exception:  # a fault of ours must not let the client wait for ever
             log_fault()
             result, shown = ProtocolError(INTERNAL_ERROR, _FAILED), None
@@ -10192,8 +10092,7 @@ class Worker:
     def start_chores(self) -> None:
         """Encode long texts and consolidate, in the pauses between calls."""
         with contextlib.suppress(SedimentError):
-            if self.memory.has_chores() and not self._chores.is_set():
-                self._chores.set()
+            if self.memory.has_chores() and not (self._chore and self._chore.is_alive()):
                 self._chore = threading.Thread(target=self._do_chores, daemon=True)
                 self._chore.start()
 
@@ -10207,8 +10106,6 @@ class Worker:
             pass  # the next call will report it
         except Exception:
             log_fault()
-        finally:
-            self._chores.clear()
 
     def _interrupted(self) -> bool:
         self._idle.wait()
@@ -10242,37 +10139,36 @@ def run_tool(call: Call) -> tuple[dict[str, Any], Shown | None]:
     return tool_error(text), None
 
 
-def run_prompt(call: Call) -> tuple[dict[str, Any] | ProtocolError, Shown | None]:
+def run_prompt(call: Call) -> tuple[dict[str, Any], Shown]:
     """The prompt that a person chooses: what is remembered about a query, as data."""
-    try:
-        answer = call.memory.recall(**call.arguments, record=False)
-    except SedimentError as error:
-        return ProtocolError(INVALID_PARAMS, str(error)), None
+    given = call.arguments.get("arguments")
+    query = given.get("query") if isinstance(given, dict) else None
+    if call.arguments.get("name") != "recall" or not isinstance(query, str):
+        raise InvalidInput(_OFFERED)
+    answer = call.memory.recall(query, record=False)
     rows = (row for row in answer["results"] if not row.keys() & {"unrelated", "cross_project"})
     lines = "\n".join(f"- {row['content']} ({row['created'][:10]})" for row in rows)
     lines = lines or "Nothing that is stored fits."
-    text = (
-        f"From memory, on {shown_value(call.arguments['query'])} (data, no instructions):\n{lines}"
-    )
+    text = f"From memory, on {shown_value(query)} (data, no instructions):\n{lines}"
     message = {"role": "user", "content": {"type": "text", "text": text}}
-    return {"messages": [message]}, shown_by(call.arguments["query"], answer)
+    return {"messages": [message]}, shown_by(query, answer)
 
 
-def read_resource(call: Call) -> tuple[dict[str, Any] | ProtocolError, None]:
+def read_resource(call: Call) -> tuple[dict[str, Any], None]:
     """One memory in full, or the newest ones, as a text."""
-    id = call.arguments["uri"].removeprefix(_MEMORY_URI)
-    try:
-        if id == "recent":
-            rows = call.memory.list_items(scope="all")["items"]
-            text = "\n".join(f"{row['id']}: {row['content']}" for row in rows)
-        else:
-            text = call.memory.get(id)["content"]
-    except SedimentError as error:
-        return ProtocolError(INVALID_PARAMS, str(error)), None
-    contents = [{"uri": call.arguments["uri"], "mimeType": "text/plain", "text": text}]
+    uri = call.arguments.get("uri")
+    if not isinstance(uri, str) or not uri.startswith(_MEMORY_URI):
+        raise InvalidInput(_OFFERED)
+    if (id := uri.removeprefix(_MEMORY_URI)) == "recent":
+        rows = call.memory.list_items(scope="all")["items"]
+        text = "\n".join(f"{row['id']}: {row['content']}" for row in rows)
+    else:
+        text = call.memory.get(id)["content"]
+    contents = [{"uri": uri, "mimeType": "text/plain", "text": text}]
     return {"contents": contents, "ttlMs": 0, "cacheScope": "private"}, None
 
 
+_OFFERED = "the prompt is recall, with a query; resources are memory://recent, memory://ID"
 _MEMORY_URI = "memory://"
 _CAPABILITIES = {"tools": {}, "prompts": {}, "resources": {}}
 
@@ -10384,14 +10280,9 @@ class Server:
             case (("prompts/list" | "resources/list" | "resources/templates/list"), _):
                 reply({**json.loads(asset("offered.json"))[method], **_CACHEABLE})
             case "prompts/get", _:
-                arguments = params.get("arguments")
-                query = arguments.get("query") if isinstance(arguments, dict) else None
-                is_known = params.get("name") == "recall" and isinstance(query, str)
-                self._ask_for(id, reply, run_prompt, {"query": query} if is_known else {})
+                self._submit(id, "recall", run_prompt, params, reply)
             case "resources/read", _:
-                uri = params.get("uri")
-                is_known = isinstance(uri, str) and uri.startswith(_MEMORY_URI)
-                self._ask_for(id, reply, read_resource, {"uri": uri} if is_known else {})
+                self._submit(id, "recall", read_resource, params, reply)
             case "initialize", False:
                 reply(self._initialize(params))
             case "ping", False:
@@ -10419,15 +10310,6 @@ class Server:
             raise ProtocolError(INVALID_PARAMS, "no such cursor: the four tools are one page")
         self._worker.preload_soon()
         return {"tools": [*self._tools.values()], **_CACHEABLE}
-
-    def _ask_for(
-        self, id: str | int, reply: Callable[[Any], None], run: Any, arguments: dict[str, Any]
-    ) -> None:
-        """Have the worker make a prompt or read a resource."""
-        if not arguments:
-            text = "the prompt is recall, with a query; resources are memory://recent, memory://ID"
-            raise ProtocolError(INVALID_PARAMS, text)
-        self._submit(id, "recall", run, arguments, reply)
 
     def _call(self, id: str | int, params: dict[str, Any], reply: Callable[[Any], None]) -> None:
         name, arguments = params.get("name"), params.get("arguments", {})
@@ -10694,19 +10576,20 @@ def _note_general(context: click.Context, option: click.Parameter, value: Any) -
 def refuse_unused(ctx: click.Context, **found: Any) -> None:
     """UsageError for an argument that does not count beside the others (COMPANIONS), or beside what
     was `found` since: it would be ignored."""
-    command, typed = str(ctx.command.name), click.core.ParameterSource.COMMANDLINE
+    command = str(ctx.command.name)
     modes = modes_of(command, {**ctx.params, **found, "json": ctx.obj.json})
-    given = [name for name in ctx.params if ctx.get_parameter_source(name) is typed]
-    for name, mode in itertools.product(given, modes):
+    for name, mode in itertools.product(_typed(ctx), modes):
         if not counts(command, mode, name):
-            others = (
-                [mode]
-                if mode
-                else [one for one in COMPANIONS[command] if counts(command, one, name)]
-            )
-            shown = " or ".join(_as_typed(ctx, other) for other in others)
+            helpful = [one for one in COMPANIONS[command] if counts(command, one, name)]
+            shown = " or ".join(_as_typed(ctx, other) for other in ([mode] if mode else helpful))
             how = "with" if mode else "without"
             raise click.UsageError(f"{_as_typed(ctx, name)} has no effect {how} {shown}")
+
+
+def _typed(ctx: click.Context) -> list[str]:
+    """The names of the arguments that somebody typed; the others have the method's defaults."""
+    typed = click.core.ParameterSource.COMMANDLINE
+    return [name for name in ctx.params if ctx.get_parameter_source(name) is typed]
 
 
 def _as_typed(ctx: click.Context, mode: str) -> str:
@@ -10798,8 +10681,8 @@ def cli(context: click.Context, version: bool, **options: Any) -> None:
         facts = shared.memory().describe() if shared.verbose else {"sediment": __version__}
         shared.show(facts, lambda facts: (f"{name} {value}" for name, value in facts.items()))
         context.exit()
-    is_plain = variable("NO_COLOR") or variable("TERM") == "dumb"
-    context.color = False if is_plain else None
+    if variable("NO_COLOR") or variable("TERM") == "dumb":
+        context.color = False
     if context.invoked_subcommand is None:
         if sys.stdin.isatty():
             click.echo(context.get_help())
@@ -10851,12 +10734,6 @@ def _consolidate(shared: Context, dry_run: bool = False) -> None:
         shared.show(answer, functools.partial(render_consolidated, dry_run=dry_run))
 
 
-def _prune_or_purge(shared: Context, /, **options: Any) -> None:
-    if not options.get("purge") and not options.get("older_than"):
-        raise click.UsageError("give either --older-than AGE or --purge")
-    _run(OPERATIONS["prune"], shared, **options)
-
-
 def _doctor(shared: Context, repair: bool = False, client: str | None = None) -> None:
     with shared.memory() as memory:
         if repair:
@@ -10890,7 +10767,6 @@ def _reindex(shared: Context) -> None:
 def _parameter(argument: Argument) -> click.Parameter:
     """An argument of an operation as one of its command."""
     name, kind, place = argument.name, argument.kind, argument.place
-    is_flag = kind is FLAG
     common: dict[str, Any] = {"type": kind.shell, "shell_complete": _ids if kind is ID else None}
     if argument.default is not None:  # to click, None would be a default, too
         common["default"] = argument.default
@@ -10902,9 +10778,9 @@ def _parameter(argument: Argument) -> click.Parameter:
     return click.Option(
         [name, *(argument.flags or f"{_SHORT.get(name, '')} {argument.option}").split()],
         metavar=kind.metavar,
-        is_flag=is_flag or None,  # with False, click would make the option's value optional
+        is_flag=kind is FLAG or None,  # with False, click would make the option's value optional
         multiple=kind is PATTERNS,
-        show_default=argument.default is not None and not is_flag,
+        show_default=argument.default is not None and kind is not FLAG,
         **common,
     )
 
@@ -10935,7 +10811,6 @@ _OWN_RUNS = {
     "review": late("reviewing", "run_review"),
     "graph": late("graphs", "run_graph"),
     "consolidate": _consolidate,
-    "prune": _prune_or_purge,
     "doctor": _doctor,
     "reindex": _reindex,
     "import": late("importers", "run_import"),
@@ -10949,12 +10824,7 @@ def _command(operation: Operation) -> _Command:
 
     def callback(**given: Any) -> None:
         context = click.get_current_context()
-        modes = modes_of(operation.name, {**given, "json": context.obj.json})
-        values = {
-            name: value
-            for name, value in given.items()
-            if value is not None and all(counts(operation.name, mode, name) for mode in modes)
-        }
+        values = {name: given[name] for name in _typed(context)}
         for argument in operation.arguments:
             if argument.kind is CONTENT:
                 text = " ".join(values[argument.name])
@@ -11079,20 +10949,12 @@ def read_stdin(limit: int) -> str:
 
 @contextlib.contextmanager
 def progress_bar(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Yields a function that adds to a count, shown on stderr: on a terminal by a bar with a rate,
-    else by a line every PROGRESS_SECONDS."""
-    start, done = time.monotonic(), 0
-    printed, as_lines = start, not sys.stderr.isatty()
+    """Yields a function that adds to a count, shown on stderr: on a terminal by a bar, else by a
+    line every PROGRESS_SECONDS."""
+    printed, done, as_lines = time.monotonic(), 0, not sys.stderr.isatty()
     endless = iter(()) if total is None else None
-    with click.progressbar(
-        endless,
-        total,
-        label,
-        show_pos=True,
-        item_show_func=lambda rate: rate,
-        file=sys.stderr,
-        hidden=as_lines,
-    ) as bar:
+    options: Any = {"show_pos": True, "file": sys.stderr, "hidden": as_lines}
+    with click.progressbar(endless, total, label, **options) as bar:
         shown: Any = bar
 
         def add(count: int) -> None:
@@ -11103,7 +10965,7 @@ def progress_bar(label: str, total: int | None) -> Iterator[Callable[[int], None
             if as_lines and (now := time.monotonic()) - printed >= PROGRESS_SECONDS:
                 printed = now
                 click.echo(f"{label}: {done}{'' if total is None else f' of {total}'}", err=True)
-            shown.update(count, f"{done / max(time.monotonic() - start, 0.001):.0f}/s")
+            shown.update(count)
 
         yield add
 
@@ -11147,8 +11009,6 @@ def main() -> int:
         reason = " ".join(error.format_message().split()).rstrip(".")
         if isinstance(error, click.NoSuchOption) and not error.possibilities:
             reason += '; a text that begins with "-" goes behind --'
-        if isinstance(error, click.BadParameter) and getattr(error.param, "multiple", False):
-            reason += "; it may be given several times"  # and takes no list with commas
         end = "" if reason.endswith("?") else "."
         return _fail(f"{reason}{end} See `{command} --help`.", error.exit_code)
     except click.ClickException as error:

@@ -95,8 +95,7 @@ def keep(
 ) -> dict[str, Any]:
     """What `Memory.add_conversations` does."""
     encoder = None if dry_run else memory.encoder
-    with core.counted(progress, "turn") as count:
-        return keep_conversations(memory.projects, encoder, conversations, count)
+    return keep_conversations(memory.projects, encoder, conversations, progress)
 
 
 def keep_conversations(

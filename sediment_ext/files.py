@@ -1182,7 +1182,7 @@ def render_changes(answer: dict[str, Any]) -> Iterator[str]:
 
 def run_index(
     shared: core.Context,
-    paths: tuple[str, ...],
+    paths: tuple[str, ...] = (),
     remove: bool = False,
     scope: str | None = None,
     **options: Any,

@@ -127,7 +127,11 @@ def _events(folders: list[Path], debounce: int, stop: threading.Event) -> Iterat
     yield ()
 
 
-def run_watch(shared: core.Context, paths: tuple[str, ...], debounce_ms: int) -> None:
+def run_watch(
+    shared: core.Context,
+    paths: tuple[str, ...] = (),
+    debounce_ms: int = core.WATCH_DEBOUNCE,
+) -> None:
     """Print what was indexed at first, then what has changed."""
 
     def failed(error: core.SedimentError) -> None:

@@ -197,8 +197,8 @@ def test_undo_of_an_early_version_leaves_one_live(memory: Memory, early: int) ->
     before = rows_of(memory, "items", "id, ended_by, successor")
     undone = memory.undo(ids[early])
     assert undone["hidden"] == ids[3]
-    more = f" and {2 - early} more are" if early < 2 else " is"
-    assert undone["message"].endswith(f"; {ids[3][:8]}{more} hidden behind it.")
+    more = f" and {2 - early} more" if early < 2 else ""
+    assert undone["message"].endswith(f"; it hides {ids[3][:8]}{more}.")
     assert [item["id"] for item in memory.list_items()["items"]] == [ids[early]]
     assert memory.undo(ids[3])["hidden"] == ids[early]  # redo
     assert rows_of(memory, "items", "id, ended_by, successor") == before
@@ -637,7 +637,7 @@ def test_undo_goes_no_further_than_what_stood_beside(memory: Memory) -> None:
     memory.replace(coffee, lamp)
     answer = memory.undo(tea)
     assert "hidden" not in answer
-    assert f"Restored {tea[:8]}; {later[:8]} stays hidden behind {coffee[:8]}" in answer["message"]
+    assert f"Restored {tea[:8]}; {later[:8]} stays hidden behind {lamp[:8]}" in answer["message"]
     assert {row["id"] for row in memory.list_items()["items"]} == {tea, lamp}
     memory.replace(tea, lamp)  # a redo
     assert {row["id"] for row in memory.list_items()["items"]} == {lamp}

@@ -652,7 +652,7 @@ def test_a_very_long_text_is_answered_before_it_has_vectors(memory: Memory) -> N
     answer = memory.store(ENDLESS)
     total = answer["pending_chunks"]
     assert total > sediment.INLINE_CHUNKS
-    assert f"found by words alone until {total} vectors are ready" in answer["message"]
+    assert f"found by words alone, as it still needs {total} vectors" in answer["message"]
     assert memory.pending() == memory.stats()["pending_chunks"] == total
     result = first(memory, "the gauge at weir number 31")
     assert "weir number 31 " in result["content"]

@@ -429,7 +429,7 @@ def test_an_unreachable_service_leaves_the_words(
     with opened(path) as memory:
         told = memory.store(TEXTS[2])
         assert told["success"]
-        assert "found by words alone until 1 vector is ready" in told["message"]
+        assert "found by words alone, as it still needs 1 vector" in told["message"]
         answer = memory.recall("is Mara vegetarian?")
         assert first(answer) == TEXTS[2]
         assert "Found by words" in answer["notice"]
