@@ -6160,34 +6160,34 @@ def relevant(hits: list[Hit], least: float) -> list[Hit]:
 # The later text stays, the other is hidden behind it as a replaced one is, and undo restores it.
 # ---------------------------------------------------------------------------------------------
 
-# What two texts say differently. They must be the same but for layout, kinds of quotes and
-# dashes, and a remark at either edge: one that is set off by punctuation or by "that", speaks of
-# the memory and not of the world, and has only words of these small closed classes. Any other
-# difference counts, in any language.
+# What two texts say differently. They must be the same but for layout, kinds of quotes and dashes,
+# and a remark at either edge that speaks of the memory and not of the world. The remarks are these
+# whole phrases; any other difference counts, in any language.
 
 _NEGATED = LazyPattern(r"\b(?!(?:ca|wo|sha|ai)n't)([a-z]+)n't\b", re.I)
-
-# The last word of a remark before a memory: a report or a title. Only reports may stand before
-# "that": "it is important that" is a wish, and "forget that" takes back.
-_REPORTS = _word_class("note noted noting remember reminder in_mind don't_forget")
-_TITLES = _word_class("important importantly fyi nb heads-up heads_up to_recap be_clear")
-# The words before that one. No "not", and no "by": who noted it may matter.
-_LEADS = _word_class("a also an as bear do friendly is it it's just keep please quick to worth")
-_IDIOM = LazyPattern(r"\b(in(?= mind\b)|don't(?= forget\b)|to(?= recap\b)|be(?= clear\b)|heads) ")
-_OPENERS = _word_class("as fyi just nb")  # before a comma, which also separates items of a list
-
-# A remark behind a memory says that it holds: by a word of _ASSENTS alone; by one of _HOLDS after
-# "this" or "still", since "(valid)" may be a value; or as in "this is the current decision".
-_ASSENTS = _word_class("confirmed reconfirmed verified double-checked noted")
-_HOLDS = _word_class("valid true correct accurate current applies relevant")
-_THINGS = _word_class("approach decision choice convention method")
-_BETWEEN = _word_class("is still the our current")
-
-_REMARK = r"([a-z][a-z' -]{0,60}?)"
-_BEFORE = LazyPattern(rf"\**{_REMARK}\**( that|[:.,]| -)\**\s+", re.I)
+_A_NOTE = r"(?:just |as )?(?:a )?(?:quick |friendly )?(?:note|reminder)"
+_BEFORE = LazyPattern(
+    rf"\**(?:(?:{_A_NOTE}|important|fyi|nb|heads[ -]up|to recap|just to be clear):"
+    r"|(?:(?:just|as) a (?:quick |friendly )?(?:note|reminder)|fyi|nb|just to be clear),"
+    r"|(?:a )?(?:quick|friendly) (?:note|reminder) -"
+    r"|(?:please |also )?(?:it(?: i|')s (?:important|worth) to )?"
+    r"(?:remember|note|noting|(?:keep|bear) in mind|don't forget) that)\**\s+",
+    re.I,
+)
+_ASSENT = "(?:(?:re)?confirmed|verified|double-checked|noted)"
+_HOLDS = (
+    "(?:this (?:is )?)?still (?:valid|true|correct|accurate|current|applies|relevant)"
+    "|this is (?:still (?:the|our)|(?:the|our) current)"
+    " (?:approach|decision|choice|convention|method)"
+)
 # Only in a text of one line, since in a list it may be about the last item. And not in brackets
 # after a word in brackets, for both may be items: "(new) (confirmed)".
-_BEHIND = LazyPattern(rf".* (?![(\[]\S*[)\]] [(\[])\S+?(\. | - | [(\[]){_REMARK}[)\]]?\.?$", re.I)
+_BEHIND = LazyPattern(
+    r".* (?![(\[]\S*[)\]] [(\[])\S+?"
+    rf"(?P<remark> [(\[](?:{_ASSENT}(?: and {_ASSENT})*|{_HOLDS})[)\]]"
+    rf"| - (?:{_HOLDS})|\. (?=this )(?:{_HOLDS}))\.?$",
+    re.I,
+)
 # In a text with one of these words, a change of case is a difference.
 _CASED = _word_class(
     "password passphrase passcode passkey uppercase lowercase capital capitals casing"
@@ -6219,37 +6219,14 @@ def _core(text: str) -> tuple[str, bool]:
     if _LAID_OUT.search(text):  # "note:" may be a key
         return normalized(text), False
     text = text.strip()
-    start, end = 0, len(text)
     before = _BEFORE.match(text)
-    if before and _calls_attention(before[1], before[2]):
-        start = before.end()
-    behind = _BEHIND.match(text, start)
-    if behind and _confirms(behind[2], behind[1]):
-        end = behind.start(1)
+    start, end = before.end() if before else 0, len(text)
+    if behind := _BEHIND.match(text, start):
+        end = behind.start("remark")
     if len(text[start:end].split()) < CORE_MIN:
         start, end = 0, len(text)
     core = re.sub(r"(?i)\b(can)'t\b", r"\1not", _NEGATED.sub(r"\1 not", text[start:end]))
     return normalized(core), start > 0
-
-
-def _calls_attention(phrase: str, mark: str) -> bool:
-    """Whether words before a memory only call for attention: "just a quick reminder"."""
-    words = _IDIOM.sub(r"\1_", phrase.lower()).split()
-    # Before another mark, a single word may be an item: "note - new - paid".
-    apart = mark in {" that", ":"} or (words[0] in _OPENERS if mark == "," else len(words) > 1)
-    heads = _REPORTS if mark == " that" else _REPORTS | _TITLES
-    return apart and words[-1] in heads and set(words) <= _REPORTS | _TITLES | _LEADS
-
-
-def _confirms(phrase: str, mark: str) -> bool:
-    """Whether words behind a memory only say that it holds: "still valid"."""
-    words = phrase.lower().split()
-    if words[0] in _ASSENTS:
-        return mark in {" (", " ["} and set(words) <= _ASSENTS | {"and"}
-    if words[0] != "this" and (words[0] != "still" or mark == ". "):  # "A pass. Still valid."
-        return False
-    holds = words[-1] in _HOLDS or (words[-1] in _THINGS and {"still", "current"} & set(words[1:]))
-    return bool(holds) and set(words[1:-1]) <= _BETWEEN
 
 
 def _same_but_case(a: str, b: str) -> bool:
