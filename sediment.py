@@ -2329,23 +2329,24 @@ class Model:
         # Noted beside the model, or in the cache where that folder cannot be written.
         is_own = os.access(self.folder.parent, os.W_OK)
         path = (self.folder.parent if is_own else cache_dir()) / "checked.json"
-        stamps, checked = self._stamps(), _read_json(path)
-        if not full and checked.get(str(self.folder)) == stamps:
-            return
-        for name, facts in self.files.items():
-            self._check_digest(name, facts["sha256"])
-        self._save(path, checked, stamps)
+        self._check_digests() if full else self._noted(path, self._check_digests)
 
     def run(self, session: Any, ids: Any) -> tuple[Any, Any]:
         """float32[dimension], the text's vector of length 1, and float32[tokens, dimension], each
         token's state, which a weighted mean is made of. `ids` is int64[tokens]."""
         return tuple(session.run(["embedding", "states"], {"ids": ids}))
 
-    def _save(self, path: Path, entries: dict[str, Any], entry: list[Any]) -> None:
-        """Note what was found of this folder; where that fails, each start looks again."""
-        with contextlib.suppress(OSError):
+    def _noted(self, path: Path, read: Callable[[], str]) -> str:
+        """What `read` tells of the files, read anew when the size or time of one has changed."""
+        notes, stamps, folder = _read_json(path), self._stamps(), str(self.folder)
+        note = notes.get(folder)
+        if isinstance(note, list) and note[:-1] == stamps:
+            return note[-1]
+        told = read()
+        with contextlib.suppress(OSError):  # each start looks again, then
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_atomically(path, json.dumps(entries | {str(self.folder): entry}))
+            write_atomically(path, json.dumps(notes | {folder: [*stamps, told]}))
+        return told
 
     def _stamps(self) -> list[list[int]]:
         """Size in bytes and time of change in ns of each file."""
@@ -2355,15 +2356,17 @@ class Model:
             raise ModelError(f"the model is incomplete ({error}): {self._remedy()}") from None
         return [[stat.st_size, stat.st_mtime_ns] for stat in stats]
 
-    def _check_digest(self, name: str, expected: str) -> None:
-        path = self.folder / name
-        try:
-            digest = _file_digest(path).hex()
-        except OSError as error:
-            reason = f"the model file {path} cannot be read ({error.strerror})"
-            raise ModelError(f"{reason}: {self._remedy()}") from None
-        if digest != expected:
-            raise ModelError(f"the model file {path} is damaged: {self._remedy()}")
+    def _check_digests(self) -> str:
+        for name, facts in self.files.items():
+            path = self.folder / name
+            try:
+                digest = _file_digest(path).hex()
+            except OSError as error:
+                reason = f"the model file {path} cannot be read ({error.strerror})"
+                raise ModelError(f"{reason}: {self._remedy()}") from None
+            if digest != facts["sha256"]:
+                raise ModelError(f"the model file {path} is damaged: {self._remedy()}")
+        return self.digest
 
     def _remedy(self) -> str:
         return remedy(self.folder.parent.parent)
@@ -2395,7 +2398,7 @@ class GivenModel(Model):
         # The weights of a large model stand beside the graph.
         names = self.graph, "tokenizer.json", f"{self.graph}_data"
         self.files = {name: {} for name in names if (folder / name).is_file()}
-        self.digest = self._cached_digest()
+        self.digest = self._noted(cache_dir() / "models.json", self._read_digest)
 
     def check(self, full: bool = False) -> None:
         """No manifest says what these files must hold; `full` reads them all again."""
@@ -2414,16 +2417,6 @@ class GivenModel(Model):
         mean = states[0] if self.by_first else states.mean(0)
         embedding = mean / numpy.linalg.norm(mean)
         return embedding, embedding[None].repeat(len(ids), 0) if self.by_first else states
-
-    def _cached_digest(self) -> str:
-        """The digest of the files, read anew when the size or time of one has changed."""
-        path, stamps = cache_dir() / "models.json", self._stamps()
-        cache = _read_json(path)
-        if (entry := cache.get(str(self.folder))) and entry[0] == stamps:
-            return str(entry[1])
-        digest = self._read_digest()
-        self._save(path, cache, [stamps, digest])
-        return digest
 
     def _read_digest(self) -> str:
         return sha256(b"".join(_file_digest(self.folder / name) for name in self.files)).hex()
@@ -2502,7 +2495,6 @@ class Encoder:
         self._tokenizer: Tokenizer | None = None
         self._session: Any = None
         self._workers: Any = None  # a thread pool, as long as a long job runs
-        self._jobs = 0  # long jobs that run
 
     @functools.cached_property
     def model(self) -> Model:
@@ -2575,35 +2567,21 @@ class Encoder:
         """For a long job: `embed_all` encodes so many texts at once, each by a thread of its own,
         as long as the block runs. It is 1 with a service, and where a session is loaded already,
         since others may wait for that."""
-        if not self._begin_job():
-            yield 1
-            return
-        try:
-            yield texts_at_once()
-        finally:
-            self._end_job()
-
-    def _begin_job(self) -> bool:
-        """Open the pool for one more long job; False where there is to be none."""
         from concurrent.futures import ThreadPoolExecutor
 
         with self._locks["workers"]:
-            if self.model.destination or (self._session is not None and not self._workers):
-                return False
-            self._jobs += 1
-            self._workers = self._workers or ThreadPoolExecutor(texts_at_once())
-        return True
-
-    def _end_job(self) -> None:
-        """Close the pool, unless another job still has it."""
-        with self._locks["workers"]:
-            self._jobs -= 1
-            if self._jobs:
-                return
-            workers, self._workers = self._workers, None
-            with self._locks["session"]:  # one that is just opened is for the pool, too
-                self._session = None
-        workers.shutdown()
+            has_pool, mine = self._workers is not None, None
+            if not (has_pool or self._session or self.model.destination):
+                mine = self._workers = ThreadPoolExecutor(texts_at_once())
+        try:
+            yield texts_at_once() if mine or has_pool else 1
+        finally:
+            if mine:
+                with self._locks["workers"], self._locks["session"]:
+                    self._workers = self._session = (
+                        None  # which has one thread where a text gets all
+                    )
+                mine.shutdown()
 
     def embed_query(self, text: str, weights: Sequence[float]) -> bytes:
         """The vector of a query, with a weight for each of its characters: the mean of the tokens'
@@ -2656,7 +2634,7 @@ class Encoder:
         """The session, loaded at first use. Raises ModelError."""
         with self._locks["session"]:
             session = self._session = self._session or self._open_session()
-        return session  # which `_end_job` may have taken away from the others meanwhile
+        return session  # which the end of a long job may have taken away from the others meanwhile
 
     def begin_loading(self) -> None:
         """Load the session while the caller does something else. It is not run there, too: its two

@@ -6,7 +6,6 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -308,26 +307,6 @@ def test_texts_at_once_are_encoded_as_one_by_one() -> None:
         assert told == pytest.approx(1, abs=1e-5)
     with encoder.parallel_encoding() as count:  # others may wait for what is loaded
         assert count == 1
-
-
-def test_a_long_job_that_ends_takes_the_workers_of_no_other() -> None:
-    encoder, begun, go_on = Encoder(), threading.Event(), threading.Event()
-    texts = [f"The ferry sails at {hour}." for hour in range(20)]
-    embed = encoder.embed
-
-    def embed_when_told(text: str) -> bytes:
-        begun.set()
-        return embed(text) if go_on.wait(60) else b""
-
-    encoder.embed = embed_when_told
-    with contextlib.ExitStack() as first, ThreadPoolExecutor(2) as threads:
-        first.enter_context(encoder.parallel_encoding())
-        with encoder.parallel_encoding():
-            made = threads.submit(encoder.embed_all, texts)
-            assert begun.wait(60)
-            threads.submit(first.close).result(60)
-            go_on.set()
-            assert len(made.result(60)) == 20
 
 
 def test_a_thread_is_given_the_session_though_a_long_job_ends(
