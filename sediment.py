@@ -3478,11 +3478,10 @@ _GIT_ID = LazyPattern(r"[0-9a-f]{40,64}")
 UUID_FORM = LazyPattern(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 # A variable that a client should have filled in: ${workspaceFolder}, $PWD, %CD%.
 _UNFILLED = LazyPattern(r"\$\{|(?<!\w)\$\w|%\w+%")
-# How these keys begin: a git folder; one without a commit; a folder whose config has no id; one
-# whose config got its id from this database; one whose config had it before; an id that became
-# another one.
-PROJECT_KEY_KINDS = ("git:", "unborn:", "folder:", "given:", "named:", "moved:")
-KEY_FOLDER = LazyPattern(r"(?:git|unborn|folder|given|named):(.+?)(?:[/\\]\.git)?(?::\d+)*")
+# How these keys begin: a git folder; a folder without a config, or with one that has the id; an id
+# that became another one.
+PROJECT_KEY_KINDS = ("git:", "folder:", "given:", "moved:")
+KEY_FOLDER = LazyPattern(r"(?:git|folder|given):(.+?)(?:[/\\]\.git)?(?::\d+)*")
 # The branches that a repository is known by: the first that is there, else what is checked out,
 # which may have nothing in common with the others, as the branch of a site often has not.
 _MAIN = (
@@ -3593,16 +3592,6 @@ def _git_key(repository: Path) -> str:
     return f"git:{_path_text(repository)}:{_made_at(repository)}"
 
 
-def _folder_key(root: Path) -> str:
-    """The key of a folder without an id in its config: its path, and of a repository also when it
-    was made."""
-    if folders := git_folders(root):
-        with contextlib.suppress(OSError):
-            made = (folders[1] / "description").stat().st_mtime_ns
-            return f"unborn:{_path_text(root)}:{made}"
-    return f"folder:{_path_text(root)}"
-
-
 def check_project(given: object) -> str:
     """The id of a project as given; InvalidInput for what --project would take for a folder."""
     id = check_id(given)
@@ -3702,41 +3691,45 @@ class Projects:
     def _id_of_root(self, root: Path, create: bool, in_folder: bool = True) -> str | None:
         """The id of a folder. With `create` a new one gets a record and, with `in_folder`, a
         config."""
-        git_project = self._git_project(root, create)
+        git_project = self._git_project(root, create)  # "" in a repository without a commit
         known = self._known(root, git_project)
-        if git_project and known and self._has_given(root, known):
+        if git_project and known and self._is_recorded(root, known):
             return self._moved(root, known, git_project, create)
         if git_project and not (known and self._has_items(known)):
             return git_project
         if known is None:
             return self._invent(root, git_project, in_folder) if create else None
-        if create and known not in self._ids_of(root):
-            self._write_record(f"named:{_path_text(root)}", known)
-        if create and in_folder and git_project is None:  # "" in a repository without a commit
-            self._keep_in_folder(root, known)
+        if create and not git_project:
+            self._keep(root, known, in_folder and git_project is None)
         return known
 
     def _known(self, root: Path, git_project: str | None) -> str | None:
         """The id of a folder by its config or its record. A record with memories goes before what
         another database has written into the config since."""
-        configured, recorded = self._configured(root, git_project), self._recorded_for(root)
-        if recorded and configured not in self._ids_of(root) and self._has_items(recorded):
+        configured, place = self._configured(root, git_project), _path_text(root)
+        recorded = self._recorded(f"folder:{place}")
+        if recorded and (configured is None or self._has_items(recorded)):
             return recorded
-        if configured or recorded or not os.path.exists(root / ".sediment" / "config"):
-            return configured or recorded
-        place = _path_text(root)  # the config was emptied
-        return self._recorded(f"given:{place}") or self._recorded(f"named:{place}")
+        if configured or not os.path.exists(root / ".sediment" / "config"):
+            return configured
+        return self._recorded(f"given:{place}")  # the config was emptied
 
-    def _keep_in_folder(self, root: Path, project: str) -> None:
-        """Write the id into a folder's config if that has none: it was emptied, or a
+    def _keep(self, root: Path, project: str, in_folder: bool) -> None:
+        """Record a folder's id, and write it into a config that has none: it was emptied, or a
         conversation came before the first memory."""
-        key = _folder_key(root)
-        is_ours = self._recorded(key) in (project, None)
-        if config_id(root) is None and is_ours and self._write_config(root, project):
+        if in_folder and config_id(root) is None:
+            self._write_config(root, project)
+        if not self._is_recorded(root, project) or self._recorded(f"folder:{_path_text(root)}"):
             with self.database.transaction() as connection:
-                connection.execute("DELETE FROM projects WHERE location = ?", (key,))
-                row = (f"given:{_path_text(root)}", project)
-                connection.execute("INSERT OR REPLACE INTO projects VALUES(?, ?)", row)
+                self._record(connection, root, project)
+
+    def _record(self, connection: apsw.Connection, root: Path, project: str) -> None:
+        """Note a folder's id, and whether its config has it."""
+        has_config, place = config_id(root) == project, _path_text(root)
+        if has_config:
+            connection.execute("DELETE FROM projects WHERE location = ?", (f"folder:{place}",))
+        row = (f"{'given' if has_config else 'folder'}:{place}", project)
+        connection.execute("INSERT OR REPLACE INTO projects VALUES(?, ?)", row)
 
     def of_folder(self, folder: str) -> str | None:
         """The project of a folder that somebody worked in, and that may be gone; a new one gets a
@@ -3756,7 +3749,7 @@ class Projects:
     def _configured(self, root: Path, git_project: str | None) -> str | None:
         """The id in a folder's config, unless it is another folder's."""
         id = config_id(root)
-        if id is None or id in self._ids_of(root):
+        if id is None or self._is_recorded(root, id):
             return id
         sql = "SELECT location FROM projects WHERE project_id = ? OR location = ?"
         rows = self.database.rows(sql, id, f"moved:{id}")
@@ -3766,17 +3759,16 @@ class Projects:
         """Whether a record of an id says that another folder has it, so that this one may not."""
         kind, _, place = key.partition(":")
         other = Path(place)
-        if kind not in ("given", "named"):  # the id became a repository's, or is in no config
-            return kind in ("moved", "unborn") or os.path.isdir(other)
+        if kind != "given":  # the id became a repository's, or is in no config
+            return kind == "moved" or os.path.isdir(other)
         if config_id(other) != id or os.path.samefile(other, root):
             return False
         return not git_project or self._git_project(other, False) != git_project
 
-    def _ids_of(self, root: Path) -> set[str]:
-        """All ids that are recorded for a folder."""
-        sql = "SELECT project_id FROM projects WHERE location IN (?, ?, ?, ?)"
-        keys = [f"{kind}:{_path_text(root)}" for kind in ("given", "folder", "named")]
-        return {id for (id,) in self.database.rows(sql, _folder_key(root), *keys)}
+    def _is_recorded(self, root: Path, project: str) -> bool:
+        """Whether the id is recorded for this folder: a config may come from anybody."""
+        place = _path_text(root)
+        return project in (self._recorded(f"given:{place}"), self._recorded(f"folder:{place}"))
 
     def _git_project(self, root: Path, create: bool) -> str | None:
         """The repository's id by its record, else as git tells it; "" before the first commit, None
@@ -3785,7 +3777,7 @@ class Projects:
             return None
         if project := self._recorded(key := _git_key(folders[1])):
             return project
-        project = self._moved_here("git", _made_at(folders[1])) or git_id(root)
+        project = self._moved_here(_made_at(folders[1])) or git_id(root)
         if project and create:
             self._write_record(key, project)
         return project
@@ -3812,20 +3804,12 @@ class Projects:
         found = (KEY_FOLDER.fullmatch(key) for key in keys if key != own)
         return [match[1] for match in found if match and os.path.isdir(match[1])]
 
-    def _recorded_for(self, root: Path) -> str | None:
-        """The id by a folder's own record, maybe from before it was a repository."""
-        key = _folder_key(root)
-        id = self._recorded(key) or self._recorded(f"folder:{_path_text(root)}")
-        if not id and key.startswith("unborn:"):
-            return self._moved_here("unborn", key.rpartition(":")[2])
-        return id or None
-
-    def _moved_here(self, kind: str, made: str) -> str | None:
+    def _moved_here(self, made: str) -> str | None:
         """The id of a repository, known by when it was made, that is gone from its recorded
         path."""
-        sql = "SELECT location, project_id FROM projects WHERE location LIKE ? || ':%:' || ?"
-        for key, id in self.database.rows(sql, kind, made):
-            if not os.path.exists(key[len(kind) + 1 : -len(made) - 1]):
+        sql = "SELECT location, project_id FROM projects WHERE location LIKE 'git:%:' || ?"
+        for key, id in self.database.rows(sql, made):
+            if not os.path.exists(key[len("git:") : -len(made) - 1]):
                 return id
         return None
 
@@ -3837,11 +3821,6 @@ class Projects:
         with self.database.transaction() as connection:
             connection.execute("INSERT OR REPLACE INTO projects VALUES(?, ?)", (key, project))
 
-    def _has_given(self, root: Path, project: str) -> bool:
-        """Whether this database made up the id for this folder: a checkout's config may name any
-        id."""
-        return project in (self._recorded(f"given:{_path_text(root)}"), self._recorded_for(root))
-
     def _has_items(self, project: str) -> bool:
         sql = "SELECT EXISTS(SELECT 1 FROM items WHERE project_id = ?)"
         return bool(self.database.value(sql, project))
@@ -3852,7 +3831,7 @@ class Projects:
         if not create:
             return new if self._has_items(new) else old
         with self.database.transaction() as connection:
-            if self._has_given(root, old):  # else another process was quicker
+            if self._is_recorded(root, old):  # else another process was quicker
                 move_project(connection, old, new)
                 connection.execute("DELETE FROM projects WHERE project_id = ?", (old,))
                 connection.execute("INSERT INTO projects VALUES(?, ?)", (f"moved:{old}", new))
@@ -3861,24 +3840,21 @@ class Projects:
     def _invent(self, root: Path, git_project: str | None, in_folder: bool) -> str:
         """A new UUID, in the folder's config, or in a record if that must not be written."""
         with self.database.transaction() as connection:  # one process at a time
-            if known := self._configured(root, git_project) or self._recorded_for(root):
+            if known := self._known(root, git_project):
                 return known  # another process was quicker
             project = new_id()
-            in_folder = in_folder and git_project is None and self._write_config(root, project)
-            row = (f"given:{_path_text(root)}" if in_folder else _folder_key(root), project)
-            connection.execute("INSERT OR REPLACE INTO projects VALUES(?, ?)", row)
+            if in_folder and git_project is None:
+                self._write_config(root, project)
+            self._record(connection, root, project)
         return project
 
-    def _write_config(self, root: Path, project: str) -> bool:
-        """Write a folder's .sediment/config; False where that cannot be."""
+    def _write_config(self, root: Path, project: str) -> None:
+        """Write a folder's .sediment/config, where that can be."""
         config, folder = {"project_id": project, "source": "uuid"}, root / ".sediment"
-        if folder.is_symlink():  # it may lead to a folder with another file of that name
-            return False
         with contextlib.suppress(OSError):
-            folder.mkdir(exist_ok=True)
-            write_atomically(folder / "config", json.dumps(config, indent=2) + "\n")
-            return True
-        return False
+            if not folder.is_symlink():  # which may lead to another file of that name
+                folder.mkdir(exist_ok=True)
+                write_atomically(folder / "config", json.dumps(config, indent=2) + "\n")
 
 
 def place_to_write(given: str | Path, root: Path | None) -> Path:

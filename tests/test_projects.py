@@ -60,18 +60,6 @@ def test_a_folder_whose_config_was_emptied_keeps_its_memories(here: Program, tex
     assert len(here.contents()) == 2
 
 
-def test_a_repository_without_a_commit_may_be_moved(here: Program, tmp_path: Path) -> None:
-    here.folder.mkdir(exist_ok=True)
-    git(here.folder, "init", "-q")
-    here.store("The crane is called Gundula.")
-    there = here.at(here.folder.rename(tmp_path / "moved"))
-    assert there.contents() == {"The crane is called Gundula."}
-    there.store("The port is 5433.")
-    assert len(there.contents()) == 2
-    git(tmp_path, "init", "-q", str(here.folder))
-    assert here.contents() == set()
-
-
 def test_a_repository_takes_over_what_its_emptied_config_had(here: Program) -> None:
     here.store("The crane is called Gundula.")
     root = repository(here.folder)
@@ -749,23 +737,6 @@ def test_a_repository_without_a_commit_is_left_as_it_is(here: Program) -> None:
     assert here.project() == first_commit(here.folder)
     assert here.contents() == {"before the first commit", "after it"}
     assert not (here.folder / ".sediment").exists()
-
-
-def test_a_repository_in_the_place_of_one_without_a_commit_is_another(
-    here: Program, tmp_path: Path
-) -> None:
-    git(here.folder, "init", "-q")
-    here.store("of the first")
-    shutil.rmtree(here.folder)
-    repository(tmp_path / "upstream")
-    git(tmp_path, "clone", "-q", str(tmp_path / "upstream"), str(here.folder))
-    assert here.contents() == set()
-    here.store("of the second")
-    assert here.contents() == {"of the second"}
-    shutil.rmtree(here.folder)
-    here.folder.mkdir()
-    git(here.folder, "init", "-q")
-    assert here.contents() == set()
 
 
 def test_reading_creates_nothing(here: Program, tmp_path: Path) -> None:
