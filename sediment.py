@@ -24,7 +24,7 @@ SQLite in WAL mode, `application_id` 0x5ED10001, `user_version` = the last of MI
     vectors   chunk -> float32[dimension], little-endian, unit length
     pending   chunks whose vector is still to be made
     words     FTS5 (porter stems, unicode61), rowid = chunk, contentless, in NFKC
-    graph_nodes, graph_edges (related, supersedes, co_accessed, cluster_sibling), access_log,
+    graph_nodes, graph_edges (related, supersedes, co_accessed), access_log,
     consolidation_queue, reviews (pairs of which the newer may make the older obsolete), history,
     projects, meta, changes (which items ended, came back, moved or went, for processes that cache)
     sources, files   what was asked to be indexed, and what was read. A part of a file is an item
@@ -285,7 +285,6 @@ NEIGHBOURS_SHOWN = 5  # of each kind: a page that is longer than its results is 
 CO_ACCESS_FIRST = 3  # results of one answer that count as asked for together
 QUESTIONS_KEPT = 32  # of those that two results answered: what is asked again counts once
 SUGGEST_COUNT = 3  # questions that both answered, before one suggests the other
-CLUSTERS_MAX, CLUSTER_STRENGTH = 50, 0.8  # triangles with a new edge; strength of their edges
 REFUSED_SHOWN = 20  # lines of an import; more would scroll the summary away
 
 CHUNK_THRESHOLD = 1_000  # characters; below, one vector says it all
@@ -562,7 +561,10 @@ def restoring(read: _Read) -> _Read:
 
 def remedy_of_import() -> str:
     """What to do when a library cannot be imported; a half of it cannot be imported again."""
-    return "it is restored: run this again" if restore_program() else remedy()
+    again = "it is restored: run this again" if restore_program() else remedy()
+    if sys.platform == "win32":
+        return f"install Microsoft's Visual C++ runtime (vc_redist.x64.exe), or {again}"
+    return again
 
 
 @functools.cache
@@ -621,7 +623,6 @@ def replace_file(draft: Path, path: Path) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """Free bytes of the disk that a folder is on."""
     if hasattr(os, "statvfs"):  # in a tenth of the time that importing shutil takes
         disk = os.statvfs(folder)
         return disk.f_bavail * disk.f_frsize
@@ -637,13 +638,6 @@ def mode_beyond(path: Path, allowed: int) -> int:
     """A file's mode if it has bits that are not in `allowed`; else, or on Windows, 0."""
     mode = path.stat().st_mode & 0o777
     return mode if mode & ~allowed and sys.platform != "win32" else 0
-
-
-def library_advice(remedy: str) -> str:
-    """What to do about a library that cannot be loaded; `remedy` is how to install it again."""
-    if sys.platform == "win32":
-        return f"install Microsoft's Visual C++ runtime (vc_redist.x64.exe), or {remedy}"
-    return remedy
 
 
 # Times and texts
@@ -900,7 +894,6 @@ def check_text(text: object, what: str, limit: int) -> str:
 
 
 def new_id() -> str:
-    """A random UUID."""
     return str(uuid.uuid4())
 
 
@@ -1195,7 +1188,6 @@ class AskedTime(NamedTuple):
     alone: bool = False
 
     def fits(self, moment: int) -> bool:
-        """Whether a moment, in unix seconds, is in the period."""
         return self.start <= moment < self.end
 
     def is_named_in(self, text: str) -> bool:
@@ -1313,7 +1305,6 @@ def _signed(text: str) -> str:
 
 
 def signs_of(text: str) -> frozenset[str]:
-    """The set of signs in a text."""
     return frozenset(re.findall(f"[{_SIGNS}]", _signed(text)))
 
 
@@ -1380,7 +1371,6 @@ def _compatible(character: str) -> str:
 
 
 def sha256(data: bytes) -> bytes:
-    """The SHA-256 of some bytes."""
     return hashlib.sha256(data).digest()
 
 
@@ -1425,7 +1415,6 @@ def to_json(value: object) -> str:
 
 
 def json_length(value: object) -> int:
-    """Characters of a value as compact JSON."""
     return len(to_json(value))
 
 
@@ -1639,7 +1628,8 @@ def _redacted(
     """`redact` in one pass."""
     spans = list(_private(text))
     if secrets:
-        rest = _folded(_without_marks(text))
+        # Nothing is looked for in marks, in the place of which is NUL.
+        rest = _folded(_MARKS_LEFT.sub(lambda mark: "\0" * len(mark[0]), text))
         lowered = rest.replace("İ", "i").lower()  # as long as the text: no other letter grows
         finders = (_credentials, _assigned, _in_tables)
         found = [span for find in finders for span in find(rest, lowered)]
@@ -1655,11 +1645,6 @@ def _redacted(
             kinds.append(kind)
         end = max(end, stop)
     return "".join([*kept, text[end:]]), kinds
-
-
-def _without_marks(text: str) -> str:
-    """The text with NUL for each character of a mark, in which nothing is looked for."""
-    return _MARKS_LEFT.sub(lambda mark: "\0" * len(mark[0]), text)
 
 
 def _folded(text: str) -> str:
@@ -2261,8 +2246,7 @@ def loading(library: str) -> Iterator[None]:
         yield
     except ImportError as error:
         reason = one_line(str(error), PREVIEW)
-        advice = library_advice(remedy_of_import())
-        raise ModelError(f"{library} cannot be loaded ({reason}): {advice}") from None
+        raise ModelError(f"{library} cannot be loaded ({reason}): {remedy_of_import()}") from None
 
 
 @restoring
@@ -2829,10 +2813,14 @@ class Database:
         the file cannot be written within `wait` ms. Without `create`, a missing file stays
         missing: the block sees an empty database, and what it writes is dropped."""
         with self.translate_errors():
-            connection = self._begin(wait, create)
-            with _committing(connection):
-                self._name_copy(connection)
-                yield connection
+            while True:
+                connection = self._begin(wait, create)
+                with _committing(connection):
+                    if self._identity() == self._local.identity:
+                        self._name_copy(connection)
+                        yield connection
+                        return
+                # The file was exchanged while it waited: again, in the one that is there now.
 
     def _name_copy(self, connection: apsw.Connection) -> None:
         """Before a write, give the copy of a file that syncs a machine name of its own."""
@@ -2842,23 +2830,14 @@ class Database:
                 name_machine(connection, self.path)
 
     def _begin(self, wait: int, create: bool) -> apsw.Connection:
-        """A connection in a write transaction; it begins again if the file was exchanged while it
-        waited."""
-        while True:
-            connection = self.writer() if create else self.reader()
-            connection.set_busy_handler(make_busy_handler(wait))
-            try:
-                connection.execute("BEGIN IMMEDIATE")
-            finally:
-                connection.set_busy_handler(make_busy_handler())
-            is_same = False
-            try:
-                is_same = self._identity() == self._local.identity
-            finally:
-                if not is_same:
-                    connection.execute("ROLLBACK")
-            if is_same:
-                return connection
+        """A connection in a write transaction."""
+        connection = self._connection(create)
+        connection.set_busy_handler(make_busy_handler(wait))
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        finally:
+            connection.set_busy_handler(make_busy_handler())
+        return connection
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[None]:
@@ -3111,20 +3090,11 @@ def stemmer() -> Callable[[str], list[tuple[str, str]]]:
             (str(stem), data[int(start) : int(end)].decode().lower()) for start, end, stem in found
         ]
 
-    cache: dict[str, tuple[str, str]] = {}
+    @functools.lru_cache(LEXICON_WORDS)
+    def stem(word: str) -> tuple[str, str]:
+        return stems(word)[0]
 
-    def cached_stems(text: str) -> list[tuple[str, str]]:
-        nonlocal cache
-        if not text.isascii():
-            return stems(text)
-        if len(cache) > LEXICON_WORDS:
-            cache = {}
-        words, known = _ASCII_TERM.findall(text), cache  # another thread may begin a new one
-        if new := [word for word in words if word not in known]:
-            known |= zip(new, stems(" ".join(new)), strict=True)
-        return [known[word] for word in words]
-
-    return cached_stems
+    return lambda text: [*map(stem, _ASCII_TERM.findall(text))] if text.isascii() else stems(text)
 
 
 @contextlib.contextmanager
@@ -3374,7 +3344,6 @@ def meta_value(connection: apsw.Connection, key: str) -> Any:
 
 
 def set_meta(connection: apsw.Connection, key: str, value: str) -> None:
-    """Set a key in the table `meta`."""
     connection.execute("INSERT OR REPLACE INTO meta VALUES(?, ?)", (key, value))
 
 
@@ -3588,7 +3557,6 @@ def _made_at(repository: Path) -> str:
 
 
 def _git_key(repository: Path) -> str:
-    """The key of a git folder's record."""
     return f"git:{_path_text(repository)}:{_made_at(repository)}"
 
 
@@ -3814,7 +3782,6 @@ class Projects:
         return None
 
     def _recorded(self, key: str) -> str | None:
-        """The project id of a record."""
         return self.database.value("SELECT project_id FROM projects WHERE location = ?", key)
 
     def _write_record(self, key: str, project: str) -> None:
@@ -3883,9 +3850,7 @@ def place_to_write(given: str | Path, root: Path | None) -> Path:
 # that is hidden keeps its own edges and counts, so that undo finds them as they were.
 # ---------------------------------------------------------------------------------------------
 
-RELATED, SUPERSEDES = "related", "supersedes"
-CO_ACCESSED, CLUSTER_SIBLING = "co_accessed", "cluster_sibling"
-_ALIKE = (RELATED, CLUSTER_SIBLING)
+RELATED, SUPERSEDES, CO_ACCESSED = "related", "supersedes", "co_accessed"
 _EDGE = "from_id = ? AND to_id = ? AND edge_type = ?"
 _HASH = 8  # bytes of a question's hash
 APART = {"apart": 1}  # the detail of an undo that left both live
@@ -4007,22 +3972,6 @@ def add_history(
         "INSERT INTO history(action, item_id, other_id, at, detail) VALUES(?, ?, ?, ?, ?)",
         (action, id, other, int(time.time()), to_json(detail or {})),
     )
-
-
-def link_clusters(connection: apsw.Connection, a: str, b: str) -> int:
-    """Link two related items and their common neighbours as siblings; returns the new edges."""
-    sql = (
-        "SELECT to_id FROM graph_edges WHERE from_id = ?1 AND edge_type = 'related'"
-        " UNION SELECT from_id FROM graph_edges WHERE to_id = ?1 AND edge_type = 'related'"
-    )
-    near_a, near_b = ({id for (id,) in fetch(connection, sql, end)} for end in (a, b))
-    before = connection.total_changes()
-    for other in sorted(near_a & near_b)[:CLUSTERS_MAX]:
-        triangle = sorted((a, b, other))
-        label = f"cluster-{triangle[0][:8]}"
-        for start, end in combinations(triangle, 2):
-            link(connection, start, end, CLUSTER_SIBLING, CLUSTER_STRENGTH, label)
-    return connection.total_changes() - before
 
 
 # ---------------------------------------------------------------------------------------------
@@ -4272,7 +4221,6 @@ def item_from(row: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def find_item(database: Database, id: str) -> dict[str, Any] | None:
-    """The item with this id."""
     rows = database.rows(f"SELECT {ITEM_COLUMNS} FROM items i WHERE i.id = ?", id)
     return item_from(rows[0]) if rows else None
 
@@ -4309,11 +4257,6 @@ def authors_by_id(database: Database, ids: Iterable[str]) -> dict[str, dict[str,
     rows = database.rows(asset("schema/sync_authors.sql"), json.dumps(list(ids)))
     found = {id: {"author": author, "ended_from": by} for id, author, by in rows}
     return {id: {key: who for key, who in facts.items() if who} for id, facts in found.items()}
-
-
-def texts_of_files(database: Database) -> list[str]:
-    """The text of each part of a file."""
-    return [text for (text,) in database.rows("SELECT content FROM items WHERE file IS NOT NULL")]
 
 
 def source_of(row: dict[str, Any], projects: Projects) -> str:
@@ -4455,11 +4398,6 @@ def counts_phrase(counts: dict[str, int]) -> str:
         for name, count in counts.items()
         if count or name == "items"
     )
-
-
-def tell_memories(count: int) -> str:
-    """So many memories."""
-    return "1 memory" if count == 1 else f"{count} memories"
 
 
 def in_scope(scope: str, project: str | None, what: str = IS_MEMORY) -> tuple[str, tuple[Any, ...]]:
@@ -7661,7 +7599,7 @@ class Search(View):
         found = {*ids, *(row["id"] for row in items_by_row(self.database, weak).values())}
         edges = links_of(self.database, ids, self.projects.current())
         edges = [edge for edge in edges if edge.other not in found]
-        alike = [edge for edge in edges if edge.kind in _ALIKE]
+        alike = [edge for edge in edges if edge.kind == RELATED]
         older = self._older_versions(ids)
         for row in results:
             if related := [edge.other for edge in alike if edge.id == row["id"]]:
@@ -8200,9 +8138,6 @@ class Consolidator:
         ]
         with self.database.transaction() as connection:
             settled = [(apply_merge(connection, ids, pair), pair) for ids, pair in judged]
-            for status, pair in settled:
-                if pair and status == "linked":
-                    link_clusters(connection, pair.keep, pair.other)
             clean_queue(connection)
         return [(status, pair) for status, pair in settled if pair and status != "gone"]
 

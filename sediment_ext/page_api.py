@@ -239,7 +239,7 @@ def whole_graph(memory: core.Memory, *, everywhere: bool = False) -> dict[str, A
     }
 
 
-LINKS = ("related", "co_accessed", "cluster_sibling")
+LINKS = ("related", "co_accessed")
 
 
 def _labels(texts: Sequence[str]) -> list[str]:

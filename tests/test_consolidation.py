@@ -212,13 +212,6 @@ def test_an_import_ends_although_much_is_still_to_be_compared(
     assert told.startswith("1 merged")
 
 
-def test_triangles_of_links_become_clusters(memory: Memory) -> None:
-    put(memory, *(f"The team of the shop meets on floor {n} every Monday." for n in (2, 3, 4)))
-    assert memory.consolidate()["linked"] == 3
-    kinds = {row[2] for row in rows_of(memory, "graph_edges")}
-    assert kinds == {"related", "cluster_sibling"}
-
-
 def test_two_processes_merge_each_pair_once(memory: Memory, path: Path) -> None:
     texts = [f"{p}The gate of team {n} is green." for n in range(8) for p in ("", "Note: ")]
     put(memory, *texts)

@@ -148,18 +148,6 @@ def test_what_was_held_back_is_no_suggestion(memory: Memory, ids: dict[str, str]
     assert not [edge for edge in edges(memory, "co_accessed") if later in edge]
 
 
-def test_triangles_become_clusters(memory: Memory, ids: dict[str, str]) -> None:
-    tea, cake, port, bridge = ids.values()
-    relate(memory, tea, cake, port, tea)
-    relate(memory, port, bridge)
-    with memory.database.transaction() as connection:
-        assert sediment.link_clusters(connection, cake, port) == 3
-        assert sediment.link_clusters(connection, port, bridge) == 0
-        assert sediment.link_clusters(connection, tea, port) == 0
-    siblings = {frozenset(row[:2]) for row in edges(memory, "cluster_sibling")}
-    assert siblings == {frozenset(pair) for pair in ((tea, cake), (cake, port), (tea, port))}
-
-
 def test_a_missing_node_is_made_when_its_item_is_shown(memory: Memory, ids: dict[str, str]) -> None:
     with memory.database.transaction() as connection:
         connection.execute("DELETE FROM graph_nodes")

@@ -37,7 +37,8 @@ def _counts_of_space(row: dict[str, Any]) -> str:
     done = ", ".join(parts) + (f" ({', '.join(more)})" if more else "")
     waiting = f"{row['waiting']:,} not sent yet" if row["waiting"] else "all sent"
     held = f"; {row['held_back']:,} not sent: like a credential" if row.get("held_back") else ""
-    return f"{done}{', ' if done else ''}{core.tell_memories(row['here'])} here, {waiting}{held}"
+    here = core.number_of(row["here"], "memory")
+    return f"{done}{', ' if done else ''}{here} here, {waiting}{held}"
 
 
 def _lines_to_decide(row: dict[str, Any]) -> Iterator[str]:

@@ -427,7 +427,8 @@ class Sync:
         sql = "SELECT * FROM states WHERE project = ? AND here"
         states = merge.states_of(self.database.reader(), sql, project)
         held = sum(map(bool, map(merge.held_back, states.values())))
-        message = f"{name} will get {core.tell_memories(len(states) - held)} with the next `sync`"
+        count = core.number_of(len(states) - held, "memory")
+        message = f"{name} will get {count} with the next `sync`"
         message += f"; {held} held back, because the text looks like a credential" if held else ""
         return {"success": True, "space": name, "held_back": held, "message": f"{message}."}
 
