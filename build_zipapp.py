@@ -36,6 +36,7 @@ PACKAGES = (
     "platformdirs",
     "psycopg",
     "psycopg-binary",
+    "pyrage",
     "sqlite-vec",
     "tokenizers",
     "typing-extensions",
@@ -478,7 +479,7 @@ def compile_all(python: str, place: Path, folder: Path, *options: str) -> None:
 
 CHECK = """
 import sys; sys.path.insert(0, sys.argv[1])
-import apsw, click, json, numpy, onnxruntime, platformdirs, sediment, sqlite3, tokenizers
+import apsw, click, json, numpy, onnxruntime, platformdirs, pyrage, sediment, sqlite3, tokenizers
 from pathlib import Path
 extensions = Path(sys.argv[1], "sediment_ext")
 for file in extensions.rglob("*.py"):
@@ -493,7 +494,7 @@ database.enable_load_extension(True)
 database.load_extension(str(Path(sys.argv[1], "sqlite_vec", "vec0")))
 distance = database.execute("select vec_distance_cosine(?, ?)", [vector.tobytes()] * 2).get
 assert abs(distance) < 1e-6 and abs(numpy.linalg.norm(vector) - 1) < 1e-5
-assert all(m.__file__.startswith(sys.argv[1]) for m in (apsw, click, numpy, onnxruntime))
+assert all(m.__file__.startswith(sys.argv[1]) for m in (apsw, click, numpy, onnxruntime, pyrage))
 """
 
 

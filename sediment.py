@@ -6887,8 +6887,10 @@ def replace_chunks(connection: apsw.Connection, table: str) -> None:
 # Copies, and putting one in the place of the file
 
 
-def backup_database(database: Database, path: str | Path) -> dict[str, Any]:
-    """Copy the database into one file, and read that back."""
+def backup_database(
+    database: Database, path: str | Path, key: str | Sequence[str] | None = None
+) -> dict[str, Any]:
+    """Copy the database into one file, and read that back; encrypt it where a key is given."""
     target = check_name(absolute_path(path))
     if target.name == "-" or target.is_dir():
         raise InvalidInput(f"{target} is not a file name: give another")
@@ -6896,16 +6898,35 @@ def backup_database(database: Database, path: str | Path) -> dict[str, Any]:
     database.refuse_own(target)
     if not target.parent.is_dir():
         raise DatabaseError(f"cannot write {target}: there is no folder {target.parent}")
+    if os.path.lexists(target):
+        raise DatabaseError(f"{target} is there already: choose another name")
     with contextlib.suppress(DatabaseError):  # a file that cannot be written is copied too
-        if not os.path.lexists(target):  # noted before, since the process may be killed on the way
-            _note_copy(database, target)
+        _note_copy(database, target)  # before, since the process may be killed on the way
+    is_plain = key is None
+    counts = _copy_checked(database, target) if is_plain else _copy_encrypted(database, target, key)
+    done = "verified the copy." if is_plain else "encrypted the copy, after it was verified."
+    message = f"Copied {counts_phrase(counts)} to {target} and {done}"
+    facts = {"path": str(target), "bytes": target.stat().st_size, **counts}
+    return {"success": True, **facts, "message": message}
+
+
+def _copy_checked(database: Database, target: Path) -> dict[str, int]:
     with database.translate_errors():
         copy_database(database.reader(), target, unreadable_phrase)
     with contextlib.closing(open_connection(target)) as copy:  # which stays as it is
-        counts = count_items(copy)
-    message = f"Copied {counts_phrase(counts)} to {target} and verified the copy."
-    facts = {"path": str(target), "bytes": target.stat().st_size, **counts}
-    return {"success": True, **facts, "message": message}
+        return count_items(copy)
+
+
+def _copy_encrypted(database: Database, target: Path, key: str | Sequence[str]) -> dict[str, int]:
+    """Encrypt a copy that stands, for a moment, where the database does: nowhere else it is
+    readable."""
+    draft = draft_of(aside(database.path, "backup"))
+    try:
+        counts = _copy_checked(database, draft)
+        extension("encryption").seal_file(draft, target, key)
+    finally:
+        draft.unlink(missing_ok=True)
+    return counts
 
 
 def _note_copy(database: Database, copy: Path) -> None:
@@ -6918,19 +6939,26 @@ def database_counts(database: Database, where: str = "true", *values: Any) -> di
         return count_items(database.reader(), where, *values)
 
 
-def restore_database(database: Database, path: str | Path) -> dict[str, Any]:
-    """Put a copy in the place of the database, of which another is made before."""
+def restore_database(
+    database: Database, path: str | Path, key: str | Sequence[str] | None = None
+) -> dict[str, Any]:
+    """Put a copy in the place of the database, of which another is made before; the key opens an
+    encrypted one."""
     source, live = check_name(absolute_path(path)), database.path
     if not source.is_file():
         raise NotFound(f"there is no file {source}")
     database.refuse_own(source)
     remove_abandoned_drafts(live)
-    draft = draft_of(aside(live, "restoring"))
+    draft, opened = (draft_of(aside(live, why)) for why in ("restoring", "opened"))
     try:
-        remarks = _draft_of_copy(database, source, draft)
+        is_encrypted = extension("encryption").is_encrypted_file(source)
+        if is_encrypted:
+            extension("encryption").open_file(source, opened, key)
+        remarks = _draft_of_copy(database, source, opened if is_encrypted else source, draft)
         kept = _take_contents(database, draft)
     finally:
-        draft.unlink(missing_ok=True)
+        for file in (draft, opened):
+            file.unlink(missing_ok=True)
     counts = database_counts(database)
     message = f"Restored {counts_phrase(counts)} from {source}."
     answer = {"success": True, "path": str(source), **counts}
@@ -6940,10 +6968,10 @@ def restore_database(database: Database, path: str | Path) -> dict[str, Any]:
     return answer | {"message": message + remarks}
 
 
-def _draft_of_copy(database: Database, source: Path, draft: Path) -> str:
-    """Write a copy with today's schema, and pages of the size that this database has. Returns
-    remarks on where it syncs, and on what stays forgotten."""
-    with database.translate_errors(source), contextlib.closing(open_connection(source)) as given:
+def _draft_of_copy(database: Database, source: Path, opened: Path, draft: Path) -> str:
+    """Write a copy with today's schema, and pages of the size that this database has. `opened` is
+    what `source` holds. Returns remarks on where it syncs, and on what stays forgotten."""
+    with database.translate_errors(source), contextlib.closing(open_connection(opened)) as given:
         check_compatible(given, source)
         if not given.pragma("user_version"):
             raise DatabaseError(f"{source} is empty: choose another file")
@@ -9093,15 +9121,19 @@ class Memory(ServedMemory):
 
     # Care
 
-    def backup(self, path: str | Path) -> dict[str, Any]:
-        """Copy the database into one file, checked; others may go on writing meanwhile. Raises
-        DatabaseError when there is something at `path`, or no room for it."""
-        return backup_database(self.database, path)
+    def backup(self, path: str | Path, *, key: str | Sequence[str] | None = None) -> dict[str, Any]:
+        """Copy the database into one file, checked; others may go on writing meanwhile. With a key,
+        a passphrase or a list of age recipients, that is an age file. Raises DatabaseError when
+        there is something at `path`, or no room for it."""
+        return backup_database(self.database, path, key)
 
-    def restore(self, path: str | Path) -> dict[str, Any]:
+    def restore(
+        self, path: str | Path, *, key: str | Sequence[str] | None = None
+    ) -> dict[str, Any]:
         """Make the database what a copy of it is; what it was is copied aside first. Servers that
-        have it open go on with the new one. Raises DatabaseError for a damaged or foreign copy."""
-        return restore_database(self.database, path)
+        have it open go on with the new one. The key, a passphrase or a list of age identities,
+        opens an age file. Raises DatabaseError for a damaged or foreign copy."""
+        return restore_database(self.database, path, key)
 
     def reindex(
         self, progress: Progress = lambda _: None, stop: Stop = lambda: False
@@ -9412,6 +9444,7 @@ _MOMENT = (
 )
 PATHS = Kind({"type": "array", "items": {"type": "string"}})
 PATTERNS = PATHS._replace(metavar="PATTERN")
+KEYS, KEY_FILES = PATHS._replace(metavar="KEY|FILE"), PATHS._replace(metavar="FILE")
 # A text to store: the command line reads "-" from a pipe.
 CONTENT = string(pattern=_TEXT)
 QUERY = string(pattern=_TEXT)
@@ -9425,6 +9458,7 @@ SHARE = Kind({"type": "number"}, metavar="N", limits={"minimum": 0, "maximum": 1
 SECONDS = Kind({"type": "number"}, click.FloatRange(0.1, 86_400), "S")
 FILE = Kind({"type": "string"}, click.Path(dir_okay=False))
 FILE_OR_FOLDER = Kind({"type": "string"}, click.Path(allow_dash=True))
+DESCRIPTOR = whole(0, 1023, "N")
 LIMIT = whole(1, LIMIT_MAX, "N")
 SCOPE = choice(*SCOPES, any_case=True)
 ANY_SCOPE = choice(*SCOPES, "all", any_case=True)
@@ -9494,10 +9528,18 @@ COMPANIONS: dict[str, dict[str, str]] = {
     "doctor": {"repair": "", "client": "", "": ""},
     "import": {
         "rows": "file origin scope allow_secrets",
+        "encrypted": "file scope allow_secrets identity passphrase_file passphrase_fd",
         "conversations": "file origin since here dry_run",
         "": "-",
     },
-    "export": {"file": "-", "file=-": "file", "": ""},
+    "export": {
+        "file": "-",
+        "file=-": "-force",
+        "plain": "-recipient -passphrase_file -passphrase_fd",
+        "": "-force",
+    },
+    "backup": {"plain": "-recipient -passphrase_file -passphrase_fd", "": "-"},
+    "restore": {"plain": "-identity -passphrase_file -passphrase_fd", "": "-"},
     "init": {
         "here": "-everywhere",
         "everywhere": "-here -new_project",
@@ -9572,6 +9614,9 @@ HOW_MANY = Argument("limit", LIMIT, default=..., wire="limit")
 _BACKUP = Argument("path", FILE, place="FILE")
 _PATHS = Argument("paths", PATHS, place="[PATH]...")
 _ALLOW_SECRETS = Argument("allow_secrets", FLAG)
+_PASSPHRASE = Argument("passphrase_file", FILE), Argument("passphrase_fd", DESCRIPTOR)
+_ENCRYPT = Argument("encrypt", FLAG), Argument("recipient", KEYS), *_PASSPHRASE
+_OPEN = Argument("identity", KEY_FILES), *_PASSPHRASE
 
 _TABLE = (
     Operation("store", Memory.store, render_stored).takes(
@@ -9675,8 +9720,8 @@ _TABLE = (
     Operation("doctor", Memory.doctor, render_checked).takes(
         Argument("repair", FLAG),
     ),
-    Operation("backup", Memory.backup, render_message).takes(_BACKUP),
-    Operation("restore", Memory.restore, render_message).takes(_BACKUP),
+    Operation("backup", Memory.backup, render_message).takes(_BACKUP, *_ENCRYPT),
+    Operation("restore", Memory.restore, render_message).takes(_BACKUP, *_OPEN),
     Operation("reindex", Memory.reindex, render_message),
     Operation("stats", Memory.stats, render_facts).takes(
         Argument("verify", FLAG),
@@ -9689,10 +9734,12 @@ _TABLE = (
         Argument("dry_run", FLAG),
         Argument("scope", SCOPE),
         _ALLOW_SECRETS,
+        *_OPEN,
     ),
     Operation("export", Memory.export_rows, render_message).takes(
         Argument("file", FILE, place="[FILE]"),
         Argument("force", FLAG),
+        *_ENCRYPT,
     ),
 )
 OPERATIONS = {operation.name: operation for operation in _TABLE}
@@ -10463,7 +10510,7 @@ def _as_typed(ctx: click.Context, mode: str) -> str:
     name, _, value = mode.partition("=")
     param = next((param for param in ctx.command.params if param.name == name), None)
     if value or param is None:
-        return value or {"json": "--json"}.get(name, name)
+        return value or {"json": "--json", "plain": "a file that is not encrypted"}.get(name, name)
     is_option = isinstance(param, click.Option)
     return param.opts[-1] if is_option else (param.metavar or name.upper()).strip("[].")
 
@@ -10645,7 +10692,7 @@ def _parameter(argument: Argument) -> click.Parameter:
         [name, *(argument.flags or f"{_SHORT.get(name, '')} {argument.option}").split()],
         metavar=kind.metavar,
         is_flag=kind is FLAG or None,  # with False, click would make the option's value optional
-        multiple=kind is PATTERNS,
+        multiple=kind.schema["type"] == "array",
         show_default=argument.default is not None and kind is not FLAG,
         **common,
     )
@@ -10679,6 +10726,8 @@ _OWN_RUNS = {
     "consolidate": _consolidate,
     "doctor": _doctor,
     "reindex": _reindex,
+    "backup": late("encryption", "run_backup"),
+    "restore": late("encryption", "run_restore"),
     "import": late("importers", "run_import"),
     "export": late("exporting", "run_export"),
 }

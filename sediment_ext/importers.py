@@ -22,7 +22,7 @@ from typing import IO, Any
 import click
 
 import sediment as core
-from sediment_ext import conversations, files, markdown, transcripts
+from sediment_ext import conversations, encryption, files, markdown, transcripts
 
 CONSOLIDATE_TIME = 10  # s at the end of an import; what is left waits for the next one
 
@@ -209,13 +209,15 @@ def run_import(
     """Import rows or conversations: each has options of its own."""
     start = time.monotonic()
     chosen = {name: options.pop(name, None) for name in ("since", "here", "dry_run")}
+    names = ("identity", "passphrase_file", "passphrase_fd")
+    key = {name: options.pop(name) for name in names if name in options}
     since = core.parse_moment(chosen["since"] or 0)
-    kind, rows, total = _to_import(file, origin, since)
+    kind, rows, total = _to_import(file, origin, since, key)
     core.refuse_unused(click.get_current_context(), **{kind: True})
     with shared.memory(resident=True) as memory:
         try:
             with core.progress_bar("importing", total) as add:
-                if kind == "rows":
+                if kind != "conversations":
                     answer = memory.import_rows(rows, progress=add, **options)
                 else:
                     wanted = turns_since(rows, since, memory if chosen["here"] else None)
@@ -244,9 +246,10 @@ def _finish_import(memory: core.Memory, shared: core.Context, answer: dict[str, 
 
 
 def _to_import(
-    file: str | None, origin: str | None, since: int
+    file: str | None, origin: str | None, since: int, key: dict[str, Any]
 ) -> tuple[str, Iterable[Any], int | None]:
-    """("rows" or "conversations", these, how many lines there are or None if that is not known)."""
+    """("rows", "conversations" or "encrypted" rows, these, how many lines there are or None if that
+    is not known)."""
     names = list(dict.fromkeys((origin or "").replace(",", " ").split()))
     exports = (["chatgpt"], ["claude.ai"])  # whose files are known by their contents, too
     if (file is None) == (names in ([], ["sediment"], *exports)):
@@ -267,6 +270,8 @@ def _to_import(
             return *open_archive(path), None
         _refuse_without_rows(path)
     lines: IO[bytes] = click.File("rb").convert(file, None, click.get_current_context())
+    if opened := encryption.opened(lines, **key):
+        return "encrypted", core.text_lines(opened), opened.getvalue().count(b"\n")
     return "rows", core.text_lines(lines), _count_lines(lines)
 
 

@@ -34,12 +34,13 @@ ARGUMENTS = {
     "consolidate": "dry_run",
     "prune": "older_than scope confirmed all_machines dry_run purge",
     "doctor": "repair client",
-    "backup": "path",
-    "restore": "path",
+    "backup": "path encrypt recipient passphrase_file passphrase_fd",
+    "restore": "path identity passphrase_file passphrase_fd",
     "reindex": "",
     "stats": "verify",
-    "import": "file origin since here dry_run scope allow_secrets",
-    "export": "file force",
+    "import": "file origin since here dry_run scope allow_secrets identity passphrase_file"
+    " passphrase_fd",
+    "export": "file force encrypt recipient passphrase_file passphrase_fd",
     "init": "here everywhere names hooks new_project remove only_print",
     "hook": "off on client reads hooks",
     "serve": "watched address syncs",
@@ -50,7 +51,7 @@ ARGUMENTS = {
     "completion": "shell",
 }
 ARGUMENTS["search"] = ARGUMENTS["recall"]
-LATER = {"json", "rows", "conversations"}  # modes that no argument of `graph` and `import` makes
+LATER = {"json", "rows", "conversations", "encrypted", "plain"}  # modes that no argument makes
 
 
 def parameters(command: str) -> dict[str, click.Parameter]:
@@ -99,9 +100,7 @@ def parse(command: str, given: dict[str, str]) -> str:
 def pairs() -> Iterator[tuple[str, str, str]]:
     """Each command that has modes, with each of its modes and parameters."""
     for command, modes in COMPANIONS.items():
-        of_arguments = [
-            mode for mode in modes if mode not in LATER or command not in ("graph", "import")
-        ]
+        of_arguments = [mode for mode in modes if mode not in LATER or mode in parameters(command)]
         yield from itertools.product([command], of_arguments, parameters(command))
 
 
@@ -149,6 +148,15 @@ def test_an_argument_that_does_not_count_is_an_error(command: str, mode: str, na
         ("prune --purge --older-than 3d", "--older-than has no effect with --purge"),
         ("export --force", "--force has no effect without FILE"),
         ("export - --force", "--force has no effect with -"),
+        ("export --recipient age1", "--recipient has no effect with a file that is not encrypted"),
+        ("backup b --passphrase-fd 3", "--passphrase-fd has no effect with a file that is not enc"),
+        ("restore rows.jsonl --identity k", "--identity has no effect with a file that is not enc"),
+        (
+            "export x --encrypt --recipient age1 --passphrase-fd 3",
+            "--passphrase-fd has no effect w",
+        ),
+        ("export --encrypt --json", "neither JSON nor text"),
+        ("import rows.jsonl --identity k", "--identity has no effect with rows"),
         ("import rows.jsonl --here", "--here has no effect with rows"),
         ("import --from claude --allow-secrets", "--allow-secrets has no effect with conversa"),
         ("token --reads", "--reads has no effect with list"),

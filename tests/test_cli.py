@@ -782,14 +782,23 @@ def test_without_a_home(here: Program, pyz: Path, unpacked: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["--version"], ["--help"], ["list"], ["get", "{id}"], ["stats"], ["forget", "{id}"]]
+    "words",
+    [
+        ["--version"],
+        ["--help"],
+        ["list"],
+        ["get", "{id}"],
+        ["stats"],
+        ["export"],
+        ["forget", "{id}"],
+    ],
 )
 def test_light_commands_load_no_encoder(here: Program, words: list[str]) -> None:
     id = here.store(FRIDAYS)
     watched = {"PYTHONPROFILEIMPORTTIME": "1"}
     done = here.run(*(word.format(id=id) for word in words), env=watched)
     assert done.returncode == 0
-    assert not modules(done.stderr) & {"numpy", "onnxruntime", "tokenizers"}
+    assert not modules(done.stderr) & {"numpy", "onnxruntime", "tokenizers", "pyrage"}
 
 
 def test_recall_loads_the_encoder(here: Program) -> None:
