@@ -1032,12 +1032,8 @@ def _sockets(host: str, port: int) -> list[Any]:
     return sockets
 
 
-@functools.cache
-def _channel() -> type:
-    """The class of connections: waitress's, but stricter with requests and with slow clients."""
-    import socket
-
-    from waitress.channel import HTTPChannel
+def _parser() -> type:
+    """The class of requests as they are read: waitress's, but stricter."""
     from waitress.parser import HTTPRequestParser, ParsingError
     from waitress.utilities import BadRequest
 
@@ -1060,8 +1056,18 @@ def _channel() -> type:
             if "," in self.headers.get("HOST", ""):
                 raise ParsingError("more than one Host")
 
+    return Parser
+
+
+@functools.cache
+def _channel() -> type:
+    """The class of connections: waitress's, but stricter with slow clients and with requests."""
+    import socket
+
+    from waitress.channel import HTTPChannel
+
     class Channel(HTTPChannel):
-        parser_class = Parser
+        parser_class = _parser()
 
         def __init__(self, *facts: Any, map: dict[int, Any]) -> None:
             super().__init__(*facts, map=map)
