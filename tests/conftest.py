@@ -19,8 +19,10 @@ from wire import PYZ
 
 from sediment import Memory
 
-settings.register_profile("untimed", deadline=None)  # machines are noisy
-settings.load_profile("untimed")
+settings.register_profile("suite", deadline=None, max_examples=50)  # machines are noisy
+settings.load_profile("suite")
+# Each worker rewrites 5,000 asserts, for 10 s, unless it may keep what it has compiled.
+sys.dont_write_bytecode = False
 
 ROOT = Path(__file__).resolve().parent.parent
 MEMORY = Path("/dev/shm")  # a disk in memory, which Linux has
@@ -53,8 +55,11 @@ def pyz() -> Path:
 
 @pytest.fixture(scope="session")
 def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache that the tests of one worker share, so that the program is unpacked once."""
-    return tmp_path_factory.mktemp("cache")
+    """A cache that all tests of a run share, so that the program is unpacked once."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "cache"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session")

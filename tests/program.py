@@ -18,7 +18,7 @@ Run = Callable[..., Done[Any]]
 IDENTITY = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org")
 SETTINGS = ("-c", "init.defaultBranch=main", "-c", "protocol.file.allow=always")
 
-ENOUGH = 20  # s of work: up to 4 here, 7 on a busy machine, and minutes where a pattern looks twice
+ENOUGH = 3  # s of work: less than 1 on a busy machine, and many where a pattern looks twice
 
 
 @contextlib.contextmanager

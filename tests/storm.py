@@ -27,6 +27,7 @@ from wire import TIMEOUT, Wire, answer_of, server_command, small_env
 from sediment import Memory, NotFound, model_dir
 
 WRITERS, READERS = 4, 2  # of each kind: servers, and shells
+READ_PAUSE = 0.2  # s between two things that a reader reads
 LEAD = 3  # stores of servers for each one of a shell, which takes that much longer
 PROJECT = "storm"
 EVERYBODYS = 3  # texts that all writers store
@@ -198,8 +199,10 @@ class Storm:
         if log:
             self.fault(log)
 
-    def run(self, pause: float, until: float = float("inf")) -> dict[str, Any]:
-        """Let it rage, with one kill each `pause` seconds; then look at the file."""
+    def run(
+        self, pause: float, until: float = float("inf"), kills: float = float("inf")
+    ) -> dict[str, Any]:
+        """Let it rage, with a kill each `pause` seconds, until that many; then look at the file."""
         start = time.monotonic()
         reads: list[Callable[[Actor], None]] = [self._recall, self._list, self._get, self._export]
         loops = [lambda actor=actor: self._write(actor, until) for actor in self._writers]
@@ -208,7 +211,7 @@ class Storm:
             for actor, read in zip(self._readers, reads, strict=True)
         ]
         threads = [threading.Thread(target=self._guard, args=(loop,)) for loop in loops]
-        killer = threading.Thread(target=self._kill, args=(pause,))
+        killer = threading.Thread(target=self._kill, args=(pause, kills))
         for thread in (*threads, killer):
             thread.start()
         for thread in threads[: len(self._writers)]:
@@ -230,7 +233,7 @@ class Storm:
             self.fault(repr(error))
             self._over.set()
 
-    def _kill(self, pause: float) -> None:
+    def _kill(self, pause: float, kills: float) -> None:
         rng, before = random.Random(f"{self.seed} killer"), -1
         while not self._over.wait(pause):
             if self.counts["acknowledged"] == before:
@@ -240,6 +243,9 @@ class Storm:
             rng.shuffle(actors)
             if actor := next((one for one in actors if one.kill()), None):
                 self.count(f"killed {actor.kind}")
+                kills -= 1
+            if not kills:
+                self._left = 0  # nothing more is stored
 
     # Writing
 
@@ -310,7 +316,7 @@ class Storm:
     # Reading
 
     def _read(self, actor: Actor, read: Callable[[Actor], None]) -> None:
-        while not self._over.wait(0.2):
+        while not self._over.wait(READ_PAUSE):
             read(actor)
             self.count("reads")
 

@@ -106,10 +106,10 @@ def deed(memory: Memory, chance: random.Random, acknowledged: Any) -> None:
 class Storm:
     """The machines, and who kills them."""
 
-    def __init__(self, folder: Path, place: str, seed: int) -> None:
+    def __init__(self, folder: Path, place: str, seed: int, machines: int = MACHINES) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.place, self.chance = folder, place, random.Random(seed)
-        self.names = [f"m{number}" for number in range(MACHINES)]
+        self.names = [f"m{number}" for number in range(machines)]
         self.kills = 0
 
     def run(self, seconds: float) -> dict[str, Any]:
@@ -225,7 +225,9 @@ def check_hub(server: Any, storm: Storm) -> None:
     assert found == storm.facts[0]
 
 
-def run(folder: Path, kind: str, seconds: float, seed: int) -> dict[str, Any]:
+def run(
+    folder: Path, kind: str, seconds: float, seed: int, machines: int = MACHINES
+) -> dict[str, Any]:
     """A storm through a folder, git or a hub."""
     if kind == "hub":
         from hub_server import Server
@@ -233,9 +235,9 @@ def run(folder: Path, kind: str, seconds: float, seed: int) -> dict[str, Any]:
         server = Server()
         try:
             server.ask(sediment.asset("hub.sql"))
-            for number in range(MACHINES):
+            for number in range(machines):
                 server.ask("SELECT sediment.add(%s, %s, true)", f"m{number}", PROJECT)
-            storm = Storm(folder, server.url("NAME"), seed)
+            storm = Storm(folder, server.url("NAME"), seed, machines)
             figures = storm.run(seconds)
             check_hub(server, storm)
         finally:
@@ -245,4 +247,5 @@ def run(folder: Path, kind: str, seconds: float, seed: int) -> dict[str, Any]:
     if kind == "git":
         place = folder.parent / f"{folder.name}-remote.git"  # its history is the host's to erase
         subprocess.run(["git", "init", "--bare", "-q", str(place)], check=True)
-    return Storm(folder, f"git:{place}" if kind == "git" else str(place), seed).run(seconds)
+    where = f"git:{place}" if kind == "git" else str(place)
+    return Storm(folder, where, seed, machines).run(seconds)

@@ -1133,7 +1133,7 @@ def endless() -> dict[str, str]:
         },
         **{"commas": ", ", "quotes": '"', "escapes": '"\\', "comments": "<!-- ", "spaces": " "},
     }
-    texts = {name: piece * (30_000 // len(piece)) for name, piece in repeated.items()}
+    texts = {name: piece * (15_000 // len(piece)) for name, piece in repeated.items()}
     for name, word in (
         ("ours", "sediment "),
         ("names", "sediment"),
@@ -1143,7 +1143,7 @@ def endless() -> dict[str, str]:
         ("dots", "sediment."),
     ):
         for shape in ("one", "many"):
-            count = 6_000 // len(word)
+            count = 3_000 // len(word)
             commands = [word * count] if shape == "one" else [f"/{word}"] * (count // 4)
             hooks = [{"hooks": [{"type": "command", "command": one}]} for one in commands]
             servers: dict[str, Any] = {f"s{n}": {"command": one} for n, one in enumerate(commands)}

@@ -336,8 +336,8 @@ def test_no_prompt_or_file_takes_long(piece: str, tmp_path: Path) -> None:
     """What takes half a second took minutes where a pattern looked twice."""
     with in_one_look():
         for before in ("", "<log>", '"', "# Context "):
-            typed_text(before + piece * (1_000_000 // len(piece)))
-        text = piece * (200_000 // len(piece))
+            typed_text(before + piece * (250_000 // len(piece)))
+        text = piece * (50_000 // len(piece))
         for client, name in (("claude", "s.jsonl"), ("codex", "rollout-s.jsonl")):
             path = tmp_path / name
             path.write_text(text + "\n" + json.dumps(typed(text)) + "\n")
