@@ -1,8 +1,8 @@
 """Answer the hooks of agents' clients: memory by itself.
 
-Clients call them at the start of a session, at each prompt, and at the end of a turn. A hook says
-nothing or one JSON object, never fails, waits for nobody, and writes nothing into a project: an
-agent must work as well without a memory.
+Clients call them at the start of a session, at each prompt, when a tool has failed, and at the end
+of a turn. A hook says nothing or one JSON object, never fails, waits for nobody, and writes nothing
+into a project: an agent must work as well without a memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import click
 
 import sediment as core
-from sediment_ext import conversations, systems, transcripts
+from sediment_ext import conversations, failures, systems, transcripts
 
 HOOK_SERVICE = 0.75  # s that a hook waits for an embedding service
 HOOK_INPUT = 2**24  # bytes of what a client sends to a hook
@@ -46,12 +46,14 @@ PROMPT_LEAST = 0.504
 PROMPT_EACH = 0.02  # similarity of each one; what is shown as 0.01 is not worth its tokens
 CAPTURE_TIME = 60  # seconds that one capture may take; the next one goes on
 READ_AGAIN = 2**22  # bytes of a session that is read whole: a turn may give away an earlier secret
-START, PROMPT, CAPTURE = "start", "prompt", "capture"
+START, PROMPT, CAPTURE, ERROR = "start", "prompt", "capture", "error"
+KINDS = (START, PROMPT, CAPTURE, ERROR)
 # The events of clients, in lower case, and what is done at them.
 _HOOK_EVENTS = {
     "sessionstart": START,
     **dict.fromkeys(("userpromptsubmit", "beforeagent", "beforesubmitprompt"), PROMPT),
     **dict.fromkeys(("stop", "afteragent", "afteragentresponse", "sessionend"), CAPTURE),
+    **dict.fromkeys(("posttooluse", "posttoolusefailure", "aftertool"), ERROR),
 }
 _LASTING = core.LazyPattern(  # how preferences, decisions and rules are worded
     r"\b(prefer|alway|never|do not|don't|must|should|decid|agreed|convention|rule|policy|we use|"
@@ -68,13 +70,14 @@ class Event(core.NamedTuple):
     """What a client tells a hook."""
 
     name: str
-    kind: str  # START, PROMPT or CAPTURE
+    kind: str  # one of KINDS
     session: str
     folder: str
     prompt: str
     is_cleared: bool  # whether the session has lost its context, with all that was shown in it
     client: str
     path: Path | None  # of the session's file, where it is one of a client's
+    failure: failures.Failure | None  # of a tool
 
 
 def read_event(given: object, client: str = "") -> Event:
@@ -98,14 +101,15 @@ def read_event(given: object, client: str = "") -> Event:
     prompt = transcripts.typed_text(field("prompt"))[:HOOK_TEXT]
     client = field("client") or client
     owner, path = transcripts.session_file(client, field("transcript_path"))
-    return Event(name, kind, session, folder, prompt, is_cleared, owner or client, path)
+    failure = failures.failure_of(fields) if kind == ERROR else None
+    return Event(name, kind, session, folder, prompt, is_cleared, owner or client, path, failure)
 
 
 def answer_hook(memory: core.Memory, event: Event) -> dict[str, Any]:
     """What a hook prints, in the client's format; {} for nothing."""
     if event.kind == START:
         _forget_shown(memory, event)
-    blocks = {START: _at_start, PROMPT: _at_prompt}
+    blocks = {START: _at_start, PROMPT: _at_prompt, ERROR: _at_error}
     parts = [part for part in _blocks_of(memory, event) if part not in hooks_off(memory)]
     text = "\n".join(filter(None, (blocks[part](memory, event) for part in parts)))
     if not text:
@@ -118,7 +122,7 @@ def answer_hook(memory: core.Memory, event: Event) -> dict[str, Any]:
 def _blocks_of(memory: core.Memory, event: Event) -> list[str]:
     """The blocks that answer an event. Gemini CLI drops a resumed session's messages that begin
     with a start block, so it gets that block with the first prompt."""
-    if event.client != "gemini":
+    if event.client != "gemini" or event.kind == ERROR:
         return [event.kind] * (event.kind != CAPTURE)
     if event.kind != PROMPT:
         return []
@@ -215,6 +219,12 @@ _SAID_IN = (
 )
 
 
+def _at_error(memory: core.Memory, event: Event) -> str:
+    """The known fix of a tool's failure, unless this session was shown it."""
+    rows = failures.known_fix(memory, event.failure) if event.failure else []
+    return _shown_once(memory, event, rows, PROMPT_BUDGET) if rows else ""
+
+
 def _is_command(prompt: str) -> bool:
     """Whether it is one of the client's or of a shell, or a note for the client's memory."""
     return prompt.startswith(("!", "# ")) or transcripts.COMMAND.match(prompt) is not None
@@ -305,12 +315,13 @@ def _budget(name: str, default: int) -> int:
 def hooks_off(memory: core.Memory) -> set[str]:
     """What hooks do not do in this project: by the environment, or as `switch_hooks` noted."""
     if core.is_off("HOOKS"):
-        return {START, PROMPT, CAPTURE}
+        return {*KINDS}
     sql = "SELECT value FROM meta WHERE key = ?"
     off: str = (
         memory.database.value(sql, f"{core.HOOKS_OFF}{memory.projects.current() or ''}") or ""
     )
-    return {*off.split(), *[CAPTURE] * core.is_off("CONVERSATIONS")}
+    by_environment = [CAPTURE] * core.is_off("CONVERSATIONS") + [ERROR] * core.is_off("HOOK_ERRORS")
+    return {*off.split(), *by_environment}
 
 
 def switch_hooks(memory: core.Memory, kinds: Iterable[str], on: bool) -> dict[str, Any]:
@@ -468,17 +479,21 @@ def _log_unkept(memory: core.Memory, client: str, session: str, why: str) -> Non
 def run_hook(
     memory: core.Memory, given: object, row: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Answer a hook without ever failing, and log the run in `row`."""
+    """Answer a hook without ever failing, and log the run in `row`: not that of a tool that did
+    not fail, since there are hundreds."""
     started = time.monotonic()
     row = hook_row() if row is None else row
     answer: dict[str, Any] = {}
     with _errors_noted(row):
         event = read_event(given, row["client"])
+        if event.kind == ERROR and (event.failure is None or core.is_off("HOOK_ERRORS")):
+            return {}
         row |= {"event": event.name, "client": event.client, "session": event.session}
         if memory.database.path.exists() or event.kind == CAPTURE:
             memory = memory.in_folder(event.folder)
             with _errors_noted(row):
-                note_session(memory, event)
+                if event.kind != ERROR:
+                    note_session(memory, event)
             answer = answer_hook(memory, event)
     row["ms"] = round(1000 * (time.monotonic() - started))
     row["printed"] = len(json.dumps(answer)) if answer else 0
@@ -570,7 +585,7 @@ def log_hook(database: Path, row: dict[str, Any]) -> None:
 @click.option("--on", is_flag=True)
 @click.option("--client", metavar="NAME", default="")
 @click.option("--capture", "reads", is_flag=True, hidden=True)
-@click.argument("hooks", nargs=-1, type=click.Choice((START, PROMPT, CAPTURE)))
+@click.argument("hooks", nargs=-1, type=click.Choice(KINDS))
 @core.pass_shared
 def hook_command(
     shared: core.Context, off: bool, on: bool, client: str, reads: bool, hooks: tuple[str, ...]
@@ -578,8 +593,7 @@ def hook_command(
     """Answer a hook, switch hooks on or off, or read what sessions have said."""
     if off or on:
         with shared.memory() as memory:
-            hooks = hooks or (START, PROMPT, CAPTURE)
-            shared.show(switch_hooks(memory, hooks, on), core.render_message)
+            shared.show(switch_hooks(memory, hooks or KINDS, on), core.render_message)
     elif reads:
         with shared.memory(resident=True) as memory:
             capture(memory)

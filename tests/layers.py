@@ -23,7 +23,7 @@ USES: dict[str, set[str]] = {
     "doctor": {"files", "notes"},
     "exporting": {"encryption"},
     "files": {"markdown", "notes", "systems", "walking"},
-    "hooks": {"conversations", "systems", "transcripts"},
+    "hooks": {"conversations", "failures", "systems", "transcripts"},
     "http": {"page_api"},
     "importers": {"conversations", "encryption", "files", "markdown", "transcripts"},
     "notes": {"files", "markdown", "systems", "walking"},

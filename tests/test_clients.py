@@ -26,10 +26,14 @@ import sediment_ext.settings_files
 ASSETS = ROOT / "assets"
 PLUGINS = ASSETS / "plugins"
 EVENTS = {
-    "claude": {"SessionStart", "UserPromptSubmit", "Stop", "SessionEnd"},
-    "codex": {"SessionStart", "UserPromptSubmit", "Stop", "SessionEnd"},
-    "gemini": {"SessionStart", "BeforeAgent", "AfterAgent", "SessionEnd"},
-    "cursor": {"sessionStart", "beforeSubmitPrompt", "stop", "sessionEnd"},
+    "claude": {"SessionStart", "UserPromptSubmit", "Stop", "SessionEnd"}
+    | {"PostToolUse", "PostToolUseFailure"},
+    "codex": {"SessionStart", "UserPromptSubmit", "PostToolUse", "Stop", "SessionEnd"},
+    "gemini": {"SessionStart", "BeforeAgent", "AfterTool", "AfterAgent", "SessionEnd"},
+    "cursor": {"sessionStart", "beforeSubmitPrompt", "postToolUse", "stop", "sessionEnd"},
+}
+BY_SERVER = {("claude", "UserPromptSubmit"), ("codex", "PostToolUse")} | {
+    ("claude", event) for event in ("PostToolUse", "PostToolUseFailure")
 }
 HOOKS = {
     "claude": ".claude/settings.json",
@@ -261,7 +265,7 @@ def test_each_event_runs_the_same_command(here: Program, pyz: Path) -> None:
         assert set(told) == EVENTS[name]
         end = "|| exit 0" if name == "codex" else "exit 0"
         for event, command in told.items():
-            if (name, event) == ("claude", "UserPromptSubmit"):
+            if (name, event) in BY_SERVER:
                 assert command == "sediment hook"  # a tool of its server
             else:
                 assert (
@@ -771,7 +775,7 @@ def test_a_hook_whose_program_is_gone_says_nothing_and_ends_well(
 ) -> None:
     set_up(here, pyz, unpacked, program := home / "it's here" / "sediment.pyz")
     lines = hook_commands(here.folder)
-    assert len(lines) == 15
+    assert len(lines) == 17
     if gone == "program":
         program.unlink()
     elif gone == "folder":
@@ -1090,8 +1094,9 @@ def test_the_plugins_name_what_is_there() -> None:
 def test_plugins_run_the_command_on_the_events_of_init(name: str, file: str) -> None:
     told = commands(json.loads((PLUGINS / file).read_text())["hooks"])
     assert set(told) == EVENTS[name]
-    asked = told.pop("UserPromptSubmit") if name == "claude" else ""
-    assert asked == ("plugin:sediment:sediment hook" if name == "claude" else "")
+    server = "plugin:sediment:sediment" if name == "claude" else "sediment"
+    for event in [event for client, event in BY_SERVER if client == name]:
+        assert told.pop(event) == f"{server} hook"
     end = {"claude": "", "codex": " || exit 0"}.get(name, "; exit 0")
     assert set(told.values()) == {f"sediment hook --client {name}{end}"}
 

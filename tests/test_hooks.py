@@ -483,8 +483,9 @@ def test_switched_off(memory: Memory, tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_person_switches_hooks_off(here: Program) -> None:
     here.store(HERON)
-    assert here.json("hook", "--off")["off"] == ["capture", "prompt", "start"]
-    assert here.ok("hook", "--on", "prompt") == "Hooks off in this project: capture, start.\n"
+    assert here.json("hook", "--off")["off"] == ["capture", "error", "prompt", "start"]
+    told = here.ok("hook", "--on", "prompt")
+    assert told == "Hooks off in this project: capture, error, start.\n"
     assert hook(here, event("SessionStart", cwd=str(here.folder))) == {}
 
 

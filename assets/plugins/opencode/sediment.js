@@ -1,4 +1,5 @@
-// Sediment for OpenCode: gives each prompt the memories that fit it, and keeps what was said.
+// Sediment for OpenCode: gives each prompt the memories that fit it and each failed command its
+// known fix, and keeps what was said.
 import { spawn } from "node:child_process"
 
 const COMMAND = ["sediment"]
@@ -54,6 +55,13 @@ export const Sediment = async ({ directory }) => {
       const id = output.parts.at(-1).id.slice(0, -6) + "zzzzzz"
       const place = { id, sessionID: input.sessionID, messageID: output.message.id }
       if (text) output.parts.push({ ...place, type: "text", synthetic: true, text })
+    },
+    "tool.execute.after": async (input, output) => {
+      if (input.tool !== "bash" || !output.metadata?.exit) return
+      const place = { session_id: input.sessionID, cwd: directory, command: input.args?.command }
+      const error = output.output.slice(-8000) // tools tell their errors last
+      const text = await context({ hook_event_name: "PostToolUseFailure", error, ...place })
+      if (text) output.output += `\n${text}`
     },
     event: async ({ event }) => {
       if (event.type === "session.compacted") sources.set(event.properties.sessionID, "compact")
