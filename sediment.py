@@ -474,18 +474,11 @@ end_with_parent = late("systems", "end_with_parent")
 process_exists = late("systems", "process_exists")
 wipe = late("erasing", "wipe")
 
-# What extensions are asked when something happens here: the functions as (module, name).
-LISTENERS = {
-    # (database, copy): change a copy that is to be restored; returns a remark.
-    "on_restore": (("sync.kept", "keep_sync"), ("conversations", "keep_forgotten")),
-    # (database, ids): what to say of memories that are forgotten.
-    "on_forget": (("sync.kept", "remark_on_forgotten"),),
-}
-
-
-def asked(event: str, *facts: Any) -> str:
-    """What the listeners of an event have to say."""
-    return "".join(late(*listener)(*facts) for listener in LISTENERS[event])
+# (database, copy): change a copy that is to be restored, and return a remark.
+keep_sync = late("sync.kept", "keep_sync")
+keep_forgotten = late("conversations", "keep_forgotten")
+# (database, ids): what to say of memories that are forgotten.
+remark_on_forgotten = late("sync.kept", "remark_on_forgotten")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -931,7 +924,11 @@ def check_ranking(name: str | None) -> str:
 def check_weights(vector: float | None, text: float | None) -> tuple[float, float] | None:
     """The weights of vectors and words, which sum to 1, as given or configured; if only one is, the
     other is the rest. None leaves them to the query."""
-    meaning, words = _weight(vector, "vector_weight"), _weight(text, "text_weight")
+    given: dict[str, Any] = {"vector_weight": vector, "text_weight": text}
+    for name, value in given.items():
+        value = (setting(name.upper()) or None) if value is None else value
+        given[name] = None if value is None else check_share(value, name)
+    meaning, words = given.values()
     if meaning is None and words is None:
         return None
     meaning = 1 - (words or 0.0) if meaning is None else meaning
@@ -939,12 +936,6 @@ def check_weights(vector: float | None, text: float | None) -> tuple[float, floa
     if not meaning + words:
         raise InvalidInput("vector_weight and text_weight are both 0: nothing would be found")
     return meaning / (meaning + words), words / (meaning + words)
-
-
-def _weight(value: float | None, name: str) -> float | None:
-    """A weight as asked for, or as SEDIMENT_`name` has it."""
-    given: Any = setting(name.upper()) or None if value is None else value
-    return None if given is None else check_share(given, name)
 
 
 def check_share(given: Any, name: str = "it") -> float:
@@ -1495,19 +1486,16 @@ def languages_of() -> dict[str, list[str]]:
 
 
 @functools.cache
-def marked_forms() -> dict[str, list[tuple[str, int, str, LazyPattern]]]:
-    """The forms in assets/credentials.txt as (mark, number of its form, kind, form), by the rarest
-    character of a mark: a text without that character is not searched for the mark."""
-    marked: dict[str, list[tuple[str, int, str, LazyPattern]]] = {}
+def credential_forms() -> tuple[list[tuple[str, int]], list[tuple[str, LazyPattern]]]:
+    """The forms in assets/credentials.txt as (kind, form), and as (mark, number of a form) the
+    marks, one of which a text with that form has."""
     blocks = r"^([\w ]+): ((?:\S.*\n)+)((?: {4}.*\n)+)"
-    found = re.findall(blocks, asset("credentials.txt"), re.MULTILINE)
-    for number, (kind, listed, lines) in enumerate(found):
-        marks, source = listed.split(), lines.replace("\n    ", "")[4:-1]
-        form = LazyPattern(source.replace("{marks}", "|".join(marks)))
-        for mark in map(str.lower, marks):
-            rarest = next((character for character in "~=_(/:.-" if character in mark), "")
-            marked.setdefault(rarest, []).append((mark, number, kind, form))
-    return marked
+    marks, forms = list[tuple[str, int]](), list[tuple[str, LazyPattern]]()
+    for kind, listed, lines in re.findall(blocks, asset("credentials.txt"), re.MULTILINE):
+        marks += ((mark.lower(), len(forms)) for mark in listed.split())
+        source = lines.replace("\n    ", "")[4:-1].replace("{marks}", "|".join(listed.split()))
+        forms.append((kind, LazyPattern(source)))
+    return marks, forms
 
 
 # Several words that end their clause, behind a colon, an equals sign or "is".
@@ -1675,10 +1663,9 @@ def _private(text: str) -> Iterator[tuple[int, int, str]]:
 
 def _credentials(text: str, lowered: str) -> Iterator[tuple[int, int, str]]:
     """(start, end, kind) of what has the form of a credential."""
-    groups = (group for rarest, group in marked_forms().items() if rarest in lowered)
-    marked = itertools.chain.from_iterable(groups)
-    forms = {number: (kind, form) for mark, number, kind, form in marked if mark in lowered}
-    for _, (kind, form) in sorted(forms.items()):
+    marks, forms = credential_forms()
+    for number in sorted({number for mark, number in marks if mark in lowered}):
+        kind, form = forms[number]
         for match in form.finditer(text):
             start, end = match.span(match.re.groups)
             value = text[start:end]
@@ -2464,9 +2451,7 @@ def texts_at_once() -> int:
 
 class Encoder:
     """Texts to unit vectors; tokenizer and session are loaded at first use, from any thread. A
-    one-shot process takes the session that starts fastest (9 + 8 ms to the first vector); a
-    resident one pays 65 ms once for optimised weights, then 1.9 ms instead of 4 for a short text
-    (12 tokens, two threads)."""
+    one-shot process takes the session that starts fastest, a resident one the fastest to run."""
 
     batch = PENDING_BATCH
     trouble = ""  # why a service gave no vectors at the last request
@@ -2648,9 +2633,7 @@ class Encoder:
 
     def _open_session(self) -> Any:
         self._check_model()
-        # numpy before onnxruntime, which would import numpy's inner parts first: with another
-        # thread that imports numpy at that moment each waits for the other, and one of the two
-        # is given half a module.
+        # numpy first: onnxruntime and another thread that import it at once get half a module.
         with loading("onnxruntime"):
             import numpy  # noqa: F401
             import onnxruntime
@@ -2658,8 +2641,7 @@ class Encoder:
         options.log_severity_level = 3
         threads = 1 if self._workers else ENCODER_THREADS
         options.intra_op_num_threads = min(threads, os.cpu_count() or 1)
-        # Threads wait for each other without sleeping for ENCODER_SPIN, and not between runs: if
-        # they did for longer, a thread that was idle would not get the core where another spins.
+        # Threads wait for each other without sleeping for ENCODER_SPIN, and not between runs.
         options.add_session_config_entry("session.intra_op.allow_spinning", "1")
         options.add_session_config_entry("session.force_spinning_stop", "1")
         options.add_session_config_entry("session.intra_op.spin_duration_us", str(ENCODER_SPIN))
@@ -2963,7 +2945,7 @@ class Database:
         stale = getattr(local, "identity", ()) != now
         if not stale and now and local.connection.readonly("main"):
             # Perhaps it may be written by now; and an immutable one sees no change by itself.
-            stale = is_writable(self.path) or local.stamps != _stamps(self.path)
+            stale = local.stamps != _stamps(self.path)
         if stale or (create and now is None):
             self.close_thread()
             with self.translate_errors():
@@ -3150,8 +3132,8 @@ def is_writable(path: Path) -> bool:
 
 
 def _stamps(path: Path) -> list[Any]:
-    """Name, size and time of a file and of its log, as far as they are there."""
-    found: list[Any] = []
+    """Whether a file may be written; name, size and time of it and of its log, if there."""
+    found: list[Any] = [is_writable(path)]
     for name in (path, f"{path}-wal"):
         with contextlib.suppress(OSError):
             stat = os.stat(name)
@@ -3920,7 +3902,6 @@ def count_access(connection: apsw.Connection, shown: Shown) -> None:
 
 
 def count_validation(connection: apsw.Connection, id: str) -> None:
-    """Count that somebody confirmed an item."""
     add_counts(connection, id, 0, 1)
 
 
@@ -4414,14 +4395,8 @@ def live_at(moment: int | None) -> str:
     """The SQL condition of the items that were live at a time, or that are now."""
     if moment is None:
         return _LIVE
-    # What undo ended counts as never live, with what had been merged into it: else two versions
-    # would be live on the same days.
-    undone = (
-        "WITH RECURSIVE ahead(id, ended_by) AS (SELECT i.successor, i.ended_by UNION"
-        " SELECT s.successor, s.ended_by FROM items s JOIN ahead USING (id)"
-        " WHERE ahead.ended_by IN ('merge', 'repeat')) SELECT 1 FROM ahead WHERE ended_by = 'undo'"
-    )
-    then = f"i.ended_at > {moment:d} AND NOT EXISTS({undone})"
+    # What undo ended was never live: else two versions would be live on the same days.
+    then = f"i.ended_at > {moment:d} AND i.ended_by <> 'undo'"
     return f"(i.created_at <= {moment:d} AND (i.ended_at IS NULL OR {then}))"
 
 
@@ -6988,7 +6963,7 @@ def _draft_of_copy(database: Database, source: Path, opened: Path, draft: Path) 
         copy.pragma("foreign_keys", True)
         _keep_tokens(database, copy)
         _keep_copies(database, copy, source)
-        remarks = asked("on_restore", database, copy)
+        remarks = keep_sync(database, copy) + keep_forgotten(database, copy)
         if remarks or copy.pragma("page_size") != size:  # no page keeps what was forgotten
             copy.execute(f"PRAGMA page_size = {size}; VACUUM")
     return remarks
@@ -8452,7 +8427,7 @@ def forget_items(projects: Projects, ids: Sequence[str]) -> dict[str, Any]:
     # A memory that was imported may have the name of a session as its id: both go.
     items = (id for id in ids if id not in sessions or is_own_memory(projects, id))
     doomed = list(dict.fromkeys(own_item(projects, id, "forget")["id"] for id in items))
-    remark = asked("on_forget", projects.database, doomed)
+    remark = remark_on_forgotten(projects.database, doomed)
     with projects.database.transaction() as connection:
         for id in doomed:
             own_item(projects, id, "forget")  # another process may have been quicker

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from program import in_one_look
 
-from sediment import UNCLOSED, asset, marked_forms, redact
+from sediment import UNCLOSED, asset, credential_forms, redact
 
 # Secrets are made by their form when a test runs: a scanner finds none in this file.
 
@@ -1894,9 +1894,9 @@ def test_every_secret_is_replaced_and_all_else_stays_as_it_is() -> None:
 
 def test_every_form_in_the_file_of_credentials_is_looked_for() -> None:
     blocks = [block for block in asset("credentials.txt").split("\n\n") if "\n    " in block]
-    forms = {number: form for group in marked_forms().values() for _, number, _, form in group}
+    forms = [form for _, form in credential_forms()[1]]
     assert len(forms) == len(blocks) > 50
-    assert all(form.sub("", "") == "" for form in forms.values())  # each compiles
+    assert all(form.sub("", "") == "" for form in forms)  # each compiles
 
 
 def test_secrets_are_found_in_a_checkout_with_the_line_ends_of_windows(tmp_path: Path) -> None:

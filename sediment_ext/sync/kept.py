@@ -1,4 +1,4 @@
-"""What sync adds to restoring, forgetting and pruning: see LISTENERS in the core."""
+"""What sync adds to restoring, forgetting and pruning: the core calls it by `late`."""
 
 from __future__ import annotations
 
