@@ -488,22 +488,6 @@ def test_several_steps_back_and_forth_leave_each_version_its_days(memory: Memory
     assert memory.database.rows("SELECT id, ended_at, ended_by, successor FROM items") == lives
 
 
-def test_what_was_merged_with_what_an_undo_takes_back_never_was(memory: Memory) -> None:
-    first = memory.store(TEA, created_at="2026-01-01")["id"]
-    later = memory.store(LATER, replace=first, created_at="2026-02-01")["id"]
-    last = memory.store(f"Note: {LATER}", created_at="2026-03-01")["id"]
-    assert memory.consolidate()["merged"] == 1
-
-    def in_february() -> list[str]:
-        return [row["id"] for row in memory.recall("when is tea?", as_of="2026-02-15")["results"]]
-
-    assert in_february() == [later]
-    memory.undo(first)
-    assert in_february() == [first]
-    memory.undo(last)  # a redo
-    assert in_february() == [later]
-
-
 def test_a_repeat_that_is_taken_back_and_forth_keeps_its_counts(memory: Memory) -> None:
     for at in (1_000, 1_001):
         memory.store(TEA, created_at=at)
