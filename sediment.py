@@ -5706,7 +5706,7 @@ def strange_beside(
 
 _FOREIGN_LETTER = LazyPattern(r"[^\W\d_\x00-\u024f]")  # not Latin
 # A name alone that no sentence has: an address, a number, a path, a ticket.
-_ONE_NAME = LazyPattern(r"\W*\w\S*(?:[\d@:/\\#.-]\S*)+|\W*\d\S*")
+_ONE_NAME = LazyPattern(r"\W*(?:\d|\w(?=\S*[\d@:/\\#.-]))\S*")
 
 
 def is_unheard_of(words: WeightedQuery, query: Query, found: Candidates, strange: float) -> bool:

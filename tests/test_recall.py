@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from program import in_one_look
 from storage import child, finish, open_memory, shared_encoder
 
 import sediment
@@ -178,10 +179,11 @@ def test_a_manual_of_many_parts_does_not_crowd_out_a_sentence(memory: Memory) ->
 
 def test_other_projects_can_be_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "memory.db"
-    with Memory(path, project="theirs") as theirs:
+    with open_memory(path, "theirs") as theirs:
         id = theirs.store("The gateway listens on port 18789.")["id"]
     for resident in (True, False):
         memory = Memory(path, project="ours", resident=resident)
+        memory._encoder = shared_encoder()
         monkeypatch.delenv("SEDIMENT_CROSS_PROJECT", raising=False)
         assert memory.recall("gateway port")["results"][0]["cross_project"]
         monkeypatch.setenv("SEDIMENT_CROSS_PROJECT", "0")
@@ -189,9 +191,15 @@ def test_other_projects_can_be_left_out(tmp_path: Path, monkeypatch: pytest.Monk
             assert memory.recall(query, anyway=True)["results"] == []
 
 
+def test_a_name_with_words_behind_it_takes_no_time(memory: Memory) -> None:
+    memory.store("The gateway listens on port 18789.")
+    with in_one_look():
+        memory.recall("a1-b2/" * 1_000 + " page")
+
+
 def test_what_another_project_says_later_makes_nothing_obsolete(tmp_path: Path) -> None:
     path, spring = tmp_path / "memory.db", "2026-05-01"
-    with Memory(path, project="ours") as ours, Memory(path, project="theirs") as theirs:
+    with open_memory(path, "ours") as ours, open_memory(path, "theirs") as theirs:
         for text in ("Staging port is 5433.", "Lint with ruff before each commit."):
             ours.store(text, created_at=spring)
         for text in ("Staging port is 6543.", "Lint with ruff before each commit."):
