@@ -48,7 +48,7 @@ def test_a_vector_does_not_depend_on_what_was_encoded_before() -> None:
     assert Encoder().embed(TEXTS[0]) == first[0]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=300))
 def test_every_text_has_a_vector_of_length_one(text: str) -> None:
     encoder = shared_encoder()

@@ -193,7 +193,7 @@ MARKDOWN = st.lists(
 ).map("\n".join)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50)
 @given(MARKDOWN)
 def test_lines_are_those_of_the_file_and_nothing_shown_is_lost(text: str) -> None:
     shown = visible(text).split("\n")

@@ -11,10 +11,10 @@ from wire import TIMEOUT, Wire, small_env
 
 
 def test_nonsense_costs_no_answer_no_memory_and_no_crash(tmp_path: Path, unpacked: Path) -> None:
-    figures = fuzz_wire.run(tmp_path, 1_600, seed=1, hang=TIMEOUT, SEDIMENT_CACHE=str(unpacked))
+    figures = fuzz_wire.run(tmp_path, 1_200, seed=1, hang=TIMEOUT, SEDIMENT_CACHE=str(unpacked))
     print(figures)
-    assert figures["messages"] == 1_600
-    assert min(figures[f"answers: {kind}"] for kind in ("results", "refusals", "errors")) > 100
+    assert figures["messages"] == 1_200
+    assert min(figures[f"answers: {kind}"] for kind in ("results", "refusals", "errors")) > 75
 
 
 def test_messages_follow_from_the_seed() -> None:
@@ -33,9 +33,9 @@ def wire(tmp_path: Path, unpacked: Path) -> Iterator[Wire]:
     wire.kill()
 
 
-@pytest.mark.parametrize("id", [[], ["x"], {"a": 1}])
-def test_forgetting_what_is_no_id_is_refused_in_words(wire: Wire, id: object) -> None:
-    assert "an id is" in wire.refusal("forget", id=id)
+def test_forgetting_what_is_no_id_is_refused_in_words(wire: Wire) -> None:
+    for id in ([], ["x"], {"a": 1}):
+        assert "an id is" in wire.refusal("forget", id=id)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")

@@ -555,7 +555,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(STEPS)
 def test_no_text_is_lost_by_replacing_and_undoing(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]

@@ -1,6 +1,7 @@
 """The MCP server in bytes: what clients of both eras rely on, and what they may break."""
 
 import contextlib
+import itertools
 import json
 import os
 import queue
@@ -77,8 +78,8 @@ def still_answers(wire: Wire) -> bool:
 
 
 def slow_text() -> str:
-    """Nearly as much as is encoded before the answer: the slowest call there is."""
-    return "\n\n".join(f"Paragraph {n}: " + "the tide turns at dusk. " * 30 for n in range(22))
+    """What is encoded before the answer, for a while."""
+    return "\n\n".join(f"Paragraph {n}: " + "the tide turns at dusk. " * 30 for n in range(10))
 
 
 # The handshake era
@@ -173,10 +174,10 @@ def test_both_eras_in_one_process(wire: Wire) -> None:
     assert "resultType" not in wire.request("tools/list")["result"]
 
 
-@pytest.mark.parametrize("method", ["initialize", "ping", "logging/setLevel", "roots/list"])
-def test_stateless_requests_for_what_is_gone_are_unknown(wire: Wire, method: str) -> None:
+def test_stateless_requests_for_what_is_gone_are_unknown(wire: Wire) -> None:
     wire.meta = STATELESS
-    assert error_code(wire.request(method)) == UNKNOWN_METHOD
+    for method in ("initialize", "ping", "logging/setLevel", "roots/list"):
+        assert error_code(wire.request(method)) == UNKNOWN_METHOD
 
 
 @pytest.mark.parametrize("version", ["2099-01-01", "2025-11-25", ""])
@@ -405,7 +406,7 @@ def test_limits_on_size(wire: Wire) -> None:
 
 def test_a_hundred_long_memories_are_shortened_and_none_is_dropped(start: Start) -> None:
     here, there = (start(SEDIMENT_PROJECT=name, SEDIMENT_RATE_LIMIT="0") for name in ("a", "b"))
-    text = '{} is a harbour "with lights".\nIts pilots know the tides. ' + ("x" * 150 + " ") * 7
+    text = '{} is a harbour "with lights".\nIts pilots know the tides. ' + ("x" * 150 + " ") * 2
     here.send(*(here.call_message("store", content=text.format(n)) for n in range(100)))
     ids = {answer_of(here.receive())["id"] for _ in range(100)}
     for wire in (here, there):
@@ -478,13 +479,13 @@ def test_limits_above_100_are_capped_and_up_to_1000_accepted(start: Start) -> No
     assert wire.call("list", limit=2.0)["count"] == 2  # some clients write whole numbers so
 
 
-@pytest.mark.parametrize("limit", [0, -1, 1001, 10**9, "0", "1.5", "five", 1.5, True, [5]])
 @pytest.mark.parametrize("tool", ["recall", "list"])
-def test_wrong_limits_are_named(wire: Wire, tool: str, limit: Any) -> None:
+def test_wrong_limits_are_named(wire: Wire, tool: str) -> None:
     query = {"query": "x"} if tool == "recall" else {}
-    text = wire.refusal(tool, limit=limit, **query)
-    assert "limit" in text
-    assert str(limit) in text
+    for limit in (0, -1, 1001, 10**9, "0", "1.5", "five", 1.5, True, [5]):
+        text = wire.refusal(tool, limit=limit, **query)
+        assert "limit" in text
+        assert str(limit) in text
 
 
 WRONG_ARGUMENTS: list[tuple[str, dict[str, Any], str]] = [
@@ -736,14 +737,15 @@ def test_memories_are_resources(wire: Wire) -> None:
         assert wire.request("resources/read", wrong)["error"]["code"] == -32602
 
 
-@pytest.mark.parametrize("method", ["completion/complete", "tasks/list", "nonsense", "", "\ud800"])
-def test_unknown_methods(wire: Wire, method: str) -> None:
-    assert error_code(wire.request(method)) == UNKNOWN_METHOD
+def test_unknown_methods(wire: Wire) -> None:
+    for method in ("completion/complete", "tasks/list", "nonsense", "", "\ud800"):
+        assert error_code(wire.request(method)) == UNKNOWN_METHOD
 
 
-@pytest.mark.parametrize("id", [0, -1, 2**53 + 1, 2**80, "", "7", "a\ud800", "ü\u2028"])
-def test_ids_are_echoed_exactly(wire: Wire, id: Any) -> None:
-    for method, params in (("ping", {}), ("nonsense", {}), ("tools/call", {"name": "list"})):
+def test_ids_are_echoed_exactly(wire: Wire) -> None:
+    ids = (0, -1, 2**53 + 1, 2**80, "", "7", "a\ud800", "ü\u2028")
+    asked = (("ping", {}), ("nonsense", {}), ("tools/call", {"name": "list"}))
+    for id, (method, params) in itertools.product(ids, asked):
         wire.send({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
         answer = wire.receive()
         assert answer["id"] == id
@@ -820,7 +822,7 @@ TOO_LONG = [
 
 @pytest.mark.parametrize("length", [LINE_MAX + 1, 2 * LINE_MAX + 1, 3 * LINE_MAX])
 def test_a_line_that_is_too_long_is_answered_with_its_id(wire: Wire, length: int) -> None:
-    for head, tail, id in TOO_LONG:
+    for head, tail, id in TOO_LONG if length == LINE_MAX + 1 else TOO_LONG[:2]:
         wire.send_bytes(head + b"x" * (length - len(head) - len(tail)) + tail + b"\n")
         answer = wire.receive()
         assert "too large" in answer["error"]["message"]
@@ -1036,14 +1038,14 @@ def test_other_programs_may_read_the_file_and_nothing_is_lost(start: Start, tmp_
 
 @started
 def test_servers_may_write_at_once(start: Start) -> None:
-    wires = [start() for _ in range(6)]
+    wires = [start() for _ in range(4)]
     assert all(still_answers(wire) for wire in wires)
     for number, wire in enumerate(wires):
         texts = [f"Fact {n} of server {number}." for n in range(4)] + ["A fact of everybody's."]
         wire.send(*(wire.call_message("store", content=text) for text in texts))
     for wire in wires:
         assert all(answer_of(wire.receive())["success"] for _ in range(5))
-    assert start().call("list")["total"] == 25  # they agree on the project, too
+    assert start().call("list")["total"] == 17  # they agree on the project, too
 
 
 @started

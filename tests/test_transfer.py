@@ -49,7 +49,7 @@ items = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12)
 @given(st.lists(items, max_size=6, unique_by=lambda row: row["id"]))
 def test_what_goes_in_comes_out(rows: list[dict[str, Any]]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -548,14 +548,13 @@ NO_LONGER = [
 
 @pytest.mark.parametrize(("old", "new", "question"), NO_LONGER)
 def test_what_is_no_longer_so_stands_beside_what_is(
-    tmp_path: Path, old: str, new: str, question: str
+    memory: Memory, old: str, new: str, question: str
 ) -> None:
-    with Memory(tmp_path / "memory.db", project="demo") as memory:
-        memory.store(old, created_at=1_780_000_000)
-        memory.store(new, created_at=1_782_600_000)
-        for text in ("Bread rises for two hours.", "The bicycle has a flat tyre."):
-            memory.store(text)
-        assert shown_beside(memory.recall(question)["results"], old, new)
+    memory.store(old, created_at=1_780_000_000)
+    memory.store(new, created_at=1_782_600_000)
+    for text in ("Bread rises for two hours.", "The bicycle has a flat tyre."):
+        memory.store(text)
+    assert shown_beside(memory.recall(question)["results"], old, new)
 
 
 @pytest.mark.parametrize("dated", [False, True])
