@@ -56,11 +56,11 @@ Logistic models (models/ranker.json) then judge each pair by what both share (x)
 either fits (y):
     o[i, j] = a . x[i, j] + b . y[i, j]            0 of a pair with a figure that only i shares
     p[i, j] = exp(o[i, j]) / (1 + sum over newer k of exp(o[i, k]))            j replaced i
-If the sum of p[i, j] over j is at least BESIDE, the likeliest j stands beside i: before it from
-PASSES on, unless j is less relevant by PASSING_LOSS. From NAMED on, i names j. A question that asks
-how it was before (`asks_before`) prefers the older of two in the same way. A third model gives each
-result's similarity, the probability that it answers. An answer is empty if its best cosine is below
-the floor:
+If the sum of p[i, j] over j is at least NAMED, i names the likeliest j, which stands beside it:
+before it from PASSES on, unless j is less relevant by PASSING_LOSS. A question that asks how it was
+before (`asks_before`) prefers the older of two in the same way. A third model gives each result's
+similarity, the probability that it answers. An answer is empty if its best cosine is below the
+floor:
     max(FLOOR, the query's greatest cosine to a cohort), less among few chunks (`chance_floor`)
 The cohort are memories of other people's lives, which come with the model.
 
@@ -226,9 +226,9 @@ STRANGE_WEIGHT = 0.15  # of words that the encoder's vocabulary lacks
 BM25_K1 = 0.3
 INFORMATIVE_IDF = 2.0  # nats; a word with less, as "to" or "is", tells nothing of a text
 REPLACES_STAYS = 0.15  # of the chance to be obsolete, where somebody told what a memory replaces
-# How likely a newer memory must have made another obsolete to stand beside it, to be named by it,
+# How likely a newer memory must have made another obsolete to stand beside it and be named by it,
 # and to stand before it; and how much less relevant it may be then.
-BESIDE, NAMED, PASSES, PASSING_LOSS = 0.05, 0.2, 0.45, 0.2
+NAMED, PASSES, PASSING_LOSS = 0.2, 0.45, 0.2
 TALK_LOSS = 0.05  # of relevance, lost by what was only said in a conversation
 SAME_COSINE = 0.99999  # from here on two vectors are of the same text, up to rounding
 RANKED = 30  # candidates compared with one another
@@ -4700,11 +4700,9 @@ def beside_newer(
 
     def place(at: int, block: list[int], where: int) -> None:
         block.insert(where, at)
-        if obsolete[at] < BESIDE:
+        if obsolete[at] < NAMED:
             return
-        best = int(chances[at].argmax())
-        if obsolete[at] >= NAMED:
-            newer[at] = best
+        newer[at] = best = int(chances[at].argmax())
         if best not in order and best not in block:
             passes = obsolete[at] >= PASSES and relevance[best] >= relevance[at] - loss
             place(best, block, block.index(at) + (not passes))

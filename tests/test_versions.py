@@ -335,7 +335,7 @@ def test_each_stands_once_and_beside_the_newer_one_that_it_names(size: int, chan
     order, newer = sediment.beside_newer(chances, relevance)
     assert sorted(order) == list(range(size))
     for old, new in newer.items():
-        assert chances[old].sum() >= sediment.BESIDE
+        assert chances[old].sum() >= sediment.NAMED
         assert chances[old, new] == chances[old].max()
     if size and order[0] != 0:  # the most relevant one is passed by what surely made it obsolete
         assert chances[0].sum() >= sediment.PASSES
