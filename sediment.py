@@ -6325,11 +6325,12 @@ class Neighbour(NamedTuple):
     text: str  # of the chunk, as the vector is
     vector: bytes
     created_at: int
+    seq: int = 0
 
 
 _NEIGHBOUR = (
     'i.id, substr(i.content, c.start + 1, c."end" - c.start), v.vector,'
-    " min(i.created_at, i.stored_at)"
+    " min(i.created_at, i.stored_at), i.seq"
 )
 
 
@@ -6821,21 +6822,17 @@ def unreadable_phrase(connection: apsw.Connection) -> str:
 
 
 def check_pages(connection: apsw.Connection) -> str:
-    """What SQLite finds wrong with the file; "" when it is sound."""
-    found = complaints(connection, "PRAGMA integrity_check(20)")
-    return "" if found == ["ok"] else "; ".join(found)
-
-
-def complaints(connection: apsw.Connection, sql: str) -> list[str]:
-    """The lines of an integrity check, with the error that ended it, each once."""
+    """What SQLite finds wrong with the file, with the error that ended its check; "" when it is
+    sound."""
     found: list[str] = []
     try:
-        found += (line for row in connection.execute(sql) for line in row[0].splitlines())
+        rows = connection.execute("PRAGMA integrity_check(20)")
+        found += (line for row in rows for line in row[0].splitlines())
     except (apsw.CorruptError, apsw.NotADBError, apsw.IOError, apsw.SQLError) as error:
         if isinstance(error, apsw.IOError) and _no_room(Path(connection.filename)):
             raise  # the disk is full, which says nothing of the file
         found.append(str(error))
-    return list(dict.fromkeys(found))
+    return "" if found == ["ok"] else "; ".join(dict.fromkeys(found))
 
 
 def vector_dimension(connection: apsw.Connection, encoder: Encoder) -> int:
@@ -6959,29 +6956,23 @@ def _draft_of_copy(database: Database, source: Path, opened: Path, draft: Path) 
         _upgrade(copy)
         new_generation(copy)
         copy.pragma("foreign_keys", True)
-        _keep_tokens(database, copy)
-        _keep_copies(database, copy, source)
+        _keep_what_is_newer(database, copy, source)
         remarks = keep_sync(database, copy) + keep_forgotten(database, copy)
         if remarks or copy.pragma("page_size") != size:  # no page keeps what was forgotten
             copy.execute(f"PRAGMA page_size = {size}; VACUUM")
     return remarks
 
 
-def _keep_copies(database: Database, copy: apsw.Connection, source: Path) -> None:
-    """Let `forget` name all copies, also those that were made after this one."""
-    note_copy(copy, source)
-    with contextlib.suppress(DamagedError):
-        for name in copies(database):
-            note_copy(copy, Path(name))
-
-
-def _keep_tokens(database: Database, copy: apsw.Connection) -> None:
+def _keep_what_is_newer(database: Database, copy: apsw.Connection, source: Path) -> None:
     """Give a copy the tokens of today: one that was revoked since stays so, and those of somebody
-    else's copy open nothing."""
+    else's copy open nothing. Let `forget` name all copies, also later ones."""
     copy.execute("DELETE FROM tokens")
+    note_copy(copy, source)
     with contextlib.suppress(DamagedError):
         rows = database.rows("SELECT * FROM tokens")
         copy.executemany("INSERT INTO tokens VALUES(?, ?, ?, ?, ?)", rows)
+        for name in copies(database):
+            note_copy(copy, Path(name))
 
 
 def _take_contents(database: Database, new: Path) -> Path | None:
@@ -7122,15 +7113,10 @@ def given_item(projects: Projects, id: object) -> dict[str, Any]:
 def _no_item(projects: Projects, given: str) -> NotFound:
     """The error that says why there is no such memory here."""
     kept = find_session(projects.database, given)
-    is_own = kept is not None and kept.project in ("", projects.current())
-    if kept is None or kept.resume == FORGOTTEN_SIZE or (kept_to_one_project() and not is_own):
+    if kept is None or kept.resume == FORGOTTEN_SIZE or not is_session(projects, given):
         return NotFound(f"no memory with the id {shown_value(given)} (not found): see `list`")
-    what = f"{shown_value(given)} is a conversation"
-    if not is_own:
-        advice = f": `{project_option(kept.project)}` reaches it"
-        return NotFound(f"{what} of another project", advice)
-    turns = f"list --kind conversation{'' if kept.project else ' --scope global'}"
-    return NotFound(what, f": `{turns}` shows its turns, `forget {given}` erases it")
+    advice = f": `list --conversations` names it, `forget {given}` erases it"
+    return NotFound(f"{shown_value(given)} is a conversation", advice)
 
 
 def visible_item(projects: Projects, id: str) -> dict[str, Any]:
@@ -7149,12 +7135,8 @@ def own_item(projects: Projects, id: object, action: str) -> dict[str, Any]:
     check_own(projects, row, "change")
     if row["ended_at"] is not None and (front := standing_for(projects.database, row["id"])):
         front = short_id(front)
-        remedies = {
-            "forget": f"`forget {front}` deletes both",
-            "replace": f"name {front} instead",
-            "move": f"`move {front}` moves both",
-        }
-        reason = f"{short_id(row['id'])} was replaced by {front}: {remedies[action]}"
+        remedy = f"`forget {front}` deletes both" if action == "forget" else f"name {front} instead"
+        reason = f"{short_id(row['id'])} was replaced by {front}: {remedy}"
         raise NotFound(reason, f", `undo {short_id(row['id'])}` restores it")
     if row["content_type"] == CONVERSATION:
         reason = f"{row['id']} was said in {source_of(row, projects)}"
@@ -7786,6 +7768,7 @@ class Lease:
     def __init__(self, database: Database, job: str) -> None:
         self._database, self._job = database, job
         self._owner = f"{os.getpid()}-{id(self)}"
+        self._is_held = False
 
     def __enter__(self) -> Lease:
         return self
@@ -7803,6 +7786,7 @@ class Lease:
                 return False
             if known != wanted:  # it is taken before each of many short steps
                 set_meta(connection, self._job, wanted)
+        self._is_held = True
         return True
 
     @contextlib.contextmanager
@@ -7825,11 +7809,11 @@ class Lease:
 
     def release(self) -> None:
         """Let others have it at once; where that cannot be written, it runs out by itself."""
-        own, values = "FROM meta WHERE key = ? AND value GLOB ?", (self._job, f"{self._owner} *")
+        sql = "DELETE FROM meta WHERE key = ? AND value GLOB ?"
         with contextlib.suppress(DatabaseError):
-            if self._database.rows(f"SELECT 1 {own}", *values):
+            if self._is_held:
                 with self._database.transaction(create=False) as connection:
-                    connection.execute(f"DELETE {own}", values)
+                    connection.execute(sql, (self._job, f"{self._owner} *"))
 
 
 class Storing(View):
@@ -7842,76 +7826,40 @@ class Storing(View):
         """Store a text without secrets: what `Memory.store` returns."""
         created = present() if created_at is None else parse_moment(created_at)
         old = item_to_replace(self.projects, replace) if replace is not None else None
-        wanted = check_scope(scope) if scope is not None else None
-        project, remark = self._destination(wanted, old)
-        with self.database.translate_errors():
-            twin = same_text(self.database.reader(), content, project)
-        if old and twin == old["id"]:  # the text stays, and is confirmed
-            old = None
-        contested = twin and self._is_contested(twin, created)
-        if twin and not contested and (answer := self._confirm(twin, old)):
-            return answer
+        project, remark = self._destination(None if scope is None else check_scope(scope), old)
         if created > time.time():
             remark += f", dated {local_time(iso_time(created))}, which is in the future"
         item = prepare_item(self.database, self.encoder, new_id(), content, project, created)
-        # Other versions may have come after the same text: the one stored now is the newest.
-        ended = {twin: "repeat"} if twin else {}
-        if old:  # last, for `undo` takes the last back
-            ended[old["id"]] = "replace"
         last = self.database.value("SELECT coalesce(max(seq), 0) FROM items")
         new = _newcomer(item)
-        neighbours = [one for one in self.neighbours(new, item.project_id) if one.id not in ended]
-        near = [(one.id, one.cosine) for one in neighbours if one.cosine >= CONFLICT_COSINE]
-        pairs = self.outdated(new, neighbours)
-        while (twin := self._write(item, ended, near[:CONFLICTS_QUEUED], pairs, last)) is not None:
-            if answer := self._confirm(twin, old):
-                return answer
-        outdated = self._described(pairs)
+        near = self.neighbours(new, project)
+        with self.database.translate_errors():
+            twin = same_text(self.database.reader(), content, project)
+        others = [one for one in near if one.id not in (twin, old and old["id"])]
+        outdated = self.outdated(new, others)
+        with self.database.transaction() as connection:
+            twin = same_text(connection, content, project)
+            if old:  # others may have been quicker
+                old = item_to_replace(self.projects, old["id"])
+            if old and old["id"] == twin:  # the text stays, and is confirmed
+                old = None
+            if twin and not _is_contested(twin, near, created):
+                return _confirm(connection, twin, old)
+            if not claim_model(connection, self.encoder.model):  # others have made all vectors anew
+                item = item._replace(vectors=[])
+            _write(connection, item, twin, old)
+            if item.vectors:  # its neighbours were looked at just now
+                alike = [(one.id, one.cosine) for one in others if one.cosine >= CONFLICT_COSINE]
+                enqueue(connection, item.id, alike[:CONFLICTS_QUEUED])
+                connection.execute(_EXAMINED_NEXT, (last,))
+            queue_obsolete(connection, item.id, outdated)
         remark += f" ({self.encoder.trouble})" if self.encoder.trouble else ""
-        answer = _store_answer(item, next(reversed(ended), None), outdated, remark)
-        if outdated:
+        described = self._described(outdated)
+        answer = _store_answer(item, old["id"] if old else twin, described, remark)
+        if described:
             command = f"sediment replace OLD {short_id(item.id)}{self.projects.option()}"
             answer["advice"] = f"Does this replace one of these? `{command}`"
         return answer
-
-    def _confirm(self, twin: str, old: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Confirm the item that has this text already, and hide behind it the one that the text
-        is to replace. None when somebody has just hidden or forgotten it."""
-        sql = "SELECT project_id, created_at FROM items WHERE id = ? AND ended_at IS NULL"
-        with self.database.transaction() as connection:
-            if (row := connection.execute(sql, (twin,)).get) is None:
-                return None
-            project, created = row
-            count_validation(connection, twin)
-            add_history(connection, "confirm", twin)
-            if old:
-                gone = item_to_replace(self.projects, old["id"])  # others may have been quicker
-                at = ended_when(gone["created_at"], created)
-                end_item(connection, gone["id"], twin, "replace", at, beside=True)
-        scope = "project" if project else "global"
-        answer = {"success": True, "id": twin, "scope": scope, "already_stored": True}
-        message = "This text was stored before; it counts as confirmed"
-        if old:
-            answer["replaced_id"] = old["id"]
-            message += f" and replaced {short_id(old['id'])}"
-        return answer | {"message": message + "."}
-
-    def _is_contested(self, id: str, until: int) -> bool:
-        """Whether an item between this one and a time may be another version of what it says."""
-        rows = self.database.rows(
-            "SELECT i.created_at, i.seq, v.vector FROM items i JOIN chunks c ON c.item = i.seq"
-            " JOIN vectors v ON v.chunk = c.id WHERE i.id = ? AND c.position = 0",
-            id,
-        )
-        if not rows:  # forgotten a moment ago, or without a vector
-            return False
-        *order, vector = rows[0]
-        where = (
-            f"{IS_MEMORY} AND {IN_OWN_SCOPE} AND i.created_at BETWEEN {order[0]:d} AND {until:d}"
-        )
-        near = search_vectors(self.database, vector, where, self.projects.current(), 10)
-        others = items_by_row(self.database, near.item[near.score >= CONTESTING_COSINE].tolist())
-        return any([other["created_at"], other["seq"]] > order for other in others.values())
 
     def _destination(self, scope: str | None, old: dict[str, Any] | None) -> tuple[str | None, str]:
         """The project to store in (None = global), and a remark when it is not as asked."""
@@ -7967,40 +7915,48 @@ class Storing(View):
             shared_facts(row) | {"probability": shown_score(chance)} for row, chance in rows if row
         ]
 
-    def _write(
-        self,
-        item: Item,
-        ended: dict[str, str],
-        near: list[tuple[str, float]],
-        outdated: list[tuple[str, float]],
-        last: int,
-    ) -> str | None:
-        """Store an item, and hide behind it those that it ends, by id and reason. `near` was found
-        among the rows up to `last`, and so was what is `outdated`, of which nothing is decided yet.
 
-        Returns the id of a live item with the same text instead, if there is one by now.
-        """
-        with self.database.transaction() as connection:
-            twin = same_text(connection, item.content, item.project_id)
-            if twin is not None and twin not in ended:
-                return twin
-            if not claim_model(connection, self.encoder.model):  # others have made all vectors anew
-                item = item._replace(vectors=[])
-            insert_item(connection, item)
-            enqueue(connection, item.id, near)
-            queue_obsolete(connection, item.id, outdated)
-            for old, reason in ended.items():
-                at = item.created_at
-                if reason == "replace":  # others may have been quicker
-                    at = ended_when(item_to_replace(self.projects, old)["created_at"], at)
-                elif not _is_live(connection, old):
-                    continue  # somebody has just hidden it for another reason
-                beside = reason == "replace" and twin is not None  # its text stood there, too
-                end_item(connection, old, item.id, reason, at, beside=beside)
-                count_validation(connection, item.id)
-            if item.vectors:  # its neighbours were looked at just now
-                connection.execute(_EXAMINED_NEXT, (last,))
-        return None
+def _write(
+    connection: apsw.Connection, item: Item, twin: str | None, old: dict[str, Any] | None
+) -> None:
+    """Store an item, and hide behind it an item with the same text, after which other versions
+    may have come, and the one that it replaces: that last, for `undo` takes the last back."""
+    insert_item(connection, item)
+    if twin:
+        end_item(connection, twin, item.id, "repeat", item.created_at)
+        count_validation(connection, item.id)
+    if old:
+        at = ended_when(old["created_at"], item.created_at)
+        end_item(connection, old["id"], item.id, "replace", at, beside=twin is not None)
+        count_validation(connection, item.id)
+
+
+def _is_contested(id: str, near: Sequence[Neighbour], until: int) -> bool:
+    """Whether an item between this one and a time may be another version of what it says."""
+    order = next(((one.created_at, one.seq) for one in near if one.id == id), None)
+    return order is not None and any(
+        one.cosine >= CONTESTING_COSINE and one.created_at <= until
+        for one in near
+        if (one.created_at, one.seq) > order
+    )
+
+
+def _confirm(connection: apsw.Connection, twin: str, old: dict[str, Any] | None) -> dict[str, Any]:
+    """Confirm the item that has this text already, and hide behind it the one that the text is to
+    replace."""
+    sql = "SELECT project_id, created_at FROM items WHERE id = ?"
+    project, created = fetch(connection, sql, twin)[0]
+    count_validation(connection, twin)
+    add_history(connection, "confirm", twin)
+    scope = "project" if project else "global"
+    answer = {"success": True, "id": twin, "scope": scope, "already_stored": True}
+    message = "This text was stored before; it counts as confirmed"
+    if old:
+        at = ended_when(old["created_at"], created)
+        end_item(connection, old["id"], twin, "replace", at, beside=True)
+        answer["replaced_id"] = old["id"]
+        message += f" and replaced {short_id(old['id'])}"
+    return answer | {"message": message + "."}
 
 
 def _store_answer(
@@ -8196,53 +8152,6 @@ def has_chores(database: Database) -> bool:
 # ---------------------------------------------------------------------------------------------
 
 
-def replace_item(projects: Projects, old: str, new: str) -> dict[str, Any]:
-    """Hide a memory behind another one: what `Memory.replace` returns."""
-    with projects.database.transaction(create=False) as connection:
-        gone, stays = (item_to_replace(projects, id) for id in (old, new))
-        if gone["id"] == stays["id"]:
-            raise Conflict(f"{short_id(gone['id'])} cannot replace itself: name another memory")
-        check_reach(gone, stays["project_id"], f"`move {short_id(stays['id'])} global`")
-        at = ended_when(gone["created_at"], stays["created_at"])
-        end_item(connection, gone["id"], stays["id"], "replace", at, beside=True)
-        count_validation(connection, stays["id"])
-    old, new = short_id(gone["id"]), short_id(stays["id"])
-    message = f"{new} replaced {old}; `undo {old}` restores it."
-    ids = {"id": stays["id"], "replaced_id": gone["id"]}
-    return {"success": True, **ids, "message": message}
-
-
-def keep_both_items(projects: Projects, old: str, new: str) -> dict[str, Any]:
-    """Settle that both memories hold: what `Memory.keep_both` returns."""
-    with projects.database.transaction() as connection:
-        ids = [own_item(projects, id, "replace")["id"] for id in (old, new)]
-        if ids[0] == ids[1]:
-            raise InvalidInput(f"{short_id(ids[0])} is given twice: name two memories")
-        keep_apart(connection, *ids)
-    names = " and ".join(map(short_id, ids))
-    return {"success": True, "message": f"{names} both stay."}
-
-
-def pairs_to_review(projects: Projects) -> dict[str, Any]:
-    """What is left to decide here, and how many pairs other projects have: what `Memory.review`
-    returns."""
-    pairs: list[dict[str, Any]] = []
-    elsewhere: Counter[str] = Counter()
-    for *ids, why, share in reviewable(projects.database):
-        rows = [row for id in ids if (row := find_item(projects.database, id))]
-        if foreign := {row["project_id"] for row in rows if projects.is_foreign(row)}:
-            elsewhere.update(foreign)
-        elif len(rows) == 2:  # else one was forgotten a moment ago
-            old, new = map(shared_facts, rows)
-            pairs.append({"old": old, "new": new, why: shown_score(share)})
-    answer: dict[str, Any] = {"count": len(pairs), "pairs": pairs}
-    if elsewhere and crosses_projects():
-        answer["other_projects"] = dict(elsewhere)
-    if not pairs:
-        answer["message"] = _nothing_to_review(answer.get("other_projects", {}))
-    return answer
-
-
 def _nothing_to_review(elsewhere: dict[str, int]) -> str:
     """That there are no pairs here, and where there are some."""
     if not elsewhere:
@@ -8353,19 +8262,6 @@ def _to_bring_back(projects: Projects, id: str) -> str:
     raise NotFound(f"{short_id(row['id'])} has replaced nothing and was merged with nothing")
 
 
-def move_item(projects: Projects, id: str, scope: str) -> dict[str, Any]:
-    """Give a memory another scope: what `Memory.move` returns."""
-    before = own_item(projects, id, "move")["id"]  # before a project is made for it
-    project = None if scope == "global" else projects.current(create=True)
-    with projects.database.transaction(create=False) as connection:
-        if scope == "project" and project is None:
-            raise InvalidInput(f"there is no project here ({projects.nowhere()})")
-        id = move_versions(connection, projects, id, project)
-    message = f"Moved {short_id(id)} to {scope} scope."
-    message += f" {short_id(before)} is hidden where it was shared." if id != before else ""
-    return {"success": True, "id": id, "scope": scope, "message": message}
-
-
 def move_versions(
     connection: apsw.Connection, projects: Projects, id: str, project: str | None
 ) -> str:
@@ -8417,27 +8313,6 @@ def _copy_item(connection: apsw.Connection, row: dict[str, Any], project: str | 
     item = Item(*facts, chunks, vectors if all(vectors) else [])
     insert_item(connection, item)
     return item.id
-
-
-def forget_items(projects: Projects, ids: Sequence[str]) -> dict[str, Any]:
-    """Erase items, or whole sessions: what `Memory.forget` returns."""
-    sessions = list(dict.fromkeys(id for id in ids if is_session(projects, id)))
-    # A memory that was imported may have the name of a session as its id: both go.
-    items = (id for id in ids if id not in sessions or is_own_memory(projects, id))
-    doomed = list(dict.fromkeys(own_item(projects, id, "forget")["id"] for id in items))
-    remark = remark_on_forgotten(projects.database, doomed)
-    with projects.database.transaction() as connection:
-        for id in doomed:
-            own_item(projects, id, "forget")  # another process may have been quicker
-        texts = texts_of(connection, doomed, sessions)
-        erased = sum(erase_item(connection, id) for id in doomed)
-        for name in sessions:
-            forget_session(connection, name)
-    older = and_versions(erased - len(doomed))
-    doomed += [name for name in sessions if name not in doomed]
-    wipe(projects.database, texts)
-    answer = {"success": True, "ids": doomed} | left_in_copies(projects.database)
-    return answer | {"message": f"Deleted {', '.join(map(short_id, doomed))}{older}.{remark}"}
 
 
 def is_own_memory(projects: Projects, id: str) -> bool:
@@ -8986,24 +8861,63 @@ class Memory(ServedMemory):
     def replace(self, old: str, new: str) -> dict[str, Any]:
         """Hide a memory behind one that makes it obsolete: {success, id, replaced_id, message}.
         `undo` of either restores the old one beside the new one."""
-        return replace_item(self.projects, old, new)
+        with self.database.transaction(create=False) as connection:
+            gone, stays = (item_to_replace(self.projects, id) for id in (old, new))
+            old, new = short_id(gone["id"]), short_id(stays["id"])
+            if gone["id"] == stays["id"]:
+                raise Conflict(f"{old} cannot replace itself: name another memory")
+            check_reach(gone, stays["project_id"], f"`move {new} global`")
+            at = ended_when(gone["created_at"], stays["created_at"])
+            end_item(connection, gone["id"], stays["id"], "replace", at, beside=True)
+            count_validation(connection, stays["id"])
+        message = f"{new} replaced {old}; `undo {old}` restores it."
+        ids = {"id": stays["id"], "replaced_id": gone["id"]}
+        return {"success": True, **ids, "message": message}
 
     def review(self, *, within: float = math.inf) -> dict[str, Any]:
         """Pairs to decide about: {count, pairs: [{old, new, probability?, alike?}], message?,
         other_projects?}. The old memory may be obsolete: `replace` hides it, `keep_both` keeps it.
         Imported memories are examined first, for at most `within` seconds."""
         Consolidator(self.storing).examine(within)
-        return pairs_to_review(self.projects)
+        pairs: list[dict[str, Any]] = []
+        elsewhere: Counter[str] = Counter()
+        for *ids, why, share in reviewable(self.database):
+            rows = [row for id in ids if (row := find_item(self.database, id))]
+            if foreign := {row["project_id"] for row in rows if self.projects.is_foreign(row)}:
+                elsewhere.update(foreign)
+            elif len(rows) == 2:  # else one was forgotten a moment ago
+                old, new = map(shared_facts, rows)
+                pairs.append({"old": old, "new": new, why: shown_score(share)})
+        answer: dict[str, Any] = {"count": len(pairs), "pairs": pairs}
+        if elsewhere and crosses_projects():
+            answer["other_projects"] = dict(elsewhere)
+        if not pairs:
+            answer["message"] = _nothing_to_review(answer.get("other_projects", {}))
+        return answer
 
     def keep_both(self, old: str, new: str) -> dict[str, Any]:
         """Settle that a memory is not obsolete because of another: {success, message}."""
-        return keep_both_items(self.projects, old, new)
+        with self.database.transaction() as connection:
+            ids = [own_item(self.projects, id, "replace")["id"] for id in (old, new)]
+            if ids[0] == ids[1]:
+                raise InvalidInput(f"{short_id(ids[0])} is given twice: name two memories")
+            keep_apart(connection, *ids)
+        return {"success": True, "message": f"{' and '.join(map(short_id, ids))} both stay."}
 
     def move(self, id: str, scope: str) -> dict[str, Any]:
         """Change a memory's scope to "global" or "project": {success, id, scope, message}. Its id,
         links and counts stay; the memories that it replaced move with it. A memory that is shared
         gets a new id, and is hidden, as by `prune`, where it was."""
-        return move_item(self.projects, id, check_scope(scope))
+        before = own_item(self.projects, id, "move")["id"]  # before a project is made for it
+        scope = check_scope(scope)
+        project = None if scope == "global" else self.projects.current(create=True)
+        with self.database.transaction(create=False) as connection:
+            if scope == "project" and project is None:
+                raise InvalidInput(f"there is no project here ({self.projects.nowhere()})")
+            id = move_versions(connection, self.projects, id, project)
+        message = f"Moved {short_id(id)} to {scope} scope."
+        message += f" {short_id(before)} is hidden where it was shared." if id != before else ""
+        return {"success": True, "id": id, "scope": scope, "message": message}
 
     def undo(self, id: str) -> dict[str, Any]:
         """Undo a memory's last replacement or merge: {success, restored, hidden?, message}. `id`
@@ -9090,7 +9004,23 @@ class Memory(ServedMemory):
         any id is not found, nothing is deleted."""
         if not ids:
             raise InvalidInput("name what to forget, by its id: `list` shows them")
-        return forget_items(self.projects, ids)
+        sessions = list(dict.fromkeys(id for id in ids if is_session(self.projects, id)))
+        # A memory that was imported may have the name of a session as its id: both go.
+        items = (id for id in ids if id not in sessions or is_own_memory(self.projects, id))
+        doomed = list(dict.fromkeys(own_item(self.projects, id, "forget")["id"] for id in items))
+        remark = remark_on_forgotten(self.database, doomed)
+        with self.database.transaction() as connection:
+            for id in doomed:
+                own_item(self.projects, id, "forget")  # another process may have been quicker
+            texts = texts_of(connection, doomed, sessions)
+            erased = sum(erase_item(connection, id) for id in doomed)
+            for name in sessions:
+                forget_session(connection, name)
+        older = and_versions(erased - len(doomed))
+        doomed += [name for name in sessions if name not in doomed]
+        wipe(self.database, texts)
+        answer = {"success": True, "ids": doomed} | left_in_copies(self.database)
+        return answer | {"message": f"Deleted {', '.join(map(short_id, doomed))}{older}.{remark}"}
 
     # Care
 
@@ -9138,8 +9068,6 @@ class Memory(ServedMemory):
     def stats(self, *, verify: bool = False) -> dict[str, Any]:
         """The file, its counts, the project and the model. `verify` reads the whole model."""
         return database_stats(self.projects, self.encoder, verify)
-
-    # Other machines
 
 
 # ---------------------------------------------------------------------------------------------
@@ -9234,8 +9162,7 @@ def render_recalled(answer: dict[str, Any], query: str = "") -> Iterator[str]:
         yield dim(f"see also {memory_line(row, 60)}  [{printable(reason)}]")
     told = [answer["message"]] if "message" in answer else []
     if held := answer.get("held_back"):
-        them = "it" if held == 1 else "them"
-        told.append(f"({number_of(held, 'weak match')} hidden; `--anyway` shows {them}.)")
+        told.append(f"({number_of(held, 'weak match')} hidden: see `--anyway`.)")
     yield from [dim(printable_name(" ".join(told)))] if told else []
     yield from [printable_name(answer["notice"])] if "notice" in answer else []
 
@@ -9267,27 +9194,18 @@ def _remarks(row: dict[str, Any]) -> Iterator[str]:
 
 def excerpt(text: str, query: str) -> str:
     """EXCERPT characters of a text, beginning at the line that has most of a query's words."""
-    if len(text) <= EXCERPT:
-        return text
     words = set(re.findall(r"\w{3,}", query.lower()))
     lines = list(lines_with_start(text))
     matches = [len(words & set(re.findall(r"\w{3,}", line.lower()))) for _, line in lines]
-    best = lines[matches.index(max(matches))][0]
-    start = max(at for at, _ in lines if at <= min(best, max(0, len(text) - EXCERPT // 2)))
-    part = text[start : start + EXCERPT]
-    if is_cut := len(text) - start > EXCERPT:
-        part = (part.rsplit(None, 1) or [""])[0]
-    return ("… " if start else "") + part.strip() + (" …" if is_cut else "")
+    best = lines[matches.index(max(matches))][0] if len(text) > EXCERPT else 0
+    cut = text[best : best + EXCERPT].strip()
+    return ("… " if best else "") + cut + (" …" if best + EXCERPT < len(text) else "")
 
 
 def render_item(answer: dict[str, Any]) -> Iterator[str]:
-    yield printable(answer["content"])
-
-
-def render_expanded(answer: dict[str, Any]) -> Iterator[str]:
     if "source" in answer:
         yield dim(printable_name(answer["source"]))
-    yield from render_item(answer)
+    yield printable(answer["content"])
 
 
 def render_listed(answer: dict[str, Any]) -> Iterator[str]:
@@ -9422,7 +9340,6 @@ KEYS, KEY_FILES = PATHS._replace(metavar="KEY|FILE"), PATHS._replace(metavar="FI
 CONTENT = string(pattern=_TEXT)
 QUERY = string(pattern=_TEXT)
 PREFIX = string("PREFIX", pattern=_TEXT)
-# A shell can complete it.
 ID = string("ID")
 FLAG = Kind({"type": "boolean"}, click.BOOL)
 TIME = string("TIME", pattern=_MOMENT, minimum=0, maximum=TIME_MAX)
@@ -9433,6 +9350,7 @@ FILE = Kind({"type": "string"}, click.Path(dir_okay=False))
 FILE_OR_FOLDER = Kind({"type": "string"}, click.Path(allow_dash=True))
 DESCRIPTOR = whole(0, 1023, "N")
 LIMIT = whole(1, LIMIT_MAX, "N")
+CLIENT = choice(*CLIENTS, "all")._replace(metavar="[NAME]")  # without a name, all
 SCOPE = choice(*SCOPES, any_case=True)
 ANY_SCOPE = choice(*SCOPES, "all", any_case=True)
 
@@ -9615,7 +9533,7 @@ _TABLE = (
         Argument("hub", FLAG),
         Argument("conversations", FLAG, "--conversations/--no-conversations", default=...),
     ),
-    Operation("expand", _expand, render_expanded).takes(
+    Operation("expand", _expand, render_item).takes(
         _THE_ID,
         Argument("lines", whole(0, 10_000, "N")),
         Argument("section", FLAG),
@@ -9692,6 +9610,7 @@ _TABLE = (
     ),
     Operation("doctor", Memory.doctor, render_checked).takes(
         Argument("repair", FLAG),
+        Argument("client", CLIENT),  # of the shell alone: clients are no part of a memory
     ),
     Operation("backup", Memory.backup, render_message).takes(_BACKUP, *_ENCRYPT),
     Operation("restore", Memory.restore, render_message).takes(_BACKUP, *_OPEN),
@@ -10453,10 +10372,8 @@ _GENERAL: dict[str, dict[str, Any]] = {
 
 
 def _note_general(context: click.Context, option: click.Parameter, value: Any) -> None:
-    if value not in (None, False) and option.name:
-        context.find_root().params[option.name] = value  # for completion, which has no `obj`
-        if context.obj:
-            setattr(context.obj, option.name, value)
+    if value not in (None, False) and option.name and context.obj:
+        setattr(context.obj, option.name, value)
 
 
 def refuse_unused(ctx: click.Context, **found: Any) -> None:
@@ -10469,7 +10386,7 @@ def refuse_unused(ctx: click.Context, **found: Any) -> None:
             helpful = [one for one in COMPANIONS[command] if counts(command, one, name)]
             shown = " or ".join(_as_typed(ctx, other) for other in ([mode] if mode else helpful))
             how = "with" if mode else "without"
-            raise click.UsageError(f"{_as_typed(ctx, name)} has no effect {how} {shown}")
+            ctx.fail(f"{_as_typed(ctx, name)} has no effect {how} {shown}")
 
 
 def _typed(ctx: click.Context) -> list[str]:
@@ -10488,21 +10405,6 @@ def _as_typed(ctx: click.Context, mode: str) -> str:
     return param.opts[-1] if is_option else (param.metavar or name.upper()).strip("[].")
 
 
-# What other programs call a command, for people who type it from habit.
-_OTHER_NAMES = {
-    "store": "add insert put remember save write",
-    "forget": "del delete erase remove rm",
-    "recall": "ask find query retrieve",
-    "get": "cat read show view",
-    "replace": "supersede update",
-    **{"list": "ls", "history": "log", "undo": "revert", "doctor": "check", "stats": "info"},
-    **{"serve": "mcp", "init": "setup", "browse": "ui"},
-}
-COMMAND_ALIASES = {
-    alias: command for command, names in _OTHER_NAMES.items() for alias in names.split()
-}
-
-
 class _Group(click.Group):
     """One-line errors, and commands in the order of the file."""
 
@@ -10518,13 +10420,6 @@ class _Group(click.Group):
         elif args[:1] == ["version"]:
             args = ["--version", *args[1:]]
         return super().parse_args(ctx, args)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if (command := COMMAND_ALIASES.get(args[0])) and not ctx.resilient_parsing:
-            ctx.fail(f"No such command '{args[0]}'. Did you mean '{command}'?")
-        return super().resolve_command(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         extension("help_pages").write_commands(self.commands, formatter)
@@ -10588,7 +10483,7 @@ def _run(operation: Operation, shared: Context, /, **given: Any) -> None:
 def _store(shared: Context, content: str, **options: Any) -> None:
     with shared.memory() as memory:
         shared.show(memory.store(content, **options), render_stored)
-        finish_pending(memory, shared)
+        finish_pending(memory)
 
 
 def _recall_words(shared: Context, query: tuple[str, ...], **options: Any) -> None:
@@ -10625,7 +10520,7 @@ def _doctor(shared: Context, repair: bool = False, client: str | None = None) ->
         if repair:
             answer = memory.repair()
             shared.show(answer, render_message)
-            finish_pending(memory, shared)
+            finish_pending(memory)
         else:
             names = [client] if client and client != "all" else []
             answer = (
@@ -10653,7 +10548,8 @@ def _reindex(shared: Context) -> None:
 def _parameter(argument: Argument) -> click.Parameter:
     """An argument of an operation as one of its command."""
     name, kind, place = argument.name, argument.kind, argument.place
-    common: dict[str, Any] = {"type": kind.shell, "shell_complete": _ids if kind is ID else None}
+    common: dict[str, Any] = {"type": kind.shell}
+    is_flag = True if kind is FLAG else None
     if argument.default is not None:  # to click, None would be a default, too
         common["default"] = argument.default
     if place:
@@ -10664,28 +10560,15 @@ def _parameter(argument: Argument) -> click.Parameter:
     return click.Option(
         [name, *(argument.flags or f"{_SHORT.get(name, '')} {argument.option}").split()],
         metavar=kind.metavar,
-        is_flag=kind is FLAG or None,  # with False, click would make the option's value optional
+        # With False, click makes the option's value optional.
+        **({"is_flag": False, "flag_value": "all"} if kind is CLIENT else {"is_flag": is_flag}),
         multiple=kind.schema["type"] == "array",
-        show_default=argument.default is not None and kind is not FLAG,
+        show_default=argument.default is not None and not is_flag,
         **common,
     )
 
 
 _SHORT = {"limit": "-l", "scope": "-s"}
-
-
-def _ids(context: click.Context, _: click.Parameter, beginning: str) -> list[str]:
-    """The ids to propose on Tab; none where the memory cannot be read. A shell inserts them without
-    quotes, and an imported id may be anything: only ids of plain characters are proposed."""
-    options = context.find_root().params
-    with (
-        contextlib.suppress(SedimentError),
-        Memory(options.get("db"), project=options.get("project")) as memory,
-    ):
-        rows = memory.list_items(limit=LIMIT_MAX, scope="all")["items"]
-        ids = [row["id"] for row in rows if re.fullmatch(r"(?a:\w[\w.:@%+/-]*)", row["id"])]
-        return [id for id in ids if id.startswith(beginning)]
-    return []
 
 
 _OWN_RUNS = {
@@ -10720,20 +10603,8 @@ def _command(operation: Operation) -> _Command:
         run(context.obj, **values)
 
     command = _Command(operation.name, callback=callback)
-    command.own = lambda: _parameters(operation)
+    command.own = lambda: [*map(_parameter, operation.arguments)]
     return command
-
-
-def _parameters(operation: Operation) -> list[click.Parameter]:
-    """The parameters of an operation's command."""
-    parameters = [*map(_parameter, operation.arguments)]
-    if operation.name == "doctor":  # clients are no part of a memory, so only the shell has this
-        kind = click.Choice((*CLIENTS, "all"))
-        option = click.Option(
-            ["--client"], type=kind, is_flag=False, flag_value="all", metavar="[NAME]"
-        )
-        parameters.insert(1, option)
-    return parameters
 
 
 for _operation in OPERATIONS.values():
@@ -10858,29 +10729,23 @@ def progress_bar(label: str, total: int | None) -> Iterator[Callable[[int], None
         yield add
 
 
-def finish_pending(memory: Memory, shared: Context) -> None:
+def finish_pending(memory: Memory) -> None:
     """Compute the vectors of long texts, after the answer; interrupting that loses nothing."""
-    if not (total := memory.pending()):
-        return
-    sys.stdout.flush()
-    if total > INLINE_CHUNKS:
-        later = "Ctrl-C is safe: the next store, import or serve goes on"
-        click.echo(f"encoding {total} parts of texts ({later})", err=True)
-    until = "the next store, import or serve makes the vectors that are missing"
-    with put_off(shared, until), progress_bar("encoding", total) as add:
-        memory.embed_pending(add)
+    if total := memory.pending():
+        sys.stdout.flush()
+        until = "the next store, import or serve makes the vectors that are missing"
+        with put_off(until), progress_bar("encoding", total) as add:
+            memory.embed_pending(add)
 
 
 @contextlib.contextmanager
-def put_off(shared: Context, until: str) -> Iterator[None]:
-    """For work after the answer: if it fails, say until when it is put off, and do not fail."""
+def put_off(until: str) -> Iterator[None]:
+    """For work after the answer: if it fails or is interrupted, say until when it is put off, and
+    do not fail."""
     try:
         yield
-    except KeyboardInterrupt:
-        if shared.verbose:
-            click.echo(f"interrupted: {until}", err=True)
-    except (DatabaseError, ServiceError) as error:
-        reason = printable(str(error).removesuffix(_NOT_MADE))
+    except (KeyboardInterrupt, DatabaseError, ServiceError) as error:
+        reason = printable(str(error).removesuffix(_NOT_MADE)) or "interrupted"
         click.echo(f"All is stored; {until} ({reason})", err=True)
 
 

@@ -1202,7 +1202,7 @@ def run_index(
         if not shared.verbose:
             answer.pop("changes", None)
         shared.show(answer, render_indexed)
-        core.finish_pending(memory, shared)
+        core.finish_pending(memory)
         _fail_for_skipped(answer, paths)
 
 

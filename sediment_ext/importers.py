@@ -238,8 +238,8 @@ def _finish_import(memory: core.Memory, shared: core.Context, answer: dict[str, 
     if not shared.json:
         shared.show(answer, render)
     try:
-        core.finish_pending(memory, shared)
-        answer |= _finish_consolidation(memory, shared)
+        core.finish_pending(memory)
+        answer |= _finish_consolidation(memory)
     finally:
         if shared.json:
             shared.show(answer, render)
@@ -306,15 +306,13 @@ def _count_lines(file: IO[bytes]) -> int | None:
     return count + (last != b"\n")
 
 
-def _finish_consolidation(memory: core.Memory, shared: core.Context) -> dict[str, int]:
+def _finish_consolidation(memory: core.Memory) -> dict[str, int]:
     """Merge what an import brought twice. Returns {to_review}: the number of pairs that may
     conflict."""
     if not core.consolidates() or not memory.has_chores():
         return {}
     sys.stdout.flush()
-    with core.put_off(
-        shared, "the next import, consolidate or serve goes on with what was imported"
-    ):
+    with core.put_off("the next import, consolidate or serve goes on with what was imported"):
         deadline = time.monotonic() + CONSOLIDATE_TIME
         answer = memory.consolidate(stop=lambda: time.monotonic() > deadline)
         if answer["merged"]:

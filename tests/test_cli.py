@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 from conftest import ROOT, Run
 from program import Program, files, heed_permissions, one_line
@@ -458,15 +457,6 @@ def test_an_import_goes_on_where_the_shell_has_read_to(tmp_path: Path) -> None:
         words = [sys.executable, "-c", command, "--json", "import", "-"]
         done = subprocess.run(words, stdin=rows, cwd=ROOT, env=env, capture_output=True)
     assert (done.returncode, json.loads(done.stdout)["stored"]) == (0, 1)
-
-
-def test_completion_heeds_the_general_options_behind_a_command(tmp_path: Path) -> None:
-    database = tmp_path / "memory.db"
-    id = json.loads(shell(database, "--json", "store", "tea", "--scope", "global"))["id"]
-    complete = ShellComplete(sediment.cli, {}, "sediment", "_SEDIMENT_COMPLETE")
-    for words in (["get", "--db", str(database)], ["--db", str(database), "get"]):
-        assert [item.value for item in complete.get_completions(words, "")] == [id]
-    assert complete.get_completions(["get", "--db", str(tmp_path / "other.db")], "") == []
 
 
 def test_a_line_of_a_scripted_review_is_for_the_pair_of_its_number(

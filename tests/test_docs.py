@@ -255,7 +255,7 @@ def test_the_picture_shows_its_session() -> None:
         ("Stored in project scope.", "Stored in global scope.", False),
         ("Indexed 2 files (0.16 s, 12 a second).", "Indexed 2 files (1.20 s).", True),
         ("Indexed 2 files (0.16 s).", "Indexed 3 files (0.16 s).", False),
-        ("a\n(1 weak match hidden; `--anyway` shows it.)\n", "a\n", True),
+        ("a\n(1 weak match hidden: see `--anyway`.)\n", "a\n", True),
     ],
 )
 def test_what_is_masked(one: str, other: str, same: bool) -> None:

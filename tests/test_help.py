@@ -1,7 +1,6 @@
 """What the program says about itself is there, and true."""
 
 import itertools
-import json
 import re
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import pytest
 from conftest import Run
 from program import Program
 
-from sediment import CLIENTS, COMMAND_ALIASES, RANKINGS, cli
+from sediment import CLIENTS, RANKINGS, cli
 from sediment_ext.help_pages import help_pages
 
 COMMANDS = (
@@ -88,14 +87,9 @@ def test_wrong_usage_says_where_help_is(here: Program) -> None:
     assert re.search(r"`\S+ --help`", here.error("remember", code=2))
     assert re.search(r"`\S+ list --help`", here.error("list", "--nonsense", code=2))
     assert re.search(r"`\S+ recall --help`", here.error("recall", "x", "--limit", code=2))
-    for words in (["rcall"], ["get", "--jsn"], ["remember"], ["rm"]):
+    for words in (["rcall"], ["get", "--jsn"]):
         said = here.error(*words, code=2)
         assert re.search(r"\. Did you mean '[\w-]+'\? See `", said), said
-
-
-def test_what_other_programs_call_a_command_is_none_of_ours() -> None:
-    assert COMMAND_ALIASES.keys().isdisjoint(cli.commands)
-    assert set(COMMAND_ALIASES.values()) <= cli.commands.keys()
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -141,10 +135,3 @@ def test_bash_proposes_commands_and_options(here: Program, pyz: Path, unpacked: 
     assert completed(here, pyz, "st") == {"store", "stats", "status"}
     assert completed(here, pyz, "list", "--scope", "") == {"project", "global", "all"}
     assert "--created-at" in completed(here, pyz, "store", "--")
-    id = here.store("The ferry leaves at nine.")
-    for command in ("get", "history", "expand"):
-        assert completed(here, pyz, command, id[:3]) == {id}
-    assert not completed(here, pyz, "get", "none")
-    rows = [{"id": id, "content": f"of {id}"} for id in ("zz;date", "zz$(date)", "zz-1", "-zz")]
-    here.run("import", "-", input="".join(json.dumps(row) + "\n" for row in rows))
-    assert completed(here, pyz, "get", "zz") == {"zz-1"}

@@ -151,7 +151,7 @@ def test_a_memory_moves_only_where_it_is_not(memory: Memory, ids: list[str]) -> 
     with pytest.raises(NotFound, match="another project"):
         memory.of_project("another").move(ids[0], "global")
     new = memory.store("The kettle is in the attic", replace=ids[0])["id"]
-    with pytest.raises(NotFound, match=f"`move {new[:8]}`"):
+    with pytest.raises(NotFound, match=f"name {new[:8]} instead"):
         memory.move(ids[0], "global")
 
 

@@ -105,7 +105,7 @@ def test_a_text_that_another_replaces_while_it_is_confirmed_is_stored(
 ) -> None:
     id = memory.store(TEA)["id"]
     replace = lambda: other.store(LATER, replace=id)  # noqa: E731
-    in_between(monkeypatch, sediment.Storing, "_is_contested", replace)
+    in_between(monkeypatch, sediment.Storing, "neighbours", replace)
     memory.store(TEA)
     assert TEA in live(memory)
 
@@ -141,7 +141,7 @@ def test_a_text_that_another_forgets_while_it_is_confirmed_is_stored(
 ) -> None:
     with open_memory(path) as memory, open_memory(path) as other:
         id = memory.store(TEA)["id"]
-        in_between(monkeypatch, sediment.Storing, "_is_contested", lambda: other.forget(id))
+        in_between(monkeypatch, sediment.Storing, "neighbours", lambda: other.forget(id))
         memory.store(TEA)
         assert live(memory) == [TEA]
         consistent(memory)

@@ -104,7 +104,7 @@ def sync_command(shared: core.Context, quiet: bool, again: bool, **asked: Any) -
             raise
         if not quiet:
             shared.show(answer, render_sync_set if "message" in answer else render_synced)
-        core.finish_pending(memory, shared)
+        core.finish_pending(memory)
 
 
 def _follow_sync(shared: core.Context, quiet: bool) -> None:
