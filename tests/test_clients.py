@@ -320,21 +320,22 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("text", SETTINGS.values(), ids=SETTINGS)
-@pytest.mark.parametrize("file", [".claude/settings.json", ".gemini/settings.json"])
-def test_every_byte_of_the_settings_stays(here: Program, file: str, text: str) -> None:
-    path = here.folder / file
-    path.parent.mkdir()
-    path.write_bytes(text.encode())
+def test_every_byte_of_the_settings_stays(here: Program, text: str) -> None:
+    paths = [here.folder / f".{client}" / "settings.json" for client in ("claude", "gemini")]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_bytes(text.encode())
     here.ok("init", "--client", "claude", "--client", "gemini")
-    after = path.read_bytes().decode()
-    rest = iter(after)
-    assert all(character in rest for character in text)  # in this order
-    assert len(re.findall(r'\bhook --client |"tool": "hook"', after)) >= 4
-    assert b"\n" not in after.encode().replace(b"\r\n", b"") or "\r\n" not in text
+    afters = [path.read_bytes().decode() for path in paths]
+    for after in afters:
+        rest = iter(after)
+        assert all(character in rest for character in text)  # in this order
+        assert len(re.findall(r'\bhook --client |"tool": "hook"', after)) >= 4
+        assert b"\n" not in after.encode().replace(b"\r\n", b"") or "\r\n" not in text
     here.ok("init", "--client", "claude", "--client", "gemini")
-    assert path.read_bytes().decode() == after
+    assert [path.read_bytes().decode() for path in paths] == afters
     here.ok("init", "--remove")
-    assert path.read_bytes().decode() == text
+    assert [path.read_bytes().decode() for path in paths] == [text] * 2
 
 
 TABLES = {

@@ -56,7 +56,6 @@ class Team:
         server.ask("DROP SCHEMA IF EXISTS sediment CASCADE")
         with open_memory(folder / "admin.db") as admin:
             admin.hub("init", place=server.url())
-            admin.hub("init", place=server.url())  # which changes nothing
             for person, reads in (("alice", False), ("bob", False), ("carol", True)):
                 admin.hub("add", person, "team", place=server.url(), reads=reads)
             admin.hub("add", "alice", "@alice", place=server.url())
@@ -231,7 +230,8 @@ def test_a_hub_of_before_gets_what_it_lacks_of_init(team: Team) -> None:
     old = alice.store("The port is 5433.")["id"]
     settle(alice, bob)
     team.server.ask("ALTER TABLE sediment.item DROP COLUMN rivals CASCADE")
-    alice.hub("init", place=team.server.url())
+    for _ in range(2):  # the second changes nothing
+        alice.hub("init", place=team.server.url())
     alice.store("The port is 6543.", replace=old)
     bob.store("The port is 7000.", replace=old)
     settle(alice, bob)

@@ -878,20 +878,15 @@ def test_a_folder_that_was_deleted(here: Program, tmp_path: Path, pyz: Path) -> 
     one_line(done.stderr)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
+def test_what_needs_a_working_folder_says_that_it_is_gone(here: Program, tmp_path: Path) -> None:
+    here.store("something", "--scope", "global")
+    for words in (
         *("note x", "index .", "index docs", "store x --into MEMORY.md", "compact", "watch ."),
         *("export all.jsonl", "backup copy.db", "index . --remove", "--db new.db store x"),
-    ],
-)
-def test_what_needs_a_working_folder_says_that_it_is_gone(
-    here: Program, tmp_path: Path, words: str
-) -> None:
-    here.store("something", "--scope", "global")
-    (gone := tmp_path / "gone").mkdir()
-    told = here.error(*words.split(), cwd=gone, preexec_fn=gone.rmdir)
-    assert told == "Error: the working folder is gone: cd to one that is there"
+    ):
+        (gone := tmp_path / "gone").mkdir()
+        told = here.error(*words.split(), cwd=gone, preexec_fn=gone.rmdir)
+        assert told == "Error: the working folder is gone: cd to one that is there", words
 
 
 # Named projects

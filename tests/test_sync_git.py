@@ -244,10 +244,10 @@ def test_a_repository_beside_the_database_that_is_not_syncs_own_is_left_alone(
 GIT_SETTINGS = {
     "[core]\nsharedRepository = group\nlogAllRefUpdates = always\nquotePath = false",
     "[init]\ndefaultRefFormat = reftable\ntemplateDir = {folder}\ndefaultBranch = a..b",
-    "[push]\ngpgSign = true\nfollowTags = true\nrecurseSubmodules = only",
+    "[push]\ngpgSign = true\nfollowTags = true\nrecurseSubmodules = only\n"
     "[gc]\nbigPackThreshold = 1\n[fetch]\nfsckObjects = true\n[transfer]\nfsckObjects = true",
     "[safe]\nbareRepository = explicit\n[extensions]\nobjectFormat = sha256",
-    "[push]\npushOption = ci.skip\npushOption = merge_request.create",
+    "[push]\npushOption = ci.skip\npushOption = merge_request.create\n"
     "[push]\nnegotiate = true\nuseForceIfIncludes = true\n[fetch]\npruneTags = true",
 }
 
