@@ -189,7 +189,6 @@ GIT_TIMEOUT = 20  # s; a million commits without a commit-graph take 8
 
 INLINE_CHUNKS = 32  # encoded before a store answers (about 1 s); the rest later
 WAITING_CHUNKS = 4  # chunks without a vector that a recall encodes: the best by words
-FREE_MIN = 2**24  # bytes of disk; with fewer the next copy or checkpoint may not fit
 REINDEX_BATCH = 16  # items a transaction: a second's work
 CHUNKER = 1  # version of the way texts are cut: `reindex` skips what this one has cut
 DATED = 60  # s between a row's date and its storing, from which on somebody has dated it

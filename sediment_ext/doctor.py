@@ -18,7 +18,7 @@ from typing import Any
 import apsw
 
 import sediment as core
-from sediment_ext import files, notes
+from sediment_ext import files
 
 
 def row_checks() -> dict[str, str]:
@@ -128,11 +128,6 @@ def _check_file(database: core.Database) -> Iterator[core.Check]:
     if drafts := ", ".join(draft.name for draft in core.abandoned_drafts(path)):
         detail = f"left by killed processes: {drafts}; `restore` or `doctor --repair` removes them"
         yield core.Check("drafts", "warning", detail)
-    free = core.free_bytes(path.parent)
-    if free < max(core.FREE_MIN, database.size()):
-        yield core.Check(
-            "space", "warning", f"only {free:,} bytes are free; a backup needs {database.size():,}"
-        )
 
 
 def check_contents(database: core.Database, encoder: core.Encoder) -> Iterator[core.Check]:
@@ -297,7 +292,6 @@ def status_of(memory: core.Memory, deep: bool, index: bool) -> dict[str, Any]:
     projects, encoder, database = memory.projects, memory.encoder, memory.database
     for scope in files.indexed_scopes(projects, encoder) if index else ():
         memory.index(scope=scope)
-    notes.finish_compactions(database)
     here, model = projects.current(), encoder.model
     vector_weight, text_weight = core.check_weights(None, None) or ("automatic", "automatic")
     memories = f"SELECT count(*) FROM items i WHERE {core.IS_MEMORY} AND {core.IN_OWN_SCOPE}"

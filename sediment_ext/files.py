@@ -25,7 +25,7 @@ import apsw
 import click
 
 import sediment as core
-from sediment_ext import markdown, notes, systems, walking
+from sediment_ext import markdown, systems, walking
 
 FILE_MAX = 5_000_000  # bytes of an indexed file; the longest changelogs have 2 million
 FILE_GLOBS = ("*.[Mm][Dd]", "*.[Mm][Dd][Xx]", "*.markdown")
@@ -108,17 +108,6 @@ def read_file(path: Path) -> Contents:
         raise Skipped(f"cannot be read ({error.strerror})") from None
     text, is_utf8 = decode_text(data)
     return Contents(seen, text, data, is_utf8)
-
-
-def _is_skipped(path: Path) -> bool:
-    """Whether `read_file` refuses a file, by its beginning."""
-    try:
-        stat_file(path)
-        with open(path, "rb", opener=systems.open_plain) as file:
-            decode_text(file.read(8192))
-    except (OSError, Skipped):
-        return True
-    return False
 
 
 def decode_text(data: bytes) -> tuple[str, bool]:
@@ -311,7 +300,6 @@ class Files:
 
     def plan(self, paths: list[Path], options: walking.Options | None = None) -> Plan:
         """What there is to index at or below some paths; without any, everywhere."""
-        notes.finish_compactions(self.database)
         tops = self._by_source(paths, options)
         for source in self.sources():
             if not paths or set(paths).intersection(source.path.parents):
@@ -365,19 +353,25 @@ class Files:
         """Index the new files in changed folders of a source, and forget those gone. Returns the
         number of new files instead if they are too many."""
         known = self._folders_seen(source)
-        changed = {Path(name) for name, seen in known.items() if _has_other_entries(name, seen)}
+        changed = {
+            Path(name)
+            for name, seen in known.items()
+            if seen == -1 or _entries_changed_at(name) != seen
+        }
         if not os.path.isdir(source.path) or (known and not changed):
             return 0
         toward = {path for folder in changed for path in (folder, *folder.parents)}
         found = self._walk(source, lambda path: path in toward or str(path) not in known)
         records = self.records(source)
-        new = [path for path in found if str(path) not in records and not _is_skipped(path)]
-        if len(new) > NEW_FILES or sum(map(_size_of, new)) > NEW_SIZE:
-            return len(new)
+        new = [path for path in found if str(path) not in records]
+        sizes = list(filter(None, map(_size_to_read, new)))
+        if len(sizes) > NEW_FILES or sum(sizes) > NEW_SIZE:
+            return len(sizes)
         for path in new:
-            self.sync_file(path, source, None)
-        inside = (name for name in records if Path(name).parent in changed)
-        self.forget({name: records[name] for name in inside if _has_left(name)})
+            self._store(self._read(path, None), path, source, None)
+        gone = (Path(name) for name in records if not os.path.lexists(name))
+        left = (path for path in gone if path.parent in changed)
+        self.forget({str(p): records[str(p)] for p in left if not systems.why_closed(p.parent)})
         kept = {name: seen for name, seen in known.items() if Path(name) not in changed}
         self._remember_folders(source, kept | self._folders[source])
         return 0
@@ -397,8 +391,6 @@ class Files:
         """Bring the index up to date with a plan. Calls `progress(files done)`. Files are read and
         encoded while others are written. Gone files are removed last, so that a moved one is not
         encoded again."""
-        from concurrent.futures import ThreadPoolExecutor
-
         with (
             self.encoder.parallel_encoding() as count,
             ThreadPoolExecutor(2 * count - 1) as readers,
@@ -452,16 +444,11 @@ class Files:
             self.forget({name: record for name, record in gone.items() if name not in there})
 
     def catch_up(self, path: Path, record: FileRecord) -> bool:
-        """Index a file again, before an answer is made of it, if it has changed; whether it had."""
-        return self.sync_file(path, self.source_of_file(path), record, away=True)
-
-    def sync_file(
-        self, path: Path, source: Source, record: FileRecord | None, away: bool = False
-    ) -> bool:
-        """Index one file if it has changed; returns whether it had. With `away`, the row of an
-        unreadable file stays."""
+        """Index a file again, before an answer is made of it, if it has changed; whether it had.
+        The row of an unreadable file stays."""
+        source = self.source_of_file(path)
         is_new = self._is_new(path, record)
-        return is_new and self._store(self._read(path, record), path, source, record, away)
+        return is_new and self._store(self._read(path, record), path, source, record, away=True)
 
     def _read(self, path: Path, record: FileRecord | None) -> ParsedFile | Skipped:
         """A file as it is now, or why it is not to be read."""
@@ -931,11 +918,6 @@ def _outside(projects: core.Projects, paths: list[Path]) -> str:
 def unindex(memory: core.Memory, paths: Iterable[str | Path], scope: str) -> dict[str, Any]:
     """What `Memory.unindex` does."""
     files = files_of_scope(memory.projects, memory.encoder, scope, create=False)
-    return unindex_paths(files, paths)
-
-
-def unindex_paths(files: Files, paths: Iterable[str | Path]) -> dict[str, Any]:
-    """Take files and folders out of the index."""
     unwanted, messages = list(map(files.indexed_path, paths)), []
     if not unwanted:
         raise core.InvalidInput(
@@ -1089,19 +1071,15 @@ def _entries_changed_at(folder: str | Path) -> int:
     return changed if time.time_ns() - changed > RACY else -1
 
 
-def _has_other_entries(folder: str, seen: int) -> bool:
-    """Whether anything may have come into a folder or left it since `_entries_changed_at`."""
-    return seen == -1 or _entries_changed_at(folder) != seen
-
-
-def _has_left(name: str) -> bool:
-    return not os.path.lexists(name) and not systems.why_closed(Path(name).parent)
-
-
-def _size_of(path: Path) -> int:
-    with contextlib.suppress(OSError):
-        return path.stat().st_size
-    return 0
+def _size_to_read(path: Path) -> int:
+    """The bytes of a file that `read_file` does not refuse by its beginning; else 0."""
+    try:
+        size = stat_file(path).size
+        with open(path, "rb", opener=systems.open_plain) as file:
+            decode_text(file.read(8192))
+    except (OSError, Skipped):
+        return 0
+    return size
 
 
 def _text_to_embed(part: markdown.Part) -> str:
@@ -1156,7 +1134,7 @@ def render_indexed(answer: dict[str, Any]) -> Iterator[str]:
     rate = answer["embedded"] / max(answer["seconds"], 0.01)
     encoded = f"{answer['embedded']} embedded, {answer['reused']} reused"
     took = f"{answer['seconds']} s" + (f", {rate:.0f} a second" if answer["embedded"] else "")
-    files = "1 file" if answer["files"] == 1 else f"{answer['files']} files"
+    files = core.number_of(answer["files"], "file")
     counts = f"{answer['chunks']} chunks, {encoded}, {answer['removed']} removed"
     yield f"Indexed {files}: {counts} ({took})."
     yield from lines_of_files("skipped", answer["skipped"])

@@ -1,21 +1,18 @@
 """Write files: the day's note, lines of lasting facts, and summaries of old notes.
 
-A person's file is only appended to. Notes that are compacted are moved, not deleted, and a move
-that was begun is finished.
+A person's file is only appended to. Notes that are compacted are moved, not deleted.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
-import json
 import os
 import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
@@ -28,100 +25,6 @@ from sediment_ext import markdown, systems, walking
 
 SUMMARY = "summary-"  # begins the name of a summary
 REPEATED_COSINE = 0.9  # notes from which up `compact` says that they repeat one another
-
-COMPACTION_KEY = "compacting:"  # the key of a plan, before the folder of the notes
-
-
-def finish_compactions(database: core.Database) -> None:
-    """Finish the compactions that were begun; undo those that cannot be finished."""
-    for (key,) in database.rows(f"SELECT key FROM meta WHERE key GLOB '{COMPACTION_KEY}*'"):
-        # Or the plan waits until it is there again
-        if os.path.isdir(key.removeprefix(COMPACTION_KEY)):
-            _end_compaction(database, key)
-
-
-def _end_compaction(database: core.Database, key: str) -> str:
-    """Carry out a plan, in one process at a time; the reason if it had to be undone, or ""."""
-    with database.transaction() as connection:
-        plan = core.meta_value(connection, key)
-        reason = (
-            _carry_out(Path(key.removeprefix(COMPACTION_KEY)), core.parse_object(plan))
-            if plan
-            else ""
-        )
-        connection.execute("DELETE FROM meta WHERE key = ?", (key,))
-    return reason
-
-
-def _is_valid_plan(plan: dict[str, Any]) -> bool:
-    """Whether a plan only moves notes into their archive and writes a summary. A database may come
-    from anybody."""
-    match plan:
-        case {"moves": dict(moves), "digests": dict(digests), "summary": str(name), "text": str()}:
-            names = [*moves, *moves.values(), name]
-        case _:
-            return False
-    return (
-        all(isinstance(text, str) for text in [*names, *digests.values()])
-        and moves.keys() == digests.keys()
-        and all(name.endswith(".md") and ".." not in Path(name).parts for name in names)
-        and all(walking.DATE.search(Path(name).name) for name in moves)
-        and all(name.startswith(f"{walking.ARCHIVE}/") for name in moves.values())
-        and not any(map(os.path.isabs, names))
-        and re.fullmatch(rf"{SUMMARY}[\w-]+\.md", name) is not None
-    )
-
-
-def _carry_out(folder: Path, plan: dict[str, Any]) -> str:
-    """Move notes and write their summary; or undo all of it, and return why."""
-    if not _is_valid_plan(plan):
-        return "it was noted by no `compact` of this program"
-    digests = plan["digests"]
-    moves = [(folder / old, folder / new, digests[old]) for old, new in plan["moves"].items()]
-    try:
-        for move in moves:
-            _archive(*move)
-        target = _summary_place(folder, plan)
-        if not target.exists():
-            with core.replacing(target, 0o600, new=True) as file:
-                file.write(plan["text"])
-    except (OSError, ValueError, core.InvalidInput) as error:  # ValueError: no file can be so named
-        for old, new, digest in moves:
-            with contextlib.suppress(OSError, ValueError):
-                if _has_digest(new, digest) and not old.exists():
-                    os.rename(new, old)
-        if isinstance(error, core.InvalidInput):
-            return str(error)
-        return f"{folder} cannot be written ({getattr(error, 'strerror', error)})"
-    return ""
-
-
-def _archive(old: Path, new: Path, digest: str) -> None:
-    """Move a note unless it was moved before. InvalidInput if it has changed since it was
-    summarised."""
-    if not old.exists() or _has_digest(new, digest):
-        return
-    new.parent.mkdir(parents=True, exist_ok=True)
-    if _has_digest(old, digest) and not new.exists():
-        os.rename(old, new)
-        if _has_digest(new, digest):
-            return
-        os.rename(new, old)  # somebody wrote into it at that moment
-    raise core.InvalidInput(f"{old} has changed meanwhile")
-
-
-def _has_digest(path: Path, digest: str) -> bool:
-    """Whether a file is there and has this SHA-256."""
-    with contextlib.suppress(OSError):
-        return digest == core.sha256(path.read_bytes()).hex()
-    return False
-
-
-def _summary_place(folder: Path, plan: dict[str, Any]) -> Path:
-    """Where a plan's summary is; where there is none, the first name that is free."""
-    digest = core.sha256(plan["text"].encode()).hex()
-    names = _numbered(folder / plan["summary"])
-    return next(path for path in names if not os.path.lexists(path) or _has_digest(path, digest))
 
 
 def _numbered(path: Path) -> Iterator[Path]:
@@ -209,13 +112,12 @@ def write_down(
 def append_lines(path: Path, beginning: str, lines: list[str]) -> tuple[int, bool]:
     """Append lines to a file, all or nothing. Returns the number of the first line, and False if
     they stand there already. InvalidInput if the file cannot be written or would not be indexed."""
-    is_new = not os.path.lexists(path)
     try:
         made = not path.parent.exists()
         path.parent.mkdir(parents=True, exist_ok=True)
         if made:
             core.make_private(path.parent, 0o700)
-        with systems.locked_file(path) as file, _gone_if_empty(path, is_new):
+        with systems.locked_file(path) as file:
             before, size, newline = _text_before(file)
             lines = _without_comments(lines, before)
             if number := _line_number_of(lines, before):
@@ -277,19 +179,6 @@ def _append(file: IO[bytes], data: bytes, size: int) -> None:
         with contextlib.suppress(OSError):
             os.truncate(file.fileno(), size)
         raise
-
-
-@contextlib.contextmanager
-def _gone_if_empty(path: Path, is_new: bool) -> Iterator[None]:
-    """Delete a file that was made for something that could not be written."""
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(OSError):
-            if is_new and path.stat().st_size == 0:
-                path.unlink()
-        raise
-        # an editor has just put another file in its place: lock that
 
 
 def as_bullet(text: str, before: str = "") -> list[str]:
@@ -424,18 +313,15 @@ def repeated(rows: list[tuple[str, str, Any]]) -> list[tuple[float, str, str]]:
 
 
 class Compaction:
-    """The notes of a folder older than a time, which a summary is to replace. `begin` first
-    finishes compactions that were interrupted."""
+    """The notes of a folder older than a time, which a summary is to replace."""
 
-    def __init__(self, files: indexing.Files, path: str | Path, before: int, begin: bool) -> None:
+    def __init__(self, files: indexing.Files, path: str | Path, before: int) -> None:
         self.files, self.projects = files, files.projects
         self.folder = walking.check_not_root(own_place_to_write(self.projects, path))
         if not os.path.isdir(self.folder):
             raise core.NotFound(
                 f"{self.folder} is not a folder: name the folder of the notes, such as memory/"
             )
-        if begin:
-            finish_compactions(files.database)
         self.notes, self.skipped = old_notes(self.folder, before)
         self.characters = sum(len(note.text) for note in self.notes)
 
@@ -468,10 +354,8 @@ class Compaction:
         ]
         return self._answer(repeats=repeats)
 
-    def run(
-        self, command: str, timeout: float, check: Callable[[str, str], None]
-    ) -> dict[str, Any]:
-        """Put what a command makes of the notes in their place, if `check(name, text)` lets it."""
+    def run(self, command: str, timeout: float) -> dict[str, Any]:
+        """Put what a command makes of the notes in their place, if recall finds it."""
         if not self.notes:
             return self._answer(message="No note is that old.")
         own_place_to_write(self.projects, self.folder / walking.ARCHIVE)
@@ -482,7 +366,7 @@ class Compaction:
         name = f"{SUMMARY}{first}-to-{last}.md"
         text = f"# Summary of {first} to {last}\n\n{summary}\n"
         check_not_ignored(self.folder / name)
-        check(name, text)
+        check_found(self.files.encoder, name, text)
         target = self._put_in_place(name, text)
         if self.files.covers(self.folder):
             indexing.index_paths(self.files, [self.folder], walking.Options())
@@ -496,27 +380,47 @@ class Compaction:
         )
 
     def _put_in_place(self, name: str, text: str) -> Path:
-        """Write the summary and archive the notes; returns its path. The plan is stored first, so
-        that all of it is done or nothing."""
-        folder, archive = self.folder, self.folder / walking.ARCHIVE
-        own_place_to_write(self.projects, archive)  # which the command may have made a link
-        digests = {core.beneath(note.path, folder): note.digest for note in self.notes}
-        moves = {
-            old: core.beneath(core.free_name(_numbered(archive / old)), folder) for old in digests
-        }
-        plan = {"summary": name, "text": text, "moves": moves, "digests": digests}
-        key = f"{COMPACTION_KEY}{folder}"
-        with self.files.database.transaction() as connection:
-            changed = [old for old in digests if not _has_digest(folder / old, digests[old])]
-            if changed or core.meta_value(connection, key) is not None:
-                subject = f"{folder / changed[0]} has" if changed else f"the notes in {folder} have"
-                raise core.InvalidInput(f"{subject} changed meanwhile: nothing was changed")
-            core.set_meta(connection, key, json.dumps(plan))
-        reason = _end_compaction(self.files.database, key)
-        target = _summary_place(folder, plan)
-        if reason or not target.exists():  # or another process undid it
-            raise core.InvalidInput(f"{reason or f'{folder} has changed'}: nothing was changed")
+        """Write the summary and archive the notes, or take all of it back; returns its path. The
+        summary comes first: a kill in between hides no text."""
+        archive = own_place_to_write(self.projects, self.folder / walking.ARCHIVE)
+        try:
+            with self.files.database.transaction():  # in one process at a time
+                for note in self.notes:
+                    _check_unchanged(note, note.path)
+                target = core.free_name(_numbered(self.folder / name))
+                with core.replacing(target, 0o600, new=True) as file:
+                    file.write(text)
+                self._move_notes(archive, target)
+        except OSError as error:
+            reason = f"{self.folder} cannot be written ({error.strerror})"
+            raise core.InvalidInput(f"{reason}: nothing was changed") from None
         return target
+
+    def _move_notes(self, archive: Path, summary: Path) -> None:
+        """Move the notes into the archive; or take that back, and delete their summary."""
+        moved: list[tuple[Path, Path]] = []
+        try:
+            archive.mkdir(exist_ok=True)
+            for note in self.notes:
+                new = core.free_name(_numbered(archive / note.path.name))
+                moved.append((note.path, new))
+                os.rename(note.path, new)
+                _check_unchanged(note, new)  # somebody may have written into it at that moment
+        except BaseException:
+            for old, new in moved:
+                with contextlib.suppress(OSError):
+                    if not os.path.lexists(old):
+                        os.rename(new, old)
+            summary.unlink()
+            raise
+
+
+def _check_unchanged(note: OldNote, path: Path) -> None:
+    """InvalidInput unless a path has the text of a note that was summarised."""
+    with contextlib.suppress(OSError):
+        if note.digest == core.sha256(path.read_bytes()).hex():
+            return
+    raise core.InvalidInput(f"{note.path} has changed meanwhile: nothing was changed")
 
 
 def render_compacted(answer: dict[str, Any]) -> Iterator[str]:
@@ -548,12 +452,11 @@ def compact(
     dry_run: bool,
 ) -> dict[str, Any]:
     """What `Memory.compact` does with the notes from before a time."""
-    projects, encoder = memory.projects, memory.encoder
-    files = indexing.Files(projects, encoder, projects.current())
-    compaction = Compaction(files, path, before, begin=not dry_run)
+    files = indexing.Files(memory.projects, memory.encoder, memory.projects.current())
+    compaction = Compaction(files, path, before)
     if dry_run or command is None:
         return compaction.preview(dry_run)
-    return compaction.run(command, timeout, functools.partial(check_found, encoder))
+    return compaction.run(command, timeout)
 
 
 def check_found(encoder: core.Encoder, name: str, text: str) -> None:

@@ -17,15 +17,9 @@ from typing import Any
 import apsw
 
 import sediment as core
-from sediment_ext import conversations, doctor, notes
+from sediment_ext import conversations, doctor
 from sediment_ext.sync import kept as sync_kept
 from sediment_ext.sync import machines
-
-
-def mend_file_parts(connection: apsw.Connection) -> None:
-    """Let parts, files and sources agree. Broken parts are deleted, and their files read again."""
-    connection.execute(core.asset("sql/mend_files.sql"))
-    _read_again(connection, doctor.check_spans(connection))
 
 
 def _read_again(connection: apsw.Connection, items: Iterable[int]) -> None:
@@ -66,16 +60,15 @@ class Rescued(core.NamedTuple):
 
     rows: dict[str, dict[int, list[Any]]]  # of each table, values by rowid
     meta: dict[str, str]  # the tables `meta` and `projects`, whose rows look alike
-    named: dict[str, list[int]]  # ids that stand in an index, with their row numbers there
+    named: set[str]  # ids that stand in an index
     tokens: list[list[Any]]
     missing: int  # pages that the file has lost
-    torn: list[str]  # ids of texts of which only a part can be read
     changed: set[str]  # ids of texts that are not what was stored
 
     def lost(self) -> list[str]:
         """The ids that an index names and whose rows could not be read."""
         found = {values[1] for values in self.rows["items"].values()}
-        return sorted(self.named.keys() - found - _FTS5_NAMES)
+        return sorted(self.named - found - _FTS5_NAMES)
 
 
 # Tables by the kinds of value in their columns, by which a row on a page is told to be of them.
@@ -96,7 +89,7 @@ _KINDS = {type(None): "n", str: "s", int: "i", float: "f", bytes: "b"}
 _VECTOR_MIN = 256  # bytes; tables of the word index have such rows too, shorter ones
 _UNDECODED = core.LazyPattern("[\udc80-\udcff]")  # what "surrogateescape" leaves
 _SQLITE = b"SQLite format 3\0"  # the first bytes of a file
-_PAGE_SIZES = (8192, 4096, 1024, 2048, 16384, 32768, 512)
+_PAGE_SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 _FTS5_NAMES = {"version", "secure-delete", "pgsz", "rank", "automerge"}  # of its settings
 _TABLE_LEAF, _INDEX_PAGES = 0x0D, {0x02: 4, 0x0A: 0}  # and the bytes before a cell's size
 
@@ -104,15 +97,13 @@ _TABLE_LEAF, _INDEX_PAGES = 0x0D, {0x02: 4, 0x0A: 0}  # and the bytes before a c
 def rescue(data: bytes) -> Rescued:
     """All rows of ours that can be read in the pages of a file."""
     size = int.from_bytes(data[16:18], "big")
-    if size == 1:  # as SQLite writes it
-        size = 65536
-    elif size not in _PAGE_SIZES:  # the first page is damaged: by which size is most found?
-        size = max(_PAGE_SIZES, key=lambda size: sum(1 for _ in _rows_of_pages(data, size)))
+    if size not in _PAGE_SIZES:  # the first page is damaged
+        size = core.PAGE_BYTES
     # SQLite wrote the number of pages if the two counters beside it agree.
     is_sound = data.startswith(_SQLITE) and data[24:28] == data[92:96]
     pages = int.from_bytes(data[28:32], "big") if is_sound else 0
     missing = max(0, pages - len(data) // size)
-    found = Rescued({table: {} for table in _SHAPES}, {}, {}, [], missing, [], set())
+    found = Rescued({table: {} for table in _SHAPES}, {}, set(), [], missing, set())
     for number, values in _rows_of_pages(data, size):
         if number is not None:
             if table := _table_of(values):
@@ -126,12 +117,11 @@ def rescue(data: bytes) -> Rescued:
             continue
         kinds = list(map(type, values))
         if kinds == [str, int]:
-            found.named.setdefault(values[0], []).append(values[1])
+            found.named.add(values[0])
         elif kinds == [str, str]:
             found.meta[values[0]] = values[1]
         elif kinds in ([str, bytes, int, str, int], [str, bytes, int, type(None), int]):
             found.tokens.append(values)
-    _decode_items(found)
     _look_at_texts(found)
     return found
 
@@ -141,25 +131,18 @@ def _is_undecoded(value: Any) -> bool:
     return isinstance(value, str) and _UNDECODED.search(value) is not None
 
 
-def _decode_items(found: Rescued) -> None:
-    """Put U+FFFD for bytes of items that are not UTF-8, also in ids."""
-    for values in found.rows["items"].values():
+def _look_at_texts(found: Rescued) -> None:
+    """Put U+FFFD for bytes of items that are not UTF-8, also in ids, and leave out the NULs of a
+    text that was written in part. Note changed texts."""
+    items = found.rows["items"]
+    for number, values in list(items.items()):
         values[:] = [
             _UNDECODED.sub("\ufffd", value) if isinstance(value, str) else value for value in values
         ]
-
-
-def _look_at_texts(found: Rescued) -> None:
-    """Keep the readable rest of torn texts, which have NULs, and note changed ones."""
-    items = found.rows["items"]
-    for number, values in list(items.items()):
-        if "\0" in values[_CONTENT]:
-            found.named.setdefault(values[1], []).append(number)
-            values[_CONTENT] = values[_CONTENT].replace("\0", "")
-            if values[_CONTENT].strip():
-                found.torn.append(values[1])
-            else:
-                del items[number]
+        values[_CONTENT] = values[_CONTENT].replace("\0", "")
+        if not values[_CONTENT].strip():
+            found.named.add(values[1])
+            del items[number]
         elif _is_kept(values) and values[_TEXT_HASH] != core.text_hash(values[_CONTENT]):
             found.changed.add(values[1])
 
@@ -300,17 +283,14 @@ def _rebuild_sync(found: Rescued, connection: apsw.Connection) -> None:
         core.asset("schema/sync.sql"), {"machine": machine, "mark": mark, "place": ""}
     )
     # A page that is no longer in use may hold an earlier state: the later one is written last.
-    states = sorted(found.rows["replica"].values(), key=lambda row: (row[9] != 0, _stamps_of(row)))
+    states = sorted(
+        found.rows["replica"].values(), key=lambda row: (row[9] != 0, max(row[2] or 0, row[4] or 0))
+    )
     sql = "INSERT OR REPLACE INTO replica VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
     connection.executemany(sql, states)
     gone = [(id, project, at) for id, project, *_, at, _, _, _ in states if at]
     own = [(machine, mark.partition(":")[0], "", 1)]
     sync_kept.sync_as(connection, [(t, machine, mark, 0, 0, "", "{}")], [], own, gone)
-
-
-def _stamps_of(row: list[Any]) -> int:
-    """The latest stamp in a row of `replica`."""
-    return max(row[2] or 0, row[4] or 0)
 
 
 # The places of these columns in a row of items.
@@ -322,7 +302,6 @@ _META_KEPT = (
     conversations.UNKEPT,
     core.FORGOTTEN,
     "copy:",
-    notes.COMPACTION_KEY,
     "model_probe",
     "sent:",
 )
@@ -439,15 +418,13 @@ def _mend_contents(database: core.Database, encoder: core.Encoder) -> dict[str, 
     core.copy_database(database.reader(), kept)
     with database.transaction() as connection, machines.unsynced(connection):
         _mend_unreadable(connection)
-        torn, lost = _cut_zeros(connection)
-        damaged = _take_as_stored(connection)
+        damaged, lost = _take_as_stored(connection)
         rebuild_derived(connection, encoder)
         machines.prefer_others(connection, damaged, lost)
         core.note_copy(connection, kept)
-    changed = damaged - set(torn)
     message = "Rebuilt everything that did not match the texts."
     message += f" Of texts {_lost_phrase(lost)}." if lost else ""
-    message += _damaged_texts_message(torn, changed)
+    message += _damaged_texts_message(damaged)
     return {"kept": str(kept), "lost": lost, "message": message}
 
 
@@ -458,35 +435,27 @@ def _mend_unreadable(connection: apsw.Connection) -> None:
         connection.execute(sql, (data.decode(errors="replace"), data))
 
 
-def _cut_zeros(connection: apsw.Connection) -> tuple[list[str], list[str]]:
-    """Keep the readable rest of torn texts. Returns their ids, and those of erased texts."""
-    torn, lost = [], []
-    for id, seq, content in core.fetch(
-        connection, doctor.row_checks()["texts that were written in part"]
-    ):
-        if left := content.replace("\0", "").strip():
-            connection.execute("UPDATE items SET content = ? WHERE seq = ?", (left, seq))
-            torn.append(id)
-        else:
-            core.erase_item(connection, id, alone=True)
-            lost.append(id)
-    return torn, lost
-
-
-def _take_as_stored(connection: apsw.Connection) -> set[str]:
-    """Accept changed texts as they are, without vectors, and return their ids. Files are read
-    again."""
+def _take_as_stored(connection: apsw.Connection) -> tuple[set[str], list[str]]:
+    """Accept changed texts as they are, without NULs and vectors. Returns their ids, and those of
+    texts of which nothing is left. Files are read again."""
     found = doctor.check_texts(connection)
     _read_again(connection, found.values())
-    taken: set[str] = set()
+    taken, lost = set[str](), list[str]()
     for id, seq in found.items():
-        if content := connection.execute("SELECT content FROM items WHERE seq = ?", (seq,)).get:
-            values = core.text_hash(content), seq
-            connection.execute("UPDATE items SET text_hash = ? WHERE seq = ?", values)
-            sql = "DELETE FROM vectors WHERE chunk IN (SELECT id FROM chunks WHERE item = ?)"
-            connection.execute(sql, (seq,))
-            taken.add(id)
-    return taken
+        content = connection.execute("SELECT content FROM items WHERE seq = ?", (seq,)).get
+        if content is None:  # it was a part of a file
+            continue
+        content = content.replace("\0", "")
+        if not content.strip():
+            core.erase_item(connection, id, alone=True)
+            lost.append(id)
+            continue
+        sql = "UPDATE items SET content = ?, text_hash = ? WHERE seq = ?"
+        connection.execute(sql, (content, core.text_hash(content), seq))
+        sql = "DELETE FROM vectors WHERE chunk IN (SELECT id FROM chunks WHERE item = ?)"
+        connection.execute(sql, (seq,))
+        taken.add(id)
+    return taken, lost
 
 
 def _mend_pages(database: core.Database, encoder: core.Encoder) -> dict[str, Any]:
@@ -500,7 +469,7 @@ def _mend_pages(database: core.Database, encoder: core.Encoder) -> dict[str, Any
                 rebuild(found, connection, encoder)
                 with machines.unsynced(connection):
                     rebuild_derived(connection, encoder)
-                machines.prefer_others(connection, {*found.torn, *found.changed}, ())
+                machines.prefer_others(connection, found.changed, ())
                 core.note_copy(connection, kept)
             core.exchange_file(database, draft, kept)
         finally:
@@ -514,7 +483,7 @@ def _mend_pages(database: core.Database, encoder: core.Encoder) -> dict[str, Any
     if found.missing:
         message += f" The file is {found.missing} pages shorter than it was, and what stood"
         message += " there is lost, too."
-    message += _damaged_texts_message(found.torn, found.changed)
+    message += _damaged_texts_message(found.changed)
     if not (rescued or counts or lost):
         message = "No memory could be read: the database is new and empty."
     if "file_parts" in counts:
@@ -544,14 +513,10 @@ def _lost_phrase(ids: list[str]) -> str:
     return f"{len(ids)} could not be: {', '.join(ids[: core.REFUSED_SHOWN])}{rest}"
 
 
-def _damaged_texts_message(torn: Collection[str], changed: Collection[str]) -> str:
+def _damaged_texts_message(ids: Collection[str]) -> str:
     """Which texts a person should look at."""
-    faults = (torn, "only a part can be read"), (changed, "the text is not what was stored")
-    return "".join(
-        f" Of {len(ids)} {fault}: look at {core.some_of(sorted(ids), core.REFUSED_SHOWN)}."
-        for ids, fault in faults
-        if ids
-    )
+    shown = core.some_of(sorted(ids), core.REFUSED_SHOWN)
+    return f" Of {len(ids)} the text is not what was stored: look at {shown}." if ids else ""
 
 
 def remains_of(path: Path) -> bytes:
@@ -591,7 +556,8 @@ def _merged(path: Path) -> bytes:
 def rebuild_derived(connection: apsw.Connection, encoder: core.Encoder) -> None:
     """Make anew what is derived and does not agree with the texts, within a transaction of the
     caller. Chunks without a vector are queued."""
-    mend_file_parts(connection)
+    connection.execute(core.asset("sql/mend_files.sql"))
+    _read_again(connection, doctor.check_spans(connection))
     for table, column in core.MENTIONS:
         connection.execute(f"DELETE FROM {table} WHERE {column} NOT IN (SELECT id FROM items)")
     connection.execute(core.asset("sql/mend_items.sql"))

@@ -44,10 +44,6 @@ def date_of(path: Path) -> datetime | None:
     return None
 
 
-def _is_note(name: str) -> bool:
-    return name.endswith(".md") and bool(DATE.search(name))
-
-
 Skip = Callable[[Path, str], object]  # is told of what is passed by: a path, and why
 
 
@@ -89,7 +85,9 @@ def _wanted_entries(
 ) -> Iterator[os.DirEntry[str]]:
     """The entries of a folder that are not hidden, excluded, or the archive of notes."""
     excluded = rules_in_force(top, options.exclude)
-    has_notes = folder.name == core.NOTES_FOLDER or any(_is_note(entry.name) for entry in entries)
+    has_notes = folder.name == core.NOTES_FOLDER or any(
+        entry.name.endswith(".md") and DATE.search(entry.name) for entry in entries
+    )
     for entry in entries:
         is_folder = _is_folder(entry)
         is_archive = is_folder and has_notes and entry.name == ARCHIVE

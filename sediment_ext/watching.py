@@ -18,8 +18,6 @@ import click
 import sediment as core
 from sediment_ext import files, walking
 
-# Watching
-
 
 def watch(
     memory: core.Memory,

@@ -741,11 +741,11 @@ def test_a_text_that_was_written_in_part_is_kept_as_far_and_named(
     path.write_bytes(data)
     if table:
         overwrite(path, leaf_pages(path, table)[0])
-    assert ("pages" if table else "tables") in broken(memory)
+    assert ("pages" if table else "texts") in broken(memory)
     answer = memory.repair()
     assert answer["healthy"]
     assert answer["lost"] == [none]
-    assert f"only a part can be read: look at {whole}." in answer["message"]
+    assert f"Of 1 the text is not what was stored: look at {whole}." in answer["message"]
     assert "The tea is green." in contents(memory)
     assert memory.import_rows(memory.export_rows())["success"]
     memory.embed_pending()

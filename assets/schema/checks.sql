@@ -1,9 +1,6 @@
 -- What must not be there: each query gives the ids or numbers of such rows, and the line above it
 -- says what they are.
 
--- texts that were written in part
-SELECT id, seq, content FROM items WHERE instr(content, char(0));
-
 -- texts without chunks
 SELECT seq FROM items WHERE seq NOT IN (SELECT item FROM chunks);
 
