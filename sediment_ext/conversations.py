@@ -40,18 +40,6 @@ def write_session(connection: apsw.Connection, name: str, project: str, resume: 
     ).get
 
 
-def redact_together(
-    texts: Sequence[str], secrets: bool, known: dict[str, str]
-) -> tuple[list[str], list[str]]:
-    """Texts without the credentials that any of them gives away (these join `known`), and the
-    kinds."""
-    done = [core.redact(text, secrets, known=known) for text in texts]
-    if known:  # what came later may stand in an earlier one
-        again = [core.redact(text, secrets, known=known) for text, _ in done]
-        done = [(text, kinds + more) for (_, kinds), (text, more) in zip(done, again, strict=True)]
-    return [text for text, _ in done], [kind for _, kinds in done for kind in kinds]
-
-
 def session_name(client: str, session: str) -> str:
     """The name of a session, for people and as the path of its file."""
     return f"{client}:{safe_session_id(session)}"
@@ -63,16 +51,18 @@ def safe_session_id(session: str) -> str:
     return core.short_hash(session) if is_unfit else session
 
 
+_READ_MAX = 2 * core.CONTENT_MAX  # characters of a prompt or an answer
 _LONGEST_CREDENTIAL = 20_000  # characters; of a private key the lines are known without its end
 
 
 def _redacted_starts(texts: Sequence[str], known: dict[str, str]) -> tuple[list[str], list[str]]:
     """The beginnings of texts without credentials, or parts of them that a cut left; and the
     kinds."""
-    most = 2 * core.CONTENT_MAX
-    kept, kinds = redact_together([text[:most] for text in texts], core.redacts(), known)
-    whole = zip(texts, kept, strict=True)
-    cut = [left if len(text) <= most else left[:-_LONGEST_CREDENTIAL] for text, left in whole]
+    cut, kinds = list[str](), list[str]()
+    for text in texts:
+        left, found = core.redact(text[:_READ_MAX], core.redacts(), known=known)
+        cut.append(left if len(text) <= _READ_MAX else left[:-_LONGEST_CREDENTIAL])
+        kinds += found
     return cut, kinds
 
 
@@ -173,8 +163,7 @@ def _keep_conversation(
     if stored and stored.project != project:
         _move_session(database, stored, project)
     known: dict[str, str] = {}  # a secret that one turn gives away goes from all of them
-    for text in (text for turn in given.turns for text in turn[2:]):
-        core.redact(text[: 2 * core.CONTENT_MAX], core.redacts(), known=known)
+    _redacted_starts([text for turn in given.turns for text in turn[2:]], known)
     for turn in given.turns:
         text, kinds = turn_text(turn, known)
         if (id := _id_to_keep(database, name, turn.key, text, known)) is None:

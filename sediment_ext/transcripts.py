@@ -30,19 +30,9 @@ from typing import Any
 import apsw
 
 import sediment as core
-from sediment_ext import systems
 
 TRANSCRIPT_LINE = 2**25  # bytes: a prompt with several pictures; longer lines are output of tools
 TRANSCRIPT_HEAD = 100  # lines that tell a session's folder, or that it is one
-
-
-def closed_folders(top: Path) -> Iterator[tuple[Path, str]]:
-    """The folders at and below a path that cannot be listed, and why."""
-    failed: list[OSError] = []
-    for _ in os.walk(top, onerror=failed.append):
-        pass
-    folders = (Path(error.filename) for error in failed)
-    return ((folder, why) for folder in folders if (why := systems.why_closed(folder)))
 
 
 # Marks around what recall adds to a prompt, the first at the beginning of a line.
@@ -462,8 +452,6 @@ def client_of(path: Path) -> str:
 def all_sessions(clients: Iterable[str], since: int = 0) -> Iterator[Conversation]:
     """The sessions of clients on this machine; of what cannot be read, one with a remark."""
     for client in clients:
-        for folder, why in closed_folders(session_place(client)):
-            yield Conversation(client, "", None, [], 0, f"{folder} {why}")
         for path, session in sessions_of(client, since):
             try:
                 yield read_conversation(client, path, session=session)

@@ -45,7 +45,6 @@ USES: dict[str, set[str]] = {
         "sync.merge",
         "sync.places",
     },
-    "transcripts": {"systems"},
     "upkeep": {"sync.kept"},
     "walking": {"files", "systems"},
     "watching": {"files", "walking"},

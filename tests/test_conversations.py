@@ -18,7 +18,7 @@ import pytest
 from conftest import Run
 from hypothesis import given
 from hypothesis import strategies as st
-from program import Program, heed_permissions, in_one_look
+from program import Program, in_one_look
 
 import sediment
 import sediment_ext.hooks
@@ -1053,16 +1053,6 @@ def test_only_sessions_of_a_time_or_of_this_project_are_imported(here: Program, 
     assert here.json("import", "--from", "claude", "--here")["turns"] == 1
     found = here.json("recall", "which port has staging?", "--anyway")["results"]
     assert any(row["source"] == "claude:aaaa#1" for row in found)
-
-
-@pytest.mark.skipif(os.name != "posix", reason="permissions")
-def test_a_folder_of_sessions_that_may_not_be_read_is_told(here: Program, left: Path) -> None:
-    shut = next(left.glob(".claude/projects/*"))
-    shut.chmod(0)
-    kept = here.json("import", "--from", "claude,gemini", preexec_fn=heed_permissions)
-    shut.chmod(0o700)  # or nothing could clear it away
-    assert kept["sessions"] == 1, kept
-    assert kept["remarks"] == [f"{shut} cannot be read (Permission denied)"]
 
 
 def test_a_session_of_cursors_is_kept_where_its_folder_is_known(here: Program, left: Path) -> None:

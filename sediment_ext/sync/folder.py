@@ -157,13 +157,17 @@ class Folder:
         gone = {state["id"]: state for state in states if state["gone"]}
         self._forgot |= bool(gone)
         for state in states:
-            rows = by_file.setdefault(_file_of(state["id"]), {})
+            name = f"{core.sha256(state['id'].encode())[0]:02x}.jsonl"
+            rows = by_file.setdefault(name, {})
             rows[state["id"], space] = _line_of(state, space)
         texts = {}
         for name, new in by_file.items():
-            lines = [line for line in self._text(self.me.name, name).split("\n") if line]
-            rows = {_key_of(row): f"{line}\n" for line in lines if (row := _sound_row(line))}
-            self.is_incomplete |= len(rows) < len(lines)
+            rows = {}
+            for line in filter(None, self._text(self.me.name, name).split("\n")):
+                if row := _sound_row(line):
+                    rows[str(row.get("id")), str(row.get("in"))] = f"{line}\n"
+                else:
+                    self.is_incomplete = True
             # The project may have been shared as another space before: it is forgotten there, too.
             rows |= {key: _line_of(gone[key[0]], key[1]) for key in rows if key[0] in gone}
             texts[name] = "".join((rows | new).values())
@@ -252,14 +256,6 @@ def _sound_row(line: str) -> dict[str, Any]:
         row = _row_in(line)
         return row if isinstance(row, dict) else {}
     return {}
-
-
-def _file_of(id: str) -> str:
-    return f"{core.sha256(id.encode())[0]:02x}.jsonl"
-
-
-def _key_of(row: dict[str, Any]) -> tuple[str, str]:
-    return str(row.get("id")), str(row.get("in"))
 
 
 _RECORDS = core.LazyPattern(r".*/[\da-f]{2}\.jsonl\Z")

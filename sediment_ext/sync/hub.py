@@ -112,12 +112,11 @@ class Hub:
             space
             for space, version, noted in self.ask(sql, self.me.name)  # those open to this person
             if space in shared
-            and (version < cursor.get(space, [0])[0] or noted < self._told(cursor, space))
+            and (
+                version < cursor.get(space, [0])[0]
+                or noted < int(cursor.get(f"{self.me.name}/{space}", "0:")[:-1])  # as it was told
+            )
         }
-
-    def _told(self, cursor: dict[str, Any], space: str) -> int:
-        """Up to which version this machine has told the hub that it has read; 0 if not."""
-        return int(cursor.get(f"{self.me.name}/{space}", "0:")[:-1])
 
     def has_lost(self, cursor: dict[str, Any]) -> bool:
         """As of a folder."""
@@ -187,15 +186,13 @@ class Hub:
             packed = _packed_vectors(self._database, [state["id"] for state in states])
             rows = [row | packed.get(row["id"], {}) | {"model": self.model()} for row in rows]
         for part in _parts(map(core.to_json, rows), places.HUB_PUSH):
-            self._push_part(space, f"[{','.join(part)}]")
+            texts = f"[{','.join(part)}]"
+            ((version,),) = self.ask("SELECT sediment.push(%s, %s::jsonb)", space, texts)
+            if version == self._reached.get(space, 0) + 1:  # nobody else has pushed since the pull
+                self._reached[space] = version
+            else:
+                self.needs_second_pull = True
         return {}
-
-    def _push_part(self, space: str, rows: str) -> None:
-        ((version,),) = self.ask("SELECT sediment.push(%s, %s::jsonb)", space, rows)
-        if version == self._reached.get(space, 0) + 1:  # nobody else has pushed since the pull
-            self._reached[space] = version
-        else:
-            self.needs_second_pull = True
 
     def on_left(self) -> list[str]:
         """Nothing: the hub erases what is forgotten itself."""
@@ -344,12 +341,6 @@ def _address_of(person: str, url: str) -> str:
     return f"postgresql://{where}{'?' if words else ''}{words}"
 
 
-def _sql_name(name: str) -> str:
-    """A name as SQL writes it, quoted where it must be."""
-    doubled = name.replace('"', '""')
-    return name if name.isidentifier() and name.islower() else f'"{doubled}"'
-
-
 def run_hub(
     hub: Hub, action: str, person: str, space: str, reads: bool, recall: bool = False
 ) -> dict[str, Any]:
@@ -384,7 +375,9 @@ def _let_in(hub: Hub, person: str, space: str, reads: bool) -> str:
     to, share = shlex.quote(_address_of(person, hub.name)), f"--share {shlex.quote(space)}"
     message = f"Send {person}: sediment sync --to {to} && sediment sync "
     message += "--share-global" if own else share
-    return message + (f" (a password is set in psql: \\password {_sql_name(person)})" * made)
+    doubled = person.replace('"', '""')
+    name = person if person.isidentifier() and person.islower() else f'"{doubled}"'  # as in SQL
+    return message + (f" (a password is set in psql: \\password {name})" * made)
 
 
 def is_local(options: dict[str, Any]) -> bool:

@@ -58,7 +58,6 @@ def sync_as(
     return forgotten
 
 
-# What others have pruned is theirs to erase, unless they moved it to where none here sees it.
 _ENDED_HERE = (
     " AND NOT EXISTS(SELECT 1 FROM replica r WHERE r.id = i.id AND r.project ="
     " coalesce(i.project_id, '') AND r.end_w NOT IN (SELECT name FROM machines WHERE mine))"

@@ -201,14 +201,6 @@ class Sync:
         remark = f"{self.place.name} {_HAS_LOST}: everything is sent again"
         self.place.remarks += [remark] if remark not in self.place.remarks else []
 
-    def search(self, view: core.View) -> hub_search.HubSearch:
-        """A search in all spaces at the hub: that of this project, and what is global, go first."""
-        if not isinstance(self.place, hub_place.Hub):
-            raise core.InvalidInput(
-                f"{self.place.name} is no hub: `sync --to postgresql://…` names one"
-            )
-        return hub_search.HubSearch(self.place, view, self._spaces())
-
     def recall(
         self,
         view: core.View,
@@ -218,13 +210,18 @@ class Sync:
         anyway: bool,
         explain: bool,
     ) -> dict[str, Any]:
-        """What `Memory.recall_hub` returns."""
+        """What `Memory.recall_hub` returns. This project's spaces, and what is global, go first."""
+        if not isinstance(self.place, hub_place.Hub):
+            raise core.InvalidInput(
+                f"{self.place.name} is no hub: `sync --to postgresql://…` names one"
+            )
         core.check_text(query, "query", core.QUERY_MAX)
         if min_score is not None:
             min_score = core.check_share(min_score, "min_score")
         profile, limit = core.PROFILES["default"], core.check_limit(limit)
         request = core.Request(query, limit, profile, depth=max(limit, core.CANDIDATES))
-        return self.search(view).answer(request, min_score, anyway, explain)
+        search = hub_search.HubSearch(self.place, view, self._spaces())
+        return search.answer(request, min_score, anyway, explain)
 
     def follow(self, stop: threading.Event | None = None) -> Iterator[dict[str, Any]]:
         """Sync whenever something has changed, until `stop` is set; yields what `run` returns."""
@@ -324,13 +321,9 @@ class Sync:
         if not (rows := self.database.rows(_BEHIND_UNSHARED)):
             return []
         what = " and ".join(f"project {name}" if name else "global memories" for name, _ in rows)
-        if (count := sum(number for _, number in rows)) == 1:
-            why = "1 replacement is not sent, because the newer memory is not shared: others keep"
-            return [f"{why} the older one. Share {what} to send it"]
-        why = (
-            f"{count} replacements are not sent, because the newer memories are not shared: others"
-        )
-        return [f"{why} keep the older ones. Share {what} to send them"]
+        count = core.number_of(sum(number for _, number in rows), "replacement")
+        why = f"not sent, because the newer memory is not shared: {count}. Others keep the older"
+        return [f"{why} one until you share {what}"]
 
     def _send(self, space: str, states: list[merge.State]) -> bool:
         """Send states; False where one may not write to the space."""
