@@ -81,20 +81,13 @@ def turn_id(name: str, key: str) -> str:
 
 
 def keep(
-    memory: core.Memory, conversations: Iterable[Any], progress: core.Progress, dry_run: bool
-) -> dict[str, Any]:
-    """What `Memory.add_conversations` does."""
-    encoder = None if dry_run else memory.encoder
-    return keep_conversations(memory.projects, encoder, conversations, progress)
-
-
-def keep_conversations(
-    projects: core.Projects,
-    encoder: core.Encoder | None,
+    memory: core.Memory,
     conversations: Iterable[transcripts.Conversation],
     progress: core.Progress,
+    dry_run: bool,
 ) -> dict[str, Any]:
-    """What `Memory.add_conversations` does; without an encoder they are only counted."""
+    """What `Memory.add_conversations` does; in a dry run they are only counted."""
+    projects = memory.projects
     counts, redacted, remarks = Counter[str](), Counter[str](), list[str]()
     left_out = Counter[tuple[str, str]]()
     for given in conversations:
@@ -104,8 +97,8 @@ def keep_conversations(
             left_out[reason, new.client] += 1
         elif new.session:
             added, kinds = len(new.turns), list[str]()
-            if encoder and not _is_forgotten(stored):
-                added, kinds = _keep_conversation(projects, encoder, new)
+            if not (dry_run or _is_forgotten(stored)):
+                added, kinds = _keep_conversation(projects, memory.encoder, new)
             redacted.update(kinds)
             counts["sessions" if given.turns else "empty"] += 1
             counts["turns"] += added
@@ -278,12 +271,12 @@ def _not_forgotten(
     by their place stay."""
     sql = f"SELECT key, value FROM meta WHERE key GLOB '{core.FORGOTTEN}*'"
     rows = [row for row in database.rows(sql) if row[1].startswith(f"{given.client}:")]
-    keys, names = {key for key, _ in rows}, {name for _, name in rows}
-
-    def is_forgotten(key: str) -> bool:
-        return any(f"{core.FORGOTTEN}{turn_id(name, key)}" in keys for name in names)
-
-    return [turn for turn in given.turns if turn.key.isdecimal() or not is_forgotten(turn.key)]
+    gone, names = {key.removeprefix(core.FORGOTTEN) for key, _ in rows}, {name for _, name in rows}
+    return [
+        turn
+        for turn in given.turns
+        if turn.key.isdecimal() or gone.isdisjoint(turn_id(name, turn.key) for name in names)
+    ]
 
 
 def sessions_kept(projects: core.Projects, limit: int) -> dict[str, Any]:

@@ -147,15 +147,15 @@ def _text_before(file: IO[bytes]) -> tuple[str, int, str]:
     return text, size, "\r\n" if 2 * data.count(b"\r\n") > data.count(b"\n") else "\n"
 
 
+_COMMENT_BEGIN = r"(?<!\\)<!--"
+
+
 def _without_comments(lines: list[str], before: str) -> list[str]:
-    """Lines in which no comment begins or ends: it would hide what stands before or after them."""
-    text = "\n".join(lines)
-    text = markdown.CODE_OR_COMMENT.sub(
-        lambda found: "\\<!--" if found[0] == "<!--" else found[0], text
-    )
-    probe = f"\n{text}\n-->"
-    if markdown.visible(before + probe) != markdown.visible(before) + probe:  # or is no code there
-        text = re.sub(r"(?<!\\)<!--", r"\\<!--", text).replace("-->", r"--\>")
+    """Lines in which no comment begins, and none of the file ends: it would hide what stands before
+    or after them."""
+    text = re.sub(_COMMENT_BEGIN, r"\\<!--", "\n".join(lines))
+    if re.search(_COMMENT_BEGIN, before):
+        text = text.replace("-->", r"--\>")
     return text.split("\n")
 
 
@@ -215,37 +215,31 @@ def old_notes(folder: Path, before: int) -> tuple[list[OldNote], dict[Path, str]
 
 
 def run_filter(command: str, text: str, timeout: float) -> str:
-    """What a command line prints for a text, within `timeout` s; InvalidInput says what failed."""
+    """What a command line prints for a text, within `timeout` s; InvalidInput says what failed. Its
+    errors go where those of this program go."""
     if not isinstance(timeout, int | float) or not 0 < timeout <= core.DAY:
         raise core.InvalidInput(
             f"timeout must be a number of seconds to {core.DAY:,}, not {core.shown_value(timeout)}"
         )
     data = text.encode("utf-8", "backslashreplace")  # names of files are of any bytes
     most = 4 * len(text)  # bytes of as many characters
-    options: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    options: dict[str, Any] = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
     options |= {"shell": True, "start_new_session": True, **core.no_window()}
     process: Any = subprocess.Popen(command, **options)
     end = time.monotonic() + timeout
     core.ThreadCall(lambda: _write_pipe(process.stdin, data), daemon=True)
-    errors = core.ThreadCall(lambda: _end_of_pipe(process.stderr), daemon=True)
     try:
         output = core.ThreadCall(lambda: _beginning_of_pipe(process.stdout, most + 1), daemon=True)
         printed = output.result(timeout)
         if len(printed) > most:
             raise _no_summary("no fewer characters than the notes have")
-        code = process.wait(max(0.0, end - time.monotonic()))
-        message = errors.result(max(0.0, end - time.monotonic()))
-        if code:
-            words = " ".join(message.decode("utf-8", "replace").split())[-200:]
-            reason = f"failed with {code}" + (f" ({words})" if words else "")
-            raise core.InvalidInput(f"{command!r} {reason}: nothing was changed")
-    except (subprocess.TimeoutExpired, TimeoutError):
+        if code := process.wait(max(0.0, end - time.monotonic())):
+            raise core.InvalidInput(f"{command!r} failed with {code}: nothing was changed")
+    except BaseException as error:
         systems.end_all(process)
-        raise core.InvalidInput(
-            f"{command!r} ran past {timeout:g} s: nothing was changed"
-        ) from None
-    except BaseException:
-        systems.end_all(process)
+        if isinstance(error, subprocess.TimeoutExpired | TimeoutError):
+            reason = f"ran past {timeout:g} s: nothing was changed"
+            raise core.InvalidInput(f"{command!r} {reason}") from None
         raise
     return printed.decode("utf-8", "replace").strip()
 
@@ -258,14 +252,6 @@ def _write_pipe(pipe: IO[bytes], data: bytes) -> None:
 def _beginning_of_pipe(pipe: IO[bytes], most: int) -> bytes:
     with pipe:
         return pipe.read(most)
-
-
-def _end_of_pipe(pipe: IO[bytes]) -> bytes:
-    last = b""
-    with pipe:
-        while data := pipe.read(1000):
-            last = (last + data)[-1000:]
-    return last
 
 
 def check_summary(summary: str, characters: int) -> None:

@@ -87,7 +87,6 @@ _SHAPES = {
 }
 _KINDS = {type(None): "n", str: "s", int: "i", float: "f", bytes: "b"}
 _VECTOR_MIN = 256  # bytes; tables of the word index have such rows too, shorter ones
-_UNDECODED = core.LazyPattern("[\udc80-\udcff]")  # what "surrogateescape" leaves
 _SQLITE = b"SQLite format 3\0"  # the first bytes of a file
 _PAGE_SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 _FTS5_NAMES = {"version", "secure-delete", "pgsz", "rank", "automerge"}  # of its settings
@@ -127,18 +126,14 @@ def rescue(data: bytes) -> Rescued:
 
 
 def _is_undecoded(value: Any) -> bool:
-    """Whether a text is not all UTF-8: `_value` leaves a surrogate for each such byte."""
-    return isinstance(value, str) and _UNDECODED.search(value) is not None
+    """Whether a text is not all UTF-8: `_value` puts U+FFFD for other bytes."""
+    return isinstance(value, str) and "\ufffd" in value
 
 
 def _look_at_texts(found: Rescued) -> None:
-    """Put U+FFFD for bytes of items that are not UTF-8, also in ids, and leave out the NULs of a
-    text that was written in part. Note changed texts."""
+    """Leave out the NULs of texts that were written in part, and note changed texts."""
     items = found.rows["items"]
     for number, values in list(items.items()):
-        values[:] = [
-            _UNDECODED.sub("\ufffd", value) if isinstance(value, str) else value for value in values
-        ]
         values[_CONTENT] = values[_CONTENT].replace("\0", "")
         if not values[_CONTENT].strip():
             found.named.add(values[1])
@@ -237,7 +232,7 @@ def _values(payload: bytes) -> list[Any]:
 def _value(kind: int, part: bytes) -> Any:
     """A value of a record, by its serial type."""
     if kind >= 12:
-        return part.decode(errors="surrogateescape") if kind % 2 else part
+        return part.decode(errors="replace") if kind % 2 else part
     if kind == 7:
         return struct.unpack(">d", part)[0]
     if kind in (8, 9):

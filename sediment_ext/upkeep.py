@@ -16,12 +16,10 @@ _UNSTAGED = (
     " AND NOT EXISTS(SELECT 1 FROM staged WHERE item = seq) ORDER BY seq"
 )
 
-
 _STAGE = (  # unless the item was forgotten meanwhile
     "INSERT OR IGNORE INTO staged SELECT ?1, ?2, ?3, ?4, ?5, ?6"
     " WHERE EXISTS(SELECT 1 FROM items WHERE seq = ?1)"
 )
-
 
 _STAGE_LATE = (  # what was stored meanwhile, without its vectors if they are of another model
     'INSERT INTO staged SELECT c.item, c.position, c.start, c."end", c.context,'

@@ -487,7 +487,7 @@ def test_a_hub_that_has_lost_nothing_is_not_said_to(team: Team) -> None:
     assert texts(alice) == texts(bob)
 
 
-def test_what_others_sent_between_reading_and_sending_is_read_at_once(
+def test_what_others_sent_between_reading_and_sending_is_read_by_the_next_sync(
     team: Team, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alice, push = team.machine("alice"), sediment_ext.sync.hub.Hub.push
@@ -498,6 +498,8 @@ def test_what_others_sent_between_reading_and_sending_is_read_at_once(
 
     monkeypatch.setattr(sediment_ext.sync.hub.Hub, "push", late)
     alice.store("Mine.")
+    alice.sync()
+    monkeypatch.undo()
     alice.sync()
     assert texts(alice) == ["Mine.", "The port is 5433."]
     rows = team.server.ask(

@@ -25,7 +25,6 @@ class Folder:
 
     page = 20_000  # states that are written at once
     is_incomplete = False  # whether it has lost something that it had
-    needs_second_pull = False  # whether others have sent beside this machine
     interval = 5  # s between looks at whether something has come
     global_space = "@global"  # the space of what is global
 

@@ -30,7 +30,7 @@ class Hub:
     that the hub was told."""
 
     page, interval = 1_000, 60
-    is_incomplete = needs_second_pull = False
+    is_incomplete = False
 
     def __init__(
         self, url: str, me: places.Machine, database: core.Database, encoder: core.Encoder
@@ -190,8 +190,6 @@ class Hub:
             ((version,),) = self.ask("SELECT sediment.push(%s, %s::jsonb)", space, texts)
             if version == self._reached.get(space, 0) + 1:  # nobody else has pushed since the pull
                 self._reached[space] = version
-            else:
-                self.needs_second_pull = True
         return {}
 
     def on_left(self) -> list[str]:

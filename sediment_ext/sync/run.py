@@ -129,9 +129,6 @@ class Sync:
                 self._send_new(exchange)
                 if self.place.is_incomplete:  # seen when it was written
                     self._send_lost()
-                if self.place.needs_second_pull:  # the hub is to know of all that was sent as read
-                    self.place.needs_second_pull = False
-                    self._receive(exchange)
                 t = self.database.value("SELECT t FROM clock")
                 self._note_cursor(self.place.finish(t, self._cursor()))
                 self._on_damaged()
