@@ -6,8 +6,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-import pyrage
+import pyrage as _pyrage
 import pytest
 from click.testing import CliRunner, Result
 from program import Run, files
@@ -16,6 +17,8 @@ from storage import open_memory
 import sediment
 from sediment import InvalidInput, Memory
 from sediment_ext import encryption
+
+pyrage: Any = _pyrage  # which has no types
 
 TEXT = "The safe behind the painting opens at noon."
 PHRASE = "four plain small words"
@@ -137,7 +140,7 @@ def on_terminal(command: list[str], typed: list[str], cache: str, home: Path) ->
     """What a program writes to a terminal on which a line is typed at each of its questions."""
     master, slave = pty.openpty()
     env = {"PATH": os.environ["PATH"], "HOME": str(home), "SEDIMENT_CACHE": cache}
-    streams = {"stdin": slave, "stdout": slave, "stderr": slave}
+    streams: Any = {"stdin": slave, "stdout": slave, "stderr": slave}
     process = subprocess.Popen(command, **streams, env=env, cwd=home, start_new_session=True)
     os.close(slave)
     output = ""
