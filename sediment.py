@@ -213,7 +213,10 @@ PREFIX_MIN = 4  # characters of the beginning of an id that is to change, as git
 # Conversations and hooks.
 CONVERSATION = "conversation"  # the content type of a turn, as a column of `items` has it
 CONVERSATIONS = "conversations:"  # the path of the source whose files they are; none on a disk
-CLIENTS = ("claude", "codex", "gemini", "opencode", "cursor", "any")  # that `init` knows
+CLIENTS = (  # that `init` knows
+    *("claude", "codex", "gemini", "opencode", "cursor", "vscode", "copilot", "windsurf", "cline"),
+    *("zed", "qwen", "continue", "crush", "kiro", "amp", "lmstudio", "any"),
+)
 HOOK_DEADLINE = 5  # s, after which a hook ends in silence; `init` lets clients wait for 8
 
 # Ranking. docs/ranking.md has the measurements that set these.

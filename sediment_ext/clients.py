@@ -98,6 +98,10 @@ class Client(core.NamedTuple):
         command = self.facts.get("command")
         return bool(command) and (shutil.which(command) is not None or self.home().is_dir())
 
+    def has_file(self, part: str) -> bool:
+        """Whether a project has a file for its "server", "hooks" or "instructions"."""
+        return any(part in file and "project" in file for file in self.facts["files"])
+
     def has_setting(self, fact: str, root: Path | None) -> bool:
         """Whether its settings show that our "plugin" is enabled, or that hooks are "off"."""
         if fact not in self.facts:
@@ -399,7 +403,8 @@ def _check_client(client: Client, root: Path | None, program: list[str]) -> Iter
         checks = list(_check_part(client, part, root, program))
         if part == "server":
             checks += _check_added(client)
-        advice = f"not set up: run `init --client {client.name}`"
+        where = "" if client.has_file(part) else "--global "
+        advice = f"not set up: run `init {where}--client {client.name}`"
         yield from checks or [core.Check(f"{client.name} {part}", status, advice)]
     if client.name == "codex":
         yield core.Check("codex trust", *_codex_trust(root))

@@ -27,7 +27,8 @@ TEXT_BLOCK = "<!-- sediment -->", "<!-- /sediment {} -->"  # {}: the digest of w
 _TABLE_BLOCK = "# sediment", "# /sediment {}"
 _SERVER = "a server called sediment"
 # What messages call a key of a configuration file.
-_KEY_TITLES = dict.fromkeys(("mcpServers", "mcp", "mcp_servers"), _SERVER) | {"hooks": "its hooks"}
+_SERVER_KEYS = "mcpServers", "mcp", "mcp_servers", "servers", "context_servers", "amp.mcpServers"
+_KEY_TITLES = dict.fromkeys(_SERVER_KEYS, _SERVER) | {"hooks": "its hooks"}
 
 
 class FileChange(core.NamedTuple):

@@ -30,6 +30,7 @@ EVENTS = {
     | {"PostToolUse", "PostToolUseFailure"},
     "codex": {"SessionStart", "UserPromptSubmit", "PostToolUse", "Stop", "SessionEnd"},
     "gemini": {"SessionStart", "BeforeAgent", "AfterTool", "AfterAgent", "SessionEnd"},
+    "qwen": {"SessionStart", "UserPromptSubmit", "PostToolUseFailure"},
     "cursor": {"sessionStart", "beforeSubmitPrompt", "postToolUse", "stop", "sessionEnd"},
 }
 BY_SERVER = {("claude", "UserPromptSubmit"), ("codex", "PostToolUse")} | {
@@ -39,16 +40,28 @@ HOOKS = {
     "claude": ".claude/settings.json",
     "codex": ".codex/hooks.json",
     "gemini": ".gemini/settings.json",
+    "qwen": ".qwen/settings.json",
     "cursor": ".cursor/hooks.json",
 }
-WRITTEN = {
+WRITTEN: dict[str, set[str]] = {
     "claude": {".mcp.json", ".claude/settings.json", "CLAUDE.md"},
     "codex": {".codex/config.toml", ".codex/hooks.json", "AGENTS.md"},
     "gemini": {".gemini/settings.json", "GEMINI.md"},
     "opencode": {"opencode.json", ".opencode/plugins/sediment.js", "AGENTS.md"},
     "cursor": {".cursor/mcp.json", ".cursor/hooks.json", "AGENTS.md"},
+    "vscode": {".vscode/mcp.json", "AGENTS.md"},
+    "copilot": {".mcp.json", "AGENTS.md"},
+    "windsurf": set(),
+    "cline": set(),
+    "zed": {".zed/settings.json", "AGENTS.md"},
+    "qwen": {".qwen/settings.json", "QWEN.md"},
+    "continue": {".continue/mcpServers/sediment.json", "AGENTS.md"},
+    "crush": {"crush.json", "AGENTS.md"},
+    "kiro": {".kiro/settings/mcp.json", "AGENTS.md"},
+    "amp": {".amp/settings.json", "AGENTS.md"},
+    "lmstudio": set(),
 }
-EVERYWHERE = {
+EVERYWHERE: dict[str, set[str]] = {
     "claude": {".claude/settings.json", ".claude/CLAUDE.md"},
     "codex": {".codex/config.toml", ".codex/hooks.json", ".codex/AGENTS.md"},
     "gemini": {".gemini/settings.json", ".gemini/GEMINI.md"},
@@ -56,8 +69,23 @@ EVERYWHERE = {
         f".config/opencode/{n}" for n in ("opencode.json", "plugins/sediment.js", "AGENTS.md")
     },
     "cursor": {".cursor/mcp.json", ".cursor/hooks.json"},
+    "vscode": set(),
+    "copilot": {".copilot/mcp-config.json", ".copilot/copilot-instructions.md"},
+    "windsurf": {".codeium/windsurf/mcp_config.json"},
+    "cline": {".cline/data/settings/cline_mcp_settings.json"},
+    "zed": {".config/zed/settings.json", ".config/zed/AGENTS.md"},
+    "qwen": {".qwen/settings.json", ".qwen/QWEN.md"},
+    "continue": {".continue/mcpServers/sediment.json"},
+    "crush": {".config/crush/crush.json"},
+    "kiro": {".kiro/settings/mcp.json"},
+    "amp": {".config/amp/settings.json", ".config/amp/AGENTS.md"},
+    "lmstudio": {".lmstudio/mcp.json"},
 }
 CLIENTS = tuple(WRITTEN)
+PARTS = {  # that a project can have
+    name: [*["server"] * bool(paths), *["hooks"] * (name in {*HOOKS, "opencode"})]
+    for name, paths in WRITTEN.items()
+}
 ALL = [word for name in CLIENTS for word in ("--client", name)]
 
 
@@ -272,9 +300,10 @@ def test_each_event_runs_the_same_command(here: Program, pyz: Path) -> None:
                     command.replace("; ", " ")
                     == f"{sys.executable} {pyz} hook --client {name} {end}"
                 )
-    settings = json.loads((here.folder / ".gemini/settings.json").read_text())
-    for groups in settings["hooks"].values():
-        assert handlers(groups[0])[0]["timeout"] >= 1_000  # milliseconds
+    for name in ("gemini", "qwen"):
+        settings = json.loads((here.folder / HOOKS[name]).read_text())
+        for groups in settings["hooks"].values():
+            assert handlers(groups[0])[0]["timeout"] >= 1_000  # milliseconds
     for name in ("claude", "codex", "cursor"):
         config = json.loads((here.folder / HOOKS[name]).read_text())
         for groups in config["hooks"].values():
@@ -293,6 +322,17 @@ def test_each_client_has_the_server(here: Program, pyz: Path) -> None:
     assert [entry["command"], *entry["args"]] == program
     config = json.loads((here.folder / "opencode.json").read_text())
     assert config["mcp"]["sediment"]["command"] == program
+    for file, key in (
+        (".vscode/mcp.json", "servers"),
+        (".zed/settings.json", "context_servers"),
+        (".qwen/settings.json", "mcpServers"),
+        (".continue/mcpServers/sediment.json", "mcpServers"),
+        ("crush.json", "mcp"),
+        (".kiro/settings/mcp.json", "mcpServers"),
+        (".amp/settings.json", "amp.mcpServers"),
+    ):
+        entry = json.loads((here.folder / file).read_text())[key]["sediment"]
+        assert [entry["command"], *entry["args"]] == program
     plugin = (here.folder / ".opencode/plugins/sediment.js").read_text()
     assert f"const COMMAND = {json.dumps(program[:-1])}\n" in plugin
 
@@ -336,6 +376,24 @@ def test_every_byte_of_the_settings_stays(here: Program, text: str) -> None:
     assert [path.read_bytes().decode() for path in paths] == afters
     here.ok("init", "--remove")
     assert [path.read_bytes().decode() for path in paths] == [text] * 2
+
+
+@pytest.mark.parametrize("text", SETTINGS.values(), ids=SETTINGS)
+def test_every_byte_of_an_editors_settings_stays(here: Program, text: str) -> None:
+    names = {"vscode": ".vscode/mcp.json", "zed": ".zed/settings.json", "amp": ".amp/settings.json"}
+    for file in names.values():
+        (here.folder / file).parent.mkdir()
+        (here.folder / file).write_bytes(text.encode())
+    words = [word for name in names for word in ("--client", name)]
+    here.ok("init", *words)
+    for file in names.values():
+        rest = iter((here.folder / file).read_bytes().decode())
+        assert all(character in rest for character in text)  # in this order
+    made = plain(here.folder)
+    here.ok("init", *words)
+    assert plain(here.folder) == made
+    here.ok("init", "--remove", *words)
+    assert set(plain(here.folder).values()) == {text.encode()}
 
 
 TABLES = {
@@ -475,7 +533,7 @@ def test_what_names_a_program_that_is_gone_is_broken_and_replaced(
     for name in CLIENTS:
         found = checks(here, name, *words, code=1)
         advice = f", names {program}, which is not there: run `init --client {name}`"
-        for part in ("server", "hooks"):
+        for part in PARTS[name]:
             assert found[f"{name} {part}"].startswith("broken in ")
             assert found[f"{name} {part}"].endswith(advice)
     assert "which is not there" not in here.ok("init", *ALL, *words)
@@ -776,7 +834,7 @@ def test_a_hook_whose_program_is_gone_says_nothing_and_ends_well(
 ) -> None:
     set_up(here, pyz, unpacked, program := home / "it's here" / "sediment.pyz")
     lines = hook_commands(here.folder)
-    assert len(lines) == 17
+    assert len(lines) == 20
     if gone == "program":
         program.unlink()
     elif gone == "folder":
@@ -847,9 +905,8 @@ def test_a_program_that_was_renamed_mends_and_takes_out_what_it_added(
     for name in CLIENTS:
         said = by_copy(here, unpacked, second, "doctor", "--client", name).stdout
         advice = f"names {first}, which is not there: run `init --client {name}`"
-        assert (
-            len(re.findall(rf"broken +{name} (?:server|hooks): .*{re.escape(advice)}", said)) == 2
-        )
+        told = re.findall(rf"broken +{name} (?:server|hooks): .*{re.escape(advice)}", said)
+        assert len(told) == len(PARTS[name])
     said = by_copy(here, unpacked, second, "init", *ALL).stdout
     assert "differs" not in said
     assert set(plain(here.folder)) == set(made)
@@ -905,7 +962,7 @@ def test_print_shows_it_and_writes_nothing(here: Program, home: Path, name: str)
         assert f"{file['path']}: would be created" in said
         assert file["added"].rstrip() in said
     answer = here.json("init", "--print", "--remove", "--client", name)
-    assert {file["done"] for file in answer["files"]} == {"deleted"}
+    assert {file["done"] for file in answer["files"]} <= {"deleted"}
     assert set(plain(here.folder)) == WRITTEN[name]
 
 
@@ -1090,6 +1147,7 @@ def test_the_plugins_name_what_is_there() -> None:
         ("codex", "sediment/hooks/codex.json"),
         ("gemini", "gemini/hooks/hooks.json"),
         ("cursor", "cursor/hooks.json"),
+        ("qwen", "clients/qwen.json"),
     ],
 )
 def test_plugins_run_the_command_on_the_events_of_init(name: str, file: str) -> None:
@@ -1197,13 +1255,15 @@ def checks(here: Program, *words: str, code: int = 0, **env: str) -> dict[str, s
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_doctor_finds_what_init_set_up(here: Program, name: str) -> None:
-    before = checks(here, name, code=1)
-    assert before[f"{name} server"] == f"broken not set up: run `init --client {name}`"
-    assert before[f"{name} hooks"] == f"warning not set up: run `init --client {name}`"
-    here.ok("init", "--client", name)
+    where = ["--global"] if not WRITTEN[name] else []
+    parts = {"server": "broken"} | ({"hooks": "warning"} if "hooks" in PARTS[name] else {})
+    before, advice = checks(here, name, code=1), " ".join(["init", *where, "--client", name])
+    for part, status in parts.items():
+        assert before[f"{name} {part}"] == f"{status} not set up: run `{advice}`"
+    here.ok("init", *where, "--client", name)
     after = checks(here, name)
-    assert after[f"{name} server"].startswith("ok in ")
-    assert after[f"{name} hooks"].startswith("ok in ")
+    assert [after[f"{name} {part}"][:6] for part in parts] == ["ok in "] * len(parts)
+    assert (f"{name} hooks" in after) == ("hooks" in parts)
     assert re.match(r"ok answers in \d+ ms with .*\brecall\b", after["server"])
 
 
