@@ -429,7 +429,7 @@ def test_a_folder_that_cannot_be_written(here: Program) -> None:
 
 def test_clients_in_one_word_are_refused_with_how_to_name_them(here: Program) -> None:
     said = here.error("init", "--client", "codex,gemini", code=2)
-    assert "'any'; it may be given several times. See" in said
+    assert "'any'. See" in said
     assert files(here.folder) == set()
 
 
