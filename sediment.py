@@ -10114,7 +10114,7 @@ class Server:
 
     def _list_tools(self, params: dict[str, Any]) -> dict[str, Any]:
         if params.get("cursor"):
-            raise ProtocolError(INVALID_PARAMS, "no such cursor: the four tools are one page")
+            raise ProtocolError(INVALID_PARAMS, "no such cursor: all tools are one page")
         self._worker.preload_soon()
         return {"tools": [*self._tools.values()], **_CACHEABLE}
 

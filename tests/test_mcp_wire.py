@@ -113,7 +113,8 @@ def test_what_a_model_sees_is_short_and_the_descriptions_suffice_alone(wire: Wir
         {key: tool[key] for key in ("name", "description", "inputSchema")}
         for tool in listed.values()
     ]
-    assert (len(json.dumps(seen)) + len(instructions)) / 4 < 750  # tokens, about
+    tokens = (len(json.dumps(seen)) + len(instructions)) / 4
+    assert tokens < 750, "each costs every session its tokens: shorten it, or say in CHANGELOG why"
     told = {name: tool["description"] for name, tool in listed.items()}
     for occasion in ("preference", "corrects", "decides", "took effort", "Do not store"):
         assert occasion in told["store"]
