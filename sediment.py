@@ -2253,6 +2253,11 @@ def takes_bundled_model() -> bool:
     return (setting("EMBEDDING_MODEL") or MODEL).lower() == MODEL.lower()
 
 
+def models_folder() -> Path:
+    """The folder of the models that `model add` keeps, each in a folder of its name."""
+    return default_database().parent / "models"
+
+
 @restoring
 def chosen_model() -> Model:
     """The bundled model, or the one that SEDIMENT_EMBEDDING_MODEL names: by its folder, or by its
@@ -2262,11 +2267,11 @@ def chosen_model() -> Model:
     name = setting("EMBEDDING_MODEL")
     folder = expand_home(name)
     if not folder.is_dir():
-        folder = default_database().parent / "models" / name
+        folder = models_folder() / name
     if not folder.is_dir():
         raise ModelError(
-            f"the model {name} is neither a folder nor in {folder.parent}: copy its tokenizer.json"
-            " and model.onnx there, or unset SEDIMENT_EMBEDDING_MODEL"
+            f"the model {name} is neither a folder nor in {folder.parent}: `model add PATH` takes"
+            " one from a folder or archive; or unset SEDIMENT_EMBEDDING_MODEL"
         )
     return Model(folder) if (folder / "manifest.json").is_file() else GivenModel(folder)
 
@@ -2277,7 +2282,7 @@ class Model:
     graph = "model.onnx"
     cohort = ""  # the file of vectors that tell what nearness a query has by chance
     by_token = ""  # the file with a vector for each token of the vocabulary
-    query_prefix = ""
+    query_prefix, passage_prefix = "", ""
     destination = ""  # of a service: the address that texts are sent to
     probe = b""  # of a service: the vector of PROBE, by which another model is noticed
 
@@ -2308,6 +2313,10 @@ class Model:
         """float32[dimension], the text's vector of length 1, and float32[tokens, dimension], each
         token's state, which a weighted mean is made of. `ids` is int64[tokens]."""
         return tuple(session.run(["embedding", "states"], {"ids": ids}))
+
+    def finish(self, vector: Any, query: bool) -> Any:
+        """What is made of a pooled vector of length 1."""
+        return vector
 
     def _noted(self, path: Path, read: Callable[[], str]) -> str:
         """What `read` tells of the files, read anew when the size or time of one has changed."""
@@ -2364,18 +2373,23 @@ class GivenModel(Model):
         if not isinstance(self.max_tokens, int) or self.max_tokens < 3:
             raise ModelError(f"{folder} has a max_seq_length that is none: {self.max_tokens!r}")
         pooling = _read_json(folder / "1_Pooling" / "config.json")
-        self.by_first = bool(pooling.get("pooling_mode_cls_token"))
+        self.by_first = bool(
+            pooling.get("pooling_mode_cls_token", self.name.startswith(FIRST_TOKEN))
+        )
         prompts = _read_json(folder / "config_sentence_transformers.json").get("prompts")
-        prompt = prompts.get("query") if isinstance(prompts, dict) else None
-        self.query_prefix = str(prompt or QUERY_PREFIXES.get(self.name, ""))
+        prompts = prompts if isinstance(prompts, dict) else {}
+        query, passage = PREFIXES.get(self.name, ("", ""))
+        self.query_prefix = str(prompts.get("query") or query)
+        self.passage_prefix = str(prompts.get("passage") or prompts.get("document") or passage)
         # The weights of a large model stand beside the graph.
-        names = self.graph, "tokenizer.json", f"{self.graph}_data"
+        names = self.graph, "tokenizer.json", f"{self.graph}_data", CENTRES
         self.files = {name: {} for name in names if (folder / name).is_file()}
-        self.digest = self._noted(cache_dir() / "models.json", self._read_digest)
+        noted = self._noted(cache_dir() / "models.json", self._read_digest)
+        self.digest = self._digest_as_used(noted)
 
     def check(self, full: bool = False) -> None:
         """No manifest says what these files must hold; `full` reads them all again."""
-        if full and self._read_digest() != self.digest:
+        if full and self._digest_as_used(self._read_digest()) != self.digest:
             raise ModelError(f"the files in {self.folder} have changed: run `reindex`")
 
     def run(self, session: Any, ids: Any) -> tuple[Any, Any]:
@@ -2391,6 +2405,28 @@ class GivenModel(Model):
         embedding = mean / numpy.linalg.norm(mean)
         return embedding, embedding[None].repeat(len(ids), 0) if self.by_first else states
 
+    def finish(self, vector: Any, query: bool) -> Any:
+        """Without what the vectors of all passages, or of all queries, have in common."""
+        if self._centres is None:
+            return vector
+        away = vector - self._centres[int(query)]
+        return away / max(float(numpy.linalg.norm(away)), 1e-6)
+
+    @functools.cached_property
+    def _centres(self) -> Any:
+        """float32[2, dimension] of passages and queries, of a model that `model add` measured."""
+        if CENTRES not in self.files:
+            return None
+        numbers = numpy.fromfile(self.folder / CENTRES, "<f4")
+        if len(numbers) != 2 * self.dimension:
+            raise ModelError(f"{self.folder / CENTRES} is damaged: `model add` the model again")
+        return numbers.reshape(2, -1)
+
+    def _digest_as_used(self, digest: str) -> str:
+        """The digest of the files, and of what else makes the vectors of passages."""
+        uses = f"{self.by_first} {self.passage_prefix}"
+        return digest if uses == "False " else sha256(f"{digest} {uses}".encode()).hex()
+
     def _read_digest(self) -> str:
         return sha256(b"".join(_file_digest(self.folder / name) for name in self.files)).hex()
 
@@ -2403,11 +2439,23 @@ def _file_digest(path: Path) -> bytes:
         return hashlib.file_digest(file, "sha256").digest()
 
 
-# What these models were trained to find in front of a query.
-QUERY_PREFIXES: dict[str, str] = dict.fromkeys(
-    ("bge-small-en-v1.5", "bge-base-en-v1.5"),
-    "Represent this sentence for searching relevant passages: ",
-)
+CENTRES = "centres.f4"  # a file that `model add` makes
+# Families of models whose vector is that of the first token, where no file tells.
+FIRST_TOKEN = ("bge-", "gte-base-en", "gte-large-en", "mxbai-embed", "snowflake-arctic-embed")
+# What these models were trained to find in front of a query, and of a passage.
+PREFIXES: dict[str, tuple[str, str]] = {
+    **dict.fromkeys(
+        ("bge-small-en-v1.5", "bge-base-en-v1.5"),
+        ("Represent this sentence for searching relevant passages: ", ""),
+    ),
+    **dict.fromkeys(
+        (
+            *("e5-small", "e5-small-v2", "e5-base", "e5-base-v2", "e5-large", "e5-large-v2"),
+            *("multilingual-e5-small", "multilingual-e5-base", "multilingual-e5-large"),
+        ),
+        ("query: ", "passage: "),
+    ),
+}
 
 
 # "the" is the first whole word of the vocabulary (its token id), and 8 % of all words in English.
@@ -2514,14 +2562,16 @@ class Encoder:
     def fits(self, text: str) -> bool:
         """Whether nothing of the text would be cut off."""
         # Each token of ASCII has a character at least.
+        text = self.model.passage_prefix + text
         is_short = text.isascii() and len(text) + 8 <= self.model.max_tokens
         return is_short or self.count_tokens(text) <= self.model.max_tokens
 
     def embed(self, text: str) -> bytes:
         """The text's vector: float32[dimension], little-endian, of length 1."""
         session = self.load()
-        ids = numpy.array(self.tokens(text), numpy.int64)
-        return self.model.run(session, ids)[0].astype("<f4").tobytes()
+        ids = numpy.array(self.tokens(self.model.passage_prefix + text), numpy.int64)
+        vector = self.model.run(session, ids)[0]
+        return self.model.finish(vector, False).astype("<f4").tobytes()
 
     def embed_all(self, texts: Iterable[str], patient: bool = False) -> list[bytes]:
         """The vectors of texts, in their order. Raises ServiceError; the `patient` wait longer
@@ -2566,7 +2616,8 @@ class Encoder:
             return b""
         pooled = numpy.array(token_weights, numpy.float32) @ states
         length = float(numpy.linalg.norm(pooled))
-        return (pooled / length if length else plain).astype("<f4").tobytes()
+        vector = pooled / length if length else plain
+        return self.model.finish(vector, True).astype("<f4").tobytes()
 
     def near_cohort(self, vector: bytes) -> float:
         """The cosine of a query's vector to the nearest memory of the model's cohort; 0 where
@@ -9440,6 +9491,7 @@ COMPANIONS: dict[str, dict[str, str]] = {
         "": "-",
     },
     "hook": {"off": "hooks", "on": "hooks", "reads": "", "": "client"},
+    "model": {"action=list": "", "action=add": "target name", "action=remove": "target"},
     "token": {"action=list": "", "action=add": "name reads", "action=revoke": "name"},
     "sync": {
         "place": "share share_global",
@@ -10640,6 +10692,7 @@ EXTENSIONS = {  # command -> the extension that has it
     "hook": "hooks",
     "browse": "http",
     "token": "http",
+    "model": "models",
     "sync": "sync.commands",
     "hub": "sync.commands",
 }

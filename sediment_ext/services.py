@@ -43,7 +43,8 @@ class ServiceModel(core.Model):
         kind, _, self.model_name = name.partition(":")
         self.name, self.dimension, self.cohort = f"{kind.lower()}:{self.model_name}", 0, ""
         self.digest = core.sha256(self.name.encode()).hex()
-        self.query_prefix = core.QUERY_PREFIXES.get(self.model_name.rpartition("/")[2], "")
+        prefixes = core.PREFIXES.get(self.model_name.rpartition("/")[2], ("", ""))
+        self.query_prefix, self.passage_prefix = prefixes
         self.service = core.services()[kind.lower()]
         url = (core.setting("EMBEDDING_URL") or self.service["url"]).strip().rstrip("/")
         address = _ADDRESS.fullmatch(url)
@@ -201,7 +202,8 @@ class ServiceEncoder(core.Encoder):
 
     def embed_all(self, texts: Iterable[str], patient: bool = False) -> list[bytes]:
         """The vectors of texts, many by one request. Raises ServiceError."""
-        todo, wait = list(texts), SERVICE_PATIENCE if patient else self.wait
+        todo = [self.model.passage_prefix + text for text in texts]
+        wait = SERVICE_PATIENCE if patient else self.wait
         vectors: list[bytes] = []
         for at in range(0, len(todo), self.batch):
             vectors += self._ask(todo[at : at + self.batch], False, time.monotonic() + wait)

@@ -30,8 +30,9 @@ ANSWERS: list[Row] = []
 class KeepingEncoder(Encoder):
     """An encoder that makes each vector once, for this run and the next ones."""
 
-    def __init__(self, folder: str) -> None:
-        super().__init__(Path(folder) if folder else None)
+    def __init__(self, _: str) -> None:
+        super().__init__()
+        assert self.model  # now, as it is set
         file = ROOT / "build" / "quality" / "vectors.db"
         file.parent.mkdir(parents=True, exist_ok=True)
         self._kept = sqlite3.connect(file, isolation_level=None, check_same_thread=False)

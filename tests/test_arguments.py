@@ -46,6 +46,7 @@ ARGUMENTS = {
     "serve": "watched address syncs",
     "browse": "no_open",
     "token": "action name reads",
+    "model": "action target name",
     "sync": "place share share_global unshare status again leave erase watch with_parent quiet",
     "hub": "action person space place reads recall",
     "completion": "shell",

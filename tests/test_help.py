@@ -20,7 +20,7 @@ COMMANDS = (
     "note", "expand", "watch", "compact", "status",
     "history", "undo", "review", "move", "graph", "consolidate", "prune",
     "serve", "hook", "sync", "hub", "token",
-    "import", "export", "backup", "restore", "reindex", "stats", "completion",
+    "import", "export", "backup", "restore", "reindex", "model", "stats", "completion",
 )  # fmt: skip
 GENERAL = "Every command also takes --db FILE, --project ID, --json and --verbose."
 SCREEN = 32  # lines of the longest help, in a terminal of 80 columns
