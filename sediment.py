@@ -174,6 +174,8 @@ __all__ = ["Encoder", "Memory", "SedimentError", "__version__"]
 CONTENT_MAX = 1_000_000  # bytes of one memory; a book chapter is 50,000
 QUERY_MAX = 10_000  # bytes of one query; the encoder reads about 1,000 of them
 ID_MAX = 255  # characters of an id given by import
+TAG_MAX = 64  # characters of a tag; those on GitHub have up to 50
+TAGS_MAX = 20  # of one memory at once: more are a text
 LIMIT_MAX = 1_000  # results or items that one call may ask for
 PAGES_MAX = 1_000_000  # highest page number of a list; no database has so many rows
 SERVED_MAX = 100  # results or items in one tool answer
@@ -320,6 +322,7 @@ PASSPHRASE = 4  # words that are a secret though each is a plain one
 UTF8_MARK = b"\xef\xbb\xbf"  # the byte order mark that programs on Windows put before a text
 SCOPES = ("project", "global")
 PRUNED = "prune"  # why an item ended that has nothing in its place
+END = ""  # the name among the marks of a memory under which its end stands; the others are its tags
 RANKINGS = ("default", "classic", "cosine", "bm25")
 APPLICATION_ID = 0x5ED10001
 MODEL = "all-MiniLM-L6-v2"
@@ -899,6 +902,25 @@ def check_id(value: object) -> str:
     return value
 
 
+def check_tag(value: object) -> str:
+    """A tag as it is kept: in NFC and lower case, without a # in front."""
+    tag = unicodedata.normalize("NFC", value.lower()) if isinstance(value, str) else ""
+    tag = tag.removeprefix("#")
+    if not 1 <= len(tag) <= TAG_MAX or not tag.isprintable() or re.search(r"""[\s,'"]""", tag):
+        form = f"1 to {TAG_MAX} characters, without spaces, commas and quotes"
+        raise InvalidInput(f"a tag is {form}, not {shown_value(value)}")
+    return tag
+
+
+def check_tags(values: object) -> tuple[str, ...]:
+    """Tags as they are kept, each once."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise InvalidInput(f"tags are a list of them, not {shown_value(values)}")
+    if len(tags := tuple(dict.fromkeys(map(check_tag, values)))) > TAGS_MAX:
+        raise InvalidInput(f"a memory takes up to {TAGS_MAX} tags at once, not {len(tags)}")
+    return tags
+
+
 def check_limit(value: object, name: str = "limit", most: int = LIMIT_MAX) -> int:
     """The number itself, if it is a whole one from 1 to `most`; else InvalidInput."""
     if isinstance(value, float) and value.is_integer():
@@ -1233,16 +1255,33 @@ def _asked_span(match: re.Match[str], now: float) -> tuple[int, int]:
 def parse_age(value: object) -> int:
     """Unix seconds from an age ("90d", "12w", "1y") or a time; a bare number in a string has no
     unit and is refused."""
-    text = value.strip() if isinstance(value, str) else ""
-    if match := _AGE.fullmatch(text):
-        days = {"h": 1 / 24, "d": 1, "w": 7, "y": 365}[match[2].lower()]
-        return int(max(0.0, time.time() - float(match[1]) * days * DAY))  # nothing is older
+    if (seconds := _span_of(value)) is not None:
+        return int(max(0.0, time.time() - seconds))  # nothing is older
     try:
-        if _AGE.fullmatch(f"{text}d"):
-            raise InvalidInput(f"a date, and {shown_value(value)} has no unit: {text}d?")
+        if isinstance(value, str) and _span_of(f"{value.strip()}d"):
+            raise InvalidInput(f"a date, and {shown_value(value)} has no unit: {value.strip()}d?")
         return parse_moment(value)
     except InvalidInput as error:
         raise InvalidInput(f"an age is 30d, 12w or 1y; or {error}") from None
+
+
+def parse_end(value: object) -> int:
+    """Unix seconds of when something ends: a time, or a while from now ("30d", "12w"). "never" is
+    0. InvalidInput for a time that is past."""
+    if value == "never":
+        return 0
+    seconds = _span_of(value)
+    end = parse_moment(value, end=True) if seconds is None else time.time() + seconds
+    if end <= time.time():
+        raise InvalidInput(f"{shown_value(value)} is past: an end is 30d, 12w, or a day to come")
+    return int(min(end, TIME_MAX))
+
+
+def _span_of(value: object) -> float | None:
+    """The seconds of "90d", "12w" or "1y"; None of anything else."""
+    match = _AGE.fullmatch(value.strip()) if isinstance(value, str) else None
+    days = {"h": 1 / 24, "d": 1, "w": 7, "y": 365}
+    return float(match[1]) * days[match[2].lower()] * DAY if match else None
 
 
 _AGE = LazyPattern(r"(\d+(?:\.\d+)?)\s*([hdwy])", re.IGNORECASE)
@@ -2784,12 +2823,21 @@ def fill_words(connection: apsw.Connection) -> None:
     )
 
 
-def renew_sync_rules(connection: apsw.Connection) -> None:
+def add_marks(connection: apsw.Connection) -> None:
+    """Make the table of tags and ends, and let sync carry them: what came from newer machines is
+    read once more."""
+    connection.execute(asset("schema/marks.sql"))
+    if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'replica'").get:
+        connection.execute("ALTER TABLE replica ADD COLUMN marks TEXT NOT NULL DEFAULT '{}'")
+        connection.execute("UPDATE replica SET marks = '{}'")  # for `rescue`, which reads rows
+        _renew_sync_rules(connection)
+        extension("sync.machines").read_anew(connection)
+
+
+def _renew_sync_rules(connection: apsw.Connection) -> None:
     """Put this program's triggers and views for sync in the place of older ones."""
-    if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'replica'").get:
-        return
     with contextlib.closing(apsw.Connection(":memory:")) as sound:
-        sound.execute(asset("schema.sql"))
+        _upgrade(sound)
         sound.execute(asset("schema/sync.sql"), {"machine": "", "mark": "", "place": ""})
         for kind, name, sql in sound.execute(_RULES):
             connection.execute(f"DROP {kind} IF EXISTS {name}")
@@ -2801,7 +2849,7 @@ def renew_sync_rules(connection: apsw.Connection) -> None:
 FIRST_VERSION = 13
 MIGRATIONS: dict[int, Callable[[apsw.Connection], None]] = {
     14: fill_words,  # full and half width are one, and so is a number with and without separators
-    15: renew_sync_rules,  # the states of sync tell what ended beside a live successor
+    16: add_marks,  # tags and ends; 15 was one of sync's rules, which this renews
 }
 
 
@@ -3404,7 +3452,7 @@ def check_compatible(connection: apsw.Connection, path: Path) -> None:
         raise another_programs(path)
     if fault := version_fault(connection, path):
         raise fault
-    rules = _own_rules("schema"), _own_rules("schema/sync")
+    rules = [_own_rules(file) for file in ("schema", "schema/marks", "schema/sync")]
     is_older = connection.pragma("user_version") < max(MIGRATIONS)  # which replaces them by ours
     for kind, name, sql in connection.execute(_RULES):
         own = f"CREATE {kind.upper()} {name} " if is_older else _squeezed(sql)
@@ -4043,8 +4091,8 @@ def same_text(connection: apsw.Connection, content: str, project: str | None) ->
     """The id of the live item of a project (or global) that has this text."""
     sql = (
         # The plus keeps SQLite from scanning the project by its index instead of one hash.
-        "SELECT id, content FROM items WHERE text_hash = ? AND ended_at IS NULL"
-        " AND file IS NULL AND +project_id IS ? ORDER BY created_at DESC, seq DESC"
+        f"SELECT id, content FROM items i WHERE text_hash = ? AND {IS_MEMORY}"
+        " AND +project_id IS ? ORDER BY created_at DESC, seq DESC"
     )
     text = normalized(content)
     rows = fetch(connection, sql, text_hash(content), project)
@@ -4109,12 +4157,14 @@ def end_item(
     *,
     beside: bool = False,
     was: tuple[str, int] | None = None,
+    decided: bool = True,
 ) -> None:
     """Hide an item behind its successor, at the time `at` (None: now); nothing of it is lost.
 
     A successor that says the same (`by` is "merge" or "repeat") gets a copy of its edges and
     counts, which history records. `beside`: the successor was live before, and stays if this is
-    undone. `was`: why and when the successor had ended before, for a redo."""
+    undone. `was`: why and when the successor had ended before, for a redo. What is `decided` here,
+    and not on another machine, gives the successor the item's tags, too."""
     now = int(time.time())
     connection.execute(
         "UPDATE items SET ended_at = max(created_at, ?), ended_by = ?, successor = ? WHERE id = ?",
@@ -4126,11 +4176,36 @@ def end_item(
         " VALUES(?, ?, 'supersedes', 1.0, ?, ?)",
         (successor, old, now, now),
     )
+    if decided and by != "undo":
+        connection.execute(_CARRY_TAGS, (old, successor))
     added: dict[str, Any] = {"was": was} if was else {}
     if by in ("merge", "repeat"):  # a changed fact gets edges and counts of its own
         added["edges"] = carry_edges(connection, old, successor)
         added["counts"] = carry_counts(connection, old, successor)
     add_history(connection, by, successor, old, added | ({"beside": 1} if beside else {}))
+
+
+_CARRY_TAGS = (
+    "INSERT OR IGNORE INTO marks SELECT n.seq, m.name, m.value FROM items o"
+    f" JOIN marks m ON m.item = o.seq AND m.name <> '{END}' JOIN items n ON n.id = ?2"
+    " WHERE o.id = ?1"
+)
+
+
+def set_marks(connection: apsw.Connection, id: str, marks: Mapping[str, int]) -> None:
+    """Give a memory tags (1, or 0 to take one away) and an end (unix seconds, or 0 for none)."""
+    for name, value in marks.items():
+        sql = "INSERT OR REPLACE INTO marks SELECT seq, ?2, ?3 FROM items WHERE id = ?1 AND ?3"
+        connection.execute(sql, (id, name, value))
+        sql = "DELETE FROM marks WHERE item = (SELECT seq FROM items WHERE id = ?1) AND name = ?2"
+        connection.execute(f"{sql} AND NOT ?3", (id, name, value))
+    if END in marks:
+        connection.execute("INSERT INTO changes(item) SELECT seq FROM items WHERE id = ?", (id,))
+
+
+def marks_given(tags: object, expires: object) -> dict[str, int]:
+    """The marks of a memory that gets these tags, and this end or none."""
+    return {END: 0 if expires is None else parse_end(expires)} | dict.fromkeys(check_tags(tags), 1)
 
 
 def ended_when(old: int, new: int) -> int | None:
@@ -4247,11 +4322,17 @@ _COLUMNS = (
 ITEM_COLUMNS = ", ".join(f"i.{column}" for column in _COLUMNS) + (
     ", (SELECT path FROM files f WHERE f.id = i.file)"
     ", (SELECT count(*) FROM chunks c WHERE c.item = i.seq)"
+    ", (SELECT json_group_object(name, value) FROM marks m WHERE m.item = i.seq)"
 )
 
 
 def item_from(row: tuple[Any, ...]) -> dict[str, Any]:
-    return dict(zip((*_COLUMNS, "path", "chunks"), row, strict=True))
+    """An item as a dict; one that is past its end is as a pruned one."""
+    item = dict(zip((*_COLUMNS, "path", "chunks", "marks"), row, strict=True))
+    marks = item["marks"] = json.loads(item["marks"])
+    if item["ended_at"] is None and marks.get(END, math.inf) <= time.time():
+        item |= {"ended_at": marks[END], "ended_by": PRUNED}
+    return item
 
 
 def find_item(database: Database, id: str) -> dict[str, Any] | None:
@@ -4266,6 +4347,9 @@ def shared_facts(row: dict[str, Any]) -> dict[str, Any]:
     if row["ended_at"] is not None:
         facts |= with_time("ended", row["ended_at"])
         facts |= {"ended_by": row["ended_by"], "successor": row["successor"]}
+    if marks := row["marks"]:
+        facts["tags"] = sorted(marks.keys() - {END}) or None
+        facts |= with_time("expires", marks[END]) if END in marks else {}
     return {name: value for name, value in facts.items() if value is not None}
 
 
@@ -4394,7 +4478,7 @@ def count_pending(database: Database) -> int:
 IN_OWN_SCOPE = "(i.project_id IS NULL OR i.project_id = ?)"
 _FOREIGN = "(i.project_id IS NOT NULL AND i.project_id IS NOT ?)"
 _IS_TURN = f"(i.content_type = '{CONVERSATION}')"
-_LIVE = "i.ended_at IS NULL"
+_LIVE = "(i.ended_at IS NULL AND i.seq NOT IN past)"
 _REPLACED = f"(i.successor IS NOT NULL AND i.ended_by <> 'undo' AND NOT {_IS_TURN})"
 _HAS_REPLACED = "EXISTS(SELECT 1 FROM items o WHERE o.successor = i.id AND o.ended_by = 'replace')"
 IS_MEMORY = f"{_LIVE} AND i.file IS NULL"  # what was stored, not what stands in a file
@@ -4444,13 +4528,21 @@ def in_scope(scope: str, project: str | None, what: str = IS_MEMORY) -> tuple[st
     return f"{what} AND {'i.project_id = ?' if scope == 'project' else IN_OWN_SCOPE}", (project,)
 
 
+def tagged(tags: Iterable[str]) -> str:
+    """The SQL condition, after others, of the items that have all of these tags."""
+    has = " AND i.seq IN (SELECT item FROM marks WHERE name = '{}')"
+    return "".join(map(has.format, tags))
+
+
 def live_at(moment: int | None) -> str:
     """The SQL condition of the items that were live at a time, or that are now."""
     if moment is None:
         return _LIVE
     # What undo ended was never live: else two versions would be live on the same days.
     then = f"i.ended_at > {moment:d} AND i.ended_by <> 'undo'"
-    return f"(i.created_at <= {moment:d} AND (i.ended_at IS NULL OR {then}))"
+    past = f"SELECT item FROM marks WHERE name = '{END}' AND value <= {moment:d}"
+    live = f"(i.ended_at IS NULL OR {then}) AND i.seq NOT IN ({past})"
+    return f"(i.created_at <= {moment:d} AND {live})"
 
 
 def _of_period(asked: AskedTime) -> str:
@@ -4874,6 +4966,7 @@ class VectorIndex:
         self.database, self.dimension = database, 0
         self._lock = threading.Lock()
         self._version: Any = None  # of the file, when its rows were read
+        self._next_end = math.inf  # when the next memory is past its end
         self._file: Any = ()  # its identity, generation and dimension; () before the first search
         self._count = self._erased = 0  # rows, and those of them whose items were erased
 
@@ -5030,7 +5123,7 @@ class VectorIndex:
 
     def _refresh(self) -> None:
         version = self.database.version()
-        if version == self._version:
+        if version == self._version and time.time() < self._next_end:
             return
         state = self.database.state()
         file = version[0], state.generation, state.dimension
@@ -5040,10 +5133,13 @@ class VectorIndex:
         for chunk, vector in made:
             self._set(self._waiting[chunk], stack_vectors([(vector,)]))
             del self._waiting[chunk]
-        if state.last_chunk > self._last or state.last_change > self._changed:
+        changed = state.last_chunk > self._last or state.last_change > self._changed
+        if changed or time.time() >= self._next_end:
             self._add_new()
             self._mark_changes()
             self._rows = {}
+        sql = f"SELECT min(value) FROM marks WHERE name = '{END}' AND value > unixepoch()"
+        self._next_end = self.database.value(sql) or math.inf
         self._version = version
 
     def _add_new(self) -> None:
@@ -5083,13 +5179,16 @@ class VectorIndex:
         return self._scope_numbers.setdefault(scope, len(self._scope_numbers))
 
     def _mark_changes(self) -> None:
-        """Note which items ended, came back, moved to another project or were forgotten."""
+        """Note which items ended, came back, moved to another project or were forgotten; and which
+        are past an end that was the next one at the last search."""
         sql = (
             f"SELECT max(n.number), n.item, {_ROW_SCOPE}, i.seq IS NULL,"
-            f" iif(i.seq IS NULL, 2, {_ENDED_AS}) FROM changes n"
-            " LEFT JOIN items i ON i.seq = n.item WHERE n.number > ? GROUP BY n.item"
+            f" iif(i.seq IS NULL, 2, {_ENDED_AS}) FROM (SELECT * FROM changes WHERE number > ?"
+            f" UNION ALL SELECT 0, item FROM marks WHERE name = '{END}' AND value >= ?"
+            " AND value <= unixepoch()) n LEFT JOIN items i ON i.seq = n.item GROUP BY n.item"
         )
-        for number, item, scope, erased, ended in self.database.rows(sql, self._changed):
+        since = self._changed, min(self._next_end, TIME_MAX)
+        for number, item, scope, erased, ended in self.database.rows(sql, *since):
             (start,), (end,) = self._ranges([item])
             self._ended[start:end], self._scopes[start:end] = ended, self._scope_number(scope)
             self._erased += int(end - start) if erased else 0
@@ -6276,6 +6375,9 @@ def taken_apart(one: str = "?1", other: str = "?2") -> str:
     )
 
 
+_ONE_ENDS = f"SELECT 1 FROM marks JOIN items ON seq = item WHERE name = '{END}' AND id IN (?1, ?2)"
+
+
 def decide_merge(
     database: Database, ids: tuple[str, str], embed: Callable[[str], bytes]
 ) -> Pair | None:
@@ -6302,6 +6404,8 @@ def decide_merge(
         reasons.append("date: the same was noted of two times")  # in a diary, say
     if database.value(taken_apart(), *ids):
         reasons.append("undo or review: somebody wants both")
+    if database.value(_ONE_ENDS, *ids):
+        reasons.append("end: one of them ends")
     return Pair(id, other, cosine, reasons)
 
 
@@ -6335,7 +6439,7 @@ def apply_merge(connection: apsw.Connection, ids: tuple[str, str], pair: Pair | 
     status = "linked"
     if pair is None or live < 2 or (projects > 1 and not pair.reasons):  # others were quicker
         status = "gone"
-    elif pair.reasons or fetch(connection, taken_apart(), *ids):
+    elif pair.reasons or any(fetch(connection, sql, *ids) for sql in (taken_apart(), _ONE_ENDS)):
         apart = any(reason.startswith("project") for reason in pair.reasons)
         label = "cross-project-similar" if apart else "similar"
         link(connection, pair.keep, pair.other, RELATED, pair.similarity, label)
@@ -6417,8 +6521,9 @@ def reviewable(database: Database) -> list[tuple[str, str, str, float]]:
         f" AND (b.created_at, b.seq) > (a.created_at, a.seq) WHERE edge_type = '{RELATED}'"
         f" AND e.strength >= {MERGE_COSINE} AND NOT EXISTS({decided})"
         " AND a.ended_at IS NULL AND b.ended_at IS NULL"
+        " AND a.seq NOT IN past AND b.seq NOT IN past"
     )
-    live = "SELECT count(*) FROM items i WHERE id IN (old_id, new_id) AND i.ended_at IS NULL"
+    live = f"SELECT count(*) FROM items i WHERE id IN (old_id, new_id) AND {_LIVE}"
     likely += f" WHERE 2 = ({live}) AND NOT EXISTS({apart})"
     sql = f"{likely} UNION ALL {alike} ORDER BY 1, 5 DESC, 2, 3"
     return [row[1:] for row in database.rows(sql)]
@@ -6513,7 +6618,7 @@ def adopt_decisions(connection: apsw.Connection, row: dict[str, Any]) -> None:
 
 _IMPORTED = {
     *("id", "content", "created", "created_at", "scope", "project"),
-    *("ended", *_ENDED, "confirmed", "kept_apart"),
+    *("ended", *_ENDED, "confirmed", "kept_apart", "tags", "expires", "expires_at"),
 }
 
 
@@ -6642,8 +6747,20 @@ class Importer:
             "ended_at": ended,
             "ended_by": by if ended is not None else None,
             "successor": None if successor is None else check_id(successor),
+            "marks": self._marks_of(row),
             **_decided(row),
         }
+
+    def _marks_of(self, row: dict[str, Any]) -> dict[str, int]:
+        """The tags and the end of a row, which may be past. Other programs have tags of several
+        words."""
+        given = row.get("tags") or []
+        if not isinstance(given, list):
+            raise InvalidInput(f"tags must be a list, not {shown_value(given)}")
+        tags = check_tags(re.sub("""[\\s,'"]+""", "-", str(tag).strip()) for tag in given)
+        for tag in tags:
+            refuse_credential("tag", tag, self.allow_secrets)
+        return {END: _time_of(row, "expires") or 0} | dict.fromkeys(tags, 1)
 
     def _project_of(self, row: dict[str, Any]) -> str | None:
         """The project that a row names, or is to be in where it names none."""
@@ -6690,6 +6807,7 @@ class Importer:
                     self.refused.append((number, f"{item.id} would be hidden behind itself"))
                 elif insert_item(connection, item if usable else item._replace(vectors=[])):
                     adopt_decisions(connection, row)
+                    set_marks(connection, row["id"], row["marks"])
                     self.counts.update(stored=1, hidden=item.ended_at is not None)
                 else:  # another process stored it a moment ago
                     try:
@@ -7227,7 +7345,7 @@ def standing_for(database: Database, id: str) -> str | None:
     sql = (
         "WITH RECURSIVE ahead(id) AS (SELECT ?1 UNION"
         " SELECT i.successor FROM items i JOIN ahead USING (id))"
-        " SELECT id FROM items JOIN ahead USING (id) WHERE ended_at IS NULL"
+        f" SELECT i.id FROM items i JOIN ahead USING (id) WHERE {_LIVE}"
     )
     return database.value(sql, id)
 
@@ -7280,6 +7398,7 @@ class Request(NamedTuple):
     depth: int = CANDIDATES  # of each index
     source: str | None = None  # how the paths begin of the files that are asked
     kinds: Sequence[int] = (OWN, FOREIGN, TALK, REPLACED)
+    tags: Sequence[str] = ()  # that a memory must have
 
 
 class Found(NamedTuple):
@@ -7419,12 +7538,13 @@ class Search(View):
 
     def _within(self, request: Request, asked: AskedTime | None) -> Within:
         """Where a request looks: for a question how things were, what held then, too."""
-        live, replaced = live_at(request.moment), replaced_at(request.moment)
+        live = live_at(request.moment) + tagged(request.tags)
+        replaced = replaced_at(request.moment)
         if request.source is not None:
             live += extension("files").within_source(self.projects, request.source)
         where = self.database, self.projects.current(), live, replaced
         within = Within(*where, limit=request.depth, kinds=request.kinds)
-        if request.moment is not None or request.source is not None:
+        if request.moment is not None or request.source is not None or request.tags:
             return within
         if asked and asked.asks_how_things_were:
             within = within._replace(valid_then=replaced_since(asked.start, asked.end))
@@ -7874,7 +7994,12 @@ class Storing(View):
     again what was decided on."""
 
     def store(
-        self, content: str, scope: str | None, replace: str | None, created_at: object
+        self,
+        content: str,
+        scope: str | None,
+        replace: str | None,
+        created_at: object,
+        marks: Mapping[str, int],
     ) -> dict[str, Any]:
         """Store a text without secrets: what `Memory.store` returns."""
         created = present() if created_at is None else parse_moment(created_at)
@@ -7897,10 +8022,12 @@ class Storing(View):
             if old and old["id"] == twin:  # the text stays, and is confirmed
                 old = None
             if twin and not _is_contested(twin, near, created):
+                set_marks(connection, twin, marks)
                 return _confirm(connection, twin, old)
             if not claim_model(connection, self.encoder.model):  # others have made all vectors anew
                 item = item._replace(vectors=[])
             _write(connection, item, twin, old)
+            set_marks(connection, item.id, marks)
             if item.vectors:  # its neighbours were looked at just now
                 alike = [(one.id, one.cosine) for one in others if one.cosine >= CONFLICT_COSINE]
                 enqueue(connection, item.id, alike[:CONFLICTS_QUEUED])
@@ -8032,7 +8159,7 @@ def _store_answer(
 
 
 def _is_live(connection: apsw.Connection, id: str) -> bool:
-    sql = "SELECT 1 FROM items WHERE id = ? AND ended_at IS NULL"
+    sql = f"SELECT 1 FROM items i WHERE id = ? AND {_LIVE}"
     return connection.execute(sql, (id,)).fetchone() is not None
 
 
@@ -8238,8 +8365,10 @@ def undo_item(projects: Projects, id: str) -> dict[str, Any]:
             _, successor = restore_item(connection, old)
             for beside in dict.fromkeys((successor, front)):  # apart from what it was merged with
                 add_history(connection, "undo", old, beside, APART)
+        if is_past := not _is_live(connection, old):
+            set_marks(connection, old, {END: 0})
     answer: dict[str, Any] = {"success": True, "restored": old}
-    message = f"Restored {short_id(old)}"
+    message = f"Restored {short_id(old)}{', without an end' if is_past else ''}"
     if swaps:
         answer["hidden"] = swaps[0][1]
         message += f"; it hides {short_id(swaps[0][1])}"
@@ -8365,6 +8494,7 @@ def _copy_item(connection: apsw.Connection, row: dict[str, Any], project: str | 
     facts = new_id(), row["content"], row["content_type"], project, row["created_at"]
     item = Item(*facts, chunks, vectors if all(vectors) else [])
     insert_item(connection, item)
+    set_marks(connection, item.id, row["marks"])
     return item.id
 
 
@@ -8416,13 +8546,18 @@ class Wanted(NamedTuple):
     span: tuple[int, int] = (0, TIME_MAX)  # in which they were created
     replaced: bool = False  # what is hidden, instead of what is live
     never_recalled: bool = False
+    tags: Sequence[str] = ()  # all of which it has
+    expiring: int = 0  # the time by which it ends; 0 for any
 
 
 def rows_wanted(projects: Projects, wanted: Wanted) -> tuple[str, tuple[Any, ...]]:
     """The FROM and WHERE of the rows `i` that a list has, and their parameters."""
     kind = f"{'NOT' if wanted.replaced else ''} ({_LIVE}) AND {ITEM_KINDS[wanted.kind]}"
     where, scope = in_scope(wanted.scope, projects.current(), kind)
-    where += " AND i.created_at BETWEEN ? AND ?"
+    where += f" AND i.created_at BETWEEN ? AND ?{tagged(wanted.tags)}"
+    if wanted.expiring:
+        ends = f"SELECT item FROM marks WHERE name = '{END}' AND value <= {wanted.expiring:d}"
+        where += f" AND i.seq IN ({ends})"
     if wanted.never_recalled:
         where += " AND i.id NOT IN (SELECT item_id FROM access_log WHERE access_count > 0)"
     # For two scopes the look-up of every row by an index takes five times as long as a scan.
@@ -8581,6 +8716,25 @@ class ServedMemory:
         `repeats` and the possible saving. Raises InvalidInput when the command fails."""
         chosen = parse_age(older_than), command, timeout, dry_run
         return extension("notes").compact(self, path, *chosen)
+
+    # Tags and ends
+
+    def tags(self) -> dict[str, Any]:
+        """The tags of the project's and of global memories: {count, tags: [{tag, count}]}."""
+        return extension("tags").tags_of(self.projects)
+
+    def tag(self, id: str, *, add: Iterable[str] = (), remove: Iterable[str] = ()) -> Any:
+        """Give a memory tags, and take others away: {success, id, tags, message}."""
+        return extension("tags").tag_item(self.projects, id, check_tags(add), check_tags(remove))
+
+    def rename_tag(self, old: str, new: str) -> dict[str, Any]:
+        """Give the memories of a tag another one: {success, count, message}."""
+        return extension("tags").rename_tag(self.projects, check_tag(old), check_tag(new))
+
+    def expire(self, id: str, when: object) -> dict[str, Any]:
+        """Say when a memory ends, as `parse_end` takes it; "never" takes that back: {success, id,
+        expires?, message}."""
+        return extension("tags").expire_item(self.projects, id, parse_end(when))
 
     # Looking after it
 
@@ -8806,6 +8960,8 @@ class Memory(ServedMemory):
         created_at: object = None,
         allow_secrets: bool = False,
         into: str | Path | None = None,
+        tags: Iterable[str] = (),
+        expires: object = None,
     ) -> dict[str, Any]:
         """Keep a text: {success, id, scope, message, replaced_id?, may_replace?, redacted?,
         already_stored?, pending_chunks?}.
@@ -8814,15 +8970,20 @@ class Memory(ServedMemory):
         and so is what stands between <private> and </private>. `replace` is the id of the memory
         that this one replaces; its scope is the default then. A text of more than INLINE_CHUNKS
         chunks is answered before it has vectors: see `embed_pending`. `into` names a markdown file
-        that gets the text as a line, and is indexed; `source` then tells the line.
+        that gets the text as a line, and is indexed; `source` then tells the line. `expires` is
+        when it ends, as `parse_end` takes it; a text that is stored again ends as said last.
         """
+        marks = marks_given(tags, expires)
+        for tag in marks:
+            refuse_credential("tag", tag, allow_secrets)
         if into is not None:
-            if replace is not None or created_at is not None:
-                raise InvalidInput("a text in a file has no id and no time: edit the file instead")
+            if replace is not None or created_at is not None or any(marks.values()):
+                reason = "a text in a file has no id, time, tags and end"
+                raise InvalidInput(f"{reason}: edit the file instead")
             return extension("notes").store_into(self, content, into, scope, allow_secrets)
         check_text(content, "content", CONTENT_MAX)
         content, redacted = cleaned(content, allow_secrets)
-        answer = self.storing.store(content, scope, replace, created_at)
+        answer = self.storing.store(content, scope, replace, created_at, marks)
         if redacted:
             answer["redacted"] = redacted
             answer["message"] += redaction_message(redacted)
@@ -8856,12 +9017,14 @@ class Memory(ServedMemory):
         text_weight: float | None = None,
         candidates: int | None = None,
         conversations: bool = True,
+        tags: Iterable[str] = (),
     ) -> dict[str, Any]:
         """Find the memories that answer a query, best first: {count, results, message?,
         held_back?}. docs/json.md has the fields of a result.
 
         Weak matches are hidden, unless `min_score` sets a least similarity, or `anyway`. `as_of`
-        asks what was live then (see `parse_moment`), `source` only files whose path begins so.
+        asks what was live then (see `parse_moment`), `source` only files whose path begins so, and
+        `tags` only memories that have all of them.
         `ranking` is a name in PROFILES; `vector_weight` and `text_weight` are shares of 1, and
         `candidates` is how many each index proposes. `explain` adds the parts of each score;
         `record=False` leaves the access log alone. An item's id as query returns its whole text, a
@@ -8877,7 +9040,7 @@ class Memory(ServedMemory):
         moment = None if as_of is None else parse_moment(as_of, end=True)
         depth = max(limit, check_candidates(candidates))
         kinds = _kinds_wanted(conversations)
-        request = Request(query, limit, profile, moment, depth, source, kinds)
+        request = Request(query, limit, profile, moment, depth, source, kinds, check_tags(tags))
         answer = self.search.page(query) or self.search.answer(request, min_score, anyway, explain)
         if record:
             self.record_access(shown_by(query, answer))
@@ -9033,16 +9196,20 @@ class Memory(ServedMemory):
         until: object = TIME_MAX,
         replaced: bool = False,
         never_recalled: bool = False,
+        tags: Iterable[str] = (),
+        expiring: object = None,
     ) -> dict[str, Any]:
         """The newest memories first, or the `oldest`: {count, total, items, message?}.
 
         scope: "project", "global" or "all" (both); kind: "memory", "file" (parts of indexed files)
         or "conversation" (turns). A day or month in `until` includes its last second. `replaced`
-        lists hidden ones; `never_recalled`, those that no recall has shown.
+        lists hidden ones; `never_recalled`, those that no recall has shown; `tags`, those that have
+        all of them; `expiring`, those that end by a time, as `parse_end` takes it.
         """
         chosen = check_scope(scope, (*SCOPES, "all")), check_scope(kind, ITEM_KINDS, "kind")
         span = parse_moment(since), parse_moment(until, end=True)
-        wanted = Wanted(*chosen, span, replaced, never_recalled)
+        marks = check_tags(tags), 0 if expiring is None else parse_end(expiring)
+        wanted = Wanted(*chosen, span, replaced, never_recalled, *marks)
         page = check_limit(page, "page", PAGES_MAX)
         return listed_items(self.projects, wanted, check_limit(limit), page, oldest)
 
@@ -9201,6 +9368,7 @@ def render_recalled(answer: dict[str, Any], query: str = "") -> Iterator[str]:
         marks += printable_name(f"  {row['author']}") if "author" in row else ""
         similarity = click.style(f"{row['similarity']:.2f}", fg="green", bold=True)
         place = printable_name(row.get("source") or local_time(row["created"]))
+        marks += printable_name(tag_words(row))
         yield f"{similarity}  {dim(printable(short_id(row['id'])))}  {dim(place)}{marks}"
         if "page" in row:
             yield printable(row["content"])
@@ -9218,6 +9386,13 @@ def render_recalled(answer: dict[str, Any], query: str = "") -> Iterator[str]:
         told.append(f"({number_of(held, 'weak match')} hidden: see `--anyway`.)")
     yield from [dim(printable_name(" ".join(told)))] if told else []
     yield from [printable_name(answer["notice"])] if "notice" in answer else []
+
+
+def tag_words(row: dict[str, Any]) -> str:
+    """The tags of a memory, and its end, behind two spaces; "" where it has none."""
+    words = [f"#{tag}" for tag in row.get("tags", ())]
+    words += [f"until {local_time(row['expires'])}"] if "expires" in row else []
+    return f"  {' '.join(words)}" if words else ""
 
 
 def _remarks(row: dict[str, Any]) -> Iterator[str]:
@@ -9277,7 +9452,8 @@ def render_listed(answer: dict[str, Any]) -> Iterator[str]:
             text = printable(one_line(item["content"], room))
             day = dim(local_time(item["created"]))
             who = printable_name(f"  {item['author']}") if "author" in item else ""
-            yield f"{short_id(item['id']):<{width}}  {day}  {item['scope']:<7}  {text}{who}"
+            marks = printable_name(tag_words(item))
+            yield f"{short_id(item['id']):<{width}}  {day}  {item['scope']:<7}  {text}{who}{marks}"
 
 
 def render_history(answer: dict[str, Any]) -> Iterator[str]:
@@ -9389,6 +9565,8 @@ _MOMENT = (
 PATHS = Kind({"type": "array", "items": {"type": "string"}})
 PATTERNS = PATHS._replace(metavar="PATTERN")
 KEYS, KEY_FILES = PATHS._replace(metavar="KEY|FILE"), PATHS._replace(metavar="FILE")
+_TAG = {"type": "string", "pattern": f"^[a-z0-9]{{1,{TAG_MAX}}}$"}  # of those that are taken
+TAGS = PATHS._replace(metavar="TAG", limits={"items": _TAG, "maxItems": TAGS_MAX})
 # A text to store: the command line reads "-" from a pipe.
 CONTENT = string(pattern=_TEXT)
 QUERY = string(pattern=_TEXT)
@@ -9398,6 +9576,7 @@ FLAG = Kind({"type": "boolean"}, click.BOOL)
 TIME = string("TIME", pattern=_MOMENT, minimum=0, maximum=TIME_MAX)
 AGE = string("AGE")
 SHARE = Kind({"type": "number"}, metavar="N", limits={"minimum": 0, "maximum": 1})
+END_TIME = string("WHEN", pattern="^[1-9][0-9]{0,2}[dwy]$")  # one of the forms of `parse_end`
 SECONDS = Kind({"type": "number"}, click.FloatRange(0.1, 86_400), "S")
 FILE = Kind({"type": "string"}, click.Path(dir_okay=False))
 FILE_OR_FOLDER = Kind({"type": "string"}, click.Path(allow_dash=True))
@@ -9409,11 +9588,13 @@ ANY_SCOPE = choice(*SCOPES, "all", any_case=True)
 
 
 def value_of(text: str, kind: Kind) -> Any:
-    """The number or boolean that a text stands for, where an argument of this kind is one; else
-    the text."""
+    """The number, boolean or list (with commas) that a text stands for, where an argument of this
+    kind is one; else the text."""
     kind_of_value = kind.schema["type"]
     if kind_of_value == "boolean" and text.lower() in ("1", "true", "0", "false"):
         return text.lower() in ("1", "true")
+    if kind_of_value == "array":
+        return text.split(",") if text else []
     if kind_of_value in ("integer", "number"):
         with contextlib.suppress(ValueError):
             return int(text) if kind_of_value == "integer" else float(text)
@@ -9461,7 +9642,7 @@ class Operation(NamedTuple):
 # a value, as in "action=add", is that argument with that value. What does not count is an error.
 # A command that is not named here uses all its arguments, whatever is given.
 COMPANIONS: dict[str, dict[str, str]] = {
-    "store": {"into": "-replace -created_at", "": "-"},
+    "store": {"into": "-replace -created_at -tags -expires", "": "-"},
     "recall": {"hub": "query limit min_score anyway explain", "anyway": "-min_score", "": "-"},
     "expand": {"lines": "id", "section": "id", "": "id"},
     "index": {"paths": "-", "remove": "paths scope", "": "paths scope allow_secrets"},
@@ -9492,6 +9673,12 @@ COMPANIONS: dict[str, dict[str, str]] = {
     },
     "hook": {"off": "hooks", "on": "hooks", "reads": "", "": "client"},
     "model": {"action=list": "", "action=add": "target name", "action=remove": "target"},
+    "tag": {
+        "action=list": "",
+        "action=add": "names",
+        "action=remove": "names",
+        "action=rename": "names",
+    },
     "token": {"action=list": "", "action=add": "name reads", "action=revoke": "name"},
     "sync": {
         "place": "share share_global",
@@ -9562,6 +9749,7 @@ _ALLOW_SECRETS = Argument("allow_secrets", FLAG)
 _PASSPHRASE = Argument("passphrase_file", FILE), Argument("passphrase_fd", DESCRIPTOR)
 _ENCRYPT = Argument("encrypt", FLAG), Argument("recipient", KEYS), *_PASSPHRASE
 _OPEN = Argument("identity", KEY_FILES), *_PASSPHRASE
+_TAGS = Argument("tags", TAGS, "--tag", wire="tags")
 
 _TABLE = (
     Operation("store", Memory.store, render_stored).takes(
@@ -9570,6 +9758,8 @@ _TABLE = (
         Argument("replace", ID, wire="replace_id"),
         Argument("created_at", TIME, wire="created_at"),
         Argument("into", string("FILE")),
+        _TAGS,
+        Argument("expires", END_TIME, wire="expires"),
         _ALLOW_SECRETS,
     ),
     Operation("recall", _recall, render_recalled, Memory.recall).takes(
@@ -9581,6 +9771,7 @@ _TABLE = (
         Argument("explain", FLAG),
         Argument("ranking", choice(*RANKINGS)._replace(metavar="NAME")),
         Argument("source", PREFIX, wire="source"),
+        _TAGS,
         Argument("vector_weight", SHARE),
         Argument("text_weight", SHARE),
         Argument("candidates", whole(1, LIMIT_MAX, "N")),
@@ -9631,6 +9822,8 @@ _TABLE = (
         Argument("kind", choice(*ITEM_KINDS)),
         Argument("replaced", FLAG),
         Argument("never_recalled", FLAG),
+        _TAGS._replace(wire=""),
+        Argument("expiring", END_TIME),
         Argument("conversations", FLAG),
     ),
     Operation("get", Memory.get, render_item).takes(_THE_ID),
@@ -9645,6 +9838,9 @@ _TABLE = (
     ),
     Operation("move", Memory.move, render_message).takes(
         _THE_ID, Argument("scope", SCOPE, place="SCOPE")
+    ),
+    Operation("expire", Memory.expire, render_message).takes(
+        _THE_ID, Argument("when", END_TIME, place="WHEN")
     ),
     Operation("review", Memory.review, render_message),
     Operation("graph", Memory.graph, late("graphs", "render_tree")).takes(
@@ -10688,6 +10884,7 @@ class _ExtensionCommand(_Command):
 
 
 EXTENSIONS = {  # command -> the extension that has it
+    "tag": "tags",
     "init": "clients",
     "hook": "hooks",
     "browse": "http",

@@ -29,6 +29,8 @@ CREATE TABLE IF NOT EXISTS sediment.item(
 ALTER TABLE sediment.item ADD COLUMN IF NOT EXISTS rivals jsonb NOT NULL DEFAULT '[]';
 -- Of the text as it was written: what somebody or a disk changed since is taken by no machine.
 ALTER TABLE sediment.item ADD COLUMN IF NOT EXISTS digest bytea;
+-- Tags, and under '' the end, each as [time, machine, value].
+ALTER TABLE sediment.item ADD COLUMN IF NOT EXISTS marks jsonb NOT NULL DEFAULT '{}';
 CREATE INDEX IF NOT EXISTS item_version ON sediment.item(space, version, id);
 
 ALTER TABLE sediment.space ENABLE ROW LEVEL SECURITY;
@@ -55,6 +57,15 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog AS $$
         GROUP BY key) counts
 $$;
 
+CREATE OR REPLACE FUNCTION sediment.latest(a jsonb, b jsonb) RETURNS jsonb
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog AS $$
+    SELECT coalesce(jsonb_object_agg(key, value), '{}') FROM (
+        SELECT DISTINCT ON (key) key, value FROM (
+            SELECT * FROM jsonb_each(a) UNION ALL SELECT * FROM jsonb_each(b)) both_of_them
+        ORDER BY key, (value->>0)::bigint DESC, (value->>1) COLLATE "C" DESC,
+            (value->>2)::bigint DESC) marks
+$$;
+
 CREATE OR REPLACE FUNCTION sediment.together(a jsonb, b jsonb) RETURNS jsonb
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog AS $$
     SELECT coalesce(jsonb_agg(id), '[]') FROM (
@@ -63,7 +74,7 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog AS $$
 $$;
 
 -- Joins states with what is there, as the program does: forgotten is forgotten, the later text and
--- the later end hold, of one stamp the greater value, of confirmations the greater count.
+-- the later end and mark hold, of one stamp the greater value, of confirmations the greater count.
 CREATE OR REPLACE FUNCTION sediment.push(in_space text, rows jsonb) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog AS $$
 DECLARE
@@ -75,13 +86,20 @@ BEGIN
         RAISE insufficient_privilege USING MESSAGE = 'you may not write to ' || in_space;
     END IF;
     IF EXISTS(SELECT FROM jsonb_array_elements(rows) r WHERE greatest(
-            (r->'text'->>0)::bigint, (r->'ending'->>0)::bigint) > far) THEN
+            (r->'text'->>0)::bigint, (r->'ending'->>0)::bigint,
+            (SELECT max((mark.value->>0)::bigint) FROM jsonb_each(r->'marks') mark)) > far) THEN
         RAISE data_exception USING
             MESSAGE = 'the clock of this machine is more than a day ahead of the hub''s: set it';
     END IF;
     IF EXISTS(SELECT FROM jsonb_array_elements(rows) r, jsonb_each_text(r->'confirmations') one
             WHERE coalesce(one.value, '') !~ '^[0-9]{1,10}$' OR one.value::bigint > 2147483648) THEN
         RAISE data_exception USING MESSAGE = 'confirmations are whole numbers';
+    END IF;
+    IF EXISTS(SELECT FROM jsonb_array_elements(rows) r, jsonb_each(r->'marks') mark
+            WHERE jsonb_array_length(mark.value) <> 3 OR mark.value @> '[null]'
+            OR length(mark.key) > 64 OR mark.value->>1 = ''
+            OR NOT (mark.value->>2)::bigint BETWEEN 0 AND 253402128000) THEN
+        RAISE data_exception USING MESSAGE = 'a tag or the time of an end cannot be';
     END IF;
     IF EXISTS(SELECT FROM jsonb_array_elements(rows) r, (VALUES ('text', 4), ('ending', 5)) part(name, size)
             WHERE r ? name AND (jsonb_typeof(r->name) <> 'array' OR r->name @> '[null]'
@@ -104,7 +122,7 @@ BEGIN
     UPDATE sediment.space SET version = version + 1 WHERE id = in_space
         RETURNING version INTO new_version;
     INSERT INTO sediment.item AS old(space, id, version, gone, put_t, put_w, content, created, end_t,
-        end_w, ended_by, ended_at, successor, ok, author, ender, model, e, rivals, digest)
+        end_w, ended_by, ended_at, successor, ok, author, ender, model, e, rivals, digest, marks)
     SELECT in_space, id, new_version, is_gone,
         CASE WHEN is_gone THEN NULL WHEN puts THEN (put->>0)::bigint ELSE put_t END,
         CASE WHEN is_gone THEN NULL WHEN puts THEN put->>1 ELSE put_w END,
@@ -122,12 +140,14 @@ BEGIN
         CASE WHEN is_gone THEN NULL WHEN puts THEN new_e ELSE e END,
         CASE WHEN is_gone THEN '[]' ELSE both_rivals END,
         CASE WHEN is_gone THEN NULL WHEN puts THEN sha256(convert_to(put->>2, 'UTF8'))
-            ELSE digest END
+            ELSE digest END,
+        CASE WHEN is_gone THEN '{}' ELSE both_marks END
     FROM (
         SELECT r->>'id' AS id, r->'text' AS put, r->'ending' AS ending,
             r->>'model' AS new_model, decode(r->>'e', 'base64') AS new_e,
             i.gone, i.put_t, i.put_w, i.content, i.created, i.end_t, i.end_w, i.ended_by,
-            i.ended_at, i.successor, i.author, i.ender, i.model, i.e, i.ok, i.rivals, i.digest,
+            i.ended_at, i.successor, i.author, i.ender, i.model, i.e, i.ok, i.rivals, i.digest, i.marks,
+            sediment.latest(coalesce(i.marks, '{}'), coalesce(r->'marks', '{}')) AS both_marks,
             sediment.together(coalesce(i.rivals, '[]'), coalesce(r->'rivals', '[]') || CASE
                 WHEN i.successor <> r->'ending'->>4 THEN jsonb_build_array(
                     coalesce(nullif(i.successor, ''), i.id),
@@ -146,14 +166,14 @@ BEGIN
         FROM jsonb_array_elements(rows) r
         LEFT JOIN sediment.item i ON i.space = in_space AND i.id = r->>'id') came
     WHERE fresh OR (NOT gone AND (is_gone OR puts OR ends OR counts <> ok
-        OR both_rivals <> rivals))
+        OR both_rivals <> rivals OR both_marks <> marks))
     ON CONFLICT (space, id) DO UPDATE SET version = excluded.version, gone = excluded.gone,
         put_t = excluded.put_t, put_w = excluded.put_w, content = excluded.content,
         created = excluded.created, end_t = excluded.end_t, end_w = excluded.end_w,
         ended_by = excluded.ended_by, ended_at = excluded.ended_at,
         successor = excluded.successor, ok = excluded.ok, author = excluded.author,
         ender = excluded.ender, model = excluded.model, e = excluded.e, rivals = excluded.rivals,
-        digest = excluded.digest;
+        digest = excluded.digest, marks = excluded.marks;
     PERFORM pg_notify('sediment', '');
     RETURN new_version;
 END $$;
@@ -189,7 +209,7 @@ CREATE OR REPLACE VIEW sediment.hello WITH (security_invoker = true) AS
 CREATE OR REPLACE VIEW sediment.record WITH (security_invoker = true) AS
     SELECT space, version, id, jsonb_build_object('v', 1, 'in', space, 'id', id, 'gone', gone,
         'altered', digest <> sha256(convert_to(content, 'UTF8')),
-        'confirmations', ok, 'rivals', rivals, 'text', CASE WHEN put_t IS NOT NULL THEN
+        'confirmations', ok, 'marks', marks, 'rivals', rivals, 'text', CASE WHEN put_t IS NOT NULL THEN
             jsonb_build_array(put_t, put_w, content, created) END,
         'ending', CASE WHEN end_t IS NOT NULL THEN
             jsonb_build_array(end_t, end_w, ended_by, ended_at, successor) END) AS record,

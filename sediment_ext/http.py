@@ -176,6 +176,11 @@ _REVIEW = core.Operation(
 _SESSIONS = core.Operation(
     "conversations", core.Memory.list_conversations, core.render_listed
 ).takes(core.HOW_MANY)
+_TAGS = core.Operation("tags", core.Memory.tags, core.render_facts)
+_TAG = core.Operation("tag", core.Memory.tag, core.render_message).takes(
+    core.Argument("id", core.ID, place="ID"),
+    *(core.Argument(name, core.TAGS) for name in ("add", "remove")),
+)
 _NOT_IN_RECALL = ("ranking", "vector_weight", "text_weight", "candidates", "hub")
 ROUTES = (
     Route("GET", "/v1/memories", core.OPERATIONS["list"], ("conversations",)),
@@ -186,6 +191,9 @@ ROUTES = (
     Route("DELETE", "/v1/memories/{id}", core.OPERATIONS["forget"]),
     Route("POST", "/v1/memories/{id}/undo", core.OPERATIONS["undo"]),
     Route("POST", "/v1/memories/{id}/move", core.OPERATIONS["move"]),
+    Route("POST", "/v1/memories/{id}/tag", _TAG),
+    Route("POST", "/v1/memories/{id}/expire", core.OPERATIONS["expire"]),
+    Route("GET", "/v1/tags", _TAGS),
     Route("GET", "/v1/memories/{id}/history", core.OPERATIONS["history"]),
     Route("GET", "/v1/memories/{id}/graph", core.OPERATIONS["graph"], ("kind",)),
     Route("GET", "/v1/recall", core.OPERATIONS["recall"], _NOT_IN_RECALL),
@@ -220,7 +228,7 @@ _FLAG = core.Kind({"type": "boolean"})
 _IDS = _argument("ids", core.PATHS, True)
 _EVERYWHERE = _argument("everywhere", _FLAG)
 _FILTERS = (
-    *(_argument(name, core.string()) for name in ("scope", "kind")),
+    *(_argument(name, core.string()) for name in ("scope", "kind", "tag")),
     *(_argument(name, core.TIME) for name in ("since", "until")),
     *(_argument(name, _FLAG) for name in ("replaced", "never_recalled", "oldest")),
 )
@@ -920,7 +928,8 @@ def _described(route: Route) -> dict[str, Any]:
             parameters.append({"name": "id", "in": "path", "schema": schema, "required": True})
         elif route.in_query:
             query = {"name": name, "in": "query", "schema": schema}
-            parameters.append(query | {"required": argument.is_required})
+            style = {"explode": False} if schema["type"] == "array" else {}
+            parameters.append(query | style | {"required": argument.is_required})
         else:
             body[name] = schema
             needed += [name] if argument.is_required else []

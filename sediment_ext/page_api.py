@@ -59,13 +59,16 @@ def list_memories(
     memory: core.Memory, *, limit: int = 30, page: int = 1, oldest: bool = False, **wanted: Any
 ) -> dict[str, Any]:
     """What `Memory.list_items` returns, and weeks: [[Monday, count]] of all that have the same
-    scope, kind and state, whenever they were created."""
+    scope, kind and state, whenever they were created; and tags: [[tag, count]] of the scope."""
     chosen = _wanted(**wanted)
     answer = core.listed_items(memory.projects, chosen, core.check_limit(limit), page, oldest)
     where, values = core.rows_wanted(memory.projects, chosen._replace(span=(0, core.TIME_MAX)))
     sql = f"SELECT date(i.created_at, 'unixepoch', '-6 days', 'weekday 1'), count(*) {where}"
     weeks = memory.database.rows(f"{sql} GROUP BY 1 ORDER BY 1", *values)
-    return answer | {"weeks": list(map(list, weeks))}
+    where, values = core.in_scope(chosen.scope, memory.projects.current())
+    sql = f"SELECT name, count(*) FROM marks JOIN items i ON i.seq = item WHERE {where}"
+    tags = memory.database.rows(f"{sql} AND name <> '{core.END}' GROUP BY 1 ORDER BY 1", *values)
+    return answer | {"weeks": list(map(list, weeks)), "tags": list(map(list, tags))}
 
 
 def list_ids(memory: core.Memory, *, oldest: bool = False, **wanted: Any) -> dict[str, Any]:
@@ -84,11 +87,13 @@ def _wanted(
     until: object = core.TIME_MAX,
     replaced: bool = False,
     never_recalled: bool = False,
+    tag: str = "",
 ) -> core.Wanted:
     scope = core.check_scope(scope, (*core.SCOPES, "all", "everywhere"))
     span = core.parse_moment(since), core.parse_moment(until, end=True)
     kind = core.check_scope(kind, core.ITEM_KINDS, "kind")
-    return core.Wanted(scope, kind, span, replaced, never_recalled)
+    tags = core.check_tags([tag] if tag else [])
+    return core.Wanted(scope, kind, span, replaced, never_recalled, tags)
 
 
 def search(

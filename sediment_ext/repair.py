@@ -83,7 +83,8 @@ _SHAPES = {
     "files": ("n", "i", "s", "s", "i", "i", "i", "i", "b", "i"),
     "reviews": ("s", "s", "fi", "i"),
     "clock": ("i", "s", "s", "i", "i", "s", "s"),
-    "replica": ("s", "s", "in", "sn", "in", "sn", "sn", "in", "sn", "i", "s", "in", "sn"),
+    "replica": ("s", "s", "in", "sn", "in", "sn", "sn", "in", "sn", "i", "s", "in", "sn", "s"),
+    "marks": ("i", "s", "i"),
 }
 _KINDS = {type(None): "n", str: "s", int: "i", float: "f", bytes: "b"}
 _VECTOR_MIN = 256  # bytes; tables of the word index have such rows too, shorter ones
@@ -110,9 +111,9 @@ def rescue(data: bytes) -> Rescued:
             continue
         if any(map(_is_undecoded, values)):
             continue
-        if len(values) == len(_SHAPES["replica"]) and _table_of(values):
-            # It has no row numbers, as an index has none.
-            found.rows["replica"][len(found.rows["replica"])] = values
+        if (table := _table_of(values)) in ("replica", "marks"):
+            # They have no row numbers, as an index has none.
+            found.rows[table][len(found.rows[table])] = values
             continue
         kinds = list(map(type, values))
         if kinds == [str, int]:
@@ -254,6 +255,9 @@ def rebuild(found: Rescued, connection: apsw.Connection, encoder: core.Encoder) 
     for number, (_, item, position, *chunk) in found.rows["chunks"].items():
         _, vector = vectors.get(number, (None, b""))
         parts.setdefault(item, []).append((position, core.Chunk(*chunk), vector))
+    marks: dict[int, dict[str, int]] = {}
+    for item, name, value in found.rows["marks"].values():
+        marks.setdefault(item, {})[name] = value
     sessions = _rescued_sessions(found, connection)
     for number, values in sorted(found.rows["items"].items()):
         if _is_kept(values):  # others `index` reads again
@@ -261,9 +265,10 @@ def rebuild(found: Rescued, connection: apsw.Connection, encoder: core.Encoder) 
             own = [] if item.id in found.changed else item.vectors  # else of another text
             file = sessions.get(item.file or 0)
             core.insert_item(connection, item._replace(file=file, vectors=own))
+            core.set_marks(connection, item.id, marks.get(number, {}))
     for table in ("access_log", "graph_edges", "history", "sources", "reviews"):
-        marks = ", ".join("?" * len(_SHAPES[table]))
-        sql = f"INSERT OR IGNORE INTO {table} VALUES({marks})"
+        places = ", ".join("?" * len(_SHAPES[table]))
+        sql = f"INSERT OR IGNORE INTO {table} VALUES({places})"
         connection.executemany(sql, found.rows[table].values())
     if found.rows["replica"]:
         _rebuild_sync(found, connection)
@@ -281,9 +286,9 @@ def _rebuild_sync(found: Rescued, connection: apsw.Connection) -> None:
     states = sorted(
         found.rows["replica"].values(), key=lambda row: (row[9] != 0, max(row[2] or 0, row[4] or 0))
     )
-    sql = "INSERT OR REPLACE INTO replica VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    sql = f"INSERT OR REPLACE INTO replica VALUES({', '.join('?' * len(_SHAPES['replica']))})"
     connection.executemany(sql, states)
-    gone = [(id, project, at) for id, project, *_, at, _, _, _ in states if at]
+    gone = [(id, project, at) for id, project, *_, at, _, _, _, _ in states if at]
     own = [(machine, mark.partition(":")[0], "", 1)]
     sync_kept.sync_as(connection, [(t, machine, mark, 0, 0, "", "{}")], [], own, gone)
 

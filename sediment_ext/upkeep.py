@@ -159,8 +159,9 @@ def purge(projects: core.Projects, scope: str, dry_run: bool) -> dict[str, Any]:
     if project is None and scope == "project":
         return {"count": 0, "message": "Erased nothing: there is no project here."}
     sql = (
-        f"SELECT {core.ITEM_COLUMNS} FROM items i WHERE ended_by = '{core.PRUNED}'"
-        f" AND ended_at IS NOT NULL AND project_id IS ?{sync_kept.own_endings(database)}"
+        f"SELECT {core.ITEM_COLUMNS} FROM items i WHERE project_id IS ? AND (ended_at IS NULL"
+        f" AND seq IN past OR ended_by = '{core.PRUNED}' AND ended_at IS NOT NULL)"
+        f"{sync_kept.own_endings(database)}"
         " ORDER BY created_at, seq"
     )
     rows = list(map(core.item_from, database.rows(sql, project)))

@@ -326,6 +326,7 @@ def make_older(path: Path) -> None:
     """Make the file one of the first version, whose word index is to be renewed."""
     with contextlib.closing(apsw.Connection(str(path))) as connection:
         connection.execute("INSERT INTO words(words) VALUES('delete-all')")
+        connection.execute("DROP VIEW past; DROP TABLE marks")
         connection.pragma("user_version", sediment.FIRST_VERSION)
 
 

@@ -22,7 +22,8 @@ from sediment_ext.sync.merge import receive, states_of
 DIARIES = Path(__file__).parent / "diaries"
 PROJECT = "demo"
 TEXTS = [f"The {thing} is on port {port}." for thing in ("gateway", "queue") for port in range(4)]
-DEEDS = ("store", "same", "replace", "forget", "undo", "hide", "prune", "pull", "pull", "pull")
+DEEDS = ("store", "same", "replace", "forget", "undo", "hide", "prune", "tag", "untag", "expire")
+DEEDS += ("pull", "pull", "pull")
 
 
 class Machine:
@@ -66,12 +67,16 @@ class Machine:
                 one["text"],
                 one["ending"],
                 sorted(one["confirmations"].items()),
+                sorted(one["marks"].items()),
             )
             for one in states
         ]
 
     def items(self) -> dict[str, tuple[Any, ...]]:
-        sql = "SELECT id, content, ended_by, ended_at, successor FROM items"
+        sql = (
+            "SELECT id, content, ended_by, ended_at, successor, (SELECT json_group_object(name,"
+            " value ORDER BY name) FROM marks WHERE item = seq) FROM items"
+        )
         return {row[0]: row[1:] for row in self.memory.database.rows(sql)}
 
     def projects(self) -> dict[str, str | None]:
@@ -100,6 +105,11 @@ class Machine:
             elif deed == "import":
                 row = {"id": f"id{x % 5}", "content": TEXTS[y % 2], "created_at": y % 3 * 100}
                 memory.import_rows([row])
+            elif deed in ("tag", "untag") and live:
+                way = {"tag": "add", "untag": "remove"}[deed]
+                memory.tag(live[x % len(live)], **{way: "abc"[y % 3]})
+            elif deed == "expire" and live:
+                memory.expire(live[x % len(live)], ("2100-01-01", "never")[y % 2])
             elif deed == "prune" and live and x % 5 == 0:
                 with memory.database.transaction() as connection:
                     sediment.prune_item(connection, live[x % len(live)])
@@ -203,7 +213,9 @@ def shows_its_view(machine: Machine) -> None:
         by, at, successor = end or (None, None, None)
         by = "replace" if by == "beside" else by
         at = None if at is None else max(at, states[id]["text"][3])
-        assert items[id][1:] == (by, at, successor or None), (id, states[id], items)
+        assert items[id][1:4] == (by, at, successor or None), (id, states[id], items)
+        marks = {name: value for name, (_, _, value) in states[id]["marks"].items() if value}
+        assert json.loads(items[id][4]) == marks, (id, states[id], items)
 
 
 def live_together(folder: Path, seed: int, steps: int, count: int = 4) -> list[Machine]:

@@ -13,22 +13,25 @@ from sediment import COMPANIONS, Context, cli, counts
 # The arguments of each command. Whoever adds one says in COMPANIONS what it goes with, then here
 # that it is there.
 ARGUMENTS = {
-    "store": "content scope replace created_at into allow_secrets",
-    "recall": "query limit min_score anyway as_of explain ranking source vector_weight text_weight"
-    " candidates hub conversations",
+    "store": "content scope replace created_at into tags expires allow_secrets",
+    "recall": "query limit min_score anyway as_of explain ranking source tags"
+    " vector_weight text_weight candidates hub conversations",
     "expand": "id lines section",
     "index": "paths globs exclude include_archive remove scope allow_secrets",
     "watch": "paths debounce_ms",
     "note": "text folder allow_secrets",
     "compact": "path older_than command timeout dry_run",
     "status": "deep index",
-    "list": "limit scope page oldest since until kind replaced never_recalled conversations",
+    "list": "limit scope page oldest since until kind replaced never_recalled tags expiring"
+    " conversations",
     "get": "id",
     "forget": "ids",
     "history": "id",
     "undo": "id",
     "replace": "old new",
     "move": "id scope",
+    "expire": "id when",
+    "tag": "action names",
     "review": "",
     "graph": "id kind",
     "consolidate": "dry_run",
@@ -71,7 +74,9 @@ def value_for(parameter: click.Parameter) -> str:
         return str(kind.choices[0])
     if isinstance(kind, click.IntRange | click.FloatRange):
         return "60"
-    return {"TIME": "2026", "AGE": "30d", "N": "0.5"}.get(parameter.metavar or "", "x")
+    return {"TIME": "2026", "AGE": "30d", "WHEN": "30d", "N": "0.5"}.get(
+        parameter.metavar or "", "x"
+    )
 
 
 def words(command: str, given: dict[str, str]) -> list[str]:

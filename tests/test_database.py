@@ -111,6 +111,7 @@ OURS = {
     "items": "seq id content content_type project_id created_at stored_at ended_at ended_by "
     "successor text_hash file first_line last_line",
     "reviews": "old_id new_id probability kept",
+    "marks": "item name value",
     "chunks": "id item position start end context",
     "vectors": "chunk vector",
     "pending": "chunk",
@@ -780,7 +781,9 @@ def test_a_file_of_the_first_version_opens_with_all_it_holds(tmp_path: Path) -> 
     with open_memory(path, "lighthouse") as memory:
         assert memory.list_items()["total"] == 4
     after = table_rows(path, max(MIGRATIONS))
-    assert {name for name in before if after[name] != before[name]} == {"meta"}
+    assert [row[:-1] for row in after["replica"]] == before["replica"]  # and their tags, none yet
+    changed = {name for name in before if after[name] != before[name]}
+    assert changed == {"meta", "replica", "clock"}  # all is to be read again
     (copy,) = tmp_path.glob("memory.db.version-13-*")
     assert table_rows(copy, 13) == before
     with open_memory(path, "lighthouse") as memory:

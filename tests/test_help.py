@@ -18,7 +18,7 @@ from sediment_ext.help_pages import help_pages
 COMMANDS = (
     "init", "store", "recall", "list", "get", "replace", "forget", "index", "browse", "doctor",
     "note", "expand", "watch", "compact", "status",
-    "history", "undo", "review", "move", "graph", "consolidate", "prune",
+    "history", "undo", "review", "move", "tag", "expire", "graph", "consolidate", "prune",
     "serve", "hook", "sync", "hub", "token",
     "import", "export", "backup", "restore", "reindex", "model", "stats", "completion",
 )  # fmt: skip

@@ -26,7 +26,9 @@ from sediment import Memory
 
 MACHINES = 4
 SKEWS = (0, 0, 0, 5, -5, 100_000, -900)
-DEEDS = ("store", "same", "replace", "forget", "undo", "hide", "confirm", "pull", "pull", "pull")
+DEEDS = ("store", "same", "replace", "forget", "undo", "hide", "hide", "confirm", "mark")
+DEEDS += ("pull", "pull", "pull")
+MARKS = ("", "a", "b")  # the end, and two tags
 Step = tuple[str, int, int, int]
 STEPS = st.lists(
     st.tuples(st.sampled_from(DEEDS), *(st.integers(0, 10**6) for _ in range(3))),
@@ -62,13 +64,14 @@ class Machine:
             "text": None,
             "ending": None,
             "confirmations": {},
+            "marks": {},
             **facts,
         }
         self.take(state)
         self.log.append(state)
 
     def take(self, state: dict[str, Any]) -> None:
-        for value in filter(None, (state["text"], state["ending"])):
+        for value in filter(None, (state["text"], state["ending"], *state["marks"].values())):
             self.clock = max(self.clock, value[0])
         mine = self.states.get(state["id"])
         self.states[state["id"]] = self.merge.join(mine or state, state)
@@ -118,6 +121,9 @@ class Machine:
             self.undo(now, known[x % len(known)])
         elif deed == "hide" and len(known) > 1 and x % len(known) != y % len(known):
             self.hide(now, known[x % len(known)], known[y % len(known)])
+        elif deed == "mark" and known:
+            mark = self.stamp(now), self.name, y % 2
+            self.emit(known[x % len(known)], marks={MARKS[y % len(MARKS)]: mark})
         elif deed == "confirm" and live:
             id = live[x % len(live)]
             self.emit(
@@ -197,8 +203,12 @@ def nothing_is_lost(merge: Any, steps: list[Step], skews: list[int]) -> None:
             "text": None,
             "ending": None,
             "confirmations": {},
+            "marks": {},
         }
     assert all(states[one["id"]]["text"] for one in log if one["text"] and one["id"] not in gone)
+    for one in log:
+        for name, mark in one["marks"].items():
+            assert one["id"] in gone or states[one["id"]]["marks"][name] >= mark
     counts: dict[tuple[str, str], int] = {}
     for one in log:
         for name, count in one["confirmations"].items():
@@ -206,14 +216,15 @@ def nothing_is_lost(merge: Any, steps: list[Step], skews: list[int]) -> None:
     for (id, name), count in counts.items():
         assert id in gone or states[id]["confirmations"][name] == count
     shown = merge.visibility(states)
-    texts: dict[str, list[str]] = {}
+    texts: dict[tuple[Any, ...], list[str]] = {}
     for id, end in shown.items():
         at, steps_taken = id, 0
         while (end := shown.get(at)) and end[2]:
             at, steps_taken = end[2], steps_taken + 1
             assert steps_taken <= len(shown), "behind one another"
         if shown[id] is None and states[id]["ending"] is None:
-            texts.setdefault(states[id]["text"][2], []).append(id)
+            end = states[id]["marks"].get("", (0, "", 0))[2]
+            texts.setdefault((states[id]["text"][2], end), []).append(id)
     assert all(len(ids) == 1 for ids in texts.values()), "one text is shown twice"
     for id, end in shown.items():
         if end and end[0] == "repeat" and states[id]["ending"] is None:
@@ -296,6 +307,8 @@ MISTAKES = {
     "both must forget": ('if a["gone"] or b["gone"]:', 'if a["gone"] and b["gone"]:'),
     "counts add up": ('max(a["confirmations"].get(name, 0), b["confirmations"].get(name, 0))',
         'a["confirmations"].get(name, 0) + b["confirmations"].get(name, 0)'),
+    "tags of one machine alone": ('a["marks"].keys() | b["marks"].keys()', 'a["marks"].keys()'),
+    "a forgotten one keeps its tags": ('"marks": {}, **nothing', '"marks": a["marks"], **nothing'),
     "circles hide all": ("shown[min(circle", "circle and [min(circle"),
     "twins are both shown": ("if id != elder and id not in ended:", "if False:"),
     "the first to come is the elder": (

@@ -585,19 +585,19 @@ def test_either_name_of_a_time_takes_either_form(memory: Memory, name: str, give
 
 def test_what_is_left_out_is_counted_of_rows_that_are_stored(memory: Memory) -> None:
     text = f"The bot's token is ghp_{'4fK9' * 9}."
-    own = {"id": "a", "content": text, "tags": 1}
-    answer = memory.import_rows([own, {"content": text, "tags": 1, "scope": "universe"}])
+    own = {"id": "a", "content": text, "labels": 1}
+    answer = memory.import_rows([own, {"content": text, "labels": 1, "scope": "universe"}])
     assert (answer["stored"], len(answer["refused"])) == (1, 1)
-    assert (answer["redacted"], answer["unknown_fields"]) == ({"github token": 1}, {"tags": 1})
+    assert (answer["redacted"], answer["unknown_fields"]) == ({"github token": 1}, {"labels": 1})
     assert memory.import_rows([own]) == done(0, existing=1)
 
 
 def test_unknown_fields_are_named(several: Memory, copy: Memory) -> None:
-    own = [row | {"tags": ["a"]} for row in exported(several)]
+    own = [row | {"labels": ["a"]} for row in exported(several)]
     foreign = {"content": "Theirs.", "source": "chat", "score": 1, "Created": "2020-02-02"}
     answer = copy.import_rows([*own, foreign])
     assert answer["success"]
-    assert answer["unknown_fields"] == {"tags": 3, "source": 1, "score": 1, "Created": 1}
+    assert answer["unknown_fields"] == {"labels": 3, "source": 1, "score": 1, "Created": 1}
 
 
 def test_a_part_is_not_taken_for_the_whole(memory: Memory, copy: Memory) -> None:

@@ -19,9 +19,10 @@ CREATE TABLE replica(
     ok TEXT NOT NULL DEFAULT '{}',
     number INTEGER,                  -- of the last change, NULL once that is sent
     author TEXT,                     -- who brought it, as a hub says
+    marks TEXT NOT NULL DEFAULT '{}', -- by name: time, machine and value, which is 0 of one taken away
     PRIMARY KEY(id, project)) STRICT, WITHOUT ROWID;
 CREATE VIEW states AS SELECT r.id, r.project, put_t, put_w, content, created_at, end_t, end_w,
-    r.ended_by, r.ended_at, r.successor, gone, ok, number, text_hash,
+    r.ended_by, r.ended_at, r.successor, gone, ok, marks, number, text_hash,
     i.id IS NOT NULL AND r.project = coalesce(i.project_id, '') AS here,
     r.project IN (SELECT project FROM spaces) AS shared
     FROM replica r LEFT JOIN items i ON i.id = r.id AND i.file IS NULL;
@@ -41,7 +42,7 @@ INSERT INTO replica
         min(at * 1000 << 16, t), iif(at IS NULL, NULL, machine), iif(at IS NULL, NULL, iif(stood_beside, 'beside', ended_by)),
         iif(at IS NULL, NULL, ended_at), iif(at IS NULL, NULL, successor), 0,
         iif(confirmed, json_object(machine, confirmed), '{}'), row_number() OVER (ORDER BY seq),
-        NULL
+        NULL, (SELECT json_group_object(name, json_array(t, machine, value)) FROM marks WHERE item = seq)
     FROM (SELECT seq, id, project_id, stored_at, coalesce(ended_by, '') AS ended_by,
         coalesce(ended_at, 0) AS ended_at, coalesce(successor, '') AS successor,
         iif(ended_at IS NULL,
@@ -119,6 +120,23 @@ CREATE TRIGGER replica_ok AFTER INSERT ON history
         '$."' || machine || '"', coalesce(json_extract(ok, '$."' || machine || '"'), 0) + 1)
         FROM clock) WHERE (id, project) IN
         (SELECT id, coalesce(project_id, '') FROM items WHERE id = new.item_id);
+    END;
+CREATE TRIGGER replica_mark AFTER INSERT ON marks WHEN NOT (SELECT applying FROM clock) BEGIN
+    UPDATE clock SET number = number + 1,
+        t = max(t + 1, CAST(unixepoch('subsec') * 1000 AS INTEGER) << 16);
+    UPDATE replica SET number = (SELECT number FROM clock), marks = (SELECT json_patch(marks,
+        json_object(new.name, json_array(t, machine, new.value))) FROM clock)
+        WHERE (id, project) IN
+        (SELECT id, coalesce(project_id, '') FROM items WHERE seq = new.item AND file IS NULL);
+    END;
+-- Nothing of an item that is erased: its row is gone by then.
+CREATE TRIGGER replica_unmark AFTER DELETE ON marks WHEN NOT (SELECT applying FROM clock) BEGIN
+    UPDATE clock SET number = number + 1,
+        t = max(t + 1, CAST(unixepoch('subsec') * 1000 AS INTEGER) << 16);
+    UPDATE replica SET number = (SELECT number FROM clock), marks = (SELECT json_patch(marks,
+        json_object(old.name, json_array(t, machine, 0))) FROM clock)
+        WHERE (id, project) IN
+        (SELECT id, coalesce(project_id, '') FROM items WHERE seq = old.item AND file IS NULL);
     END;
 CREATE TRIGGER replica_moved AFTER INSERT ON projects WHEN new.location GLOB 'moved:*' BEGIN
     UPDATE OR IGNORE spaces SET project = new.project_id

@@ -3,11 +3,11 @@
 
 SELECT e.from_id AS id, e.to_id AS other, edge_type, rel_type, strength, count
     FROM json_each(?1) j JOIN graph_edges e ON e.from_id = j.value JOIN items i ON i.id = e.to_id
-    WHERE i.ended_at IS NULL AND (strength >= ?2 OR count >= ?3)
+    WHERE i.ended_at IS NULL AND i.seq NOT IN past AND (strength >= ?2 OR count >= ?3)
     AND (?4 OR i.project_id IS NULL OR i.project_id IS ?5)
 UNION ALL
 SELECT e.to_id AS id, e.from_id AS other, edge_type, rel_type, strength, count
     FROM json_each(?1) j JOIN graph_edges e ON e.to_id = j.value JOIN items i ON i.id = e.from_id
-    WHERE i.ended_at IS NULL AND (strength >= ?2 OR count >= ?3)
+    WHERE i.ended_at IS NULL AND i.seq NOT IN past AND (strength >= ?2 OR count >= ?3)
     AND (?4 OR i.project_id IS NULL OR i.project_id IS ?5)
 ORDER BY count DESC, strength DESC, other

@@ -17,7 +17,8 @@ import apsw
 import sediment as core
 from sediment_ext.sync import machines, places
 
-# id, gone, confirmations (their counts by machine), text: (stamp, machine, text, created),
+# id, gone, confirmations (their counts by machine), marks (by name: stamp, machine, value, of which
+# 0 is one that was taken away), text: (stamp, machine, text, created),
 # ending: (stamp, machine, by, at, successor), of which by is "" where it was brought back, and
 # BESIDE where it was replaced by what was live already
 State = dict[str, Any]
@@ -26,17 +27,20 @@ Ended = tuple[str, int, str]  # why, when (unix seconds), and behind which item
 
 
 def join(a: State, b: State) -> State:
-    """The state that follows from two of one memory: forgetting wins, then the later text and
-    ending, and the higher count of each machine's confirmations."""
+    """The state that follows from two of one memory: forgetting wins, then the later text, ending
+    and mark of a name, and the higher count of each machine's confirmations."""
     if a["gone"] or b["gone"]:
-        return {"id": a["id"], "gone": True, "text": None, "ending": None, "confirmations": {}}
+        nothing: State = {"text": None, "ending": None, "confirmations": {}}
+        return {"id": a["id"], "gone": True, "marks": {}, **nothing}
     names = a["confirmations"].keys() | b["confirmations"].keys()
     counts = {
         name: max(a["confirmations"].get(name, 0), b["confirmations"].get(name, 0))
         for name in names
     }
     stamped = {key: _later(a[key], b[key]) for key in ("text", "ending")}
-    return {"id": a["id"], "gone": False, **stamped, "confirmations": counts}
+    names = a["marks"].keys() | b["marks"].keys()
+    marks = {name: _later(a["marks"].get(name), b["marks"].get(name)) for name in names}
+    return {"id": a["id"], "gone": False, **stamped, "confirmations": counts, "marks": marks}
 
 
 def _later(a: Any, b: Any) -> Any:
@@ -55,13 +59,19 @@ def visibility(states: dict[str, State]) -> dict[str, Ended | None]:
     twins: dict[Any, list[str]] = {}
     for id in (id for id, end in shown.items() if end is None):
         same = there[id].get("same") or core.text_hash(there[id]["text"][2])
-        twins.setdefault((there[id].get("in"), same), []).append(id)
+        end = _values(there[id]).get(core.END, 0)  # or what is to last would end with its twin
+        twins.setdefault((there[id].get("in"), same, end), []).append(id)
     for ids in twins.values():
         elder = min(ids, key=lambda id: (there[id]["text"][3], id))
         for id in ids:
             if id != elder and id not in ended:  # nobody has taken it apart
                 shown[id] = "repeat", there[id]["text"][3], elder
     return shown
+
+
+def _values(state: State) -> dict[str, int]:
+    """The marks of a memory without their stamps."""
+    return {name: value for name, (_, _, value) in state["marks"].items()}
 
 
 def _circles(links: dict[str, str]) -> Iterator[list[str]]:
@@ -91,13 +101,14 @@ def states_of(connection: apsw.Connection, sql: str, *values: Any) -> dict[str, 
         raise core.DamagedError(f"{connection.filename} {core.DAMAGED}") from None
     for id, project, *columns in rows:
         put, end = tuple(columns[:4]), tuple(columns[4:9])
-        gone, ok, number, same, here, shared = columns[9:]
+        gone, ok, marks, number, same, here, shared = columns[9:]
         found[id] = {
             "id": id,
             "gone": gone != 0,
             "text": None if None in (put[0], put[2]) else put,
             "ending": None if end[0] is None else end,
             "confirmations": json.loads(ok),
+            "marks": {name: tuple(mark) for name, mark in json.loads(marks).items()},
             **{"in": project, "number": number, "same": same, "here": here, "shared": shared},
         }
     return found
@@ -167,7 +178,8 @@ def _items_to_write(
 
 def _begin_applying(connection: apsw.Connection, came: dict[str, State]) -> None:
     """Have the triggers note nothing, and later decisions here get later stamps than these."""
-    stamps = (state[key][0] for state in came.values() for key in ("text", "ending") if state[key])
+    values = ([one["text"], one["ending"], *one["marks"].values()] for one in came.values())
+    stamps = (value[0] for each in values for value in each if value)
     sql = "UPDATE clock SET applying = 1, number = number + 1, t = max(t, ?)"
     connection.execute(sql, (max(stamps, default=0),))
 
@@ -252,6 +264,7 @@ def _write_states(connection: apsw.Connection, joined: dict[str, State]) -> None
                 core.to_json(state["confirmations"]),
                 state["resend"],
                 state["author"],
+                core.to_json(state["marks"]),
             ),
         )
         for id, state in joined.items()
@@ -278,6 +291,8 @@ def _update_items(
     if erased_damaged:  # whose words are not those that the index has
         core.fill_words(connection)
     _change_ends(connection, joined)
+    for id, state in joined.items():
+        core.set_marks(connection, id, _values(state))
 
 
 def show_own(database: core.Database, ids: Iterable[str]) -> None:
@@ -322,7 +337,8 @@ def _change_ends(connection: apsw.Connection, ids: Iterable[str]) -> None:
             continue
         by, at, successor = end
         if connection.execute("SELECT 1 FROM items WHERE id = ?", (successor,)).get:
-            core.end_item(connection, id, successor, _reason(by), at, beside=by == BESIDE)
+            end = id, successor, _reason(by), at
+            core.end_item(connection, *end, beside=by == BESIDE, decided=False)
             if state["ending"] is None:  # a twin: somebody else says so, too
                 core.count_validation(connection, successor)
         else:
@@ -390,7 +406,7 @@ def queue_rivals(database: core.Database, rivals: dict[str, set[str]]) -> dict[s
 def record_of(state: State, space: str) -> dict[str, Any]:
     """A state as it is sent: a line of a file, or a row of a push."""
     row = {"v": places.RECORD_VERSION, "id": state["id"], "in": space}
-    keys = ("text", "ending", "gone", "confirmations", "rivals")
+    keys = ("text", "ending", "gone", "confirmations", "marks", "rivals")
     return row | {key: state[key] for key in keys if state.get(key)}
 
 
@@ -414,12 +430,19 @@ def state_of(row: Any) -> tuple[str, State]:
     counts = row.get("confirmations", {})
     if not isinstance(counts, dict) or not all(map(is_count, counts.values())):
         raise core.InvalidInput("its confirmations are not numbers")
-    for name in (*(put or ())[1:2], *(end or ())[1:2], *counts):
+    marks = _marks_of(row.get("marks") or {})
+    for name in (
+        *(put or ())[1:2],
+        *(end or ())[1:2],
+        *counts,
+        *(by for _, by, _ in marks.values()),
+    ):
         core.check_id(name)
     id, gone = core.check_id(row.get("id")), row.get("gone") is True
     if end:
         _check_end(id, *end[2:])
     state = {"id": id, "gone": gone, "text": put, "ending": end, "confirmations": counts}
+    state["marks"] = marks
     if held := held_back(state):  # which nobody sends
         raise core.InvalidInput(f"{held}, so it is not synced")
     rivals = rivals_of(row.get("rivals"))
@@ -442,6 +465,15 @@ def _check_end(id: str, by: str, _: int, successor: str) -> None:
         core.check_id(successor)
 
 
+def _marks_of(given: Any) -> dict[str, Any]:
+    """The tags and the end in a record, each with its stamp. InvalidInput where they are none."""
+    if not isinstance(given, dict) or len(given) > places.MARKS_MAX:
+        raise core.InvalidInput(f"its tags are not {places.MARKS_MAX} at most")
+    if any(name != core.END and core.check_tag(name) != name for name in given):
+        raise core.InvalidInput("its tags are not as tags are kept")
+    return {name: _stamped(mark, (int, str, int)) for name, mark in given.items() if mark}
+
+
 def is_count(value: object, most: int = places.COUNT_MAX) -> bool:
     return type(value) is int and 0 <= value <= most
 
@@ -452,7 +484,8 @@ def _stamped(value: Any, kinds: tuple[type, ...]) -> Any:
         return None
     if not isinstance(value, list) or tuple(map(type, value)) != kinds:
         raise core.InvalidInput("it is malformed")
-    if min(value[0], value[3]) < 0 or value[3] > core.TIME_MAX or value[0] >= 1 << 62:
+    at = next(part for part in value[2:] if isinstance(part, int))
+    if min(value[0], at) < 0 or at > core.TIME_MAX or value[0] >= 1 << 62:
         raise core.InvalidInput("its time is impossible")
     if (at := (value[0] >> 16) // 1000) > (now := time.time()) + core.DAY:
         there, here = (core.local_time(core.iso_time(int(clock)), 16) for clock in (at, now))

@@ -14,6 +14,7 @@ HUB_SILENCE = 60  # s after which a connection is over on which nothing is deliv
 HUB_PUSH = 1 << 25  # bytes that a hub is sent at once; of 256 MB PostgreSQL makes no array
 GIT_TRIES = 8  # to fetch or push: git of two killed runs was still at work, here and at the place
 MACHINE_NAME_MAX = 64  # letters, as POSIX has of a host and PostgreSQL of a role
+MARKS_MAX = 1_000  # of one memory, with the tags that were taken away
 COUNT_MAX = 1 << 31  # one machine's confirmations of a memory: nobody has more
 SYNC_BATCH = 200  # states that are written in one transaction, 30 ms that a store may wait
 SYNC_ROUND = 1_000  # that are taken at once, or every other batch would be a small one

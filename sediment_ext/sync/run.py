@@ -642,7 +642,9 @@ def _date_now(connection: apsw.Connection) -> None:
     if ahead > core.DAY * 1000 << 16:
         sql = (
             "UPDATE replica SET put_t = put_t - iif(put_t > ?1, ?2, 0),"
-            " end_t = end_t - iif(end_t > ?1, ?2, 0), gone = gone - iif(gone > ?1, ?2, 0)"
+            " end_t = end_t - iif(end_t > ?1, ?2, 0), gone = gone - iif(gone > ?1, ?2, 0),"
+            " marks = (SELECT json_group_object(key, json_array((value ->> 0)"
+            " - iif(value ->> 0 > ?1, ?2, 0), value ->> 1, value ->> 2)) FROM json_each(marks))"
         )
         connection.execute(sql, (now + (core.DAY * 1000 << 16), ahead))
         connection.execute("UPDATE clock SET t = ?", (now,))
