@@ -3578,6 +3578,17 @@ def config_id(root: Path) -> str | None:
     return id if isinstance(id, str) and UUID_FORM.fullmatch(id) else None
 
 
+def _is_missing(path: Path) -> bool:
+    """Whether a path does not exist, and is not only in a folder that may not be entered."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        pass
+    return False
+
+
 def git_folders(root: Path) -> tuple[Path, Path] | None:
     """A checkout's own git folder, and the one that all its worktrees share; None outside git."""
     own = root / ".git"
@@ -3761,9 +3772,9 @@ class Projects:
         recorded = self._recorded(f"folder:{place}")
         if recorded and (configured is None or self._has_items(recorded)):
             return recorded
-        if configured or not os.path.exists(root / ".sediment" / "config"):
+        if configured or _is_missing(root / ".sediment" / "config"):
             return configured
-        return self._recorded(f"given:{place}")  # the config was emptied
+        return self._recorded(f"given:{place}")  # the config was emptied, or cannot be read
 
     def _keep(self, root: Path, project: str, in_folder: bool) -> None:
         """Record a folder's id, and write it into a config that has none: it was emptied, or a

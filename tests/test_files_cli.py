@@ -219,14 +219,15 @@ def test_a_folder_elsewhere_that_cannot_be_entered_costs_no_answer(here: Program
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions")
-def test_nothing_is_stored_for_all_projects_where_one_cannot_be_entered(here: Program) -> None:
+def test_a_project_that_cannot_be_entered_is_still_known_by_its_folder(here: Program) -> None:
     project = here.folder.parent / "shut"
     project.mkdir()
     here.ok("--project", str(project), "store", "The first.")
     project.chmod(0)
-    here.error("--project", str(project), "store", "The second.", preexec_fn=heed_permissions)
-    assert here.contents("--scope", "global") == set()
+    here.ok("--project", str(project), "store", "The second.", preexec_fn=heed_permissions)
     project.chmod(0o700)
+    assert here.contents("--scope", "global") == set()
+    assert here.contents("--project", str(project)) == {"The first.", "The second."}
 
 
 def until(true: Callable[[], object], what: str) -> None:
