@@ -4404,8 +4404,25 @@ def items_as_returned(projects: Projects, rows: list[dict[str, Any]]) -> list[di
     """What list and get return of each item: facts, source, and the author elsewhere."""
     by_id = authors_by_id(projects.database, (row["id"] for row in rows))
     return [
-        listed_facts(row) | source_fields(row, projects) | by_id.get(row["id"], {}) for row in rows
+        listed_facts(row)
+        | source_fields(row, projects)
+        | by_id.get(row["id"], {})
+        | citations_gone(projects, row)
+        for row in rows
     ]
+
+
+_MAY_CITE = LazyPattern(r"\w/[\w./-]*\.\w|\.\w{1,8}:\d")
+
+
+def citations_gone(projects: Projects, row: dict[str, Any]) -> dict[str, list[str]]:
+    """{cites_gone} of a memory that names files or lines of its project, which are no longer so. A
+    client for one project alone learns nothing of this machine's files."""
+    is_stored = row["path"] is None and row["project_id"] is not None
+    if is_stored and not kept_to_one_project() and _MAY_CITE.search(row["content"]):
+        gone = extension("citations").gone_of(projects, row)
+        return {"cites_gone": gone} if gone else {}
+    return {}
 
 
 def claim_model(connection: apsw.Connection, model: Model) -> bool:
@@ -7746,6 +7763,7 @@ class Search(View):
             | authors_of.get(items[hit.item]["id"], {})
             | source_fields(items[hit.item], self.projects)
             | self._other_places(items, hit)
+            | citations_gone(self.projects, items[hit.item])
             for hit in hits
             if hit.item in items  # else forgotten a moment ago
         }
@@ -8325,13 +8343,20 @@ class Consolidator:
         return shared_facts(row) if row else {"id": id, "content": ""}
 
 
+def rules_file(database: Database) -> Path:
+    """The file in which people say how long memories are kept: memory.retention.toml, say."""
+    return database.path.with_suffix(".retention.toml")
+
+
 def has_chores(database: Database) -> bool:
-    """Whether there are vectors to make, or pairs to compare."""
+    """Whether there are vectors to make, pairs to compare, or rules to follow today."""
     sql = (
         "SELECT EXISTS(SELECT 1 FROM pending) OR ? AND ("
         " EXISTS(SELECT 1 FROM consolidation_queue WHERE status = 'pending')"
         f" OR (SELECT max(seq) FROM items) > {_EXAMINED})"
     )
+    if rules_file(database).is_file() and extension("retention").is_due(database):
+        return True
     return bool(database.value(sql, consolidates()))
 
 
@@ -8559,6 +8584,7 @@ class Wanted(NamedTuple):
     never_recalled: bool = False
     tags: Sequence[str] = ()  # all of which it has
     expiring: int = 0  # the time by which it ends; 0 for any
+    stale_citations: bool = False  # what it names of its project's files is no longer there
 
 
 def rows_wanted(projects: Projects, wanted: Wanted) -> tuple[str, tuple[Any, ...]]:
@@ -8572,8 +8598,11 @@ def rows_wanted(projects: Projects, wanted: Wanted) -> tuple[str, tuple[Any, ...
     if wanted.never_recalled:
         where += " AND i.id NOT IN (SELECT item_id FROM access_log WHERE access_count > 0)"
     # For two scopes the look-up of every row by an index takes five times as long as a scan.
-    by_scan = wanted.scope in ("all", "everywhere")
-    return f"FROM items i {'NOT INDEXED' if by_scan else ''} WHERE {where}", (*scope, *wanted.span)
+    by_scan, values = wanted.scope in ("all", "everywhere"), (*scope, *wanted.span)
+    where = f"FROM items i {'NOT INDEXED' if by_scan else ''} WHERE {where}"
+    if wanted.stale_citations:
+        where += f" AND i.seq IN ({extension('citations').stale_rows(projects, where, values)})"
+    return where, values
 
 
 def listed_items(
@@ -9209,18 +9238,20 @@ class Memory(ServedMemory):
         never_recalled: bool = False,
         tags: Iterable[str] = (),
         expiring: object = None,
+        stale_citations: bool = False,
     ) -> dict[str, Any]:
         """The newest memories first, or the `oldest`: {count, total, items, message?}.
 
         scope: "project", "global" or "all" (both); kind: "memory", "file" (parts of indexed files)
         or "conversation" (turns). A day or month in `until` includes its last second. `replaced`
         lists hidden ones; `never_recalled`, those that no recall has shown; `tags`, those that have
-        all of them; `expiring`, those that end by a time, as `parse_end` takes it.
+        all of them; `expiring`, those that end by a time, as `parse_end` takes it;
+        `stale_citations`, those that name files or lines of their project that are not so any more.
         """
         chosen = check_scope(scope, (*SCOPES, "all")), check_scope(kind, ITEM_KINDS, "kind")
         span = parse_moment(since), parse_moment(until, end=True)
         marks = check_tags(tags), 0 if expiring is None else parse_end(expiring)
-        wanted = Wanted(*chosen, span, replaced, never_recalled, *marks)
+        wanted = Wanted(*chosen, span, replaced, never_recalled, *marks, stale_citations)
         page = check_limit(page, "page", PAGES_MAX)
         return listed_items(self.projects, wanted, check_limit(limit), page, oldest)
 
@@ -9279,7 +9310,7 @@ class Memory(ServedMemory):
 
     def prune(
         self,
-        older_than: object,
+        older_than: object = None,
         *,
         scope: str = "project",
         confirmed: bool = False,
@@ -9288,7 +9319,10 @@ class Memory(ServedMemory):
     ) -> dict[str, Any]:
         """Hide memories older than an age ("90d", "12w", "1y") or time and not shown since: {count,
         items, kept, dry_run?}. `kept` has the old ones that stay, and `why`: people confirmed them
-        (unless `confirmed`), or other machines share them (unless `all_machines`)."""
+        (unless `confirmed`), or other machines share them (unless `all_machines`). Without an age,
+        the rules in the file beside the database say what to hide, in all projects."""
+        if older_than is None:
+            return extension("retention").prune_by_rules(self.database, dry_run)
         wanted = check_scope(scope), parse_age(older_than)
         return extension("upkeep").prune(self.projects, *wanted, confirmed, all_machines, dry_run)
 
@@ -9400,9 +9434,10 @@ def render_recalled(answer: dict[str, Any], query: str = "") -> Iterator[str]:
 
 
 def tag_words(row: dict[str, Any]) -> str:
-    """The tags of a memory, and its end, behind two spaces; "" where it has none."""
+    """The tags of a memory, its end and its stale citations, behind two spaces; "" without any."""
     words = [f"#{tag}" for tag in row.get("tags", ())]
     words += [f"until {local_time(row['expires'])}"] if "expires" in row else []
+    words += [f"gone:{citation}" for citation in row.get("cites_gone", ())]
     return f"  {' '.join(words)}" if words else ""
 
 
@@ -9660,7 +9695,7 @@ COMPANIONS: dict[str, dict[str, str]] = {
     "compact": {"command": "-", "dry_run": "-", "": "-timeout"},
     "list": {"conversations": "limit", "": "-"},
     "graph": {"json": "id", "": "-"},
-    "prune": {"purge": "scope dry_run", "": "-"},
+    "prune": {"purge": "scope dry_run", "older_than": "-", "": "dry_run"},
     "doctor": {"repair": "", "client": "", "": ""},
     "import": {
         "rows": "file origin scope allow_secrets",
@@ -9747,8 +9782,6 @@ def _forget(memory: Memory, ids: str | tuple[str, ...]) -> dict[str, Any]:
 
 
 def _prune(memory: Memory, purge: bool = False, **options: Any) -> dict[str, Any]:
-    if not purge and "older_than" not in options:
-        raise InvalidInput("give either --older-than AGE or --purge")
     return memory.purge(**options) if purge else memory.prune(**options)
 
 
@@ -9835,6 +9868,7 @@ _TABLE = (
         Argument("never_recalled", FLAG),
         _TAGS._replace(wire=""),
         Argument("expiring", END_TIME),
+        Argument("stale_citations", FLAG),
         Argument("conversations", FLAG),
     ),
     Operation("get", Memory.get, render_item).takes(_THE_ID),
@@ -10167,6 +10201,8 @@ class Worker:
             self.memory.embed_pending(stop=self._interrupted)
             if consolidates():
                 self.memory.consolidate(stop=self._interrupted)
+            if rules_file(self.memory.database).is_file():
+                extension("retention").prune_daily(self.memory.database)
             self.memory.database.close_thread()
         except SedimentError:
             pass  # the next call will report it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import apsw
@@ -109,11 +109,20 @@ def prune(
 ) -> dict[str, Any]:
     """Hide what is older than a time (unix seconds) in a scope, and was not shown since."""
     database, where = projects.database, core.in_scope(scope, projects.current())
-    chosen = database, before, where, confirmed, all_machines
-    doomed, kept = _prunable(*chosen)
+    return pruned(
+        database, lambda: prunable(database, before, where, confirmed, all_machines), dry_run
+    )
+
+
+Prunable = tuple[list[dict[str, Any]], list[dict[str, Any]]]  # what is to be hidden, what stays
+
+
+def pruned(database: core.Database, found: Callable[[], Prunable], dry_run: bool) -> dict[str, Any]:
+    """Hide what is found: {count, items, kept, dry_run?}."""
+    doomed, kept = found()
     if not dry_run and doomed:
         with database.transaction() as connection:
-            doomed, kept = _prunable(*chosen)  # by now
+            doomed, kept = found()  # by now
             for row in doomed:
                 core.prune_item(connection, row["id"])
     answer = {"count": len(doomed), "items": doomed, "kept": kept}
@@ -123,7 +132,7 @@ def prune(
 _SHARED = "shared"  # why something is not pruned: nobody here knows who recalled it elsewhere
 
 
-def _prunable(
+def prunable(
     database: core.Database,
     before: int,
     scope: tuple[str, tuple[str | None, ...]],

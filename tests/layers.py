@@ -29,6 +29,7 @@ USES: dict[str, set[str]] = {
     "notes": {"files", "markdown", "systems", "walking"},
     "page_api": {"activity"},
     "repair": {"conversations", "doctor", "sync.kept", "sync.machines"},
+    "retention": {"upkeep"},
     "settings_files": {"systems"},
     "sync.commands": {"sync.places", "systems"},
     "sync.folder": {"sync.merge", "sync.places", "systems"},

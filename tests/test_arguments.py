@@ -23,7 +23,7 @@ ARGUMENTS = {
     "compact": "path older_than command timeout dry_run",
     "status": "deep index",
     "list": "limit scope page oldest since until kind replaced never_recalled tags expiring"
-    " conversations",
+    " stale_citations conversations",
     "get": "id",
     "forget": "ids",
     "history": "id",

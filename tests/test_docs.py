@@ -113,7 +113,7 @@ def test_every_setting_is_in_the_index_and_each_there_is_one() -> None:
     text = sources()
     read = {f"SEDIMENT_{name}" for name in re.findall(r'(?:setting|is_off)\("([A-Z_]+)"\)', text)}
     read |= {f"SEDIMENT_HOOK_{name}" for name in re.findall(r'_budget\("([A-Z]+)"', text)}
-    weights = re.findall(r'_weight\(\w+, "([a-z_]+)"\)', text)
+    weights = re.findall(r'"([a-z]+_weight)": [a-z]+\b', text)
     read |= {f"SEDIMENT_{name.upper()}" for name in weights}
     read |= {"SEDIMENT_CACHE"}  # which the bootstrap of the .pyz reads
     said = {name for path in PAGES for name in re.findall(r"SEDIMENT_[A-Z_]+", path.read_text())}

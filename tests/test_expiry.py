@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Run
@@ -144,3 +145,68 @@ def test_what_is_to_last_does_not_end_with_the_same_text_of_another_machine(
     agree([a, b], random.Random(1))
     for one in (a, b):
         assert [row["id"] for row in one.memory.list_items()["items"]] == [ids[1]]
+
+
+# Rules
+
+
+def rules(memory: Memory, text: str) -> None:
+    sediment.rules_file(memory.database).write_text(text, "utf-8")
+
+
+def test_rules_say_what_prune_hides(memory: Memory) -> None:
+    old: dict[str, Any] = {"created_at": LONG_AGO}
+    scratch = memory.store(CLOSED, tags=["scratch"], **old)["id"]
+    lasting = memory.store("The kettle is in the cellar.", **old)["id"]
+    everywhere = memory.store("The lamp is in the hall.", scope="global", **old)["id"]
+    other = memory.of_project("other").store("The cup is in the loft.", **old)["id"]
+    rules(memory, '[[rule]]\ntag = "Scratch"\nolder_than = "30d"\n')
+    assert [row["id"] for row in memory.prune(dry_run=True)["items"]] == [scratch]
+    assert memory.list_items()["total"] == 2
+    memory.prune()
+    assert [row["id"] for row in memory.list_items()["items"]] == [lasting]
+    rules(memory, '[[rule]]\nscope = "project:other"\nolder_than = "30d"\n'
+          '[[rule]]\nscope = "global"\nolder_than = "1y"\n')  # fmt: skip
+    assert {row["id"] for row in memory.prune()["items"]} == {other, everywhere}
+    memory.undo(scratch)
+    assert memory.get(scratch)["tags"] == ["scratch"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("rule = 3", "it has daily"),
+        ("[[rule]]", "rule 1 needs an age"),
+        ('[[rule]]\nolder_than = "90"', "rule 1: an age is"),
+        ('[[rule]]\nolder_than = "9d"\nkind = "x"', "kind = 'x'"),
+        ('[[rule]]\nolder_than = "9d"\ntag = "a b"', "a tag is"),
+        ("[[rule", "cannot be read"),
+        ('daily = "yes"', "it has daily"),
+    ],
+)
+def test_a_wrong_rule_hides_nothing(memory: Memory, text: str, told: str) -> None:
+    memory.store(CLOSED, created_at=LONG_AGO)
+    rules(memory, text)
+    with pytest.raises(InvalidInput, match=told):
+        memory.prune()
+    assert memory.list_items()["total"] == 1
+
+
+def test_a_server_follows_the_rules_once_a_day_where_they_say_so(memory: Memory) -> None:
+    retention = sediment.extension("retention")
+    memory.store(CLOSED, created_at=LONG_AGO)
+    memory.embed_pending()
+    memory.consolidate()
+    assert not memory.has_chores()
+    rules(memory, '[[rule]]\nolder_than = "30d"\n')
+    assert memory.has_chores()
+    retention.prune_daily(memory.database)
+    assert not memory.has_chores()
+    assert memory.list_items()["total"] == 1
+    rules(memory, 'daily = true\n[[rule]]\nolder_than = "30d"\n')
+    retention.prune_daily(memory.database)  # not again today
+    assert memory.list_items()["total"] == 1
+    with memory.database.transaction() as connection:
+        sediment.set_meta(connection, retention.FOLLOWED, "2020-01-01")
+    retention.prune_daily(memory.database)
+    assert memory.list_items()["total"] == 0

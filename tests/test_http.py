@@ -531,6 +531,7 @@ def test_a_token_that_reads_changes_nothing(guarded: tuple[Door, dict[str, str]]
     bodies = {
         "store": {"content": "x"},
         "move": {"scope": "Global"},
+        "expire": {"when": "30d"},
         "replace": {"old": id, "new": id},
     }
     bodies["keep"] = bodies["replace"]
