@@ -50,7 +50,8 @@ tells(q) is Robertson and Sparck Jones' idf, smoothed by the word's rarity in En
 the query's vector, too, and squared the BM25, which has k1 = BM25_K1 and no length norm. `gap` is
 how far the best b stands above the tenth best, `coverage` the part of the query's information that
 the best one has, `strange` the share of words that the encoder's vocabulary lacks, and `trust`
-grows with confirmations to TRUST_MAX.
+grows with confirmations to TRUST_MAX. With another model than the bundled one the share is
+OTHERS_WORDS times as much.
 
 Logistic models (models/ranker.json) then judge each pair by what both share (x) and how well
 either fits (y):
@@ -227,6 +228,9 @@ WORDS_POWER = 1.5  # of a chunk's share of the best BM25
 GAP_DEPTH = 10  # the chunk that the best BM25 is compared with
 COVERED = 1.4  # times the part of the query that the best item has, which bounds the words' weight
 STRANGE_WEIGHT = 0.15  # of words that the encoder's vocabulary lacks
+# With another model than the bundled one, by which all weights were set: the factor of the words'
+# share, and the mean that the cosines of candidates to one another have by the bundled one.
+OTHERS_WORDS, PAIR_COSINE = 2.0, 0.245
 BM25_K1 = 0.3
 INFORMATIVE_IDF = 2.0  # nats; a word with less, as "to" or "is", tells nothing of a text
 REPLACES_STAYS = 0.15  # of the chance to be obsolete, where somebody told what a memory replaces
@@ -4700,7 +4704,7 @@ class Lexicon:
         own: bool = True,
     ) -> None:
         self._vectors = vectors
-        self._own = own  # whether the vocabulary is the encoder's own, not the bundled model's
+        self.own = own  # whether it is of the encoder's own tokens, as with the bundled model
         # The caches hold no reference to the lexicon: in a cycle with it they would keep a closed
         # memory's encoder until the next garbage collection.
         self.chunk_share = functools.lru_cache(LEXICON_WORDS)(chunk_share)
@@ -4710,7 +4714,7 @@ class Lexicon:
 
     def strange(self, words: Collection[str]) -> float:
         """The share of words that the encoder's vocabulary lacks; 0 where that is not known."""
-        lacking = sum(not self.chunk_share(word) for word in words) if self._own else 0
+        lacking = sum(not self.chunk_share(word) for word in words) if self.own else 0
         return lacking / max(1, len(words))
 
     def shares(self, words: Collection[str]) -> dict[str, float]:
@@ -5945,9 +5949,21 @@ def chances_among(
         return numpy.zeros((len(hits),) * 2)
     notes, may = compared
     relevance = numpy.array([hit.score for hit in hits])
-    features = asked_features(pair_features(notes), notes.table, relevance)
+    pairs = pair_features(notes)
+    if not lexicon.own:
+        pairs["cosine"] = _as_if_bundled(pairs["cosine"])
+    features = asked_features(pairs, notes.table, relevance)
     replaces = numpy.array([facts[hit.item].replaces for hit in hits])[:, None]
     return newer_chances(features, may) * numpy.where(replaces, REPLACES_STAYS, 1.0)
+
+
+def _as_if_bundled(cosines: Any) -> Any:
+    """The cosines of another model than the bundled one, float[old, new], shifted to the mean that
+    the weights were learned with: by some models all texts are so alike that each newer one would
+    be a version of each older one."""
+    count = len(cosines)
+    mean = (cosines.sum() - count) / (count * (count - 1))  # without each to itself
+    return cosines - mean + PAIR_COSINE
 
 
 def compared_notes(
@@ -7537,6 +7553,7 @@ class Search(View):
         vector = self._query_vector(query.text, words) if comparable else None
         comparable, vector = vector is not None, vector or b""
         found, share = candidates(words, matched, vector, within)
+        share *= 1.0 if self.lexicon.own else OTHERS_WORDS
         found = self._completed(found, comparable, vector)
         size = max(request.limit, RANKED)
         if vector and query.asked and query.asked.events:

@@ -45,9 +45,9 @@ class Remembering(Encoder):
 
 @functools.cache
 def shared_encoder() -> Encoder:
-    """One encoder for all tests: loading and running it is what costs."""
+    """One encoder for all tests, of the bundled model whatever is set: loading it costs."""
     os.environ["SEDIMENT_CACHE"] = CACHE.name
-    return Remembering()
+    return Remembering(sediment.model_dir())
 
 
 def open_memory(path: Path, project: str = "demo") -> Memory:

@@ -82,6 +82,23 @@ def test_texts_are_compared_word_by_word_with_the_bundled_tokens() -> None:
 
 
 @pytest.mark.usefixtures("choose")
+def test_of_a_model_that_finds_all_texts_alike_no_text_is_another_ones_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dates = ("2026-01-05", "2026-03-05", "2026-05-05")
+    rows = [{"content": text, "created_at": date} for text, date in zip(TEXTS, dates, strict=True)]
+    asked, words = "when is tea served?", []
+    for name in (True, False):
+        with Memory(tmp_path / f"{name}.db", project="demo") as memory:
+            assert memory.import_rows(rows)["success"]
+            first, *_ = memory.recall(asked, explain=True)["results"]
+        assert (first["content"], "newer" in first) == (TEXTS[0], False)
+        words.append(first["parts"]["words"])
+        monkeypatch.delenv("SEDIMENT_EMBEDDING_MODEL", raising=False)
+    assert words == [pytest.approx(sediment.OTHERS_WORDS * words[1]), pytest.approx(words[1])]
+
+
+@pytest.mark.usefixtures("choose")
 def test_a_model_made_so_is_pooled_by_its_first_token() -> None:
     encoder = Encoder()
     assert cosine(encoder.embed(TEXTS[0]), shared_encoder().embed(TEXTS[0])) < 0.95
