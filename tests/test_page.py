@@ -357,6 +357,27 @@ def test_filters_choose_and_pages_turn(tab: Tab, memory: Memory) -> None:
     tab.sees("No memory fits these filters")
 
 
+def test_tags_and_the_end_of_a_memory_are_edited_and_lists_are_kept_to_a_tag(
+    tab: Tab, memory: Memory
+) -> None:
+    id = memory.store("The heron nests by the weir.", tags=["birds"])["id"]
+    tab.go(f"memory/{id}")
+    expect(tab.page.locator("#tags")).to_have_value("birds", timeout=60_000)
+    tab.page.fill("#tags", "birds #River")
+    tab.press("Tab")
+    tab.is_told("Tags saved.")
+    assert memory.get(id)["tags"] == ["birds", "river"]
+    tab.page.fill("#end", "2099-12-31")
+    tab.press("Tab")
+    tab.is_told("Its end is saved.")
+    assert memory.get(id)["expires"].startswith("2099-12-31")
+    tab.go("newest")
+    tab.sees("The kettle")
+    tab.page.select_option("#filter-tag", "river")
+    tab.sees("#river")
+    expect(tab.page.locator("main")).not_to_contain_text("The kettle", timeout=60_000)
+
+
 def test_the_focus_stays_where_one_works(tab: Tab, memory: Memory) -> None:
     memory.import_rows([{"content": f"Rope number {at}.", "scope": "global"} for at in range(65)])
     id = memory.store("A knot. " * 3000)["id"]
