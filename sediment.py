@@ -8673,6 +8673,12 @@ def _nothing_listed(projects: Projects, wanted: Wanted, total: int) -> str:
 # ---------------------------------------------------------------------------------------------
 
 
+def refuse_in_file(replace: str | None, created_at: object, marks: Mapping[str, int]) -> None:
+    """InvalidInput for what only a text in the database has."""
+    if replace is not None or created_at is not None or any(marks.values()):
+        raise InvalidInput("a text in a file has no id, time, tags and end: edit the file instead")
+
+
 class ServedMemory:
     """The methods of `Memory` that extensions serve, each in a line."""
 
@@ -9034,9 +9040,7 @@ class Memory(ServedMemory):
         for tag in marks:
             refuse_credential("tag", tag, allow_secrets)
         if into is not None:
-            if replace is not None or created_at is not None or any(marks.values()):
-                reason = "a text in a file has no id, time, tags and end"
-                raise InvalidInput(f"{reason}: edit the file instead")
+            refuse_in_file(replace, created_at, marks)
             return extension("notes").store_into(self, content, into, scope, allow_secrets)
         check_text(content, "content", CONTENT_MAX)
         content, redacted = cleaned(content, allow_secrets)
