@@ -8079,9 +8079,15 @@ class Storing(View):
                 enqueue(connection, item.id, alike[:CONFLICTS_QUEUED])
                 connection.execute(_EXAMINED_NEXT, (last,))
             queue_obsolete(connection, item.id, outdated)
+        return self._told(item, old["id"] if old else twin, outdated, remark)
+
+    def _told(
+        self, item: Item, replaced: str | None, outdated: list[tuple[str, float]], remark: str
+    ) -> dict[str, Any]:
+        """The answer to a store, which asks about what the text may replace."""
         remark += f" ({self.encoder.trouble})" if self.encoder.trouble else ""
         described = self._described(outdated)
-        answer = _store_answer(item, old["id"] if old else twin, described, remark)
+        answer = _store_answer(item, replaced, described, remark)
         if described:
             command = f"sediment replace OLD {short_id(item.id)}{self.projects.option()}"
             answer["advice"] = f"Does this replace one of these? `{command}`"
