@@ -21,8 +21,16 @@ from sync_machines import git_place, settle, sharing_by_git, texts
 import sediment
 import sediment_ext.sync.git
 import sediment_ext.sync.run
-from sediment import InvalidInput
+from sediment import InvalidInput, Memory
 from sediment_ext.sync.places import Unreachable
+
+
+def send_a_fact(memory: Memory, remote: Path) -> None:
+    """Store a fact and send it to a git remote."""
+    memory.sync_to(f"git:{remote}")
+    memory.share("team")
+    memory.store("A fact.")
+    assert memory.sync()["spaces"][0]["sent"] == 1
 
 
 def test_git_carries_memories_and_drops_what_is_forgotten(tmp_path: Path) -> None:
@@ -113,10 +121,7 @@ def test_a_push_that_a_killed_run_had_begun_keeps_no_other_back(tmp_path: Path) 
     )
     hook.chmod(0o755)
     with open_memory(tmp_path / "memory.db") as memory:
-        memory.sync_to(f"git:{remote}")
-        memory.share("team")
-        memory.store("A fact.")
-        assert memory.sync()["spaces"][0]["sent"] == 1
+        send_a_fact(memory, remote)
     assert (remote / "ran").exists()
 
 
@@ -220,10 +225,7 @@ def test_a_repository_beside_the_database_that_is_not_syncs_own_is_left_alone(
     hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
     hook.chmod(0o755)
     with open_memory(tmp_path / "memory.db") as memory:
-        memory.sync_to(f"git:{remote}")
-        memory.share("team")
-        memory.store("A fact.")
-        assert memory.sync()["spaces"][0]["sent"] == 1
+        send_a_fact(memory, remote)
         hook.unlink()
         config = (folder / "config").read_text()
         for more in ("[core]\n\tsshCommand = touch ran\n", "[include]\n\tpath = /etc/x\n"):

@@ -137,17 +137,23 @@ def rot(memory: Memory, id: str, old: str, new: str) -> None:
 SOUND = "The gateway of the harbour listens on port 8443."
 
 
+def one_damaged(place: Place, new: str, who: str) -> tuple[str, Memory, Memory]:
+    """A text that two machines have, the machine on which it is damaged, and the other one."""
+    a, b = place.machine("a"), place.machine("b")
+    id = a.store(SOUND)["id"]
+    settle(a, b)
+    hit, other = (a, b) if who == "author" else (b, a)
+    rot(hit, id, "port", new)
+    return id, hit, other
+
+
 @pytest.mark.parametrize("new", ["xort", "aort"])  # greater and less than the sound text
 @pytest.mark.parametrize("who", ["author", "reader"])
 @pytest.mark.parametrize("deed", ["again", "store", "confirm"])
 def test_a_damaged_text_is_not_sent_and_is_replaced_by_the_sound_one(
     place: Place, new: str, who: str, deed: str
 ) -> None:
-    a, b = place.machine("a"), place.machine("b")
-    id = a.store(SOUND)["id"]
-    settle(a, b)
-    hit, other = (a, b) if who == "author" else (b, a)
-    rot(hit, id, "port", new)
+    id, hit, other = one_damaged(place, new, who)
     if deed == "store":
         hit.store(SOUND)
     elif deed == "confirm":
@@ -169,11 +175,7 @@ def test_a_damaged_text_is_not_sent_and_is_replaced_by_the_sound_one(
 def test_a_damaged_text_that_was_repaired_yields_to_the_sound_one(
     place: Place, new: str, who: str
 ) -> None:
-    a, b = place.machine("a"), place.machine("b")
-    id = a.store(SOUND)["id"]
-    settle(a, b)
-    hit, other = (a, b) if who == "author" else (b, a)
-    rot(hit, id, "port", new)
+    id, hit, other = one_damaged(place, new, who)
     assert hit.repair()["healthy"]
     assert hit.get(id)["content"] != SOUND
     hit.sync(again=True)
