@@ -263,8 +263,8 @@ class Storm:
                 self._forget(actor, actor.random.choice(forgettable))
 
     def _let_shells_follow(self, until: float) -> None:
-        """Wait for them, as long as they run."""
-        while time.monotonic() < until and not self._over.is_set():
+        """Wait for them, as long as they have something to store."""
+        while self._left and time.monotonic() < until and not self._over.is_set():
             if self.counts["stores by servers"] <= LEAD * (
                 self.counts["stores by shells"] + WRITERS
             ):
