@@ -1274,10 +1274,12 @@ def parse_end(value: object) -> int:
     0. InvalidInput for a time that is past."""
     if value == "never":
         return 0
-    seconds = _span_of(value)
-    end = parse_moment(value, end=True) if seconds is None else time.time() + seconds
+    end, seconds = 0.0, _span_of(value)
+    with contextlib.suppress(InvalidInput):
+        end = parse_moment(value, end=True) if seconds is None else time.time() + seconds
     if end <= time.time():
-        raise InvalidInput(f"{shown_value(value)} is past: an end is 30d, 12w, or a day to come")
+        form = "30d, 12w, 1y, a day to come such as 2030-12-24, or never"
+        raise InvalidInput(f"an end is {form}, not {shown_value(value)}")
     return int(min(end, TIME_MAX))
 
 
@@ -3107,8 +3109,9 @@ class Database:
         try:
             yield
         except apsw.NotADBError:
-            way = " with --db; `doctor --repair` if it was one" if path is None else ""
-            kind, reason = DamagedError, f"is not a Sediment database: choose another file{way}"
+            ways = " with --db; `doctor --repair` if it was one", "; `import` takes an export"
+            reason = f"is not a Sediment database: choose another file{ways[path is not None]}"
+            kind = DamagedError
         except (apsw.ReadOnlyError, apsw.CantOpenError, apsw.PermissionsError) as error:
             done = "written" if os.access(file, os.R_OK) else "read"
             reason = f"cannot be {done}: check its permissions and its folder's, or use --db"
@@ -9606,6 +9609,22 @@ def not_stored(answer: dict[str, Any]) -> str:
 # ---------------------------------------------------------------------------------------------
 
 
+class Checked(click.ParamType):
+    """A text that a check of the core takes, so that a wrong one is told with its option's name."""
+
+    name = "text"
+
+    def __init__(self, check: Callable[[object], object]) -> None:
+        self.check = check
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            self.check(value)
+        except InvalidInput as error:
+            self.fail(str(error), param, ctx)
+        return value
+
+
 class Kind(NamedTuple):
     """The type of an argument."""
 
@@ -9615,8 +9634,10 @@ class Kind(NamedTuple):
     limits: dict[str, Any] = {}  # noqa: RUF012 - of its values, as a JSON schema has them
 
 
-def string(metavar: str | None = None, **limits: Any) -> Kind:
-    return Kind({"type": "string"}, metavar=metavar, limits=limits)
+def string(
+    metavar: str | None = None, check: Callable[[object], object] = str, **limits: Any
+) -> Kind:
+    return Kind({"type": "string"}, Checked(check), metavar, limits)
 
 
 def choice(*names: str, any_case: bool = False) -> Kind:
@@ -9639,17 +9660,19 @@ PATHS = Kind({"type": "array", "items": {"type": "string"}})
 PATTERNS = PATHS._replace(metavar="PATTERN")
 KEYS, KEY_FILES = PATHS._replace(metavar="KEY|FILE"), PATHS._replace(metavar="FILE")
 _TAG = {"type": "string", "pattern": f"^[a-z0-9]{{1,{TAG_MAX}}}$"}  # of those that are taken
-TAGS = PATHS._replace(metavar="TAG", limits={"items": _TAG, "maxItems": TAGS_MAX})
+TAGS = PATHS._replace(
+    shell=Checked(check_tag), metavar="TAG", limits={"items": _TAG, "maxItems": TAGS_MAX}
+)
 # A text to store: the command line reads "-" from a pipe.
 CONTENT = string(pattern=_TEXT)
 QUERY = string(pattern=_TEXT)
 PREFIX = string("PREFIX", pattern=_TEXT)
-ID = string("ID")
+ID = string("ID", check_id)
 FLAG = Kind({"type": "boolean"}, click.BOOL)
-TIME = string("TIME", pattern=_MOMENT, minimum=0, maximum=TIME_MAX)
-AGE = string("AGE")
-SHARE = Kind({"type": "number"}, metavar="N", limits={"minimum": 0, "maximum": 1})
-END_TIME = string("WHEN", pattern="^[1-9][0-9]{0,2}[dwy]$")  # one of the forms of `parse_end`
+TIME = string("TIME", parse_moment, pattern=_MOMENT, minimum=0, maximum=TIME_MAX)
+AGE = string("AGE", parse_age)
+SHARE = Kind({"type": "number"}, Checked(check_share), "N", {"minimum": 0, "maximum": 1})
+END_TIME = string("WHEN", parse_end, pattern="^[1-9][0-9]{0,2}[dwy]$")  # one of its forms
 SECONDS = Kind({"type": "number"}, click.FloatRange(0.1, 86_400), "S")
 FILE = Kind({"type": "string"}, click.Path(dir_okay=False))
 FILE_OR_FOLDER = Kind({"type": "string"}, click.Path(allow_dash=True))

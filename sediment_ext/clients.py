@@ -351,17 +351,20 @@ def check_clients(memory: core.Memory, names: Sequence[str]) -> dict[str, Any]:
     """Whether clients start the server and run the hooks: {healthy, checks, runs}."""
     root, program = memory.projects.root, program_command(memory.database.path)
     checks = [_check_server([*program, "serve"])]
-    for client in clients(names) if names else _present_clients(root, program):
+    chosen = clients(names) if names else _present_clients(root, program)
+    for client in chosen:
         checks += _check_client(client, root, program)
-    if len(checks) == 1:
-        checks.append(core.Check("clients", "warning", "none is known here: use --client NAME"))
+    if not chosen:
+        advice = "none that `init` knows is installed, and none is set up here: run `init`"
+        checks.append(core.Check("clients", "warning", advice))
     if off := ", ".join(sorted(hooks.hooks_off(memory))):
         checks.append(
             core.Check("hooks", "warning", f"off, by SEDIMENT_HOOKS=0 or `hook --off`: {off}")
         )
     runs = hooks.hook_runs(memory.database.path)
     runs = [run for run in runs if not names or run.get("client") in names]
-    checks.append(_check_runs(runs))
+    if runs or any("hooks" in file for client in chosen for file in client.facts["files"]):
+        checks.append(_check_runs(runs))
     healthy = all(check.status != "broken" for check in checks)
     return {"healthy": healthy, "checks": [check._asdict() for check in checks], "runs": runs}
 
@@ -378,12 +381,19 @@ def _check_runs(runs: list[dict[str, Any]]) -> core.Check:
     return core.Check("runs", "ok", last)
 
 
-def _present_clients(root: Path | None, program: list[str]) -> Iterator[Client]:
-    """The clients that are installed, or set up in the project."""
-    for client in clients(core.CLIENTS):
-        files = client.files("server", root, program) if root else []
-        if client.is_here() or any(_has_ours(path, wanted) for path, wanted in files):
-            yield client
+def _present_clients(root: Path | None, program: list[str]) -> list[Client]:
+    """The clients that are installed, or set up in the project by a file of their own; without
+    these, "any" if its file is set up."""
+
+    def set_up(client: Client) -> Iterator[Path]:
+        for part in ("server", "hooks") if root else ():
+            files = client.files(part, root, program)
+            yield from (path for path, wanted in files if _has_ours(path, wanted))
+
+    (any_client,) = clients(["any"])
+    shared = {*set_up(any_client)}
+    found = [one for one in clients(core.CLIENTS) if one.is_here() or {*set_up(one)} - shared]
+    return found or ([any_client] if shared else [])
 
 
 def _check_client(client: Client, root: Path | None, program: list[str]) -> Iterator[core.Check]:

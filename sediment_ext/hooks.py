@@ -268,7 +268,7 @@ def _is_sure(hits: list[core.Hit]) -> bool:
 
 def _shown_once(memory: core.Memory, event: Event, rows: list[dict[str, Any]], budget: int) -> str:
     """The memories that the session has not seen, as a marked block of at most `budget`
-    characters."""
+    characters. An outdated one is left out where the session has seen its newer version."""
     sql = "SELECT item_id FROM shown WHERE session = ? AND session <> ''"
     seen = {id for (id,) in memory.database.rows(sql, event.session)}
     room = budget - len(_FRAME) - len(transcripts.MEMORY_END) - 2
@@ -276,7 +276,8 @@ def _shown_once(memory: core.Memory, event: Event, rows: list[dict[str, Any]], b
     by_id = core.authors_by_id(memory.database, (row["id"] for row in rows))
     for row in rows:
         line = _memory_line(row | by_id.get(row["id"], {}))
-        if row["id"] not in seen and len(line) < room:
+        newer = row.get("newer", row)["id"]
+        if seen.isdisjoint((row["id"], newer)) and len(line) < room:
             lines[row["id"]] = line
             room -= len(line) + 1
     if not lines:

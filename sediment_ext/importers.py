@@ -7,6 +7,7 @@ original Sediment. Rows of our own are imported by the core.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -270,7 +271,11 @@ def _to_import(
             return *open_archive(path), None
         _refuse_without_rows(path)
     lines: IO[bytes] = click.File("rb").convert(file, None, click.get_current_context())
-    if opened := encryption.opened(lines, **key):
+    opened = encryption.opened(lines, **key)
+    head = lines.peek() if isinstance(lines, io.BufferedReader) else b""
+    if (opened.getvalue() if opened else head).startswith(b"SQLite format 3\0"):
+        raise core.InvalidInput(f"{file} is a database: `restore` takes a backup, `import` exports")
+    if opened:
         return "encrypted", core.text_lines(opened), opened.getvalue().count(b"\n")
     return "rows", core.text_lines(lines), _count_lines(lines)
 

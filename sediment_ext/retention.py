@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import tomllib
 from typing import Any
@@ -43,6 +44,8 @@ def _check(place: str, rule: Any) -> None:
     try:
         core.parse_age(rule["older_than"])
         core.check_tags([rule["tag"]] if "tag" in rule else [])
+        if not re.fullmatch("global|project:.+", rule.get("scope", "global")):
+            raise core.InvalidInput('scope is "global" or "project:ID"')
     except core.InvalidInput as error:
         raise core.InvalidInput(f"{place}: {error}") from None
 

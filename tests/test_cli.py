@@ -580,15 +580,24 @@ def test_bytes_that_are_no_text(unharmed: Program, name: str) -> None:
         (["recall", "x" * 10_001], "too large: 10,001 bytes"),
         (["recall", os.fsdecode(b"\xed\xa0\x80")], "not valid Unicode"),
         (["store", "text", "--replace", "nothing"], "not found"),
+        (["get", "00000000-0000-4000-8000-000000000000"], "no memory"),
+        (["forget", "00000000-0000-4000-8000-000000000000"], "not found"),
+        (["export", "none/out.jsonl"], "cannot be written"),
+    ],
+)
+def test_wrong_values(unharmed: Program, words: list[str], reason: str) -> None:
+    assert reason in unharmed.error(*words)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
         (["get", ""], "1 to 255"),
         (["get", "a\nb"], "1 to 255"),
         (["get", "x" * 256], "1 to 255"),
         (["get", os.fsdecode(b"\xff")], "1 to 255"),
-        (["get", "00000000-0000-4000-8000-000000000000"], "no memory"),
         (["forget", ""], "1 to 255"),
         (["forget", "\x1b[31m"], "1 to 255"),
-        (["forget", "00000000-0000-4000-8000-000000000000"], "not found"),
-        (["export", "none/out.jsonl"], "cannot be written"),
         (["recall", "x", "--min-score", "7"], "a number from 0 to 1, not '7'"),
         (["recall", "x", "--min-score", "nan"], "'nan'"),
         (["recall", "x", "--vector-weight", "2"], "'2'"),
@@ -601,15 +610,10 @@ def test_bytes_that_are_no_text(unharmed: Program, name: str) -> None:
         (["store", "text", "--created-at", "-5"], "a time is"),
         (["store", "text", "--created-at", "1e400"], "a time is"),
         (["store", "text", "--created-at", "nan"], "a time is"),
-    ],
-)
-def test_wrong_values(unharmed: Program, words: list[str], reason: str) -> None:
-    assert reason in unharmed.error(*words)
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
+        (["store", "x", "--expires", "soon"], "--expires': an end is 30d"),
+        (["store", "x", "--expires", "2020-01-01"], "a day to come"),
+        (["expire", "x", "soon"], "WHEN': an end is 30d"),
+        (["store", "x", "--tag", "a b"], "--tag': a tag is"),
         (["list", "--limit", "0"], "1<=x<=1000"),
         (["list", "--limit", "-1"], "1<=x<=1000"),
         (["recall", "x", "--limit", str(10**9)], "1<=x<=1000"),

@@ -1275,7 +1275,7 @@ def test_doctor_expects_no_hooks_of_a_client_that_has_none(here: Program) -> Non
 
 
 def test_doctor_looks_at_all_clients_that_are_here(here: Program, home: Path) -> None:
-    assert "use --client" in checks(here)["clients"]
+    assert "run `init`" in checks(here)["clients"]
     (home / ".gemini").mkdir()
     (home / ".cursor").mkdir()
     here.ok("init")
@@ -1287,6 +1287,13 @@ def test_doctor_looks_at_what_is_set_up_in_the_project(here: Program) -> None:
     found = checks(here)
     assert {name for name in found if name.endswith(" server")} == {"codex server", "gemini server"}
     assert found["gemini hooks"].startswith("ok in ")
+
+
+def test_doctor_names_no_client_that_is_neither_here_nor_set_up(here: Program) -> None:
+    assert "`init --client NAME`" in here.ok("init")
+    assert {*checks(here)} == {"server", "any server"}
+    here.ok("init", "--client", "claude", "--client", "vscode")
+    assert {*checks(here)} == {"server", "claude server", "claude hooks", "vscode server", "runs"}
 
 
 def test_doctor_tells_hooks_that_are_missing_or_of_another_program(here: Program) -> None:

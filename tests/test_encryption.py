@@ -86,6 +86,37 @@ def test_an_export_for_recipients_is_imported_by_each_of_them(
     assert "1 stored before" in done(new, "import", copy, *several)
 
 
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="no ssh-keygen here")
+@pytest.mark.parametrize("kind", [["ed25519"], ["rsa", "-b", "2048"], ["rsa", "-m", "PEM"]])
+def test_keys_of_ssh_seal_and_open(
+    stored: Memory, path: Path, tmp_path: Path, keys: dict[str, str], kind: list[str]
+) -> None:
+    for name, phrase in (("id", ""), ("locked", "secret")):
+        words = ["ssh-keygen", "-q", "-N", phrase, "-f", tmp_path / name, "-t", *kind]
+        subprocess.run(words, check=True)
+    mine, public = tmp_path / "id", (tmp_path / "id.pub").read_text().strip()
+    rows, copy, new = (tmp_path / name for name in ("rows.age", "copy.age", "new.db"))
+    done(path, "export", rows, "--encrypt", "--recipient", public)
+    done(path, "backup", copy, "--encrypt", "--recipient", f"{mine}.pub")
+    for other in (keys["mine"], tmp_path / "locked", f"{mine}.pub"):
+        assert "identity" in refused(new, "import", rows, "--identity", other)
+    assert "Stored 1 memory" in done(new, "import", rows, "--identity", mine)
+    done(tmp_path / "other.db", "restore", copy, "--identity", mine)
+    assert contents(new) == contents(tmp_path / "other.db") == [TEXT]
+
+
+def test_a_copy_given_to_the_wrong_command_names_the_right_one(
+    stored: Memory, path: Path, tmp_path: Path, keys: dict[str, str]
+) -> None:
+    plain, sealed, rows = (tmp_path / name for name in ("copy.db", "copy.age", "rows.jsonl"))
+    done(path, "backup", plain)
+    done(path, "backup", sealed, "--encrypt", "--recipient", keys["public"])
+    done(path, "export", rows)
+    for words in ([plain], [sealed, "--identity", keys["mine"]]):
+        assert "`restore` takes a backup" in refused(path, "import", *words)
+    assert "`import` takes an export" in refused(path, "restore", rows)
+
+
 def test_a_backup_is_restored_and_nothing_readable_stays(
     stored: Memory, path: Path, tmp_path: Path, keys: dict[str, str]
 ) -> None:

@@ -118,7 +118,7 @@ def test_the_shell_says_when_a_memory_ends(run_pyz: Run, tmp_path: Path) -> None
     assert "until 2100-01-01" in program.ok("list", "--expiring", "2100-02")
     assert "2099-05-05" in program.ok("expire", id[:8], "2099-05-05")
     assert program.json("recall", "is the office closed?")["results"][0]["expires"]
-    assert "is past" in program.error("expire", id, "2020-01-01")
+    assert "a day to come" in program.error("expire", id, "2020-01-01", code=2)
 
 
 # Machines
@@ -180,6 +180,7 @@ def test_rules_say_what_prune_hides(memory: Memory) -> None:
         ('[[rule]]\nolder_than = "90"', "rule 1: an age is"),
         ('[[rule]]\nolder_than = "9d"\nkind = "x"', "kind = 'x'"),
         ('[[rule]]\nolder_than = "9d"\ntag = "a b"', "a tag is"),
+        ('[[rule]]\nolder_than = "9d"\nscope = "project"', 'rule 1: scope is "global" or'),
         ("[[rule", "cannot be read"),
         ('daily = "yes"', "it has daily"),
     ],

@@ -115,6 +115,19 @@ def test_a_prompt_gets_what_answers_it_once(memory: Memory, tmp_path: Path) -> N
     assert [row["printed"] > 0 for row in log(tmp_path)] == [True, False, True]
 
 
+def test_an_outdated_memory_is_not_shown_after_its_newer_version(memory: Memory) -> None:
+    old, new = (
+        "Redis runs on port 6380 in staging.",
+        "Redis runs on port 6390 in staging since June.",
+    )
+    memory.store(old, created_at="2026-02")
+    memory.store(new, created_at="2026-06")
+    asked = "which port does redis use in staging?"
+    assert old in prompt(memory, asked, session_id="s2")
+    assert new in start(memory)
+    assert prompt(memory, asked) == ""
+
+
 @pytest.mark.parametrize("kind", ["a folder", "a link that nobody can follow"])
 def test_a_prompt_is_answered_where_the_log_cannot_be_written(
     here: Program, tmp_path: Path, kind: str

@@ -299,7 +299,7 @@ def test_who_leaves_and_erases_keeps_what_is_his_and_nothing_else(place: Place) 
     b.replace(mine, theirs)
     settle(b, a)
     b.unshare()
-    assert "1 memory is from others erased here" in b.leave_sync(erase=True)["message"]
+    assert "; erased 1 memory that came from others" in b.leave_sync(erase=True)["message"]
     assert texts(b) == ["Of b."]
 
 

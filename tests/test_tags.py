@@ -123,7 +123,7 @@ def test_the_shell_tags_lists_and_recalls(run_pyz: Run, tmp_path: Path) -> None:
     assert program.json("tag", "remove", id, "deploy")["tags"] == ["build", "canary"]
     assert "takes ID TAG" in program.error("tag", "add", id, code=2)
     assert "has no effect" in program.error("store", "x", "--into", "a.md", "--tag", "x", code=2)
-    assert "a tag is" in program.error("store", "x", "--tag", "a b")
+    assert "a tag is" in program.error("store", "x", "--tag", "a b", code=2)
 
 
 def test_an_agent_tags_and_recalls_by_tag(tmp_path: Path, unpacked: Path) -> None:

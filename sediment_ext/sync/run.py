@@ -492,8 +492,8 @@ class Sync:
             machines.stop_syncing(connection)
         core.wipe(self.database, texts)
         message, count = "This memory no longer syncs", len(ids)
-        memories = f"{core.number_of(count, 'memory')} {'is' if count == 1 else 'are'}"
-        message += f"; {memories} from others erased here" if erase else ""
+        memories = core.number_of(count, "memory")
+        message += f"; erased {memories} that came from others" if erase else ""
         message += f"; {_waiting_phrase(waiting)} until it syncs there again" if waiting else ""
         message += f". {not_told}" if not_told else ""
         return {"success": True, "erased": count, "message": f"{message}."}
