@@ -326,7 +326,7 @@ PASSPHRASE = 4  # words that are a secret though each is a plain one
 UTF8_MARK = b"\xef\xbb\xbf"  # the byte order mark that programs on Windows put before a text
 SCOPES = ("project", "global")
 PRUNED = "prune"  # why an item ended that has nothing in its place
-END = ""  # the name among the marks of a memory under which its end stands; the others are its tags
+EXPIRY = ""  # the name of the mark that says when a memory expires; the other marks are its tags
 RANKINGS = ("default", "classic", "cosine", "bm25")
 APPLICATION_ID = 0x5ED10001
 MODEL = "all-MiniLM-L6-v2"
@@ -1269,8 +1269,8 @@ def parse_age(value: object) -> int:
         raise InvalidInput(f"an age is 30d, 12w or 1y; or {error}") from None
 
 
-def parse_end(value: object) -> int:
-    """Unix seconds of when something ends: a time, or a while from now ("30d", "12w"). "never" is
+def parse_expiry(value: object) -> int:
+    """Unix seconds of when a memory expires: a time, or a while from now ("30d", "12w"). "never" is
     0. InvalidInput for a time that is past."""
     if value == "never":
         return 0
@@ -1278,8 +1278,8 @@ def parse_end(value: object) -> int:
     with contextlib.suppress(InvalidInput):
         end = parse_moment(value, end=True) if seconds is None else time.time() + seconds
     if end <= time.time():
-        form = "30d, 12w, 1y, a day to come such as 2030-12-24, or never"
-        raise InvalidInput(f"an end is {form}, not {shown_value(value)}")
+        form = "30d, 12w, 1y, a future date such as 2030-12-24, or never"
+        raise InvalidInput(f"give {form}, not {shown_value(value)}")
     return int(min(end, TIME_MAX))
 
 
@@ -2830,8 +2830,8 @@ def fill_words(connection: apsw.Connection) -> None:
 
 
 def add_marks(connection: apsw.Connection) -> None:
-    """Make the table of tags and ends, and let sync carry them: what came from newer machines is
-    read once more."""
+    """Make the table of tags and expiration times, and let sync carry them: what came from newer
+    machines is read once more."""
     connection.execute(asset("schema/marks.sql"))
     if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'replica'").get:
         connection.execute("ALTER TABLE replica ADD COLUMN marks TEXT NOT NULL DEFAULT '{}'")
@@ -2855,7 +2855,7 @@ def _renew_sync_rules(connection: apsw.Connection) -> None:
 FIRST_VERSION = 13
 MIGRATIONS: dict[int, Callable[[apsw.Connection], None]] = {
     14: fill_words,  # full and half width are one, and so is a number with and without separators
-    16: add_marks,  # tags and ends; 15 was one of sync's rules, which this renews
+    16: add_marks,  # tags and expiration; 15 was one of sync's rules, which this renews
 }
 
 
@@ -4205,25 +4205,28 @@ def end_item(
 
 _CARRY_TAGS = (
     "INSERT OR IGNORE INTO marks SELECT n.seq, m.name, m.value FROM items o"
-    f" JOIN marks m ON m.item = o.seq AND m.name <> '{END}' JOIN items n ON n.id = ?2"
+    f" JOIN marks m ON m.item = o.seq AND m.name <> '{EXPIRY}' JOIN items n ON n.id = ?2"
     " WHERE o.id = ?1"
 )
 
 
 def set_marks(connection: apsw.Connection, id: str, marks: Mapping[str, int]) -> None:
-    """Give a memory tags (1, or 0 to take one away) and an end (unix seconds, or 0 for none)."""
+    """Give a memory tags (1, or 0 to take one away) and an expiration time (unix seconds,
+    or 0 for none)."""
     for name, value in marks.items():
         sql = "INSERT OR REPLACE INTO marks SELECT seq, ?2, ?3 FROM items WHERE id = ?1 AND ?3"
         connection.execute(sql, (id, name, value))
         sql = "DELETE FROM marks WHERE item = (SELECT seq FROM items WHERE id = ?1) AND name = ?2"
         connection.execute(f"{sql} AND NOT ?3", (id, name, value))
-    if END in marks:
+    if EXPIRY in marks:
         connection.execute("INSERT INTO changes(item) SELECT seq FROM items WHERE id = ?", (id,))
 
 
 def marks_given(tags: object, expires: object) -> dict[str, int]:
-    """The marks of a memory that gets these tags, and this end or none."""
-    return {END: 0 if expires is None else parse_end(expires)} | dict.fromkeys(check_tags(tags), 1)
+    """The marks of a memory that gets these tags, and expires then or never."""
+    return {EXPIRY: 0 if expires is None else parse_expiry(expires)} | dict.fromkeys(
+        check_tags(tags), 1
+    )
 
 
 def ended_when(old: int, new: int) -> int | None:
@@ -4345,11 +4348,11 @@ ITEM_COLUMNS = ", ".join(f"i.{column}" for column in _COLUMNS) + (
 
 
 def item_from(row: tuple[Any, ...]) -> dict[str, Any]:
-    """An item as a dict; one that is past its end is as a pruned one."""
+    """An item as a dict; one that has expired is as a pruned one."""
     item = dict(zip((*_COLUMNS, "path", "chunks", "marks"), row, strict=True))
     marks = item["marks"] = json.loads(item["marks"])
-    if item["ended_at"] is None and marks.get(END, math.inf) <= time.time():
-        item |= {"ended_at": marks[END], "ended_by": PRUNED}
+    if item["ended_at"] is None and marks.get(EXPIRY, math.inf) <= time.time():
+        item |= {"ended_at": marks[EXPIRY], "ended_by": PRUNED}
     return item
 
 
@@ -4366,8 +4369,8 @@ def shared_facts(row: dict[str, Any]) -> dict[str, Any]:
         facts |= with_time("ended", row["ended_at"])
         facts |= {"ended_by": row["ended_by"], "successor": row["successor"]}
     if marks := row["marks"]:
-        facts["tags"] = sorted(marks.keys() - {END}) or None
-        facts |= with_time("expires", marks[END]) if END in marks else {}
+        facts["tags"] = sorted(marks.keys() - {EXPIRY}) or None
+        facts |= with_time("expires", marks[EXPIRY]) if EXPIRY in marks else {}
     return {name: value for name, value in facts.items() if value is not None}
 
 
@@ -4575,7 +4578,7 @@ def live_at(moment: int | None) -> str:
         return _LIVE
     # What undo ended was never live: else two versions would be live on the same days.
     then = f"i.ended_at > {moment:d} AND i.ended_by <> 'undo'"
-    past = f"SELECT item FROM marks WHERE name = '{END}' AND value <= {moment:d}"
+    past = f"SELECT item FROM marks WHERE name = '{EXPIRY}' AND value <= {moment:d}"
     live = f"(i.ended_at IS NULL OR {then}) AND i.seq NOT IN ({past})"
     return f"(i.created_at <= {moment:d} AND {live})"
 
@@ -5001,7 +5004,7 @@ class VectorIndex:
         self.database, self.dimension = database, 0
         self._lock = threading.Lock()
         self._version: Any = None  # of the file, when its rows were read
-        self._next_end = math.inf  # when the next memory is past its end
+        self._next_expiry = math.inf  # when the next memory expires
         self._file: Any = ()  # its identity, generation and dimension; () before the first search
         self._count = self._erased = 0  # rows, and those of them whose items were erased
 
@@ -5158,7 +5161,7 @@ class VectorIndex:
 
     def _refresh(self) -> None:
         version = self.database.version()
-        if version == self._version and time.time() < self._next_end:
+        if version == self._version and time.time() < self._next_expiry:
             return
         state = self.database.state()
         file = version[0], state.generation, state.dimension
@@ -5169,12 +5172,12 @@ class VectorIndex:
             self._set(self._waiting[chunk], stack_vectors([(vector,)]))
             del self._waiting[chunk]
         changed = state.last_chunk > self._last or state.last_change > self._changed
-        if changed or time.time() >= self._next_end:
+        if changed or time.time() >= self._next_expiry:
             self._add_new()
             self._mark_changes()
             self._rows = {}
-        sql = f"SELECT min(value) FROM marks WHERE name = '{END}' AND value > unixepoch()"
-        self._next_end = self.database.value(sql) or math.inf
+        sql = f"SELECT min(value) FROM marks WHERE name = '{EXPIRY}' AND value > unixepoch()"
+        self._next_expiry = self.database.value(sql) or math.inf
         self._version = version
 
     def _add_new(self) -> None:
@@ -5215,14 +5218,14 @@ class VectorIndex:
 
     def _mark_changes(self) -> None:
         """Note which items ended, came back, moved to another project or were forgotten; and which
-        are past an end that was the next one at the last search."""
+        have expired since the last search."""
         sql = (
             f"SELECT max(n.number), n.item, {_ROW_SCOPE}, i.seq IS NULL,"
             f" iif(i.seq IS NULL, 2, {_ENDED_AS}) FROM (SELECT * FROM changes WHERE number > ?"
-            f" UNION ALL SELECT 0, item FROM marks WHERE name = '{END}' AND value >= ?"
+            f" UNION ALL SELECT 0, item FROM marks WHERE name = '{EXPIRY}' AND value >= ?"
             " AND value <= unixepoch()) n LEFT JOIN items i ON i.seq = n.item GROUP BY n.item"
         )
-        since = self._changed, min(self._next_end, TIME_MAX)
+        since = self._changed, min(self._next_expiry, TIME_MAX)
         for number, item, scope, erased, ended in self.database.rows(sql, *since):
             (start,), (end,) = self._ranges([item])
             self._ended[start:end], self._scopes[start:end] = ended, self._scope_number(scope)
@@ -6422,7 +6425,9 @@ def taken_apart(one: str = "?1", other: str = "?2") -> str:
     )
 
 
-_ONE_ENDS = f"SELECT 1 FROM marks JOIN items ON seq = item WHERE name = '{END}' AND id IN (?1, ?2)"
+_ONE_EXPIRES = (
+    f"SELECT 1 FROM marks JOIN items ON seq = item WHERE name = '{EXPIRY}' AND id IN (?1, ?2)"
+)
 
 
 def decide_merge(
@@ -6451,7 +6456,7 @@ def decide_merge(
         reasons.append("date: the same was noted of two times")  # in a diary, say
     if database.value(taken_apart(), *ids):
         reasons.append("undo or review: somebody wants both")
-    if database.value(_ONE_ENDS, *ids):
+    if database.value(_ONE_EXPIRES, *ids):
         reasons.append("end: one of them ends")
     return Pair(id, other, cosine, reasons)
 
@@ -6486,7 +6491,7 @@ def apply_merge(connection: apsw.Connection, ids: tuple[str, str], pair: Pair | 
     status = "linked"
     if pair is None or live < 2 or (projects > 1 and not pair.reasons):  # others were quicker
         status = "gone"
-    elif pair.reasons or any(fetch(connection, sql, *ids) for sql in (taken_apart(), _ONE_ENDS)):
+    elif pair.reasons or any(fetch(connection, sql, *ids) for sql in (taken_apart(), _ONE_EXPIRES)):
         apart = any(reason.startswith("project") for reason in pair.reasons)
         label = "cross-project-similar" if apart else "similar"
         link(connection, pair.keep, pair.other, RELATED, pair.similarity, label)
@@ -6807,7 +6812,7 @@ class Importer:
         tags = check_tags(re.sub("""[\\s,'"]+""", "-", str(tag).strip()) for tag in given)
         for tag in tags:
             refuse_credential("tag", tag, self.allow_secrets)
-        return {END: _time_of(row, "expires") or 0} | dict.fromkeys(tags, 1)
+        return {EXPIRY: _time_of(row, "expires") or 0} | dict.fromkeys(tags, 1)
 
     def _project_of(self, row: dict[str, Any]) -> str | None:
         """The project that a row names, or is to be in where it names none."""
@@ -8428,9 +8433,9 @@ def undo_item(projects: Projects, id: str) -> dict[str, Any]:
             for beside in dict.fromkeys((successor, front)):  # apart from what it was merged with
                 add_history(connection, "undo", old, beside, APART)
         if is_past := not _is_live(connection, old):
-            set_marks(connection, old, {END: 0})
+            set_marks(connection, old, {EXPIRY: 0})
     answer: dict[str, Any] = {"success": True, "restored": old}
-    message = f"Restored {short_id(old)}{', without an end' if is_past else ''}"
+    message = f"Restored {short_id(old)}{'; it no longer expires' if is_past else ''}"
     if swaps:
         answer["hidden"] = swaps[0][1]
         message += f"; it hides {short_id(swaps[0][1])}"
@@ -8609,7 +8614,7 @@ class Wanted(NamedTuple):
     replaced: bool = False  # what is hidden, instead of what is live
     never_recalled: bool = False
     tags: Sequence[str] = ()  # all of which it has
-    expiring: int = 0  # the time by which it ends; 0 for any
+    expiring: int = 0  # the time by which it expires; 0 for any
     stale_citations: bool = False  # what it names of its project's files is no longer there
 
 
@@ -8619,7 +8624,7 @@ def rows_wanted(projects: Projects, wanted: Wanted) -> tuple[str, tuple[Any, ...
     where, scope = in_scope(wanted.scope, projects.current(), kind)
     where += f" AND i.created_at BETWEEN ? AND ?{tagged(wanted.tags)}"
     if wanted.expiring:
-        ends = f"SELECT item FROM marks WHERE name = '{END}' AND value <= {wanted.expiring:d}"
+        ends = f"SELECT item FROM marks WHERE name = '{EXPIRY}' AND value <= {wanted.expiring:d}"
         where += f" AND i.seq IN ({ends})"
     if wanted.never_recalled:
         where += " AND i.id NOT IN (SELECT item_id FROM access_log WHERE access_count > 0)"
@@ -8804,9 +8809,9 @@ class ServedMemory:
         return extension("tags").rename_tag(self.projects, check_tag(old), check_tag(new))
 
     def expire(self, id: str, when: object) -> dict[str, Any]:
-        """Say when a memory ends, as `parse_end` takes it; "never" takes that back: {success, id,
-        expires?, message}."""
-        return extension("tags").expire_item(self.projects, id, parse_end(when))
+        """Set when a memory expires, as `parse_expiry` takes it; "never" takes that back:
+        {success, id, expires?, message}."""
+        return extension("tags").expire_item(self.projects, id, parse_expiry(when))
 
     # Looking after it
 
@@ -9043,7 +9048,7 @@ class Memory(ServedMemory):
         that this one replaces; its scope is the default then. A text of more than INLINE_CHUNKS
         chunks is answered before it has vectors: see `embed_pending`. `into` names a markdown file
         that gets the text as a line, and is indexed; `source` then tells the line. `expires` is
-        when it ends, as `parse_end` takes it; a text that is stored again ends as said last.
+        when it expires, as `parse_expiry` takes it; of a text stored again the last one counts.
         """
         marks = marks_given(tags, expires)
         for tag in marks:
@@ -9275,12 +9280,12 @@ class Memory(ServedMemory):
         scope: "project", "global" or "all" (both); kind: "memory", "file" (parts of indexed files)
         or "conversation" (turns). A day or month in `until` includes its last second. `replaced`
         lists hidden ones; `never_recalled`, those that no recall has shown; `tags`, those that have
-        all of them; `expiring`, those that end by a time, as `parse_end` takes it;
+        all of them; `expiring`, those that expire by a time, as `parse_expiry` takes it;
         `stale_citations`, those that name files or lines of their project that are not so any more.
         """
         chosen = check_scope(scope, (*SCOPES, "all")), check_scope(kind, ITEM_KINDS, "kind")
         span = parse_moment(since), parse_moment(until, end=True)
-        marks = check_tags(tags), 0 if expiring is None else parse_end(expiring)
+        marks = check_tags(tags), 0 if expiring is None else parse_expiry(expiring)
         wanted = Wanted(*chosen, span, replaced, never_recalled, *marks, stale_citations)
         page = check_limit(page, "page", PAGES_MAX)
         return listed_items(self.projects, wanted, check_limit(limit), page, oldest)
@@ -9672,7 +9677,7 @@ FLAG = Kind({"type": "boolean"}, click.BOOL)
 TIME = string("TIME", parse_moment, pattern=_MOMENT, minimum=0, maximum=TIME_MAX)
 AGE = string("AGE", parse_age)
 SHARE = Kind({"type": "number"}, Checked(check_share), "N", {"minimum": 0, "maximum": 1})
-END_TIME = string("WHEN", parse_end, pattern="^[1-9][0-9]{0,2}[dwy]$")  # one of its forms
+EXPIRY_TIME = string("WHEN", parse_expiry, pattern="^[1-9][0-9]{0,2}[dwy]$")  # one of its forms
 SECONDS = Kind({"type": "number"}, click.FloatRange(0.1, 86_400), "S")
 FILE = Kind({"type": "string"}, click.Path(dir_okay=False))
 FILE_OR_FOLDER = Kind({"type": "string"}, click.Path(allow_dash=True))
@@ -9853,7 +9858,7 @@ _TABLE = (
         Argument("created_at", TIME, wire="created_at"),
         Argument("into", string("FILE")),
         _TAGS,
-        Argument("expires", END_TIME, wire="expires"),
+        Argument("expires", EXPIRY_TIME, wire="expires"),
         _ALLOW_SECRETS,
     ),
     Operation("recall", _recall, render_recalled, Memory.recall).takes(
@@ -9917,7 +9922,7 @@ _TABLE = (
         Argument("replaced", FLAG),
         Argument("never_recalled", FLAG),
         _TAGS._replace(wire=""),
-        Argument("expiring", END_TIME),
+        Argument("expiring", EXPIRY_TIME),
         Argument("stale_citations", FLAG),
         Argument("conversations", FLAG),
     ),
@@ -9935,7 +9940,7 @@ _TABLE = (
         _THE_ID, Argument("scope", SCOPE, place="SCOPE")
     ),
     Operation("expire", Memory.expire, render_message).takes(
-        _THE_ID, Argument("when", END_TIME, place="WHEN")
+        _THE_ID, Argument("when", EXPIRY_TIME, place="WHEN")
     ),
     Operation("review", Memory.review, render_message),
     Operation("graph", Memory.graph, late("graphs", "render_tree")).takes(

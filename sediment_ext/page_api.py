@@ -67,7 +67,7 @@ def list_memories(
     weeks = memory.database.rows(f"{sql} GROUP BY 1 ORDER BY 1", *values)
     where, values = core.in_scope(chosen.scope, memory.projects.current())
     sql = f"SELECT name, count(*) FROM marks JOIN items i ON i.seq = item WHERE {where}"
-    tags = memory.database.rows(f"{sql} AND name <> '{core.END}' GROUP BY 1 ORDER BY 1", *values)
+    tags = memory.database.rows(f"{sql} AND name <> '{core.EXPIRY}' GROUP BY 1 ORDER BY 1", *values)
     return answer | {"weeks": list(map(list, weeks)), "tags": list(map(list, tags))}
 
 

@@ -1,4 +1,4 @@
-"""What people do with the tags and the ends of memories that are there (`tag`, `expire`)."""
+"""What people do with the tags and the expiration of memories that are there (`tag`, `expire`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OWN = f"FROM marks m JOIN items i ON i.seq = m.item WHERE {core.IN_OWN_SCOPE}"
 def tags_of(projects: core.Projects) -> dict[str, Any]:
     """How many live memories have each tag: what `Memory.tags` returns."""
     sql = (
-        f"SELECT name, count(*) {_OWN} AND {core.IS_MEMORY} AND name <> '{core.END}'"
+        f"SELECT name, count(*) {_OWN} AND {core.IS_MEMORY} AND name <> '{core.EXPIRY}'"
         " GROUP BY name ORDER BY name"
     )
     rows = projects.database.rows(sql, projects.current())
@@ -53,16 +53,16 @@ def rename_tag(projects: core.Projects, old: str, new: str) -> dict[str, Any]:
     return {"success": True, "count": len(ids), "message": f"{told}: {old} is now {new}."}
 
 
-def expire_item(projects: core.Projects, id: str, end: int) -> dict[str, Any]:
-    """Say when a memory ends, or with 0 that it does not: what `Memory.expire` returns."""
+def expire_item(projects: core.Projects, id: str, moment: int) -> dict[str, Any]:
+    """Set when a memory expires, with 0 that it never does: what `Memory.expire` returns."""
     with projects.database.transaction(create=False) as connection:
         row = core.own_item(projects, id, "expire")
-        core.set_marks(connection, row["id"], {core.END: end})
+        core.set_marks(connection, row["id"], {core.EXPIRY: moment})
     told, answer = core.short_id(row["id"]), {"success": True, "id": row["id"]}
-    if not end:
-        return answer | {"message": f"{told} does not end."}
-    answer |= core.with_time("expires", end)
-    return answer | {"message": f"{told} ends on {core.local_time(answer['expires'], 16)}."}
+    if not moment:
+        return answer | {"message": f"{told} no longer expires."}
+    answer |= core.with_time("expires", moment)
+    return answer | {"message": f"{told} expires on {core.local_time(answer['expires'], 16)}."}
 
 
 def render_tags(answer: dict[str, Any]) -> Iterator[str]:

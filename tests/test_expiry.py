@@ -23,7 +23,7 @@ LONG_AGO = 1_700_000_000
 def end(memory: Memory, id: str, at: int = LONG_AGO) -> None:
     """Let a memory have ended."""
     with memory.database.transaction() as connection:
-        sediment.set_marks(connection, id, {sediment.END: at})
+        sediment.set_marks(connection, id, {sediment.EXPIRY: at})
 
 
 def shown(memory: Memory) -> list[str]:
@@ -45,7 +45,7 @@ def test_what_is_past_its_end_is_hidden_and_undo_brings_it_back(path: Path, resi
         assert shown(memory) == []
         (row,) = memory.list_items(replaced=True)["items"]
         assert (row["ended_by"], row["ended_at"]) == ("prune", LONG_AGO)
-        assert "without an end" in memory.undo(id)["message"]
+        assert "it no longer expires" in memory.undo(id)["message"]
         assert shown(memory) == [id]
         assert "expires" not in memory.get(id)
 
@@ -94,7 +94,7 @@ def test_what_is_to_end_soon_is_listed(memory: Memory) -> None:
     memory.store("The kettle is in the cellar.", expires="30d")
     memory.store("The lamp is in the hall.")
     assert [row["id"] for row in memory.list_items(expiring="7d")["items"]] == [soon]
-    assert "does not end" in memory.expire(soon, "never")["message"]
+    assert "no longer expires" in memory.expire(soon, "never")["message"]
     assert memory.list_items(expiring="7d")["items"] == []
 
 
@@ -118,7 +118,7 @@ def test_the_shell_says_when_a_memory_ends(run_pyz: Run, tmp_path: Path) -> None
     assert "until 2100-01-01" in program.ok("list", "--expiring", "2100-02")
     assert "2099-05-05" in program.ok("expire", id[:8], "2099-05-05")
     assert program.json("recall", "is the office closed?")["results"][0]["expires"]
-    assert "a day to come" in program.error("expire", id, "2020-01-01", code=2)
+    assert "a future date" in program.error("expire", id, "2020-01-01", code=2)
 
 
 # Machines

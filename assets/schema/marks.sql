@@ -1,5 +1,5 @@
 -- What people say of a memory beside its text: its tags, each with the value 1, and under the name
--- '' when it ends, in unix seconds. One that is past its end counts as pruned, though nothing is
+-- '' when it expires, in unix seconds. One that has expired counts as pruned, though nothing is
 -- written then.
 
 CREATE TABLE marks(

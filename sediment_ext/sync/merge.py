@@ -59,7 +59,7 @@ def visibility(states: dict[str, State]) -> dict[str, Ended | None]:
     twins: dict[Any, list[str]] = {}
     for id in (id for id, end in shown.items() if end is None):
         same = there[id].get("same") or core.text_hash(there[id]["text"][2])
-        end = _values(there[id]).get(core.END, 0)  # or what is to last would end with its twin
+        end = _values(there[id]).get(core.EXPIRY, 0)  # or what is to last would end with its twin
         twins.setdefault((there[id].get("in"), same, end), []).append(id)
     for ids in twins.values():
         elder = min(ids, key=lambda id: (there[id]["text"][3], id))
@@ -456,7 +456,7 @@ def held_back(state: State) -> str:
 
 
 def _check_end(id: str, by: str, _: int, successor: str) -> None:
-    """InvalidInput of an end that no memory has: assets/hub.sql takes none, either."""
+    """InvalidInput of an expiration time that no memory has: assets/hub.sql takes none, either."""
     if by not in ("", BESIDE, *core.WHY_ENDED):
         raise core.InvalidInput(f"no memory ends for the reason {core.shown_value(by)}")
     if successor == id:
@@ -469,7 +469,7 @@ def _marks_of(given: Any) -> dict[str, Any]:
     """The tags and the end in a record, each with its stamp. InvalidInput where they are none."""
     if not isinstance(given, dict) or len(given) > places.MARKS_MAX:
         raise core.InvalidInput(f"its tags are not {places.MARKS_MAX} at most")
-    if any(name != core.END and core.check_tag(name) != name for name in given):
+    if any(name != core.EXPIRY and core.check_tag(name) != name for name in given):
         raise core.InvalidInput("its tags are not as tags are kept")
     return {name: _stamped(mark, (int, str, int)) for name, mark in given.items() if mark}
 
