@@ -1173,6 +1173,7 @@ _ASKED_TIME = LazyPattern(
     re.IGNORECASE,
 )
 _DEFINITE_TIME = LazyPattern(rf"{_DEFINITE}|20\d\d|now", re.IGNORECASE)
+_PAST_TENSE = LazyPattern(r"\b(?:was|were|did|had)\b", re.IGNORECASE)
 _EVENTS = LazyPattern(
     r"\b(?:happen\w*|not(?:e|ed|es)|wrote|written|logged|recorded|stored|memories|learn\w*|decid\w*"
     r"|discuss\w*|went|news?|chang\w+|(?:was|were) there"
@@ -1237,9 +1238,10 @@ def asked_time(query: str, now: float | None = None) -> AskedTime | None:
 
 
 def _is_definite(match: re.Match[str]) -> bool:
-    """Whether a time says which one it is. A weekday, or a month without a year, may lie ahead."""
-    since = (match["edge"] or "").lower() == "since"
-    return since or _DEFINITE_TIME.fullmatch(match["last"] or match["time"]) is not None
+    """Whether a time says which one it is. A weekday, or a month without a year, may lie ahead,
+    unless the question is in the past tense."""
+    since = (match["edge"] or "").lower() == "since" or _PAST_TENSE.search(match.string)
+    return bool(since or _DEFINITE_TIME.fullmatch(match["last"] or match["time"]))
 
 
 def _asked_span(match: re.Match[str], now: float) -> tuple[int, int]:
@@ -6052,18 +6054,23 @@ _IDENTIFIER = LazyPattern(r"(?<![\w.])(?:[^\W\d]\w*(?:[-.:#]\w+)*|\d+(?:\.\d+){3
 _NUMBERED = LazyPattern(
     r"(?i)(?<![\w.])([^\W\d_]{2,})(?: #?|#| no\.? )(\d+(?:\.\d+)*)(?![\w%]|[-.:/,]\w)"
 )
+_OWNED = LazyPattern(r"\b([A-ZÀ-Þ]\w+)['’]s (\w+)")
 _LETTERS_OR_FIGURES = LazyPattern(r"[^\W\d_]+|\d+")
 
 
 def identifiers(text: str) -> dict[str, str]:
-    """The names of letters and figures in a text and its numbered things, each with its form:
-    {"WH-1182": "wh0", "invoice 4712": "invoice 0"}."""
+    """The names of letters and figures in a text, its numbered things and somebody's things, each
+    with its form: {"WH-1182": "wh0", "invoice 4712": "invoice 0", "Ben's car": "'s car"}."""
     found = (match[0] for match in _IDENTIFIER.finditer(text))
     names = [name for name in found if len(name) <= PREVIEW and re.search(r"\d", name)]
     forms = {name: re.sub(r"\W|_", "", re.sub(r"\d+", "0", name.lower())) for name in names}
     numbered = (match.groups() for match in _NUMBERED.finditer(text))
     things = ((thing, number) for thing, number in numbered if thing.lower() not in languages_of())
-    return forms | {f"{thing} {number}": f"{thing.lower()} 0" for thing, number in things}
+    forms |= {f"{thing} {number}": f"{thing.lower()} 0" for thing, number in things}
+    for owner, thing in _OWNED.findall(text):
+        if "english" not in languages_of().get(owner.lower(), ()):  # as "What's" is
+            forms[f"{owner}'s {thing}"] = f"'s {thing.lower()}"
+    return forms
 
 
 def named_otherwise(hits: list[Hit], facts: dict[int, RankFacts], subject: str) -> list[Hit]:
@@ -6071,10 +6078,7 @@ def named_otherwise(hits: list[Hit], facts: dict[int, RankFacts], subject: str) 
     form; none where a hit has that, in whatever spelling, or an earlier version speaks for it."""
     if not (asked := identifiers(subject)):
         return hits
-    # "invoice no. 4713" names invoice 4713, and so does "4713 (invoice)".
-    parts = (_LETTERS_OR_FIGURES.findall(name)[" " in name :] for name in asked)
-    spelled = map(r"[-_.:# ]*".join, parts)
-    names = rf"(?i)(?<![^\W_])(?:{'|'.join(spelled)})(?!\d)"
+    names = rf"(?i)(?<![^\W_])(?:{'|'.join(map(_spelled, asked))})(?!\d)"
     if any(re.search(names, facts[hit.item].text) for hit in hits):
         return hits
     forms, marked = {*asked.values()}, []
@@ -6083,6 +6087,14 @@ def named_otherwise(hits: list[Hit], facts: dict[int, RankFacts], subject: str) 
         others = (name for name, form in named.items() if form in forms)
         marked.append(hit._replace(others=tuple(itertools.islice(others, OTHERS_TOLD))))
     return marked
+
+
+def _spelled(name: str) -> str:
+    """What finds an identifier in whatever spelling: "invoice no. 4713" names invoice 4713, and so
+    does "4713 (invoice)"; "Ben, whose new car" names Ben's car."""
+    if "'s " in name:
+        return r"\A(?=[\s\S]*\b{})[\s\S]*\b{}".format(*name.split("'s "))
+    return r"[-_.:# ]*".join(_LETTERS_OR_FIGURES.findall(name)[" " in name :])
 
 
 def _timeliness(facts: RankFacts, asked: AskedTime) -> float:

@@ -238,6 +238,7 @@ NOW = datetime(2026, 3, 18, 12).timestamp()  # a Wednesday
         ("what is planned for March 5?", None, None, None),
         ("what is planned for March 5, 2027?", None, None, None),
         ("who does the work in January?", None, None, None),
+        ("who did the work in January?", "2026-01-01", "2026-02-01", False),
         ("is the timeout 2 weeks?", None, None, None),
         ("what happened on 40 May 2026", None, None, None),
         ("which bug has gpt-4o-2024-05-13?", None, None, None),
@@ -457,6 +458,24 @@ def test_what_names_another_thing_of_the_same_form_says_so_and_is_less_likely(
     assert float(row["similarity"]) <= 0.5 < float(right["similarity"])
     assert row["parts"]["name"] == sediment.NAMED_OTHERWISE
     assert not warehouse.recall(query, min_score=0.51)["results"]
+
+
+@pytest.mark.parametrize(
+    ("text", "query", "instead"),
+    [
+        ("Ben's birthday is on 14 May.", "When is Carla's birthday?", ["Ben's birthday"]),
+        ("Ben's birthday is on 14 May.", "When is Ben's birthday?", []),
+        ("Carla was born on 14 May: the birthday is in spring.", "When is Carla’s birthday?", []),
+        ("That's the birthday cake: chocolate.", "What's the birthday cake?", []),
+    ],
+)
+def test_what_is_somebody_elses_is_less_likely(
+    memory: Memory, text: str, query: str, instead: list[str]
+) -> None:
+    memory.store(text)
+    (row,) = memory.recall(query)["results"]
+    assert row.get("named_instead", []) == instead
+    assert (row["similarity"] < 0.5) == bool(instead)
 
 
 @pytest.mark.parametrize("name", WAREHOUSE)
