@@ -54,7 +54,8 @@ class HubSearch:
         ):
             self._write(database, found)
             projects = core.Projects(database, self.current, None)
-            search = HubCandidates(projects, self.encoder, None, self.view.lexicon)
+            index = core.VectorIndex(database)
+            search = HubCandidates(projects, self.encoder, index, self.view.lexicon)
             search.words, search.vector = words, vector
             answer = search.answer(request, min_score, anyway, explain)
         spaces = {state["id"]: space for space, state in found}
