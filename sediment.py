@@ -6493,17 +6493,6 @@ def reviewable(database: Database) -> list[tuple[str, str, str, float]]:
     return [row[1:] for row in database.rows(sql)]
 
 
-def queue_pairs_of(connection: apsw.Connection, versions: Sequence[str]) -> None:
-    """Queue every pair of some live memories for `review`."""
-    sql = (
-        "INSERT OR IGNORE INTO reviews SELECT a.id, b.id, 0.5, 0 FROM items a JOIN items b"
-        " ON (b.created_at, b.seq) > (a.created_at, a.seq)"
-        " WHERE a.id IN (SELECT value FROM json_each(?1))"
-        " AND b.id IN (SELECT value FROM json_each(?1))"
-    )
-    connection.execute(sql, (json.dumps(versions),))
-
-
 def keep_apart(connection: apsw.Connection, old: str, new: str) -> None:
     """Note that somebody decided to keep both."""
     connection.execute(
@@ -9652,12 +9641,12 @@ class Operation(NamedTuple):
 # a value, as in "action=add", is that argument with that value. What does not count is an error.
 # A command that is not named here uses all its arguments, whatever is given.
 COMPANIONS: dict[str, dict[str, str]] = {
-    "store": {"into": "-replace -created_at -tags -expires", "": "-"},
-    "recall": {"hub": "query limit min_score anyway explain", "anyway": "-min_score", "": "-"},
+    "store": {"into": "-replace -created_at -tags -expires"},
+    "recall": {"hub": "query limit min_score anyway explain", "anyway": "-min_score"},
     "expand": {"lines": "id", "section": "id", "": "id"},
     "index": {"paths": "-", "remove": "paths scope", "": "paths scope allow_secrets"},
     "compact": {"command": "-", "dry_run": "-", "": "-timeout"},
-    "list": {"conversations": "limit", "": "-"},
+    "list": {"conversations": "limit"},
     "graph": {"json": "id", "": "-"},
     "prune": {"purge": "scope dry_run", "older_than": "-", "": "dry_run"},
     "doctor": {"repair": "", "client": "", "": ""},
@@ -9665,7 +9654,6 @@ COMPANIONS: dict[str, dict[str, str]] = {
         "rows": "file origin scope allow_secrets",
         "encrypted": "file scope allow_secrets identity passphrase_file passphrase_fd",
         "conversations": "file origin since here dry_run",
-        "": "-",
     },
     "export": {
         "file": "-",
@@ -9673,22 +9661,16 @@ COMPANIONS: dict[str, dict[str, str]] = {
         "plain": "-recipient -passphrase_file -passphrase_fd",
         "": "-force",
     },
-    "backup": {"plain": "-recipient -passphrase_file -passphrase_fd", "": "-"},
-    "restore": {"plain": "-identity -passphrase_file -passphrase_fd", "": "-"},
+    "backup": {"plain": "-recipient -passphrase_file -passphrase_fd"},
+    "restore": {"plain": "-identity -passphrase_file -passphrase_fd"},
     "init": {
         "here": "-everywhere",
         "everywhere": "-here -new_project",
         "new_project": "-everywhere -only_print -remove",
-        "": "-",
     },
     "hook": {"off": "hooks", "on": "hooks", "reads": "", "": "client"},
     "model": {"action=list": "", "action=add": "target name", "action=remove": "target"},
-    "tag": {
-        "action=list": "",
-        "action=add": "names",
-        "action=remove": "names",
-        "action=rename": "names",
-    },
+    "tag": {"action=list": ""},
     "token": {"action=list": "", "action=add": "name reads", "action=revoke": "name"},
     "sync": {
         "place": "share share_global",
@@ -10280,7 +10262,7 @@ class Server:
         """Take one line from the client, as `read_lines` returns it."""
         if len(line) > LINE_MAX:
             text = f"message too large: the limit is {LINE_MAX:,} bytes"
-            self._send(error_response(INVALID_REQUEST, text, _id_at_an_end(line)))
+            self._send(error_response(INVALID_REQUEST, text))
         elif line.strip():
             try:
                 message = parse_json(line.decode())
@@ -10413,22 +10395,6 @@ def id_of_request(message: Any) -> str | int | None:
     return id if isinstance(id, (str, int)) and not isinstance(id, bool) else None
 
 
-# The id of a request, before or after its params: of a long message only the ends are there.
-_ID = r'"id"\s*:\s*("(?:[^"\\]|\\.){0,200}"|-?\d{1,30})\s*'
-_PLAIN_FIELD = r'"(?:jsonrpc|method)"\s*:\s*"[^"\\]{0,200}"\s*'
-_ID_FIRST = LazyPattern(rf"\s*\{{\s*(?:{_PLAIN_FIELD},\s*){{0,2}}{_ID},")
-_ID_LAST = LazyPattern(rf",\s*{_ID}(?:,\s*{_PLAIN_FIELD}){{0,2}}\}}\s*$")
-
-
-def _id_at_an_end(line: bytes) -> str | int | None:
-    """The id of a message that is too long to be read, if it stands near an end."""
-    first, last = (part.decode(errors="replace") for part in (line[:1000], line[-1000:]))
-    found = _ID_FIRST.match(first) or _ID_LAST.search(last)
-    with contextlib.suppress(ValueError):  # an escape that is none
-        return id_of_request({"id": json.loads(found[1])}) if found else None
-    return None
-
-
 def refusal_response(error: ProtocolError, id: str | int | None = None) -> dict[str, Any]:
     """An error answer; without an id when the request's could not be read."""
     return {"jsonrpc": "2.0", **({} if id is None else {"id": id}), "error": error.error}
@@ -10466,14 +10432,13 @@ def _finished(result: dict[str, Any], stateless: bool) -> dict[str, Any]:
 
 
 def read_lines(file: IO[bytes]) -> Iterator[bytes]:
-    """The lines of a stream without their ends, nor a byte order mark before the first. Of a line
-    longer than LINE_MAX bytes only its first LINE_MAX and its last 1,000 are kept."""
+    """The lines of a stream without their ends, nor a byte order mark before the first. What is
+    behind the first LINE_MAX bytes of a line, and one more, is left out."""
     mark = UTF8_MARK
     while line := file.readline(LINE_MAX + 1):
-        while len(line) > LINE_MAX and not line.endswith(b"\n"):
-            if not (more := file.readline(LINE_MAX)):
-                break
-            line = line[:LINE_MAX] + (line[LINE_MAX:] + more)[-1000:]
+        more = line
+        while more and not more.endswith(b"\n"):
+            more = file.readline(LINE_MAX)
         yield line.removesuffix(b"\n").removeprefix(mark)
         mark = b""
 

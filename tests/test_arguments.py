@@ -121,7 +121,7 @@ def test_what_goes_together_names_arguments_that_there_are(command: str) -> None
         assert mode.partition("=")[0] in names | {""}
         assert {word.removeprefix("-") for word in rule.split()} <= names | {""}
     for name in parameters(command):
-        assert any(counts(command, mode, name) for mode in COMPANIONS[command]), name
+        assert any(counts(command, mode, name) for mode in ("", *COMPANIONS[command])), name
 
 
 @pytest.mark.parametrize(("command", "mode", "name"), list(pairs()))

@@ -22,8 +22,8 @@ from playwright import sync_api
 from storage import open_memory
 from wire import TIMEOUT, server_command, small_env
 
-import sediment
 from sediment import Memory
+from sediment_ext.sync.merge import queue_pairs_of
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
@@ -726,7 +726,7 @@ def test_a_pair_says_why_it_is_asked_about(tab: Tab, memory: Memory) -> None:
     tab.sees("80 % likely: “nine” became “ten”.")
     with memory.database.transaction() as connection:  # as `queue_pairs_of` does for sync
         connection.execute("DELETE FROM reviews")
-        sediment.queue_pairs_of(connection, [old, new])
+        queue_pairs_of(connection, [old, new])
     tab.go("settle")
     tab.sees("Two machines changed this at the same time")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import apsw
@@ -399,8 +399,19 @@ def queue_rivals(database: core.Database, rivals: dict[str, set[str]]) -> dict[s
     if found:
         with database.transaction() as connection:
             for versions in found.values():
-                core.queue_pairs_of(connection, versions)
+                queue_pairs_of(connection, versions)
     return found
+
+
+def queue_pairs_of(connection: apsw.Connection, versions: Sequence[str]) -> None:
+    """Queue every pair of some live memories for `review`."""
+    sql = (
+        "INSERT OR IGNORE INTO reviews SELECT a.id, b.id, 0.5, 0 FROM items a JOIN items b"
+        " ON (b.created_at, b.seq) > (a.created_at, a.seq)"
+        " WHERE a.id IN (SELECT value FROM json_each(?1))"
+        " AND b.id IN (SELECT value FROM json_each(?1))"
+    )
+    connection.execute(sql, (json.dumps(versions),))
 
 
 def record_of(state: State, space: str) -> dict[str, Any]:
