@@ -474,6 +474,8 @@ def late(module: str, name: str) -> Callable[..., Any]:
     return call
 
 
+is_markdown = late("markdown", "is_markdown")
+markdown_sections = late("markdown", "markdown_sections")
 code_sections = late("structure", "code_sections")
 json_sections = late("structure", "json_sections")
 yaml_sections = late("structure", "yaml_sections")
@@ -701,7 +703,7 @@ def ignore_false_alarms() -> None:
     warnings.filterwarnings("ignore", alarms, RuntimeWarning)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; anything else counts as an empty one."""
     return parse_object(plain_text(path))
 
@@ -1946,7 +1948,7 @@ def _is_literal(value: str) -> bool:
 #
 # The encoder reads 256 tokens; a longer text is cut where its own structure has joints, and
 # each chunk is embedded with the heading, signature or key path that it stands under. The
-# extension `structure` knows the joints of code, JSON and YAML.
+# extensions `markdown` and `structure` know the joints.
 # ---------------------------------------------------------------------------------------------
 
 
@@ -2001,13 +2003,12 @@ _YAML_PAIR = LazyPattern(r"\s*(?:- +)?[\w-]+:(?:\s|$)")
 # What may stand in the first column of YAML: a key, an item, a comment, a marker, a bracket.
 _YAML_TOP = LazyPattern(r"""([\w"'$./<*-][^:(]*):(?:\s|$)|-(?:\s|$)|[#%?{}\[\]]|\.\.\.|\s|$""")
 _HEADING_LINE = LazyPattern(r"^##? ", re.MULTILINE)
-_SUBHEADING = LazyPattern(r"#{2,6} ")
 _CODE_LINE = LazyPattern(
     r"^[ \t]*(?:(?:pub )?fn|def|class|function|const|let|var|import|export|struct|impl|trait) ",
     re.MULTILINE,
 )
 # A line that only a program has in its first column.
-_PROGRAM_LINE = LazyPattern(
+PROGRAM_LINE = LazyPattern(
     r"#!/|from [\w.]+ import |import [\w., ]+\s*$|#include [<\"]|(?:async )?def \w+ *\("
     r"|(?:pub |export )?(?:fn|func|function) \w+ *[(<]|class \w+[\w(), .=]*[:{]\s*$"
 )
@@ -2023,7 +2024,7 @@ def detect_type(text: str) -> str:
         return "markdown"
     if _is_yaml(text):
         return "yaml"
-    if _is_markdown(text):
+    if _HEADING_LINE.search(text) and is_markdown(text):
         return "markdown"
     return "code" if _CODE_LINE.search(text) else "text"
 
@@ -2048,21 +2049,11 @@ def _is_yaml(text: str) -> bool:
         top = _YAML_TOP.match(line)
         if line.startswith("---"):
             keys.clear()
-        elif not top or top[1] in keys or _PROGRAM_LINE.match(line):
+        elif not top or top[1] in keys or PROGRAM_LINE.match(line):
             return False
         elif top[1]:
             keys.add(top[1])
     return True
-
-
-def _is_markdown(text: str) -> bool:
-    """Whether it has headings outside code fences, and no more program lines than "## ": in half
-    the languages "# " begins a comment."""
-    if not _HEADING_LINE.search(text) or not next(headings_in(text), None):
-        return False
-    lines = [line for _, line in unfenced_lines(text)]
-    subheadings = sum(1 for line in lines if _SUBHEADING.match(line))
-    return subheadings >= sum(1 for line in lines if _PROGRAM_LINE.match(line))
 
 
 def lines_with_start(text: str, start: int = 0) -> Iterator[tuple[int, str]]:
@@ -2071,85 +2062,6 @@ def lines_with_start(text: str, start: int = 0) -> Iterator[tuple[int, str]]:
         end = text.find("\n", start) + 1 or len(text)
         yield start, text[start:end]
         start = end
-
-
-# Markdown: sections are what stands under a heading.
-
-_FENCE = LazyPattern(r"\s*(`{3,}(?=[^`]*$)|~{3,})")
-_HEADING = LazyPattern(r" {0,3}(#{1,6})(?:[ \t]+(?=\S)|\s*$)")
-_UNDERLINE = LazyPattern(r" {0,3}(={2,}|-{2,})\s*$")
-# A line that an underline below makes a heading: no list item, quotation, table or rule.
-_TITLE = LazyPattern(r" {0,3}(?!\d+[.)]\s|[-*+>|=])\S")
-_LIST_ITEM = LazyPattern(r" {0,3}(?:[-*+]|\d{1,9}[.)])[ \t]+")
-
-
-class Heading(NamedTuple):
-    start: int
-    end: int
-    level: int
-    title: str
-
-
-def markdown_sections(text: str) -> list[Chunk]:
-    front = FRONT_MATTER.match(text)
-    start = body = front.end() if front else 0
-    sections = [Chunk(0, start, "")]
-    path: list[Heading] = []
-    for heading in headings_in(text, start):
-        # A heading with nothing under it means nothing alone: it stays with the next one.
-        if text[body : heading.start].strip():
-            sections.append(Chunk(start, heading.start, _heading_path(path)))
-            start = heading.start
-        while path and path[-1].level >= heading.level:
-            path.pop()
-        path.append(heading)
-        body = heading.end
-    return [*sections, Chunk(start, len(text), _heading_path(path))]
-
-
-def headings_in(text: str, begin: int = 0) -> Iterator[Heading]:
-    """The headings after `begin`, both "# " and underlined ones, but for those in list items."""
-    above: tuple[int, str] | None = None  # a paragraph of one line: an underline may follow
-    blank = True  # whether a paragraph can begin in this line
-    margin = 4  # from this column on, a line belongs to the list item above, or is code
-    for start, line in unfenced_lines(text, begin):
-        end = start + len(line)
-        found = None
-        inside = len(line) - len(line.lstrip(" ")) >= margin
-        if line.strip() and not inside:
-            margin = item.end() if (item := _LIST_ITEM.match(line)) else 4
-        if not inside and (mark := _HEADING.match(line)):
-            found = Heading(start, end, len(mark[1]), _heading_title(line[mark.end() :]))
-        elif above and (mark := _UNDERLINE.match(line)):
-            level = 1 if mark[1][0] == "=" else 2
-            found = Heading(above[0], end, level, _heading_title(above[1]))
-        if found:
-            yield found
-        begins = blank and not (found or inside)
-        above = (start, line) if begins and _TITLE.match(line) else None
-        blank = bool(found or _UNDERLINE.match(line)) or not line.strip()
-
-
-def unfenced_lines(text: str, begin: int = 0) -> Iterator[tuple[int, str]]:
-    """Each line with its offset, lines of fenced code as empty ones."""
-    fence = ""
-    for start, line in lines_with_start(text, begin):
-        mark = _FENCE.match(line)
-        yield start, "" if fence or mark else line
-        if not fence:
-            fence = mark[1] if mark else ""
-        elif mark and mark[1].startswith(fence) and not line[mark.end() :].strip():
-            fence = ""
-
-
-def _heading_title(line: str) -> str:
-    title = line[: 2 * CONTEXT_MAX].strip()
-    unmarked = title.rstrip("#")
-    return unmarked.rstrip() if unmarked.endswith((" ", "\t")) else title
-
-
-def _heading_path(path: list[Heading]) -> str:
-    return clip_path(" > ".join(clip(heading.title) for heading in path if heading.title))
 
 
 def clip(label: str, size: int = 60) -> str:
@@ -2320,7 +2232,9 @@ def chosen_model() -> Model:
             f"the model {name} is neither a folder nor in {folder.parent}: `model add PATH` takes"
             " one from a folder or archive; or unset SEDIMENT_EMBEDDING_MODEL"
         )
-    return Model(folder) if (folder / "manifest.json").is_file() else GivenModel(folder)
+    if (folder / "manifest.json").is_file():
+        return Model(folder)
+    return extension("given_models").GivenModel(folder)
 
 
 class Model:
@@ -2367,7 +2281,7 @@ class Model:
 
     def _noted(self, path: Path, read: Callable[[], str]) -> str:
         """What `read` tells of the files, read anew when the size or time of one has changed."""
-        notes, stamps, folder = _read_json(path), self._stamps(), str(self.folder)
+        notes, stamps, folder = read_json(path), self._stamps(), str(self.folder)
         note = notes.get(folder)
         if isinstance(note, list) and note[:-1] == stamps:
             return note[-1]
@@ -2389,7 +2303,7 @@ class Model:
         for name, facts in self.files.items():
             path = self.folder / name
             try:
-                digest = _file_digest(path).hex()
+                digest = file_digest(path).hex()
             except OSError as error:
                 reason = f"the model file {path} cannot be read ({error.strerror})"
                 raise ModelError(f"{reason}: {self._remedy()}") from None
@@ -2401,108 +2315,9 @@ class Model:
         return remedy(self.folder.parent.parent)
 
 
-class GivenModel(Model):
-    """A model that the user brings, in the layout that sentence-transformers exports to ONNX."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.name = folder, folder.resolve().name
-        graphs = [name for name in ("model.onnx", "onnx/model.onnx") if (folder / name).is_file()]
-        if not graphs or not (folder / "tokenizer.json").is_file():
-            raise ModelError(f"{folder} has no model.onnx or no tokenizer.json: copy them there")
-        self.graph = graphs[0]
-        config = _read_json(folder / "config.json")
-        limits = _read_json(folder / "sentence_bert_config.json")
-        self.dimension = config.get("hidden_size", 0)
-        window = limits.get("max_seq_length") or config.get("max_position_embeddings")
-        self.max_tokens = window or 256
-        if not isinstance(self.dimension, int) or self.dimension < 1:
-            raise ModelError(f"{folder}/config.json does not say its hidden_size: copy it there")
-        if not isinstance(self.max_tokens, int) or self.max_tokens < 3:
-            raise ModelError(f"{folder} has a max_seq_length that is none: {self.max_tokens!r}")
-        pooling = _read_json(folder / "1_Pooling" / "config.json")
-        self.by_first = bool(
-            pooling.get("pooling_mode_cls_token", self.name.startswith(FIRST_TOKEN))
-        )
-        prompts = _read_json(folder / "config_sentence_transformers.json").get("prompts")
-        prompts = prompts if isinstance(prompts, dict) else {}
-        query, passage = PREFIXES.get(self.name, ("", ""))
-        self.query_prefix = str(prompts.get("query") or query)
-        self.passage_prefix = str(prompts.get("passage") or prompts.get("document") or passage)
-        # The weights of a large model stand beside the graph.
-        names = self.graph, "tokenizer.json", f"{self.graph}_data", CENTRES
-        self.files = {name: {} for name in names if (folder / name).is_file()}
-        noted = self._noted(cache_dir() / "models.json", self._read_digest)
-        self.digest = self._digest_as_used(noted)
-
-    def check(self, full: bool = False) -> None:
-        """No manifest says what these files must hold; `full` reads them all again."""
-        if full and self._digest_as_used(self._read_digest()) != self.digest:
-            raise ModelError(f"the files in {self.folder} have changed: run `reindex`")
-
-    def run(self, session: Any, ids: Any) -> tuple[Any, Any]:
-        """The same; the vector is the mean of the states, or the first one in models made so."""
-        feeds = {"input_ids": ids, "attention_mask": ids * 0 + 1, "token_type_ids": ids * 0}
-        inputs = {entry.name for entry in session.get_inputs()}
-        rows = {name: values[None] for name, values in feeds.items() if name in inputs}
-        states = session.run([session.get_outputs()[0].name], rows)[0][0]
-        if states.shape != (len(ids), self.dimension):
-            wanted = f"{len(ids)} states of {self.dimension} numbers, as its config tells"
-            raise ModelError(f"{self.folder / self.graph} does not give {wanted}: {states.shape}")
-        mean = states[0] if self.by_first else states.mean(0)
-        embedding = mean / numpy.linalg.norm(mean)
-        return embedding, embedding[None].repeat(len(ids), 0) if self.by_first else states
-
-    def finish(self, vector: Any, query: bool) -> Any:
-        """Without what the vectors of all passages, or of all queries, have in common."""
-        if self._centres is None:
-            return vector
-        away = vector - self._centres[int(query)]
-        return away / max(float(numpy.linalg.norm(away)), 1e-6)
-
-    @functools.cached_property
-    def _centres(self) -> Any:
-        """float32[2, dimension] of passages and queries, of a model that `model add` measured."""
-        if CENTRES not in self.files:
-            return None
-        numbers = numpy.fromfile(self.folder / CENTRES, "<f4")
-        if len(numbers) != 2 * self.dimension:
-            raise ModelError(f"{self.folder / CENTRES} is damaged: `model add` the model again")
-        return numbers.reshape(2, -1)
-
-    def _digest_as_used(self, digest: str) -> str:
-        """The digest of the files, and of what else makes the vectors of passages."""
-        uses = f"{self.by_first} {self.passage_prefix}"
-        return digest if uses == "False " else sha256(f"{digest} {uses}".encode()).hex()
-
-    def _read_digest(self) -> str:
-        return sha256(b"".join(_file_digest(self.folder / name) for name in self.files)).hex()
-
-    def _remedy(self) -> str:
-        return "copy it there again"
-
-
-def _file_digest(path: Path) -> bytes:
+def file_digest(path: Path) -> bytes:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
-
-
-CENTRES = "centres.f4"  # a file that `model add` makes
-# Families of models whose vector is that of the first token, where no file tells.
-FIRST_TOKEN = ("bge-", "gte-base-en", "gte-large-en", "mxbai-embed", "snowflake-arctic-embed")
-# What these models were trained to find in front of a query, and of a passage.
-PREFIXES: dict[str, tuple[str, str]] = {
-    **dict.fromkeys(
-        ("bge-small-en-v1.5", "bge-base-en-v1.5"),
-        ("Represent this sentence for searching relevant passages: ", ""),
-    ),
-    **dict.fromkeys(
-        (
-            *("e5-small", "e5-small-v2", "e5-base", "e5-base-v2", "e5-large", "e5-large-v2"),
-            *("multilingual-e5-small", "multilingual-e5-base", "multilingual-e5-large"),
-        ),
-        ("query: ", "passage: "),
-    ),
-}
 
 
 # "the" is the first whole word of the vocabulary (its token id), and 8 % of all words in English.
@@ -3563,7 +3378,7 @@ def _path_text(path: Path) -> str:
 
 def config_id(root: Path) -> str | None:
     """The project id in a folder's .sediment/config; only a UUID counts."""
-    id = _read_json(root / ".sediment" / "config").get("project_id")
+    id = read_json(root / ".sediment" / "config").get("project_id")
     return id if isinstance(id, str) and UUID_FORM.fullmatch(id) else None
 
 

@@ -1119,7 +1119,9 @@ def section_at(text: str, first: int, last: int) -> tuple[int, int]:
     shown = markdown.visible(text)
     lines = shown.split("\n")
     starts = list(accumulate((len(line) + 1 for line in lines), initial=0))
-    headings = [(bisect_right(starts, item.start), item.level) for item in core.headings_in(shown)]
+    headings = [
+        (bisect_right(starts, item.start), item.level) for item in markdown.headings_in(shown)
+    ]
     above = [heading for heading in headings if heading[0] <= last]
     if not above:
         begin = next((n for n, line in enumerate(lines, 1) if line.strip()), first)

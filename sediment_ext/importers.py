@@ -160,7 +160,7 @@ def _note_rows(name: str, text: str) -> Iterator[dict[str, Any]]:
     name = title[1].strip("\"' ") if title else name
     shown, rest = markdown.visible(text), []
     for (_, line), (_, plain) in zip(
-        core.lines_with_start(shown), core.unfenced_lines(shown), strict=True
+        core.lines_with_start(shown), markdown.unfenced_lines(shown), strict=True
     ):
         if found := _OBSERVED.match(plain):
             yield {"content": f"{name} ({found[1]}): {found[2]}"}
@@ -173,8 +173,8 @@ def _note_rows(name: str, text: str) -> Iterator[dict[str, Any]]:
 
 def _prose_rows(name: str, text: str) -> Iterator[dict[str, Any]]:
     """Rows of the sections of a note that have a text."""
-    for start, end, _ in core.markdown_sections(text):
-        headings = [core.Heading(0, 0, 0, name), *core.headings_in(text[start:end])]
+    for start, end, _ in markdown.markdown_sections(text):
+        headings = [markdown.Heading(0, 0, 0, name), *markdown.headings_in(text[start:end])]
         title = headings[-1].title
         if body := text[start + headings[-1].end : end].strip():
             about = name if title == name else f"{name} ({title})"

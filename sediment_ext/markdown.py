@@ -1,4 +1,4 @@
-"""The parts of a markdown file, as it is indexed: where they stand, and what dates them."""
+"""Markdown: its headings and what stands under each, and the parts of a file, as it is indexed."""
 
 from __future__ import annotations
 
@@ -27,6 +27,92 @@ _FULL_DAY = (
 _DAY_FIRST = core.LazyPattern(rf"^[\W_]*{_FULL_DAY}", re.IGNORECASE)
 _DAY_LAST = core.LazyPattern(rf"{_FULL_DAY}[\W_]*(?:\[\w+\]\W*)?$", re.IGNORECASE)  # [YANKED]
 _ABOUT_KEYS = ("title", "alias(?:es)?", "tags?", "description")
+_SUBHEADING = core.LazyPattern(r"#{2,6} ")
+_FENCE = core.LazyPattern(r"\s*(`{3,}(?=[^`]*$)|~{3,})")
+_HEADING = core.LazyPattern(r" {0,3}(#{1,6})(?:[ \t]+(?=\S)|\s*$)")
+_UNDERLINE = core.LazyPattern(r" {0,3}(={2,}|-{2,})\s*$")
+# A line that an underline below makes a heading: no list item, quotation, table or rule.
+_TITLE = core.LazyPattern(r" {0,3}(?!\d+[.)]\s|[-*+>|=])\S")
+_LIST_ITEM = core.LazyPattern(r" {0,3}(?:[-*+]|\d{1,9}[.)])[ \t]+")
+
+
+class Heading(core.NamedTuple):
+    start: int
+    end: int
+    level: int
+    title: str
+
+
+def markdown_sections(text: str) -> list[core.Chunk]:
+    front = core.FRONT_MATTER.match(text)
+    start = body = front.end() if front else 0
+    sections = [core.Chunk(0, start, "")]
+    path: list[Heading] = []
+    for heading in headings_in(text, start):
+        # A heading with nothing under it means nothing alone: it stays with the next one.
+        if text[body : heading.start].strip():
+            sections.append(core.Chunk(start, heading.start, _heading_path(path)))
+            start = heading.start
+        while path and path[-1].level >= heading.level:
+            path.pop()
+        path.append(heading)
+        body = heading.end
+    return [*sections, core.Chunk(start, len(text), _heading_path(path))]
+
+
+def headings_in(text: str, begin: int = 0) -> Iterator[Heading]:
+    """The headings after `begin`, both "# " and underlined ones, but for those in list items."""
+    above: tuple[int, str] | None = None  # a paragraph of one line: an underline may follow
+    blank = True  # whether a paragraph can begin in this line
+    margin = 4  # from this column on, a line belongs to the list item above, or is code
+    for start, line in unfenced_lines(text, begin):
+        end = start + len(line)
+        found = None
+        inside = len(line) - len(line.lstrip(" ")) >= margin
+        if line.strip() and not inside:
+            margin = item.end() if (item := _LIST_ITEM.match(line)) else 4
+        if not inside and (mark := _HEADING.match(line)):
+            found = Heading(start, end, len(mark[1]), _heading_title(line[mark.end() :]))
+        elif above and (mark := _UNDERLINE.match(line)):
+            level = 1 if mark[1][0] == "=" else 2
+            found = Heading(above[0], end, level, _heading_title(above[1]))
+        if found:
+            yield found
+        begins = blank and not (found or inside)
+        above = (start, line) if begins and _TITLE.match(line) else None
+        blank = bool(found or _UNDERLINE.match(line)) or not line.strip()
+
+
+def unfenced_lines(text: str, begin: int = 0) -> Iterator[tuple[int, str]]:
+    """Each line with its offset, lines of fenced code as empty ones."""
+    fence = ""
+    for start, line in core.lines_with_start(text, begin):
+        mark = _FENCE.match(line)
+        yield start, "" if fence or mark else line
+        if not fence:
+            fence = mark[1] if mark else ""
+        elif mark and mark[1].startswith(fence) and not line[mark.end() :].strip():
+            fence = ""
+
+
+def _heading_title(line: str) -> str:
+    title = line[: 2 * core.CONTEXT_MAX].strip()
+    unmarked = title.rstrip("#")
+    return unmarked.rstrip() if unmarked.endswith((" ", "\t")) else title
+
+
+def _heading_path(path: list[Heading]) -> str:
+    return core.clip_path(" > ".join(core.clip(heading.title) for heading in path if heading.title))
+
+
+def is_markdown(text: str) -> bool:
+    """Whether it has headings outside code fences, and no more program lines than "## ": in half
+    the languages "# " begins a comment."""
+    if not next(headings_in(text), None):
+        return False
+    lines = [line for _, line in unfenced_lines(text)]
+    subheadings = sum(1 for line in lines if _SUBHEADING.match(line))
+    return subheadings >= sum(1 for line in lines if core.PROGRAM_LINE.match(line))
 
 
 class Part(core.NamedTuple):
@@ -75,7 +161,7 @@ def _front_values(front: str, key: str) -> Iterator[str]:
 def _dates_of_headings(text: str) -> Iterator[tuple[int, int | None]]:
     """Where each heading begins, and its date, or that of the nearest one it stands under."""
     path: list[tuple[int, int | None]] = []
-    for heading in core.headings_in(text):
+    for heading in headings_in(text):
         while path and path[-1][0] >= heading.level:
             path.pop()
         day = _date_in_title(heading.title) or (path[-1][1] if path else None)

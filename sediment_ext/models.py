@@ -15,6 +15,7 @@ import click
 import numpy
 
 import sediment as core
+from sediment_ext import given_models
 
 MODEL_MAX = 4 * 2**30  # bytes of a model's files
 PACKED_MOST = 20  # times its packed size that a file may unpack to; weights reach 2
@@ -128,10 +129,12 @@ def _unpack(source: Source, graph: str, folder: Path) -> None:
 
 def _complete(folder: Path, known: str) -> None:
     """Write what no file tells: by the model's name, or by trying."""
-    query, passage = core.PREFIXES.get(known, ("", ""))
+    query, passage = given_models.PREFIXES.get(known, ("", ""))
     told: dict[str, dict[str, Any]] = {
         "config_sentence_transformers.json": {"prompts": {"query": query, "passage": passage}},
-        "1_Pooling/config.json": {"pooling_mode_cls_token": known.startswith(core.FIRST_TOKEN)},
+        "1_Pooling/config.json": {
+            "pooling_mode_cls_token": known.startswith(given_models.FIRST_TOKEN)
+        },
     }
     if not (folder / "config.json").exists():
         told["config.json"] = {
@@ -165,7 +168,7 @@ def _dimension(graph: Path) -> int:
 
 def _encoder(folder: Path) -> core.Encoder:
     encoder = core.Encoder()
-    encoder.model = core.GivenModel(folder)
+    encoder.model = given_models.GivenModel(folder)
     return encoder
 
 
@@ -194,7 +197,7 @@ def _note_centres(folder: Path, texts: list[str]) -> None:
     encoder = _encoder(folder)
     passages, queries = (_vectors(encoder, texts, query) for query in (False, True))
     numbers = numpy.stack([passages.mean(0), queries.mean(0)]).astype("<f4")
-    (folder / core.CENTRES).write_bytes(numbers.tobytes())
+    (folder / given_models.CENTRES).write_bytes(numbers.tobytes())
 
 
 def _check(folder: Path, texts: list[str]) -> None:
@@ -242,7 +245,7 @@ def add_model(path: Path, given: str | None = None) -> dict[str, Any]:
 
 
 def _facts(folder: Path) -> dict[str, Any]:
-    model = core.GivenModel(folder)
+    model = given_models.GivenModel(folder)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     return {"name": folder.name, "dimension": model.dimension, "bytes": size}
 

@@ -161,7 +161,7 @@ def _without_comments(lines: list[str], before: str) -> list[str]:
 
 def _line_number_of(lines: list[str], text: str) -> int:
     """The number of the line where an item of a list begins in what is visible of a text, or 0."""
-    shown = [line.rstrip() for _, line in core.unfenced_lines(markdown.visible(text))]
+    shown = [line.rstrip() for _, line in markdown.unfenced_lines(markdown.visible(text))]
     size = len(lines)
     for start in range(len(shown)):
         after = shown[start + size : start + size + 1]

@@ -20,6 +20,7 @@ from typing import Any
 import numpy
 
 import sediment as core
+from sediment_ext import given_models
 
 SERVICE_BATCH, SERVICE_PATIENCE = 64, 180.0  # texts at once; s that a job may wait
 SERVICE_TIMEOUT = 60.0  # s of one request; a service may have to load its model
@@ -43,7 +44,7 @@ class ServiceModel(core.Model):
         kind, _, self.model_name = name.partition(":")
         self.name, self.dimension, self.cohort = f"{kind.lower()}:{self.model_name}", 0, ""
         self.digest = core.sha256(self.name.encode()).hex()
-        prefixes = core.PREFIXES.get(self.model_name.rpartition("/")[2], ("", ""))
+        prefixes = given_models.PREFIXES.get(self.model_name.rpartition("/")[2], ("", ""))
         self.query_prefix, self.passage_prefix = prefixes
         self.service = core.services()[kind.lower()]
         url = (core.setting("EMBEDDING_URL") or self.service["url"]).strip().rstrip("/")

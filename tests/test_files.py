@@ -38,7 +38,7 @@ from sediment import (
 )
 from sediment_ext.doctor import render_status
 from sediment_ext.files import section_at
-from sediment_ext.markdown import split_file, visible
+from sediment_ext.markdown import headings_in, split_file, visible
 from sediment_ext.walking import Options, walk
 
 PREFERENCES = """# Personal preferences
@@ -1324,7 +1324,7 @@ def test_sections_of_all_the_markdown_that_is_here() -> None:
     for path in files[:: len(files) // LOOKED_AT + 1]:
         text = sediment_ext.files.read_file(path.resolve()).text
         lines, shown = text.removesuffix("\n").split("\n"), visible(text)
-        heads = {shown.count("\n", 0, one.start) + 1 for one in sediment.headings_in(shown)}
+        heads = {shown.count("\n", 0, one.start) + 1 for one in headings_in(shown)}
         parts = split_file(text, "markdown", lambda _: True)
         for part in parts[:: len(parts) // 3 + 1]:  # a file is read anew for each
             first, last = section_at(text, part.first, part.last)

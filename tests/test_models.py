@@ -12,7 +12,7 @@ from test_given_model import export, narrow
 
 import sediment
 from sediment import InvalidInput, Memory, ModelError, NotFound
-from sediment_ext import models
+from sediment_ext import given_models, models
 
 
 @pytest.fixture(scope="module")
@@ -106,9 +106,9 @@ def test_pooling_and_prefixes_follow_from_the_name(
     folder.mkdir()
     for file in ("model.onnx", "tokenizer.json", "config.json"):
         os.link(made / file, folder / file)
-    model = sediment.GivenModel(folder)
+    model = given_models.GivenModel(folder)
     assert model.by_first == pooled
-    assert (model.query_prefix, model.passage_prefix) == sediment.PREFIXES.get(name, ("", ""))
+    assert (model.query_prefix, model.passage_prefix) == given_models.PREFIXES.get(name, ("", ""))
 
 
 def test_what_is_no_model_is_told_and_leaves_nothing(
