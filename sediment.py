@@ -132,11 +132,8 @@ else:
             globals()[self._title] = module
             return getattr(module, member)
 
-    _USED_LATER = (
-        *("hashlib", "platform", "random", "shutil", "subprocess", "tempfile"),
-        *("uuid", "apsw", "numpy", "psycopg"),
-    )
-    globals().update({title: _Module(title) for title in _USED_LATER})
+    for _title in ("hashlib", "random", "shutil", "subprocess", "uuid", "apsw", "numpy", "psycopg"):
+        globals()[_title] = _Module(_title)
 
     class _Tuples(type):
         """Makes NamedTuple classes without typing's checks, which take 9 ms of every start."""
@@ -461,7 +458,6 @@ def crosses_projects() -> bool:
 
 
 def extension(name: str) -> ModuleType:
-    """The module `sediment_ext.NAME`."""
     return importlib.import_module(f"sediment_ext.{name}")
 
 
@@ -502,7 +498,6 @@ remark_on_forgotten = late("sync.kept", "remark_on_forgotten")
 
 
 def home() -> Path | None:
-    """The user's home folder, if there is one."""
     with contextlib.suppress(RuntimeError):
         return Path.home()
     return None
@@ -636,12 +631,6 @@ def free_bytes(folder: Path) -> int:
 def has_other_owner(facts: os.stat_result) -> bool:
     """Whether a file belongs to another user; False on Windows."""
     return sys.platform != "win32" and facts.st_uid != os.getuid()
-
-
-def mode_beyond(path: Path, allowed: int) -> int:
-    """A file's mode if it has bits that are not in `allowed`; else, or on Windows, 0."""
-    mode = path.stat().st_mode & 0o777
-    return mode if mode & ~allowed and sys.platform != "win32" else 0
 
 
 # Times and texts
@@ -919,7 +908,6 @@ def check_tag(value: object) -> str:
 
 
 def check_tags(values: object) -> tuple[str, ...]:
-    """Tags as they are kept, each once."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise InvalidInput(f"tags are a list of them, not {shown_value(values)}")
     if len(tags := tuple(dict.fromkeys(map(check_tag, values)))) > TAGS_MAX:
@@ -945,10 +933,7 @@ def check_scope(value: object, allowed: Iterable[str] = SCOPES, what: str = "sco
 
 def check_ranking(name: str | None) -> str:
     """A ranking profile's name; SEDIMENT_RANKING, else the default one, when not given."""
-    chosen = name or setting("RANKING") or RANKINGS[0]
-    if chosen not in RANKINGS:
-        raise InvalidInput(f"ranking is one of {', '.join(RANKINGS)}, not {shown_value(chosen)}")
-    return chosen
+    return check_scope(name or setting("RANKING") or RANKINGS[0], RANKINGS, "ranking")
 
 
 def check_weights(vector: float | None, text: float | None) -> tuple[float, float] | None:
@@ -1030,13 +1015,13 @@ def _no_time(value: object) -> InvalidInput:
 
 
 def _word_class(words: str) -> frozenset[str]:
-    """A closed class of words."""
     return frozenset(words.split())
 
 
 Span = tuple[datetime, datetime]  # [start, end) in local time; an instant if both are equal
 
-_NUMBERS = ["", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+_COUNTS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6}
+_COUNTS |= {"seven": 7, "eight": 8, "nine": 9, "ten": 10}
 _WEEKDAYS = ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
 _MONTHS = ["january", "february", "march", "april", "may", "june"]
 _MONTHS += ["july", "august", "september", "october", "november", "december"]
@@ -1093,9 +1078,7 @@ def _rolling(now: datetime, groups: dict[str, Any]) -> Span:
 
 
 def _number(count: str) -> int:
-    if count.isdecimal():
-        return int(count)
-    return _NUMBERS.index(count) if count in _NUMBERS else 1
+    return int(count) if count.isdecimal() else _COUNTS[count]
 
 
 def _latest(unit: str, names: list[str], now: datetime, groups: dict[str, Any]) -> Span:
@@ -1128,7 +1111,7 @@ def _any_of(names: list[str]) -> str:
     return "|".join(f"{name[:3]}(?:{name[3:]})?" for name in names)
 
 
-_ANY_COUNT, _ANY_UNIT = rf"(?:\d+|an?{'|'.join(_NUMBERS)})", "(?:minute|hour|day|week|month|year)"
+_ANY_COUNT, _ANY_UNIT = rf"(?:\d+|{'|'.join(_COUNTS)})", "(?:minute|hour|day|week|month|year)"
 _COUNT, _UNIT = f"(?P<count>{_ANY_COUNT})", f"(?P<unit>{_ANY_UNIT})s?"
 _ANY_NTH = r"\d\d?(?:st|nd|rd|th)?"
 _NTH, _YEAR = r"(?P<day>\d\d?)(?:st|nd|rd|th)?", r",? (?P<year>[12]\d{3})"
@@ -1317,11 +1300,9 @@ def shown_score(score: float) -> float:
 
 def matching_form(text: str) -> str:
     """A text as it is matched: in NFKC, so that full and half width are one. Symbols stay."""
-    return (
-        text
-        if text.isascii()
-        else _NO_SYMBOLS.sub(lambda run: unicodedata.normalize("NFKC", run[0]), text)
-    )
+    if text.isascii():
+        return text
+    return _NO_SYMBOLS.sub(lambda run: unicodedata.normalize("NFKC", run[0]), text)
 
 
 def spaced(text: str) -> str:
@@ -1447,7 +1428,6 @@ def printable(text: str) -> str:
 
 
 def printable_name(text: str) -> str:
-    """`printable` text on one line of a terminal."""
     return printable(text).replace("\n", "\\x0a")
 
 
@@ -2357,7 +2337,6 @@ class ThreadCall:
 
 
 def texts_at_once() -> int:
-    """How many texts a long job encodes at once."""
     return min(TEXTS_AT_ONCE, os.cpu_count() or 1)
 
 
@@ -2371,7 +2350,6 @@ class Encoder:
     def __init__(self, folder: Path | None = None, *, resident: bool = True) -> None:
         self._folder, self.resident = folder, resident
         self.wait = SERVICE_WAIT  # s for a service, unless the caller is patient
-        self.sent: Counter[str] = Counter()  # to a service, and not yet counted in the database
         self._locks = {name: threading.Lock() for name in ("tokenizer", "session", "workers")}
         self._tokenizer: Tokenizer | None = None
         self._session: Any = None
@@ -2461,9 +2439,7 @@ class Encoder:
         finally:
             if mine:
                 with self._locks["workers"], self._locks["session"]:
-                    self._workers = self._session = (
-                        None  # which has one thread where a text gets all
-                    )
+                    self._workers = self._session = None  # a single text gets more threads
                 mine.shutdown()
 
     def embed_query(self, text: str, weights: Sequence[float]) -> bytes:
@@ -2513,6 +2489,9 @@ class Encoder:
     def _unknown(self) -> set[int | None]:
         """The token that stands for whatever is not in the vocabulary."""
         return set(map(self._load_tokenizer().token_to_id, _UNKNOWN)) - {None}
+
+    def note_sent(self, database: Any) -> None:
+        """Count in a database what a service was sent; a model on this machine sends nothing."""
 
     def load(self) -> Any:
         """The session, loaded at first use. Raises ModelError."""
@@ -2625,7 +2604,6 @@ HOOKS_OFF = "hooks_off:"  # begins a key of `meta`, before a project: which of i
 
 
 def move_project(connection: apsw.Connection, old: str, new: str) -> None:
-    """Give all that a project has to another one."""
     connection.execute(asset("schema/move_project.sql"), {"old": old, "new": new})
 
 
@@ -2799,7 +2777,6 @@ class Database:
         return local.cache[sql]
 
     def state(self) -> FileState:
-        """Within a snapshot, the state of the file as a whole."""
         return FileState(*self.cached_rows(asset("sql/state.sql"))[0])
 
     def cached_answers(
@@ -3071,8 +3048,7 @@ def _check_place(path: Path) -> None:
         raise DatabaseError(f"{path} is a folder: --db takes a file, e.g. memory.db")
     if os.path.exists(path) and not path.is_file():
         raise DatabaseError(f"{path} is no plain file: --db takes one, e.g. memory.db")
-    if not is_unicode(path):
-        raise DatabaseError(f"{path} has a name that is not UTF-8: choose another")
+    check_name(path)
     check_log(path)
     with contextlib.suppress(FileNotFoundError):
         if path.is_symlink() and has_other_owner(path.stat()):
@@ -3184,7 +3160,6 @@ def aside(path: Path, why: str) -> Path:
 
 
 def free_name(names: Iterable[Path]) -> Path:
-    """The first that no file has yet."""
     return next(name for name in names if not os.path.lexists(name))
 
 
@@ -3256,11 +3231,10 @@ def check_compatible(connection: apsw.Connection, path: Path) -> None:
         raise another_programs(path)
     if fault := version_fault(connection, path):
         raise fault
-    rules = [_own_rules(file) for file in ("schema", "schema/marks", "schema/sync")]
     is_older = connection.pragma("user_version") < max(MIGRATIONS)  # which replaces them by ours
     for kind, name, sql in connection.execute(_RULES):
         own = f"CREATE {kind.upper()} {name} " if is_older else _squeezed(sql)
-        if not any(own in rule for rule in rules):
+        if own not in _own_rules():
             reason = f"has {shown_value(name)} in it, which would change what is stored"
             raise DamagedError(f"{path} {reason}: `doctor --repair` leaves it out")
 
@@ -3273,9 +3247,10 @@ def _squeezed(sql: str) -> str:
 
 
 @functools.cache
-def _own_rules(file: str) -> str:
-    """The SQL of an asset that has this program's triggers."""
-    return _squeezed(asset(f"{file}.sql"))
+def _own_rules() -> str:
+    """The SQL of the assets that have this program's triggers and views."""
+    names = ("schema.sql", "schema/marks.sql", "schema/sync.sql")
+    return _squeezed(" ".join(map(asset, names)))
 
 
 def missing_in_schema(connection: apsw.Connection) -> list[str]:
@@ -3348,7 +3323,6 @@ _SILENT_GIT: set[Path] = set()  # git folders for which git did not answer in ti
 
 
 def is_in(path: Path, top: Path) -> bool:
-    """Whether a path is `top` or below it."""
     return path == top or top in path.parents
 
 
@@ -3385,12 +3359,9 @@ def config_id(root: Path) -> str | None:
 def _is_missing(path: Path) -> bool:
     """Whether a path does not exist, and is not only in a folder that may not be entered."""
     try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    except OSError:
-        pass
-    return False
+        return not path.lstat()
+    except OSError as error:
+        return isinstance(error, FileNotFoundError | NotADirectoryError)
 
 
 def git_folders(root: Path) -> tuple[Path, Path] | None:
@@ -3519,7 +3490,6 @@ class Projects:
         return (beneath(full, top) or ".") if is_in(full, top) else str(path)
 
     def is_foreign(self, row: dict[str, Any]) -> bool:
-        """Whether an item is another project's."""
         return row["project_id"] not in (None, self.current())
 
     def option(self) -> str:
@@ -3837,8 +3807,7 @@ def carry_edges(connection: apsw.Connection, old: str, new: str) -> list[Any]:
 
 def take_back_edges(connection: apsw.Connection, added: list[list[Any]]) -> None:
     """Undo `carry_edges`; an edge with which something was counted since then stays."""
-    edges = [edge[:4] for edge in added if edge[4:5] != [False]]  # as merges once noted no new one
-    connection.executemany(f"DELETE FROM graph_edges WHERE {_EDGE} AND count = ?", edges)
+    connection.executemany(f"DELETE FROM graph_edges WHERE {_EDGE} AND count = ?", added)
 
 
 def carry_counts(connection: apsw.Connection, old: str, new: str) -> list[int]:
@@ -4109,17 +4078,15 @@ def erase_item(connection: apsw.Connection, id: str, *, alone: bool = False) -> 
 
 # Where an item's id stands outside its own row.
 MENTIONS = (
-    ("graph_nodes", "id"),
-    ("graph_edges", "from_id"),
-    ("graph_edges", "to_id"),
-    ("access_log", "item_id"),
-    ("consolidation_queue", "item_id_a"),
-    ("consolidation_queue", "item_id_b"),
-    ("history", "item_id"),
-    ("history", "other_id"),
-    ("reviews", "old_id"),
-    ("reviews", "new_id"),
-    ("shown", "item_id"),
+    *(("graph_nodes", "id"), ("graph_edges", "from_id"), ("graph_edges", "to_id")),
+    *(("consolidation_queue", "item_id_a"), ("consolidation_queue", "item_id_b")),
+    *(
+        ("history", "item_id"),
+        ("history", "other_id"),
+        ("reviews", "old_id"),
+        ("reviews", "new_id"),
+    ),
+    *(("access_log", "item_id"), ("shown", "item_id")),
 )
 
 
@@ -4172,7 +4139,6 @@ def shared_facts(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def listed_facts(row: dict[str, Any]) -> dict[str, Any]:
-    """What `list` returns of an item."""
     return shared_facts(row) | ({"chunked": True} if row["chunks"] > 1 else {})
 
 
@@ -4289,24 +4255,7 @@ def prepare_item(
     return Item(id, content, detect_type(content), project, created, chunks, vectors)
 
 
-def note_sent(database: Database, encoder: Encoder | None) -> None:
-    """Add what a service was sent, which its users pay for, to the file's count of that."""
-    if encoder and any(encoder.sent.values()) and database.path.exists():
-        new = encoder.sent.copy()  # other threads send more meanwhile
-        with contextlib.suppress(DatabaseError):
-            with database.transaction(wait=500) as connection:
-                sent = Counter(sent_before(connection, encoder.model)) + new
-                set_meta(connection, f"sent:{encoder.model.name}", to_json(sent))
-            encoder.sent.subtract(new)
-
-
-def sent_before(connection: apsw.Connection, model: Model) -> dict[str, float]:
-    """What a service was sent for this file: requests, texts, and its report of tokens and cost."""
-    return parse_object(meta_value(connection, f"sent:{model.name}"))
-
-
 def count_pending(database: Database) -> int:
-    """How many chunks have no vector yet."""
     return database.value("SELECT count(*) FROM pending")
 
 
@@ -8680,7 +8629,8 @@ class Memory(ServedMemory):
 
     def close(self) -> None:
         """Close the file. Nothing is lost without it."""
-        note_sent(self.database, self._encoder)
+        if self._encoder:
+            self._encoder.note_sent(self.database)
         self.database.close()
 
     @property
@@ -8836,7 +8786,8 @@ class Memory(ServedMemory):
 
     def record_access(self, *answers: Shown) -> None:
         """Note what each answer showed, unless the file cannot be written now."""
-        note_sent(self.database, self._encoder)
+        if self._encoder:
+            self._encoder.note_sent(self.database)
         if not any(shown.ids for shown in answers):
             return
         with contextlib.suppress(DatabaseError), self.database.transaction(wait=500) as connection:

@@ -18,7 +18,7 @@ from typing import Any
 import apsw
 
 import sediment as core
-from sediment_ext import files
+from sediment_ext import files, systems
 
 
 def row_checks() -> dict[str, str]:
@@ -118,7 +118,7 @@ def _check_file(database: core.Database) -> Iterator[core.Check]:
         return
     yield core.Check("file", "ok", f"{path}, {database.size():,} bytes")
     for place, allowed in ((path, 0o600), (path.parent, 0o755)):
-        if mode := core.mode_beyond(place, allowed):
+        if mode := systems.mode_beyond(place, allowed):
             yield core.Check(
                 "permissions", "warning", f"other users can open {place} (mode {mode:o})"
             )
@@ -296,14 +296,17 @@ def status_of(memory: core.Memory, deep: bool, index: bool) -> dict[str, Any]:
     sources = [
         found.facts(source, scope) for scope, found in indexes.items() for source in found.sources()
     ]
+    service: dict[str, Any] = {}
+    if model.destination:
+        sent_before = core.extension("services").sent_before
+        service = {"texts_go_to": model.destination, **sent_before(database.reader(), model)}
     return {
         "database": str(database.path),
         "bytes": database.size(),
         "project": here,
         "memories": database.value(memories, here),
         **core.model_facts(database, encoder),
-        **({"texts_go_to": model.destination} if model.destination else {}),
-        **core.sent_before(database.reader(), model),
+        **service,
         "vector_weight": vector_weight,
         "text_weight": text_weight,
         "candidates": core.check_candidates(None),

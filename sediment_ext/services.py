@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+import apsw
 import numpy
 
 import sediment as core
@@ -183,11 +184,20 @@ def _usage(answer: dict[str, Any]) -> dict[str, float]:
     return {names[name]: n for name, n in numbers.items() if 0 < n < 2**53}
 
 
+def sent_before(connection: apsw.Connection, model: core.Model) -> dict[str, float]:
+    """What was sent for this file: requests, texts, and the reports of tokens and cost."""
+    return core.parse_object(core.meta_value(connection, f"sent:{model.name}"))
+
+
 class ServiceEncoder(core.Encoder):
     """Vectors of a service, and tokens of the bundled model."""
 
     batch = SERVICE_BATCH
     _rests_until = 0.0  # by the monotonic clock: before that it is not asked again
+
+    def __init__(self, *, resident: bool = True) -> None:
+        super().__init__(resident=resident)
+        self.sent: Counter[str] = Counter()  # and not yet counted in the database
 
     @functools.cached_property
     def model(self) -> ServiceModel:
@@ -196,6 +206,16 @@ class ServiceEncoder(core.Encoder):
 
     def load(self) -> None:
         """Nothing: there is no session."""
+
+    def note_sent(self, database: core.Database) -> None:
+        """Add what was sent, which its users pay for, to the file's count of that."""
+        if any(self.sent.values()) and database.path.exists():
+            new = self.sent.copy()  # other threads send more meanwhile
+            with contextlib.suppress(core.DatabaseError):
+                with database.transaction(wait=500) as connection:
+                    sent = Counter(sent_before(connection, self.model)) + new
+                    core.set_meta(connection, f"sent:{self.model.name}", core.to_json(sent))
+                self.sent.subtract(new)
 
     def embed(self, text: str) -> bytes:
         """The text's vector: float32[dimension], little-endian, of length 1."""

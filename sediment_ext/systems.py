@@ -62,6 +62,12 @@ def change_time(facts: os.stat_result) -> int:
     return facts.st_ctime_ns
 
 
+def mode_beyond(path: Path, allowed: int) -> int:
+    """A file's mode if it has bits that are not in `allowed`; else, or on Windows, 0."""
+    mode = path.stat().st_mode & 0o777
+    return mode if mode & ~allowed and sys.platform != "win32" else 0
+
+
 def open_plain(path: str, flags: int) -> int:
     """Open a file that was plain a moment ago; do not follow a link nor wait for a pipe."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))

@@ -20,7 +20,7 @@ MODULE, EXTENSIONS = ROOT / "sediment.py", ROOT / "sediment_ext"
 USES: dict[str, set[str]] = {
     "clients": {"hooks", "settings_files", "systems", "transcripts"},
     "conversations": {"transcripts"},
-    "doctor": {"files"},
+    "doctor": {"files", "systems"},
     "exporting": {"encryption"},
     "files": {"markdown", "systems", "walking"},
     "hooks": {"conversations", "failures", "systems", "transcripts"},

@@ -259,13 +259,13 @@ def test_another_user_s_file_is_told_where_there_are_owners(
 def test_windows_tells_no_owner_and_no_mode(tmp_path: Path, windows: Windows) -> None:
     tmp_path.chmod(0o777)
     assert not sediment.has_other_owner(tmp_path.stat())
-    assert sediment.mode_beyond(tmp_path, 0o600) == 0
+    assert sediment_ext.systems.mode_beyond(tmp_path, 0o600) == 0
 
 
 def test_a_mode_that_lets_others_in_is_told(tmp_path: Path) -> None:
     tmp_path.chmod(0o750)
-    assert sediment.mode_beyond(tmp_path, 0o755) == 0
-    assert sediment.mode_beyond(tmp_path, 0o700) == 0o750
+    assert sediment_ext.systems.mode_beyond(tmp_path, 0o755) == 0
+    assert sediment_ext.systems.mode_beyond(tmp_path, 0o700) == 0o750
 
 
 def test_the_time_of_a_change_is_that_of_the_making_on_windows(
