@@ -470,11 +470,8 @@ def late(module: str, name: str) -> Callable[..., Any]:
     return call
 
 
-is_markdown = late("markdown", "is_markdown")
-markdown_sections = late("markdown", "markdown_sections")
-code_sections = late("structure", "code_sections")
-json_sections = late("structure", "json_sections")
-yaml_sections = late("structure", "yaml_sections")
+detect_type = late("structure", "detect_type")
+sections_of = late("structure", "sections_of")
 name_machine = late("sync.machines", "name_machine")
 stop_syncing = late("sync.machines", "stop_syncing")
 end_with_parent = late("systems", "end_with_parent")
@@ -1928,7 +1925,7 @@ def _is_literal(value: str) -> bool:
 #
 # The encoder reads 256 tokens; a longer text is cut where its own structure has joints, and
 # each chunk is embedded with the heading, signature or key path that it stands under. The
-# extensions `markdown` and `structure` know the joints.
+# extensions `structure` and `markdown` know the kinds of texts, and their joints.
 # ---------------------------------------------------------------------------------------------
 
 
@@ -1955,85 +1952,11 @@ def chunks_of(
 ) -> Iterator[Chunk]:
     """Chunks of a text of some kind, `about` before the context of each."""
     prose = kind in ("markdown", "text")
-    for section in _SECTIONS[kind](text):
+    for section in sections_of(text, kind):
         section = section._replace(context="\n".join(filter(None, (about, section.context))))
         pieces = _pieces(text, section, prose)
         fitting = [chunk for piece in pieces for chunk in _fitting(text, piece, fits, prose)]
         yield from _overlapping(text, fitting, fits) if prose else fitting
-
-
-# It has a key: without one, two lines of "---" are rules with text between them. What has a space
-# may be prose and no key: then another key follows, all lines are of YAML, and none is a sentence.
-_KEY = r"[\w\"'.-]+[ \t]*:(?:[ \t\r].*)?\n"
-_SPACED_KEY = r"[\w\"'][\w\"'.-]*(?: [\w\"'.-]+){1,2}[ \t]*:(?:[ \t].*[^.!?\s])?[ \t\r]*\n"
-_BELOW_KEY = r"(?:(?:(?:[ \t]|- |#).*|\r?)\n)*+"
-_YAML_FRONT = (
-    rf"---[ \t\r]*\n(?:[ \t]*#.*\n)*(?:{_KEY}(?:.*\n)*?"
-    rf"|{_SPACED_KEY}{_BELOW_KEY}(?:(?:{_SPACED_KEY}|{_KEY}){_BELOW_KEY})+?)(?:---|\.\.\.)"
-)
-_TOML_FRONT = (
-    r"\+\+\+[ \t\r]*\n(?:[ \t]*(?:#.*|\r?)\n)*(?:[\w\"'.-]+[ \t]*=|\[).*\n(?:.*\n)*?\+\+\+"
-)
-FRONT_MATTER = LazyPattern(rf"\s*(?:{_YAML_FRONT}|{_TOML_FRONT})[ \t\r]*(?:\n|\Z)")
-
-
-# What kind of text it is.
-
-_YAML_PAIR = LazyPattern(r"\s*(?:- +)?[\w-]+:(?:\s|$)")
-# What may stand in the first column of YAML: a key, an item, a comment, a marker, a bracket.
-_YAML_TOP = LazyPattern(r"""([\w"'$./<*-][^:(]*):(?:\s|$)|-(?:\s|$)|[#%?{}\[\]]|\.\.\.|\s|$""")
-_HEADING_LINE = LazyPattern(r"^##? ", re.MULTILINE)
-_CODE_LINE = LazyPattern(
-    r"^[ \t]*(?:(?:pub )?fn|def|class|function|const|let|var|import|export|struct|impl|trait) ",
-    re.MULTILINE,
-)
-# A line that only a program has in its first column.
-PROGRAM_LINE = LazyPattern(
-    r"#!/|from [\w.]+ import |import [\w., ]+\s*$|#include [<\"]|(?:async )?def \w+ *\("
-    r"|(?:pub |export )?(?:fn|func|function) \w+ *[(<]|class \w+[\w(), .=]*[:{]\s*$"
-)
-
-
-def detect_type(text: str) -> str:
-    """Which rules cut this text: "json", "yaml", "markdown", "code" or "text"."""
-    text = text.strip()
-    if _is_json(text):
-        return "json"
-    front = FRONT_MATTER.match(text)
-    if front and not _is_yaml(text[front.end() :]):
-        return "markdown"
-    if _is_yaml(text):
-        return "yaml"
-    if _HEADING_LINE.search(text) and is_markdown(text):
-        return "markdown"
-    return "code" if _CODE_LINE.search(text) else "text"
-
-
-def _is_json(text: str) -> bool:
-    if text[:1] + text[-1:] not in ("{}", "[]"):
-        return False
-    with contextlib.suppress(ValueError, RecursionError):
-        json.loads(text)
-        return True
-    return False
-
-
-def _is_yaml(text: str) -> bool:
-    """Whether it has keys at the top, and in the first column only what YAML allows, each key once.
-    That keeps out code, letters and transcripts."""
-    pairs = sum(1 for line in text.split("\n", 10)[:10] if _YAML_PAIR.match(line))
-    if pairs < (1 if text.startswith("---") else 2):
-        return False
-    keys: set[str] = set()
-    for _, line in lines_with_start(text):
-        top = _YAML_TOP.match(line)
-        if line.startswith("---"):
-            keys.clear()
-        elif not top or top[1] in keys or PROGRAM_LINE.match(line):
-            return False
-        elif top[1]:
-            keys.add(top[1])
-    return True
 
 
 def lines_with_start(text: str, start: int = 0) -> Iterator[tuple[int, str]]:
@@ -2042,25 +1965,6 @@ def lines_with_start(text: str, start: int = 0) -> Iterator[tuple[int, str]]:
         end = text.find("\n", start) + 1 or len(text)
         yield start, text[start:end]
         start = end
-
-
-def clip(label: str, size: int = 60) -> str:
-    """A name in a context, cut to so many characters."""
-    return label if len(label) <= size else label[:size].rstrip() + "..."
-
-
-def clip_path(path: str) -> str:
-    """The end of a long path: its last names say most about the chunk."""
-    return path if len(path) <= CONTEXT_MAX else "..." + path[3 - CONTEXT_MAX :]
-
-
-_SECTIONS: dict[str, Callable[[str], list[Chunk]]] = {
-    "json": json_sections,
-    "yaml": yaml_sections,
-    "markdown": markdown_sections,
-    "code": code_sections,
-    "text": lambda text: [Chunk(0, len(text), "")],
-}
 
 
 # Pieces: a section cut to CHUNK_MAX, and to what fits the model's window.

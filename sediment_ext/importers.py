@@ -155,7 +155,7 @@ def _rows_of_note(path: Path) -> list[Any]:
 
 def _note_rows(name: str, text: str) -> Iterator[dict[str, Any]]:
     """Rows of a note's observations, of its relations, and then of the rest, by sections."""
-    front = core.FRONT_MATTER.match(text)
+    front = markdown.FRONT_MATTER.match(text)
     title = front and re.search(r"^title:[ \t]*(.+)$", front[0], re.MULTILINE)
     name = title[1].strip("\"' ") if title else name
     shown, rest = markdown.visible(text), []

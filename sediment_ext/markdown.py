@@ -27,6 +27,24 @@ _FULL_DAY = (
 _DAY_FIRST = core.LazyPattern(rf"^[\W_]*{_FULL_DAY}", re.IGNORECASE)
 _DAY_LAST = core.LazyPattern(rf"{_FULL_DAY}[\W_]*(?:\[\w+\]\W*)?$", re.IGNORECASE)  # [YANKED]
 _ABOUT_KEYS = ("title", "alias(?:es)?", "tags?", "description")
+# It has a key: without one, two lines of "---" are rules with text between them. What has a space
+# may be prose and no key: then another key follows, all lines are of YAML, and none is a sentence.
+_KEY = r"[\w\"'.-]+[ \t]*:(?:[ \t\r].*)?\n"
+_SPACED_KEY = r"[\w\"'][\w\"'.-]*(?: [\w\"'.-]+){1,2}[ \t]*:(?:[ \t].*[^.!?\s])?[ \t\r]*\n"
+_BELOW_KEY = r"(?:(?:(?:[ \t]|- |#).*|\r?)\n)*+"
+_YAML_FRONT = (
+    rf"---[ \t\r]*\n(?:[ \t]*#.*\n)*(?:{_KEY}(?:.*\n)*?"
+    rf"|{_SPACED_KEY}{_BELOW_KEY}(?:(?:{_SPACED_KEY}|{_KEY}){_BELOW_KEY})+?)(?:---|\.\.\.)"
+)
+_TOML_FRONT = (
+    r"\+\+\+[ \t\r]*\n(?:[ \t]*(?:#.*|\r?)\n)*(?:[\w\"'.-]+[ \t]*=|\[).*\n(?:.*\n)*?\+\+\+"
+)
+FRONT_MATTER = core.LazyPattern(rf"\s*(?:{_YAML_FRONT}|{_TOML_FRONT})[ \t\r]*(?:\n|\Z)")
+# A line that only a program has in its first column.
+PROGRAM_LINE = core.LazyPattern(
+    r"#!/|from [\w.]+ import |import [\w., ]+\s*$|#include [<\"]|(?:async )?def \w+ *\("
+    r"|(?:pub |export )?(?:fn|func|function) \w+ *[(<]|class \w+[\w(), .=]*[:{]\s*$"
+)
 _SUBHEADING = core.LazyPattern(r"#{2,6} ")
 _FENCE = core.LazyPattern(r"\s*(`{3,}(?=[^`]*$)|~{3,})")
 _HEADING = core.LazyPattern(r" {0,3}(#{1,6})(?:[ \t]+(?=\S)|\s*$)")
@@ -44,7 +62,7 @@ class Heading(core.NamedTuple):
 
 
 def markdown_sections(text: str) -> list[core.Chunk]:
-    front = core.FRONT_MATTER.match(text)
+    front = FRONT_MATTER.match(text)
     start = body = front.end() if front else 0
     sections = [core.Chunk(0, start, "")]
     path: list[Heading] = []
@@ -102,7 +120,17 @@ def _heading_title(line: str) -> str:
 
 
 def _heading_path(path: list[Heading]) -> str:
-    return core.clip_path(" > ".join(core.clip(heading.title) for heading in path if heading.title))
+    return clip_path(" > ".join(clip(heading.title) for heading in path if heading.title))
+
+
+def clip(label: str, size: int = 60) -> str:
+    """A name in a context, cut to so many characters."""
+    return label if len(label) <= size else label[:size].rstrip() + "..."
+
+
+def clip_path(path: str) -> str:
+    """The end of a long path: its last names say most about the chunk."""
+    return path if len(path) <= core.CONTEXT_MAX else "..." + path[3 - core.CONTEXT_MAX :]
 
 
 def is_markdown(text: str) -> bool:
@@ -112,7 +140,7 @@ def is_markdown(text: str) -> bool:
         return False
     lines = [line for _, line in unfenced_lines(text)]
     subheadings = sum(1 for line in lines if _SUBHEADING.match(line))
-    return subheadings >= sum(1 for line in lines if core.PROGRAM_LINE.match(line))
+    return subheadings >= sum(1 for line in lines if PROGRAM_LINE.match(line))
 
 
 class Part(core.NamedTuple):
@@ -144,10 +172,10 @@ def split_file(text: str, kind: str, fits: Callable[[str], bool], name: str = ""
 
 def _about(text: str, name: str) -> str:
     """The name of a markdown file, and its title, other names, tags and description."""
-    found = core.FRONT_MATTER.match(text)
+    found = FRONT_MATTER.match(text)
     front = found[0] if found else ""
     values = (value for key in _ABOUT_KEYS for value in _front_values(front, key))
-    return core.clip(", ".join(dict.fromkeys(filter(None, [name, *values]))), _ABOUT_MAX)
+    return clip(", ".join(dict.fromkeys(filter(None, [name, *values]))), _ABOUT_MAX)
 
 
 def _front_values(front: str, key: str) -> Iterator[str]:
@@ -180,7 +208,7 @@ def _date_in_title(title: str) -> int | None:
 
 def visible(text: str) -> str:
     """Markdown without front matter and comments; every line keeps its number."""
-    front = core.FRONT_MATTER.match(text)
+    front = FRONT_MATTER.match(text)
     start = position = front.end() if front else 0
     parts = ["\n" * text.count("\n", 0, start)]
     last_close = text.rfind("-->")  # a comment that is never closed is none

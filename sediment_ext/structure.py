@@ -1,4 +1,4 @@
-"""Where code, JSON and YAML are cut into sections.
+"""What kind of text one is, and where code, JSON and YAML are cut into sections.
 
 Code is cut at definitions, and at top-level lines after a body; JSON and YAML between members. The
 context of a section is the signature or the key path that it stands under.
@@ -6,9 +6,13 @@ context of a section is the signature or the key path that it stands under.
 
 from __future__ import annotations
 
+import contextlib
+import json
+import re
 from collections.abc import Iterator
 
 import sediment as core
+from sediment_ext import markdown
 
 _CODE_MIN, _YAML_MIN = 100, 50  # characters after which a definition or key opens a new section
 # A name with more small words behind it is prose ("type of the item") in a comment or docstring.
@@ -30,6 +34,63 @@ _TOP_STATEMENT = core.LazyPattern(r"[A-Za-z_]")
 # Lines that belong to the definition below them: decorators, attributes, comments, templates.
 _LEAD = core.LazyPattern(r"[ \t]*(?:@|#\[|#(?=[\s#:]|$)|//|/\*|\*(?=[\s/*]|$)|--[ \-]|template *<)")
 _DECORATOR = core.LazyPattern(r"[ \t]*(?:@|#\[)")
+_YAML_PAIR = core.LazyPattern(r"\s*(?:- +)?[\w-]+:(?:\s|$)")
+# What may stand in the first column of YAML: a key, an item, a comment, a marker, a bracket.
+_YAML_TOP = core.LazyPattern(r"""([\w"'$./<*-][^:(]*):(?:\s|$)|-(?:\s|$)|[#%?{}\[\]]|\.\.\.|\s|$""")
+_HEADING_LINE = core.LazyPattern(r"^##? ", re.MULTILINE)
+_CODE_LINE = core.LazyPattern(
+    r"^[ \t]*(?:(?:pub )?fn|def|class|function|const|let|var|import|export|struct|impl|trait) ",
+    re.MULTILINE,
+)
+
+
+def sections_of(text: str, kind: str) -> list[core.Chunk]:
+    """The sections of a text of a kind that `detect_type` names."""
+    if kind == "text":
+        return [core.Chunk(0, len(text), "")]
+    return _SECTIONS[kind](text)
+
+
+def detect_type(text: str) -> str:
+    """Which rules cut this text: "json", "yaml", "markdown", "code" or "text"."""
+    text = text.strip()
+    if _is_json(text):
+        return "json"
+    front = markdown.FRONT_MATTER.match(text)
+    if front and not _is_yaml(text[front.end() :]):
+        return "markdown"
+    if _is_yaml(text):
+        return "yaml"
+    if _HEADING_LINE.search(text) and markdown.is_markdown(text):
+        return "markdown"
+    return "code" if _CODE_LINE.search(text) else "text"
+
+
+def _is_json(text: str) -> bool:
+    if text[:1] + text[-1:] not in ("{}", "[]"):
+        return False
+    with contextlib.suppress(ValueError, RecursionError):
+        json.loads(text)
+        return True
+    return False
+
+
+def _is_yaml(text: str) -> bool:
+    """Whether it has keys at the top, and in the first column only what YAML allows, each key once.
+    That keeps out code, letters and transcripts."""
+    pairs = sum(1 for line in text.split("\n", 10)[:10] if _YAML_PAIR.match(line))
+    if pairs < (1 if text.startswith("---") else 2):
+        return False
+    keys: set[str] = set()
+    for _, line in core.lines_with_start(text):
+        top = _YAML_TOP.match(line)
+        if line.startswith("---"):
+            keys.clear()
+        elif not top or top[1] in keys or markdown.PROGRAM_LINE.match(line):
+            return False
+        elif top[1]:
+            keys.add(top[1])
+    return True
 
 
 def code_sections(text: str) -> list[core.Chunk]:
@@ -56,7 +117,7 @@ def _definitions(text: str) -> Iterator[tuple[int, int, str]]:
             while parents and parents[-1][0] >= indent:
                 parents.pop()
             parents.append((indent, signature))
-            yield head, len(parents), core.clip_path(" > ".join(name for _, name in parents))
+            yield head, len(parents), markdown.clip_path(" > ".join(name for _, name in parents))
         elif after_body and blank and _TOP_STATEMENT.match(line):
             yield head, 1, ""
         blank = not line.strip()
@@ -82,7 +143,7 @@ def _signature(line: str, indent: int) -> str:
     line = line[: 2 * core.CONTEXT_MAX]
     if not (_DEFINITION.match(line) or (indent == 0 and _TOP_DEFINITION.match(line))):
         return ""
-    return core.clip(line.strip().rstrip("{[(:= "))
+    return markdown.clip(line.strip().rstrip("{[(:= "))
 
 
 # JSON and YAML: members packed together, those too large opened and packed in their turn.
@@ -217,5 +278,13 @@ def _pack_path(path: str, parent: _Member, first: int, last: int) -> str:
 def _key_path(path: str, parent: _Member, index: int) -> str:
     key = parent.members[index].key
     if key is None:
-        return core.clip_path(f"{path}[{index}]")
-    return core.clip_path(f"{path}.{key}" if path else key)
+        return markdown.clip_path(f"{path}[{index}]")
+    return markdown.clip_path(f"{path}.{key}" if path else key)
+
+
+_SECTIONS = {
+    "json": json_sections,
+    "yaml": yaml_sections,
+    "markdown": markdown.markdown_sections,
+    "code": code_sections,
+}

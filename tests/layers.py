@@ -33,6 +33,7 @@ USES: dict[str, set[str]] = {
     "retention": {"upkeep"},
     "services": {"given_models"},
     "settings_files": {"systems"},
+    "structure": {"markdown"},
     "sync.commands": {"sync.places", "systems"},
     "sync.folder": {"sync.merge", "sync.places", "systems"},
     "sync.git": {"sync.folder", "sync.places"},
