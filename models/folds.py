@@ -18,7 +18,10 @@ BEGINNINGS = ROOT / "tests" / "beginnings"
 THINGS, ASPECTS = ROOT / "tests" / "things", ROOT / "tests" / "aspects"
 SEQUENCES = ROOT / "tests" / "sequences"
 JUDGES = {"colleagues", "libraries", "workshops", "trades"}  # of those, which teach nothing
-PROGRAM = ROOT / "sediment.py", ROOT / "assets" / "function_words.json"  # which make the features
+PROGRAM = (  # what makes the features
+    *(ROOT / "sediment.py", ROOT / "assets" / "function_words.json"),
+    *(ROOT / "sediment_ext" / "structure.py", ROOT / "sediment_ext" / "markdown.py"),
+)
 COHORT = 256  # memories beside which a query's nearness is seen; 500 or 1,000 show no more
 FOLDS = 3  # of what the ranker learns from: each is judged by what was learned from the two others
 

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from program import in_one_look
 
-from sediment import UNCLOSED, asset, credential_forms, redact
+from sediment import UNCLOSED, asset, redact
+from sediment_ext.credentials import credential_forms
 
 # Secrets are made by their form when a test runs: a scanner finds none in this file.
 
@@ -1901,9 +1902,10 @@ def test_every_form_in_the_file_of_credentials_is_looked_for() -> None:
 
 def test_secrets_are_found_in_a_checkout_with_the_line_ends_of_windows(tmp_path: Path) -> None:
     top = Path(__file__).resolve().parents[1]
-    (tmp_path / "assets").mkdir()
+    code = ("sediment.py", "sediment_ext/__init__.py", "sediment_ext/credentials.py")
     files = ("credentials.txt", "function_words.json", "secrets.txt")
-    for name in ("sediment.py", *(f"assets/{file}" for file in files)):
+    for name in (*code, *(f"assets/{file}" for file in files)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes((top / name).read_bytes().replace(b"\n", b"\r\n"))
     script = "import sediment, sys; print(sediment.redact(sys.argv[1])[0])"
     command = [sys.executable, "-c", script, "ghp_" + alnum()]
