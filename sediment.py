@@ -8469,7 +8469,7 @@ class Memory(ServedMemory):
         """
         chosen = check_scope(scope, (*SCOPES, "all")), check_scope(kind, ITEM_KINDS, "kind")
         span = parse_moment(since), parse_moment(until, end=True)
-        marks = check_tags(tags), 0 if expiring is None else parse_expiry(expiring)
+        marks = check_tags(tags), 0 if expiring is None else parse_expiry(expiring) or TIME_MAX
         wanted = Wanted(*chosen, span, replaced, never_recalled, *marks, stale_citations)
         page = check_limit(page, "page", PAGES_MAX)
         return listed_items(self.projects, wanted, check_limit(limit), page, oldest)

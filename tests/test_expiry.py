@@ -91,9 +91,10 @@ def test_the_last_store_says_when_a_text_ends(memory: Memory) -> None:
 
 def test_what_is_to_end_soon_is_listed(memory: Memory) -> None:
     soon = memory.store(CLOSED, expires="3d")["id"]
-    memory.store("The kettle is in the cellar.", expires="30d")
+    late = memory.store("The kettle is in the cellar.", expires="30d")["id"]
     memory.store("The lamp is in the hall.")
     assert [row["id"] for row in memory.list_items(expiring="7d")["items"]] == [soon]
+    assert {row["id"] for row in memory.list_items(expiring="never")["items"]} == {soon, late}
     assert "no longer expires" in memory.expire(soon, "never")["message"]
     assert memory.list_items(expiring="7d")["items"] == []
 
