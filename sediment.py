@@ -4766,18 +4766,12 @@ class Within(NamedTuple):
         return numpy.array([kind in self.kinds for kind in range(HIDDEN + 1)])[kinds]
 
 
-class WordMatches(NamedTuple):
-    """What a query's words find."""
-
-    found: ChunkMatches  # items by the BM25 of their best chunk, best first
-    tenth: float  # the BM25 of the GAP_DEPTH-th best chunk, or 0
-
-
-def search_words(words: WeightedQuery, within: Within) -> WordMatches:
+def search_words(words: WeightedQuery, within: Within) -> tuple[ChunkMatches, float]:
     """The items of the best chunks by words that may answer: of twice `limit` chunks, or of more
-    until there are `limit` own items among them."""
+    until there are `limit` own items among them. And the BM25 of the GAP_DEPTH-th best chunk, or
+    0."""
     if not words.terms:
-        return WordMatches(chunk_matches([]), 0.0)
+        return chunk_matches([]), 0.0
     chunks, scores = _word_scores(within.database, words.terms)
     size = looked_at = 2 * within.limit
     while True:
@@ -4791,7 +4785,7 @@ def search_words(words: WeightedQuery, within: Within) -> WordMatches:
         looked_at *= 8
     found = ChunkMatches(item[best], chunks[best], scores[best], numpy.ones_like(best), kind[best])
     tenth = float(scores[wanted[GAP_DEPTH - 1]]) if len(wanted) >= GAP_DEPTH else 0.0
-    return WordMatches(found, tenth)
+    return found, tenth
 
 
 def _word_scores(database: Database, terms: list[Term]) -> tuple[Any, Any]:
@@ -4839,7 +4833,10 @@ def _numbers(text: str | None) -> Any:
 
 
 def candidates(
-    words: WeightedQuery, matched: WordMatches, vector: bytes | None, within: Within
+    words: WeightedQuery,
+    matched: tuple[ChunkMatches, float],
+    vector: bytes | None,
+    within: Within,
 ) -> tuple[Candidates, float]:
     """What either index finds of each kind, and `words_share` of this query."""
     by_words, tenth = matched
@@ -4986,17 +4983,10 @@ def rank(
     of their score."""
     score, relevance, parts = profile.score(found, share, factor)
     best = numpy.lexsort((-found.item, -score))[:depth]
-    columns = (
-        found.item,
-        found.chunk,
-        score,
-        cosines_to_candidates(found),
-        found.kind,
-        relevance,
-        found.version,
-    )
-    rows = zip(*(column[best].tolist() for column in columns), strict=True)
-    each = parts_of_each({name: column[best] for name, column in parts.items()})
+    columns = found.item, found.chunk, score, cosines_to_candidates(found), found.kind, relevance
+    rows = zip(*(column[best].tolist() for column in (*columns, found.version)), strict=True)
+    values = zip(*(column[best].tolist() for column in parts.values()), strict=True)
+    each = (dict(zip(parts, row, strict=True)) for row in values)
     return [
         Hit(item, chunk, score, cosine, kind, fits, added, old or None)
         for (item, chunk, score, cosine, kind, fits, old), added in zip(rows, each, strict=True)
@@ -5011,12 +5001,6 @@ def beside_nearer_version(hit: Hit, fact: RankFacts | None, vector: bytes) -> Hi
     own, query = stack_vectors([(fact.vector,), (vector,)])
     is_nearer = hit.cosine - own @ query >= NEARER_VERSION
     return hit._replace(nearer=hit.newer_than) if is_nearer else hit
-
-
-def parts_of_each(parts: dict[str, Any]) -> Iterator[dict[str, float]]:
-    """The parts of each hit's score by name, from float[hits] by name."""
-    rows = zip(*(column.tolist() for column in parts.values()), strict=True)
-    return (dict(zip(parts, row, strict=True)) for row in rows)
 
 
 # default: the formula of the header.
@@ -5366,11 +5350,6 @@ def bm25_score(found: Candidates, _: float, __: float) -> Scores:
     return Scores(found.relative, (found.bm25 > 0).astype(float), {"bm25": found.bm25})
 
 
-def unadjusted(hits: list[Hit], *_: Any) -> list[Hit]:
-    """The hits as they are."""
-    return hits
-
-
 def least_relevance(hits: list[Hit], floor: float) -> float:
     """The relevance that each result must have: half of `floor`. At least one of all hits must have
     `floor`, or nothing is shown."""
@@ -5382,8 +5361,8 @@ PROFILES = {
     "classic": Profile(
         classic_score, classic_adjust, lambda *_: CLASSIC_FLOOR, least_relevance, links=True
     ),
-    "cosine": Profile(cosine_score, unadjusted, lambda *_: 0.0, least_relevance),
-    "bm25": Profile(bm25_score, unadjusted, lambda *_: 1.0, least_relevance),
+    "cosine": Profile(cosine_score, lambda hits, *_: hits, lambda *_: 0.0, least_relevance),
+    "bm25": Profile(bm25_score, lambda hits, *_: hits, lambda *_: 1.0, least_relevance),
 }
 
 
@@ -6747,10 +6726,13 @@ class Search(View):
         comparable, vector = vector is not None, vector or b""
         found, share = candidates(words, matched, vector, within)
         share *= 1.0 if self.lexicon.own else OTHERS_WORDS
-        found = self._completed(found, comparable, vector)
+        if comparable and not vector:  # the model knows no word of it: only the words count
+            found = found._replace(cosine=cosines_to_candidates(found))
+        elif vector and self.database.state().has_pending:
+            found = self._with_waiting(found, vector)
         size = max(request.limit, RANKED)
         if vector and query.asked and query.asked.events:
-            found = self._of_time(query.asked, vector, within, found, words)
+            found = self._of_time(query.asked, vector, within, found)
             size = len(found.item)  # what is of that time may fit badly by all else
         factor = CROSS_PROJECT_FACTOR if within.project else 1.0
         hits, facts = self._ranked(found, share, request.profile, size, factor)
@@ -6786,14 +6768,6 @@ class Search(View):
         if request.source is not None:
             live += extension("files").within_source(self.projects, request.source)
         return within.choosing(live, replaced_at(request.moment))
-
-    def _completed(self, found: Candidates, comparable: bool, vector: bytes) -> Candidates:
-        """The candidates, with cosines where these are still to be made."""
-        if comparable and not vector:  # only their words count
-            return found._replace(cosine=cosines_to_candidates(found))
-        if vector and self.database.state().has_pending:
-            return self._with_waiting(found, vector)
-        return found
 
     def _answerable(self, found: Found, moment: int | None) -> list[Hit]:
         """The hits that may be shown: not of other projects' files that have changed, which are
@@ -6861,12 +6835,7 @@ class Search(View):
         return []
 
     def _of_time(
-        self,
-        asked: AskedTime,
-        vector: bytes,
-        within: Within,
-        found: Candidates,
-        words: WeightedQuery,
+        self, asked: AskedTime, vector: bytes, within: Within, found: Candidates
     ) -> Candidates:
         """The candidates and what else is of the time that the question asks about, here or global:
         all that is of that time counts as having every word of the query."""
@@ -6874,7 +6843,7 @@ class Search(View):
         then = within._replace(kinds=kinds, limit=CANDIDATES)
         near = self.index.search(vector, then.choosing(f"{within.live} AND {_of_period(asked)}"))
         more = near.where(~numpy.isin(near.item, found.item, assume_unique=True))
-        late = as_candidates(chunk_matches([]), more, 0.0, words.ideal)
+        late = as_candidates(chunk_matches([]), more, 0.0, 0.0)
         every = Candidates(*map(numpy.append, found, late))
         fits = numpy.isin(every.item, near.item, assume_unique=True)
         return every._replace(coverage=numpy.where(fits, 1.0, every.coverage))
@@ -9055,9 +9024,7 @@ _TABLE = (
         Argument("conversations", FLAG, "--conversations/--no-conversations", default=...),
     ),
     Operation("expand", _expand, render_item).takes(
-        _THE_ID,
-        Argument("lines", whole(0, 10_000, "N")),
-        Argument("section", FLAG),
+        _THE_ID, Argument("lines", whole(0, 10_000, "N")), Argument("section", FLAG)
     ),
     Operation("index", Memory.index, late("files", "render_indexed")).takes(
         _PATHS,
@@ -9069,8 +9036,7 @@ _TABLE = (
         _ALLOW_SECRETS,
     ),
     Operation("watch", Memory.watch, late("files", "render_changes")).takes(
-        _PATHS,
-        Argument("debounce_ms", whole(50, 60_000, "MS"), default=...),
+        _PATHS, Argument("debounce_ms", whole(50, 60_000, "MS"), default=...)
     ),
     Operation("note", Memory.note, render_stored).takes(
         Argument("text", CONTENT, place="TEXT..."),
@@ -9085,8 +9051,7 @@ _TABLE = (
         Argument("dry_run", FLAG),
     ),
     Operation("status", Memory.status, late("doctor", "render_status")).takes(
-        Argument("deep", FLAG),
-        Argument("index", FLAG),
+        Argument("deep", FLAG), Argument("index", FLAG)
     ),
     Operation("list", _list, render_listed, Memory.list_items).takes(
         HOW_MANY,
@@ -9110,8 +9075,7 @@ _TABLE = (
     Operation("history", Memory.history, render_history).takes(_THE_ID),
     Operation("undo", Memory.undo, render_message).takes(_THE_ID),
     Operation("replace", Memory.replace, render_message).takes(
-        Argument("old", ID, place="OLD"),
-        Argument("new", ID, place="NEW"),
+        Argument("old", ID, place="OLD"), Argument("new", ID, place="NEW")
     ),
     Operation("move", Memory.move, render_message).takes(
         _THE_ID, Argument("scope", SCOPE, place="SCOPE")
@@ -9121,11 +9085,10 @@ _TABLE = (
     ),
     Operation("review", Memory.review, render_message),
     Operation("graph", Memory.graph, late("graphs", "render_tree")).takes(
-        _THE_ID,
-        Argument("kind", choice("tree", "dot", "json"), "--format", "tree"),
+        _THE_ID, Argument("kind", choice("tree", "dot", "json"), "--format", "tree")
     ),
     Operation("consolidate", Memory.consolidate, render_consolidated).takes(
-        Argument("dry_run", FLAG),
+        Argument("dry_run", FLAG)
     ),
     Operation("prune", _prune, late("upkeep", "render_pruned"), Memory.prune).takes(
         Argument("older_than", AGE),
@@ -9142,9 +9105,7 @@ _TABLE = (
     Operation("backup", Memory.backup, render_message).takes(_BACKUP, *_ENCRYPT),
     Operation("restore", Memory.restore, render_message).takes(_BACKUP, *_OPEN),
     Operation("reindex", Memory.reindex, render_message),
-    Operation("stats", Memory.stats, render_facts).takes(
-        Argument("verify", FLAG),
-    ),
+    Operation("stats", Memory.stats, render_facts).takes(Argument("verify", FLAG)),
     Operation("import", Memory.import_rows, render_imported).takes(
         Argument("file", FILE_OR_FOLDER, place="[FILE]"),
         Argument("origin", string("CLIENTS"), "--from"),

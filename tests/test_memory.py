@@ -836,8 +836,8 @@ def test_texts_without_spaces_are_found_by_their_words(
     id = memory.store(text)["id"]
     here = sediment.Within(memory._index, "demo")
     words = sediment.weigh_query(here, query, memory._lexicon)
-    matched = sediment.search_words(words, here)
-    assert len(matched.found.item) == 1
+    found, _ = sediment.search_words(words, here)
+    assert len(found.item) == 1
     assert first(memory, query)["id"] == id
 
 
