@@ -8891,78 +8891,6 @@ class Operation(NamedTuple):
         return self._replace(arguments=[each._replace(default=value) for each, value in pairs])
 
 
-# Which arguments go together: beside each that makes a command do something else, those that count
-# then (-name: all but that one), and beside "" those that count without any of these. A name with
-# a value, as in "action=add", is that argument with that value. What does not count is an error.
-# A command that is not named here uses all its arguments, whatever is given.
-COMPANIONS: dict[str, dict[str, str]] = {
-    "store": {"into": "-replace -created_at -tags -expires"},
-    "recall": {"hub": "query limit min_score anyway explain", "anyway": "-min_score"},
-    "expand": {"lines": "id", "section": "id", "": "id"},
-    "index": {"paths": "-", "remove": "paths scope", "": "paths scope allow_secrets"},
-    "compact": {"command": "-", "dry_run": "-", "": "-timeout"},
-    "list": {"conversations": "limit"},
-    "graph": {"json": "id", "": "-"},
-    "prune": {"purge": "scope dry_run", "older_than": "-", "": "dry_run"},
-    "doctor": {"repair": "", "client": "", "": ""},
-    "import": {
-        "rows": "file origin scope allow_secrets",
-        "encrypted": "file scope allow_secrets identity passphrase_file passphrase_fd",
-        "conversations": "file origin since here dry_run",
-    },
-    "export": {
-        "file": "-",
-        "file=-": "-force",
-        "plain": "-recipient -passphrase_file -passphrase_fd",
-        "": "-force",
-    },
-    "backup": {"plain": "-recipient -passphrase_file -passphrase_fd"},
-    "restore": {"plain": "-identity -passphrase_file -passphrase_fd"},
-    "init": {
-        "here": "-everywhere",
-        "everywhere": "-here -new_project",
-        "new_project": "-everywhere -only_print -remove",
-    },
-    "hook": {"off": "hooks", "on": "hooks", "reads": "", "": "client"},
-    "model": {"action=list": "", "action=add": "target name", "action=remove": "target"},
-    "tag": {"action=list": ""},
-    "token": {"action=list": "", "action=add": "name reads", "action=revoke": "name"},
-    "sync": {
-        "place": "share share_global",
-        "share": "place share_global",
-        "share_global": "place share unshare",
-        "unshare": "share_global",
-        "status": "",
-        "leave": "erase",
-        "watch": "quiet with_parent",
-        "": "again quiet",
-    },
-    "hub": {
-        "action=init": "place recall",
-        "action=add": "person space place reads",
-        "action=remove": "person space place",
-    },
-}
-COMPANIONS["search"] = COMPANIONS["recall"]
-
-
-def modes_of(command: str, given: Mapping[str, Any]) -> list[str]:
-    """The entries of COMPANIONS that hold for what is given."""
-
-    def holds(mode: str) -> bool:
-        name, _, wanted = mode.partition("=")
-        return given.get(name) == wanted if wanted else given.get(name) not in (None, False, ())
-
-    return [mode for mode in COMPANIONS.get(command, ()) if mode and holds(mode)] or [""]
-
-
-def counts(command: str, mode: str, name: str) -> bool:
-    """Whether an argument counts in a mode of a command."""
-    rule = COMPANIONS.get(command, {}).get(mode, "-")
-    listed = (f"-{name}" if rule.startswith("-") else name) in rule.split()
-    return listed != rule.startswith("-") or name == mode.partition("=")[0]
-
-
 def _recall(memory: Memory, query: str, hub: bool = False, **options: Any) -> dict[str, Any]:
     """Recall without recording what is shown: callers do that after they have answered."""
     if hub:
@@ -9847,6 +9775,77 @@ _GENERAL: dict[str, dict[str, Any]] = {
 def _note_general(context: click.Context, option: click.Parameter, value: Any) -> None:
     if value not in (None, False) and option.name and context.obj:
         setattr(context.obj, option.name, value)
+
+
+# Which arguments go together: beside each that makes a command do something else, those that count
+# then (-name: all but that one), and beside "" those that count without any of these. A name with
+# a value, as in "action=add", is that argument with that value. What does not count is an error.
+# A command that is not named here uses all its arguments, whatever is given.
+COMPANIONS: dict[str, dict[str, str]] = {
+    "store": {"into": "-replace -created_at -tags -expires"},
+    "recall": {"hub": "query limit min_score anyway explain", "anyway": "-min_score"},
+    "expand": {"lines": "id", "section": "id", "": "id"},
+    "index": {"paths": "-", "remove": "paths scope", "": "paths scope allow_secrets"},
+    "compact": {"command": "-", "dry_run": "-", "": "-timeout"},
+    "list": {"conversations": "limit"},
+    "graph": {"json": "id", "": "-"},
+    "prune": {"purge": "scope dry_run", "older_than": "-", "": "dry_run"},
+    "doctor": {"repair": "", "client": "", "": ""},
+    "import": {
+        "rows": "file origin scope allow_secrets",
+        "encrypted": "file scope allow_secrets identity passphrase_file passphrase_fd",
+        "conversations": "file origin since here dry_run",
+    },
+    "export": {
+        "file": "-",
+        "file=-": "-force",
+        "plain": "-recipient -passphrase_file -passphrase_fd",
+        "": "-force",
+    },
+    "backup": {"plain": "-recipient -passphrase_file -passphrase_fd"},
+    "restore": {"plain": "-identity -passphrase_file -passphrase_fd"},
+    "init": {
+        "here": "-everywhere",
+        "everywhere": "-here -new_project",
+        "new_project": "-everywhere -only_print -remove",
+    },
+    "hook": {"off": "hooks", "on": "hooks", "reads": "", "": "client"},
+    "model": {"action=list": "", "action=add": "target name", "action=remove": "target"},
+    "tag": {"action=list": ""},
+    "token": {"action=list": "", "action=add": "name reads", "action=revoke": "name"},
+    "sync": {
+        "place": "share share_global",
+        "share": "place share_global",
+        "share_global": "place share unshare",
+        "unshare": "share_global",
+        "status": "",
+        "leave": "erase",
+        "watch": "quiet with_parent",
+        "": "again quiet",
+    },
+    "hub": {
+        "action=init": "place recall",
+        "action=add": "person space place reads",
+        "action=remove": "person space place",
+    },
+}
+
+
+def modes_of(command: str, given: Mapping[str, Any]) -> list[str]:
+    """The entries of COMPANIONS that hold for what is given."""
+
+    def holds(mode: str) -> bool:
+        name, _, wanted = mode.partition("=")
+        return given.get(name) == wanted if wanted else given.get(name) not in (None, False, ())
+
+    return [mode for mode in COMPANIONS.get(command, ()) if mode and holds(mode)] or [""]
+
+
+def counts(command: str, mode: str, name: str) -> bool:
+    """Whether an argument counts in a mode of a command."""
+    rule = COMPANIONS.get(command, {}).get(mode, "-")
+    listed = (f"-{name}" if rule.startswith("-") else name) in rule.split()
+    return listed != rule.startswith("-") or name == mode.partition("=")[0]
 
 
 def refuse_unused(ctx: click.Context, **found: Any) -> None:
