@@ -37,6 +37,7 @@ PACKAGES = (
     "psycopg",
     "psycopg-binary",
     "pyrage",
+    "sqlite-vec",
     "tokenizers",
     "typing-extensions",
     "waitress",
@@ -488,8 +489,11 @@ model = Path(sys.argv[1], "models", "all-MiniLM-L6-v2")
 ids = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json")).encode("hello world").ids
 session = onnxruntime.InferenceSession(model / "model.onnx", providers=["CPUExecutionProvider"])
 vector = session.run(None, {"ids": numpy.array(ids)})[0]
-assert apsw.Connection(":memory:").execute("select json_array_length('[1]')").get == 1
-assert abs(numpy.linalg.norm(vector) - 1) < 1e-5
+database = apsw.Connection(":memory:")
+database.enable_load_extension(True)
+database.load_extension(str(Path(sys.argv[1], "sqlite_vec", "vec0")))
+distance = database.execute("select vec_distance_cosine(?, ?)", [vector.tobytes()] * 2).get
+assert abs(distance) < 1e-6 and abs(numpy.linalg.norm(vector) - 1) < 1e-5
 assert all(m.__file__.startswith(sys.argv[1]) for m in (apsw, click, numpy, onnxruntime, pyrage))
 """
 

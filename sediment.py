@@ -196,7 +196,7 @@ IMPORT_BATCH = 128  # rows a transaction
 # Rows nearest by their bits whose exact cosines are taken: 99.6 % of the true first ten are found.
 SCANNED = (3_000, 750, 750, 750)  # own, of other projects, of conversations, replaced
 EXACT_ROWS = 20_000  # with no more rows, all cosines are exact
-NEAR_SCANNED = (300,)  # the same to find what says nearly the same
+NEAR_SCANNED = (300, 0)  # the same to find what says nearly the same
 SCAN_BLOCK = 32_768  # rows whose bits are compared at once: a core's cache
 KEPT_VECTORS = 150_000  # 230 MB; with more rows a long-lived process keeps the bits alone
 ERASED_KEPT = 2_000  # erased rows; above that, and a third of all, the index is read anew
@@ -2115,9 +2115,9 @@ def open_encoder(resident: bool) -> Encoder:
 # ---------------------------------------------------------------------------------------------
 # Database
 #
-# One SQLite file through apsw, which has the same SQLite on every Python. A connection a thread;
-# writes are short IMMEDIATE transactions; reading a file that is not there yet reads an empty
-# database in memory, so that no reading command creates anything.
+# One SQLite file through apsw, whose own SQLite loads sqlite-vec on every Python. A connection
+# a thread; writes are short IMMEDIATE transactions; reading a file that is not there yet reads
+# an empty database in memory, so that no reading command creates anything.
 # ---------------------------------------------------------------------------------------------
 
 HOOKS_OFF = "hooks_off:"  # begins a key of `meta`, before a project: which of its hooks are off
@@ -2198,6 +2198,7 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         self.path = absolute_path(path)  # absolute, so that ":memory:" is a file's name, too
+        self.has_distance = False
         self._local = threading.local()
         self._all: weakref.WeakSet[apsw.Connection] = weakref.WeakSet()  # closed with their threads
         self._lock = threading.Lock()
@@ -2400,6 +2401,7 @@ class Database:
             check_compatible(connection, self.path)
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
             _configure(connection)
+            self.has_distance = load_distance(connection)
             _migrate(connection, self.path)
             connection.execute(_POSTINGS)
         except BaseException:
@@ -2638,6 +2640,24 @@ def _use_wal(connection: apsw.Connection) -> None:
 # Which chunks have a stem, and where, straight from the word index: FTS5's own BM25 has its
 # constants fixed at k1 = 1.2 and b = 0.75, and takes twice the time.
 _POSTINGS = "CREATE VIRTUAL TABLE temp.postings USING fts5vocab(main, words, instance)"
+
+
+def load_distance(connection: apsw.Connection) -> bool:
+    """Load sqlite-vec's distance functions, by path since its package imports numpy; False where it
+    has no build for this system."""
+    from importlib.util import find_spec
+
+    spec = find_spec("sqlite_vec")
+    if spec is None or not spec.origin:
+        return False
+    connection.enable_load_extension(True)
+    try:
+        connection.load_extension(str(Path(spec.origin).parent / "vec0"))
+    except (apsw.ExtensionLoadingError, UnicodeEncodeError):  # a place that is not UTF-8
+        return False
+    finally:
+        connection.enable_load_extension(False)
+    return True
 
 
 def copy_database(
@@ -4215,6 +4235,34 @@ def chunk_matches(rows: Sequence[tuple[int, int, float, int]]) -> ChunkMatches:
     return ChunkMatches(item, chunk, score, chunks, numpy.full(len(rows), OWN))
 
 
+def search_vectors(
+    database: Database, vector: bytes, where: str, value: Any, limit: int
+) -> ChunkMatches:
+    """The `limit` items whose best chunk has the greatest cosine, best first, of those that fit a
+    condition with one parameter."""
+    source = (
+        "FROM items i CROSS JOIN chunks c ON c.item = i.seq CROSS JOIN vectors v ON v.chunk = c.id"
+        f" WHERE {where}"
+    )
+    connection = database.reader()
+    if not database.has_distance:
+        distance = cast(Any, _cosine_distance)
+        connection.create_scalar_function("vec_distance_cosine", distance, 2)
+    sql = (
+        f"SELECT i.seq, c.id, min(vec_distance_cosine(v.vector, ?)) AS distance, count(*) {source}"
+        " GROUP BY i.seq HAVING distance NOTNULL ORDER BY distance LIMIT ?"  # NaN is NULL
+    )
+    found = chunk_matches(database.rows(sql, vector, value, limit))
+    return found._replace(score=1 - found.score)
+
+
+def _cosine_distance(vector: bytes, query: bytes) -> float | None:
+    """What sqlite-vec's function of this name returns, where that has no build; None for a damaged
+    vector. Raises DamagedError where the two differ in length."""
+    one, other = stack_vectors([(vector,), (query,)])
+    return 1 - float(one @ other) if one.any() else None
+
+
 def _vectors_of(database: Database, chunks: list[int]) -> list[tuple[int, bytes]]:
     """(chunk, vector) of those of these chunks that have one, in any order."""
     sql = "SELECT chunk, vector FROM vectors WHERE chunk IN (SELECT value FROM json_each(?))"
@@ -4228,14 +4276,14 @@ _ENDED_AS = f"CASE WHEN {_LIVE} THEN 0 WHEN {_REPLACED} THEN 1 ELSE 2 END"
 
 
 class VectorIndex:
-    """The chunks of a file in the memory of the process, a row each in the order of their ids.
+    """The chunks of a file in the memory of a long-lived process, a row each in the order of their
+    ids, so that a search need not read them all again.
 
     Each vector is kept as its signs, a bit each. The number of bits that differ from the query's,
-    weighted by the size of the query's numbers, is a coarse distance. Among many rows, exact
-    cosines are taken of the SCANNED nearest only; where there are too many vectors to be kept
-    (KEPT_VECTORS), these are read from the file. The file stays the only truth: before each search
-    the index takes over what was added, ended or forgotten since the last one. To be used in a
-    snapshot.
+    weighted by the size of the query's numbers, is a coarse distance: exact cosines are taken of
+    the SCANNED nearest rows only; where there are too many vectors to be kept (KEPT_VECTORS), these
+    are read from the file. The file stays the only truth: before each search the index takes over
+    what was added, ended or forgotten since the last one. To be used in a snapshot.
     """
 
     def __init__(self, database: Database) -> None:
@@ -4251,9 +4299,17 @@ class VectorIndex:
         with self._lock:
             self._refresh()
 
-    def search(self, vector: bytes, within: Within, also_score: Any = ()) -> ChunkMatches:
-        """The items `also_score`, of any kind, and the best of each kind by the cosine of their
-        best chunk."""
+    def search(
+        self,
+        vector: bytes,
+        project: str | None,
+        limit: int = CANDIDATES,
+        scanned: Sequence[int] = SCANNED,
+        also_score: Any = (),
+    ) -> ChunkMatches:
+        """The items `also_score`, of any kind, and the best `limit` of each kind by the cosine of
+        their best chunk. Where there are many rows, `scanned` says how many of each kind get an
+        exact cosine."""
         query = numpy.frombuffer(vector, "<f4")
         with self._lock:
             self._refresh()
@@ -4268,17 +4324,16 @@ class VectorIndex:
                 return self._best(rows, cosines, limit)
 
             found = [best(self._rows_with(also_score), len(also_score))]
-            for kind in within.kinds:
-                rows = self._rows_of_kind(within, kind)
+            for kind, count in enumerate(scanned):
+                rows = self._rows_of_kind(project, kind) if count else numpy.empty(0, numpy.int64)
                 if not exact and len(rows):
-                    count = max(within.scanned[kind], within.limit)
-                    rows = _nearest_rows(rows, measured[rows], count)
-                found.append(best(rows, within.limit))
-            kinds = numpy.repeat((OWN, *within.kinds), [len(rows) for rows, _ in found])
+                    rows = _nearest_rows(rows, measured[rows], max(count, limit))
+                found.append(best(rows, limit))
+            kinds = numpy.repeat((OWN, *range(len(scanned))), [len(rows) for rows, _ in found])
             rows, cosines = map(numpy.concatenate, zip(*found, strict=True))
             return self._chunk_matches(rows, cosines, kinds)
 
-    def places(self, chunks: Any, within: Within) -> tuple[Any, Any]:
+    def places(self, chunks: Any, project: str | None) -> tuple[Any, Any]:
         """int[chunks] and int[chunks]: the item of each chunk, and the kind of the item."""
         with self._lock:
             self._refresh()
@@ -4287,14 +4342,14 @@ class VectorIndex:
             rows = self._chunks[: self._count].searchsorted(chunks).clip(max=self._count - 1)
             # A reader of an older state asks for what is erased.
             exists = self._chunks[rows] == chunks
-            return self._items[rows], numpy.where(exists, self._kinds(within, rows), HIDDEN)
+            return self._items[rows], numpy.where(exists, self._kinds(project, rows), HIDDEN)
 
-    def count(self, within: Within, last: int = TIME_MAX) -> int:
-        """How many chunks may answer, of all or of those up to one."""
+    def count(self, project: str | None, kinds: Sequence[int], last: int) -> int:
+        """How many chunks up to `last` are of these kinds, as seen from a project."""
         with self._lock:
             self._refresh()
             before = int(self._chunks[: self._count].searchsorted(last, "right"))
-            rows = (self._rows_of_kind(within, kind) for kind in within.kinds)
+            rows = (self._rows_of_kind(project, kind) for kind in kinds)
             return sum(int(each.searchsorted(before)) for each in rows)
 
     def mean_cosines(self, vector: bytes, items: list[int]) -> dict[int, float]:
@@ -4308,23 +4363,18 @@ class VectorIndex:
                 if start < end
             }
 
-    def _rows_of_kind(self, within: Within, kind: int) -> Any:
-        """int[m]: the rows of a kind; cached, for the usual conditions, until the file changes."""
-        cache = self._rows if within.chosen is None else {}
-        if (within.project, kind) not in cache:
-            is_wanted = self._kinds(within, slice(self._count)) == kind
-            cache[within.project, kind] = numpy.flatnonzero(is_wanted)
-        return cache[within.project, kind]
+    def _rows_of_kind(self, project: str | None, kind: int) -> Any:
+        """int[m]: the rows of a kind, as seen from a project; cached until the file changes."""
+        if (project, kind) not in self._rows:
+            is_wanted = self._kinds(project, slice(self._count)) == kind
+            self._rows[project, kind] = numpy.flatnonzero(is_wanted)
+        return self._rows[project, kind]
 
-    def _kinds(self, within: Within, rows: Any) -> Any:
-        """int8[rows]: the kind of each row."""
-        if within.chosen is not None:
-            items, kinds = within.chosen
-            at = items.searchsorted(self._items[rows])
-            return numpy.where(items[at] == self._items[rows], kinds[at], HIDDEN)
+    def _kinds(self, project: str | None, rows: Any) -> Any:
+        """int8[rows]: the kind of each row, as seen from a project."""
 
         def kinds_of(scope: str) -> tuple[int, int, int]:  # live, replaced, ended otherwise
-            own = scope.removesuffix(_TURN_MARK) in ("", within.project)
+            own = scope.removesuffix(_TURN_MARK) in ("", project)
             if _TURN_MARK in scope:
                 return TALK if own else HIDDEN, HIDDEN, HIDDEN
             return (OWN, REPLACED, HIDDEN) if own else (FOREIGN, HIDDEN, HIDDEN)
@@ -4657,8 +4707,7 @@ class Hit(NamedTuple):
 def weigh_query(within: Within, query: str, lexicon: Lexicon) -> WeightedQuery:
     """The words of a query, weighted by their frequency in what may answer it. To be used in a
     snapshot."""
-    counts = functools.partial(_frequencies, within)
-    return weighed(query, lexicon, within.index.count(within), counts)
+    return weighed(query, lexicon, within.count(), functools.partial(_frequencies, within))
 
 
 def weighed(
@@ -4693,20 +4742,27 @@ def _is_known(term: Term, shares: dict[str, float]) -> bool:
 
 
 def _frequencies(within: Within, phrases: list[str]) -> list[int]:
-    """How many chunks that may answer have each of these phrases."""
-    return [_frequency(within, phrase) for phrase in phrases]
+    """How many chunks that may answer have each of these phrases; of a very common one that is
+    estimated from the first FOUND_ROWS that have it."""
+    keys = [(phrase, FOUND_ROWS) for phrase in phrases]
+    found = [*within.database.cached_answers(_first_chunks_with, keys), numpy.empty(0, int)]
+    is_wanted = within.is_wanted(within.places(numpy.concatenate(found))[1])
+    phrase = numpy.repeat(numpy.arange(len(found)), [*map(len, found)])
+    counts = numpy.bincount(phrase[is_wanted], minlength=len(found)).tolist()
+    return [
+        count if len(chunks) < FOUND_ROWS else _estimated_frequency(within, phrase)
+        for phrase, chunks, count in zip(phrases, found, counts, strict=False)
+    ]
 
 
-def _frequency(within: Within, phrase: str) -> int:
-    """How many chunks that may answer have a phrase; of a very common one that is estimated from
-    the first FOUND_ROWS of them that have it."""
+def _estimated_frequency(within: Within, phrase: str) -> int:
     limit = FOUND_ROWS
     while True:
         (chunks,) = within.database.cached_answers(_first_chunks_with, [(phrase, limit)])
-        wanted = chunks[within.is_wanted(within.index.places(chunks, within)[1])]
+        wanted = chunks[within.is_wanted(within.places(chunks)[1])]
         if len(wanted) >= FOUND_ROWS:
             last = int(wanted[FOUND_ROWS - 1])
-            return FOUND_ROWS * within.index.count(within) // within.index.count(within, last)
+            return FOUND_ROWS * within.count() // within.count(last)
         if len(chunks) < limit:
             return len(wanted)
         limit *= 8  # most of these may not answer
@@ -4714,8 +4770,10 @@ def _frequency(within: Within, phrase: str) -> int:
 
 def _first_chunks_with(database: Database, phrases: list[tuple[str, int]]) -> list[Any]:
     """int[m] for each phrase and limit: the first chunks that have it, at most so many."""
-    sql = "SELECT group_concat(rowid) FROM (SELECT rowid FROM words WHERE words MATCH ? LIMIT ?)"
-    return [_numbers(database.value(sql, f'"{phrase}"', limit)) for phrase, limit in phrases]
+    found = "SELECT rowid FROM words WHERE words MATCH ? LIMIT ?"
+    sql = " UNION ALL ".join([f"SELECT group_concat(rowid) FROM ({found})"] * len(phrases))
+    values = itertools.chain(*((f'"{phrase}"', limit) for phrase, limit in phrases))
+    return [_numbers(text) for (text,) in database.rows(sql, *values)]
 
 
 def _rarest(terms: list[Term]) -> list[Term]:
@@ -4732,38 +4790,54 @@ def _rarest(terms: list[Term]) -> list[Term]:
 class Within(NamedTuple):
     """Where candidates are looked for: in a file, as seen from a project."""
 
-    index: VectorIndex
+    database: Database
     project: str | None
-    limit: int = CANDIDATES  # items of each kind from each index
-    kinds: Sequence[int] = (OWN, FOREIGN, TALK, REPLACED)
-    scanned: Sequence[int] = SCANNED  # rows of each kind that get an exact cosine, among many
     live: str = _LIVE  # the SQL condition of what is live
     replaced: str = _REPLACED  # and that of what was replaced
     valid_then: str = "false"  # and of what was replaced, but held in the time that is asked
-    # Where these are not the defaults: the items that they choose, in order, and their kinds.
-    chosen: tuple[Any, Any] | None = None
+    index: VectorIndex | None = None  # only where these conditions are the defaults
+    limit: int = CANDIDATES  # items of each kind from each index
+    kinds: Sequence[int] = (OWN, FOREIGN, TALK, REPLACED)
 
-    @property
-    def database(self) -> Database:
-        """The file."""
-        return self.index.database
-
-    def choosing(self, live: str, replaced: str = _REPLACED) -> Within:
-        """The same with other conditions. To be used in a snapshot."""
-        stored, turn = f"{live} AND NOT {_IS_TURN} AND", f"{live} AND {_IS_TURN} AND"
-        wheres = (
-            *(f"{stored} {IN_OWN_SCOPE}", f"{stored} {_FOREIGN}"),
-            *(f"{turn} {IN_OWN_SCOPE}", f"{replaced} AND {IN_OWN_SCOPE}"),
+    def places(self, chunks: Any) -> tuple[Any, Any]:
+        """int[chunks] and int[chunks]: the item of each chunk, and the kind of the item."""
+        if self.index:
+            return self.index.places(chunks, self.project)
+        kind = " ".join(f"WHEN {where} THEN {kind}" for kind, where in enumerate(self.wheres()))
+        sql = (
+            f"SELECT c.id, i.seq, CASE {kind} ELSE {HIDDEN} END FROM json_each(?) j"
+            " JOIN chunks c ON c.id = j.value JOIN items i ON i.seq = c.item"
         )
-        kind = " ".join(f"WHEN {wheres[kind]} THEN {kind}" for kind in self.kinds)
-        sql = f"SELECT i.seq, CASE {kind} ELSE {HIDDEN} END FROM items i ORDER BY i.seq"
-        rows = self.database.rows(sql, *[self.project] * len(self.kinds))
-        items, kinds = numpy.array([*rows, (TIME_MAX, HIDDEN)]).T  # the last stands behind all
-        return self._replace(live=live, replaced=replaced, chosen=(items, kinds))
+        ids, projects = chunks.tolist(), [self.project] * (REPLACED + 1)
+        known = {id: place for id, *place in self.database.rows(sql, *projects, json.dumps(ids))}
+        places = [known.get(id, (0, HIDDEN)) for id in ids]
+        item, kinds = numpy.array(places, int).reshape(-1, 2).T
+        return item, kinds
 
     def is_wanted(self, kinds: Any) -> Any:
         """bool[kinds]: which of these kinds may answer."""
         return numpy.array([kind in self.kinds for kind in range(HIDDEN + 1)])[kinds]
+
+    def count(self, last: int = 1 << 62) -> int:
+        """How many chunks may answer, of all or of those up to one."""
+        if self.index:
+            return self.index.count(self.project, self.kinds, last)
+        wheres = self.wheres()
+        sql = (
+            "SELECT count(*) FROM chunks c JOIN items i ON i.seq = c.item"
+            f" WHERE c.id <= ? AND ({' OR '.join(wheres[kind] for kind in self.kinds)})"
+        )
+        return self.database.value(sql, last, *[self.project] * len(self.kinds))
+
+    def wheres(self) -> list[str]:
+        """The SQL condition of each kind, with the project as its one parameter."""
+        stored = f"{self.live} AND NOT {_IS_TURN} AND"
+        said, replaced = (
+            f"{self.live} AND {_IS_TURN} AND {IN_OWN_SCOPE}",
+            f"{self.replaced} AND {IN_OWN_SCOPE}",
+        )
+        wheres = f"{stored} {IN_OWN_SCOPE}", f"{stored} {_FOREIGN}", said, replaced
+        return [f"({where})" for where in wheres]
 
 
 def search_words(words: WeightedQuery, within: Within) -> tuple[ChunkMatches, float]:
@@ -4775,7 +4849,7 @@ def search_words(words: WeightedQuery, within: Within) -> tuple[ChunkMatches, fl
     chunks, scores = _word_scores(within.database, words.terms)
     size = looked_at = 2 * within.limit
     while True:
-        item, kind = within.index.places(chunks[:looked_at], within)
+        item, kind = within.places(chunks[:looked_at])
         wanted = numpy.flatnonzero(within.is_wanted(kind))[:size]
         best = wanted[numpy.sort(numpy.unique(item[wanted], return_index=True)[1])]
         enough = len(wanted) == size and (kind[best] == OWN).sum() >= within.limit
@@ -4840,8 +4914,7 @@ def candidates(
 ) -> tuple[Candidates, float]:
     """What either index finds of each kind, and `words_share` of this query."""
     by_words, tenth = matched
-    index = within.index
-    near = index.search(vector, within, by_words.item) if vector else chunk_matches([])
+    near = _search_kinds(vector, by_words.item, within) if vector else chunk_matches([])
     best = float(by_words.score.max(initial=0.0))
     found = as_candidates(by_words, near, best, words.ideal)
     if vector:
@@ -4850,12 +4923,29 @@ def candidates(
     return found, words_share(best, tenth, words.ideal, words.strange)
 
 
+def _search_kinds(vector: bytes, also_score: Any, within: Within) -> ChunkMatches:
+    """The nearest items of each kind, and the items `also_score`, which the words found."""
+    limit, kinds = within.limit, within.kinds
+    if within.index:
+        scanned = [rows if kind in kinds else 0 for kind, rows in enumerate(SCANNED)]
+        return within.index.search(vector, within.project, limit, scanned, also_score)
+    wheres, chosen = within.wheres(), "i.seq IN (SELECT value FROM json_each(?))"
+    items = json.dumps(also_score.tolist())
+    found = [search_vectors(within.database, vector, chosen, items, len(also_score))]
+    for kind in kinds:
+        near = search_vectors(within.database, vector, wheres[kind], within.project, limit)
+        found.append(near._replace(kind=numpy.full(len(near.item), kind)))
+    return ChunkMatches(*map(numpy.concatenate, zip(*found, strict=True)))
+
+
 def _with_mean_cosines(vector: bytes, found: Candidates, within: Within) -> Candidates:
     """The candidates, those of several chunks with the cosine of the mean of these."""
     long = found.item[found.chunks > 1].tolist()
     if not long:
         return found
-    known = within.index.mean_cosines(vector, long)
+    index = within.index
+    find = index.mean_cosines if index else functools.partial(_mean_cosines, within.database)
+    known = find(vector, long)
     pairs = zip(found.item.tolist(), found.mean_cosine.tolist(), strict=True)
     means = numpy.array([known.get(item, cosine) for item, cosine in pairs])
     return found._replace(mean_cosine=means)
@@ -4910,6 +5000,16 @@ def _successors(within: Within, items: list[int]) -> dict[int, tuple[int, int, i
     )
     rows = within.database.rows(sql, json.dumps(items), within.project)
     return {old: (item, chunk, chunks) for old, item, chunk, chunks in rows}
+
+
+def _mean_cosines(database: Database, vector: bytes, items: list[int]) -> dict[int, float]:
+    """The cosine of the mean of each item's vectors, by item."""
+    sql = (
+        "SELECT c.item, v.vector FROM chunks c JOIN vectors v ON v.chunk = c.id"
+        " WHERE c.item IN (SELECT value FROM json_each(?)) ORDER BY c.item"
+    )
+    rows = itertools.groupby(database.rows(sql, json.dumps(items)), lambda row: row[0])
+    return {item: _mean_cosine(stack_vectors(list(group)), vector) for item, group in rows}
 
 
 def _mean_cosine(vectors: Any, query: bytes) -> float:
@@ -6664,7 +6764,7 @@ class View:
     """The database as seen from a project, with what finds and compares its memories."""
 
     def __init__(
-        self, projects: Projects, encoder: Encoder, index: VectorIndex, lexicon: Lexicon
+        self, projects: Projects, encoder: Encoder, index: VectorIndex | None, lexicon: Lexicon
     ) -> None:
         self.projects, self.database = projects, projects.database
         self.encoder, self.index, self.lexicon = encoder, index, lexicon
@@ -6706,8 +6806,8 @@ class Search(View):
     def _found(self, request: Request) -> Found:
         """What a request finds, and what is known of it."""
         query = parse_query(request.text, request.moment)
+        within = self._within(request, query.asked)
         with self.database.snapshot():
-            within = self._within(request, query.asked)
             hits = self._listed(query.asked, within)
             if hits or (query.asked and query.asked.alone and query.asked.events):
                 facts = self._facts(hits, False)
@@ -6758,16 +6858,17 @@ class Search(View):
 
     def _within(self, request: Request, asked: AskedTime | None) -> Within:
         """Where a request looks: for a question how things were, what held then, too."""
-        project, kinds = self.projects.current(), request.kinds
-        within = Within(self.index, project, request.depth, kinds)
-        if request.moment is None and request.source is None and not request.tags:
-            if asked and asked.asks_how_things_were:
-                return within._replace(valid_then=replaced_since(asked.start, asked.end))
-            return within
         live = live_at(request.moment) + tagged(request.tags)
+        replaced = replaced_at(request.moment)
         if request.source is not None:
             live += extension("files").within_source(self.projects, request.source)
-        return within.choosing(live, replaced_at(request.moment))
+        where = self.database, self.projects.current(), live, replaced
+        within = Within(*where, limit=request.depth, kinds=request.kinds)
+        if request.moment is not None or request.source is not None or request.tags:
+            return within
+        if asked and asked.asks_how_things_were:
+            within = within._replace(valid_then=replaced_since(asked.start, asked.end))
+        return within._replace(index=self.index)
 
     def _answerable(self, found: Found, moment: int | None) -> list[Hit]:
         """The hits that may be shown: not of other projects' files that have changed, which are
@@ -6839,9 +6940,8 @@ class Search(View):
     ) -> Candidates:
         """The candidates and what else is of the time that the question asks about, here or global:
         all that is of that time counts as having every word of the query."""
-        kinds = [kind for kind in (OWN, TALK) if kind in within.kinds]
-        then = within._replace(kinds=kinds, limit=CANDIDATES)
-        near = self.index.search(vector, then.choosing(f"{within.live} AND {_of_period(asked)}"))
+        where = f"{within.live} AND {_of_period(asked)} AND {IN_OWN_SCOPE}"
+        near = search_vectors(self.database, vector, where, within.project, CANDIDATES)
         more = near.where(~numpy.isin(near.item, found.item, assume_unique=True))
         late = as_candidates(chunk_matches([]), more, 0.0, 0.0)
         every = Candidates(*map(numpy.append, found, late))
@@ -7271,10 +7371,12 @@ class Storing(View):
         """The memories nearest to a new one, of its project and global ones."""
         if not new.vector:
             return []
-        here = project or self.projects.current()
-        within = Within(self.index, here, STORE_ASKED, (OWN,), NEAR_SCANNED)
+        here, where = project or self.projects.current(), f"{IS_MEMORY} AND {IN_OWN_SCOPE}"
         with self.database.snapshot():
-            found = self.index.search(new.vector, within)
+            if self.index:
+                found = self.index.search(new.vector, here, STORE_ASKED, NEAR_SCANNED)
+            else:
+                found = search_vectors(self.database, new.vector, where, here, STORE_ASKED)
             rows = self.database.rows(
                 f"SELECT c.id, {_NEIGHBOUR} FROM chunks c JOIN items i ON i.seq = c.item"
                 " JOIN vectors v ON v.chunk = c.id WHERE i.file IS NULL"
@@ -8131,9 +8233,9 @@ class Memory(ServedMemory):
         return self._encoder
 
     @functools.cached_property
-    def _index(self) -> VectorIndex:
-        """The vectors in memory."""
-        return VectorIndex(self.database)
+    def _index(self) -> VectorIndex | None:
+        """The vectors in memory, for a process that lives longer than one command."""
+        return VectorIndex(self.database) if self._resident else None
 
     @functools.cached_property
     def _lexicon(self) -> Lexicon:
@@ -8175,8 +8277,9 @@ class Memory(ServedMemory):
     def preload(self) -> None:
         """Read now what the first recall would otherwise wait for: the encoder and the vectors."""
         self.encoder.load()
-        with self.database.snapshot():
-            self._index.refresh()
+        if self._index:
+            with self.database.snapshot():
+                self._index.refresh()
 
     # Storing and recalling
 

@@ -270,7 +270,11 @@ def _describe_model() -> str:
 
 
 def _describe_sqlite() -> str:
-    return f"{apsw.sqlite_lib_version()}, apsw {apsw.apsw_version()}"
+    versions = f"{apsw.sqlite_lib_version()}, apsw {apsw.apsw_version()}"
+    with contextlib.closing(apsw.Connection(":memory:")) as connection:
+        if core.load_distance(connection):
+            return f"{versions}, sqlite-vec {connection.execute('SELECT vec_version()').get}"
+    return f"{versions}, without sqlite-vec"
 
 
 def _describe_file(database: core.Database) -> str:
@@ -322,9 +326,11 @@ def _try_search(memory: core.Memory) -> dict[str, str]:
     """What a real embedding and a real search show."""
     found = memory.recall(core.PROBE, anyway=True, record=False)["count"]
     numbers = len(memory.encoder.embed(core.PROBE)) // 4
+    memory.database.reader()
     return {
         "embedding": f"works ({numbers} numbers)",
         "search": f"works ({core.number_of(found, 'result')})",
+        "sqlite_vec": "works" if memory.database.has_distance else "missing; numpy is used",
     }
 
 

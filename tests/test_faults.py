@@ -663,6 +663,7 @@ def test_what_may_not_be_read_is_not_said_to_be_mended_by_a_repair(
     assert (done.returncode, done.stderr) == (1, "")
     assert f"broken  access: {told}" in done.stdout.splitlines()
     assert "--repair" not in done.stdout
+    assert "without sqlite-vec" not in done.stdout
     assert "cannot be written" not in done.stdout
     good.chmod(0o600)
     assert program.contents() >= {FACTS[0], FACTS[2]}

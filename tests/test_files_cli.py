@@ -56,7 +56,7 @@ def test_a_first_walk(here: Program) -> None:
     assert shown[0].endswith("MEMORY.md:1-5")
     assert "      - Vegetarian, nothing spicy" in shown
     deep = here.json("status", "--deep")
-    assert deep["deep"]["search"].startswith("works")
+    assert deep["deep"]["sqlite_vec"] == "works"
     assert [(row["path"], row["files"], row["chunks"]) for row in deep["sources"]] == [
         ("MEMORY.md", 1, 2),
         ("memory", 1, 1),

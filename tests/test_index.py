@@ -5,14 +5,13 @@ import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy
 import pytest
 from storage import child, finish, open_memory
 
 import sediment
-from sediment import FOREIGN, HIDDEN, OWN, REPLACED, TALK, DatabaseError, Memory
+from sediment import DatabaseError, Memory
 
 TOPICS = ["tea", "glaciers", "the gateway", "music", "ports", "bread", "a bridge", "taxes"]
 QUERIES = ["when is tea?", "which port?", "who plays?", "the bridge is closed", "bake", "money"]
@@ -37,52 +36,23 @@ def memory(remarks: Path, path: Path) -> Iterator[Memory]:
         yield memory
 
 
-def within(index: sediment.VectorIndex, limit: int = 10) -> sediment.Within:
-    return sediment.Within(index, "demo", limit)
-
-
-def kind_of(row: tuple[Any, ...]) -> int:
-    project, ended, by, is_turn = row
-    own = project in (None, "demo")
-    if is_turn or ended is not None:
-        return TALK if own and is_turn else REPLACED if own and by == "replace" else HIDDEN
-    return OWN if own else FOREIGN
-
-
-def scanned(memory: Memory, vector: bytes, limit: int) -> list[dict[int, tuple[float, int]]]:
-    """The nearest items of each kind, with their cosine and how many chunks they have, from the
-    file."""
-    found: list[dict[int, tuple[float, int]]] = [{} for _ in range(HIDDEN + 1)]
-    sql = (
-        "SELECT i.seq, v.vector, i.project_id, i.ended_at, i.ended_by, i.content_type = ?"
-        " FROM items i JOIN chunks c ON c.item = i.seq JOIN vectors v ON v.chunk = c.id"
-    )
-    for item, data, *row in memory.database.rows(sql, sediment.CONVERSATION):
-        (own,) = sediment.stack_vectors([(data,)])
-        if cosine := float(own @ numpy.frombuffer(vector, "<f4")):  # 0 of a damaged one
-            kind = found[kind_of(tuple(row))]
-            best, count = kind.get(item, (-1.0, 0))
-            kind[item] = max(best, cosine), count + 1
-    return [dict(sorted(kind.items(), key=lambda pair: -pair[1][0])[:limit]) for kind in found]
-
-
 def agree(memory: Memory, limit: int = 10) -> None:
     """The index finds what a scan of the file finds, inside the scope and outside."""
-    here = within(memory._index, limit)
+    assert memory._index
     for query in QUERIES:
         vector = memory.encoder.embed(query)
         with memory.database.snapshot():
-            hits = memory._index.search(vector, here)
-            again = memory._index.search(vector, here._replace(limit=0), hits.item)
+            hits = memory._index.search(vector, "demo", limit)
+            again = memory._index.search(vector, "demo", 0, also_score=hits.item)
         assert {*zip(again.item, again.chunk, strict=True)} == {
             *zip(hits.item, hits.chunk, strict=True)
         }
-        for kind, expected in enumerate(scanned(memory, vector, limit)[:HIDDEN]):
+        for kind, where in enumerate(sediment.Within(memory.database, "demo").wheres()):
             got = hits.where(hits.kind == kind)
-            assert got.item.tolist() == [*expected]
-            assert got.chunks.tolist() == [count for _, count in expected.values()]
-            cosines = [cosine for cosine, _ in expected.values()]
-            assert got.score.tolist() == pytest.approx(cosines, abs=1e-5)
+            expected = sediment.search_vectors(memory.database, vector, where, "demo", limit)
+            assert got.item.tolist() == expected.item.tolist()
+            assert got.chunks.tolist() == expected.chunks.tolist()
+            assert got.score.tolist() == pytest.approx(expected.score.tolist(), abs=1e-5)
 
 
 def test_it_agrees_with_the_file(memory: Memory) -> None:
@@ -132,11 +102,12 @@ def test_a_reader_of_an_older_state_gets_no_other_items(
     with memory.database.snapshot():
         rows = memory.database.rows("SELECT id FROM chunks")
         chunks = numpy.array([*(id for (id,) in rows), 10**6])
-        items, kinds = memory._index.places(chunks, within(memory._index))
+        items, kinds = sediment.Within(memory.database, "demo").places(chunks)
         other = threading.Thread(target=erase)
         other.start()
         other.join()
-        found, live = memory._index.places(chunks, within(memory._index))
+        assert memory._index
+        found, live = memory._index.places(chunks, "demo")
         still = live != sediment.HIDDEN
         assert 0 < still.sum() < (kinds != sediment.HIDDEN).sum()
         assert (found[still] == items[still]).all()
@@ -156,7 +127,7 @@ def test_vectors_that_come_late_are_taken_up(
     agree(memory)
 
 
-@pytest.mark.parametrize("way", ["kept", "bits"])
+@pytest.mark.parametrize("way", ["kept", "bits", "file", "no sqlite-vec"])
 @pytest.mark.parametrize("number", [numpy.nan, numpy.inf, -numpy.inf])
 def test_a_vector_that_is_none_spoils_no_other(
     memory: Memory, monkeypatch: pytest.MonkeyPatch, number: float, way: str
@@ -171,7 +142,10 @@ def test_a_vector_that_is_none_spoils_no_other(
         vector[::2] = 0.05
         sql = "UPDATE vectors SET vector = ? WHERE chunk = (SELECT max(chunk) FROM vectors)"
         connection.execute(sql, (vector.tobytes(),))
-    memory._index = sediment.VectorIndex(memory.database)
+    memory._index = sediment.VectorIndex(memory.database) if way in ("kept", "bits") else None
+    if way == "no sqlite-vec":
+        memory.database.reader()
+        memory.database.has_distance = False
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         again = memory.recall("taxes", record=False)["results"]
@@ -180,7 +154,8 @@ def test_a_vector_that_is_none_spoils_no_other(
             float(first[0]["similarity"]), abs=0.05
         )
         assert memory.recall("marmalade", record=False)["results"][0]["id"] == lost
-        agree(memory, limit=50)
+        if memory._index:
+            agree(memory, limit=50)
 
 
 def test_a_vector_of_another_length_is_refused_every_time(memory: Memory) -> None:
@@ -232,6 +207,7 @@ def test_another_file_is_another_memory(memory: Memory, path: Path) -> None:
 def test_bits_find_nearly_all_of_many(
     memory: Memory, monkeypatch: pytest.MonkeyPatch, kept: int
 ) -> None:
+    monkeypatch.setattr(sediment, "SCANNED", (12, 3, 3))
     monkeypatch.setattr(sediment, "EXACT_ROWS", 0)
     monkeypatch.setattr(sediment, "KEPT_VECTORS", kept)
     memory._index = index = sediment.VectorIndex(memory.database)
@@ -239,17 +215,21 @@ def test_bits_find_nearly_all_of_many(
     for query in QUERIES:
         vector = memory.encoder.embed(query)
         with memory.database.snapshot():
-            found = index.search(vector, within(index, 3)._replace(scanned=(12, 3, 3, 3)))
-        found = found.where(found.kind == OWN)
-        same += len({*found.item} & scanned(memory, vector, 3)[OWN].keys())
+            found = index.search(vector, "demo", 3)
+        found = found.where(found.kind == sediment.OWN)
+        live = f"{sediment._LIVE} AND {sediment.IN_OWN_SCOPE}"
+        expected = sediment.search_vectors(memory.database, vector, live, "demo", 3)
+        same += len({*found.item} & {*expected.item})
     assert same >= 0.8 * 3 * len(QUERIES)
 
 
 def test_vectors_that_are_too_many_take_no_memory(
     memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sediment, "SCANNED", (4, 1))
     monkeypatch.setattr(sediment, "EXACT_ROWS", 0)
     monkeypatch.setattr(sediment, "KEPT_VECTORS", 50)
+    assert memory._index
     memory.recall("tea")
     assert memory._index._vectors.nbytes >= 40 * 384 * 4
     for number in range(30):

@@ -834,7 +834,7 @@ def test_texts_without_spaces_are_found_by_their_words(
     ):
         memory.store(noise)
     id = memory.store(text)["id"]
-    here = sediment.Within(memory._index, "demo")
+    here = sediment.Within(memory.database, "demo")
     words = sediment.weigh_query(here, query, memory._lexicon)
     found, _ = sediment.search_words(words, here)
     assert len(found.item) == 1
@@ -849,6 +849,30 @@ def test_nine_hundred_ideographs_are_more_than_the_window(memory: Memory) -> Non
     assert memory.list_items()["items"][0]["chunked"] is True
     assert memory.get(id)["content"] == text
     assert "桥梁被洪水冲走" in first(memory, "桥梁怎么了？")["content"]
+
+
+# Without sqlite-vec
+
+
+def test_recall_is_the_same_without_the_extension(
+    path: Path, memory: Memory, other: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, topic in enumerate(TOPICS * 2):
+        (memory if number % 3 else other).store(f"Remark {number} is about {topic}.")
+    memory.store(LONG)
+    queries = ["a glacier", "remark 4", "music", "the people of the valley", "money owed"]
+    assert memory.database.has_distance
+    expected = [memory.recall(query, limit=8) for query in queries]
+    monkeypatch.setattr(sediment, "load_distance", lambda _: False)
+    with open_memory(path) as plain:
+        got = [plain.recall(query, limit=8) for query in queries]
+        assert not plain.database.has_distance
+        for with_extension, without in zip(expected, got, strict=True):
+            assert ids(without) == ids(with_extension)
+            for one, two in zip(with_extension["results"], without["results"], strict=True):
+                assert abs(float(one["similarity"]) - float(two["similarity"])) < 0.011
+                assert one.get("position") == two.get("position")
+        assert plain.store(f"{LONG}\n\nAnd so on.")["may_replace"]
 
 
 # Facts

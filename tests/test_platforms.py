@@ -743,7 +743,7 @@ def test_a_report_has_versions_system_model_and_file_but_nothing_secret(
     newest = max(sediment.MIGRATIONS)
     assert facts["database"].endswith(f" bytes, schema {newest} of {newest}")
     assert facts["model"].startswith("all-MiniLM-L6-v2: texts stay here, ")
-    assert ", apsw 3." in facts["sqlite"]
+    assert "sqlite-vec v" in facts["sqlite"]
     assert "onnxruntime 1." in facts["libraries"]
     assert " CPUs, " in facts["system"]
     assert "SEDIMENT_MAGIC" in facts["set"]

@@ -40,7 +40,7 @@ def test_words_that_fit_everything_alike_count_nothing() -> None:
 
 
 def here(memory: Memory) -> sediment.Within:
-    return sediment.Within(memory._index, "demo")
+    return sediment.Within(memory.database, "demo")
 
 
 def test_strange_words_count_though_many_memories_have_them() -> None:
@@ -56,8 +56,7 @@ def test_strange_words_count_though_many_memories_have_them() -> None:
 def test_what_the_vocabulary_lacks_is_strange(
     memory: Memory, query: str, least: float, most: float
 ) -> None:
-    with memory.database.snapshot():
-        words = sediment.weigh_query(here(memory), query, memory.search.lexicon)
+    words = sediment.weigh_query(here(memory), query, memory.search.lexicon)
     assert least <= words.strange <= most
 
 

@@ -131,7 +131,7 @@ numpy==2.4 ; python_full_version < '3.12' \\
     --hash=sha256:dd
 numpy==2.5 ; python_full_version >= '3.12' \\
     --hash=sha256:ee
-pyrage==0.1 ; platform_machine != 'ARM64' or sys_platform != 'win32' \\
+sqlite-vec==0.1 ; platform_machine != 'ARM64' or sys_platform != 'win32' \\
     --hash=sha256:ff
 """
 
@@ -139,9 +139,9 @@ pyrage==0.1 ; platform_machine != 'ARM64' or sys_platform != 'win32' \\
 @pytest.mark.parametrize(
     ("name", "version", "wanted"),
     [
-        ("linux-arm64", "3.11", ["apsw==3.5", "numpy==2.4", "pyrage==0.1"]),
-        ("macos-arm64", "3.13", ["apsw==3.5", "numpy==2.5", "pyrage==0.1"]),
-        ("windows-x86_64", "3.12", ["apsw==3.5", "colorama==0.4", "numpy==2.5", "pyrage==0.1"]),
+        ("linux-arm64", "3.11", ["apsw==3.5", "numpy==2.4", "sqlite-vec==0.1"]),
+        ("macos-arm64", "3.13", ["apsw==3.5", "numpy==2.5", "sqlite-vec==0.1"]),
+        ("windows-x86_64", "3.12", ["apsw==3.5", "colorama==0.4", "numpy==2.5", "sqlite-vec==0.1"]),
     ],
 )
 def test_conditions_of_the_lock_are_those_of_the_platform(

@@ -54,8 +54,7 @@ class HubSearch:
         ):
             self._write(database, found)
             projects = core.Projects(database, self.current, None)
-            index = core.VectorIndex(database)
-            search = HubCandidates(projects, self.encoder, index, self.view.lexicon)
+            search = HubCandidates(projects, self.encoder, None, self.view.lexicon)
             search.words, search.vector = words, vector
             answer = search.answer(request, min_score, anyway, explain)
         spaces = {state["id"]: space for space, state in found}
