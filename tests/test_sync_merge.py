@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import random
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 from storage import open_memory
 from sync_machines import Place, line_of, settle, texts
 
@@ -30,14 +29,6 @@ DEEDS = ("store", "same", "replace", "forget", "undo", "hide", "hide", "confirm"
 DEEDS += ("pull", "pull", "pull")
 MARKS = ("", "a", "b")  # the end, and two tags
 Step = tuple[str, int, int, int]
-STEPS = st.lists(
-    st.tuples(st.sampled_from(DEEDS), *(st.integers(0, 10**6) for _ in range(3))),
-    min_size=5,
-    max_size=60,
-)
-CLOCKS = st.lists(st.sampled_from(SKEWS), min_size=MACHINES, max_size=MACHINES)
-SHUFFLE = st.randoms(use_true_random=False)
-
 MERGE = SimpleNamespace(
     join=sediment_ext.sync.merge.join, visibility=sediment_ext.sync.merge.visibility
 )
@@ -161,14 +152,21 @@ def gathered(merge: Any, states: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def same_in_any_order(merge: Any, steps: list[Step], skews: list[int], shuffle: Any) -> None:
-    machines = lived(merge, steps, skews)
+def life(merge: Any, chance: random.Random) -> list[Machine]:
+    """Machines after a life by chance."""
+    deeds = chance.choices(DEEDS, k=chance.randint(5, 60))
+    steps = [(deed, *(chance.randrange(10**6) for _ in range(3))) for deed in deeds]
+    return lived(merge, steps, chance.choices(SKEWS, k=MACHINES))
+
+
+def same_in_any_order(merge: Any, chance: random.Random) -> None:
+    machines = life(merge, chance)
     log = [state for machine in machines for state in machine.log]
     wanted = gathered(merge, log)
     shown = merge.visibility(wanted)
     for _ in range(3):
-        bag = log + shuffle.choices(log, k=len(log) // 2)
-        shuffle.shuffle(bag)
+        bag = log + chance.choices(log, k=len(log) // 2)
+        chance.shuffle(bag)
         assert gathered(merge, bag) == wanted
         assert merge.visibility(gathered(merge, bag)) == shown
     for machine in machines:
@@ -177,8 +175,8 @@ def same_in_any_order(merge: Any, steps: list[Step], skews: list[int], shuffle: 
         assert machine.states == wanted
 
 
-def laws_hold(merge: Any, steps: list[Step], skews: list[int]) -> None:
-    log = [state for machine in lived(merge, steps, skews) for state in machine.log]
+def laws_hold(merge: Any, chance: random.Random) -> None:
+    log = [state for machine in life(merge, chance) for state in machine.log]
     by_id: dict[str, list[Any]] = {}
     for state in log:
         by_id.setdefault(state["id"], []).append(merge.join(state, state))
@@ -192,8 +190,8 @@ def laws_hold(merge: Any, steps: list[Step], skews: list[int]) -> None:
                     assert left == merge.join(a, merge.join(b, c))
 
 
-def nothing_is_lost(merge: Any, steps: list[Step], skews: list[int]) -> None:
-    log = [state for machine in lived(merge, steps, skews) for state in machine.log]
+def nothing_is_lost(merge: Any, chance: random.Random) -> None:
+    log = [state for machine in life(merge, chance) for state in machine.log]
     states = gathered(merge, log)
     gone = {state["id"] for state in log if state["gone"]}
     for id in gone:
@@ -232,9 +230,9 @@ def nothing_is_lost(merge: Any, steps: list[Step], skews: list[int]) -> None:
             assert older < (states[id]["text"][3], id), "the elder stands before the younger"
 
 
-def the_last_word_counts(merge: Any, steps: list[Step], skews: list[int]) -> None:
+def the_last_word_counts(merge: Any, chance: random.Random) -> None:
     """Who has seen a decision and decides otherwise wins, however wrong the clocks are."""
-    machines = lived(merge, steps, skews)
+    machines = life(merge, chance)
     log = [state for machine in machines for state in machine.log]
     for machine in machines:
         for state in log:
@@ -255,38 +253,19 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sediment, "text_hash", functools.cache(sediment.text_hash))
 
 
-def check_all(merge: Any, examples: int, seed: int | None = None) -> None:
-    """All properties; with a seed found by chance alone and quickly."""
-    quiet = {"deadline": None, "database": None, "phases": (Phase.generate,)}
-    options = {"max_examples": examples, "suppress_health_check": list(HealthCheck), **quiet}
-    if seed is not None:
-        options["derandomize"] = True
-    for prop, more in (
-        (same_in_any_order, {"shuffle": SHUFFLE}),
-        (laws_hold, {}),
-        (nothing_is_lost, {}),
-        (the_last_word_counts, {}),
-    ):
-        check(prop, merge, options, more)
+PROPERTIES = (same_in_any_order, laws_hold, nothing_is_lost, the_last_word_counts)
 
 
-def check(prop: Any, merge: Any, options: dict[str, Any], more: dict[str, Any]) -> None:
-    if more:
-
-        def shuffled(steps: Any, skews: Any, shuffle: Any) -> None:
-            prop(merge, steps, skews, shuffle)
-
-        settings(**options)(given(steps=STEPS, skews=CLOCKS, **more)(shuffled))()
-        return
-
-    def plain(steps: Any, skews: Any) -> None:
-        prop(merge, steps, skews)
-
-    settings(**options)(given(steps=STEPS, skews=CLOCKS)(plain))()
+def check_all(merge: Any, seeds: Iterable[int]) -> None:
+    """All properties, in a life of each seed."""
+    for seed in seeds:
+        for prop in PROPERTIES:
+            prop(merge, random.Random(seed))
 
 
 def test_machines_agree_in_whatever_order_states_come() -> None:
-    check_all(MERGE, 100)
+    start = random.randrange(10**9)
+    check_all(MERGE, range(start, start + 100))
 
 
 MISTAKES = {
@@ -340,12 +319,7 @@ def mistaken(old: str, new: str) -> SimpleNamespace:
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_in_the_merge_is_caught(mistake: str) -> None:
     with pytest.raises((AssertionError, TypeError, KeyError)):
-        check_thoroughly(mistaken(*MISTAKES[mistake]))
-
-
-def check_thoroughly(merge: Any) -> None:
-    for examples in (10, 40, 300):  # most mistakes are seen at once
-        check_all(merge, examples, seed=1)
+        check_all(mistaken(*MISTAKES[mistake]), range(300))
 
 
 # What the merge makes of memories, on machines that sync.
