@@ -1,10 +1,14 @@
 """What several test files share."""
 
+import sys
+
+# Each worker compiles hypothesis and 5,000 asserts anew, for 10 s, unless it may keep that.
+sys.dont_write_bytecode = False
+
 import contextlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,8 +25,6 @@ from sediment import Memory
 
 settings.register_profile("suite", deadline=None, max_examples=50)  # machines are noisy
 settings.load_profile("suite")
-# Each worker rewrites 5,000 asserts, for 10 s, unless it may keep what it has compiled.
-sys.dont_write_bytecode = False
 
 ROOT = Path(__file__).resolve().parent.parent
 MEMORY = Path("/dev/shm")  # a disk in memory, which Linux has

@@ -5,8 +5,9 @@ program imports, and forks for each run. Why that is faithful: the fork is a pro
 with the arguments, environment, folder, umask, pipes and exit code that a new one would have, and
 it does what a new one does from the top: `__main__` of the .pyz checks this Python, finds and
 locks the unpacked folder, and runs the program, which ends the process as it always does. The
-modules come out of that folder, never out of the checkout. Before the fork nothing is opened or
-computed, and no thread is started.
+modules come out of that folder, never out of the checkout. Before the fork no file of a user is
+opened and no thread is started. Regular expressions are compiled and the bundled tokenizer is read,
+which are the same in each run, and take longer than most of them.
 
 Who asks for more (a preexec_fn, another stdin than a text, a variable that Python reads when it
 starts, a cache of its own) gets a real start, and so does who tests starts: by
@@ -21,6 +22,7 @@ import importlib
 import io
 import json
 import os
+import re
 import runpy
 import signal
 import socket
@@ -173,11 +175,39 @@ def warm_up(pyz: str) -> dict[str, str]:
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     for name in ("sediment", *STANDARD, *LIBRARIES):
         importlib.import_module(name)
-    assert os.path.dirname(str(sys.modules["sediment"].__file__)) == folder
+    program: Any = sys.modules["sediment"]
+    assert os.path.dirname(program.__file__) == folder
+    read_patterns(program)
+    keep_tokenizer(program)
     assert len(os.listdir("/proc/self/task")) == 1  # a fork would leave all others behind
     del sys.path[0]
     gc.freeze()  # pages that no collection writes to stay shared
     return {name: os.environ[name] for name in os.environ.keys() - given.keys()}
+
+
+def read_patterns(program: Any) -> None:
+    """Have `re` remember each pattern, which it compiles at its first use otherwise, and read the
+    assets that it takes long to read."""
+    program._rules()  # some are made of assets
+    program.languages_of()
+    patterns = [one for one in gc.get_objects() if isinstance(one, program.LazyPattern)]
+    for pattern in patterns:
+        assert pattern.pattern is not None
+    assert len(re._cache) < re._MAXCACHE  # type: ignore[attr-defined]  # none was dropped again
+
+
+def keep_tokenizer(program: Any) -> None:
+    """Let a run that reads the bundled model's tokenizer have what was read before the fork."""
+    library: Any = sys.modules["tokenizers"]
+    read, path = library.Tokenizer.from_file, str(program.model_dir() / "tokenizer.json")
+    kept, stamp = read(path), os.stat(path).st_mtime_ns
+
+    class Tokenizer:
+        @staticmethod
+        def from_file(asked: str) -> Any:
+            return kept if (asked, os.stat(asked).st_mtime_ns) == (path, stamp) else read(asked)
+
+    library.Tokenizer = Tokenizer
 
 
 def fork_for_each(control: socket.socket, added: dict[str, str]) -> list[str]:
