@@ -1,12 +1,14 @@
 """What the tests of the storage side share: memories, child processes, and one great audit."""
 
+import contextlib
 import functools
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +87,23 @@ def finish(process: subprocess.Popen[str], say: str = "") -> str:
 def hear(process: subprocess.Popen[str]) -> str:
     """The next line of a child."""
     assert process.stdout
-    line = process.stdout.readline()
+    with in_time(process):
+        line = process.stdout.readline()
     if not line:
         assert process.stderr
         raise AssertionError(process.stderr.read())
     return line.strip()
+
+
+@contextlib.contextmanager
+def in_time(process: subprocess.Popen[str]) -> Iterator[None]:
+    """End a process that goes on for too long, so that nobody waits for its words for ever."""
+    timer = threading.Timer(TIMEOUT, process.kill)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def tell(process: subprocess.Popen[str], line: str = "go") -> None:

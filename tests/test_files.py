@@ -2344,7 +2344,7 @@ def test_new_files_cost_no_answer_when_nothing_can_be_written(
 ) -> None:
     memory.index([folder])
     (folder / "new.md").write_text("The heron fishes at dawn.\n")
-    monkeypatch.setattr(sediment, "BUSY_TIMEOUT", 10)
+    monkeypatch.setattr(sediment, "make_busy_handler", lambda *_: lambda _: False)
     writer = apsw.Connection(str(memory.database.path))
     writer.execute("BEGIN IMMEDIATE")
     assert sources(memory, "gateway port")[0] == "MEMORY.md:6-9"

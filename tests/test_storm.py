@@ -25,7 +25,7 @@ def test_who_is_killed_takes_nothing_along(
     tmp_path: Path, unpacked: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storm, "WRITERS", 1)  # of each kind; `make soak` has four, and more kills
-    monkeypatch.setattr(storm, "READ_PAUSE", 1)
+    monkeypatch.setattr(storm, "READ_PAUSE", 2)
     rage = storm.Storm(tmp_path, 24, seed=1, SEDIMENT_CACHE=str(unpacked))
     figures = rage.run(pause=0.3, kills=2)
     print(figures)

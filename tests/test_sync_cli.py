@@ -15,7 +15,7 @@ import pytest
 from conftest import Run
 from hub_server import Server, binaries
 from program import Program, repository
-from storage import TIMEOUT, open_memory
+from storage import TIMEOUT, in_time, open_memory
 from wire import Wire, answer_of, small_env
 
 import sediment
@@ -186,7 +186,8 @@ def watching(
     env = {**os.environ, "HOME": str(tmp_path), "SEDIMENT_CACHE": str(unpacked), **a.env}
     words = [sys.executable, str(pyz), "sync", "--watch"]
     process = subprocess.Popen(words, cwd=a.folder, env=env, stdout=subprocess.PIPE, text=True)
-    yield a, b, process
+    with in_time(process):
+        yield a, b, process
     process.kill()
     process.communicate()
 
