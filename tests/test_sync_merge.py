@@ -155,7 +155,8 @@ def gathered(merge: Any, states: Iterable[dict[str, Any]]) -> dict[str, Any]:
 def life(merge: Any, chance: random.Random) -> list[Machine]:
     """Machines after a life by chance."""
     deeds = chance.choices(DEEDS, k=chance.randint(5, 60))
-    steps = [(deed, *(chance.randrange(10**6) for _ in range(3))) for deed in deeds]
+    number = functools.partial(chance.randrange, 10**6)
+    steps = [(deed, number(), number(), number()) for deed in deeds]
     return lived(merge, steps, chance.choices(SKEWS, k=MACHINES))
 
 
