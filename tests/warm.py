@@ -186,9 +186,8 @@ def warm_up(pyz: str) -> dict[str, str]:
 
 
 def read_patterns(program: Any) -> None:
-    """Have `re` remember each pattern, which it compiles at its first use otherwise, and read the
-    assets that it takes long to read."""
-    program._rules()  # some are made of assets
+    """Have `re` remember each pattern of the core, which is compiled at its first use otherwise,
+    and read the asset that takes longest."""
     program.languages_of()
     patterns = [one for one in gc.get_objects() if isinstance(one, program.LazyPattern)]
     for pattern in patterns:
