@@ -261,7 +261,7 @@ def test_only_a_sound_copy_of_ours_is_restored(memory: Memory, tmp_path: Path) -
     for name, message in (
         ("other.db", "another program's database: choose another file$"),
         ("empty.db", "is empty"),
-        ("text.db", "not a Sediment database: choose another file$"),
+        ("text.db", "not a Sediment database: choose another file; `import` takes an export$"),
         ("torn.db", "damaged: try --db .*torn.db doctor --repair, or another backup"),
         ("none.db", "no file"),
     ):
