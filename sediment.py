@@ -320,6 +320,7 @@ COMPACT_TIMEOUT = 300.0  # s that a command that summarises may take
 UTF8_MARK = b"\xef\xbb\xbf"  # the byte order mark that programs on Windows put before a text
 SCOPES = ("project", "global")
 PRUNED = "prune"  # why an item ended that has nothing in its place
+WHY_ENDED = ("replace", "repeat", "merge", "undo", PRUNED)
 EXPIRY = ""  # the name of the mark that says when a memory expires; the other marks are its tags
 RANKINGS = ("default", "classic", "cosine", "bm25")
 APPLICATION_ID = 0x5ED10001
@@ -475,10 +476,6 @@ stop_syncing = late("sync.machines", "stop_syncing")
 end_with_parent = late("systems", "end_with_parent")
 process_exists = late("systems", "process_exists")
 wipe = late("erasing", "wipe")
-
-# (database, copy): change a copy that is to be restored, and return a remark.
-keep_sync = late("sync.kept", "keep_sync")
-keep_forgotten = late("conversations", "keep_forgotten")
 # (database, ids): what to say of memories that are forgotten.
 remark_on_forgotten = late("sync.kept", "remark_on_forgotten")
 
@@ -692,6 +689,15 @@ def read_json(path: Path) -> dict[str, Any]:
     return parse_object(plain_text(path))
 
 
+def parse_json(text: str | bytes) -> Any:
+    """A JSON value; ValueError also for NaN and Infinity, which JSON does not have."""
+    return json.loads(text, parse_constant=no_constant)
+
+
+def no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
 def parse_object(text: str | bytes) -> dict[str, Any]:
     """A JSON object from a text that may be anything; whatever is none counts as an empty one."""
     try:
@@ -731,6 +737,12 @@ def make_private(path: Path, mode: int = 0o600) -> None:
     """Set permissions, whatever the umask; not every disk has any."""
     with contextlib.suppress(OSError):
         os.chmod(path, mode)
+
+
+def why_not_utf8(data: bytes) -> str:
+    """Why nothing can be read of a file that begins so: PowerShell 5.1 writes UTF-16, with a byte
+    order mark; "" of any other."""
+    return "is UTF-16: save it as UTF-8" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
 
 
 def plain_text(path: Path) -> str:
@@ -1402,6 +1414,12 @@ def one_line(text: str, width: int) -> str:
     """The beginning of a text on one line, cut with an ellipsis."""
     flat = " ".join(text[: width * 4].split())
     return flat if len(flat) <= width and len(text) <= width * 4 else flat[: width - 1] + "…"
+
+
+def batches(rows: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    rows = iter(rows)
+    while batch := list(itertools.islice(rows, size)):
+        yield batch
 
 
 def number_of(count: int, noun: str) -> str:
@@ -2158,7 +2176,7 @@ def add_marks(connection: apsw.Connection) -> None:
 def _renew_sync_rules(connection: apsw.Connection) -> None:
     """Put this program's triggers and views for sync in the place of older ones."""
     with contextlib.closing(apsw.Connection(":memory:")) as sound:
-        _upgrade(sound)
+        upgrade(sound)
         sound.execute(asset("schema/sync.sql"), {"machine": "", "mark": "", "place": ""})
         for kind, name, sql in sound.execute(_RULES):
             connection.execute(f"DROP {kind} IF EXISTS {name}")
@@ -2418,7 +2436,7 @@ class Database:
     @contextlib.contextmanager
     def translate_errors(self, path: Path | None = None) -> Iterator[None]:
         """Raises SQLite's errors, of this file or of another, as ours, which say what to do."""
-        kind, damage = DatabaseError, DAMAGED if path is None else _DAMAGED_COPY.format(path)
+        kind, damage = DatabaseError, DAMAGED if path is None else DAMAGED_COPY.format(path)
         file = path or self.path
         try:
             yield
@@ -2451,7 +2469,7 @@ class Database:
 
 
 DAMAGED = "is damaged: run `doctor --repair`, or `restore` a backup"
-_DAMAGED_COPY = "is damaged: try --db {} doctor --repair, or another backup"
+DAMAGED_COPY = "is damaged: try --db {} doctor --repair, or another backup"
 _OTHER_TABLES = LazyPattern(
     r"no such (?:table|column)|already exists|has no column|duplicate column|invalid float32 vector"
     r"|invalid fts5 file|vtable constructor"
@@ -2800,7 +2818,7 @@ def missing_in_schema(connection: apsw.Connection) -> list[str]:
     if not version and not here:
         return []  # nothing was written to it yet
     with contextlib.closing(apsw.Connection(":memory:")) as sound:
-        _upgrade(sound, version)
+        upgrade(sound, version)
         return sorted(name for (name,) in set(sound.execute(sql)) - here)
 
 
@@ -2815,14 +2833,14 @@ def _migrate(connection: apsw.Connection, path: Path) -> None:
         version = connection.pragma("user_version")  # another process may have been quicker
         if not version:  # an empty file may have been made by something else
             make_private(path)
-        _upgrade(connection)
+        upgrade(connection)
         if 0 < version < max(MIGRATIONS):
             with contextlib.closing(open_connection(path)) as source:  # it sees nothing of that yet
                 copy_database(source, copy := aside(path, f"version-{version}"))
             note_copy(connection, copy)
 
 
-def _upgrade(connection: apsw.Connection, until: int | None = None) -> None:
+def upgrade(connection: apsw.Connection, until: int | None = None) -> None:
     """Make the tables of an empty file, or run the migrations up to the one to version `until`."""
     version = connection.pragma("user_version")
     if not version:
@@ -5879,317 +5897,6 @@ def obsolescence(new: Neighbour, neighbours: Sequence[Neighbour], lexicon: Lexic
 
 
 # ---------------------------------------------------------------------------------------------
-# Transfer
-#
-# Everything in and out as JSON Lines: one item a line, with its id, so that a second import of a
-# file changes nothing.
-# ---------------------------------------------------------------------------------------------
-
-_ENDED = ("ended_at", "ended_by", "successor")
-WHY_ENDED = ("replace", "repeat", "merge", "undo", PRUNED)
-
-
-def export_rows(database: Database) -> Iterator[dict[str, Any]]:
-    """Every item of the database by seq, replaced ones and other projects' included, but no parts
-    of files. What is added meanwhile is left out: the caller may import these rows here."""
-    span = "seq > ? AND seq <= ? AND file IS NULL"
-    sql = f"SELECT {ITEM_COLUMNS} FROM items i WHERE {span} ORDER BY seq LIMIT 500"
-    last, decisions = 0, _decisions(database)
-    end = database.value("SELECT coalesce(max(seq), 0) FROM items")
-    while rows := [item_from(row) for row in database.rows(sql, last, end)]:
-        for row in rows:
-            yield shared_facts(row) | decisions.get(row["id"], {})
-        last = rows[-1]["seq"]
-
-
-def _decisions(database: Database) -> dict[str, dict[str, Any]]:
-    """What people decided about items, by id: how often they confirmed one, and the ids that they
-    took apart from it or kept beside it."""
-    sql = "SELECT item_id, validation_count FROM access_log WHERE validation_count > 0"
-    counts = database.rows(sql)
-    found: dict[str, dict[str, Any]] = {id: {"confirmed": count} for id, count in counts}
-    apart = (
-        "SELECT item_id AS one, other_id AS other FROM history WHERE action = 'undo'"
-        " UNION ALL SELECT old_id, new_id FROM reviews WHERE kept"
-    )
-    pairs = database.rows(
-        f"SELECT DISTINCT a.id, b.id FROM ({apart}) JOIN items a ON a.id IN (one, other)"
-        " JOIN items b ON b.id IN (one, other) AND b.id <> a.id"
-        " WHERE a.successor IS NOT b.id AND b.successor IS NOT a.id ORDER BY b.id"
-    )
-    for id, other in pairs:
-        found.setdefault(id, {}).setdefault("kept_apart", []).append(other)
-    return found
-
-
-def adopt_decisions(connection: apsw.Connection, row: dict[str, Any]) -> None:
-    """Store what `_decisions` exported of an item that came by import."""
-    if row["confirmed"]:
-        add_counts(connection, row["id"], 0, row["confirmed"])
-    for other in row["kept_apart"]:
-        is_here = connection.execute("SELECT 1 FROM items WHERE id = ?", (other,)).get
-        if is_here and not connection.execute(taken_apart(), (row["id"], other)).get:
-            keep_apart(connection, other, row["id"])  # nothing came back here by an undo
-
-
-_IMPORTED = {
-    *("id", "content", "created", "created_at", "scope", "project"),
-    *("ended", *_ENDED, "confirmed", "kept_apart", "tags", "expires", "expires_at"),
-}
-
-
-def rows_in(lines: Iterable[Any]) -> Iterator[tuple[int, object]]:
-    """(line number, row) of JSON Lines; the row is None for what is not JSON. A list given instead
-    of a line has several rows, of one line of another program's file."""
-    for number, line in enumerate(lines, 1):
-        if isinstance(line, list):
-            yield from ((number, row) for row in line)
-        elif not isinstance(line, str):
-            yield number, line
-        elif line.strip():
-            try:
-                yield number, parse_json(line)
-            except (ValueError, RecursionError):
-                yield number, None
-
-
-def too_large(what: str) -> InvalidInput:
-    reason = f"is too large: the limit is {DOCUMENT_MAX / 1e6:.0f} MB"
-    return InvalidInput(f"{what} {reason}; what came before is kept")
-
-
-# Whether the chain of successors that begins at ?1 leads to ?2.
-_COMES_BACK = (
-    "WITH RECURSIVE ahead(id) AS (SELECT ?1 UNION"
-    " SELECT i.successor FROM items i JOIN ahead USING (id) WHERE i.successor IS NOT NULL)"
-    " SELECT 1 FROM ahead WHERE id = ?2"
-)
-
-
-class Importer:
-    """Reads JSON Lines into items; each batch is committed before the next is read.
-
-    project        what rows that name no project get
-    allow_secrets  whether what looks like a credential is kept
-    """
-
-    def __init__(
-        self, database: Database, encoder: Encoder, project: str | None, allow_secrets: bool
-    ) -> None:
-        self.database, self.encoder = database, encoder
-        self.project, self.allow_secrets = project, allow_secrets
-        self.counts = Counter(stored=0, existing=0)  # rows by what became of them
-        self.refused: list[tuple[int, str]] = []  # (line, reason)
-        self.redacted: Counter[str] = Counter()  # by kind
-        self.unknown: Counter[str] = Counter()  # fields that were not kept
-        self._nameless: Counter[tuple[Any, ...]] = Counter()  # rows without an id, by what they say
-        # All rows without a time get the same: that a line came later makes it no newer.
-        self._moment = present()
-        self._batch: dict[str, str] = {}  # texts by id, of the batch that is being read
-        self._synced = is_synced(database)
-
-    def run(
-        self, lines: Iterable[str | dict[str, Any]], progress: Progress | None = None
-    ) -> dict[str, Any]:
-        """Import all lines (or rows), and return what became of them; calls `progress` after each
-        commit with the number of its rows."""
-        from concurrent.futures import ThreadPoolExecutor
-
-        with self.encoder.parallel_encoding() as count, ThreadPoolExecutor(count) as workers:
-            for batch in batches(rows_in(lines), IMPORT_BATCH):
-                new = list(self._new_rows(batch))
-                self._store(new, workers.map(self._item, (row for _, row in new)))
-                if progress:
-                    progress(len(batch))
-        return self._answer()
-
-    def foresee(self, lines: Iterable[str | dict[str, Any]]) -> dict[str, Any]:
-        """What `run` would answer; nothing is stored."""
-        self.counts["stored"] = sum(1 for _ in self._new_rows(rows_in(lines)))
-        return self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        refused = [{"line": line, "reason": reason} for line, reason in sorted(self.refused)]
-        remarks = {
-            "hidden_versions": self.counts.pop("hidden", 0),
-            "redacted": dict(self.redacted),
-            "forgotten": self.counts.pop("forgotten", 0),
-            "unknown_fields": dict(self.unknown),
-        }
-        answer = {"success": not refused, **self.counts, "refused": refused}
-        return answer | {name: value for name, value in remarks.items() if value}
-
-    def _new_rows(
-        self, batch: Iterable[tuple[int, object]]
-    ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """(line number, checked row) of the rows that can be stored and are not there yet."""
-        for number, value in batch:
-            try:
-                row = self._checked(value)
-                if not self._is_new(row):
-                    continue
-            except SedimentError as error:
-                self.refused.append((number, str(error)))
-                continue
-            self.redacted.update(row["redacted"])
-            self.unknown.update(row["unknown"])
-            yield number, row
-
-    def _checked(self, row: object) -> dict[str, Any]:
-        """A row as it is stored. Raises a SedimentError that says what is wrong with it."""
-        if isinstance(row, SedimentError):  # why there is no row
-            raise row
-        if not isinstance(row, dict):
-            raise InvalidInput("not a JSON object in one line")
-        if row.keys() & {"position", "pages"} or row.keys() >= {"source", "created_at"}:
-            raise InvalidInput("this is a part of something longer: import what `export` writes")
-        content = check_text(row.get("content"), "content", CONTENT_MAX)
-        content, kinds = cleaned(content, self.allow_secrets)
-        for name in ("id", "project", "successor"):
-            refuse_credential(name, str(row.get(name)), self.allow_secrets)
-        created, ended = _time_of(row, "created"), _time_of(row, "ended")
-        by, successor = row.get("ended_by"), row.get("successor")
-        by = by if by is None else check_scope(by, WHY_ENDED, "ended_by")
-        project, id = self._project_of(row), row.get("id")
-        if (ended is None or by == PRUNED) != (successor is None):
-            raise InvalidInput("ended_at and successor go together: give both or neither")
-        return {
-            "redacted": kinds,
-            "unknown": row.keys() - _IMPORTED,
-            "id": self._derived_id(content, project, created) if id is None else check_id(id),
-            "content": content,
-            "project": project,
-            "created_at": self._moment if created is None else created,
-            "ended_at": ended,
-            "ended_by": by if ended is not None else None,
-            "successor": None if successor is None else check_id(successor),
-            "marks": self._marks_of(row),
-            **_decided(row),
-        }
-
-    def _marks_of(self, row: dict[str, Any]) -> dict[str, int]:
-        """The tags and the end of a row, which may be past. Other programs have tags of several
-        words."""
-        given = row.get("tags") or []
-        if not isinstance(given, list):
-            raise InvalidInput(f"tags must be a list, not {shown_value(given)}")
-        tags = check_tags(re.sub("""[\\s,'"]+""", "-", str(tag).strip()) for tag in given)
-        for tag in tags:
-            refuse_credential("tag", tag, self.allow_secrets)
-        return {EXPIRY: _time_of(row, "expires") or 0} | dict.fromkeys(tags, 1)
-
-    def _project_of(self, row: dict[str, Any]) -> str | None:
-        """The project that a row names, or is to be in where it names none."""
-        if row.get("scope") is not None and check_scope(row["scope"]) == "global":
-            return None
-        return self.project if row.get("project") is None else check_project(row["project"])
-
-    def _derived_id(self, content: str, project: str | None, created: int | None) -> str:
-        """The id of a row without one: the same for the n-th row of a project with this text and
-        time, in any file."""
-        facts = project, content, *([] if created is None else [created])
-        self._nameless[facts] += 1
-        name = to_json(["sediment", self._nameless[facts], *facts])
-        return str(uuid.uuid5(uuid.NAMESPACE_OID, name))
-
-    def _is_new(self, row: dict[str, Any]) -> bool:
-        """Whether a row is to be stored; else it is counted. Raises Conflict where its id is that
-        of another memory."""
-        id = row["id"]
-        sql = "SELECT content FROM items WHERE id = ?"
-        stored = self._batch.get(id) or self.database.value(sql, id)
-        forgotten = "SELECT 1 FROM replica WHERE id = ? AND gone"
-        if stored is None and self._synced and self.database.value(forgotten, id):
-            self.counts["forgotten"] += 1
-            return False
-        if stored is None:
-            self._batch[id] = row["content"]
-            return True
-        if stored != row["content"]:
-            raise Conflict(f"another memory has the id {id}: forget it, or change this id")
-        self.counts["existing"] += 1
-        return False
-
-    def _store(self, rows: list[tuple[int, dict[str, Any]]], made: Iterable[Item]) -> None:
-        """Write the items made of the rows of a batch, in one transaction."""
-        items = list(made)
-        self._batch.clear()
-        with self.database.transaction() as connection:
-            vectors = any(item.vectors for item in items)
-            usable = vectors and claim_model(connection, self.encoder.model)
-            for (number, row), item in zip(rows, items, strict=True):
-                chain = item.successor, item.id
-                if item.successor and connection.execute(_COMES_BACK, chain).get:
-                    self.refused.append((number, f"{item.id} would be hidden behind itself"))
-                elif insert_item(connection, item if usable else item._replace(vectors=[])):
-                    adopt_decisions(connection, row)
-                    set_marks(connection, row["id"], row["marks"])
-                    self.counts.update(stored=1, hidden=item.ended_at is not None)
-                else:  # another process stored it a moment ago
-                    try:
-                        self._is_new(row)
-                    except Conflict as error:
-                        self.refused.append((number, str(error)))
-
-    def _item(self, row: dict[str, Any]) -> Item:
-        facts = row["id"], row["content"], row["project"], row["created_at"]
-        # A service makes the vectors later, many with one request.
-        database = None if self.encoder.model.destination else self.database
-        item = prepare_item(database, self.encoder, *facts)
-        return item._replace(stored_at=self._moment, **{name: row[name] for name in _ENDED})
-
-
-def _time_of(row: dict[str, Any], name: str) -> int | None:
-    """A row's time in unix seconds, from the field `name`_at or from `name`."""
-    given = row.get(name) if row.get(f"{name}_at") is None else row[f"{name}_at"]
-    return None if given is None else parse_moment(given)
-
-
-def _decided(row: dict[str, Any]) -> dict[str, Any]:
-    """The checked fields of `_decisions`: confirmed and kept_apart."""
-    confirmed, ids = row.get("confirmed") or 0, row.get("kept_apart") or []
-    if type(confirmed) is not int or not 0 <= confirmed < 2**31:
-        raise InvalidInput(f"confirmed must be a whole number, not {shown_value(confirmed)}")
-    if not isinstance(ids, list):
-        raise InvalidInput(f"kept_apart must be a list of ids, not {shown_value(ids)}")
-    return {"confirmed": confirmed, "kept_apart": list(map(check_id, ids))}
-
-
-def batches(rows: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    rows = iter(rows)
-    while batch := list(itertools.islice(rows, size)):
-        yield batch
-
-
-def text_lines(file: Any) -> Iterator[str]:
-    """The lines of a binary file of JSON Lines. Bytes that are not UTF-8 become lone surrogates, so
-    that only their row is refused. Raises InvalidInput for a line that is too large, or UTF-16."""
-    is_first = True
-    while line := file.readline(DOCUMENT_MAX + 1):
-        if len(line) > DOCUMENT_MAX:
-            raise too_large("a line of the file")
-        if is_first and (reason := why_not_utf8(line)):
-            raise InvalidInput(f"the file {reason}")
-        is_first = False
-        yield line.removeprefix(UTF8_MARK).decode("utf-8", "surrogateescape")
-
-
-def why_not_utf8(data: bytes) -> str:
-    """Why nothing can be read of a file that begins so: PowerShell 5.1 writes UTF-16, with a byte
-    order mark; "" of any other."""
-    return "is UTF-16: save it as UTF-8" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
-
-
-def parse_json(text: str | bytes) -> Any:
-    """A JSON value; ValueError also for NaN and Infinity, which JSON does not have."""
-    return json.loads(text, parse_constant=no_constant)
-
-
-def no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-# ---------------------------------------------------------------------------------------------
 # Documents
 #
 # What is stored of files and of conversations: a document whose parts are items. A conversation is
@@ -6344,152 +6051,9 @@ def replace_chunks(connection: apsw.Connection, table: str) -> None:
 # Copies, and putting one in the place of the file
 
 
-def backup_database(
-    database: Database, path: str | Path, key: str | Sequence[str] | None = None
-) -> dict[str, Any]:
-    """Copy the database into one file, and read that back; encrypt it where a key is given."""
-    target = check_name(absolute_path(path))
-    if target.name == "-" or target.is_dir():
-        raise InvalidInput(f"{target} is not a file name: give another")
-    database.must_exist()
-    database.refuse_own(target)
-    if not target.parent.is_dir():
-        raise DatabaseError(f"cannot write {target}: there is no folder {target.parent}")
-    if os.path.lexists(target):
-        raise DatabaseError(f"{target} is there already: choose another name")
-    with contextlib.suppress(DatabaseError):  # a file that cannot be written is copied too
-        _note_copy(database, target)  # before, since the process may be killed on the way
-    is_plain = key is None
-    counts = _copy_checked(database, target) if is_plain else _copy_encrypted(database, target, key)
-    done = "verified the copy." if is_plain else "encrypted the copy, after it was verified."
-    message = f"Copied {counts_phrase(counts)} to {target} and {done}"
-    facts = {"path": str(target), "bytes": target.stat().st_size, **counts}
-    return {"success": True, **facts, "message": message}
-
-
-def _copy_checked(database: Database, target: Path) -> dict[str, int]:
-    with database.translate_errors():
-        copy_database(database.reader(), target, unreadable_phrase)
-    with contextlib.closing(open_connection(target)) as copy:  # which stays as it is
-        return count_items(copy)
-
-
-def _copy_encrypted(database: Database, target: Path, key: str | Sequence[str]) -> dict[str, int]:
-    """Encrypt a copy that stands, for a moment, where the database does: nowhere else it is
-    readable."""
-    draft = draft_of(aside(database.path, "backup"))
-    try:
-        counts = _copy_checked(database, draft)
-        extension("encryption").seal_file(draft, target, key)
-    finally:
-        draft.unlink(missing_ok=True)
-    return counts
-
-
-def _note_copy(database: Database, copy: Path) -> None:
-    with database.transaction() as connection:
-        note_copy(connection, copy)
-
-
 def database_counts(database: Database, where: str = "true", *values: Any) -> dict[str, int]:
     with database.translate_errors():
         return count_items(database.reader(), where, *values)
-
-
-def restore_database(
-    database: Database, path: str | Path, key: str | Sequence[str] | None = None
-) -> dict[str, Any]:
-    """Put a copy in the place of the database, of which another is made before; the key opens an
-    encrypted one."""
-    source, live = check_name(absolute_path(path)), database.path
-    if not source.is_file():
-        raise NotFound(f"there is no file {source}")
-    database.refuse_own(source)
-    remove_abandoned_drafts(live)
-    draft, opened = (draft_of(aside(live, why)) for why in ("restoring", "opened"))
-    try:
-        is_encrypted = extension("encryption").is_encrypted_file(source)
-        if is_encrypted:
-            extension("encryption").open_file(source, opened, key)
-        remarks = _draft_of_copy(database, source, opened if is_encrypted else source, draft)
-        kept = _take_contents(database, draft)
-    finally:
-        for file in (draft, opened):
-            file.unlink(missing_ok=True)
-    counts = database_counts(database)
-    message = f"Restored {counts_phrase(counts)} from {source}."
-    answer = {"success": True, "path": str(source), **counts}
-    if kept:
-        answer["kept"] = str(kept)
-        message += f" The previous database is in {kept}."
-    return answer | {"message": message + remarks}
-
-
-def _draft_of_copy(database: Database, source: Path, opened: Path, draft: Path) -> str:
-    """Write a copy with today's schema, and pages of the size that this database has. `opened` is
-    what `source` holds. Returns remarks on where it syncs, and on what stays forgotten."""
-    with database.translate_errors(source), contextlib.closing(open_connection(opened)) as given:
-        check_compatible(given, source)
-        if not given.pragma("user_version"):
-            raise DatabaseError(f"{source} is empty: choose another file")
-        if found := check_pages(given) or unreadable_phrase(given):
-            raise DatabaseError(f"{source} {_DAMAGED_COPY.format(source)} ({found})")
-        copy_database(given, draft)
-    size = PAGE_BYTES
-    with contextlib.suppress(DamagedError):
-        size = database.reader().pragma("page_size")
-    with database.translate_errors(), contextlib.closing(open_connection(draft)) as copy:
-        copy.pragma("journal_mode", "off")  # no other process has it, and a failure deletes it
-        _upgrade(copy)
-        new_generation(copy)
-        copy.pragma("foreign_keys", True)
-        _keep_what_is_newer(database, copy, source)
-        remarks = keep_sync(database, copy) + keep_forgotten(database, copy)
-        if remarks or copy.pragma("page_size") != size:  # no page keeps what was forgotten
-            copy.execute(f"PRAGMA page_size = {size}; VACUUM")
-    return remarks
-
-
-def _keep_what_is_newer(database: Database, copy: apsw.Connection, source: Path) -> None:
-    """Give a copy the tokens of today: one that was revoked since stays so, and those of somebody
-    else's copy open nothing. Let `forget` name all copies, also later ones."""
-    copy.execute("DELETE FROM tokens")
-    note_copy(copy, source)
-    with contextlib.suppress(DamagedError):
-        rows = database.rows("SELECT * FROM tokens")
-        copy.executemany("INSERT INTO tokens VALUES(?, ?, ?, ?, ?)", rows)
-        for name in copies(database):
-            note_copy(copy, Path(name))
-
-
-def _take_contents(database: Database, new: Path) -> Path | None:
-    """Put the contents of another file into the database. Returns where a copy of those before is,
-    or None if there was no file."""
-    live = database.path
-    kept = aside(live, "before-restore") if live.exists() else None
-    if kept:
-        with contextlib.suppress(DatabaseError):  # before, since it may be killed on the way
-            _note_copy(database, kept)
-    try:
-        connection = database.writer()
-        with (
-            database.translate_errors(),
-            contextlib.closing(open_read_only(new)) as source,
-            connection.backup("main", source, "main") as backup,
-        ):
-            backup.step(0)  # from here on nobody else writes
-            if kept:
-                with contextlib.closing(open_connection(live)) as before:
-                    copy_database(before, kept)
-            backup.step()
-    except DamagedError:
-        if kept is None or os.path.lexists(kept):
-            raise
-        extension("repair").remains_of(live)
-        exchange_file(database, new, kept)  # what is there cannot even be read
-    if kept:
-        _note_copy(database, kept)
-    return kept
 
 
 def exchange_file(database: Database, new: Path, kept: Path) -> None:
@@ -8506,12 +8070,14 @@ class Memory(ServedMemory):
             raise InvalidInput(f"{reason}, not {shown_value(lines)}")
         is_global = check_scope(scope or "project") == "global"
         project = None if is_global else self.projects.current(create=True)
-        importer = Importer(self.database, self.encoder, project, allow_secrets)
+        importer = extension("json_lines").Importer(
+            self.database, self.encoder, project, allow_secrets
+        )
         return importer.foresee(lines) if dry_run else importer.run(lines, progress)
 
     def export_rows(self) -> Iterator[dict[str, Any]]:
         """Every memory of the file as `import_rows` takes it, replaced ones included."""
-        return export_rows(self.database)
+        return extension("json_lines").export_rows(self.database)
 
     # Looking after them
 
@@ -8581,7 +8147,7 @@ class Memory(ServedMemory):
         """Copy the database into one file, checked; others may go on writing meanwhile. With a key,
         a passphrase or a list of age recipients, that is an age file. Raises DatabaseError when
         there is something at `path`, or no room for it."""
-        return backup_database(self.database, path, key)
+        return extension("copies").backup_database(self.database, path, key)
 
     def restore(
         self, path: str | Path, *, key: str | Sequence[str] | None = None
@@ -8589,7 +8155,7 @@ class Memory(ServedMemory):
         """Make the database what a copy of it is; what it was is copied aside first. Servers that
         have it open go on with the new one. The key, a passphrase or a list of age identities,
         opens an age file. Raises DatabaseError for a damaged or foreign copy."""
-        return restore_database(self.database, path, key)
+        return extension("copies").restore_database(self.database, path, key)
 
     def reindex(
         self, progress: Progress = lambda _: None, stop: Stop = lambda: False

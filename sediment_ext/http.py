@@ -26,7 +26,7 @@ from typing import Any
 import click
 
 import sediment as core
-from sediment_ext import page_api
+from sediment_ext import json_lines, page_api
 
 HTTP_GLANCE = 0.5  # s between two looks whether a client still waits for its answer
 HTTP_THREADS = 8  # requests that are read and answered at once; the encoder has its own threads
@@ -585,7 +585,7 @@ class Gateway:
         if visitor.token.project:
             raise core.Forbidden(f"the token {visitor.token.name} is for one project: no imports")
         _check_type(request, _LINES, _JSON)
-        lines = map(visitor.unless_gone, core.text_lines(request["wsgi.input"]))
+        lines = map(visitor.unless_gone, json_lines.text_lines(request["wsgi.input"]))
         with self._stream(visitor):
             answer = visitor.memory.import_rows(lines)
         self._worker.start_chores()
@@ -596,7 +596,7 @@ class Gateway:
         visitor.check_care()
         _check_type(request, _LINES, _JSON)
         with self._stream(visitor):
-            lines = map(visitor.unless_gone, core.text_lines(request["wsgi.input"]))
+            lines = map(visitor.unless_gone, json_lines.text_lines(request["wsgi.input"]))
             return HttpAnswer(200, visitor.memory.import_rows(lines, dry_run=True))
 
     def _look_after(self, request: dict[str, Any], visitor: Visitor) -> HttpAnswer:

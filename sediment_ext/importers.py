@@ -23,7 +23,7 @@ from typing import IO, Any
 import click
 
 import sediment as core
-from sediment_ext import conversations, encryption, files, markdown, transcripts
+from sediment_ext import conversations, encryption, files, json_lines, markdown, transcripts
 
 CONSOLIDATE_TIME = 10  # s at the end of an import; what is left waits for the next one
 
@@ -91,7 +91,7 @@ def _exported_chats(path: Path) -> Iterator[Any]:
     """The chats of an export, parsed one by one: all of a file at once take ten times its size."""
     for data in _exported(path, core.DOCUMENT_MAX + 1):
         if len(data) > core.DOCUMENT_MAX:
-            raise core.too_large(f"a file of {path}")
+            raise json_lines.too_large(f"a file of {path}")
         text = data.decode("utf-8-sig", "replace")
         place = _GAP.match(text, text.find("[") + 1).end()
         while text[place : place + 1] != "]":
@@ -276,8 +276,8 @@ def _to_import(
     if (opened.getvalue() if opened else head).startswith(b"SQLite format 3\0"):
         raise core.InvalidInput(f"{file} is a database: `restore` takes a backup, `import` exports")
     if opened:
-        return "encrypted", core.text_lines(opened), opened.getvalue().count(b"\n")
-    return "rows", core.text_lines(lines), _count_lines(lines)
+        return "encrypted", json_lines.text_lines(opened), opened.getvalue().count(b"\n")
+    return "rows", json_lines.text_lines(lines), _count_lines(lines)
 
 
 def _refuse_without_rows(path: Path) -> None:

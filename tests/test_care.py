@@ -27,6 +27,7 @@ from storage import TIMEOUT, child, consistent, finish, hear, open_memory, rows_
 
 import sediment
 import sediment_ext.conversations
+import sediment_ext.copies
 import sediment_ext.repair
 import sediment_ext.upkeep
 from sediment import (
@@ -284,7 +285,9 @@ def test_a_copy_of_other_pages_and_an_older_schema_is_restored(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("again", ["restore", "repair"])
-@pytest.mark.parametrize("killed", ["sediment.place_new_file", "sediment._take_contents"])
+@pytest.mark.parametrize(
+    "killed", ["sediment.place_new_file", "sediment_ext.copies._take_contents"]
+)
 def test_what_a_killed_restore_left_is_told_and_removed(
     memory: Memory, path: Path, tmp_path: Path, killed: str, again: str
 ) -> None:

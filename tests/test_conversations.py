@@ -20,9 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from program import Program, in_one_look
 
-import sediment
 import sediment_ext.hooks
 import sediment_ext.importers
+import sediment_ext.json_lines
 import sediment_ext.transcripts
 from sediment import InvalidInput, NotFound
 from sediment_ext.transcripts import Turn, read_conversation, sessions_of, typed_text
@@ -668,7 +668,7 @@ def archived(path: Path) -> list[sediment_ext.transcripts.Conversation]:
 def rows(path: Path) -> list[str]:
     kind, found = sediment_ext.importers.open_archive(path)
     assert kind == "rows"
-    known = [row for _, row in sediment.rows_in(found)]
+    known = [row for _, row in sediment_ext.json_lines.rows_in(found)]
     return [row["content"] for row in known if isinstance(row, dict) and "content" in row]
 
 

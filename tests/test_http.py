@@ -26,6 +26,7 @@ from wire import STATELESS, TIMEOUT, http_server, small_env
 import sediment
 import sediment_ext.conversations
 import sediment_ext.http
+import sediment_ext.json_lines
 from sediment import Memory
 
 JSON = {"Content-Type": "application/json"}
@@ -1133,7 +1134,7 @@ def is_closed(connection: socket.socket) -> bool:
 def test_an_import_ends_with_its_client(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     memory.store("Tea is at four.")
     monkeypatch.setattr(sediment_ext.http, "HTTP_STREAMS", 1)
-    monkeypatch.setattr(sediment, "text_lines", lambda _: itertools.repeat("\n"))
+    monkeypatch.setattr(sediment_ext.json_lines, "text_lines", lambda _: itertools.repeat("\n"))
     head = "POST /v1/import HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
     with gate(memory) as door:
         with dial(door) as connection:
@@ -1150,7 +1151,7 @@ def test_many_imports_leave_room_for_others(
         begun.put(None)
         return itertools.repeat("\n")
 
-    monkeypatch.setattr(sediment, "text_lines", endless)
+    monkeypatch.setattr(sediment_ext.json_lines, "text_lines", endless)
     head = "POST /v1/import HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
     with gate(memory) as door, contextlib.ExitStack() as open_ones:
         for _ in range(sediment_ext.http.HTTP_THREADS):

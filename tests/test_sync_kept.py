@@ -10,7 +10,6 @@ import pytest
 from storage import consistent, open_memory
 from sync_machines import Place, settle, texts
 
-import sediment
 import sediment_ext.sync.commands
 import sediment_ext.upkeep
 from sediment import NotFound
@@ -23,7 +22,7 @@ def test_an_import_of_what_was_kept_brings_back_nothing_that_was_replaced_since(
     kept = a.store("The backup window is at 3 in the morning.")["id"]
     old = a.store("Note: The backup window is at 3 in the morning.")["id"]
     a.keep_both(kept, old)
-    rows = list(sediment.export_rows(a.database))
+    rows = list(a.export_rows())
     a.store("The backup window is at 5 in the afternoon.", replace=old)
     a.sync()
     (place.folder / "b").mkdir()

@@ -268,7 +268,7 @@ def test_a_time_that_is_written_can_be_read(seconds: int) -> None:
 def index(*texts: str) -> apsw.Connection:
     """A real word index over texts."""
     connection = apsw.Connection(":memory:")
-    sediment._upgrade(connection)
+    sediment.upgrade(connection)
     rows = [(number, spaced(text)) for number, text in enumerate(texts)]
     connection.executemany("INSERT INTO words(rowid, text, context) VALUES(?, ?, '')", rows)
     return connection
