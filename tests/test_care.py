@@ -292,7 +292,8 @@ def test_what_a_killed_restore_left_is_told_and_removed(
     memory: Memory, path: Path, tmp_path: Path, killed: str, again: str
 ) -> None:
     memory.backup(copy := tmp_path / "copy.db")
-    process = child(f"{killed} = lambda *_: os._exit(9)\n{RESTORE}", path, copy)
+    script = f"import sediment_ext.copies\n{killed} = lambda *_: os._exit(9)\n{RESTORE}"
+    process = child(script, path, copy)
     assert process.wait(TIMEOUT) == 9
     (left,) = path.parent.glob("*.tmp")
     Path(f"{left}-journal").touch()

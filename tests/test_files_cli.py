@@ -154,7 +154,7 @@ def test_wrong_input_is_told_in_a_line(here: Program) -> None:
     assert "is not a folder" in here.error("compact", "nowhere")
     assert "is a folder" in here.error("store", "--into", "memory", "A fact.")
     assert "no memory with the id" in here.error("expand", "0" * 32)
-    assert "0 to 1" in here.error("recall", "gateway", "--vector-weight", "7")
+    assert "0 to 1" in here.error("recall", "gateway", "--vector-weight", "7", code=2)
     with open(here.folder / "huge.md", "wb") as file:
         file.truncate(500_000_000)
     done = here.run("index", "huge.md", "--json")
