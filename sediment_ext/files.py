@@ -151,34 +151,17 @@ def _file_record(row: list[Any]) -> FileRecord:
 Plan = list[tuple[Source, list[Path], list[Path]]]  # a source, paths in it, and the files there
 
 
-class Files:
-    """The index of one project's files, or of the global ones.
+class FileTree:
+    """What was asked to be indexed for one project, or globally: its sources, the files that are
+    there, and those that the index has."""
 
-    usable   whether the database's vectors are of this encoder: else words alone are indexed
-    secrets  whether what looks like a credential is kept in the parts of files that are read now
-    reread   whether files are read that seem to be unchanged, too
-    """
-
-    def __init__(
-        self,
-        projects: core.Projects,
-        encoder: core.Encoder,
-        project: str | None,
-        allow_secrets: bool = False,
-    ) -> None:
-        self.projects, self.database = projects, projects.database
-        self.encoder, self.project = encoder, project or ""
-        self.usable = core.same_model(self.database, encoder.model)
-        self.secrets, self.reread = allow_secrets or not core.redacts(), allow_secrets
-        self.changes: list[dict[str, Any]] = []
-        self._folders: dict[
-            Source, dict[str, int]
-        ] = {}  # those that were walked; see `take_in_new`
-        self._is_stopped = False  # whether what is being read now is not wanted any more
+    def __init__(self, projects: core.Projects, project: str | None) -> None:
+        self.projects, self.database, self.project = projects, projects.database, project or ""
+        # The folders that were walked, with the times that tell whether anything has come into one
+        # or has left it; see `take_in_new`.
+        self._folders: dict[Source, dict[str, int]] = {}
         self.skipped: list[dict[str, str]] = []
         self.warnings: list[dict[str, str]] = []
-
-    # Sources
 
     def sources(self) -> list[Source]:
         """What was asked to be indexed for this project."""
@@ -276,19 +259,6 @@ class Files:
                     )
                     connection.execute(sql, (str(path), self.project))
 
-    def remove(self, path: Path) -> int:
-        """Take what is at or under a path out of the index; how many sources and files that was."""
-        with self.database.transaction(create=False) as connection:
-            gone = [source for source in self.sources() if core.is_in(source.path, path)]
-            sources = [(source.id,) for source in gone]
-            files = [file for file in self.records() if core.is_in(Path(file), path)]
-            for file in files:
-                self._erase_file(connection, file)
-            connection.executemany("DELETE FROM sources WHERE id = ?", sources)
-            keys = [(self._folders_key(source),) for source in gone]
-            connection.executemany("DELETE FROM meta WHERE key = ?", keys)
-        return len(sources) + len(files)
-
     def records(self, source: Source | None = None) -> dict[str, FileRecord]:
         """The records of files by their paths, of all sources or of one."""
         chosen = f"= {source.id:d}" if source else f"NOT IN ({core.CONVERSATION_SOURCES})"
@@ -296,7 +266,36 @@ class Files:
         sql = f"SELECT {columns} FROM files WHERE project_id = ? AND source {chosen}"
         return {path: _file_record(row) for path, *row in self.database.rows(sql, self.project)}
 
-    # Following the files
+    def source_of_file(self, path: Path) -> Source:
+        """The source that an indexed file belongs to."""
+        sql = "SELECT source FROM files WHERE path = ? AND project_id = ?"
+        id = self.database.value(sql, str(path), self.project)
+        found = next((source for source in self.sources() if source.id == id), None)
+        if found is None:
+            raise core.NotFound(f"{path} is no longer in the index")
+        return found
+
+    def covers(self, path: Path) -> bool:
+        """Whether anything in a folder is indexed, or would be."""
+        tops = [source.path for source in self.sources()]
+        return any(core.is_in(path, top) or core.is_in(top, path) for top in tops)
+
+    def count_parts(self, source: Source, tops: list[Path]) -> int:
+        """How many parts of files at or below some paths there are."""
+        sql = (
+            "SELECT f.path, count(*) FROM items i JOIN files f ON f.id = i.file"
+            " WHERE f.source = ? GROUP BY f.id"
+        )
+        rows, wanted = self.database.rows(sql, source.id), walking.toward(tops)
+        return sum(count for path, count in rows if wanted(Path(path)))
+
+    def part_at(self, path: Path, line: int) -> str | None:
+        """The id of the part that a line of a file stands in."""
+        sql = (
+            "SELECT i.id FROM items i JOIN files f ON f.id = i.file WHERE f.path = ? AND"
+            " f.project_id = ? AND ? BETWEEN i.first_line AND i.last_line ORDER BY i.seq DESC"
+        )
+        return self.database.value(sql, str(path), self.project, line)
 
     def plan(self, paths: list[Path], options: walking.Options | None = None) -> Plan:
         """What there is to index at or below some paths; without any, everywhere."""
@@ -334,7 +333,14 @@ class Files:
             self._skip(path, "has a name that is not UTF-8: rename it")
         return list(filter(core.is_unicode, found))
 
-    # New files. A folder's time tells whether anything has come into it or has left it.
+    def warn_of_empty(self, plan: Plan, wanted: list[Path]) -> None:
+        """Warn of folders that were asked for and have nothing to index; name what is excluded."""
+        for source, tops, found in plan:
+            for top in filter(os.path.isdir, set(tops).intersection(wanted)):
+                if not any(core.is_in(path, top) for path in found):
+                    left_out = " ".join(map(core.shown_value, source.options.exclude))
+                    why = f"; without what --exclude names: {left_out}" if left_out else ""
+                    self._skip(top, f"has no file to index{why}", warning=True)
 
     def _folders_seen(self, source: Source) -> dict[str, int]:
         """The folders of a source, each with when it had changed when it was last looked into."""
@@ -348,6 +354,49 @@ class Files:
         if seen != self._folders_seen(source):
             with self.database.transaction() as connection:
                 core.set_meta(connection, self._folders_key(source), core.to_json(seen))
+
+    def _skip(self, path: Path, reason: str, warning: bool = False) -> None:
+        row = {"path": str(path), "reason": reason}
+        if row not in (rows := self.warnings if warning else self.skipped):
+            rows.append(row)
+
+
+class Files(FileTree):
+    """The index of one project's files, or of the global ones.
+
+    usable   whether the database's vectors are of this encoder: else words alone are indexed
+    secrets  whether what looks like a credential is kept in the parts of files that are read now
+    reread   whether files are read that seem to be unchanged, too
+    """
+
+    def __init__(
+        self,
+        projects: core.Projects,
+        encoder: core.Encoder,
+        project: str | None,
+        allow_secrets: bool = False,
+    ) -> None:
+        super().__init__(projects, project)
+        self.encoder = encoder
+        self.usable = core.same_model(self.database, encoder.model)
+        self.secrets, self.reread = allow_secrets or not core.redacts(), allow_secrets
+        self.changes: list[dict[str, Any]] = []
+        self._is_stopped = False  # whether what is being read now is not wanted any more
+
+    def remove(self, path: Path) -> int:
+        """Take what is at or under a path out of the index; how many sources and files that was."""
+        with self.database.transaction(create=False) as connection:
+            gone = [source for source in self.sources() if core.is_in(source.path, path)]
+            sources = [(source.id,) for source in gone]
+            files = [file for file in self.records() if core.is_in(Path(file), path)]
+            for file in files:
+                self._erase_file(connection, file)
+            connection.executemany("DELETE FROM sources WHERE id = ?", sources)
+            keys = [(self._folders_key(source),) for source in gone]
+            connection.executemany("DELETE FROM meta WHERE key = ?", keys)
+        return len(sources) + len(files)
+
+    # Following the files
 
     def take_in_new(self, source: Source) -> int:
         """Index the new files in changed folders of a source, and forget those gone. Returns the
@@ -375,15 +424,6 @@ class Files:
         kept = {name: seen for name, seen in known.items() if Path(name) not in changed}
         self._remember_folders(source, kept | self._folders[source])
         return 0
-
-    def warn_of_empty(self, plan: Plan, wanted: list[Path]) -> None:
-        """Warn of folders that were asked for and have nothing to index; name what is excluded."""
-        for source, tops, found in plan:
-            for top in filter(os.path.isdir, set(tops).intersection(wanted)):
-                if not any(core.is_in(path, top) for path in found):
-                    left_out = " ".join(map(core.shown_value, source.options.exclude))
-                    why = f"; without what --exclude names: {left_out}" if left_out else ""
-                    self._skip(top, f"has no file to index{why}", warning=True)
 
     def sync(
         self, plan: Plan, progress: core.Progress = lambda _: None, stop: core.Stop = lambda: False
@@ -507,37 +547,6 @@ class Files:
             self._skip(path, str(skipped))
             return record is not None
 
-    def _skip(self, path: Path, reason: str, warning: bool = False) -> None:
-        row = {"path": str(path), "reason": reason}
-        if row not in (rows := self.warnings if warning else self.skipped):
-            rows.append(row)
-
-    def count_parts(self, source: Source, tops: list[Path]) -> int:
-        """How many parts of files at or below some paths there are."""
-        sql = (
-            "SELECT f.path, count(*) FROM items i JOIN files f ON f.id = i.file"
-            " WHERE f.source = ? GROUP BY f.id"
-        )
-        rows, wanted = self.database.rows(sql, source.id), walking.toward(tops)
-        return sum(count for path, count in rows if wanted(Path(path)))
-
-    def part_at(self, path: Path, line: int) -> str | None:
-        """The id of the part that a line of a file stands in."""
-        sql = (
-            "SELECT i.id FROM items i JOIN files f ON f.id = i.file WHERE f.path = ? AND"
-            " f.project_id = ? AND ? BETWEEN i.first_line AND i.last_line ORDER BY i.seq DESC"
-        )
-        return self.database.value(sql, str(path), self.project, line)
-
-    def source_of_file(self, path: Path) -> Source:
-        """The source that an indexed file belongs to."""
-        sql = "SELECT source FROM files WHERE path = ? AND project_id = ?"
-        id = self.database.value(sql, str(path), self.project)
-        found = next((source for source in self.sources() if source.id == id), None)
-        if found is None:
-            raise core.NotFound(f"{path} is no longer in the index")
-        return found
-
     def facts(self, source: Source, scope: str) -> dict[str, Any]:
         """What `status` tells of a source."""
         records, shown, told = self.records(source), self.projects.shown, len(self.skipped)
@@ -636,11 +645,6 @@ class Files:
             found, _ = self._embed(parts)
             return [(parts[id], vector) for id, vector in found.items()]
         return []
-
-    def covers(self, path: Path) -> bool:
-        """Whether anything in a folder is indexed, or would be."""
-        tops = [source.path for source in self.sources()]
-        return any(core.is_in(path, top) or core.is_in(top, path) for top in tops)
 
     def _with_ids(self, path: Path, parts: list[markdown.Part]) -> dict[str, markdown.Part]:
         """Parts by hash(project:path:first:last:model and text). A taken id is hashed again."""
