@@ -86,9 +86,10 @@ demo: $(PYZ)
 	$(RUN) tests/demo.sh
 
 # Three at once on two cores: a part of the tests waits for processes (337 s with two, 299 with three).
+# Who has none left takes some of the others': the slow tests stand together.
 test: $(PYZ) $(BUILD)/dev/.ready $(BUILD)/mcp1/.ready $(BUILD)/mcp2/.ready
 	$(RUN) SEDIMENT_MCP1=$(CURDIR)/$(BUILD)/mcp1/bin/python SEDIMENT_MCP2=$(CURDIR)/$(BUILD)/mcp2/bin/python \
-		$(BUILD)/dev/bin/python -m pytest -q -n 3 --ignore tests/test_page.py
+		$(BUILD)/dev/bin/python -m pytest -q -n 3 --dist worksteal --ignore tests/test_page.py
 
 test-page: $(PYZ) $(BUILD)/dev/.ready $(BUILD)/api/.ready
 	$(RUN) $(if $(SHOTS),SEDIMENT_SHOTS=$(abspath $(SHOTS))) SEDIMENT_SCHEMATHESIS=$(CURDIR)/$(BUILD)/api/bin/st \
