@@ -1232,8 +1232,8 @@ def asked_time(query: str, now: float | None = None) -> AskedTime | None:
 def _is_definite(match: re.Match[str]) -> bool:
     """Whether a time says which one it is. A weekday, or a month without a year, may lie ahead,
     unless the question is in the past tense."""
-    since = (match["edge"] or "").lower() == "since" or _PAST_TENSE.search(match.string)
-    return bool(since or _DEFINITE_TIME.fullmatch(match["last"] or match["time"]))
+    is_past = (match["edge"] or "").lower() == "since" or _PAST_TENSE.search(match.string)
+    return bool(is_past or _DEFINITE_TIME.fullmatch(match["last"] or match["time"]))
 
 
 def _asked_span(match: re.Match[str], now: float) -> tuple[int, int]:
@@ -3548,9 +3548,8 @@ def set_marks(connection: apsw.Connection, id: str, marks: Mapping[str, int]) ->
 
 def marks_given(tags: object, expires: object) -> dict[str, int]:
     """The marks of a memory that gets these tags, and expires then or never."""
-    return {EXPIRY: 0 if expires is None else parse_expiry(expires)} | dict.fromkeys(
-        check_tags(tags), 1
-    )
+    moment = 0 if expires is None else parse_expiry(expires)
+    return {EXPIRY: moment} | dict.fromkeys(check_tags(tags), 1)
 
 
 def ended_when(old: int, new: int) -> int | None:
