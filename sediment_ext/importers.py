@@ -1,7 +1,7 @@
 """Import what other programs export, and sessions of agents' clients.
 
 ChatGPT's and Claude.ai's archives, the MCP memory server's graph, basic-memory's notes, the
-original Sediment. Rows of our own are imported by the core.
+original Sediment. `json_lines` reads rows of our own.
 """
 
 from __future__ import annotations
